@@ -13,12 +13,14 @@ from pathlib import Path
 from shared.errors import ConfigError
 
 _ID = re.compile(r"(?P<id>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(@(?P<revision>[\w./-]+))?")
+_MAX_CHARACTERS = 512
 _PATTERNS = ["*.json", "*.jinja", "*.safetensors"]
 
 
 def hub_id(model: Path) -> str | None:
     """Return the id that `model` is, without a revision; None where it is a path: one that exists, or no id."""
-    found = None if model.exists() else _ID.fullmatch(str(model))
+    # The length first: a name that is too long for the system is an error even to ask for.
+    found = _ID.fullmatch(str(model)) if len(str(model)) <= _MAX_CHARACTERS and not model.exists() else None
     return None if found is None else found["id"]
 
 

@@ -52,7 +52,7 @@ def _turn(message: MessageBody, where: str) -> Iterable[ChatMessage]:
 
 def _user(message: MessageBody, where: str) -> Iterator[ChatMessage]:
     if isinstance(message.content, str):
-        yield ChatMessage(role="user", content=require_text(where, message.content))
+        yield ChatMessage(role="user", content=message.content)
         return
     texts: list[str] = []
     for block, place in _placed(message.content, where):
@@ -66,7 +66,7 @@ def _user(message: MessageBody, where: str) -> Iterator[ChatMessage]:
 
 def _assistant(message: MessageBody, where: str) -> Iterator[ChatMessage]:
     if isinstance(message.content, str):
-        yield ChatMessage(role="assistant", content=require_text(where, message.content))
+        yield ChatMessage(role="assistant", content=message.content)
         return
     texts: list[str] = []
     thoughts: list[str] = []
@@ -113,7 +113,7 @@ def _tool_result(block: BlockBody, place: str) -> ChatMessage:
 
 def _text(content: str | list[BlockBody], where: str) -> str:
     if isinstance(content, str):
-        return require_text(where, content)
+        return content
     return "\n\n".join(_block_text(block, place) for block, place in _placed(content, where))
 
 
@@ -124,13 +124,13 @@ def _block_text(block: BlockBody, place: str) -> str:
             place, f"'{place}' has the type '{block.type[:64]}', which is not supported here. Supported are {known}."
         )
     if block.type == "text":
-        return require_text(f"{place}.text", _required(block.text, f"{place}.text"))
+        return _required(block.text, f"{place}.text")
     if block.source is None or block.source.type != "text" or block.source.data is None:
         raise unsupported_parameter(f"{place}.source", f"'{place}.source' must be text: {{type: text, data: ...}}.")
     if block.source.media_type not in (None, "text/plain"):
         raise invalid_value(f"{place}.source.media_type", f"'{place}.source.media_type' must be 'text/plain'.")
-    text = require_text(f"{place}.source.data", block.source.data)
-    return text if block.title is None else f"{require_text(f'{place}.title', block.title)}\n\n{text}"
+    text = block.source.data
+    return text if block.title is None else f"{block.title}\n\n{text}"
 
 
 def _placed(blocks: Iterable[BlockBody], where: str) -> Iterator[tuple[BlockBody, str]]:

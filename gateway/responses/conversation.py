@@ -146,8 +146,8 @@ def _text(content: str | list[PartBody] | None, where: str) -> str:
     if content is None:
         raise missing_parameter(where, "a string or a list of text parts")
     if isinstance(content, str):
-        return require_text(where, content)
-    return require_text(where, "".join(_part_text(part, f"{where}.[{i}]") for i, part in enumerate(content)))
+        return content
+    return "".join(_part_text(part, f"{where}.[{i}]") for i, part in enumerate(content))
 
 
 def _part_text(part: PartBody, where: str) -> str:

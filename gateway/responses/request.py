@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Raw
 
 from gateway.api.schemas.conversation import estimate_messages
-from gateway.api.schemas.decoding import decode_body, require_text
+from gateway.api.schemas.decoding import decode_body
 from gateway.api.schemas.model_name import checked_model
 from gateway.api.schemas.refusals import invalid_value, missing_parameter, unsupported_parameter
 from gateway.api.schemas.row import Kind
@@ -91,7 +91,7 @@ def to_generation(
     messages = to_messages([*history, *items], len(history), names)
     if body.instructions:
         # Those of earlier requests are no part of the conversation.
-        system = ChatMessage(role="system", content=require_text("instructions", body.instructions))
+        system = ChatMessage(role="system", content=body.instructions)
         messages = (system, *messages)
     if not messages:
         raise invalid_value("input", "'input' must not be empty.")

@@ -104,3 +104,7 @@ def test_paths_are_no_ids(tmp_path: Path) -> None:
     assert hub_id(Path("Qwen/Qwen3-0.6B@main")) == "Qwen/Qwen3-0.6B"
     for path in (tmp_path, Path("/a/b"), Path("./a/b/c"), Path("model"), Path("a/b/c"), Path("../a")):
         assert hub_id(path) is None
+
+
+def test_name_that_is_too_long_for_any_file_is_no_id() -> None:
+    assert hub_id(Path("a/" + "b" * 5000)) is None
