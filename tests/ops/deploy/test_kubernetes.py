@@ -90,6 +90,32 @@ def test_what_selects_pods_finds_them(base: dict[str, dict[str, Any]]) -> None:
         assert any(wanted.items() <= had.items() for had in labels.values()), found["metadata"]["name"]
 
 
+def test_pods_have_no_rights_that_they_do_not_need(base: dict[str, dict[str, Any]]) -> None:
+    pods = [pod_of(found) for found in base.values() if found["kind"] in ("Deployment", "StatefulSet", "Job")]
+    assert len(pods) == 4
+    for pod in pods:
+        assert pod["automountServiceAccountToken"] is False
+        assert pod["securityContext"]["runAsNonRoot"] is True
+        for container in pod["containers"]:
+            assert container["securityContext"] == {
+                "allowPrivilegeEscalation": False,
+                "capabilities": {"drop": ["ALL"]},
+            }
+
+
+def test_the_operators_port_is_open_to_the_namespace_that_scrapes_alone(base: dict[str, dict[str, Any]]) -> None:
+    assert base["NetworkPolicy/same-namespace"]["spec"]["podSelector"] == {}
+    doors = {door["ports"][0]["port"]: door for door in base["NetworkPolicy/gateway"]["spec"]["ingress"]}
+    (container,) = pod_of(base["Deployment/gateway"])["containers"]
+    assert set(doors) == {port["name"] for port in container["ports"]}
+    assert "from" not in doors["http"]
+    (scraper,) = doors["operator"]["from"]
+    server = yaml.safe_load((FOLDER / "overlays/keda/scaled-object.yaml").read_text())
+    addresses = {trigger["metadata"]["serverAddress"] for trigger in server["spec"]["triggers"]}
+    namespace = scraper["namespaceSelector"]["matchLabels"]["kubernetes.io/metadata.name"]
+    assert all(f".{namespace}:" in address for address in addresses), addresses
+
+
 def test_scaling_asks_for_metrics_that_there_are() -> None:
     text = (FOLDER / "overlays/keda/scaled-object.yaml").read_text()
     scaled = yaml.safe_load(text)
