@@ -38,7 +38,7 @@ def test_tables_have_an_entry_for_every_generation_and_size() -> None:
     attention = attention_table.SPLIT_ATTENTION, attention_table.SPLIT_ATTENTION_8BIT, attention_table.CHUNK_ATTENTION
     for table in attention:
         assert table.keys() == GENERATIONS
-        assert all(entries.keys() == {64, 128, 256} for entries in table.values())
+        assert all(entries.keys() == {64, 128, 256, 512} for entries in table.values())
     assert small_gemm_table.SMALL_GEMM.keys() == GENERATIONS
     for entries in small_gemm_table.SMALL_GEMM.values():
         assert max(entries) == MAX_ROWS
@@ -52,7 +52,7 @@ def test_launches_are_those_of_the_tables(generation: GpuGeneration) -> None:
     name = generation.name
     split, chunk = attention_table.SPLIT_ATTENTION[name], attention_table.CHUNK_ATTENTION[name]
     eight_bits = attention_table.SPLIT_ATTENTION_8BIT[name]
-    for padded_head_dim, size in ((16, 64), (64, 64), (128, 128), (256, 256)):
+    for padded_head_dim, size in ((16, 64), (64, 64), (128, 128), (256, 256), (512, 512)):
         assert split_config(generation, padded_head_dim, torch.bfloat16).block_n == split[size]["block_n"]
         chosen = split_config(generation, padded_head_dim, torch.bfloat16, is_8bit_cache=True)
         assert chosen == SplitConfig(**eight_bits[size])

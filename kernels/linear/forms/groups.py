@@ -91,8 +91,7 @@ class GroupQuantizedWeight:
         if not is_same(self.input_order, lower.input_order):
             return None
         values = torch.cat((self.values, lower.values))
-        # Concatenation is not defined for float8 on every device: its bytes are.
-        scales = torch.cat((self.scales.view(torch.uint8), lower.scales.view(torch.uint8))).view(self.scales.dtype)
+        scales = _joined(self.scales, lower.scales)
         offsets = None
         if self.offsets is not None or lower.offsets is not None:
             offsets = torch.cat([form._offsets_or_zeros() for form in (self, lower)])
@@ -100,3 +99,10 @@ class GroupQuantizedWeight:
 
     def _offsets_or_zeros(self) -> torch.Tensor:
         return torch.zeros(self.scales.shape, device=self.scales.device) if self.offsets is None else self.offsets
+
+
+def _joined(upper: torch.Tensor, lower: torch.Tensor) -> torch.Tensor:
+    if upper.itemsize > 1:
+        return torch.cat((upper, lower))
+    # Concatenation is not defined for float8 on every device: its bytes are.
+    return torch.cat((upper.view(torch.uint8), lower.view(torch.uint8))).view(upper.dtype)

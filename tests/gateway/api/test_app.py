@@ -281,7 +281,6 @@ async def test_no_worker_is_a_503_and_a_silent_worker_a_504(http: httpx2.AsyncCl
         ("/tokenize", {}, "prompt"),
         ("/tokenize", {"prompt": "a", "messages": [{"role": "user", "content": "b"}]}, "prompt"),
         ("/tokenize", {"prompt": 5}, "prompt"),
-        ("/tokenize", {"prompt": "a\0b"}, "prompt"),
         ("/tokenize", {"prompt": "a", "model": ""}, "model"),
         ("/detokenize", {}, "tokens"),
         ("/detokenize", {"tokens": [-1]}, "tokens.[0]"),

@@ -187,7 +187,7 @@ def test_second_up_on_a_state_directory_is_refused(system: System, tmp_path: Pat
 @pytest.mark.parametrize(
     ("arguments", "environ", "message"),
     [
-        (["--model", "/nonexistent"], {}, "--model: /nonexistent is not a model directory"),
+        (["--model", "/nonexistent"], {}, "--model: /nonexistent does not exist"),
         (["--workers", "0"], {}, "--workers: 0 is too small"),
         ([], {"HEADRACE_SIMULATE": "fast"}, "HEADRACE_SIMULATE: 'fast' is not a valid float"),
         (["--simulate", "5", "--block-size", "0"], {}, "--block-size: 0 is too small"),
