@@ -9,7 +9,7 @@ ARGS ?=
 # Tests that compute share two processes. The others start servers, kill them and watch the clock: they mostly wait, and
 # run beside them in two more processes, which the machine prefers (`nice`) because their answers are timed.
 COMPUTING_TESTS := tests/architecture tests/gateway/api/schemas tests/gpu_worker tests/kernels tests/shared \
-	$(addprefix tests/ops/,bench cli demo_model deploy quantize train_draft)
+	$(addprefix tests/ops/,bench demo_model deploy quantize train_draft)
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help

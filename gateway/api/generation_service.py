@@ -92,7 +92,8 @@ class GenerationService:
             self._observer.end(record, _CLIENT_LEFT)
             return
         except ApiError as error:
-            status, record.error = error.status, error
+            status = error.status
+            record.failed(error)
             exchange.respond(status, head.headers(error.response_headers()), head.dialect.error_body(error))
         except Exception:
             _logger.exception("a request failed", extra={"request_id": head.request_id})
@@ -130,7 +131,8 @@ class GenerationService:
                 return self._note(record, generation, answer, ticket, outcome, head)
             except ApiError as error:
                 # Not admitted. The answer may have begun with a keep-alive meanwhile, so it must say so itself.
-                tokens_used, record.error = 0, error
+                tokens_used = 0
+                record.failed(error)
                 answer.fail(error)
                 return error.status
             finally:
@@ -185,7 +187,9 @@ class GenerationService:
         """Count what became of an answer, and return the status it stands for."""
         metrics = self._metrics
         usage = record.usage = answer.usage
-        record.outcome, record.error = outcome.value, answer.error
+        record.outcome = outcome.value
+        if answer.error is not None:
+            record.failed(answer.error)
         is_complete = outcome is Outcome.COMPLETED
         # What was refused has no answer to count; its client may have made the model's name up.
         if answer.error is None or answer.first_token_at is not None or usage.prompt_tokens:

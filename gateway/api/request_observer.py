@@ -35,14 +35,16 @@ class RequestRecord:
         dispatched_at: When it was admitted and its sequences had been handed to the queue, or to one in flight.
         first_token_at: When its first output came.
         outcome: `refused` until it was dispatched; then how its answer ended.
-        error: What its client was told, if that was an error.
+        error_code, error_message: What its client was told, if that was an error. Not the exception: its traceback
+            holds this record, and such circles wait for the garbage collector.
         span: Its span, when requests are traced; `traceparent` names it to workers.
     """
 
     __slots__ = (
         "began_at",
         "dispatched_at",
-        "error",
+        "error_code",
+        "error_message",
         "first_token_at",
         "generation",
         "outcome",
@@ -64,7 +66,8 @@ class RequestRecord:
         self.dispatched_at: float | None = None
         self.first_token_at: float | None = None
         self.outcome = "refused"
-        self.error: ApiError | None = None
+        self.error_code: str | None = None
+        self.error_message: str | None = None
         self.usage: UsageTotals | None = None
         self.span: Span | None = None
         self.traceparent: str | None = None
@@ -73,6 +76,10 @@ class RequestRecord:
         """Take note of who asks for what."""
         self.tenant = principal.tenant
         self.generation = generation
+
+    def failed(self, error: ApiError) -> None:
+        """Take note of what its client was told."""
+        self.error_code, self.error_message = error.code, error.message
 
 
 class RequestObserver:
@@ -107,7 +114,7 @@ class RequestObserver:
             "route": record.route,
             "status": status,
             "outcome": record.outcome,
-            "error": None if record.error is None else record.error.code,
+            "error": record.error_code,
             "tenant": record.tenant,
         }
         if generation is not None:
@@ -133,7 +140,7 @@ class RequestObserver:
             "headrace.tenant": record.tenant,
             "headrace.outcome": record.outcome,
             "headrace.time_to_first_token_s": _since(record, record.first_token_at),
-            "error.type": None if record.error is None else record.error.code or str(status),
+            "error.type": None if record.error_message is None else record.error_code or str(status),
         }
         name = record.route
         if generation is not None:
@@ -144,7 +151,7 @@ class RequestObserver:
             attributes["gen_ai.usage.output_tokens"] = usage.completion_tokens
         if record.dispatched_at is not None and record.traceparent is not None:
             tracing.add("admission", record.traceparent, record.began_at, record.dispatched_at, {})
-        error = record.error.message if record.error is not None and status >= 500 else None
+        error = record.error_message if status >= 500 else None
         tracing.end(span, name, attributes, error)
 
 
