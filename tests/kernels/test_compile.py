@@ -52,6 +52,7 @@ def test_elementwise_kernels_fit_the_gpu(elementwise: list[CompiledKernel]) -> N
     check_resources(elementwise)
 
 
+@pytest.mark.slow
 def test_kernels_over_eight_bits_fit_the_gpu(quantized: list[CompiledKernel]) -> None:
     check_resources(quantized)
 

@@ -192,7 +192,7 @@ def test_sequences_on_either_side_of_the_split_equal_reference(device: torch.dev
     ("shape", "gpu"),
     [
         pytest.param(SMALL, SPLITS, id="float32-splits"),
-        pytest.param(FP8, SPLITS, id="fp8-splits"),
+        pytest.param(FP8, SPLITS, id="fp8-splits", marks=pytest.mark.slow),
         pytest.param(SHAPES[3], ONE_SPLIT, id="one-group-one-split"),
         pytest.param(INT8, ONE_SPLIT, id="int8-one-split"),
         pytest.param(SMALL, ONE_SPLIT, id="float32-one-split", marks=pytest.mark.slow),

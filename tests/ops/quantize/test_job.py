@@ -242,6 +242,7 @@ def take(advances: Iterator[object], count: int) -> None:
         next(advances)
 
 
+@pytest.mark.slow
 def test_methods_cost_quality_in_the_order_of_their_effort(tmp_path: Path) -> None:
     """On a model that was trained: random ones have no directions that matter more than others."""
     (tmp_path / "text").write_text("".join(itertools.islice(training_documents(), 0, 100, 4))[:200_000])

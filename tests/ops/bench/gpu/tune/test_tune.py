@@ -328,6 +328,7 @@ def test_without_a_gpu_it_says_so_and_exits_with_two(capsys: pytest.CaptureFixtu
     assert "torch finds no CUDA device" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_table_whose_process_dies_leaves_the_files_as_they_are(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
