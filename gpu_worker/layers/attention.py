@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from gpu_worker.layers.attention_context import AttentionContext
-from gpu_worker.layers.layer_traits import HeadNorm
+from gpu_worker.layers.layer_traits import HeadNorm, QueryGrowth
 from gpu_worker.layers.layer_weights import AttentionWeights
 from kernels.linear import Linear
 from kernels.paged_attention import paged_attention
@@ -61,12 +61,11 @@ class Attention:
             None if written is None else written.keys,
             None if written is None else written.values,
             slot_mapping,
-            weights.head_norm if shape.head_norm is HeadNorm.HEADS else None,
+            None if shape.head_norm is HeadNorm.WHOLE else weights.head_norm,
             None if written is None else written.scales,
         )
         if shape.query_growth is not None:
-            growth, length = shape.query_growth
-            query = query * (1 + growth * torch.log1p(positions // length)).to(query.dtype)[:, None, None]
+            query = query * _growth(shape.query_growth, positions).to(query.dtype)[:, None, None]
         attended = paged_attention(
             query,
             cache.keys,
@@ -111,3 +110,8 @@ class Attention:
         query, key = qkv[:, :num_query], qkv[:, num_query : num_query + num_key]
         query.copy_(rms_norm(query, norm.query, norm.eps))
         key.copy_(rms_norm(key, norm.key, norm.eps))
+
+
+def _growth(growth: QueryGrowth, positions: torch.Tensor) -> torch.Tensor:
+    """Return what the query of each position is multiplied by, float32."""
+    return 1 + growth.factor * torch.log1p((positions + growth.shift) // growth.length)

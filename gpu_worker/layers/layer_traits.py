@@ -16,8 +16,19 @@ class HeadNorm(Enum):
     NONE = "none"
     HEADS = "heads"
     """Each head by itself, all with the same weights."""
+    UNWEIGHTED = "unweighted"
+    """Each head by itself, without weights: the same before the rotation and after it."""
     WHOLE = "whole"
     """All query heads as one vector, and all key heads as one."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueryGrowth:
+    """Queries at position `p` are multiplied by `1 + factor * log(1 + (p + shift) // length)`."""
+
+    factor: float
+    length: int
+    shift: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +48,7 @@ class AttentionShape:
         qkv_bias: The query, key and value projections have a bias.
         output_bias: The output projection has one.
         has_sinks: Each query head has a learned score of seeing nothing.
-        query_growth: Queries at position `p` are multiplied by `1 + a * log(1 + p // b)` for these `a` and `b`.
+        query_growth: By how much queries grow with their position, if they do.
         value_norm: Value heads are normalised, without weights.
         values_are_keys: The key projection yields the values too, which are its results before they are normalised.
         output_gate: The query projection yields, for each head, the query and behind it a gate, whose sigmoid the
@@ -60,7 +71,7 @@ class AttentionShape:
     qkv_bias: bool = False
     output_bias: bool = False
     has_sinks: bool = False
-    query_growth: tuple[float, int] | None = None
+    query_growth: QueryGrowth | None = None
     value_norm: bool = False
     values_are_keys: bool = False
     output_gate: bool = False

@@ -147,7 +147,9 @@ def _llama3_frequencies(parameters: RopeParameters, frequencies: torch.Tensor) -
     """Scale long wavelengths, keep short ones, and interpolate in between, as Llama 3.1 was trained."""
     wavelengths = 2 * math.pi / frequencies
     low, high = parameters.low_freq_factor, parameters.high_freq_factor
-    kept = ((parameters.original_max_len / wavelengths - low) / (high - low)).clamp(0, 1)
+    turns = parameters.original_max_len / wavelengths
+    # Llama 4 has both bounds at one, so that nothing is interpolated.
+    kept = ((turns - low) / (high - low)).clamp(0, 1) if high > low else (turns >= low).float()
     return (1 - kept) * frequencies / parameters.factor + kept * frequencies
 
 

@@ -235,6 +235,16 @@ def map_attention(config: ModelConfig, change: Callable[[AttentionShape], Attent
     return replace(config, layers=tuple(layers))
 
 
+def without_rotation(config: ModelConfig, rotates: Sequence[bool]) -> ModelConfig:
+    """Return a model whose layers attend, and rotate where it is said so of them."""
+
+    def changed(layer: LayerTraits, is_rotating: bool) -> LayerTraits:
+        assert isinstance(layer.mixer, AttentionShape)
+        return layer if is_rotating else replace(layer, mixer=replace(layer.mixer, rotary=None))
+
+    return replace(config, layers=tuple(map(changed, config.layers, rotates)))
+
+
 def read_activation(file: JsonFile, field: str = "hidden_act", default: str = "silu") -> Activation:
     """Read which function a feed-forward block has."""
     name = file.text(field, default)

@@ -144,6 +144,9 @@ def _qkv_order(shape: AttentionShape) -> torch.Tensor | None:
 def _take_head_norm(source: LayerSource, name: str, shape: AttentionShape) -> HeadNormWeights | None:
     if shape.head_norm is HeadNorm.NONE:
         return None
+    if shape.head_norm is HeadNorm.UNWEIGHTED:
+        ones = source.checkpoint.ones(shape.head_dim)
+        return HeadNormWeights(ones, ones, source.config.rms_norm_eps)
     is_whole, order = shape.head_norm is HeadNorm.WHOLE, head_order(shape)
 
     def take(part: str, num_heads: int) -> torch.Tensor:

@@ -63,3 +63,13 @@ def read_optional_windows(file: JsonFile) -> tuple[int | None, ...] | None:
 def all_but_every(count: int) -> Callable[[int], bool]:
     """Return the pattern whose every `count`th layer has no window, beginning with layer `count - 1`."""
     return lambda layer: (layer + 1) % count != 0
+
+
+def read_rotating_layers(file: JsonFile) -> tuple[bool, ...]:
+    """Return which layers rotate: `no_rope_layers` has 1 for those that do, or else all but every fourth do."""
+    num_layers = file.integer("num_hidden_layers", maximum=1024)
+    rotates = all_but_every(file.integer("no_rope_layer_interval", 4))
+    flags = file.fields.get("no_rope_layers") or [int(rotates(layer)) for layer in range(num_layers)]
+    if not isinstance(flags, list) or len(flags) != num_layers or not all(flag in (0, 1) for flag in flags):
+        raise file.error("no_rope_layers", "must be 0 or 1 for each of the num_hidden_layers layers")
+    return tuple(map(bool, flags))

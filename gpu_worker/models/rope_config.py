@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gpu_worker.layers.layer_traits import QueryGrowth
 from gpu_worker.layers.rope_scaling import RopeParameters, RopeType
 from gpu_worker.models.json_file import JsonFile
 
@@ -87,11 +88,11 @@ def check_rope(file: JsonFile, rope: RopeParameters, rotary_dim: int) -> None:
         raise _rope_fields(file).error("rope_type", "is 'dynamic', which needs at least 4 dimensions of a head to turn")
 
 
-def read_query_growth(file: JsonFile) -> tuple[float, int] | None:
+def read_query_growth(file: JsonFile) -> QueryGrowth | None:
     """Read by how much queries grow with their position, `AttentionShape.query_growth`."""
     fields = _rope_fields(file)
     growth = fields.optional_number("llama_4_scaling_beta")
-    return None if growth is None else (growth, fields.integer(_ORIGINAL, maximum=_MAX_LEN))
+    return None if growth is None else QueryGrowth(growth, fields.integer(_ORIGINAL, maximum=_MAX_LEN))
 
 
 def max_model_len(file: JsonFile, rope: RopeParameters) -> int:
@@ -158,8 +159,8 @@ def _mscale(fields: JsonFile, name: str) -> float | None:
 
 def _read_llama3(fields: JsonFile, theta: float, original: int) -> RopeParameters:
     low, high = fields.number("low_freq_factor"), fields.number("high_freq_factor")
-    if low >= high:
-        raise fields.error("low_freq_factor", f"is {low:g}; it must be below high_freq_factor ({high:g})")
+    if low > high:
+        raise fields.error("low_freq_factor", f"is {low:g}; it must be at most high_freq_factor ({high:g})")
     return RopeParameters(RopeType.LLAMA3, theta, original, fields.number("factor"), low, high)
 
 

@@ -26,6 +26,10 @@ class WeightSource(Protocol):
         """Return one tensor, of exactly this shape, in float32 whatever the model's dtype is."""
         ...
 
+    def ones(self, size: int) -> torch.Tensor:
+        """Return as many ones: the weights of a normalisation that has none."""
+        ...
+
     def take_item(self, name: str, index: int, *shape: int) -> torch.Tensor:
         """Return one of the tensors that are stacked along the first dimension of one, which has this shape.
 

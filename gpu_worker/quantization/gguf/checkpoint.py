@@ -160,6 +160,10 @@ class GGUFCheckpoint:
         self._mark(name)
         return tensor
 
+    def ones(self, size: int) -> torch.Tensor:
+        """Return as many ones."""
+        return torch.ones(size, dtype=self._dtype, device=self._device)
+
     def take_item(self, name: str, index: int, *shape: int) -> torch.Tensor:
         """Copy one of the tensors that are stacked along the first dimension of one, which must have this shape.
 

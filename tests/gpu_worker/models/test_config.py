@@ -153,7 +153,7 @@ def test_unknown_architecture_lists_the_supported_ones(tmp_path: Path, architect
         ("rope_scaling", {"rope_type": "linear", "factor": 0}),
         ("rope_scaling", {"rope_type": "dynamic", "factor": 1e300}),
         ("rope_scaling", {"full_attention": {"rope_type": "default"}}),
-        ("rope_scaling", {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 4.0, "high_freq_factor": 4.0}),
+        ("rope_scaling", {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 4.5, "high_freq_factor": 4.0}),
     ],
 )
 def test_wrong_field_is_named(tmp_path: Path, field: str, value: object) -> None:

@@ -38,11 +38,13 @@ def save(family: str, directory: Path, text: dict[str, Any], **options: Any) -> 
     config = config_class(text_config={**SIZES, **text}, vision_config=_VISION, **options)
     torch.manual_seed(1)
     model = getattr(transformers, f"{family}ForConditionalGeneration")._from_config(config, attn_implementation="eager")
+    whole = getattr(model, "language_model", model)
+    text_model = whole.model if whole is not model else model.model.language_model
     with torch.no_grad():
-        randomize(model.eval().model.language_model)
-        model.lm_head.weight.normal_(0, 0.3)
+        randomize(text_model.eval())
+        whole.lm_head.weight.normal_(0, 0.3)
     model.save_pretrained(directory)
-    return model
+    return whole
 
 
 MODELS: dict[str, dict[str, Any]] = {
@@ -58,6 +60,15 @@ MODELS: dict[str, dict[str, Any]] = {
             "hidden_size_per_layer_input": 10,
             "vocab_size_per_layer_input": 97,
             "pad_token_id": 0,
+        },
+    },
+    "Llama4": {
+        "text": {
+            "head_dim": 12,
+            "intermediate_size_mlp": 56,
+            "num_local_experts": 3,
+            "interleave_moe_layer_step": 2,
+            "attention_chunk_size": 11,
         },
     },
     "Mistral3": {

@@ -53,6 +53,10 @@ class RandomWeights:
         """Make one tensor that is not of the model's type."""
         return self.take(name, *shape).float()
 
+    def ones(self, size: int) -> torch.Tensor:
+        """Return as many ones."""
+        return torch.ones(size, dtype=self._dtype, device=self._device)
+
     def take_item(self, name: str, index: int, *shape: int) -> torch.Tensor:
         """Make one of several tensors that a checkpoint has as one."""
         return self.take(f"{name}.{index}", *shape[1:])

@@ -46,6 +46,17 @@ _GLM = {
     "first_k_dense_replace": 1,
     "head_dim": 16,
 }
+_LLAMA4 = {
+    "head_dim": 12,
+    "num_hidden_layers": 3,
+    "intermediate_size_mlp": 56,
+    "num_local_experts": 5,
+    "interleave_moe_layer_step": 2,
+    "no_rope_layer_interval": 2,
+    "attention_chunk_size": 11,
+    "floor_scale": 7,
+    "attn_scale": 0.3,
+}
 # What `transformers` calls its own names for tensors, of which experts' are stacked.
 _STACKED = {"save_original_format": False}
 
@@ -90,6 +101,7 @@ CASES: Mapping[str, Case] = MappingProxyType(
         "glm4-moe": Case("Glm4Moe", {**_GLM, "n_group": 4, "topk_group": 2, "routed_scaling_factor": 1.7}),
         "granite-moe": Case("GraniteMoe", _GRANITE),
         "granite-moe-shared": Case("GraniteMoeShared", {**_GRANITE, "shared_intermediate_size": 24}),
+        "llama4": Case("Llama4Text", _LLAMA4, model="Llama4"),
     }
 )
 """One of each family."""
@@ -149,6 +161,29 @@ MORE_CASES: Mapping[str, Case] = MappingProxyType(
             "Glm4Moe", {**_GLM, "use_qk_norm": True, "attention_bias": True, "n_shared_experts": 2}
         ),
         "granite-moe-stacked": Case("GraniteMoe", {**_GRANITE, "tie_word_embeddings": True}, saved=_STACKED),
+        "llama4-options": Case(
+            "Llama4Text",
+            {
+                **_LLAMA4,
+                "moe_layers": [0, 1],
+                "no_rope_layers": [1, 0, 1],
+                "layer_types": ["chunked_attention", "full_attention", "full_attention"],
+                "use_qk_norm": False,
+                "attn_temperature_tuning": False,
+                "num_key_value_heads": 1,
+                "tie_word_embeddings": True,
+                "rope_parameters": {
+                    "rope_type": "llama3",
+                    "rope_theta": 500.0,
+                    "factor": 8.0,
+                    "low_freq_factor": 1.0,
+                    "high_freq_factor": 1.0,
+                    "original_max_position_embeddings": 32,
+                },
+            },
+            model="Llama4",
+        ),
+        "llama4-bf16": Case("Llama4Text", {**_LLAMA4, "attention_bias": True}, dtype=torch.bfloat16, model="Llama4"),
         "granite-moe-no-shared": Case("GraniteMoeShared", {**_GRANITE, "shared_intermediate_size": 0}),
     }
 )

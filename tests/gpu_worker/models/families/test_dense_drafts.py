@@ -1,4 +1,4 @@
-"""Dense families and Gemma 4's experts: drafts, caches of eight bits and resumption leave answers as they were."""
+"""Dense families, Gemma 4's experts and Llama 4: drafts, caches of eight bits and resumption leave answers as they were."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.gpu_worker.speculative.recorder import recorded_runner
 
 pytestmark = pytest.mark.slow
 
-CASES = {**DENSE, "gemma4-moe": MIXTURES["gemma4-moe"]}
+CASES = {**DENSE, **{name: MIXTURES[name] for name in ("gemma4-moe", "llama4")}}
 GREEDY = Sampling(temperature=0.0, max_tokens=12)
 PROMPTS = [random_prompt(length, seed=length) for length in (9, 24, 37)]
 
