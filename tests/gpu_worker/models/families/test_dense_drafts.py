@@ -1,4 +1,4 @@
-"""Dense families, Gemma 4's experts and Llama 4: drafts, caches of eight bits and resumption leave answers as they were."""
+"""Families with mechanisms of their own: drafts, caches of eight bits and resumption leave answers as they were."""
 
 from __future__ import annotations
 
