@@ -12,6 +12,7 @@ import types
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeVar
 
 from shared.errors import ConfigError
@@ -20,6 +21,7 @@ PREFIX = "HEADRACE_"
 T = TypeVar("T")
 
 _BOOLEANS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+_KINDS: dict[type, str] = {int: "a whole number", float: "a number", Path: "a path"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,7 @@ class Constraint:
     maximum: float | None = None
     choices: tuple[str, ...] | None = None
     secret: bool = False
+    alias: str | None = None
 
 
 def setting(
@@ -41,9 +44,13 @@ def setting(
     maximum: float | None = None,
     choices: tuple[str, ...] | None = None,
     secret: bool = False,
+    alias: str | None = None,
 ) -> Any:
-    """Declare a setting as a dataclass field. A callable default is called once per resolution."""
-    metadata = {"setting": Constraint(help, minimum, maximum, choices, secret)}
+    """Declare a setting as a dataclass field; `alias` is a second name of its option.
+
+    A callable default is called once per resolution.
+    """
+    metadata = {"setting": Constraint(help, minimum, maximum, choices, secret, alias)}
     if callable(default):
         return field(default_factory=default, metadata=metadata)
     return field(default=default, metadata=metadata)
@@ -101,7 +108,7 @@ def _convert(variable: str, raw: Any, annotation: Any) -> Any:
     try:
         return kind(raw)
     except (TypeError, ValueError):
-        raise ConfigError(variable, f"{raw!r} is not a valid {kind.__name__}") from None
+        raise ConfigError(variable, f"{raw!r} is not {_KINDS.get(kind, 'usable')}") from None
 
 
 def _checked(variable: str, value: Any, constraint: Constraint) -> Any:

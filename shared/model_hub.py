@@ -13,6 +13,8 @@ from pathlib import Path
 from shared.errors import ConfigError
 
 _ID = re.compile(r"(?P<id>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(@(?P<revision>[\w./-]+))?")
+# Git's own rule for names of branches and tags, in short: no part is empty or begins with a dot, and none has two.
+_REVISION = re.compile(r"\w[\w-]*(\.[\w-]+)*(/\w[\w-]*(\.[\w-]+)*)*")
 _MAX_CHARACTERS = 512
 _PATTERNS = ["*.json", "*.jinja", "*.safetensors"]
 
@@ -34,6 +36,9 @@ def local_model(model: Path, variable: str) -> Path:
         return model
     found = _ID.fullmatch(str(model))
     assert found is not None
+    if found["revision"] is not None and not _REVISION.fullmatch(found["revision"]):
+        problem = f"{found['revision']!r} is no revision: write a commit, a branch or a tag after the @"
+        raise ConfigError(variable, problem)
     try:
         hub = importlib.import_module("huggingface_hub")
     except ImportError:

@@ -56,6 +56,10 @@ class NatsRefusedError(DependencyError):
     """Trying again is of no use: NATS refuses us, or we refuse it."""
 
 
+class WrongRoleError(NatsRefusedError):
+    """NATS lets us in, and this login may not do what our role does."""
+
+
 async def connect(
     url: str,
     *,
@@ -87,6 +91,7 @@ async def connect(
 
     Raises:
         ConfigError: The URL is none of NATS, or one of the files cannot be used.
+        WrongRoleError: The login is that of another role.
         DependencyError: The server does not appear, refuses us, speaks clear text where TLS is required, has a
             certificate that is not trusted, or is too old.
     """
@@ -110,12 +115,16 @@ async def connect(
                 **tls,
                 **_OPTIONS,
             )
+            await _check_inbox(client, url, role, log)
     except (TimeoutError, OSError, NatsError):
         await _discard(client)
         kind = NatsRefusedError if any(map(_is_refusal, log.failures)) else DependencyError
         raise kind(_failure_message(url, log.failures, timeout_s)) from None
     except asyncio.CancelledError:
         # A client that nobody has would stay connected, and connect again for ever.
+        await _discard(client)
+        raise
+    except WrongRoleError:
         await _discard(client)
         raise
     log.was_connected = True
@@ -143,9 +152,12 @@ class _ErrorLog:
         self._on_error = on_error
         self.failures: list[Exception] = []
         self.was_connected = False
+        self.is_checking = False
 
     async def report(self, error: Exception) -> None:
         self.failures = [*self.failures[-9:], error]
+        if self.is_checking:
+            return
         if self._client.is_connected:
             _log.warning("NATS reports: %s", error)
         elif _is_refusal(error) and not self.was_connected:
@@ -175,7 +187,7 @@ def _is_unauthorized(error: Exception) -> bool:
 
 
 def _failure_message(url: str, failures: list[Exception], timeout_s: float) -> str:
-    place = ", ".join(part.rpartition("@")[2].rpartition("//")[2] for part in url.split(","))
+    place = _place(url)
     if any(map(_is_unauthorized, failures)):
         return (
             f"NATS at {place} refuses the user or password: check HEADRACE_NATS_USER and HEADRACE_NATS_PASSWORD, or "
@@ -192,11 +204,37 @@ def _failure_message(url: str, failures: list[Exception], timeout_s: float) -> s
     return f"NATS at {place} did not answer within {timeout_s:g} s{reason}: start it, or check HEADRACE_NATS_URL."
 
 
+def _place(url: str) -> str:
+    return ", ".join(part.rpartition("@")[2].rpartition("//")[2] for part in url.split(","))
+
+
 def _reason(failure: Exception) -> str:
     """Return a failure in words; of the operating system's, which carry Python's own, the number's alone."""
     if isinstance(failure, OSError) and failure.errno is not None:
         return os.strerror(failure.errno) if failure.errno > 0 else str(failure.strerror)
     return str(failure) or type(failure).__name__
+
+
+async def _check_inbox(client: Client, url: str, role: Role, log: _ErrorLog) -> None:
+    """See whether this login may listen to the inboxes of its role, which no other role's may.
+
+    Without them a process would get no answer to anything that it asks, and wait for ever.
+
+    Raises:
+        WrongRoleError: It may not.
+    """
+    log.is_checking = True
+    subscription = await client.subscribe(client.new_inbox())
+    # NATS answers in order: a refusal comes before the answer to this.
+    await client.flush()
+    log.is_checking = False
+    if any("permissions violation" in str(failure).lower() for failure in log.failures):
+        raise WrongRoleError(
+            f"NATS at {_place(url)} lets this login in, but not do what the role {role} does (it may not listen to "
+            f"{inbox_prefix(role)}.>): log in as the user `{role}` of ops/nats/headrace.conf, or one with the same "
+            "permissions; check HEADRACE_NATS_USER and HEADRACE_NATS_URL."
+        )
+    await subscription.unsubscribe()
 
 
 async def _check_version(client: Client) -> None:

@@ -144,7 +144,8 @@ class Recovery:
         for flight in held:
             if blame.is_to_blame(flight):
                 self._convict(flight, death.worker)
-        _logger.warning("worker %s died with %d requests", death.worker, len(held))
+        if held:
+            _logger.warning("worker %s died with %d requests", death.worker, len(held))
         self.move([flight for flight in held if flight.id in self._flights.by_id], "worker_dead")
 
     def move(self, flights: Iterable[Flight], reason: Reason) -> None:

@@ -20,6 +20,8 @@ MODEL_MEMORY_S = 300.0
 # Workers, and models, that are told apart: NATS takes no more connections. A worker that lies about its name cannot
 # make a gateway keep, and sum up, more than that.
 MAX_WORKERS = 4096
+# The same for other gateways.
+MAX_GATEWAYS = 1024
 
 
 class Fleet:
@@ -64,7 +66,8 @@ class Fleet:
 
     def note_gateway_heartbeat(self, heartbeat: GatewayHeartbeat, now: float) -> None:
         """Take in another gateway's heartbeat."""
-        if heartbeat.gateway != self._gateway:
+        is_known = heartbeat.gateway in self._gateways
+        if heartbeat.gateway != self._gateway and (is_known or len(self._gateways) < MAX_GATEWAYS):
             self._loads.clear()
             self._gateways[heartbeat.gateway] = (heartbeat, now)
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from gateway.fleet.death import Death
+from shared.log_limit import LogLimit
 from shared.messages import Heartbeat
 
 _logger = logging.getLogger(__name__)
@@ -22,6 +23,8 @@ _logger = logging.getLogger(__name__)
 # How long a death is remembered: to compare it with others, and to retract it when the worker's heartbeats resume.
 _MEMORY_S = 600.0
 _MAX_REMEMBERED = 1000
+# A worker's deaths and returns are told once in so many seconds.
+LOG_INTERVAL_S = 10.0
 LATENESS_FACTOR = 3.0
 # What is left of a lateness at the next heartbeat: half of it after six seconds.
 _LATENESS_KEPT = 0.97
@@ -104,6 +107,7 @@ class Liveness:
     def __init__(self, limits: FleetLimits) -> None:
         """Know no worker."""
         self._limits = limits
+        self._log_limit = LogLimit(_logger, LOG_INTERVAL_S)
         self._workers: dict[str, _Worker] = {}
         self._dead: dict[str, _DeadWorker] = {}
         self._is_disconnected = False
@@ -279,13 +283,14 @@ class Liveness:
             del self._dead[next(iter(self._dead))]
         self._disturbed_until = now + self._limits.disturbance_s
         self._dead[name] = _DeadWorker(death, heartbeat.started, worker.last_seen_at)
-        _logger.warning("worker %s is dead: %s", name, why)
+        # Whoever may send heartbeats can let any number of made-up workers die.
+        self._log_limit.warning(name, "worker %s is dead: %s", name, why)
         self.on_dead(death)
 
     def _retract_death(self, heartbeat: Heartbeat) -> None:
         """Retract the death of a worker when a heartbeat of the same process arrives."""
         dead = self._dead.get(heartbeat.worker)
         if dead is not None and dead.started == heartbeat.started:
-            _logger.warning("worker %s is alive again", heartbeat.worker)
+            self._log_limit.warning(heartbeat.worker, "worker %s is alive again", heartbeat.worker)
             dead.death.is_blamed = False
             del self._dead[heartbeat.worker]

@@ -12,6 +12,8 @@ SILENCE_S = 3.5
 # After so long, what a gateway had asked for is of no use even if it comes back: its clients have given up.
 GIVE_UP_S = 60.0
 _FORGET_S = 600.0
+# Gateways that are told apart. Whoever makes names up cannot fill the memory of a worker.
+MAX_GATEWAYS = 4096
 _SUBJECT_PREFIX = "hr.gateway."
 _REPLY_PREFIX = "hr.tok."
 
@@ -28,8 +30,14 @@ class GatewayWatch:
     def note_heartbeat(self, subject: str, now: float) -> None:
         """Record a heartbeat; the last token of its subject is also the last token of the gateway's frame subject."""
         name = subject.removeprefix(_SUBJECT_PREFIX)
+        # Later heartbeats come last, so that the first one is of the gateway that has been silent for longest.
+        self._heard_at.pop(name, None)
         self._heard_at[name] = now
         self._silences.pop(name, None)
+        if len(self._heard_at) > MAX_GATEWAYS:
+            oldest = next(iter(self._heard_at))
+            del self._heard_at[oldest]
+            self._silences.pop(oldest, None)
 
     def restart(self, now: float) -> None:
         """Restart the silence of all gateways: this worker was paused or disconnected."""

@@ -25,7 +25,7 @@ class ChatConfig:
     url: str | None = setting(None, "Where the system runs; found through the state directory if not given.")
     api_key: str | None = setting(None, "API key; found through the state directory if not given.", secret=True)
     state_dir: Path = setting(DEFAULT_STATE_DIR, "State directory of a running `headrace up`.")
-    model_name: str | None = setting(None, "Name of the model; the first one served if not given.")
+    model_name: str | None = setting(None, "Name of the model; the first one served if not given.", alias="--model")
     max_tokens: int = setting(256, "Tokens to generate at most.", minimum=1)
     temperature: float = setting(0.7, "0 always takes the most likely token.", minimum=0, maximum=2)
     system_prompt: str | None = setting(None, "Instructions that come before the conversation.")

@@ -21,7 +21,12 @@ class KeysConfig:
     """Where the keys are, and where is written who changed them."""
 
     keys_file: Path = setting(DEFAULT_STATE_DIR / "keys.json", "File with the API keys.")
-    audit_file: Path = setting(DEFAULT_AUDIT_FILE, AUDIT_HELP)
+    audit_file: Path | None = setting(None, f"{AUDIT_HELP} Beside the key file if not given.")
+
+    @property
+    def audit_log(self) -> Path:
+        """Where actions are written down: what belongs to one system stays in one place."""
+        return self.audit_file or self.keys_file.parent / DEFAULT_AUDIT_FILE.name
 
 
 @click.group("keys", cls=SettingsGroup, params=options(KeysConfig))
@@ -55,7 +60,7 @@ def create(config: KeysConfig, /, models: tuple[str, ...], first: bool, **record
         click.echo(f"{config.keys_file} has {noun} shown when made; without --first one more is made", err=True)
         return
     models = models or (ALL_MODELS,)
-    with audited(config.audit_file, "keys.create", keys_file=config.keys_file, models=models, **record) as what:
+    with audited(config.audit_log, "keys.create", keys_file=config.keys_file, models=models, **record) as what:
         made, key = create_key(config.keys_file, models=models, **record)
         what["key"] = made.id
     click.echo(key)
@@ -89,7 +94,7 @@ def revoke(config: KeysConfig, key_id: str) -> None:
     """Revoke a key by its id. Gateways refuse it within seconds."""
     from gateway.admission.api_keys import revoke_key
 
-    with audited(config.audit_file, "keys.revoke", keys_file=config.keys_file, key=key_id) as what:
+    with audited(config.audit_log, "keys.revoke", keys_file=config.keys_file, key=key_id) as what:
         record = revoke_key(config.keys_file, key_id)
         what["tenant"] = record.tenant
     click.echo(f"{record.id} of tenant {record.tenant} is revoked")

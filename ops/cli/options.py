@@ -40,7 +40,8 @@ class SettingOption(click.Option):
             super().__init__([f"{flag}/--no-{flag[2:]}"], default=None, help=text)
             return
         metavar = "|".join(constraint.choices) if constraint.choices else _METAVARS.get(kind.__name__, "TEXT")
-        super().__init__([flag, field.name], type=str, default=None, metavar=metavar, help=text)
+        names = [flag] if constraint.alias is None else [flag, constraint.alias]
+        super().__init__([*names, field.name], type=str, default=None, metavar=metavar, help=text)
 
 
 def variable_of(parameter: click.Parameter) -> str | None:

@@ -39,7 +39,7 @@ class PublishConfig(NatsFiles):
     nats_password: str | None = setting(None, "Password of the NATS user.", secret=True)
     state_dir: Path = setting(DEFAULT_STATE_DIR, "State directory of a running `headrace up`.")
     file: Path | None = setting(None, "JSON Lines file with one request a line; `-` reads standard input.")
-    model_name: str | None = setting(None, "Name of the model, for requests that name none.")
+    model_name: str | None = setting(None, "Name of the model, for requests that name none.", alias="--model")
     tenant: str = setting("default", "Whose requests these are, for requests that do not say.")
     max_tokens: int = setting(64, "Tokens to generate at most, for requests that do not say.", minimum=1)
     temperature: float = setting(1.0, "Temperature, for requests that do not say.", minimum=0, maximum=2)

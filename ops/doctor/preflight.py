@@ -30,12 +30,15 @@ def preflight(config: WorkerConfig) -> int:
 
 def _findings(config: WorkerConfig) -> Iterator[Finding]:
     yield from machine_findings(Path(), os.environ)
-    yield from model_findings(config)
+    of_model = list(model_findings(config))
+    yield from of_model
     login = NatsLogin(config.nats_url, "worker", config.nats_user, config.nats_password, config)
     found = asyncio.run(nats_findings(login))
     # A worker that is the first of its fleet hears nobody, and finds no queue that it would not make itself.
     yield from (Finding(one.topic, one.text) if one.level is Level.WARNING else one for one in found)
-    if not any(one.level is Level.PROBLEM for one in found) and config.model is not None:
+    # A model that cannot be read has no revision: one cause is told once.
+    is_readable = not any(one.topic == "model" and one.level is Level.PROBLEM for one in of_model)
+    if is_readable and not any(one.level is Level.PROBLEM for one in found):
         yield _revision(config)
 
 

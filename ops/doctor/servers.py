@@ -17,11 +17,11 @@ import msgspec
 from nats.aio.client import Client
 from nats.errors import Error as NatsError
 
-from ops.doctor.finding import Finding, problem, warning
+from ops.doctor.finding import Finding, Level, problem, warning
 from ops.doctor.shown_url import place_of, shown_url
 from shared.errors import HeadraceError
 from shared.messages import Heartbeat
-from shared.nats_connection import Role, connect, has_jetstream
+from shared.nats_connection import Role, WrongRoleError, connect, has_jetstream
 from shared.nats_files import NatsFiles
 from shared.streams import INTERACTIVE_STREAM
 from shared.subjects import (
@@ -64,6 +64,8 @@ async def nats_findings(login: NatsLogin, timeout_s: float = 2.0) -> list[Findin
             login.url, role=login.role, name="headrace-doctor", user=login.user, password=login.password,
             files=login.files, on_error=note, timeout_s=timeout_s,
         )  # fmt: skip
+    except WrongRoleError as error:
+        return [problem("nats rights", str(error), _RIGHTS_REMEDY.format(role=login.role))]
     except HeadraceError as error:
         return [problem("nats", str(error))]
     try:
@@ -74,8 +76,11 @@ async def nats_findings(login: NatsLogin, timeout_s: float = 2.0) -> list[Findin
                 *findings,
                 problem("nats", "JetStream is off", "start it with JetStream (-js), or ops/nats/headrace.conf"),
             ]
-        findings += await _rights(client, login.role, refused)
-        findings += await _queue_and_clock(client)
+        rights = await _rights(client, login.role, refused)
+        findings += rights
+        # A login without the rights is refused this too: one cause is told once.
+        has_rights = all(one.level is not Level.PROBLEM for one in rights)
+        findings += [one for one in await _queue_and_clock(client) if has_rights or one.level is not Level.PROBLEM]
         findings.append(await _fleet(client))
         return findings
     finally:

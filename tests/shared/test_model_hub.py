@@ -11,10 +11,12 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
+from unittest.mock import Mock
 
 import pytest
 
-from shared.model_hub import hub_id
+from shared.errors import ConfigError
+from shared.model_hub import hub_id, local_model
 
 COMMIT = "a" * 40
 FILES = {
@@ -108,3 +110,21 @@ def test_paths_are_no_ids(tmp_path: Path) -> None:
 
 def test_name_that_is_too_long_for_any_file_is_no_id() -> None:
     assert hub_id(Path("a/" + "b" * 5000)) is None
+
+
+@pytest.mark.parametrize("revision", ["../../x", "..", "a/../b", "/etc", ".hidden", "a..b", "a/.git"])
+def test_revision_that_is_a_way_through_folders_is_refused_before_anything_is_asked(
+    revision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.import_module", pytest.fail)
+    with pytest.raises(ConfigError, match="is no revision: write a commit, a branch or a tag after the @"):
+        local_model(Path(f"org/tiny@{revision}"), "HEADRACE_MODEL")
+
+
+def test_commits_branches_and_tags_are_revisions(tmp_path: Path) -> None:
+    for revision in (COMMIT, "main", "v1.0-rc.2", "refs/pr/1"):
+        hub = Mock(snapshot_download=Mock(return_value=tmp_path))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setitem(sys.modules, "huggingface_hub", hub)
+            assert local_model(Path(f"org/tiny@{revision}"), "HEADRACE_MODEL") == tmp_path
+        assert hub.snapshot_download.call_args.kwargs["revision"] == revision

@@ -1,5 +1,6 @@
 import asyncio
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -7,7 +8,8 @@ import pytest
 
 from shared import nats_connection
 from shared.errors import DependencyError
-from shared.nats_connection import connect
+from shared.nats_connection import Role, WrongRoleError, connect
+from tests.ops.nats.secured import PASSWORDS, secured_server
 from tests.servers import NatsServer
 
 
@@ -30,6 +32,22 @@ async def test_wrong_password_raises_naming_the_settings(start_nats: Callable[..
         await connect(server.url, role="worker", name="w", user="u", password="wrong")
     client = await connect(server.url, role="worker", name="w", user="u", password="p")
     await client.close()
+
+
+async def test_login_of_another_role_is_refused_and_nothing_is_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with secured_server(tmp_path) as server:
+        pairs: list[tuple[Role, Role]] = [
+            ("worker", "gateway"), ("gateway", "worker"), ("admin", "batch"), ("batch", "worker")
+        ]  # fmt: skip
+        for role, login in pairs:
+            client = await connect(server.url, role=login, name="w", user=login, password=PASSWORDS[login])
+            await client.close()
+            with pytest.raises(WrongRoleError, match=f"log in as the user `{role}`"):
+                await connect(server.url, role=role, name="w", user=login, password=PASSWORDS[login])
+        assert num_connections(server) == 0
+    assert caplog.records == []
 
 
 async def test_connecting_that_is_cancelled_leaves_no_connection(start_nats: Callable[..., NatsServer]) -> None:

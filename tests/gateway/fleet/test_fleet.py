@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from gateway.fleet.fleet import MAX_WORKERS, MODEL_MEMORY_S, Fleet
+from gateway.fleet.fleet import MAX_GATEWAYS, MAX_WORKERS, MODEL_MEMORY_S, Fleet
 from gateway.fleet.liveness import FleetLimits
 from shared.messages import GatewayHeartbeat, Heartbeat
 
@@ -148,3 +148,16 @@ def test_models_that_nobody_serves_any_more_are_not_kept_without_limit() -> None
     unknown = [number for number in range(MAX_WORKERS + 10) if watched.fleet.load(f"m{number}") is None]
     assert len(unknown) == 10
     assert 0 not in unknown
+
+
+def test_gateways_that_are_made_up_are_not_kept_without_limit(watched: Watched) -> None:
+    for number in range(MAX_GATEWAYS + 10):
+        beat = GatewayHeartbeat(gateway=f"g{number}", unclaimed=1, unclaimed_tokens=1)
+        watched.fleet.note_gateway_heartbeat(beat, watched.now)
+    load = watched.fleet.load("m")
+    assert load is not None
+    assert load.num_gateways == 1 + MAX_GATEWAYS
+    watched.fleet.note_gateway_heartbeat(GatewayHeartbeat(gateway="g0", unclaimed=9, unclaimed_tokens=9), watched.now)
+    known = watched.fleet.load("m")
+    assert known is not None
+    assert known.queued_requests == load.queued_requests + 8

@@ -287,3 +287,13 @@ def test_fleet_is_disturbed_by_silence_and_for_a_while_after_a_death(watched: Wa
     assert watched.liveness.deaths_since("other", 0) == []
     watched.run(3)
     assert not watched.liveness.is_disturbed(watched.now)
+
+
+def test_deaths_of_made_up_workers_do_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    watched = Watched("honest", *(f"forged{number}" for number in range(300)))
+    for number in range(300):
+        watched.workers[f"forged{number}"].state = "gone"
+    watched.run(2.0)
+    assert len(watched.deaths) == 300
+    told = [record for record in caplog.records if "is dead" in record.message]
+    assert 100 <= len(told) <= 101

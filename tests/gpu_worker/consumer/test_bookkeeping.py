@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gpu_worker.consumer import cancellations as cancellations_module
 from gpu_worker.consumer.cancellations import Cancellations
-from gpu_worker.consumer.gateway_watch import GIVE_UP_S, SILENCE_S, GatewayWatch
+from gpu_worker.consumer.gateway_watch import GIVE_UP_S, MAX_GATEWAYS, SILENCE_S, GatewayWatch
 from gpu_worker.consumer.held_request import HeldRequest, HeldRequests
 from gpu_worker.consumer.pull_capacity import PullCapacity
 from gpu_worker.consumer.queued_message import QueuedMessage
@@ -187,3 +187,15 @@ async def test_relay_keeps_order_and_holds_a_fast_engine_back() -> None:
     assert len(produced) <= MAX_WAITING_OUTCOMES + 1
     await wait_until(lambda: len(seen) == 200)
     assert seen == produced == list(range(200))
+
+
+def test_gateways_that_are_made_up_push_out_the_one_silent_for_longest() -> None:
+    watch = GatewayWatch()
+    for number in range(MAX_GATEWAYS):
+        watch.note_heartbeat(f"hr.gateway.g{number}", float(number))
+    watch.note_heartbeat("hr.gateway.g0", 5000.0)
+    watch.note_heartbeat("hr.gateway.new", 5000.0)
+    watch.review(10_000.0)
+    assert watch.is_silent("hr.tok.g0")
+    assert watch.is_silent("hr.tok.new")
+    assert not watch.is_silent("hr.tok.g1")  # forgotten, and so not known to be silent

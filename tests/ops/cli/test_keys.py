@@ -50,6 +50,15 @@ def test_key_made_beside_a_running_system_opens_it(state_dir: Path, cli_system: 
         assert time.monotonic() < deadline, done.stderr
 
 
+def test_audit_log_lies_beside_the_key_file(tmp_path: Path) -> None:
+    (tmp_path / "here").mkdir()
+    file = tmp_path / "system" / "keys.json"
+    done = headrace("keys", "--keys-file", str(file), "create", cwd=tmp_path / "here", HEADRACE_AUDIT_FILE="")
+    assert done.returncode == 0, done.stderr
+    assert json.loads((tmp_path / "system" / "audit.jsonl").read_text())["action"] == "keys.create"
+    assert list((tmp_path / "here").iterdir()) == []
+
+
 def test_creating_and_revoking_a_key_is_in_the_audit_log_without_the_key(tmp_path: Path) -> None:
     audit = tmp_path / "audit.jsonl"
     variables = {"HEADRACE_KEYS_FILE": str(tmp_path / "keys.json"), "HEADRACE_AUDIT_FILE": str(audit)}

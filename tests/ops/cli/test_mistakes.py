@@ -48,7 +48,7 @@ MISTAKES: list[tuple[tuple[str, ...], str]] = [
     (("gateway", "--port", "0", *NOWHERE), "--keys-file: no key file is set, and --api-key is empty"),
     (("gateway", "--port", "0", "--keys-file", "{files}/none", *NOWHERE), "--keys-file: {files}/none does not exist"),
     (("gateway", "--api-key", "k", "--port", "99999"), "--port: 99999 is too large; the most allowed is 65535"),
-    (("gateway", "--api-key", "k", "--port", "http"), "--port: 'http' is not a valid int"),
+    (("gateway", "--api-key", "k", "--port", "http"), "--port: 'http' is not a whole number"),
     (("gateway", "--api-key", "k", "--port", "{taken}"), "--port: 127.0.0.1:{taken} cannot be used"),
     (
         ("gateway", "--api-key", "k", "--port", "{taken}", "--processes", "2"),

@@ -19,6 +19,7 @@ class SampleConfig:
     directory: Path | None = setting(None, "Where.")
     verbose: bool = setting(False, "Say more.")
     mode: str = setting("fast", "Which way.", choices=("fast", "slow"))
+    model_name: str | None = setting(None, "Which one.", alias="--model")
     secret_word: str = setting("hush", "Do not show it.", secret=True)
 
 
@@ -53,7 +54,7 @@ def test_flags_and_paths_are_converted() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--count", "ten"], "--count: 'ten' is not a valid int"),
+        (["--count", "ten"], "--count: 'ten' is not a whole number"),
         (["--count", "10"], "--count: 10 is too large; the most allowed is 9"),
         (["--mode", "medium"], "--mode: 'medium' is not one of fast, slow"),
     ],
@@ -65,12 +66,18 @@ def test_bad_values_name_the_option_and_what_is_allowed(arguments: list[str], me
 
 
 def test_bad_value_of_a_variable_names_the_variable() -> None:
-    assert str(_invoke(HEADRACE_COUNT="ten")) == "HEADRACE_COUNT: 'ten' is not a valid int"
+    assert str(_invoke(HEADRACE_COUNT="ten")) == "HEADRACE_COUNT: 'ten' is not a whole number"
     assert str(_invoke("--count", "11", HEADRACE_COUNT="ten")).startswith("--count: 11 is too large")
 
 
 def test_variable_that_nothing_reads_is_refused() -> None:
     assert str(_invoke(HEADRACE_COUNTS="5")).startswith("HEADRACE_COUNTS: there is no such setting")
+
+
+def test_second_name_of_an_option_is_the_same_setting() -> None:
+    assert _invoke("--model", "m")[0] == _invoke("--model-name", "m")[0] == SampleConfig(model_name="m")
+    assert _invoke(HEADRACE_MODEL_NAME="m")[0].model_name == "m"
+    assert "--model-name, --model TEXT Which one." in " ".join(_invoke("--help").split())
 
 
 def test_help_tells_variable_default_and_bounds_but_no_secret() -> None:
