@@ -9,6 +9,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 from collections import defaultdict
 from pathlib import Path
 
@@ -25,42 +26,37 @@ class CoveringTests:
     """The tests of one room, by the lines that they run."""
 
     def __init__(self, copy: Path, tests: list[str], data_file: Path) -> None:
-        """Start the room's tests in a copy of the tree; `wait` collects what they ran."""
-        self._root = copy
-        self._data_file = data_file
-        command = [sys.executable, "-m", "pytest", "-q", "--no-header", "-p", "no:cacheprovider", *tests]
-        command += ["--cov", "--cov-context=test", "--cov-report=", "--durations=0", "--durations-min=0.02", "-vv"]
-        self._process = subprocess.Popen(
-            command,
-            cwd=copy,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env=_environment(data_file),
-        )
-        self._durations: dict[str, float] = defaultdict(float)
-        self._failed: set[str] = set()
-        self._by_file: dict[str, tuple[PythonParser, dict[int, set[str]]]] = {}
+        """Run the room's tests in a copy of the tree, and collect what they run.
 
-    def wait(self) -> list[str]:
-        """Collect what the tests ran; return those that failed, which are not used.
-
-        Coverage makes the code slower and larger, which tests of times and memory notice.
+        Coverage makes the code slower and larger, which tests of times and memory notice: these are not used.
 
         Raises:
             RuntimeError: The tests could not be run.
         """
-        output, _ = self._process.communicate()
-        if self._process.returncode not in (0, 1):
-            raise RuntimeError(f"pytest ended with {self._process.returncode}:\n{output[-4000:]}")
-        for seconds, test in DURATION.findall(output):
+        self._root = copy
+        self._data_file = data_file
+        command = [sys.executable, "-m", "pytest", "-q", "--no-header", "-p", "no:cacheprovider", *tests]
+        command += ["--cov", "--cov-context=test", "--cov-report=", "--durations=0", "--durations-min=0.02", "-vv"]
+        environment = {**os.environ, "COVERAGE_FILE": str(data_file)}
+        ended = subprocess.run(command, cwd=copy, env=environment, check=False, capture_output=True, text=True)
+        if ended.returncode not in (0, 1):
+            raise RuntimeError(f"pytest ended with {ended.returncode}:\n{ended.stdout[-4000:]}{ended.stderr[-4000:]}")
+        self._durations: dict[str, float] = defaultdict(float)
+        for seconds, test in DURATION.findall(ended.stdout):
             self._durations[test] += float(seconds)
-        self._failed = set(FAILED.findall(output))
+        self._failed = set(FAILED.findall(ended.stdout))
+        self._by_file: dict[str, tuple[PythonParser, dict[int, set[str]]]] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def failed(self) -> list[str]:
+        """Tests that failed without a mutant."""
         return sorted(self._failed)
 
     def of(self, path: str, lines: range) -> list[str] | None:
         """Return the tests that run one of the lines, best first; None for lines that run at import."""
-        parser, contexts_of = self._file(path)
+        with self._lock:
+            parser, contexts_of = self._file(path)
         contexts = set[str]().union(*(contexts_of.get(parser.first_line(line), set()) for line in lines))
         tests = {context.rpartition("|")[0] for context in contexts if context}
         if contexts and not tests:
@@ -68,7 +64,8 @@ class CoveringTests:
         tests -= self._failed
         mirrored = mirrored_test(path)
         ordered = sorted(tests, key=lambda test: (not test.startswith(mirrored), self._durations[test]))
-        chosen, seconds = [], 0.0
+        chosen: list[str] = []
+        seconds = 0.0
         for test in ordered:
             seconds += self._durations[test]
             if chosen and seconds > MAX_SECONDS:
@@ -93,7 +90,3 @@ def mirrored_test(path: str) -> str:
     """Return where the tests of a file are, by the convention of the tree."""
     folder, name = path.rsplit("/", 1)
     return f"tests/{folder}/test_{name}"
-
-
-def _environment(data_file: Path) -> dict[str, str]:
-    return {**os.environ, "COVERAGE_FILE": str(data_file)}

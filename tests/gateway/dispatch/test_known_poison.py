@@ -79,3 +79,11 @@ def test_number_of_remembered_requests_is_bounded(remembered: Remembered, monkey
         remembered.convict(msgspec.structs.replace(REQUEST, text=str(number)))
     found = [remembered.known.find(msgspec.structs.replace(REQUEST, text=str(number))) for number in range(3)]
     assert [loss is not None for loss in found] == [False, True, True]
+
+
+def test_answer_to_a_request_that_nobody_knows_changes_nothing(remembered: Remembered) -> None:
+    death = remembered.convict()
+    remembered.known.forget(Flight(msgspec.structs.replace(REQUEST, text="food"), ListSink(), 1, 0.0))
+    loss = remembered.known.find(REQUEST)
+    assert loss is not None
+    assert loss.death is death

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 
@@ -62,7 +63,8 @@ async def test_gateway_that_closes_takes_its_requests_out_of_the_queue_first(ben
     assert await num_queued(bench) == len(sinks)
     await bench.dispatcher.close()
     assert await num_queued(bench) == 0
-    assert {(e.status, e.code) for sink in sinks if (e := sink.error) is not None} == {(503, "shutting_down")}
+    errors = {(e.status, e.code, e.retry_after_s) for sink in sinks if (e := sink.error) is not None}
+    assert errors == {(503, "shutting_down", 1.0)}
     assert {sink.endings for sink in sinks} == {1}
 
 
@@ -145,3 +147,21 @@ async def test_deleted_stream_is_made_again(start_nats: Callable[..., NatsServer
         await until(lambda: bench.dispatcher._restoring is None)
         await bench.submit(accepted)
         await until(lambda: bench.flight.stream_seq is not None)
+
+
+async def test_streams_that_cannot_be_made_yet_are_tried_again(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    num_tries = 0
+
+    async def ensure(*arguments: object) -> None:
+        nonlocal num_tries
+        num_tries += 1
+        if num_tries < 3:
+            raise DependencyError("no JetStream")
+
+    monkeypatch.setattr("gateway.dispatch.dispatcher.ensure_interactive_stream", ensure)
+    monkeypatch.setattr("gateway.dispatch.dispatcher.STREAM_RETRY_S", 0.001)
+    bench.dispatcher.disconnected()
+    await bench.dispatcher.reconnected()
+    assert num_tries == 3
+    # It counts as back, however long that took.
+    assert bench.dispatcher._recovery.holds_back(math.inf)

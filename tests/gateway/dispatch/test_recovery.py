@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import msgspec
 import pytest
 
+from gateway.dispatch.blame import HARMLESS_TOKENS, MAX_SOLO_LOSSES
 from gateway.dispatch.inflight import Flight, FlightTable
 from gateway.dispatch.recovery import Recovery, RecoveryLimits
 from gateway.errors import ApiError
@@ -32,6 +33,7 @@ class Wire:
     failed: list[tuple[str, int]] = field(default_factory=list)
     errors: list[ApiError] = field(default_factory=list)
     num_published_at_cancels: list[int] = field(default_factory=list)
+    num_closed: int = 0
     refusal: ApiError | None = None
 
     def publish(self, flight: Flight) -> None:
@@ -56,7 +58,7 @@ class Wire:
         return ApiError(500, why)
 
     async def close(self) -> None:
-        pass
+        self.num_closed += 1
 
 
 class Moves:
@@ -93,7 +95,9 @@ class Moves:
         await self.recovery.close()
 
     async def die(self, worker: str, *, is_blamed: bool = True) -> None:
-        self.recovery.lose_worker(Death(worker, "m", "it is not there any more", 0.0, is_blamed))
+        self.recovery.lose_worker(
+            Death(worker, "m", "it is not there any more", asyncio.get_running_loop().time(), is_blamed)
+        )
         await self.settle()
 
 
@@ -384,3 +388,60 @@ async def test_deadline_ends_a_flight_that_waits_on_probation(moves: Moves) -> N
     moves.recovery.sweep(-1000.0)
     await moves.settle()
     assert ("b", 408) in moves.wire.failed
+
+
+async def test_end_waits_for_the_dead_letters(moves: Moves) -> None:
+    await moves.recovery.close()
+    assert moves.wire.num_closed == 1
+
+
+async def test_copies_of_a_poisonous_request_end_with_it_but_nothing_else_does(moves: Moves) -> None:
+    poison = moves.flight("a")
+    copies = {
+        "waiting": moves.flight("b"),
+        "running elsewhere": moves.flight("c", "alive"),
+        "harmless": moves.flight("d"),
+        "of another tenant": moves.flight("e"),
+        "another prompt": moves.flight("f"),
+    }
+    copies["harmless"].emitted = [1] * HARMLESS_TOKENS
+    for name, change in (("of another tenant", {"tenant": "u"}), ("another prompt", {"text": "y"})):
+        copies[name].request = msgspec.structs.replace(copies[name].request, **change)
+    for number in range(MAX_SOLO_LOSSES + 1):
+        assert moves.wire.failed == []
+        moves.flights.claim(poison, f"w{number}")
+        await moves.die(f"w{number}")
+    assert sorted(moves.wire.failed) == [("a", 500), ("b", 500)]
+    assert moves.wire.quarantined == [("a", "worker_lost")]
+
+
+async def test_request_like_a_poisonous_one_is_a_suspect_until_one_is_answered(moves: Moves) -> None:
+    poison = moves.flight("a")
+    for number in range(MAX_SOLO_LOSSES + 1):
+        moves.flights.claim(poison, f"w{number}")
+        await moves.die(f"w{number}")
+    again = moves.flight("b")
+    assert moves.recovery.is_suspect(again)
+    moves.recovery.note_answer(again)
+    assert not moves.recovery.is_suspect(moves.flight("c"))
+
+
+async def test_request_that_was_held_back_and_then_published_is_not_refused_when_nats_is_away_again(
+    moves: Moves,
+) -> None:
+    held_back = moves.flight("a")
+    held_back.is_held_back = True
+    moves.recovery.disconnected()
+    moves.recovery.reconnected(is_same_stream=True)
+    moves.recovery.disconnected()
+    moves.recovery.sweep(asyncio.get_running_loop().time() + LIMITS.held_back_s + 0.1)
+    await moves.settle()
+    assert moves.wire.failed == []
+
+
+async def test_request_that_ends_while_cancellations_are_sent_keeps_no_other_from_the_queue(moves: Moves) -> None:
+    ended, moved = moves.flight("a", "w"), moves.flight("b", "w")
+    moves.recovery.move([ended, moved], "gap")
+    moves.flights.remove(ended)
+    await moves.settle()
+    assert moves.wire.published == [("b", 1)]

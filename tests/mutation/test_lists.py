@@ -1,0 +1,43 @@
+"""The lists of mutants name code and tests that are there."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from tests.mutation.equivalent import EquivalentMutant, equivalent_mutants
+from tests.mutation.serious import SeriousMutant, serious_mutants
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_equivalent_mutants_are_of_lines_that_are_there() -> None:
+    entries = equivalent_mutants()
+    for entry in entries:
+        entry.check(ROOT)
+        assert entry.why
+    assert len(set(entries)) == len(entries)
+
+
+def test_equivalent_mutant_of_a_line_that_is_gone_is_refused() -> None:
+    entry = EquivalentMutant("gateway/config.py", "def no_such_function() -> None:", "", "It is gone.")
+    with pytest.raises(ValueError, match=r"gateway/config\.py has no line 'def no_such_function"):
+        entry.check(ROOT)
+
+
+def test_serious_mutants_are_valid_changes_and_name_tests_that_are_there() -> None:
+    for entry in serious_mutants():
+        changed = entry.source(ROOT)
+        assert changed != (ROOT / entry.path).read_text()
+        ast.parse(changed)
+        assert entry.breaks
+        assert entry.tests
+        assert [test for test in entry.tests if not (ROOT / test).exists()] == []
+
+
+def test_serious_mutant_of_a_line_that_is_gone_is_refused() -> None:
+    entry = SeriousMutant("Nothing.", "gateway/config.py", "def no_such_function() -> None:", "", ["tests"])
+    with pytest.raises(ValueError, match="0 times, not once"):
+        entry.source(ROOT)
