@@ -2,11 +2,13 @@
 
 Most changes are mutmut's operators (comparisons, constants, arguments, assignments). Two are ours, since they are the
 mistakes that tests missed most often: a statement that is left out, and a condition that is turned around. Prose is
-not mutated (log lines, messages, docstrings), nor are the defaults of settings, which are choices.
+not mutated (log lines, messages, docstrings), nor are the defaults of settings, which are choices, nor whether the very
+moment belongs to a period (`<` for `<=` between times): no clock tells it twice.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +17,13 @@ from typing import cast
 import libcst as cst
 from mutmut.mutation.file_mutation import create_mutations, deep_replace
 
+_BOUNDARIES = {
+    (cst.LessThan, cst.LessThanEqual),
+    (cst.LessThanEqual, cst.LessThan),
+    (cst.GreaterThan, cst.GreaterThanEqual),
+    (cst.GreaterThanEqual, cst.GreaterThan),
+}
+_TIME = re.compile(r"(?:.*_)?(?:now|at|s|until|since|deadline)")
 _LOGGERS = ("_log", "_logger", "_log_limit")
 
 
@@ -51,7 +60,12 @@ class MutantSource:
         ignored = _prose(self._module) | _defaults(self._module)
         changes = [(m.original_node, m.mutated_node) for m in mutations if m.contained_by_top_level_function]
         changes += _OwnOperators.of(self._module)
-        self._changes = [change for change in changes if change[0] not in ignored]
+        moments = _comparisons_of_times(self._module)
+        self._changes = [
+            (node, mutated)
+            for node, mutated in changes
+            if node not in ignored and not (node in moments and (type(node), type(mutated)) in _BOUNDARIES)
+        ]
 
     def __len__(self) -> int:
         return len(self._changes)
@@ -107,6 +121,17 @@ def _prose(module: cst.Module) -> set[cst.CSTNode]:
         if is_text or isinstance(node, cst.FormattedString | cst.ConcatenatedString) or _is_logging(node):
             prose.update(_walk(node))
     return prose
+
+
+def _comparisons_of_times(module: cst.Module) -> set[cst.CSTNode]:
+    """Return the operators of comparisons in which a time is named."""
+    operators: set[cst.CSTNode] = set()
+    for node in _walk(module):
+        if isinstance(node, cst.Comparison) and any(
+            isinstance(each, cst.Name) and _TIME.fullmatch(each.value) for each in _walk(node)
+        ):
+            operators.update(target.operator for target in node.comparisons)
+    return operators
 
 
 def _defaults(module: cst.Module) -> set[cst.CSTNode]:
