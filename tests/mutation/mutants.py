@@ -64,7 +64,7 @@ class MutantSource:
         self._changes = [
             (node, mutated)
             for node, mutated in changes
-            if node not in ignored and not (node in moments and (type(node), type(mutated)) in _BOUNDARIES)
+            if node not in ignored and not (node in moments and _is_boundary(node, mutated))
         ]
 
     def __len__(self) -> int:
@@ -124,14 +124,21 @@ def _prose(module: cst.Module) -> set[cst.CSTNode]:
 
 
 def _comparisons_of_times(module: cst.Module) -> set[cst.CSTNode]:
-    """Return the operators of comparisons in which a time is named."""
-    operators: set[cst.CSTNode] = set()
+    """Return the comparisons in which a time is named: what follows their first value."""
+    targets: set[cst.CSTNode] = set()
     for node in _walk(module):
         if isinstance(node, cst.Comparison) and any(
             isinstance(each, cst.Name) and _TIME.fullmatch(each.value) for each in _walk(node)
         ):
-            operators.update(target.operator for target in node.comparisons)
-    return operators
+            targets.update(node.comparisons)
+    return targets
+
+
+def _is_boundary(node: cst.CSTNode, mutated: cst.CSTNode) -> bool:
+    """Whether only the very moment of a comparison is another one in the mutant."""
+    if not isinstance(node, cst.ComparisonTarget) or not isinstance(mutated, cst.ComparisonTarget):
+        return False
+    return (type(node.operator), type(mutated.operator)) in _BOUNDARIES
 
 
 def _defaults(module: cst.Module) -> set[cst.CSTNode]:

@@ -34,7 +34,9 @@ def test_serious_mutants_are_valid_changes_and_name_tests_that_are_there() -> No
         ast.parse(changed)
         assert entry.breaks
         assert entry.tests
-        assert [test for test in entry.tests if not (ROOT / test).exists()] == []
+        for test in entry.tests:
+            path, *names = test.split("::")
+            assert f" {names[-1]}(" in (ROOT / path).read_text() or names[-1] == "runTest"
 
 
 def test_serious_mutant_of_a_line_that_is_gone_is_refused() -> None:
