@@ -39,6 +39,7 @@ SOURCES = (
     "logits_bitmask/cpu.cpp",
     "causal_conv/cpu.cpp",
     "gated_delta/cpu.cpp",
+    "ssd/cpu.cpp",
 )
 HEADERS = (
     "abi.h",
@@ -46,6 +47,7 @@ HEADERS = (
     "decoder_stack/chain.h",
     "panel.h",
     "simd.h",
+    "state_columns.h",
     "state_rows.h",
     "team.h",
     "quantized_kv.h",

@@ -54,6 +54,7 @@ _SIGNATURES: Mapping[str, tuple[type | None, list[type]]] = MappingProxyType(
         "forbid_tokens": (None, [*[_POINTER] * 3, _INT64, *[_INT32] * 2]),
         "causal_conv": (None, [*[_POINTER] * 6, _INT64, *[_INT32] * 5]),
         "gated_delta": (None, [*[_POINTER] * 7, *[_INT64] * 2, *[_INT32] * 6]),
+        "ssd": (None, [*[_POINTER] * 8, *[_INT64] * 2, *[_INT32] * 4, *[_FLOAT] * 2, *[_INT32] * 2]),
     }
 )
 
@@ -84,6 +85,7 @@ class CpuLibrary:
     forbid_tokens: Callable[..., None]
     causal_conv: Callable[..., None]
     gated_delta: Callable[..., None]
+    ssd: Callable[..., None]
 
 
 def compile_cpu_library(progress: Progress) -> None:

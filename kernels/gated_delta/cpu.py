@@ -12,7 +12,7 @@ from kernels.gated_delta.reference import DeltaSizes, DeltaWeights
 from kernels.state_rows import StateRows
 
 MAX_KEY_DIM = 256
-"""`kMaxKeyDim` of cpu.cpp."""
+"""`kMaxKeyDim` of state_columns.h."""
 
 
 def can_run(qkv: torch.Tensor, gates: torch.Tensor, sizes: DeltaSizes, states: torch.Tensor) -> bool:

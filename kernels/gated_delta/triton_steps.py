@@ -6,8 +6,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kernels.gated_delta.triton_gates import copy_state, decay_and_strength, state_of
-from kernels.triton_state_rows import next_save_of, saves_of, sequence_of
+from kernels.gated_delta.triton_gates import decay_and_strength
+from kernels.triton_state_rows import copy_state, next_save_of, saves_of, sequence_of, state_of
 
 
 @triton.jit(do_not_specialize=["qkv_stride", "gates_stride"])

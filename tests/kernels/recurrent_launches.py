@@ -1,4 +1,4 @@
-"""The launches of the kernels with a recurrent state that compile checks look at, in the shapes of Qwen3-Next."""
+"""The launches of the kernels with a recurrent state that compile checks look at, in shapes of published models."""
 
 from __future__ import annotations
 
@@ -11,10 +11,15 @@ from kernels.causal_conv.triton_kernel import causal_conv_triton
 from kernels.gated_delta import DeltaSizes, DeltaWeights
 from kernels.gated_delta.triton_kernel import gated_delta_triton
 from kernels.gpu_config import Gpu
+from kernels.ssd import SsdSizes, SsdWeights
+from kernels.ssd.triton_kernel import ssd_triton
 from kernels.state_rows import StateRows
 from tests.kernels.state_batches import state_rows
 
 SIZES = DeltaSizes(16, 32, 128, 128)
+SSD_SIZES = SsdSizes(48, 64, 1, 256)
+"""Of Falcon-H1 1.5B; Nemotron-H's states have half the rows."""
+SMALL_SSD_SIZES = SsdSizes(64, 64, 8, 128)
 
 
 def empty(*size: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
@@ -32,6 +37,13 @@ def launch_delta(gpu: Gpu, length: int, *, saves: bool = False) -> torch.Tensor:
     return gated_delta_triton(empty(length, SIZES.num_features), empty(length, 64), weights, SIZES, states, rows, gpu)
 
 
+def launch_ssd(gpu: Gpu, sizes: SsdSizes, length: int, *, saves: bool = False) -> torch.Tensor:
+    of_heads = (empty(sizes.num_heads, dtype=torch.float32) for _ in range(3))
+    states = empty(2, sizes.num_heads, sizes.state_size, sizes.head_dim, dtype=torch.float32)
+    features, steps = empty(length, sizes.num_features), empty(length, sizes.num_heads)
+    return ssd_triton(features, steps, SsdWeights(*of_heads), sizes, states, rows_of(length, saves=saves), gpu)
+
+
 def launch_conv(length: int, *, saves: bool = False) -> torch.Tensor:
     channels = SIZES.num_features
     inputs = empty(length, channels), empty(4, channels), None, empty(2, 3, channels, dtype=torch.float32)
@@ -44,6 +56,12 @@ def launches(gpu: Gpu) -> dict[str, Callable[[], torch.Tensor]]:
         "delta_chunks": partial(launch_delta, gpu, 64),
         "delta_steps_copied": partial(launch_delta, gpu, 1, saves=True),
         "delta_chunks_copied": partial(launch_delta, gpu, 64, saves=True),
+        "ssd_steps": partial(launch_ssd, gpu, SSD_SIZES, 1),
+        "ssd_chunks": partial(launch_ssd, gpu, SSD_SIZES, 64),
+        "ssd_steps_copied": partial(launch_ssd, gpu, SSD_SIZES, 1, saves=True),
+        "ssd_chunks_copied": partial(launch_ssd, gpu, SSD_SIZES, 64, saves=True),
+        "small_ssd_steps": partial(launch_ssd, gpu, SMALL_SSD_SIZES, 1),
+        "small_ssd_chunks": partial(launch_ssd, gpu, SMALL_SSD_SIZES, 64),
         "conv_step": partial(launch_conv, 1),
         "conv": partial(launch_conv, 64),
         "conv_copied": partial(launch_conv, 64, saves=True),

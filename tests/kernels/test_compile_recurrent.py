@@ -15,7 +15,7 @@ from tests.kernels.compile_checks import compile_launches
 @pytest.mark.timeout(600)
 def test_kernels_fit_the_gpu_without_spills(tmp_path: Path) -> None:
     compiled = compile_launches("tests.kernels.recurrent_launches", (80, 90), tmp_path / "recurrent.json")
-    assert len(compiled) == 14
+    assert len(compiled) == 26
     for kernel in compiled:
         assert kernel.shared_bytes <= kernel.generation.max_shared_bytes, str(kernel)
         assert kernel.stack_bytes == 0, f"{kernel} spills registers"

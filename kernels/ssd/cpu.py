@@ -1,0 +1,62 @@
+"""Mamba-2's state update by the compiled CPU kernel (`cpu.cpp`)."""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+
+from kernels.cpu_library import DTYPE_NUMBERS, CpuLibrary
+from kernels.cpu_states import state_rows_structure
+from kernels.ssd.reference import SsdSizes, SsdWeights
+from kernels.state_rows import StateRows
+
+MAX_STATE_SIZE = 256
+"""`kMaxKeyDim` of state_columns.h."""
+
+
+def can_run(features: torch.Tensor, steps: torch.Tensor, sizes: SsdSizes, states: torch.Tensor) -> bool:
+    """Return True where the kernel supports the types, sizes and layouts."""
+    return (
+        features.is_cpu
+        and features.dtype in DTYPE_NUMBERS
+        and features.dtype is steps.dtype
+        and features.stride(1) == steps.stride(1) == 1
+        and states.dtype is torch.float32
+        and states.is_contiguous()
+        and sizes.state_size <= MAX_STATE_SIZE
+    )
+
+
+def ssd_cpu(
+    library: CpuLibrary,
+    features: torch.Tensor,
+    steps: torch.Tensor,
+    weights: SsdWeights,
+    sizes: SsdSizes,
+    states: torch.Tensor,
+    rows: StateRows,
+) -> torch.Tensor:
+    """Do what `kernels.ssd.ssd` promises."""
+    result = torch.empty(features.shape[0], sizes.num_heads, sizes.head_dim, dtype=features.dtype)
+    library.ssd(
+        features.data_ptr(),
+        steps.data_ptr(),
+        weights.rate.data_ptr(),
+        weights.step_bias.data_ptr(),
+        weights.skip.data_ptr(),
+        result.data_ptr(),
+        states.data_ptr(),
+        ctypes.byref(state_rows_structure(rows)),
+        features.stride(0),
+        steps.stride(0),
+        sizes.num_groups,
+        sizes.num_heads,
+        sizes.state_size,
+        sizes.head_dim,
+        weights.min_step,
+        weights.max_step,
+        DTYPE_NUMBERS[features.dtype],
+        torch.get_num_threads(),
+    )
+    return result
