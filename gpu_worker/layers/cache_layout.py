@@ -11,8 +11,7 @@ Layers that need the same tokens form a group, which has blocks and a block tabl
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -67,7 +66,15 @@ class KeepsState:
     num_inputs: int = 0
 
 
-LayerMemory = KeepsTokens | ReadsLayer | KeepsState | None
+@dataclass(frozen=True, slots=True)
+class KeepsBoth:
+    """A layer that attends and has a state too."""
+
+    tokens: KeepsTokens
+    state: KeepsState
+
+
+LayerMemory = KeepsTokens | ReadsLayer | KeepsState | KeepsBoth | None
 """What a layer keeps; None is nothing."""
 
 
@@ -98,14 +105,14 @@ class CacheLayout:
         for layer, memory in enumerate(self.layers):
             if isinstance(memory, ReadsLayer):
                 assert memory.layer < layer, "a layer reads what a layer before it has written"
-                assert isinstance(self.layers[memory.layer], KeepsTokens)
+                assert self.tokens_of(memory.layer) is not None
 
     @cached_property
     def groups(self) -> tuple[TokenGroup, ...]:
         """The groups of layers that keep tokens: that of all tokens, then those of windows, small ones first."""
         layers: dict[int | None, list[int]] = {None: []}
-        for layer, memory in enumerate(self.layers):
-            if isinstance(memory, KeepsTokens):
+        for layer in range(len(self.layers)):
+            if (memory := self.tokens_of(layer)) is not None:
                 layers.setdefault(memory.window, []).append(layer)
         windows = sorted(window for window in layers if window is not None)
         return tuple(TokenGroup(window, tuple(layers[window])) for window in (None, *windows))
@@ -122,39 +129,55 @@ class CacheLayout:
     @cached_property
     def state_layers(self) -> tuple[int, ...]:
         """The layers of the state group."""
-        return tuple(layer for layer, memory in enumerate(self.layers) if isinstance(memory, KeepsState))
+        return tuple(layer for layer in range(len(self.layers)) if self.state_of(layer) is not None)
 
     @property
     def state_bytes(self) -> int:
         """What the state of one sequence takes, over all layers; 0 without recurrent layers."""
-        states = [memory for memory in self.layers if isinstance(memory, KeepsState)]
-        return sum(part.num_bytes for state in states for part in state.parts)
+        return sum(part.num_bytes for state in self.states for part in state.parts)
+
+    @property
+    def states(self) -> list[KeepsState]:
+        """What the layers of the state group keep, in order."""
+        return [state for layer in self.state_layers if (state := self.state_of(layer)) is not None]
+
+    def tokens_of(self, layer: int) -> KeepsTokens | None:
+        """Return what a layer keeps of tokens, if anything."""
+        memory = self.layers[layer]
+        memory = memory.tokens if isinstance(memory, KeepsBoth) else memory
+        return memory if isinstance(memory, KeepsTokens) else None
+
+    def state_of(self, layer: int) -> KeepsState | None:
+        """Return the state that a layer keeps, if any."""
+        memory = self.layers[layer]
+        memory = memory.state if isinstance(memory, KeepsBoth) else memory
+        return memory if isinstance(memory, KeepsState) else None
 
     def shape_of(self, layer: int) -> CacheShape:
         """Return what a layer that keeps tokens keeps of each."""
-        memory = self.layers[layer]
-        assert isinstance(memory, KeepsTokens)
+        memory = self.tokens_of(layer)
+        assert memory is not None
         return memory.shape
 
     def flat(self) -> CacheLayout:
         """Return the layout that keeps all tokens where this one keeps the last ones; masks still hide them."""
-        return CacheLayout(tuple(_whole(self.layers)))
+        return CacheLayout(tuple(_whole(memory, 1) for memory in self.layers))
 
     def within(self, max_model_len: int) -> CacheLayout:
         """Return the layout for sequences of at most so many tokens: windows that hold all of these keep all tokens."""
-        return CacheLayout(
-            tuple(
-                KeepsTokens(memory.shape)
-                if isinstance(memory, KeepsTokens) and (memory.window or 0) >= max_model_len
-                else memory
-                for memory in self.layers
-            )
-        )
+        return CacheLayout(tuple(_whole(memory, max_model_len) for memory in self.layers))
 
     def first(self, num_layers: int) -> CacheLayout:
         """Return the layout of the first layers."""
         return CacheLayout(self.layers[:num_layers])
 
 
-def _whole(layers: Iterable[LayerMemory]) -> Iterable[LayerMemory]:
-    return (KeepsTokens(memory.shape) if isinstance(memory, KeepsTokens) else memory for memory in layers)
+def _whole(memory: LayerMemory, min_window: int) -> LayerMemory:
+    """Return what keeps all tokens where this keeps the last ones, `min_window` or more."""
+    if isinstance(memory, KeepsBoth):
+        return replace(memory, tokens=_whole_tokens(memory.tokens, min_window))
+    return _whole_tokens(memory, min_window) if isinstance(memory, KeepsTokens) else memory
+
+
+def _whole_tokens(memory: KeepsTokens, min_window: int) -> KeepsTokens:
+    return KeepsTokens(memory.shape) if (memory.window or 0) >= min_window else memory

@@ -19,6 +19,7 @@ from gpu_worker.layers.layer_norm import make_norm
 from gpu_worker.layers.layer_state import LayerState
 from gpu_worker.layers.layer_traits import AttentionShape
 from gpu_worker.layers.layer_weights import (
+    AttentionBesideMamba2Weights,
     AttentionWeights,
     DenseAndMixtureWeights,
     FeedForward,
@@ -26,12 +27,14 @@ from gpu_worker.layers.layer_weights import (
     GatedWeights,
     LatentWeights,
     LayerInputWeights,
+    Mamba2Weights,
     Mixer,
     MixtureWeights,
     PlainWeights,
     Projection,
     ShortConvWeights,
 )
+from gpu_worker.layers.mamba2 import AttentionBesideMamba2, Mamba2
 from gpu_worker.layers.mixture import Mixture, SharedExpert
 from gpu_worker.layers.plain_mlp import PlainMLP
 from gpu_worker.layers.rotations import Rotations
@@ -128,6 +131,14 @@ def _gated_delta(parts: LayerParts, index: int, weights: GatedDeltaWeights) -> G
     return GatedDeltaNet(index, weights, *map(parts.linear, (weights.inputs, weights.gates, weights.output)))
 
 
+def _mamba2(parts: LayerParts, index: int, weights: Mamba2Weights) -> Mamba2:
+    return Mamba2(index, weights, parts.linear(weights.inputs), parts.linear(weights.output))
+
+
+def _beside(parts: LayerParts, index: int, weights: AttentionBesideMamba2Weights) -> AttentionBesideMamba2:
+    return AttentionBesideMamba2(_attention(parts, index, weights.attention), _mamba2(parts, index, weights.mamba2))
+
+
 def _gated(parts: LayerParts, weights: GatedWeights) -> GatedMLP:
     return GatedMLP(parts.linear(weights.gate_up), parts.linear(weights.down), weights.activation)
 
@@ -162,6 +173,8 @@ _MIXERS: dict[type, Callable[[LayerParts, int, Any], MixerBlock]] = {
     LatentWeights: _latent,
     GatedDeltaWeights: _gated_delta,
     ShortConvWeights: _short_conv,
+    Mamba2Weights: _mamba2,
+    AttentionBesideMamba2Weights: _beside,
 }
 
 _FEED_FORWARDS: dict[type, Callable[[LayerParts, Any], FeedForwardBlock]] = {

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import Enum
 
 from gpu_worker.layers.mixture_shape import MixtureShape
 from kernels.activation import Activation
 from kernels.gated_delta import DeltaSizes
+from kernels.ssd import SsdSizes
 
 
 class HeadNorm(Enum):
@@ -47,6 +49,7 @@ class AttentionShape:
         head_norm: How queries and keys are normalised.
         qkv_bias: The query, key and value projections have a bias.
         output_bias: The output projection has one.
+        output_scale: What the layer yields is multiplied by.
         has_sinks: Each query head has a learned score of seeing nothing.
         query_growth: By how much queries grow with their position, if they do.
         value_norm: Value heads are normalised, without weights.
@@ -70,6 +73,7 @@ class AttentionShape:
     head_norm: HeadNorm = HeadNorm.NONE
     qkv_bias: bool = False
     output_bias: bool = False
+    output_scale: float = 1.0
     has_sinks: bool = False
     query_growth: QueryGrowth | None = None
     value_norm: bool = False
@@ -114,11 +118,16 @@ class LatentShape:
 
 @dataclass(frozen=True, slots=True)
 class GatedShape:
-    """A feed-forward block `down(activation(gate(x)) * up(x))`; with `has_bias`, all three matrices have one."""
+    """A feed-forward block `down(activation(gate(x)) * up(x))`; with `has_bias`, all three matrices have one.
+
+    What the gate's projection yields is multiplied by `gate_scale`, and what the block yields by `down_scale`.
+    """
 
     inner_size: int
     activation: Activation = Activation.SILU
     has_bias: bool = False
+    gate_scale: float = 1.0
+    down_scale: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,10 +167,53 @@ class ShortConvShape:
     has_bias: bool = False
 
 
-RecurrentShape = GatedDeltaShape | ShortConvShape
+class OutputNorm(Enum):
+    """How what is read of a state is normalised, a group of heads at a time, before or after it meets its gate."""
+
+    NONE = "none"
+    BEFORE_GATE = "before"
+    AFTER_GATE = "after"
+
+
+@dataclass(frozen=True, slots=True)
+class Mamba2Shape:
+    """A Mamba-2 mixer.
+
+    Attributes:
+        sizes: Its heads and groups.
+        conv_width: Tokens that the convolution before it sees, each itself included.
+        norm: How its results are normalised.
+        step_limits: Bounds of steps.
+        has_conv_bias: The convolution has a bias.
+        has_input_bias, has_output_bias: The projections have.
+        input_scales: What the input projection yields is multiplied by: gates, values, input vectors, output vectors,
+            steps.
+        output_scale: What the mixer yields is multiplied by.
+    """
+
+    sizes: SsdSizes
+    conv_width: int
+    norm: OutputNorm = OutputNorm.AFTER_GATE
+    step_limits: tuple[float, float] = (0.0, math.inf)
+    has_conv_bias: bool = True
+    has_input_bias: bool = False
+    has_output_bias: bool = False
+    input_scales: tuple[float, float, float, float, float] = (1.0, 1.0, 1.0, 1.0, 1.0)
+    output_scale: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionBesideMamba2Shape:
+    """Both mixers of the same vectors, whose results are added."""
+
+    attention: AttentionShape
+    mamba2: Mamba2Shape
+
+
+RecurrentShape = GatedDeltaShape | ShortConvShape | Mamba2Shape
 """What keeps a state of fixed size instead of keys and values."""
 
-MixerShape = AttentionShape | LatentShape | RecurrentShape
+MixerShape = AttentionShape | LatentShape | RecurrentShape | AttentionBesideMamba2Shape
 """What a layer mixes tokens by."""
 
 

@@ -6,12 +6,13 @@ from dataclasses import dataclass
 
 import torch
 
-from gpu_worker.layers.layer_traits import AttentionShape, GatedDeltaShape, LatentShape
+from gpu_worker.layers.layer_traits import AttentionShape, GatedDeltaShape, LatentShape, Mamba2Shape
 from kernels.activation import Activation
 from kernels.gated_delta import DeltaWeights
 from kernels.linear.forms import WeightForm
 from kernels.moe import ExpertWeights, GatedActivation, RoutingRule
 from kernels.rope_kv_write import HeadNormWeights
+from kernels.ssd import SsdWeights
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +136,39 @@ class GatedDeltaWeights:
 
 
 @dataclass(frozen=True, slots=True)
+class Mamba2Weights:
+    """A Mamba-2 mixer.
+
+    Attributes:
+        shape: Its sizes.
+        inputs: Yields the gates of the output, then values, input vectors and output vectors, then the steps.
+        conv: `[conv_width, num_features]`, of values, input vectors and output vectors.
+        conv_bias: `[num_features]`, if it has one.
+        ssd: Of decays, and of what passes the state by.
+        norm: `[inner_size]`, of what is read; None where it is not normalised.
+        eps: Of that normalisation.
+        output: From the heads back to the residual stream.
+    """
+
+    shape: Mamba2Shape
+    inputs: Projection
+    conv: torch.Tensor
+    conv_bias: torch.Tensor | None
+    ssd: SsdWeights
+    norm: torch.Tensor | None
+    eps: float
+    output: Projection
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionBesideMamba2Weights:
+    """Both mixers of the same vectors."""
+
+    attention: AttentionWeights
+    mamba2: Mamba2Weights
+
+
+@dataclass(frozen=True, slots=True)
 class GatedWeights:
     """A gated feed-forward block; `gate_up` yields the gate's features, then the up projection's."""
 
@@ -226,7 +260,14 @@ class ShortConvWeights:
     output: Projection
 
 
-Mixer = AttentionWeights | LatentWeights | GatedDeltaWeights | ShortConvWeights
+Mixer = (
+    AttentionWeights
+    | LatentWeights
+    | GatedDeltaWeights
+    | ShortConvWeights
+    | Mamba2Weights
+    | AttentionBesideMamba2Weights
+)
 """What a layer mixes tokens by."""
 
 FeedForward = GatedWeights | PlainWeights | MixtureWeights | DenseAndMixtureWeights

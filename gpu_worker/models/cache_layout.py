@@ -4,8 +4,23 @@ from __future__ import annotations
 
 import torch
 
-from gpu_worker.layers.cache_layout import CacheLayout, KeepsState, KeepsTokens, LayerMemory, ReadsLayer, StatePart
-from gpu_worker.layers.layer_traits import GatedDeltaShape, LatentShape, ShortConvShape
+from gpu_worker.layers.cache_layout import (
+    CacheLayout,
+    KeepsBoth,
+    KeepsState,
+    KeepsTokens,
+    LayerMemory,
+    ReadsLayer,
+    StatePart,
+)
+from gpu_worker.layers.layer_traits import (
+    AttentionBesideMamba2Shape,
+    AttentionShape,
+    GatedDeltaShape,
+    LatentShape,
+    Mamba2Shape,
+    ShortConvShape,
+)
 from gpu_worker.models.config import ModelConfig
 from kernels.layer_cache import CacheShape
 
@@ -24,13 +39,28 @@ def _layer_memory(config: ModelConfig, layer: int) -> LayerMemory:
         return KeepsState((inputs,), mixer.num_channels)
     if isinstance(mixer, GatedDeltaShape):
         return _delta_memory(mixer)
+    if isinstance(mixer, Mamba2Shape):
+        return _mamba2_memory(mixer)
+    if isinstance(mixer, AttentionBesideMamba2Shape):
+        return KeepsBoth(_attention_memory(mixer.attention), _mamba2_memory(mixer.mamba2))
     if isinstance(mixer, LatentShape):
         return KeepsTokens(CacheShape(1, mixer.key_dim, mixer.latent_dim, is_latent=True))
-    shape = config.attention_shape(layer)
-    if shape.reads_layer is not None:
-        return ReadsLayer(shape.reads_layer)
+    if mixer is None:
+        return None
+    return _attention_memory(mixer) if mixer.reads_layer is None else ReadsLayer(mixer.reads_layer)
+
+
+def _attention_memory(shape: AttentionShape) -> KeepsTokens:
     windows = [window for window in (shape.sliding_window, shape.chunk_size) if window is not None]
     return KeepsTokens(CacheShape(shape.num_kv_heads, shape.head_dim, shape.head_dim), min(windows, default=None))
+
+
+def _mamba2_memory(shape: Mamba2Shape) -> KeepsState:
+    """The last inputs of the convolution, and a matrix a head; of drafts what the projection yields of them."""
+    sizes = shape.sizes
+    inputs = StatePart((shape.conv_width - 1, sizes.num_features), torch.float32)
+    matrices = StatePart((sizes.num_heads, sizes.state_size, sizes.head_dim), torch.float32)
+    return KeepsState((inputs, matrices), sizes.num_features + sizes.num_heads)
 
 
 def _delta_memory(shape: GatedDeltaShape) -> KeepsState:

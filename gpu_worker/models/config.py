@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from gpu_worker.layers.layer_traits import (
+    AttentionBesideMamba2Shape,
     AttentionShape,
     FeedForwardShape,
     GatedShape,
@@ -120,7 +121,7 @@ class ModelConfig:
     @property
     def has_states(self) -> bool:
         """Whether some layers keep a state of a sequence, which each token changes."""
-        return any(isinstance(layer.mixer, RecurrentShape) for layer in self.layers)
+        return any(isinstance(layer.mixer, RecurrentShape | AttentionBesideMamba2Shape) for layer in self.layers)
 
     def layer(self, index: int) -> LayerTraits:
         """What one layer consists of."""

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from gpu_worker.layers.layer_traits import (
+    AttentionBesideMamba2Shape,
     AttentionShape,
     DenseAndMixtureShape,
     GatedDeltaShape,
@@ -16,10 +17,12 @@ from gpu_worker.layers.layer_traits import (
     HeadNorm,
     LatentShape,
     LayerInputShape,
+    Mamba2Shape,
     PlainShape,
     ShortConvShape,
 )
 from gpu_worker.layers.layer_weights import (
+    AttentionBesideMamba2Weights,
     AttentionWeights,
     DenseAndMixtureWeights,
     FeedForward,
@@ -29,6 +32,7 @@ from gpu_worker.layers.layer_weights import (
     LayerInputWeights,
     LayerNorms,
     LayerWeights,
+    Mamba2Weights,
     Mixer,
     MixtureWeights,
     NormWeights,
@@ -40,8 +44,9 @@ from gpu_worker.layers.rotary_order import head_order, head_rows
 from gpu_worker.models.config import ModelConfig
 from gpu_worker.models.gated_delta_source import take_gated_delta
 from gpu_worker.models.latent_source import take_latent
+from gpu_worker.models.mamba2_source import take_mamba2
 from gpu_worker.models.mixture_source import take_mixture
-from gpu_worker.models.projections import Projections
+from gpu_worker.models.projections import Projections, feature_factors
 from gpu_worker.models.weight_source import WeightSource
 from kernels.rope_kv_write import HeadNormWeights
 
@@ -68,13 +73,13 @@ class LayerSource:
         def norm(name: str | None) -> NormWeights | None:
             return None if name is None else self.norm(f"{prefix}.{name}")
 
-        norms = LayerNorms(
-            norm(names.before_mixer),
-            norm(names.after_mixer),
-            norm(names.before_feed_forward),
-            norm(names.after_feed_forward),
-        )
         mixer, feed_forward = traits.mixer, traits.feed_forward
+        norms = LayerNorms(
+            None if mixer is None else norm(names.before_mixer),
+            None if mixer is None else norm(names.after_mixer),
+            None if feed_forward is None else norm(names.before_feed_forward),
+            None if feed_forward is None else norm(names.after_feed_forward),
+        )
         return LayerWeights(
             None if mixer is None else _MIXERS[type(mixer)](self, prefix, mixer),
             None if feed_forward is None else _FEED_FORWARDS[type(feed_forward)](self, prefix, feed_forward),
@@ -120,7 +125,11 @@ def _take_attention(source: LayerSource, prefix: str, shape: AttentionShape) -> 
         order=_qkv_order(shape),
     )
     output = source.projections.take(
-        [f"{name}.{names.output}"], [size], shape.num_heads * dim, has_bias=shape.output_bias
+        [f"{name}.{names.output}"],
+        [size],
+        shape.num_heads * dim,
+        has_bias=shape.output_bias,
+        factors=feature_factors([size], [shape.output_scale]),
     )
     sinks = source.checkpoint.take(f"{name}.sinks", shape.num_heads).float() if shape.has_sinks else None
     return AttentionWeights(shape, qkv, output, _take_head_norm(source, name, shape), sinks)
@@ -178,12 +187,23 @@ def _take_gated_delta(source: LayerSource, prefix: str, shape: GatedDeltaShape) 
     return take_gated_delta(source.config, source.checkpoint, source.projections, prefix, shape)
 
 
+def _take_mamba2(source: LayerSource, prefix: str, shape: Mamba2Shape) -> Mamba2Weights:
+    return take_mamba2(source.config, source.checkpoint, source.projections, prefix, shape)
+
+
+def _take_beside(source: LayerSource, prefix: str, shape: AttentionBesideMamba2Shape) -> AttentionBesideMamba2Weights:
+    attention = _take_attention(source, prefix, shape.attention)
+    return AttentionBesideMamba2Weights(attention, _take_mamba2(source, prefix, shape.mamba2))
+
+
 def _take_gated(source: LayerSource, prefix: str, shape: GatedShape) -> GatedWeights:
     name, names, size, inner = f"{prefix}.mlp", source.config.block.names, source.config.hidden_size, shape.inner_size
     parts = [f"{name}.{part}" for part in names.gate_up]
     rows = [inner, inner] if len(parts) == 2 else [2 * inner]
-    gate_up = source.projections.take(parts, rows, size, has_bias=shape.has_bias)
-    down = source.projections.take([f"{name}.{names.down}"], [size], inner, has_bias=shape.has_bias)
+    factors = feature_factors([inner, inner], [shape.gate_scale, 1.0])
+    gate_up = source.projections.take(parts, rows, size, has_bias=shape.has_bias, factors=factors)
+    factors = feature_factors([size], [shape.down_scale])
+    down = source.projections.take([f"{name}.{names.down}"], [size], inner, has_bias=shape.has_bias, factors=factors)
     return GatedWeights(gate_up, down, shape.activation)
 
 
@@ -199,6 +219,8 @@ _MIXERS: dict[type, Callable[[LayerSource, str, Any], Mixer]] = {
     LatentShape: _take_latent,
     GatedDeltaShape: _take_gated_delta,
     ShortConvShape: _take_short_conv,
+    Mamba2Shape: _take_mamba2,
+    AttentionBesideMamba2Shape: _take_beside,
 }
 
 

@@ -11,7 +11,7 @@ from gpu_worker.layers.layer_weights import Projection
 from gpu_worker.models.weight_source import WeightSource
 from gpu_worker.quantization.quantization_method import QuantizationMethod
 from gpu_worker.quantization.tensor_source import TensorSource
-from kernels.linear.forms import DenseWeight, WeightForm, concatenate, reorder_rows
+from kernels.linear.forms import DenseWeight, WeightForm, concatenate, reorder_rows, scale_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +52,7 @@ class Projections:
         *,
         has_bias: bool = False,
         order: torch.Tensor | None = None,
+        factors: torch.Tensor | None = None,
     ) -> Projection:
         """Take layers of the same input as one, their features one after another.
 
@@ -61,12 +62,18 @@ class Projections:
             columns: Their input features.
             has_bias: Each has a bias.
             order: `[sum(rows)]` int64, which of all these features each result is; None is in order.
+            factors: `[sum(rows)]` float32, what the features are multiplied by, as they stand in the checkpoint; None
+                is by nothing.
         """
         weight = self._weight(names, rows, columns)
+        if factors is not None:
+            weight = scale_rows(weight, factors)
         if order is not None:
             weight = reorder_rows(weight, order)
         if has_bias:
             bias = self.source.take_rows([f"{name}.bias" for name in names], [(n,) for n in rows])
+            if factors is not None:
+                bias = (bias.float() * factors.to(bias.device)).to(bias.dtype)
             return Projection(weight, bias if order is None else bias[order.to(bias.device)])
         if self.quantized is not None:
             self.quantized.drop_empty_biases(names)
@@ -77,3 +84,14 @@ class Projections:
             return self.quantized.take(names, rows, columns)
         shapes = [(count, columns) for count in rows]
         return DenseWeight(self.source.take_rows([f"{name}.weight" for name in names], shapes))
+
+
+def feature_factors(widths: Sequence[int], scales: Sequence[float]) -> torch.Tensor | None:
+    """Return a factor for each feature, of parts of these widths; None where all are one.
+
+    Shapes:
+        result: `[sum(widths)]` float32
+    """
+    if all(scale == 1 for scale in scales):
+        return None
+    return torch.tensor(scales).repeat_interleave(torch.tensor(widths))

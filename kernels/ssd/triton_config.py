@@ -12,7 +12,7 @@ MIN_CHUNKED_LEN = 16
 """Tokens of a sequence from which on chunks are used: below, a token after the other is less work."""
 
 _TABLE_STATE_SIZE = 128
-"""The state size that blocks of columns are for; with twice the rows they have half the columns."""
+"""The state size that blocks and chunks are for; with twice the rows they have half the columns and tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +35,15 @@ class SsdConfig:
 
     def block_of(self, state_rows: int, *, is_chunked: bool) -> int:
         """Return the columns of a program whose state has so many rows; matrix products need sixteen."""
-        block = self.chunk_block_value if is_chunked else self.block_value
-        return max(16, block // max(1, state_rows // _TABLE_STATE_SIZE))
+        return _scaled(self.chunk_block_value if is_chunked else self.block_value, state_rows)
+
+    def chunk_of(self, state_rows: int) -> int:
+        """Return the tokens of a chunk where a state has so many rows."""
+        return _scaled(self.chunk, state_rows)
+
+
+def _scaled(size: int, state_rows: int) -> int:
+    return max(16, size // max(1, state_rows // _TABLE_STATE_SIZE))
 
 
 _CONFIGS = MappingProxyType({GpuGeneration[name]: SsdConfig(**entry) for name, entry in SSD.items()})

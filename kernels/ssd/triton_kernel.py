@@ -57,7 +57,7 @@ def ssd_triton(
         HAS_SAVES=rows.saves is not None,
         BLOCK_STATE=block_state,
         BLOCK_VALUE=block_value,
-        CHUNK=config.chunk,
+        CHUNK=config.chunk_of(block_state),
         # Of 16 bits, inputs have no more digits than this.
         PRECISION="tf32x3" if features.dtype is torch.float32 else "tf32",
         num_warps=config.chunk_num_warps if is_chunked else config.num_warps,

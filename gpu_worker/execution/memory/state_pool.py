@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from gpu_worker.layers.cache_layout import CacheLayout, KeepsState
+from gpu_worker.layers.cache_layout import CacheLayout
 from gpu_worker.layers.layer_state import LayerState
 
 
@@ -41,8 +41,9 @@ def allocate_states(
     if not layout.state_layers:
         return None
     layers: list[LayerState | None] = []
-    for memory in layout.layers:
-        if not isinstance(memory, KeepsState):
+    for layer in range(len(layout.layers)):
+        memory = layout.state_of(layer)
+        if memory is None:
             layers.append(None)
             continue
         # Zeros take no memory of a host before they are written.
@@ -54,6 +55,5 @@ def allocate_states(
 
 def state_pool_bytes(layout: CacheLayout, num_slots: int, max_draft_tokens: int) -> int:
     """Return the memory of what `allocate_states` allocates."""
-    states = [memory for memory in layout.layers if isinstance(memory, KeepsState)]
-    draft_bytes = sum(memory.num_inputs for memory in states) * max_draft_tokens * torch.float32.itemsize
+    draft_bytes = sum(memory.num_inputs for memory in layout.states) * max_draft_tokens * torch.float32.itemsize
     return (num_slots + 1) * (layout.state_bytes + draft_bytes)

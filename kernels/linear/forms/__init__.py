@@ -9,6 +9,7 @@ from kernels.linear.forms.dense import DenseWeight
 from kernels.linear.forms.groups import GroupQuantizedWeight
 from kernels.linear.forms.numbers import FLOAT4, FLOAT8, INT4, INT8, NUMBERS, Number, integers
 from kernels.linear.forms.row_order import reorder_rows
+from kernels.linear.forms.row_scale import scale_rows
 from kernels.linear.forms.scaled import SCALE_BLOCK, ScaledWeight
 from kernels.linear.forms.split import QuantizedWeight, SplitWeight, UnsplitWeight, WeightForm, concatenate
 
@@ -32,4 +33,5 @@ __all__ = [
     "concatenate",
     "integers",
     "reorder_rows",
+    "scale_rows",
 ]

@@ -22,7 +22,7 @@ LENGTHS = [1, 3, 17, 40, 9, 26]
 COUNT = 12
 
 
-@pytest.fixture(scope="module", params=["qwen3_5", "lfm2"])
+@pytest.fixture(scope="module", params=["qwen3_5", "lfm2", "falcon_h1"])
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     directory = tmp_path_factory.mktemp("recurrent-model")
     return directory, save_case(request.param, directory, eos_token_id=None)

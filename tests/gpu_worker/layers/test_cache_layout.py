@@ -5,6 +5,7 @@ import torch
 
 from gpu_worker.layers.cache_layout import (
     CacheLayout,
+    KeepsBoth,
     KeepsState,
     KeepsTokens,
     LayerMemory,
@@ -27,6 +28,7 @@ STATE = KeepsState((StatePart((4, 8, 8), torch.float32), StatePart((96, 3), torc
         pytest.param((NEAR, NEAR), [(None, ()), (128, (0, 1))], id="only-sliding"),
         pytest.param((FAR, NEAR, FULL), [(None, (2,)), (128, (1,)), (512, (0,))], id="two-windows"),
         pytest.param((STATE, STATE, FULL), [(None, (2,))], id="hybrid"),
+        pytest.param((KeepsBoth(NEAR, STATE), FULL), [(None, (1,)), (128, (0,))], id="both"),
         pytest.param((None, None), [(None, ())], id="encoder"),
     ],
 )
@@ -54,6 +56,15 @@ def test_state_takes_the_bytes_of_its_parts() -> None:
     assert layout.state_layers == (0, 2)
     assert layout.state_bytes == 2 * (4 * 8 * 8 * 4 + 96 * 3 * 2)
     assert CacheLayout((FULL,)).state_bytes == 0
+
+
+def test_layer_may_keep_tokens_and_a_state() -> None:
+    layout = CacheLayout((KeepsBoth(NEAR, STATE), FULL, STATE, ReadsLayer(0)))
+    assert layout.state_layers == (0, 2)
+    assert layout.state_bytes == CacheLayout((STATE, STATE)).state_bytes
+    assert layout.shape_of(0) == SHAPE
+    assert layout.flat().layers[0] == layout.within(128).layers[0] == KeepsBoth(FULL, STATE)
+    assert layout.within(129).layers[0] == KeepsBoth(NEAR, STATE)
 
 
 def test_flat_layout_keeps_all_tokens_of_all_layers() -> None:

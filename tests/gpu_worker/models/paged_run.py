@@ -6,7 +6,7 @@ import torch
 
 from gpu_worker.execution.memory.state_pool import allocate_states
 from gpu_worker.layers.attention_context import AttentionContext
-from gpu_worker.layers.cache_layout import KeepsTokens, ReadsLayer
+from gpu_worker.layers.cache_layout import ReadsLayer
 from gpu_worker.models.cache_layout import cache_layout
 from gpu_worker.models.decoder import CausalLM
 from kernels.layer_cache import CacheShape, LayerCache, allocate_caches
@@ -34,7 +34,8 @@ class PagedRun:
         self.block_size = block_size
         layout = cache_layout(config)
         plain = CacheShape(config.num_kv_heads, config.head_dim, config.head_dim)
-        kept = [memory.shape if isinstance(memory, KeepsTokens) else plain for memory in layout.layers]
+        tokens = map(layout.tokens_of, range(len(layout.layers)))
+        kept = [plain if memory is None else memory.shape for memory in tokens]
         self.caches = [poisoned_cache(num_blocks, block_size, shape, model.dtype) for shape in kept]
         for layer, memory in enumerate(layout.layers):
             if isinstance(memory, ReadsLayer):

@@ -35,7 +35,50 @@ EXPERTS = {
     "shared_expert_intermediate_size": 40,
 }
 
+MAMBA2 = {
+    "mamba_n_heads": 6,
+    "mamba_d_head": 12,
+    "mamba_d_ssm": 72,
+    "mamba_n_groups": 3,
+    "mamba_d_state": 20,
+    "mamba_chunk_size": 16,
+    "num_hidden_layers": 3,
+}
+FACTORS = {
+    "lm_head_multiplier": 0.7,
+    "embedding_multiplier": 3.1,
+    "mlp_multipliers": [0.8, 1.3],
+    "key_multiplier": 0.6,
+    "attention_in_multiplier": 1.4,
+    "attention_out_multiplier": 0.7,
+    "ssm_multipliers": [0.6, 1.3, 0.9, 1.1, 0.8],
+    "ssm_in_multiplier": 1.2,
+    "ssm_out_multiplier": 0.5,
+}
+
 CASES = {
+    "falcon_h1": Case("FalconH1Config", "FalconH1ForCausalLM", {**MAMBA2, **FACTORS, "mamba_rms_norm": True}),
+    "falcon_h1-options": Case(
+        "FalconH1Config",
+        "FalconH1ForCausalLM",
+        {
+            **MAMBA2,
+            "mamba_rms_norm": False,
+            "mamba_proj_bias": True,
+            "projectors_bias": True,
+            "attention_bias": True,
+            "mlp_bias": True,
+            "mamba_conv_bias": False,
+            "mamba_d_conv": 3,
+            "time_step_limit": (0.1, 0.9),
+            "ssm_multipliers": [0.6, 1.3, 0.9, 1.1, 0.8],
+            "key_multiplier": 0.5,
+            "ssm_out_multiplier": 0.5,
+            "attention_out_multiplier": 0.7,
+            "num_key_value_heads": 1,
+            "tie_word_embeddings": True,
+        },
+    ),
     "lfm2": Case(
         "Lfm2Config",
         "Lfm2ForCausalLM",

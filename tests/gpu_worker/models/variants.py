@@ -95,6 +95,8 @@ def randomize(model: torch.nn.Module) -> None:
                 parameter.uniform_(0.5, 1.5)
             elif name.endswith("bias"):
                 parameter.normal_(0, 0.5)
+            elif parameter.dim() == 1:
+                parameter.uniform_(-1.5, 1.5)
             elif "embed_tokens" in name or "lm_head" in name:
                 parameter.normal_(0, 0.3)
             else:

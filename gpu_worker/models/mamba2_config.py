@@ -1,0 +1,95 @@
+"""Reads the sizes and options of Mamba-2 mixers, under the names that families have for them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from gpu_worker.layers.layer_traits import Mamba2Shape, OutputNorm
+from gpu_worker.models.hybrid_config import MAX_CONV_WIDTH
+from gpu_worker.models.json_file import JsonFile
+from kernels.ssd import SsdSizes
+
+_LIMITS = "time_step_limit"
+_MAX_STATE = 256
+_MAX_HEADS = 1 << 12
+
+
+@dataclass(frozen=True, slots=True)
+class Mamba2Fields:
+    """What a family calls the fields of its mixers; by default as Bamba does, and those that followed it.
+
+    Attributes:
+        inner_size: The values of a token; where it is absent, `expand` times the size of the stream.
+        input_bias, output_bias: Whether the projections have biases.
+        activation: Of the convolution, which must be SiLU.
+    """
+
+    num_heads: str = "mamba_n_heads"
+    head_dim: str = "mamba_d_head"
+    num_groups: str = "mamba_n_groups"
+    state_size: str = "mamba_d_state"
+    conv_width: str = "mamba_d_conv"
+    conv_bias: str = "mamba_conv_bias"
+    inner_size: str = "mamba_d_ssm"
+    expand: str = "mamba_expand"
+    input_bias: str = "mamba_proj_bias"
+    output_bias: str = "mamba_proj_bias"
+    activation: str = "hidden_act"
+
+
+def read_mamba2(
+    file: JsonFile, fields: Mamba2Fields = Mamba2Fields(), norm: OutputNorm = OutputNorm.AFTER_GATE
+) -> Mamba2Shape:
+    """Read a mixer.
+
+    Raises:
+        CheckpointError: A number is missing, does not fit the others, or cannot be served.
+    """
+    activation = file.text(fields.activation, "silu")
+    if activation not in ("silu", "swish"):
+        problem = f"is {activation[:80]!r}; the convolutions of Mamba-2 are served with 'silu'"
+        raise file.error(fields.activation, problem)
+    return Mamba2Shape(
+        _read_sizes(file, fields),
+        file.integer(fields.conv_width, 4, minimum=2, maximum=MAX_CONV_WIDTH),
+        norm,
+        _read_limits(file),
+        has_conv_bias=file.boolean(fields.conv_bias, True),
+        has_input_bias=file.boolean(fields.input_bias, False),
+        has_output_bias=file.boolean(fields.output_bias, False),
+    )
+
+
+def _read_sizes(file: JsonFile, fields: Mamba2Fields) -> SsdSizes:
+    num_heads = file.integer(fields.num_heads, 128, maximum=_MAX_HEADS)
+    num_groups = file.integer(fields.num_groups, 1, maximum=_MAX_HEADS)
+    if num_heads % num_groups:
+        raise file.error(fields.num_groups, f"is {num_groups}; it must divide {fields.num_heads} ({num_heads})")
+    if fields.inner_size in file.names():
+        inner_size = file.integer(fields.inner_size)
+    else:
+        inner_size = file.integer(fields.expand, 2, maximum=64) * file.integer("hidden_size")
+    is_auto = file.fields.get(fields.head_dim) in (None, "auto")
+    head_dim = max(1, inner_size // num_heads) if is_auto else file.integer(fields.head_dim, maximum=1024)
+    if head_dim * num_heads != inner_size:
+        problem = f"times {fields.num_heads} is {head_dim} * {num_heads}; it must be the inner size, {inner_size}"
+        raise file.error(fields.head_dim, problem)
+    return SsdSizes(num_heads, head_dim, num_groups, file.integer(fields.state_size, maximum=_MAX_STATE))
+
+
+def _read_limits(file: JsonFile) -> tuple[float, float]:
+    """Read the bounds of steps. JSON has no infinity: tools write it as `Infinity`, or as an object that says so."""
+    value = file.fields.get(_LIMITS)
+    if value is None:
+        return (0.0, math.inf)
+    numbers = [_number(item) for item in value] if isinstance(value, list) else []
+    if len(numbers) != 2 or not 0 <= numbers[0] <= numbers[1]:
+        raise file.error(_LIMITS, f"is {repr(value)[:80]}; it must be two numbers, from 0 on and not falling")
+    return (numbers[0], numbers[1])
+
+
+def _number(value: object) -> float:
+    if isinstance(value, dict):
+        value = math.inf if value == {"__float__": "Infinity"} else None
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
