@@ -83,7 +83,7 @@ class Child:
         console: Console,
         *,
         started: Callable[[Child], None],
-        ended: Callable[[Child, Exit], None],
+        ended: Callable[[Child, Exit], bool],
         logged: Callable[[bytes], None] | None = None,
     ) -> None:
         """Prepare.
@@ -93,7 +93,7 @@ class Child:
             log_directory: Where its output goes.
             console: Where its warnings go too.
             started: Called after each start.
-            ended: Called after each end that nobody asked for.
+            ended: Called after each end that nobody asked for; says whether the process is to be started again.
             logged: Called with each line of its output.
         """
         self.spec = spec
@@ -156,7 +156,8 @@ class Child:
             self.exits += 1
             if clock() - began > HEALTHY_AFTER_S:
                 pause_s = FIRST_PAUSE_S
-            self._ended(self, exit_)
+            if not self._ended(self, exit_):
+                return
             self._console.say(self.spec.name, f"{exit_.reason}; starting it again in {pause_s:g} s")
             for line in exit_.last_lines:
                 self._console.say(self.spec.name, f"  | {line}")

@@ -199,14 +199,17 @@ class Supervisor:
         if self.model is not None:
             self._write_ready_files()
 
-    def _ended(self, child: Child, exit_: Exit) -> None:
+    def _ended(self, child: Child, exit_: Exit) -> bool:
+        """Take note of an end; say whether the child is to be started again."""
         if self.model is not None:
             self._write_ready_files()
         elif child.spec.role != "redis" and (exit_.returncode == _EXIT_BAD_SETTINGS or child.exits >= _MAX_EARLY_EXITS):
             log = self._state.logs / f"{child.spec.name}.log"
-            last = exit_.last_lines[-1] if exit_.last_lines else "it wrote nothing"
+            last = exit_.last_lines[-1].removeprefix("headrace: ") if exit_.last_lines else "it wrote nothing"
             self._failure = DependencyError(f"{child.spec.name} {exit_.reason}: {last} (its log: {log})")
             self._stop.set()
+            return False
+        return True
 
     def _write_ready_files(self) -> None:
         plan = self._plan

@@ -46,8 +46,9 @@ class Watched:
         assert child.pid is not None
         self.pids.append(child.pid)
 
-    def _ended(self, child: Child, exit_: Exit) -> None:
+    def _ended(self, child: Child, exit_: Exit) -> bool:
         self.exits.append(exit_)
+        return True
 
     async def until(self, condition: Callable[[], object], timeout_s: float = 10.0) -> None:
         async with asyncio.timeout(timeout_s):
@@ -148,7 +149,7 @@ from ops.stack.console import Console
 async def main():
     spec = ChildSpec("worker", "sample", (sys.executable, "-c", {SLEEP!r}), dict(os.environ), 5.0)
     child = Child(spec, pathlib.Path({str(tmp_path)!r}), Console(), started=lambda c: print(c.pid, flush=True),
-                  ended=lambda c, e: None)
+                  ended=lambda c, e: True)
     child.start()
     await asyncio.sleep(60)
 

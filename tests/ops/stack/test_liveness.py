@@ -148,7 +148,7 @@ async def watched(directory: Path, spec: ChildSpec, hearing: Hearing) -> AsyncIt
     pids: list[int] = []
     output = io.StringIO()
     console = Console(output)
-    child = Child(spec, directory, console, started=lambda it: pids.append(it.pid or 0), ended=lambda it, exit_: None)
+    child = Child(spec, directory, console, started=lambda it: pids.append(it.pid or 0), ended=lambda it, exit_: True)
     child.start()
     watching = asyncio.create_task(Watch([child], cast("RollCall", hearing), console, HANG_TIMEOUT_S).run())
     try:

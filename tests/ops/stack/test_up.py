@@ -189,9 +189,9 @@ def test_second_up_on_a_state_directory_is_refused(system: System, tmp_path: Pat
     [
         (["--model", "/nonexistent"], {}, "--model: /nonexistent does not exist"),
         (["--workers", "0"], {}, "--workers: 0 is too small"),
-        ([], {"HEADRACE_SIMULATE": "fast"}, "HEADRACE_SIMULATE: 'fast' is not a valid float"),
+        ([], {"HEADRACE_SIMULATE": "fast"}, "HEADRACE_SIMULATE: 'fast' is not a number"),
         (["--simulate", "5", "--block-size", "0"], {}, "--block-size: 0 is too small"),
-        (["--simulate", "5"], {"HEADRACE_MAX_STREAMS": "none"}, "HEADRACE_MAX_STREAMS: 'none' is not a valid int"),
+        (["--simulate", "5"], {"HEADRACE_MAX_STREAMS": "none"}, "HEADRACE_MAX_STREAMS: 'none' is not a whole number"),
         (["--simulate", "5"], {"HEADRACE_GATEWAY": "2"}, "HEADRACE_GATEWAY: there is no such setting"),
         (["--simulate", "5", "--ready-file", "/nonexistent/ready"], {}, "--ready-file: /nonexistent is not"),
     ],
@@ -209,6 +209,9 @@ def test_part_that_cannot_start_is_named_with_its_reason(tmp_path: Path) -> None
     assert done.returncode == 2
     assert done.stderr.splitlines()[-1].startswith("headrace: worker-0 exited with code 2: ")
     assert "--max-num-batched-tokens" in done.stderr.splitlines()[-1]
+    assert done.stderr.splitlines()[-1].count("headrace: ") == 1
+    assert "starting it again" not in done.stdout + done.stderr
+    assert (done.stdout + done.stderr).count("--max-num-batched-tokens") == 1
     assert "Traceback" not in done.stderr
 
 
