@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
 from enum import Enum
@@ -57,6 +58,15 @@ class RopeParameters:
     divisors: tuple[float, ...] = ()
     long_divisors: tuple[float, ...] = ()
     turning_share: float = 1.0
+
+
+def for_length(parameters: RopeParameters, max_len: int) -> RopeParameters:
+    """Return the parameters of a model that serves `max_len` positions, which hold for any part of them."""
+    if not parameters.long_divisors:
+        return parameters
+    is_long = max_len > parameters.original_max_len
+    divisors = parameters.long_divisors if is_long else parameters.divisors
+    return dataclasses.replace(parameters, divisors=divisors, long_divisors=())
 
 
 def rope_angles(parameters: RopeParameters, head_dim: int, positions: torch.Tensor) -> torch.Tensor:

@@ -72,7 +72,8 @@ class CausalLM:
         vocabulary = checkpoint.take(words, config.vocab_size, config.hidden_size)
         self.embedding = vocabulary
         projections = Projections(checkpoint, quantized)
-        self._decoder = _decoder(config, checkpoint, projections, vocabulary, dtype, linears)
+        self._rotations = Rotations(config.ropes, config.max_model_len, vocabulary.device, is_lazy=True)
+        self._decoder = _decoder(config, checkpoint, projections, vocabulary, dtype, linears, self._rotations)
         if config.tie_word_embeddings:
             checkpoint.discard(r"lm_head\.weight")
             head: WeightForm = DenseWeight(vocabulary)
@@ -93,6 +94,7 @@ class CausalLM:
             result: `[num_tokens, hidden_size]`, normalised for `logits()`; behind it, as further columns, the residual
                 streams before the layers that are tapped
         """
+        self._rotations.cover(positions)
         return self._decoder(token_ids, positions, context)
 
     def replay_drafts(self, places: torch.Tensor, states: Sequence[LayerState | None], rows: StateRows) -> None:
@@ -157,6 +159,7 @@ def _decoder(
     embedding: torch.Tensor,
     dtype: torch.dtype,
     linears: LinearFactory,
+    rotations: Rotations,
 ) -> DecoderForm:
     """Choose the form of the layers: fused into one call where that can be had, else operation by operation."""
     if config.encoder is not None:
@@ -165,7 +168,6 @@ def _decoder(
     # One after another, so that only one layer has both its plain and its packed weights.
     layers = map(source.take, range(config.num_layers))
     final_norm = source.norm("model.norm")
-    rotations = Rotations(config.ropes, config.max_model_len, embedding.device)
     shape, library = stack_shape(config), _fusing_library(config, dtype, embedding.device)
     if library is not None:
         cos_sin = rotations.of(config.attention_shape(0))

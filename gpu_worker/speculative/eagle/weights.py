@@ -50,7 +50,7 @@ def take_eagle_weights(
         inputs = take_projection(checkpoint, ["fc"], [size], 2 * size)
         attention_norm = NormWeights(checkpoint.take(norm, size), eps) if checkpoint.has(norm) else None
     taken = _take_layer(layer, checkpoint, prefix, attention_norm, 2 * size if is_third else size)
-    rotations = Rotations(layer.ropes, layer.max_model_len, model.device)
+    rotations = Rotations(layer.ropes, min(layer.max_model_len, model.config.max_model_len), model.device)
     head = _take_head(config, checkpoint) if is_third else EagleHead(_model_head(model, dtype))
     return EagleWeights(embedding, inputs, taken, head, eps, rotations)
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
+from gpu_worker.layers import rotary_embedding, rotations
+from gpu_worker.layers.layer_traits import AttentionShape
 from gpu_worker.layers.rope_scaling import RopeParameters, RopeType, rope_angles
 from gpu_worker.layers.rotary_embedding import rotary_table
+from gpu_worker.layers.rotations import Rotations
 from kernels.rope_kv_write import rope_kv_write
 
 CPU = torch.device("cpu")
@@ -40,3 +44,36 @@ def test_dynamic_scaling_starts_beyond_the_original_length() -> None:
     dynamic = rope_angles(RopeParameters(RopeType.DYNAMIC, 1e4, 64, factor=4.0), 16, positions)
     torch.testing.assert_close(dynamic[:64], plain[:64], atol=1e-5, rtol=1e-6)
     assert (dynamic[64:, 1:] < plain[64:, 1:]).all()
+
+
+@pytest.mark.parametrize("rope_type", [RopeType.DEFAULT, RopeType.DYNAMIC, RopeType.LONGROPE])
+@pytest.mark.parametrize("rotary_dim", [None, 8])
+def test_rows_that_are_computed_late_are_those_of_the_whole_table(
+    rope_type: RopeType, rotary_dim: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turning = rotary_dim or 16
+    rope = RopeParameters(
+        rope_type, 1e4, 64, factor=4.0, divisors=(1.0,) * (turning // 2), long_divisors=(3.0,) * (turning // 2)
+    )
+    shape = AttentionShape(head_dim=16, rotary_dim=rotary_dim)
+    whole = rotary_table(rope, 16, 200, CPU, rotary_dim)
+    for module in (rotary_embedding, rotations):
+        monkeypatch.setattr(module, "CHUNK", 32)
+    lazy = Rotations([rope], 200, CPU, is_lazy=True)
+    table = lazy.of(shape)
+    for length in (3, 32, 33, 150, 200):
+        lazy.cover(torch.tensor([0, length - 1]))
+        assert torch.equal(table[:length], whole[:length])
+    unrotated = lazy.of(AttentionShape(head_dim=16, rotary=None))
+    assert torch.equal(unrotated, torch.tensor([1.0] * 8 + [0.0] * 8).expand(200, 16))
+
+
+def test_positions_that_no_sequence_reaches_are_not_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    computed: list[int] = []
+    monkeypatch.setattr(rotations, "fill_rows", lambda *a: computed.append(a[-1] - a[-2]))
+    lazy = Rotations([RopeParameters(RopeType.DEFAULT, 1e4, 64)], 1 << 24, CPU, is_lazy=True)
+    table = lazy.of(AttentionShape(head_dim=16))
+    lazy.cover(torch.arange(2048))
+    assert (sum(computed), len(table)) == (rotations.CHUNK, 1 << 24)
+    lazy.cover(torch.tensor([rotations.CHUNK]))
+    assert sum(computed) == 2 * rotations.CHUNK
