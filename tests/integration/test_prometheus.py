@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+import sysconfig
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +20,7 @@ from ops.stack.ports import free_port
 from tests.integration.system import System
 from tests.ops.alerts.rules import RULES
 
-PROMETHEUS = shutil.which("prometheus")
+PROMETHEUS = shutil.which("prometheus", path=sysconfig.get_path("scripts")) or shutil.which("prometheus")
 SCRAPED_S = 12.0
 # What a system without a GPU, drafts, refusals or a day's history cannot show.
 MAY_BE_EMPTY = re.compile(r"headrace_gpu_|spec_decode|promises|:ratio_rate")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sysconfig
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,8 @@ UNIT_TESTS = RULES.with_name("headrace.tests.yml")
 
 
 def promtool() -> str | None:
-    """Return Prometheus's own tool, where it is installed (Debian's package `prometheus` has it)."""
-    return shutil.which("promtool")
+    """Return Prometheus's own tool, where it is installed (`.ci/promtool` takes it from Debian's package)."""
+    return shutil.which("promtool", path=sysconfig.get_path("scripts")) or shutil.which("promtool")
 
 
 def rules() -> list[dict[str, Any]]:
