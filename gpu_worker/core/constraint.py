@@ -30,6 +30,10 @@ class OutputConstraint(Protocol):
         """Take in the output's next token; False where it may not stand there, or where there is an `error`."""
         ...
 
+    def advance_inside(self, token_id: int) -> bool:
+        """Take in the output's next token if more has to follow it; otherwise return False and take in nothing."""
+        ...
+
     def fill_mask(self, drafts: tuple[int, ...], address: int) -> None:
         """Write which tokens may follow the output and then `drafts`.
 

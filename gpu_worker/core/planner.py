@@ -261,16 +261,16 @@ class Planner:
     ) -> int:
         """Let decodes, which are the first items, verify what their constraints force; return how many tokens."""
         left = num_left
-        limits = _draft_limits(scheduled[:num_decodes], is_throttled=is_throttled)
-        for place, (item, limit) in enumerate(zip(scheduled, limits, strict=False)):
+        for place, item in enumerate(scheduled[:num_decodes]):
             sequence = item.sequence
-            if sequence.constraint is not None and min(limit, left) > 0:
-                count = min(len(sequence.constraint.forced_tokens()), MAX_FORCED_TOKENS, limit, left)
-                if count:
-                    count = self._blocks.cover(sequence, item.start + 1 + count) - item.start - 1
-                if count > 0:
-                    scheduled[place] = ScheduledSequence(sequence, item.start, 1, True, count, True)
-                    left -= count
+            if sequence.constraint is None or not (forced := sequence.constraint.forced_tokens()):
+                continue
+            count = min(len(forced), MAX_FORCED_TOKENS, left, *_draft_limits([item], is_throttled=is_throttled))
+            if count > 0:
+                count = self._blocks.cover(sequence, item.start + 1 + count) - item.start - 1
+            if count > 0:
+                scheduled[place] = ScheduledSequence(sequence, item.start, 1, True, count, True)
+                left -= count
         return num_left - left
 
     def _add_drafts(

@@ -208,7 +208,7 @@ class Scheduler:
                 and not item.num_draft_tokens
                 and num_before + 1 < sequence.max_num_tokens
                 and new[0] not in sequence.stop_ids
-                and not sequence.needs_last_token
+                and (sequence.constraint is None or sequence.constraint.advance_inside(new[0]))
             ):
                 token_ids.append(new[0])
                 sequence.num_pending_tokens -= 1

@@ -41,14 +41,16 @@ class GrammarConstraint:
     """
 
     __slots__ = (
+        "_debt_s",
         "_drafts",
+        "_end_ids",
         "_error",
+        "_forced",
         "_ignores_eos",
         "_is_at_fault",
         "_is_direct",
         "_matcher",
         "_num_bytes",
-        "_seconds_left",
         "_stop_ids",
         "_tokenizer",
     )
@@ -67,14 +69,16 @@ class GrammarConstraint:
         self._matcher = matcher
         self._tokenizer = tokenizer
         self._stop_ids = stop_token_ids - tokenizer.eos_token_ids
+        self._end_ids = self._stop_ids if ignores_eos else self._stop_ids | tokenizer.eos_token_ids
         self._ignores_eos = ignores_eos
         self._num_bytes = 4 * -(-tokenizer.vocab_size // 32)
         has_same_size = tokenizer.tokenizer.vocab_size == tokenizer.vocab_size
         self._is_direct = has_same_size and not ignores_eos and not self._stop_ids
         self._drafts: tuple[int, ...] = ()
+        self._forced: list[int] | None = None
         self._error: str | None = None
         self._is_at_fault = True
-        self._seconds_left = MAX_SECONDS
+        self._debt_s = 0.0
 
     @property
     def error(self) -> str | None:
@@ -89,19 +93,20 @@ class GrammarConstraint:
     @property
     def is_complete(self) -> bool:
         """See `OutputConstraint`."""
-        if self._error is not None:
-            return False
-        if self._drafts:
-            self._move_behind(())
-        return self._matcher.is_stopped()
+        # A matcher that has taken tokens behind the output could not have stopped there.
+        return self._error is None and not self._drafts and self._matcher.is_stopped()
 
     def advance(self, token_id: int) -> bool:
         """See `OutputConstraint`. What ends the answer is not the grammar's business."""
         if self._error is not None:
             return False
-        if token_id in self._stop_ids or (token_id in self._tokenizer.eos_token_ids and not self._ignores_eos):
+        if token_id in self._end_ids:
             return True
+        self._forced = None
         if self._drafts:
+            if self._drafts[0] == token_id:
+                self._drafts = self._drafts[1:]
+                return True
             self._move_behind(())
         if self._matcher.consume_token(token_id):
             return True
@@ -110,6 +115,16 @@ class GrammarConstraint:
         self._is_at_fault = _LIMIT.search(reason) is not None
         problem = "the grammar cannot be followed" if self._is_at_fault else "the output does not follow the grammar"
         self._error = f"{problem}: {reason}"
+        return False
+
+    def advance_inside(self, token_id: int) -> bool:
+        """See `OutputConstraint`."""
+        if token_id in self._end_ids or not self.advance(token_id):
+            return False
+        if self._drafts or not self._matcher.is_stopped():
+            return True
+        # The matcher has stopped behind the token, which now counts as a draft: `advance` will take it in.
+        self._drafts = (token_id,)
         return False
 
     def fill_mask(self, drafts: tuple[int, ...], address: int) -> None:
@@ -123,7 +138,9 @@ class GrammarConstraint:
                 ctypes.memmove(address, words.ctypes.data, self._num_bytes)
             if self._matcher.is_error():
                 self._error = f"the grammar cannot be followed: {_reason(self._matcher)}"
-            self._spend(time.perf_counter() - started)
+            seconds = time.perf_counter() - started
+            if seconds > SECONDS_A_MASK or self._debt_s:
+                self._spend(seconds)
             if self._error is None:
                 return
         ctypes.memset(address, _ALL_TOKENS, self._num_bytes)
@@ -136,9 +153,11 @@ class GrammarConstraint:
         """See `OutputConstraint`."""
         if self._error is not None:
             return []
-        if self._drafts:
-            self._move_behind(())
-        return self._matcher.compute_ff_tokens()
+        if self._forced is None:
+            if self._drafts:
+                self._move_behind(())
+            self._forced = self._matcher.compute_ff_tokens()
+        return self._forced
 
     def some_allowed(self, number: int) -> int:
         """See `OutputConstraint`."""
@@ -150,9 +169,8 @@ class GrammarConstraint:
 
     def _spend(self, seconds: float) -> None:
         """Count the time of a mask: who makes all others of its steps wait for too long ends."""
-        charged = min(seconds, MAX_CHARGE_S)
-        self._seconds_left = min(MAX_SECONDS, self._seconds_left + SECONDS_A_MASK) - charged
-        if self._seconds_left < 0.0 and self._error is None:
+        self._debt_s = max(0.0, self._debt_s + min(seconds, MAX_CHARGE_S) - SECONDS_A_MASK)
+        if self._debt_s > MAX_SECONDS and self._error is None:
             self._error = "the grammar takes too long to follow; make it simpler, and its constants shorter"
 
     def _move_behind(self, drafts: tuple[int, ...]) -> bool:

@@ -1,19 +1,21 @@
 """Guided beside free sequences on this machine's CPU: time of a step, and between two tokens.
 
 Run as `python -m ops.bench.guided`. The engine alone serves the demo model, or `--model`, with as many sequences as the
-batch says: all free, or all guided by one of two grammars, in turns. `string` leaves a choice at nearly every place, so
-that what it costs is the masks; `json` has parts without a choice, whose tokens share a step.
+batch says: all free, or all guided by one of three grammars, in turns. `text` and `string` leave a choice at nearly
+every place, so that what they cost is the masks: `text` stays in one state of its grammar, as strings without limits
+do; `string` counts its characters, and so is in a new state behind each token. `json` has parts without a choice, whose
+tokens share a step.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
+from statistics import mean, median
 
 import ops
 from gpu_worker.core.sequence import Sequence
@@ -40,43 +42,40 @@ ITEM = {
     "additionalProperties": False,
 }
 GRAMMARS = {
+    # Any text up to a character that the model does not say.
+    "text": Grammar(kind="regex", source=r"[^\x00]+\x00"),
     "string": Grammar(kind="json_schema", source='{"type": "string", "minLength": 5000}'),
     "json": Grammar(kind="json_schema", source=json.dumps({"type": "array", "items": ITEM, "minItems": 500})),
 }
 PROMPT_TOKENS = 64
-ROUNDS = 7
+ROUNDS = 15
 STEPS = 40
 BLOCK_SIZE = 16
 
 
-@dataclass(slots=True)
-class Samples:
-    """What the rounds of one kind of sequences took.
+@dataclass(frozen=True, slots=True)
+class Round:
+    """What the steps of one round took together.
 
     Attributes:
-        step_s: Seconds of each step.
-        cpu_s: Seconds of computing of each step, which other processes of the machine lengthen less.
-        tokens: Tokens of a sequence that each step made.
+        step_s: Seconds of a step.
+        cpu_s: Seconds of computing of a step, which other processes of the machine lengthen less.
+        tokens: Tokens of a sequence that a step made.
     """
 
-    step_s: list[float] = field(default_factory=list)
-    cpu_s: list[float] = field(default_factory=list)
-    tokens: list[float] = field(default_factory=list)
+    step_s: float
+    cpu_s: float
+    tokens: float
 
     @property
-    def step_ms(self) -> float:
-        """Median of the steps."""
-        return statistics.median(self.step_s) * 1e3
+    def itl_s(self) -> float:
+        """Seconds between two tokens of a sequence."""
+        return self.step_s / self.tokens
 
     @property
-    def cpu_ms(self) -> float:
-        """Median of computing in the steps."""
-        return statistics.median(self.cpu_s) * 1e3
-
-    @property
-    def tokens_a_step(self) -> float:
-        """Tokens of a sequence in a step, on the average."""
-        return statistics.mean(self.tokens)
+    def cpu_a_token_s(self) -> float:
+        """Seconds of computing between two tokens of a sequence."""
+        return self.cpu_s / self.tokens
 
 
 class Bench:
@@ -114,22 +113,22 @@ class Bench:
         )
         self._num_rounds = 0
 
-    def run(self, kind: str, batch: int, samples: Samples) -> None:
+    def run(self, kind: str, batch: int) -> Round:
         """Serve a batch of one kind, and take the times of steps in which all of it decodes."""
         engine, sequences = self._engine, self._sequences(kind, batch)
         for sequence in sequences:
             engine.add(sequence)
         step_while(engine, lambda: any(sequence.num_output_tokens == 0 for sequence in sequences))
+        before = sum(sequence.num_output_tokens for sequence in sequences)
+        started, computed = time.perf_counter(), time.thread_time()
         for _ in range(STEPS):
-            before = sum(sequence.num_output_tokens for sequence in sequences)
-            started, computed = time.perf_counter(), time.thread_time()
             step(engine)
-            samples.step_s.append(time.perf_counter() - started)
-            samples.cpu_s.append(time.thread_time() - computed)
-            samples.tokens.append((sum(sequence.num_output_tokens for sequence in sequences) - before) / batch)
+        seconds, cpu_s = time.perf_counter() - started, time.thread_time() - computed
+        num_tokens = sum(sequence.num_output_tokens for sequence in sequences) - before
         for sequence in sequences:
             assert engine.abort(sequence.id) is not None, "a sequence has ended before its time"
         step_while(engine, engine.has_work)
+        return Round(seconds / STEPS, cpu_s / STEPS, num_tokens / STEPS / batch)
 
     def _sequences(self, kind: str, batch: int) -> list[Sequence]:
         """Make sequences that outlast a round. Their prompts are parts of this file."""
@@ -149,22 +148,22 @@ class Bench:
 
 
 def measure(bench: Bench, batch: int, show: Callable[[str], None]) -> None:
-    """Measure all kinds in turn, print them, and record them."""
-    samples = {kind: Samples() for kind in (FREE, *GRAMMARS)}
+    """Measure all kinds in turn, print them beside the free ones of the same rounds, and record them."""
+    rounds: dict[str, list[Round]] = {kind: [] for kind in (FREE, *GRAMMARS)}
     for _ in range(ROUNDS):
-        for kind, taken in samples.items():
-            bench.run(kind, batch, taken)
-    free = samples[FREE]
-    for kind, taken in samples.items():
+        for kind, taken in rounds.items():
+            taken.append(bench.run(kind, batch))
+    free = rounds[FREE]
+    for kind, taken in rounds.items():
+        pairs = list(zip(taken, free, strict=True))
         row = {
             "batch": batch,
             "kind": kind,
-            "step_ms": round(taken.step_ms, 3),
-            "cpu_ms": round(taken.cpu_ms, 3),
-            "tokens_a_step": round(taken.tokens_a_step, 2),
-            "step_to_free": round(taken.step_ms / free.step_ms, 3),
-            "itl_to_free": round(taken.step_ms / taken.tokens_a_step / free.step_ms, 3),
-            "cpu_a_token_to_free": round(taken.cpu_ms / taken.tokens_a_step / free.cpu_ms, 3),
+            "step_ms": round(median(each.step_s for each in taken) * 1e3, 3),
+            "cpu_ms": round(median(each.cpu_s for each in taken) * 1e3, 3),
+            "tokens_a_step": round(mean(each.tokens for each in taken), 2),
+            "itl_to_free": round(median(each.itl_s / other.itl_s for each, other in pairs), 3),
+            "cpu_a_token_to_free": round(median(each.cpu_a_token_s / other.cpu_a_token_s for each, other in pairs), 3),
         }
         show(" ".join(f"{value:>{max(6, len(name)) if name == 'kind' else len(name)}}" for name, value in row.items()))
         append_record("guided", "python -m ops.bench.guided", row)
@@ -179,7 +178,7 @@ def main() -> None:
     options = parser.parse_args()
     batches = [int(batch) for batch in options.batches.split(",")]
     bench = Bench(options.model, max(batches), options.threads)
-    print("batch   kind step_ms cpu_ms tokens_a_step step_to_free itl_to_free cpu_a_token_to_free")
+    print("batch   kind step_ms cpu_ms tokens_a_step itl_to_free cpu_a_token_to_free")
     for batch in batches:
         measure(bench, batch, print)
 

@@ -5,10 +5,9 @@ They are filled when the step's forward pass has been launched: a device compute
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import torch
+from msgspec import Struct
 
 from gpu_worker.core.constraint import OutputConstraint
 from gpu_worker.core.sequence import Sequence
@@ -26,8 +25,9 @@ class GrammarMask:
         """Know nothing of any row."""
         self._num_words = -(-vocab_size // 32)
         self._device = device
-        self._constraints: list[OutputConstraint | None] = [None] * num_rows
-        self._masks = HostMasks(1, self._num_words)
+        self._constraints: dict[int, OutputConstraint] = {}
+        self._words: Int32s = np.zeros((num_rows, self._num_words), dtype=np.int32)
+        self._masks = HostMasks(self._words)
 
     def is_asked_by(self, sampling: Sampling) -> bool:
         """See `Feature`."""
@@ -42,9 +42,16 @@ class GrammarMask:
         """See `Feature`."""
         constraints = [self._constraints[row] for row in sampled.rows[places].tolist()]
         paths = None if sampled.paths is None else [sampled.paths[place] for place in places.tolist()]
-        if len(constraints) > len(self._masks.words):
-            self._masks = HostMasks(2 * len(constraints), self._num_words)
-        return StagedGrammarMask(upload.add(places), constraints, paths, self._masks, self._device)
+        masks = self._masks_of(len(constraints))
+        return StagedGrammarMask(upload.add(places), constraints, paths, masks, self._device)
+
+    def _masks_of(self, count: int) -> HostMasks:
+        """Return the memory of `count` masks; steps usually need as many as the one before."""
+        if count > len(self._words):
+            self._words = np.zeros((2 * count, self._num_words), dtype=np.int32)
+        if count != len(self._masks.addresses):
+            self._masks = HostMasks(self._words[:count])
+        return self._masks
 
 
 class HostMasks:
@@ -53,20 +60,20 @@ class HostMasks:
     Attributes:
         words: `[num_masks, num_words]`.
         tensor: The same memory.
-        address: Of its first word.
+        addresses: Of the first word of each mask.
     """
 
-    __slots__ = ("address", "tensor", "words")
+    __slots__ = ("addresses", "tensor", "words")
 
-    def __init__(self, num_masks: int, num_words: int) -> None:
-        """Allocate it."""
-        self.words: Int32s = np.zeros((num_masks, num_words), dtype=np.int32)
-        self.tensor = torch.from_numpy(self.words)
-        self.address: int = self.words.ctypes.data
+    def __init__(self, words: Int32s) -> None:
+        """Use the memory of `words`."""
+        self.words = words
+        self.tensor = torch.from_numpy(words)
+        first, stride = words.ctypes.data, words.strides[0]
+        self.addresses = [first + number * stride for number in range(len(words))]
 
 
-@dataclass(frozen=True, slots=True)
-class StagedGrammarMask:
+class StagedGrammarMask(Struct, frozen=True, gc=False):
     """The masks of a step, not filled yet.
 
     Attributes:
@@ -78,23 +85,22 @@ class StagedGrammarMask:
     """
 
     places: StagedArray
-    constraints: list[OutputConstraint | None]
+    constraints: list[OutputConstraint]
     paths: list[tuple[int, ...]] | None
     masks: HostMasks
     device: torch.device
 
     def adjust(self, logits: torch.Tensor, slots: torch.Tensor) -> None:
         """See `StagedFeature`."""
-        count, address, stride = len(self.constraints), self.masks.address, self.masks.words.strides[0]
-        for number, constraint in enumerate(self.constraints):
-            assert constraint is not None, "the row was never assigned"
-            constraint.fill_mask(() if self.paths is None else self.paths[number], address + number * stride)
+        masks, paths = self.masks, self.paths or [()] * len(self.constraints)
+        for constraint, drafts, address in zip(self.constraints, paths, masks.addresses, strict=True):
+            constraint.fill_mask(drafts, address)
         if self.device.type == "cpu":
-            forbid_tokens(logits, self.places.tensor, self.masks.tensor[:count])
+            forbid_tokens(logits, self.places.tensor, masks.tensor)
             return
         # Sending copies, so that the next step may write while the device reads.
         upload = Upload(self.device)
-        staged = upload.add(self.masks.words[:count])
+        staged = upload.add(masks.words)
         upload.send()
         forbid_tokens(logits, self.places.tensor, staged.tensor)
 

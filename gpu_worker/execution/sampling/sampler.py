@@ -14,6 +14,7 @@ import torch
 from msgspec import Struct
 
 from gpu_worker.core.sequence import Sequence
+from gpu_worker.execution.batch.layout import Int64s
 from gpu_worker.execution.batch.sampled_rows import SampledRows
 from gpu_worker.execution.batch.transfers import StagedArray, Upload
 from gpu_worker.execution.sampling.allowed_tokens import AllowedTokens
@@ -113,11 +114,11 @@ class Sampler:
         draw = self._distributions.stage(sampled, upload, may_truncate=bool(asked & _TRUNCATION))
         staged = StagedSampling(upload.add(sampled.rows), draw)
         if asked & _LOGPROBS:
-            staged.logprobs = self._logprobs.stage(sampled, np.flatnonzero(asks & _LOGPROBS), upload)
+            staged.logprobs = self._logprobs.stage(sampled, _places(asks & _LOGPROBS), upload)
         if asked >> _NUM_BITS:
             for bit, feature in enumerate(self._features, start=_NUM_BITS):
                 if asked >> bit & 1:
-                    staged.features.append(feature.stage(sampled, np.flatnonzero(asks & 1 << bit), upload))
+                    staged.features.append(feature.stage(sampled, _places(asks & 1 << bit), upload))
         return staged
 
     def sample(self, logits: torch.Tensor, staged: StagedSampling) -> DrawnTokens:
@@ -140,3 +141,8 @@ class Sampler:
         if logprobs is None or kept is None:
             return DrawnTokens(token_ids)
         return DrawnTokens(token_ids, logprobs, logprobs.score(kept, token_ids))
+
+
+def _places(asks: Int64s) -> Int64s:
+    """Return where numbers are not zero; `np.flatnonzero` takes four times as long for a few."""
+    return asks.nonzero()[0]

@@ -171,7 +171,7 @@ async def test_grammar_that_fails_on_the_way_is_the_clients_fault(
     worker: RunningWorker, gateway: TestGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The first mask is one too many.
-    monkeypatch.setattr(grammar_constraint, "MAX_SECONDS", -1.0)
+    monkeypatch.setattr(grammar_constraint, "SECONDS_A_MASK", -1.0)
     answer = await gateway.ask(sampling=sampling_of())
     assert answer.finish.reason == "failed"
     assert answer.finish.error_param == GRAMMAR_PARAM

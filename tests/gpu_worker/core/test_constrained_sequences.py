@@ -37,6 +37,9 @@ class Countdown:
             self.taken.append(token_id)
         return self.error is None
 
+    def advance_inside(self, token_id: int) -> bool:
+        return len(self.taken) + 1 < self.num_tokens and self.advance(token_id)
+
     def fill_mask(self, drafts: tuple[int, ...], address: int) -> None:
         raise AssertionError("there is no sampler here")
 

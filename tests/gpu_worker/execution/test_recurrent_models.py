@@ -98,6 +98,9 @@ class KnownAnswer:
         self.coming = self.coming[1:]
         return True
 
+    def advance_inside(self, token_id: int) -> bool:
+        return self.advance(token_id)
+
     def fill_mask(self, drafts: tuple[int, ...], address: int) -> None:
         del drafts
         ctypes.memset(address, 0xFF, 4 * -(-VOCAB // 32))

@@ -87,6 +87,39 @@ def test_masks_behind_drafts_are_those_of_an_output_that_has_them(paths: list[li
     assert allowed(constraint) == allowed(constraint_of(sampling, document[: count + 1]))
 
 
+@pytest.mark.parametrize("drafts", ["", "c", "cd", "cx"])
+def test_token_inside_the_output_is_taken_in_and_one_that_ends_it_is_left_to_advance(drafts: str) -> None:
+    constraint = constraint_of(regex("abcd", stop_token_ids=tokens_of("#")), tokens_of("ab"))
+    allowed(constraint, tuple(tokens_of(drafts)))
+    (third, last, wrong, stop) = tokens_of("cdx#")
+    assert not constraint.advance_inside(stop)
+    assert constraint.advance_inside(third)
+    assert texts(allowed(constraint)) == {"d"}
+    assert not constraint.advance_inside(last)
+    assert constraint.error is None
+    assert constraint.advance(last)
+    assert constraint.is_complete
+    refused = constraint_of(regex("abcd"), tokens_of("ab"))
+    assert not refused.advance_inside(wrong)
+    assert not refused.advance(wrong)
+
+
+def test_accepted_drafts_leave_the_constraint_where_an_output_that_has_them_is() -> None:
+    document = tokens_of('{"name":"a","age":10}')
+    constraint = constraint_of(Sampling(grammar=PERSON))
+    for start in range(0, len(document), 4):
+        drafts = tuple(document[start : start + 4])
+        allowed(constraint, drafts)
+        for count, token_id in enumerate(drafts[:3], start + 1):
+            assert constraint.advance(token_id)
+            same = constraint_of(Sampling(grammar=PERSON), document[:count])
+            assert constraint.is_complete == same.is_complete
+            assert constraint.forced_tokens() == same.forced_tokens()
+        for token_id in drafts[3:]:
+            assert constraint.advance(token_id)
+    assert constraint.is_complete
+
+
 def test_token_that_may_not_stand_there_is_an_error() -> None:
     constraint = constraint_of(regex("ab"), tokens_of("a"))
     assert not constraint.advance(tokens_of("x")[0])

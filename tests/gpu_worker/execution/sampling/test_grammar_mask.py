@@ -211,6 +211,9 @@ def test_sequence_whose_grammar_cannot_go_on_ends_alone(directory: Path, alone: 
         def advance(self, token_id: int) -> bool:
             return self.error is None and constraint.advance(token_id)
 
+        def advance_inside(self, token_id: int) -> bool:
+            return self.error is None and constraint.advance_inside(token_id)
+
         def fill_mask(self, drafts: tuple[int, ...], address: int) -> None:
             constraint.fill_mask(drafts, address)
             if next(count) == 5:
