@@ -20,7 +20,8 @@ class Mamba2Fields:
     """What a family calls the fields of its mixers; by default as Bamba does, and those that followed it.
 
     Attributes:
-        inner_size: The values of a token; where it is absent, `expand` times the size of the stream.
+        inner_size: The values of a token; where it is absent, `expand` times the size of the stream. Without either
+            name, what the heads have together.
         input_bias, output_bias: Whether the projections have biases.
         activation: Of the convolution, which must be SiLU.
     """
@@ -31,8 +32,8 @@ class Mamba2Fields:
     state_size: str = "mamba_d_state"
     conv_width: str = "mamba_d_conv"
     conv_bias: str = "mamba_conv_bias"
-    inner_size: str = "mamba_d_ssm"
-    expand: str = "mamba_expand"
+    inner_size: str | None = None
+    expand: str | None = "mamba_expand"
     input_bias: str = "mamba_proj_bias"
     output_bias: str = "mamba_proj_bias"
     activation: str = "hidden_act"
@@ -66,16 +67,22 @@ def _read_sizes(file: JsonFile, fields: Mamba2Fields) -> SsdSizes:
     num_groups = file.integer(fields.num_groups, 1, maximum=_MAX_HEADS)
     if num_heads % num_groups:
         raise file.error(fields.num_groups, f"is {num_groups}; it must divide {fields.num_heads} ({num_heads})")
-    if fields.inner_size in file.names():
-        inner_size = file.integer(fields.inner_size)
+    inner_size = _inner_size(file, fields)
+    if inner_size is not None and file.fields.get(fields.head_dim) in (None, "auto"):
+        head_dim = max(1, inner_size // num_heads)
     else:
-        inner_size = file.integer(fields.expand, 2, maximum=64) * file.integer("hidden_size")
-    is_auto = file.fields.get(fields.head_dim) in (None, "auto")
-    head_dim = max(1, inner_size // num_heads) if is_auto else file.integer(fields.head_dim, maximum=1024)
-    if head_dim * num_heads != inner_size:
+        head_dim = file.integer(fields.head_dim, 64, maximum=1024)
+    if inner_size not in (None, head_dim * num_heads):
         problem = f"times {fields.num_heads} is {head_dim} * {num_heads}; it must be the inner size, {inner_size}"
         raise file.error(fields.head_dim, problem)
     return SsdSizes(num_heads, head_dim, num_groups, file.integer(fields.state_size, maximum=_MAX_STATE))
+
+
+def _inner_size(file: JsonFile, fields: Mamba2Fields) -> int | None:
+    """Return the values of a token, where a field says how many."""
+    if fields.inner_size is not None and fields.inner_size in file.names():
+        return file.integer(fields.inner_size)
+    return None if fields.expand is None else file.integer(fields.expand, 2, maximum=64) * file.integer("hidden_size")
 
 
 def _read_limits(file: JsonFile) -> tuple[float, float]:

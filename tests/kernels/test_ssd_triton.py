@@ -23,10 +23,10 @@ HOPPER, ADA = (Gpu(GpuGeneration[name], 100) for name in ("HOPPER", "ADA"))
 @pytest.mark.parametrize(
     ("sizes", "dtype", "gpu"),
     [
-        (SsdSizes(1, 1, 1, 1), torch.float32, ADA),
         (SsdSizes(4, 37, 2, 20), torch.float32, HOPPER),
-        (SsdSizes(2, 33, 1, 256), torch.float32, HOPPER),
-        (SsdSizes(1, 64, 1, 128), torch.float16, ADA),
+        pytest.param(SsdSizes(1, 1, 1, 1), torch.float32, ADA, marks=pytest.mark.slow),
+        pytest.param(SsdSizes(2, 33, 1, 256), torch.float32, HOPPER, marks=pytest.mark.slow),
+        pytest.param(SsdSizes(1, 64, 1, 128), torch.float16, ADA, marks=pytest.mark.slow),
     ],
     ids=str,
 )

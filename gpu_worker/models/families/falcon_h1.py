@@ -59,7 +59,7 @@ def _read_mamba2(file: JsonFile) -> Mamba2Shape:
     norm = OutputNorm.NONE
     if file.boolean(_NORM, False):
         norm = OutputNorm.BEFORE_GATE if file.boolean(_NORM_FIRST, True) else OutputNorm.AFTER_GATE
-    shape = read_mamba2(file, Mamba2Fields(output_bias="projectors_bias"), norm)
+    shape = read_mamba2(file, Mamba2Fields(inner_size="mamba_d_ssm", output_bias="projectors_bias"), norm)
     before = file.number("ssm_in_multiplier", 1.0)
     if before != 1 and shape.has_input_bias:
         raise file.error("ssm_in_multiplier", f"is {before:g}; it must be 1 where mamba_proj_bias is true")

@@ -18,11 +18,15 @@ from tests.gpu_worker.execution.engine_run import VOCAB, make_runner, make_seque
 from tests.gpu_worker.execution.test_runner_on_cpu import greedy_by_transformers
 from tests.gpu_worker.models.recurrent_models import save_case
 
+SLOW_MODELS = ["nemotron_h", "mamba2"]
 LENGTHS = [1, 3, 17, 40, 9, 26]
 COUNT = 12
 
 
-@pytest.fixture(scope="module", params=["qwen3_5", "lfm2", "falcon_h1"])
+MODELS = ["qwen3_5", "lfm2", "falcon_h1", *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW_MODELS)]
+
+
+@pytest.fixture(scope="module", params=MODELS)
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     directory = tmp_path_factory.mktemp("recurrent-model")
     return directory, save_case(request.param, directory, eos_token_id=None)

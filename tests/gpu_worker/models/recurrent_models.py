@@ -44,6 +44,31 @@ MAMBA2 = {
     "mamba_chunk_size": 16,
     "num_hidden_layers": 3,
 }
+NEMOTRON = {
+    "layers_block_type": ["linear_attention", "mlp", "full_attention", "linear_attention", "mlp"],
+    "num_hidden_layers": 5,
+    "mamba_num_heads": 6,
+    "mamba_head_dim": 12,
+    "n_groups": 3,
+    "ssm_state_size": 20,
+    "chunk_size": 16,
+    "head_dim": 20,
+    # `transformers` bounds the steps of prompts by it, but not those of decodes; others do neither.
+    "time_step_min": 1e-9,
+}
+BAMBA = {name: value for name, value in MAMBA2.items() if name != "mamba_d_ssm"} | {"mamba_d_head": "auto"}
+GRANITE = {
+    **BAMBA,
+    "mamba_n_heads": 4,
+    "mamba_n_groups": 2,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "shared_intermediate_size": 40,
+    "num_experts_per_tok": 2,
+    "attention_multiplier": 0.2,
+    "residual_multiplier": 0.7,
+    "embedding_multiplier": 3.0,
+    "logits_scaling": 0.8,
+}
 FACTORS = {
     "lm_head_multiplier": 0.7,
     "embedding_multiplier": 3.1,
@@ -57,6 +82,28 @@ FACTORS = {
 }
 
 CASES = {
+    "nemotron_h": Case("NemotronHConfig", "NemotronHForCausalLM", NEMOTRON),
+    "nemotron_h-biases": Case(
+        "NemotronHConfig",
+        "NemotronHForCausalLM",
+        {**NEMOTRON, "use_bias": True, "mlp_bias": True, "use_conv_bias": False},
+    ),
+    "bamba": Case(
+        "BambaConfig", "BambaForCausalLM", {**BAMBA, "mamba_n_heads": 4, "mamba_n_groups": 1, "attn_layer_indices": [1]}
+    ),
+    "granite_moe_hybrid": Case(
+        "GraniteMoeHybridConfig", "GraniteMoeHybridForCausalLM", {**GRANITE, "num_local_experts": 5}
+    ),
+    "granite_moe_hybrid-dense": Case(
+        "GraniteMoeHybridConfig",
+        "GraniteMoeHybridForCausalLM",
+        {**GRANITE, "num_local_experts": 0, "position_embedding_type": "rope"},
+    ),
+    "mamba2": Case(
+        "Mamba2Config",
+        "Mamba2ForCausalLM",
+        {"num_heads": 4, "head_dim": 32, "state_size": 20, "n_groups": 2, "chunk_size": 16, "use_bias": True},
+    ),
     "falcon_h1": Case("FalconH1Config", "FalconH1ForCausalLM", {**MAMBA2, **FACTORS, "mamba_rms_norm": True}),
     "falcon_h1-options": Case(
         "FalconH1Config",

@@ -33,7 +33,9 @@ def random_tokens(length: int) -> torch.Tensor:
     return torch.randint(SIZES["vocab_size"], (length,), generator=torch.Generator().manual_seed(length))
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] if "-" in name else []) for name in CASES]
+)
 def test_chunks_and_decodes_in_one_batch_equal_transformers(pair_of: Callable[[str], Pair], name: str) -> None:
     pair = pair_of(name)
     expected = [oracle_logits(pair.oracle, random_tokens(length)) for length in LENGTHS]

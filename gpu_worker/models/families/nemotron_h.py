@@ -1,0 +1,90 @@
+"""Nemotron-H: layers of one block each, Mamba-2, attention without rotation, or a plain block with squared ReLU."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gpu_worker.layers.layer_traits import AttentionShape, LayerTraits, Mamba2Shape
+from gpu_worker.models.block_traits import BlockTraits, TensorNames
+from gpu_worker.models.config import FamilyTraits, ModelConfig, read_activation, read_decoder
+from gpu_worker.models.json_file import JsonFile
+from gpu_worker.models.mamba2_config import Mamba2Fields, read_mamba2
+
+ARCHITECTURE = "NemotronHForCausalLM"
+SAMPLE = {"mamba_num_heads": 8, "ssm_state_size": 64, "hybrid_override_pattern": "M-M*M-M-", "n_groups": 2}
+
+_PATTERN = "hybrid_override_pattern"
+_KINDS = {"linear_attention": "M", "mamba": "M", "full_attention": "*", "attention": "*", "mlp": "-", "moe": "E"}
+NAMES = TensorNames(
+    before_mixer="norm",
+    before_feed_forward="norm",
+    renamed=(
+        (r"^backbone\.", "model."),
+        (r"^model\.embeddings\.", "model.embed_tokens."),
+        (r"^model\.norm_f\.", "model.norm."),
+        (r"\.mixer\.([qkvo]_proj)\.", r".self_attn.\1."),
+        (r"\.mixer\.(up_proj|down_proj|gate|experts|shared_experts|fc\d_latent_proj)\.", r".mlp.\1."),
+        (r"\.mixer\.", ".mamba."),
+    ),
+    unused=(r"mtp\..*",),
+)
+_FIELDS = Mamba2Fields(
+    num_heads="mamba_num_heads",
+    head_dim="mamba_head_dim",
+    num_groups="n_groups",
+    state_size="ssm_state_size",
+    conv_width="conv_kernel",
+    conv_bias="use_conv_bias",
+    expand=None,
+    input_bias="use_bias",
+    output_bias="use_bias",
+    activation="mamba_hidden_act",
+)
+
+
+def read_config(file: JsonFile) -> ModelConfig:
+    """Read the configuration."""
+    pattern = _read_pattern(file)
+    file = JsonFile(file.path, {"intermediate_size": 1, **file.fields, "num_hidden_layers": len(pattern)})
+    if file.boolean("attention_bias", False):
+        raise file.error("attention_bias", "is true; attention of this family is served without biases")
+    traits = FamilyTraits(
+        ARCHITECTURE,
+        head_dim=file.integer("attention_head_dim", 128, minimum=4, maximum=1024),
+        attention=AttentionShape(rotary=None),
+        is_gated=False,
+        mlp_bias=file.boolean("mlp_bias", False),
+        activation=read_activation(file, "mlp_hidden_act", "relu2"),
+        norm_eps=("layer_norm_epsilon", 1e-5),
+        block=BlockTraits(names=NAMES),
+    )
+    config, mamba2 = read_decoder(file, traits), read_mamba2(file, _FIELDS)
+    layers = (_layer(kind, layer, mamba2) for kind, layer in zip(pattern, config.layers, strict=True))
+    return replace(config, layers=tuple(layers))
+
+
+def _read_pattern(file: JsonFile) -> str:
+    """Read the kinds of layers, a letter each: of the pattern, or of a list of names."""
+    name = next((name for name in ("layer_types", "layers_block_type") if name in file.names()), None)
+    if name is None:
+        pattern = file.text(_PATTERN)
+    else:
+        kinds = file.texts(name)
+        if not set(kinds) <= set(_KINDS):
+            raise file.error(name, f"is {repr(kinds)[:80]}; its kinds must be among {', '.join(_KINDS)}")
+        pattern = "".join(_KINDS[kind] for kind in kinds)
+    if not pattern or len(pattern) > 1024 or set(pattern) - set(_KINDS.values()):
+        raise file.error(name or _PATTERN, f"is {pattern[:80]!r}; it must have a letter of 'M*-E' for each layer")
+    if "E" in pattern:
+        raise file.error(name or _PATTERN, "has layers of experts (E), which are not supported in this family")
+    return pattern
+
+
+def _layer(kind: str, layer: LayerTraits, mamba2: Mamba2Shape) -> LayerTraits:
+    match kind:
+        case "M":
+            return LayerTraits(mamba2, None)
+        case "*":
+            return LayerTraits(layer.mixer, None)
+        case _:
+            return LayerTraits(None, layer.feed_forward)
