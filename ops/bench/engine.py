@@ -22,8 +22,6 @@ from gpu_worker.engine.engine import Engine
 from gpu_worker.execution.build import build_runner
 from gpu_worker.execution.runner import TorchModelRunner
 from gpu_worker.execution.runner_config import RunnerConfig
-from gpu_worker.layers.layer_traits import DenseAndMixtureShape, FeedForwardShape, GatedShape
-from gpu_worker.layers.mixture_shape import MixtureShape
 from gpu_worker.models.config import ModelConfig
 from ops.bench.stepping import make_engine, step, step_while
 from shared.errors import ConfigError
@@ -188,28 +186,6 @@ def medians(results: Values[Figures]) -> Figures:
     return median
 
 
-def bytes_per_decode_step(
-    model: ModelConfig, dtype: torch.dtype, load: Load, weight_dtype: torch.dtype | None = None
-) -> int:
-    """Return what a decode step reads at least: every multiplied weight, and the KV of the mean context.
-
-    Of experts, those count that tokens meet on average, if each chooses by chance.
-
-    Args:
-        model: Sizes.
-        dtype: Of the KV cache.
-        load: What is decoded.
-        weight_dtype: Of the weights in memory; None is that of the cache.
-    """
-    size, head_dim = model.hidden_size, model.head_dim
-    attention = 2 * size * head_dim * (model.num_heads + model.num_kv_heads)
-    feed_forward = sum(_feed_forward_weights(layer.feed_forward, size, load.batch) for layer in model.layers)
-    weights = model.num_layers * attention + feed_forward + model.vocab_size * size
-    context = load.prompt + load.new // 2
-    kv = 2 * model.num_layers * model.num_kv_heads * head_dim * context * load.batch
-    return weights * (weight_dtype or dtype).itemsize + kv * dtype.itemsize
-
-
 def read_bandwidth() -> float:
     """Measure bytes per second of a sum over a large array, with torch's current number of threads; best of a few."""
     values = torch.ones(_READ_BYTES // 4, dtype=torch.float32)
@@ -219,15 +195,3 @@ def read_bandwidth() -> float:
         values.sum()
         best = min(best, time.perf_counter() - started)
     return _READ_BYTES / best
-
-
-def _feed_forward_weights(shape: FeedForwardShape | None, size: int, batch: int) -> int:
-    """Return the numbers that the matrices of a block have, of which tokens meet any."""
-    if isinstance(shape, MixtureShape):
-        met = shape.num_experts * (1 - (1 - shape.rule.top_k / shape.num_experts) ** batch)
-        return round(size * (3 * (met * shape.expert_size + shape.shared_size) + shape.num_experts))
-    if shape is None:
-        return 0
-    if isinstance(shape, DenseAndMixtureShape):
-        return sum(_feed_forward_weights(part, size, batch) for part in (shape.dense, shape.mixture))
-    return (3 if isinstance(shape, GatedShape) else 2) * size * shape.inner_size

@@ -18,11 +18,16 @@ from safetensors.torch import save_file
 
 SHARD_BYTES = 4 << 30
 _DRAWN = 1 << 22
+_CONV_WIDTH = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The sizes of a Llama, or, with experts, of a Mixtral; `intermediate_size` is then that of an expert."""
+    """The sizes of a Llama.
+
+    With experts, of a Mixtral; `intermediate_size` is then that of an expert. With `attends_every`, of a Qwen3.5: one
+    layer of so many attends, the others are recurrent, with as many heads of the same size.
+    """
 
     vocab_size: int
     hidden_size: int
@@ -34,6 +39,7 @@ class Shape:
     max_len: int = 2048
     num_experts: int = 0
     experts_per_token: int = 2
+    attends_every: int = 0
 
     @property
     def head_dim(self) -> int:
@@ -47,6 +53,7 @@ class Size(Enum):
     M15 = "15m"
     M160 = "160m"
     M160_MOE = "160m-moe"
+    M160_HYBRID = "160m-hybrid"
     B1 = "1b"
     B8 = "8b"
 
@@ -57,6 +64,7 @@ SHAPES = MappingProxyType(
         Size.M160: Shape(32000, 768, 3072, 12, 12, 4, is_tied=False),
         # As many weights, of which a token meets half.
         Size.M160_MOE: Shape(32000, 768, 416, 12, 12, 4, is_tied=False, num_experts=8),
+        Size.M160_HYBRID: Shape(32000, 768, 2560, 12, 6, 2, is_tied=False, attends_every=4),
         # Of Llama-3.2-1B and Llama-3-8B.
         Size.B1: Shape(128_256, 2048, 8192, 16, 32, 8, is_tied=True),
         Size.B8: Shape(128_256, 4096, 14_336, 32, 32, 8, is_tied=False, max_len=8192),
@@ -89,17 +97,8 @@ def write_checkpoint(shape: Shape, directory: Path, shard_bytes: int = SHARD_BYT
 
 def configuration(shape: Shape) -> dict[str, object]:
     """Return what `config.json` says of a shape."""
-    family: dict[str, object] = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
-    if shape.num_experts:
-        family = {
-            "architectures": ["MixtralForCausalLM"],
-            "model_type": "mixtral",
-            "num_local_experts": shape.num_experts,
-            "num_experts_per_tok": shape.experts_per_token,
-            "sliding_window": None,
-        }
     return {
-        **family,
+        **_family(shape),
         "vocab_size": shape.vocab_size,
         "hidden_size": shape.hidden_size,
         "intermediate_size": shape.intermediate_size,
@@ -120,9 +119,34 @@ def configuration(shape: Shape) -> dict[str, object]:
     }
 
 
+def _family(shape: Shape) -> dict[str, object]:
+    """Return the fields by which a shape's family differs from others."""
+    if shape.num_experts:
+        return {
+            "architectures": ["MixtralForCausalLM"],
+            "model_type": "mixtral",
+            "num_local_experts": shape.num_experts,
+            "num_experts_per_tok": shape.experts_per_token,
+            "sliding_window": None,
+        }
+    if shape.attends_every:
+        return {
+            "architectures": ["Qwen3_5ForCausalLM"],
+            "model_type": "qwen3_5_text",
+            "full_attention_interval": shape.attends_every,
+            "partial_rotary_factor": 0.25,
+            "linear_conv_kernel_dim": _CONV_WIDTH,
+            "linear_num_key_heads": shape.num_heads,
+            "linear_num_value_heads": shape.num_heads,
+            "linear_key_head_dim": shape.head_dim,
+            "linear_value_head_dim": shape.head_dim,
+        }
+    return {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
+
+
 def weight_shapes(shape: Shape) -> dict[str, tuple[int, ...]]:
-    """Return the shape of every tensor of a checkpoint; those of one dimension are norms."""
-    size, inner, kv_size = shape.hidden_size, shape.intermediate_size, shape.num_kv_heads * shape.head_dim
+    """Return the shape of every tensor of a checkpoint; those of one dimension are ones."""
+    size, inner = shape.hidden_size, shape.intermediate_size
     shapes: dict[str, tuple[int, ...]] = {
         "model.embed_tokens.weight": (shape.vocab_size, size),
         "model.norm.weight": (size,),
@@ -131,10 +155,9 @@ def weight_shapes(shape: Shape) -> dict[str, tuple[int, ...]]:
         name = f"model.layers.{index}"
         shapes[f"{name}.input_layernorm.weight"] = (size,)
         shapes[f"{name}.post_attention_layernorm.weight"] = (size,)
-        shapes[f"{name}.self_attn.q_proj.weight"] = (size, size)
-        shapes[f"{name}.self_attn.k_proj.weight"] = (kv_size, size)
-        shapes[f"{name}.self_attn.v_proj.weight"] = (kv_size, size)
-        shapes[f"{name}.self_attn.o_proj.weight"] = (size, size)
+        is_recurrent = shape.attends_every and (index + 1) % shape.attends_every
+        mixer = _recurrent_shapes(shape) if is_recurrent else _attention_shapes(shape)
+        shapes |= {f"{name}.{part}": sizes for part, sizes in mixer.items()}
         if shape.num_experts:
             shapes[f"{name}.block_sparse_moe.gate.weight"] = (shape.num_experts, size)
         for expert in range(shape.num_experts):
@@ -148,6 +171,37 @@ def weight_shapes(shape: Shape) -> dict[str, tuple[int, ...]]:
     if not shape.is_tied:
         shapes["lm_head.weight"] = (shape.vocab_size, size)
     return shapes
+
+
+def _attention_shapes(shape: Shape) -> dict[str, tuple[int, ...]]:
+    size, kv_size = shape.hidden_size, shape.num_kv_heads * shape.head_dim
+    shapes: dict[str, tuple[int, ...]] = {
+        "self_attn.q_proj.weight": (size, size),
+        "self_attn.k_proj.weight": (kv_size, size),
+        "self_attn.v_proj.weight": (kv_size, size),
+        "self_attn.o_proj.weight": (size, size),
+    }
+    if shape.attends_every:
+        # A query has a gate beside it, and heads are normalised.
+        norm = (shape.head_dim,)
+        shapes |= {"self_attn.q_proj.weight": (2 * size, size)}
+        shapes |= {"self_attn.q_norm.weight": norm, "self_attn.k_norm.weight": norm}
+    return shapes
+
+
+def _recurrent_shapes(shape: Shape) -> dict[str, tuple[int, ...]]:
+    size, heads = shape.hidden_size, (shape.num_heads,)
+    return {
+        "linear_attn.in_proj_qkv.weight": (3 * size, size),
+        "linear_attn.in_proj_z.weight": (size, size),
+        "linear_attn.in_proj_a.weight": (shape.num_heads, size),
+        "linear_attn.in_proj_b.weight": (shape.num_heads, size),
+        "linear_attn.conv1d.weight": (3 * size, 1, _CONV_WIDTH),
+        "linear_attn.A_log": heads,
+        "linear_attn.dt_bias": heads,
+        "linear_attn.norm.weight": (shape.head_dim,),
+        "linear_attn.out_proj.weight": (size, size),
+    }
 
 
 def _shards(shapes: dict[str, tuple[int, ...]], shard_bytes: int) -> list[dict[str, tuple[int, ...]]]:

@@ -75,14 +75,16 @@ def run(config: BenchEngineConfig) -> int:
 
 def _measure(bench: EngineBench, load: Load, ceiling: float, config: BenchEngineConfig) -> dict[str, object]:
     """Measure a load, print its row and return it."""
-    from ops.bench.engine import bytes_per_decode_step, median_of
+    from ops.bench.engine import median_of
+    from ops.bench.traffic import bytes_per_decode_step
 
     result = median_of(lambda: bench.measure(load, temperature=config.temperature), config.rounds)
     step_s = load.batch / result.decode_rate if result.step_s is None else result.step_s
-    step_bytes = bytes_per_decode_step(bench.model_config, bench.dtype, load, bench.weight_dtype)
-    fraction = step_bytes / step_s / ceiling
+    context = load.prompt + load.new // 2
+    step_bytes = bytes_per_decode_step(bench.model_config, bench.dtype, load.batch, context, bench.weight_dtype)
+    fraction = None if step_bytes is None else step_bytes / step_s / ceiling
     rates = f"{load.batch:>6} {result.prefill_rate:>14.0f} {result.decode_rate:>13.1f}"
-    click.echo(f"{rates} {step_s * 1e3:>8.2f} {fraction:>13.0%}")
+    click.echo(f"{rates} {step_s * 1e3:>8.2f} {'-' if fraction is None else f'{fraction:.0%}':>13}")
     return {
         "command": " ".join(sys.argv),
         "dtype": str(bench.dtype).removeprefix("torch."),
@@ -92,7 +94,7 @@ def _measure(bench: EngineBench, load: Load, ceiling: float, config: BenchEngine
         "prefill_tokens_per_s": round(result.prefill_rate, 1),
         "decode_tokens_per_s": round(result.decode_rate, 1),
         "step_ms": round(step_s * 1e3, 3),
-        "bandwidth_fraction": round(fraction, 3),
+        "bandwidth_fraction": None if fraction is None else round(fraction, 3),
         "read_gb_per_s": round(ceiling / 1e9, 1),
     }
 

@@ -1,4 +1,4 @@
-"""Writes a Llama or Mixtral checkpoint in bfloat16 as GGUF, for llama.cpp. Runs in the environment that has `gguf`.
+"""Writes a Llama, Mixtral or Qwen3.5 checkpoint in bfloat16 as GGUF, for llama.cpp; needs the package `gguf`.
 
 Arguments: model directory, target file. The vocabulary is numbered words: the benchmarks give token ids, and the text
 of an answer must tell how many tokens it has.
@@ -30,6 +30,23 @@ _NAMES = {
     "mlp.down_proj": "ffn_down",
     "block_sparse_moe.gate": "ffn_gate_inp",
 }
+_HYBRID_NAMES = {
+    **_NAMES,
+    "post_attention_layernorm": "post_attention_norm",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "linear_attn.in_proj_qkv": "attn_qkv",
+    "linear_attn.in_proj_z": "attn_gate",
+    "linear_attn.in_proj_a": "ssm_alpha",
+    "linear_attn.in_proj_b": "ssm_beta",
+    "linear_attn.conv1d": "ssm_conv1d",
+    "linear_attn.norm": "ssm_norm",
+    "linear_attn.out_proj": "ssm_out",
+}
+# Not called weights by either.
+_BARE_NAMES = {"linear_attn.A_log": "ssm_a", "linear_attn.dt_bias": "ssm_dt.bias"}
+# Read as float32, like all of one dimension.
+_WIDE = ("block_sparse_moe.gate.weight", "conv1d.weight")
 _EXPERTS = "block_sparse_moe.experts"
 _EXPERT_NAMES = {"w1": "ffn_gate_exps", "w2": "ffn_down_exps", "w3": "ffn_up_exps"}
 
@@ -39,32 +56,50 @@ def main(model_dir: Path, target: Path) -> None:
     import gguf
 
     config = json.loads((model_dir / "config.json").read_text())
-    writer: Any = gguf.GGUFWriter(target, "llama")
+    is_hybrid = "linear_num_key_heads" in config
+    writer: Any = gguf.GGUFWriter(target, "qwen35" if is_hybrid else "llama")
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
     writer.add_block_count(config["num_hidden_layers"])
     writer.add_feed_forward_length(config["intermediate_size"])
     writer.add_head_count(config["num_attention_heads"])
     writer.add_head_count_kv(config["num_key_value_heads"])
-    writer.add_rope_dimension_count(config["head_dim"])
+    writer.add_rope_dimension_count(int(config["head_dim"] * config.get("partial_rotary_factor", 1)))
     writer.add_rope_freq_base(config["rope_theta"])
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_vocab_size(config["vocab_size"])
     if "num_local_experts" in config:
         writer.add_expert_count(config["num_local_experts"])
         writer.add_expert_used_count(config["num_experts_per_tok"])
+    if is_hybrid:
+        _add_recurrent_sizes(writer, config)
     _add_vocabulary(writer, config["vocab_size"], gguf.TokenType)
+    names = _HYBRID_NAMES if is_hybrid else _NAMES
     for name, bits in _with_stacks(_tensors(model_dir / "model.safetensors"), config):
-        # Norms and routers are read as float32.
-        if bits.ndim == 1 or name.endswith("block_sparse_moe.gate.weight"):
-            writer.add_tensor(_gguf_name(name), (bits.astype(np.uint32) << 16).view(np.float32))
+        if bits.ndim == 1 or name.endswith(_WIDE):
+            numbers = (bits.astype(np.uint32) << 16).view(np.float32).squeeze()
+            writer.add_tensor(_gguf_name(name, names), -np.exp(numbers) if name.endswith("A_log") else numbers)
             continue
-        rows = _interleave(bits, name, config)
-        writer.add_tensor(_gguf_name(name), rows.view(np.uint8), raw_dtype=gguf.GGMLQuantizationType.BF16)
+        rows = bits if is_hybrid else _interleave(bits, name, config)
+        writer.add_tensor(_gguf_name(name, names), rows.view(np.uint8), raw_dtype=gguf.GGMLQuantizationType.BF16)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def _add_recurrent_sizes(writer: Any, config: dict[str, Any]) -> None:
+    writer.add_key_length(config["head_dim"])
+    writer.add_value_length(config["head_dim"])
+    # Of a text's tokens all three coordinates are equal: any split of the pairs turns them alike.
+    pairs = int(config["head_dim"] * config["partial_rotary_factor"]) // 2
+    writer.add_rope_dimension_sections([pairs - 2 * (pairs // 3), pairs // 3, pairs // 3, 0])
+    writer.add_ssm_conv_kernel(config["linear_conv_kernel_dim"])
+    writer.add_ssm_state_size(config["linear_key_head_dim"])
+    writer.add_ssm_group_count(config["linear_num_key_heads"])
+    writer.add_ssm_time_step_rank(config["linear_num_value_heads"])
+    writer.add_ssm_inner_size(config["linear_value_head_dim"] * config["linear_num_value_heads"])
+    writer.add_full_attention_interval(config["full_attention_interval"])
 
 
 def _add_vocabulary(writer: Any, size: int, types: Any) -> None:
@@ -107,14 +142,16 @@ def _with_stacks(
             yield f"{layer}{_EXPERTS}.{matrix}.weight", np.stack([stack[index] for index in sorted(stack)])
 
 
-def _gguf_name(name: str) -> str:
+def _gguf_name(name: str, names: dict[str, str]) -> str:
     stem = name.removesuffix(".weight")
     if not stem.startswith("model.layers."):
-        return f"{_NAMES[stem]}.weight"
+        return f"{names[stem]}.weight"
     _, _, index, part = stem.split(".", 3)
+    if part in _BARE_NAMES:
+        return f"blk.{index}.{_BARE_NAMES[part]}"
     if part.startswith(_EXPERTS):
         return f"blk.{index}.{_EXPERT_NAMES[part.rpartition('.')[2]]}.weight"
-    return f"blk.{index}.{_NAMES[part]}.weight"
+    return f"blk.{index}.{names[part]}.weight"
 
 
 def _interleave(bits: npt.NDArray[np.uint16], name: str, config: dict[str, Any]) -> npt.NDArray[np.uint16]:

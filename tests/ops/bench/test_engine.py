@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 
+import gguf
 import pytest
 import torch
 from click.testing import CliRunner
 
+from gpu_worker.models.config import ModelConfig
 from gpu_worker.models.registry import read_model_config
 from ops.bench.comparison import OURS, print_rates, ratios
-from ops.bench.engine import EngineBench, Load, Measurement, bytes_per_decode_step, median_of
+from ops.bench.engine import EngineBench, Load, Measurement, median_of
 from ops.bench.engine_compare import measure_all
 from ops.bench.make_model import SHAPES, Shape, Size, make_model, weight_shapes
+from ops.bench.peers.convert_to_gguf import main as convert_to_gguf
 from ops.bench.peers.engines import PeerUnavailableError, Task
+from ops.bench.traffic import bytes_per_decode_step
 from ops.cli.bench import command
 
 SHAPE = Shape(96, 32, 48, 2, 4, 2, is_tied=False, max_len=64)
@@ -59,21 +64,45 @@ def test_load_longer_than_the_model_allows_is_refused(model: Path) -> None:
     assert "64 at most" in str(result.exception)
 
 
-def test_bytes_of_a_step_are_the_multiplied_weights_and_the_context(model: Path) -> None:
-    sizes = sum(path.stat().st_size for path in model.glob("*.safetensors"))
-    nothing_cached = bytes_per_decode_step(read_model_config(model), torch.bfloat16, Load(1, 0, 0))
-    assert nothing_cached == pytest.approx(sizes - 96 * 32 * 2, rel=0.1)
-    with_context = bytes_per_decode_step(read_model_config(model), torch.bfloat16, Load(2, 10, 4))
-    assert with_context - nothing_cached == 2 * 12 * 2 * (2 * 2 * 8) * 2
+@pytest.mark.parametrize("attends_every", [0, 2])
+def test_bytes_of_a_step_are_the_multiplied_weights_the_context_and_the_states(
+    tmp_path: Path, attends_every: int
+) -> None:
+    make_model(replace(SHAPE, attends_every=attends_every), tmp_path)
+    config, sizes = read_model_config(tmp_path), sum(path.stat().st_size for path in tmp_path.glob("*.safetensors"))
+    alone, two, longer = (_bytes(config, batch, context) for batch, context in ((1, 0), (2, 0), (2, 12)))
+    state = 4 * 8 * 8 * 4 if attends_every else 0
+    assert two - alone == state
+    assert alone - state == pytest.approx(sizes - 96 * 32 * 2, rel=0.15)
+    num_attending = 1 if attends_every else 2
+    assert longer - two == 2 * 12 * num_attending * (2 * 2 * 8) * 2
 
 
 def test_experts_that_tokens_meet_are_counted_once(tmp_path: Path) -> None:
     make_model(replace(SHAPE, num_experts=4), tmp_path)
     config, expert = read_model_config(tmp_path), 3 * 32 * 48
-    one, two, all_ = (bytes_per_decode_step(config, torch.bfloat16, Load(batch, 0, 0)) for batch in (1, 2, 1000))
+    one, two, all_ = (_bytes(config, batch, 0) for batch in (1, 2, 1000))
     # A token has 2 of 4; another has one of those that the first has not.
     assert two - one == 2 * 2 * expert
     assert all_ - one == 2 * 2 * (2 * expert)
+
+
+def _bytes(config: ModelConfig, batch: int, context: int) -> int:
+    result = bytes_per_decode_step(config, torch.bfloat16, batch, context)
+    assert result is not None
+    return result
+
+
+def test_hybrid_becomes_the_tensors_that_its_peer_reads(tmp_path: Path) -> None:
+    make_model(replace(SHAPE, attends_every=2), tmp_path)
+    convert_to_gguf(tmp_path, tmp_path / "model.gguf")
+    known = {gguf.TENSOR_NAMES[tensor] for tensor in gguf.MODEL_TENSORS[gguf.MODEL_ARCH.QWEN35]}
+    tensors = {tensor.name: list(tensor.shape) for tensor in gguf.GGUFReader(tmp_path / "model.gguf").tensors}
+    assert {
+        re.sub(r"^blk\.\d+", "blk.{bid}", name).removesuffix(".weight").removesuffix(".bias") for name in tensors
+    } <= known
+    assert tensors["blk.0.ssm_conv1d.weight"] == [4, 96]
+    assert tensors["blk.1.attn_q.weight"] == [32, 64]
 
 
 def test_medians_are_taken_of_each_figure() -> None:

@@ -1,0 +1,82 @@
+"""The memory that a decode step must read: by the bandwidth it takes, the fastest possible step."""
+
+from __future__ import annotations
+
+import torch
+
+from gpu_worker.layers.layer_traits import (
+    AttentionShape,
+    DenseAndMixtureShape,
+    FeedForwardShape,
+    GatedDeltaShape,
+    GatedShape,
+    MixerShape,
+)
+from gpu_worker.layers.mixture_shape import MixtureShape
+from gpu_worker.models.config import ModelConfig
+
+_STATE_BYTES = torch.float32.itemsize
+
+
+def bytes_per_decode_step(
+    model: ModelConfig,
+    dtype: torch.dtype,
+    batch: int,
+    context: int,
+    weight_dtype: torch.dtype | None = None,
+) -> int | None:
+    """Return what a decode step reads at least: every multiplied weight, the KV of its sequences, their states.
+
+    None where a layer neither attends with keys and values nor is a gated delta net.
+
+    Of experts, those count that tokens meet on average, if each chooses by chance.
+
+    Args:
+        model: Sizes.
+        dtype: Of the KV cache.
+        batch: Sequences.
+        context: Tokens of each.
+        weight_dtype: Of the weights in memory; None is that of the cache.
+    """
+    if not all(isinstance(layer.mixer, AttentionShape | GatedDeltaShape | None) for layer in model.layers):
+        return None
+    weights = model.vocab_size * model.hidden_size
+    cache = 0
+    for layer in model.layers:
+        weights += _mixer_weights(layer.mixer, model.hidden_size)
+        weights += _feed_forward_weights(layer.feed_forward, model.hidden_size, batch)
+        cache += batch * _kept_bytes(layer.mixer, dtype, context)
+    return weights * (weight_dtype or dtype).itemsize + cache
+
+
+def _mixer_weights(shape: MixerShape | None, size: int) -> int:
+    if isinstance(shape, GatedDeltaShape):
+        sizes = shape.sizes
+        values = sizes.num_value_heads * sizes.value_dim
+        return size * (sizes.num_features + 2 * values + 2 * sizes.num_value_heads)
+    if isinstance(shape, AttentionShape):
+        queries = shape.num_heads * (2 if shape.output_gate else 1)
+        return size * shape.head_dim * (queries + 2 * shape.num_kv_heads + shape.num_heads)
+    return 0
+
+
+def _kept_bytes(shape: MixerShape | None, dtype: torch.dtype, context: int) -> int:
+    """Return the bytes that a step reads of what a layer keeps of one sequence."""
+    if isinstance(shape, GatedDeltaShape):
+        sizes = shape.sizes
+        return sizes.num_value_heads * sizes.key_dim * sizes.value_dim * _STATE_BYTES
+    if isinstance(shape, AttentionShape):
+        return 2 * shape.num_kv_heads * shape.head_dim * context * dtype.itemsize
+    return 0
+
+
+def _feed_forward_weights(shape: FeedForwardShape | None, size: int, batch: int) -> int:
+    """Return the numbers that the matrices of a block have, of which tokens meet any."""
+    if isinstance(shape, MixtureShape):
+        met = shape.num_experts * (1 - (1 - shape.rule.top_k / shape.num_experts) ** batch)
+        return round(size * (3 * (met * shape.expert_size + shape.shared_size) + shape.num_experts))
+    if shape is None:
+        return 0
+    if isinstance(shape, DenseAndMixtureShape):
+        return sum(_feed_forward_weights(part, size, batch) for part in (shape.dense, shape.mixture))
+    return (3 if isinstance(shape, GatedShape) else 2) * size * shape.inner_size
