@@ -97,6 +97,11 @@ class Outbox:
         for message, ack in answers:
             send_ack(self._nats, message, ack)
 
+    def send_now(self) -> None:
+        """Send everything put in so far without waiting for the next turn, if NATS takes it."""
+        if self._loop is not None and self._is_due and self._nats.is_writable:
+            self.flush()
+
     async def deliver(self) -> None:
         """Send everything put in so far, and wait until the server has it.
 

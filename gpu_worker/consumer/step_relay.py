@@ -1,7 +1,9 @@
-"""Carries step outcomes from the engine's thread to the event loop, and holds the engine back when the loop is behind.
+"""Carries step outcomes from the engine's thread to the event loop, and makes the engine wait where the loop goes first.
 
-Without that, a loop that decodes and sends slower than the engine steps would fall behind without end. The engine
-waits when more than a few outcomes lie here; it never waits for long, because the loop takes all of them at once.
+A loop that decodes and sends slower than the engine steps would fall behind without end, so the engine waits when more
+than a few outcomes lie here. It never waits for long, because the loop takes all of them at once. It also waits for a
+moment when answers begin: it would keep the interpreter, and on a CPU the cores, for the next step, and somebody is
+waiting for the first token. While the device is busy with a step that was submitted before, that costs nothing.
 """
 
 from __future__ import annotations
@@ -16,6 +18,10 @@ from gpu_worker.engine.engine_thread import StepOutcome
 MAX_WAITING_OUTCOMES = 4
 # The engine goes on after that, so that it can be stopped while the loop is stuck.
 _MAX_WAIT_S = 5.0
+# Outcomes of more events take the loop so long that the engine would lose more than the answers gain.
+MAX_FIRST_EVENTS = 8
+# A loop that is not there by then does something else that takes longer.
+_MAX_FIRST_WAIT_S = 0.002
 
 
 class StepRelay:
@@ -23,12 +29,14 @@ class StepRelay:
 
     Attributes:
         handle: Called on the loop with each outcome, in order; set before the engine starts.
+        send: Called on the loop when all outcomes that were here have been handled.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         """Carry outcomes to `loop`."""
         self._loop = loop
         self.handle: Callable[[StepOutcome], None] = lambda outcome: None
+        self.send: Callable[[], None] = lambda: None
         self._outcomes: deque[StepOutcome] = deque()
         self._has_room = threading.Event()
 
@@ -39,8 +47,19 @@ class StepRelay:
         self._loop.call_soon_threadsafe(self._take_all)
         if len(self._outcomes) > MAX_WAITING_OUTCOMES:
             self._has_room.wait(_MAX_WAIT_S)
+        elif _begins_answers(outcome):
+            self._has_room.wait(_MAX_FIRST_WAIT_S)
 
     def _take_all(self) -> None:
         while self._outcomes:
             self.handle(self._outcomes.popleft())
+        self.send()
         self._has_room.set()
+
+
+def _begins_answers(outcome: StepOutcome) -> bool:
+    """Say whether it has a first token, and little else."""
+    events = outcome.events
+    return len(events) <= MAX_FIRST_EVENTS and any(
+        event.num_tokens_before == 0 and event.token_ids and event.finish is None for event in events
+    )

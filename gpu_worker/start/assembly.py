@@ -104,7 +104,7 @@ class Worker:
             gpu=GpuMonitor(setup.gpu_uuid),
             experts=setup.experts,
         )
-        relay.handle = self.consumer.accept
+        relay.handle, relay.send = self.consumer.accept, outbox.send_now
 
     def _batch_lane(
         self,
