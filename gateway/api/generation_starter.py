@@ -1,6 +1,7 @@
 """From an admitted generation to its deltas: shared with an identical one in flight, repeated from the cache, or new.
 
-Only what is new is checked against the fleet's capacity: joining a generation or repeating an answer costs none.
+Only what is new is checked against the fleet's capacity: joining a generation or repeating an answer costs none. While
+nothing runs and nothing waits, a short prompt is dispatched before Redis has said whether it knows the answer.
 """
 
 from __future__ import annotations
@@ -30,12 +31,16 @@ from gateway.generation import Generation
 from gateway.metrics import GatewayMetrics
 from shared.background_tasks import BackgroundTasks
 from shared.errors import prompt_too_long
+from shared.messages import Delta
 from shared.pooling import Task
 
 # How errors tell what a model can do.
 _TASKS: Mapping[Task, str] = MappingProxyType(
     {"generate": "generate text", "embed": "make embeddings", "score": "score texts for a query"}
 )
+
+# Prompts of which the beginning is a step or less; the time that Redis takes is nothing beside a longer one.
+MAX_SPECULATIVE_TOKENS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,27 +152,61 @@ class GenerationStarter:
     ) -> Prediction | None:
         """Give a new shared generation its deltas. It may have members who joined while this one waits."""
         try:
-            cached = await self._cache.get(key)
+            load = self._dispatcher.fleet.load(generation.model)
+            cached = self._cache.remembered(key)
+            if cached is None and _is_free(load, generation):
+                return await self._fill_at_once(shared, key, generation, caller)
+            if cached is None:
+                cached = await self._cache.get(key)
             if cached is not None and len(cached) == len(shared.sequences):
-                self._metrics.cache_hits += 1
-                for sequence, deltas in zip(shared.sequences, cached, strict=True):
-                    for delta in deltas:
-                        sequence.deliver(delta)
+                self._repeat(shared, cached)
                 return None
             self._metrics.cache_misses += 1
-            prediction = await self._admit(generation, caller)
-            shared.on_complete = partial(self._keep, shared, key)
-            window = self._dispatch(generation, caller, shared.sequences)
+            prediction, _ = await self._generate(shared, key, generation, caller)
         except ApiError as error:
             shared.fail(error)
             return None
         except BaseException:
             shared.fail(ApiError(500, "The request could not be dispatched.", code="internal_error"))
             raise
+        return prediction
+
+    async def _fill_at_once(
+        self, shared: SharedGeneration, key: CacheKey, generation: Generation, caller: Caller
+    ) -> Prediction | None:
+        """Generate, and ask Redis meanwhile: an answer that is there sooner than the first delta takes its place."""
+        prediction, window = await self._generate(shared, key, generation, caller)
+        try:
+            cached = await self._cache.get(key)
+        except BaseException:
+            window.cancel()
+            raise
+        if cached is None or len(cached) != len(shared.sequences) or shared.has_begun:
+            self._metrics.cache_misses += 1
+            return prediction
+        window.cancel()
+        # It is in the cache already.
+        shared.on_complete = _do_nothing
+        self._repeat(shared, cached)
+        return None
+
+    def _repeat(self, shared: SharedGeneration, cached: list[list[Delta]]) -> None:
+        self._metrics.cache_hits += 1
+        for sequence, deltas in zip(shared.sequences, cached, strict=True):
+            for delta in deltas:
+                sequence.deliver(delta)
+
+    async def _generate(
+        self, shared: SharedGeneration, key: CacheKey, generation: Generation, caller: Caller
+    ) -> tuple[Prediction, SequenceWindow]:
+        """Admit and dispatch the sequences of a shared generation."""
+        prediction = await self._admit(generation, caller)
+        shared.on_complete = partial(self._keep, shared, key)
+        window = self._dispatch(generation, caller, shared.sequences)
         shared.on_abandoned = window.cancel
         if not shared.is_wanted:
             window.cancel()
-        return prediction
+        return prediction, window
 
     async def _admit(self, generation: Generation, caller: Caller) -> Prediction:
         fleet = self._dispatcher.fleet
@@ -194,6 +233,17 @@ class GenerationStarter:
 
     def _keep(self, shared: SharedGeneration, key: CacheKey) -> None:
         self._tasks.spawn(self._cache.put(key, [sequence.deltas for sequence in shared.sequences]))
+
+
+def _is_free(load: FleetLoad | None, generation: Generation) -> bool:
+    """Say whether the beginning of a generation that is not needed in the end would cost nobody anything."""
+    if load is None or load.running or load.queued_requests or not load.num_workers:
+        return False
+    return generation.num_sequences == 1 and generation.estimated_prompt_tokens <= MAX_SPECULATIVE_TOKENS
+
+
+def _do_nothing() -> None:
+    pass
 
 
 def _check_task(generation: Generation, load: FleetLoad | None) -> None:

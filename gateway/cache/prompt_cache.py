@@ -93,13 +93,16 @@ class PromptCache:
         self._decode = msgspec.msgpack.Decoder(_Stored).decode
         self._encode = msgspec.msgpack.Encoder().encode
 
+    def remembered(self, key: CacheKey) -> list[list[Delta]] | None:
+        """Return what `get` returns, without asking Redis."""
+        value = None if self._redis is None else self._memory.get(key.digest, self._clock())
+        return None if value is None else self._read(key, value)
+
     async def get(self, key: CacheKey) -> list[list[Delta]] | None:
         """Return the deltas of each sequence of a cached answer, or None; each sequence has its end."""
-        if self._redis is None:
-            return None
-        value = self._memory.get(key.digest, self._clock())
-        if value is not None:
-            return self._read(key, value)
+        remembered = self.remembered(key)
+        if remembered is not None or self._redis is None:
+            return remembered
         value = await self._redis.get(_redis_key(key))
         return None if value is None else self._read(key, value)
 

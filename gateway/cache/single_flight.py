@@ -74,6 +74,11 @@ class SharedGeneration:
         """Whether it has members."""
         return bool(self._members)
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether members have heard anything of it, its failure included."""
+        return self._has_ended or any(sequence.deltas for sequence in self.sequences)
+
     def join(self, sinks: Sequence[Sink]) -> None:
         """Add a member, with one sink per sequence."""
         self._members.append(sinks)

@@ -1,4 +1,4 @@
-"""Carries step outcomes from the engine's thread to the event loop, and makes the engine wait where the loop goes first.
+"""Carries step outcomes from the engine's thread to the event loop, and makes the engine wait where the loop is first.
 
 A loop that decodes and sends slower than the engine steps would fall behind without end, so the engine waits when more
 than a few outcomes lie here. It never waits for long, because the loop takes all of them at once. It also waits for a

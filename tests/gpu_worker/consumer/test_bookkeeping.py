@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import threading
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,11 +12,8 @@ from gpu_worker.consumer.gateway_watch import GIVE_UP_S, MAX_GATEWAYS, SILENCE_S
 from gpu_worker.consumer.held_request import HeldRequest, HeldRequests
 from gpu_worker.consumer.pull_capacity import PullCapacity
 from gpu_worker.consumer.queued_message import QueuedMessage
-from gpu_worker.consumer.step_relay import MAX_WAITING_OUTCOMES, StepRelay
 from gpu_worker.core.scheduler_config import SchedulerConfig, WindowConfig
-from gpu_worker.engine.engine_thread import StepOutcome
 from shared.messages import Lane, Request
-from tests.gpu_worker.consumer.harness import wait_until
 
 MESSAGE = QueuedMessage("s", b"", "a", 1, 1, 0)
 
@@ -168,25 +162,6 @@ def test_silent_gateway_that_is_heard_again_is_not_silent_before_the_next_review
     watch.note_heartbeat("hr.gateway.a", GIVE_UP_S + 2)
     assert not watch.is_silent("hr.tok.a")
     assert not watch.is_given_up("hr.tok.a")
-
-
-async def test_relay_keeps_order_and_holds_a_fast_engine_back() -> None:
-    relay = StepRelay(asyncio.get_running_loop())
-    seen: list[int] = []
-    relay.handle = lambda outcome: seen.append(outcome.step)
-    produced: list[int] = []
-
-    def produce() -> None:
-        for step in range(200):
-            relay.deliver(StepOutcome(step, [], None))  # type: ignore[arg-type]
-            produced.append(step)
-
-    thread = threading.Thread(target=produce)
-    thread.start()
-    thread.join(0.1)  # the loop is stuck meanwhile
-    assert len(produced) <= MAX_WAITING_OUTCOMES + 1
-    await wait_until(lambda: len(seen) == 200)
-    assert seen == produced == list(range(200))
 
 
 def test_gateways_that_are_made_up_push_out_the_one_silent_for_longest() -> None:

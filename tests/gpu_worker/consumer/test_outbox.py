@@ -158,3 +158,31 @@ async def test_deliver_sends_what_waits_before_it_asks_the_server(outbox: Outbox
     outbox.put("hr.tok.a", Delta("a", 0, 0, (1,), "x"))
     await outbox.deliver()
     assert connection.num_sent_at_flush == [1]
+
+
+async def test_what_is_sent_at_once_is_not_sent_again_at_the_end_of_the_turn(
+    outbox: Outbox, connection: Connection
+) -> None:
+    connection.writable.set()
+    outbox.start()
+    outbox.put("hr.tok.a", Delta("a", 0, 0, (1,), "x", Finish("length")), message("a"))
+    outbox.send_now()
+    assert [subject for subject, _ in connection.sent] == ["hr.tok.a", "ack.a"]
+    outbox.put("hr.tok.a", Delta("b", 0, 0, (1,), "y"))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert [delta.id for frame in connection.frames("hr.tok.a") for delta in frame.deltas] == ["a", "b"]
+
+
+async def test_nothing_is_sent_at_once_while_nats_does_not_read_or_after_the_end(
+    outbox: Outbox, connection: Connection
+) -> None:
+    outbox.start()
+    outbox.put("hr.tok.a", Delta("a", 0, 0, (1,), "x"))
+    outbox.send_now()
+    assert connection.sent == []
+    connection.writable.set()
+    await outbox.close()
+    outbox.put("hr.tok.a", Delta("a", 0, 1, (1,), "y"))
+    outbox.send_now()
+    assert len(connection.frames("hr.tok.a")) == 1

@@ -1,0 +1,182 @@
+"""A short prompt on an idle fleet is dispatched while Redis is asked; whoever answers first does so, and once."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import cast
+
+import msgspec
+import pytest
+
+from gateway.admission.caller import Caller
+from gateway.admission.shedding import Shedder
+from gateway.api.generation_starter import MAX_SPECULATIVE_TOKENS, GenerationStarter, Ticket
+from gateway.api.structured_output import StructuredOutputAdmission
+from gateway.cache.prompt_cache import PromptCache, cache_key
+from gateway.cache.redis_client import RedisCache
+from gateway.dispatch.dispatcher import Dispatcher
+from gateway.errors import ApiError
+from gateway.generation import Generation, Prompt
+from gateway.metrics import GatewayMetrics
+from shared.messages import Delta, Finish, Usage
+from shared.sampling import Sampling
+from shared.structured_output.checker import GrammarChecker
+from tests.gateway.api.test_generation_starter import BEAT, CONFIG, Queue
+
+CALLER = Caller("key", "tenant", [], b"")
+CACHED = [Delta("", 0, 0, (5,), "cached", Finish("stop", Usage(7, 1, 0)))]
+CLAIM = Delta("r", 0, 0, prompt_tokens=7)
+LIVE = Delta("r", 0, 0, (5,), "live", Finish("stop", Usage(7, 1, 0)))
+
+
+class SlowRedis:
+    """Answers when it is told to."""
+
+    def __init__(self) -> None:
+        self.answer: asyncio.Future[bytes | None] = asyncio.get_running_loop().create_future()
+        self.num_asked = 0
+        self.stored: list[bytes] = []
+
+    async def get(self, key: str) -> bytes | None:
+        self.num_asked += 1
+        return await asyncio.shield(self.answer)
+
+    async def set(self, key: str, value: bytes, ttl_s: float) -> None:
+        self.stored.append(value)
+
+
+class Client:
+    """A client's sink."""
+
+    def __init__(self) -> None:
+        self.deltas: list[Delta] = []
+        self.errors: list[ApiError] = []
+
+    @property
+    def text(self) -> str:
+        return "".join(delta.text for delta in self.deltas)
+
+    def deliver(self, delta: Delta) -> None:
+        self.deltas.append(delta)
+
+    def fail(self, error: ApiError) -> None:
+        self.errors.append(error)
+
+
+class Gateway:
+    """A starter between a queue and a Redis that are in memory."""
+
+    def __init__(self) -> None:
+        self.queue, self.redis, self.metrics, self.client = Queue(), SlowRedis(), GatewayMetrics(), Client()
+        self.hear()
+        cache = PromptCache(cast("RedisCache", self.redis), 60, 10_000, 10_000)
+        shedder = Shedder(CONFIG, self.metrics, uniform=lambda: 0.5)
+        grammars = StructuredOutputAdmission(GrammarChecker())
+        self.starter = GenerationStarter(cast("Dispatcher", self.queue), shedder, cache, grammars, self.metrics, 60.0)
+
+    def hear(self, **changes: object) -> None:
+        self.queue.fleet.note_heartbeat(msgspec.structs.replace(BEAT, **changes), 0.0)
+
+    def generation(self, estimated_tokens: int = 7) -> Generation:
+        prompt = Prompt(estimated_tokens, text="def")
+        return Generation("completion", "m", (prompt,), 1, Sampling(temperature=0.0), deterministic=True)
+
+    async def begin(self, estimated_tokens: int = 7) -> asyncio.Task[Ticket]:
+        """Start a request and let it come as far as it can without Redis."""
+        start = self.starter.start(self.generation(estimated_tokens), CALLER, [self.client], False)
+        task = asyncio.create_task(start)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        return task
+
+    @property
+    def num_dispatched(self) -> int:
+        return len(self.queue.flights)
+
+    def deliver(self, delta: Delta) -> None:
+        for flight in self.queue.flights:
+            flight.sink.deliver(delta)
+
+    def cached_answer(self) -> bytes:
+        """Return what another gateway has put into Redis."""
+        load = self.queue.fleet.load("m")
+        assert load is not None
+        key = cache_key("tenant", self.generation(), load.revisions)
+        return msgspec.msgpack.encode([4, "tenant", key.digest, [CACHED], 4e9])
+
+
+@pytest.fixture
+async def gateway() -> Gateway:
+    return Gateway()
+
+
+async def test_short_prompt_on_an_idle_fleet_is_dispatched_before_redis_answers(gateway: Gateway) -> None:
+    task = await gateway.begin()
+    assert (gateway.num_dispatched, gateway.redis.num_asked) == (1, 1)
+    gateway.redis.answer.set_result(None)
+    assert (await task).prediction is not None
+    gateway.deliver(LIVE)
+    assert (gateway.client.text, gateway.metrics.cache_misses, gateway.metrics.cache_hits) == ("live", 1, 0)
+
+
+async def test_answer_of_redis_takes_the_place_of_a_generation_that_has_not_begun(gateway: Gateway) -> None:
+    task = await gateway.begin()
+    gateway.redis.answer.set_result(gateway.cached_answer())
+    ticket = await task
+    assert (gateway.client.text, gateway.num_dispatched) == ("cached", 0)
+    assert (ticket.prediction, gateway.metrics.cache_misses, gateway.metrics.cache_hits) == (None, 0, 1)
+    await asyncio.sleep(0)
+    assert gateway.redis.stored == []  # its time to live is what the first gateway gave it
+
+
+@pytest.mark.parametrize("first", [CLAIM, LIVE])
+async def test_generation_that_has_begun_is_not_replaced(gateway: Gateway, first: Delta) -> None:
+    task = await gateway.begin()
+    gateway.deliver(first)
+    gateway.redis.answer.set_result(gateway.cached_answer())
+    await task
+    if first is CLAIM:
+        gateway.deliver(LIVE)
+    assert gateway.client.text == "live"
+    assert (gateway.metrics.cache_misses, gateway.metrics.cache_hits) == (1, 0)
+
+
+async def test_generation_that_failed_before_redis_answered_stays_failed(gateway: Gateway) -> None:
+    task = await gateway.begin()
+    for flight in gateway.queue.flights:
+        flight.sink.fail(ApiError(503, "The queue is full."))
+    gateway.redis.answer.set_result(gateway.cached_answer())
+    await task
+    assert (gateway.client.text, len(gateway.client.errors)) == ("", 1)
+
+
+async def test_request_that_is_given_up_while_redis_is_asked_leaves_nothing_behind(gateway: Gateway) -> None:
+    task = await gateway.begin()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert gateway.num_dispatched == 0
+
+
+@pytest.mark.parametrize("busy", [{"running": 1}, {"waiting": 1, "waiting_tokens": 5}])
+async def test_busy_fleet_gets_only_what_redis_does_not_know(gateway: Gateway, busy: dict[str, int]) -> None:
+    gateway.hear(**busy)
+    task = await gateway.begin()
+    assert (gateway.num_dispatched, gateway.redis.num_asked) == (0, 1)
+    gateway.redis.answer.set_result(None)
+    await task
+    assert gateway.num_dispatched == 1
+
+
+async def test_long_prompt_waits_for_redis(gateway: Gateway) -> None:
+    await gateway.begin(MAX_SPECULATIVE_TOKENS + 1)
+    assert (gateway.num_dispatched, gateway.redis.num_asked) == (0, 1)
+    gateway.redis.answer.set_result(None)
+
+
+async def test_answer_in_memory_costs_neither_redis_nor_a_worker_anything(gateway: Gateway) -> None:
+    gateway.redis.answer.set_result(gateway.cached_answer())
+    await (await gateway.begin())
+    gateway.client.deltas.clear()
+    await (await gateway.begin())
+    assert (gateway.client.text, gateway.redis.num_asked, gateway.num_dispatched) == ("cached", 1, 0)
