@@ -1,8 +1,9 @@
 """The wire messages between gateways, workers and batch publishers.
 
 Every message is a tagged msgspec Struct carried as msgpack. Unknown fields are ignored, so a newer peer may add
-fields at the end. `Request` is encoded as a map, because people write it by hand (JSON is accepted too); what is
-sent once per engine step (`Frame`, `Delta`) is encoded as arrays, because its size and speed matter.
+fields at the end. `Request` is encoded as a map, because people write it by hand, also as JSON, in which unknown fields
+are refused: no part of the system writes that. What is sent once per engine step (`Frame`, `Delta`) is encoded as
+arrays, because its size and speed matter.
 
 One wire request is one sequence: the gateway turns `n` choices and lists of prompts into several requests.
 """
@@ -40,6 +41,7 @@ from shared.bounds import (
 )
 from shared.conversation import ChatOptions, Messages
 from shared.pooling import Pooling, Task
+from shared.request_fields import check_fields
 from shared.sampling import Sampling
 from shared.worker_metrics import WorkerMetrics
 
@@ -331,7 +333,7 @@ class TokenizerReply(Struct, frozen=True, kw_only=True, tag="tokenizer_reply"):
 class BatchResult(Struct, frozen=True, kw_only=True, tag="result"):
     """The outcome of a batch request, stored once in the results stream as JSON.
 
-    `vector` is that of `Finish`, in base64.
+    `vector` is that of `Finish`, in base64. `chat_format` is that of `Heartbeat`, of the worker that computed it.
     """
 
     id: str
@@ -351,6 +353,7 @@ class BatchResult(Struct, frozen=True, kw_only=True, tag="result"):
     cached_tokens: int = 0
     in_reasoning: bool = False
     vector: bytes | None = None
+    chat_format: str = ""
 
 
 TokenizerCall = TokenizeCall | DetokenizeCall | TemplateCall
@@ -371,7 +374,10 @@ def decode_request(payload: bytes) -> Request:
     Raises:
         msgspec.DecodeError: The bytes are neither.
         msgspec.ValidationError: A field has a wrong type or is out of range; the message names it.
+        UnknownFieldError: The JSON has a field that nothing reads.
     """
     if payload[:1] == b"{":
-        return _request_json_decoder.decode(payload)
+        request = _request_json_decoder.decode(payload)
+        check_fields(msgspec.json.decode(payload), Request)
+        return request
     return _request_decoder.decode(payload)

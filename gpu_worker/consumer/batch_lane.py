@@ -51,8 +51,13 @@ class BatchLane:
         results: ResultStore,
         progress: ProgressRecords,
         nats: DirectClient,
+        chat_format: str = "",
     ) -> None:
-        """Answer in the name of `worker`; a request that has failed `max_attempts` times without progress is dead."""
+        """Answer in the name of `worker`; a request that has failed `max_attempts` times without progress is dead.
+
+        Results tell the model's `chat_format`.
+        """
+        self._chat_format = chat_format
         self._log_limit = LogLimit(_log)
         self._nats = nats
         self._worker = worker
@@ -247,6 +252,7 @@ class BatchLane:
             vector=held.vector,
             cached_tokens=0 if sequence is None else sequence.num_cached_tokens,
             in_reasoning=held.in_reasoning,
+            chat_format=self._chat_format,
         )
 
     def _refuse_unreadable(

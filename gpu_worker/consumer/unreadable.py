@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from shared.bounds import Epoch, ReplySubject, RequestId
 from shared.messages import Request, decode_request
+from shared.request_fields import UnknownFieldError
 
 _PATH = re.compile(r"at `(?:key` in `)?\$\.(\w+)(?:\.(\w+))?")
 
@@ -34,6 +35,9 @@ class UnreadableRequestError(Exception):
         """Describe the failure `error` of decoding."""
         super().__init__(str(error)[:500] or type(error).__name__)
         self.envelope = envelope
+        if isinstance(error, UnknownFieldError):
+            self.param = error.param
+            return
         path = _PATH.search(str(error))
         self.param = (path[2] if path and path[1] == "sampling" and path[2] else path[1]) if path else "request"
 

@@ -98,7 +98,7 @@ class Worker:
             writer=AnswerWriter(tokenizer, pooled),
             outbox=outbox,
             interactive=InteractiveLane(intake, self._engine, held, outbox),
-            batch=self._batch_lane(identity, nats, limits, intake, held, outbox),
+            batch=self._batch_lane(identity, nats, limits, intake, held, outbox, tokenizer.chat_format),
             limits=limits,
             tasks=tasks,
             gpu=GpuMonitor(setup.gpu_uuid),
@@ -114,6 +114,7 @@ class Worker:
         intake: Intake,
         held: HeldRequests,
         outbox: Outbox,
+        chat_format: str,
     ) -> BatchLane:
         return BatchLane(
             identity.worker,
@@ -125,6 +126,7 @@ class Worker:
             ResultStore(nats),
             ProgressRecords(nats, identity.revision),
             nats,
+            chat_format,
         )
 
     @property

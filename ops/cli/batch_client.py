@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from types import TracebackType
 from typing import Any
 
@@ -22,15 +22,46 @@ from shared.nats_files import NatsFiles
 from shared.streams import RESULTS_STREAM
 from shared.subjects import request_subject, result_subject
 
+# After so long without a result that is told, and then from time to time.
+SILENCE_S = 10.0
+_AGAIN_S = 60.0
 # A result that passed by while we were reconnecting is found in the stream.
 _LOOK_EVERY_S = 2.0
+
+
+class _Silence:
+    """Tells that no result comes: publishers may not listen to workers, so nothing else would."""
+
+    def __init__(self, tell: Callable[[str], None], now: float) -> None:
+        self._tell = tell
+        self._began, self._next_at = now, now + SILENCE_S
+
+    def look(self, now: float, num_missing: int, num_all: int) -> None:
+        if now < self._next_at:
+            return
+        self._next_at = now + _AGAIN_S
+        self._tell(
+            f"no result for {now - self._began:.0f} s, {num_missing} of {num_all} are missing; jobs wait in the queue "
+            "until a worker serves their model and has capacity that people do not want"
+        )
+
+    def end(self, now: float) -> None:
+        self._began, self._next_at = now, now + SILENCE_S
 
 
 class BatchClient:
     """An async context manager around one connection in the batch role."""
 
-    def __init__(self, url: str, user: str | None, password: str | None, files: NatsFiles) -> None:
-        """Prepare; the connection is made on entering."""
+    def __init__(
+        self,
+        url: str,
+        user: str | None,
+        password: str | None,
+        files: NatsFiles,
+        has_waited: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        """Prepare; the connection is made on entering. `has_waited` is told when results are long in coming."""
+        self._has_waited = has_waited
         self._access = (url, user, password, files)
         self._client: Client | None = None
         self._refusals: asyncio.Queue[str] = asyncio.Queue()
@@ -100,7 +131,9 @@ class BatchClient:
         for tenant in {request.tenant for request in requests}:
             await self._client.subscribe(result_subject(tenant, "any").rpartition(".")[0] + ".*", cb=arrived.put)
         missing = {await self.publish(request) for request in requests}
+        silence = _Silence(self._has_waited, asyncio.get_running_loop().time())
         while missing:
+            silence.look(asyncio.get_running_loop().time(), len(missing), len(requests))
             wait_s = min(_LOOK_EVERY_S, deadline - asyncio.get_running_loop().time())
             if wait_s <= 0:
                 raise DependencyError(
@@ -114,6 +147,7 @@ class BatchClient:
                 found = await self._stored(missing)
             for subject, data in found.items():
                 missing.discard(subject)
+                silence.end(asyncio.get_running_loop().time())
                 yield json.loads(data)
 
     async def _unless_refused(self, publication: Awaitable[Any], tenant: str) -> None:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import difflib
 import json
 import secrets
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,18 +15,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ops.cli.options import settings_command
-from ops.cli.running_system import Endpoint, find_nats
+from ops.cli.running_system import Endpoint, ServerRefusedError, find_nats
 from ops.stack.config import DEFAULT_STATE_DIR
 from shared.config import setting
-from shared.errors import ConfigError
+from shared.errors import BadRequestError, ConfigError
 from shared.nats_files import NatsFiles
 
 if TYPE_CHECKING:
+    from ops.cli.openai_batch import BatchLine
     from shared.messages import Request
-
-
-# What other interfaces call it: OpenAI's completions, and the lines of its Batch API.
-_MEANT = {"prompt": "text", "input": "text", "custom_id": "id", "body": "messages"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +34,9 @@ class PublishConfig(NatsFiles):
     nats_user: str | None = setting(None, "NATS user of the batch role.")
     nats_password: str | None = setting(None, "Password of the NATS user.", secret=True)
     state_dir: Path = setting(DEFAULT_STATE_DIR, "State directory of a running `headrace up`.")
-    file: Path | None = setting(None, "JSON Lines file with one request a line; `-` reads standard input.")
+    file: Path | None = setting(
+        None, "JSON Lines file with one request a line, ours or of OpenAI's Batch API; `-` reads standard input."
+    )
     model_name: str | None = setting(None, "Name of the model, for requests that name none.", alias="--model")
     tenant: str = setting("default", "Whose requests these are, for requests that do not say.")
     max_tokens: int = setting(64, "Tokens to generate at most, for requests that do not say.", minimum=1)
@@ -54,18 +52,49 @@ def run(config: PublishConfig, prompt: str | None) -> int:
     Workers run them when no interactive request wants the capacity. Give one PROMPT, or --file with JSON requests, one
     a line: {"text": ...} or {"messages": [...]}, and if wanted "id", "model", "tenant", "priority", "deadline" and
     "sampling". Prints one JSON object a request: where its result will be, or with --wait the result itself as soon as
-    it is there.
+    it is there. A file of OpenAI's Batch API ({"custom_id", "method", "url", "body"}) gives the lines of its output
+    file; --max-tokens, --temperature and --seed do not apply to it.
     """
+    from ops.cli.openai_batch import is_openai_line
+
     found = list(_read(config.file, prompt))
     if not found:
-        print(f"headrace: {config.file} has no requests", file=sys.stderr)
+        _tell(f"{config.file} has no requests")
         return 0
     url, running = find_nats(config.nats_url, config.state_dir)
-    model = config.model_name
-    if model is None and running is not None:
-        model = next(iter(Endpoint(running.url, running.api_key).models()), None)
-    requests = [_request(config, model, place, fields) for place, fields in found]
-    return asyncio.run(_publish(config, url, requests))
+    served = None if running is None else _served_models(Endpoint(running.url, running.api_key))
+    model = config.model_name or next(iter(served or []), None)
+    requests: list[Request] = []
+    lines: dict[str, BatchLine] = {}
+    for place, fields in found:
+        if is_openai_line(fields):
+            line = _openai_line(config, model, place, fields)
+            if line.requests[0].id in lines:
+                raise ConfigError("HEADRACE_FILE", f"{place} is the same as an earlier line")
+            requests += line.requests
+            lines |= dict.fromkeys((request.id for request in line.requests), line)
+        else:
+            requests.append(_request(config, model, place, fields))
+    if served is not None:
+        _tell_unserved({request.model for request in requests}.difference(served))
+    return asyncio.run(_publish(config, url, requests, lines))
+
+
+def _served_models(endpoint: Endpoint) -> list[str] | None:
+    """Return what a running system serves; None where it does not say."""
+    try:
+        return endpoint.models()
+    except ServerRefusedError:
+        return None
+
+
+def _tell_unserved(models: set[str]) -> None:
+    for model in sorted(models):
+        _tell(f"no worker serves {model[:64]!r} now; its jobs wait in the queue until one does")
+
+
+def _tell(text: str) -> None:
+    print(f"headrace: {text}", file=sys.stderr)
 
 
 def _read(file: Path | None, prompt: str | None) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -92,10 +121,22 @@ def _read(file: Path | None, prompt: str | None) -> Iterator[tuple[str, dict[str
             yield f"line {number}", fields
 
 
+def _openai_line(config: PublishConfig, model: str | None, place: str, fields: dict[str, Any]) -> BatchLine:
+    from ops.cli.openai_batch import read_openai_line
+
+    try:
+        line = read_openai_line(fields, config.tenant, model)
+    except BadRequestError as error:
+        raise ConfigError("HEADRACE_FILE", f"{place}: {error}") from error
+    _check_names(line.requests[0], place)
+    return line
+
+
 def _request(config: PublishConfig, model: str | None, place: str, fields: dict[str, Any]) -> Request:
     import msgspec
 
     from shared.messages import Request
+    from shared.request_fields import UnknownFieldError, check_fields
 
     defaults: dict[str, Any] = {"id": secrets.token_hex(12), "tenant": config.tenant, "created": time.time()}
     if model:
@@ -104,10 +145,12 @@ def _request(config: PublishConfig, model: str | None, place: str, fields: dict[
     given = fields.get("sampling") or {}
     if not isinstance(given, dict):
         raise ConfigError("HEADRACE_FILE", f"{place}: sampling is not a JSON object")
-    _check_known(fields, given, place)
     sampling |= given
     try:
+        check_fields(fields, Request)
         request = msgspec.convert({**defaults, **fields, "sampling": sampling, "lane": "batch"}, Request)
+    except UnknownFieldError as error:
+        raise ConfigError("HEADRACE_FILE", f"{place}: {error}") from error
     except msgspec.ValidationError as error:
         if "model" not in defaults | fields:
             raise ConfigError("HEADRACE_MODEL_NAME", f"not set, and {place} names no model") from error
@@ -116,24 +159,6 @@ def _request(config: PublishConfig, model: str | None, place: str, fields: dict[
         raise ConfigError("HEADRACE_FILE", f"{place}: give one of text, messages and token_ids")
     _check_names(request, place)
     return request
-
-
-def _check_known(fields: dict[str, Any], sampling: dict[str, Any], place: str) -> None:
-    """Refuse a field that nothing reads: it would change the answer that somebody expects."""
-    from shared.messages import Request
-    from shared.sampling import Sampling
-
-    for name in sampling.keys() - set(Sampling.__struct_fields__):
-        raise ConfigError("HEADRACE_FILE", f"{place}: sampling has no field {name[:64]!r}{_meant(name, Sampling)}")
-    for name in fields.keys() - {"type", *Request.__struct_fields__}:
-        if name in Sampling.__struct_fields__:
-            raise ConfigError("HEADRACE_FILE", f'{place}: {name!r} belongs into "sampling": {{"{name}": ...}}')
-        raise ConfigError("HEADRACE_FILE", f"{place}: there is no field {name[:64]!r}{_meant(name, Request)}")
-
-
-def _meant(name: str, struct: type[Any]) -> str:
-    close = _MEANT.get(name) or next(iter(difflib.get_close_matches(name, struct.__struct_fields__, 1)), None)
-    return "" if close is None else f"; did you mean {close!r}?"
 
 
 def _check_names(request: Request, place: str) -> None:
@@ -151,19 +176,42 @@ def _check_names(request: Request, place: str) -> None:
         raise ConfigError("HEADRACE_FILE", f"{place}: reply must begin with {prefix!r}")
 
 
-async def _publish(config: PublishConfig, url: str, requests: list[Request]) -> int:
+async def _publish(config: PublishConfig, url: str, requests: list[Request], lines: dict[str, BatchLine]) -> int:
     from ops.cli.batch_client import BatchClient
 
-    async with BatchClient(url, config.nats_user, config.nats_password, config) as client:
+    async with BatchClient(url, config.nats_user, config.nats_password, config, _tell) as client:
         if not config.wait:
             for request in requests:
-                print(json.dumps({"id": request.id, "tenant": request.tenant, "result": await client.publish(request)}))
+                custom = {"custom_id": lines[request.id].custom_id} if request.id in lines else {}
+                told = {"id": request.id, "tenant": request.tenant, "result": await client.publish(request)}
+                print(json.dumps({**custom, **told}))
             return 0
         has_failed = False
-        async for result in client.results(requests, config.timeout_s):
+        async for result in _answers(client.results(requests, config.timeout_s), lines):
             print(json.dumps(result), flush=True)
-            has_failed |= result["finish"] in ("failed", "expired", "cancelled")
+            has_failed |= result.get("finish") in ("failed", "expired", "cancelled")
+            if "custom_id" in result:
+                has_failed |= result["response"] is None or result["response"]["status_code"] != 200
         return 1 if has_failed else 0
+
+
+async def _answers(
+    results: AsyncIterator[dict[str, Any]], lines: dict[str, BatchLine]
+) -> AsyncIterator[dict[str, Any]]:
+    """Yield results as they are, and those of a file of OpenAI's as its lines of output, each when it is complete."""
+    import msgspec
+
+    from ops.cli.openai_batch import output_line
+    from shared.messages import BatchResult
+
+    async for result in results:
+        line = lines.get(result["id"])
+        if line is None:
+            yield result
+            continue
+        line.results[result["id"]] = msgspec.convert(result, BatchResult)
+        if line.is_complete:
+            yield output_line(line)
 
 
 command = settings_command(PublishConfig, "publish", run, [click.Argument(["prompt"], required=False)])

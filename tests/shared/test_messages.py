@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import re
+
 import msgspec
 import pytest
 
 from shared.messages import Delta, Finish, Frame, Request, TokenLogprob, Usage, decode_request, encode
+from shared.request_fields import UnknownFieldError
 from shared.sampling import Sampling
 
 
@@ -27,6 +30,28 @@ def test_frame_survives_and_is_small() -> None:
     assert msgspec.msgpack.decode(encode(frame), type=Frame) == frame
     plain = Frame("w", 9, [Delta("x" * 32, 0, 700, (4000,), " token")] * 64)
     assert len(encode(plain)) / 64 < 64
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"invented": 1}, "the request has no field 'invented'"),
+        ({"prioritty": 1}, "the request has no field 'prioritty'; did you mean 'priority'?"),
+        ({"max_tokens": 1}, """'max_tokens' belongs into "sampling": {"max_tokens": ...}"""),
+        ({"sampling": {"max_token": 1}}, "sampling has no field 'max_token'; did you mean 'max_tokens'?"),
+        ({"sampling": {"grammar": {"kind": "regex", "source": "a", "stict": True}}}, "did you mean 'strict'?"),
+        ({"messages": [{"role": "user", "content": "x", "contents": 1}]}, "messages has no field 'contents'; did you"),
+        ({"chat": {"tool": "x"}}, "chat has no field 'tool'; did you mean 'tools'?"),
+        ({"pooling": {"dimension": 1}}, "did you mean 'dimensions'?"),
+    ],
+)
+def test_unknown_fields_of_json_that_people_write_are_refused(change: dict[str, object], message: str) -> None:
+    fields = {"type": "request", "id": "r", "model": "m", "text": "x"}
+    assert decode_request(msgspec.json.encode(fields)).text == "x"
+    with pytest.raises(UnknownFieldError, match=re.escape(message)):
+        decode_request(msgspec.json.encode(fields | change))
+    # The parts of a fleet, which may be of different versions, speak msgpack.
+    assert decode_request(msgspec.msgpack.encode(fields | change)).id == "r"
 
 
 def test_unknown_fields_of_a_newer_peer_are_ignored() -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import sys
@@ -54,6 +55,17 @@ async def _result(gateway: TestGateway, request_id: str, tenant: str = "acme", t
     await wait_until(is_there, timeout_s)
     (result,) = await _results(gateway, request_id, tenant)
     return result
+
+
+async def test_misspelt_field_of_a_publisher_is_told_in_the_result(worker: RunningWorker, gateway: TestGateway) -> None:
+    request_id = fresh_name("misspelt")
+    fields = {"id": request_id, "model": gateway.model, "tenant": "acme", "text": "x", "sampling": {"max_token": 3}}
+    await _publish(gateway, json.dumps(fields).encode())
+    result = await _result(gateway, request_id)
+    assert (result.finish, result.error) == (
+        "failed",
+        "sampling has no field 'max_token'; did you mean 'max_tokens'?",
+    )
 
 
 async def test_batch_request_leaves_one_result_and_is_acknowledged(worker: RunningWorker, gateway: TestGateway) -> None:

@@ -5,7 +5,13 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
+from ops.cli.batch_client import BatchClient
 from ops.examples import batch_publish
+from shared.errors import DependencyError
+from shared.messages import Request
+from shared.nats_files import NatsFiles
 from tests.integration.system import System
 from tests.ops.cli.command import headrace
 from tests.servers import NatsServer
@@ -74,7 +80,7 @@ def test_bad_requests_are_one_line_and_nothing_is_published(state_dir: Path) -> 
         ('{"text": "a", "token_ids": [1]}', "give one of text, messages and token_ids"),
         ('{"text": "a", "max_tokens": 3}', """'max_tokens' belongs into "sampling": {"max_tokens": ...}"""),
         ('{"text": "a", "sampling": {"max_token": 3}}', "no field 'max_token'; did you mean 'max_tokens'?"),
-        ('{"custom_id": "a"}', "there is no field 'custom_id'; did you mean 'id'?"),
+        ('{"custom_id": "a"}', "the request has no field 'custom_id'; did you mean 'id'?"),
         ("{", "line 1 is not JSON"),
         ("[1]", "line 1 is not a JSON object"),
         ('{"text": "a", "tenant": "a\\u0000b"}', "tenant: name"),
@@ -94,7 +100,10 @@ def test_file_without_requests_is_said(state_dir: Path) -> None:
 def test_results_that_are_missing_are_named_with_what_happens_to_their_jobs(state_dir: Path) -> None:
     options = ["--model-name", "unserved", "--wait", "--timeout-s", "0.5", "--state-dir", str(state_dir)]
     done = headrace("publish", "--file", "-", *options, given='{"id": "waiting", "text": "a"}')
-    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 2)
+    assert done.stderr.startswith(
+        "headrace: no worker serves 'unserved' now; its jobs wait in the queue until one does\n"
+    )
     assert "1 of 1 results are missing, such as hr.result.default.waiting; " in done.stderr
     assert "until a worker serves its model" in done.stderr
 
@@ -147,3 +156,15 @@ def test_documented_example_runs_with_nothing_but_nats_py(cli_system: System) ->
     assert (done.returncode, done.stderr) == (1, "usage: python batch_publish.py NATS_URL MODEL PROMPT\n")
     source = Path(batch_publish.__file__).read_text()
     assert "shared" not in source.replace("shared.messages.Request", "")
+
+
+async def test_waiting_without_results_is_told(cli_system: System, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ops.cli.batch_client.SILENCE_S", 0.1)
+    monkeypatch.setattr("ops.cli.batch_client._LOOK_EVERY_S", 0.05)
+    told: list[str] = []
+    request = Request(id="silent", model="nobody", text="x", lane="batch")
+    async with BatchClient(cli_system.info["nats_url"], None, None, NatsFiles(), told.append) as client:
+        with pytest.raises(DependencyError, match="1 of 1 results are missing"):
+            await anext(client.results([request], 0.6))
+    (text,) = told
+    assert text.startswith("no result for 0 s, 1 of 1 are missing; jobs wait in the queue until a worker serves")

@@ -1,0 +1,172 @@
+"""Files of OpenAI's Batch API: their lines become jobs of the batch lane, and results become its lines of output.
+
+A line is `{"custom_id", "method", "url", "body"}`. A body is read by the very code that reads it at the gateway. What a
+stored result does not hold (log probabilities, calls of tools) is refused and not left out.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+import msgspec
+
+from gateway.api.identity import AnswerIdentity
+from gateway.api.output_reading import NO_TOOLS, reading_of
+from gateway.api.schemas.chat import parse_chat
+from gateway.api.schemas.completion import parse_completion
+from gateway.api.tool_calls import reasoning_fields
+from gateway.api.usage import UsageTotals, usage_fields
+from gateway.api.wire_requests import wire_requests
+from gateway.errors import ApiError
+from gateway.generation import PLAIN_READING, Generation
+from gateway.pooling.bodies import EmbeddingsRequest, parse_embeddings
+from shared.errors import BadRequestError
+from shared.formats import ContentText, ReasoningText
+from shared.messages import BatchResult, Request, Usage
+
+_PARSERS: MappingProxyType[str, Callable[[bytes], Generation]] = MappingProxyType(
+    {"/v1/chat/completions": parse_chat, "/v1/completions": parse_completion, "/v1/embeddings": parse_embeddings}
+)
+_KEYS = frozenset({"custom_id", "method", "url", "body"})
+# A deadline that is replaced: jobs without one wait until a worker takes them.
+_NO_TIMEOUT_S = 1.0
+
+
+@dataclass(slots=True)
+class BatchLine:
+    """One line: what it asks for, the jobs that compute it, and their results as they come.
+
+    Attributes:
+        results: By the job's id.
+    """
+
+    custom_id: str
+    generation: Generation
+    requests: list[Request]
+    results: dict[str, BatchResult] = field(default_factory=dict)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all results have come."""
+        return len(self.results) == len(self.requests)
+
+
+def is_openai_line(fields: dict[str, Any]) -> bool:
+    """Say whether a line is of a file of OpenAI's Batch API."""
+    return "custom_id" in fields and "body" in fields
+
+
+def read_openai_line(fields: dict[str, Any], tenant: str, model: str | None) -> BatchLine:
+    """Return the jobs of a line. The same line makes the same jobs, so that it is answered by the results it has.
+
+    Args:
+        fields: The line.
+        tenant: Whose jobs these are.
+        model: For a body that names none.
+
+    Raises:
+        BadRequestError: The line cannot be a job; the message names the field.
+    """
+    if strange := sorted(fields.keys() - _KEYS):
+        raise BadRequestError(f"{strange[0][:64]!r} is no field of a batch line; those are {', '.join(sorted(_KEYS))}")
+    custom_id, body, url = fields["custom_id"], fields["body"], fields.get("url")
+    if not isinstance(custom_id, str) or not isinstance(body, dict):
+        raise BadRequestError("custom_id has to be a text, and body an object")
+    if fields.get("method", "POST") != "POST" or not isinstance(url, str) or url not in _PARSERS:
+        raise BadRequestError(f"method has to be POST, and url one of {', '.join(_PARSERS)}")
+    body = {"model": model, **body} if model else body
+    try:
+        generation = _PARSERS[url](json.dumps(body).encode())
+    except ApiError as error:
+        raise BadRequestError(f"body: {error.message}", error.param) from None
+    _check_is_kept(generation)
+    digest = hashlib.sha256(json.dumps([custom_id, url, body], sort_keys=True).encode()).hexdigest()[:40]
+    requests = wire_requests(generation, tenant, "", generation.timeout_s or _NO_TIMEOUT_S, custom_id[:256])
+    for index, request in enumerate(requests):
+        deadline = request.deadline if generation.timeout_s else None
+        job = {"id": f"batch-{digest}-{index}", "lane": "batch", "reply": None, "deadline": deadline, "trace": None}
+        requests[index] = msgspec.structs.replace(request, **job)
+    return BatchLine(custom_id, generation, requests)
+
+
+def output_line(line: BatchLine) -> dict[str, Any]:
+    """Return a line of OpenAI's output file: an answer as the endpoint gives it, or an error."""
+    results = [line.results[request.id] for request in line.requests]
+    output: dict[str, Any] = {"id": line.requests[0].id.rpartition("-")[0], "custom_id": line.custom_id}
+    failed = next((result for result in results if result.finish not in ("stop", "length")), None)
+    if failed is None:
+        body = _vectors(line, results) if line.generation.pooling is not None else _texts(line, results)
+        return {**output, "response": _response(output, 200, body), "error": None}
+    if failed.finish == "failed":
+        error = ApiError(400, failed.error or "The request failed.", code="invalid_value")
+        return {**output, "response": _response(output, 400, json.loads(error.body())), "error": None}
+    message = failed.error or f"The request was {failed.finish} before it was answered."
+    return {**output, "response": None, "error": {"code": f"batch_{failed.finish}", "message": message}}
+
+
+def _response(output: dict[str, Any], status: int, body: dict[str, Any]) -> dict[str, Any]:
+    return {"status_code": status, "request_id": output["id"], "body": body}
+
+
+def _check_is_kept(generation: Generation) -> None:
+    sampling = generation.sampling
+    problems = {
+        "tools": generation.tools is not None,
+        "stream": generation.stream,
+        "logprobs": sampling.logprobs is not None or sampling.prompt_logprobs is not None,
+        "return_token_ids": generation.details is not None and generation.details.token_ids,
+    }
+    for name, is_asked in problems.items():
+        if is_asked:
+            raise BadRequestError(f"body: {name!r} is not kept in the results of batch jobs; leave it out", name)
+
+
+def _texts(line: BatchLine, results: list[BatchResult]) -> dict[str, Any]:
+    generation = line.generation
+    totals = UsageTotals(len(results), generation.n)
+    choices = []
+    for index, result in enumerate(results):
+        totals.add(index, Usage(result.prompt_tokens, result.completion_tokens, result.cached_tokens))
+        choice: dict[str, Any] = {"index": index, "logprobs": None, "finish_reason": result.finish}
+        if generation.kind == "chat":
+            choice["message"] = _message(generation, result)
+        else:
+            choice["text"] = result.text
+        choices.append(choice)
+    created = int(max(result.completed for result in results))
+    prefix = "chatcmpl-" if generation.kind == "chat" else "cmpl-"
+    identity = AnswerIdentity(prefix + results[0].id, generation.kind, generation.model, created)
+    return identity.fields(streamed=False) | {"choices": choices, "usage": usage_fields(totals)}
+
+
+def _message(generation: Generation, result: BatchResult) -> dict[str, Any]:
+    reading = PLAIN_READING
+    if result.chat_format:
+        reading = reading_of(result.chat_format, NO_TOOLS, generation.includes_reasoning)
+    reader = reading.new_reader(result.in_reasoning)
+    events = [*reader.feed(result.text), *reader.finish()]
+    content = "".join(event.text for event in events if isinstance(event, ContentText))
+    reasoning = "".join(event.text for event in events if isinstance(event, ReasoningText))
+    message = {"role": "assistant", "content": content, "refusal": None}
+    return message | reasoning_fields(reasoning) if reasoning and generation.includes_reasoning else message
+
+
+def _vectors(line: BatchLine, results: list[BatchResult]) -> dict[str, Any]:
+    is_base64 = isinstance(line.generation, EmbeddingsRequest) and line.generation.is_base64
+    data = []
+    for index, result in enumerate(results):
+        vector = result.vector or b""
+        written: Any = (
+            base64.b64encode(vector).decode() if is_base64 else struct.unpack(f"<{len(vector) // 4}f", vector)
+        )
+        data.append({"object": "embedding", "index": index, "embedding": written})
+    num_tokens = sum(result.prompt_tokens for result in results)
+    usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
+    return {"object": "list", "data": data, "model": line.generation.model, "usage": usage}

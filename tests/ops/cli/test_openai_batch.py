@@ -1,0 +1,133 @@
+"""Files of OpenAI's Batch API through `headrace publish`; the official SDK's models read the answers."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from openai.types import Completion, CreateEmbeddingResponse
+from openai.types.chat import ChatCompletion
+
+from ops.cli.openai_batch import BatchLine, output_line, read_openai_line
+from shared.errors import BadRequestError
+from shared.messages import BatchResult
+from tests.ops.cli.command import headrace
+
+
+def chat_line(custom_id: str = "a", **body: Any) -> dict[str, Any]:
+    messages = [{"role": "user", "content": "hello"}]
+    body = {"model": "m", "messages": messages, "max_tokens": 3, **body}
+    return {"custom_id": custom_id, "method": "POST", "url": "/v1/chat/completions", "body": body}
+
+
+def answered(line: BatchLine, **fields: Any) -> dict[str, Any]:
+    """Give each job of a line the same result, and return the line of output."""
+    for request in line.requests:
+        result = BatchResult(
+            id=request.id, model="m", tenant="default", text="", finish="stop", prompt_tokens=4, completion_tokens=3
+        )
+        line.results[request.id] = msgspec.structs.replace(result, **fields)
+    assert line.is_complete
+    return output_line(line)
+
+
+def test_file_is_read_and_answered_in_openai_s_form(state_dir: Path, tmp_path: Path) -> None:
+    completion = {"prompt": ["def f():", "def g():"], "max_tokens": 2, "n": 2, "temperature": 0}
+    lines = [
+        chat_line("chat", model="headrace-demo", temperature=0),
+        {"custom_id": "texts", "method": "POST", "url": "/v1/completions", "body": completion},
+    ]
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    options = ["publish", "--file", str(tmp_path / "in.jsonl"), "--wait", "--state-dir", str(state_dir)]
+    done = headrace(*options)
+    assert done.returncode == 0, done.stderr
+    output = {line["custom_id"]: line for line in map(json.loads, done.stdout.splitlines())}
+    assert all(line["error"] is None and line["response"]["status_code"] == 200 for line in output.values())
+    chat = ChatCompletion.model_validate(output["chat"]["response"]["body"], strict=True)
+    assert (chat.choices[0].finish_reason, chat.usage and chat.usage.completion_tokens) == ("length", 3)
+    assert chat.choices[0].message.content
+    texts = Completion.model_validate(output["texts"]["response"]["body"], strict=True)
+    assert [choice.index for choice in texts.choices] == [0, 1, 2, 3]
+    assert texts.usage is not None
+    assert texts.usage.completion_tokens == 8
+    # The same file again is answered by the results that it has.
+    again = {line["custom_id"]: line for line in map(json.loads, headrace(*options).stdout.splitlines())}
+    assert again == output
+
+
+def test_without_wait_each_job_is_told_with_its_custom_id(state_dir: Path) -> None:
+    line = chat_line("mine", model="headrace-demo")
+    done = headrace("publish", "--file", "-", "--state-dir", str(state_dir), given=json.dumps(line))
+    told = json.loads(done.stdout)
+    assert (told["custom_id"], told["result"]) == ("mine", f"hr.result.default.{told['id']}")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"url": "/v1/responses"}, "url one of /v1/chat/completions, /v1/completions, /v1/embeddings"),
+        ({"url": ["x"]}, "url one of"),
+        ({"method": "GET"}, "method has to be POST"),
+        ({"bodi": {}}, "'bodi' is no field of a batch line"),
+        ({"custom_id": 3}, "custom_id has to be a text"),
+        ({"body": {"model": "m", "messages": [], "temprature": 1}}, "body: "),
+        ({"body": chat_line(temprature=1)["body"]}, "Did you mean 'temperature'?"),
+        ({"body": chat_line(logprobs=True)["body"]}, "'logprobs' is not kept in the results of batch jobs"),
+        ({"body": chat_line(stream=True)["body"]}, "'stream' is not kept"),
+        (
+            {"body": chat_line(tools=[{"type": "function", "function": {"name": "f"}}])["body"]},
+            "'tools' is not kept in the results of batch jobs",
+        ),
+    ],
+)
+def test_line_that_cannot_be_a_job_is_refused_with_the_reason(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(BadRequestError, match=message):
+        read_openai_line(chat_line() | change, "default", None)
+
+
+def test_model_of_the_command_is_for_bodies_that_name_none() -> None:
+    line = chat_line()
+    del line["body"]["model"]
+    assert read_openai_line(line, "default", "other").requests[0].model == "other"
+    assert read_openai_line(chat_line(), "default", "other").requests[0].model == "m"
+
+
+def test_same_line_makes_the_same_job_and_another_line_another() -> None:
+    ids = [read_openai_line(line, "t", None).requests[0].id for line in (chat_line(), chat_line(), chat_line("b"))]
+    assert ids[0] == ids[1] != ids[2]
+
+
+def test_reasoning_is_told_apart_as_the_worker_s_format_says() -> None:
+    output = answered(
+        read_openai_line(chat_line(), "default", None), text="hm</think>yes", in_reasoning=True, chat_format="thinking"
+    )
+    message = output["response"]["body"]["choices"][0]["message"]
+    assert (message["content"], message["reasoning_content"]) == ("yes", "hm")
+    ChatCompletion.model_validate(output["response"]["body"])
+
+
+@pytest.mark.parametrize("encoding", ["float", "base64"])
+def test_vectors_are_told_as_embeddings(encoding: str) -> None:
+    body = {"model": "m", "input": ["a", "b"], "encoding_format": encoding}
+    fields = {"custom_id": "e", "method": "POST", "url": "/v1/embeddings", "body": body}
+    output = answered(read_openai_line(fields, "default", None), vector=struct.pack("<2f", 0.5, -2.0))
+    data = output["response"]["body"]["data"]
+    if encoding == "float":
+        parsed = CreateEmbeddingResponse.model_validate(json.loads(json.dumps(output["response"]["body"])))
+        assert [vector.embedding for vector in parsed.data] == [[0.5, -2.0]] * 2
+    else:
+        assert [vector["embedding"] for vector in data] == ["AAAAPwAAAMA="] * 2
+    assert output["response"]["body"]["usage"]["prompt_tokens"] == 8
+
+
+def test_failed_and_expired_jobs_are_errors_in_openai_s_form() -> None:
+    failed = answered(read_openai_line(chat_line(), "default", None), finish="failed", error="too long")
+    assert failed["response"]["status_code"] == 400
+    assert failed["response"]["body"]["error"]["message"] == "too long"
+    expired = answered(read_openai_line(chat_line(), "default", None), finish="expired")
+    assert expired["response"] is None
+    assert expired["error"]["code"] == "batch_expired"
