@@ -22,6 +22,8 @@ class RunningSet:
     """Running sequences by id, decoding and catching up ones by lane too. Only the scheduler changes it.
 
     Attributes:
+        due: Decoding sequences that the planner has to look at before their next step: they are new to their side, or
+            have filled a block. Those of a lane by id.
         num_batch: Sequences of the batch lane.
         num_needing_last_token: Sequences that need their last token.
         departed: Sequences that have left since the last plan took this list, or of which the runner must know
@@ -33,6 +35,7 @@ class RunningSet:
         self.catching_up: dict[Lane, dict[str, Sequence]] = {"interactive": {}, "batch": {}}
         self.landing: dict[str, Sequence] = {}
         self._sides = (*self.decoding.values(), *self.catching_up.values(), self.landing)
+        self.due: dict[Lane, dict[str, Sequence]] = {"interactive": {}, "batch": {}}
         self.num_batch = 0
         self.num_needing_last_token = 0
         self.departed: list[Sequence] = []
@@ -52,7 +55,7 @@ class RunningSet:
         """Add an admitted sequence."""
         self.num_batch += sequence.lane == "batch"
         self.num_needing_last_token += sequence.needs_last_token
-        self._side(sequence)[sequence.id] = sequence
+        self._place(sequence)
 
     def remove(self, sequence: Sequence) -> None:
         """Remove a sequence that finished or is preempted."""
@@ -62,11 +65,33 @@ class RunningSet:
         self.departed.append(sequence)
 
     def reclassify(self, sequence: Sequence) -> None:
-        """Move a sequence to the side where its counters put it; it keeps its place where that is the same."""
-        side = self._side(sequence)
-        if sequence.id not in side:
+        """Move a sequence, whose counters have changed, to the side where they put it, and forget what was due when.
+
+        It keeps its place where the side is the same.
+        """
+        if sequence.id not in self._side(sequence):
             self._take(sequence)
-            side[sequence.id] = sequence
+        self._place(sequence)
+
+    def reach_boundary(self, sequence: Sequence, next_boundary: int) -> None:
+        """Take in that a decode was planned that fills a block, or the first since it was classified.
+
+        Args:
+            sequence: It decodes.
+            next_boundary: Computed tokens with which it fills the next block.
+        """
+        if not sequence.wants_token:
+            self.reclassify(sequence)
+            return
+        self.due[sequence.lane][sequence.id] = sequence
+        sequence.next_boundary = min(next_boundary, sequence.max_num_tokens - 1)
+
+    def due_among(self, lane: Lane, decodes: Collection[Sequence]) -> list[Sequence]:
+        """Return those that are due of a lane's decodes in a step."""
+        due = self.due[lane]
+        if not due or len(decodes) == len(self.decoding[lane]):
+            return list(due.values())
+        return [sequence for sequence in decodes if sequence.id in due]
 
     def take_departed(self) -> list[Sequence]:
         """Return the sequences that have left since the last call, each once."""
@@ -102,10 +127,21 @@ class RunningSet:
         """Assert that every sequence is where its counters put it."""
         for sequence in self:
             assert self._side(sequence).get(sequence.id) is sequence, f"{sequence.id} is on the wrong side"
+        for lane, due in self.due.items():
+            assert due.keys() <= self.decoding[lane].keys()
         assert self.num_batch == sum(sequence.lane == "batch" for sequence in self)
         assert self.num_needing_last_token == sum(sequence.needs_last_token for sequence in self)
 
+    def _place(self, sequence: Sequence) -> None:
+        """Put a sequence on its side."""
+        side = self._side(sequence)
+        side[sequence.id] = sequence
+        sequence.next_boundary = sequence.next_landmark = 0
+        if side is self.decoding[sequence.lane]:
+            self.due[sequence.lane][sequence.id] = sequence
+
     def _take(self, sequence: Sequence) -> None:
+        self.due[sequence.lane].pop(sequence.id, None)
         for side in self._sides:
             if side.pop(sequence.id, None) is not None:
                 return

@@ -5,7 +5,8 @@ the engine: `num_computed_tokens` (tokens whose KV is in blocks) catches up with
 prefill, prefix hits, resumption after preemption or from another worker, and verification of drafts are all this rule.
 
 Both counters run ahead of the device: what a step will have computed and sampled counts from the moment it is planned,
-so that the next step can be planned behind it. `token_ids` holds what is known.
+so that the next step can be planned behind it. `token_ids` holds what is known. Only `num_computed_tokens` is kept: a
+token is being sampled where all known ones are computed, or about to be.
 """
 
 from __future__ import annotations
@@ -45,8 +46,11 @@ class Sequence:
         eos_token_ids: Tokens that end the sequence, unless `sampling.ignore_eos`.
         max_tokens: Generated tokens at most, over all attempts.
         num_computed_tokens: Tokens whose KV is in `block_table`, or is being written there by a step in flight.
-        num_pending_tokens: Tokens that steps in flight are sampling and that are not in `token_ids` yet.
-        last_step: Number of the last step that was planned with it.
+        next_boundary: Computed tokens from which the planner looks at a decode again: it fills a block, or its next token
+            is the last. Until then a step costs it nothing but the token.
+        next_landmark: Known tokens from which the scheduler looks at a landed decode again: blocks are published or
+            given back, or the next token is the last.
+        last_chunk_step: Number of the last step that was planned with more than a decode of it.
         num_cached_tokens: Prompt tokens found in the prefix cache at first admission.
         block_table: Ids of the blocks that hold the KV, in order, of the layers that keep all tokens.
         window_tables: Its blocks in each group of layers that keeps the last tokens.
@@ -86,8 +90,9 @@ class Sequence:
     trace: str = ""
     status: SequenceStatus = SequenceStatus.WAITING
     num_computed_tokens: int = 0
-    num_pending_tokens: int = 0
-    last_step: int = 0
+    next_boundary: int = 0
+    next_landmark: int = 0
+    last_chunk_step: int = 0
     num_cached_tokens: int = 0
     block_table: list[int] = field(default_factory=list)
     window_tables: tuple[WindowTable, ...] = ()
@@ -114,8 +119,16 @@ class Sequence:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens known or being sampled, computed or not."""
-        return len(self.token_ids) + self.num_pending_tokens
+        """Tokens known or being sampled, computed or not.
+
+        Behind computed tokens there is one more, known or being sampled, unless no more are wanted.
+        """
+        return max(len(self.token_ids), min(self.num_computed_tokens + 1, self.max_num_tokens))
+
+    @property
+    def num_pending_tokens(self) -> int:
+        """Tokens that steps in flight are sampling and that are not in `token_ids` yet."""
+        return self.num_tokens - len(self.token_ids)
 
     @property
     def num_output_tokens(self) -> int:
@@ -125,7 +138,7 @@ class Sequence:
     @property
     def num_uncomputed_tokens(self) -> int:
         """Tokens whose KV no step has computed or is computing."""
-        return len(self.token_ids) + self.num_pending_tokens - self.num_computed_tokens
+        return self.num_tokens - self.num_computed_tokens
 
     @property
     def wants_token(self) -> bool:
@@ -133,7 +146,7 @@ class Sequence:
 
         False from the start when only the prompt's log probabilities or a vector of it are wanted.
         """
-        return len(self.token_ids) + self.num_pending_tokens < self.max_num_tokens
+        return self.num_tokens < self.max_num_tokens
 
     @property
     def reports_prompt(self) -> bool:

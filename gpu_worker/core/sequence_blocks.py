@@ -9,6 +9,7 @@ the last tokens are counted alike, and taken as steps need them.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from collections.abc import Sequence as Values
 
 from msgspec import structs
@@ -19,7 +20,7 @@ from gpu_worker.core.scheduler_config import SchedulerConfig
 from gpu_worker.core.sequence import Sequence, SequenceStatus
 from gpu_worker.core.state_slots import StateSlots
 from gpu_worker.core.step import ScheduledSequence, StepPlan, StepResult
-from gpu_worker.core.window_blocks import WindowBlocks
+from gpu_worker.core.window_groups import WindowGroups
 
 
 class SequenceBlocks:
@@ -34,41 +35,28 @@ class SequenceBlocks:
     def __init__(self, config: SchedulerConfig) -> None:
         """Manage the pools that `config` describes."""
         self.pool = BlockPool(config.num_blocks)
-        self.windows = tuple(WindowBlocks(group, config.block_size) for group in config.windows)
+        self.windows = WindowGroups(config)
         self.states = None if config.state is None else StateSlots(config.state, config.block_size)
         self._config = config
         self._block_size = config.block_size
-        rules: tuple[HitRule, ...] = self.windows if self.states is None else (*self.windows, self.states)
+        rules: list[HitRule] = [*self.windows] if self.states is None else [*self.windows, self.states]
         self._cache = PrefixCache(self.pool, config.block_size, rules) if config.enable_prefix_caching else None
+        self._to_landmark = self._distances()
         self._num_promised = 0
         self.num_prefix_queries = 0
         self.num_prefix_hits = 0
 
     @property
-    def landmarks(self) -> list[bool]:
-        """For each number of tokens, modulo the block size, whether `publish` has something to do there."""
-        marks = {0, *((group.window - 1) % self._block_size for group in self.windows)}
-        return [offset in marks for offset in range(self._block_size)]
-
-    @property
     def num_free(self) -> int:
         """Blocks that keep all tokens and can be handed out, or their share where a group of windows has fewer."""
-        free = self.pool.num_available
-        for group in self.windows:
-            free = min(free, self.pool.num_blocks * group.pool.num_available // group.pool.num_blocks)
-        return free
+        return min(self.pool.num_available, self.windows.free_share(self.pool.num_blocks))
 
     @property
     def usage(self) -> tuple[tuple[str, int, int], ...]:
         """Name each kind of memory, with its blocks or slots that nobody else can have now, and all."""
-        pool = self.pool
-        usage = [("full", pool.num_blocks - pool.num_available, pool.num_blocks)]
-        for group in self.windows:
-            pool = group.pool
-            usage.append((f"window-{group.window}", pool.num_blocks - pool.num_available, pool.num_blocks))
-        if self.states is not None:
-            usage.append(("state", self.states.num_used, self.states.num_slots))
-        return tuple(usage)
+        full = ("full", self.pool.num_blocks - self.pool.num_available, self.pool.num_blocks)
+        states = [] if self.states is None else [("state", self.states.num_used, self.states.num_slots)]
+        return (full, *self.windows.usage, *states)
 
     def shortages(self, sequence: Sequence) -> list[int]:
         """Return for each group how many more blocks would have to be free to admit a waiting sequence.
@@ -80,7 +68,7 @@ class SequenceBlocks:
         expected = self._expected_blocks(sequence)
         num_shared = sum(map(self.pool.is_in_use, hits))
         shortages = [expected - num_shared - (self.pool.num_available - self._num_promised)]
-        shortages += [group.shortage(min(expected, group.most_blocks)) for group in self.windows]
+        shortages += self.windows.shortages(expected)
         if self.states is not None:
             shortages.append(1 - self.states.num_available)
         return shortages
@@ -92,10 +80,7 @@ class SequenceBlocks:
     def would_fit_without(self, sequence: Sequence, victims: Values[Sequence]) -> bool:
         """Say whether a waiting sequence may fit when these running ones have given back all that they hold."""
         shortages = self.shortages(sequence)
-        counted = [sum(map(self.num_counted, victims))]
-        for number in range(len(self.windows)):
-            tables = [victim.window_tables[number] for victim in victims]
-            counted.append(sum(max(table.expected, table.num_held) for table in tables))
+        counted = [sum(map(self.num_counted, victims)), *self.windows.num_counted(victims)]
         if self.states is not None:
             counted.append(len(victims))
         return all(shortage <= count for shortage, count in zip(shortages, counted, strict=True))
@@ -122,14 +107,9 @@ class SequenceBlocks:
         sequence.num_computed_tokens = len(hits) * self._block_size
         # What steps contributed before a preemption is computed again.
         sequence.pooled.clear()
-        sequence.expected_blocks = expected = self._expected_blocks(sequence)
+        sequence.expected_blocks = self._expected_blocks(sequence)
         self._num_promised += self._promised(sequence)
-        if self.windows:
-            anchors = (len(hits), num_known, sequence.num_prompt_tokens // self._block_size)
-            sequence.window_tables = tuple(
-                group.open(sequence.block_digests, len(hits), min(expected, group.most_blocks), anchors)
-                for group in self.windows
-            )
+        self.windows.open(sequence, len(hits), num_known)
         if self.states is not None:
             sequence.state_slot = self.states.open(sequence.block_digests, len(hits), num_known)
 
@@ -139,29 +119,19 @@ class SequenceBlocks:
 
     def is_short(self, sequence: Sequence) -> bool:
         """Say whether the sequence lacks blocks for the tokens that it has, or for the next one behind a window."""
-        if self.num_missing(sequence) > 0:
-            return True
-        end = sequence.num_computed_tokens + 1
-        tables = zip(self.windows, sequence.window_tables, strict=True)
-        return any(group.num_missing(table, end) > 0 for group, table in tables)
+        return self.num_missing(sequence) > 0 or self.windows.is_short(sequence)
 
     def can_grow(self, sequences: Values[Sequence]) -> bool:
         """Say whether the pools have what these sequences lack."""
-        if sum(map(self.num_missing, sequences)) > self.pool.num_available:
-            return False
-        for number, group in enumerate(self.windows):
-            ends = ((sequence.window_tables[number], sequence.num_computed_tokens + 1) for sequence in sequences)
-            if sum(group.num_missing(table, end) for table, end in ends) > group.pool.num_available:
-                return False
-        return True
+        num_missing = sum(map(self.num_missing, sequences))
+        return num_missing <= self.pool.num_available and self.windows.can_grow(sequences)
 
     def grow(self, sequence: Sequence) -> None:
         """Give the sequence the blocks that it lacks; the pools have them."""
         promised = self._promised(sequence)
         sequence.block_table += self.pool.allocate(self.num_missing(sequence))
         self._num_promised -= promised - self._promised(sequence)
-        for group, table in zip(self.windows, sequence.window_tables, strict=True):
-            group.grow(table, sequence.num_computed_tokens + 1)
+        self.windows.grow(sequence, sequence.num_computed_tokens + 1)
 
     def reach(self, sequence: Sequence, num_tokens: int) -> int:
         """Return how many of the next `num_tokens` tokens a step can compute: as many as there are blocks for.
@@ -169,14 +139,11 @@ class SequenceBlocks:
         All of them but where layers keep the last tokens only. `take` gives the blocks.
         """
         start = sequence.num_computed_tokens
-        for group, table in zip(self.windows, sequence.window_tables, strict=True):
-            num_tokens = group.reach(table, start + num_tokens) - start
-        return num_tokens
+        return self.windows.reach(sequence, start + num_tokens) - start
 
     def take(self, sequence: Sequence, num_tokens: int) -> None:
         """Give the sequence the blocks for its next tokens where layers keep the last ones only; they are there."""
-        for group, table in zip(self.windows, sequence.window_tables, strict=True):
-            group.grow(table, sequence.num_computed_tokens + num_tokens)
+        self.windows.grow(sequence, sequence.num_computed_tokens + num_tokens)
 
     def cover(self, sequence: Sequence, num_tokens: int) -> int:
         """Let the tables cover so many tokens, as far as blocks are free; return how many they cover, at most that.
@@ -190,10 +157,8 @@ class SequenceBlocks:
             sequence.block_table += self.pool.allocate(count)
             self._num_promised -= promised - self._promised(sequence)
         num_tokens = min(num_tokens, len(sequence.block_table) * self._block_size)
-        for group, table in zip(self.windows, sequence.window_tables, strict=True):
-            num_tokens = group.reach(table, num_tokens, takes_promised=True)
-        for group, table in zip(self.windows, sequence.window_tables, strict=True):
-            group.grow(table, num_tokens)
+        num_tokens = self.windows.reach(sequence, num_tokens, takes_promised=True)
+        self.windows.grow(sequence, num_tokens)
         return num_tokens
 
     def trim(self, sequence: Sequence) -> None:
@@ -205,8 +170,7 @@ class SequenceBlocks:
             # A new list, because runners take a table that is the same list to have only grown.
             sequence.block_table = sequence.block_table[:needed]
             self._num_promised += self._promised(sequence) - promised
-        for group, table in zip(self.windows, sequence.window_tables, strict=True):
-            group.trim(table, max(sequence.num_tokens, sequence.num_computed_tokens + 1))
+        self.windows.trim(sequence)
 
     def publish(self, sequence: Sequence, num_written: int) -> None:
         """Take in that the sequence's first `num_written` tokens are in its blocks for good.
@@ -215,18 +179,28 @@ class SequenceBlocks:
         """
         if self._cache:
             self._cache.publish(sequence, num_written)
-        if not self.windows:
-            return
-        for group, table in zip(self.windows, sequence.window_tables, strict=True):
-            if self._cache:
-                group.publish(table, sequence.block_digests, num_written // self._block_size)
-            group.leave_behind(table, num_written)
+        if self.windows:
+            self.windows.publish(sequence, num_written, is_findable=self._cache is not None)
 
-    def add_state_work(self, scheduled: list[ScheduledSequence]) -> None:
-        """Say in each share of a step what becomes of the sequence's state, of a model with recurrent layers."""
+    def next_landmark(self, num_written: int) -> int:
+        """Return behind how many written tokens, more than `num_written`, `publish` has something to do."""
+        return num_written + self._to_landmark[num_written % self._block_size]
+
+    def num_findable_tokens(self, sequence: Sequence) -> int:
+        """Return how many of the sequence's first tokens are in blocks that were published."""
+        return sequence.num_findable_blocks * self._block_size
+
+    def add_state_work(self, scheduled: list[ScheduledSequence], places: Iterable[int]) -> None:
+        """Say in shares of a step what becomes of the sequence's state, of a model with recurrent layers.
+
+        Args:
+            scheduled: All shares.
+            places: Of those where the state may do more than go on: it is the first of the sequence, or fills a block.
+        """
         if self.states is None:
             return
-        for place, item in enumerate(scheduled):
+        for place in places:
+            item = scheduled[place]
             if (work := self.states.plan(item, makes_checkpoints=self._cache is not None)) is not None:
                 scheduled[place] = structs.replace(item, state=work)
 
@@ -235,8 +209,10 @@ class SequenceBlocks:
         if self.states is None:
             return
         for item, sampled in zip(plan.scheduled, result.sampled, strict=True):
+            if item.state is None or sampled.error is not None:
+                continue
             sequence = item.sequence
-            if item.state is None or sampled.error is not None or sequence.status is SequenceStatus.FINISHED:
+            if sequence.status is SequenceStatus.FINISHED:
                 continue
             if item.state.saves:
                 assert self._cache is not None
@@ -264,8 +240,7 @@ class SequenceBlocks:
     def hide(self, sequence: Sequence) -> None:
         """Let nobody find what the sequence's blocks hold: it may be wrong. Those who share them keep them."""
         self.pool.unlabel(sequence.block_table)
-        for group, table in zip(self.windows, sequence.window_tables, strict=True):
-            group.hide(table, sequence.block_digests)
+        self.windows.hide(sequence)
         if self.states is not None:
             self.states.hide(sequence)
 
@@ -277,10 +252,7 @@ class SequenceBlocks:
         sequence.expected_blocks = 0
         sequence.num_findable_blocks = 0
         sequence.num_computed_tokens = 0
-        # One that could not begin again has none any more.
-        for group, table in zip(self.windows, sequence.window_tables, strict=False):
-            group.close(table)
-        sequence.window_tables = ()
+        self.windows.close(sequence)
         if self.states is not None and sequence.state_slot is not None:
             self.states.close(sequence.state_slot)
             sequence.state_slot = None
@@ -296,8 +268,7 @@ class SequenceBlocks:
             for block in sequence.block_table:
                 counts[block] = counts.get(block, 0) + 1
         assert counts == self.pool.ref_counts(), "a block is held by nobody or counted wrongly"
-        for number, group in enumerate(self.windows):
-            group.check_integrity((s.window_tables[number], s.num_computed_tokens) for s in holders)
+        self.windows.check_integrity(holders)
         if self.states is not None:
             self.states.check_integrity([s.state_slot for s in holders if s.state_slot is not None])
             assert all(sequence.state_slot is not None for sequence in holders)
@@ -310,6 +281,15 @@ class SequenceBlocks:
         if not known or (not self.windows and self.states is None):
             return known, len(known)
         return known[: self._cache.num_resumable(sequence, len(known))], len(known)
+
+    def _distances(self) -> list[int]:
+        """For each number of tokens, modulo the block size, return how many more are written to the next landmark."""
+        marks = {0, *self.windows.offsets}
+        steps = range(1, self._block_size + 1)
+        return [
+            next(step for step in steps if (offset + step) % self._block_size in marks)
+            for offset in range(self._block_size)
+        ]
 
     def _expected_blocks(self, sequence: Sequence) -> int:
         return self._config.expected_blocks(sequence.num_tokens, sequence.max_num_tokens)

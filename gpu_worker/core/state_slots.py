@@ -76,7 +76,8 @@ class StateSlots:
     @property
     def num_available(self) -> int:
         """Slots that a running sequence can have."""
-        return len(self._free) + sum(checkpoint.num_pins == 0 for checkpoint in self._found.values())
+        num_pinned = sum(self._found.get(checkpoint.digest) is checkpoint for checkpoint in self._pinned.values())
+        return len(self._free) + len(self._found) - num_pinned
 
     def resumable(self, digests: Values[bytes], num_blocks: int) -> int:
         """Return the most blocks, `num_blocks` at most, behind which a sequence of these digests can go on."""

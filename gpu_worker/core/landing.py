@@ -1,0 +1,120 @@
+"""Applies what a landed step computed to its sequences: new tokens, published blocks, ends.
+
+What only the token tells comes when the step lands: the end of the sequence, and blocks that others may find. A sequence
+can end while a later step computes for it; that step's tokens are dropped.
+"""
+
+from __future__ import annotations
+
+from gpu_worker.core.live_sequences import LiveSequences
+from gpu_worker.core.sequence import SequenceStatus
+from gpu_worker.core.sequence_blocks import SequenceBlocks
+from gpu_worker.core.speculation import Speculation
+from gpu_worker.core.step import SampledTokens, ScheduledSequence, SequenceEvent, StepPlan, StepResult
+from gpu_worker.core.stopping import extend, finish_reason, refusal
+
+
+class Landing:
+    """Writes the tokens of sequences, and makes their events."""
+
+    def __init__(self, blocks: SequenceBlocks, live: LiveSequences, speculation: Speculation | None) -> None:
+        """Apply results to these."""
+        self._blocks = blocks
+        self._live = live
+        self._speculation = speculation
+
+    def apply(self, plan: StepPlan, result: StepResult, events: list[SequenceEvent]) -> None:
+        """Apply a step, and append what it did to each sequence to `events`."""
+        self._blocks.land_states(plan, result)
+        for item, sampled in zip(plan.scheduled, result.sampled, strict=True):
+            sequence, new = item.sequence, sampled.token_ids
+            token_ids = sequence.token_ids
+            num_before = len(token_ids)
+            # The hot path, once per running sequence and step: a decode that goes on.
+            if (
+                len(new) == 1
+                and new[0] not in sequence.stop_ids
+                and (num_before < sequence.next_landmark or self._pass_landmark(item, num_before, new[0]))
+            ):
+                token_ids.append(new[0])
+                num_output = num_before - sequence.num_prompt_tokens
+                events.append(SequenceEvent(sequence, new, num_output, None, sampled.logprobs))
+            elif sequence.status is not SequenceStatus.FINISHED:
+                event = self._apply(item, sampled)
+                if event is not None:
+                    events.append(event)
+
+    def _pass_landmark(self, item: ScheduledSequence, num_known: int, token_id: int) -> bool:
+        """Say whether a decode goes on with its next token, which stops nothing, and do what is due before that."""
+        sequence, constraint = item.sequence, item.sequence.constraint
+        if (
+            item.num_tokens > 1
+            or item.num_draft_tokens
+            or num_known + 1 >= sequence.max_num_tokens
+            or sequence.status is SequenceStatus.FINISHED
+            or (constraint is not None and not constraint.advance_inside(token_id))
+        ):
+            return False
+        self._blocks.publish(sequence, num_known)
+        if constraint is None:
+            # With a constraint each token is a landmark.
+            sequence.next_landmark = min(self._blocks.next_landmark(num_known), sequence.max_num_tokens - 1)
+        return True
+
+    def _apply(self, item: ScheduledSequence, sampled: SampledTokens) -> SequenceEvent | None:
+        """Apply one sequence's share of a step, whatever it is."""
+        sequence = item.sequence
+        if sampled.error is not None:
+            return self._apply_error(item, sampled, sampled.error)
+        new = sampled.token_ids if item.samples else ()
+        assert bool(new) == item.samples, "the runner sampled no token for a sequence that wants one"
+        assert len(sampled.accepted) <= min(item.num_draft_tokens, max(0, len(new) - 1)), (
+            "more was accepted than sampled"
+        )
+        num_before = sequence.num_output_tokens
+        num_computed = item.start + item.num_tokens
+        assert len(new) <= 1 or num_computed == sequence.num_computed_tokens, (
+            "a step in flight took one token for certain"
+        )
+        count, finish = extend(sequence, new)
+        if item.num_draft_tokens:
+            accepted = sampled.accepted[:count]
+            num_computed += min(len(accepted), max(0, count - 1))
+            sequence.num_computed_tokens = num_computed
+            self._record_drafts(item, sampled, accepted)
+        if not item.samples and num_computed == len(sequence.token_ids):
+            finish = finish_reason(sequence)
+        self._blocks.publish(sequence, num_computed)
+        of_prompt = sampled.prompt_logprobs[max(0, sequence.num_prompt_logprobs - item.start) :]
+        sequence.num_prompt_logprobs += len(of_prompt)
+        if sampled.pooled is not None:
+            sequence.pooled.append(sampled.pooled)
+        if finish is not None:
+            self._live.finish(sequence)
+        elif count > 1:
+            self._live.running.reclassify(sequence)
+        if not count and finish is None and not of_prompt:
+            return None
+        logprobs = sampled.logprobs[:count]
+        return SequenceEvent(sequence, new[:count], num_before, finish, logprobs, of_prompt, refusal(sequence))
+
+    def _apply_error(self, item: ScheduledSequence, sampled: SampledTokens, error: str) -> SequenceEvent:
+        """End a sequence behind the tokens that it got before the error, unless these end it already.
+
+        Nobody is to find what its blocks hold, because the cause of the error may be in there.
+        """
+        sequence, num_before = item.sequence, item.sequence.num_output_tokens
+        count, finish = extend(sequence, sampled.token_ids)
+        self._record_drafts(item, sampled, sampled.accepted[:count])
+        if finish is None:
+            self._blocks.hide(sequence)
+        self._live.finish(sequence)
+        new, logprobs = sampled.token_ids[:count], sampled.logprobs[:count]
+        reason = error if finish is None else refusal(sequence)
+        return SequenceEvent(sequence, new, num_before, finish or "failed", logprobs, error=reason)
+
+    def _record_drafts(self, item: ScheduledSequence, sampled: SampledTokens, accepted: tuple[int, ...]) -> None:
+        """Count the drafts of a step, but for forced ones, and take back the blocks of those that were wrong."""
+        if self._speculation is not None and not item.is_forced:
+            self._speculation.record(item.sequence, sampled.num_drafted, accepted)
+        self._blocks.trim(item.sequence)

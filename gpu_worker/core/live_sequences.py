@@ -1,0 +1,124 @@
+"""All sequences from `add` to their end, by where they are, and the steps in flight.
+
+A sequence waits, runs, or has ended while steps in flight still name it: these write into its blocks, which go back
+when the last step that was planned by then has landed.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from operator import attrgetter
+
+from gpu_worker.core.running_set import RunningSet
+from gpu_worker.core.sequence import Sequence, SequenceStatus
+from gpu_worker.core.sequence_blocks import SequenceBlocks
+from gpu_worker.core.step import StepPlan
+from gpu_worker.core.waiting_queue import WaitingQueue
+from shared.messages import Lane
+
+
+class LiveSequences:
+    """Shared by all parts of the scheduler.
+
+    Attributes:
+        waiting: By lane.
+        running: Those that hold blocks and a slot.
+        in_flight: Plans that have not landed, oldest first.
+        num_planned: Number of the last step that was planned.
+        num_landed: Number of the last step that landed.
+    """
+
+    def __init__(self, blocks: SequenceBlocks) -> None:
+        """Hold nothing; sequences have their blocks from `blocks`."""
+        self._blocks = blocks
+        self._by_id: dict[str, Sequence] = {}
+        self._ended: deque[tuple[int, Sequence]] = deque()
+        self.waiting: dict[Lane, WaitingQueue] = {"interactive": WaitingQueue(), "batch": WaitingQueue()}
+        self.running = RunningSet()
+        self.in_flight: deque[StepPlan] = deque()
+        self.num_planned = self.num_landed = 0
+
+    def __len__(self) -> int:
+        """Return how many have not finished."""
+        return len(self._by_id)
+
+    def get(self, sequence_id: str) -> Sequence | None:
+        """Return the sequence of this id that has not finished."""
+        return self._by_id.get(sequence_id)
+
+    @property
+    def ordered(self) -> list[Sequence]:
+        """The sequences that have not finished, best first."""
+        return sorted(self._by_id.values(), key=attrgetter("order"))
+
+    def add(self, sequence: Sequence) -> None:
+        """Let a new sequence wait."""
+        self._by_id[sequence.id] = sequence
+        self.waiting[sequence.lane].push(sequence)
+
+    def preempt(self, sequence: Sequence) -> None:
+        """Take a running sequence out, which no step in flight names; it waits at its old place."""
+        self.running.remove(sequence)
+        self._blocks.release(sequence)
+        sequence.status = SequenceStatus.PREEMPTED
+        sequence.num_preemptions += 1
+        self.waiting[sequence.lane].push(sequence)
+
+    def finish(self, sequence: Sequence) -> None:
+        """Take a sequence out for good; its blocks go back at once, or when no step in flight can use them."""
+        was_running = sequence.status is SequenceStatus.RUNNING
+        sequence.status = SequenceStatus.FINISHED
+        sequence.next_landmark = 0
+        del self._by_id[sequence.id]
+        if not was_running:
+            self.waiting[sequence.lane].discard(sequence)
+            return
+        self.running.remove(sequence)
+        if self._is_flying(sequence):
+            self._ended.append((self.num_planned, sequence))
+        else:
+            self._blocks.release(sequence)
+
+    def fly(self, plan: StepPlan) -> None:
+        """Take in a step that was planned; an empty one has no number of its own."""
+        self.in_flight.append(plan)
+        if plan.scheduled:
+            self.num_planned = plan.step
+
+    def land(self, plan: StepPlan) -> None:
+        """Take in that the oldest step has landed."""
+        assert self.in_flight, "the step is not in flight"
+        assert self.in_flight[0] is plan, "the step is not the oldest in flight"
+        self.in_flight.popleft()
+        if plan.scheduled:
+            self.land_all(plan.step)
+
+    def land_all(self, step: int) -> None:
+        """Take in that no step up to number `step` is in flight any more."""
+        self.num_landed = step
+        while self._ended and self._ended[0][0] <= step:
+            self._blocks.release(self._ended.popleft()[1])
+
+    def check_integrity(self) -> None:
+        """Assert that counters and queues agree, and blocks with both."""
+        running, flying = self.running, {item.sequence for plan in self.in_flight for item in plan.scheduled}
+        ended = [sequence for _, sequence in self._ended]
+        self._blocks.check_integrity([*running, *ended])
+        running.check_integrity()
+        assert len(running) + sum(map(len, self.waiting.values())) == len(self._by_id)
+        assert all(sequence.block_table for sequence in flying), "blocks went back while a step uses them"
+        assert flying - set(ended) == {sequence for sequence in running if self._is_flying(sequence)}
+        assert not ended or self.in_flight, "an ended sequence keeps its blocks though no step is in flight"
+        for sequence in self._by_id.values():
+            items = [item for plan in self.in_flight for item in plan.scheduled if item.sequence is sequence]
+            assert sequence.num_pending_tokens == sum(item.samples for item in items)
+            num_written = sequence.num_computed_tokens - sum(item.num_tokens for item in items)
+            assert self._blocks.num_findable_tokens(sequence) <= num_written, (
+                f"{sequence.id} has published a block before all its KV is written"
+            )
+
+    def _is_flying(self, sequence: Sequence) -> bool:
+        """Say whether a step in flight may name the sequence: one that samples for it, or computes a chunk of it."""
+        if not self.in_flight:
+            return False
+        return sequence.num_pending_tokens > 0 or sequence.last_chunk_step > self.num_landed
