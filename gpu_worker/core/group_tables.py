@@ -17,6 +17,7 @@ class WindowTable:
         num_findable: Blocks from the first that were considered for the prefix cache.
         anchors: Numbers of blocks of prefixes that others are likely to share: the blocks that a window needs behind
             one of them are found for longer.
+        last_anchor: The largest of these.
     """
 
     blocks: list[int]
@@ -24,6 +25,10 @@ class WindowTable:
     expected: int
     num_findable: int
     anchors: tuple[int, ...] = ()
+    last_anchor: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.last_anchor = max(self.anchors, default=0)
 
     @property
     def num_held(self) -> int:

@@ -1,7 +1,7 @@
 """Applies what a landed step computed to its sequences: new tokens, published blocks, ends.
 
-What only the token tells comes when the step lands: the end of the sequence, and blocks that others may find. A sequence
-can end while a later step computes for it; that step's tokens are dropped.
+What only the token tells comes when the step lands: the end of the sequence, and blocks that others may find. So a
+sequence can end while a later step computes for it; that step's tokens are dropped.
 """
 
 from __future__ import annotations

@@ -113,18 +113,14 @@ class Planner:
             False when somebody would have to be preempted while a step is in flight.
         """
         running, blocks = self._running, self._blocks
-        due, catching_up = running.due_among(lane, decodes), running.catching_up[lane]
-        if not due and not catching_up:
-            return True
-        growing = [sequence for sequence in (*due, *catching_up.values()) if blocks.is_short(sequence)]
-        while growing and not blocks.can_grow(growing):
+        due = running.due_among(lane, decodes)
+        growing = [*due, *running.catching_up[lane].values()]
+        while growing and not blocks.try_grow(growing):
             if self._live.in_flight:
                 return False
             victim = running.worst()
             self._admission.preempt(victim)
             growing = [sequence for sequence in growing if sequence is not victim]
-        for sequence in growing:
-            blocks.grow(sequence)
         for sequence in due:
             running.due[lane].pop(sequence.id, None)
         return True
@@ -210,7 +206,8 @@ class Planner:
 
         The hot loop of planning: no properties, no calls but the one that makes the item.
         """
-        scheduled, places = [], []
+        scheduled: list[ScheduledSequence] = []
+        places: list[int] = []
         for sequence in sequences:
             start = sequence.num_computed_tokens
             sequence.num_computed_tokens = num_computed = start + 1

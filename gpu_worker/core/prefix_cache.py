@@ -62,10 +62,10 @@ class PrefixCache:
 
     def publish(self, sequence: Sequence, num_written: int) -> None:
         """Make the blocks findable that the sequence's first `num_written` tokens fill, as far as they were not yet."""
-        num_full = num_written // self._block_size
-        for index in range(sequence.num_findable_blocks, num_full):
+        first, end = sequence.num_findable_blocks, num_written // self._block_size
+        for index in range(first, end):
             self._pool.label(sequence.block_table[index], self._digest(sequence, index))
-        sequence.num_findable_blocks = num_full
+        sequence.num_findable_blocks = end
 
     def chain(self, sequence: Sequence, num_blocks: int) -> None:
         """Make the digests of the sequence's first blocks, whose tokens are known."""

@@ -80,7 +80,7 @@ class RunningSet:
             sequence: It decodes.
             next_boundary: Computed tokens with which it fills the next block.
         """
-        if not sequence.wants_token:
+        if sequence.num_computed_tokens + 1 >= sequence.max_num_tokens:
             self.reclassify(sequence)
             return
         self.due[sequence.lane][sequence.id] = sequence

@@ -1,8 +1,8 @@
 """Decides what every step computes, and applies what it computed.
 
-Takes sequences in and ends those that nobody wants any more; what a step computes is the planner's decision, and what
-has landed is applied by `Landing`. All of them share `LiveSequences`, and through `SequenceBlocks` the KV blocks. A step
-is `schedule` → (the runner executes the plan) → `settle`.
+Takes sequences in and ends those that nobody wants any more. What a step computes is the planner's decision, and what
+it computed is applied by `Landing`; all of them share `LiveSequences` and, through `SequenceBlocks`, the KV blocks. A
+step is `schedule` → (the runner executes the plan) → `settle`.
 
 Several steps may be in flight, planned one behind the other and landing in that order. Counters advance when a step is
 planned: `schedule` gives a decode its next block before its token is known.

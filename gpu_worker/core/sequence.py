@@ -46,8 +46,8 @@ class Sequence:
         eos_token_ids: Tokens that end the sequence, unless `sampling.ignore_eos`.
         max_tokens: Generated tokens at most, over all attempts.
         num_computed_tokens: Tokens whose KV is in `block_table`, or is being written there by a step in flight.
-        next_boundary: Computed tokens from which the planner looks at a decode again: it fills a block, or its next token
-            is the last. Until then a step costs it nothing but the token.
+        next_boundary: Computed tokens from which the planner looks at a decode again: it fills a block, or its next
+            token is the last.
         next_landmark: Known tokens from which the scheduler looks at a landed decode again: blocks are published or
             given back, or the next token is the last.
         last_chunk_step: Number of the last step that was planned with more than a decode of it.

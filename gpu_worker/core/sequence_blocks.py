@@ -115,23 +115,23 @@ class SequenceBlocks:
 
     def num_missing(self, sequence: Sequence) -> int:
         """Return how many blocks the sequence lacks for the tokens that it has or is getting."""
-        return self._config.num_blocks_for(sequence.num_tokens) - len(sequence.block_table)
+        return -(-sequence.num_tokens // self._block_size) - len(sequence.block_table)
 
-    def is_short(self, sequence: Sequence) -> bool:
-        """Say whether the sequence lacks blocks for the tokens that it has, or for the next one behind a window."""
-        return self.num_missing(sequence) > 0 or self.windows.is_short(sequence)
+    def try_grow(self, sequences: Values[Sequence]) -> bool:
+        """Give running sequences the blocks that they lack for the tokens that they have or are getting.
 
-    def can_grow(self, sequences: Values[Sequence]) -> bool:
-        """Say whether the pools have what these sequences lack."""
-        num_missing = sum(map(self.num_missing, sequences))
-        return num_missing <= self.pool.num_available and self.windows.can_grow(sequences)
-
-    def grow(self, sequence: Sequence) -> None:
-        """Give the sequence the blocks that it lacks; the pools have them."""
-        promised = self._promised(sequence)
-        sequence.block_table += self.pool.allocate(self.num_missing(sequence))
-        self._num_promised -= promised - self._promised(sequence)
-        self.windows.grow(sequence, sequence.num_computed_tokens + 1)
+        Returns:
+            False, with nothing given, where the pools have too few.
+        """
+        short = [(sequence, count) for sequence in sequences if (count := self.num_missing(sequence)) > 0]
+        if sum([count for _, count in short]) > self.pool.num_available or not self.windows.can_grow(sequences):
+            return False
+        for sequence, count in short:
+            self._extend(sequence, count)
+        if self.windows:
+            for sequence in sequences:
+                self.windows.grow(sequence, sequence.num_computed_tokens + 1)
+        return True
 
     def reach(self, sequence: Sequence, num_tokens: int) -> int:
         """Return how many of the next `num_tokens` tokens a step can compute: as many as there are blocks for.
@@ -153,9 +153,7 @@ class SequenceBlocks:
         missing = self._config.num_blocks_for(num_tokens) - len(sequence.block_table)
         count = min(missing, self.pool.num_available)
         if count > 0:
-            promised = self._promised(sequence)
-            sequence.block_table += self.pool.allocate(count)
-            self._num_promised -= promised - self._promised(sequence)
+            self._extend(sequence, count)
         num_tokens = min(num_tokens, len(sequence.block_table) * self._block_size)
         num_tokens = self.windows.reach(sequence, num_tokens, takes_promised=True)
         self.windows.grow(sequence, num_tokens)
@@ -281,6 +279,13 @@ class SequenceBlocks:
         if not known or (not self.windows and self.states is None):
             return known, len(known)
         return known[: self._cache.num_resumable(sequence, len(known))], len(known)
+
+    def _extend(self, sequence: Sequence, count: int) -> None:
+        """Let a sequence take blocks, of those that it was promised as long as there are any."""
+        table = sequence.block_table
+        if (promised := sequence.expected_blocks - len(table)) > 0:
+            self._num_promised -= min(promised, count)
+        table += self.pool.allocate(count)
 
     def _distances(self) -> list[int]:
         """For each number of tokens, modulo the block size, return how many more are written to the next landmark."""

@@ -67,11 +67,15 @@ class WindowBlocks:
 
     def num_missing(self, table: WindowTable, num_tokens: int) -> int:
         """Return how many blocks the table lacks to cover so many tokens."""
-        return max(0, -(-num_tokens // self._block_size) - len(table.blocks))
+        count = -(-num_tokens // self._block_size) - len(table.blocks)
+        return count if count > 0 else 0
 
     def grow(self, table: WindowTable, num_tokens: int) -> None:
         """Let the table cover so many tokens; the pool has the blocks."""
-        self._extend(table, self.num_missing(table, num_tokens))
+        if (count := self.num_missing(table, num_tokens)) > 0:
+            promised = _promised(table)
+            table.blocks += self.pool.allocate(count)
+            self._num_promised -= promised - _promised(table)
 
     def reach(self, table: WindowTable, num_tokens: int, *, takes_promised: bool = False) -> int:
         """Return how many tokens the table can cover, `num_tokens` at most.
@@ -95,9 +99,11 @@ class WindowBlocks:
 
     def publish(self, table: WindowTable, digests: Values[bytes], num_full: int) -> None:
         """Make the first `num_full` blocks findable, as far as they were not considered yet."""
+        if num_full <= table.num_findable:
+            return
         for place in range(max(table.num_findable, table.num_released), num_full):
             self.pool.label(table.blocks[place], digests[place])
-        table.num_findable = max(table.num_findable, num_full)
+        table.num_findable = num_full
 
     def leave_behind(self, table: WindowTable, num_written: int) -> None:
         """Give back the blocks that no token behind the first `num_written` reads."""
@@ -106,7 +112,10 @@ class WindowBlocks:
             return
         promised = _promised(table)
         for place in range(table.num_released, first):
-            is_near = any(anchor - self.most_blocks <= place < anchor for anchor in table.anchors)
+            # Most places lie behind the last anchor, which is in the prompt.
+            is_near = place < table.last_anchor and any(
+                anchor - self.most_blocks <= place < anchor for anchor in table.anchors
+            )
             self.pool.release([table.blocks[place]], is_spent=not is_near)
         table.num_released = first
         self._num_promised += _promised(table) - promised
@@ -138,12 +147,7 @@ class WindowBlocks:
         assert counts == self.pool.ref_counts(), "a block is held by nobody or counted wrongly"
         assert num_promised == self._num_promised
 
-    def _extend(self, table: WindowTable, count: int) -> None:
-        if count > 0:
-            promised = _promised(table)
-            table.blocks += self.pool.allocate(count)
-            self._num_promised -= promised - _promised(table)
-
 
 def _promised(table: WindowTable) -> int:
-    return max(0, table.expected - table.num_held)
+    promised = table.expected - len(table.blocks) + table.num_released
+    return promised if promised > 0 else 0

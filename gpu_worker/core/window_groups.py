@@ -71,16 +71,11 @@ class WindowGroups:
             group.open(digests, num_hits, min(expected, group.most_blocks), anchors) for group in self._groups
         )
 
-    def is_short(self, sequence: Sequence) -> bool:
-        """Say whether the sequence lacks a block for its next token."""
-        end = sequence.num_computed_tokens + 1
-        return any(group.num_missing(table, end) > 0 for group, table in self._of(sequence))
-
     def can_grow(self, sequences: Values[Sequence]) -> bool:
         """Say whether the pools have what these sequences lack for their next tokens."""
         for number, group in enumerate(self._groups):
-            ends = ((sequence.window_tables[number], sequence.num_computed_tokens + 1) for sequence in sequences)
-            if sum(group.num_missing(table, end) for table, end in ends) > group.pool.num_available:
+            missing = [group.num_missing(s.window_tables[number], s.num_computed_tokens + 1) for s in sequences]
+            if sum(missing) > group.pool.num_available:
                 return False
         return True
 
