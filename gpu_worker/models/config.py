@@ -19,6 +19,7 @@ from gpu_worker.layers.layer_traits import (
 )
 from gpu_worker.layers.rope_scaling import RopeParameters
 from gpu_worker.models.block_traits import BlockTraits
+from gpu_worker.models.draft_head import DraftHead
 from gpu_worker.models.json_file import JsonFile
 from gpu_worker.models.rope_config import check_rope, max_model_len, read_rope, read_rotary_dim
 from gpu_worker.quantization.errors import QuantizationError
@@ -82,6 +83,7 @@ class ModelConfig:
         num_classes: Classes that the checkpoint's own head scores; 0 when it has no such head.
         encoder: Of a model that attends in both directions, whose prompts are computed in one step each, without a
             cache; None for a decoder.
+        draft_head: Where checkpoints of the family have a head that predicts further tokens; None where none has.
     """
 
     architecture: str
@@ -106,6 +108,7 @@ class ModelConfig:
     tapped_layers: tuple[int, ...] = ()
     num_classes: int = 0
     encoder: EncoderTraits | None = None
+    draft_head: DraftHead | None = None
 
     @property
     def layer_windows(self) -> tuple[int | None, ...]:

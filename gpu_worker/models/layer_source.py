@@ -17,6 +17,7 @@ from gpu_worker.layers.layer_traits import (
     HeadNorm,
     LatentShape,
     LayerInputShape,
+    LayerTraits,
     Mamba2Shape,
     PlainShape,
     ShortConvShape,
@@ -67,8 +68,11 @@ class LayerSource:
 
     def take(self, index: int) -> LayerWeights:
         """Take the weights of one layer."""
-        traits, block, names = self.config.layer(index), self.config.block, self.config.block.names
-        prefix = f"model.layers.{index}"
+        return self.take_named(f"model.layers.{index}", self.config.layer(index))
+
+    def take_named(self, prefix: str, traits: LayerTraits) -> LayerWeights:
+        """Take the weights of a layer whose tensors' names begin with `prefix`."""
+        block, names = self.config.block, self.config.block.names
 
         def norm(name: str | None) -> NormWeights | None:
             return None if name is None else self.norm(f"{prefix}.{name}")

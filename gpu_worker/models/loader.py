@@ -23,8 +23,8 @@ _log = logging.getLogger(__name__)
 # Older checkpoints store the rotary frequencies, which are computed here.
 _STORED_FREQUENCIES = r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq"
 
-# Quantized checkpoints may have scales for a quantized KV cache, which ours is not.
-_CACHE_SCALES = r"model\.layers\.\d+\.self_attn\.((attn\.)?[qkv]_scale|kv_scale|[kv]_proj\.(output|[kv])_scale)"
+CACHE_SCALES = r"self_attn\.((attn\.)?[qkv]_scale|kv_scale|[kv]_proj\.(output|[kv])_scale)"
+"""Quantized checkpoints may have scales for a quantized KV cache, which ours is not: names below that of a layer."""
 
 
 def load_model(
@@ -67,6 +67,6 @@ def load_model(
             message = "%d tensors that text does not need, such as those of towers for images or sound, are not loaded"
             _log.info(message, checkpoint.num_unused)
         if method is not None:
-            checkpoint.discard(_CACHE_SCALES)
+            checkpoint.discard(rf"model\.layers\.\d+\.{CACHE_SCALES}")
         checkpoint.check_all_taken()
     return model

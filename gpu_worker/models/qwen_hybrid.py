@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from gpu_worker.layers.layer_traits import AttentionShape, HeadNorm
 from gpu_worker.layers.mixture_shape import MixtureShape
 from gpu_worker.models.block_traits import BlockTraits, NormKind, TensorNames
 from gpu_worker.models.config import FamilyTraits, ModelConfig, read_decoder
+from gpu_worker.models.draft_head import read_mtp
 from gpu_worker.models.hybrid_config import read_gated_delta, with_mixers
 from gpu_worker.models.json_file import JsonFile
 from gpu_worker.models.layer_types import read_layer_types
@@ -41,14 +44,15 @@ def read_hybrid_decoder(
         output_bias=has_bias,
         output_gate=True,
     )
-    # The layer that predicts several tokens is not read.
+    # The head that predicts further tokens is no part of the model.
     names = text_names(TensorNames(unused=(r"mtp\..*",)))
     block = BlockTraits(norm=NormKind(is_offset=True), names=names)
     file = JsonFile(file.path, {**file.fields, "intermediate_size": file.integer(inner_size)})
     config = read_decoder(file, FamilyTraits(architecture, head_dim=256, attention=attention, block=block))
     attends = file.integer("full_attention_interval", 4, maximum=1024)
     types = read_layer_types(file, (_LINEAR, _FULL), lambda layer: _LINEAR if (layer + 1) % attends else _FULL)
-    return with_mixers(config, types, {_LINEAR: read_gated_delta(file, by_key_head=by_key_head)})
+    config = with_mixers(config, types, {_LINEAR: read_gated_delta(file, by_key_head=by_key_head)})
+    return replace(config, draft_head=read_mtp(file))
 
 
 def read_shared_mixture(file: JsonFile, *, top_k: int, renormalize: bool) -> MixtureShape:

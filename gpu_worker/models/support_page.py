@@ -36,7 +36,8 @@ checkpoint asks for beyond its family's row is refused at load, with the field a
   another, by compiled kernels where there is one. On GPUs all are launched operation by operation, decodes as graphs.
 - **Weights**: *all* is float32, float16, bfloat16, GPTQ, AWQ, compressed-tensors and FP8; *GGUF* is said where the
   family's files of llama.cpp are read too, under these names. Matrices of all these forms may stand beside one another.
-- **Drafts**: *all* is n-grams, a draft model, the model's own first layers, Medusa, EAGLE 1 to 3.
+- **Drafts**: *all* is n-grams, a draft model, the model's own first layers, Medusa, EAGLE 1 to 3; `mtp` is the head
+  that checkpoints of the family hold for this themselves (MTP, NextN), where tools have not left it out.
 - Checkpoints that also see or hear are served for text: their towers are not loaded, and a request with an image or
   sound is refused.
 
@@ -101,9 +102,10 @@ def _weights(config: ModelConfig) -> str:
 
 
 def _drafts(config: ModelConfig) -> str:
-    if config.has_states:
-        return "chains; not `self`"
-    return "all" if config.encoder is None else "none"
+    if config.encoder is not None:
+        return "none"
+    kinds = "chains; not `self`" if config.has_states else "all"
+    return kinds if config.draft_head is None else f"{kinds}; `mtp`"
 
 
 def _layers(config: ModelConfig) -> list[str]:

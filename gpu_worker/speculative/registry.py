@@ -7,6 +7,7 @@ from pathlib import Path
 from gpu_worker.speculative.draft_model.recipe import DraftModelRecipe
 from gpu_worker.speculative.eagle.recipe import EagleRecipe
 from gpu_worker.speculative.medusa.recipe import MedusaRecipe
+from gpu_worker.speculative.mtp.recipe import MtpRecipe
 from gpu_worker.speculative.ngram.recipe import NgramRecipe
 from gpu_worker.speculative.recipe import Recipe
 from gpu_worker.speculative.self_speculation.recipe import SelfSpeculationRecipe
@@ -14,6 +15,7 @@ from gpu_worker.speculative.self_speculation.recipe import SelfSpeculationRecipe
 RECIPES: tuple[Recipe, ...] = (
     NgramRecipe(),
     SelfSpeculationRecipe(),
+    MtpRecipe(),
     MedusaRecipe(),
     EagleRecipe(),
     # Any model can be one: asked last what a directory holds.

@@ -57,7 +57,7 @@ def with_room_for_proposer(config: WorkerConfig, runner_config: RunnerConfig) ->
     try:
         needs = recipe.needs(config, runner_config)
     except HeadraceError as error:
-        raise _about_weights(error) from error
+        raise _about_weights(error, recipe) from error
     return dataclasses.replace(
         runner_config,
         max_draft_tokens=min(config.num_speculative_tokens, MAX_DRAFT_TOKENS),
@@ -83,7 +83,7 @@ def build_proposer(config: WorkerConfig, runner_config: RunnerConfig, runner: To
     try:
         return recipe.build(config, runner_config, runner)
     except HeadraceError as error:
-        raise _about_weights(error) from error
+        raise _about_weights(error, recipe) from error
 
 
 def _check_unset(config: WorkerConfig, options: tuple[str, ...], needed: list[str]) -> None:
@@ -102,7 +102,7 @@ def _check_weights(recipe: Recipe, weights: str, directory: Path | None) -> None
     try:
         found = recipe_of_weights(directory)
     except HeadraceError as error:
-        raise _about_weights(error) from error
+        raise _about_weights(error, recipe) from error
     if found is not recipe:
         problem = f"{directory} holds {found.weights}, but {_SPECULATIVE} is {recipe.name}; set that to {found.name}"
         raise ConfigError(_DRAFT_MODEL, f"{problem}, or give the directory of {weights}")
@@ -115,9 +115,10 @@ def _has_vocabulary_of(tokenizer: ModelTokenizer, directory: Path) -> bool:
         raise ConfigError(_DRAFT_MODEL, error.problem) from error
 
 
-def _about_weights(error: HeadraceError) -> ConfigError:
-    """Return an error that names a setting: this one, or else that of the weights."""
-    return error if isinstance(error, ConfigError) else ConfigError(_DRAFT_MODEL, str(error))
+def _about_weights(error: HeadraceError, recipe: Recipe) -> ConfigError:
+    """Return an error that names a setting: this one, or else that of the weights, which may be the model's."""
+    variable = variable_name("model") if recipe.weights is None else _DRAFT_MODEL
+    return error if isinstance(error, ConfigError) else ConfigError(variable, str(error))
 
 
 def _either(names: list[str]) -> str:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from gpu_worker.layers.mixture_shape import MixtureNames, MixtureShape
 from gpu_worker.models.block_traits import BlockTraits, TensorNames
 from gpu_worker.models.config import FamilyTraits, ModelConfig
+from gpu_worker.models.draft_head import nextn_tensors, read_nextn
 from gpu_worker.models.json_file import JsonFile
 from gpu_worker.models.latent_config import read_latent_decoder
 from gpu_worker.models.layer_types import read_layer_types
 from gpu_worker.models.mixture_config import (
-    all_layers,
     grouped_sigmoid_rule,
     later_layers,
     read_num_experts,
@@ -22,7 +24,7 @@ NAMES = MixtureNames(shared="mlp.shared_experts")
 
 
 def read_config(file: JsonFile) -> ModelConfig:
-    """Read the configuration. Layers behind the last one, which draft, are not taken."""
+    """Read the configuration. Layers behind the last one draft, and are no part of the model."""
     return read_latent_mixtures(file, ARCHITECTURE)
 
 
@@ -38,10 +40,11 @@ def read_latent_mixtures(file: JsonFile, architecture: str) -> ModelConfig:
         has_choice_bias=True,
         shared_size=inner * file.integer("n_shared_experts", 1, minimum=0),
     )
-    names = TensorNames(unused=(rf"model\.layers\.{len(all_layers(file))}\..*",))
+    names = TensorNames(unused=nextn_tensors(file))
     traits = FamilyTraits(architecture, block=BlockTraits(names=names))
     config = read_latent_decoder(file, traits, is_interleaved=file.boolean("rope_interleave", True))
-    return with_silu_mixtures(file, config, shape, _mixture_layers(file))
+    config = with_silu_mixtures(file, config, shape, _mixture_layers(file))
+    return replace(config, draft_head=read_nextn(file))
 
 
 def _mixture_layers(file: JsonFile) -> frozenset[int]:

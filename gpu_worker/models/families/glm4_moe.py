@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from gpu_worker.layers.layer_traits import AttentionShape, HeadNorm
 from gpu_worker.layers.mixture_shape import MixtureNames, MixtureShape
 from gpu_worker.models.block_traits import BlockTraits, TensorNames
 from gpu_worker.models.config import FamilyTraits, ModelConfig, read_decoder
+from gpu_worker.models.draft_head import nextn_tensors, read_nextn
 from gpu_worker.models.json_file import JsonFile
 from gpu_worker.models.mixture_config import (
-    all_layers,
     grouped_sigmoid_rule,
     later_layers,
     read_num_experts,
@@ -21,7 +23,7 @@ NAMES = MixtureNames(shared="mlp.shared_experts")
 
 
 def read_config(file: JsonFile) -> ModelConfig:
-    """Read the configuration. Layers behind the last one, which draft, are not taken."""
+    """Read the configuration. Layers behind the last one draft, and are no part of the model."""
     num_experts = read_num_experts(file, "n_routed_experts", "num_local_experts")
     inner = file.integer("moe_intermediate_size")
     shape = MixtureShape(
@@ -38,7 +40,8 @@ def read_config(file: JsonFile) -> ModelConfig:
             qkv_bias=file.boolean("attention_bias", False),
             head_norm=HeadNorm.HEADS if file.boolean("use_qk_norm", False) else HeadNorm.NONE,
         ),
-        block=BlockTraits(names=TensorNames(unused=(rf"model\.layers\.{len(all_layers(file))}\..*",))),
+        block=BlockTraits(names=TensorNames(unused=nextn_tensors(file))),
         norm_eps=("rms_norm_eps", 1e-5),
     )
-    return with_silu_mixtures(file, read_decoder(file, traits), shape, later_layers(file, 1))
+    config = with_silu_mixtures(file, read_decoder(file, traits), shape, later_layers(file, 1))
+    return replace(config, draft_head=read_nextn(file))

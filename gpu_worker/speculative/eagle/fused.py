@@ -15,7 +15,14 @@ from gpu_worker.layers.fused_decoder import stack_step
 from gpu_worker.layers.layer_packing import LayerPacking
 from gpu_worker.layers.layer_weights import AttentionWeights, GatedWeights, LayerWeights, Projection
 from gpu_worker.quantization.scaled_rows import int8_rows
-from gpu_worker.speculative.eagle.form import Candidates, EagleHead, EagleStep, EagleWeights, PairNorms
+from gpu_worker.speculative.hidden_vectors.form import (
+    Candidates,
+    DraftLayerWeights,
+    EntryStep,
+    LayerHead,
+    NormedJoin,
+    PairNorms,
+)
 from kernels.cpu_library import CpuLibrary
 from kernels.decoder_stack import (
     ChainHead,
@@ -33,25 +40,26 @@ from kernels.linear.panels import PanelMatrix
 class FusedEagle:
     """Packs the weights; the plain ones, but for the embedding, can be freed afterwards."""
 
-    def __init__(self, library: CpuLibrary, shape: StackShape, weights: EagleWeights) -> None:
+    def __init__(self, library: CpuLibrary, shape: StackShape, weights: DraftLayerWeights) -> None:
         """Pack the weights; the head must be one that `can_fuse` lets pass."""
         dtype = weights.embedding.dtype
         packing = _Packing(LayerPacking(library, dtype), is_rounded=dtype is torch.bfloat16)
         mixer = weights.layer.mixer
         assert isinstance(mixer, AttentionWeights)
+        assert not isinstance(weights.inputs, NormedJoin), "the kernel does not normalise what it joins"
         cos_sin = weights.rotations.of(mixer.shape)
-        layers, inputs = [packing.layer(weights.layer)], packing.inputs(weights.embedding, weights.inputs)
+        layers, inputs = [packing.layer(weights.layer)], packing.inputs(weights.embedding.weight, weights.inputs)
         self._stack = CpuDecoderStack(library, shape, inputs, layers, None, cos_sin)
         self._chain = CpuDraftChain(self._stack, packing.head(weights.head, dtype))
 
-    def __call__(self, step: EagleStep) -> torch.Tensor:
-        """Do what `EagleForm` promises."""
+    def __call__(self, step: EntryStep) -> torch.Tensor:
+        """Do what `LayerForm` promises."""
         return self._stack(self._step(step))
 
     def draft(
-        self, step: EagleStep, limits: Sequence[int], num_candidates: int, least_score: float
+        self, step: EntryStep, limits: Sequence[int], num_candidates: int, least_score: float
     ) -> list[list[Candidates]]:
-        """Do what `EagleForm` promises."""
+        """Do what `LayerForm` promises."""
         found = self._chain(self._step(step), limits, num_candidates, least_score)
         token_ids, scores = found.token_ids.tolist(), found.scores.tolist()
         return [
@@ -59,12 +67,12 @@ class FusedEagle:
             for sequence, count in enumerate(found.num_places.tolist())
         ]
 
-    def _step(self, step: EagleStep) -> StackStep:
+    def _step(self, step: EntryStep) -> StackStep:
         hidden = step.hidden.to(self._stack.dtype).contiguous()
         return stack_step(step.token_ids, step.positions, step.context, hidden)
 
 
-def can_fuse(head: EagleHead, dtype: torch.dtype) -> bool:
+def can_fuse(head: LayerHead, dtype: torch.dtype) -> bool:
     """Say whether the kernel can read the head: one of its own, or the model's, packed for the layer's type."""
     return isinstance(head.matrix, Projection) or head.matrix.packed_for(dtype) is not None
 
@@ -91,7 +99,7 @@ class _Packing:
         norms = torch.stack((inputs.embedding.float(), inputs.hidden.float()))
         return StackInputs(embedding, embedding.dtype, pair_norms=norms, is_stream_normed=inputs.is_stream_normed)
 
-    def head(self, head: EagleHead, dtype: torch.dtype) -> ChainHead:
+    def head(self, head: LayerHead, dtype: torch.dtype) -> ChainHead:
         matrix = self._matrix(head.matrix) if isinstance(head.matrix, Projection) else head.matrix.packed_for(dtype)
         assert matrix is not None
         return ChainHead(matrix, None if head.norm is None else head.norm.float(), head.token_ids)

@@ -14,13 +14,10 @@ as in the authors' code. "EAGLE-3" (arXiv 2503.01840), section 3.1.
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
-from gpu_worker.layers.attention_context import AttentionContext
 from gpu_worker.layers.fused_decoder import fusing_library
 from gpu_worker.models.checkpoint import Checkpoint
 from gpu_worker.models.config import ModelConfig
@@ -28,68 +25,15 @@ from gpu_worker.models.decoder import CausalLM, stack_shape
 from gpu_worker.models.json_file import JsonFile
 from gpu_worker.speculative.draft_files import open_draft_weights
 from gpu_worker.speculative.eagle.config import EagleConfig, read_eagle_config
-from gpu_worker.speculative.eagle.form import Candidates, EagleForm, EagleStep, EagleWeights
 from gpu_worker.speculative.eagle.fused import FusedEagle, can_fuse
-from gpu_worker.speculative.eagle.layered import LayeredEagle
 from gpu_worker.speculative.eagle.weights import take_eagle_weights, take_projection
+from gpu_worker.speculative.hidden_vectors.form import DraftLayerWeights, LayerForm
+from gpu_worker.speculative.hidden_vectors.layer import DraftLayer
+from gpu_worker.speculative.hidden_vectors.layered import LayeredForm
 from kernels.linear import Linear
 
 
-class EagleLayer:
-    """The layer that was trained for one model. Holds weights only.
-
-    Attributes:
-        config: Its sizes; one layer.
-        dtype: What it computes in.
-        device: Where it runs.
-        relative_cost: What a pass takes, with the scores, as a share of a step of the model: by their weights, which is
-            what takes the time.
-    """
-
-    def __init__(self, config: EagleConfig, checkpoint: Checkpoint, model: CausalLM, dtype: torch.dtype) -> None:
-        """Take every weight that the configuration calls for.
-
-        Args:
-            config: Sizes and options.
-            checkpoint: Holds the weights.
-            model: Gives device, and vocabulary head and embedding where the checkpoint has none.
-            dtype: What to compute in.
-        """
-        self.config = config.layer
-        self.dtype = dtype
-        self.device = model.device
-        size = config.layer.hidden_size
-        own = 2 * size**2 + _num_weights(config.layer) + size * config.num_features
-        whole = model.config.num_layers * _num_weights(model.config) + size * model.config.vocab_size
-        self.relative_cost = own * dtype.itemsize / (whole * model.embedding.dtype.itemsize)
-        # What the model reports of its layers, as one vector.
-        self._reduce: Linear | None = None
-        if num_tapped := len(config.tapped_layers):
-            reduce = take_projection(checkpoint, ["fc"], [size], num_tapped * size)
-            self._reduce = model.linears.make(reduce.weight, reduce.bias)
-        self._form = _form(config.layer, take_eagle_weights(config, checkpoint, model, dtype), model)
-
-    def forward(
-        self, token_ids: torch.Tensor, hidden: torch.Tensor, positions: torch.Tensor, context: AttentionContext
-    ) -> torch.Tensor:
-        """Write entries into the cache, and return what they yield; `hidden` is as the model's `forward()` returned."""
-        return self._form(EagleStep(token_ids, self._read(hidden), positions, context))
-
-    def draft(
-        self, step: EagleStep, limits: Sequence[int], num_candidates: int, least_score: float
-    ) -> list[list[Candidates]]:
-        """Do what `EagleForm` promises, with hidden vectors that the model's `forward()` returned."""
-        read = dataclasses.replace(step, hidden=self._read(step.hidden))
-        return self._form.draft(read, limits, num_candidates, least_score)
-
-    def _read(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Take from the model's vectors what the layer reads."""
-        if self._reduce is None:
-            return hidden
-        return self._reduce(hidden[:, self.config.hidden_size :].to(self.dtype))
-
-
-def load_eagle_layer(directory: Path, model: CausalLM, dtype: torch.dtype | None = None) -> EagleLayer:
+def load_eagle_layer(directory: Path, model: CausalLM, dtype: torch.dtype | None = None) -> DraftLayer:
     """Load the layer that was trained for `model`, to compute in `dtype`, or else in the model's type.
 
     Raises:
@@ -99,10 +43,24 @@ def load_eagle_layer(directory: Path, model: CausalLM, dtype: torch.dtype | None
     assert config.tapped_layers == model.config.tapped_layers
     dtype = dtype or model.dtype
     with open_draft_weights(directory, dtype, model.device) as checkpoint:
-        layer = EagleLayer(config, checkpoint, model, dtype)
+        layer = _take_layer(config, checkpoint, model, dtype)
         checkpoint.discard(r"lm_head\.weight|t2d|layers\.0\.self_attn\.rotary_emb\.inv_freq")
         checkpoint.check_all_taken()
     return layer
+
+
+def _take_layer(config: EagleConfig, checkpoint: Checkpoint, model: CausalLM, dtype: torch.dtype) -> DraftLayer:
+    """Take every weight that the configuration calls for; `model` has the embedding and head that are missing."""
+    size = config.layer.hidden_size
+    own = 2 * size**2 + _num_weights(config.layer) + size * config.num_features
+    whole = model.config.num_layers * _num_weights(model.config) + size * model.config.vocab_size
+    relative_cost = own * dtype.itemsize / (whole * model.embedding.dtype.itemsize)
+    reduce: Linear | None = None
+    if num_tapped := len(config.tapped_layers):
+        projection = take_projection(checkpoint, ["fc"], [size], num_tapped * size)
+        reduce = model.linears.make(projection.weight, projection.bias)
+    form = _form(config.layer, take_eagle_weights(config, checkpoint, model, dtype), model)
+    return DraftLayer(config.layer, form, dtype, model.device, relative_cost, reduce)
 
 
 def _num_weights(config: ModelConfig) -> int:
@@ -111,11 +69,11 @@ def _num_weights(config: ModelConfig) -> int:
     return config.hidden_size * (heads + 3 * config.intermediate_size)
 
 
-def _form(config: ModelConfig, weights: EagleWeights, model: CausalLM) -> EagleForm:
+def _form(config: ModelConfig, weights: DraftLayerWeights, model: CausalLM) -> LayerForm:
     """Choose the form: fused into one call where that can be had, else operation by operation."""
     shape = stack_shape(config)
     dtype = weights.embedding.dtype
     library = fusing_library(shape, dtype, model.device)
     if library is None or not can_fuse(weights.head, dtype):
-        return LayeredEagle(weights, model.linears)
+        return LayeredForm(weights, model.linears)
     return FusedEagle(library, shape, weights)

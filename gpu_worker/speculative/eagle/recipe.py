@@ -46,21 +46,11 @@ class EagleRecipe(Recipe):
 
     def build(self, settings: Settings, config: RunnerConfig, runner: TorchModelRunner) -> Proposer:
         """Load the layer, and allocate its cache."""
-        from gpu_worker.execution.memory.kv_cache import allocate_kv_cache
         from gpu_worker.execution.runner_config import choose_draft_dtype
-        from gpu_worker.speculative.eagle.entry_rows import EntryRows
         from gpu_worker.speculative.eagle.layer import load_eagle_layer
-        from gpu_worker.speculative.eagle.proposer import EagleProposer
+        from gpu_worker.speculative.hidden_vectors.proposer import propose_by
 
         assert settings.draft_model is not None
         model = runner.model
         layer = load_eagle_layer(settings.draft_model, model, choose_draft_dtype(model.dtype, model.device))
-        cache = allocate_kv_cache(runner.num_blocks, runner.block_size, layer.config, layer.dtype, layer.device)
-        # What was never computed must be numbers.
-        for tensor in cache.layers[0].tensors:
-            tensor.zero_()
-        return EagleProposer(
-            layer,
-            EntryRows(cache, config.max_num_seqs, runner.max_model_len, layer.device),
-            max_num_batched_tokens=config.max_num_batched_tokens,
-        )
+        return propose_by(layer, config, runner)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from gpu_worker.layers.embedding import Embedding
 from gpu_worker.layers.layer_weights import (
     AttentionWeights,
     GatedWeights,
@@ -18,7 +19,7 @@ from gpu_worker.models.checkpoint import Checkpoint
 from gpu_worker.models.config import ModelConfig
 from gpu_worker.models.decoder import CausalLM
 from gpu_worker.speculative.eagle.config import REMEDY, EagleConfig
-from gpu_worker.speculative.eagle.form import EagleHead, EagleWeights, PairNorms
+from gpu_worker.speculative.hidden_vectors.form import DraftLayerWeights, LayerHead, PairNorms
 from kernels.linear.forms import DenseWeight
 
 _LAYER, _AUTHORS_THIRD = "layers.0", "midlayer"
@@ -26,7 +27,7 @@ _LAYER, _AUTHORS_THIRD = "layers.0", "midlayer"
 
 def take_eagle_weights(
     config: EagleConfig, checkpoint: Checkpoint, model: CausalLM, dtype: torch.dtype
-) -> EagleWeights:
+) -> DraftLayerWeights:
     """Take every weight of the layer but what makes one vector of several, in EAGLE-3.
 
     Raises:
@@ -51,8 +52,8 @@ def take_eagle_weights(
         attention_norm = NormWeights(checkpoint.take(norm, size), eps) if checkpoint.has(norm) else None
     taken = _take_layer(layer, checkpoint, prefix, attention_norm, 2 * size if is_third else size)
     rotations = Rotations(layer.ropes, min(layer.max_model_len, model.config.max_model_len), model.device)
-    head = _take_head(config, checkpoint) if is_third else EagleHead(_model_head(model, dtype))
-    return EagleWeights(embedding, inputs, taken, head, eps, rotations)
+    head = _take_head(config, checkpoint) if is_third else LayerHead(_model_head(model, dtype))
+    return DraftLayerWeights(Embedding(embedding, dtype), inputs, taken, head, eps, rotations)
 
 
 def take_projection(checkpoint: Checkpoint, names: list[str], rows: list[int], columns: int) -> Projection:
@@ -90,14 +91,14 @@ def _model_head(model: CausalLM, dtype: torch.dtype) -> Projection | LMHead:
     return model.head_in(dtype)
 
 
-def _take_head(config: EagleConfig, checkpoint: Checkpoint) -> EagleHead:
+def _take_head(config: EagleConfig, checkpoint: Checkpoint) -> LayerHead:
     """Take the head of an EAGLE-3 layer; `d2t` holds what to add to a feature's number to have its token."""
     size, count = config.layer.hidden_size, config.num_features
     matrix, norm = take_projection(checkpoint, ["lm_head"], [count], size), checkpoint.take("norm.weight", size)
     if not checkpoint.has("d2t"):
         if count != config.layer.vocab_size:
             raise checkpoint.error("d2t", f"is missing, which tells the tokens of {count} features")
-        return EagleHead(matrix, norm)
+        return LayerHead(matrix, norm)
     added = checkpoint.take_raw("d2t")
     if added.shape != (count,) or added.is_floating_point():
         raise checkpoint.error("d2t", f"must be {count} whole numbers")
@@ -105,4 +106,4 @@ def _take_head(config: EagleConfig, checkpoint: Checkpoint) -> EagleHead:
     if token_ids.min() < 0 or token_ids.max() >= config.layer.vocab_size:
         problem = f"leads to a token that is not one of the {config.layer.vocab_size} of the vocabulary"
         raise checkpoint.error("d2t", f"{problem}; {REMEDY}")
-    return EagleHead(matrix, norm, token_ids.int())
+    return LayerHead(matrix, norm, token_ids.int())

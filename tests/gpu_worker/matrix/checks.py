@@ -13,7 +13,7 @@ from gpu_worker.core.step import LogprobEntry
 from gpu_worker.execution.drafts.proposer import ComputedTokens, Proposer
 from gpu_worker.execution.runner import TorchModelRunner
 from gpu_worker.speculative.draft_model.proposer import DraftModelProposer
-from gpu_worker.speculative.eagle.proposer import EagleProposer
+from gpu_worker.speculative.hidden_vectors.proposer import HiddenVectorProposer
 from tests.gpu_worker.matrix.factors import EngineCell
 from tests.gpu_worker.matrix.traffic import Answer, Choice, Traffic
 
@@ -62,7 +62,7 @@ def check_usage(traffic: Traffic) -> None:
 def check_between_steps(traffic: Traffic) -> None:
     """Assert that what a proposer counts is what it keeps."""
     proposer = traffic.parts.proposer
-    if isinstance(proposer, EagleProposer):
+    if isinstance(proposer, HiddenVectorProposer):
         assert proposer._num_kept == sum(pending.count for pending in proposer._pending.values())
 
 
@@ -79,7 +79,7 @@ def check_nothing_is_left(traffic: Traffic, last: str) -> None:
     assert runner._drafting is not None
     assert runner._drafting._proposer is proposer, "the proposer failed on the way"
     assert _held_by(proposer) <= {last}
-    if isinstance(proposer, EagleProposer):
+    if isinstance(proposer, HiddenVectorProposer):
         rows = proposer._rows._rows
         assert len(rows._free) == rows.spare - len(_rows_held(proposer))
     if isinstance(proposer, DraftModelProposer):
@@ -89,7 +89,7 @@ def check_nothing_is_left(traffic: Traffic, last: str) -> None:
         assert proposer._pool.num_available == proposer._pool.num_blocks - num_held
 
 
-def _rows_held(proposer: EagleProposer) -> list[int]:
+def _rows_held(proposer: HiddenVectorProposer) -> list[int]:
     return [pending.shifted.row for pending in proposer._pending.values() if pending.shifted.row is not None]
 
 

@@ -56,7 +56,7 @@ def recorded_runner(
     worker_config = WorkerConfig(**settings)
     config = RunnerConfig(directory, block_size=BLOCK, max_num_seqs=40, max_num_batched_tokens=token_budget)
     config = with_room_for_proposer(worker_config, config)
-    runner = make_runner(directory, tapped_layers=config.tapped_layers)
+    runner = make_runner(directory, tapped_layers=config.tapped_layers, max_draft_tokens=config.max_draft_tokens)
     recorder = Recorder(build_proposer(worker_config, config, runner), listener)
     runner.verify_drafts_of(recorder)
     return runner, recorder

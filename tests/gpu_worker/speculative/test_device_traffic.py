@@ -16,9 +16,9 @@ from gpu_worker.execution.drafts.proposer import ComputedTokens, DraftRequest
 from gpu_worker.execution.memory.kv_cache import allocate_kv_cache
 from gpu_worker.execution.runner import TorchModelRunner
 from gpu_worker.speculative.eagle import layer as eagle_layer
-from gpu_worker.speculative.eagle.entry_rows import EntryRows
 from gpu_worker.speculative.eagle.layer import load_eagle_layer
-from gpu_worker.speculative.eagle.proposer import EagleProposer
+from gpu_worker.speculative.hidden_vectors.entry_rows import EntryRows
+from gpu_worker.speculative.hidden_vectors.proposer import HiddenVectorProposer
 from gpu_worker.speculative.medusa.heads import load_medusa_heads
 from gpu_worker.speculative.medusa.proposer import MedusaProposer
 from ops.bench.spec.fixed_depth import FixedDepth
@@ -63,7 +63,7 @@ class Batch:
 
 
 @pytest.fixture
-def eagle(pair_of: Callable[[str], Pair], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> EagleProposer:
+def eagle(pair_of: Callable[[str], Pair], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> HiddenVectorProposer:
     """A layer in the form that GPUs run, operation by operation."""
     monkeypatch.setattr(eagle_layer, "fusing_library", lambda *_: None)
     save_draft(tmp_path, eagle_config(SIZE, VOCAB), eagle_tensors(SIZE))
@@ -72,7 +72,7 @@ def eagle(pair_of: Callable[[str], Pair], tmp_path: Path, monkeypatch: pytest.Mo
     cache = allocate_kv_cache(8 * NUM_SEQS, BLOCK, layer.config, layer.dtype, layer.device)
     for tensor in cache.layers[0].tensors:
         tensor.zero_()
-    return EagleProposer(layer, EntryRows(cache, NUM_SEQS, 8 * BLOCK, layer.device), max_num_batched_tokens=500)
+    return HiddenVectorProposer(layer, EntryRows(cache, NUM_SEQS, 8 * BLOCK, layer.device), max_num_batched_tokens=500)
 
 
 @pytest.fixture
@@ -82,7 +82,7 @@ def medusa(pair_of: Callable[[str], Pair], tmp_path: Path) -> MedusaProposer:
 
 
 @torch.inference_mode()
-def traffic_of(proposer: EagleProposer | MedusaProposer, depth: int, monkeypatch: pytest.MonkeyPatch) -> Traffic:
+def traffic_of(proposer: HiddenVectorProposer | MedusaProposer, depth: int, monkeypatch: pytest.MonkeyPatch) -> Traffic:
     batch = Batch()
     proposer.observe(batch.step())
     proposer.propose(batch.requests(depth))
@@ -95,7 +95,7 @@ def traffic_of(proposer: EagleProposer | MedusaProposer, depth: int, monkeypatch
 
 @pytest.mark.parametrize("depth", [1, 2, 5])
 def test_eagle_drafts_with_one_upload_and_one_wait_whatever_the_depth(
-    eagle: EagleProposer, depth: int, monkeypatch: pytest.MonkeyPatch
+    eagle: HiddenVectorProposer, depth: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert traffic_of(eagle, depth, monkeypatch) == Traffic([], [], 1, 1)
 
@@ -109,7 +109,7 @@ def test_medusa_drafts_with_no_upload_and_one_wait(
 
 @torch.inference_mode()
 def test_what_is_observed_waits_for_nothing(
-    eagle: EagleProposer, medusa: MedusaProposer, monkeypatch: pytest.MonkeyPatch
+    eagle: HiddenVectorProposer, medusa: MedusaProposer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for proposer in (eagle, medusa):
         batch = Batch()

@@ -14,7 +14,8 @@ from gpu_worker.models.json_file import JsonFile
 from gpu_worker.models.loader import load_model
 from gpu_worker.models.registry import read_model_config
 from gpu_worker.speculative.eagle.config import read_eagle_config
-from gpu_worker.speculative.eagle.layer import EagleLayer, load_eagle_layer
+from gpu_worker.speculative.eagle.layer import load_eagle_layer
+from gpu_worker.speculative.hidden_vectors.layer import DraftLayer
 from gpu_worker.speculative.medusa.heads import load_medusa_heads
 from kernels.layer_cache import LayerCache, allocate_layer_cache
 from ops.train_draft.eagle import EagleStudent, check_rotary_settings
@@ -113,7 +114,7 @@ def test_rotary_settings_that_the_layer_cannot_have_are_refused(
 
 
 def forward(
-    layer: EagleLayer, cache: LayerCache, token_ids: torch.Tensor, hidden: torch.Tensor, start: int
+    layer: DraftLayer, cache: LayerCache, token_ids: torch.Tensor, hidden: torch.Tensor, start: int
 ) -> torch.Tensor:
     """Compute entries from `start` on, in a cache of one block."""
     positions = torch.arange(start, start + len(token_ids))

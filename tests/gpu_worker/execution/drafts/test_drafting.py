@@ -17,7 +17,7 @@ from gpu_worker.execution.drafts.drafting import Drafting
 from gpu_worker.execution.drafts.forced_tokens import forced_drafts
 from gpu_worker.execution.drafts.proposer import ComputedTokens, DraftRequest
 from gpu_worker.execution.drafts.verification import ComputedStep, _apart
-from gpu_worker.speculative.eagle.pending_entries import PendingEntries
+from gpu_worker.speculative.hidden_vectors.pending_entries import PendingEntries
 from shared.sampling import Grammar, Sampling
 from tests.gpu_worker.core.sequences import make_sequence
 from tests.gpu_worker.structured_output.tiny_tokenizer import VOCAB, constraint_of, tokens_of

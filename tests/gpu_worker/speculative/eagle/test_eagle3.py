@@ -12,7 +12,7 @@ from gpu_worker.core.draft import NO_DRAFT, Draft
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.execution import runner_config
 from gpu_worker.execution.drafts.proposer import DraftRequest
-from gpu_worker.speculative.eagle.proposer import EagleProposer
+from gpu_worker.speculative.hidden_vectors.proposer import HiddenVectorProposer
 from gpu_worker.speculative.likeliest_tree import BranchingChain
 from ops.bench.spec.fixed_depth import FixedDepth
 from shared.sampling import Sampling
@@ -113,7 +113,7 @@ def test_drafts_are_those_of_the_dense_layer(directory: Path, model: Any, layout
     save_draft(folder, config, tensors)
     oracle = Oracle(model, tensors, is_stream_normed=layout == "speculators")
     runner, recorder = recorded_runner(directory / "model", oracle.check, speculative="eagle", draft_model=folder)
-    assert isinstance(recorder.proposer, EagleProposer)
+    assert isinstance(recorder.proposer, HiddenVectorProposer)
     recorder.proposer._least_chance = LEAST_CHANCE
     outcome = run(runner, sequences(), policy=FixedDepth(4), **how)
     assert not recorder.failures

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from gpu_worker.layers.attention_context import AttentionContext
+from gpu_worker.layers.embedding import Embedding
 from gpu_worker.layers.free_memory import free_host_bytes
 from gpu_worker.layers.fused_decoder import fusing_library
 from gpu_worker.layers.layer_traits import AttentionShape
@@ -21,9 +22,16 @@ from gpu_worker.layers.layer_weights import (
 )
 from gpu_worker.layers.rope_scaling import RopeParameters, RopeType
 from gpu_worker.layers.rotations import Rotations
-from gpu_worker.speculative.eagle.form import Candidates, EagleForm, EagleHead, EagleStep, EagleWeights, PairNorms
 from gpu_worker.speculative.eagle.fused import FusedEagle
-from gpu_worker.speculative.eagle.layered import LayeredEagle
+from gpu_worker.speculative.hidden_vectors.form import (
+    Candidates,
+    DraftLayerWeights,
+    EntryStep,
+    LayerForm,
+    LayerHead,
+    PairNorms,
+)
+from gpu_worker.speculative.hidden_vectors.layered import LayeredForm
 from kernels.decoder_stack import StackShape
 from kernels.linear import LinearFactory
 from kernels.linear.forms import DenseWeight, WeightForm
@@ -42,7 +50,7 @@ LIMITS = [5, 1, 4]
 
 def forms(
     has_norm: bool, form: str, dtype: torch.dtype, pairs: PairNorms | None = None
-) -> tuple[FusedEagle, LayeredEagle]:
+) -> tuple[FusedEagle, LayeredForm]:
     generator = torch.Generator().manual_seed(5)
 
     def random(rows: int, columns: int) -> torch.Tensor:
@@ -67,19 +75,20 @@ def forms(
     layer = LayerWeights(mixer, GatedWeights(projection(2 * inner, size), projection(size, inner)), norms)
     rotations = Rotations([RopeParameters(RopeType.DEFAULT, 1e4, 64)], MAX_BLOCKS * BLOCK, CPU)
     inputs = projection(size, 2 * size, bias=True) if pairs is None else pairs
-    head = EagleHead(Projection(DenseWeight(random(VOCABULARY, size) * 6)))
+    head = LayerHead(Projection(DenseWeight(random(VOCABULARY, size) * 6)))
     if pairs is not None:
         token_ids = torch.randperm(VOCABULARY, generator=generator)[:60].sort().values.int()
         norm = (torch.rand(size, generator=generator) + 0.5).to(dtype)
-        head = EagleHead(Projection(DenseWeight(random(60, size) * 3)), norm, token_ids)
-    weights = EagleWeights(random(VOCABULARY, size) * 4, inputs, layer, head, 1e-5, rotations)
+        head = LayerHead(Projection(DenseWeight(random(60, size) * 3)), norm, token_ids)
+    embedding = random(VOCABULARY, size) * 4
+    weights = DraftLayerWeights(Embedding(embedding, embedding.dtype), inputs, layer, head, 1e-5, rotations)
     library = fusing_library(SHAPE, dtype, CPU)
     if library is None:
         pytest.skip("no compiler")
-    return FusedEagle(library, SHAPE, weights), LayeredEagle(weights, LinearFactory(free_host_bytes))
+    return FusedEagle(library, SHAPE, weights), LayeredForm(weights, LinearFactory(free_host_bytes))
 
 
-def steps(dtype: torch.dtype) -> list[EagleStep]:
+def steps(dtype: torch.dtype) -> list[EntryStep]:
     """Return the step that writes what the sequences have so far, and the one that is under test, over a cache."""
     generator = torch.Generator().manual_seed(2)
     num_seqs = len(COUNTS)
@@ -104,12 +113,12 @@ def steps(dtype: torch.dtype) -> list[EagleStep]:
         )
         token_ids = torch.randint(VOCABULARY, (total,), generator=generator)
         hidden = torch.randn(total, SHAPE.hidden_size, generator=generator).to(dtype)
-        made.append(EagleStep(token_ids, hidden, torch.cat(positions), context, torch.tensor(LIMITS)))
+        made.append(EntryStep(token_ids, hidden, torch.cat(positions), context, torch.tensor(LIMITS)))
     return made
 
 
 @torch.inference_mode()
-def run(form: EagleForm, dtype: torch.dtype, least_score: float) -> tuple[torch.Tensor, list[list[Candidates]]]:
+def run(form: LayerForm, dtype: torch.dtype, least_score: float) -> tuple[torch.Tensor, list[list[Candidates]]]:
     before, step = steps(dtype)
     form(before)
     with poisoned_memory():

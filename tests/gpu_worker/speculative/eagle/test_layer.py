@@ -10,8 +10,9 @@ import torch
 from gpu_worker.layers.attention_context import AttentionContext
 from gpu_worker.models.errors import CheckpointError
 from gpu_worker.models.loader import load_model
-from gpu_worker.speculative.eagle.form import EagleStep
-from gpu_worker.speculative.eagle.layer import EagleLayer, load_eagle_layer
+from gpu_worker.speculative.eagle.layer import load_eagle_layer
+from gpu_worker.speculative.hidden_vectors.form import EntryStep
+from gpu_worker.speculative.hidden_vectors.layer import DraftLayer
 from gpu_worker.speculative.registry import recipe_of_weights
 from kernels.layer_cache import LayerCache
 from tests.gpu_worker.models.pairs import Pair
@@ -29,7 +30,7 @@ SIZE, VOCAB, LENGTH, BLOCK = int(SIZES["hidden_size"]), int(SIZES["vocab_size"])
 PairOf = Callable[[str], Pair]
 
 
-def steps(layer: EagleLayer, token_ids: torch.Tensor, hidden: torch.Tensor, chunks: list[int]) -> Iterator[EagleStep]:
+def steps(layer: DraftLayer, token_ids: torch.Tensor, hidden: torch.Tensor, chunks: list[int]) -> Iterator[EntryStep]:
     """Describe a sequence in chunks; what no chunk writes is no number."""
     shape = (LENGTH // BLOCK, BLOCK, layer.config.num_kv_heads, layer.config.head_dim)
     caches = [LayerCache(*torch.full((2, *shape), torch.nan))]
@@ -45,7 +46,7 @@ def steps(layer: EagleLayer, token_ids: torch.Tensor, hidden: torch.Tensor, chun
             max_query_len=count,
             max_context_len=first + count,
         )
-        yield EagleStep(token_ids[positions], hidden[positions], positions, context)
+        yield EntryStep(token_ids[positions], hidden[positions], positions, context)
         first += count
 
 

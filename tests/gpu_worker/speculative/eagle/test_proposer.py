@@ -13,7 +13,7 @@ from gpu_worker.core.sequence import Sequence
 from gpu_worker.execution import runner_config
 from gpu_worker.execution.drafts.proposer import DraftRequest
 from gpu_worker.execution.runner import TorchModelRunner
-from gpu_worker.speculative.eagle.proposer import EagleProposer
+from gpu_worker.speculative.hidden_vectors.proposer import HiddenVectorProposer
 from gpu_worker.speculative.likeliest_tree import BranchingChain
 from ops.bench.spec.fixed_depth import FixedDepth
 from shared.sampling import Sampling
@@ -87,7 +87,7 @@ def eagle_runner(directory: Path, listener: Listener, **options: int) -> tuple[T
     runner, recorder = recorded_runner(
         directory / "model", listener, speculative="eagle", draft_model=directory / "eagle", **options
     )
-    assert isinstance(recorder.proposer, EagleProposer)
+    assert isinstance(recorder.proposer, HiddenVectorProposer)
     recorder.proposer._least_chance = LEAST_CHANCE
     return runner, recorder
 
@@ -169,7 +169,7 @@ def test_drafts_that_begin_late_know_all_that_came_before(directory: Path, oracl
 def test_vectors_beyond_the_limit_cost_drafts_but_do_no_harm(directory: Path, oracle: Oracle) -> None:
     drafts: list[Draft] = []
     runner, recorder = eagle_runner(directory, lambda _, draft: drafts.append(draft))
-    assert isinstance(recorder.proposer, EagleProposer)
+    assert isinstance(recorder.proposer, HiddenVectorProposer)
     recorder.proposer._max_num_kept = 20
     outcome = run(runner, sequences(), policy=LateDepth(9), token_budget=30)
     assert not recorder.failures

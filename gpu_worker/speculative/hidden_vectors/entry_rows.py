@@ -1,4 +1,4 @@
-"""Lays out the entries that a layer of EAGLE computes at once, and carries them to the device in one copy."""
+"""Lays out the entries that a layer computes at once, and carries them to the device in one copy."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gpu_worker.execution.batch.rows import BatchRows
 from gpu_worker.execution.batch.transfers import Upload
 from gpu_worker.execution.memory.kv_cache import KVCache
 from gpu_worker.layers.attention_context import AttentionContext
-from gpu_worker.speculative.eagle.form import EagleStep
+from gpu_worker.speculative.hidden_vectors.form import EntryStep
 
 
 class EntryRows:
@@ -28,7 +28,7 @@ class EntryRows:
 
     def step(
         self, scheduled: Values[ScheduledSequence], hidden: Values[torch.Tensor], limits: Values[int] = ()
-    ) -> EagleStep:
+    ) -> EntryStep:
         """Return the step of these entries.
 
         Args:
@@ -53,7 +53,7 @@ class EntryRows:
             max_context_len=layout.max_context_len,
         )
         together = hidden[0] if len(hidden) == 1 else torch.cat(list(hidden))
-        return EagleStep(
+        return EntryStep(
             token_ids.tensor, together, positions.tensor, context, staged_limits.tensor if limits else None
         )
 

@@ -1,4 +1,4 @@
-"""An EAGLE layer operation by operation."""
+"""A layer that predicts hidden vectors, operation by operation."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from gpu_worker.layers.layer_parts import LayerParts
 from gpu_worker.layers.layered_decoder import DecoderLayer
 from gpu_worker.layers.rms_norm import RMSNorm
 from gpu_worker.layers.vocabulary import LMHead
-from gpu_worker.speculative.eagle.form import Candidates, EagleStep, EagleWeights, PairNorms
-from gpu_worker.speculative.eagle.single_steps import SingleSteps
+from gpu_worker.speculative.hidden_vectors.form import Candidates, DraftLayerWeights, EntryStep, NormedJoin, PairNorms
+from gpu_worker.speculative.hidden_vectors.single_steps import SingleSteps
 from kernels.linear import Linear, LinearFactory
 
 
@@ -36,6 +36,18 @@ class _Joined:
         return stream if self._norm is None else self._norm(stream), stream
 
 
+class _NormedJoined:
+    """Heads that checkpoints hold beside their model."""
+
+    def __init__(self, inputs: NormedJoin, join: Linear, norm: Norm | None) -> None:
+        self._embedding_norm = make_norm(inputs.embedding)
+        self._hidden_norm = make_norm(inputs.hidden)
+        self._joined = _Joined(join, norm)
+
+    def __call__(self, embedded: torch.Tensor, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self._joined(self._embedding_norm(embedded), self._hidden_norm(hidden))
+
+
 class _Paired:
     """EAGLE-3."""
 
@@ -50,37 +62,42 @@ class _Paired:
         return torch.cat((self._embedding_norm(embedded), normed), dim=1), stream
 
 
-class LayeredEagle:
+class LayeredForm:
     """Holds weights only: every call's state is in its arguments."""
 
-    def __init__(self, weights: EagleWeights, linears: LinearFactory) -> None:
+    def __init__(self, weights: DraftLayerWeights, linears: LinearFactory) -> None:
         """Make the layer's operations."""
         parts = LayerParts.made_by(linears, weights.rotations)
         linear = parts.linear
         inputs, head, eps, dtype = weights.inputs, weights.head, weights.eps, weights.embedding.dtype
-        norm = weights.layer.norms.before_mixer
+        before = weights.layer.norms.before_mixer
+        norm = None if before is None else make_norm(before)
         if isinstance(inputs, PairNorms):
             self._inputs: _Inputs = _Paired(inputs, eps)
+        elif isinstance(inputs, NormedJoin):
+            self._inputs = _NormedJoined(inputs, linear(inputs.projection), norm)
         else:
-            join = linear(inputs)
-            self._inputs = _Joined(join, None if norm is None else make_norm(norm))
+            self._inputs = _Joined(linear(inputs), norm)
         self._embedding = weights.embedding
         self._layer = DecoderLayer(0, weights.layer, parts)
         self._head = head.matrix if isinstance(head.matrix, LMHead) else LMHead(linear(head.matrix), dtype)
-        self._head_norm = None if head.norm is None else RMSNorm(head.norm, eps)
+        head_norm = None if head.norm is None else RMSNorm(head.norm, eps)
+        self._yield_norm = head_norm if head.hands_on_normed else None
+        self._head_norm = None if head.hands_on_normed else head_norm
         self._token_ids = head.token_ids
-        self._downloads = Downloads(self._embedding.device)
+        self._downloads = Downloads(weights.embedding.weight.device)
 
-    def __call__(self, step: EagleStep) -> torch.Tensor:
-        """Do what `EagleForm` promises."""
-        embedded = torch.embedding(self._embedding, step.token_ids)
+    def __call__(self, step: EntryStep) -> torch.Tensor:
+        """Do what `LayerForm` promises."""
+        embedded = self._embedding(step.token_ids)
         x, stream = self._inputs(embedded, step.hidden.to(embedded.dtype))
-        return stream.add_(self._layer.add_to(stream, x, step.positions, step.context))
+        added = self._layer.add_to(stream, x, step.positions, step.context)
+        return stream.add_(added) if self._yield_norm is None else self._yield_norm.add(added, stream)
 
     def draft(
-        self, step: EagleStep, limits: Sequence[int], num_candidates: int, least_score: float
+        self, step: EntryStep, limits: Sequence[int], num_candidates: int, least_score: float
     ) -> list[list[Candidates]]:
-        """Do what `EagleForm` promises. Nothing waits for the device before all depths have been launched."""
+        """Do what `LayerForm` promises. Nothing waits for the device before all depths have been launched."""
         assert step.limits is not None
         last = step.context.query_starts[1 : len(limits) + 1].long() - 1
         hidden = self(step)[last]
@@ -93,7 +110,7 @@ class LayeredEagle:
             found.append(token_ids)
             found_scores.append(scores)
             if depth + 1 < max(limits):
-                hidden = self(EagleStep(token_ids[:, 0].contiguous(), hidden, *steps.step(depth)))
+                hidden = self(EntryStep(token_ids[:, 0].contiguous(), hidden, *steps.step(depth)))
         token_ids, scores = self._downloads.start([torch.stack(found, 1), torch.stack(found_scores, 1)]).wait()
         by_sequence = zip(token_ids.tolist(), scores.tolist(), limits, strict=True)
         return [

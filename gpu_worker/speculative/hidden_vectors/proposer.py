@@ -25,10 +25,14 @@ import torch
 from gpu_worker.core.draft import NO_DRAFT, Draft
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.execution.drafts.proposer import ComputedTokens, DraftRequest
+from gpu_worker.execution.memory.kv_cache import allocate_kv_cache
+from gpu_worker.execution.runner import TorchModelRunner
+from gpu_worker.execution.runner_config import RunnerConfig
 from gpu_worker.layers.attention_context import AttentionContext
-from gpu_worker.speculative.eagle.entry_rows import EntryRows
-from gpu_worker.speculative.eagle.form import Candidates, EagleStep
-from gpu_worker.speculative.eagle.pending_entries import PendingEntries
+from gpu_worker.speculative.hidden_vectors.entry_rows import EntryRows
+from gpu_worker.speculative.hidden_vectors.form import Candidates, EntryStep
+from gpu_worker.speculative.hidden_vectors.layer import DraftLayer
+from gpu_worker.speculative.hidden_vectors.pending_entries import PendingEntries
 from gpu_worker.speculative.likeliest_tree import BranchingChain
 
 MAX_CANDIDATES = 8
@@ -50,13 +54,13 @@ class Layer(Protocol):
         ...
 
     def draft(
-        self, step: EagleStep, limits: Values[int], num_candidates: int, least_score: float
+        self, step: EntryStep, limits: Values[int], num_candidates: int, least_score: float
     ) -> list[list[Candidates]]:
-        """Do what `EagleForm` promises."""
+        """Do what `LayerForm` promises."""
         ...
 
 
-class EagleProposer:
+class HiddenVectorProposer:
     """Keeps the hidden vectors of the batch's sequences until their entries are computed."""
 
     wants_hidden = True
@@ -135,7 +139,7 @@ class EagleProposer:
                 break
         return chain.draft()
 
-    def _pending_entries(self, asked: list[Sequence], limits: list[int]) -> EagleStep:
+    def _pending_entries(self, asked: list[Sequence], limits: list[int]) -> EntryStep:
         """Take all entries that are pending; those of the sequences that were asked for come first.
 
         More than may be computed at once are computed here, but for the last of each.
@@ -169,7 +173,20 @@ class EagleProposer:
             step = self._taken(shares)
             self._layer.forward(step.token_ids, step.hidden, step.positions, step.context)
 
-    def _taken(self, shares: list[tuple[Sequence, int]], limits: Values[int] = ()) -> EagleStep:
+    def _taken(self, shares: list[tuple[Sequence, int]], limits: Values[int] = ()) -> EntryStep:
         """Take the first pending entries of sequences, as a step."""
         taken = [self._pending[sequence].take(count) for sequence, count in shares]
         return self._rows.step([item for item, _ in taken], [rows for _, rows in taken], limits)
+
+
+def propose_by(layer: DraftLayer, config: RunnerConfig, runner: TorchModelRunner) -> HiddenVectorProposer:
+    """Make the proposer of a layer, whose entries lie in as many blocks as the model's keys and values."""
+    cache = allocate_kv_cache(runner.num_blocks, runner.block_size, layer.config, layer.dtype, layer.device)
+    # What was never computed must be numbers.
+    for tensor in cache.layers[0].tensors:
+        tensor.zero_()
+    return HiddenVectorProposer(
+        layer,
+        EntryRows(cache, config.max_num_seqs, runner.max_model_len, layer.device),
+        max_num_batched_tokens=config.max_num_batched_tokens,
+    )

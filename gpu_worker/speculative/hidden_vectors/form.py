@@ -1,4 +1,4 @@
-"""What both forms of an EAGLE layer, operation by operation and fused, promise."""
+"""What both forms of a layer that predicts hidden vectors, operation by operation and fused, promise."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Protocol
 import torch
 
 from gpu_worker.layers.attention_context import AttentionContext
-from gpu_worker.layers.layer_weights import LayerWeights, Projection
+from gpu_worker.layers.embedding import Embedding
+from gpu_worker.layers.layer_weights import LayerWeights, NormWeights, Projection
 from gpu_worker.layers.rotations import Rotations
 from gpu_worker.layers.vocabulary import LMHead
 
@@ -32,43 +33,60 @@ class PairNorms:
 
 
 @dataclass(frozen=True, slots=True)
-class EagleHead:
+class NormedJoin:
+    """Heads that checkpoints hold beside their model: from both vectors, each normalised, to the residual stream.
+
+    Attributes:
+        projection: Of the embedding and the hidden vector, side by side.
+        embedding, hidden: Their normalisations.
+    """
+
+    projection: Projection
+    embedding: NormWeights
+    hidden: NormWeights
+
+
+@dataclass(frozen=True, slots=True)
+class LayerHead:
     """From hidden vectors to tokens.
 
     Attributes:
         matrix: `[num_features, hidden_size]`, or the model's own head.
         norm: `[hidden_size]`, applied before it; None is nothing.
         token_ids: `[num_features]` int32, the token of each feature; None where features are numbered as tokens.
+        hands_on_normed: What the layer yields, and reads of itself one token further, is normalised by `norm`.
     """
 
     matrix: Projection | LMHead
     norm: torch.Tensor | None = None
     token_ids: torch.Tensor | None = None
+    hands_on_normed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class EagleWeights:
+class DraftLayerWeights:
     """A layer's weights, in the type that it computes in.
 
     Attributes:
-        embedding: `[vocab_size, hidden_size]`.
-        inputs: EAGLE and EAGLE-2: from an embedding and a hidden vector, side by side, to the residual stream.
+        embedding: Of tokens, in the type that the layer computes in.
+        inputs: How it begins; a plain projection, in EAGLE and EAGLE-2, is from an embedding and a hidden vector, side
+            by side, to the residual stream.
         layer: The rest of the layer.
         head: What tokens are drafted by.
         eps: Of its normalisations.
         rotations: Its rotary table.
     """
 
-    embedding: torch.Tensor
-    inputs: Projection | PairNorms
+    embedding: Embedding
+    inputs: Projection | PairNorms | NormedJoin
     layer: LayerWeights
-    head: EagleHead
+    head: LayerHead
     eps: float
     rotations: Rotations
 
 
 @dataclass(frozen=True, slots=True)
-class EagleStep:
+class EntryStep:
     """The entries to compute at once, of all sequences end to end.
 
     Attributes:
@@ -87,15 +105,15 @@ class EagleStep:
     limits: torch.Tensor | None = None
 
 
-class EagleForm(Protocol):
+class LayerForm(Protocol):
     """The layer in the form that is fastest on the device. One thread calls it."""
 
-    def __call__(self, step: EagleStep) -> torch.Tensor:
+    def __call__(self, step: EntryStep) -> torch.Tensor:
         """Write the entries into the cache; return what they yield, `[num_tokens, hidden_size]`."""
         ...
 
     def draft(
-        self, step: EagleStep, limits: Sequence[int], num_candidates: int, least_score: float
+        self, step: EntryStep, limits: Sequence[int], num_candidates: int, least_score: float
     ) -> list[list[Candidates]]:
         """Do the same, and draft behind the first sequences: some candidates at each depth, all behind the likeliest.
 

@@ -1,0 +1,1 @@
+"""Layers that predict the next hidden vector: what EAGLE and the heads of checkpoints share."""

@@ -1,0 +1,118 @@
+"""The head that a checkpoint holds beside its model (MTP, NextN), as a layer that predicts hidden vectors.
+
+Entry `i` of its KV cache is made from hidden vector `i` and token `i + 1`. The entry is a row of latent vectors where
+the model attends by those, else keys and values of the model's own sizes. Behind the first draft token the head reads
+what it yielded itself: a head that was trained to predict one token drafts any number.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from gpu_worker.layers.embedding import Embedding
+from gpu_worker.layers.layer_traits import AttentionShape, GatedShape, LatentShape, LayerTraits
+from gpu_worker.layers.mixture_shape import MixtureShape
+from gpu_worker.layers.rotations import Rotations
+from gpu_worker.models.block_traits import TensorNames
+from gpu_worker.models.config import ModelConfig
+from gpu_worker.models.decoder import CausalLM
+from gpu_worker.models.draft_head import DraftHead, draft_layer
+from gpu_worker.models.layer_source import LayerSource
+from gpu_worker.models.loader import CACHE_SCALES
+from gpu_worker.models.projections import Projections, QuantizedLayers
+from gpu_worker.models.stored_weights import StoredWeights, open_weights
+from gpu_worker.speculative.hidden_vectors.form import DraftLayerWeights, LayerHead, NormedJoin
+from gpu_worker.speculative.hidden_vectors.layer import DraftLayer
+from gpu_worker.speculative.hidden_vectors.layered import LayeredForm
+from kernels.linear.dense import keeps_half
+
+
+def head_config(model: ModelConfig) -> ModelConfig:
+    """Return the sizes and options of the head's layer, as a model of one layer."""
+    return dataclasses.replace(model, num_layers=1, layers=(draft_layer(model.layers),), tapped_layers=())
+
+
+def open_head(directory: Path, model: ModelConfig, dtype: torch.dtype, device: torch.device) -> StoredWeights:
+    """Open the tensors of the head alone, less its copies of the model's; use the result as a context manager.
+
+    Raises:
+        CheckpointError: A file is missing or damaged.
+    """
+    head, names = _described(model), model.block.names
+    prefix = re.escape(head.prefix)
+    # Those of the model, of further heads, and copies of the model's.
+    others = (rf"(?!{prefix}\.).*", rf"{prefix}\.layers\.[1-9].*", *(rf"{prefix}\.{name}\..*" for name in head.copied))
+    own = TensorNames(renamed=names.renamed, unused=(*others, r".*\.rotary_emb\.inv_freq"))
+    return open_weights(
+        directory, dtype, device, keeps_half=partial(keeps_half, inputs=dtype, device=device), names=own
+    )
+
+
+def load_head(directory: Path, model: CausalLM, dtype: torch.dtype | None = None) -> DraftLayer:
+    """Load the head beside `model`, to compute in `dtype`, or else in the model's type.
+
+    Raises:
+        CheckpointError: A tensor is missing or malformed, or has no place.
+    """
+    dtype = dtype or model.dtype
+    config = head_config(model.config)
+    with open_head(directory, model.config, dtype, model.device) as checkpoint:
+        method = config.quantization
+        quantized = None if method is None else QuantizedLayers(method, checkpoint)
+        source = LayerSource(config, checkpoint, Projections(checkpoint, quantized))
+        weights = _take_head(source, model, dtype)
+        checkpoint.discard(rf".*\.{CACHE_SCALES}")
+        checkpoint.check_all_taken()
+    form = LayeredForm(weights, model.linears)
+    return DraftLayer(config, form, dtype, model.device, _relative_cost(config.layer(0), model.config))
+
+
+def _take_head(source: LayerSource, model: CausalLM, dtype: torch.dtype) -> DraftLayerWeights:
+    """Take the head's tensors; its embedding and vocabulary head are the model's."""
+    config, head = source.config, _described(source.config)
+    size, name = config.hidden_size, f"{head.prefix}.{{}}".format
+    inputs = NormedJoin(
+        source.projections.take([name(head.projection)], [size], 2 * size),
+        source.norm(name(head.token_norm)),
+        source.norm(name(head.hidden_norm)),
+    )
+    layer = source.take_named(head.layer, config.layer(0))
+    final_norm = source.norm(name(head.final_norm))
+    rotations = Rotations(config.ropes, config.max_model_len, model.device)
+    scores = LayerHead(model.head_in(dtype), final_norm.weight, hands_on_normed=head.hands_on_normed)
+    return DraftLayerWeights(Embedding(model.embedding, dtype), inputs, layer, scores, config.rms_norm_eps, rotations)
+
+
+def _described(config: ModelConfig) -> DraftHead:
+    assert config.draft_head is not None, "the recipe has refused models without a head"
+    return config.draft_head
+
+
+def _relative_cost(layer: LayerTraits, model: ModelConfig) -> float:
+    """Return what a pass takes as a share of a step, by the weights that one token reads; layers count as alike."""
+    size, scores = model.hidden_size, model.hidden_size * model.vocab_size
+    one = size * (_num_mixed(layer) + 3 * _num_inner(layer))
+    return (2 * size**2 + one + scores) / (model.num_layers * one + scores)
+
+
+def _num_mixed(layer: LayerTraits) -> int:
+    """Return the features of attention that are projected from and to the stream, about so."""
+    mixer = layer.mixer
+    if isinstance(mixer, AttentionShape):
+        return mixer.head_dim * (2 * (mixer.num_heads + mixer.num_kv_heads) + mixer.num_heads * mixer.output_gate)
+    assert isinstance(mixer, LatentShape)
+    return mixer.key_dim + mixer.num_heads * (mixer.plain_dim + mixer.rotary_dim + mixer.value_dim)
+
+
+def _num_inner(layer: LayerTraits) -> int:
+    """Return the inner features that a token's blocks have."""
+    block = layer.feed_forward
+    if isinstance(block, MixtureShape):
+        return block.rule.top_k * block.expert_size + block.shared_size
+    assert isinstance(block, GatedShape)
+    return block.inner_size

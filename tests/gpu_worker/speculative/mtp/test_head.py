@@ -1,0 +1,162 @@
+"""What the head of a checkpoint drafts while the engine runs, against a dense computation of the whole sequence."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from gpu_worker.core.draft import NO_DRAFT, Draft
+from gpu_worker.core.sequence import Sequence
+from gpu_worker.execution import runner_config
+from gpu_worker.execution.drafts.proposer import DraftRequest
+from gpu_worker.execution.runner_config import RunnerConfig
+from gpu_worker.speculative.hidden_vectors.proposer import HiddenVectorProposer
+from gpu_worker.speculative.likeliest_tree import BranchingChain
+from gpu_worker.start.config import WorkerConfig
+from gpu_worker.start.proposer_setup import with_room_for_proposer
+from ops.bench.spec.fixed_depth import FixedDepth
+from shared.errors import ConfigError
+from shared.sampling import Sampling
+from tests.gpu_worker.execution.engine_run import make_runner, make_sequence, random_prompt, run
+from tests.gpu_worker.speculative.mtp.headed_models import FAMILIES, HeadedModel, save_headed
+from tests.gpu_worker.speculative.recorder import recorded_runner
+
+LEAST_CHANCE = 0.005
+GREEDY = Sampling(max_tokens=8, temperature=0.0)
+WAYS: dict[str, dict[str, Any]] = {
+    "together": {"token_budget": 200},
+    "prompts in chunks": {"token_budget": 21, "arrivals_per_step": 1},
+    "preempted": {"num_blocks": 11, "headroom_tokens": 0},
+}
+
+
+@pytest.fixture(autouse=True)
+def exact_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draft in float32, where a CPU would draft in bfloat16."""
+    monkeypatch.setattr(runner_config, "choose_draft_dtype", lambda model, device: model)
+
+
+class Oracle:
+    """Compares drafts with what the head drafts by a dense computation."""
+
+    def __init__(self, headed: HeadedModel) -> None:
+        self.headed = headed
+        self.num_deep = 0
+
+    def check(self, request: DraftRequest, draft: Draft) -> None:
+        """Assert that a draft is the likeliest by the dense head, applied to its own vectors at each depth."""
+        if request.sequence.num_output_tokens == 0:
+            assert draft == NO_DRAFT
+            return
+        token_ids = torch.tensor(request.sequence.token_ids)
+        hidden = self.headed.hidden(token_ids)[:-1]
+        chain, goes_on = BranchingChain(request.num_tokens, LEAST_CHANCE), True
+        while goes_on:
+            handed_on, log_probabilities = self.headed.head(token_ids[1:], hidden)
+            scores, candidates = log_probabilities.topk(min(request.num_tokens, 8))
+            goes_on = chain.grow(candidates.tolist(), scores.tolist())
+            hidden = torch.cat((hidden, handed_on[None]))
+            token_ids = torch.cat((token_ids, candidates[:1]))
+        assert draft == chain.draft()
+        self.num_deep += len(draft.chain()) > 2
+
+
+def sequences() -> list[Sequence]:
+    return [make_sequence(str(index), random_prompt(2 + 7 * index, seed=index), GREEDY) for index in range(3)]
+
+
+def check_drafts(name: str, directory: Path, ways: list[str]) -> None:
+    oracle = Oracle(save_headed(name, directory, has_copies=True))
+    plain = run(make_runner(directory), sequences(), enable_prefix_caching=False).tokens
+    for way in ways:
+        runner, recorder = recorded_runner(directory, oracle.check, speculative="mtp", num_speculative_tokens=5)
+        assert isinstance(recorder.proposer, HiddenVectorProposer)
+        recorder.proposer._least_chance = LEAST_CHANCE
+        is_caching = not runner.model.config.has_states
+        outcome = run(runner, sequences(), policy=FixedDepth(5), enable_prefix_caching=is_caching, **WAYS[way])
+        assert not recorder.failures
+        assert outcome.tokens == plain
+        assert (outcome.num_preemptions > 0) == (way == "preempted")
+    assert oracle.num_deep > 2 * len(ways)
+
+
+@pytest.mark.parametrize("name", ["deepseek-v3", "qwen3_5"])
+def test_drafts_of_each_depth_are_those_of_the_dense_head(tmp_path: Path, name: str) -> None:
+    check_drafts(name, tmp_path, ["prompts in chunks"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FAMILIES)
+def test_drafts_are_those_of_the_dense_head_however_steps_are_cut(tmp_path: Path, name: str) -> None:
+    check_drafts(name, tmp_path, list(WAYS))
+
+
+def refusal(directory: Path) -> str:
+    with pytest.raises(ConfigError) as error:
+        with_room_for_proposer(WorkerConfig(speculative="mtp"), RunnerConfig(directory))
+    return str(error.value)
+
+
+def test_room_is_for_the_head_without_its_copies(tmp_path: Path) -> None:
+    save_headed("deepseek-v3", tmp_path, has_copies=True)
+    config = with_room_for_proposer(
+        WorkerConfig(speculative="mtp"), RunnerConfig(tmp_path, dtype="float32", device="cuda")
+    )
+    tensors = load_file(tmp_path / "model.safetensors")
+    own = [name for name in tensors if name.startswith("model.layers.2.") and not tensors[name].isnan().any()]
+    assert config.proposer_bytes == sum(tensors[name].numel() * 4 for name in own)
+    # A row of 24 latent numbers, and 8 that turn.
+    assert config.proposer_block_bytes == 16 * (24 + 8) * 4
+
+
+@pytest.mark.parametrize("name", ["deepseek-v3", "qwen3_5"])
+def test_checkpoint_that_counts_no_head_is_refused_by_the_field(tmp_path: Path, name: str) -> None:
+    field = FAMILIES[name].field
+    assert field is not None
+    save_headed(name, tmp_path, **{field: 0})
+    assert f"HEADRACE_SPECULATIVE: is mtp, but {field} in config.json counts no such head; set it to ngram" in refusal(
+        tmp_path
+    )
+
+
+def test_checkpoint_that_lost_its_head_is_refused_by_the_tensor(tmp_path: Path) -> None:
+    save_headed("qwen3_next", tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    save_file({k: v for k, v in tensors.items() if not k.startswith("mtp.")}, tmp_path / "model.safetensors")
+    assert "has no tensor 'mtp.pre_fc_norm_hidden.weight'; tools that save a model" in refusal(tmp_path)
+
+
+def test_family_without_heads_is_refused() -> None:
+    problem = "not read from this checkpoint (LlamaForCausalLM): neither num_nextn_predict_layers nor mtp_num_hidden"
+    assert problem in refusal(Path("ops/demo_model/model"))
+
+
+@pytest.mark.parametrize("name", ["deepseek-v3", "qwen3_5"])
+def test_further_heads_are_left_alone(tmp_path: Path, name: str) -> None:
+    family = FAMILIES[name]
+    assert family.field is not None
+    save_headed(name, tmp_path, **{family.field: 2})
+    tensors = load_file(tmp_path / "model.safetensors")
+    first, second = ("mtp.layers.0.", "mtp.layers.1.") if family.is_qwen else ("model.layers.2.", "model.layers.3.")
+    more = {key.replace(first, second): tensor.clone() for key, tensor in tensors.items() if key.startswith(first)}
+    save_file({**tensors, **more}, tmp_path / "model.safetensors")
+    _, recorder = recorded_runner(tmp_path, lambda *_: None, speculative="mtp")
+    assert isinstance(recorder.proposer, HiddenVectorProposer)
+
+
+def test_head_with_a_tensor_of_another_size_is_refused(tmp_path: Path) -> None:
+    save_headed("glm4-moe", tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors["model.layers.2.eh_proj.weight"] = torch.zeros(48, 48)
+    save_file(tensors, tmp_path / "model.safetensors")
+    assert config["num_nextn_predict_layers"] == 1
+    with pytest.raises(
+        ConfigError, match=r"HEADRACE_MODEL: .*eh_proj\.weight' has shape \[48, 48\]; config\.json calls for \[48, 96\]"
+    ):
+        recorded_runner(tmp_path, lambda *_: None, speculative="mtp")
