@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import msgspec
 import pytest
 
 from gateway.errors import ApiError, model_not_found
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.parametrize(
@@ -34,3 +39,12 @@ def test_long_model_name_is_cut_in_the_message() -> None:
     error = model_not_found("m" * 10_000)
     assert (error.status, error.param) == (404, "model")
     assert len(error.message) < 300
+
+
+def test_documentation_has_exactly_the_codes_that_there_are() -> None:
+    files = [path for room in ("gateway", "shared") for path in (ROOT / room).rglob("*.py")]
+    source = "".join(path.read_text() for path in files)
+    rows = [line for line in (ROOT / "ops/docs/errors.md").read_text().splitlines() if line.startswith(("| 4", "| 5"))]
+    documented = {code for row in rows for code in re.findall(r"`([a-z_]+)`", row.split("|")[3])}
+    assert set(re.findall(r'code="(\w+)"', source)) - documented == set()
+    assert {code for code in documented if f'"{code}"' not in source} == set()

@@ -120,6 +120,8 @@ def _prose(module: cst.Module) -> set[cst.CSTNode]:
         is_text = isinstance(node, cst.SimpleString) and " " in node.value
         if is_text or isinstance(node, cst.FormattedString | cst.ConcatenatedString) or _is_logging(node):
             prose.update(_walk(node))
+        if isinstance(node, cst.If) and node.orelse is None and all(map(_is_logging, node.body.body)):
+            prose.update(_walk(node.test))
     return prose
 
 

@@ -56,6 +56,7 @@ def test_newcomer_is_let_in_only_if_every_booking_can_still_be_kept() -> None:
     assert not calendar.has_room_now(NOW, 0.0, 0.5, "a", 0.0)
     assert calendar.has_room_now(NOW, -1.0, 0.5, "a", 0.0)
     assert not calendar.has_room_now(NOW, 0.1, 0.0, "a", 0.0)
+    assert not DrainCalendar().has_room_now(NOW, 0.1, 0.0, "a", 0.0)
     # What was promised for earlier and has not come yet still counts.
     assert not calendar.has_room_now(NOW + 3, -1.0, 0.5, "a", 0.0)
     calendar.free(NOW + 2, 1.5, "b")
@@ -67,6 +68,14 @@ def test_gateways_that_do_not_see_each_other_promise_a_share_each() -> None:
     one_of_four.num_gateways = 4
     whole, quarter = (len(booked_until_full(calendar, "a", 0.1)) for calendar in (alone, one_of_four))
     assert quarter == pytest.approx(whole / 4, rel=0.05)
+
+
+def test_newcomer_at_one_of_several_gateways_leaves_room_for_those_of_the_others_and_for_its_line() -> None:
+    calendar = DrainCalendar()
+    calendar.num_gateways = 4
+    last_s = HORIZON_S * FILL
+    assert calendar.has_room_now(NOW, -100.0, 1.0, "a", last_s + 100.0 - 4.1)
+    assert not calendar.has_room_now(NOW, -100.0, 1.0, "a", last_s + 100.0 - 3.9)
 
 
 @given(

@@ -129,6 +129,28 @@ def test_line_beyond_the_horizon_is_spread_and_booked_in_its_order(book: Reserva
     assert sum(shares[2:]) == 0
 
 
+def test_those_refused_in_the_same_second_are_not_in_each_others_way(book: ReservationBook) -> None:
+    for moment, body in ((0.2, "a"), (0.5, "b")):
+        refuse(book, caller(body, x_stainless_retry_count="0"), NOW + moment, excess_s=100.0)
+    later = [refuse(book, caller(body, x_stainless_retry_count="1"), NOW + 1, excess_s=100.0) for body in "ab"]
+    assert [told.ahead_s for told in later] == [0.0, 0.0]
+
+
+def test_reservation_of_another_gateway_is_taken_over_once_and_while_there_is_room(
+    book: ReservationBook, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = ReservationBook(lambda: 0.5)
+    tickets = [refuse(other, caller(body)).ticket for body in "abc"]
+    monkeypatch.setattr(reservations, "MAX_RESERVATIONS", 4)
+    for ticket in [tickets[0], *tickets]:
+        reservation = other.get(ticket)
+        assert reservation is not None
+        book.adopt(reservation)
+    # One key has at most half of the places.
+    assert [book.get(ticket) is not None for ticket in tickets] == [True, True, False]
+    assert sum(book.calendar._booked.values()) == pytest.approx(2 * COST_S)
+
+
 def test_one_tenants_line_is_not_in_the_way_of_another(book: ReservationBook) -> None:
     for i in range(300):
         refuse(book, caller(f"{i}", tenant="hog"))

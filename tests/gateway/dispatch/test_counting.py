@@ -46,6 +46,8 @@ async def test_ends_moves_gaps_and_quarantine_are_counted_by_model() -> None:
     assert model.finished == {"stop": 1, "length": 1, "abort": 1, "error": 1}
     assert metrics.sequences == {"completed": 2, "failed": 1, "cancelled": 1}
     assert (model.prefill_s.total, model.decode_s.total) == (1.0, 2.0)
+    assert (model.prompt_lengths.total, model.output_lengths.total) == (10, 6)
+    assert model.mean_gap_s.total == 1.0
     # Ten seconds in all; three of them were computed.
     assert 6.9 < model.queue_s.total < 8
     assert (model.gap_s.count, model.gap_s.total) == (3, 1.5)

@@ -251,7 +251,8 @@ async def test_failed_sequence_ends_with_its_status(
 async def test_request_larger_than_nats_takes_is_refused_with_the_limit(bench: Bench) -> None:
     with pytest.raises(ApiError) as refused:
         await bench.submit(ListSink(), text="x" * (2 << 20))
-    assert refused.value.status == 413
+    error = refused.value
+    assert (error.status, error.param, error.code) == (413, "prompt", "request_too_large")
     assert str(bench.nats.max_payload) in refused.value.message
     assert bench.dispatcher.num_active == 0
 

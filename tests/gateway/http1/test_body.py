@@ -122,7 +122,8 @@ async def test_bodies_that_are_waited_for_are_counted_until_they_are_here() -> N
     await asyncio.sleep(0)
     with pytest.raises(ApiError) as caught:
         await Source(b"123", is_complete=False, budget=budget).body.read(10)
-    assert (caught.value.status, caught.value.code) == (503, "too_many_bodies")
+    error = caught.value
+    assert (error.status, error.code, error.retry_after_s) == (503, "too_many_bodies", 1.0)
     # One that is here already needs no place.
     assert await Source(b"123", budget=budget).body.read(10) == b"123"
     first.body.complete()

@@ -477,6 +477,19 @@ async def test_half_of_a_second_head_has_no_more_time_than_half_of_the_first() -
             assert (await read_head(reader))[0] == 408
 
 
+async def test_drops_of_a_second_head_do_not_extend_its_time() -> None:
+    async with served(echo) as server, connected(server) as (reader, writer):
+        writer.write(REQUEST)
+        await read_whole(reader)
+        [connection] = server.connections
+        deadlines = []
+        for piece in (b"GE", b"T ", b"/x"):
+            writer.write(piece)
+            await asyncio.sleep(0.02)
+            deadlines.append(connection._deadline)
+        assert len(set(deadlines)) == 1
+
+
 async def test_time_in_which_the_gateway_stood_still_is_not_the_clients() -> None:
     async with served(echo) as server, connected(server) as (reader, _):
         await until(lambda: server.connections)

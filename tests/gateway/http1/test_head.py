@@ -144,6 +144,12 @@ def test_too_many_headers_are_refused_by_a_code() -> None:
     assert (caught.value.status, caught.value.code) == (431, "headers_too_large")
 
 
+def test_half_a_head_is_a_400() -> None:
+    with pytest.raises(ApiError) as caught:
+        parse_head(GET)
+    assert caught.value.status == 400
+
+
 def test_bytes_after_the_head_are_not_taken_for_another_request() -> None:
     with pytest.raises(ApiError):
         parse_head(GET + b"\r\n" + GET + b"\r\n")
