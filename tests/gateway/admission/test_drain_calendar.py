@@ -63,6 +63,18 @@ def test_newcomer_is_let_in_only_if_every_booking_can_still_be_kept() -> None:
     assert calendar.is_empty
 
 
+def test_idle_fleet_takes_a_newcomer_beside_what_is_promised_for_later_but_not_for_now() -> None:
+    calendar = DrainCalendar()
+    calendar.book(NOW + 1, 2.0, "b")
+    assert not calendar.is_free_soon(NOW, -2.9, 1.0)
+    assert calendar.is_free_soon(NOW, -3.0, 1.0)
+    calendar.book(NOW + 2, 2.0, "b")
+    assert calendar.is_free_soon(NOW, -3.0, 1.0)
+    calendar.num_gateways = 2
+    assert not calendar.is_free_soon(NOW, -5.9, 1.0)
+    assert calendar.is_free_soon(NOW, -6.0, 1.0)
+
+
 def test_gateways_that_do_not_see_each_other_promise_a_share_each() -> None:
     alone, one_of_four = DrainCalendar(), DrainCalendar()
     one_of_four.num_gateways = 4
