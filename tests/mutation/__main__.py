@@ -23,7 +23,7 @@ from pathlib import Path
 
 from ops.bench.record import append_record
 from tests.mutation import serious
-from tests.mutation.covering import CoveringTests
+from tests.mutation.covering import CoveringTests, mirrored
 from tests.mutation.equivalent import equivalent_mutants
 from tests.mutation.mutants import Mutant, MutantSource
 from tests.mutation.runner import TestRunner
@@ -127,7 +127,7 @@ class Run:
         found = [self._covering[each].of(mutant.path, mutant.lines) for each in (room, *ALSO.get(room, ()))]
         if None in found:
             return self._tests_of[room]
-        running = dict.fromkeys(test for tests in found for test in tests or ())
+        running = list(dict.fromkeys(test for tests in found for test in tests or ())) or mirrored(mutant.path)
         return [*running, *READING.get(room, ())]
 
     def _take(self) -> tuple[str, Mutant] | None:

@@ -86,6 +86,13 @@ class CoveringTests:
         return self._by_file[path]
 
 
+def mirrored(path: str) -> list[str]:
+    """Return the tests that look after a file where none runs it in its own process: those of its file or folder."""
+    file = mirrored_test(path)
+    folder = file.rpartition("/")[0]
+    return [file] if Path(file).exists() else [folder] if Path(folder).exists() else []
+
+
 def mirrored_test(path: str) -> str:
     """Return where the tests of a file are, by the convention of the tree."""
     folder, name = path.rsplit("/", 1)

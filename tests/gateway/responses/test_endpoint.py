@@ -76,8 +76,29 @@ async def test_stored_response_is_retrieved_listed_and_deleted(serving: WireWork
     texts = [item.to_dict()["content"] for item in items]
     assert texts == [[{"type": "input_text", "text": text}] for text in ("one", "two")]
     await client.responses.delete(response.id)
-    with pytest.raises(openai.NotFoundError):
+    with pytest.raises(openai.NotFoundError) as refusal:
         await client.responses.retrieve(response.id)
+    assert (refusal.value.param, refusal.value.code) == ("id", "response_not_found")
+
+
+async def test_input_is_listed_from_its_end_page_by_page(serving: WireWorker, client: openai.AsyncOpenAI) -> None:
+    texts = [{"role": "user", "content": text} for text in ("one", "two", "three")]
+    response = await _ask(client, serving, cast("Any", texts))
+    pages = [await client.responses.input_items.list(response.id, limit=2)]
+    pages.append(await pages[0].get_next_page())
+    ids = [[item.to_dict()["id"] for item in page.data] for page in pages]
+    contents = [item.to_dict()["content"] for page in pages for item in page.data]
+    assert [content[0]["text"] for content in cast("Any", contents)] == ["three", "two", "one"]
+    for page, listed in zip(pages, ids, strict=True):
+        ends = page.to_dict()
+        assert (ends["first_id"], ends["last_id"]) == (listed[0], listed[-1])
+    assert [page.to_dict()["has_more"] for page in pages] == [True, False]
+    after_all = await client.responses.input_items.list(response.id, after=cast("str", ids[1][-1]))
+    assert (after_all.data, after_all.to_dict()["last_id"]) == ([], None)
+    for wrong in ({"order": "random"}, {"limit": 101}, {"limit": 0}, {"after": "msg_x"}):
+        with pytest.raises(openai.BadRequestError) as refusal:
+            await client.responses.input_items.list(response.id, **cast("Any", wrong))
+        assert refusal.value.param == next(iter(wrong))
 
 
 async def test_response_that_is_not_to_be_stored_is_not(serving: WireWorker, client: openai.AsyncOpenAI) -> None:
