@@ -87,10 +87,9 @@ class CoveringTests:
 
 
 def mirrored(path: str) -> list[str]:
-    """Return the tests that look after a file where none runs it in its own process: those of its file or folder."""
-    file = mirrored_test(path)
-    folder = file.rpartition("/")[0]
-    return [file] if Path(file).exists() else [folder] if Path(folder).exists() else []
+    """Return the tests of a file's folder, by the convention of the tree."""
+    folder = Path(mirrored_test(path)).parent
+    return [str(folder)] if folder.exists() else []
 
 
 def mirrored_test(path: str) -> str:

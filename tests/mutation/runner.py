@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-RUN_TIMEOUT_S = 120.0
+RUN_TIMEOUT_S = 300.0
 _POLL_S = 0.01
 _PRELOADED = (
     "hypothesis.stateful",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import cast
 
 import msgspec
@@ -22,9 +23,10 @@ from gateway.fleet.fleet import Fleet
 from gateway.fleet.liveness import FleetLimits
 from gateway.generation import Generation, Prompt
 from gateway.metrics import GatewayMetrics
-from shared.messages import Heartbeat, Request
+from shared.messages import Delta, Finish, Heartbeat, Request
 from shared.sampling import Sampling
 from shared.structured_output.checker import GrammarChecker
+from tests.gateway.dispatch_bench import ListSink
 
 MODEL_LEN = 2048
 # What 92,000 characters are estimated as; a tokenizer may make a few tokens of them.
@@ -83,6 +85,15 @@ class Gateway:
 
     def hear(self, **changes: object) -> None:
         self.queue.fleet.note_heartbeat(msgspec.structs.replace(BEAT, **changes), 0.0)
+
+    async def share(
+        self, sinks: Sequence[ListSink], tenant: str = "t", is_fresh: bool = False, timeout_s: float | None = None
+    ) -> Ticket:
+        """Ask for something of which everybody gets the same answer, with a choice for each sink."""
+        prompt = Prompt(5, text="x")
+        generation = Generation("completion", "m", (prompt,), len(sinks), Sampling(), deterministic=True)
+        generation = replace(generation, timeout_s=timeout_s)
+        return await self.generator.start(generation, Caller(tenant, tenant, [], b"x"), sinks, is_fresh)
 
     async def start(self, tenant: str, *prompts: Prompt) -> Ticket:
         generation = Generation("completion", "m", prompts, 1, Sampling(), deterministic=False)
@@ -163,3 +174,73 @@ async def test_job_for_a_model_that_does_not_generate_is_a_400(gateway: Gateway)
     with pytest.raises(ApiError) as caught:
         await gateway.generator.checked(generation, "someone")
     assert (caught.value.status, caught.value.code) == (400, "unsupported_task")
+
+
+async def test_equal_requests_share_one_generation_until_the_last_client_leaves(gateway: Gateway) -> None:
+    clients = [[ListSink(), ListSink()] for _ in range(2)]
+    tickets = [await gateway.share(sinks) for sinks in clients]
+    flights = list(gateway.queue.flights)
+    assert (len(flights), gateway.metrics.cache_shared, gateway.metrics.cache_misses) == (2, 1, 1)
+    assert [ticket.prediction is not None for ticket in tickets] == [True, False]
+    for flight in flights:
+        flight.sink.deliver(Delta(flight.id, 0, 0, prompt_tokens=5))
+        flight.sink.deliver(Delta(flight.id, 0, 0, (1, 2, 3), "abc"))
+    assert [[sink.deltas[-1].text for sink in sinks] for sinks in clients] == [["abc", "abc"]] * 2
+    # A prompt is counted once, whatever the number of its choices.
+    assert [ticket.tokens_used() for ticket in tickets] == [11, 11]
+    tickets[0].leave()
+    assert len(gateway.queue.flights) == 2
+    tickets[1].leave()
+    assert len(gateway.queue.flights) == 0
+
+
+async def test_request_of_another_tenant_or_deadline_or_for_a_fresh_answer_shares_nothing(gateway: Gateway) -> None:
+    await gateway.share([ListSink()])
+    for number, asking in enumerate(
+        (
+            gateway.share([ListSink()], tenant="u"),
+            gateway.share([ListSink()], timeout_s=5.0),
+            gateway.share([ListSink()], is_fresh=True),
+        )
+    ):
+        await asking
+        assert len(gateway.queue.flights) == number + 2
+    assert gateway.metrics.cache_shared == 0
+
+
+async def test_cached_answer_is_delivered_and_nothing_is_queued(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def get(cache: PromptCache, key: object) -> list[list[Delta]]:
+        return [[Delta("", 0, 0, (1,), "a", prompt_tokens=5), Delta("", 0, 1, finish=Finish("stop"))]]
+
+    monkeypatch.setattr(PromptCache, "get", get)
+    sink = ListSink()
+    ticket = await gateway.share([sink])
+    assert (sink.deltas[0].text, sink.endings, len(gateway.queue.flights)) == ("a", 1, 0)
+    assert (ticket.prediction, ticket.tokens_used()) == (None, 6)
+    assert (gateway.metrics.cache_hits, gateway.metrics.cache_misses) == (1, 0)
+    # An answer with another number of choices is another answer.
+    await gateway.share([ListSink(), ListSink()])
+    assert len(gateway.queue.flights) == 2
+
+
+async def test_generation_that_cannot_be_queued_fails_its_clients_and_is_not_joined(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def submit(*arguments: object) -> Flight:
+        raise failure
+
+    failure: Exception = ApiError(503, "away", code="queue_unavailable", retry_after_s=2.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(gateway.queue, "submit", submit)
+        refused = ListSink()
+        ticket = await gateway.share([refused])
+        assert (refused.error, ticket.prediction) == (failure, None)
+        failure, broken = RuntimeError("broken"), ListSink()
+        with pytest.raises(RuntimeError, match="broken"):
+            await gateway.share([broken])
+        assert broken.error is not None
+        assert (broken.error.status, broken.error.code) == (500, "internal_error")
+    await gateway.share([ListSink()])
+    assert (len(gateway.queue.flights), gateway.metrics.cache_shared) == (1, 0)

@@ -121,6 +121,8 @@ def test_number_is_served_at_its_bounds_and_refused_by_name_outside_them(parse: 
 def test_bound_is_said_in_the_message() -> None:
     assert refused(chat, temperature=3).message == "'temperature' is invalid: expected number <= 2.0."
     assert refused(chat, n="x").message == "'n' is invalid: expected integer or null, got string."
+    with pytest.raises(ApiError, match=r"^The body is invalid: expected object, got array\."):
+        parse_chat(b"[]")
 
 
 @pytest.mark.parametrize("name", ["temperature", "top_p", "timeout", "repetition_penalty"])
