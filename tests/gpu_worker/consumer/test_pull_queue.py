@@ -1,0 +1,151 @@
+"""How a worker pulls: what is counted as still to come, whatever ends a pull. NATS is in memory."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+from nats.aio.msg import Msg
+
+from gpu_worker.consumer import pull_queue
+from gpu_worker.consumer.pull_queue import PullQueue
+from gpu_worker.consumer.queued_message import REDELIVER, QueuedMessage
+from shared.task_supervisor import TaskSupervisor
+
+
+class Wire:
+    """A connection, its one subscription, and a lane with a capacity that the test sets."""
+
+    is_connected = True
+
+    def __init__(self) -> None:
+        self.tasks = TaskSupervisor()
+        self.sent: list[tuple[str, bytes]] = []
+        self.taken: list[QueuedMessage] = []
+        self.failure: Exception | None = None
+        self.capacity = 8
+        self.num_ensured = 0
+        self.receive: Callable[[Msg], None] = lambda message: None
+        self.queue = PullQueue(
+            self,  # type: ignore[arg-type]
+            "S",
+            self.ensure,
+            lambda: self.capacity,
+            self.taken.append,
+            self.tasks,
+        )
+
+    def new_inbox(self) -> str:
+        return "inbox"
+
+    async def subscribe_direct(self, subject: str, callback: Callable[[Msg], None]) -> Wire:
+        self.receive = callback
+        return self
+
+    async def drain(self) -> None:
+        pass
+
+    async def ensure(self) -> str:
+        self.num_ensured += 1
+        return "c"
+
+    def send(self, subject: str, payload: bytes, reply: str = "") -> None:
+        if self.failure is not None:
+            raise self.failure
+        self.sent.append((subject, payload))
+
+    @property
+    def pulls(self) -> list[int]:
+        return [json.loads(body)["batch"] for subject, body in self.sent if subject == "$JS.API.CONSUMER.MSG.NEXT.S.c"]
+
+    def end_pull(self, status: str, unfilled: int | None = None) -> None:
+        headers = {"Status": status} | ({} if unfilled is None else {"Nats-Pending-Messages": str(unfilled)})
+        self.receive(Msg(None, subject="inbox", headers=headers))  # type: ignore[arg-type]
+
+    def bring(self, number: int, num_pending: int = 0, num_delivered: int = 1, **fields: Any) -> None:
+        reply = f"$JS.ACK.S.c.{num_delivered}.{number}.{number}.1700000000000000000.{num_pending}"
+        self.receive(Msg(None, subject="s", reply=reply, data=b"job", **fields))  # type: ignore[arg-type]
+
+    async def settle(self) -> None:
+        for _ in range(5):
+            await asyncio.sleep(0)
+
+
+@pytest.fixture
+async def wire(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Wire]:
+    monkeypatch.setattr(pull_queue, "_RETRY_WAIT_S", 0.001)
+    wire = Wire()
+    await wire.queue.start()
+    await wire.settle()
+    yield wire
+    await wire.tasks.close()
+
+
+async def test_room_is_pulled_for_and_small_rooms_wait_until_they_are_worth_it(wire: Wire) -> None:
+    assert wire.pulls == [8]
+    assert json.loads(wire.sent[0][1])["expires"] == pull_queue.PULL_EXPIRES_S * 1e9
+    for capacity, pulls in ((8, [8]), (9, [8]), (10, [8, 2]), (4, [8, 2])):
+        wire.capacity = capacity
+        wire.queue.wake()
+        await wire.settle()
+        assert wire.pulls == pulls
+    assert wire.queue.outstanding == 10
+
+
+async def test_message_is_taken_and_counted_out(wire: Wire) -> None:
+    wire.bring(41, num_pending=20)
+    wire.bring(40, num_pending=19, num_delivered=3)
+    assert [message.stream_seq for message in wire.taken] == [41, 40]
+    assert (wire.queue.outstanding, wire.queue.last_pulled, wire.queue.num_redelivered) == (6, 41, 1)
+    # Of the nineteen that are left six are on their way.
+    assert wire.queue.backlog == 13
+
+
+async def test_pull_that_expired_is_made_again_for_what_it_did_not_bring(wire: Wire) -> None:
+    for number in range(5):
+        wire.bring(number, num_pending=4)
+    wire.capacity = 3
+    wire.end_pull("408", 3)
+    # That it expired says that the queue was empty.
+    assert (wire.queue.outstanding, wire.queue.backlog) == (0, 0)
+    await wire.settle()
+    assert (wire.pulls, wire.queue.outstanding, wire.num_ensured) == ([8, 3], 3, 1)
+    wire.end_pull("100")
+    assert wire.queue.outstanding == 3
+
+
+@pytest.mark.parametrize("status", ["409", "503"])
+async def test_refused_pull_makes_sure_of_the_queue_before_the_next(wire: Wire, status: str) -> None:
+    wire.end_pull(status)
+    assert wire.queue.outstanding == 0
+    await asyncio.sleep(0.01)
+    assert (wire.pulls, wire.num_ensured, wire.queue.outstanding) == ([8, 8], 2, 8)
+
+
+async def test_pull_that_could_not_be_sent_is_tried_again(wire: Wire) -> None:
+    wire.failure, wire.capacity = OSError("away"), 16
+    wire.queue.wake()
+    await wire.settle()
+    assert wire.queue.outstanding == 0
+    wire.failure = None
+    await asyncio.sleep(0.01)
+    assert wire.pulls == [8, 16]
+
+
+async def test_message_of_somebody_else_in_the_inbox_is_nothing(wire: Wire) -> None:
+    wire.receive(Msg(None, subject="inbox", data=b"forged"))  # type: ignore[arg-type]
+    assert (wire.taken, wire.queue.outstanding) == ([], 8)
+
+
+async def test_what_comes_while_the_worker_drains_goes_back_to_the_queue(wire: Wire) -> None:
+    await wire.queue.drain()
+    wire.bring(7)
+    wire.capacity = 16
+    wire.queue.wake()
+    await wire.settle()
+    assert (wire.taken, wire.pulls, wire.queue.outstanding) == ([], [8], 0)
+    [(subject, answer)] = wire.sent[1:]
+    assert (subject.split(".")[5], answer) == ("7", REDELIVER)
