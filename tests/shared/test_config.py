@@ -37,7 +37,7 @@ def test_values_win_over_the_environment_which_wins_over_defaults() -> None:
     ("name", "value", "problem"),
     [
         ("PORT", "x", "'x' is not a whole number"),
-        ("PORT", "1.5", "not a valid int"),
+        ("PORT", "1.5", "not a whole number"),
         ("PORT", "-1", "too small; the least allowed is 0"),
         ("PORT", "70000", "too large; the most allowed is 65535"),
         ("RATE", "nan", "NaN"),
