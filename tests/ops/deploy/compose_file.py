@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -14,15 +16,37 @@ from tests.architecture.source import ROOT
 from tests.ops.deploy.machine import Container, Machine
 
 _DEFAULTED = re.compile(r"\$\{([A-Z0-9_]+):-([^${}]*)\}")
+_REQUIRED = re.compile(r"\$\{([A-Z0-9_]+):\?([^${}]*)\}")
 START_TIMEOUT_S = 120.0
 # What the images of others define themselves.
 _VOLUME_OPTIONS = {"ro"}
 
 
+class UnsetVariableError(Exception):
+    """compose.yaml asks for a variable that is not set; compose ends then, with these words."""
+
+
+def made_passwords(directory: Path) -> dict[str, str]:
+    """Return what `ops/deploy/passwords` writes into the .env of a checkout."""
+    script = directory / "ops" / "deploy" / "passwords"
+    script.parent.mkdir(parents=True)
+    shutil.copy(ROOT / "ops/deploy/passwords", script)
+    subprocess.run([script], check=True, capture_output=True)
+    return dict(line.split("=", 1) for line in (directory / ".env").read_text().splitlines())
+
+
 def interpolate(text: str, environ: Mapping[str, str]) -> str:
-    """Fill in `${NAME:-default}`, from the innermost; no other form is used in the file."""
+    """Fill in `${NAME:-default}`, from the innermost, and `${NAME:?problem}`; no other form is used in the file.
+
+    Raises:
+        UnsetVariableError: A variable that is required is not set.
+    """
     while match := _DEFAULTED.search(text):
         text = text[: match.start()] + (environ.get(match[1]) or match[2]) + text[match.end() :]
+    while match := _REQUIRED.search(text):
+        if not environ.get(match[1]):
+            raise UnsetVariableError(f"{match[1]}: {match[2]}")
+        text = text[: match.start()] + environ[match[1]] + text[match.end() :]
     assert "$" not in text, text
     return text
 
@@ -59,10 +83,14 @@ class ComposeRun:
     def __init__(self, machine: Machine, compose: dict[str, Any], directory: Path) -> None:
         """Lay out the containers; nothing runs yet."""
         self._machine = machine
-        self._services = compose["services"]
+        self._services, self._configs = compose["services"], compose["configs"]
         self._directory = directory
         self.volumes = directory / "volumes"
         self.containers = {name: self._container(name, service) for name, service in self._services.items()}
+
+    def config(self, name: str) -> str:
+        """Return the text of a config."""
+        return str(self._configs[name]["content"])
 
     def up(self, names: Sequence[str]) -> None:
         """Start services, each when what it depends on is there; those that end have ended well.
@@ -103,6 +131,9 @@ class ComposeRun:
             mounts[target] = (ROOT / source).resolve() if source.startswith((".", "/")) else self.volumes / source
             if not source.startswith((".", "/")):
                 mounts[target].mkdir(parents=True, exist_ok=True)
+        for config in service.get("configs", []):
+            mounts[config["target"]] = self._directory / f"config-{config['source']}"
+            mounts[config["target"]].write_text(self._configs[config["source"]]["content"])
         image = image_environ(ROOT / service["build"]["dockerfile"]) if "build" in service else {}
         environ = image | {key: str(value) for key, value in service.get("environment", {}).items()}
         return Container(name, service.get("command", []), environ, mounts, self._directory / f"{name}.log")

@@ -23,6 +23,7 @@ from ops.stack.plan import Plan, make_plan
 from ops.stack.state import StateDirectory
 from shared.config import resolve, variable_name
 from tests.architecture.source import PACKAGES, ROOT
+from tests.ops.deploy.compose_file import UnsetVariableError, made_passwords, read_compose
 
 HEADRACE_SERVICES = {
     "gateway": GatewayConfig,
@@ -74,7 +75,10 @@ def test_servers_run_the_commands_and_files_that_up_spawns(services: dict[str, A
     redis = services["redis"]
     assert (redis["command"][0],) == commands.REDIS == (Path(plan.redis.command[0]).name,)
     mounted = dict(volume.split(":")[:2] for volume in redis["volumes"])
-    assert mounted["./ops/redis/headrace.conf"] == redis["command"][1]
+    (config,) = redis["configs"]
+    assert config["target"] == redis["command"][1]
+    made = yaml.safe_load((ROOT / "compose.yaml").read_text())["configs"][config["source"]]["content"]
+    assert f"include {mounted['./ops/redis/headrace.conf']}\n" in made
     assert f'include "{ROOT / "ops/redis/headrace.conf"}"' in Path(plan.redis.command[1]).read_text()
 
 
@@ -89,6 +93,28 @@ def test_nats_gets_every_password_that_its_configuration_asks_for(services: dict
     assert asked == set(services["nats"]["environment"])
     configuration = "".join(file.read_text() for file in commands.NATS_CONFIG.parent.glob("*.conf"))
     assert all(f"${name}" in configuration for name in asked)
+
+
+def test_nothing_starts_without_passwords_of_its_own(tmp_path: Path) -> None:
+    with pytest.raises(UnsetVariableError, match="_PASSWORD: run ops/deploy/passwords first"):
+        read_compose({})
+    passwords = made_passwords(tmp_path / "a")
+    assert (tmp_path / "a" / ".env").stat().st_mode & 0o777 == 0o600
+    assert all(re.fullmatch("p[0-9a-f]{32}", value) for value in passwords.values())
+    others = made_passwords(tmp_path / "b")
+    assert len({*passwords.values(), *others.values()}) == 2 * len(passwords)
+    for left_out in passwords:
+        with pytest.raises(UnsetVariableError, match=left_out):
+            read_compose({name: value for name, value in passwords.items() if name != left_out})
+    # A second run keeps what is there.
+    subprocess.run([tmp_path / "a/ops/deploy/passwords"], check=True, capture_output=True)
+    assert dict(line.split("=", 1) for line in (tmp_path / "a/.env").read_text().splitlines()) == passwords
+
+
+def test_no_password_is_on_a_command_line(tmp_path: Path) -> None:
+    passwords = made_passwords(tmp_path)
+    lines = [str(service.get("command", "")) for service in read_compose(passwords)["services"].values()]
+    assert not [line for line in lines for password in passwords.values() if password in line]
 
 
 def test_ports_are_published_on_loopback_only(services: dict[str, Any]) -> None:
@@ -171,7 +197,8 @@ def _has_compose() -> bool:
 
 @pytest.mark.skipif(not _has_compose(), reason="needs the docker compose client")
 @pytest.mark.parametrize("profile", [(), ("--profile", "gpu"), ("--profile", "metrics")])
-def test_compose_accepts_the_file(profile: tuple[str, ...]) -> None:
-    command = ["docker", "compose", *profile, "config", "--quiet"]
+def test_compose_accepts_the_file(profile: tuple[str, ...], tmp_path: Path) -> None:
+    made_passwords(tmp_path)
+    command = ["docker", "compose", "--env-file", str(tmp_path / ".env"), *profile, "config", "--quiet"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=60)
     assert done.returncode == 0, done.stderr

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from kernels.build import cache_dir
-from tests.ops.deploy.compose_file import ComposeRun, read_compose
+from tests.ops.deploy.compose_file import ComposeRun, made_passwords, read_compose
 from tests.ops.deploy.machine import Machine, can_make_machines
 
 pytestmark = [
@@ -29,7 +29,7 @@ def compose(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Machine,
     if (compiled := cache_dir(os.environ)).is_dir():
         (directory / "volumes" / "cache" / "kernels").symlink_to(compiled)
     with Machine(directory / "machine", ORDER) as machine:
-        run = ComposeRun(machine, read_compose({}), directory)
+        run = ComposeRun(machine, read_compose(made_passwords(directory / "checkout")), directory)
         run.up(ORDER)
         yield machine, run
 
@@ -82,7 +82,7 @@ def test_documented_command_makes_another_key_that_works(compose: tuple[Machine,
 
 def test_prometheus_can_scrape_the_operators_port_over_the_network(compose: tuple[Machine, ComposeRun]) -> None:
     machine, run = compose
-    key = read_compose({})["configs"]["operator-key"]["content"]
+    key = run.config("operator-key")
     command = ["curl", "-sS", "-f", "-m", "10", "-H", f"Authorization: Bearer {key}", "http://gateway:8001/metrics"]
     done = machine.execute(run.containers["redis"], command)
     assert done.returncode == 0, done.stderr
