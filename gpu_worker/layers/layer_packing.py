@@ -56,6 +56,7 @@ def _can_pack_mixture(shape: MixtureShape) -> bool:
         and shape.shared_size == 0
         and not shape.weighs_inputs
         and shape.scales is None
+        and shape.rule.score != "sparse_mixer"
     )
 
 

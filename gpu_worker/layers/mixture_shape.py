@@ -20,8 +20,10 @@ class MixtureNames:
         experts: The module that holds them all.
         matrices: An expert's gate, up and down projections, below that module and the expert's number.
         stacked: Tensors `[num_experts, ...]` of the gates and up projections together, and of the down projections.
-        is_transposed: Stacked matrices are `[in_features, out_features]`.
+        is_transposed: Stacked matrices are `[in_features, out_features]`; None is as each one's shape says.
         is_interleaved: In stacked matrices the features of gate and up projection alternate.
+        choice_bias: The bias for the choice; None is the router's `e_score_correction_bias`.
+        is_choice_bias_row: It is stored as a matrix of one row.
         shared: The module of the expert that all tokens get, which is stored as a plain block is.
         shared_matrices: Its gate, up and down projections below that module; two, where the first two are one.
         shared_gate: The module that weighs its result.
@@ -31,8 +33,10 @@ class MixtureNames:
     experts: Sequence[str] = ("mlp.experts",)
     matrices: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
     stacked: Sequence[tuple[str, str]] = (("mlp.experts.gate_up_proj", "mlp.experts.down_proj"),)
-    is_transposed: bool = False
+    is_transposed: bool | None = False
     is_interleaved: bool = False
+    choice_bias: str | None = None
+    is_choice_bias_row: bool = False
     shared: str = "mlp.shared_expert"
     shared_matrices: tuple[str, ...] = ("gate_proj", "up_proj", "down_proj")
     shared_gate: str = "mlp.shared_expert_gate"
@@ -47,7 +51,7 @@ class MixtureShape:
         rule: Of routing; a bias for the choice is not in it yet.
         activation: Of the experts; that of the shared one is SiLU.
         has_router_bias: Logits of the router have a bias.
-        has_choice_bias: The checkpoint has a bias for the choice alone (`e_score_correction_bias`).
+        has_choice_bias: The checkpoint has a bias for the choice alone.
         has_expert_biases: The projections of experts have biases.
         weighs_inputs: A token's weight multiplies what its expert is given, not what it gives. One expert a token.
         shared_size: Features between the matrices of the shared expert; 0 where there is none.

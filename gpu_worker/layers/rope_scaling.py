@@ -32,7 +32,8 @@ class RopeParameters:
         original_max_len: Length in tokens that the model was trained on, before scaling.
         low_freq_factor: llama3: wavelengths above `original_max_len / low_freq_factor` are scaled in full.
         high_freq_factor: llama3: wavelengths below `original_max_len / high_freq_factor` are not scaled.
-        attention_factor: yarn: multiplies cos and sin; None derives it from `factor`.
+        attention_factor: yarn, longrope: multiplies cos and sin; None derives it from `factor`.
+        long_attention_factor: longrope: the same where sequences may be longer than `original_max_len`, if it differs.
         beta_fast: yarn: dimensions that turn more often than this within `original_max_len` are not scaled.
         beta_slow: yarn: dimensions that turn less often than this are scaled in full.
         mscale: yarn: with `mscale_all_dim`, replaces the derivation of `attention_factor`; None when absent.
@@ -50,6 +51,7 @@ class RopeParameters:
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     attention_factor: float | None = None
+    long_attention_factor: float | None = None
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     mscale: float | None = None
@@ -66,7 +68,10 @@ def for_length(parameters: RopeParameters, max_len: int) -> RopeParameters:
         return parameters
     is_long = max_len > parameters.original_max_len
     divisors = parameters.long_divisors if is_long else parameters.divisors
-    return dataclasses.replace(parameters, divisors=divisors, long_divisors=())
+    amplitude = parameters.attention_factor
+    if is_long and parameters.long_attention_factor is not None:
+        amplitude = parameters.long_attention_factor
+    return dataclasses.replace(parameters, divisors=divisors, long_divisors=(), attention_factor=amplitude)
 
 
 def rope_angles(parameters: RopeParameters, head_dim: int, positions: torch.Tensor) -> torch.Tensor:

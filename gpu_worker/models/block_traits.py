@@ -61,6 +61,7 @@ class BlockTraits:
         is_parallel: Both blocks of a layer read the same normalised stream.
         residual_scale: What blocks add to the stream is multiplied by this.
         embedding_scale: What the tokens' embeddings are multiplied by.
+        has_head_bias: The projection to the scores of the vocabulary has a bias.
         logit_scale: What the scores of the vocabulary are multiplied by.
         logit_soft_cap: What then bounds them, smoothly.
         layer_inputs: The vectors that layers are given of each token, in models that have such.
@@ -71,6 +72,7 @@ class BlockTraits:
     is_parallel: bool = False
     residual_scale: float = 1.0
     embedding_scale: float = 1.0
+    has_head_bias: bool = False
     logit_scale: float = 1.0
     logit_soft_cap: float | None = None
     layer_inputs: LayerInputShape | None = None

@@ -153,6 +153,7 @@ class FamilyTraits:
         mlp_bias: Its projections have a bias.
         block: How layers are put together.
         activation: Of the feed-forward block; None reads `hidden_act`.
+        inner_size: Of the feed-forward block, where `intermediate_size` does not say it.
         norm_eps: The field of the normalisations' small addend, and what its absence means.
         is_tied: What an absent `tie_word_embeddings` means.
         rotary_share: What an absent `partial_rotary_factor` means.
@@ -168,6 +169,7 @@ class FamilyTraits:
     mlp_bias: bool = False
     block: BlockTraits = field(default_factory=BlockTraits)
     activation: Activation | None = None
+    inner_size: int | None = None
     norm_eps: tuple[str, float] = ("rms_norm_eps", 1e-6)
     is_tied: bool = False
     rotary_share: float = 1.0
@@ -187,7 +189,7 @@ def read_decoder(file: JsonFile, traits: FamilyTraits) -> ModelConfig:
     if num_heads % num_kv_heads:
         raise file.error("num_key_value_heads", f"is {num_kv_heads}; it must divide num_attention_heads ({num_heads})")
     head_dim = _head_dim(file, num_heads, traits.head_dim)
-    inner_size = file.integer("intermediate_size")
+    inner_size = traits.inner_size or file.integer("intermediate_size")
     attention = replace(
         traits.attention,
         num_heads=num_heads,

@@ -79,6 +79,8 @@ class CausalLM:
             head: WeightForm = DenseWeight(vocabulary)
         else:
             head = projections.take(["lm_head"], [config.vocab_size], config.hidden_size).weight
+        has_bias = config.block.has_head_bias
+        self._head_bias = checkpoint.take("lm_head.bias", config.vocab_size) if has_bias else None
         self._head = self._lm_head(head, dtype)
         self._classes = take_class_head(config, checkpoint)
         if config.encoder is not None:
@@ -130,7 +132,8 @@ class CausalLM:
 
     def _lm_head(self, weight: WeightForm, dtype: torch.dtype) -> LMHead:
         block = self.config.block
-        return LMHead(self.linears.make(weight), dtype, block.logit_scale, block.logit_soft_cap)
+        bias = None if self._head_bias is None else self._head_bias.to(dtype)
+        return LMHead(self.linears.make(weight, bias), dtype, block.logit_scale, block.logit_soft_cap)
 
     def classify(self, hidden: torch.Tensor) -> torch.Tensor:
         """Score the classes of a model that has any.

@@ -42,17 +42,19 @@ class ExpertStacks:
         bias = torch.cat(biases, dim=1) if biases else None
         if bias is not None and is_interleaved:
             bias = torch.cat((bias[:, 0::2], bias[:, 1::2]), dim=1)
-        is_whole = len(names) == 1 and not is_interleaved and not self._shape.names.is_transposed
+        is_transposed = [self._is_transposed(name, rows, columns) for name in names]
+        is_whole = len(names) == 1 and not (is_interleaved or is_transposed[0])
         if is_whole and self._method(names[0]) is None:
             whole = self._source.take(self._tensor(names[0]), self._shape.num_experts, rows, columns)
             return ExpertWeights.dense(whole, bias)
         forms = []
         for expert in range(self._shape.num_experts):
-            form = concatenate([self._item(name, expert, rows, columns) for name in names])
+            taken = zip(names, is_transposed, strict=True)
+            form = concatenate([self._item(name, expert, rows, columns, turned) for name, turned in taken])
             forms.append(_apart(form) if is_interleaved else form)
         return ExpertWeights(tuple(forms), bias)
 
-    def _item(self, name: str, expert: int, rows: int, columns: int) -> WeightForm:
+    def _item(self, name: str, expert: int, rows: int, columns: int, is_transposed: bool) -> WeightForm:
         """Take one expert's matrix of a stack."""
         method = self._method(name)
         count = self._shape.num_experts
@@ -60,9 +62,16 @@ class ExpertStacks:
             assert self._quantized is not None
             return method.take_item(self._quantized.source, name, expert, (count, rows, columns))
         tensor = self._tensor(name)
-        if self._shape.names.is_transposed:
+        if is_transposed:
             return DenseWeight(self._source.take_item(tensor, expert, count, columns, rows).T.contiguous())
         return DenseWeight(self._source.take_item(tensor, expert, count, rows, columns))
+
+    def _is_transposed(self, name: str, rows: int, columns: int) -> bool:
+        """Whether matrices of a stack are `[columns, rows]`: so those are whose shape does not tell."""
+        is_transposed = self._shape.names.is_transposed
+        if is_transposed is not None or self._method(name) is not None:
+            return bool(is_transposed)
+        return self._source.shape(self._tensor(name))[1:] == (columns, rows)
 
     def _bias(self, name: str, rows: int) -> torch.Tensor:
         tensor = next((name for name in (f"{name}_bias", f"{name}.bias") if self._source.has(name)), f"{name}_bias")

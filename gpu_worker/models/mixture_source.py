@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import torch
+
 from gpu_worker.layers.layer_weights import MixtureWeights, Projection, SharedExpertWeights
 from gpu_worker.layers.mixture_shape import MixtureShape
 from gpu_worker.models.experts import take_experts
@@ -31,7 +33,7 @@ def take_mixture(projections: Projections, layer: str, shape: MixtureShape, hidd
     rule = shape.rule
     if shape.has_choice_bias:
         # What chooses among scores that differ little must not be rounded with the other weights.
-        rule = replace(rule, bias=projections.source.take_float32(f"{router}.{_CHOICE_BIAS}", shape.num_experts))
+        rule = replace(rule, bias=_take_choice_bias(projections, layer, router, shape))
     gate_up, down = take_experts(projections, shape, layer, hidden_size)
     return MixtureWeights(
         router=_plain_where_stored_so(projections, router).take(
@@ -45,6 +47,13 @@ def take_mixture(projections: Projections, layer: str, shape: MixtureShape, hidd
         weighs_inputs=shape.weighs_inputs,
         scales=projections.source.take_float32(f"{layer}.{shape.scales}", shape.num_experts) if shape.scales else None,
     )
+
+
+def _take_choice_bias(projections: Projections, layer: str, router: str, shape: MixtureShape) -> torch.Tensor:
+    names = shape.names
+    name = f"{router}.{_CHOICE_BIAS}" if names.choice_bias is None else f"{layer}.{names.choice_bias}"
+    row = (1,) if names.is_choice_bias_row else ()
+    return projections.source.take_float32(name, *row, shape.num_experts).view(shape.num_experts)
 
 
 def _take_shared(projections: Projections, layer: str, shape: MixtureShape, hidden_size: int) -> SharedExpertWeights:

@@ -13,7 +13,8 @@ MIN_TURNS, MAX_TURNS = 1e-6, 1e6
 # Its square must be finite; published models have at most 1.
 _MAX_MSCALE = 1e6
 _LAYER_TYPES = {"full_attention", "sliding_attention"}
-_OLD_NAMES = {"su": "longrope"}
+# All sections of a text token's position are the same in "mrope", which is for images.
+_OTHER_NAMES = {"su": "longrope", "mrope": "default"}
 
 
 def read_rope(file: JsonFile, layer_type: str | None = None) -> RopeParameters:
@@ -26,7 +27,7 @@ def read_rope(file: JsonFile, layer_type: str | None = None) -> RopeParameters:
     Raises:
         CheckpointError: The scaling is unknown or its numbers make no sense.
     """
-    fields = _rope_fields(file, layer_type)
+    fields = rope_fields(file, layer_type)
     rope_type = _rope_type(fields)
     theta = fields.optional_number("rope_theta") or file.number("rope_theta", 10000.0)
     if theta <= 1:
@@ -61,7 +62,7 @@ def read_rope(file: JsonFile, layer_type: str | None = None) -> RopeParameters:
 
 def read_rotary_dim(file: JsonFile, head_dim: int, default: float = 1.0) -> int | None:
     """Read how many dimensions of a head turn; None is all. `default` is the share that is meant by no field."""
-    fields = _rope_fields(file)
+    fields = rope_fields(file)
     holder = file if "partial_rotary_factor" in file.names() else fields
     factor = holder.number("partial_rotary_factor", default)
     # A factor near the largest float times a head is an infinity, which no integer is.
@@ -83,14 +84,14 @@ def check_rope(file: JsonFile, rope: RopeParameters, rotary_dim: int) -> None:
             problem = (
                 f"has {len(divisors)} numbers; {rotary_dim} dimensions of a head turn, so it must have half as many"
             )
-            raise _rope_fields(file).error(name, problem)
+            raise rope_fields(file).error(name, problem)
     if rope.rope_type is RopeType.DYNAMIC and rotary_dim < 4:
-        raise _rope_fields(file).error("rope_type", "is 'dynamic', which needs at least 4 dimensions of a head to turn")
+        raise rope_fields(file).error("rope_type", "is 'dynamic', which needs at least 4 dimensions of a head to turn")
 
 
 def read_query_growth(file: JsonFile) -> QueryGrowth | None:
     """Read by how much queries grow with their position, `AttentionShape.query_growth`."""
-    fields = _rope_fields(file)
+    fields = rope_fields(file)
     growth = fields.optional_number("llama_4_scaling_beta")
     return None if growth is None else QueryGrowth(growth, fields.integer(_ORIGINAL, maximum=_MAX_LEN))
 
@@ -105,7 +106,7 @@ def max_model_len(file: JsonFile, rope: RopeParameters) -> int:
         return trained
     reached = rope.original_max_len * rope.factor
     if reached > _MAX_LEN:
-        raise _rope_fields(file).error(
+        raise rope_fields(file).error(
             "factor", f"makes a context of {reached:g} tokens; at most {_MAX_LEN} can be served"
         )
     return max(trained, int(reached))
@@ -121,7 +122,8 @@ def has_ropes_by_type(file: JsonFile) -> bool:
     return fields is not None and bool(fields.names() & _LAYER_TYPES)
 
 
-def _rope_fields(file: JsonFile, layer_type: str | None = None) -> JsonFile:
+def rope_fields(file: JsonFile, layer_type: str | None = None) -> JsonFile:
+    """Return the object that has a rotation's parameters, empty where there is none; arguments as of `read_rope`."""
     for name in ("rope_scaling", "rope_parameters"):
         fields = file.nested(name)
         if fields is not None and fields.names():
@@ -135,7 +137,7 @@ def _rope_fields(file: JsonFile, layer_type: str | None = None) -> JsonFile:
 
 def _rope_type(fields: JsonFile) -> RopeType:
     name = fields.text("rope_type" if "rope_type" in fields.names() else "type", "default")
-    name = _OLD_NAMES.get(name, name)
+    name = _OTHER_NAMES.get(name, name)
     try:
         return RopeType(name)
     except ValueError:

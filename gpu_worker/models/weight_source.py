@@ -41,6 +41,10 @@ class WeightSource(Protocol):
         """Whether there is such a tensor."""
         ...
 
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return a tensor's shape, as it is stored."""
+        ...
+
     def error(self, name: str, problem: str) -> Exception:
         """Make the error that names a tensor and where it is stored."""
         ...

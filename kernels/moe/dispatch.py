@@ -9,6 +9,7 @@ from kernels.gpu_config import has_kernels
 from kernels.moe.cpu import can_route, route_cpu
 from kernels.moe.reference import route_reference
 from kernels.moe.routing_rule import RoutingRule
+from kernels.moe.sparse_mixer import route_sparse_mixer
 
 
 def route(logits: torch.Tensor, rule: RoutingRule) -> tuple[torch.Tensor, torch.Tensor]:
@@ -26,6 +27,9 @@ def route(logits: torch.Tensor, rule: RoutingRule) -> tuple[torch.Tensor, torch.
         weights: `[num_tokens, top_k]` float32
     """
     assert rule.top_k <= logits.shape[1] // rule.num_groups * rule.top_k_groups
+    if rule.score == "sparse_mixer":
+        ids, weights = route_sparse_mixer(logits, rule.jitter)
+        return ids, weights * rule.scale
     if has_kernels(logits.device):
         from kernels.moe.triton_route import route_triton
 

@@ -7,7 +7,7 @@ from typing import Literal
 
 import torch
 
-Score = Literal["softmax", "sigmoid", "softmax_after_topk"]
+Score = Literal["softmax", "sigmoid", "softmax_after_topk", "sparse_mixer"]
 GroupScore = Literal["max", "top2"]
 
 
@@ -18,13 +18,14 @@ class RoutingRule:
     Attributes:
         top_k: Experts of a token.
         score: What logits become: "softmax" and "sigmoid" over all experts, before the choice; "softmax_after_topk"
-            chooses by the logits, and takes the softmax of the chosen ones.
+            chooses by the logits, and takes the softmax of the chosen ones; "sparse_mixer" is told in `sparse_mixer`.
         renormalize: Divide the weights of a token by their sum.
         bias: `[num_experts]` float32, added to the scores for the choice, not to the weights; None adds nothing.
         num_groups: Groups of neighbouring experts, of equal size.
         top_k_groups: Groups that a token chooses its experts from.
         group_score: What groups are chosen by: the highest score in them, or the sum of their two highest.
         scale: What weights are multiplied by in the end.
+        jitter: Of the sparse mixer.
     """
 
     top_k: int
@@ -35,6 +36,7 @@ class RoutingRule:
     top_k_groups: int = 1
     group_score: GroupScore = "max"
     scale: float = 1.0
+    jitter: float = 0.0
 
     def __post_init__(self) -> None:
         assert self.top_k > 0

@@ -25,6 +25,7 @@ _NAMES = TensorNames(
         (r"\.self_attn\.out_proj\.", ".self_attn.o_proj."),
         (r"\.self_attn\.q_layernorm\.", ".self_attn.q_norm."),
         (r"\.self_attn\.k_layernorm\.", ".self_attn.k_norm."),
+        (r"\.feed_forward\.", ".mlp."),
         (r"^model\.embedding_norm\.", "model.norm."),
     ),
 )
@@ -32,20 +33,28 @@ _NAMES = TensorNames(
 
 def read_config(file: JsonFile) -> ModelConfig:
     """Read the configuration."""
-    traits = FamilyTraits(
-        ARCHITECTURE,
+    config = with_convolutions(file, read_decoder(file, lfm2_traits(file, ARCHITECTURE)))
+    inner_size = _inner_size(file)
+    layers = tuple(LayerTraits(layer.mixer, _resized(layer, inner_size)) for layer in config.layers)
+    return replace(config, layers=layers, intermediate_size=inner_size)
+
+
+def lfm2_traits(file: JsonFile, architecture: str) -> FamilyTraits:
+    """Return what LFM2's models have in common."""
+    return FamilyTraits(
+        architecture,
         attention=AttentionShape(head_norm=HeadNorm.HEADS),
         block=BlockTraits(names=_NAMES),
         norm_eps=("norm_eps", 1e-5),
         is_tied=file.boolean("tie_embedding", True),
     )
-    config = read_decoder(file, traits)
+
+
+def with_convolutions(file: JsonFile, config: ModelConfig) -> ModelConfig:
+    """Return a model with convolutions in its layers of that kind."""
     width = file.integer("conv_L_cache", 3, minimum=2, maximum=MAX_CONV_WIDTH)
     conv = ShortConvShape(config.hidden_size, width, file.boolean("conv_bias", False))
-    config = with_mixers(config, _types(file), {_KINDS[0]: conv})
-    inner_size = _inner_size(file)
-    layers = tuple(LayerTraits(layer.mixer, _resized(layer, inner_size)) for layer in config.layers)
-    return replace(config, layers=layers, intermediate_size=inner_size)
+    return with_mixers(config, _types(file), {_KINDS[0]: conv})
 
 
 def _types(file: JsonFile) -> tuple[str, ...]:

@@ -18,7 +18,9 @@ from kernels.moe import SILU
 
 
 def read(module: ModuleType, **fields: Any) -> ModelConfig:
-    config: ModelConfig = module.read_config(JsonFile(Path("config.json"), {**SAMPLE, **fields}))
+    config: ModelConfig = module.read_config(
+        JsonFile(Path("config.json"), {**SAMPLE, **getattr(module, "SAMPLE", {}), **fields})
+    )
     return config
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
 
 from gpu_worker.models.loader import load_model
+from tests.gpu_worker.models.families.oracle_checks import assert_answers_are_greedy, assert_pressure_changes_no_answer
 from tests.gpu_worker.models.paged_run import PagedRun
 from tests.gpu_worker.models.pairs import CPU, Pair
 from tests.gpu_worker.models.recurrent_models import CASES, save_case
@@ -49,3 +51,18 @@ def test_chunks_and_decodes_in_one_batch_equal_transformers(pair_of: Callable[[s
     for s, expectation in enumerate(expected):
         assert expectation.std() > 0.5
         torch.testing.assert_close(torch.cat(rows[s]), expectation, atol=TOLERANCE, rtol=0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
+def test_answers_of_the_engine_are_greedy(tmp_path: Path, name: str) -> None:
+    oracle = save_case(name, tmp_path, eos_token_id=None)
+    assert_answers_are_greedy(tmp_path, oracle)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kv_cache_dtype", ["int8", "fp8"])
+@pytest.mark.parametrize("name", CASES)
+def test_pressure_changes_no_answer_over_a_cache_of_eight_bits(tmp_path: Path, name: str, kv_cache_dtype: str) -> None:
+    save_case(name, tmp_path, eos_token_id=None)
+    assert_pressure_changes_no_answer(tmp_path, kv_cache_dtype=kv_cache_dtype)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from gpu_worker.models.errors import CheckpointError
 from gpu_worker.models.loader import load_model
@@ -35,7 +36,7 @@ def save(family: str, directory: Path, text: dict[str, Any], **options: Any) -> 
     import transformers
 
     config_class = getattr(transformers, f"{family}Config")
-    config = config_class(text_config={**SIZES, **text}, vision_config=_VISION, **options)
+    config = config_class(text_config={**SIZES, **text}, **{"vision_config": _VISION, **options})
     torch.manual_seed(1)
     model = getattr(transformers, f"{family}ForConditionalGeneration")._from_config(config, attn_implementation="eager")
     whole = getattr(model, "language_model", model)
@@ -78,14 +79,45 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("family", MODELS)
+_MROPE = {"rope_type": "default", "rope_theta": 500.0, "mrope_section": [1, 3, 2]}
+_DEEP = {"vision_config": {"hidden_size": 16, "depth": 1, "num_heads": 2, "out_hidden_size": 48}}
+SLOW_MODELS: dict[str, dict[str, Any]] = {
+    "Qwen2_5_VL": {"text": {"rope_parameters": {**_MROPE, "rope_type": "mrope"}}, **_DEEP},
+    "Qwen3VL": {"text": {"head_dim": 12, "rope_parameters": {**_MROPE, "mrope_interleaved": True}}, **_DEEP},
+    "Qwen3VLMoe": {
+        "text": {
+            "head_dim": 12,
+            "rope_parameters": _MROPE,
+            "num_experts": 5,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 20,
+            "norm_topk_prob": True,
+        },
+        **_DEEP,
+    },
+}
+
+
+@pytest.mark.parametrize("family", [*MODELS, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW_MODELS)])
 def test_text_is_served_without_the_tower(tmp_path: Path, family: str, caplog: pytest.LogCaptureFixture) -> None:
-    oracle = save(family, tmp_path, **MODELS[family])
+    oracle = save(family, tmp_path, **{**MODELS, **SLOW_MODELS}[family])
     with caplog.at_level(logging.INFO, "gpu_worker"):
         model = load_model(tmp_path, torch.float32, CPU)
     assert_logits_equal(model, oracle)
     messages = [record.message for record in caplog.records if "not loaded" in record.message]
     assert len(messages) == 1
+
+
+@pytest.mark.slow
+def test_experts_of_published_checkpoints_are_transposed(tmp_path: Path) -> None:
+    oracle = save("Qwen3VLMoe", tmp_path, **SLOW_MODELS["Qwen3VLMoe"])
+    path = tmp_path / "model.safetensors"
+    tensors = {
+        name: tensor.transpose(1, 2).contiguous() if ".experts." in name else tensor
+        for name, tensor in load_file(path).items()
+    }
+    save_file(tensors, path)
+    assert_logits_equal(load_model(tmp_path, torch.float32, CPU), oracle)
 
 
 def test_weights_of_the_tower_take_no_memory(tmp_path: Path) -> None:

@@ -65,6 +65,10 @@ class RandomWeights:
         """Say what makes the model ask for all experts at once."""
         return name.endswith(".experts.gate_up_proj")
 
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape that a tensor was asked for in."""
+        return tuple(self.tensors[name].shape)
+
     def error(self, name: str, problem: str) -> Exception:
         """Make the error that names a tensor."""
         return ValueError(f"tensor {name!r} {problem}")

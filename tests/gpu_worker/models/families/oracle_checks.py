@@ -7,7 +7,10 @@ from typing import Any
 
 import torch
 
+from gpu_worker.core.scheduler_config import StateConfig
+from gpu_worker.execution.runner import TorchModelRunner
 from gpu_worker.models.decoder import CausalLM
+from gpu_worker.models.registry import read_model_config
 from shared.sampling import Sampling
 from tests.gpu_worker.execution.engine_run import make_runner, make_sequence, random_prompt, run
 from tests.gpu_worker.models.paged_run import PagedRun
@@ -15,7 +18,9 @@ from tests.gpu_worker.models.variants import oracle_logits
 
 TOLERANCE = 1e-4
 LENGTHS = (60, 23)
-NUM_TOKENS = 10
+GREEDY = Sampling(temperature=0.0, max_tokens=10)
+_SHARED = random_prompt(24, seed=1)
+PROMPTS = (_SHARED, random_prompt(37, seed=2), [*_SHARED[:20], *random_prompt(5, seed=3)], [*_SHARED, 5, 9])
 
 
 def random_tokens(length: int) -> torch.Tensor:
@@ -37,15 +42,30 @@ def assert_logits_equal(model: CausalLM, oracle: Any) -> None:
 
 def assert_answers_are_greedy(directory: Path, oracle: Any) -> None:
     """Generate in small blocks with hits and preemptions; each token must be the oracle's after all before it."""
-    shared = random_prompt(24, seed=1)
-    prompts = [shared, random_prompt(37, seed=2), [*shared[:20], *random_prompt(5, seed=3)], [*shared, 5, 9]]
-    sampling = Sampling(temperature=0.0, max_tokens=NUM_TOKENS)
-    sequences = [make_sequence(str(i), prompt, sampling) for i, prompt in enumerate(prompts)]
-    runner = make_runner(directory, max_model_len=64, dtype="float32")
-    outcome = run(runner, sequences, num_blocks=17, token_budget=24, arrivals_per_step=2, headroom_tokens=1)
+    answers = pressed_answers(make_runner(directory, max_model_len=64, dtype="float32"), directory)
+    for prompt, answer in zip(PROMPTS, answers, strict=True):
+        tokens = torch.tensor([*prompt, *answer])
+        expected = oracle_logits(oracle, tokens)[len(prompt) - 1 : -1].argmax(1)
+        assert answer == expected.tolist()
+
+
+def assert_pressure_changes_no_answer(directory: Path, **settings: Any) -> None:
+    """Compare answers of sequences that run alone with those that hits, preemptions and chunks come to."""
+    settings = {"max_model_len": 64, "dtype": "float32", **settings}
+    runner = make_runner(directory, **settings)
+    alone = [
+        run(runner, [make_sequence("0", prompt, GREEDY)], enable_prefix_caching=False).tokens["0"] for prompt in PROMPTS
+    ]
+    assert pressed_answers(make_runner(directory, **settings), directory) == alone
+
+
+def pressed_answers(runner: TorchModelRunner, directory: Path) -> list[list[int]]:
+    """Answer the prompts in so little memory that sequences are preempted; some begin as others did."""
+    sequences = [make_sequence(str(i), prompt, GREEDY) for i, prompt in enumerate(PROMPTS)]
+    state = StateConfig(runner.num_state_slots, 2) if read_model_config(directory).has_states else None
+    outcome = run(
+        runner, sequences, num_blocks=17, token_budget=24, arrivals_per_step=2, headroom_tokens=1, state=state
+    )
     assert outcome.num_prefix_hits > 0
     assert outcome.num_preemptions > 0
-    for i, prompt in enumerate(prompts):
-        tokens = [*prompt, *outcome.tokens[str(i)]]
-        expected = oracle_logits(oracle, torch.tensor(tokens))[len(prompt) - 1 : -1].argmax(1)
-        assert outcome.tokens[str(i)] == expected.tolist()
+    return [outcome.tokens[str(i)] for i in range(len(PROMPTS))]

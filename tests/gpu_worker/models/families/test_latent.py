@@ -15,8 +15,14 @@ from gpu_worker.models.errors import CheckpointError
 from gpu_worker.models.loader import load_model
 from gpu_worker.models.registry import read_model_config
 from kernels.layer_cache import CacheShape
+from tests.gpu_worker.execution.engine_run import make_runner, make_sequence, random_prompt, run
 from tests.gpu_worker.models.families.latent_cases import CASES, MORE_CASES
-from tests.gpu_worker.models.families.oracle_checks import assert_answers_are_greedy, assert_logits_equal
+from tests.gpu_worker.models.families.oracle_checks import (
+    GREEDY,
+    assert_answers_are_greedy,
+    assert_logits_equal,
+    assert_pressure_changes_no_answer,
+)
 from tests.gpu_worker.models.families.random_models import save_case
 from tests.gpu_worker.models.pairs import CPU
 
@@ -62,3 +68,26 @@ def test_what_cannot_be_served_is_refused(tmp_path: Path, field: str, value: obj
     change(tmp_path, **{field: value, **({"head_dim": 7} if field == "qk_rope_head_dim" else {})})
     with pytest.raises(CheckpointError, match=problem):
         read_model_config(tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kv_cache_dtype", ["int8", "fp8"])
+@pytest.mark.parametrize("name", CASES)
+def test_pressure_changes_no_answer_over_a_cache_of_eight_bits(tmp_path: Path, name: str, kv_cache_dtype: str) -> None:
+    save_case(CASES[name], tmp_path)
+    assert_pressure_changes_no_answer(tmp_path, kv_cache_dtype=kv_cache_dtype)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kv_cache_dtype", ["auto", "int8"])
+@pytest.mark.parametrize("name", CASES)
+def test_another_worker_goes_on_as_the_first_would_have(tmp_path: Path, name: str, kv_cache_dtype: str) -> None:
+    save_case(CASES[name], tmp_path)
+
+    def answer(emitted: tuple[int, ...]) -> list[int]:
+        sequence = make_sequence("0", random_prompt(37, seed=2), GREEDY, emitted)
+        return run(make_runner(tmp_path, kv_cache_dtype=kv_cache_dtype), [sequence], token_budget=16).tokens["0"]
+
+    whole = answer(())
+    for count in range(1, len(whole)):
+        assert answer(tuple(whole[:count])) == whole[count:]

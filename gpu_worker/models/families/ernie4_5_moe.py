@@ -1,0 +1,51 @@
+"""ERNIE 4.5 (mixtures): softmax with a bias for the choice alone, and shared experts, behind the first layer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gpu_worker.layers.mixture_shape import MixtureNames, MixtureShape
+from gpu_worker.models.block_traits import TensorNames
+from gpu_worker.models.config import ModelConfig, read_decoder
+from gpu_worker.models.families.ernie4_5 import ernie_traits
+from gpu_worker.models.json_file import JsonFile
+from gpu_worker.models.mixture_config import all_layers, read_num_experts, read_top_k, with_silu_mixtures
+from kernels.moe import RoutingRule
+
+ARCHITECTURE = "Ernie4_5_MoeForCausalLM"
+SAMPLE = {"moe_num_experts": 16}
+
+_MIXTURE = MixtureNames(
+    choice_bias="mlp.moe_statics.e_score_correction_bias", is_choice_bias_row=True, shared="mlp.shared_experts"
+)
+
+
+def read_config(file: JsonFile) -> ModelConfig:
+    """Read the configuration. The layers that draft are not taken.
+
+    Raises:
+        CheckpointError: Projections have a bias, as those of no published checkpoint do.
+    """
+    if file.boolean("use_bias", False):
+        raise file.error("use_bias", "is true; supported: false, as in all published checkpoints")
+    num_experts = read_num_experts(file, "moe_num_experts", "num_experts")
+    inner_size = file.integer("moe_intermediate_size", 1536)
+    shape = MixtureShape(
+        num_experts,
+        inner_size,
+        RoutingRule(read_top_k(file, num_experts, 6, name="moe_k"), renormalize=True),
+        _MIXTURE,
+        has_choice_bias=True,
+        shared_size=inner_size * file.integer("moe_num_shared_experts", 2, minimum=0),
+    )
+    traits = ernie_traits(file, ARCHITECTURE)
+    names = TensorNames(unused=(r"model\.mtp_.*",))
+    config = read_decoder(file, replace(traits, block=replace(traits.block, names=names)))
+    return with_silu_mixtures(file, config, shape, _mixture_layers(file))
+
+
+def _mixture_layers(file: JsonFile) -> frozenset[int]:
+    step, first = file.integer("moe_layer_interval", 1), file.integer("moe_layer_start_index", 1, minimum=0)
+    last = file.fields.get("moe_layer_end_index")
+    end = max(all_layers(file)) if last in (None, -1) else file.integer("moe_layer_end_index", minimum=0)
+    return frozenset(layer for layer in all_layers(file) if (layer + 1) % step == 0 and first <= layer <= end)

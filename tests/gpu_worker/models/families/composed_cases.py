@@ -1,0 +1,70 @@
+"""Families that are made of parts that others have too: what is their own is the reading of their configurations."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+import torch
+
+from tests.gpu_worker.models.families.random_models import Case
+
+_ERNIE_MOE = {
+    "moe_num_experts": 6,
+    "moe_k": 3,
+    "moe_intermediate_size": 24,
+    "num_hidden_layers": 3,
+    "moe_layer_start_index": 1,
+}
+_MINIMAX = {"num_local_experts": 6, "num_experts_per_tok": 3, "head_dim": 16, "rotary_dim": 8}
+_PHI = {"num_local_experts": 6, "num_experts_per_tok": 2, "lm_head_bias": True, "attention_bias": True}
+_GROUPED = {"n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "n_shared_experts": 1}
+_LFM2 = {
+    "num_experts": 5,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "num_hidden_layers": 3,
+    "num_dense_layers": 1,
+    "layer_types": ["conv", "full_attention", "conv"],
+}
+
+
+def phi_rope(trained_len: int, long_mscale: float) -> dict[str, Any]:
+    """Divisors that are alike, because the oracle only ever takes the short ones; its amplitude follows the length."""
+    divisors = [1.0 + 0.1 * pair for pair in range(6)]
+    return {
+        "rope_parameters": {
+            "rope_type": "longrope",
+            "rope_theta": 500.0,
+            "short_factor": divisors,
+            "long_factor": divisors,
+            "short_mscale": 1.1,
+            "long_mscale": long_mscale,
+            "original_max_position_embeddings": trained_len,
+        },
+    }
+
+
+CASES: Mapping[str, Case] = MappingProxyType(
+    {
+        "ernie": Case("Ernie4_5", {"head_dim": 20}),
+        "ernie-biases": Case("Ernie4_5", {"head_dim": 12, "use_bias": True, "tie_word_embeddings": False}),
+        "ernie-moe": Case("Ernie4_5_Moe", _ERNIE_MOE),
+        "ernie-moe-steps": Case("Ernie4_5_Moe", {**_ERNIE_MOE, "moe_layer_interval": 2, "moe_layer_end_index": 1}),
+        "minimax-m2": Case("MiniMaxM2", _MINIMAX),
+        "minimax-m2-bf16": Case("MiniMaxM2", {**_MINIMAX, "num_key_value_heads": 1}, dtype=torch.bfloat16),
+        "phimoe": Case("Phimoe", {**_PHI, **phi_rope(256, 1.3)}),
+        "phimoe-long": Case("Phimoe", {**_PHI, **phi_rope(16, 1.1), "router_jitter_noise": 0.4, "sliding_window": 9}),
+        "phimoe-plain": Case("Phimoe", {**_PHI, "attention_bias": False, "lm_head_bias": False}, dtype=torch.bfloat16),
+        "dots1": Case("Dots1", {**_GROUPED, "first_k_dense_replace": 1, "n_group": 4, "topk_group": 2}),
+        "dots1-windows": Case(
+            "Dots1", {**_GROUPED, "norm_topk_prob": True, "sliding_window": 9, "max_window_layers": 1}
+        ),
+        "solar-open": Case("SolarOpen", {**_GROUPED, "head_dim": 16, "attention_bias": True}),
+        "arcee": Case("Arcee", {"mlp_bias": True}),
+        "nemotron": Case("Nemotron", {"partial_rotary_factor": 0.5, "head_dim": 16}),
+        "lfm2-moe": Case("Lfm2Moe", _LFM2),
+        "lfm2-moe-no-bias": Case("Lfm2Moe", {**_LFM2, "use_expert_bias": False, "norm_topk_prob": False}),
+    }
+)
