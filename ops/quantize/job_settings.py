@@ -44,7 +44,7 @@ def check_job(config: ModelConfig, job: QuantizeJob, method: Method) -> None:
     """
     if config.quantization is not None:
         raise ConfigError("HEADRACE_MODEL", f"{job.model} is quantized already ({config.quantization.name})")
-    if not all(map(_is_known, config.layers)) or config.block != BlockTraits():
+    if not all(map(_is_known, config.layers)) or _in_own_names(config.block) != BlockTraits():
         problem = f"{job.model} has layers of its own kind ({config.architecture})"
         supported = "those of Llama, Qwen2, Qwen3 and their like, and experts of Mixtral, Qwen2-MoE and Qwen3-MoE"
         raise ConfigError("HEADRACE_MODEL", f"{problem}; supported: {supported}")
@@ -89,6 +89,10 @@ def _inner_sizes(config: ModelConfig) -> dict[str, int]:
         else:
             sizes["intermediate_size"] = config.intermediate_size
     return sizes
+
+
+def _in_own_names(block: BlockTraits) -> BlockTraits:
+    return replace(block, names=replace(block.names, renamed=(), unused=()))
 
 
 def _is_known(layer: LayerTraits) -> bool:

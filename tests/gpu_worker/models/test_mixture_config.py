@@ -18,9 +18,8 @@ from kernels.moe import SILU
 
 
 def read(module: ModuleType, **fields: Any) -> ModelConfig:
-    config: ModelConfig = module.read_config(
-        JsonFile(Path("config.json"), {**SAMPLE, **getattr(module, "SAMPLE", {}), **fields})
-    )
+    sample = {**SAMPLE, **getattr(module, "SAMPLE", {}), **fields}
+    config: ModelConfig = module.read_config(JsonFile(Path("config.json"), sample))
     return config
 
 
