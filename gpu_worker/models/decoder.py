@@ -17,6 +17,7 @@ from gpu_worker.layers.layer_packing import can_pack
 from gpu_worker.layers.layer_parts import LayerParts
 from gpu_worker.layers.layer_state import LayerState
 from gpu_worker.layers.layer_traits import GatedShape
+from gpu_worker.layers.layer_weights import Projection
 from gpu_worker.layers.layered_decoder import LayeredDecoder
 from gpu_worker.layers.rotations import Rotations
 from gpu_worker.layers.vocabulary import LMHead
@@ -74,14 +75,15 @@ class CausalLM:
         projections = Projections(checkpoint, quantized)
         self._rotations = Rotations(config.ropes, config.max_model_len, vocabulary.device, is_lazy=True)
         self._decoder = _decoder(config, checkpoint, projections, vocabulary, dtype, linears, self._rotations)
+        has_bias = config.block.has_head_bias
         if config.tie_word_embeddings:
             checkpoint.discard(r"lm_head\.weight")
-            head: WeightForm = DenseWeight(vocabulary)
+            bias = checkpoint.take("lm_head.bias", config.vocab_size) if has_bias else None
+            head = Projection(DenseWeight(vocabulary), bias)
         else:
-            head = projections.take(["lm_head"], [config.vocab_size], config.hidden_size).weight
-        has_bias = config.block.has_head_bias
-        self._head_bias = checkpoint.take("lm_head.bias", config.vocab_size) if has_bias else None
-        self._head = self._lm_head(head, dtype)
+            head = projections.take(["lm_head"], [config.vocab_size], config.hidden_size, has_bias=has_bias)
+        self._head_bias = head.bias
+        self._head = self._lm_head(head.weight, dtype)
         self._classes = take_class_head(config, checkpoint)
         if config.encoder is not None:
             checkpoint.discard(UNUSED)

@@ -18,7 +18,7 @@ from tests.gpu_worker.execution.engine_run import VOCAB, make_runner, make_seque
 from tests.gpu_worker.execution.test_runner_on_cpu import greedy_by_transformers
 from tests.gpu_worker.models.recurrent_models import save_case
 
-SLOW_MODELS = ["nemotron_h", "mamba2"]
+SLOW_MODELS = ["nemotron_h", "mamba2", "qwen3_next", "qwen3_5_moe"]
 LENGTHS = [1, 3, 17, 40, 9, 26]
 COUNT = 12
 
