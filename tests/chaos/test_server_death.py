@@ -40,6 +40,7 @@ def _is_served(system: System) -> bool:
     return True
 
 
+@pytest.mark.slow
 def test_killed_redis_causes_no_error(stack: System) -> None:
     before = _ask(stack, "a")
     os.kill(stack.info["pids"]["redis"][0], signal.SIGKILL)

@@ -97,6 +97,7 @@ def test_sigkilled_worker_leaves_every_text_identical(two_workers: System) -> No
     _assert_texts_survive(two_workers, signal.SIGKILL)
 
 
+@pytest.mark.slow
 def test_stopped_worker_is_noticed_by_its_silence(two_simulated_workers: System) -> None:
     _assert_texts_survive(two_simulated_workers, signal.SIGSTOP)
 

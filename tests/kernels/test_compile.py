@@ -57,6 +57,7 @@ def test_kernels_over_eight_bits_fit_the_gpu(quantized: list[CompiledKernel]) ->
     check_resources(quantized)
 
 
+@pytest.mark.slow
 def test_eight_bits_and_their_scales_are_copied_ahead_of_use(
     attention: list[CompiledKernel], quantized: list[CompiledKernel]
 ) -> None:

@@ -58,6 +58,8 @@ GPU_SHAPES += [
     replace(shape, cache_dtype=dtype) for shape in GPU_SHAPES[1:10:2] for dtype in (torch.int8, torch.float8_e4m3fn)
 ]
 SMALL, INT8, FP8 = SHAPES[0], SHAPES[7], SHAPES[8]
+# The interpreter takes as long as there are groups of heads: where these are not the matter there is one.
+ONE_HEAD, ONE_GROUP = Shape(1, 1, 24, 8), Shape(2, 1, 24, 8)
 
 
 def mostly_slow(*fast: int) -> list[Any]:
@@ -65,8 +67,8 @@ def mostly_slow(*fast: int) -> list[Any]:
     return [pytest.param(s, marks=[] if i in fast else pytest.mark.slow) for i, s in enumerate(SHAPES)]
 
 
-# Of each kind of a cache one, heads alone and in groups, heads that fill no power of two.
-TREE_SHAPES = mostly_slow(0, 2, 6, 7, 10)
+# Heads in groups, and heads alone that fill no power of two, in eight bits.
+TREE_SHAPES = mostly_slow(0, 10)
 
 
 def on_device(batch: PagedBatch, device: torch.device, tree_masks: torch.Tensor | None = None) -> PagedAttentionBatch:
@@ -103,7 +105,7 @@ def test_decodes_equal_reference(shape: Shape, gpu: Gpu, device: torch.device) -
     check(batch_of(shape, [1, 130, 17], [1, 1, 1]), device, gpu=gpu)
 
 
-@pytest.mark.parametrize("shape", mostly_slow(0, 2, 5, 6, 7, 8, 10), ids=str)
+@pytest.mark.parametrize("shape", mostly_slow(0, 10), ids=str)
 def test_mixed_batch_equals_reference(shape: Shape, device: torch.device) -> None:
     check(batch_of(shape, [70, 27, 1, 33], [1, 27, 1, 20]), device)
 
@@ -144,23 +146,22 @@ def test_paths_of_trees_equal_sequences_of_their_own(shape: Shape, trees: list[T
 
 
 @pytest.mark.parametrize("sliding_window", [pytest.param(64, marks=pytest.mark.slow), 75])
-@pytest.mark.parametrize("trees", TREES, ids=["few", "mixed"])
+@pytest.mark.parametrize("trees", [TREES[0], pytest.param(TREES[1], marks=pytest.mark.slow)], ids=["few", "mixed"])
 def test_windows_over_trees_equal_sequences_of_their_own(
     trees: list[Tree], sliding_window: int, device: torch.device
 ) -> None:
-    check_trees(trees, SMALL, device, sliding_window, 2.0)
+    check_trees(trees, ONE_GROUP, device, sliding_window, 2.0)
 
 
 @pytest.mark.parametrize("length", [64, pytest.param(150, marks=pytest.mark.slow)])
 def test_one_large_tree_equals_sequences_of_its_own(length: int, device: torch.device) -> None:
-    check_trees([random_tree(length, 63, seed=5)], SMALL, device)
+    check_trees([random_tree(length, 63, seed=5)], ONE_GROUP, device)
 
 
 # Hidden tokens at every distance that a mask speaks of, contexts shorter than that, and paths longer than 31; ends of
 # contexts before, at and behind the edges of blocks, tiles and splits, beside sequences without a tree.
 MASKED = [AnyMasks(129, num_before=3), Tree(64), AnyMasks(96, num_before=2), AnyMasks(31, num_before=2)]
 MASKED_CHUNKS = [AnyMasks(98, num_before=20), Tree(40, num_before=2), deep_tree(81, 40, 3)]
-ONE_HEAD = Shape(1, 1, 24, 8)
 
 
 @pytest.mark.parametrize("gpu", [ONE_SPLIT, SPLITS], ids=["one-split", "splits"])
@@ -178,27 +179,30 @@ def test_chunks_with_masks_of_any_bits_equal_sequences_of_their_own(shape: Shape
     check_trees(MASKED_CHUNKS, shape, device)
 
 
-@pytest.mark.parametrize("trees", [MASKED, MASKED_CHUNKS], ids=["decodes", "chunks"])
+@pytest.mark.parametrize(
+    "trees", [MASKED, pytest.param(MASKED_CHUNKS, marks=pytest.mark.slow)], ids=["decodes", "chunks"]
+)
 def test_windows_over_masks_of_any_bits_equal_sequences_of_their_own(trees: list[Tree], device: torch.device) -> None:
-    check_trees(trees, SMALL, device, 64)
+    check_trees(trees, ONE_GROUP, device, 64)
 
 
 def test_sequences_on_either_side_of_the_split_equal_reference(device: torch.device) -> None:
     # With two heads a group, 8 query tokens fill the 16 rows of the split kernel; 9 go to the other one.
-    check(batch_of(SMALL, [20, 30, 40], [8, 9, 33]), device)
+    check(batch_of(ONE_GROUP, [20, 30, 40], [8, 9, 33]), device)
 
 
 @pytest.mark.parametrize(
     ("shape", "gpu"),
     [
-        pytest.param(SMALL, SPLITS, id="float32-splits"),
+        pytest.param(ONE_GROUP, SPLITS, id="one-group-splits"),
+        pytest.param(SMALL, SPLITS, id="float32-splits", marks=pytest.mark.slow),
         pytest.param(FP8, SPLITS, id="fp8-splits", marks=pytest.mark.slow),
-        pytest.param(SHAPES[3], ONE_SPLIT, id="one-group-one-split"),
+        pytest.param(SHAPES[3], ONE_SPLIT, id="float16-one-split", marks=pytest.mark.slow),
         pytest.param(INT8, ONE_SPLIT, id="int8-one-split"),
         pytest.param(SMALL, ONE_SPLIT, id="float32-one-split", marks=pytest.mark.slow),
         pytest.param(SHAPES[1], SPLITS, id="odd-heads-splits", marks=pytest.mark.slow),
         pytest.param(SHAPES[1], ONE_SPLIT, id="odd-heads-one-split", marks=pytest.mark.slow),
-        pytest.param(SHAPES[3], SPLITS, id="one-group-splits", marks=pytest.mark.slow),
+        pytest.param(SHAPES[3], SPLITS, id="float16-splits", marks=pytest.mark.slow),
         pytest.param(INT8, SPLITS, id="int8-splits", marks=pytest.mark.slow),
         pytest.param(FP8, ONE_SPLIT, id="fp8-one-split", marks=pytest.mark.slow),
     ],
@@ -212,20 +216,22 @@ def test_few_new_tokens_on_a_long_context_equal_reference(shape: Shape, gpu: Gpu
     check(batch, device, gpu=gpu)
 
 
-@pytest.mark.parametrize(("sliding_window", "soft_cap"), [(1, None), (40, 2.0), (100, None)])
+@pytest.mark.parametrize(
+    ("sliding_window", "soft_cap"), [pytest.param(1, None, marks=pytest.mark.slow), (40, 2.0), (100, None)]
+)
 def test_windows_of_split_chunks_equal_reference(
     sliding_window: int, soft_cap: float | None, device: torch.device
 ) -> None:
-    check(batch_of(SMALL, [210, 61, 9], [17, 20, 9]), device, sliding_window, soft_cap)
+    check(batch_of(ONE_GROUP, [210, 61, 9], [17, 20, 9]), device, sliding_window, soft_cap)
 
 
 def test_trees_of_split_chunks_equal_sequences_of_their_own(device: torch.device) -> None:
-    check_trees([random_tree(200, 20, seed=6), AnyMasks(150, num_before=20)], SMALL, device)
-    check_trees([random_tree(200, 20, seed=7), AnyMasks(150, num_before=20)], SMALL, device, 64)
+    check_trees([random_tree(200, 20, seed=6), AnyMasks(150, num_before=20)], ONE_HEAD, device)
+    check_trees([random_tree(200, 20, seed=7), AnyMasks(150, num_before=20)], ONE_HEAD, device, 64)
 
 
 def test_one_long_chunk_equals_reference(device: torch.device) -> None:
-    check(batch_of(SMALL, [75], [60]), device)
+    check(batch_of(ONE_GROUP, [75], [60]), device)
 
 
 @pytest.mark.parametrize(("sliding_window", "soft_cap"), [(1, None), (8, 2.0), (50, None)])
@@ -233,11 +239,11 @@ def test_one_long_chunk_equals_reference(device: torch.device) -> None:
 def test_window_and_cap_equal_reference(
     query_lens: list[int], sliding_window: int, soft_cap: float | None, device: torch.device
 ) -> None:
-    check(batch_of(SMALL, [90, 38, 70], query_lens), device, sliding_window, soft_cap)
+    check(batch_of(ONE_GROUP, [90, 38, 70], query_lens), device, sliding_window, soft_cap)
 
 
 def test_soft_cap_without_window_equals_reference(device: torch.device) -> None:
-    check(batch_of(SMALL, [50, 40], [1, 40]), device, None, 2.0)
+    check(batch_of(ONE_GROUP, [50, 40], [1, 40]), device, None, 2.0)
 
 
 @pytest.mark.parametrize("shape", [INT8, FP8], ids=str)
@@ -265,7 +271,7 @@ def test_values_of_any_float16_magnitude_equal_reference(
 
 
 def test_large_scores_stay_finite(device: torch.device) -> None:
-    batch = batch_of(SMALL, [50, 40], [1, 40])
+    batch = batch_of(ONE_GROUP, [50, 40], [1, 40])
     batch.scale = 20.0
     check(batch, device, soft_cap=30.0)
     with poisoned_memory():

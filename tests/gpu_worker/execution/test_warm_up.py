@@ -91,9 +91,9 @@ class Launches:
     ("num_heads", "num_kv_heads", "dtype"),
     [
         (4, 1, torch.bfloat16),
-        (8, 8, torch.float32),
+        pytest.param(8, 8, torch.float32, marks=pytest.mark.slow),
         (40, 8, torch.bfloat16),
-        (6, 2, torch.float32),
+        pytest.param(6, 2, torch.float32, marks=pytest.mark.slow),
         pytest.param(4, 1, torch.float32, marks=pytest.mark.slow),
         pytest.param(8, 8, torch.bfloat16, marks=pytest.mark.slow),
         pytest.param(40, 8, torch.float32, marks=pytest.mark.slow),

@@ -101,6 +101,7 @@ def test_every_candidate_is_timed_and_recorded(name: str, tmp_path: Path) -> Non
     assert len(record["candidates"]) > 1 or record["not_run"]
 
 
+@pytest.mark.slow
 def test_decode_step_reports_tokens_idle_share_and_peers(tmp_path: Path) -> None:
     suite = OpSuite("step", lambda device: [], (CaseSpec("decode", CASES["decode"]),))
     [record] = run(suite, tmp_path)
