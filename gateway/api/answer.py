@@ -150,5 +150,7 @@ class Answer(ABC):
 
 def _naming(error: ApiError, field: str) -> ApiError:
     """Return a worker's error about the grammar as one about the field that the client sent it in."""
-    message = f"{field}{error.message.removeprefix(GRAMMAR_PARAM)}"
-    return ApiError(error.status, message, param=field, code=error.code)
+    message = error.message
+    if message.startswith(GRAMMAR_PARAM):
+        message = f"{field}{message.removeprefix(GRAMMAR_PARAM)}"
+    return ApiError(error.status, message, param=field, code=error.code, retry_after_s=error.retry_after_s)

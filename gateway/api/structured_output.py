@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 
 import msgspec
 
@@ -10,7 +11,7 @@ from gateway.errors import ApiError
 from gateway.generation import Generation
 from shared.sampling import Grammar
 from shared.structured_output import GrammarError, LlguidanceMissingError
-from shared.structured_output.checker import CheckerBusyError, CheckerFailedError, GrammarChecker
+from shared.structured_output.checker import MAX_WAIT_S, CheckerBusyError, CheckerFailedError, GrammarChecker
 
 _TOOLS = "tools"
 
@@ -28,40 +29,48 @@ class StructuredOutputAdmission:
         Where its grammar cannot be compiled, and it has a looser one that promises no less, this takes its place.
 
         Raises:
-            ApiError: 400, the grammar is refused; 429, too many of the tenant's grammars wait; 501 or 503, this gateway
-                cannot check any.
+            ApiError: 400, the grammar is refused; 429, other grammars of the tenant are checked before; 503, it cannot
+                be checked in time; 501, this gateway cannot check any.
         """
         grammar = generation.sampling.grammar
         if grammar is None:
             return generation
+        until = time.monotonic() + MAX_WAIT_S
         asked = generation.structured_output
         if asked is not None:
-            await self._check(asked.grammar, tenant, asked.field)
+            await self._check(asked.grammar, tenant, asked.field, until)
             if asked.grammar == grammar:
                 return generation
         # The tools' schemas stand in it too.
         looser = generation.looser_grammar
         try:
-            await self._check(grammar, tenant, _TOOLS)
+            await self._check(grammar, tenant, _TOOLS, until)
         except ApiError as error:
             if error.status != 400 or looser is None:
                 raise
-            await self._check(looser, tenant, _TOOLS)
+            await self._check(looser, tenant, _TOOLS, until)
             sampling = msgspec.structs.replace(generation.sampling, grammar=looser)
             return dataclasses.replace(generation, sampling=sampling)
         return generation
 
-    async def _check(self, grammar: Grammar, tenant: str, field: str) -> None:
+    async def _check(self, grammar: Grammar, tenant: str, field: str, until: float) -> None:
         try:
-            await self._checker.check(tenant, grammar)
+            await self._checker.check(tenant, grammar, max(0.0, until - time.monotonic()))
         except GrammarError as error:
             where = f"{field}{error.path}"
             raise ApiError(400, f"{where}: {error.reason}", param=where, code="invalid_value") from None
         except LlguidanceMissingError as error:
             raise ApiError(501, str(error), param=field, code="structured_output_unavailable") from None
-        except CheckerBusyError:
-            message = "Too many grammars of this tenant wait to be checked. Try again shortly."
-            raise ApiError(429, message, param=field, code="too_many_grammars", retry_after_s=1.0) from None
+        except CheckerBusyError as error:
+            raise _busy(error, field) from None
         except CheckerFailedError:
             message = "The grammar could not be checked. Try again shortly."
             raise ApiError(503, message, param=field, code="grammar_not_checked", retry_after_s=1.0) from None
+
+
+def _busy(error: CheckerBusyError, field: str) -> ApiError:
+    """Say why there is no verdict yet. The check goes on, so that there is one when the client comes back."""
+    status, code = (429, "too_many_grammars") if error.is_own else (503, "grammar_not_checked")
+    cause = "Other grammars of this tenant are checked before this one" if error.is_own else "The grammar is checked"
+    message = f"{cause}, and the check goes on. Send the same request again after the time that Retry-After says."
+    return ApiError(status, message, param=field, code=code, retry_after_s=error.retry_after_s)

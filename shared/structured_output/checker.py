@@ -1,6 +1,9 @@
-"""Checks grammars of strangers without harm to this process: in another one, one after the other, tenant by tenant.
+"""Checks grammars of strangers without harm to this process, in another one, and answers in time.
 
-Verdicts are kept, so that a schema that a client sends with every request is checked once.
+Verdicts are kept, so that a schema that a client sends with every request is checked once. Who has to wait for longer
+than `MAX_WAIT_S` is told to come back: the check goes on, and its verdict is there then. A tenant's grammars are
+checked one after the other. All tenants whose last one took long share one of the places in which grammars are checked,
+so that the others always have one.
 """
 
 from __future__ import annotations
@@ -9,60 +12,76 @@ import asyncio
 import contextlib
 import hashlib
 import importlib.util
-import logging
-import os
-import sys
+import time
 from collections import OrderedDict
 
 import msgspec
 
 from shared.background_tasks import BackgroundTasks
 from shared.sampling import Grammar
-from shared.structured_output.checker_process import LENGTH, TIME_LIMIT_S, Verdict
+from shared.structured_output.checker_link import CheckerFailedError, CheckerLink
+from shared.structured_output.checker_process import NICENESS, NICENESS_OF_LONG_ONES, Verdict
 from shared.structured_output.errors import GrammarError, LlguidanceMissingError
+
+__all__ = ["MAX_WAIT_S", "CheckerBusyError", "CheckerFailedError", "GrammarChecker"]
+
+MAX_WAIT_S = 0.2
+"""An answer is to be there within 250 ms."""
 
 MAX_VERDICTS_PER_TENANT = 256
 MAX_TENANTS = 256
-MAX_WAITING_PER_TENANT = 64
-# Beyond the limit that the process itself keeps.
-ANSWER_TIMEOUT_S = TIME_LIMIT_S + 5.0
+MAX_WAITING_PER_TENANT = 16
+MAX_CHECKED_AT_ONCE = 2
 
-_KEPT_VARIABLES = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "LANG")
-
-_logger = logging.getLogger(__name__)
+LONG_S = 0.03
+"""Processor time from which a grammar counts as one that takes long. Usual ones take 10 ms."""
 
 
 class CheckerBusyError(Exception):
-    """A tenant has too many grammars waiting to be checked."""
+    """There is no verdict in time.
 
+    Attributes:
+        is_own: It waits for other grammars of its tenant.
+        retry_after_s: When there will be one, about.
+    """
 
-class CheckerFailedError(Exception):
-    """The process that checks grammars does not answer."""
+    def __init__(self, *, is_own: bool, retry_after_s: float) -> None:
+        """Say what it waits for."""
+        super().__init__()
+        self.is_own = is_own
+        self.retry_after_s = retry_after_s
 
 
 class GrammarChecker:
-    """Asks a process of its own about grammars. The process starts with the first one, and again if it has died."""
+    """Asks a process of its own about grammars, which starts with the first one."""
 
     def __init__(self) -> None:
         """Start nothing yet."""
-        self._process: asyncio.subprocess.Process | None = None
-        self._is_closed = False
-        self._one_at_a_time = asyncio.Lock()
+        self._link = CheckerLink()
+        self._places = asyncio.Semaphore(MAX_CHECKED_AT_ONCE)
+        self._place_of_long_ones = asyncio.Lock()
         self._tasks = BackgroundTasks()
         self._tenants: OrderedDict[str, _Tenant] = OrderedDict()
 
     async def close(self) -> None:
         """End the process; what still waits fails."""
-        self._is_closed = True
-        await self._end_process()
+        for own in self._tenants.values():
+            for task in own.waiting.values():
+                task.cancel()
+        await self._link.close()
         await self._tasks.wait()
 
-    async def check(self, tenant: str, grammar: Grammar) -> None:
+    async def check(self, tenant: str, grammar: Grammar, within_s: float = MAX_WAIT_S) -> None:
         """Refuse a grammar that no worker could obey exactly.
+
+        Args:
+            tenant: Whose it is.
+            grammar: What to check.
+            within_s: How long to wait for the verdict, once the process has started.
 
         Raises:
             GrammarError: It is refused.
-            CheckerBusyError: The tenant has `MAX_WAITING_PER_TENANT` other grammars waiting.
+            CheckerBusyError: There is no verdict within `within_s`, or the tenant has too many grammars waiting.
             CheckerFailedError: The process does not answer.
             LlguidanceMissingError: The package is not installed.
         """
@@ -73,8 +92,14 @@ class GrammarChecker:
         own = self._tenant(tenant)
         verdict = own.verdict(digest)
         if verdict is None:
-            # Those who ask about the same grammar wait together, and none who goes away breaks off the exchange.
-            verdict = await asyncio.shield(own.waiting.get(digest) or self._begin(own, digest, message))
+            await self._link.start()
+            # Those who ask about the same grammar wait together, and none who goes away breaks off the check.
+            task = own.waiting.get(digest) or self._begin(own, digest, message)
+            if not (await asyncio.wait({task}, timeout=within_s))[0]:
+                raise own.busy(is_own=next(iter(own.waiting)) != digest)
+            if task.cancelled():
+                raise CheckerFailedError
+            verdict = task.result()
         if verdict.reason:
             raise GrammarError(verdict.reason, verdict.path)
 
@@ -90,66 +115,27 @@ class GrammarChecker:
 
     def _begin(self, own: _Tenant, digest: bytes, message: bytes) -> asyncio.Task[Verdict]:
         if len(own.waiting) >= MAX_WAITING_PER_TENANT:
-            raise CheckerBusyError
+            raise own.busy(is_own=True)
         task = self._tasks.spawn(self._find_verdict(own, digest, message))
         own.waiting[digest] = task
         return task
 
     async def _find_verdict(self, own: _Tenant, digest: bytes, message: bytes) -> Verdict:
         try:
-            async with own.turn:
-                verdict = await self._ask(message)
+            async with (
+                own.turn,
+                self._place_of_long_ones if own.takes_long else contextlib.nullcontext(),
+                self._places,
+            ):
+                began = time.monotonic()
+                niceness = NICENESS_OF_LONG_ONES if own.takes_long else NICENESS
+                verdict = await self._link.ask(message, niceness)
+            own.seconds_a_check = time.monotonic() - began
+            own.takes_long = verdict.cpu_s > LONG_S
             own.keep(digest, verdict)
             return verdict
         finally:
             del own.waiting[digest]
-
-    async def _ask(self, message: bytes) -> Verdict:
-        """Return the verdict. The process may have died since the last grammar: then it is started once more."""
-        async with self._one_at_a_time:
-            for _ in range(2):
-                try:
-                    async with asyncio.timeout(ANSWER_TIMEOUT_S):
-                        return await self._exchange(message)
-                except (OSError, EOFError, TimeoutError):
-                    _logger.warning("the process that checks grammars does not answer", exc_info=True)
-                    # An answer that is still to come would be taken for the next one's.
-                    await self._end_process()
-        raise CheckerFailedError
-
-    async def _exchange(self, message: bytes) -> Verdict:
-        process = await self._started_process()
-        assert process.stdin is not None
-        assert process.stdout is not None
-        process.stdin.write(LENGTH.pack(len(message)) + message)
-        await process.stdin.drain()
-        head = await process.stdout.readexactly(LENGTH.size)
-        answer = await process.stdout.readexactly(LENGTH.unpack(head)[0])
-        return msgspec.msgpack.decode(answer, type=Verdict)
-
-    async def _started_process(self) -> asyncio.subprocess.Process:
-        if self._is_closed:
-            raise CheckerFailedError
-        if self._process is None or self._process.returncode is not None:
-            self._process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                "shared.structured_output.checker_process",
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                # llguidance writes parts of grammars there.
-                stderr=asyncio.subprocess.DEVNULL,
-                env=_environment(),
-            )
-        return self._process
-
-    async def _end_process(self) -> None:
-        process, self._process = self._process, None
-        if process is None:
-            return
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
-        await process.wait()
 
 
 class _Tenant:
@@ -158,6 +144,8 @@ class _Tenant:
     def __init__(self) -> None:
         self.turn = asyncio.Lock()
         self.waiting: dict[bytes, asyncio.Task[Verdict]] = {}
+        self.takes_long = False
+        self.seconds_a_check = 0.0
         self._verdicts: OrderedDict[bytes, Verdict] = OrderedDict()
 
     def verdict(self, digest: bytes) -> Verdict | None:
@@ -171,8 +159,5 @@ class _Tenant:
         if len(self._verdicts) > MAX_VERDICTS_PER_TENANT:
             self._verdicts.popitem(last=False)
 
-
-def _environment() -> dict[str, str]:
-    """Return the variables of the process: no secret of this one, and where its modules are."""
-    kept = {name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ}
-    return {**kept, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
+    def busy(self, *, is_own: bool) -> CheckerBusyError:
+        return CheckerBusyError(is_own=is_own, retry_after_s=max(1.0, len(self.waiting) * self.seconds_a_check))

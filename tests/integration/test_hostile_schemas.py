@@ -1,4 +1,4 @@
-"""Hostile schemas in a row: each is refused with the reason, soon, and another tenant's stream goes on as before."""
+"""Hostile schemas in a row: each is answered soon, and refused with the reason; another's stream goes on as before."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WINDOW_S = 2.0
 RATE_PER_S = 10.0
 # One after the other, every kind twice.
 NUM_ALONE = 18
-MAX_REFUSAL_S = 0.25
+MAX_ANSWER_S = 0.25
 MAX_ITL_RATIO = 1.05
 
 
@@ -65,22 +65,37 @@ class Neighbour:
 
     async def itl_s(self, client: httpx2.AsyncClient, bodies: Iterator[bytes], took: list[float]) -> float:
         """Return the mean time between tokens while `bodies` are sent at a steady rate; note how long answers took."""
-        tasks: list[asyncio.Task[None]] = []
+        tasks: list[asyncio.Task[httpx2.Response]] = []
         begin, before = time.perf_counter(), self.num_tokens
         for number in range(int(WINDOW_S * RATE_PER_S)):
-            tasks.append(asyncio.create_task(_refused(client, next(bodies), took)))
+            tasks.append(asyncio.create_task(_answered(client, next(bodies), took)))
             await asyncio.sleep(max(0.0, begin + (number + 1) / RATE_PER_S - time.perf_counter()))
         num_tokens, span = self.num_tokens - before, time.perf_counter() - begin
         await asyncio.gather(*tasks)
         return span / num_tokens
 
 
-async def _refused(client: httpx2.AsyncClient, body: bytes, took: list[float]) -> None:
+async def _answered(client: httpx2.AsyncClient, body: bytes, took: list[float]) -> httpx2.Response:
+    """Note how long the answer takes: a refusal, or the honest word that the check still goes on."""
     begin = time.perf_counter()
     answer = await client.post("/v1/completions", content=body, timeout=60)
     took.append(time.perf_counter() - begin)
-    assert answer.status_code == 400, answer.text[:300]
     assert answer.json()["error"]["message"]
+    if answer.status_code != 400:
+        assert answer.status_code in (429, 503), answer.text[:300]
+        assert answer.json()["error"]["code"] in ("too_many_grammars", "grammar_not_checked")
+        assert int(answer.headers.get("retry-after", 0)) >= 1, answer.text[:300]
+    return answer
+
+
+async def _refused(client: httpx2.AsyncClient, body: bytes, took: list[float]) -> None:
+    """Come back until the reason is there."""
+    for _ in range(20):
+        answer = await _answered(client, body, took)
+        if answer.status_code == 400:
+            return
+        await asyncio.sleep(float(answer.headers["retry-after"]))
+    raise AssertionError("its check does not end")
 
 
 @pytest.mark.slow
@@ -102,9 +117,9 @@ async def test_hostile_schemas_are_refused_soon_and_cost_a_neighbour_little(simu
             await _refused(other, body, took)
         for _ in range(NUM_ROUNDS):
             quiet = await neighbour.itl_s(other, wrong, [])
-            ratios.append(await neighbour.itl_s(other, hostile, []) / quiet)
+            ratios.append(await neighbour.itl_s(other, hostile, took) / quiet)
         streaming.cancel()
-    ratio, usual = statistics.median(ratios), statistics.median(took)
-    figures = f"{len(took)} refusals, p50 {usual:.3f} s, longest {max(took):.3f} s; ITL times {ratio:.3f}, {ratios}"
+    ratio, late = statistics.median(ratios), statistics.quantiles(took, n=20)[-1]
+    figures = f"{len(took)} answers, p95 {late:.3f} s, longest {max(took):.3f} s; ITL times {ratio:.3f}, {ratios}"
+    assert late <= MAX_ANSWER_S, figures
     assert ratio <= MAX_ITL_RATIO, figures
-    assert usual <= MAX_REFUSAL_S, figures

@@ -12,7 +12,7 @@ from gateway.errors import ApiError
 from gateway.generation import Generation, Prompt, StructuredOutput
 from shared.sampling import Grammar, Sampling
 from shared.structured_output import GRAMMAR_PARAM, GrammarError, LlguidanceMissingError, check_grammar
-from shared.structured_output.checker import CheckerBusyError, CheckerFailedError, GrammarChecker
+from shared.structured_output.checker import MAX_WAIT_S, CheckerBusyError, CheckerFailedError, GrammarChecker
 
 FIELD = "response_format.json_schema.schema"
 PROMPT = Prompt(estimated_tokens=1, text="x")
@@ -25,7 +25,8 @@ class Checker:
         self.asked: list[Grammar] = []
         self._error = error
 
-    async def check(self, tenant: str, grammar: Grammar) -> None:
+    async def check(self, tenant: str, grammar: Grammar, within_s: float) -> None:
+        assert 0 <= within_s <= MAX_WAIT_S
         self.asked.append(grammar)
         if self._error is not None:
             raise self._error
@@ -82,7 +83,8 @@ async def test_looser_grammar_takes_the_place_of_one_that_cannot_be_compiled() -
     [
         (GrammarError("no."), 400, {}),
         (LlguidanceMissingError(), 501, {}),
-        (CheckerBusyError(), 429, {"retry-after": "1"}),
+        (CheckerBusyError(is_own=True, retry_after_s=3.0), 429, {"retry-after": "3"}),
+        (CheckerBusyError(is_own=False, retry_after_s=1.0), 503, {"retry-after": "1"}),
         (CheckerFailedError(), 503, {"retry-after": "1"}),
     ],
 )
@@ -116,6 +118,13 @@ async def test_workers_error_about_the_grammar_names_the_field_of_the_client(has
     field = FIELD if has_output else "tools"
     assert answer.told.message == f"{field}.items: it matches no text."
     assert (answer.told.status, answer.told.param, answer.told.code) == (400, field, "invalid_grammar")
+
+
+async def test_error_that_no_field_is_at_fault_for_keeps_its_words_and_when_to_come_back() -> None:
+    answer = ToldAnswer(cast("Any", SimpleNamespace(disconnected=False)), generation("{}"), ResponseHead("r", 0.0))
+    answer.fail(ApiError(503, "Not checked yet.", param=GRAMMAR_PARAM, code="grammar_not_checked", retry_after_s=2.0))
+    assert (answer.told.message, answer.told.param) == ("Not checked yet.", FIELD)
+    assert (b"retry-after", b"2") in answer.told.response_headers()
 
 
 async def test_workers_error_about_another_field_is_told_as_it_is() -> None:
