@@ -207,7 +207,7 @@ class Frame(Struct, frozen=True, array_like=True, tag="frame"):
 
 
 class Heartbeat(Struct, frozen=True, kw_only=True, tag="heartbeat"):
-    """A worker's state, every 250 ms. A step counter that stands still while `running > 0` means a dead worker.
+    """A worker's state, every 200 ms. A step counter that stands still while `running > 0` means a dead worker.
 
     Attributes:
         waiting_tokens: Prompt tokens of the worker's requests that are not computed yet.

@@ -43,6 +43,8 @@ from shared.subjects import frame_subject, gateway_subject
 from shared.task_supervisor import TaskSupervisor
 
 SWEEP_INTERVAL_S = 0.05
+# The same while a worker is silent: each sweep that its death is found later is a longer gap in its streams.
+SILENT_SWEEP_INTERVAL_S = 0.02
 # A sweep that is later than this follows a pause of this process.
 PAUSE_S = 0.25
 HEARTBEAT_INTERVAL_S = 1.0
@@ -286,7 +288,8 @@ class Dispatcher:
         pauses = PauseDetector(SWEEP_INTERVAL_S, PAUSE_S)
         is_odd = False
         while True:
-            await asyncio.sleep(SWEEP_INTERVAL_S)
+            is_silent = self.fleet.liveness.is_anyone_silent(self._loop.time())
+            await asyncio.sleep(SILENT_SWEEP_INTERVAL_S if is_silent else SWEEP_INTERVAL_S)
             now = self._loop.time()
             is_odd = not is_odd
             if pauses.tick():

@@ -27,7 +27,9 @@ _MAX_REMEMBERED = 1000
 LOG_INTERVAL_S = 10.0
 LATENESS_FACTOR = 3.0
 # What is left of a lateness at the next heartbeat: half of it after six seconds.
-_LATENESS_KEPT = 0.97
+_LATENESS_KEPT = 0.977
+# The same of what is only assumed of a worker that is new here: a tenth of it is left after two seconds on time.
+_ASSUMPTION_KEPT = 0.8
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +50,13 @@ class FleetLimits:
             their way to a worker.
     """
 
-    heartbeat_s: float = 0.25
-    probe_after_s: float = 0.3
+    heartbeat_s: float = 0.2
+    probe_after_s: float = 0.25
     probe_interval_s: float = 0.2
     answer_s: float = 0.3
     silence_s: float = 1.0
     punctual_answer_s: float = 0.1
-    punctual_silence_s: float = 0.4
+    punctual_silence_s: float = 0.35
     stall_s: float = 10.0
     reconnect_grace_s: float = 1.5
     disturbance_s: float = 2.5
@@ -67,6 +69,7 @@ class _Worker:
     Attributes:
         beaten_at: When its last heartbeat came; `last_seen_at` counts answers to probes too.
         lateness_s: How late its heartbeats have come: the greatest lateness, less and less as time goes by.
+        assumed_s: How late they may come for all that is known; less with each that comes.
         unanswered_since: First probe since the last sign of life.
         absent_at: When the probe was sent to which NATS answered that there are no responders.
     """
@@ -76,6 +79,7 @@ class _Worker:
     stepped_at: float
     beaten_at: float
     lateness_s: float
+    assumed_s: float
     probed_at: float = -math.inf
     unanswered_since: float | None = None
     absent_at: float = -math.inf
@@ -140,11 +144,12 @@ class Liveness:
             self._declare_dead(worker, now, "it was restarted", is_blamed=self._can_judge(now))
             worker = None
         if worker is None:
-            self._retract_death(heartbeat)
-            self._workers[name] = _Worker(heartbeat, now, now, now, self._max_lateness_s)
+            lateness_s = self._max_lateness_s if self._retract_death(heartbeat) else 0.0
+            self._workers[name] = _Worker(heartbeat, now, now, now, lateness_s, self._max_lateness_s)
             return
         lateness_s = now - worker.beaten_at - self._limits.heartbeat_s
         worker.lateness_s = min(self._max_lateness_s, max(lateness_s, _LATENESS_KEPT * worker.lateness_s))
+        worker.assumed_s *= _ASSUMPTION_KEPT
         worker.beaten_at = now
         if heartbeat.step != worker.heartbeat.step or heartbeat.running == 0:
             worker.stepped_at = now
@@ -182,7 +187,7 @@ class Liveness:
             worker.unanswered_since = None
             worker.beaten_at = now
             # What paused this process may have paused others, and some of them for a little longer.
-            worker.lateness_s = self._max_lateness_s
+            worker.assumed_s = self._max_lateness_s
         self._unsettled_until = now + self._limits.disturbance_s
         self._judge_after = max(self._judge_after, now + self._limits.probe_after_s)
         self._disturbed_until = now + self._limits.disturbance_s
@@ -190,7 +195,7 @@ class Liveness:
     def take_probes(self, now: float) -> list[str]:
         """Return the workers to probe now: all of them as soon as one is silent, since others may be too."""
         limits = self._limits
-        if not self._can_judge(now) or not self._is_anyone_silent(now):
+        if not self._can_judge(now) or not self.is_anyone_silent(now):
             return []
         due = [name for name, worker in self._workers.items() if now - worker.probed_at > limits.probe_interval_s]
         for name in due:
@@ -223,9 +228,13 @@ class Liveness:
         worker = self._workers.get(name)
         return self._can_judge(self._swept_at) and (worker is None or worker.is_stalled)
 
+    def is_anyone_silent(self, now: float) -> bool:
+        """Whether a worker has missed a heartbeat, and has not answered a probe since."""
+        return any(now - worker.last_seen_at > self._limits.probe_after_s for worker in self._workers.values())
+
     def is_disturbed(self, now: float) -> bool:
         """Whether requests may have gone to a dead worker: one is silent, or there was a disturbance lately."""
-        return self._is_anyone_silent(now) or now < self._disturbed_until
+        return self.is_anyone_silent(now) or now < self._disturbed_until
 
     def deaths_since(self, model: str, since: float) -> list[Death]:
         """Return the deaths of a model's workers that were found after a loop time."""
@@ -234,9 +243,6 @@ class Liveness:
 
     def _can_judge(self, now: float) -> bool:
         return not self._is_disconnected and now >= self._judge_after and now > -math.inf
-
-    def _is_anyone_silent(self, now: float) -> bool:
-        return any(now - worker.last_seen_at > self._limits.probe_after_s for worker in self._workers.values())
 
     def _cause(self, worker: _Worker, now: float) -> str | None:
         """Say why a worker is dead; None for one that is not, or is known to be."""
@@ -247,7 +253,7 @@ class Liveness:
             # While no other worker is heard, all may have ended, or NATS may be at fault: wait for an answer first.
             is_certain = len(self._workers) == 1 or self._has_survivors(worker) or waited_s > limits.answer_s
             return "it is not there any more" if is_certain else None
-        more_s = LATENESS_FACTOR * worker.lateness_s
+        more_s = LATENESS_FACTOR * max(worker.lateness_s, worker.assumed_s)
         answer_s = min(limits.answer_s, limits.punctual_answer_s + more_s)
         if silence_s > limits.punctual_silence_s + more_s and waited_s > answer_s:
             return f"nothing was heard for {silence_s:.1f} s"
@@ -287,10 +293,12 @@ class Liveness:
         self._log_limit.warning(name, "worker %s is dead: %s", name, why)
         self.on_dead(death)
 
-    def _retract_death(self, heartbeat: Heartbeat) -> None:
-        """Retract the death of a worker when a heartbeat of the same process arrives."""
+    def _retract_death(self, heartbeat: Heartbeat) -> bool:
+        """Retract the death of a worker when a heartbeat of the same process arrives; say whether there was one."""
         dead = self._dead.get(heartbeat.worker)
-        if dead is not None and dead.started == heartbeat.started:
-            self._log_limit.warning(heartbeat.worker, "worker %s is alive again", heartbeat.worker)
-            dead.death.is_blamed = False
-            del self._dead[heartbeat.worker]
+        if dead is None or dead.started != heartbeat.started:
+            return False
+        self._log_limit.warning(heartbeat.worker, "worker %s is alive again", heartbeat.worker)
+        dead.death.is_blamed = False
+        del self._dead[heartbeat.worker]
+        return True

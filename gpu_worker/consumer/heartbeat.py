@@ -12,7 +12,7 @@ from shared.messages import Heartbeat
 from shared.pooling import Task
 from shared.worker_metrics import WorkerMetrics
 
-INTERVAL_S = 0.25
+INTERVAL_S = 0.2
 
 
 @dataclass(slots=True)

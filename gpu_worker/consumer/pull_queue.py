@@ -24,7 +24,7 @@ from shared.pause_detector import PauseDetector
 from shared.task_supervisor import TaskSupervisor
 
 # Shorter than it takes until a frozen worker counts as dead, so that what is moved then does not go back to it.
-PULL_EXPIRES_S = 0.25
+PULL_EXPIRES_S = 0.2
 # The server answers an expired pull; when its answer is this late, it has forgotten the pull.
 _ANSWER_GRACE_S = 1.0
 _RETRY_WAIT_S = 0.25

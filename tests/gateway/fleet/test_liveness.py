@@ -7,11 +7,14 @@ import dataclasses
 import msgspec
 import pytest
 
+from gateway.dispatch.dispatcher import SILENT_SWEEP_INTERVAL_S, SWEEP_INTERVAL_S
 from gateway.fleet.death import Death
 from gateway.fleet.liveness import FleetLimits, Liveness
+from gpu_worker.consumer.heartbeat import INTERVAL_S
 from tests.gateway.fleet.test_fleet import BEAT
 
-TICK_S = 0.05
+# What ticks add up to is a little off.
+ROUNDING_S = 0.001
 
 
 @dataclasses.dataclass
@@ -39,10 +42,12 @@ class Watched:
 
     def run(self, seconds: float) -> None:
         """Let time pass in ticks, as the dispatcher's sweep does."""
-        for _ in range(round(seconds / TICK_S)):
-            self.now += TICK_S
+        until = self.now + seconds - ROUNDING_S
+        while self.now < until:
+            is_silent = self.liveness.is_anyone_silent(self.now)
+            self.now += SILENT_SWEEP_INTERVAL_S if is_silent else SWEEP_INTERVAL_S
             for worker in self.workers.values():
-                if worker.state == "alive" and self.now - worker.beaten_at > 0.249:
+                if worker.state == "alive" and self.now - worker.beaten_at > INTERVAL_S - ROUNDING_S:
                     self.beat(worker)
             self.liveness.sweep(self.now)
             for name in self.liveness.take_probes(self.now):
@@ -79,19 +84,39 @@ def test_worker_that_is_gone_is_dead_within_half_a_second(watched: Watched) -> N
     assert not watched.liveness.is_gone("b")
 
 
-def test_frozen_worker_that_is_new_is_dead_after_four_missed_heartbeats(watched: Watched) -> None:
+def test_gateways_expect_heartbeats_as_often_as_workers_send_them() -> None:
+    assert FleetLimits().heartbeat_s == INTERVAL_S
+
+
+def test_frozen_worker_that_is_new_has_more_time(watched: Watched) -> None:
     watched.workers["a"].state = "frozen"
-    watched.run(0.7)
+    watched.run(0.55)
     assert watched.dead == []
     watched.run(0.6)
     assert watched.dead == watched.blamed == ["a"]
 
 
-def test_frozen_worker_that_was_always_on_time_is_dead_after_half_a_second(watched: Watched) -> None:
-    watched.run(30)
+@pytest.mark.parametrize("on_time_s", [3, 30])
+def test_frozen_worker_that_was_always_on_time_is_dead_after_two_missed_heartbeats(on_time_s: float) -> None:
+    watched = Watched("a", "b", "c")
+    watched.run(on_time_s)
     watched.workers["a"].state = "frozen"
-    watched.run(0.55)
+    watched.run(0.14)
+    assert watched.dead == []
+    watched.run(0.31)
     assert watched.dead == watched.blamed == ["a"]
+
+
+def test_worker_that_was_taken_for_dead_has_more_time_for_a_while(watched: Watched) -> None:
+    watched.run(30)
+    worker = watched.workers["a"]
+    for state in ("frozen", "alive"):
+        worker.state = state
+        watched.run(3)
+    assert watched.dead == ["a"]
+    worker.state = "frozen"
+    watched.run(0.65)
+    assert watched.dead == ["a"]
 
 
 def test_worker_whose_heartbeats_are_late_has_more_time_until_it_is_on_time_again(watched: Watched) -> None:
