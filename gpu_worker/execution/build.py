@@ -25,8 +25,8 @@ from gpu_worker.execution.memory.host import (
 )
 from gpu_worker.execution.memory.kv_cache import KVCache, allocate_groups, fixed_num_blocks
 from gpu_worker.execution.memory.probe import CudaMemory, DeviceMemory, MemoryProbe
-from gpu_worker.execution.memory.state_pool import state_pool_bytes
-from gpu_worker.execution.memory.state_sizes import num_state_slots
+from gpu_worker.execution.memory.state_pool import slot_bytes, state_pool_bytes
+from gpu_worker.execution.memory.state_sizes import num_sure_slots
 from gpu_worker.execution.runner import TorchModelRunner
 from gpu_worker.execution.runner_config import (
     RunnerConfig,
@@ -37,9 +37,9 @@ from gpu_worker.execution.runner_config import (
 )
 from gpu_worker.execution.start_up import Stage, StartUp
 from gpu_worker.layers.free_memory import free_host_bytes
-from gpu_worker.models.cache_layout import cache_layout
 from gpu_worker.models.config import ModelConfig
 from gpu_worker.models.decoder import CausalLM, is_fused
+from gpu_worker.models.layer_memory import cache_layout
 from gpu_worker.models.loader import load_model
 from gpu_worker.models.registry import read_model_config
 from gpu_worker.models.weights_size import weights_bytes
@@ -72,9 +72,13 @@ class _Plan:
 
     @property
     def state_bytes(self) -> int:
-        """Memory of the states of recurrent layers, checkpoints included."""
-        layout, config = cache_layout(self.model_config), self.config
-        return state_pool_bytes(layout, num_state_slots(config.max_num_seqs), config.max_draft_tokens)
+        """Memory of the states of recurrent layers that are there however large the cache is."""
+        return state_pool_bytes(self.shares.layout, self.num_state_slots(0), self.config.max_draft_tokens)
+
+    def num_state_slots(self, num_blocks: int) -> int:
+        """Return the slots of states beside so many blocks."""
+        sure = num_sure_slots(self.config.max_num_seqs, has_blocks=self.demand.block_bytes > 0)
+        return sure + self.shares.num_checkpoints(num_blocks)
 
     @property
     def dtype_name(self) -> str:
@@ -141,8 +145,16 @@ def _plan(config: RunnerConfig) -> _Plan:
     layout = cache_layout(model_config).within(max_model_len)
     if config.keeps_all_tokens or is_fused(model_config, dtype, device):
         layout = layout.flat()
-    shares = GroupShares(layout, config.block_size, max_model_len, config.max_num_batched_tokens)
-    demand = shares.demand(kv_cache_dtype)
+    shares = GroupShares(
+        layout,
+        config.block_size,
+        max_model_len,
+        config.max_num_batched_tokens,
+        kv_cache_dtype,
+        slot_bytes(layout, config.max_draft_tokens),
+        config.state_checkpoint_ratio,
+    )
+    demand = shares.demand
     weights = weights_bytes(
         config.model, dtype, device, is_tied=model_config.tie_word_embeddings, names=model_config.block.names
     )
@@ -183,7 +195,7 @@ def _make_runner(plan: _Plan, model: CausalLM, cache: KVCache, is_asynchronous: 
         config.max_draft_tokens,
         is_asynchronous=is_asynchronous,
         captured=CapturedSteps(config.cuda_graphs),
-        num_state_slots=num_state_slots(config.max_num_seqs),
+        num_state_slots=plan.num_state_slots(cache.num_blocks),
     )
 
 

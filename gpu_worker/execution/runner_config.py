@@ -35,6 +35,7 @@ class RunnerConfig:
         max_draft_tokens: Drafts that a sequence verifies in a step at most; 0 where there is no proposer.
         proposer_bytes: Of the KV cache's memory, what the proposer of drafts will take, however large the cache is.
         proposer_block_bytes: What it will take for each block of the KV cache.
+        state_checkpoint_ratio: Bytes for checkpoints of recurrent states for each byte of keys and values.
         tapped_layers: Layers of the model that the proposer reads.
         keeps_all_tokens: Layers with a window keep all tokens too, because whoever makes plans knows no windows.
         cuda_graphs: Steps that a GPU captures: `off`, `decode`, or `all`, which has small steps with prompt tokens too.
@@ -55,6 +56,7 @@ class RunnerConfig:
     max_draft_tokens: int = 0
     proposer_bytes: int = 0
     proposer_block_bytes: int = 0
+    state_checkpoint_ratio: float = 0.9
     tapped_layers: tuple[int, ...] = ()
     cuda_graphs: str = "all"
     keeps_all_tokens: bool = False

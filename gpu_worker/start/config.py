@@ -68,6 +68,14 @@ class WorkerConfig(NatsFiles):
         maximum=1.0,
     )
     enable_prefix_caching: bool = setting(True, "Keep blocks findable so that equal prompt beginnings share them.")
+    state_checkpoint_ratio: float = setting(
+        0.9,
+        "Of models with recurrent layers: memory for checkpoints of states, from which equal prompt beginnings go on, "
+        "in bytes for each byte of keys and values. Like SGLang's mamba_full_memory_ratio, but the states of running "
+        "sequences are not in it.",
+        minimum=0,
+        maximum=100,
+    )
     max_model_len: int | None = setting(
         None, "Tokens of a sequence, prompt and output; the model's own limit if not given.", minimum=2
     )

@@ -129,7 +129,8 @@ def _load_model(
         runner.verify_drafts_of(build_proposer(config, runner_config, runner))
         if runner.is_asynchronous:
             warm_up_proposer(runner)
-    return runner, dataclasses.replace(sizes, num_blocks=runner.num_blocks, windows=runner.windows)
+    state = None if sizes.state is None else state_config(runner.num_state_slots, config.block_size)
+    return runner, dataclasses.replace(sizes, num_blocks=runner.num_blocks, windows=runner.windows, state=state)
 
 
 def _runner_config(config: WorkerConfig, directory: ModelDirectory) -> tuple[RunnerConfig, SchedulerConfig]:
@@ -159,6 +160,7 @@ def _runner_config(config: WorkerConfig, directory: ModelDirectory) -> tuple[Run
         max_num_batched_tokens=sizes.max_num_batched_tokens,
         max_model_len=sizes.max_model_len,
         num_threads=config.num_threads,
+        state_checkpoint_ratio=config.state_checkpoint_ratio if config.enable_prefix_caching else 0.0,
         cuda_graphs=config.cuda_graphs,
     )
     return runner_config, sizes

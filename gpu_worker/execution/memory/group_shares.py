@@ -5,6 +5,8 @@ That length is eight times the largest window, but no more than a sequence can h
 blocks that keep all tokens, shorter ones by those that keep windows. Where no layer keeps all tokens, blocks for all
 tokens take no memory, and the length is that of the longest sequence. Groups of windows have, besides, the blocks of
 one window and of the largest step, whose tokens are written before they are read.
+
+Checkpoints of recurrent states are divided alike: a share of one belongs to each block.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import torch
 from gpu_worker.core.scheduler_config import WindowConfig
 from gpu_worker.execution.memory.budget import CacheDemand
 from gpu_worker.execution.memory.kv_cache import group_block_bytes
+from gpu_worker.execution.memory.state_sizes import checkpoints_a_block
 from gpu_worker.layers.cache_layout import CacheLayout
 
 _WINDOWS_OF_A_SEQUENCE = 8
@@ -31,27 +34,47 @@ class GroupShares:
         block_size: Tokens of a block.
         max_model_len: Tokens of the longest sequence.
         max_num_batched_tokens: Tokens of the largest step.
+        dtype: Of keys.
+        slot_bytes: Of a state of the recurrent layers.
+        checkpoint_ratio: Bytes of checkpoints of states for each byte of blocks.
     """
 
     layout: CacheLayout
     block_size: int
     max_model_len: int
     max_num_batched_tokens: int
+    dtype: torch.dtype
+    slot_bytes: int = 0
+    checkpoint_ratio: float = 0.0
 
     def num_blocks(self, num_whole: int) -> list[int]:
         """Return the blocks of each group beside `num_whole` blocks that keep all tokens."""
         return [num_whole, *(self._fixed(window) + int(num_whole * self._share(window)) for window in self._windows)]
 
-    def demand(self, dtype: torch.dtype) -> CacheDemand:
-        """Return what a block that keeps all tokens takes with its share of all others, in keys of type `dtype`."""
-        whole, *others = group_block_bytes(self.layout, self.block_size, dtype)
+    def num_checkpoints(self, num_whole: int) -> int:
+        """Return the checkpoints of states beside `num_whole` blocks that keep all tokens."""
+        return int(num_whole * self._checkpoints_a_block)
+
+    @property
+    def demand(self) -> CacheDemand:
+        """What a block that keeps all tokens takes with its share of all others, checkpoints of states included."""
+        _, *others = group_block_bytes(self.layout, self.block_size, self.dtype)
+        fixed = sum(size * self._fixed(window) for size, window in zip(others, self._windows, strict=True))
+        size = self._tokens_bytes + -((-self._checkpoints_a_block * self.slot_bytes) // 1)
+        return CacheDemand(int(size), self.block_size, self.max_model_len, fixed)
+
+    @property
+    def _tokens_bytes(self) -> int:
+        """Bytes of a block that keeps all tokens, with its share of blocks of windows."""
+        whole, *others = group_block_bytes(self.layout, self.block_size, self.dtype)
         shares = sum(
             (size * self._share(window) for size, window in zip(others, self._windows, strict=True)), Fraction()
         )
-        fixed = sum(size * self._fixed(window) for size, window in zip(others, self._windows, strict=True))
-        return CacheDemand(
-            whole + -(-shares.numerator // shares.denominator), self.block_size, self.max_model_len, fixed
-        )
+        return whole + -(-shares.numerator // shares.denominator)
+
+    @property
+    def _checkpoints_a_block(self) -> Fraction:
+        return checkpoints_a_block(self.checkpoint_ratio, self._tokens_bytes, self.slot_bytes)
 
     @property
     def _windows(self) -> list[int]:

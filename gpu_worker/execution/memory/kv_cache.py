@@ -12,8 +12,8 @@ from gpu_worker.core.scheduler_config import WindowConfig
 from gpu_worker.execution.memory.budget import CacheDemand
 from gpu_worker.execution.runner_config import RunnerConfig
 from gpu_worker.layers.cache_layout import CacheLayout, ReadsLayer
-from gpu_worker.models.cache_layout import cache_layout
 from gpu_worker.models.config import ModelConfig
+from gpu_worker.models.layer_memory import cache_layout
 from kernels.layer_cache import CacheShape, LayerCache, StackedCaches, allocate_caches
 from shared.errors import ConfigError
 

@@ -55,5 +55,10 @@ def allocate_states(
 
 def state_pool_bytes(layout: CacheLayout, num_slots: int, max_draft_tokens: int) -> int:
     """Return the memory of what `allocate_states` allocates."""
-    draft_bytes = sum(memory.num_inputs for memory in layout.states) * max_draft_tokens * torch.float32.itemsize
-    return (num_slots + 1) * (layout.state_bytes + draft_bytes)
+    return (num_slots + 1) * slot_bytes(layout, max_draft_tokens)
+
+
+def slot_bytes(layout: CacheLayout, max_draft_tokens: int) -> int:
+    """Return the memory of one slot; 0 without recurrent layers."""
+    draft_bytes = sum(state.num_inputs for state in layout.states) * max_draft_tokens * torch.float32.itemsize
+    return layout.state_bytes + draft_bytes

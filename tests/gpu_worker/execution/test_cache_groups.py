@@ -14,7 +14,7 @@ from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.window_blocks import WindowBlocks
 from gpu_worker.execution.memory.kv_cache import allocate_groups
 from gpu_worker.execution.runner import TorchModelRunner
-from gpu_worker.models.cache_layout import cache_layout
+from gpu_worker.models.layer_memory import cache_layout
 from gpu_worker.models.loader import load_model
 from gpu_worker.speculative.ngram.proposer import NgramProposer
 from ops.bench.spec.fixed_depth import FixedDepth

@@ -7,8 +7,8 @@ import torch
 from gpu_worker.execution.memory.state_pool import allocate_states
 from gpu_worker.layers.attention_context import AttentionContext
 from gpu_worker.layers.cache_layout import ReadsLayer
-from gpu_worker.models.cache_layout import cache_layout
 from gpu_worker.models.decoder import CausalLM
+from gpu_worker.models.layer_memory import cache_layout
 from kernels.layer_cache import CacheShape, LayerCache, allocate_caches
 from kernels.state_rows import StateRows
 

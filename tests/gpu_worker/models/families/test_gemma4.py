@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from gpu_worker.layers.cache_layout import KeepsTokens, ReadsLayer
-from gpu_worker.models.cache_layout import cache_layout
 from gpu_worker.models.errors import CheckpointError
+from gpu_worker.models.layer_memory import cache_layout
 from gpu_worker.models.loader import load_model
 from gpu_worker.models.registry import read_model_config
 from gpu_worker.models.weights_size import weights_bytes

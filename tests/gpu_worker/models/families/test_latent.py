@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from gpu_worker.models.cache_layout import cache_layout
 from gpu_worker.models.errors import CheckpointError
+from gpu_worker.models.layer_memory import cache_layout
 from gpu_worker.models.loader import load_model
 from gpu_worker.models.registry import read_model_config
 from kernels.layer_cache import CacheShape
