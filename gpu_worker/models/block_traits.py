@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 
 from gpu_worker.layers.layer_traits import LayerInputShape
@@ -49,6 +50,16 @@ class TensorNames:
     stream_scale: str | None = None
     renamed: tuple[tuple[str, str], ...] = ()
     unused: tuple[str, ...] = ()
+
+    def own_name(self, stored: str) -> str:
+        """Return the name that a tensor has here, by that which the checkpoint has for it."""
+        for pattern, replacement in self.renamed:
+            stored = re.sub(pattern, replacement, stored)
+        return stored
+
+    def is_unused(self, name: str) -> bool:
+        """Whether the decoder has no use for the tensor of a name, after renaming."""
+        return any(re.fullmatch(pattern, name) for pattern in self.unused)
 
 
 @dataclass(frozen=True, slots=True)

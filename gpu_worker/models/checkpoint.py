@@ -171,6 +171,10 @@ class Checkpoint:
         """Whether there is such a tensor."""
         return name in self._shards
 
+    def names(self) -> tuple[str, ...]:
+        """Return the names of all tensors that are not left out."""
+        return tuple(self._shards)
+
     def shape(self, name: str) -> tuple[int, ...]:
         """Return a tensor's shape as stored.
 

@@ -126,7 +126,7 @@ def _take_attention(source: LayerSource, prefix: str, shape: AttentionShape) -> 
         rows if len(names.qkv) == 3 else [sum(rows)],
         size,
         has_bias=shape.qkv_bias,
-        order=_qkv_order(shape),
+        order=qkv_order(shape),
     )
     output = source.projections.take(
         [f"{name}.{names.output}"],
@@ -139,7 +139,7 @@ def _take_attention(source: LayerSource, prefix: str, shape: AttentionShape) -> 
     return AttentionWeights(shape, qkv, output, _take_head_norm(source, name, shape), sinks)
 
 
-def _qkv_order(shape: AttentionShape) -> torch.Tensor | None:
+def qkv_order(shape: AttentionShape) -> torch.Tensor | None:
     """Return the order of the rows of queries, keys and values; None where it is the checkpoint's."""
     order = head_order(shape)
     if order is None:

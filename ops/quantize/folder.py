@@ -78,8 +78,8 @@ class QuantizedFolder:
         return self._work / f"layer-{index:05d}"
 
     def write_layer(self, index: int, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Write a layer's tensors, which have their names within the layer."""
-        self._write(self.layer(index), {f"model.layers.{index}.{name}": tensor for name, tensor in tensors.items()})
+        """Write a layer's tensors, which have their whole names."""
+        self._write(self.layer(index), tensors)
 
     def write_rest(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Write what is outside the layers."""

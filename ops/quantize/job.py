@@ -6,14 +6,13 @@ it for a model. A job that is started again with the same description goes on af
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
 
 from gpu_worker.layers.free_memory import free_host_bytes
-from gpu_worker.layers.layer_traits import FeedForwardShape
 from gpu_worker.layers.layer_weights import LayerWeights, Projection
 from gpu_worker.models.checkpoint import Checkpoint
 from gpu_worker.models.config import ModelConfig
@@ -30,8 +29,9 @@ from ops.quantize.folder import QuantizedFolder
 from ops.quantize.job_settings import QuantizeJob, check_job
 from ops.quantize.layer_blocks import matrix_names, matrix_of, mixer_of, with_matrices
 from ops.quantize.layer_pass import LayerPass, check_stream_fits
-from ops.quantize.layer_tensors import dense_tensors, fused_matrix, other_tensors
+from ops.quantize.layer_tensors import fused_matrix, row_order, scaled_tensors
 from ops.quantize.methods import HEAD, Inputs, Method, make_method
+from ops.quantize.stored_names import StoredNames, read_all
 from shared.errors import ConfigError
 
 
@@ -64,7 +64,8 @@ def quantize(job: QuantizeJob) -> Iterator[Advance]:
     folder = QuantizedFolder.open(job.out, _description(job), config.num_layers)
     names = [matrix_names(layer.feed_forward) for layer in config.layers]
     total = sum(map(len, names))
-    with Checkpoint(job.model, torch.float32, torch.device(job.device)) as checkpoint, torch.inference_mode():
+    with _opened(job, config) as checkpoint, _as_stored(job) as stored, torch.inference_mode():
+        keeper = _Keeper(config, method, stored)
         layer_pass = _layer_pass(job, config, checkpoint) if method.needs_inputs else None
         for index in range(config.num_layers):
             done = sum(map(len, names[:index]))
@@ -75,16 +76,29 @@ def quantize(job: QuantizeJob) -> Iterator[Advance]:
                 continue
             weights = LayerSource(config, checkpoint, Projections(checkpoint)).take(index)
             inputs = None if layer_pass is None else layer_pass.observe(weights, names[index])
-            rounding = _LayerRounding(method, config.layer(index).feed_forward, weights, inputs)
+            rounding = _LayerRounding(method, config, index, weights, inputs)
             for count, name in enumerate(names[index], 1):
                 rounding.round(name)
                 yield Advance(done + count, total, f"layer {index}, {name}", not rounding.has_seen(name))
-            folder.write_layer(index, rounding.tensors(config))
+            folder.write_layer(index, keeper.whole_layer(index, rounding))
             if layer_pass is not None:
                 layer_pass.advance(rounding.weights)
-    folder.write_rest(_rest(job, config, method))
+        folder.write_rest(keeper.rest(job, checkpoint))
+        ignored = keeper.names.left_alone(stored)
     untied = {"tie_word_embeddings": False} if job.lm_head else {}
-    folder.finish(job.model, method.config(has_head=job.lm_head), untied)
+    folder.finish(job.model, method.config(has_head=job.lm_head, ignored=ignored), untied)
+
+
+def _opened(job: QuantizeJob, config: ModelConfig) -> Checkpoint:
+    """Open the model in the engine's names."""
+    names = config.block.names
+    device = torch.device(job.device)
+    return Checkpoint(job.model, torch.float32, device, renamed=names.renamed, unused=names.unused)
+
+
+def _as_stored(job: QuantizeJob) -> Checkpoint:
+    """Open the model in its own names."""
+    return Checkpoint(job.model, torch.float32, torch.device("cpu"))
 
 
 def _description(job: QuantizeJob) -> dict[str, str]:
@@ -94,35 +108,75 @@ def _description(job: QuantizeJob) -> dict[str, str]:
 
 
 class _LayerRounding:
-    """One layer on its way: `weights` has the rounded matrices in place of those that were rounded."""
+    """One layer on its way: `weights` has the rounded matrices in place of those that were rounded.
+
+    Attributes:
+        tensors: What is stored of the rounded matrices, for each module by its name within the layer.
+    """
 
     def __init__(
-        self, method: Method, shape: FeedForwardShape | None, weights: LayerWeights, inputs: Inputs | None
+        self, method: Method, config: ModelConfig, index: int, weights: LayerWeights, inputs: Inputs | None
     ) -> None:
         self._method = method
-        self._shape = shape
+        self._traits = config.layer(index)
+        self._names = config.block.names
         self.weights, self._inputs = method.prepare(weights, inputs)
-        self._tensors: dict[str, torch.Tensor] = {}
+        self.tensors: dict[str, Mapping[str, torch.Tensor]] = {}
 
     def round(self, name: str) -> None:
-        """Round one of the layer's matrices."""
+        """Round one of the layer's matrices, its rows in the checkpoint's order."""
         projection = matrix_of(self.weights, name)
         moments = None if self._inputs is None else self._inputs[name]
-        matrix = self._method.round(name, projection.weight.dequantize(), moments)
-        fused = fused_matrix(name, self._shape)
-        parts = fused.split(mixer_of(self.weights).shape, projection.weight.shape[0], matrix)
-        for part, rows in parts.items():
-            self._tensors |= {f"{part}.{suffix}": tensor for suffix, tensor in self._method.tensors(rows).items()}
-        rounded = Projection(DenseWeight(matrix.dequantize()), projection.bias)
+        weight, order = projection.weight.dequantize(), row_order(name, self._traits)
+        if order is not None:
+            weight = weight[torch.argsort(order).to(weight.device)]
+        matrix = self._method.round(name, weight, moments)
+        fused = fused_matrix(name, self._traits, self._names)
+        parts = fused.split(mixer_of(self.weights).shape, len(weight), matrix)
+        self.tensors |= {module: self._method.tensors(rows) for module, rows in parts.items()}
+        dense = matrix.dequantize()
+        rounded = Projection(DenseWeight(dense if order is None else dense[order.to(dense.device)]), projection.bias)
         self.weights = with_matrices(self.weights, {name: rounded})
 
     def has_seen(self, name: str) -> bool:
         """Whether the method has looked at inputs of a matrix, where it looks at any."""
         return self._inputs is None or self._inputs[name].num_tokens > 0
 
-    def tensors(self, config: ModelConfig) -> dict[str, torch.Tensor]:
-        """Return all tensors of the layer, by their names within it."""
-        return self._tensors | other_tensors(self.weights, self._shape, config.dtype)
+
+class _Keeper:
+    """Puts rounded matrices beside what stays as the checkpoint has it, all in the checkpoint's names."""
+
+    def __init__(self, config: ModelConfig, method: Method, stored: Checkpoint) -> None:
+        self._config = config
+        self._method = method
+        self._stored = stored
+        self.names = StoredNames(stored.names(), config)
+
+    def whole_layer(self, index: int, rounding: _LayerRounding) -> dict[str, torch.Tensor]:
+        """Return all tensors of a layer."""
+        prefix = f"model.layers.{index}."
+        modules = [prefix + module for module in rounding.tensors]
+        tensors = read_all(self._stored, self.names.of_layer(index, modules))
+        if self._method.scales_inputs:
+            scaled = scaled_tensors(rounding.weights, self._config.layer(index), self._config.dtype)
+            for name, tensor in scaled.items():
+                module, _, kind = name.rpartition(".")
+                tensors[f"{self.names.module(prefix + module)}.{kind}"] = tensor
+        for module, parts in rounding.tensors.items():
+            own = self.names.module(prefix + module)
+            tensors |= {f"{own}.{suffix}": tensor for suffix, tensor in parts.items()}
+        return tensors
+
+    def rest(self, job: QuantizeJob, checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
+        """Return what is outside the layers."""
+        tensors = read_all(self._stored, self.names.outside_layers(has_head=job.lm_head))
+        if job.lm_head:
+            config = self._config
+            name = "model.embed_tokens" if config.tie_word_embeddings else HEAD
+            head = checkpoint.take(f"{name}.weight", config.vocab_size, config.hidden_size).float()
+            own = self.names.module(HEAD)
+            tensors |= {f"{own}.{suffix}": tensor for suffix, tensor in self._method.head_tensors(head).items()}
+        return tensors
 
 
 def _layer_pass(job: QuantizeJob, config: ModelConfig, checkpoint: Checkpoint) -> LayerPass:
@@ -132,20 +186,8 @@ def _layer_pass(job: QuantizeJob, config: ModelConfig, checkpoint: Checkpoint) -
     tokenizer = ModelTokenizer(read_model_directory(job.model))
     windows = calibration_windows(tokenizer, job.calibration, job.samples, length)
     embedding = checkpoint.take("model.embed_tokens.weight", config.vocab_size, config.hidden_size).cpu()
-    return LayerPass(config, torch.nn.functional.embedding(windows, embedding), torch.device(job.device))
-
-
-def _rest(job: QuantizeJob, config: ModelConfig, method: Method) -> dict[str, torch.Tensor]:
-    """Return what is outside the layers."""
-    with Checkpoint(job.model, config.dtype, torch.device("cpu")) as checkpoint:
-        tensors = dense_tensors(config, checkpoint, has_head=job.lm_head)
-        if job.lm_head:
-            name = f"{HEAD}.weight"
-            size = (config.vocab_size, config.hidden_size)
-            is_tied = config.tie_word_embeddings
-            head = (tensors["model.embed_tokens.weight"] if is_tied else checkpoint.take(name, *size)).float()
-            tensors |= {f"{HEAD}.{suffix}": tensor for suffix, tensor in method.head_tensors(head).items()}
-        return tensors
+    embedded = torch.nn.functional.embedding(windows, embedding) * config.block.embedding_scale
+    return LayerPass(config, embedded, torch.device(job.device))
 
 
 def _finished_layer(
@@ -154,7 +196,8 @@ def _finished_layer(
     """Read a layer back from the folder, as an engine would."""
     reader = read_method({"quantization_config": method.config(has_head=job.lm_head)})
     assert reader is not None
-    with Checkpoint(folder.layer(index), torch.float32, torch.device(job.device)) as source:
+    renamed = config.block.names.renamed
+    with Checkpoint(folder.layer(index), torch.float32, torch.device(job.device), renamed=renamed) as source:
         stored = LayerSource(config, source, Projections(source, QuantizedLayers(reader, source))).take(index)
     names = matrix_names(config.layer(index).feed_forward)
     return with_matrices(stored, {name: _dense(matrix_of(stored, name)) for name in names})

@@ -6,10 +6,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gpu_worker.layers.layer_packing import can_pack
-from gpu_worker.layers.layer_traits import GatedShape, LayerTraits
+from gpu_worker.layers.layer_traits import AttentionShape, GatedShape, LatentShape, LayerTraits, PlainShape
 from gpu_worker.layers.mixture_shape import MixtureShape
 from gpu_worker.models.block_traits import BlockTraits
 from gpu_worker.models.config import ModelConfig
+from gpu_worker.models.layer_source import qkv_order
 from ops.quantize.methods import Method
 from shared.errors import ConfigError
 
@@ -44,12 +45,11 @@ def check_job(config: ModelConfig, job: QuantizeJob, method: Method) -> None:
     """
     if config.quantization is not None:
         raise ConfigError("HEADRACE_MODEL", f"{job.model} is quantized already ({config.quantization.name})")
-    if not all(map(_is_known, config.layers)) or _in_own_names(config.block) != BlockTraits():
-        problem = f"{job.model} has layers of its own kind ({config.architecture})"
-        supported = "those of Llama, Qwen2, Qwen3 and their like, and experts of Mixtral, Qwen2-MoE and Qwen3-MoE"
-        raise ConfigError("HEADRACE_MODEL", f"{problem}; supported: {supported}")
-    if job.method == "awq" and any(isinstance(layer.feed_forward, MixtureShape) for layer in config.layers):
-        problem = "awq scales inputs for one matrix, but all experts and the router share theirs; use gptq or rtn-int4"
+    if (problem := _unknown(config)) is not None:
+        remedy = "serve it in its own numbers, or as a GGUF or float8 checkpoint that others have made of it"
+        raise ConfigError("HEADRACE_MODEL", f"{job.model} ({config.architecture}) has {problem}; {remedy}")
+    if method.scales_inputs and (reason := _unscalable(config)) is not None:
+        problem = f"{job.method} scales inputs at the matrix before, which {reason}; use gptq or rtn-int4"
         raise ConfigError("HEADRACE_METHOD", problem)
     if method.needs_inputs and job.calibration is None:
         problem = f"is required by {job.method}: a text like those that the model will work on"
@@ -67,38 +67,62 @@ def check_job(config: ModelConfig, job: QuantizeJob, method: Method) -> None:
 def _check_group_size(config: ModelConfig, method: Method) -> None:
     if method.group_size is None:
         return
-    heads = config.num_heads * config.head_dim
-    sizes = {"hidden_size": config.hidden_size, "heads": heads, **_inner_sizes(config)}
-    allowed = [size for size in (32, 64, 128, 256) if all(count % size == 0 for count in sizes.values())]
+    sizes = _input_sizes(config)
+    allowed = [size for size in (32, 64, 128, 256) if all(count % size == 0 for _, count in sizes)]
     if method.group_size not in allowed:
-        given = ", ".join(f"{name} {count}" for name, count in sizes.items())
+        given = ", ".join(f"{name} {count}" for name, count in sizes)
         choices = ", ".join(map(str, allowed)) or "none: use int8 or fp8"
         problem = f"{method.group_size} does not divide the model's input sizes ({given}); possible: {choices}"
         raise ConfigError("HEADRACE_GROUP_SIZE", problem)
 
 
-def _inner_sizes(config: ModelConfig) -> dict[str, int]:
-    """Return the features between the matrices of feed-forward blocks, by what they are called."""
-    sizes: dict[str, int] = {}
+def _input_sizes(config: ModelConfig) -> list[tuple[str, int]]:
+    """Return the features that matrices of layers are given, with what they are."""
+    sizes: dict[tuple[str, int], None] = {("hidden_size", config.hidden_size): None}
     for layer in config.layers:
-        block = layer.feed_forward
+        mixer, block = layer.mixer, layer.feed_forward
+        assert isinstance(mixer, AttentionShape)
+        sizes["heads", mixer.num_heads * mixer.head_dim] = None
         if isinstance(block, MixtureShape):
-            sizes |= {"experts": block.expert_size} | (
-                {"shared expert": block.shared_size} if block.shared_size else {}
-            )
+            sizes["experts", block.expert_size] = None
+            if block.shared_size:
+                sizes["shared expert", block.shared_size] = None
         else:
-            sizes["intermediate_size"] = config.intermediate_size
-    return sizes
+            assert isinstance(block, GatedShape | PlainShape)
+            sizes["intermediate_size", block.inner_size] = None
+    return list(sizes)
 
 
-def _in_own_names(block: BlockTraits) -> BlockTraits:
-    return replace(block, names=replace(block.names, renamed=(), unused=()))
+def _unknown(config: ModelConfig) -> str | None:
+    """Return what a model has whose matrices cannot be rounded; None where all can."""
+    if config.encoder is not None:
+        return "attention in both directions"
+    if config.block.layer_inputs is not None:
+        return "an input of each token for each layer"
+    return next((problem for layer in config.layers if (problem := _unknown_part(layer)) is not None), None)
 
 
-def _is_known(layer: LayerTraits) -> bool:
-    """Whether the matrices of a layer are those that the job rounds."""
-    block = layer.feed_forward
-    if not isinstance(block, MixtureShape):
-        return can_pack(layer)
-    is_plain = not (block.has_expert_biases or block.has_choice_bias or block.weighs_inputs)
-    return is_plain and can_pack(replace(layer, feed_forward=GatedShape(block.expert_size)))
+def _unknown_part(layer: LayerTraits) -> str | None:
+    mixer, block = layer.mixer, layer.feed_forward
+    if isinstance(mixer, LatentShape):
+        return "attention by latent vectors"
+    if not isinstance(mixer, AttentionShape):
+        return "layers that are no attention"
+    if mixer.reads_layer is not None:
+        return "layers that read the keys of others"
+    if isinstance(block, MixtureShape):
+        return "experts with biases" if block.has_expert_biases else None
+    return None if isinstance(block, GatedShape | PlainShape) else "a dense block beside experts"
+
+
+def _unscalable(config: ModelConfig) -> str | None:
+    """Return why the inputs of a layer's matrices cannot be scaled where they come from; None where they can."""
+    if any(isinstance(layer.feed_forward, MixtureShape) for layer in config.layers):
+        return "all experts and the router share"
+    block = replace(config.block, names=replace(config.block.names, renamed=(), unused=()))
+    if block != BlockTraits() or not all(map(can_pack, config.layers)):
+        return "only layers like Llama's have"
+    shapes = [layer.mixer for layer in config.layers]
+    if any(isinstance(shape, AttentionShape) and qkv_order(shape) is not None for shape in shapes):
+        return "only heads that turn whole, by halves, have"
+    return None

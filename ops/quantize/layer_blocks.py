@@ -1,7 +1,8 @@
 """The matrices of a layer that can be quantized, by name: those of attention, and of a gated block or all experts.
 
-Of a dense layer they are `qkv`, `output`, `gate_up` and `down`. A mixture has `experts.3.gate_up`, `experts.3.down` and
-so on in place of the last two, and those of the expert that all tokens get, `shared.gate_up` and `shared.down`.
+Of a dense layer they are `qkv`, `output`, `gate_up` and `down`, or `up` where there is no gate. A mixture has
+`experts.3.gate_up`, `experts.3.down` and so on in place of the last two, and those of the expert that all tokens get,
+`shared.gate_up` and `shared.down`.
 """
 
 from __future__ import annotations
@@ -10,8 +11,15 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from gpu_worker.layers.layer_traits import FeedForwardShape
-from gpu_worker.layers.layer_weights import AttentionWeights, GatedWeights, LayerWeights, MixtureWeights, Projection
+from gpu_worker.layers.layer_traits import FeedForwardShape, PlainShape
+from gpu_worker.layers.layer_weights import (
+    AttentionWeights,
+    GatedWeights,
+    LayerWeights,
+    MixtureWeights,
+    PlainWeights,
+    Projection,
+)
 from gpu_worker.layers.mixture_shape import MixtureShape
 from kernels.moe import ExpertWeights
 
@@ -21,6 +29,8 @@ _OF_BLOCK = ("gate_up", "down")
 
 def matrix_names(feed_forward: FeedForwardShape | None) -> tuple[str, ...]:
     """Return the names of a layer's matrices, by what its feed-forward block is."""
+    if isinstance(feed_forward, PlainShape):
+        return (*_OF_MIXER, "up", "down")
     if not isinstance(feed_forward, MixtureShape):
         return _OF_MIXER + _OF_BLOCK
     rooms = [f"experts.{expert}" for expert in range(feed_forward.num_experts)]
@@ -38,8 +48,7 @@ def matrix_of(weights: LayerWeights, name: str) -> Projection:
     room, _, part = name.rpartition(".")
     projection: Projection
     if not room:
-        mixer = mixer_of(weights)
-        projection = getattr(mixer if name in _OF_MIXER else blocks(weights)[1], name)
+        projection = getattr(mixer_of(weights) if name in _OF_MIXER else weights.feed_forward, name)
     elif room == "shared":
         projection = getattr(mixture_of(weights).shared, part)
     else:
@@ -62,7 +71,8 @@ def _with_matrix(weights: LayerWeights, name: str, projection: Projection) -> La
     if not room and name in _OF_MIXER:
         return replace(weights, mixer=replace(mixer_of(weights), **change))
     if not room:
-        return replace(weights, feed_forward=replace(blocks(weights)[1], **change))
+        assert isinstance(weights.feed_forward, GatedWeights | PlainWeights)
+        return replace(weights, feed_forward=replace(weights.feed_forward, **change))
     mixture = mixture_of(weights)
     if room == "shared":
         assert mixture.shared is not None

@@ -14,6 +14,7 @@ from gpu_worker.execution.memory.budget import shown_bytes
 from gpu_worker.layers.attention_context import AttentionContext
 from gpu_worker.layers.free_memory import free_host_bytes
 from gpu_worker.layers.layer_parts import LayerParts
+from gpu_worker.layers.layer_traits import AttentionShape
 from gpu_worker.layers.layer_weights import LayerWeights, MixtureWeights, Projection
 from gpu_worker.layers.layered_decoder import DecoderLayer
 from gpu_worker.layers.rotations import Rotations
@@ -22,7 +23,7 @@ from kernels.layer_cache import allocate_layer_cache
 from kernels.linear import Linear, LinearFactory
 from kernels.moe import Experts
 from kernels.moe.layers import ExpertLayers, LinearExperts
-from ops.quantize.layer_blocks import expert_names, matrix_of
+from ops.quantize.layer_blocks import expert_names, matrix_of, mixer_of
 from ops.quantize.layer_inputs import InputMoments, RecordingLinear
 from shared.errors import ConfigError
 
@@ -64,7 +65,6 @@ class LayerPass:
         length = embedded.shape[1]
         self._parts = LayerParts.made_by(LinearFactory(free_host_bytes), Rotations(config.ropes, length, device))
         self._positions = torch.arange(length, device=device)
-        self._context = _one_window(config, length, device)
 
     def observe(self, weights: LayerWeights, names: Sequence[str]) -> dict[str, InputMoments]:
         """Return what matrices of these names are given; the stream stays where it is.
@@ -89,24 +89,32 @@ class LayerPass:
             return LinearExperts(layers, mixture.activation, 0, self._device)
 
         layer = DecoderLayer(0, weights, replace(self._parts, linear=record, experts=experts))
+        context = self._context_of(weights)
         for window in self.hidden:
-            self._run(layer, window)
+            self._run(layer, window, context)
         return moments
 
     def advance(self, weights: LayerWeights) -> None:
         """Move the stream through the layer."""
         layer = DecoderLayer(0, weights, self._parts)
+        context = self._context_of(weights)
         for window in self.hidden:
-            window.copy_(self._run(layer, window))
+            window.copy_(self._run(layer, window, context))
 
-    def _run(self, layer: Callable[..., tuple[torch.Tensor, torch.Tensor]], window: torch.Tensor) -> torch.Tensor:
-        added, stream = layer(window.to(self._device, copy=True), None, self._positions, self._context)
+    def _run(
+        self, layer: Callable[..., tuple[torch.Tensor, torch.Tensor]], window: torch.Tensor, context: AttentionContext
+    ) -> torch.Tensor:
+        added, stream = layer(window.to(self._device, copy=True), None, self._positions, context)
         return stream + added
 
+    def _context_of(self, weights: LayerWeights) -> AttentionContext:
+        """Return the context of a layer, with a cache of its heads."""
+        return _one_window(mixer_of(weights).shape, self.hidden.shape[1], self._device)
 
-def _one_window(config: ModelConfig, length: int, device: torch.device) -> AttentionContext:
+
+def _one_window(shape: AttentionShape, length: int, device: torch.device) -> AttentionContext:
     num_blocks = -(-length // _BLOCK_SIZE)
-    sizes = (num_blocks, _BLOCK_SIZE, config.num_kv_heads, config.head_dim)
+    sizes = (num_blocks, _BLOCK_SIZE, shape.num_kv_heads, shape.head_dim)
     return AttentionContext(
         caches=[allocate_layer_cache(*sizes, torch.float32, device)],
         slot_mapping=torch.arange(length, device=device),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -52,6 +53,11 @@ class Method(Protocol):
         ...
 
     @property
+    def scales_inputs(self) -> bool:
+        """Whether `prepare` changes layers."""
+        ...
+
+    @property
     def can_round_head(self) -> bool:
         """Whether the checkpoint can hold a head in eight bits."""
         ...
@@ -72,8 +78,11 @@ class Method(Protocol):
         """Return what the checkpoint stores of the head, rounded to eight bits, by what follows `lm_head.`."""
         ...
 
-    def config(self, *, has_head: bool) -> dict[str, object]:
-        """Return the `quantization_config` of a checkpoint whose head is rounded, or left alone."""
+    def config(self, *, has_head: bool, ignored: Sequence[str] = ()) -> dict[str, object]:
+        """Return the `quantization_config` of a checkpoint whose head is rounded, or left alone.
+
+        Modules that are `ignored` are not quantized.
+        """
         ...
 
 
@@ -93,6 +102,7 @@ class Rows(_Plain):
     needs_inputs: bool = False
     group_size: int | None = None
     can_round_head: bool = True
+    scales_inputs: bool = False
 
     def round(self, name: str, weight: torch.Tensor, inputs: InputMoments | None) -> ScaledRows:
         """Round to the row's scale."""
@@ -107,10 +117,10 @@ class Rows(_Plain):
         """Round the head like other matrices."""
         return self.tensors(self.round(HEAD, weight, None))
 
-    def config(self, *, has_head: bool) -> dict[str, object]:
+    def config(self, *, has_head: bool, ignored: Sequence[str] = ()) -> dict[str, object]:
         """Return compressed-tensors' description."""
         group = _row_group("float" if self.is_float8 else "int", ["Linear", HEAD] if has_head else ["Linear"])
-        return _compressed_config(str(group["format"]), [group], has_head)
+        return _compressed_config(str(group["format"]), [group], has_head, ignored)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +130,7 @@ class Nearest(_Plain):
     group_size: int
     needs_inputs: bool = False
     can_round_head: bool = True
+    scales_inputs: bool = False
 
     def round(self, name: str, weight: torch.Tensor, inputs: InputMoments | None) -> QuantizedMatrix:
         """Round to the nearest level."""
@@ -134,7 +145,7 @@ class Nearest(_Plain):
         """Round each row to its scale."""
         return scaled_row_tensors(int8_rows(weight))
 
-    def config(self, *, has_head: bool) -> dict[str, object]:
+    def config(self, *, has_head: bool, ignored: Sequence[str] = ()) -> dict[str, object]:
         """Return compressed-tensors' description."""
         weights = {
             "num_bits": BITS,
@@ -146,8 +157,8 @@ class Nearest(_Plain):
         }
         group = _group("pack-quantized", ["Linear"], weights, None)
         if not has_head:
-            return _compressed_config("pack-quantized", [group], has_head)
-        return _compressed_config("mixed-precision", [_row_group("int", [HEAD]), group], has_head)
+            return _compressed_config("pack-quantized", [group], has_head, ignored)
+        return _compressed_config("mixed-precision", [_row_group("int", [HEAD]), group], has_head, ignored)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +168,7 @@ class Gptq(_Plain):
     group_size: int
     needs_inputs: bool = True
     can_round_head: bool = True
+    scales_inputs: bool = False
 
     def round(self, name: str, weight: torch.Tensor, inputs: InputMoments | None) -> QuantizedMatrix:
         """Round by the inputs' second moments; an expert that was given none, to the nearest level."""
@@ -174,9 +186,10 @@ class Gptq(_Plain):
         """Round to the nearest level: in eight bits there is little to make up for."""
         return gptq_tensors(round_to_nearest(weight, HEAD_BITS, self.group_size, is_symmetric=True))
 
-    def config(self, *, has_head: bool) -> dict[str, object]:
+    def config(self, *, has_head: bool, ignored: Sequence[str] = ()) -> dict[str, object]:
         """Return GPTQ's description; groups are stored in order, so to readers there is no act-order."""
-        rules = {"dynamic": {f"+:{HEAD}": {"bits": HEAD_BITS}}} if has_head else {}
+        rules: dict[str, object] = {f"+:{HEAD}": {"bits": HEAD_BITS}} if has_head else {}
+        rules |= {f"-:{re.escape(name)}": {} for name in ignored}
         return {
             "quant_method": "gptq",
             "bits": BITS,
@@ -187,7 +200,7 @@ class Gptq(_Plain):
             "damp_percent": 0.01,
             "lm_head": has_head,
             "checkpoint_format": "gptq",
-            **rules,
+            **({"dynamic": rules} if rules else {}),
         }
 
 
@@ -198,6 +211,7 @@ class Awq:
     group_size: int
     needs_inputs: bool = True
     can_round_head: bool = False
+    scales_inputs: bool = True
 
     def prepare(self, weights: LayerWeights, inputs: Inputs | None) -> tuple[LayerWeights, Inputs | None]:
         """Scale inputs up and their sources down."""
@@ -221,7 +235,7 @@ class Awq:
         """Never come here: the convention has one precision for all, so the job refuses `--lm-head`."""
         raise AssertionError("AWQ checkpoints hold no head in eight bits")
 
-    def config(self, *, has_head: bool) -> dict[str, object]:
+    def config(self, *, has_head: bool, ignored: Sequence[str] = ()) -> dict[str, object]:
         """Return AWQ's description."""
         return {
             "quant_method": "awq",
@@ -229,7 +243,7 @@ class Awq:
             "group_size": self.group_size,
             "zero_point": True,
             "version": "gemm",
-            "modules_to_not_convert": [HEAD],
+            "modules_to_not_convert": [HEAD, *ignored],
         }
 
 
@@ -255,11 +269,13 @@ def _group(
     return {"targets": targets, "format": layout, "weights": weights, **activations}
 
 
-def _compressed_config(layout: str, groups: list[dict[str, object]], has_head: bool) -> dict[str, object]:
+def _compressed_config(
+    layout: str, groups: list[dict[str, object]], has_head: bool, ignored: Sequence[str]
+) -> dict[str, object]:
     return {
         "quant_method": "compressed-tensors",
         "format": layout,
         "quantization_status": "compressed",
-        "ignore": [] if has_head else [HEAD],
+        "ignore": [*([] if has_head else [HEAD]), *ignored],
         "config_groups": {f"group_{number}": group for number, group in enumerate(groups)},
     }

@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from gpu_worker.layers.layer_traits import GatedShape
 from gpu_worker.layers.layer_weights import LayerWeights, Projection
 from gpu_worker.models.checkpoint import Checkpoint
 from gpu_worker.models.layer_source import LayerSource
@@ -11,11 +12,12 @@ from gpu_worker.models.registry import read_model_config
 from ops.quantize import awq
 from ops.quantize.awq import clip, rounded, search_scales
 from ops.quantize.awq_layer import rescale_layer
-from ops.quantize.layer_blocks import matrix_of
+from ops.quantize.layer_blocks import matrix_names, matrix_of
 from ops.quantize.layer_inputs import LayerInputs
 from ops.quantize.layer_pass import LayerPass
-from ops.quantize.layer_tensors import MATRICES
 from tests.ops.quantize.layer_models import SIZES, correlated_inputs, save_model
+
+MATRICES = matrix_names(GatedShape(SIZES["intermediate_size"]))
 
 
 def output_error(weight: torch.Tensor, approximation: torch.Tensor, inputs: torch.Tensor) -> float:
@@ -99,10 +101,10 @@ def test_a_rescaled_layer_computes_the_same(tmp_path, kv_heads: int, has_biases:
     hidden = torch.randn(3, 20, SIZES["hidden_size"], generator=torch.Generator().manual_seed(7))
     with torch.inference_mode():
         before = LayerPass(config, hidden.clone(), torch.device("cpu"))
-        inputs = LayerInputs(**before.observe(weights, tuple(MATRICES)))
+        inputs = LayerInputs(**before.observe(weights, MATRICES))
         rescaled, moments = rescale_layer(weights, inputs, 4, 32)
         after = LayerPass(config, hidden.clone(), torch.device("cpu"))
-        seen = LayerInputs(**after.observe(rescaled, tuple(MATRICES)))
+        seen = LayerInputs(**after.observe(rescaled, MATRICES))
         before.advance(weights)
         after.advance(rescaled)
 
