@@ -32,6 +32,19 @@ DEEPSEEK_V3 = (
     "[!\"#$%&'()*+,\\-./:;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+|[^\r\n\\p{L}\\p{P}\\p{S}]?[\\p{L}\\p{M}]+"
     "| ?[\\p{P}\\p{S}]+[\r\n]*|\\s*[\r\n]+|\\s+(?!\\S)|\\s+",
 )
+QWEN35 = QWEN2.replace(r"?\p{L}+", r"?[\p{L}\p{M}]+").replace(r" ?[^\s\p{L}\p{N}]", r" ?[^\s\p{L}\p{M}\p{N}]")
+_CASELESS = r"\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]"
+KIMI = (
+    rf"\p{{Han}}+|[^\r\n\p{{L}}\p{{N}}]?[\p{{Lu}}\p{{Lt}}{_CASELESS}*[\p{{Ll}}{_CASELESS}+(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    rf"|[^\r\n\p{{L}}\p{{N}}]?[\p{{Lu}}\p{{Lt}}{_CASELESS}+[\p{{Ll}}{_CASELESS}*(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_CHINESE = "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+"
+# Letters of texts that have cases, but for those of mathematics.
+_CASED = "[\\p{Lu}\\p{Ll}\\p{Lt}&&[^\U0001d400-\U0001d7ff]]+"
+_SIGNS = "[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002]+"
+DEEPSEEK_LLM = (r"[\r\n]", rf"\s?{_CASED}", rf"\s?{_SIGNS}", r"\s+$", _CHINESE)
+DEEPSEEK_CODER = (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _CHINESE)
 CORPUS = [
     "The quick brown fox jumps over the lazy dog. It's 2024, isn't it? They'LL see 1234567 of them.",
     "def tokenize(text: str) -> list[int]:\n    return [ord(c) for c in text]\n\n\nprint(tokenize('abc'))\r\n\t\tend",
@@ -101,9 +114,12 @@ def _pre_tokenizer(pre: str) -> Any:
     if pre in ("gpt-2", "smollm", "command-r"):
         digits = [pre_tokenizers.Digits(individual_digits=True)] if pre != "gpt-2" else []
         return pre_tokenizers.Sequence([*digits, pre_tokenizers.ByteLevel(add_prefix_space=False)])
-    known = {"qwen2": QWEN2, "tekken": TEKKEN, "gpt-4o": GPT_4O, "seed-coder": SEED}
-    patterns = DEEPSEEK_V3 if pre == "deepseek-v3" else (known.get(pre, LLAMA3),)
-    splits = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in patterns]
+    known = {"qwen2": QWEN2, "tekken": TEKKEN, "gpt-4o": GPT_4O, "seed-coder": SEED, "qwen35": QWEN35, "kimi-k2": KIMI}
+    several = {"deepseek-v3": DEEPSEEK_V3, "deepseek-llm": DEEPSEEK_LLM, "deepseek-coder": DEEPSEEK_CODER}
+    patterns = several.get(pre, (known.get(pre, LLAMA3),))
+    splits: list[Any] = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in patterns]
+    if pre in ("deepseek-llm", "deepseek-coder"):
+        splits.append(pre_tokenizers.Digits(individual_digits=True))
     return pre_tokenizers.Sequence([*splits, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
 
 
@@ -113,7 +129,7 @@ def byte_pair_vocabulary(pre: str = "gpt-2", add_bos: bool | None = None) -> Voc
     ignores_merges = pre in ("llama-bpe", "tekken")
     tokenizer = Tokenizer(models.BPE(ignore_merges=ignores_merges))
     tokenizer.pre_tokenizer = _pre_tokenizer(pre)
-    tokenizer.normalizer = normalizers.NFC() if pre in ("qwen2", "command-r") else None
+    tokenizer.normalizer = normalizers.NFC() if pre in ("qwen2", "qwen35", "command-r") else None
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     tokenizer.train_from_iterator(
