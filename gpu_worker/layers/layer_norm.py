@@ -39,7 +39,12 @@ class LayerNorm:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Normalise `x: [num_tokens, size]`."""
-        return functional.layer_norm(x, self._weight.shape, self._weight, self._bias, self._eps)
+        weight, bias = self._weight, self._bias
+        if weight.dtype is x.dtype:
+            return functional.layer_norm(x, weight.shape, weight, bias, self._eps)
+        # Weights that were stored less one are in float32.
+        wide = None if bias is None else bias.float()
+        return functional.layer_norm(x.float(), weight.shape, weight.float(), wide, self._eps).to(x.dtype)
 
     def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         """Add `x` to `residual` in place, and return the normalised sum."""

@@ -1,0 +1,51 @@
+"""Layer normalisation against its formula, and which normalisation is chosen."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from gpu_worker.layers.layer_norm import LayerNorm, make_norm
+from gpu_worker.layers.layer_weights import NormWeights
+from gpu_worker.layers.rms_norm import RMSNorm
+
+SIZE = 37
+EPS = 1e-3
+
+
+def numbers(*shape: int, seed: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)) * 2 + 0.7
+
+
+def by_formula(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    x, mean = x.double(), x.double().mean(1, keepdim=True)
+    variance = ((x - mean) ** 2).mean(1, keepdim=True)
+    return (x - mean) / (variance + EPS).sqrt() * weight.double() + (0 if bias is None else bias.double())
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("weight_dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_are_normalised_as_the_formula_says(dtype: torch.dtype, weight_dtype: torch.dtype, has_bias: bool) -> None:
+    x, weight = numbers(5, SIZE, seed=1).to(dtype), numbers(SIZE, seed=2).to(weight_dtype)
+    bias = numbers(SIZE, seed=3).to(dtype) if has_bias else None
+    result = LayerNorm(weight, bias, EPS)(x)
+    assert result.dtype is dtype
+    tolerance = 1e-5 if dtype is torch.float32 else 1e-2
+    torch.testing.assert_close(result.double(), by_formula(x, weight, bias), rtol=tolerance, atol=tolerance)
+
+
+def test_a_sum_is_normalised_and_kept() -> None:
+    x, stream, weight = numbers(3, SIZE, seed=4), numbers(3, SIZE, seed=5), numbers(SIZE, seed=6)
+    whole = x + stream
+    result = LayerNorm(weight, None, EPS).add(x, stream)
+    assert torch.equal(stream, whole)
+    torch.testing.assert_close(result.double(), by_formula(whole, weight, None), rtol=1e-5, atol=1e-5)
+
+
+def test_the_weights_say_which_normalisation_it_is() -> None:
+    weight = torch.ones(SIZE)
+    assert isinstance(make_norm(NormWeights(weight, EPS)), RMSNorm)
+    assert isinstance(make_norm(NormWeights(weight, EPS, is_centered=True)), LayerNorm)
+    with pytest.raises(AssertionError, match="a bias"):
+        make_norm(NormWeights(weight, EPS, bias=weight))
