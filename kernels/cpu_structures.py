@@ -241,6 +241,7 @@ class MixtureStructure(ctypes.Structure):
         ("cubic", _FLOAT),
         ("limit", _FLOAT),
         ("up_shift", _FLOAT),
+        ("has_gate", _INT32),
     )
 
 

@@ -57,6 +57,8 @@ def _can_pack_mixture(shape: MixtureShape) -> bool:
         and not shape.weighs_inputs
         and shape.scales is None
         and shape.rule.score != "sparse_mixer"
+        and shape.latent_size == 0
+        and shape.activation.has_gate
     )
 
 

@@ -39,6 +39,7 @@ from gpu_worker.layers.mixture import Mixture, SharedExpert
 from gpu_worker.layers.plain_mlp import PlainMLP
 from gpu_worker.layers.rotations import Rotations
 from gpu_worker.layers.short_conv import ShortConv
+from kernels.activation import Activation
 from kernels.linear import Linear, LinearFactory
 from kernels.moe import Experts, make_experts
 from kernels.state_rows import StateRows
@@ -151,9 +152,12 @@ def _mixture(parts: LayerParts, weights: MixtureWeights) -> Mixture:
     shared = None
     if weights.shared is not None:
         gate = None if weights.shared.gate is None else parts.linear(weights.shared.gate)
-        block = GatedMLP(parts.linear(weights.shared.gate_up), parts.linear(weights.shared.down))
+        first, down = parts.linear(weights.shared.gate_up), parts.linear(weights.shared.down)
+        has_gate = weights.activation.has_gate
+        block = GatedMLP(first, down) if has_gate else PlainMLP(first, down, Activation.RELU_SQUARED)
         shared = SharedExpert(block, gate)
     router = parts.linear(weights.router)
+    latent = None if weights.latent is None else (parts.linear(weights.latent[0]), parts.linear(weights.latent[1]))
     return Mixture(
         router,
         weights.rule,
@@ -161,6 +165,7 @@ def _mixture(parts: LayerParts, weights: MixtureWeights) -> Mixture:
         shared,
         weighs_inputs=weights.weighs_inputs,
         scales=weights.scales,
+        latent=latent,
     )
 
 

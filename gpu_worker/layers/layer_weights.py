@@ -191,7 +191,7 @@ class SharedExpertWeights:
     """The expert that all tokens get.
 
     Attributes:
-        gate_up: Yields the gate's features, then the up projection's.
+        gate_up: Yields the gate's features, if it has a gate, then the up projection's.
         gate: `[1, hidden_size]`, the score of a token whose sigmoid the result is multiplied by.
     """
 
@@ -208,9 +208,10 @@ class MixtureWeights:
         router: `[num_experts, hidden_size]`.
         rule: From the router's logits to experts and their weights.
         gate_up, down: Of all experts.
-        activation: Of all experts.
+        activation: Of all experts; without gates, the shared one has none either.
         weighs_inputs: A token's weight multiplies what its expert is given.
         scales: `[num_experts]` float32, what the weights of tokens are multiplied by, if anything.
+        latent: To what experts are given, and back from what they give, where that is not the stream.
     """
 
     router: Projection
@@ -221,6 +222,7 @@ class MixtureWeights:
     shared: SharedExpertWeights | None = None
     weighs_inputs: bool = False
     scales: torch.Tensor | None = None
+    latent: tuple[Projection, Projection] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from gpu_worker.layers.gated_mlp import GatedMLP
+from gpu_worker.layers.plain_mlp import PlainMLP
 from kernels.linear import Linear
 from kernels.moe import Experts, RoutingRule, route
 
@@ -17,7 +18,7 @@ class SharedExpert:
 
     __slots__ = ("_block", "_gate")
 
-    def __init__(self, block: GatedMLP, gate: Linear | None) -> None:
+    def __init__(self, block: GatedMLP | PlainMLP, gate: Linear | None) -> None:
         """Hold the block; `gate` scores a token: `[1, hidden_size]`."""
         self._block = block
         self._gate = gate
@@ -34,7 +35,7 @@ class Mixture:
     Source: Shazeer et al., arXiv 1701.06538; the rules of routing are those of `kernels.moe`.
     """
 
-    __slots__ = ("_experts", "_router", "_rule", "_scales", "_shared", "_weighs_inputs")
+    __slots__ = ("_experts", "_latent", "_router", "_rule", "_scales", "_shared", "_weighs_inputs")
 
     def __init__(
         self,
@@ -45,6 +46,7 @@ class Mixture:
         *,
         weighs_inputs: bool = False,
         scales: torch.Tensor | None = None,
+        latent: tuple[Linear, Linear] | None = None,
     ) -> None:
         """Hold the parts.
 
@@ -55,6 +57,7 @@ class Mixture:
             shared: What every token gets besides.
             weighs_inputs: The weight multiplies what an expert is given; a token has one expert then.
             scales: `[num_experts]` float32, what weights are multiplied by.
+            latent: To what experts are given, and back from what they give.
         """
         self._router = router
         self._rule = rule
@@ -62,6 +65,7 @@ class Mixture:
         self._shared = shared
         self._weighs_inputs = weighs_inputs
         self._scales = scales
+        self._latent = latent
 
     @property
     def tokens_per_expert(self) -> torch.Tensor:
@@ -77,8 +81,11 @@ class Mixture:
         ids, weights = route(self._router.to_float32(scored), self._rule)
         if self._scales is not None:
             weights = weights * self._scales[ids]
+        given = x if self._latent is None else self._latent[0](x)
         if self._weighs_inputs:
-            result = self._experts(x * weights.to(x.dtype), ids, torch.ones_like(weights))
+            result = self._experts(given * weights.to(x.dtype), ids, torch.ones_like(weights))
         else:
-            result = self._experts(x, ids, weights)
+            result = self._experts(given, ids, weights)
+        if self._latent is not None:
+            result = self._latent[1](result)
         return result if self._shared is None else result + self._shared(x)

@@ -24,13 +24,13 @@ _ENDS = ("weight", "qweight", "weight_packed")
 def take_experts(
     projections: Projections, shape: MixtureShape, layer: str, hidden_size: int
 ) -> tuple[ExpertWeights, ExpertWeights]:
-    """Take the experts of a layer: gates and up projections, then down projections.
+    """Take the experts of a layer: gates, if they have any, and up projections, then down projections.
 
     Args:
         projections: The checkpoint, and how its linear layers are quantized.
         shape: Of the mixture.
         layer: The layer's name, `model.layers.3`.
-        hidden_size: Features of the residual stream.
+        hidden_size: Features of what experts are given.
 
     Raises:
         Exception: What the source's `error` makes: a tensor is missing, malformed or not supported.
@@ -39,18 +39,20 @@ def take_experts(
     stacks = ExpertStacks(projections, shape)
     for gate_up, down in ((f"{layer}.{one}", f"{layer}.{other}") for one, other in names.stacked):
         if stacks.has(gate_up):
-            both = stacks.take([gate_up], 2 * inner, hidden_size, is_interleaved=names.is_interleaved)
+            rows = shape.activation.num_projections * inner
+            both = stacks.take([gate_up], rows, hidden_size, is_interleaved=names.is_interleaved)
             return both, stacks.take([down], hidden_size, inner)
     modules = [f"{layer}.{name}" for name in names.experts]
     for module in modules:
-        gate, up, down = (f"{module}.{name}" for name in names.matrices)
-        if stacks.has(gate):
-            return stacks.take([gate, up], inner, hidden_size), stacks.take([down], hidden_size, inner)
+        *firsts, down = (f"{module}.{name}" for name in names.matrices)
+        if stacks.has(firsts[0]):
+            return stacks.take(firsts, inner, hidden_size), stacks.take([down], hidden_size, inner)
     has, first = projections.source.has, f"0.{names.matrices[0]}"
     found = (module for module in modules if any(has(f"{module}.{first}.{end}") for end in _ENDS))
     module = next(found, modules[0])
     experts = _OwnTensors(projections, shape, [f"{module}.{expert}" for expert in range(shape.num_experts)])
-    return experts.take(names.matrices[:2], inner, hidden_size), experts.take(names.matrices[2:], hidden_size, inner)
+    *first_names, down = names.matrices
+    return experts.take(first_names, inner, hidden_size), experts.take([down], hidden_size, inner)
 
 
 class _OwnTensors:

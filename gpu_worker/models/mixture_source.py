@@ -34,7 +34,7 @@ def take_mixture(projections: Projections, layer: str, shape: MixtureShape, hidd
     if shape.has_choice_bias:
         # What chooses among scores that differ little must not be rounded with the other weights.
         rule = replace(rule, bias=_take_choice_bias(projections, layer, router, shape))
-    gate_up, down = take_experts(projections, shape, layer, hidden_size)
+    gate_up, down = take_experts(projections, shape, layer, shape.latent_size or hidden_size)
     return MixtureWeights(
         router=_plain_where_stored_so(projections, router).take(
             [router], [shape.num_experts], hidden_size, has_bias=shape.has_router_bias
@@ -46,6 +46,19 @@ def take_mixture(projections: Projections, layer: str, shape: MixtureShape, hidd
         shared=_take_shared(projections, layer, shape, hidden_size) if shape.shared_size else None,
         weighs_inputs=shape.weighs_inputs,
         scales=projections.source.take_float32(f"{layer}.{shape.scales}", shape.num_experts) if shape.scales else None,
+        latent=_take_latent(projections, layer, shape, hidden_size) if shape.latent_size else None,
+    )
+
+
+def _take_latent(
+    projections: Projections, layer: str, shape: MixtureShape, hidden_size: int
+) -> tuple[Projection, Projection]:
+    """Take the projections between the stream and what experts are given."""
+    sizes, (down, up) = (shape.latent_size, hidden_size), (f"{layer}.{name}" for name in shape.names.latent)
+    has_bias = shape.has_latent_biases
+    return (
+        projections.take([down], [sizes[0]], sizes[1], has_bias=has_bias),
+        projections.take([up], [sizes[1]], sizes[0], has_bias=has_bias),
     )
 
 
@@ -60,12 +73,15 @@ def _take_shared(projections: Projections, layer: str, shape: MixtureShape, hidd
     """Take the expert of all tokens."""
     names, inner = shape.names, shape.shared_size
     *both, down = (f"{layer}.{names.shared}.{name}" for name in names.shared_matrices)
-    gate_up = projections.take(both, [2 * inner // len(both)] * len(both), hidden_size)
+    rows = shape.activation.num_projections * inner // len(both)
+    gate_up = projections.take(both, [rows] * len(both), hidden_size, has_bias=shape.has_shared_biases)
     gate: Projection | None = None
     if shape.has_shared_gate:
         scores = f"{layer}.{names.shared_gate}"
         gate = _plain_where_stored_so(projections, scores).take([scores], [1], hidden_size)
-    return SharedExpertWeights(gate_up, projections.take([down], [hidden_size], inner), gate)
+    return SharedExpertWeights(
+        gate_up, projections.take([down], [hidden_size], inner, has_bias=shape.has_shared_biases), gate
+    )
 
 
 def _plain_where_stored_so(projections: Projections, name: str) -> Projections:

@@ -4,7 +4,7 @@
 by; `experts_reference` is the plain formula of both.
 """
 
-from kernels.moe.activation import GELU_TANH, SILU, GatedActivation, clamped_swiglu
+from kernels.moe.activation import GELU_TANH, RELU_SQUARED, SILU, GatedActivation, clamped_swiglu
 from kernels.moe.dispatch import route
 from kernels.moe.expert_weights import ExpertWeights
 from kernels.moe.factory import make_experts
@@ -14,6 +14,7 @@ from kernels.moe.routing_rule import RoutingRule
 
 __all__ = [
     "GELU_TANH",
+    "RELU_SQUARED",
     "SILU",
     "ExpertWeights",
     "Experts",

@@ -62,4 +62,4 @@ EXPORT_STRUCTURE(Routing, FIELD(bias), FIELD(num_experts), FIELD(top_k), FIELD(s
                  FIELD(num_groups), FIELD(top_k_groups), FIELD(num_best), FIELD(scale))
 EXPORT_STRUCTURE(Mixture, FIELD(gate_up), FIELD(down), FIELD(tokens_per_expert), FIELD(num_experts),
                  FIELD(first_expert), FIELD(hidden_size), FIELD(intermediate_size), FIELD(slope), FIELD(cubic),
-                 FIELD(limit), FIELD(up_shift))
+                 FIELD(limit), FIELD(up_shift), FIELD(has_gate))

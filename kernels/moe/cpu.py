@@ -89,7 +89,7 @@ class CpuExperts:
         activation: GatedActivation,
         first_expert: int,
     ) -> None:
-        """Hold matrices that `pack_experts` made, the first projections' with `is_gated`."""
+        """Hold matrices that `pack_experts` made, the first projections' with `is_gated` where there are gates."""
         self._library = library
         self._packed = (gate_up, down)
         num_experts = len(gate_up)
@@ -108,6 +108,7 @@ class CpuExperts:
             activation.cubic,
             activation.limit,
             activation.up_shift,
+            activation.has_gate,
         )
         self._takes_bfloat16 = all(
             isinstance(parts[0], QuantizedPanels) or parts[0].weight.dtype is torch.bfloat16

@@ -24,16 +24,19 @@ def make_experts(
     Args:
         factory: Makes linear layers of experts that no kernel takes together.
         gate_up: `[num_experts, 2 * intermediate_size, hidden_size]`; the gates' features come before the up
-            projection's.
+            projection's, which are alone where the activation has no gates.
         down: `[num_experts, hidden_size, intermediate_size]`.
         activation: Of all experts.
         first_expert: The number that routing knows the first of these experts by; others are on other ranks.
     """
     if can_pack_experts(gate_up) and can_pack_experts(down) and (library := cpu_library()) is not None:
-        packed = pack_experts(library, gate_up, is_gated=True), pack_experts(library, down, is_gated=False)
+        packed = (
+            pack_experts(library, gate_up, is_gated=activation.has_gate),
+            pack_experts(library, down, is_gated=False),
+        )
         return CpuExperts(library, *packed, activation, first_expert)
     if has_kernels(gate_up.device):
-        stacks = stack_experts(gate_up, is_gated=True), stack_experts(down, is_gated=False)
+        stacks = stack_experts(gate_up, is_gated=activation.has_gate), stack_experts(down, is_gated=False)
         if stacks[0] is not None and stacks[1] is not None:
             from kernels.moe.gpu import GpuExperts
 

@@ -10,7 +10,7 @@ import triton
 
 from kernels.gpu_config import Gpu
 from kernels.linear.gpu_packed.matrix import TILE_ROWS
-from kernels.moe.activation import GatedActivation
+from kernels.moe.activation import SILU, GatedActivation
 from kernels.moe.config import ExpertLaunch, expert_launch, max_blocks
 from kernels.moe.stacks import DenseStack, ExpertStack, PackedStack
 from kernels.moe.triton_combine import combine
@@ -27,7 +27,7 @@ class GpuExperts:
     def __init__(
         self, gate_up: ExpertStack, down: ExpertStack, activation: GatedActivation, first_expert: int, gpu: Gpu
     ) -> None:
-        """Hold stacks that `stack_experts` made, the first projection's with `is_gated`."""
+        """Hold stacks that `stack_experts` made, the first projection's with `is_gated` where there are gates."""
         self._gate_up, self._down = gate_up, down
         self._activation = activation
         self._first_expert = first_expert
@@ -73,22 +73,28 @@ def multiply(
 
     Args:
         inputs: Of tokens, with an activation; else of rows.
-        stack: With gates and what they are for by turns, with an activation.
+        stack: With gates and what they are for by turns, with an activation that has gates.
         rows: Sorted.
         launch: Of the product.
-        activation: Makes half as many features, which rows get in the type of the inputs; None: pairs get all, in
-            float32.
+        activation: Makes half as many features, or as many without gates, which rows get in the type of the inputs;
+            None: pairs get all, in float32.
     """
     out_features = stack.shape[1]
-    num_pairs, is_gated = len(rows.pairs), activation is not None
-    size, dtype = (out_features // 2, inputs.dtype) if is_gated else (out_features, torch.float32)
-    outputs = torch.empty((num_pairs, size), dtype=dtype, device=inputs.device)
-    numbers = activation or GatedActivation()
+    size, dtype = out_features, torch.float32
+    if activation is not None:
+        size, dtype = out_features // activation.num_projections, inputs.dtype
+    outputs = torch.empty((len(rows.pairs), size), dtype=dtype, device=inputs.device)
     if isinstance(stack, PackedStack):
-        _packed(inputs, stack, outputs, rows, launch, numbers, is_gated)
+        _packed(inputs, stack, outputs, rows, launch, activation)
     else:
-        _dense(inputs, stack, outputs, rows, launch, numbers, is_gated)
+        _dense(inputs, stack, outputs, rows, launch, activation)
     return outputs
+
+
+def _formula(activation: GatedActivation | None) -> tuple[float, float, float, float]:
+    """Return the activation's numbers; any where there is none."""
+    numbers = activation or SILU
+    return (numbers.slope, numbers.cubic, numbers.limit, numbers.up_shift)
 
 
 def _grid(stack: ExpertStack, rows: SortedPairs, launch: ExpertLaunch) -> tuple[int, int]:
@@ -102,8 +108,7 @@ def _dense(
     outputs: torch.Tensor,
     rows: SortedPairs,
     launch: ExpertLaunch,
-    activation: GatedActivation,
-    is_gated: bool,
+    activation: GatedActivation | None,
 ) -> None:
     num_experts, out_features, in_features = stack.shape
     block_k = launch.block_k or TILE_ROWS
@@ -119,12 +124,10 @@ def _dense(
         out_features,
         in_features,
         inputs.stride(0),
-        activation.slope,
-        activation.cubic,
-        activation.limit,
-        activation.up_shift,
+        *_formula(activation),
         TOP_K=rows.top_k,
-        IS_GATED=is_gated,
+        IS_FIRST=activation is not None,
+        HAS_GATE=activation is not None and activation.has_gate,
         EXPERTS=triton.next_power_of_2(num_experts),
         BLOCK_M=launch.block_m,
         BLOCK_N=launch.block_n,
@@ -141,8 +144,7 @@ def _packed(
     outputs: torch.Tensor,
     rows: SortedPairs,
     launch: ExpertLaunch,
-    activation: GatedActivation,
-    is_gated: bool,
+    activation: GatedActivation | None,
 ) -> None:
     num_experts, out_features, in_features = stack.shape
     plane, planes = stack.plane, stack.num_planes
@@ -164,10 +166,7 @@ def _packed(
         stack.words.shape[2],
         stack.scales.shape[1],
         stack.padded_rows,
-        activation.slope,
-        activation.cubic,
-        activation.limit,
-        activation.up_shift,
+        *_formula(activation),
         KIND=stack.number.name,
         PLANE=plane,
         NUM_PLANES=planes,
@@ -175,7 +174,8 @@ def _packed(
         GROUP_SIZE=stack.group_size,
         TILE_ROWS=TILE_ROWS,
         TOP_K=rows.top_k,
-        IS_GATED=is_gated,
+        IS_FIRST=activation is not None,
+        HAS_GATE=activation is not None and activation.has_gate,
         EXPERTS=triton.next_power_of_2(num_experts),
         BLOCK_M=launch.block_m,
         BLOCK_N=launch.block_n,

@@ -10,11 +10,12 @@
 namespace headrace {
 
 struct Mixture {
-  const Matrix* gate_up;  // Of each expert, in panels of gates and what they are for; all of one form.
+  const Matrix* gate_up;  // Of each expert, in panels of gates and what they are for, if it has gates; all of one form.
   const Matrix* down;
   int64_t* tokens_per_expert;  // Counts all steps.
   int32_t num_experts, first_expert, hidden_size, intermediate_size;
   float slope, cubic, limit, up_shift;  // As GatedActivation has them.
+  int32_t has_gate;                     // Without, features become the squares of their positive parts.
 };
 
 // The experts of each token and their weights; those that are not among the mixture's contribute nothing.
@@ -186,6 +187,14 @@ struct MixtureWalk {
   void gate_up() {
     const int size = mixture.intermediate_size;
     const auto finish = [&](int panel, int64_t row, Floats* sums) {
+      if (!mixture.has_gate) {
+        for (int v = 0; v < kPanelVectors; ++v) {
+          const Floats positive = sums[v] < 0.0f ? splat(0.0f) : sums[v];
+          sums[v] = positive * positive;
+        }
+        const int begin = panel * kPanel;
+        return put<kPanelVectors>(scratch.gated + row * size + begin, sums, std::min(kPanel, size - begin));
+      }
       for (int v = 0; v < kHalf; ++v) sums[v] = gated_activation(mixture, sums[v], sums[v + kHalf]);
       const int first = panel * kPanel / 2;
       put<kHalf>(scratch.gated + row * size + first, sums, std::min(kPanel / 2, size - first));

@@ -31,19 +31,20 @@ def dense_experts_kernel(
     limit,
     up_shift,
     TOP_K: tl.constexpr,
-    IS_GATED: tl.constexpr,
+    IS_FIRST: tl.constexpr,
+    HAS_GATE: tl.constexpr,
     EXPERTS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     IS_EVEN: tl.constexpr,
 ):
-    """Program (block of features, block of rows). Gated: from tokens to rows; else from rows to pairs."""
+    """Program (block of features, block of rows). First product: from tokens to rows; second: from rows to pairs."""
     block = tl.program_id(1)
     if block >= tl.load(block_ends + num_experts - 1):
         return
     expert, is_row, sources, targets = find_rows(
-        sorted_pairs, row_starts, block_ends, block, num_experts, TOP_K, IS_GATED, EXPERTS, BLOCK_M
+        sorted_pairs, row_starts, block_ends, block, num_experts, TOP_K, IS_FIRST, EXPERTS, BLOCK_M
     )
     first_feature = tl.program_id(0) * BLOCK_N
     features = first_feature + tl.arange(0, BLOCK_N)
@@ -75,7 +76,8 @@ def dense_experts_kernel(
         cubic,
         limit,
         up_shift,
-        IS_GATED,
+        IS_FIRST,
+        HAS_GATE,
         BLOCK_N,
         BLOCK_M,
     )

@@ -53,7 +53,8 @@ def packed_experts_kernel(
     GROUP_SIZE: tl.constexpr,
     TILE_ROWS: tl.constexpr,
     TOP_K: tl.constexpr,
-    IS_GATED: tl.constexpr,
+    IS_FIRST: tl.constexpr,
+    HAS_GATE: tl.constexpr,
     EXPERTS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -65,7 +66,7 @@ def packed_experts_kernel(
         return
     dtype: tl.constexpr = inputs.dtype.element_ty
     expert, is_row, sources, targets = find_rows(
-        sorted_pairs, row_starts, block_ends, row_block, num_experts, TOP_K, IS_GATED, EXPERTS, BLOCK_M
+        sorted_pairs, row_starts, block_ends, row_block, num_experts, TOP_K, IS_FIRST, EXPERTS, BLOCK_M
     )
     first_feature = tl.program_id(0) * BLOCK_N
     local = tl.arange(0, BLOCK_N)
@@ -112,7 +113,8 @@ def packed_experts_kernel(
         cubic,
         limit,
         up_shift,
-        IS_GATED,
+        IS_FIRST,
+        HAS_GATE,
         BLOCK_N,
         BLOCK_M,
     )

@@ -15,13 +15,13 @@ def find_rows(
     block,
     num_experts,
     TOP_K: tl.constexpr,
-    IS_GATED: tl.constexpr,
+    IS_FIRST: tl.constexpr,
     EXPERTS: tl.constexpr,
     BLOCK_M: tl.constexpr,
 ):
     """Return the expert of a block that there is, which of its rows there are, and their rows of inputs and outputs.
 
-    Gated products go from tokens to rows, the others from rows to pairs.
+    First products go from tokens to rows, second ones from rows to pairs.
     """
     places = tl.arange(0, EXPERTS)
     ends = tl.load(block_ends + places, mask=places < num_experts, other=2147483647)
@@ -30,8 +30,8 @@ def find_rows(
     rows = tl.load(row_starts + expert) + (block - first_block) * BLOCK_M + tl.arange(0, BLOCK_M)
     is_row = rows < tl.load(row_starts + expert + 1)
     pairs = tl.load(sorted_pairs + rows, mask=is_row, other=0)
-    sources = pairs // TOP_K if IS_GATED else rows
-    targets = rows if IS_GATED else pairs
+    sources = pairs // TOP_K if IS_FIRST else rows
+    targets = rows if IS_FIRST else pairs
     return expert, is_row, sources, targets
 
 
@@ -49,11 +49,14 @@ def store_tile(
     cubic,
     limit,
     up_shift,
-    IS_GATED: tl.constexpr,
+    IS_FIRST: tl.constexpr,
+    HAS_GATE: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_M: tl.constexpr,
 ):
-    """Add the bias and store a tile of features by rows, through the activation where gates and others alternate.
+    """Add the bias and store a tile of features by rows, those of the first product through the activation.
+
+    Gates and what they are for alternate; features without gates become the squares of their positive parts.
 
     `targets` are the rows of the outputs, and `is_row` says which of them there are.
     """
@@ -61,7 +64,7 @@ def store_tile(
     if bias is not None:
         of_expert = bias + expert.to(tl.int64) * out_features
         sums += tl.load(of_expert + features, mask=features < out_features, other=0.0).to(tl.float32)[:, None]
-    if IS_GATED:
+    if HAS_GATE:
         both = tl.permute(tl.reshape(sums, [BLOCK_N // 2, 2, BLOCK_M]), [0, 2, 1])
         gate, up = tl.split(both)
         # Comparisons leave what is not a number as it is.
@@ -75,6 +78,9 @@ def store_tile(
         num_columns = out_features // 2
     else:
         results = sums
+        if IS_FIRST:
+            results = tl.where(sums < 0, 0.0, sums)
+            results *= results
         columns = features
         num_columns = out_features
     places = targets.to(tl.int64)[None, :] * num_columns + columns[:, None]

@@ -1,14 +1,20 @@
-"""Nemotron-H: layers of one block each, Mamba-2, attention without rotation, or a plain block with squared ReLU."""
+"""Nemotron-H and Nemotron 3: layers of one block each.
+
+A block is Mamba-2, attention without rotation, a plain block with squared ReLU, or experts of that kind.
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from gpu_worker.layers.layer_traits import AttentionShape, LayerTraits, Mamba2Shape
+from gpu_worker.layers.layer_traits import AttentionShape, LayerTraits
+from gpu_worker.layers.mixture_shape import MixtureNames, MixtureShape
 from gpu_worker.models.block_traits import BlockTraits, TensorNames
 from gpu_worker.models.config import FamilyTraits, ModelConfig, read_activation, read_decoder
 from gpu_worker.models.json_file import JsonFile
 from gpu_worker.models.mamba2_config import Mamba2Fields, read_mamba2
+from gpu_worker.models.mixture_config import grouped_sigmoid_rule, read_num_experts
+from kernels.moe import RELU_SQUARED
 
 ARCHITECTURE = "NemotronHForCausalLM"
 SAMPLE = {"mamba_num_heads": 8, "ssm_state_size": 64, "hybrid_override_pattern": "M-M*M-M-", "n_groups": 2}
@@ -27,6 +33,12 @@ NAMES = TensorNames(
         (r"\.mixer\.", ".mamba."),
     ),
     unused=(r"mtp\..*",),
+)
+_EXPERTS = MixtureNames(
+    matrices=("up_proj", "down_proj"),
+    stacked=(("mlp.experts.up_proj", "mlp.experts.down_proj"),),
+    shared="mlp.shared_experts",
+    shared_matrices=("up_proj", "down_proj"),
 )
 _FIELDS = Mamba2Fields(
     num_heads="mamba_num_heads",
@@ -59,8 +71,20 @@ def read_config(file: JsonFile) -> ModelConfig:
         block=BlockTraits(names=NAMES),
     )
     config, mamba2 = read_decoder(file, traits), read_mamba2(file, _FIELDS)
-    layers = (_layer(kind, layer, mamba2) for kind, layer in zip(pattern, config.layers, strict=True))
-    return replace(config, layers=tuple(layers))
+    mixture = _read_mixture(file) if "E" in pattern else None
+
+    def layer(kind: str, plain: LayerTraits) -> LayerTraits:
+        match kind:
+            case "M":
+                return LayerTraits(mamba2, None)
+            case "*":
+                return LayerTraits(plain.mixer, None)
+            case "E":
+                return LayerTraits(None, mixture)
+            case _:
+                return LayerTraits(None, plain.feed_forward)
+
+    return replace(config, layers=tuple(map(layer, pattern, config.layers)))
 
 
 def _read_pattern(file: JsonFile) -> str:
@@ -75,16 +99,25 @@ def _read_pattern(file: JsonFile) -> str:
         pattern = "".join(_KINDS[kind] for kind in kinds)
     if not pattern or len(pattern) > 1024 or set(pattern) - set(_KINDS.values()):
         raise file.error(name or _PATTERN, f"is {pattern[:80]!r}; it must have a letter of 'M*-E' for each layer")
-    if "E" in pattern:
-        raise file.error(name or _PATTERN, "has layers of experts (E), which are not supported in this family")
     return pattern
 
 
-def _layer(kind: str, layer: LayerTraits, mamba2: Mamba2Shape) -> LayerTraits:
-    match kind:
-        case "M":
-            return LayerTraits(mamba2, None)
-        case "*":
-            return LayerTraits(layer.mixer, None)
-        case _:
-            return LayerTraits(None, layer.feed_forward)
+def _read_mixture(file: JsonFile) -> MixtureShape:
+    """Read the experts, and the one that all tokens get, which is not of their size."""
+    activation = file.text("mlp_hidden_act", "relu2")
+    if activation != "relu2":
+        problem = f"is {activation[:80]!r}; experts of this family are served with 'relu2'"
+        raise file.error("mlp_hidden_act", problem)
+    num_experts, has_bias = read_num_experts(file, "n_routed_experts"), file.boolean("mlp_bias", False)
+    return MixtureShape(
+        num_experts,
+        file.integer("moe_intermediate_size"),
+        grouped_sigmoid_rule(file, num_experts),
+        _EXPERTS,
+        RELU_SQUARED,
+        has_choice_bias=True,
+        shared_size=file.integer("moe_shared_expert_intermediate_size", 7688),
+        has_shared_biases=has_bias,
+        latent_size=file.integer("moe_latent_size", 0, minimum=0),
+        has_latent_biases=has_bias,
+    )

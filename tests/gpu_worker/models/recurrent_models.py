@@ -88,6 +88,21 @@ CASES = {
         "NemotronHForCausalLM",
         {**NEMOTRON, "use_bias": True, "mlp_bias": True, "use_conv_bias": False},
     ),
+    "nemotron_h-experts": Case(
+        "NemotronHConfig",
+        "NemotronHForCausalLM",
+        {
+            **NEMOTRON,
+            "layers_block_type": ["linear_attention", "moe", "full_attention", "moe", "mlp"],
+            "n_routed_experts": 6,
+            "num_experts_per_tok": 2,
+            "n_group": 2,
+            "moe_intermediate_size": 24,
+            "moe_shared_expert_intermediate_size": 40,
+            "moe_latent_size": 36,
+            "routed_scaling_factor": 1.7,
+        },
+    ),
     "bamba": Case(
         "BambaConfig", "BambaForCausalLM", {**BAMBA, "mamba_n_heads": 4, "mamba_n_groups": 1, "attn_layer_indices": [1]}
     ),

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from kernels.linear.forms import FLOAT4, INT4, GroupQuantizedWeight, Number, WeightForm
-from kernels.moe import GELU_TANH, SILU, ExpertWeights, GatedActivation, clamped_swiglu
+from kernels.linear.forms import FLOAT4, INT4, DenseWeight, GroupQuantizedWeight, Number, WeightForm
+from kernels.moe import GELU_TANH, RELU_SQUARED, SILU, ExpertWeights, GatedActivation, clamped_swiglu
 from tests.kernels.moe import plain_mixture
 
 Plain = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -38,6 +38,7 @@ ACTIVATIONS: dict[str, tuple[GatedActivation, Plain]] = {
     "silu": (SILU, plain_mixture.silu),
     "gelu_tanh": (GELU_TANH, plain_mixture.gelu_tanh),
     "gpt_oss": (clamped_swiglu(1.702, 1.5), plain_mixture.gpt_oss),
+    "relu_squared": (RELU_SQUARED, plain_mixture.relu_squared),
 }
 
 
@@ -54,6 +55,15 @@ class Tensors:
     weights: torch.Tensor
     gate_up: ExpertWeights
     down: ExpertWeights
+
+    def fit(self, activation: GatedActivation) -> Tensors:
+        """Return the same without gates, where the activation has none; matrices are plain."""
+        if activation.has_gate:
+            return self
+        inner, bias = self.down.shape[2], self.gate_up.bias
+        whole = torch.stack([form.weight for form in self.gate_up.forms if isinstance(form, DenseWeight)])
+        up = ExpertWeights.dense(whole[:, inner:].contiguous(), None if bias is None else bias[:, inner:].contiguous())
+        return replace(self, gate_up=up)
 
     def token_by_token(self, plain: Plain) -> torch.Tensor:
         """Return the result in float64."""

@@ -105,9 +105,10 @@ def test_pairs_are_sorted_by_expert(num_tokens: int, device: torch.device) -> No
 
 def check(case: Tensors, name: str, launch: ExpertLaunch | None, device: torch.device, tolerance: float) -> None:
     activation = ACTIVATIONS[name][0]
+    case = case.fit(activation)
     stacks = [
         stack_experts(weights.to(device), is_gated=is_gated)
-        for weights, is_gated in ((case.gate_up, True), (case.down, False))
+        for weights, is_gated in ((case.gate_up, activation.has_gate), (case.down, False))
     ]
     assert stacks[0] is not None
     assert stacks[1] is not None

@@ -36,7 +36,7 @@ def test_equal_scores_choose_the_lower_expert() -> None:
 @pytest.mark.parametrize("name", ACTIVATIONS)
 def test_experts_equal_the_formula_token_by_token(name: str, mixture: Mixture) -> None:
     activation, plain = ACTIVATIONS[name]
-    case = mixture.tensors(torch.float32)
+    case = mixture.tensors(torch.float32).fit(activation)
     expected = case.token_by_token(plain)
     result = experts_reference(case.x, case.ids, case.weights, case.gate_up, case.down, activation)
     torch.testing.assert_close(result.double(), expected, rtol=1e-4, atol=1e-5)
