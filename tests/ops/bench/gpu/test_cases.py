@@ -12,7 +12,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from kernels.causal_conv import causal_conv
+from kernels.gated_delta import DeltaSizes
 from kernels.moe import SILU
+from kernels.ssd import SsdSizes, ssd
 from ops.bench.gpu.case import OURS, Case, relative_error
 from ops.bench.gpu.cases import (
     attention,
@@ -21,6 +24,7 @@ from ops.bench.gpu.cases import (
     experts,
     logits,
     quantized_linear,
+    recurrent,
     rotation,
     small_gemm,
 )
@@ -35,6 +39,8 @@ TINY = ModelShape(
 
 TINY_SINKS = attention_forms.VariantShape("tiny", 4, 2, 16, 16, 0.25, soft_cap=2.0, has_sinks=True)
 TINY_LATENT = attention_forms.VariantShape("tiny", 4, 1, 40, 32, 0.2, is_latent=True)
+TINY_SSD = recurrent.RecurrentShape("tiny", SsdSizes(4, 9, 2, 12))
+TINY_DELTA = recurrent.RecurrentShape("tiny", DeltaSizes(2, 4, 12, 9))
 TINY_EXPERTS = experts.MixtureSizes("tiny", 5, 2, 64, 32, SILU, is_microscaled=False)
 CODED_EXPERTS = replace(TINY_EXPERTS, is_microscaled=True)
 
@@ -47,6 +53,8 @@ ERRORS: dict[str, tuple[Callable[[], float], float]] = {
     "attention": (partial(attention.attention_error, CPU, TINY, [(1, 40), (9, 9), (3, 17)], 12), 1e-2),
     "sinks": (partial(attention_forms.variant_error, CPU, TINY_SINKS, [(1, 40), (9, 9), (3, 17)]), 1e-2),
     "latent": (partial(attention_forms.variant_error, CPU, TINY_LATENT, [(1, 40), (9, 9), (3, 17)]), 1e-2),
+    "SSD": (partial(recurrent.recurrent_error, CPU, TINY_SSD, 3, 5), 1e-2),
+    "gated delta": (partial(recurrent.recurrent_error, CPU, TINY_DELTA, 3, 5), 1e-2),
     "product": (partial(small_gemm.product_error, CPU, 3, 40, 70), 4e-3),
     "int4": (partial(quantized_linear.int4_error, CPU, 3, 48, 160), 4e-3),
     "int8": (partial(quantized_linear.int8_error, CPU, 3, 48, 160), 4e-3),
@@ -67,6 +75,9 @@ CASES: dict[str, tuple[ModuleType, Callable[[], Case]]] = {
     "mixed": (attention, partial(attention.attention_case, CPU, TINY, [(10, 40), (1, 40)])),
     "sinks": (attention_forms, partial(attention_forms.variant_case, CPU, TINY_SINKS, [(1, 40)] * 3)),
     "latent": (attention_forms, partial(attention_forms.variant_case, CPU, TINY_LATENT, [(10, 40)])),
+    "SSD decodes": (recurrent, partial(recurrent.recurrent_case, CPU, TINY_SSD, 3, 1)),
+    "SSD prompts": (recurrent, partial(recurrent.recurrent_case, CPU, TINY_SSD, 2, 20)),
+    "gated delta": (recurrent, partial(recurrent.recurrent_case, CPU, TINY_DELTA, 2, 20)),
     "product": (small_gemm, partial(small_gemm.product_case, CPU, 3, 40, 70, (1, 2))),
     "int4": (quantized_linear, partial(quantized_linear.int4_case, CPU, 3, 48, 160)),
     "int8": (quantized_linear, partial(quantized_linear.int8_case, CPU, 32, 48, 160)),
@@ -112,6 +123,17 @@ def test_baselines_compute_what_ours_does(monkeypatch: pytest.MonkeyPatch) -> No
         torch.manual_seed(0)
         theirs = build().candidates["torch.compile"](0)
         torch.testing.assert_close(ours, theirs, atol=0.06, rtol=0.02)
+
+
+def test_torch_steps_a_state_as_ours_does() -> None:
+    batches = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        batches.append(recurrent.make_recurrent_batch(CPU, TINY_SSD, 3, 1))
+    batches[0].rows.slots.copy_(torch.arange(3))
+    ours = batches[0].update(ssd, causal_conv)
+    torch.testing.assert_close(recurrent.one_token(batches[1]), ours, atol=0.03, rtol=0.02)
+    torch.testing.assert_close(batches[1].states, batches[0].states, atol=0.03, rtol=0.02)
 
 
 def test_suites_have_distinct_short_labels_at_the_models_shapes() -> None:
