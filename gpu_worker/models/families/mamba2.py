@@ -45,6 +45,7 @@ def read_config(file: JsonFile) -> ModelConfig:
         norm_eps=("layer_norm_epsilon", 1e-5),
         block=BlockTraits(names=nemotron_h.NAMES),
     )
-    fields = {"max_position_embeddings": _MAX_LEN, **file.fields, **_NO_ATTENTION}
+    max_len = file.integer("max_position_embeddings", _MAX_LEN)
+    fields = {**file.fields, **_NO_ATTENTION, "max_position_embeddings": max_len}
     config = read_decoder(JsonFile(file.path, fields), traits)
     return replace(config, layers=(LayerTraits(read_mamba2(file, _FIELDS), None),) * config.num_layers)

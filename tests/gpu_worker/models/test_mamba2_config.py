@@ -1,0 +1,119 @@
+"""What configurations say about Mamba-2 mixers, and what is refused of them."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpu_worker.layers.layer_traits import AttentionBesideMamba2Shape, AttentionShape, OutputNorm
+from gpu_worker.models.config import ModelConfig
+from gpu_worker.models.errors import CheckpointError
+from gpu_worker.models.families import falcon_h1, granite_moe_hybrid, mamba2, nemotron_h
+from gpu_worker.models.json_file import JsonFile
+from gpu_worker.models.mamba2_config import read_mamba2
+from gpu_worker.models.support_page import SAMPLE
+
+SIZES = {"hidden_size": 256, "mamba_n_heads": 8, "mamba_d_state": 64}
+
+
+def file_of(**fields: Any) -> JsonFile:
+    return JsonFile(Path("config.json"), {**SIZES, **fields})
+
+
+def read(module: Any, **fields: Any) -> ModelConfig:
+    config: ModelConfig = module.read_config(JsonFile(Path("config.json"), {**SAMPLE, **module.SAMPLE, **fields}))
+    return config
+
+
+def test_heads_divide_the_inner_size() -> None:
+    assert read_mamba2(file_of(mamba_d_head="auto")).sizes.head_dim == 64
+    assert read_mamba2(file_of(mamba_expand=4)).sizes.head_dim == 128
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"mamba_d_head": 32}, "'mamba_d_head' times mamba_n_heads is 32 . 8; it must be the inner size, 512"),
+        ({"mamba_n_groups": 3}, "'mamba_n_groups' is 3; it must divide mamba_n_heads .8."),
+        ({"mamba_d_state": 257}, "'mamba_d_state' is 257; it must be a whole number from 1 to 256"),
+        ({"hidden_act": "gelu"}, "'hidden_act' is 'gelu'; the convolutions of Mamba-2 are served with 'silu'"),
+        ({"time_step_limit": [0.5, 0.1]}, r"'time_step_limit' is \[0.5, 0.1\]; it must be two numbers"),
+        ({"time_step_limit": [0.5]}, "must be two numbers"),
+        ({"time_step_limit": ["a", 1]}, "must be two numbers"),
+    ],
+)
+def test_mixer_that_cannot_be_served_is_refused(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        read_mamba2(file_of(**fields))
+
+
+@pytest.mark.parametrize("end", [math.inf, {"__float__": "Infinity"}], ids=str)
+def test_bound_of_steps_may_be_infinite(end: object) -> None:
+    assert read_mamba2(file_of(time_step_limit=[0.001, end])).step_limits == (0.001, math.inf)
+    assert read_mamba2(file_of()).step_limits == (0.0, math.inf)
+
+
+def test_factors_of_falcon_go_where_they_cost_nothing() -> None:
+    fields = {"attention_in_multiplier": 2.0, "attention_out_multiplier": 0.5, "key_multiplier": 0.5}
+    fields |= {"ssm_in_multiplier": 3.0, "ssm_multipliers": [1.0, 2.0, 3.0, 4.0, 5.0]}
+    mixer = read(falcon_h1, **fields).layer(0).mixer
+    assert isinstance(mixer, AttentionBesideMamba2Shape)
+    assert (mixer.attention.scale, mixer.attention.output_scale) == (2 * 32**-0.5, 1.0)
+    assert mixer.mamba2.input_scales == (3.0, 6.0, 9.0, 12.0, 15.0)
+    assert mixer.mamba2.norm is OutputNorm.NONE
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"attention_in_multiplier": 2.0, "attention_bias": True},
+        {"ssm_in_multiplier": 2.0, "mamba_proj_bias": True},
+        {"ssm_multipliers": [1.0, 2.0]},
+        {"mlp_multipliers": [1.0]},
+    ],
+    ids=str,
+)
+def test_factors_of_falcon_that_cannot_be_served_are_refused(fields: dict[str, Any]) -> None:
+    with pytest.raises(CheckpointError, match=next(iter(fields))):
+        read(falcon_h1, **fields)
+
+
+def test_layers_of_nemotron_are_letters_or_names() -> None:
+    by_letter = read(nemotron_h, hybrid_override_pattern="M*-")
+    by_name = read(nemotron_h, layers_block_type=["mamba", "attention", "mlp"])
+    assert by_letter == by_name
+    assert [(layer.mixer is None, layer.feed_forward is None) for layer in by_letter.layers] == [
+        (False, True),
+        (False, True),
+        (True, False),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"hybrid_override_pattern": "MX"}, "is 'MX'; it must have a letter of 'M.-E' for each layer"),
+        ({"layers_block_type": ["conv"]}, "its kinds must be among"),
+        ({"attention_bias": True}, "served without biases"),
+        ({"hybrid_override_pattern": "ME", "mlp_hidden_act": "silu"}, "served with 'relu2'"),
+    ],
+)
+def test_nemotron_that_cannot_be_served_is_refused(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        read(nemotron_h, **fields)
+
+
+def test_granite_rotates_where_it_says_so() -> None:
+    for kind, rotary in (("rope", 0), ("nope", None), (None, None)):
+        shape = read(granite_moe_hybrid, position_embedding_type=kind).layer(7).mixer
+        assert isinstance(shape, AttentionShape)
+        assert shape.rotary == rotary
+
+
+def test_mamba2_has_no_attention_and_a_bound_of_its_own() -> None:
+    config = read(mamba2, max_position_embeddings=None)
+    assert config.has_states
+    assert config.max_model_len == 8192
