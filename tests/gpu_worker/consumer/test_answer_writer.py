@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpu_worker.consumer.answer import AnswerWriter
+from gpu_worker.consumer.answer import AnswerWriter, ending
 from gpu_worker.consumer.held_request import HeldRequest
 from gpu_worker.consumer.pooled_answers import PooledAnswers
 from gpu_worker.consumer.queued_message import QueuedMessage
@@ -13,7 +13,7 @@ from gpu_worker.consumer.request_reader import RequestReader
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.step import LogprobEntry, SequenceEvent
 from gpu_worker.text.model_directory import read_model_directory
-from shared.messages import Delta, FinishReason, Request
+from shared.messages import Delta, Finish, FinishReason, Request
 from shared.sampling import Sampling
 from tests.gpu_worker.consumer.harness import DEMO_MODEL, TASKS, TOKENIZER
 
@@ -102,3 +102,9 @@ def test_end_names_the_stop_that_ended_the_text() -> None:
         finish = AnswerWriter(TOKENIZER, POOLED).delta(held, event).finish
         assert finish is not None
         assert finish.stop == stop
+
+
+def test_end_that_is_no_output_is_what_became_of_the_request() -> None:
+    held, _ = held_request(Sampling(), [5, 6], echo=False)
+    delta = ending(held, Finish("handoff"))
+    assert (held.outcome, delta.seq, delta.finish, delta.token_ids) == ("handoff", 2, Finish("handoff"), ())

@@ -13,25 +13,34 @@ import pytest
 
 from gpu_worker.consumer.gpu_monitor import GpuMonitor
 
-# Enough of the driver's interface for one device, which cannot tell its power.
+# Enough of the driver's interface for two devices, one of which cannot tell anything.
 DRIVER = """
 #include <string.h>
 typedef struct { unsigned int gpu, memory; } Utilization;
 typedef struct { unsigned long long total, free, used; } Memory;
-static int device;
+static int device, mute;
+#define IF_TOLD if (handle == &mute) return 3;
 int nvmlInit_v2(void) { return 0; }
 int nvmlInitWithFlags(unsigned int flags) { return 0; }
 const char* nvmlErrorString(int result) { return "driver error"; }
 int nvmlDeviceGetHandleByUUID(const char* uuid, void** handle) {
-  if (strcmp(uuid, "GPU-1234") != 0) return 6;
-  *handle = &device;
+  if (strcmp(uuid, "GPU-1234") != 0 && strcmp(uuid, "GPU-mute") != 0) return 6;
+  *handle = strcmp(uuid, "GPU-mute") ? &device : &mute;
   return 0;
 }
-int nvmlDeviceGetUtilizationRates(void* handle, Utilization* out) { out->gpu = 42; out->memory = 7; return 0; }
-int nvmlDeviceGetMemoryInfo(void* handle, Memory* out) { out->total = 1000; out->used = 600; return 0; }
-int nvmlDeviceGetTemperature(void* handle, int sensor, unsigned int* out) { *out = sensor == 0 ? 65 : 99; return 0; }
-int nvmlDeviceGetPowerUsage(void* handle, unsigned int* out) { return 3; }
-int nvmlDeviceGetTotalEnergyConsumption(void* handle, unsigned long long* out) { *out = 123456; return 0; }
+int nvmlDeviceGetUtilizationRates(void* handle, Utilization* out) {
+  IF_TOLD out->gpu = 42; out->memory = 7; return 0;
+}
+int nvmlDeviceGetMemoryInfo(void* handle, Memory* out) {
+  IF_TOLD out->total = 1000; out->used = 600; return 0;
+}
+int nvmlDeviceGetTemperature(void* handle, int sensor, unsigned int* out) {
+  IF_TOLD *out = sensor == 0 ? 65 : 99; return 0;
+}
+int nvmlDeviceGetPowerUsage(void* handle, unsigned int* out) { IF_TOLD *out = 250500; return 0; }
+int nvmlDeviceGetTotalEnergyConsumption(void* handle, unsigned long long* out) {
+  IF_TOLD *out = 123456; return 0;
+}
 """
 READ = """
 import asyncio, json, sys
@@ -68,7 +77,10 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_device_is_read_and_what_it_cannot_tell_is_none(library: Path) -> None:
     readings, log = read("GPU-1234", library)
-    assert readings == [["GPU-1234", 0.42, 600, 1000, 65.0, None, 123.456]]
+    assert readings == [["GPU-1234", 0.42, 600, 1000, 65.0, 250.5, 123.456]]
+    assert log == ""
+    readings, log = read("GPU-mute", library)
+    assert readings == [["GPU-mute", None, None, None, None, None, None]]
     assert log == ""
 
 

@@ -1,0 +1,111 @@
+"""What is said when the queue of background responses cannot do what is asked. NATS is in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import nats.errors
+import pytest
+from nats.js.errors import APIError, NoStreamResponseError, NotFoundError, ServerError
+
+from gateway.errors import ApiError
+from gateway.responses.job import BackgroundJob
+from gateway.responses.job_queue import JobQueue, JobRef
+from shared.messages import Request
+from shared.subjects import cancel_subject
+
+REF = JobRef("t", "m", "resp_1", BackgroundJob(stream_seq=7, deadline=0.0))
+REQUEST = Request(id="resp_1", model="m", tenant="t", lane="batch", text="x")
+
+
+class Wire:
+    """A connection that fails as it is told."""
+
+    max_payload = 1000
+
+    def __init__(self) -> None:
+        self.failure: Exception | None = None
+        self.timeout_s: float | None = None
+        self.deleted: list[int] = []
+        self.sent: list[str] = []
+
+    def jetstream(self, timeout: float | None = None) -> Wire:
+        self.timeout_s = timeout
+        return self
+
+    async def publish(self, subject: str, payload: bytes, headers: dict[str, str] | None = None) -> Any:
+        if self.failure is not None:
+            raise self.failure
+
+    async def get_last_msg(self, stream: str, subject: str, direct: bool = False) -> Any:
+        raise self.failure or NotFoundError
+
+    async def request(self, subject: str, timeout: float) -> Any:
+        raise self.failure or nats.errors.TimeoutError
+
+    async def delete_msg(self, stream: str, number: int) -> None:
+        self.deleted.append(number)
+
+    def send(self, subject: str, payload: bytes) -> None:
+        self.sent.append(subject)
+
+
+@pytest.fixture
+def wire() -> Wire:
+    return Wire()
+
+
+@pytest.fixture
+def queue(wire: Wire) -> JobQueue:
+    return JobQueue(wire)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("failure", "answer"),
+    [
+        (NoStreamResponseError(), (400, "background_unavailable", "background", None)),
+        (nats.errors.MaxPayloadError(), (413, "request_too_large", None, None)),
+        (ServerError(code=503, err_code=10077), (503, "queue_full", None, 30.0)),
+        (nats.errors.TimeoutError(), (503, "queue_unavailable", None, 2.0)),
+    ],
+)
+async def test_job_that_cannot_be_published_is_refused_with_the_reason(
+    queue: JobQueue, wire: Wire, failure: Exception, answer: tuple[object, ...]
+) -> None:
+    wire.failure = failure
+    with pytest.raises(ApiError) as caught:
+        await queue.publish(REQUEST)
+    error = caught.value
+    assert (error.status, error.code, error.param, error.retry_after_s) == answer
+
+
+@pytest.mark.parametrize("ask", [JobQueue.result, JobQueue.state, JobQueue.cancel, JobQueue.forget])
+@pytest.mark.parametrize("failure", [nats.errors.TimeoutError(), ServerError(code=503)])
+async def test_queue_that_does_not_answer_is_a_503(
+    queue: JobQueue, wire: Wire, ask: Callable[[JobQueue, JobRef], Awaitable[object]], failure: Exception
+) -> None:
+    wire.failure = failure
+    with pytest.raises(ApiError) as caught:
+        await ask(queue, REF)
+    assert (caught.value.status, caught.value.code, caught.value.retry_after_s) == (503, "queue_unavailable", 2.0)
+    # Nobody waits for NATS as long as its client would.
+    assert wire.timeout_s == 3.0
+
+
+async def test_job_that_has_just_ended_is_not_cancelled_any_more(
+    queue: JobQueue, wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def is_taken(queue: JobQueue, ref: JobRef) -> bool:
+        return True
+
+    monkeypatch.setattr(JobQueue, "_is_taken", is_taken)
+    await queue.cancel(REF)
+    assert (wire.deleted, wire.sent) == ([7], [cancel_subject("m")])
+
+    async def publish(*arguments: object, **options: object) -> None:
+        raise APIError(err_code=10071)
+
+    monkeypatch.setattr(wire, "publish", publish)
+    await queue.cancel(REF)
+    assert (wire.deleted, wire.sent) == ([7], [cancel_subject("m")])
