@@ -39,7 +39,7 @@ ROOMS = {
     "gpu_worker/consumer": ["tests/gpu_worker/consumer"],
     "shared": ["tests/shared"],
 }
-# Rooms that tests run in processes of their own too, of which coverage knows nothing.
+# Rooms of which coverage knows little, since most of their tests run them in processes of their own.
 WITH_PROCESSES = ["gateway"]
 # Tests that read the code of a room and run none of it.
 READING = {room: ["tests/gateway/test_errors.py"] for room in ("gateway", "shared")}
@@ -112,8 +112,8 @@ class Run:
             target.write_text(mutant.source)
             is_killed = runner.failure(PYTEST, tests) is not None
             is_ill_typed = not is_killed and not _types_pass(copy, mutant.path)
-            if room in WITH_PROCESSES and not is_killed and not is_ill_typed:
-                is_killed = runner.failure(PYTEST, mirrored(mutant.path)) is not None
+            if not is_killed and not is_ill_typed:
+                is_killed = runner.failure(PYTEST, mirrored(mutant.path, room in WITH_PROCESSES)) is not None
             target.write_text(original)
             with self._lock:
                 count = self._count(room, mutant)

@@ -86,10 +86,11 @@ class CoveringTests:
         return self._by_file[path]
 
 
-def mirrored(path: str) -> list[str]:
-    """Return the tests of a file's folder, by the convention of the tree."""
-    folder = Path(mirrored_test(path)).parent
-    return [str(folder)] if folder.exists() else []
+def mirrored(path: str, with_neighbours: bool) -> list[str]:
+    """Return where the tests of a file are, and those of its folder if wanted, if there are any."""
+    file = Path(mirrored_test(path))
+    wanted = file.parent if with_neighbours else file
+    return [str(wanted)] if wanted.exists() else []
 
 
 def mirrored_test(path: str) -> str:

@@ -122,6 +122,8 @@ async def test_refused_pull_makes_sure_of_the_queue_before_the_next(wire: Wire, 
     wire.end_pull(status)
     assert wire.queue.outstanding == 0
     await asyncio.sleep(0.01)
+    wire.queue.wake()
+    await wire.settle()
     assert (wire.pulls, wire.num_ensured, wire.queue.outstanding) == ([8, 8], 2, 8)
 
 
