@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 from shared.messages import Heartbeat
 from shared.sampling import Sampling
 from shared.worker_metrics import STEP_SECONDS_BOUNDS, STEP_TOKENS_BOUNDS
@@ -50,3 +52,13 @@ async def test_message_that_was_delivered_before_is_counted(worker: RunningWorke
     queue._receive(Message(1))  # type: ignore[arg-type]
     queue._receive(Message(2))  # type: ignore[arg-type]
     assert queue.num_redelivered == before + 1
+
+
+async def test_use_of_experts_is_counted_where_there_are_some(worker: RunningWorker) -> None:
+    source = worker.worker.consumer._metrics
+    without = source.metrics()
+    assert (without.expert_tokens, without.expert_imbalance, without.unused_experts) == (0, 0.0, 0)
+    use = SimpleNamespace(tokens=5, imbalance=1.5, unused=2)
+    source._experts = SimpleNamespace(read=lambda: use)  # type: ignore[assignment]
+    metrics = source.metrics()
+    assert (metrics.expert_tokens, metrics.expert_imbalance, metrics.unused_experts) == (5, 1.5, 2)

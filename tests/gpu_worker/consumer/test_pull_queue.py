@@ -115,6 +115,9 @@ async def test_pull_that_expired_is_made_again_for_what_it_did_not_bring(wire: W
     assert (wire.pulls, wire.queue.outstanding, wire.num_ensured) == ([8, 3], 3, 1)
     wire.end_pull("100")
     assert wire.queue.outstanding == 3
+    # Others that are still open may bring something.
+    wire.end_pull("408", 2)
+    assert wire.queue.outstanding == 1
 
 
 @pytest.mark.parametrize("status", ["409", "503"])
