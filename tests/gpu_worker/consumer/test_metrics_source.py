@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+from gpu_worker.consumer.metrics_source import REFRESH_S
 from shared.messages import Heartbeat
 from shared.sampling import Sampling
 from shared.worker_metrics import STEP_SECONDS_BOUNDS, STEP_TOKENS_BOUNDS
@@ -60,5 +61,8 @@ async def test_use_of_experts_is_counted_where_there_are_some(worker: RunningWor
     assert (without.expert_tokens, without.expert_imbalance, without.unused_experts) == (0, 0.0, 0)
     use = SimpleNamespace(tokens=5, imbalance=1.5, unused=2)
     source._experts = SimpleNamespace(read=lambda: use)  # type: ignore[assignment]
+    # Heartbeats are more frequent than readings.
+    assert source.metrics() is without
+    source._read_at -= REFRESH_S
     metrics = source.metrics()
     assert (metrics.expert_tokens, metrics.expert_imbalance, metrics.unused_experts) == (5, 1.5, 2)
