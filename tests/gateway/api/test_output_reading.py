@@ -100,19 +100,19 @@ def test_template_of_the_request_speaks_for_itself(formats: dict[str, Format]) -
 
 
 @pytest.mark.parametrize(
-    ("choice", "chat_format", "param"),
+    ("choice", "chat_format", "param", "code"),
     [
-        (ToolChoice("required"), "plain", "tool_choice"),
-        (ToolChoice("named", "f"), "plain", "tool_choice"),
-        (ToolChoice("required"), "huge", "tools"),
+        (ToolChoice("required"), "plain", "tool_choice", "unsupported_parameter"),
+        (ToolChoice("named", "f"), "plain", "tool_choice", "unsupported_parameter"),
+        (ToolChoice("required"), "huge", "tools", "invalid_value"),
     ],
 )
 def test_what_the_format_cannot_do_is_refused(
-    formats: dict[str, Format], choice: ToolChoice, chat_format: str, param: str
+    formats: dict[str, Format], choice: ToolChoice, chat_format: str, param: str, code: str
 ) -> None:
     with pytest.raises(ApiError) as caught:
         with_reading(generation(tools=ToolUse(TOOLS, choice)), chat_format)
-    assert (caught.value.status, caught.value.param) == (400, param)
+    assert (caught.value.status, caught.value.param, caught.value.code) == (400, param, code)
 
 
 def test_schema_that_is_too_large_is_refused() -> None:

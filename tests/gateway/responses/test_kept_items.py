@@ -8,7 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from gateway.responses.body import ItemBody
 from gateway.responses.conversation import to_messages
+from gateway.responses.kept_items import kept_item
 from gateway.responses.reasoning_content import encode_reasoning
 from gateway.responses.request import own_items, parse_body, to_generation
 
@@ -38,3 +40,7 @@ def test_kept_item_is_small_and_means_the_same(item: dict[str, Any]) -> None:
     generation = to_generation(request, [], own_items(request), ())
     assert len(msgspec.msgpack.encode(generation.draft.input)) < 1000
     assert to_messages(generation.draft.input) == generation.prompts[0].messages
+
+
+def test_item_that_does_not_say_what_it_is_is_a_message() -> None:
+    assert kept_item(ItemBody(role="user", content="hi", output="no")) == ItemBody(role="user", content="hi")

@@ -114,6 +114,7 @@ def test_calls_and_results_of_tools_travel() -> None:
             {"role": "assistant", "content": None, "tool_calls": [call, loose, {"function": {"name": "h"}}]},
             {"role": "tool", "tool_call_id": "call_1", "content": [{"type": "text", "text": "3"}]},
             {"role": "tool", "tool_call_id": "of nobody", "content": None},
+            {"role": "function", "name": "f", "content": None},
         ]
     ) == (
         ChatMessage(
@@ -127,6 +128,7 @@ def test_calls_and_results_of_tools_travel() -> None:
         ),
         ChatMessage(role="tool", content="3", tool_call_id="call_1"),
         ChatMessage(role="tool", content="", tool_call_id="of nobody"),
+        ChatMessage(role="tool", content="", name="f"),
     )
 
 
