@@ -176,3 +176,21 @@ def test_checkpoints_that_anybody_may_displace_are_not_in_use() -> None:
     assert states is not None
     assert states.num_checkpoints >= 3
     assert harness.scheduler.stats.groups[-1] == ("state", 0, 4)
+
+
+def test_checkpoint_that_may_be_wrong_is_found_by_nobody_while_it_is_read_and_free_afterwards() -> None:
+    harness = harness_of()
+    first, second, third = (make_sequence(range(1, 31), max_tokens=1) for _ in range(3))
+    cached_tokens(harness, first)
+    states = harness.scheduler._blocks.states
+    assert states is not None
+    harness.add(second)
+    harness.schedule()
+    assert second.state_slot is not None
+    states.hide(second)
+    states.check_integrity([second.state_slot])
+    assert states.num_checkpoints == 0
+    harness.land()
+    harness.run()
+    assert states.num_available == states.num_slots
+    assert cached_tokens(harness, third) == [0]
