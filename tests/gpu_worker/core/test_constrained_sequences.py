@@ -145,6 +145,17 @@ def test_step_that_verifies_forced_tokens_is_alone_and_covers_them() -> None:
     harness.scheduler.check_integrity()
 
 
+def test_step_that_verifies_a_single_forced_token_is_alone() -> None:
+    harness = Harness(max_steps_in_flight=2)
+    mine = make_sequence(3, max_tokens=40)
+    mine.constraint = Countdown(30, forced=(7,))
+    harness.add(mine)
+    harness.settle(harness.schedule())
+    plan = harness.schedule()
+    assert ([item.num_draft_tokens for item in plan.scheduled], plan.is_alone) == ([1], True)
+    assert harness.try_schedule() is None
+
+
 def test_forced_tokens_are_neither_learned_nor_counted_as_drafts() -> None:
     harness = Harness(policy=FixedDepth(0))
     mine = make_sequence(3, max_tokens=20)

@@ -280,3 +280,36 @@ def test_stats_count_sequences_tokens_and_blocks() -> None:
 def test_budget_smaller_than_the_number_of_slots_is_refused() -> None:
     with pytest.raises(ValueError, match="max_num_batched_tokens"):
         Scheduler(SchedulerConfig(16, 10, 8, 7, 100))
+
+
+def test_time_of_the_first_step_stays_through_preemptions() -> None:
+    harness = Harness(max_num_seqs=1)
+    background = make_sequence(40, max_tokens=3, lane="batch")
+    harness.add(background)
+    harness.now = 5.0
+    harness.step()
+    assert background.scheduled_at == 5.0
+    harness.add(person := make_sequence(4, max_tokens=1))
+    harness.now = 7.0
+    harness.run()
+    assert (background.num_preemptions, background.scheduled_at, person.scheduled_at) == (1, 5.0, 7.0)
+
+
+def test_batch_work_is_put_off_only_while_nothing_of_people_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    harness = Harness()
+    scheduler = harness.scheduler
+    monkeypatch.setattr(scheduler._throttle, "pause_s", lambda now: 0.5)
+    harness.add(make_sequence(4, max_tokens=8, lane="batch"))
+    assert scheduler.pause_s(0.0) == 0.5
+    harness.step()
+    assert scheduler.pause_s(0.0) == 0.5
+    harness.schedule()
+    assert scheduler.pause_s(0.0) == 0.0, "a step is in flight"
+    harness.land()
+    harness.add(person := make_sequence(4, max_tokens=8))
+    assert scheduler.pause_s(0.0) == 0.0, "somebody waits"
+    harness.step()
+    assert scheduler.pause_s(0.0) == 0.0, "somebody is answered"
+    scheduler.abort(person.id)
+    harness.run()
+    assert scheduler.pause_s(0.0) == 0.5
