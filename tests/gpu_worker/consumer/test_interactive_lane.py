@@ -257,3 +257,15 @@ async def test_chat_request_is_answered(worker: RunningWorker, gateway: TestGate
     answer = await gateway.ask(None, messages=messages)
     assert answer.deltas[0].prompt_tokens == len(TOKENIZER.encode_chat(messages).token_ids)
     assert answer.finish.reason == "length"
+
+
+async def test_blocks_that_a_request_shares_are_not_counted_twice(worker: RunningWorker, gateway: TestGateway) -> None:
+    held, expected = worker.worker.consumer._held, []
+    prompt = fresh_name("p") + " def add(a, b):\n" * 20
+    for num_running in (1, 2):
+        answer = await gateway.publish(gateway.request(prompt, sampling=ENDLESS))
+        await answer.wait_for_tokens(1)
+        assert held.count("interactive") == num_running
+        expected.append(held.num_blocks("interactive") - sum(expected))
+    assert 1 <= expected[1] < expected[0]
+    await gateway.cancel(*(request_id for request_id, _ in gateway.answers))

@@ -154,3 +154,19 @@ async def test_what_comes_while_the_worker_drains_goes_back_to_the_queue(wire: W
     assert (wire.taken, wire.pulls, wire.queue.outstanding) == ([], [8], 0)
     [(subject, answer)] = wire.sent[1:]
     assert (subject.split(".")[5], answer) == ("7", REDELIVER)
+
+
+async def test_pull_that_is_never_answered_and_a_reconnect_make_sure_of_the_queue(
+    wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wire.queue._expires_at = asyncio.get_running_loop().time() - pull_queue._ANSWER_GRACE_S + 0.5
+    wire.queue.wake()
+    await wire.settle()
+    assert wire.num_ensured == 1
+    wire.queue._expires_at -= 1
+    wire.queue.wake()
+    await wire.settle()
+    assert (wire.num_ensured, wire.pulls, wire.queue.outstanding) == (2, [8, 8], 8)
+    wire.queue.forget()
+    await wire.settle()
+    assert (wire.num_ensured, wire.pulls, wire.queue.outstanding) == (3, [8, 8, 8], 8)

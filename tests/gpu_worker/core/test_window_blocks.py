@@ -142,3 +142,17 @@ def test_group_that_cannot_hold_one_window_is_refused() -> None:
     with pytest.raises(ValueError, match="window of 64 tokens must be at least 17"):
         SchedulerConfig(4, 100, 1, 8, 1000, windows=(WindowConfig(64, 16),))
     SchedulerConfig(4, 100, 1, 8, 20, windows=(WindowConfig(64, 5),))
+
+
+def test_blocks_that_are_taken_back_are_promised_again_to_their_sequence_and_left_alone_by_others() -> None:
+    group = WindowBlocks(WindowConfig(WINDOW, 10), BLOCK)
+    table, other = group.open([], 0, 5, ()), group.open([], 0, 1, ())
+    reach = []
+    for change, num_blocks in ((group.grow, 3), (group.trim, 2), (group.grow, 5), (group.trim, 2)):
+        change(table, num_blocks * BLOCK)
+        reach.append(group.reach(other, 100) // BLOCK)
+        assert group.reach(other, 100, takes_promised=True) // BLOCK == 10 - num_blocks
+    # One of its own, and what neither the other holds nor was promised.
+    assert reach == [5, 5, 5, 5]
+    group.close(table)
+    assert group.reach(other, 100) // BLOCK == 10
