@@ -113,3 +113,8 @@ def test_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(nats_files.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"pip install 'headrace\[nkeys\]'"):
         identity_options(NatsFiles(nats_creds_file=tmp_path / "x"))
+
+
+def test_key_without_its_certificate_is_refused_by_its_setting(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^HEADRACE_NATS_KEY_FILE: needs HEADRACE_NATS_CERT_FILE"):
+        nats_files.tls_context(NatsFiles(nats_key_file=tmp_path / "key.pem"))

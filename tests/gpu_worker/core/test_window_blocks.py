@@ -6,6 +6,7 @@ import pytest
 
 from gpu_worker.core.scheduler_config import SchedulerConfig, WindowConfig
 from gpu_worker.core.window_blocks import WindowBlocks
+from ops.bench.spec.fixed_depth import FixedDepth
 from tests.gpu_worker.core.harness import BLOCK, Harness
 from tests.gpu_worker.core.sequences import make_sequence
 
@@ -156,3 +157,19 @@ def test_blocks_that_are_taken_back_are_promised_again_to_their_sequence_and_lef
     assert reach == [5, 5, 5, 5]
     group.close(table)
     assert group.reach(other, 100) // BLOCK == 10
+
+
+def test_blocks_of_drafts_that_were_wrong_go_back_in_every_group() -> None:
+    harness = harness_of(
+        policy=FixedDepth(9), drafter=lambda tokens: [token_id + 1 for token_id in tokens], max_num_batched_tokens=32
+    )
+    sequence = make_sequence(6, max_tokens=40, ignore_eos=True)
+    harness.add(sequence)
+    harness.step()
+    plan = harness.schedule()
+    [table] = sequence.window_tables
+    assert plan.scheduled[0].num_draft_tokens == 9
+    assert len(table.blocks) == len(sequence.block_table) == 4
+    harness.land()
+    assert len(table.blocks) == len(sequence.block_table) == 2
+    harness.scheduler.check_integrity()

@@ -139,3 +139,20 @@ def test_reasoning_streams_as_it_comes() -> None:
     assert reader.feed("</think>") == []
     assert reader.feed("\n\nHi ") == [ContentText("Hi ")]
     assert reader.finish() == []
+
+
+@pytest.mark.parametrize("name", ["glm", "hermes-thinking", "mistral-thinking"])
+def test_call_ends_reasoning_whose_close_then_says_nothing_once(name: str) -> None:
+    spoken = format_named(name)
+    assert spoken.reasoning is not None
+    opens, closes = spoken.reasoning.opens[0], spoken.reasoning.closes[0]
+    call = WRITERS[name]([("get_weather", {"city": "a"})])
+    said = understood(read(spoken, [f"{opens}hm{call} {closes} after {closes} more"], tools()))
+    assert (said.reasoning, said.content) == ("hm", f"after {closes} more")
+    assert [called for called, _ in said.calls] == ["get_weather"]
+
+
+@pytest.mark.parametrize("name", ["deepseek-v3.1", "gemma", "llama-json"])
+def test_marker_that_says_nothing_leaves_the_space_around_it(name: str) -> None:
+    spoken = format_named(name)
+    assert read(spoken, [f"one {spoken.dropped[0]} two"], tools()) == [ContentText("one  two")]
