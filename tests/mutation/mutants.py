@@ -24,6 +24,8 @@ _BOUNDARIES = {
     (cst.GreaterThanEqual, cst.GreaterThan),
 }
 _TIME = re.compile(r"(?:.*_)?(?:now|at|s|until|since|deadline)")
+# Methods that begin a task, whose name is for logs.
+_STARTING = ("every", "spawn", "start")
 _LOGGERS = ("_log", "_logger", "_log_limit")
 
 
@@ -114,12 +116,14 @@ def _has_effect(statement: cst.BaseSmallStatement) -> bool:
 
 
 def _prose(module: cst.Module) -> set[cst.CSTNode]:
-    """Return the nodes of log calls, f-strings and strings with a space, all that they hold included."""
+    """Return the nodes of log calls, f-strings, strings with a space and names of tasks, with all that they hold."""
     prose: set[cst.CSTNode] = set()
     for node in _walk(module):
         is_text = isinstance(node, cst.SimpleString) and " " in node.value
         if is_text or isinstance(node, cst.FormattedString | cst.ConcatenatedString) or _is_logging(node):
             prose.update(_walk(node))
+        if isinstance(node, cst.Call) and isinstance(node.func, cst.Attribute) and node.func.attr.value in _STARTING:
+            prose.update(each.value for each in node.args[1:] if isinstance(each.value, cst.SimpleString))
         if isinstance(node, cst.If) and node.orelse is None and all(map(_is_logging, node.body.body)):
             prose.update(_walk(node.test))
     return prose

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import time
+
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpu_worker.consumer.answer import AnswerWriter, ending
+from gpu_worker.consumer.answer import AnswerWriter, _timing, ending
 from gpu_worker.consumer.held_request import HeldRequest
 from gpu_worker.consumer.pooled_answers import PooledAnswers
 from gpu_worker.consumer.queued_message import QueuedMessage
@@ -108,3 +111,14 @@ def test_end_that_is_no_output_is_what_became_of_the_request() -> None:
     held, _ = held_request(Sampling(), [5, 6], echo=False)
     delta = ending(held, Finish("handoff"))
     assert (held.outcome, delta.seq, delta.finish, delta.token_ids) == ("handoff", 2, Finish("handoff"), ())
+
+
+def test_time_is_told_from_the_first_step_over_the_first_output_to_the_end() -> None:
+    held, sequence = held_request(Sampling(), [], echo=False)
+    now = time.monotonic()
+    assert _timing(held) is None
+    for first_output_at, times in ((None, (7, 0)), (now - 4, (3, 4))):
+        sequence.scheduled_at, held.first_output_at = now - 7, first_output_at
+        timing = _timing(held)
+        assert timing is not None
+        assert (timing.prefill_s, timing.decode_s) == pytest.approx(times, abs=0.5)
