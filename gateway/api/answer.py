@@ -89,6 +89,9 @@ class Answer(ABC):
         if exchange.disconnected:
             self._disconnect()
 
+    def make_ready(self) -> None:  # noqa: B027 - most have nothing to do
+        """Do what the first output needs, while the generation that has just been dispatched is on its way."""
+
     @property
     def num_tokens(self) -> int:
         """Tokens that a complete answer counts against its key's tokens per minute."""

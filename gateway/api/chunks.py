@@ -27,7 +27,7 @@ class ChoiceChunks:
     """Encoder of one choice's chunks.
 
     Attributes:
-        prefix: Bytes before the JSON string of the text, in a chunk that has text alone.
+        prefix: Bytes before the JSON string of the text, in a chunk that has text alone; empty before `prepare`.
         suffix: Bytes after it.
         details: What chunks report besides, so that none has text alone; None for nothing.
     """
@@ -37,15 +37,21 @@ class ChoiceChunks:
     def __init__(
         self, identity: AnswerIdentity, index: int, with_usage: bool, details: ChoiceDetails | None = None
     ) -> None:
-        """Encode the template. `with_usage` puts `usage: null` in every chunk, as clients that asked for it expect."""
-        self.details = None
+        """Encode nothing yet. `with_usage` puts `usage: null` in every chunk, as clients that asked for it expect."""
+        self.details = details
         self._identity = identity
         self._index = index
         self._with_usage = with_usage
         self._offset = 0
-        marker = "\x00text\x00"
-        self.prefix, self.suffix = self._chunk(marker).split(encode_json(marker))
-        self.details = details
+        self.prefix = self.suffix = b""
+
+    def prepare(self) -> None:
+        """Encode the template, unless that has been done: before the first text comes, or with it."""
+        if not self.prefix:
+            details, self.details = self.details, None
+            marker = "\x00text\x00"
+            self.prefix, self.suffix = self._chunk(marker).split(encode_json(marker))
+            self.details = details
 
     def opening(self) -> bytes:
         """Return the chunk before the first text: chat says who speaks, completions say nothing."""
@@ -58,6 +64,7 @@ class ChoiceChunks:
         if not (delta.logprobs or delta.prompt_logprobs):
             if self.details is not None:
                 return self._chunk(delta.text) if delta.text else b""
+            self.prepare()
             return self.prefix + encode_json(delta.text) + self.suffix if delta.text else b""
         return self._chunk(delta.text, self._logprobs(delta))
 

@@ -121,6 +121,7 @@ class GenerationService:
                 is_fresh = _wants_fresh(exchange.head.headers)
                 ticket = await endpoint.start(self._starter, asked, answer, caller, is_fresh)
                 record.dispatched_at = time.monotonic()
+                answer.make_ready()
                 # A stream may last for minutes: it does not keep its request's bytes.
                 del body, caller, asked
                 try:

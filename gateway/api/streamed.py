@@ -31,8 +31,7 @@ class StreamedChoice:
         self._chunks = chunks
         self._index = index
         self._buffer = stream.buffer
-        self._prefix = chunks.prefix
-        self._suffix = chunks.suffix
+        self._prefix = self._suffix = b""
         self._has_begun = False
         self._is_plain = False
 
@@ -58,7 +57,7 @@ class StreamedChoice:
             return
         events = self._chunks.content(delta)
         if not self._has_begun:
-            self._has_begun, self._is_plain = True, self._chunks.details is None
+            self._begin()
             events = self._chunks.opening() + events
             answer.note_output()
             if delta.finish is None and events:
@@ -71,6 +70,12 @@ class StreamedChoice:
             self._stream.send(events)
         if delta.finish is not None:
             answer.finish_choice(self._index, delta.finish)
+
+    def _begin(self) -> None:
+        chunks = self._chunks
+        chunks.prepare()
+        self._prefix, self._suffix = chunks.prefix, chunks.suffix
+        self._has_begun, self._is_plain = True, chunks.details is None
 
 
 class StreamedAnswer(EventAnswer):
@@ -86,11 +91,17 @@ class StreamedAnswer(EventAnswer):
         limits: EventStreamLimits,
         now: float,
     ) -> None:
-        """Prepare the templates of all choices. `now` is loop time."""
+        """Encode nothing yet. `now` is loop time."""
         super().__init__(exchange, generation, head, flusher, limits, now)
+        self._chunks: list[ChoiceChunks] = []
         self._identity = identity
         self._include_usage = generation.include_usage
         self.sinks = [self._sink(generation, index) for index in range(generation.num_sequences)]
+
+    def make_ready(self) -> None:
+        """Encode the templates of all choices."""
+        for chunks in self._chunks:
+            chunks.prepare()
 
     def _sink(self, generation: Generation, index: int) -> Sink:
         wanted = generation.details
@@ -103,6 +114,7 @@ class StreamedAnswer(EventAnswer):
         reading = generation.reading
         if reading is None:
             chunks = ChoiceChunks(self._identity, index, self._include_usage, details)
+            self._chunks.append(chunks)
             return StreamedChoice(self, self._stream, chunks, index)
         is_function_call = reading.is_function_call
         read_chunks = ReadChunks(self._identity, index, self._include_usage, is_function_call, details)

@@ -131,10 +131,15 @@ class PullQueue:
                 self._is_lost = True
             if self._is_lost and not await self._restore():
                 continue
-            missing = self._capacity() - self.outstanding
-            # Small top-ups wait until they are worth a pull, as long as there is a pull to receive the next message.
-            if missing > 0 and missing * 4 >= self.outstanding:
+            missing = self._missing()
+            if missing:
                 await self._pull(missing)
+
+    def _missing(self) -> int:
+        """Return for how many messages it is time to pull."""
+        missing = self._capacity() - self.outstanding
+        # Small top-ups wait until they are worth a pull, as long as there is a pull to receive the next message.
+        return missing if missing > 0 and missing * 4 >= self.outstanding else 0
 
     async def _pull(self, count: int) -> None:
         self._expires_at = asyncio.get_running_loop().time() + PULL_EXPIRES_S
@@ -180,7 +185,9 @@ class PullQueue:
             send_ack(self._nats, queued, REDELIVER)
             return
         self._take(queued)
-        self.wake()
+        # A turn of the loop that pulls is costly where it comes between a request and the engine.
+        if self._missing():
+            self.wake()
 
     def _end_pull(self, status: str, message: Msg) -> None:
         """Count out a pull that ended: 408 it expired, 409 the consumer or its leader is gone, 503 nobody answers."""

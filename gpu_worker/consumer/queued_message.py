@@ -6,7 +6,6 @@ import logging
 from dataclasses import dataclass
 
 from nats.aio.msg import Msg
-from nats.errors import NotJSMessageError
 
 from shared.direct_client import DirectClient
 from shared.nats_connection import SEND_ERRORS
@@ -17,6 +16,12 @@ REDELIVER = b"-NAK"
 REDELIVER_SOON = b'-NAK {"delay": 100000000}'
 REDELIVER_LATER = b'-NAK {"delay": 10000000000}'
 DISCARD = b"+TERM"
+
+# `$JS.ACK.<stream>.<consumer>.<deliveries>.<stream sequence>.<consumer sequence>.<time>.<pending>`; newer servers may
+# put a domain and an account behind the prefix, and more at the end.
+_ACK_PREFIX = ["$JS", "ACK"]
+_NUM_TOKENS = 9
+_NUM_TOKENS_WITH_DOMAIN = 11
 
 _log = logging.getLogger(__name__)
 
@@ -42,18 +47,20 @@ class QueuedMessage:
 
 def queued_message(message: Msg) -> QueuedMessage | None:
     """Return a NATS message as a queue's message, or None when it is not one (anybody may write to an inbox)."""
-    try:
-        metadata = message.metadata
-    except (NotJSMessageError, ValueError):
+    # As in nats-py's `Msg.metadata`, which also makes a date and four objects that nobody needs here.
+    tokens = message.reply.split(".")
+    if tokens[:2] != _ACK_PREFIX or len(tokens) < _NUM_TOKENS:
         return None
-    return QueuedMessage(
-        message.subject,
-        message.data,
-        message.reply,
-        metadata.sequence.stream,
-        metadata.num_delivered,
-        metadata.num_pending,
-    )
+    if len(tokens) > _NUM_TOKENS:
+        if len(tokens) < _NUM_TOKENS_WITH_DOMAIN:
+            return None
+        del tokens[2:4]  # domain and account
+    _, _, _, _, num_delivered, stream_seq, _, _, num_pending = tokens[:_NUM_TOKENS]
+    try:
+        numbers = int(stream_seq), int(num_delivered), int(num_pending)
+    except ValueError:
+        return None
+    return QueuedMessage(message.subject, message.data, message.reply, *numbers)
 
 
 def send_ack(nats: DirectClient, message: QueuedMessage, ack: bytes) -> None:

@@ -49,6 +49,14 @@ def test_chat_opens_with_the_role_and_completions_with_nothing() -> None:
     assert ChoiceChunks(COMPLETION, 0, False).opening() == b""
 
 
+def test_chunks_are_the_same_whether_their_template_is_made_before_or_with_the_first_text() -> None:
+    prepared, unprepared = (ChoiceChunks(CHAT, 0, False) for _ in range(2))
+    prepared.prepare()
+    delta = Delta("r", 0, 0, (1,), 'a "quoted" text')
+    assert prepared.content(delta) == prepared.prefix + b'"a \\"quoted\\" text"' + prepared.suffix
+    assert prepared.content(delta) == unprepared.content(delta)
+
+
 def test_delta_without_text_is_no_chunk_unless_it_has_logprobs() -> None:
     chunks = ChoiceChunks(CHAT, 0, False)
     assert chunks.content(Delta("r", 0, 0, (1,))) == b""
