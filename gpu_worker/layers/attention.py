@@ -64,6 +64,8 @@ class Attention:
             None if shape.head_norm is HeadNorm.WHOLE else weights.head_norm,
             None if written is None else written.scales,
         )
+        if weights.query_factors is not None:
+            query = query * weights.query_factors
         if shape.query_growth is not None:
             query = query * _growth(shape.query_growth, positions).to(query.dtype)[:, None, None]
         attended = paged_attention(

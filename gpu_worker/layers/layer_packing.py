@@ -36,7 +36,7 @@ def can_pack(traits: LayerTraits) -> bool:
         and mixer.query_growth is None
         and mixer.reads_layer is None
         and mixer.rotary is not None
-        and mixer.head_norm is not HeadNorm.WHOLE
+        and mixer.head_norm not in (HeadNorm.WHOLE, HeadNorm.ROTATED)
         and not (mixer.has_sinks or mixer.output_gate or mixer.value_norm)
         and (
             _can_pack_mixture(feed_forward) if isinstance(feed_forward, MixtureShape) else _can_pack_gated(feed_forward)

@@ -13,13 +13,15 @@ from kernels.ssd import SsdSizes
 
 
 class HeadNorm(Enum):
-    """How queries and keys are normalised before the rotation."""
+    """How queries and keys are normalised, before the rotation unless it is said otherwise."""
 
     NONE = "none"
     HEADS = "heads"
     """Each head by itself, all with the same weights."""
     UNWEIGHTED = "unweighted"
     """Each head by itself, without weights: the same before the rotation and after it."""
+    ROTATED = "rotated"
+    """Each head by itself, behind the rotation."""
     WHOLE = "whole"
     """All query heads as one vector, and all key heads as one."""
 
@@ -56,6 +58,7 @@ class AttentionShape:
         values_are_keys: The key projection yields the values too, which are its results before they are normalised.
         output_gate: The query projection yields, for each head, the query and behind it a gate, whose sigmoid the
             attended values are multiplied by.
+        by_head: The checkpoint's one matrix yields for each head its query, key and value, not all queries first.
         reads_layer: The earlier layer whose keys and values this one attends to, having none of its own. That layer
             has the same heads, window and rotation.
     """
@@ -79,6 +82,7 @@ class AttentionShape:
     value_norm: bool = False
     values_are_keys: bool = False
     output_gate: bool = False
+    by_head: bool = False
     reads_layer: int | None = None
 
 

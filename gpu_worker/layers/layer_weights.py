@@ -72,6 +72,8 @@ class AttentionWeights:
         head_norm: Of query and key heads: `[head_dim]` each, or `[num_heads * head_dim]` and
             `[num_kv_heads * head_dim]`, as the shape says. Where there are no keys their weights mean nothing.
         sinks: `[num_heads]` float32, where the shape says so.
+        query_factors: `[head_dim]`, what rotated queries are multiplied by: where heads are normalised behind the
+            rotation, the weights of queries times those of keys, so that keys are kept without theirs.
     """
 
     shape: AttentionShape
@@ -79,6 +81,7 @@ class AttentionWeights:
     output: Projection
     head_norm: HeadNormWeights | None = None
     sinks: torch.Tensor | None = None
+    query_factors: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)

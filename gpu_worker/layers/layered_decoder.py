@@ -106,6 +106,7 @@ class DecoderLayer:
             if self._feed_forward is None:
                 return mixed
             if self._is_parallel:
+                x = x if before_feed_forward is None else before_feed_forward(residual)
                 residual.add_(mixed)
             elif before_feed_forward is None:
                 x = residual.add_(mixed)

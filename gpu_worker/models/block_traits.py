@@ -69,7 +69,7 @@ class BlockTraits:
     Attributes:
         norm: Kind of all normalisations but those of heads without weights.
         names: Of tensors, and which normalisations there are.
-        is_parallel: Both blocks of a layer read the same normalised stream.
+        is_parallel: Both blocks of a layer read the stream before it, by one normalisation or by one each.
         residual_scale: What blocks add to the stream is multiplied by this.
         embedding_scale: What the tokens' embeddings are multiplied by.
         has_head_bias: The projection to the scores of the vocabulary has a bias.

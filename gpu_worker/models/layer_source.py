@@ -136,12 +136,19 @@ def _take_attention(source: LayerSource, prefix: str, shape: AttentionShape) -> 
         factors=feature_factors([size], [shape.output_scale]),
     )
     sinks = source.checkpoint.take(f"{name}.sinks", shape.num_heads).float() if shape.has_sinks else None
-    return AttentionWeights(shape, qkv, output, _take_head_norm(source, name, shape), sinks)
+    head_norm = _take_head_norm(source, name, shape)
+    if shape.head_norm is not HeadNorm.ROTATED or head_norm is None:
+        return AttentionWeights(shape, qkv, output, head_norm, sinks)
+    ones = torch.ones_like(head_norm.query)
+    factors = (head_norm.query.float() * head_norm.key.float()).to(ones.dtype)
+    return AttentionWeights(shape, qkv, output, HeadNormWeights(ones, ones, head_norm.eps), sinks, factors)
 
 
 def qkv_order(shape: AttentionShape) -> torch.Tensor | None:
     """Return the order of the rows of queries, keys and values; None where it is the checkpoint's."""
     order = head_order(shape)
+    if shape.by_head:
+        return _by_head_order(shape, order or list(range(shape.head_dim)))
     if order is None:
         return None
     # The gate of a head stands behind its query.
@@ -152,6 +159,15 @@ def qkv_order(shape: AttentionShape) -> torch.Tensor | None:
     keys = head_rows(order, shape.num_kv_heads, num_query)
     values = torch.arange(num_kv) + num_query + num_kv
     return torch.cat((head_rows(query_order, shape.num_heads), keys, values))
+
+
+def _by_head_order(shape: AttentionShape, order: list[int]) -> torch.Tensor:
+    """Return the order of rows that lie as the query, key and value of a head, then those of the next."""
+    assert shape.num_heads == shape.num_kv_heads
+    dim, turned = shape.head_dim, torch.tensor(order)
+    heads = torch.arange(shape.num_heads)[:, None] * 3 * dim
+    parts = (turned, turned + dim, torch.arange(dim) + 2 * dim)
+    return torch.cat([(heads + part).flatten() for part in parts])
 
 
 def _take_head_norm(source: LayerSource, name: str, shape: AttentionShape) -> HeadNormWeights | None:

@@ -144,6 +144,7 @@ _ATTENTION: tuple[tuple[str, Callable[[AttentionShape], bool]], ...] = (
     ("rotation of a part of each head", lambda shape: shape.rotary is not None and shape.rotary_dim is not None),
     ("interleaved rotation", lambda shape: shape.rotary is not None and shape.interleaved),
     ("normalised heads", lambda shape: shape.head_norm in (HeadNorm.HEADS, HeadNorm.UNWEIGHTED)),
+    ("heads normalised behind the rotation", lambda shape: shape.head_norm is HeadNorm.ROTATED),
     ("normalised queries and keys", lambda shape: shape.head_norm is HeadNorm.WHOLE),
     ("a scale of scores of its own", lambda shape: shape.scale is not None),
     ("bounded scores", lambda shape: shape.soft_cap is not None),

@@ -43,13 +43,13 @@ def read_latent_mixtures(file: JsonFile, architecture: str) -> ModelConfig:
     names = TensorNames(unused=nextn_tensors(file))
     traits = FamilyTraits(architecture, block=BlockTraits(names=names))
     config = read_latent_decoder(file, traits, is_interleaved=file.boolean("rope_interleave", True))
-    config = with_silu_mixtures(file, config, shape, _mixture_layers(file))
+    config = with_silu_mixtures(file, config, shape, mixture_layers(file, 3))
     return replace(config, draft_head=read_nextn(file))
 
 
-def _mixture_layers(file: JsonFile) -> frozenset[int]:
+def mixture_layers(file: JsonFile, default: int) -> frozenset[int]:
     """Read which layers are mixtures: `mlp_layer_types` says it, or else the first ones are not."""
     if "mlp_layer_types" not in file.names():
-        return later_layers(file, 3)
+        return later_layers(file, default)
     types = read_layer_types(file, ("dense", "sparse"), lambda _layer: "dense", "mlp_layer_types")
     return frozenset(layer for layer, kind in enumerate(types) if kind == "sparse")

@@ -19,7 +19,7 @@ def read_config(file: JsonFile) -> ModelConfig:
     traits = FamilyTraits(
         ARCHITECTURE,
         attention=AttentionShape(head_norm=HeadNorm.HEADS),
-        layer_windows=_windows(file),
+        layer_windows=read_pattern(file),
         block=BlockTraits(names=olmo2.NAMES),
         norm_eps=("rms_norm_eps", 1e-5),
     )
@@ -29,7 +29,7 @@ def read_config(file: JsonFile) -> ModelConfig:
     return map_attention(config, lambda shape: replace(shape, rotary=None if shape.sliding_window is None else 0))
 
 
-def _windows(file: JsonFile) -> tuple[int | None, ...]:
+def read_pattern(file: JsonFile) -> tuple[int | None, ...]:
     """Read the windows. The pattern is a number, or letters of which G is a layer without; then the last has none."""
     pattern = file.fields.get("sliding_window_pattern")
     if isinstance(pattern, str):

@@ -20,6 +20,15 @@ _ERNIE_MOE = {
 _MINIMAX = {"num_local_experts": 6, "num_experts_per_tok": 3, "head_dim": 16, "rotary_dim": 8}
 _PHI = {"num_local_experts": 6, "num_experts_per_tok": 2, "lm_head_bias": True, "attention_bias": True}
 _GROUPED = {"n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "n_shared_experts": 1}
+_ALPHA = {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 500.0, "factor": 1.0, "alpha": 100.0}}
+_EXAONE = {
+    "num_experts": 6,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 24,
+    "num_hidden_layers": 3,
+    "sliding_window": 9,
+    "head_dim": 12,
+}
 _LFM2 = {
     "num_experts": 5,
     "num_experts_per_tok": 2,
@@ -64,6 +73,22 @@ CASES: Mapping[str, Case] = MappingProxyType(
         "solar-open": Case("SolarOpen", {**_GROUPED, "head_dim": 16, "attention_bias": True}),
         "arcee": Case("Arcee", {"mlp_bias": True}),
         "nemotron": Case("Nemotron", {"partial_rotary_factor": 0.5, "head_dim": 16}),
+        "phi": Case("Phi", {"partial_rotary_factor": 0.5, "num_attention_heads": 3, "num_key_value_heads": 3}),
+        "stablelm": Case("StableLm", {"partial_rotary_factor": 0.5, "use_qkv_bias": True}),
+        "stablelm-parallel": Case("StableLm", {"partial_rotary_factor": 0.5, "use_parallel_residual": True}),
+        "gpt-neox": Case("GPTNeoX", {"rotary_pct": 0.5, "hidden_act": "gelu"}),
+        "gpt-neox-serial": Case(
+            "GPTNeoX",
+            {
+                "rope_parameters": {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 1.0},
+                "use_parallel_residual": False,
+                "attention_bias": False,
+            },
+        ),
+        "hunyuan": Case("HunYuanDenseV1", {"head_dim": 12, **_ALPHA}),
+        "hunyuan-moe": Case("HunYuanMoEV1", {"head_dim": 12, "num_experts": 5, "moe_topk": 2, "attention_bias": True}),
+        "exaone-moe": Case("ExaoneMoe", {**_EXAONE, "sliding_window_pattern": 2}),
+        "exaone-moe-kinds": Case("ExaoneMoe", {**_EXAONE, "mlp_layer_types": ["sparse", "dense", "sparse"]}),
         "lfm2-moe": Case("Lfm2Moe", _LFM2),
         "lfm2-moe-no-bias": Case("Lfm2Moe", {**_LFM2, "use_expert_bias": False, "norm_topk_prob": False}),
     }

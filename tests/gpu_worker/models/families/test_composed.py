@@ -31,7 +31,7 @@ def test_a_family_equals_transformers(tmp_path: Path, name: str) -> None:
     assert_answers_are_greedy(tmp_path, oracle)
 
 
-@pytest.mark.parametrize("name", ["ernie-moe", "minimax-m2", "phimoe", "lfm2-moe"])
+@pytest.mark.parametrize("name", ["ernie-moe", "minimax-m2", "phimoe", "lfm2-moe", "gpt-neox", "hunyuan"])
 def test_pressure_changes_no_answer_over_a_cache_of_eight_bits(tmp_path: Path, name: str) -> None:
     save_case(CASES[name], tmp_path)
     assert_pressure_changes_no_answer(tmp_path, kv_cache_dtype="int8")

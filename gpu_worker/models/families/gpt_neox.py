@@ -1,0 +1,49 @@
+"""GPT-NeoX, Pythia and their like: parallel blocks with a LayerNorm each, matrices that go by heads."""
+
+from __future__ import annotations
+
+from gpu_worker.layers.layer_traits import AttentionShape
+from gpu_worker.models.block_traits import BlockTraits, NormKind, TensorNames
+from gpu_worker.models.config import FamilyTraits, ModelConfig, read_activation, read_decoder
+from gpu_worker.models.json_file import JsonFile
+
+ARCHITECTURE = "GPTNeoXForCausalLM"
+
+_NAMES = TensorNames(
+    qkv=("query_key_value",),
+    renamed=(
+        (r"^gpt_neox\.", "model."),
+        (r"^model\.embed_in\.", "model.embed_tokens."),
+        (r"^embed_out\.", "lm_head."),
+        (r"^model\.final_layer_norm\.", "model.norm."),
+        (r"\.attention\.", ".self_attn."),
+        (r"\.dense\.", ".o_proj."),
+        (r"\.dense_h_to_4h\.", ".up_proj."),
+        (r"\.dense_4h_to_h\.", ".down_proj."),
+    ),
+    # Masks and frequencies, which old checkpoints hold.
+    unused=(r".*\.self_attn\.(bias|masked_bias|rotary_emb\.inv_freq)",),
+)
+_OLD_FIELDS = {"rotary_pct": "partial_rotary_factor", "rotary_emb_base": "rope_theta"}
+
+
+def read_config(file: JsonFile) -> ModelConfig:
+    """Read the configuration."""
+    given = {_OLD_FIELDS.get(name, name): value for name, value in file.fields.items()}
+    file = JsonFile(file.path, given)
+    bias = file.boolean("attention_bias", True)
+    traits = FamilyTraits(
+        ARCHITECTURE,
+        attention=AttentionShape(qkv_bias=bias, output_bias=bias, by_head=True),
+        is_gated=False,
+        mlp_bias=True,
+        block=BlockTraits(
+            norm=NormKind(is_centered=True, has_bias=True),
+            names=_NAMES,
+            is_parallel=file.boolean("use_parallel_residual", True),
+        ),
+        activation=read_activation(file, default="gelu"),
+        norm_eps=("layer_norm_eps", 1e-5),
+        rotary_share=0.25,
+    )
+    return read_decoder(JsonFile(file.path, {**given, "num_key_value_heads": None}), traits)
