@@ -64,12 +64,8 @@ class Attention:
             None if shape.head_norm is HeadNorm.WHOLE else weights.head_norm,
             None if written is None else written.scales,
         )
-        if weights.query_factors is not None:
-            query = query * weights.query_factors
-        if shape.query_growth is not None:
-            query = query * _growth(shape.query_growth, positions).to(query.dtype)[:, None, None]
         attended = paged_attention(
-            query,
+            self._scaled(query, positions),
             cache.keys,
             cache.values,
             block_tables,
@@ -86,6 +82,14 @@ class Attention:
             chunk_size=shape.chunk_size,
         ).view(num_tokens, -1)
         return self._output(attended if gate is None else attended * torch.sigmoid(gate))
+
+    def _scaled(self, query: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Return rotated queries times what the layer has for them, if anything."""
+        if self._weights.query_factors is not None:
+            query = query * self._weights.query_factors
+        if self._shape.query_growth is not None:
+            query = query * _growth(self._shape.query_growth, positions).to(query.dtype)[:, None, None]
+        return query
 
     def _split_gate(self, qkv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Return the queries, keys and values side by side, and the gates, `[num_tokens, num_heads * head_dim]`."""
