@@ -8,7 +8,9 @@ import pytest
 import torch
 
 from gpu_worker.layers.expert_loads import ExpertLoad
+from gpu_worker.models.layer_memory import cache_layout
 from gpu_worker.models.loader import load_model
+from gpu_worker.models.registry import read_model_config
 from tests.gpu_worker.models.families.mixture_cases import CASES, MORE_CASES
 from tests.gpu_worker.models.families.oracle_checks import assert_answers_are_greedy, assert_logits_equal, random_tokens
 from tests.gpu_worker.models.families.random_models import save_case
@@ -43,3 +45,9 @@ def test_tokens_of_experts_are_counted(tmp_path: Path) -> None:
     assert load.tokens == 30 * 3
     assert 1 < load.imbalance <= 7 / 3
     assert load.unused < 4
+
+
+def test_chunks_keep_the_last_tokens_and_layers_without_rotation_all(tmp_path: Path) -> None:
+    save_case(CASES["llama4"], tmp_path)
+    layout = cache_layout(read_model_config(tmp_path))
+    assert [(group.window, group.layers) for group in layout.groups] == [(None, (1,)), (11, (0, 2))]
