@@ -261,6 +261,8 @@ class GatewayHeartbeat(Struct, frozen=True, kw_only=True, tag="gateway"):
     Attributes:
         unclaimed: Requests published that no worker has answered yet, and the prompt tokens in them.
         started: When it began: the oldest gateway shows the figures of the fleet to Prometheus.
+        awaited: By model, requests that workers have claimed and produced nothing for, and the prompt tokens in them;
+            None from gateways that do not count them.
     """
 
     gateway: PeerName
@@ -268,6 +270,7 @@ class GatewayHeartbeat(Struct, frozen=True, kw_only=True, tag="gateway"):
     unclaimed_tokens: NumTokens
     version: Version = PROTOCOL_VERSION
     started: UnixSeconds = 0.0
+    awaited: dict[str, tuple[NumRequests, NumTokens]] | None = None
 
 
 class Cancel(Struct, frozen=True, array_like=True, tag="cancel"):

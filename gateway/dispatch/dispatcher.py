@@ -26,6 +26,7 @@ from gateway.dispatch.recovery import Reason, Recovery, RecoveryLimits
 from gateway.dispatch.revoker import Revoker
 from gateway.dispatch.sinks import Sink
 from gateway.errors import ApiError
+from gateway.fleet.claims import OwnRequests
 from gateway.fleet.death import Death
 from gateway.fleet.fleet import Fleet
 from gateway.fleet.heartbeat_receiver import HeartbeatReceiver
@@ -81,7 +82,8 @@ class Dispatcher:
         self._flights = FlightTable()
         self._revoker = Revoker(nats, self._js)
         self._publisher = Publisher(nats)
-        self.fleet = Fleet(gateway, fleet_limits or FleetLimits(), self._flights.unshown)
+        own = OwnRequests(self._flights.unshown, self._flights.awaited)
+        self.fleet = Fleet(gateway, fleet_limits or FleetLimits(), own)
         self._heartbeats = HeartbeatReceiver(self.fleet, self._flights.note_heartbeat)
         self._prober = Prober(nats, self.fleet.liveness)
         self._quarantine = Quarantine(nats, gateway)
@@ -318,6 +320,10 @@ class Dispatcher:
     async def _send_heartbeat(self) -> None:
         unclaimed, tokens = self._flights.unclaimed()
         heartbeat = GatewayHeartbeat(
-            gateway=self._gateway, unclaimed=unclaimed, unclaimed_tokens=tokens, started=self.fleet.started
+            gateway=self._gateway,
+            unclaimed=unclaimed,
+            unclaimed_tokens=tokens,
+            started=self.fleet.started,
+            awaited=self._flights.awaited(),
         )
         await self._nats.publish(gateway_subject(self._gateway), encode(heartbeat))

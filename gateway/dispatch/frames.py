@@ -101,6 +101,8 @@ class FrameReceiver:
                         num_streams += 1
                     flight.progressed_at = now
                     flight.emitted += delta.token_ids
+                    if flight.awaited_in is not None:
+                        self._flights.note_output(flight)
                     flight.sink.deliver(delta)
                 else:
                     self._accept_unusual(worker, flight, delta, now)
@@ -137,6 +139,8 @@ class FrameReceiver:
             self.on_gap(flight.request.model, now - flight.progressed_at, 1)
         flight.progressed_at = now
         flight.emitted += delta.token_ids
+        if delta.token_ids:
+            self._flights.note_output(flight)
         if delta.prompt_tokens is not None:
             flight.prompt_tokens = delta.prompt_tokens
         if delta.text or delta.prompt_logprobs:

@@ -56,7 +56,7 @@ class Flight:
         is_parked: Waits, unpublished, until its probation may begin.
         is_held_back: Came while NATS was away, and has never been published.
         has_prompt_output: The echoed prompt or its log probabilities came without a token.
-        counted_in: Written by the table alone.
+        counted_in, awaited_in: Written by the table alone.
     """
 
     request: Request
@@ -84,6 +84,7 @@ class Flight:
     prompt_tokens: int = 0
     has_prompt_output: bool = False
     counted_in: _Count | None = None
+    awaited_in: _Count | None = None
 
     @property
     def id(self) -> str:
@@ -152,6 +153,8 @@ class FlightTable:
         self._unclaimed: dict[str, _Count] = {}
         # Claims that the holder's heartbeats do not show yet, by model and worker.
         self._unshown: dict[str, dict[str, _Count]] = {}
+        # Claims whose attempt has produced nothing yet, by model: what can be waiting in workers.
+        self._awaited: dict[str, _Count] = {}
 
     def __len__(self) -> int:
         return len(self.by_id)
@@ -170,6 +173,7 @@ class FlightTable:
         if self.by_id.pop(flight.id, None) is None:
             return False
         self._count_out(flight)
+        self.note_output(flight)
         return True
 
     def claim(self, flight: Flight, worker: str) -> None:
@@ -179,10 +183,20 @@ class FlightTable:
         flight.num_unclaimed = flight.num_disturbed = 0
         unshown = self._unshown.setdefault(flight.request.model, {})
         self._count_in(flight, unshown.setdefault(worker, _Count()))
+        self.note_output(flight)
+        flight.awaited_in = self._awaited.setdefault(flight.request.model, _Count())
+        flight.awaited_in.change(flight, 1)
+
+    def note_output(self, flight: Flight) -> None:
+        """Note that the attempt of a flight has produced something, or ended."""
+        if flight.awaited_in is not None:
+            flight.awaited_in.change(flight, -1)
+            flight.awaited_in = None
 
     def release(self, flight: Flight) -> None:
         """Note that nobody holds a flight any more."""
         self._count_out(flight)
+        self.note_output(flight)
         flight.worker = None
         self._count_in(flight, self._unclaimed.setdefault(flight.request.model, _Count()))
 
@@ -199,6 +213,10 @@ class FlightTable:
     def unclaimed(self) -> tuple[int, int]:
         """Return how many requests wait to be claimed, and their prompt tokens."""
         return _totals(self._unclaimed.values())
+
+    def awaited(self) -> dict[str, tuple[int, int]]:
+        """Return how many claimed requests have produced nothing yet, and their prompt tokens, by model."""
+        return {model: (count.requests, count.tokens) for model, count in self._awaited.items() if count.requests}
 
     def num_unclaimed(self) -> dict[str, int]:
         """Return how many requests wait to be claimed, by model."""

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable
 
+from gateway.fleet.claims import OwnRequests, credible_waiting
 from gateway.fleet.fleet_load import FleetLoad
 from gateway.fleet.liveness import FleetLimits, Liveness
 from shared.messages import GatewayHeartbeat, Heartbeat
@@ -32,10 +32,10 @@ class Fleet:
         started: Unix time at which this gateway began.
     """
 
-    def __init__(self, gateway: str, limits: FleetLimits, unshown: Callable[[str], tuple[int, int]]) -> None:
-        """Start empty. `unshown` gives this gateway's requests of a model that no heartbeat shows, and their tokens."""
+    def __init__(self, gateway: str, limits: FleetLimits, own: OwnRequests) -> None:
+        """Start empty. `own` tells of this gateway's requests."""
         self._gateway = gateway
-        self._unshown = unshown
+        self._own = own
         # When each model last had a worker.
         self._known_models: dict[str, float] = {}
         # Sums of the heartbeats, until the next one changes them: the hot path asks once per request.
@@ -109,8 +109,9 @@ class Fleet:
             if not workers and model not in self._known_models and any(True for _ in self.liveness.live()):
                 return None
             gateways = [heartbeat for heartbeat, _ in self._gateways.values()]
-            load = self._loads[model] = _fleet_load(model, workers, gateways)
-        own_requests, own_tokens = self._unshown(model)
+            waiting = credible_waiting(model, workers, gateways, self._own.awaited())
+            load = self._loads[model] = _fleet_load(model, workers, gateways, waiting)
+        own_requests, own_tokens = self._own.unshown(model)
         if own_requests == 0:
             return load
         return dataclasses.replace(
@@ -141,13 +142,15 @@ class Fleet:
         return [h for h in self.liveness.live() if h.model == model and not h.draining]
 
 
-def _fleet_load(model: str, workers: list[Heartbeat], gateways: list[GatewayHeartbeat]) -> FleetLoad:
+def _fleet_load(
+    model: str, workers: list[Heartbeat], gateways: list[GatewayHeartbeat], waiting: tuple[int, int]
+) -> FleetLoad:
     return FleetLoad(
         model=model,
         num_workers=len(workers),
         running=sum(h.running for h in workers),
-        queued_requests=sum(h.waiting for h in workers) + sum(g.unclaimed for g in gateways),
-        queued_tokens=sum(h.waiting_tokens for h in workers) + sum(g.unclaimed_tokens for g in gateways),
+        queued_requests=waiting[0] + sum(g.unclaimed for g in gateways),
+        queued_tokens=waiting[1] + sum(g.unclaimed_tokens for g in gateways),
         prefill_rate=sum(h.prefill_rate for h in workers),
         decode_rate=sum(h.decode_rate for h in workers),
         free_blocks=sum(h.free_blocks for h in workers),

@@ -135,7 +135,7 @@ class FleetCollector(Collector):
             own = by_model[load.model]
             waiting_batch = sum(metrics.waiting_batch for metrics in own)
             pending = max((metrics.batch_pending for metrics in own), default=0)
-            add(depth, [load.model, "interactive"], max(0, load.queued_requests - waiting_batch))
+            add(depth, [load.model, "interactive"], load.queued_requests)
             add(depth, [load.model, "batch"], waiting_batch + pending)
         yield depth
 

@@ -26,6 +26,7 @@ from gateway.api.endpoint import ChatEndpoint, CompletionEndpoint
 from gateway.api.routes import Routes, RouteServices
 from gateway.api.tokenizer_client import TokenizerClient
 from gateway.config import GatewayConfig
+from gateway.fleet.claims import OwnRequests
 from gateway.fleet.fleet import Fleet, FleetLimits
 from gateway.http1.asgi import AsgiHandler
 from gateway.metrics import GatewayMetrics
@@ -70,7 +71,7 @@ async def connection(nats_url: str) -> AsyncIterator[Client]:
 
 @pytest.fixture
 def fleet() -> Fleet:
-    fleet = Fleet("g", FleetLimits(), lambda model: (0, 0))
+    fleet = Fleet("g", FleetLimits(), OwnRequests(lambda model: (0, 0), dict))
     fleet.note_heartbeat(heartbeat("org/demo"), time.monotonic())
     return fleet
 

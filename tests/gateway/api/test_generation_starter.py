@@ -19,6 +19,7 @@ from gateway.dispatch.dispatcher import Dispatcher
 from gateway.dispatch.inflight import Flight, FlightTable
 from gateway.dispatch.sinks import Sink
 from gateway.errors import ApiError
+from gateway.fleet.claims import OwnRequests
 from gateway.fleet.fleet import Fleet
 from gateway.fleet.liveness import FleetLimits
 from gateway.generation import Generation, Prompt
@@ -59,7 +60,7 @@ class Queue:
 
     def __init__(self) -> None:
         self.flights = FlightTable()
-        self.fleet = Fleet("gw", FleetLimits(), self.flights.unshown)
+        self.fleet = Fleet("gw", FleetLimits(), OwnRequests(self.flights.unshown, lambda: {BEAT.model: (50, 10**6)}))
 
     def submit(self, request: Request, sink: Sink, estimated_tokens: int) -> Flight:
         flight = Flight(request, sink, estimated_tokens, published_at=0.0)

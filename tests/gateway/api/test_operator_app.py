@@ -12,6 +12,7 @@ import pytest
 
 from gateway.api.operator_app import OperatorServices, check_operator_settings, create_operator_app
 from gateway.config import GatewayConfig
+from gateway.fleet.claims import OwnRequests
 from gateway.fleet.fleet import Fleet, FleetLimits
 from gateway.metrics import GatewayMetrics, MetricsCollector, make_registry
 from shared.errors import ConfigError
@@ -29,7 +30,7 @@ class Queue:
 def client(
     key: str | None, metrics: GatewayMetrics | None = None, *, shown: str | None = None
 ) -> AbstractAsyncContextManager[httpx2.AsyncClient]:
-    fleet = Fleet("g", FleetLimits(), lambda model: (0, 0))
+    fleet = Fleet("g", FleetLimits(), OwnRequests(lambda model: (0, 0), dict))
     fleet.note_heartbeat(heartbeat("org/demo"), time.monotonic())
     metrics = metrics or GatewayMetrics()
     services = OperatorServices(key, fleet, Queue(), None, metrics, make_registry(MetricsCollector(metrics, 0)))

@@ -77,3 +77,25 @@ def test_next_attempt_continues_after_what_was_emitted(emitted: list[int], has_p
     assert (attempt.epoch, attempt.emitted, attempt.echo) == (2, tuple(emitted), False)
     assert attempt.sampling.prompt_logprobs is None
     assert not attempt.return_prompt_token_ids
+
+
+def test_claimed_request_is_awaited_until_its_attempt_produces_something() -> None:
+    table = FlightTable()
+    one, other = flight("a"), flight("b", 5)
+    for each in (one, other):
+        table.add(each)
+    assert table.awaited() == {}
+    table.claim(one, "w")
+    table.claim(other, "w")
+    assert table.awaited() == {"m": (2, 15)}
+    table.note_output(one)
+    table.note_output(one)
+    assert table.awaited() == {"m": (1, 5)}
+    # Its worker dies, and the next one has to begin anew.
+    table.release(one)
+    assert table.awaited() == {"m": (1, 5)}
+    table.claim(one, "w2")
+    assert table.awaited() == {"m": (2, 15)}
+    table.remove(one)
+    table.remove(other)
+    assert table.awaited() == {}

@@ -12,6 +12,7 @@ from gateway.dispatch.blame import HARMLESS_TOKENS, MAX_SOLO_LOSSES
 from gateway.dispatch.inflight import Flight, FlightTable
 from gateway.dispatch.recovery import Recovery, RecoveryLimits
 from gateway.errors import ApiError
+from gateway.fleet.claims import OwnRequests
 from gateway.fleet.death import Death
 from gateway.fleet.fleet import Fleet
 from gateway.fleet.liveness import FleetLimits
@@ -67,7 +68,7 @@ class Moves:
     def __init__(self) -> None:
         self.wire = Wire()
         self.flights = FlightTable()
-        self.fleet = Fleet("g", FleetLimits(), self.flights.unshown)
+        self.fleet = Fleet("g", FleetLimits(), OwnRequests(self.flights.unshown, self.flights.awaited))
         self.recovery = Recovery(
             self.flights,
             self.fleet,

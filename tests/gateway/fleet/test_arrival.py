@@ -10,6 +10,7 @@ import pytest
 from nats.aio.msg import Msg
 
 from gateway.fleet.arrival import FULL_ROUND_S, QUIET_FLEET_S, wait_for_fleet
+from gateway.fleet.claims import OwnRequests
 from gateway.fleet.fleet import Fleet, FleetLimits
 from shared.direct_client import DirectClient
 from shared.errors import DependencyError
@@ -25,7 +26,7 @@ async def connection(nats_url: str) -> AsyncIterator[DirectClient]:
 
 
 def empty_fleet() -> Fleet:
-    return Fleet("g", FleetLimits(), lambda model: (0, 0))
+    return Fleet("g", FleetLimits(), OwnRequests(lambda model: (0, 0), dict))
 
 
 async def test_workers_that_beat_are_all_known_afterwards(connection: DirectClient) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from gateway.fleet.claims import OwnRequests
 from gateway.fleet.fleet import MAX_GATEWAYS, MAX_WORKERS, MODEL_MEMORY_S, Fleet
 from gateway.fleet.liveness import FleetLimits
 from shared.messages import GatewayHeartbeat, Heartbeat
@@ -33,7 +34,8 @@ class Watched:
 
     def __init__(self) -> None:
         self.now = 100.0
-        self.fleet = Fleet("gw", FleetLimits(), lambda model: (3, 30))
+        self.awaited = (100, 1000)
+        self.fleet = Fleet("gw", FleetLimits(), OwnRequests(lambda model: (3, 30), lambda: {"m": self.awaited}))
 
     def hear(self, **changes: object) -> None:
         self.fleet.note_heartbeat(msgspec.structs.replace(BEAT, **changes), self.now)
@@ -161,3 +163,30 @@ def test_gateways_that_are_made_up_are_not_kept_without_limit(watched: Watched) 
     known = watched.fleet.load("m")
     assert known is not None
     assert known.queued_requests == load.queued_requests + 8
+
+
+def test_claims_of_a_worker_count_no_more_than_what_gateways_have_given_out(watched: Watched) -> None:
+    watched.hear(worker="liar", waiting=100_000, waiting_tokens=10**9)
+    for awaited, requests, most_tokens in (((0, 0), 0, 0), ((4, 100), 4, 4 * 256 + 350)):
+        watched.awaited = awaited
+        watched.hear()
+        load = watched.fleet.load("m")
+        assert load is not None
+        assert (load.queued_requests, load.queued_tokens) == (requests + 3, most_tokens + 30)
+
+
+def test_requests_that_other_gateways_have_given_out_count_too(watched: Watched) -> None:
+    watched.hear(waiting=1000, waiting_tokens=10**9)
+    watched.awaited = (4, 100)
+    for awaited, requests in (
+        ({"m": (10, 1)}, 4 + 10),
+        # Its heartbeat is older than ours: requests are spread over gateways.
+        ({}, 4 + 4),
+        # One of an older version does not say.
+        (None, 1000),
+    ):
+        beat = GatewayHeartbeat(gateway="gw2", unclaimed=0, unclaimed_tokens=0, awaited=awaited)
+        watched.fleet.note_gateway_heartbeat(beat, watched.now)
+        load = watched.fleet.load("m")
+        assert load is not None
+        assert load.queued_requests == requests + 3

@@ -8,6 +8,7 @@ import msgspec
 from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from gateway.fleet.claims import OwnRequests
 from gateway.fleet.fleet import Fleet
 from gateway.fleet.fleet_collector import MAX_MODELS, MAX_WORKER_SAMPLES, FleetCollector
 from gateway.fleet.liveness import FleetLimits
@@ -46,7 +47,7 @@ class Streams:
 
 
 def fleet(name: str, started: float, *beats: Heartbeat) -> Fleet:
-    fleet = Fleet(name, FleetLimits(), lambda model: (0, 0))
+    fleet = Fleet(name, FleetLimits(), OwnRequests(lambda model: (0, 0), lambda: {"m": (9, 900)}))
     fleet.started = started
     fleet.sweep(0.0)
     for beat in beats:
