@@ -215,7 +215,8 @@ class Heartbeat(Struct, frozen=True, kw_only=True, tag="heartbeat"):
         decode_rate: Generated tokens per second of a full batch, as last measured; 0 while unknown.
         queue_pending: Interactive requests left in the shared queue when the worker last pulled.
         max_prompt_characters: A longer prompt cannot fit into the context; 0 while unknown.
-        revision: Fingerprint of the model's files; answers of different revisions are not interchangeable.
+        revision: Fingerprint of the model's files, and behind an @ their commit at the hub, if they are from there;
+            answers of different revisions are not interchangeable.
         spec_decode_num_drafts: Times that a sequence verified drafts in a step, since the worker started.
         spec_decode_num_draft_tokens: Draft tokens verified.
         spec_decode_num_accepted_tokens: Those of them that were accepted.

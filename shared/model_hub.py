@@ -15,6 +15,7 @@ from shared.errors import ConfigError
 _ID = re.compile(r"(?P<id>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(@(?P<revision>[\w./-]+))?")
 # Git's own rule for names of branches and tags, in short: no part is empty or begins with a dot, and none has two.
 _REVISION = re.compile(r"\w[\w-]*(\.[\w-]+)*(/\w[\w-]*(\.[\w-]+)*)*")
+_COMMIT = re.compile(r"[0-9a-f]{40}")
 _MAX_CHARACTERS = 512
 _PATTERNS = ["*.json", "*.jinja", "*.safetensors"]
 
@@ -24,6 +25,16 @@ def hub_id(model: Path) -> str | None:
     # The length first: a name that is too long for the system is an error even to ask for.
     found = _ID.fullmatch(str(model)) if len(str(model)) <= _MAX_CHARACTERS and not model.exists() else None
     return None if found is None else found["id"]
+
+
+def hub_commit(folder: Path) -> str | None:
+    """Return the commit at the hub whose files a folder holds; None for a folder that was not downloaded from it.
+
+    The hub's cache keeps each commit in a folder of its name, `.../snapshots/<commit>`.
+    """
+    folder = folder.absolute()
+    is_snapshot = folder.parent.name == "snapshots" and _COMMIT.fullmatch(folder.name) is not None
+    return folder.name if is_snapshot else None
 
 
 def local_model(model: Path, variable: str) -> Path:

@@ -1,6 +1,7 @@
 """A fingerprint of what a worker serves, so that answers cached for other weights of the same name are not repeated.
 
-Small files count whole; of large ones 64 samples do, because reading all weights would double the time to start.
+Small files count whole; of large ones 64 samples do, because reading all weights would double the time to start. Of a
+model from the hub the commit stands behind it, which names every byte.
 """
 
 from __future__ import annotations
@@ -10,17 +11,29 @@ from pathlib import Path
 
 from gpu_worker.quantization.gguf.model_file import find_gguf
 from gpu_worker.start.config import WorkerConfig
+from shared.model_hub import hub_commit
 
 _PATTERNS = ("*.json", "*.jinja", "*.safetensors")
 _NUM_SAMPLES = 64
 _SAMPLE_BYTES = 4096
+_COMMIT_MARK = "@"
+_COMMIT_DIGITS = 12
 
 
 def served_revision(config: WorkerConfig) -> str:
     """Return the revision of what a worker with these settings serves; they name a model."""
     assert config.model is not None
     simulated = "" if config.simulate is None else "simulated"
-    return model_revision(Path(config.model), config.dtype, config.kv_cache_dtype, simulated)
+    revision = model_revision(Path(config.model), config.dtype, config.kv_cache_dtype, simulated)
+    commit = hub_commit(Path(config.model))
+    return revision if commit is None else f"{revision}{_COMMIT_MARK}{commit[:_COMMIT_DIGITS]}"
+
+
+def is_same_revision(first: str, second: str) -> bool:
+    """Whether two revisions are of the same files and settings, and of the same commit where both tell one."""
+    content, _, commit = first.partition(_COMMIT_MARK)
+    other_content, _, other_commit = second.partition(_COMMIT_MARK)
+    return content == other_content and (commit == other_commit or not commit or not other_commit)
 
 
 def model_revision(model: Path, *settings: str) -> str:

@@ -12,6 +12,7 @@ from nats.aio.msg import Msg
 
 from gpu_worker.start.assembly import Identity
 from gpu_worker.start.config import WorkerConfig
+from gpu_worker.start.model_revision import is_same_revision
 from shared.errors import ConfigError, DependencyError
 from shared.messages import Heartbeat
 from shared.nats_connection import NatsRefusedError, connect, has_jetstream
@@ -51,7 +52,8 @@ async def check_revision(client: Client, identity: Identity) -> None:
     async def note(message: Msg) -> None:
         with contextlib.suppress(msgspec.MsgspecError):
             heartbeat = msgspec.msgpack.decode(message.data, type=Heartbeat)
-            if not heartbeat.draining and heartbeat.revision not in ("", identity.revision):
+            is_same = not heartbeat.revision or is_same_revision(heartbeat.revision, identity.revision)
+            if not heartbeat.draining and not is_same:
                 others[heartbeat.worker] = heartbeat.revision
 
     of_all_workers = worker_subject(identity.model, identity.worker).rpartition(".")[0] + ".*"

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from gpu_worker.start.config import WorkerConfig
-from gpu_worker.start.model_revision import model_revision, served_revision
+from gpu_worker.start.model_revision import is_same_revision, model_revision, served_revision
 
 
 @pytest.fixture
@@ -45,3 +45,20 @@ def test_each_setting_that_decides_answers_counts(model: Path) -> None:
 def test_settings_that_change_no_answer_do_not_count(model: Path) -> None:
     settings = ({}, {"max_num_seqs": 3}, {"num_blocks": 9})
     assert len({served_revision(WorkerConfig(model=model, **changed)) for changed in settings}) == 1
+
+
+def test_commit_of_a_model_from_the_hub_is_told(model: Path, tmp_path: Path) -> None:
+    plain = served_revision(WorkerConfig(model=model))
+    told = []
+    for commit in ("a" * 40, "b" * 40):
+        snapshot = tmp_path / "hub" / "models--org--tiny" / "snapshots" / commit
+        snapshot.mkdir(parents=True)
+        for file in ("config.json", "model.safetensors"):
+            (snapshot / file).symlink_to(model / file)
+        told.append(served_revision(WorkerConfig(model=snapshot)))
+    assert told == [f"{plain}@{'a' * 12}", f"{plain}@{'b' * 12}"]
+    assert not is_same_revision(*told)
+    # A copy of the same files that was not downloaded, or a worker of an older version, which tells no commit.
+    assert is_same_revision(told[0], plain)
+    assert is_same_revision(plain, told[0])
+    assert not is_same_revision(told[0], served_revision(WorkerConfig(model=model, dtype="float32")))
