@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.architecture.source import ROOT
 from tests.servers import find_binary
 
 # Gives a container its network: $1 its name, $2 its address.
@@ -32,11 +33,12 @@ ip -n "$1" link set eth0 up
 ip -n "$1" link set lo up
 """
 
-# Gives a command a container's files: $1 the folder for its root, $2 a file with `SOURCE TARGET` lines; the command.
+# Gives a command a container's files: $1 the folder for its root, $2 a file with `SOURCE TARGET` lines, $3 `ro` where
+# nothing but the targets may be written; the command.
 # In folders of this computer in which something is mounted, all else is linked.
 _FILES = """
 set -e
-root=$1 mounts=$2; shift 2
+root=$1 mounts=$2 mode=$3; shift 3
 mount -t tmpfs tmpfs "$root"
 mkdir "$root/.host"
 mount --rbind / "$root/.host"
@@ -64,6 +66,17 @@ while read -r source target; do
   if [ -d "$source" ]; then mkdir -p "$root$target"; else mkdir -p "$(dirname "$root$target")"; touch "$root$target"; fi
   mount --rbind "$source" "$root$target"
 done <"$mounts"
+if [ "$mode" = ro ]; then
+  # Flags of mounts that this namespace was given may not be taken away.
+  while read -r _ _ _ _ place flags _; do
+    inside=${place#"$root"}
+    [ "$inside" != "$place" ] || continue
+    case ${inside#/.host} in /dev*|/proc*|/sys*) continue;; esac
+    cut -d" " -f2 "$mounts" | grep -qxF "$inside" && continue
+    # A mount of this folder within itself is not there any more.
+    mount -o "remount,bind,ro,${flags#r[ow],}" "$place" 2>/dev/null || :
+  done </proc/self/mountinfo
+fi
 exec chroot "$root" "$@"
 """
 
@@ -86,6 +99,7 @@ class Container:
 
     Attributes:
         mounts: Files and folders of this computer by the paths at which the container sees them.
+        is_read_only: Nothing but these can be written.
     """
 
     name: str
@@ -93,6 +107,7 @@ class Container:
     environ: Mapping[str, str]
     mounts: Mapping[str, Path]
     log: Path
+    is_read_only: bool = False
     process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
 
     def output(self) -> str:
@@ -178,12 +193,17 @@ class Machine:
         root = self._directory / f"root-{container.name}"
         root.mkdir(exist_ok=True)
         mounts = self._directory / f"mounts-{container.name}"
-        lines = [f"{source} {target}" for target, source in {**container.mounts, "/etc/hosts": self._hosts}.items()]
+        mounted = {**container.mounts, "/etc/hosts": self._hosts}
+        # Programs that a mount would hide, as where this clone lies below /tmp.
+        needed = (self.programs, ROOT, Path(sys.prefix))
+        mounted |= {str(one): one for one in needed if any(one.is_relative_to(target) for target in container.mounts)}
+        lines = [f"{source} {target}" for target, source in mounted.items()]
         mounts.write_text("\n".join(lines) + "\n")
         environ = {"PATH": f"{self.programs}:/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/tmp", **container.environ}
         variables = [f"{name}={value}" for name, value in environ.items()]
+        mode = "ro" if container.is_read_only else "rw"
         network = ["ip", "netns", "exec", container.name]
-        files = ["unshare", "--mount", "sh", "-c", _FILES, "sh", str(root), str(mounts)]
+        files = ["unshare", "--mount", "sh", "-c", _FILES, "sh", str(root), str(mounts), mode]
         return [*self._prefix(), *network, *files, "env", "-i", *variables, *command]
 
     def _prefix(self) -> list[str]:

@@ -166,7 +166,9 @@ class Cluster:
         mounts = {mount["mountPath"]: self._source(pod, sources[mount["name"]]) for mount in container["volumeMounts"]}
         image = {} if name == "StatefulSet/nats" else image_environ(ROOT / "ops/deploy/Dockerfile")
         environ = image | _environ(self._base, name, container, pod.split(".")[0]) | replaced
-        self.pods[pod] = Container(pod, container["command"], environ, mounts, self._directory / f"{pod}.log")
+        log = self._directory / f"{pod}.log"
+        is_read_only = container["securityContext"]["readOnlyRootFilesystem"]
+        self.pods[pod] = Container(pod, container["command"], environ, mounts, log, is_read_only)
         self.machine.start(self.pods[pod])
 
     def probe(self, pod: str, name: str, kind: str) -> bool:
@@ -188,6 +190,9 @@ class Cluster:
         folder = self._directory / f"{pod}-{volume.get('name', 'data')}"
         if volume.get("secret", {}).get("secretName") == "keys":
             return self.keys
+        if "emptyDir" in volume:
+            # As empty as for each new pod of a job.
+            shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
         if "secret" in volume:
             made = make_named_certificate(self._directory, self._authority, pod)
@@ -239,6 +244,9 @@ def test_containers_serve_a_completion_and_probes_say_so(cluster: Cluster) -> No
     done = cluster.machine.execute(cluster.pods["worker"], ["curl", "-sS", "-f", *headers, "-d", body, url])
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["usage"]["completion_tokens"] == 4
+    for place, is_writable in (("/", False), ("/usr", False), ("/home", False), ("/tmp", True)):
+        touched = cluster.machine.execute(cluster.pods["gateway"], ["touch", f"{place}/written"])
+        assert (touched.returncode == 0) == is_writable, place
     assert cluster.pods["worker"].process is not None
     cluster.machine.terminate(cluster.pods["worker"])
     assert cluster.pods["worker"].process.wait(45) == 0
