@@ -48,6 +48,7 @@ from shared.worker_metrics import WorkerMetrics
 PROTOCOL_VERSION = 1
 
 Lane = Literal["interactive", "batch"]
+Awaited = Annotated[dict[PeerName, tuple[NumRequests, NumTokens]], Meta(max_length=4096)]
 FinishReason = Literal["stop", "length", "cancelled", "expired", "failed", "handoff"]
 
 
@@ -271,7 +272,7 @@ class GatewayHeartbeat(Struct, frozen=True, kw_only=True, tag="gateway"):
     unclaimed_tokens: NumTokens
     version: Version = PROTOCOL_VERSION
     started: UnixSeconds = 0.0
-    awaited: dict[str, tuple[NumRequests, NumTokens]] | None = None
+    awaited: Awaited | None = None
 
 
 class Cancel(Struct, frozen=True, array_like=True, tag="cancel"):

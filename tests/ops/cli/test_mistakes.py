@@ -96,7 +96,7 @@ MISTAKES: list[tuple[tuple[str, ...], str]] = [
     (("publish", "--file", "{files}/jobs2.jsonl", "--model-name", "m", *NOWHERE), "--file: line 1: sampling is not a"),
     (
         ("publish", "--file", "{files}/jobs3.jsonl", "--model-name", "m", *NOWHERE),
-        "line 2: there is no field 'prompt'; did you",
+        "line 2: the request has no field 'prompt'; did you",
     ),
     (("publish", "--file", "{files}/jobs4.jsonl", "--model-name", "m", *NOWHERE), "--file: line 2 is not JSON"),
     (("publish", "x", "--model-name", "m", "--timeout-s", "0", *NOWHERE), "--timeout-s: 0.0 is too small"),
