@@ -1,4 +1,4 @@
-"""The products with experts that compile checks look at: Qwen3-30B-A3B, gpt-oss-20b, and some of odd size."""
+"""The products with experts that compile checks look at: Qwen3-30B-A3B, gpt-oss-20b, Nemotron 3 Nano, odd sizes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from kernels.gpu_config import Gpu
 from kernels.linear.forms import FLOAT4, FLOAT8, INT4, Number
 from kernels.linear.gpu_packed.matrix import ROW_MULTIPLE, TILE_ROWS, num_planes
-from kernels.moe import SILU, GatedActivation, RoutingRule, clamped_swiglu
+from kernels.moe import RELU_SQUARED, SILU, GatedActivation, RoutingRule, clamped_swiglu
 from kernels.moe.gpu import GpuExperts
 from kernels.moe.stacks import DenseStack, ExpertStack, PackedStack
 from kernels.moe.triton_route import route_triton
@@ -59,6 +59,9 @@ def launches(gpu: Gpu) -> dict[str, Callable[[], object]]:
         named[f"int4_{tokens}"] = partial(launch, gpu, tokens, 8, *int4, SILU)
         named[f"int4_offsets_{tokens}"] = partial(launch, gpu, tokens, 8, offsets[0], offsets[1], SILU)
         named[f"fp8_{tokens}"] = partial(launch, gpu, tokens, 8, *fp8, SILU)
+    nemotron = dense(128, 1856, 2688), dense(128, 2688, 1856)
+    for tokens in (1, 512):
+        named[f"nemotron_{tokens}"] = partial(launch, gpu, tokens, 6, *nemotron, RELU_SQUARED)
     named["odd_3"] = partial(launch, gpu, 3, 2, dense(5, 46, 70), dense(5, 70, 23), SILU)
     plain = RoutingRule(8, renormalize=True)
     grouped = RoutingRule(8, "sigmoid", True, torch.zeros(256), 8, 4, "top2", 2.5)
