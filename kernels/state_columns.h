@@ -31,7 +31,9 @@ inline float softplus(float x) { return x > 20.0f ? x : std::log1p(std::exp(x));
 template <int kVectors, typename T, typename Rule>
 void run_columns(const Rule& rule, const StateRow& row, int head, int column) {
   constexpr int kColumns = kVectors ? kVectors * kLanes : 1;
-  alignas(64) float copy[kMaxKeyDim * kColumns];
+  // Rows of the copy of one column lie apart as in the pool: side by side, the compiler would sum them in another order.
+  constexpr int kCopyStride = kVectors ? kColumns : kLanes;
+  alignas(64) float copy[kMaxKeyDim * kCopyStride];
   const int64_t place = int64_t{head} * rule.value_dim + column;
   const int64_t slot_size = int64_t{rule.num_heads} * rule.key_dim * rule.value_dim;
   float* pool = rule.states + row.slot * slot_size + int64_t{head} * rule.key_dim * rule.value_dim + column;
@@ -43,9 +45,9 @@ void run_columns(const Rule& rule, const StateRow& row, int head, int column) {
   int save = 0;
   for (int t = 0; t < row.length; ++t) {
     if (state == pool && (t == row.num_kept || row.is_padding)) {
-      for (int i = 0; i < rule.key_dim; ++i) std::copy_n(pool + i * stride, kColumns, copy + i * kColumns);
+      for (int i = 0; i < rule.key_dim; ++i) std::copy_n(pool + i * stride, kColumns, copy + i * kCopyStride);
       state = copy;
-      stride = kColumns;
+      stride = kCopyStride;
     }
     const int64_t number = row.first + t;
     rule.template read_token<T>(number, head, token);

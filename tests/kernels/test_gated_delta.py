@@ -113,8 +113,8 @@ def test_steps_equal_the_whole_for_every_split(form: Form, tolerance: float) -> 
         torch.testing.assert_close(states, whole, rtol=tolerance, atol=tolerance)
 
 
-def test_drafts_see_each_other_and_leave_nothing(library: CpuLibrary) -> None:
-    sizes = DeltaSizes(2, 2, 16, 33)
+@pytest.mark.parametrize("sizes", [DeltaSizes(2, 2, 16, 33), DeltaSizes(2, 4, 12, 20)])
+def test_drafts_see_each_other_and_leave_nothing(library: CpuLibrary, sizes: DeltaSizes) -> None:
     qkv, gates, weights = inputs_of(sizes, 6)
     drafted, plain = pool_of(sizes, 1), pool_of(sizes, 1)
     result = gated_delta(qkv, gates, weights, sizes, drafted, state_rows([6], [4], [0], [2]))

@@ -28,15 +28,16 @@ from tests.gpu_worker.models.families.random_models import save_case
 from tests.gpu_worker.models.recurrent_models import save_case as save_recurrent
 from tests.gpu_worker.speculative.mtp.headed_models import FAMILIES, SHARP, save_headed
 from tests.gpu_worker.speculative.recorder import recorded_runner
-from tests.gpu_worker.structured_output.tiny_tokenizer import constraint_of
+from tests.gpu_worker.structured_output.tiny_tokenizer import EOS, constraint_of
 
 pytestmark = pytest.mark.slow
 
-RECURRENT = frozenset({"qwen3_5", "qwen3_5_moe", "qwen3_next", "lfm2"})
+HEADLESS = ("lfm2", "falcon_h1", "nemotron_h", "mamba2")
+RECURRENT = frozenset({"qwen3_5", "qwen3_5_moe", "qwen3_next", *HEADLESS})
 MODELS: dict[str, Callable[[Path], Any]] = {
     **{name: partial(save_headed, name) for name in FAMILIES},
     "deepseek-v2-lite": partial(save_case, LATENT["deepseek-v2-lite"]),
-    "lfm2": partial(save_recurrent, "lfm2", eos_token_id=None),
+    **{name: partial(save_recurrent, name, eos_token_id=None) for name in HEADLESS},
 }
 # What cannot take drafts back cannot draft.
 PAIRS = [
@@ -57,6 +58,7 @@ class Way:
     arrivals_per_step: int
     num_blocks: int = 400
     caching: bool = True
+    kv_cache_dtype: str = "auto"
 
 
 WAYS = {
@@ -64,6 +66,7 @@ WAYS = {
     "in chunks, one after another": Way(19, 1),
     "preempted": Way(60, 3, num_blocks=26),
     "without a cache": Way(40, 2, caching=False),
+    "in eight bits": Way(40, 2, kv_cache_dtype="int8"),
 }
 
 SHARED = random_prompt(22, seed=1)
@@ -107,6 +110,8 @@ def sequences(answers: Mapping[str, list[int]] | None = None) -> list[Sequence]:
                 len(prompt),
                 sampling,
                 max_tokens=10,
+                # What ends a text that is guided, and no other here.
+                eos_token_ids=frozenset({EOS}) if constraint is not None else frozenset(),
                 constraint=constraint,
                 prediction=prediction,
             )
@@ -149,19 +154,28 @@ def test_drafts_leave_answers_as_they_are(model: tuple[str, Path], proposer: str
     if (name, proposer) not in PAIRS:
         pytest.skip("refused at the start")
     has_states = name in RECURRENT
-    plain = answered(make_runner(directory / "model"), WAYS["without a cache"], has_states=has_states)
+    alone = Way(40, 1, caching=False)
+    plain = {
+        dtype: answered(make_runner(directory / "model", kv_cache_dtype=dtype), alone, has_states=has_states).tokens
+        for dtype in ("auto", "int8")
+    }
     num_drafted = num_accepted = 0
     for label, way in WAYS.items():
         settings = {"draft_model": directory / "draft"} if proposer == "draft" else {}
         runner, recorder = recorded_runner(
-            directory / "model", lambda *_: None, speculative=proposer, num_speculative_tokens=DEPTH, **settings
+            directory / "model",
+            lambda *_: None,
+            speculative=proposer,
+            num_speculative_tokens=DEPTH,
+            kv_cache_dtype=way.kv_cache_dtype,
+            **settings,
         )
         if isinstance(recorder.proposer, HiddenVectorProposer):
             recorder.proposer._least_chance = 0.005
-        known = plain.tokens if proposer == "ngram" else None
+        known = plain[way.kv_cache_dtype] if proposer == "ngram" else None
         outcome = answered(runner, way, known, has_states=has_states, policy=FixedDepth(DEPTH))
         assert not recorder.failures, label
-        assert outcome.tokens == plain.tokens, label
+        assert outcome.tokens == plain[way.kv_cache_dtype], label
         assert not outcome.errors, label
         assert (outcome.num_prefix_hits > 0) == (way.caching and way.arrivals_per_step < 100), label
         assert (outcome.num_preemptions > 0) == (label == "preempted"), label

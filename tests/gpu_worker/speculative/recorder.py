@@ -50,13 +50,18 @@ class Recorder:
 
 
 def recorded_runner(
-    directory: Path, listener: Listener, *, token_budget: int = 64, **settings: Any
+    directory: Path, listener: Listener, *, token_budget: int = 64, kv_cache_dtype: str = "auto", **settings: Any
 ) -> tuple[TorchModelRunner, Recorder]:
     """Build a runner with the proposer that the worker's settings ask for."""
     worker_config = WorkerConfig(**settings)
     config = RunnerConfig(directory, block_size=BLOCK, max_num_seqs=40, max_num_batched_tokens=token_budget)
     config = with_room_for_proposer(worker_config, config)
-    runner = make_runner(directory, tapped_layers=config.tapped_layers, max_draft_tokens=config.max_draft_tokens)
+    runner = make_runner(
+        directory,
+        tapped_layers=config.tapped_layers,
+        max_draft_tokens=config.max_draft_tokens,
+        kv_cache_dtype=kv_cache_dtype,
+    )
     recorder = Recorder(build_proposer(worker_config, config, runner), listener)
     runner.verify_drafts_of(recorder)
     return runner, recorder
