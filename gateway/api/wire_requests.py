@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import secrets
 import time
 
 import msgspec
 
-from gateway.generation import Generation
+from gateway.generation import Generation, Prompt
 from shared.messages import Request
 
 # Seeds are 64-bit signed integers on the wire.
@@ -29,43 +30,48 @@ def wire_requests(
     """
     now = time.time()
     base = secrets.token_urlsafe(12)
-    requests: list[Request] = []
-    for prompt in generation.prompts:
-        pooling = generation.pooling
-        if pooling is not None and prompt.query is not None:
-            pooling = msgspec.structs.replace(pooling, query=prompt.query)
-        for choice in range(generation.n):
-            sampling = generation.sampling
-            if choice:
-                sampling = msgspec.structs.replace(sampling, seed=_wrapped(sampling.seed + choice))
-            requests.append(
-                Request(
-                    id=f"{base}-{len(requests)}",
-                    model=generation.model,
-                    tenant=tenant,
-                    lane=generation.lane,
-                    priority=generation.priority,
-                    deadline=now + timeout_s,
-                    messages=prompt.messages,
-                    chat=prompt.chat,
-                    text=prompt.text,
-                    token_ids=prompt.token_ids,
-                    sampling=sampling,
-                    reply=reply,
-                    echo=generation.echo,
-                    created=now,
-                    trace=request_id,
-                    traceparent=traceparent,
-                    prediction=generation.prediction,
-                    pooling=pooling,
-                    suffix=prompt.suffix,
-                    add_special_tokens=generation.add_special_tokens,
-                    truncate_prompt_tokens=generation.truncate_prompt_tokens,
-                    cache_salt=generation.cache_salt,
-                    return_prompt_token_ids=generation.details is not None and generation.details.token_ids,
-                )
-            )
-    return requests
+    whole = Request(
+        id=base,
+        model=generation.model,
+        tenant=tenant,
+        lane=generation.lane,
+        priority=generation.priority,
+        deadline=now + timeout_s,
+        sampling=generation.sampling,
+        reply=reply,
+        echo=generation.echo,
+        created=now,
+        trace=request_id,
+        traceparent=traceparent,
+        prediction=generation.prediction,
+        pooling=generation.pooling,
+        add_special_tokens=generation.add_special_tokens,
+        truncate_prompt_tokens=generation.truncate_prompt_tokens,
+        cache_salt=generation.cache_salt,
+        return_prompt_token_ids=generation.details is not None and generation.details.token_ids,
+    )
+    choices = itertools.product(generation.prompts, range(generation.n))
+    return [_of_choice(whole, number, prompt, choice) for number, (prompt, choice) in enumerate(choices)]
+
+
+def _of_choice(whole: Request, number: int, prompt: Prompt, choice: int) -> Request:
+    """Return the request number `number`: of one of a prompt's choices."""
+    pooling, sampling = whole.pooling, whole.sampling
+    if pooling is not None and prompt.query is not None:
+        pooling = msgspec.structs.replace(pooling, query=prompt.query)
+    if choice:
+        sampling = msgspec.structs.replace(sampling, seed=_wrapped(sampling.seed + choice))
+    return msgspec.structs.replace(
+        whole,
+        id=f"{whole.id}-{number}",
+        messages=prompt.messages,
+        chat=prompt.chat,
+        text=prompt.text,
+        token_ids=prompt.token_ids,
+        suffix=prompt.suffix,
+        sampling=sampling,
+        pooling=pooling,
+    )
 
 
 def _wrapped(seed: int) -> int:

@@ -85,22 +85,15 @@ def lay_out(
         num_kept = lengths.astype(np.int32)
         lengths += [len(draft) for draft in drafts]
     query_starts = np.zeros(len(scheduled) + 1, dtype=np.int32)
-    token_ids = []
-    for place, item in enumerate(scheduled):
-        token_ids += item.sequence.token_ids[item.start : item.start + item.num_tokens]
-        if item.start >= len(item.sequence.token_ids):
-            token_ids.append(TOKEN_ON_DEVICE)
-        if drafts is not None:
-            token_ids += drafts[place].token_ids
     ends = lengths.cumsum()
     query_starts[1:] = ends
     token_rows = np.repeat(rows, lengths)
-    positions = np.arange(len(token_ids)) + np.repeat(starts - ends + lengths, lengths)
+    positions = np.arange(len(token_rows)) + np.repeat(starts - ends + lengths, lengths)
     blocks, offsets = np.divmod(positions, block_size)
     positions, tree_masks = _branch(positions, query_starts, drafts)
     context_lens = starts + lengths
     return StepLayout(
-        token_ids=np.array(token_ids, dtype=np.int64),
+        token_ids=np.array(_token_ids(scheduled, drafts), dtype=np.int64),
         token_rows=token_rows,
         positions=positions,
         slots=tables[token_rows, blocks] * np.int64(block_size) + offsets,
@@ -113,6 +106,18 @@ def lay_out(
         num_kept=num_kept,
         window_slots=_slots_in(window_tables, token_rows, blocks, offsets, block_size),
     )
+
+
+def _token_ids(scheduled: Values[ScheduledSequence], drafts: Values[Draft] | None) -> list[int]:
+    """Return the scheduled tokens of all sequences, each with its drafts behind them."""
+    token_ids: list[int] = []
+    for place, item in enumerate(scheduled):
+        token_ids += item.sequence.token_ids[item.start : item.start + item.num_tokens]
+        if item.start >= len(item.sequence.token_ids):
+            token_ids.append(TOKEN_ON_DEVICE)
+        if drafts is not None:
+            token_ids += drafts[place].token_ids
+    return token_ids
 
 
 def _lay_out_decodes(
