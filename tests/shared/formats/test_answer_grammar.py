@@ -155,6 +155,7 @@ def test_answer_with_a_content_grammar_may_call_instead(name: str) -> None:
         assert grammar is not None
         assert vocabulary.accepts(grammar, f'{spoken.content_open}{{"a": 1}}')
         assert vocabulary.accepts(grammar, WRITERS[name]([("get", {})]))
+        assert not vocabulary.accepts(grammar, WRITERS[name]([("nothing", {})]))
         assert not vocabulary.accepts(grammar, f"{spoken.content_open}Hello")
 
 

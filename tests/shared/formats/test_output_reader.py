@@ -156,3 +156,17 @@ def test_call_ends_reasoning_whose_close_then_says_nothing_once(name: str) -> No
 def test_marker_that_says_nothing_leaves_the_space_around_it(name: str) -> None:
     spoken = format_named(name)
     assert read(spoken, [f"one {spoken.dropped[0]} two"], tools()) == [ContentText("one  two")]
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        '{"type": "function", "name": "get_weather", "arguments": {"city": "a"}}',
+        '{"id": "x", "name": "get_weather", "arguments": {"city": "a"}}',
+        '{"name": "get_weather", "index": 0, "arguments": {"city": "a"}}',
+        '{"arguments": {"city": "a"}, "type": "function", "name": "get_weather"}',
+    ],
+)
+def test_members_of_a_call_that_say_nothing_are_not_its_arguments(call: str) -> None:
+    said = understood(read(format_named("hermes"), [f"<tool_call>\n{call}\n</tool_call>"], tools()))
+    assert (said.calls, said.content) == ((("get_weather", '{"city": "a"}'),), "")
