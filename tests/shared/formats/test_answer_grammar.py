@@ -149,7 +149,8 @@ def test_content_keeps_to_its_grammar_behind_reasoning(name: str, kind: Any) -> 
 @pytest.mark.parametrize("name", WRITTEN)
 def test_answer_with_a_content_grammar_may_call_instead(name: str) -> None:
     spoken = format_named(name)
-    content = Grammar(kind="json_schema", source='{"type": "object", "properties": {"a": {"type": "integer"}}}')
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "additionalProperties": False}
+    content = Grammar(kind="json_schema", source=json.dumps(schema))
     for vocabulary in vocabularies(spoken):
         grammar = spoken.grammar(tools(), ToolChoice(), content=content)
         assert grammar is not None

@@ -170,3 +170,8 @@ def test_marker_that_says_nothing_leaves_the_space_around_it(name: str) -> None:
 def test_members_of_a_call_that_say_nothing_are_not_its_arguments(call: str) -> None:
     said = understood(read(format_named("hermes"), [f"<tool_call>\n{call}\n</tool_call>"], tools()))
     assert (said.calls, said.content) == ((("get_weather", '{"city": "a"}'),), "")
+    # They are none where there are no others either.
+    said = understood(
+        read(format_named("hermes"), ['<tool_call>{"type": "function", "name": "get"}</tool_call>'], tools())
+    )
+    assert said.calls == (("get", "{}"),)
