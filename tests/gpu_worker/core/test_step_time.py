@@ -3,7 +3,7 @@ import random
 import pytest
 
 from gpu_worker.core.step import ScheduledSequence, StepPlan
-from gpu_worker.core.step_time import StepTimeModel
+from gpu_worker.core.step_time import _FIRST_DEVIATION, StepTimeModel
 from tests.gpu_worker.core.sequences import make_sequence
 
 
@@ -103,3 +103,11 @@ def test_batch_sequence_is_never_taken_for_cheaper_than_a_further_token() -> Non
     model = measured([(1, 0, 0), (1, 30, 0), (1, 0, 100)] * 300, (2e-3, 0.2e-3, 1e-9, 0.05e-3))
     assert model.predict(0, 1, 0) - model.fixed_s < 0.1 * model.token_s
     assert model.batch_sequence_s > 0.8 * model.token_s
+
+
+def test_covariance_stays_one_however_long_parts_are_not_seen() -> None:
+    model = measured([(1, 2, 30)] * 100 + [(1, 0, 0)] * 3000, CPU)
+    rows = model._covariance
+    for part, row in enumerate(rows):
+        assert 0 < row[part] <= _FIRST_DEVIATION**2 * 1.001
+        assert row == pytest.approx([other[part] for other in rows])
