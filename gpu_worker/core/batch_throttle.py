@@ -171,7 +171,7 @@ class BatchThrottle:
 
     def landed(self, plan: StepPlan, duration_s: float, now: float) -> None:
         """Record a step of `duration_s` that has landed at `now`, in monotonic seconds."""
-        if any(item.sequence.lane == "interactive" for item in plan.scheduled):
+        if len(plan.scheduled) > plan.num_batch:
             self._last_landed = now
             self._batch_s = 0.0
         else:

@@ -92,7 +92,7 @@ class Planner:
         self._throttle.planned(num_interactive, num_more_tokens, len(batch_decodes) + len(chunks))
         if batch_decodes:
             decodes = [*decodes, *batch_decodes]
-        return self._share_out(step, decodes, prompts, chunks, is_throttled=allowance.is_throttled)
+        return self._share_out(step, decodes, prompts, chunks, len(batch_decodes), is_throttled=allowance.is_throttled)
 
     def plan_again(self, step: int, items: Iterable[ScheduledSequence]) -> StepPlan:
         """Plan step number `step` with shares of one that was rolled back, without drafts.
@@ -101,10 +101,14 @@ class Planner:
         """
         shares = [(item.sequence, self._blocks.reach(item.sequence, item.num_tokens)) for item in items]
         scheduled = [self._take(sequence, num_tokens, step) for sequence, num_tokens in shares]
+        # Decodes first; what began again may have become one.
+        scheduled.sort(key=lambda item: item.num_tokens > 1 or not item.samples)
         self._blocks.add_state_work(scheduled, range(len(scheduled)))
         num_decodes = sum(item.num_tokens == 1 and item.samples for item in scheduled)
         num_tokens = sum(item.num_tokens for item in scheduled)
-        return StepPlan(step, scheduled, num_tokens, self._running.take_departed(), num_decodes)
+        num_batch = sum(item.sequence.lane == "batch" for item in scheduled)
+        departed = self._running.take_departed()
+        return StepPlan(step, scheduled, num_tokens, departed, num_decodes, num_batch=num_batch)
 
     def _grow(self, lane: Lane, decodes: Collection[Sequence]) -> bool:
         """Give a lane's sequences the blocks for their new tokens, preempting the last in order while there are none.
@@ -166,10 +170,14 @@ class Planner:
         decodes: Iterable[Sequence],
         prompts: list[Sequence],
         batch_chunks: list[tuple[Sequence, int]],
+        num_batch: int,
         *,
         is_throttled: bool,
     ) -> StepPlan:
-        """Schedule the decodes, what the budget leaves for the prompts of people, and the chunks of batch prompts."""
+        """Schedule the decodes, what the budget leaves for the prompts of people, and the chunks of batch prompts.
+
+        So many of the decodes are batch work.
+        """
         scheduled, state_places = self._decodes(decodes)
         num_decodes = len(scheduled)
         left = self._config.max_num_batched_tokens - num_decodes
@@ -186,6 +194,7 @@ class Planner:
             if num_tokens > 0 and (num_tokens == wanted or not sequence.needs_one_step):
                 scheduled.append(self._take(sequence, num_tokens, step))
                 left -= num_tokens
+                num_batch += 1
         departed = self._running.take_departed() if scheduled else []
         num_forced = 0
         if self._running.num_needing_last_token and not self._live.in_flight:
@@ -199,7 +208,7 @@ class Planner:
                 )
         self._blocks.add_state_work(scheduled, (*state_places, *range(num_decodes, len(scheduled))))
         num_tokens = self._config.max_num_batched_tokens - left
-        return StepPlan(step, scheduled, num_tokens, departed, num_decodes, is_throttled, num_forced > 0)
+        return StepPlan(step, scheduled, num_tokens, departed, num_decodes, is_throttled, num_forced > 0, num_batch)
 
     def _decodes(self, sequences: Iterable[Sequence]) -> tuple[list[ScheduledSequence], list[int]]:
         """Schedule decodes; return also the places of those that fill a block, or are the first of their sequence.

@@ -70,6 +70,7 @@ class StepPlan(Struct, frozen=True, gc=False):
         num_decodes: How many of `scheduled` are decodes.
         is_throttled: Batch work was allowed only as far as people permit.
         is_alone: It verifies tokens that constraints force: no step may be planned behind it.
+        num_batch: How many of `scheduled` are of the batch lane.
     """
 
     step: int
@@ -79,6 +80,13 @@ class StepPlan(Struct, frozen=True, gc=False):
     num_decodes: int = 0
     is_throttled: bool = False
     is_alone: bool = False
+    num_batch: int = 0
+
+    @property
+    def num_prefilled(self) -> int:
+        """Tokens of prompts: a sequence that samples computes one token for that, all others are prefill."""
+        samples = [item.samples for item in self.scheduled[self.num_decodes :]]
+        return self.num_tokens - self.num_decodes - sum(samples)
 
 
 class LogprobEntry(Struct, frozen=True, gc=False):

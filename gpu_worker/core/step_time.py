@@ -78,8 +78,7 @@ class StepTimeModel:
 
     def observe_step(self, plan: StepPlan, num_drafted: int, duration_s: float) -> None:
         """Take in how long a step took that computed `num_drafted` drafts beside its plan."""
-        num_batch = sum([item.sequence.lane == "batch" for item in plan.scheduled])
-        num_sequences = len(plan.scheduled)
+        num_batch, num_sequences = plan.num_batch, len(plan.scheduled)
         num_more_tokens = plan.num_tokens - num_sequences + num_drafted
         self.observe(num_sequences - num_batch, num_batch, num_more_tokens, duration_s)
 

@@ -291,9 +291,7 @@ class Engine:
 
     def _measure(self, plan: StepPlan, events: list[SequenceEvent], duration_s: float) -> None:
         num_generated = sum([len(event.token_ids) for event in events])
-        # Every sampling sequence computes one token for the one that it samples; what is more is prefill.
-        num_prefilled = plan.num_tokens - sum([item.samples for item in plan.scheduled])
-        config = self._scheduler.config
+        num_prefilled, config = plan.num_prefilled, self._scheduler.config
         self.counts.observe(plan.num_tokens, num_prefilled, num_generated, duration_s)
         self._rates.observe(
             num_prefilled=num_prefilled,

@@ -139,6 +139,8 @@ class OracleRunner:
         self.plans.append(plan)
         self.num_computed_tokens += plan.num_tokens
         assert len(set(plan.departed)) == len(plan.departed)
+        assert plan.num_batch == sum(item.sequence.lane == "batch" for item in plan.scheduled)
+        assert plan.num_prefilled == plan.num_tokens - sum(item.samples for item in plan.scheduled)
         for sequence in plan.departed:
             row = self._rows.pop(sequence, None)
             if row is not None:

@@ -141,7 +141,7 @@ def test_one_sequence_at_most_is_free(cpu: StepTimeModel) -> None:
 
 
 def plan_of(lane: Lane) -> StepPlan:
-    return StepPlan(1, [ScheduledSequence(make_sequence(4, lane=lane), 4, 1, True)], 1)
+    return StepPlan(1, [ScheduledSequence(make_sequence(4, lane=lane), 4, 1, True)], 1, num_batch=int(lane == "batch"))
 
 
 def test_share_of_time_that_batch_steps_get_grows_with_the_time_since_people(cpu: StepTimeModel) -> None:

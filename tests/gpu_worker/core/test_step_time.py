@@ -92,7 +92,10 @@ def test_plan_is_counted_by_lane_and_by_tokens_beyond_the_first() -> None:
             ScheduledSequence(make_sequence(20, lane="batch"), 0, 20, True),
         ],
         22,
+        num_decodes=2,
+        num_batch=2,
     )
+    assert plan.num_prefilled == 19
     by_plan, by_counts = StepTimeModel(), StepTimeModel()
     by_plan.observe_step(plan, 5, 1.0)
     by_counts.observe(1, 2, 24, 1.0)
