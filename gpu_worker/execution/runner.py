@@ -339,6 +339,9 @@ class TorchModelRunner:
         # With drafts there are more rows than sequences; what their logits take must not grow with it.
         most = max(self._rows.spare, MAX_VERIFIED_ROWS)
         tiles = [self._stage(tile, step, upload) for tile in step.sampled_rows().tiles(most)]
+        if step.is_decode:
+            # Nobody's prompt is scored or pooled.
+            return _StagedBehind(tiles, [], [])
         chunks = prompt_chunks(step.scheduled, step.layout.query_starts)
         targets = [upload.add(np.array(chunk.targets, dtype=np.int64)) for chunk in chunks]
         pooled = pooled_chunks(step.scheduled, step.layout.query_starts)

@@ -24,7 +24,7 @@ class AssembledStep:
         departed: Sequences that have left the batch since the step was submitted.
     """
 
-    __slots__ = ("_prompt_lens", "departed", "drafts", "layout", "samples", "scheduled")
+    __slots__ = ("_do_all_sample", "_prompt_lens", "departed", "drafts", "layout", "samples", "scheduled")
 
     def __init__(
         self,
@@ -38,6 +38,7 @@ class AssembledStep:
         self.layout = layout
         self.drafts = drafts
         self.samples = [item.samples for item in scheduled]
+        self._do_all_sample = all(self.samples)
         self.departed: set[Sequence] = set()
         self._prompt_lens = prompt_lens
 
@@ -45,7 +46,7 @@ class AssembledStep:
     def is_decode(self) -> bool:
         """Say whether each sequence computes its last token and drafts, and samples behind all of these."""
         num_drafts = 0 if self.drafts is None else sum(map(len, self.drafts))
-        return len(self.layout.token_ids) == len(self.samples) + num_drafts and all(self.samples)
+        return self._do_all_sample and len(self.layout.token_ids) == len(self.samples) + num_drafts
 
     @property
     def sampling_drafts(self) -> list[Draft] | None:
@@ -59,7 +60,7 @@ class AssembledStep:
         layout, drafts = self.layout, self.sampling_drafts
         # The token that follows the last known one has as many before it in the output as are known.
         last_tokens, rows, positions = layout.last_tokens, layout.rows, layout.context_lens - self._prompt_lens
-        if not all(self.samples):
+        if not self._do_all_sample:
             last_tokens, rows, positions = (array[self.samples] for array in (last_tokens, rows, positions))
         if drafts is None:
             return SampledRows(last_tokens, rows, positions)

@@ -128,9 +128,12 @@ def _lay_out_decodes(
     window_tables: Values[Int32s],
 ) -> StepLayout:
     """Do the same for one token a sequence, which is the usual step, in fewer operations."""
-    places = [item.start for item in scheduled]
-    known = [item.sequence.token_ids for item in scheduled]
-    token_ids = [ids[place] if place < len(ids) else TOKEN_ON_DEVICE for ids, place in zip(known, places, strict=True)]
+    places: list[int] = []
+    token_ids: list[int] = []
+    for item in scheduled:
+        place, known = item.start, item.sequence.token_ids
+        places.append(place)
+        token_ids.append(known[place] if place < len(known) else TOKEN_ON_DEVICE)
     positions = np.array(places, dtype=np.int64)
     blocks, offsets = np.divmod(positions, block_size)
     return StepLayout(

@@ -77,13 +77,19 @@ class BatchRows:
         Returns:
             The row of each sequence, and the sequences that are new in the batch.
         """
-        sequences = [item.sequence for item in scheduled]
-        newcomers = [sequence for sequence in sequences if sequence.row is None]
-        for sequence in newcomers:
-            sequence.row = row = self._free.pop()
-            self.prompt_lens[row] = sequence.num_prompt_tokens
-        rows = [sequence.row for sequence in sequences if sequence.row is not None]
-        self._whole.follow(rows, [sequence.block_table for sequence in sequences], upload)
+        rows: list[int] = []
+        blocks: list[list[int]] = []
+        newcomers: list[Sequence] = []
+        for item in scheduled:
+            sequence = item.sequence
+            row = sequence.row
+            if row is None:
+                sequence.row = row = self._free.pop()
+                self.prompt_lens[row] = sequence.num_prompt_tokens
+                newcomers.append(sequence)
+            rows.append(row)
+            blocks.append(sequence.block_table)
+        self._whole.follow(rows, blocks, upload)
         for number, tables in enumerate(self.windows):
-            tables.follow(rows, [sequence.window_tables[number].blocks for sequence in sequences], upload)
+            tables.follow(rows, [item.sequence.window_tables[number].blocks for item in scheduled], upload)
         return np.array(rows, dtype=np.int64), newcomers

@@ -88,6 +88,7 @@ class Sampler:
         self._logprobs = LogprobRows(num_rows)
         # What each row asks for: the bits below, and above them one for each feature.
         self._asks = np.zeros(num_rows, dtype=np.int64)
+        self._is_any_asking = False
 
     def assign(self, newcomers: Values[Sequence], upload: Upload) -> None:
         """Keep what sequences ask for that were given a row."""
@@ -102,6 +103,8 @@ class Sampler:
                 if feature.is_asked_by(sequence.sampling):
                     feature.assign(row, sequence, upload)
                     self._asks[row] |= 1 << bit
+        # Rows that nobody has any more count too: then a step looks at its rows.
+        self._is_any_asking = bool(self._asks.any())
 
     def _asked_by(self, sampling: Sampling) -> int:
         truncation = _TRUNCATION if self._distributions.is_truncated_by(sampling) else 0
@@ -109,6 +112,9 @@ class Sampler:
 
     def stage(self, sampled: SampledRows, upload: Upload) -> StagedSampling:
         """Prepare to sample logits that belong to these rows, at least one."""
+        if not self._is_any_asking:
+            draw = self._distributions.stage(sampled, upload, may_truncate=False)
+            return StagedSampling(upload.add(sampled.rows), draw)
         asks = self._asks[sampled.rows]
         asked = int(np.bitwise_or.reduce(asks))
         draw = self._distributions.stage(sampled, upload, may_truncate=bool(asked & _TRUNCATION))
