@@ -332,19 +332,16 @@ class TorchModelRunner:
 
     def _kept(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return hidden vectors that last if the proposer is to see them: the next replay writes to the same memory."""
-        is_kept = self._drafting is not None and self._drafting.wants_hidden
-        return hidden.clone() if is_kept else hidden
+        return hidden.clone() if self._drafting is not None and self._drafting.wants_hidden else hidden
 
     def _stage_behind(self, step: AssembledStep, upload: Upload) -> _StagedBehind:
         # With drafts there are more rows than sequences; what their logits take must not grow with it.
         most = max(self._rows.spare, MAX_VERIFIED_ROWS)
         tiles = [self._stage(tile, step, upload) for tile in step.sampled_rows().tiles(most)]
-        if step.is_decode:
-            # Nobody's prompt is scored or pooled.
-            return _StagedBehind(tiles, [], [])
-        chunks = prompt_chunks(step.scheduled, step.layout.query_starts)
+        scheduled = () if step.is_decode else step.scheduled
+        chunks = prompt_chunks(scheduled, step.layout.query_starts)
         targets = [upload.add(np.array(chunk.targets, dtype=np.int64)) for chunk in chunks]
-        pooled = pooled_chunks(step.scheduled, step.layout.query_starts)
+        pooled = pooled_chunks(scheduled, step.layout.query_starts)
         return _StagedBehind(tiles, list(zip(chunks, targets, strict=True)), pooled)
 
     def _outputs(self, step: AssembledStep, behind: _StagedBehind, hidden: torch.Tensor) -> StepOutputs:
