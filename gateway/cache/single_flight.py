@@ -32,8 +32,12 @@ class SharedSequence:
     def deliver(self, delta: Delta) -> None:
         """Record a delta and pass it on."""
         self.deltas.append(delta)
+        # As `_deliver` does, without its call: this is in the hot path.
         for sink in self.sinks:
-            _deliver(sink, delta)
+            try:
+                sink.deliver(delta)
+            except Exception as error:
+                _leave_out(sink, error)
         if delta.finish is not None:
             self._generation.finish_one()
 
@@ -143,7 +147,11 @@ class SingleFlight:
 def _deliver(sink: Sink, delta: Delta) -> None:
     try:
         sink.deliver(delta)
-    except Exception:
-        # A sink that fails must not keep the delta from the other members.
-        _logger.exception("a shared delta could not be delivered")
-        sink.fail(ApiError(500, "The answer could not be delivered.", code="internal_error"))
+    except Exception as error:
+        _leave_out(sink, error)
+
+
+def _leave_out(sink: Sink, error: Exception) -> None:
+    """End a sink that fails: it must not keep the delta from the other members."""
+    _logger.error("a shared delta could not be delivered", exc_info=error)
+    sink.fail(ApiError(500, "The answer could not be delivered.", code="internal_error"))

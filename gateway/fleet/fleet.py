@@ -40,6 +40,8 @@ class Fleet:
         self._known_models: dict[str, float] = {}
         # Sums of the heartbeats, until the next one changes them: the hot path asks once per request.
         self._loads: dict[str, FleetLoad] = {}
+        # With this gateway's own requests: of which load, of how many requests and tokens, and the result.
+        self._latest: dict[str, tuple[FleetLoad, tuple[int, int], FleetLoad]] = {}
         self._gateways: dict[str, tuple[GatewayHeartbeat, float]] = {}
         self.liveness = Liveness(limits)
         self.started = time.time()
@@ -111,14 +113,16 @@ class Fleet:
             gateways = [heartbeat for heartbeat, _ in self._gateways.values()]
             waiting = credible_waiting(model, workers, gateways, self._own.awaited())
             load = self._loads[model] = _fleet_load(model, workers, gateways, waiting)
-        own_requests, own_tokens = self._own.unshown(model)
-        if own_requests == 0:
+        own = self._own.unshown(model)
+        if own[0] == 0:
             return load
-        return dataclasses.replace(
-            load,
-            queued_requests=load.queued_requests + own_requests,
-            queued_tokens=load.queued_tokens + own_tokens,
-        )
+        # Asked for several times in each request, while nothing of this changes.
+        latest = self._latest.get(model)
+        if latest is None or latest[0] is not load or latest[1] != own:
+            queued_requests, queued_tokens = load.queued_requests + own[0], load.queued_tokens + own[1]
+            shown = dataclasses.replace(load, queued_requests=queued_requests, queued_tokens=queued_tokens)
+            latest = self._latest[model] = (load, own, shown)
+        return latest[2]
 
     def can_claim(self, model: str) -> bool:
         """Whether some worker of a model has room and sees an empty queue: what still waits then is lost."""
@@ -137,6 +141,7 @@ class Fleet:
         for model in old:
             del self._known_models[model]
             self._loads.pop(model, None)
+            self._latest.pop(model, None)
 
     def _takers(self, model: str) -> list[Heartbeat]:
         return [h for h in self.liveness.live() if h.model == model and not h.draining]

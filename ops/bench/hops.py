@@ -2,7 +2,8 @@
 
 Starts NATS, Redis, a gateway and a worker whose functions are marked from outside (`hop_marks`), sends one request at a
 time, and prints for each station the time since the client began to send, in the median. Three cases: an answer from
-the cache, a step of no length, the demo model. Bounded, and loopback only.
+the cache, a step of no length, the demo model; and `floor`, the same hops without this system (`bare_chain`). Bounded,
+and loopback only.
 """
 
 from __future__ import annotations
@@ -19,15 +20,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from ops.bench.load.bare_chain import CHAINS, make_queue, round_trips
 from ops.bench.load.event_streams import Address
 from ops.bench.load.processes import HOST, free_port
-from ops.bench.load.systems import API_KEY, parts
+from ops.bench.load.systems import API_KEY, Parts, parts
 from ops.bench.record import append_record
 from ops.stack.config import DEMO_MODEL
 from ops.stack.servers import find_redis_server
 
 MODEL = "headrace-demo"
 CASES = ("cached", "simulated", "demo")
+FLOOR = "floor"
 NUM_WARM = 10
 
 
@@ -43,11 +46,14 @@ def main() -> None:
     """Measure what the command line names, print a table for each case, and record it."""
     parser = argparse.ArgumentParser(prog="python -m ops.bench.hops", description=__doc__.splitlines()[0])
     parser.add_argument("--requests", type=int, default=200, help="Requests of each case.")
-    parser.add_argument("--case", choices=CASES, action="append", help="Only this case; may be repeated.")
+    parser.add_argument("--case", choices=(*CASES, FLOOR), action="append", help="Only this case; may be repeated.")
     parser.add_argument("--pause-ms", type=float, default=30.0, help="Time between requests: caches cool meanwhile.")
     parser.add_argument("--no-marks", action="store_true", help="Only the whole time, without the cost of the marks.")
     options = parser.parse_args()
-    for case in options.case or CASES:
+    for case in options.case or (*CASES, FLOOR):
+        if case == FLOOR:
+            _measure_floor(options.requests, options.pause_ms)
+            continue
         marks, trials = _measure(case, options.requests, options.pause_ms / 1000, is_marked=not options.no_marks)
         whole_ms = sorted((trial.first_byte - trial.sent) / 1e6 for trial in trials)
         p50, p99 = (round(whole_ms[len(whole_ms) * percent // 100], 3) for percent in (50, 99))
@@ -66,6 +72,32 @@ def main() -> None:
             "hops_us": hops,
         }
         append_record("hops", "python -m ops.bench.hops " + " ".join(sys.argv[1:]), row)
+
+
+def _measure_floor(num_requests: int, pause_ms: float) -> None:
+    """Print and record what the hops take without this system, chain by chain."""
+    medians = {}
+    print("\nfloor: the same hops, nothing parsed or checked")
+    with parts() as system:
+        _, nats_url = system.start_nats()
+        nats_port, redis_port = int(nats_url.rpartition(":")[2]), _start_redis(system)
+        make_queue(nats_port)
+        for chain in CHAINS:
+            taken = round_trips(chain, nats_port, redis_port, NUM_WARM + num_requests, pause_ms / 1000)[NUM_WARM:]
+            medians[chain] = round(statistics.median(taken) * 1e6, 1)
+            print(f"  {medians[chain]:7.0f} µs  {chain}")
+    row = {"case": FLOOR, "pause_ms": pause_ms, "num_requests": num_requests, "chains_us": medians}
+    append_record("hops", "python -m ops.bench.hops " + " ".join(sys.argv[1:]), row)
+
+
+def _start_redis(system: Parts) -> int:
+    redis = find_redis_server()
+    if redis is None:
+        raise SystemExit("redis-server is needed: pip install 'headrace[embedded]'")
+    port = free_port()
+    command = [redis, "--bind", HOST, "--port", str(port), "--save", "", "--dir", str(system.directory)]
+    system.start_listener(command, "redis", port)
+    return port
 
 
 def _measure(
@@ -120,15 +152,10 @@ def _hops(marks: list[tuple[int, str]], trials: list[Trial]) -> dict[str, float]
 @contextlib.contextmanager
 def _system(simulate_ms: float | None, *, is_marked: bool) -> Iterator[tuple[int, list[Path]]]:
     """Run the system; yield the gateway's port and the files with the marks."""
-    redis = find_redis_server()
-    if redis is None:
-        raise SystemExit("redis-server is needed: pip install 'headrace[embedded]'")
     with parts() as system:
-        directory, redis_port = system.directory, free_port()
         _, nats_url = system.start_nats()
-        redis_command = [redis, "--bind", HOST, "--port", str(redis_port), "--save", "", "--dir", str(directory)]
-        system.start_listener(redis_command, "redis", redis_port)
-        traces = [directory / f"{role}.marks" for role in ("gpu_worker", "gateway")]
+        redis_port = _start_redis(system)
+        traces = [system.directory / f"{role}.marks" for role in ("gpu_worker", "gateway")]
         modules = []
         for trace in traces:
             trace.touch()

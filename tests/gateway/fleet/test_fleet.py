@@ -71,6 +71,23 @@ def test_load_adds_up_live_workers_and_all_gateways(watched: Watched) -> None:
     assert (load.max_model_len, load.prefill_rate) == (500, 200.0)
 
 
+def test_load_follows_this_gateways_own_requests_and_the_heartbeats() -> None:
+    own = [(0, 0)]
+    fleet = Fleet("gw", FleetLimits(), OwnRequests(lambda model: own[0], lambda: {"m": (100, 1000)}))
+    fleet.note_heartbeat(BEAT, 100.0)
+
+    def queued() -> tuple[int, int]:
+        load = fleet.load("m")
+        assert load is not None
+        return load.queued_requests, load.queued_tokens
+
+    idle = queued()
+    for own[0] in ((1, 10), (1, 10), (2, 10), (1, 30), (0, 0), (1, 10)):
+        assert queued() == (idle[0] + own[0][0], idle[1] + own[0][1])
+    fleet.note_heartbeat(msgspec.structs.replace(BEAT, waiting=BEAT.waiting + 5), 100.2)
+    assert queued() == (idle[0] + 6, idle[1] + 10)
+
+
 def test_unknown_model_has_no_load_and_a_known_one_without_workers_has(watched: Watched) -> None:
     watched.hear(worker="w2", model="other")
     assert watched.fleet.load("nobody's") is None
