@@ -129,6 +129,17 @@ def test_line_beyond_the_horizon_is_spread_and_booked_in_its_order(book: Reserva
     assert sum(shares[2:]) == 0
 
 
+def test_client_in_the_line_that_does_not_return_is_forgotten(book: ReservationBook) -> None:
+    told = refuse(book, caller(x_stainless_retry_count="0"), excess_s=100.0)
+    assert told.ahead_s is not None
+    assert book.expire(NOW + told.wait_s + GRACE_S - 0.1) == 0
+    # Before its time it is told the rest of it.
+    again = refuse(book, caller(x_stainless_retry_count="1"), NOW + 1, excess_s=100.0)
+    assert (again.wait_s, again.ticket, len(book)) == (told.wait_s - 1, told.ticket, 1)
+    assert book.expire(NOW + told.wait_s + GRACE_S + 0.1) == 0
+    assert (len(book), book._lines) == (0, {})
+
+
 def test_those_refused_in_the_same_second_are_not_in_each_others_way(book: ReservationBook) -> None:
     for moment, body in ((0.2, "a"), (0.5, "b")):
         refuse(book, caller(body, x_stainless_retry_count="0"), NOW + moment, excess_s=100.0)

@@ -12,6 +12,7 @@ import pytest
 
 from gateway.dispatch.publisher import Publisher
 from gateway.dispatch.revoker import MAX_DELETIONS
+from gateway.errors import ApiError
 from shared.errors import DependencyError
 from shared.messages import GatewayHeartbeat
 from shared.streams import DEAD_STREAM, INTERACTIVE_STREAM, PROGRESS_STREAM, RESULTS_STREAM
@@ -79,6 +80,8 @@ async def test_acknowledgement_of_an_attempt_that_was_given_up_is_not_heard(benc
     await until(lambda: stored)
     await bench.nats.flush()
     assert len(stored) == 1
+    # Nothing is waited for any more.
+    assert bench.flight.ack is None
 
 
 async def test_closed_dispatcher_waits_for_no_stream_any_more(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,3 +168,15 @@ async def test_streams_that_cannot_be_made_yet_are_tried_again(bench: Bench, mon
     assert num_tries == 3
     # It counts as back, however long that took.
     assert bench.dispatcher._recovery.holds_back(math.inf)
+
+
+async def test_request_that_has_ended_ends_no_second_time(bench: Bench) -> None:
+    endings: list[str] = []
+    bench.dispatcher.on_end = lambda flight, ending, finish: endings.append(ending)
+    sink = ListSink()
+    await bench.submit(sink)
+    flight = bench.flight
+    for _ in range(2):
+        bench.dispatcher.cancel([flight])
+        bench.dispatcher.fail(flight, ApiError(500, "broken"))
+    assert (endings, sink.endings) == (["cancelled"], 0)
