@@ -40,7 +40,7 @@ class BlockPool:
 
     def allocate(self, count: int) -> list[int]:
         """Take `count` blocks for one holder: blank ones first, then the least recently used cached ones."""
-        assert count <= self.num_available, "allocate() without asking num_available first"
+        assert count <= len(self._blank) + len(self._cached), "allocate() without asking num_available first"
         blocks = []
         for _ in range(count):
             block = self._blank.pop() if self._blank else self._evict()

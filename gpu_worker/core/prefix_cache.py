@@ -63,21 +63,21 @@ class PrefixCache:
     def publish(self, sequence: Sequence, num_written: int) -> None:
         """Make the blocks findable that the sequence's first `num_written` tokens fill, as far as they were not yet."""
         first, end = sequence.num_findable_blocks, num_written // self._block_size
-        for index in range(first, end):
-            self._pool.label(sequence.block_table[index], self._digest(sequence, index))
+        if first < end:
+            self.chain(sequence, end)
+            for index in range(first, end):
+                self._pool.label(sequence.block_table[index], sequence.block_digests[index])
         sequence.num_findable_blocks = end
 
     def chain(self, sequence: Sequence, num_blocks: int) -> None:
         """Make the digests of the sequence's first blocks, whose tokens are known."""
-        for index in range(len(sequence.block_digests), num_blocks):
-            self._digest(sequence, index)
+        digests, size, pack = sequence.block_digests, self._block_size, self._packing.pack
+        for index in range(len(digests), num_blocks):
+            parent = digests[-1] if digests else sha256(sequence.salt).digest()
+            tokens = pack(*sequence.token_ids[index * size : (index + 1) * size])
+            digests.append(sha256(parent + tokens).digest())
 
     def _digest(self, sequence: Sequence, index: int) -> bytes:
         """Return the digest of full block `index`; those before it have been asked for already."""
-        digests = sequence.block_digests
-        if index == len(digests):
-            parent = digests[-1] if digests else sha256(sequence.salt).digest()
-            start = index * self._block_size
-            tokens = self._packing.pack(*sequence.token_ids[start : start + self._block_size])
-            digests.append(sha256(parent + tokens).digest())
-        return digests[index]
+        self.chain(sequence, index + 1)
+        return sequence.block_digests[index]

@@ -123,7 +123,10 @@ class Sequence:
 
         Behind computed tokens there is one more, known or being sampled, unless no more are wanted.
         """
-        return max(len(self.token_ids), min(self.num_computed_tokens + 1, self.max_num_tokens))
+        num_known, num_next = len(self.token_ids), self.num_computed_tokens + 1
+        if num_next <= num_known:
+            return num_known
+        return num_next if num_next <= self.max_num_tokens else max(num_known, self.max_num_tokens)
 
     @property
     def num_pending_tokens(self) -> int:

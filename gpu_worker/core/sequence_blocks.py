@@ -41,6 +41,7 @@ class SequenceBlocks:
         self._block_size = config.block_size
         rules: list[HitRule] = [*self.windows] if self.states is None else [*self.windows, self.states]
         self._cache = PrefixCache(self.pool, config.block_size, rules) if config.enable_prefix_caching else None
+        self._has_windows = len(self.windows) > 0
         self._to_landmark = self._distances()
         self._num_promised = 0
         self.num_prefix_queries = 0
@@ -123,12 +124,15 @@ class SequenceBlocks:
         Returns:
             False, with nothing given, where the pools have too few.
         """
-        short = [(sequence, count) for sequence in sequences if (count := self.num_missing(sequence)) > 0]
-        if sum([count for _, count in short]) > self.pool.num_available or not self.windows.can_grow(sequences):
+        size = self._block_size
+        short = [(s, count) for s in sequences if (count := -(-s.num_tokens // size) - len(s.block_table)) > 0]
+        if sum([count for _, count in short]) > self.pool.num_available:
+            return False
+        if self._has_windows and not self.windows.can_grow(sequences):
             return False
         for sequence, count in short:
             self._extend(sequence, count)
-        if self.windows:
+        if self._has_windows:
             for sequence in sequences:
                 self.windows.grow(sequence, sequence.num_computed_tokens + 1)
         return True
@@ -177,7 +181,7 @@ class SequenceBlocks:
         """
         if self._cache:
             self._cache.publish(sequence, num_written)
-        if self.windows:
+        if self._has_windows:
             self.windows.publish(sequence, num_written, is_findable=self._cache is not None)
 
     def next_landmark(self, num_written: int) -> int:

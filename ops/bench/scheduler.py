@@ -4,9 +4,10 @@ Run as `python -m ops.bench.scheduler`. The runner costs nothing here, so this i
 of every engine whose runner computes at once; with a second step in flight the device computes meanwhile. The cost must
 not depend on how many sequences wait.
 
-The first rows fill all blocks in the same step, one in sixteen, which their medians leave out. In the others prompts
-differ in length, so that every step fills the blocks of one sequence in sixteen, as in life; and so with layers that
-keep a window of tokens, or a state. On a machine with neighbours the tenth percentile says what steps take alone.
+In the first rows half of the steps fill blocks of 32 sequences, as many as began in one step, and the others none: the
+tenth percentile is that of steps that fill none, and the median lies near that of the others. In the other rows prompts
+differ in length, so that every step fills the blocks of 16 sequences; and so with layers that keep a window of tokens,
+or a state.
 """
 
 from __future__ import annotations
