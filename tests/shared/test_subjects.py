@@ -14,6 +14,7 @@ from shared.subjects import (
     encode_name,
     frame_subject,
     is_batch_reply,
+    reply_prefix,
     request_subject,
     result_subject,
     worker_subject,
@@ -90,3 +91,9 @@ def test_filter_of_dead_letters_matches_its_subjects() -> None:
     assert dead_letter_filter("m/1").split(".") == [*tokens[:3], "*", "*"]
     assert dead_letter_filter(lane="batch").split(".") == ["hr", "dead", "*", "batch", "*"]
     assert dead_letter_filter("m/1", "batch", "t*").split(".") == tokens
+
+
+def test_reply_of_a_batch_job_may_have_sixteen_tokens_of_its_own() -> None:
+    tenant = "a long name of sixty-four characters, as long as one may be " + "x" * 4
+    assert is_batch_reply(reply_prefix(tenant) + ".".join(["a"] * 16), tenant)
+    assert not is_batch_reply(reply_prefix(tenant) + ".".join(["a"] * 17), tenant)

@@ -145,7 +145,7 @@ def test_too_many_headers_are_refused_by_a_code() -> None:
 
 
 def test_half_a_head_is_a_400() -> None:
-    with pytest.raises(ApiError) as caught:
+    with pytest.raises(ApiError, match="head is incomplete") as caught:
         parse_head(GET)
     assert caught.value.status == 400
 
