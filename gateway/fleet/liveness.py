@@ -23,7 +23,7 @@ _logger = logging.getLogger(__name__)
 # How long a death is remembered: to compare it with others, and to retract it when the worker's heartbeats resume.
 _MEMORY_S = 600.0
 _MAX_REMEMBERED = 1000
-# A worker's deaths and returns are told once in so many seconds.
+# A worker's deaths are told once in so many seconds, and so are its returns.
 LOG_INTERVAL_S = 10.0
 LATENESS_FACTOR = 3.0
 # What is left of a lateness at the next heartbeat: half of it after six seconds.
@@ -111,7 +111,9 @@ class Liveness:
     def __init__(self, limits: FleetLimits) -> None:
         """Know no worker."""
         self._limits = limits
-        self._log_limit = LogLimit(_logger, LOG_INTERVAL_S)
+        # One limit each: a return is told however soon it comes behind the death that it takes back.
+        self._log_of_deaths = LogLimit(_logger, LOG_INTERVAL_S)
+        self._log_of_returns = LogLimit(_logger, LOG_INTERVAL_S)
         self._workers: dict[str, _Worker] = {}
         self._dead: dict[str, _DeadWorker] = {}
         self._is_disconnected = False
@@ -290,7 +292,7 @@ class Liveness:
         self._disturbed_until = now + self._limits.disturbance_s
         self._dead[name] = _DeadWorker(death, heartbeat.started, worker.last_seen_at)
         # Whoever may send heartbeats can let any number of made-up workers die.
-        self._log_limit.warning(name, "worker %s is dead: %s", name, why)
+        self._log_of_deaths.warning(name, "worker %s is dead: %s", name, why)
         self.on_dead(death)
 
     def _retract_death(self, heartbeat: Heartbeat) -> bool:
@@ -298,7 +300,7 @@ class Liveness:
         dead = self._dead.get(heartbeat.worker)
         if dead is None or dead.started != heartbeat.started:
             return False
-        self._log_limit.warning(heartbeat.worker, "worker %s is alive again", heartbeat.worker)
+        self._log_of_returns.warning(heartbeat.worker, "worker %s is alive again", heartbeat.worker)
         dead.death.is_blamed = False
         del self._dead[heartbeat.worker]
         return True

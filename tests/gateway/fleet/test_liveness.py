@@ -322,3 +322,15 @@ def test_deaths_of_made_up_workers_do_not_fill_the_log(caplog: pytest.LogCapture
     assert len(watched.deaths) == 300
     told = [record for record in caplog.records if "is dead" in record.message]
     assert 100 <= len(told) <= 101
+
+
+def test_return_of_a_worker_is_told_right_behind_its_death(caplog: pytest.LogCaptureFixture) -> None:
+    watched = Watched("a", "b")
+    watched.workers["a"].state = "frozen"
+    watched.run(1.5)
+    watched.workers["a"].state = "alive"
+    watched.run(0.5)
+    assert [record.message.partition(":")[0] for record in caplog.records] == [
+        "worker a is dead",
+        "worker a is alive again",
+    ]
