@@ -66,7 +66,7 @@ def all_but_every(count: int) -> Callable[[int], bool]:
 
 
 def read_rotating_layers(file: JsonFile) -> tuple[bool, ...]:
-    """Return which layers rotate: `no_rope_layers` has 1 for those that do, or else all but every fourth do."""
+    """Return which layers rotate: those with 1 in `no_rope_layers`, else all but every `no_rope_layer_interval`th."""
     num_layers = file.integer("num_hidden_layers", maximum=1024)
     rotates = all_but_every(file.integer("no_rope_layer_interval", 4))
     flags = file.fields.get("no_rope_layers") or [int(rotates(layer)) for layer in range(num_layers)]

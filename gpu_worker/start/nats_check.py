@@ -20,7 +20,7 @@ from shared.subjects import worker_subject
 
 # NATS may start after us, and there is the time until the model is loaded for it.
 TIMEOUT_S = 2.0
-# Workers say every 250 ms what they serve.
+# Workers say every 200 ms what they serve, so that two may be lost.
 LISTEN_S = 0.6
 
 _log = logging.getLogger(__name__)

@@ -26,7 +26,7 @@ from shared.structured_output.errors import GrammarError, LlguidanceMissingError
 __all__ = ["MAX_WAIT_S", "CheckerBusyError", "CheckerFailedError", "GrammarChecker"]
 
 MAX_WAIT_S = 0.2
-"""An answer is to be there within 250 ms."""
+"""How long a verdict is waited for, so that an answer is there within 250 ms."""
 
 MAX_VERDICTS_PER_TENANT = 256
 MAX_TENANTS = 256
