@@ -21,7 +21,9 @@ _PATTERNS = ["*.json", "*.jinja", "*.safetensors"]
 
 
 def hub_id(model: Path) -> str | None:
-    """Return the id that `model` is, without a revision; None where it is a path: one that exists, or no id."""
+    """Return the id that `model` is, without a revision; None where it is a path: one that exists, a file or no id."""
+    if model.suffix.lower() == ".gguf":
+        return None
     # The length first: a name that is too long for the system is an error even to ask for.
     found = _ID.fullmatch(str(model)) if len(str(model)) <= _MAX_CHARACTERS and not model.exists() else None
     return None if found is None else found["id"]

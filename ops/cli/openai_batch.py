@@ -60,7 +60,7 @@ class BatchLine:
 
 def is_openai_line(fields: dict[str, Any]) -> bool:
     """Say whether a line is of a file of OpenAI's Batch API."""
-    return "custom_id" in fields and "body" in fields
+    return len(fields.keys() & _KEYS) >= 2
 
 
 def read_openai_line(fields: dict[str, Any], tenant: str, model: str | None) -> BatchLine:
@@ -76,7 +76,7 @@ def read_openai_line(fields: dict[str, Any], tenant: str, model: str | None) -> 
     """
     if strange := sorted(fields.keys() - _KEYS):
         raise BadRequestError(f"{strange[0][:64]!r} is no field of a batch line; those are {', '.join(sorted(_KEYS))}")
-    custom_id, body, url = fields["custom_id"], fields["body"], fields.get("url")
+    custom_id, body, url = fields.get("custom_id"), fields.get("body"), fields.get("url")
     if not isinstance(custom_id, str) or not isinstance(body, dict):
         raise BadRequestError("custom_id has to be a text, and body an object")
     if fields.get("method", "POST") != "POST" or not isinstance(url, str) or url not in _PARSERS:

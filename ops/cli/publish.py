@@ -55,8 +55,6 @@ def run(config: PublishConfig, prompt: str | None) -> int:
     it is there. A file of OpenAI's Batch API ({"custom_id", "method", "url", "body"}) gives the lines of its output
     file; --max-tokens, --temperature and --seed do not apply to it.
     """
-    from ops.cli.openai_batch import is_openai_line
-
     found = list(_read(config.file, prompt))
     if not found:
         _tell(f"{config.file} has no requests")
@@ -64,20 +62,38 @@ def run(config: PublishConfig, prompt: str | None) -> int:
     url, running = find_nats(config.nats_url, config.state_dir)
     served = None if running is None else _served_models(Endpoint(running.url, running.api_key))
     model = config.model_name or next(iter(served or []), None)
+    requests, lines = _jobs(config, model, found)
+    if served is not None:
+        _tell_unserved({request.model for request in requests}.difference(served))
+    try:
+        return asyncio.run(_publish(config, url, requests, lines))
+    except KeyboardInterrupt:
+        _tell("stopped; what is published runs all the same: publish a file whose lines have ids again for its results")
+        return 130
+
+
+def _jobs(
+    config: PublishConfig, model: str | None, found: list[tuple[str, dict[str, Any]]]
+) -> tuple[list[Request], dict[str, BatchLine]]:
+    """Return the jobs of all lines, and by a job's id the line of OpenAI's form that it is of."""
+    from ops.cli.openai_batch import is_openai_line
+
     requests: list[Request] = []
     lines: dict[str, BatchLine] = {}
+    places: dict[tuple[str, str], str] = {}
     for place, fields in found:
         if is_openai_line(fields):
             line = _openai_line(config, model, place, fields)
-            if line.requests[0].id in lines:
-                raise ConfigError("HEADRACE_FILE", f"{place} is the same as an earlier line")
+            name = ("custom_id", line.custom_id)
             requests += line.requests
             lines |= dict.fromkeys((request.id for request in line.requests), line)
         else:
             requests.append(_request(config, model, place, fields))
-    if served is not None:
-        _tell_unserved({request.model for request in requests}.difference(served))
-    return asyncio.run(_publish(config, url, requests, lines))
+            name = ("id", requests[-1].id)
+        if places.setdefault(name, place) != place:
+            told = f"{place}: {name[0]} {name[1][:64]!r} is that of {places[name]} too; each line needs its own"
+            raise ConfigError("HEADRACE_FILE", told)
+    return requests, lines
 
 
 def _served_models(endpoint: Endpoint) -> list[str] | None:
@@ -105,12 +121,13 @@ def _read(file: Path | None, prompt: str | None) -> Iterator[tuple[str, dict[str
         yield "the prompt", {"text": prompt}
         return
     try:
-        lines = sys.stdin.read() if str(file) == "-" else file.read_text("utf-8")
+        lines = sys.stdin.read() if str(file) == "-" else file.read_text("utf-8-sig")
     except OSError as error:
         raise ConfigError("HEADRACE_FILE", f"{file} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise ConfigError("HEADRACE_FILE", f"{file} is not text in UTF-8: {error.reason}") from error
-    for number, line in enumerate(lines.splitlines(), start=1):
+    # Not splitlines(): texts in JSON may hold other ends of lines (U+2028) as they are.
+    for number, line in enumerate(lines.removeprefix("\ufeff").split("\n"), start=1):
         if line.strip():
             try:
                 fields = json.loads(line)

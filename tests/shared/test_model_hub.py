@@ -104,7 +104,16 @@ def test_id_that_cannot_be_had_is_one_clear_line(endpoint: str, tmp_path: Path) 
 def test_paths_are_no_ids(tmp_path: Path) -> None:
     assert hub_id(Path("Qwen/Qwen3-0.6B")) == "Qwen/Qwen3-0.6B"
     assert hub_id(Path("Qwen/Qwen3-0.6B@main")) == "Qwen/Qwen3-0.6B"
-    for path in (tmp_path, Path("/a/b"), Path("./a/b/c"), Path("model"), Path("a/b/c"), Path("../a")):
+    for path in (
+        tmp_path,
+        Path("/a/b"),
+        Path("./a/b/c"),
+        Path("model"),
+        Path("a/b/c"),
+        Path("../a"),
+        Path("models/a.gguf"),
+        Path("a/b.GGUF"),
+    ):
         assert hub_id(path) is None
 
 

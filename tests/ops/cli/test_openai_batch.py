@@ -12,7 +12,7 @@ import pytest
 from openai.types import Completion, CreateEmbeddingResponse
 from openai.types.chat import ChatCompletion
 
-from ops.cli.openai_batch import BatchLine, output_line, read_openai_line
+from ops.cli.openai_batch import BatchLine, is_openai_line, output_line, read_openai_line
 from shared.errors import BadRequestError
 from shared.messages import BatchResult
 from tests.ops.cli.command import headrace
@@ -87,6 +87,25 @@ def test_without_wait_each_job_is_told_with_its_custom_id(state_dir: Path) -> No
 def test_line_that_cannot_be_a_job_is_refused_with_the_reason(change: dict[str, Any], message: str) -> None:
     with pytest.raises(BadRequestError, match=message):
         read_openai_line(chat_line() | change, "default", None)
+
+
+@pytest.mark.parametrize("missing", ["custom_id", "body", "method", "url"])
+def test_line_that_lacks_a_field_is_still_openai_s(missing: str) -> None:
+    line = chat_line()
+    del line[missing]
+    assert is_openai_line(line)
+    if missing != "method":
+        with pytest.raises(BadRequestError, match=missing):
+            read_openai_line(line, "default", None)
+
+
+def test_custom_id_of_an_earlier_line_is_refused_and_texts_may_hold_separators_of_lines(state_dir: Path) -> None:
+    # U+2028 ends no line, and a byte order mark is what some editors write first.
+    separated = chat_line(messages=[{"role": "user", "content": "a\u2028b"}])
+    given = "\ufeff" + "\n".join(json.dumps(line, ensure_ascii=False) for line in (separated, chat_line()))
+    done = headrace("publish", "--file", "-", "--state-dir", str(state_dir), given=given)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "headrace: --file: line 2: custom_id 'a' is that of line 1 too; each line needs its own\n"
 
 
 def test_model_of_the_command_is_for_bodies_that_name_none() -> None:

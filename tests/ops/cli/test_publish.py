@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from ops.cli import publish
 from ops.cli.batch_client import BatchClient
 from ops.examples import batch_publish
 from shared.errors import DependencyError
@@ -95,6 +96,25 @@ def test_bad_requests_are_one_line_and_nothing_is_published(state_dir: Path) -> 
 def test_file_without_requests_is_said(state_dir: Path) -> None:
     done = headrace("publish", "--file", "-", "--state-dir", str(state_dir), given="\n")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "headrace: - has no requests\n")
+
+
+def test_id_of_an_earlier_line_is_refused(state_dir: Path) -> None:
+    given = '{"id": "same", "text": "a"}\n\n{"id": "same", "text": "b"}\n'
+    done = headrace("publish", "--file", "-", "--wait", "--state-dir", str(state_dir), given=given)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "headrace: --file: line 3: id 'same' is that of line 1 too; each line needs its own\n"
+
+
+def test_waiting_that_is_stopped_says_what_becomes_of_the_jobs(
+    cli_system: System, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def stopped(*_: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(publish, "_publish", stopped)
+    config = publish.PublishConfig(nats_url=cli_system.info["nats_url"], model_name=cli_system.model, wait=True)
+    assert publish.run(config, "x") == 130
+    assert "stopped; what is published runs all the same" in capsys.readouterr().err
 
 
 def test_results_that_are_missing_are_named_with_what_happens_to_their_jobs(state_dir: Path) -> None:
