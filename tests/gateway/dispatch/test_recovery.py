@@ -446,3 +446,11 @@ async def test_request_that_ends_while_cancellations_are_sent_keeps_no_other_fro
     moves.flights.remove(ended)
     await moves.settle()
     assert moves.wire.published == [("b", 1)]
+
+
+async def test_request_that_is_given_up_keeps_no_other_from_moving(moves: Moves) -> None:
+    given_up, moved = moves.flight("a", "w"), moves.flight("b", "w")
+    given_up.num_moves = LIMITS.max_moves
+    moves.recovery.move([given_up, moved], "gap")
+    await moves.settle()
+    assert (moves.wire.failed, moves.wire.published) == ([("a", 500)], [("b", 1)])
