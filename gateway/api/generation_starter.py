@@ -14,7 +14,7 @@ from functools import partial
 from types import MappingProxyType
 
 from gateway.admission.caller import Caller
-from gateway.admission.shedding import Prediction, Shedder
+from gateway.admission.shedding import UNKNOWN_RETRY_S, Prediction, Shedder
 from gateway.api.output_reading import is_costly, with_reading
 from gateway.api.sequence_window import SequenceWindow
 from gateway.api.structured_output import StructuredOutputAdmission
@@ -85,10 +85,14 @@ class GenerationStarter:
         """Return the generation with what its model's chat format needs; many or large tools take a while.
 
         Raises:
-            ApiError: 400; the model cannot do what is asked of its answer.
+            ApiError: 400; the model cannot do what is asked of its answer. 404 for a model that nobody serves. 503
+                while no worker has said how the model calls tools, and the answer may have calls.
         """
         load = self._dispatcher.fleet.load(generation.model)
-        chat_format = "" if load is None else load.chat_format
+        if load is None:
+            raise model_not_found(generation.model)
+        _check_format_is_known(generation, load)
+        chat_format = load.chat_format
         if not is_costly(generation):
             return with_reading(generation, chat_format)
         async with self._one_costly:
@@ -244,6 +248,15 @@ def _is_free(load: FleetLoad | None, generation: Generation) -> bool:
 
 def _do_nothing() -> None:
     pass
+
+
+def _check_format_is_known(generation: Generation, load: FleetLoad) -> None:
+    """Refuse tools while no worker has said how its model calls them: what it calls would be answered as text."""
+    if load.num_workers or load.chat_format or generation.tools is None or not generation.tools.tools:
+        return
+    if all(prompt.chat is None or prompt.chat.template is None for prompt in generation.prompts):
+        message = f"No worker serves `{load.model}` at the moment."
+        raise ApiError(503, message, code="no_worker", retry_after_s=UNKNOWN_RETRY_S)
 
 
 def _check_task(generation: Generation, load: FleetLoad | None) -> None:

@@ -38,6 +38,9 @@ class Fleet:
         self._own = own
         # When each model last had a worker.
         self._known_models: dict[str, float] = {}
+        # How each of them writes calls and reasoning, by the heartbeat that was heard last: while all of its workers
+        # are away, requests that wait for them are read as they will be answered.
+        self._chat_formats: dict[str, str] = {}
         # Sums of the heartbeats, until the next one changes them: the hot path asks once per request.
         self._loads: dict[str, FleetLoad] = {}
         # With this gateway's own requests: of which load, of how many requests and tokens, and the result.
@@ -64,6 +67,7 @@ class Fleet:
         """Take in a worker's heartbeat. `now` is loop time, here and below."""
         self._loads.clear()
         self._known_models[heartbeat.model] = now
+        self._chat_formats[heartbeat.model] = heartbeat.chat_format
         self.liveness.note_heartbeat(heartbeat, now)
 
     def note_gateway_heartbeat(self, heartbeat: GatewayHeartbeat, now: float) -> None:
@@ -112,7 +116,10 @@ class Fleet:
                 return None
             gateways = [heartbeat for heartbeat, _ in self._gateways.values()]
             waiting = credible_waiting(model, workers, gateways, self._own.awaited())
-            load = self._loads[model] = _fleet_load(model, workers, gateways, waiting)
+            load = _fleet_load(model, workers, gateways, waiting)
+            if not workers:
+                load = dataclasses.replace(load, chat_format=self._chat_formats.get(model, ""))
+            self._loads[model] = load
         own = self._own.unshown(model)
         if own[0] == 0:
             return load
@@ -140,6 +147,7 @@ class Fleet:
             old += sorted(set(self._known_models).difference(old), key=self._known_models.__getitem__)[:excess]
         for model in old:
             del self._known_models[model]
+            self._chat_formats.pop(model, None)
             self._loads.pop(model, None)
             self._latest.pop(model, None)
 

@@ -23,7 +23,8 @@ class FleetLoad:
         max_prompt_characters: A longer prompt fits no worker's context; 0 while a worker has not said.
         tasks: What some of the workers can do with a prompt.
         num_gateways: Gateways that are alive, this one included: they all fill the same queue.
-        chat_format: How the model writes reasoning and tool calls, by most of its workers; "" while unknown.
+        chat_format: How the model writes reasoning and tool calls, by most of its workers, or the last that was
+            heard while it has none; "" while unknown.
         spec_decode_num_drafts: Times that sequences verified drafts, since these workers started.
         spec_decode_num_draft_tokens: Draft tokens verified.
         spec_decode_num_accepted_tokens: Those of them that were accepted.

@@ -22,8 +22,10 @@ from gateway.errors import ApiError
 from gateway.fleet.claims import OwnRequests
 from gateway.fleet.fleet import Fleet
 from gateway.fleet.liveness import FleetLimits
-from gateway.generation import Generation, Prompt
+from gateway.generation import Generation, Prompt, ToolUse
 from gateway.metrics import GatewayMetrics
+from shared.conversation import ChatOptions
+from shared.formats import Tool, ToolChoice
 from shared.messages import Delta, Finish, Heartbeat, Request
 from shared.sampling import Sampling
 from shared.structured_output.checker import GrammarChecker
@@ -175,6 +177,34 @@ async def test_job_for_a_model_that_does_not_generate_is_a_400(gateway: Gateway)
     with pytest.raises(ApiError) as caught:
         await gateway.generator.checked(generation, "someone")
     assert (caught.value.status, caught.value.code) == (400, "unsupported_task")
+
+
+def with_a_call(template: str | None = None) -> Generation:
+    """Return a conversation of which the answer has to call a tool."""
+    prompt = Prompt(3, messages=(), chat=ChatOptions(template=template))
+    use = ToolUse((Tool("f"),), ToolChoice("required"))
+    return Generation("chat", "m", (prompt,), 1, Sampling(), deterministic=False, tools=use)
+
+
+async def test_calls_are_read_as_its_workers_write_them_while_all_of_these_are_away(gateway: Gateway) -> None:
+    gateway.hear(chat_format="hermes")
+    gateway.hear(chat_format="hermes", draining=True)
+    read = await gateway.generator.with_reading(with_a_call())
+    assert read.reading is not None
+    assert read.reading.format_name == "hermes"
+
+
+async def test_calls_wait_for_a_worker_while_none_has_said_how_its_model_writes_them(gateway: Gateway) -> None:
+    gateway.queue.fleet = Fleet("gw", FleetLimits(), OwnRequests(gateway.queue.flights.unshown, dict))
+    with pytest.raises(ApiError) as caught:
+        await gateway.generator.with_reading(with_a_call())
+    assert (caught.value.status, caught.value.code, caught.value.retry_after_s) == (503, "no_worker", 2.0)
+    own = "{% for m in messages %}<tool_call>{{ tools }}{% endfor %}"
+    assert (await gateway.generator.with_reading(with_a_call(own))).reading is not None
+    gateway.queue.fleet.note_heartbeat(msgspec.structs.replace(BEAT, model="another"), 0.0)
+    with pytest.raises(ApiError) as caught:
+        await gateway.generator.with_reading(with_a_call())
+    assert caught.value.status == 404
 
 
 async def test_equal_requests_share_one_generation_until_the_last_client_leaves(gateway: Gateway) -> None:

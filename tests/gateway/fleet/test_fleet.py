@@ -150,6 +150,19 @@ def test_format_of_a_model_is_that_of_most_of_its_workers(watched: Watched) -> N
     assert load.chat_format == "a"
 
 
+def test_format_of_a_model_is_known_as_long_as_the_model(watched: Watched) -> None:
+    watched.hear(chat_format="hermes")
+    watched.run(20, worker="w2", model="other", step=3, running=0)
+    load = watched.fleet.load(BEAT.model)
+    assert load is not None
+    assert (load.num_workers, load.chat_format) == (0, "hermes")
+    watched.run(MODEL_MEMORY_S, worker="w2", model="other", step=3, running=0)
+    watched.fleet.note_heartbeat(msgspec.structs.replace(BEAT, draining=True), watched.now)
+    load = watched.fleet.load(BEAT.model)
+    assert load is not None
+    assert load.chat_format == ""
+
+
 def test_worker_beyond_the_limit_has_no_room_and_those_that_are_known_keep_theirs() -> None:
     watched = Watched()
     for number in range(MAX_WORKERS):
