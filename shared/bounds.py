@@ -36,6 +36,7 @@ MAX_QUEUED_REQUESTS = 10_000_000
 MAX_QUEUED_TOKENS = 2**40
 MAX_COUNTER = 2**63 - 1
 MAX_TOKENS_PER_S = 1e12
+MAX_DURATION_S = 1e9
 MAX_UNIX_S = 253_402_300_799.0
 """The end of the year 9999."""
 
@@ -73,6 +74,7 @@ NumBlocks = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 BlockSize = Annotated[int, Meta(ge=1, le=1 << 20)]
 Counter = Annotated[int, Meta(ge=0, le=MAX_COUNTER)]
 TokensPerSecond = Annotated[float, Meta(ge=0.0, le=MAX_TOKENS_PER_S)]
+Seconds = Annotated[float, Meta(ge=0.0, le=MAX_DURATION_S)]
 ProcessId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 PeerName = Annotated[str, Meta(min_length=1, max_length=MAX_NAME_BYTES, pattern=r"^[^\x00]+\Z")]
 Revision = Annotated[str, Meta(max_length=256)]

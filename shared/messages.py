@@ -32,6 +32,7 @@ from shared.bounds import (
     ReplySubject,
     RequestId,
     Revision,
+    Seconds,
     TenantName,
     TokenIds,
     TokensPerSecond,
@@ -130,11 +131,11 @@ class Usage(Struct, frozen=True, array_like=True):
         rejected_prediction_tokens: Draft tokens that were wrong, or came after a wrong one.
     """
 
-    prompt_tokens: int
-    completion_tokens: int
-    cached_tokens: int = 0
-    accepted_prediction_tokens: int = 0
-    rejected_prediction_tokens: int = 0
+    prompt_tokens: NumTokens
+    completion_tokens: NumTokens
+    cached_tokens: NumTokens = 0
+    accepted_prediction_tokens: NumTokens = 0
+    rejected_prediction_tokens: NumTokens = 0
 
 
 class Timing(Struct, frozen=True, array_like=True):
@@ -145,8 +146,8 @@ class Timing(Struct, frozen=True, array_like=True):
         decode_s: From there to the end.
     """
 
-    prefill_s: float
-    decode_s: float
+    prefill_s: Seconds
+    decode_s: Seconds
 
 
 class Finish(Struct, frozen=True, array_like=True):
@@ -193,7 +194,7 @@ class Delta(Struct, frozen=True, array_like=True):
     finish: Finish | None = None
     logprobs: tuple[TokenLogprob, ...] | None = None
     prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
-    prompt_tokens: int | None = None
+    prompt_tokens: NumTokens | None = None
     in_reasoning: bool = False
     prompt_token_ids: tuple[int, ...] | None = None
 
@@ -362,6 +363,9 @@ class BatchResult(Struct, frozen=True, kw_only=True, tag="result"):
 
 
 TokenizerCall = TokenizeCall | DetokenizeCall | TemplateCall
+
+UNDECODABLE = (msgspec.MsgspecError, RecursionError, ValueError)
+"""What a decoder raises: besides msgspec's own, nesting that is too deep, and text that is not valid Unicode."""
 
 _encoder = msgspec.msgpack.Encoder()
 _request_decoder = msgspec.msgpack.Decoder(Request)

@@ -12,8 +12,10 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
 from gateway.admission.caller import Caller
 from gateway.admission.drain_calendar import HORIZON_S
@@ -21,6 +23,8 @@ from gateway.admission.reservations import GRACE_S, Reservation
 from gateway.cache.redis_client import RedisCache, Script
 from gateway.cache.redis_pipeline import Argument
 from shared.background_tasks import BackgroundTasks
+from shared.bounds import NumRequests, NumTokens, Seconds, UnixSeconds
+from shared.messages import UNDECODABLE
 
 # More offers than this under way are not made: Redis is too slow for them.
 MAX_PENDING = 1024
@@ -50,12 +54,12 @@ _WITHDRAW = Script("return redis.call('ZREM', KEYS[1], ARGV[1])")
 class _Place(msgspec.Struct, frozen=True, array_like=True):
     """A reservation as other gateways read it. Times are Unix seconds."""
 
-    ticket: str
+    ticket: Annotated[str, Meta(max_length=64)]
     key_id: str
-    size: tuple[int, int]
-    cost_s: float
-    since: float
-    at: float
+    size: tuple[NumRequests, NumTokens]
+    cost_s: Seconds
+    since: UnixSeconds
+    at: UnixSeconds
     is_booked: bool
 
 
@@ -97,11 +101,11 @@ class SharedPlaces:
         now, may_be_early = self._wall(), "1" if caller.is_retry else "0"
         arguments: list[Argument] = [_milliseconds(now), _milliseconds(GRACE_S), may_be_early]
         member = await self._redis.run_script(_TAKE, [_key(model, caller.identity)], arguments)
-        if not member:
+        if not isinstance(member, bytes) or not member:
             return None
         try:
             place = self._decode(member)
-        except msgspec.DecodeError:
+        except UNDECODABLE:
             return None
         if place.key_id != caller.key_id:
             return None

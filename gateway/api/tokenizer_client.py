@@ -9,7 +9,7 @@ from nats.aio.client import Client
 from nats.errors import Error as NatsError
 
 from gateway.errors import ApiError
-from shared.messages import TokenizerCall, TokenizerReply, encode
+from shared.messages import UNDECODABLE, TokenizerCall, TokenizerReply, encode
 from shared.subjects import tokenizer_subject
 
 TIMEOUT_S = 10.0
@@ -47,7 +47,7 @@ class TokenizerClient:
         except NatsError:
             message = f"No worker serves `{model}` at the moment."
             raise ApiError(503, message, code="no_worker", retry_after_s=2.0) from None
-        except msgspec.DecodeError as error:
+        except UNDECODABLE as error:
             raise ApiError(502, "A worker's reply could not be read.", code="bad_reply") from error
         if reply.retry_after_s is not None:
             message = reply.error or "The tokenizer is busy."

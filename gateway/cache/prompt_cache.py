@@ -21,7 +21,7 @@ from gateway.cache.answer_memory import AnswerMemory
 from gateway.cache.recording import as_cached, is_complete
 from gateway.cache.redis_client import RedisCache
 from gateway.generation import Generation
-from shared.messages import Delta
+from shared.messages import UNDECODABLE, Delta
 
 FORMAT_VERSION = 4
 TTL_JITTER = 0.2
@@ -110,7 +110,7 @@ class PromptCache:
         """Return what a value says, if it is the answer to this key, and keep it in memory then."""
         try:
             stored = self._decode(value)
-        except msgspec.DecodeError as error:
+        except UNDECODABLE as error:
             _logger.warning("a cached answer cannot be read: %s", error)
             return None
         if (stored.version, stored.tenant, stored.digest) != (FORMAT_VERSION, key.tenant, key.digest):

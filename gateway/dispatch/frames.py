@@ -20,7 +20,7 @@ from gateway.dispatch.recovery import Reason, timeout_error
 from gateway.dispatch.revoker import Revoker
 from gateway.errors import ApiError
 from shared.log_limit import LogLimit
-from shared.messages import Delta, Finish, Frame
+from shared.messages import UNDECODABLE, Delta, Finish, Frame
 
 STRAY_CANCEL_INTERVAL_S = 1.0
 MAX_STRAYS = 10_000
@@ -69,7 +69,7 @@ class FrameReceiver:
         """Accept a NATS message; one that is no frame is logged and dropped."""
         try:
             frame = self._decode(message.data)
-        except msgspec.DecodeError as error:
+        except UNDECODABLE as error:
             self._log_limit.warning(message.subject, "a message on %s is not a frame: %s", message.subject, error)
             return
         self.accept(frame)
@@ -148,7 +148,7 @@ class FrameReceiver:
 
     def _finish(self, flight: Flight, delta: Delta, finish: Finish, now: float) -> None:
         if finish.reason in ("stop", "length"):
-            self._endings.complete(flight, delta)
+            self._endings.complete(flight, _with_true_count(delta, finish, len(flight.emitted)))
         elif finish.reason == "handoff":
             if delta.token_ids or delta.text:
                 flight.sink.deliver(msgspec.structs.replace(delta, finish=None))
@@ -200,3 +200,12 @@ class FrameReceiver:
             self._strays.clear()
         self._strays[attempt] = now
         return True
+
+
+def _with_true_count(delta: Delta, finish: Finish, num_emitted: int) -> Delta:
+    """Return a last delta whose usage counts the tokens that came: admission, limits and metrics add it up."""
+    usage = finish.usage
+    if usage is None or usage.completion_tokens == num_emitted:
+        return delta
+    usage = msgspec.structs.replace(usage, completion_tokens=num_emitted)
+    return msgspec.structs.replace(delta, finish=msgspec.structs.replace(finish, usage=usage))

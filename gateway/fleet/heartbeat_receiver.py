@@ -17,7 +17,7 @@ from gateway.fleet.fleet import MAX_WORKERS, Fleet
 from shared.direct_client import DirectClient
 from shared.errors import InvalidNameError
 from shared.log_limit import LogLimit
-from shared.messages import GatewayHeartbeat, Heartbeat
+from shared.messages import UNDECODABLE, GatewayHeartbeat, Heartbeat
 from shared.subjects import ALL_GATEWAYS, ALL_WORKERS, gateway_subject, worker_subject
 
 MAX_NAMES = 10_000
@@ -49,7 +49,7 @@ class HeartbeatReceiver:
             heartbeat = self._decode_worker(message.data)
             names = (heartbeat.model, heartbeat.worker)
             is_own = self._names.get(message.subject) == names or worker_subject(*names) == message.subject
-        except (msgspec.DecodeError, InvalidNameError) as error:
+        except (*UNDECODABLE, InvalidNameError) as error:
             self._drop(message, error)
             return
         if not is_own:
@@ -68,7 +68,7 @@ class HeartbeatReceiver:
         try:
             heartbeat = self._decode_gateway(message.data)
             subject = gateway_subject(heartbeat.gateway)
-        except (msgspec.DecodeError, InvalidNameError) as error:
+        except (*UNDECODABLE, InvalidNameError) as error:
             self._drop(message, error)
             return
         if subject != message.subject:

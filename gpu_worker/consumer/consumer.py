@@ -33,7 +33,7 @@ from gpu_worker.engine.engine_thread import EngineThread, StepOutcome
 from shared.dependency_wait import RECORDS_RETRY_S, wait_for
 from shared.direct_client import DirectClient
 from shared.log_limit import LogLimit
-from shared.messages import Cancel, Delta, encode
+from shared.messages import UNDECODABLE, Cancel, Delta, encode
 from shared.nats_connection import SEND_ERRORS, inbox_prefix
 from shared.pause_detector import PauseDetector
 from shared.streams import INTERACTIVE_STREAM, StreamLimits, ensure_consumer, ensure_interactive_stream, ensure_streams
@@ -242,7 +242,7 @@ class Consumer:
     async def _receive_cancel(self, message: Msg) -> None:
         try:
             cancel = self._decode_cancel(message.data)
-        except (msgspec.MsgspecError, RecursionError, ValueError) as error:
+        except UNDECODABLE as error:
             self._log_limit.warning(message.subject, "message is not a cancellation", extra={"error": str(error)})
             return
         if cancel.keep == self._source.worker:

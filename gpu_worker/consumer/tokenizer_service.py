@@ -19,7 +19,15 @@ from gpu_worker.text.tokenizer import ModelTokenizer
 from shared.background_tasks import BackgroundTasks
 from shared.conversation import ChatOptions, Conversation
 from shared.errors import BadRequestError
-from shared.messages import DetokenizeCall, TemplateCall, TokenizeCall, TokenizerCall, TokenizerReply, encode
+from shared.messages import (
+    UNDECODABLE,
+    DetokenizeCall,
+    TemplateCall,
+    TokenizeCall,
+    TokenizerCall,
+    TokenizerReply,
+    encode,
+)
 from shared.nats_connection import SEND_ERRORS
 from shared.subjects import tokenizer_subject
 
@@ -70,7 +78,7 @@ class TokenizerService:
             )
         except LaneBusyError as error:
             payload = encode(_busy(error))
-        except (BadRequestError, msgspec.MsgspecError, RecursionError, ValueError) as error:
+        except (BadRequestError, *UNDECODABLE) as error:
             payload = encode(TokenizerReply(error=str(error)[:500]))
         await self._respond(message, payload)
 

@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Struct
 
 from shared.bounds import Epoch, ReplySubject, RequestId
-from shared.messages import Request, decode_request
+from shared.messages import UNDECODABLE, Request, decode_request
 from shared.request_fields import UnknownFieldError
 
 _PATH = re.compile(r"at `(?:key` in `)?\$\.(\w+)(?:\.(\w+))?")
@@ -50,18 +50,14 @@ def read_request(payload: bytes) -> Request:
     """
     try:
         return decode_request(payload)
-    except _DECODING_ERRORS as error:
+    except UNDECODABLE as error:
         raise UnreadableRequestError(error, _envelope(payload)) from None
-
-
-# Besides msgspec's own: nesting that is too deep, and text that is not valid Unicode.
-_DECODING_ERRORS = (msgspec.MsgspecError, RecursionError, ValueError)
 
 
 def _envelope(payload: bytes) -> RequestEnvelope | None:
     decoder: Any = msgspec.json if payload[:1] == b"{" else msgspec.msgpack
     try:
         envelope: RequestEnvelope = decoder.decode(payload, type=RequestEnvelope)
-    except _DECODING_ERRORS:
+    except UNDECODABLE:
         return None
     return envelope

@@ -16,7 +16,7 @@ from nats.js.errors import APIError, NotFoundError
 from shared.batch_streams import ensure_batch_stream, jetstream_problem
 from shared.dead_letters import DeadLetter
 from shared.errors import DependencyError, HeadraceError
-from shared.messages import Lane, Request, encode
+from shared.messages import UNDECODABLE, Lane, Request, encode
 from shared.streams import DEAD_STREAM, RESULTS_STREAM, StreamLimits, tenant_stream_config
 from shared.subjects import dead_letter_filter, request_subject, result_subject
 
@@ -131,7 +131,7 @@ class DeadLetterBox:
     def _read(self, payload: bytes) -> DeadLetter | None:
         try:
             return self._decode(payload)
-        except (msgspec.MsgspecError, RecursionError, ValueError):
+        except UNDECODABLE:
             return None
 
 

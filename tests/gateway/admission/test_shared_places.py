@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import secrets
 from collections.abc import AsyncIterator
 from dataclasses import replace
 
+import msgspec
 import pytest
 
 from gateway.admission.caller import Caller
@@ -131,3 +133,27 @@ async def test_alone_or_without_redis_nothing_is_asked(gateways: Gateways, monke
         assert not gateways.places[1]._tasks
         shedder = Shedder(CONFIG, GatewayMetrics(), clock=lambda: gateways.now)
         await shedder.recall(gateways.full, WANTED, caller(body))
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        7,
+        [b"x"],
+        b"\xc1",
+        b"\x91\xa1\xff",
+        msgspec.msgpack.encode(("t", "key", (1, 1), math.nan, 1e9, 1e9, True)),
+        msgspec.msgpack.encode(("t", "key", (1, 1), -1.0, 1e9, 1e9, True)),
+        msgspec.msgpack.encode(("t", "key", (1, 1), 1.0, 1e9, math.inf, True)),
+        b"\x98" + msgspec.msgpack.encode(("t", "key", (1, 1), 1.0, 1e9, 1e9, True))[1:] + b"\x91" * 10_000,
+    ],
+    ids=["number", "list", "junk", "no-text", "nan", "negative", "endless", "nested"],
+)
+async def test_reply_of_redis_that_is_no_place_is_none(
+    gateways: Gateways, monkeypatch: pytest.MonkeyPatch, reply: object
+) -> None:
+    async def run_script(*arguments: object) -> object:
+        return reply
+
+    monkeypatch.setattr(gateways.redis, "run_script", run_script)
+    assert await gateways.places[0].take(gateways.full.model, caller("mine")) is None

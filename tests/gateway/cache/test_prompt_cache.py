@@ -144,8 +144,10 @@ async def test_value_of_another_request_is_a_miss(redis: RedisCache) -> None:
 
 async def test_unreadable_value_is_a_miss(redis: RedisCache) -> None:
     cache, key = PromptCache(redis, 60, 10_000), cache_key("unreadable", _generation(), REVISIONS)
-    await redis.set(f"hr:answer:{key.digest.hex()}", b"\xc1", 60)
-    assert await cache.get(key) is None
+    nested_without_end = b"\x96" + msgspec.msgpack.encode(FORMAT_VERSION) + b"\xa1t\xc4\x00\x90\xcb" + bytes(8)
+    for value in (b"\xc1", b"\x95\x04\xa1\xff", nested_without_end + b"\x91" * 10_000):
+        await redis.set(f"hr:answer:{key.digest.hex()}", value, 60)
+        assert await cache.get(key) is None
 
 
 async def test_too_large_an_answer_is_not_stored(redis: RedisCache) -> None:

@@ -409,6 +409,13 @@ async def test_request_that_comes_when_nats_is_away_is_refused_soon_and_the_next
         await until(lambda: bench.nats.is_connected)
 
 
+# Nested without end in a field that nobody reads, and a text that is none.
+_UNDECODABLE = (
+    b"\x82\xa4type\xa9heartbeat\xa1z" + b"\x91" * 10_000,
+    b"\x82\xa4type\xa9heartbeat\xa6worker\xa1\xff",
+)
+
+
 async def test_junk_heartbeats_are_dropped_and_logged_once_a_minute(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -418,7 +425,8 @@ async def test_junk_heartbeats_are_dropped_and_logged_once_a_minute(
         await worker.nats.publish("hr.worker.m.liar", encode(msgspec.structs.replace(beat, **changes)))
     gateway = GatewayHeartbeat(gateway="liar", unclaimed=2**62, unclaimed_tokens=0)
     for _ in range(100):
-        await worker.nats.publish("hr.worker.m.liar", b"junk")
+        for junk in (b"junk", *_UNDECODABLE):
+            await worker.nats.publish("hr.worker.m.liar", junk)
         await worker.nats.publish("hr.gateway.liar", encode(gateway))
     await worker.nats.publish(worker_subject(beat.model, "b"), encode(msgspec.structs.replace(beat, worker="b")))
     await until(lambda: bench.dispatcher.fleet.num_workers(beat.model) == 2)
@@ -427,6 +435,7 @@ async def test_junk_heartbeats_are_dropped_and_logged_once_a_minute(
     assert load.queued_requests == 0
     dropped = [record for record in caplog.records if "is no heartbeat" in record.getMessage()]
     assert len(dropped) == 2
+    assert not [record for record in caplog.records if record.exc_info]
 
 
 async def test_heartbeat_on_the_subject_of_somebody_else_counts_for_nobody(

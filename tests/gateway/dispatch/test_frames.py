@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from types import SimpleNamespace
 
 import pytest
+from nats.aio.msg import Msg
 
 from gateway.dispatch.frames import EARLY_S, FrameReceiver
 from gateway.dispatch.inflight import Flight, FlightTable
 from gateway.dispatch.recovery import Reason
 from gateway.errors import ApiError
-from shared.messages import Delta, Finish, FinishReason, Frame, Request, encode
+from shared.messages import Delta, Finish, FinishReason, Frame, Request, Timing, Usage, encode
 from tests.gateway.dispatch_bench import ListSink
 
 
@@ -283,3 +285,29 @@ async def test_claim_of_a_later_attempt_tells_how_long_the_client_has_waited(
     flight.progressed_at = receiver._loop.time() - 3.0
     receiver.accept(Frame("v", 1, [Delta("a", 1, 2)]))
     assert gaps == pytest.approx([3.0], abs=0.5)
+
+
+async def test_tokens_of_an_answer_are_those_that_came_whatever_its_worker_says(
+    flights: FlightTable, receiver: FrameReceiver, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends: list[Delta] = []
+    monkeypatch.setattr(recorder, "complete", lambda flight, delta: ends.append(delta))
+    for name, claimed in (("a", 3), ("b", 2**40), ("c", 0)):
+        held(flights, name)
+        receiver.accept(Frame("w", 1, [Delta(name, 0, 2, (9,), "x", Finish("stop", Usage(7, claimed)))]))
+    assert [end.finish for end in ends] == [Finish("stop", Usage(7, 3))] * 3
+
+
+@pytest.mark.parametrize("number", [-1, 2**41, 2**63])
+async def test_frame_with_counts_that_nothing_has_is_dropped(
+    flights: FlightTable, receiver: FrameReceiver, recorder: Recorder, number: int
+) -> None:
+    flight = held(flights, "a")
+    for delta in (
+        Delta("a", 0, 2, (9,), "x", Finish("stop", Usage(number, 1))),
+        Delta("a", 0, 2, (9,), "x", Finish("stop", Usage(1, number))),
+        Delta("a", 0, 2, (9,), "x", Finish("stop", Usage(1, 1), timing=Timing(math.nan, 1.0))),
+        Delta("a", 0, 2, (9,), "x", prompt_tokens=number),
+    ):
+        receiver.receive(Msg(None, data=encode(Frame("w", 1, [delta]))))  # type: ignore[arg-type]
+    assert (flight.emitted, recorder.completed) == ([7, 8], [])
