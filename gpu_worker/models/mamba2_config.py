@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import dataclass
 
 from gpu_worker.layers.layer_traits import Mamba2Shape, OutputNorm
@@ -99,4 +100,6 @@ def _read_limits(file: JsonFile) -> tuple[float, float]:
 def _number(value: object) -> float:
     if isinstance(value, dict):
         value = math.inf if value == {"__float__": "Infinity"} else None
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
+    # JSON has integers that no float holds.
+    is_number = isinstance(value, float) or (type(value) is int and abs(value) <= sys.float_info.max)
+    return float(value) if is_number else math.nan

@@ -13,6 +13,8 @@ from gpu_worker.models.rope_config import max_model_len, read_rope, rope_fields
 
 ARCHITECTURE = "HunYuanDenseV1ForCausalLM"
 
+# Published models have 1000.
+_MAX_ALPHA = 1e6
 _NAMES = TensorNames(renamed=((r"\.query_layernorm\.", ".q_norm."), (r"\.key_layernorm\.", ".k_norm.")))
 
 
@@ -43,5 +45,8 @@ def _read_rope(file: JsonFile) -> RopeParameters:
         return replace(rope, attention_factor=1.0)
     heads = file.integer("num_attention_heads", maximum=1024)
     dim = file.integer("head_dim", max(4, file.integer("hidden_size") // heads), minimum=4, maximum=1024)
-    theta = rope.theta * fields.number("alpha") ** (dim / (dim - 2))
+    alpha = fields.number("alpha")
+    if alpha > _MAX_ALPHA:
+        raise fields.error("alpha", f"is {alpha:g}; it must be at most {_MAX_ALPHA:g}")
+    theta = rope.theta * alpha ** (dim / (dim - 2))
     return RopeParameters(RopeType.DEFAULT, theta, rope.original_max_len)

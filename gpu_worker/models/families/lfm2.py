@@ -15,6 +15,8 @@ ARCHITECTURE = "Lfm2ForCausalLM"
 SAMPLE = {"full_attn_idxs": [2]}
 
 _KINDS = ("conv", "full_attention")
+# Published models have at most 1.
+_MAX_MULTIPLIER = 64
 _NAMES = TensorNames(
     before_mixer="operator_norm",
     before_feed_forward="ffn_norm",
@@ -73,6 +75,9 @@ def _inner_size(file: JsonFile) -> int:
     size = file.integer("block_ff_dim", file.integer("intermediate_size"))
     if not file.boolean("block_auto_adjust_ff_dim", True):
         return size
-    size = int(file.number("block_ffn_dim_multiplier", 1.0) * int(2 * size / 3))
+    multiplier = file.number("block_ffn_dim_multiplier", 1.0)
+    if multiplier > _MAX_MULTIPLIER:
+        raise file.error("block_ffn_dim_multiplier", f"is {multiplier:g}; it must be at most {_MAX_MULTIPLIER}")
+    size = int(multiplier * int(2 * size / 3))
     multiple = file.integer("block_multiple_of", 256)
     return -(-size // multiple) * multiple

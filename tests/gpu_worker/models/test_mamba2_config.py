@@ -11,7 +11,7 @@ import pytest
 from gpu_worker.layers.layer_traits import AttentionBesideMamba2Shape, AttentionShape, OutputNorm
 from gpu_worker.models.config import ModelConfig
 from gpu_worker.models.errors import CheckpointError
-from gpu_worker.models.families import falcon_h1, granite_moe_hybrid, mamba2, nemotron_h
+from gpu_worker.models.families import falcon_h1, granite_moe_hybrid, hunyuan_v1_dense, lfm2, mamba2, nemotron_h
 from gpu_worker.models.json_file import JsonFile
 from gpu_worker.models.mamba2_config import read_mamba2
 from gpu_worker.models.support_page import SAMPLE
@@ -24,7 +24,9 @@ def file_of(**fields: Any) -> JsonFile:
 
 
 def read(module: Any, **fields: Any) -> ModelConfig:
-    config: ModelConfig = module.read_config(JsonFile(Path("config.json"), {**SAMPLE, **module.SAMPLE, **fields}))
+    config: ModelConfig = module.read_config(
+        JsonFile(Path("config.json"), {**SAMPLE, **getattr(module, "SAMPLE", {}), **fields})
+    )
     return config
 
 
@@ -64,6 +66,20 @@ def test_factors_of_falcon_go_where_they_cost_nothing() -> None:
     assert (mixer.attention.scale, mixer.attention.output_scale) == (2 * 32**-0.5, 1.0)
     assert mixer.mamba2.input_scales == (3.0, 6.0, 9.0, 12.0, 15.0)
     assert mixer.mamba2.norm is OutputNorm.NONE
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "fields"),
+    [
+        (mamba2, "time_step_limit", {"time_step_limit": [10**400, 1.0]}),
+        (mamba2, "time_step_limit", {"time_step_limit": [0.0, 10**400]}),
+        (lfm2, "block_ffn_dim_multiplier", {"block_ffn_dim_multiplier": 1e308}),
+        (hunyuan_v1_dense, "alpha", {"rope_scaling": {"type": "dynamic", "factor": 1.0, "alpha": 1e308}}),
+    ],
+)
+def test_number_that_overflows_is_refused_by_name(module: Any, name: str, fields: dict[str, Any]) -> None:
+    with pytest.raises(CheckpointError, match=name):
+        read(module, **fields)
 
 
 @pytest.mark.parametrize(
