@@ -74,7 +74,8 @@ def check_fields(fields: Mapping[str, Any], struct: type[Struct], place: str = "
 def _message(name: str, known: tuple[str, ...], place: str) -> str:
     if not place and name in Sampling.__struct_fields__:
         return f'{name!r} belongs into "sampling": {{"{name}": ...}}'
-    close = next(iter(difflib.get_close_matches(name, known, 1)), None)
+    # Of a name of megabytes the search alone would take a second.
+    close = next(iter(difflib.get_close_matches(name[:64], known, 1)), None)
     meant = close if place else _MEANT.get(name, close)
     hint = "" if meant is None else f"; did you mean {meant!r}?"
     return f"{place or 'the request'} has no field {name[:64]!r}{hint}"

@@ -131,7 +131,7 @@ def _read(file: Path | None, prompt: str | None) -> Iterator[tuple[str, dict[str
         if line.strip():
             try:
                 fields = json.loads(line)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise ConfigError("HEADRACE_FILE", f"line {number} is not JSON: {error}") from error
             if not isinstance(fields, dict):
                 raise ConfigError("HEADRACE_FILE", f"line {number} is not a JSON object")
@@ -175,6 +175,10 @@ def _request(config: PublishConfig, model: str | None, place: str, fields: dict[
     if [request.text, request.messages, request.token_ids].count(None) != 2:
         raise ConfigError("HEADRACE_FILE", f"{place}: give one of text, messages and token_ids")
     _check_names(request, place)
+    try:
+        msgspec.msgpack.encode(request)
+    except UnicodeEncodeError as error:
+        raise ConfigError("HEADRACE_FILE", f"{place}: a text is not valid Unicode: {error.reason}") from error
     return request
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import difflib
 import re
 
 import msgspec
@@ -52,6 +53,19 @@ def test_unknown_fields_of_json_that_people_write_are_refused(change: dict[str, 
         decode_request(msgspec.json.encode(fields | change))
     # The parts of a fleet, which may be of different versions, speak msgpack.
     assert decode_request(msgspec.msgpack.encode(fields | change)).id == "r"
+
+
+def test_unknown_field_with_a_name_of_megabytes_costs_no_search_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    searched: list[str] = []
+
+    def search(word: str, known: object, count: int) -> list[str]:
+        searched.append(word)
+        return []
+
+    monkeypatch.setattr(difflib, "get_close_matches", search)
+    with pytest.raises(UnknownFieldError):
+        decode_request(msgspec.json.encode({"type": "request", "id": "r", "model": "m", "x" * 1_000_000: 1}))
+    assert searched == ["x" * 64]
 
 
 def test_unknown_fields_of_a_newer_peer_are_ignored() -> None:

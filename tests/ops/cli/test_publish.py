@@ -83,6 +83,8 @@ def test_bad_requests_are_one_line_and_nothing_is_published(state_dir: Path) -> 
         ('{"text": "a", "sampling": {"max_token": 3}}', "no field 'max_token'; did you mean 'max_tokens'?"),
         ('{"custom_id": "a"}', "the request has no field 'custom_id'; did you mean 'id'?"),
         ("{", "line 1 is not JSON"),
+        ("[" * 100_000, "line 1 is not JSON: maximum recursion depth"),
+        ('{"text": "a"}\n{"text": "\\ud800"}', "line 2: a text is not valid Unicode"),
         ("[1]", "line 1 is not a JSON object"),
         ('{"text": "a", "tenant": "a\\u0000b"}', "tenant: name"),
         (json.dumps({"text": "a", "model": "é" * 65}), "model: name"),
