@@ -101,5 +101,6 @@ def _number(value: object) -> float:
     if isinstance(value, dict):
         value = math.inf if value == {"__float__": "Infinity"} else None
     # JSON has integers that no float holds.
-    is_number = isinstance(value, float) or (type(value) is int and abs(value) <= sys.float_info.max)
-    return float(value) if is_number else math.nan
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) <= sys.float_info.max:
+        return float(value)
+    return value if isinstance(value, float) else math.nan
