@@ -47,7 +47,7 @@ from gpu_worker.models.gated_delta_source import take_gated_delta
 from gpu_worker.models.latent_source import take_latent
 from gpu_worker.models.mamba2_source import take_mamba2
 from gpu_worker.models.mixture_source import take_mixture
-from gpu_worker.models.projections import Projections, feature_factors
+from gpu_worker.models.projections import Projections
 from gpu_worker.models.weight_source import WeightSource
 from kernels.rope_kv_write import HeadNormWeights
 
@@ -133,7 +133,7 @@ def _take_attention(source: LayerSource, prefix: str, shape: AttentionShape) -> 
         [size],
         shape.num_heads * dim,
         has_bias=shape.output_bias,
-        factors=feature_factors([size], [shape.output_scale]),
+        scales=[(size, shape.output_scale)],
     )
     sinks = source.checkpoint.take(f"{name}.sinks", shape.num_heads).float() if shape.has_sinks else None
     head_norm = _take_head_norm(source, name, shape)
@@ -220,10 +220,10 @@ def _take_gated(source: LayerSource, prefix: str, shape: GatedShape) -> GatedWei
     name, names, size, inner = f"{prefix}.mlp", source.config.block.names, source.config.hidden_size, shape.inner_size
     parts = [f"{name}.{part}" for part in names.gate_up]
     rows = [inner, inner] if len(parts) == 2 else [2 * inner]
-    factors = feature_factors([inner, inner], [shape.gate_scale, 1.0])
-    gate_up = source.projections.take(parts, rows, size, has_bias=shape.has_bias, factors=factors)
-    factors = feature_factors([size], [shape.down_scale])
-    down = source.projections.take([f"{name}.{names.down}"], [size], inner, has_bias=shape.has_bias, factors=factors)
+    scales = [(inner, shape.gate_scale), (inner, 1.0)]
+    gate_up = source.projections.take(parts, rows, size, has_bias=shape.has_bias, scales=scales)
+    scales = [(size, shape.down_scale)]
+    down = source.projections.take([f"{name}.{names.down}"], [size], inner, has_bias=shape.has_bias, scales=scales)
     return GatedWeights(gate_up, down, shape.activation)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from gpu_worker.layers.layer_traits import Mamba2Shape, OutputNorm
 from gpu_worker.layers.layer_weights import Mamba2Weights
 from gpu_worker.models.config import ModelConfig
-from gpu_worker.models.projections import Projections, feature_factors
+from gpu_worker.models.projections import Projections
 from gpu_worker.models.weight_source import WeightSource
 from kernels.ssd import SsdWeights
 
@@ -28,7 +28,7 @@ def take_mamba2(
             [sum(widths)],
             hidden_size,
             has_bias=shape.has_input_bias,
-            factors=feature_factors(widths, shape.input_scales),
+            scales=list(zip(widths, shape.input_scales, strict=True)),
         ),
         conv=conv[:, 0].t().contiguous(),
         conv_bias=checkpoint.take(f"{name}.conv1d.bias", sizes.num_features) if shape.has_conv_bias else None,
@@ -40,6 +40,6 @@ def take_mamba2(
             [hidden_size],
             sizes.inner_size,
             has_bias=shape.has_output_bias,
-            factors=feature_factors([hidden_size], [shape.output_scale]),
+            scales=[(hidden_size, shape.output_scale)],
         ),
     )

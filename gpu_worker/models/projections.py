@@ -52,7 +52,7 @@ class Projections:
         *,
         has_bias: bool = False,
         order: torch.Tensor | None = None,
-        factors: torch.Tensor | None = None,
+        scales: Sequence[tuple[int, float]] = (),
     ) -> Projection:
         """Take layers of the same input as one, their features one after another.
 
@@ -62,10 +62,12 @@ class Projections:
             columns: Their input features.
             has_bias: Each has a bias.
             order: `[sum(rows)]` int64, which of all these features each result is; None is in order.
-            factors: `[sum(rows)]` float32, what the features are multiplied by, as they stand in the checkpoint; None
-                is by nothing.
+            scales: How wide the parts of these features are, as they stand in the checkpoint, and what each part is
+                multiplied by; nothing is by one.
         """
         weight = self._weight(names, rows, columns)
+        # Behind the weights: only now is it certain that the checkpoint has so many features.
+        factors = _feature_factors(scales)
         if factors is not None:
             weight = scale_rows(weight, factors)
         if order is not None:
@@ -86,12 +88,13 @@ class Projections:
         return DenseWeight(self.source.take_rows([f"{name}.weight" for name in names], shapes))
 
 
-def feature_factors(widths: Sequence[int], scales: Sequence[float]) -> torch.Tensor | None:
+def _feature_factors(scales: Sequence[tuple[int, float]]) -> torch.Tensor | None:
     """Return a factor for each feature, of parts of these widths; None where all are one.
 
     Shapes:
         result: `[sum(widths)]` float32
     """
-    if all(scale == 1 for scale in scales):
+    if all(scale == 1 for _, scale in scales):
         return None
-    return torch.tensor(scales).repeat_interleave(torch.tensor(widths))
+    widths, factors = zip(*scales, strict=True)
+    return torch.tensor(factors).repeat_interleave(torch.tensor(widths))
