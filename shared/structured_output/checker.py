@@ -2,8 +2,8 @@
 
 Verdicts are kept, so that a schema that a client sends with every request is checked once. Who has to wait for longer
 than `MAX_WAIT_S` is told to come back: the check goes on, and its verdict is there then. A tenant's grammars are
-checked one after the other. All tenants whose last one took long share one of the places in which grammars are checked,
-so that the others always have one.
+checked one after the other. All tenants whose last one took long, or that have spent much time lately, share one of the
+places in which grammars are checked, so that the others always have one.
 """
 
 from __future__ import annotations
@@ -35,6 +35,10 @@ MAX_CHECKED_AT_ONCE = 2
 
 LONG_S = 0.03
 """Processor time from which a grammar counts as one that takes long. Usual ones take 10 ms."""
+
+MAX_SPENT_S = 0.2
+SPENT_FORGOTTEN = 0.05
+"""A tenant that has lately spent more processor time counts as one too; so much of it is forgotten in each second."""
 
 
 class CheckerBusyError(Exception):
@@ -131,7 +135,7 @@ class GrammarChecker:
                 niceness = NICENESS_OF_LONG_ONES if own.takes_long else NICENESS
                 verdict = await self._link.ask(message, niceness)
             own.seconds_a_check = time.monotonic() - began
-            own.takes_long = verdict.cpu_s > LONG_S
+            own.spend(verdict.cpu_s)
             own.keep(digest, verdict)
             return verdict
         finally:
@@ -144,9 +148,22 @@ class _Tenant:
     def __init__(self) -> None:
         self.turn = asyncio.Lock()
         self.waiting: dict[bytes, asyncio.Task[Verdict]] = {}
-        self.takes_long = False
         self.seconds_a_check = 0.0
+        self._last_s = self._spent_s = self._spent_at = 0.0
         self._verdicts: OrderedDict[bytes, Verdict] = OrderedDict()
+
+    @property
+    def takes_long(self) -> bool:
+        """Whether its last grammar took long, or those of late together: short ones between long ones hide nothing."""
+        return self._last_s > LONG_S or self._spent_lately(time.monotonic()) > MAX_SPENT_S
+
+    def spend(self, cpu_s: float) -> None:
+        """Take note of the processor time that a check took."""
+        now = time.monotonic()
+        self._last_s, self._spent_s, self._spent_at = cpu_s, self._spent_lately(now) + cpu_s, now
+
+    def _spent_lately(self, now: float) -> float:
+        return max(0.0, self._spent_s - SPENT_FORGOTTEN * (now - self._spent_at))
 
     def verdict(self, digest: bytes) -> Verdict | None:
         verdict = self._verdicts.get(digest)

@@ -174,6 +174,20 @@ async def test_tenants_whose_grammars_take_long_leave_a_place_to_others(checker:
     assert len(asked) == 3
 
 
+async def test_short_grammars_between_long_ones_hide_no_tenant_that_takes_long(
+    checker: GrammarChecker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(3):
+        with pytest.raises(GrammarError):
+            await checker.check("a", doubling(1_000 + number), PATIENT)
+        await checker.check("a", schema_grammar({"const": number}), PATIENT)
+    own, now = checker._tenants["a"], time.monotonic()
+    assert own.takes_long
+    # It is forgotten in time.
+    monkeypatch.setattr(checker_module.time, "monotonic", lambda: now + 60.0)
+    assert not own.takes_long
+
+
 async def test_missing_package_is_named(checker: GrammarChecker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "llguidance", None)
     with pytest.raises(LlguidanceMissingError):
