@@ -3,20 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
-from tests.gpu_worker.models.variants import SIZES, randomize
-
-
-class Case(NamedTuple):
-    """The classes of a family's configuration and model, and options beyond `SIZES`."""
-
-    config: str
-    model: str
-    options: dict[str, Any]
-
+from tests.gpu_worker.models.families.random_models import Case
+from tests.gpu_worker.models.variants import SIZES, new_model, randomize
 
 DELTA = {
     "head_dim": 32,
@@ -82,15 +74,13 @@ FACTORS = {
 }
 
 CASES = {
-    "nemotron_h": Case("NemotronHConfig", "NemotronHForCausalLM", NEMOTRON),
+    "nemotron_h": Case("NemotronH", NEMOTRON),
     "nemotron_h-biases": Case(
-        "NemotronHConfig",
-        "NemotronHForCausalLM",
+        "NemotronH",
         {**NEMOTRON, "use_bias": True, "mlp_bias": True, "use_conv_bias": False},
     ),
     "nemotron_h-experts": Case(
-        "NemotronHConfig",
-        "NemotronHForCausalLM",
+        "NemotronH",
         {
             **NEMOTRON,
             "layers_block_type": ["linear_attention", "moe", "full_attention", "moe", "mlp"],
@@ -103,26 +93,19 @@ CASES = {
             "routed_scaling_factor": 1.7,
         },
     ),
-    "bamba": Case(
-        "BambaConfig", "BambaForCausalLM", {**BAMBA, "mamba_n_heads": 4, "mamba_n_groups": 1, "attn_layer_indices": [1]}
-    ),
-    "granite_moe_hybrid": Case(
-        "GraniteMoeHybridConfig", "GraniteMoeHybridForCausalLM", {**GRANITE, "num_local_experts": 5}
-    ),
+    "bamba": Case("Bamba", {**BAMBA, "mamba_n_heads": 4, "mamba_n_groups": 1, "attn_layer_indices": [1]}),
+    "granite_moe_hybrid": Case("GraniteMoeHybrid", {**GRANITE, "num_local_experts": 5}),
     "granite_moe_hybrid-dense": Case(
-        "GraniteMoeHybridConfig",
-        "GraniteMoeHybridForCausalLM",
+        "GraniteMoeHybrid",
         {**GRANITE, "num_local_experts": 0, "position_embedding_type": "rope"},
     ),
     "mamba2": Case(
-        "Mamba2Config",
-        "Mamba2ForCausalLM",
+        "Mamba2",
         {"num_heads": 4, "head_dim": 32, "state_size": 20, "n_groups": 2, "chunk_size": 16, "use_bias": True},
     ),
-    "falcon_h1": Case("FalconH1Config", "FalconH1ForCausalLM", {**MAMBA2, **FACTORS, "mamba_rms_norm": True}),
+    "falcon_h1": Case("FalconH1", {**MAMBA2, **FACTORS, "mamba_rms_norm": True}),
     "falcon_h1-options": Case(
-        "FalconH1Config",
-        "FalconH1ForCausalLM",
+        "FalconH1",
         {
             **MAMBA2,
             "mamba_rms_norm": False,
@@ -142,16 +125,14 @@ CASES = {
         },
     ),
     "lfm2": Case(
-        "Lfm2Config",
-        "Lfm2ForCausalLM",
+        "Lfm2",
         {"layer_types": ["conv", "full_attention", "conv"], "block_multiple_of": 8, "conv_bias": True},
     ),
-    "qwen3_next": Case("Qwen3NextConfig", "Qwen3NextForCausalLM", {**EXPERTS, "mlp_only_layers": [1]}),
-    "qwen3_5_moe": Case("Qwen3_5MoeTextConfig", "Qwen3_5MoeForCausalLM", EXPERTS),
-    "qwen3_5": Case("Qwen3_5TextConfig", "Qwen3_5ForCausalLM", DELTA),
+    "qwen3_next": Case("Qwen3Next", {**EXPERTS, "mlp_only_layers": [1]}),
+    "qwen3_5_moe": Case("Qwen3_5MoeText", EXPERTS, model="Qwen3_5Moe"),
+    "qwen3_5": Case("Qwen3_5Text", DELTA, model="Qwen3_5"),
     "qwen3_5-options": Case(
-        "Qwen3_5TextConfig",
-        "Qwen3_5ForCausalLM",
+        "Qwen3_5Text",
         {
             **DELTA,
             "linear_num_value_heads": 2,
@@ -163,18 +144,15 @@ CASES = {
             "attention_bias": True,
             "rope_parameters": {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.5},
         },
+        model="Qwen3_5",
     ),
 }
 
 
 def save_case(name: str, directory: Path, **options: Any) -> Any:
     """Save a random model of a case, and return it."""
-    import transformers
-
     case = CASES[name]
-    config = getattr(transformers, case.config)(**{**SIZES, **case.options, **options})
-    torch.manual_seed(sum(name.encode()))
-    model = getattr(transformers, case.model)._from_config(config, attn_implementation="eager").eval()
+    model = new_model(case.family, {**SIZES, **case.options, **options}, seed=sum(name.encode()), model=case.model)
     randomize(model)
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
@@ -184,7 +162,7 @@ def save_case(name: str, directory: Path, **options: Any) -> Any:
                 # Rounding grows with the logits, which need not be large.
                 parameter.mul_(0.35)
             # These families store weights less one.
-            if case.model.startswith("Qwen3") and "norm" in parameter_name and "linear_attn" not in parameter_name:
+            if case.family.startswith("Qwen3") and "norm" in parameter_name and "linear_attn" not in parameter_name:
                 parameter.sub_(1)
     model.save_pretrained(directory)
     return model

@@ -11,14 +11,10 @@ from gpu_worker.layers import rotary_embedding, rotations
 from gpu_worker.models.loader import load_model
 from tests.gpu_worker.models.paged_run import PagedRun
 from tests.gpu_worker.models.pairs import CPU, Pair
-from tests.gpu_worker.models.variants import SIZES, TRAINED_LEN, VARIANTS, oracle_logits
+from tests.gpu_worker.models.variants import TRAINED_LEN, VARIANTS, oracle_logits, random_tokens
 
 LENGTHS = (75, 41)
 TOLERANCE = 1e-4
-
-
-def random_tokens(length: int) -> torch.Tensor:
-    return torch.randint(SIZES["vocab_size"], (length,), generator=torch.Generator().manual_seed(length))
 
 
 def expected_logits(pair: Pair, name: str) -> list[torch.Tensor]:

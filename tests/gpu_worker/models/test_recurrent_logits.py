@@ -10,14 +10,16 @@ import pytest
 import torch
 
 from gpu_worker.models.loader import load_model
-from tests.gpu_worker.models.families.oracle_checks import assert_answers_are_greedy, assert_pressure_changes_no_answer
-from tests.gpu_worker.models.paged_run import PagedRun
+from tests.gpu_worker.models.families.oracle_checks import (
+    assert_answers_are_greedy,
+    assert_logits_equal,
+    assert_pressure_changes_no_answer,
+)
 from tests.gpu_worker.models.pairs import CPU, Pair
 from tests.gpu_worker.models.recurrent_models import CASES, save_case
-from tests.gpu_worker.models.variants import SIZES, oracle_logits
 
-LENGTHS = (70, 41)
-TOLERANCE = 1e-4
+# A chunk alone, two chunks, a decode beside a chunk, then decodes together, then the rest of each.
+STEPS = ({0: 13}, {0: 30, 1: 6}, {1: 1, 0: 5}, {0: 1, 1: 10}, *[{0: 1, 1: 1}] * 4, {1: 20}, {0: 17})
 
 
 @pytest.fixture(scope="module")
@@ -31,26 +33,12 @@ def pair_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pair]:
     return make
 
 
-def random_tokens(length: int) -> torch.Tensor:
-    return torch.randint(SIZES["vocab_size"], (length,), generator=torch.Generator().manual_seed(length))
-
-
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.slow] if "-" in name else []) for name in CASES]
 )
 def test_chunks_and_decodes_in_one_batch_equal_transformers(pair_of: Callable[[str], Pair], name: str) -> None:
     pair = pair_of(name)
-    expected = [oracle_logits(pair.oracle, random_tokens(length)) for length in LENGTHS]
-    run = PagedRun(pair.model, [random_tokens(length) for length in LENGTHS])
-    # A chunk alone, two chunks, a decode beside a chunk, then decodes together, then the rest of one.
-    steps = [{0: 13}, {0: 30, 1: 6}, {1: 1, 0: 5}, {0: 1, 1: 10}, *[{0: 1, 1: 1}] * 4, {1: 20}, {0: 17}]
-    rows: dict[int, list[torch.Tensor]] = {0: [], 1: []}
-    for step in steps:
-        for s, logits in run.step(step).items():
-            rows[s].append(logits)
-    for s, expectation in enumerate(expected):
-        assert expectation.std() > 0.5
-        torch.testing.assert_close(torch.cat(rows[s]), expectation, atol=TOLERANCE, rtol=0)
+    assert_logits_equal(pair.model, pair.oracle, STEPS)
 
 
 @pytest.mark.slow

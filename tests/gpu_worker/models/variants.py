@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -73,15 +74,28 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 
 def save_variant(name: str, directory: Path, **save_options: Any) -> Any:
     """Save a random model of a variant, and return it."""
-    import transformers
-
     family, options = VARIANTS[name]
-    config = getattr(transformers, f"{family}Config")(**{**SIZES, **options})
-    torch.manual_seed(sum(name.encode()))
-    model = getattr(transformers, f"{family}ForCausalLM")._from_config(config, attn_implementation="eager").eval()
+    model = new_model(family, {**SIZES, **options}, seed=sum(name.encode()))
     randomize(model)
     model.save_pretrained(directory, **save_options)
     return model
+
+
+def new_model(family: str, options: Mapping[str, Any], *, seed: int, model: str | None = None) -> Any:
+    """Make a model as `transformers` begins to train it, and leave torch's generator behind that.
+
+    Args:
+        family: Beginning of the name of the configuration's class.
+        options: Of the configuration.
+        seed: Of the generator.
+        model: Beginning of the name of the model's class, where it is another.
+    """
+    import transformers
+
+    config = getattr(transformers, f"{family}Config")(**options)
+    torch.manual_seed(seed)
+    model_class = getattr(transformers, f"{model or family}ForCausalLM")
+    return model_class._from_config(config, attn_implementation="eager").eval()
 
 
 def randomize(model: torch.nn.Module) -> None:
@@ -101,6 +115,10 @@ def randomize(model: torch.nn.Module) -> None:
                 parameter.normal_(0, 0.3)
             else:
                 parameter.normal_(0, 1.5 / parameter.shape[1] ** 0.5)
+
+
+def random_tokens(length: int) -> torch.Tensor:
+    return torch.randint(SIZES["vocab_size"], (length,), generator=torch.Generator().manual_seed(length))
 
 
 def oracle_logits(model: Any, token_ids: torch.Tensor, num_prompt_tokens: int | None = None) -> torch.Tensor:

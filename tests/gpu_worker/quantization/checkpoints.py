@@ -15,7 +15,7 @@ from gpu_worker.models.decoder import CausalLM
 from gpu_worker.models.errors import CheckpointError
 from gpu_worker.models.loader import load_model
 from tests.gpu_worker.models.paged_run import PagedRun
-from tests.gpu_worker.models.variants import SIZES, oracle_logits, randomize
+from tests.gpu_worker.models.variants import SIZES, new_model, oracle_logits, randomize
 from tests.gpu_worker.quantization.packers import PackedLayer
 
 CPU = torch.device("cpu")
@@ -65,11 +65,8 @@ def make_checkpoint(
     directory: Path, quantization: Mapping[str, Any], pack: Pack, family: str = "Llama", **options: Any
 ) -> Made:
     """Save a random model, its linear layers packed by `pack`; `lm_head` is one of them."""
-    import transformers
-
-    config = getattr(transformers, f"{family}Config")(**{**SIZES, "vocab_size": 96, "num_hidden_layers": 2, **options})
-    torch.manual_seed(11)
-    model = getattr(transformers, f"{family}ForCausalLM")._from_config(config, attn_implementation="eager").eval()
+    model = new_model(family, {**SIZES, "vocab_size": 96, "num_hidden_layers": 2, **options}, seed=11)
+    config = model.config
     randomize(model)
     tensors = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     if config.tie_word_embeddings:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,27 +15,25 @@ from gpu_worker.models.registry import read_model_config
 from shared.sampling import Sampling
 from tests.gpu_worker.execution.engine_run import make_runner, make_sequence, random_prompt, run
 from tests.gpu_worker.models.paged_run import PagedRun
-from tests.gpu_worker.models.variants import oracle_logits
+from tests.gpu_worker.models.variants import oracle_logits, random_tokens
 
 TOLERANCE = 1e-4
-LENGTHS = (60, 23)
+# A chunk alone, two chunks, a decode beside a chunk, chunks of other lengths, then decodes together.
+STEPS = ({0: 13}, {0: 30, 1: 6}, {1: 1, 0: 5}, {0: 10, 1: 14}, {0: 1, 1: 1}, {0: 1, 1: 1})
 GREEDY = Sampling(temperature=0.0, max_tokens=10)
 _SHARED = random_prompt(24, seed=1)
 PROMPTS = (_SHARED, random_prompt(37, seed=2), [*_SHARED[:20], *random_prompt(5, seed=3)], [*_SHARED, 5, 9])
 
 
-def random_tokens(length: int) -> torch.Tensor:
-    return torch.randint(97, (length,), generator=torch.Generator().manual_seed(length))
-
-
-def assert_logits_equal(model: CausalLM, oracle: Any) -> None:
-    """Compare chunks, decodes beside chunks, and decodes together."""
-    run_ = PagedRun(model, [random_tokens(length) for length in LENGTHS])
+def assert_logits_equal(model: CausalLM, oracle: Any, steps: Sequence[dict[int, int]] = STEPS) -> None:
+    """Compare the logits of two sequences, of which each step computes so many tokens."""
+    lengths = [sum(step.get(s, 0) for step in steps) for s in range(2)]
+    run_ = PagedRun(model, [random_tokens(length) for length in lengths])
     rows: dict[int, list[torch.Tensor]] = {0: [], 1: []}
-    for step in ({0: 13}, {0: 30, 1: 6}, {1: 1, 0: 5}, {0: 10, 1: 14}, {0: 1, 1: 1}, {0: 1, 1: 1}):
+    for step in steps:
         for s, logits in run_.step(step).items():
             rows[s].append(logits)
-    for s, length in enumerate(LENGTHS):
+    for s, length in enumerate(lengths):
         expected = oracle_logits(oracle, random_tokens(length))
         assert expected.std() > 0.5
         torch.testing.assert_close(torch.cat(rows[s]), expected, atol=TOLERANCE, rtol=0)

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from tests.gpu_worker.models.variants import randomize
+from tests.gpu_worker.models.variants import new_model, randomize
 
 SIZES: Mapping[str, Any] = {
     "vocab_size": 97,
@@ -45,12 +45,7 @@ class Case:
 
 def save_case(case: Case, directory: Path) -> Any:
     """Save a random model, and return it."""
-    import transformers
-
-    config = getattr(transformers, f"{case.family}Config")(**{**SIZES, **case.options})
-    torch.manual_seed(len(repr(case)))
-    model_class = getattr(transformers, f"{case.model or case.family}ForCausalLM")
-    model = model_class._from_config(config, attn_implementation="eager").eval()
+    model = new_model(case.family, {**SIZES, **case.options}, seed=len(repr(case)), model=case.model)
     randomize_all(model)
     with torch.no_grad():
         for parameter in model.parameters():

@@ -14,12 +14,11 @@ from tests.gpu_worker.models.families.oracle_checks import (
     assert_answers_are_greedy,
     assert_logits_equal,
     assert_pressure_changes_no_answer,
-    random_tokens,
 )
 from tests.gpu_worker.models.families.random_models import save_case
 from tests.gpu_worker.models.paged_run import PagedRun
 from tests.gpu_worker.models.pairs import CPU
-from tests.gpu_worker.models.variants import oracle_logits
+from tests.gpu_worker.models.variants import oracle_logits, random_tokens
 
 pytestmark = pytest.mark.slow
 

@@ -10,11 +10,11 @@ import torch
 
 from gpu_worker.models.loader import load_model
 from tests.gpu_worker.models.families.dense_cases import CASES, MORE_CASES
-from tests.gpu_worker.models.families.oracle_checks import assert_answers_are_greedy, assert_logits_equal, random_tokens
+from tests.gpu_worker.models.families.oracle_checks import assert_answers_are_greedy, assert_logits_equal
 from tests.gpu_worker.models.families.random_models import save_case
 from tests.gpu_worker.models.paged_run import PagedRun
 from tests.gpu_worker.models.pairs import CPU
-from tests.gpu_worker.models.variants import oracle_logits
+from tests.gpu_worker.models.variants import oracle_logits, random_tokens
 
 
 @pytest.mark.parametrize("name", CASES)

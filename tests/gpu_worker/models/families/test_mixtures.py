@@ -12,10 +12,11 @@ from gpu_worker.models.layer_memory import cache_layout
 from gpu_worker.models.loader import load_model
 from gpu_worker.models.registry import read_model_config
 from tests.gpu_worker.models.families.mixture_cases import CASES, MORE_CASES
-from tests.gpu_worker.models.families.oracle_checks import assert_answers_are_greedy, assert_logits_equal, random_tokens
+from tests.gpu_worker.models.families.oracle_checks import assert_answers_are_greedy, assert_logits_equal
 from tests.gpu_worker.models.families.random_models import save_case
 from tests.gpu_worker.models.paged_run import PagedRun
 from tests.gpu_worker.models.pairs import CPU
+from tests.gpu_worker.models.variants import random_tokens
 
 
 @pytest.mark.parametrize("name", CASES)
