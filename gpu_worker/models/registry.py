@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 from pathlib import Path
 
 from gpu_worker.models.config import ModelConfig
@@ -41,8 +42,17 @@ def read_model_config(directory: Path) -> ModelConfig:
             if name.endswith(suffix) and family is not None:
                 return _without_head(family(file), num_classes(file) if suffix == _CLASSES else 0)
     given = ", ".join(repr(name[:80]) for name in file.texts("architectures")[:4]) or "missing"
-    supported = f"supported: {', '.join(FAMILIES)}, and their Model and {_CLASSES}"
-    raise CheckpointError(file.path, f"unsupported architecture ({given}); {supported}")
+    raise CheckpointError(
+        file.path, f"unsupported architecture ({given}); ops/docs/models.md lists what is served{_nearest(file)}"
+    )
+
+
+def _nearest(file: JsonFile) -> str:
+    """Return words that name the families whose names are most like the one that is not supported."""
+    stems = {name.removesuffix(_GENERATES): name for name in FAMILIES}
+    asked = (file.texts("architectures") or ("",))[0].removesuffix(_GENERATES)
+    names = [stems[stem] for stem in difflib.get_close_matches(asked, stems, 3)]
+    return f"; nearest by name: {', '.join(names)}" if names else ""
 
 
 def num_classes(file: JsonFile) -> int:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from ops.cli.options import settings_command
+from ops.cli.options import as_given, settings_command
 from ops.stack.config import DEFAULT_STATE_DIR
 from ops.stack.state import read_ready_file
 from shared.config import setting
@@ -44,7 +44,7 @@ def run(config: DoctorConfig) -> int:
     from ops.doctor.finding import exit_code, page
 
     findings = list(_findings(config))
-    print(page(findings))
+    print(page(findings, as_given))
     return exit_code(findings)
 
 

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import click
 
-from ops.cli.variables import check_variables
+from ops.cli.variables import UnknownVariableError, check_variables
 from shared.config import PREFIX, Constraint, base_type, resolve, shown_bound, variable_name
 from shared.errors import HeadraceError
 
@@ -117,20 +117,32 @@ def options(cls: type[Any], section: str | None = None, *, without: Collection[s
     ]
 
 
+def as_given(text: str) -> str:
+    """Return a text that the running command prints, with its settings named as its errors name them."""
+    return _as_given(click.get_current_context(), text)
+
+
 @contextmanager
 def _named_as_given(ctx: click.Context) -> Iterator[None]:
     """Let errors name a setting by its variable where that is set and the option is not given, else by its option."""
     try:
         yield
-    except HeadraceError as error:
-        flags = {
-            variable: option.opts[0]
-            for option in ctx.command.params
-            if (variable := variable_of(option)) is not None
-            and (ctx.params.get(option.name or "") is not None or variable not in os.environ)
-        }
-        error.args = (_VARIABLE.sub(lambda found: flags.get(found[0], found[0]), str(error)),)
+    except UnknownVariableError:
+        # Whoever misspelt a variable looks for a variable.
         raise
+    except HeadraceError as error:
+        error.args = (_as_given(ctx, str(error)),)
+        raise
+
+
+def _as_given(ctx: click.Context, text: str) -> str:
+    flags = {
+        variable: option.opts[0]
+        for option in ctx.command.params
+        if (variable := variable_of(option)) is not None
+        and (ctx.params.get(option.name or "") is not None or variable not in os.environ)
+    }
+    return _VARIABLE.sub(lambda found: flags.get(found[0], found[0]), text)
 
 
 def _facts(field: dataclasses.Field[Any], constraint: Constraint) -> list[str]:

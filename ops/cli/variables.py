@@ -33,6 +33,10 @@ _OTHERS = frozenset(
 _NATS_PASSWORD = re.compile(PREFIX + r"NATS_[A-Z0-9_]+_PASSWORD")
 
 
+class UnknownVariableError(ConfigError):
+    """A variable is set that nothing reads."""
+
+
 def check_variables(own: Collection[str], environ: Mapping[str, str]) -> None:
     """Refuse a variable that nobody reads.
 
@@ -41,7 +45,7 @@ def check_variables(own: Collection[str], environ: Mapping[str, str]) -> None:
         environ: Usually `os.environ`.
 
     Raises:
-        ConfigError: There is one; the message names the most similar variable that exists.
+        UnknownVariableError: There is one; the message names the most similar variable that exists.
     """
     strange = sorted(name for name in environ if name.startswith(PREFIX) and name not in own)
     if not strange:
@@ -56,7 +60,7 @@ def check_variables(own: Collection[str], environ: Mapping[str, str]) -> None:
                 if nearest
                 else "`headrace COMMAND --help` names those that there are"
             )
-            raise ConfigError(name, f"there is no such setting; {hint}")
+            raise UnknownVariableError(name, f"there is no such setting; {hint}")
 
 
 def known_variables() -> frozenset[str]:

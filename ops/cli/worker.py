@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from gpu_worker.start.config import WorkerConfig
-from ops.cli.options import settings_command
+from ops.cli.options import as_given, settings_command
 from ops.cli.parts import require
 
 
@@ -19,7 +19,7 @@ def run(config: WorkerConfig, check: bool) -> int:
     if check:
         from ops.doctor.preflight import preflight
 
-        return preflight(config)
+        return preflight(config, as_given)
     from gpu_worker.start.worker import main
 
     return main(config)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 
@@ -41,14 +41,20 @@ def warning(topic: str, text: str, remedy: str = "") -> Finding:
     return Finding(topic, text, Level.WARNING, remedy)
 
 
-def page(findings: Sequence[Finding]) -> str:
-    """Return the findings as a page of text, a verdict last."""
+def page(findings: Sequence[Finding], as_given: Callable[[str], str]) -> str:
+    """Return the findings as a page of text, a verdict last.
+
+    Args:
+        findings: In the order of the page.
+        as_given: Names the settings in a text by option or by variable, as whoever reads the page gave them.
+    """
     width = max(len(finding.topic) for finding in findings)
     lines = []
     for finding in findings:
-        lines.append(f"{finding.level.value:<4}  {finding.topic:<{width}}  {_printable(finding.text)}")
+        text = finding.text if finding.level is Level.FINE else as_given(finding.text)
+        lines.append(f"{finding.level.value:<4}  {finding.topic:<{width}}  {_printable(text)}")
         if finding.remedy:
-            lines.append(f"      {'':<{width}}  -> {finding.remedy}")
+            lines.append(f"      {'':<{width}}  -> {as_given(finding.remedy)}")
     return "\n".join([*lines, "", verdict(findings)])
 
 

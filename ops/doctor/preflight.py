@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from gpu_worker.quantization.gguf.model_file import SUFFIX
@@ -21,10 +21,15 @@ from shared.errors import ConfigError, HeadraceError
 from shared.model_hub import hub_id, local_model
 
 
-def preflight(config: WorkerConfig) -> int:
-    """Print what was found, and return the exit status: 1 where this worker could not serve."""
+def preflight(config: WorkerConfig, as_given: Callable[[str], str]) -> int:
+    """Print what was found, and return the exit status: 1 where this worker could not serve.
+
+    Args:
+        config: The worker's settings.
+        as_given: Names the settings in a text by option or by variable, as the user gave them.
+    """
     findings = list(_findings(config))
-    print(page(findings))
+    print(page(findings, as_given))
     return exit_code(findings)
 
 

@@ -65,7 +65,8 @@ async def nats_findings(login: NatsLogin, timeout_s: float = 2.0) -> list[Findin
             files=login.files, on_error=note, timeout_s=timeout_s,
         )  # fmt: skip
     except WrongRoleError as error:
-        return [problem("nats rights", str(error), _RIGHTS_REMEDY.format(role=login.role))]
+        # It says itself which user to log in as.
+        return [problem("nats rights", str(error))]
     except HeadraceError as error:
         return [problem("nats", str(error))]
     try:

@@ -40,7 +40,7 @@ class QuantizedFolder:
 
     @classmethod
     def open(cls, path: Path, job: Mapping[str, str], num_layers: int) -> QuantizedFolder:
-        """Begin a job in a new or empty folder, or go on with the same one.
+        """Take a new or empty folder, or one in which the same job began. Nothing is written before `begin`.
 
         Raises:
             ConfigError: The folder holds something else: a finished model, another job, or other files.
@@ -63,11 +63,18 @@ class QuantizedFolder:
             return folder
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
             raise ConfigError("HEADRACE_OUT", f"{path} exists and is not empty; name a new folder")
-        folder._work.mkdir(parents=True)
-        written = description.with_suffix(".part")
-        written.write_text(json.dumps(dict(job)))
-        os.replace(written, description)
         return folder
+
+    def begin(self, job: Mapping[str, str]) -> None:
+        """Make the folder and write the job's description, unless the job has begun."""
+        description = self._work / "job.json"
+        if description.is_file():
+            return
+        with _written_to(self._path):
+            self._work.mkdir(parents=True, exist_ok=True)
+            written = description.with_suffix(".part")
+            written.write_text(json.dumps(dict(job)))
+            os.replace(written, description)
 
     def has_layer(self, index: int) -> bool:
         """Return True when the layer has been written."""

@@ -67,6 +67,8 @@ def quantize(job: QuantizeJob) -> Iterator[Advance]:
     with _opened(job, config) as checkpoint, _as_stored(job) as stored, torch.inference_mode():
         keeper = _Keeper(config, method, stored)
         layer_pass = _layer_pass(job, config, checkpoint) if method.needs_inputs else None
+        # A calibration that cannot be read leaves no folder behind.
+        folder.begin(_description(job))
         for index in range(config.num_layers):
             done = sum(map(len, names[:index]))
             if folder.has_layer(index):

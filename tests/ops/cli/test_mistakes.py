@@ -29,7 +29,7 @@ MISTAKES: list[tuple[tuple[str, ...], str]] = [
     (("worker", "--model", "{files}/none"), "--model: {files}/none is no directory of a model"),
     (("worker", "--model", "{files}/empty"), "config.json is missing"),
     (("worker", "--model", "{files}/torn"), "config.json is not usable"),
-    (("worker", "--model", "{files}/gpt2"), "unsupported architecture ('GPT2LMHeadModel'); supported: "),
+    (("worker", "--model", "{files}/gpt2"), "unsupported architecture ('GPT2LMHeadModel'); ops/docs/models.md lists"),
     (("worker", "--model", "{files}/none.gguf"), "--model: {files}/none.gguf is no directory of a model"),
     (("worker", "--model", "{files}/torn.gguf"), "torn.gguf: the magic number needs 4 bytes"),
     (("worker", "--model", MODEL, "--max-model-len", "1"), "--max-model-len: 1 is too small; the least allowed is 2"),

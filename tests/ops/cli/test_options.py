@@ -72,6 +72,8 @@ def test_bad_value_of_a_variable_names_the_variable() -> None:
 
 def test_variable_that_nothing_reads_is_refused() -> None:
     assert str(_invoke(HEADRACE_COUNTS="5")).startswith("HEADRACE_COUNTS: there is no such setting")
+    # A variable is named even where errors name options.
+    assert str(_invoke(HEADRACE_MODEL_NAM="m")).endswith("did you mean HEADRACE_MODEL_NAME?")
 
 
 def test_second_name_of_an_option_is_the_same_setting() -> None:

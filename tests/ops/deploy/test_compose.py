@@ -111,6 +111,15 @@ def test_nothing_starts_without_passwords_of_its_own(tmp_path: Path) -> None:
     assert dict(line.split("=", 1) for line in (tmp_path / "a/.env").read_text().splitlines()) == passwords
 
 
+def test_passwords_follow_an_unfinished_line_and_replace_empty_ones(tmp_path: Path) -> None:
+    made_passwords(tmp_path)
+    (tmp_path / ".env").write_text("HEADRACE_REDIS_PASSWORD=\nMINE=1")
+    subprocess.run([tmp_path / "ops/deploy/passwords"], check=True, capture_output=True)
+    kept = dict(line.split("=", 1) for line in (tmp_path / ".env").read_text().splitlines())
+    assert kept["MINE"] == "1"
+    read_compose(kept)
+
+
 def test_no_password_is_on_a_command_line(tmp_path: Path) -> None:
     passwords = made_passwords(tmp_path)
     lines = [str(service.get("command", "")) for service in read_compose(passwords)["services"].values()]

@@ -303,6 +303,8 @@ def test_short_or_binary_calibration_texts_are_refused(model: Path, tmp_path: Pa
         (tmp_path / "text").write_bytes(content)
         with pytest.raises(ConfigError, match=message):
             next(quantize(replace(job, calibration=tmp_path / "text")))
+        # Another text may follow under the same name.
+        assert not job.out.exists()
 
 
 def test_quantized_models_and_taken_folders_are_refused(model: Path, tmp_path: Path) -> None:
