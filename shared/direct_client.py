@@ -92,7 +92,8 @@ class DirectClient(Client):
         await super()._process_connect_init()
         transport = self._socket_transport()
         if transport is not None:
-            transport.set_protocol(_Tap(transport.get_protocol(), self._take))
+            is_tls = transport.get_extra_info("ssl_object") is not None
+            transport.set_protocol(_Tap(transport.get_protocol(), self._take, is_tls))
 
     async def _flush_pending(self, force_flush: bool = False) -> Any:
         if force_flush or not self._write_soon():
@@ -201,9 +202,10 @@ class DirectClient(Client):
 class _Tap(asyncio.Protocol):
     """Stands before the library's own protocol, and lets a short way take what it can of the bytes."""
 
-    def __init__(self, inner: asyncio.BaseProtocol, take: Callable[[bytes], bytes]) -> None:
+    def __init__(self, inner: asyncio.BaseProtocol, take: Callable[[bytes], bytes], is_tls: bool) -> None:
         self._inner = cast("asyncio.Protocol", inner)
         self._take = take
+        self._is_tls = is_tls
 
     def data_received(self, data: bytes) -> None:
         rest = self._take(data)
@@ -211,7 +213,9 @@ class _Tap(asyncio.Protocol):
             self._inner.data_received(rest)
 
     def eof_received(self) -> bool | None:
-        return self._inner.eof_received()
+        is_kept_open = self._inner.eof_received()
+        # Clear text may stay open one way. TLS has no such thing, and asyncio warns whoever asks for it.
+        return None if self._is_tls else is_kept_open
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._inner.connection_lost(exc)

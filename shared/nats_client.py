@@ -23,8 +23,8 @@ class ClearTextError(NatsError):
         return "the server does not offer TLS"
 
 
-class TlsClient(DirectClient):
-    """A client that sends nothing but a TLS handshake until one has succeeded, at each connection."""
+class NatsClient(DirectClient):
+    """A client that gives a connection up where it cannot be begun; a server may ask any client for a handshake."""
 
     async def _process_connect_init(self) -> None:
         try:
@@ -35,6 +35,10 @@ class TlsClient(DirectClient):
                 self._transport.close()  # type: ignore[no-untyped-call]
             self._transport = _NoTransport()  # type: ignore[no-untyped-call]
             raise
+
+
+class TlsClient(NatsClient):
+    """A client that sends nothing but a TLS handshake until one has succeeded, at each connection."""
 
     async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
         # Called with what a server says of itself before anything is sent to it.

@@ -20,7 +20,7 @@ from nats.errors import Error as NatsError
 
 from shared.direct_client import DirectClient
 from shared.errors import ConfigError, DependencyError
-from shared.nats_client import ClearTextError, TlsClient
+from shared.nats_client import ClearTextError, NatsClient, TlsClient
 from shared.nats_files import NatsFiles, identity_options, is_tls_required, tls_context
 
 Role = Literal["gateway", "worker", "batch", "admin"]
@@ -99,7 +99,7 @@ async def connect(
     identity = identity_options(files) or {"user": user, "password": password}
     is_tls = is_tls_required(url, files)
     tls: dict[str, Any] = {"tls": tls_context(files)} if is_tls else {}
-    client = TlsClient() if is_tls else DirectClient()
+    client = TlsClient() if is_tls else NatsClient()
     log = _ErrorLog(client, on_error)
     try:
         async with asyncio.timeout(timeout_s):

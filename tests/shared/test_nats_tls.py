@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import dataclasses
 import json
+import signal
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -122,6 +123,33 @@ async def test_trusted_server_is_used(start_nats: Callable[..., NatsServer], aut
     client = await connect(url, role="worker", name="w", files=NatsFiles(nats_ca_file=authorities.trusted.certificate))
     assert await client.jetstream().account_info()
     await client.close()
+
+
+@needs_openssl
+async def test_server_that_ends_a_connection_is_no_warning_of_python_s(
+    start_nats: Callable[..., NatsServer], authorities: Authorities, caplog: pytest.LogCaptureFixture
+) -> None:
+    server, url = _tls_server(start_nats, authorities.server)
+    files = NatsFiles(nats_ca_file=authorities.trusted.certificate)
+    client = await connect(url, role="worker", name="w", files=files)
+    # Other than when it is killed, the server ends TLS before the connection.
+    server.process.send_signal(signal.SIGTERM)
+    deadline = time.monotonic() + 10
+    while client.is_connected:
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.02)
+    await client.close()
+    assert "eof_received" not in caplog.text
+
+
+@needs_openssl
+async def test_clear_text_url_of_a_server_that_is_not_trusted_is_refused_and_does_not_hang(
+    start_nats: Callable[..., NatsServer], authorities: Authorities
+) -> None:
+    _, url = _tls_server(start_nats, authorities.server)
+    async with asyncio.timeout(10):
+        with pytest.raises(DependencyError, match=r"is not trusted \(.*check HEADRACE_NATS_CA_FILE"):
+            await connect(url.replace("tls://", "nats://"), role="worker", name="w")
 
 
 @needs_openssl
