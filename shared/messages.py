@@ -266,6 +266,8 @@ class GatewayHeartbeat(Struct, frozen=True, kw_only=True, tag="gateway"):
         started: When it began: the oldest gateway shows the figures of the fleet to Prometheus.
         awaited: By model, requests that workers have claimed and produced nothing for, and the prompt tokens in them;
             None from gateways that do not count them.
+        unclaimed_of: `unclaimed` and `unclaimed_tokens` by model: who waits for one is in nobody's way at another.
+            None from gateways that do not tell them apart.
     """
 
     gateway: PeerName
@@ -274,6 +276,7 @@ class GatewayHeartbeat(Struct, frozen=True, kw_only=True, tag="gateway"):
     version: Version = PROTOCOL_VERSION
     started: UnixSeconds = 0.0
     awaited: Awaited | None = None
+    unclaimed_of: Awaited | None = None
 
 
 class Cancel(Struct, frozen=True, array_like=True, tag="cancel"):

@@ -325,5 +325,6 @@ class Dispatcher:
             unclaimed_tokens=tokens,
             started=self.fleet.started,
             awaited=self._flights.awaited(),
+            unclaimed_of=self._flights.unclaimed_of(),
         )
         await self._nats.publish(gateway_subject(self._gateway), encode(heartbeat))

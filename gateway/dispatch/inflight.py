@@ -214,6 +214,10 @@ class FlightTable:
         """Return how many requests wait to be claimed, and their prompt tokens."""
         return _totals(self._unclaimed.values())
 
+    def unclaimed_of(self) -> dict[str, tuple[int, int]]:
+        """Return how many requests wait to be claimed, and their prompt tokens, by model."""
+        return {model: (count.requests, count.tokens) for model, count in self._unclaimed.items() if count.requests}
+
     def awaited(self) -> dict[str, tuple[int, int]]:
         """Return how many claimed requests have produced nothing yet, and their prompt tokens, by model."""
         return {model: (count.requests, count.tokens) for model, count in self._awaited.items() if count.requests}

@@ -158,12 +158,13 @@ class Fleet:
 def _fleet_load(
     model: str, workers: list[Heartbeat], gateways: list[GatewayHeartbeat], waiting: tuple[int, int]
 ) -> FleetLoad:
+    unclaimed = [_unclaimed(gateway, model) for gateway in gateways]
     return FleetLoad(
         model=model,
         num_workers=len(workers),
         running=sum(h.running for h in workers),
-        queued_requests=waiting[0] + sum(g.unclaimed for g in gateways),
-        queued_tokens=waiting[1] + sum(g.unclaimed_tokens for g in gateways),
+        queued_requests=waiting[0] + sum(requests for requests, _ in unclaimed),
+        queued_tokens=waiting[1] + sum(tokens for _, tokens in unclaimed),
         prefill_rate=sum(h.prefill_rate for h in workers),
         decode_rate=sum(h.decode_rate for h in workers),
         free_blocks=sum(h.free_blocks for h in workers),
@@ -181,6 +182,13 @@ def _fleet_load(
         spec_decode_num_draft_tokens=sum(h.spec_decode_num_draft_tokens for h in workers),
         spec_decode_num_accepted_tokens=sum(h.spec_decode_num_accepted_tokens for h in workers),
     )
+
+
+def _unclaimed(gateway: GatewayHeartbeat, model: str) -> tuple[int, int]:
+    """Return what waits at another gateway for this model; one of an older version tells of all models together."""
+    if gateway.unclaimed_of is None:
+        return gateway.unclaimed, gateway.unclaimed_tokens
+    return gateway.unclaimed_of.get(model, (0, 0))
 
 
 def _most_common(names: list[str]) -> str:

@@ -27,7 +27,7 @@ def test_claimed_request_counts_until_its_workers_next_heartbeat() -> None:
     first, second = flight("a"), flight("b", 5)
     table.add(first)
     table.add(second)
-    assert table.unclaimed() == table.unshown("m") == (2, 15)
+    assert table.unclaimed() == table.unshown("m") == table.unclaimed_of()["m"] == (2, 15)
     table.claim(first, "w")
     assert table.unclaimed() == (1, 5)
     assert table.unshown("m") == (2, 15)

@@ -71,6 +71,19 @@ def test_load_adds_up_live_workers_and_all_gateways(watched: Watched) -> None:
     assert (load.max_model_len, load.prefill_rate) == (500, 200.0)
 
 
+def test_what_waits_at_another_gateway_counts_for_its_own_model_alone(watched: Watched) -> None:
+    watched.hear(worker="w2", model="other")
+
+    def queued(waiting: dict[str, tuple[int, int]]) -> list[int]:
+        told = GatewayHeartbeat(gateway="gw2", unclaimed=9, unclaimed_tokens=90, unclaimed_of=waiting)
+        watched.fleet.note_gateway_heartbeat(told, watched.now)
+        loads = [watched.fleet.load(model) for model in ("m", "other")]
+        return [number for load in loads if load for number in (load.queued_requests, load.queued_tokens)]
+
+    nothing = queued({})
+    assert [more - old for more, old in zip(queued({"other": (9, 90)}), nothing, strict=True)] == [0, 0, 9, 90]
+
+
 def test_load_follows_this_gateways_own_requests_and_the_heartbeats() -> None:
     own = [(0, 0)]
     fleet = Fleet("gw", FleetLimits(), OwnRequests(lambda model: own[0], lambda: {"m": (100, 1000)}))
