@@ -35,8 +35,10 @@ _SIGNATURES: Mapping[str, tuple[type | None, list[type]]] = MappingProxyType(
         "paged_attention": (None, [_POINTER, *[_INT32] * 3]),
         "rms_norm": (None, [*[_POINTER] * 4, _INT64, _FLOAT, *[_INT32] * 4]),
         "silu_mul": (None, [*[_POINTER] * 2, *[_INT32] * 4]),
+        "activation": (None, [*[_POINTER] * 3, *[_INT64] * 2, *[_INT32] * 5]),
         "rope_kv_write": (None, [_POINTER, *[_INT32] * 3]),
         "linear": (None, [*[_POINTER] * 4, _INT64, *[_INT32] * 7]),
+        "head_linear": (None, [*[_POINTER] * 3, *[_INT64] * 4, *[_INT32] * 7]),
         "panel_width": (_INT32, []),
         "quantized_linear": (None, [*[_POINTER] * 3, _INT64, *[_INT32] * 3, _POINTER, _INT32]),
         "quantized_linear_scratch": (_INT64, [_POINTER, _INT32, _INT64]),
@@ -66,8 +68,10 @@ class CpuLibrary:
     paged_attention: Callable[..., None]
     rms_norm: Callable[..., None]
     silu_mul: Callable[..., None]
+    activation: Callable[..., None]
     rope_kv_write: Callable[..., None]
     linear: Callable[..., None]
+    head_linear: Callable[..., None]
     panel_width: Callable[[], int]
     quantized_linear: Callable[..., None]
     quantized_linear_scratch: Callable[..., int]

@@ -7,6 +7,7 @@ import torch
 from gpu_worker.layers.attention_context import AttentionContext
 from gpu_worker.layers.layer_traits import HeadNorm, QueryGrowth
 from gpu_worker.layers.layer_weights import AttentionWeights
+from kernels.activation import times_sigmoid
 from kernels.linear import Linear
 from kernels.paged_attention import paged_attention
 from kernels.rms_norm import rms_norm
@@ -16,7 +17,7 @@ from kernels.rope_kv_write import rope_kv_write
 class Attention:
     """Grouped-query attention, with what `AttentionShape` says."""
 
-    __slots__ = ("_cos_sin", "_index", "_output", "_qkv", "_scale", "_shape", "_weights")
+    __slots__ = ("_cos_sin", "_growth", "_index", "_output", "_qkv", "_scale", "_shape", "_weights")
 
     def __init__(
         self, index: int, weights: AttentionWeights, qkv: Linear, output: Linear, cos_sin: torch.Tensor
@@ -36,6 +37,8 @@ class Attention:
         self._qkv = qkv
         self._output = output
         self._cos_sin = cos_sin
+        growth = weights.shape.query_growth
+        self._growth = None if growth is None else _growth_table(growth, len(cos_sin), cos_sin.device)
         self._scale = weights.shape.head_dim**-0.5 if weights.shape.scale is None else weights.shape.scale
 
     def __call__(self, x: torch.Tensor, positions: torch.Tensor, context: AttentionContext) -> torch.Tensor:
@@ -81,14 +84,16 @@ class Attention:
             sinks=weights.sinks,
             chunk_size=shape.chunk_size,
         ).view(num_tokens, -1)
-        return self._output(attended if gate is None else attended * torch.sigmoid(gate))
+        return self._output(attended if gate is None else times_sigmoid(attended, gate))
 
     def _scaled(self, query: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Return rotated queries times what the layer has for them, if anything."""
         if self._weights.query_factors is not None:
             query = query * self._weights.query_factors
-        if self._shape.query_growth is not None:
-            query = query * _growth(self._shape.query_growth, positions).to(query.dtype)[:, None, None]
+        if (growth := self._shape.query_growth) is not None:
+            assert self._growth is not None
+            factors = self._growth.index_select(0, (positions + growth.shift) // growth.length)
+            query = query * factors.to(query.dtype)[:, None, None]
         return query
 
     def _split_gate(self, qkv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -118,6 +123,10 @@ class Attention:
         key.copy_(rms_norm(key, norm.key, norm.eps))
 
 
-def _growth(growth: QueryGrowth, positions: torch.Tensor) -> torch.Tensor:
-    """Return what the query of each position is multiplied by, float32."""
-    return 1 + growth.factor * torch.log1p((positions + growth.shift) // growth.length)
+def _growth_table(growth: QueryGrowth, num_positions: int, device: torch.device) -> torch.Tensor:
+    """Return what queries are multiplied by, for each stretch of positions, float32.
+
+    A table, because torch's logarithm on a CPU rounds by where a number lies among those of the step.
+    """
+    num_stretches = (num_positions - 1 + growth.shift) // growth.length + 1
+    return 1 + growth.factor * torch.log1p(torch.arange(num_stretches, device=device))

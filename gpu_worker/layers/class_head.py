@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch.nn import functional
+
+from kernels.linear import Linear
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,17 +14,15 @@ class ClassHead:
     """The head of a model that classifies.
 
     Attributes:
-        weight: `[num_classes, hidden_size]`.
-        bias: `[num_classes]`, if it has one.
-        dense: The matrix `[hidden_size, hidden_size]` before the tangent and its bias, in models that have it.
+        classes: To the classes, `[num_classes, hidden_size]`.
+        dense: The matrix `[hidden_size, hidden_size]` before the tangent, in models that have it.
     """
 
-    weight: torch.Tensor
-    bias: torch.Tensor | None = None
-    dense: tuple[torch.Tensor, torch.Tensor] | None = None
+    classes: Linear
+    dense: Linear | None = None
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return `[num_rows, num_classes]` for `hidden: [num_rows, hidden_size]`, both float32."""
         if self.dense is not None:
-            hidden = torch.tanh(functional.linear(hidden, *self.dense))
-        return functional.linear(hidden, self.weight, self.bias)
+            hidden = torch.tanh(self.dense(hidden))
+        return self.classes(hidden)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import torch
-from torch.nn import functional
 
 from gpu_worker.layers.attention_context import AttentionContext
 from gpu_worker.layers.layer_state import LayerState
 from gpu_worker.layers.layer_weights import GatedDeltaWeights
+from kernels.activation import Activation, activate
 from kernels.causal_conv import causal_conv
 from kernels.gated_delta import gated_delta
 from kernels.linear import Linear
@@ -53,7 +53,7 @@ class GatedDeltaNet:
             state.keep_drafts(rows, torch.cat((mixed, gates), dim=1))
         read = self._recur(mixed, gates, state, rows)
         normed = rms_norm(read.view(-1, read.shape[-1]), weights.norm, weights.eps).view(num_tokens, -1)
-        return self._output(normed * functional.silu(output_gate))
+        return self._output(normed * activate(output_gate, Activation.SILU))
 
     def replay(self, inputs: torch.Tensor, state: LayerState, rows: StateRows) -> None:
         """Take states through tokens that were computed before.

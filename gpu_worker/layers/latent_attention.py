@@ -14,6 +14,7 @@ import torch
 from gpu_worker.layers.attention_context import AttentionContext
 from gpu_worker.layers.layer_weights import LatentWeights
 from kernels.linear import Linear
+from kernels.linear.dense import make_head_linear
 from kernels.paged_attention import paged_attention
 from kernels.rms_norm import rms_norm
 from kernels.rope_kv_write import rope_kv_write
@@ -22,7 +23,20 @@ from kernels.rope_kv_write import rope_kv_write
 class LatentAttention:
     """Multi-head latent attention."""
 
-    __slots__ = ("_cos_sin", "_index", "_latent", "_output", "_query", "_query_down", "_shape", "_weights")
+    __slots__ = (
+        "_cos_sin",
+        "_eps",
+        "_index",
+        "_key_up",
+        "_latent",
+        "_latent_norm",
+        "_output",
+        "_query",
+        "_query_down",
+        "_query_norm",
+        "_shape",
+        "_value_up",
+    )
 
     def __init__(
         self,
@@ -38,7 +52,7 @@ class LatentAttention:
 
         Args:
             index: Layer number, which chooses the layer's cache.
-            weights: Those of the projections are not read.
+            weights: Those of the projections are not read; what makes keys and values is packed, and can be freed.
             query_down: To the features that `query` reads; None where it reads the stream.
             query: To the query heads.
             latent: To latent vectors and the dimensions that turn.
@@ -46,8 +60,12 @@ class LatentAttention:
             cos_sin: `[max_positions, rotary_dim]` float32, rotations.
         """
         self._index = index
-        self._weights = weights
         self._shape = weights.shape
+        self._eps = weights.eps
+        self._query_norm = weights.query_norm
+        self._latent_norm = weights.latent_norm
+        self._key_up = make_head_linear(weights.key_up)
+        self._value_up = make_head_linear(weights.value_up)
         self._query_down = query_down
         self._query = query
         self._latent = latent
@@ -87,8 +105,8 @@ class LatentAttention:
             kv_scales=cache.scales,
             tree_masks=context.tree_masks,
         )
-        values = torch.matmul(attended.transpose(0, 1), self._weights.value_up)
-        return self._output(values.transpose(0, 1).reshape(len(x), -1))
+        values = self._value_up(attended, attended.new_empty(len(x), shape.num_heads, shape.value_dim))
+        return self._output(values.flatten(1))
 
     def _heads(self, x: torch.Tensor) -> torch.Tensor:
         """Return the queries as they meet latent vectors, and behind them the row that is kept of each token.
@@ -96,17 +114,17 @@ class LatentAttention:
         Shapes:
             result: `[num_tokens, num_heads + 1, key_dim]`
         """
-        shape, weights, num_tokens = self._shape, self._weights, len(x)
+        shape, num_tokens = self._shape, len(x)
         query_input = x
         if self._query_down is not None:
-            assert weights.query_norm is not None
-            query_input = rms_norm(self._query_down(x), weights.query_norm, weights.eps)
+            assert self._query_norm is not None
+            query_input = rms_norm(self._query_down(x), self._query_norm, self._eps)
         query = self._query(query_input).view(num_tokens, shape.num_heads, -1)
         latent = self._latent(x)
         heads = x.new_empty(num_tokens, shape.num_heads + 1, shape.key_dim)
         plain, turning = query[..., : shape.plain_dim], query[..., shape.plain_dim :]
-        heads[:, :-1, : shape.latent_dim] = torch.matmul(plain.transpose(0, 1), weights.key_up).transpose(0, 1)
+        self._key_up(plain, heads[:, :-1, : shape.latent_dim])
         heads[:, :-1, shape.latent_dim :] = turning
-        heads[:, -1, : shape.latent_dim] = rms_norm(latent[:, : shape.latent_dim], weights.latent_norm, weights.eps)
+        heads[:, -1, : shape.latent_dim] = rms_norm(latent[:, : shape.latent_dim], self._latent_norm, self._eps)
         heads[:, -1, shape.latent_dim :] = latent[:, shape.latent_dim :]
         return heads

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import torch
-from torch.nn import functional
 
 from gpu_worker.layers.attention import Attention
 from gpu_worker.layers.attention_context import AttentionContext
 from gpu_worker.layers.layer_state import LayerState
 from gpu_worker.layers.layer_traits import OutputNorm
 from gpu_worker.layers.layer_weights import Mamba2Weights
+from kernels.activation import Activation, activate
 from kernels.causal_conv import causal_conv
 from kernels.linear import Linear
 from kernels.rms_norm import rms_norm
@@ -51,7 +51,7 @@ class Mamba2:
         gates, mixed = self._inputs(x).tensor_split((self._weights.shape.sizes.inner_size,), dim=1)
         state.keep_drafts(rows, mixed)
         read = self._recur(mixed, state, rows).flatten(1)
-        return self._output(self._normalise(read, functional.silu(gates)))
+        return self._output(self._normalise(read, activate(gates, Activation.SILU)))
 
     def replay(self, inputs: torch.Tensor, state: LayerState, rows: StateRows) -> None:
         """Take states through tokens that were computed before.

@@ -6,6 +6,7 @@ import torch
 
 from gpu_worker.layers.gated_mlp import GatedMLP
 from gpu_worker.layers.plain_mlp import PlainMLP
+from kernels.activation import times_sigmoid
 from kernels.linear import Linear
 from kernels.moe import Experts, RoutingRule, route
 
@@ -26,7 +27,7 @@ class SharedExpert:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Transform `x: [num_tokens, hidden_size]`."""
         result = self._block(x)
-        return result if self._gate is None else result * torch.sigmoid(self._gate.to_float32(x)).to(result.dtype)
+        return result if self._gate is None else times_sigmoid(result, self._gate.to_float32(x))
 
 
 class Mixture:

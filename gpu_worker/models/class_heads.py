@@ -7,10 +7,11 @@ import torch
 from gpu_worker.layers.class_head import ClassHead
 from gpu_worker.models.config import ModelConfig
 from gpu_worker.models.weight_source import WeightSource
+from kernels.linear import LinearFactory
 
 
-def take_class_head(config: ModelConfig, source: WeightSource) -> ClassHead | None:
-    """Return the head; None for a model without classes."""
+def take_class_head(config: ModelConfig, source: WeightSource, linears: LinearFactory) -> ClassHead | None:
+    """Return the head, its matrices made by `linears`; None for a model without classes."""
     size, count = config.hidden_size, config.num_classes
     if not count:
         return None
@@ -19,11 +20,10 @@ def take_class_head(config: ModelConfig, source: WeightSource) -> ClassHead | No
         return source.take(name, *shape).float()
 
     if config.encoder is None:
-        return ClassHead(take("score.weight", count, size))
+        return ClassHead(linears.make(take("score.weight", count, size)))
     is_bert = config.architecture == "BertModel"
     dense, out = ("pooler.dense", "classifier") if is_bert else ("classifier.dense", "classifier.out_proj")
     return ClassHead(
-        take(f"{out}.weight", count, size),
-        take(f"{out}.bias", count),
-        (take(f"{dense}.weight", size, size), take(f"{dense}.bias", size)),
+        linears.make(take(f"{out}.weight", count, size), take(f"{out}.bias", count)),
+        linears.make(take(f"{dense}.weight", size, size), take(f"{dense}.bias", size)),
     )

@@ -84,7 +84,7 @@ class CausalLM:
             head = projections.take(["lm_head"], [config.vocab_size], config.hidden_size, has_bias=has_bias)
         self._head_bias = head.bias
         self._head = self._lm_head(head.weight, dtype)
-        self._classes = take_class_head(config, checkpoint)
+        self._classes = take_class_head(config, checkpoint, linears)
         if config.encoder is not None:
             checkpoint.discard(UNUSED)
 

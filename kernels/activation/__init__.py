@@ -1,6 +1,6 @@
-"""The nonlinear functions of feed-forward blocks: of a gate times other features, or of features alone."""
+"""The nonlinear functions of feed-forward blocks and gates: of a gate times other features, or of features alone."""
 
-from kernels.activation.dispatch import activate, gated
+from kernels.activation.dispatch import activate, gated, times_sigmoid
 from kernels.activation.kind import Activation
 
-__all__ = ["Activation", "activate", "gated"]
+__all__ = ["Activation", "activate", "gated", "times_sigmoid"]

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import torch
 
+from kernels.activation.cpu import FUNCTIONS, SIGMOID, activation_cpu, can_run
 from kernels.activation.kind import Activation
 from kernels.activation.reference import activate_reference, gated_reference
+from kernels.cpu_library import cpu_library
 from kernels.silu_mul import silu_mul
 
 
 def gated(gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
     """Return `activation(gate) * up` for rows that hold the gate's features, then the up projection's.
 
-    Source: Shazeer, arXiv 2002.05202, section 2.
+    On a CPU a row's bits do not depend on the rows beside it. Source: Shazeer, arXiv 2002.05202, section 2.
 
     Args:
         gate_up: Contiguous.
@@ -24,9 +26,33 @@ def gated(gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
     """
     if activation is Activation.SILU:
         return silu_mul(gate_up)
+    if activation in FUNCTIONS and can_run(gate_up) and (library := cpu_library()) is not None:
+        gate, up = gate_up.chunk(2, dim=-1)
+        return activation_cpu(library, gate, FUNCTIONS[activation], up)
     return gated_reference(gate_up, activation)
 
 
 def activate(x: torch.Tensor, activation: Activation) -> torch.Tensor:
-    """Return the function of every number of `x`, which has any shape."""
+    """Return the function of every number of `x`, which has any shape; its rows are those of the last dimension.
+
+    On a CPU a row's bits do not depend on the rows beside it.
+    """
+    if activation in FUNCTIONS and can_run(x) and (library := cpu_library()) is not None:
+        return activation_cpu(library, x, FUNCTIONS[activation])
     return activate_reference(x, activation)
+
+
+def times_sigmoid(x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+    """Return `x` times the sigmoid of its gates, one for each number or one for each row.
+
+    On a CPU a row's bits do not depend on the rows beside it.
+
+    Shapes:
+        x, result: `[num_rows, size]`
+        gate: `[num_rows, size]` or `[num_rows, 1]`
+    """
+    if can_run(gate) and (library := cpu_library()) is not None:
+        if gate.shape == x.shape and gate.dtype is x.dtype:
+            return activation_cpu(library, gate, SIGMOID, x)
+        return x * activation_cpu(library, gate, SIGMOID).to(x.dtype)
+    return x * torch.sigmoid(gate).to(x.dtype)

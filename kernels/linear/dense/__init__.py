@@ -2,6 +2,7 @@
 
 from kernels.linear.dense.cpu import DensePanels
 from kernels.linear.dense.dispatch import keeps_half, linear, pack_weight
+from kernels.linear.dense.heads import HeadLinear, make_head_linear
 from kernels.linear.dense.layers import (
     PACKED_FOR_ROWS,
     KernelLinear,
@@ -14,6 +15,7 @@ from kernels.linear.dense.layers import (
 __all__ = [
     "PACKED_FOR_ROWS",
     "DensePanels",
+    "HeadLinear",
     "KernelLinear",
     "OneDNNLinear",
     "PlainLinear",
@@ -21,5 +23,6 @@ __all__ = [
     "keeps_half",
     "linear",
     "make_dense_linear",
+    "make_head_linear",
     "pack_weight",
 ]

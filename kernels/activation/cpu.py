@@ -1,0 +1,56 @@
+"""Nonlinear functions by the compiled CPU kernel (`cpu.cpp`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+import torch
+
+from kernels.activation.kind import Activation
+from kernels.cpu_library import DTYPE_NUMBERS, CpuLibrary
+
+# The numbers of `FunctionNumber` in cpu.cpp. What is not here rounds nothing: torch's own operators do as well.
+FUNCTIONS: Mapping[Activation, int] = MappingProxyType(
+    {Activation.SILU: 0, Activation.GELU: 1, Activation.GELU_TANH: 2}
+)
+SIGMOID = 3
+
+
+def can_run(x: torch.Tensor) -> bool:
+    """Return True where the kernel supports the type; layouts are brought into the one that it takes."""
+    return x.is_cpu and x.dtype in DTYPE_NUMBERS and x.dim() > 0
+
+
+def activation_cpu(
+    library: CpuLibrary, x: torch.Tensor, function: int, factor: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Return a function of every number of `x`, times the number of `factor` at its place.
+
+    Args:
+        library: The compiled kernels.
+        x: Of any shape; a number's bits depend on its place in the last dimension alone.
+        function: A number of `FUNCTIONS`, or `SIGMOID`.
+        factor: Of the type and shape of `x`; None multiplies by nothing.
+    """
+    rows, factors = _rows(x), None if factor is None else _rows(factor)
+    result = torch.empty(rows.shape, dtype=x.dtype)
+    library.activation(
+        rows.data_ptr(),
+        None if factors is None else factors.data_ptr(),
+        result.data_ptr(),
+        rows.stride(0),
+        0 if factors is None else factors.stride(0),
+        *rows.shape,
+        function,
+        DTYPE_NUMBERS[x.dtype],
+        torch.get_num_threads(),
+    )
+    return result.view(x.shape)
+
+
+def _rows(x: torch.Tensor) -> torch.Tensor:
+    """Return `[num_rows, size]` with neighbouring numbers in rows."""
+    if x.dim() != 2:
+        x = x.reshape(-1, x.shape[-1])
+    return x if x.stride(1) == 1 else x.contiguous()
