@@ -19,6 +19,8 @@ _SMOOTHING = 0.02
 _FIRST_OUTPUT_TOKENS = 128.0
 # The initial estimate counts as so many answers: the first answers to finish are the short ones.
 _GUESS_WEIGHT = 16
+# Tokens per second: no fleet is slower, and a time of what a worker makes up stays a number.
+_LEAST_RATE = 1e-3
 
 
 @dataclass(slots=True)
@@ -124,12 +126,13 @@ def _tokens(load: FleetLoad, own_tokens: float, max_tokens: int) -> Excess:
 
 def _prefill_s(load: FleetLoad, num_tokens: float) -> float:
     """Predict how long prompts of so many tokens take; 0 while the rate is unknown."""
-    return num_tokens / load.prefill_rate if load.prefill_rate > 0 else 0.0
+    return num_tokens / max(load.prefill_rate, _LEAST_RATE) if load.prefill_rate > 0 else 0.0
 
 
 def _departure_s(load: FleetLoad, experience: Experience) -> float:
     """Predict the time between two sequences that leave a busy fleet; 0 while the rate is unknown."""
-    return max(1.0, experience.output_tokens) / load.decode_rate if load.decode_rate > 0 else 0.0
+    rate = max(load.decode_rate, _LEAST_RATE)
+    return max(1.0, experience.output_tokens) / rate if load.decode_rate > 0 else 0.0
 
 
 def _capacity_wait_s(load: FleetLoad, own_tokens: float, departure_s: float) -> float:

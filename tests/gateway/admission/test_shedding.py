@@ -67,6 +67,13 @@ def test_idle_fleet_predicts_the_prompts_own_time(shedder: Shedder) -> None:
     assert shedder.admit(IDLE, generation(500), caller()).ttft_s == pytest.approx(0.5)
 
 
+def test_rates_that_no_worker_has_make_no_endless_times(shedder: Shedder) -> None:
+    load = replace(IDLE, queued_requests=3, queued_tokens=4000, free_slots=0, prefill_rate=1e-320, decode_rate=1e-320)
+    expected = forecast(load, generation(500), Experience(), CONFIG)
+    assert all(map(math.isfinite, (expected.wait_s, expected.own_s, expected.cost_s, expected.excess.seconds)))
+    assert "inf" not in refused(shedder, load, generation(500)).message
+
+
 def test_queued_tokens_are_computed_first(shedder: Shedder) -> None:
     load = replace(IDLE, queued_requests=3, queued_tokens=4000)
     assert shedder.admit(load, generation(500), caller()).ttft_s == pytest.approx(4.5)
