@@ -75,8 +75,14 @@ class SettingsGroup(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command that was asked for."""
-        with _named_as_given(ctx):
-            return super().invoke(ctx)
+        try:
+            with _named_as_given(ctx):
+                return super().invoke(ctx)
+        except click.NoSuchOption as error:
+            if any(error.option_name in option.opts for option in self.params):
+                place = f"It belongs before the command: {ctx.command_path} {error.option_name} ..."
+                raise click.UsageError(f"{error.message} {place}", error.ctx) from None
+            raise
 
 
 def settings_command(

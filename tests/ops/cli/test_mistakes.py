@@ -106,6 +106,8 @@ MISTAKES: list[tuple[tuple[str, ...], str]] = [
     (("tenant", "acme", "--nkey", "x"), "--nkey: a user's public NKey is"),
     (("tenant", ""), "name ''"),
     (("keys", "--keys-file", "{files}/text.txt", "list"), "text.txt"),
+    (("dead", "list", "--state-dir", "x"), "It belongs before the command: headrace dead --state-dir ..."),
+    (("publsh", "x"), "No such command 'publsh'. Did you mean 'publish'?"),
     (("keys", "--keys-file", "{files}/text.txt/keys.json", "create"), "text.txt"),
     (("keys", "--keys-file", "{files}/keys.json", "revoke", "nobody"), "nobody"),
     (("keys", "--keys-file", "{files}/k.json", "--audit-file", "{files}", "create"), "--audit-file: {files} cannot be"),
