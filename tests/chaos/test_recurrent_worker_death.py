@@ -1,0 +1,97 @@
+"""Kill workers of a model with recurrent layers, amid texts of which grammars force runs of tokens."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from ops.stack.config import DEMO_MODEL
+from tests.chaos.test_guided_worker_death import num_redispatches
+from tests.gpu_worker.models.recurrent_models import save_case
+from tests.integration.system import System, running_system
+
+pytestmark = [pytest.mark.chaos, pytest.mark.slow, pytest.mark.timeout(300)]
+
+NUM_TEXTS = 48
+NUM_AT_ONCE = 12
+MAX_TOKENS = 150
+# Between digits that the model chooses there are more forced tokens than a recurrent layer keeps drafts.
+FORCED: Any = {"guided_regex": "(the alphabetical order of number [0-9]{3} is unknown to everybody, ){3,9}end"}
+FREE: Any = {"ignore_eos": True}
+
+
+@pytest.fixture
+def two_workers(tmp_path: Path) -> Iterator[System]:
+    """Serve random weights with the demo's tokenizer, speculating with n-grams."""
+    model = tmp_path / "recurrent"
+    sizes = {"vocab_size": 4096, "max_position_embeddings": 2048}
+    save_case("qwen3_5", model, **sizes, eos_token_id=0, bos_token_id=0, pad_token_id=0)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(DEMO_MODEL / name, model)
+    settings = ["--speculative", "ngram", "--num-speculative-tokens", "3", "--num-threads", "1"]
+    with running_system(tmp_path, "--workers", "2", "--model", str(model), *settings) as running:
+        yield running
+
+
+async def text(client: openai.AsyncOpenAI, model: str, index: int, begun: asyncio.Semaphore) -> str:
+    """Stream one text, of which half are guided, and half drawn; count it as begun at its first token."""
+    chunks = await client.completions.create(
+        model=model,
+        prompt=f"def function_{index}(x):\n" + "    return x\n" * (index % 7),
+        temperature=index // 2 % 2,
+        seed=index,
+        max_tokens=MAX_TOKENS,
+        stream=True,
+        extra_body=FREE if index % 2 else FORCED,
+        extra_headers={"Cache-Control": "no-cache"},
+    )
+    received = ""
+    async for chunk in chunks:
+        if not received:
+            begun.release()
+        received += "".join(choice.text for choice in chunk.choices)
+    return received
+
+
+async def all_texts(client: openai.AsyncOpenAI, model: str, begun: asyncio.Semaphore) -> list[str]:
+    places = asyncio.Semaphore(NUM_AT_ONCE)
+
+    async def placed(index: int) -> str:
+        async with places:
+            return await text(client, model, index, begun)
+
+    return await asyncio.gather(*map(placed, range(NUM_TEXTS)))
+
+
+def wait_for_both_workers(system: System) -> None:
+    while system.metrics().count("\nvllm:num_requests_running{") < 2:
+        time.sleep(0.1)
+
+
+async def kill_now_and_then(system: System, begun: asyncio.Semaphore) -> None:
+    """Kill a worker each time that some more texts have begun, but only while there are two."""
+    for number in range(3):
+        for _ in range(NUM_AT_ONCE):
+            await begun.acquire()
+        await asyncio.to_thread(wait_for_both_workers, system)
+        os.kill(system.info["pids"]["worker"][number % 2], signal.SIGKILL)
+
+
+async def test_texts_of_a_recurrent_model_stay_the_same_when_its_workers_are_killed(two_workers: System) -> None:
+    async with two_workers.async_client(timeout=120.0) as client:
+        undisturbed = await all_texts(client, two_workers.model, asyncio.Semaphore(0))
+        begun = asyncio.Semaphore(0)
+        disturbed, _ = await asyncio.gather(
+            all_texts(client, two_workers.model, begun), kill_now_and_then(two_workers, begun)
+        )
+    assert disturbed == undisturbed
+    assert num_redispatches(two_workers) >= 3
