@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import time
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
+import httpx2
 import pytest
 
 from shared.messages import Delta, Finish, Usage
@@ -16,12 +18,14 @@ from tests.gateway.known_worker import known_worker
 from tests.gateway.raw_client import RawClient, connected
 from tests.gateway.wire_worker import WireWorker, expected_text, token, until
 
+OPERATOR_KEY = "operator-key-of-32-characters-xx"
 MESSAGES = [{"role": "user", "content": "hi"}]
 
 
 @pytest.fixture(scope="module")
 def gateway(nats_url: str, redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
-    with running_gateway(tmp_path_factory.mktemp("gateway"), nats_url, redis_url=redis_url) as gateway:
+    settings = {"redis_url": redis_url, "operator_port": 0, "operator_key": OPERATOR_KEY}
+    with running_gateway(tmp_path_factory.mktemp("gateway"), nats_url, **settings) as gateway:
         yield gateway
 
 
@@ -155,6 +159,30 @@ async def test_client_that_leaves_cancels_at_the_worker(worker: WireWorker, gate
     left = time.monotonic()
     await until(lambda: any(request.id in cancel.ids for cancel in worker.cancels))
     assert time.monotonic() - left < 0.25
+
+
+async def test_client_that_leaves_is_counted_once(worker: WireWorker, gateway: GatewayProcess) -> None:
+    async with connected(gateway) as client:
+        client.post("/v1/chat/completions", _chat(worker))
+        request = await worker.begin(1)
+        await client.head()
+        before = await _num_disconnects(gateway)
+    await until(lambda: any(request.id in cancel.ids for cancel in worker.cancels))
+    async with asyncio.timeout(5):
+        while (after := await _num_disconnects(gateway)) == before:  # noqa: ASYNC110 - until the gateway has heard of it
+            await asyncio.sleep(0.02)
+    assert after == before + 1
+
+
+async def _num_disconnects(gateway: GatewayProcess) -> float:
+    """Return what an operator reads of it."""
+    port = re.search(r"operator's port .*?url=(http://\S+)", gateway.log)
+    assert port is not None
+    async with httpx2.AsyncClient(headers={"Authorization": f"Bearer {OPERATOR_KEY}"}) as http:
+        text = (await http.get(f"{port[1]}/metrics")).text
+    found = re.search(r"^headrace_disconnects_total\{.*?\} (\S+)$", text, re.MULTILINE)
+    assert found is not None
+    return float(found[1])
 
 
 async def test_client_that_leaves_before_the_claim_cancels(worker: WireWorker, gateway: GatewayProcess) -> None:

@@ -130,9 +130,10 @@ async def test_refusal_of_the_worker_names_the_field_of_the_body(worker: WireWor
         requests = [await worker.next_request() for _ in range(1 + ("[" in name))]
         first = min(requests, key=lambda request: request.id)
         await worker.claim(first)
-        await worker.end(first, 0, Finish("failed", error="No.", error_param=param))
+        await worker.end(first, 0, Finish("failed", error="No.", error_param=param, error_code="too_long"))
         answer = await asking
-        assert (answer.status_code, answer.json()["error"]["param"]) == (400, name)
+        error = {"message": "No.", "type": "invalid_request_error", "param": name, "code": "too_long"}
+        assert (answer.status_code, answer.json()["error"]) == (400, error)
 
 
 async def test_worker_that_sends_no_numbers_is_a_server_error(worker: WireWorker, http: httpx2.AsyncClient) -> None:
