@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import msgspec
+import psutil
 import pytest
 
 from shared.sampling import Grammar
@@ -194,9 +195,11 @@ async def test_missing_package_is_named(checker: GrammarChecker, monkeypatch: py
         await checker.check("t", schema_grammar({}), PATIENT)
 
 
-def test_process_gets_no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HEADRACE_NATS_PASSWORD", "secret")
-    assert "secret" not in checker_link._environment().values()
+async def test_process_gets_no_secrets(checker: GrammarChecker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADRACE_API_KEY", "not-for-the-process")
+    assert "not-for-the-process" not in checker_link._environment().values()
+    await checker.check("t", schema_grammar({}), PATIENT)
+    assert "not-for-the-process" not in psutil.Process(checker._link.pid).environ().values()
 
 
 async def test_closed_checker_fails_what_waits_and_starts_nothing(checker: GrammarChecker) -> None:
