@@ -47,19 +47,23 @@ class FusedEagle:
         mixer = weights.layer.mixer
         assert isinstance(mixer, AttentionWeights)
         assert not isinstance(weights.inputs, NormedJoin), "the kernel does not normalise what it joins"
-        cos_sin = weights.rotations.of(mixer.shape)
+        self._rotations = weights.rotations
+        cos_sin = self._rotations.of(mixer.shape)
         layers, inputs = [packing.layer(weights.layer)], packing.inputs(weights.embedding.weight, weights.inputs)
         self._stack = CpuDecoderStack(library, shape, inputs, layers, None, cos_sin)
         self._chain = CpuDraftChain(self._stack, packing.head(weights.head, dtype))
 
     def __call__(self, step: EntryStep) -> torch.Tensor:
         """Do what `LayerForm` promises."""
+        self._rotations.cover(step.positions)
         return self._stack(self._step(step))
 
     def draft(
         self, step: EntryStep, limits: Sequence[int], num_candidates: int, least_score: float
     ) -> list[list[Candidates]]:
         """Do what `LayerForm` promises."""
+        # Each draft is one token further.
+        self._rotations.cover(step.positions + max(limits))
         found = self._chain(self._step(step), limits, num_candidates, least_score)
         token_ids, scores = found.token_ids.tolist(), found.scores.tolist()
         return [

@@ -51,7 +51,8 @@ def take_eagle_weights(
         inputs = take_projection(checkpoint, ["fc"], [size], 2 * size)
         attention_norm = NormWeights(checkpoint.take(norm, size), eps) if checkpoint.has(norm) else None
     taken = _take_layer(layer, checkpoint, prefix, attention_norm, 2 * size if is_third else size)
-    rotations = Rotations(layer.ropes, min(layer.max_model_len, model.config.max_model_len), model.device)
+    max_len = min(layer.max_model_len, model.config.max_model_len)
+    rotations = Rotations(layer.ropes, max_len, model.device, is_lazy=True)
     head = _take_head(config, checkpoint) if is_third else LayerHead(_model_head(model, dtype))
     return DraftLayerWeights(Embedding(embedding, dtype), inputs, taken, head, eps, rotations)
 

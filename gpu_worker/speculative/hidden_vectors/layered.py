@@ -67,7 +67,8 @@ class LayeredForm:
 
     def __init__(self, weights: DraftLayerWeights, linears: LinearFactory) -> None:
         """Make the layer's operations."""
-        parts = LayerParts.made_by(linears, weights.rotations)
+        self._rotations = weights.rotations
+        parts = LayerParts.made_by(linears, self._rotations)
         linear = parts.linear
         inputs, head, eps, dtype = weights.inputs, weights.head, weights.eps, weights.embedding.dtype
         before = weights.layer.norms.before_mixer
@@ -89,6 +90,7 @@ class LayeredForm:
 
     def __call__(self, step: EntryStep) -> torch.Tensor:
         """Do what `LayerForm` promises."""
+        self._rotations.cover(step.positions)
         embedded = self._embedding(step.token_ids)
         x, stream = self._inputs(embedded, step.hidden.to(embedded.dtype))
         added = self._layer.add_to(stream, x, step.positions, step.context)

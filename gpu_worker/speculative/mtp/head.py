@@ -83,7 +83,7 @@ def _take_head(source: LayerSource, model: CausalLM, dtype: torch.dtype) -> Draf
     )
     layer = source.take_named(head.layer, config.layer(0))
     final_norm = source.norm(name(head.final_norm))
-    rotations = Rotations(config.ropes, config.max_model_len, model.device)
+    rotations = Rotations(config.ropes, config.max_model_len, model.device, is_lazy=True)
     scores = LayerHead(model.head_in(dtype), final_norm.weight, hands_on_normed=head.hands_on_normed)
     return DraftLayerWeights(Embedding(model.embedding, dtype), inputs, layer, scores, config.rms_norm_eps, rotations)
 

@@ -73,7 +73,7 @@ def forms(
     )
     norms = LayerNorms(before_mixer, before_feed_forward=normalisation())
     layer = LayerWeights(mixer, GatedWeights(projection(2 * inner, size), projection(size, inner)), norms)
-    rotations = Rotations([RopeParameters(RopeType.DEFAULT, 1e4, 64)], MAX_BLOCKS * BLOCK, CPU)
+    rotations = Rotations([RopeParameters(RopeType.DEFAULT, 1e4, 64)], MAX_BLOCKS * BLOCK, CPU, is_lazy=True)
     inputs = projection(size, 2 * size, bias=True) if pairs is None else pairs
     head = LayerHead(Projection(DenseWeight(random(VOCABULARY, size) * 6)))
     if pairs is not None:
@@ -140,6 +140,21 @@ def test_drafts_are_those_of_the_layer_operation_by_operation(has_norm: bool, fo
         for (token_ids, scores), (others_ids, other_scores) in zip(depths, others, strict=True):
             assert token_ids == others_ids
             torch.testing.assert_close(torch.tensor(scores), torch.tensor(other_scores), rtol=1e-3, atol=1e-3)
+
+
+@torch.inference_mode()
+def test_rotations_are_computed_when_drafts_come_near_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, _ = forms(True, "dense", torch.float32)
+    monkeypatch.setattr("gpu_worker.layers.rotations.CHUNK", 1)
+    with poisoned_memory():
+        lazy, _ = forms(True, "dense", torch.float32)
+    found = []
+    for form in (whole, lazy):
+        before, step = steps(torch.float32)
+        form(before)
+        # So many that they come to positions which no step had.
+        found.append(form.draft(step, [8] * len(LIMITS), 3, -torch.inf))
+    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize("is_stream_normed", [False, True])

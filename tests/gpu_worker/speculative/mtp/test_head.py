@@ -25,6 +25,7 @@ from shared.sampling import Sampling
 from tests.gpu_worker.execution.engine_run import make_runner, make_sequence, random_prompt, run
 from tests.gpu_worker.speculative.mtp.headed_models import FAMILIES, HeadedModel, save_headed
 from tests.gpu_worker.speculative.recorder import recorded_runner
+from tests.kernels.poisoned_memory import poisoned_memory
 
 LEAST_CHANCE = 0.005
 GREEDY = Sampling(max_tokens=8, temperature=0.0)
@@ -88,6 +89,12 @@ def check_drafts(name: str, directory: Path, ways: list[str]) -> None:
 @pytest.mark.parametrize("name", ["deepseek-v3", "qwen3_5"])
 def test_drafts_of_each_depth_are_those_of_the_dense_head(tmp_path: Path, name: str) -> None:
     check_drafts(name, tmp_path, ["prompts in chunks"])
+
+
+def test_rotations_are_computed_when_drafts_come_near_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpu_worker.layers.rotations.CHUNK", 2)
+    with poisoned_memory():
+        check_drafts("glm4-moe", tmp_path, ["prompts in chunks"])
 
 
 @pytest.mark.slow
