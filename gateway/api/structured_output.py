@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import time
 
 import msgspec
 
@@ -11,7 +10,7 @@ from gateway.errors import ApiError
 from gateway.generation import Generation
 from shared.sampling import Grammar
 from shared.structured_output import GrammarError, LlguidanceMissingError
-from shared.structured_output.checker import MAX_WAIT_S, CheckerBusyError, CheckerFailedError, GrammarChecker
+from shared.structured_output.checker import CheckerBusyError, CheckerFailedError, GrammarChecker
 
 _TOOLS = "tools"
 
@@ -35,27 +34,26 @@ class StructuredOutputAdmission:
         grammar = generation.sampling.grammar
         if grammar is None:
             return generation
-        until = time.monotonic() + MAX_WAIT_S
         asked = generation.structured_output
         if asked is not None:
-            await self._check(asked.grammar, tenant, asked.field, until)
+            await self._check(asked.grammar, tenant, asked.field)
             if asked.grammar == grammar:
                 return generation
         # The tools' schemas stand in it too.
         looser = generation.looser_grammar
         try:
-            await self._check(grammar, tenant, _TOOLS, until)
+            await self._check(grammar, tenant, _TOOLS)
         except ApiError as error:
             if error.status != 400 or looser is None:
                 raise
-            await self._check(looser, tenant, _TOOLS, until)
+            await self._check(looser, tenant, _TOOLS)
             sampling = msgspec.structs.replace(generation.sampling, grammar=looser)
             return dataclasses.replace(generation, sampling=sampling)
         return generation
 
-    async def _check(self, grammar: Grammar, tenant: str, field: str, until: float) -> None:
+    async def _check(self, grammar: Grammar, tenant: str, field: str) -> None:
         try:
-            await self._checker.check(tenant, grammar, max(0.0, until - time.monotonic()))
+            await self._checker.check(tenant, grammar)
         except GrammarError as error:
             where = f"{field}{error.path}"
             raise ApiError(400, f"{where}: {error.reason}", param=where, code="invalid_value") from None

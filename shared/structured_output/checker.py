@@ -1,7 +1,7 @@
 """Checks grammars of strangers without harm to this process, in another one, and answers in time.
 
 Verdicts are kept, so that a schema that a client sends with every request is checked once. Who has to wait for longer
-than `MAX_WAIT_S` is told to come back: the check goes on, and its verdict is there then. A tenant's grammars are
+than there is patience is told to come back: the check goes on, and its verdict is there then. A tenant's grammars are
 checked one after the other. All tenants whose last one took long, or that have spent much time lately, share one of the
 places in which grammars are checked, so that the others always have one.
 """
@@ -23,10 +23,13 @@ from shared.structured_output.checker_link import CheckerFailedError, CheckerLin
 from shared.structured_output.checker_process import NICENESS, NICENESS_OF_LONG_ONES, Verdict
 from shared.structured_output.errors import GrammarError, LlguidanceMissingError
 
-__all__ = ["MAX_WAIT_S", "CheckerBusyError", "CheckerFailedError", "GrammarChecker"]
+__all__ = ["MAX_WAIT_S", "PATIENCE_S", "CheckerBusyError", "CheckerFailedError", "GrammarChecker"]
 
 MAX_WAIT_S = 0.2
-"""How long a verdict is waited for, so that an answer is there within 250 ms."""
+"""How long a verdict is waited for behind others, or by tenants whose grammars take long: they hear within 250 ms."""
+
+PATIENCE_S = 1.0
+"""How long by everybody else: a busy machine is no reason to send a usual grammar away."""
 
 MAX_VERDICTS_PER_TENANT = 256
 MAX_TENANTS = 256
@@ -75,17 +78,17 @@ class GrammarChecker:
         await self._link.close()
         await self._tasks.wait()
 
-    async def check(self, tenant: str, grammar: Grammar, within_s: float = MAX_WAIT_S) -> None:
+    async def check(self, tenant: str, grammar: Grammar, within_s: float | None = None) -> None:
         """Refuse a grammar that no worker could obey exactly.
 
         Args:
             tenant: Whose it is.
             grammar: What to check.
-            within_s: How long to wait for the verdict, once the process has started.
+            within_s: How long to wait for the verdict, once the process has started; None is the tenant's patience.
 
         Raises:
             GrammarError: It is refused.
-            CheckerBusyError: There is no verdict within `within_s`, or the tenant has too many grammars waiting.
+            CheckerBusyError: There is no verdict in this time, or the tenant has too many grammars waiting.
             CheckerFailedError: The process does not answer.
             LlguidanceMissingError: The package is not installed.
         """
@@ -97,6 +100,7 @@ class GrammarChecker:
         verdict = own.verdict(digest)
         if verdict is None:
             await self._link.start()
+            within_s = own.patience_s(digest) if within_s is None else within_s
             # Those who ask about the same grammar wait together, and none who goes away breaks off the check.
             task = own.waiting.get(digest) or self._begin(own, digest, message)
             if not (await asyncio.wait({task}, timeout=within_s))[0]:
@@ -156,6 +160,11 @@ class _Tenant:
     def takes_long(self) -> bool:
         """Whether its last grammar took long, or those of late together: short ones between long ones hide nothing."""
         return self._last_s > LONG_S or self._spent_lately(time.monotonic()) > MAX_SPENT_S
+
+    def patience_s(self, digest: bytes) -> float:
+        """Return for how long a verdict on a grammar is worth waiting for."""
+        is_first = next(iter(self.waiting), digest) == digest
+        return PATIENCE_S if is_first and not self.takes_long else MAX_WAIT_S
 
     def spend(self, cpu_s: float) -> None:
         """Take note of the processor time that a check took."""
