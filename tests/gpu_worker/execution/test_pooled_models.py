@@ -92,7 +92,7 @@ def test_head_of_one_class_gives_the_logit_of_transformers(tmp_path: Path, famil
         np.testing.assert_allclose(logit, expected, atol=1e-4, rtol=0)
 
 
-def test_architecture_of_no_family_names_those_that_are_served(tmp_path: Path) -> None:
+def test_architecture_of_no_family_is_told_where_those_stand_that_are_served(tmp_path: Path) -> None:
     saved(tmp_path, "Llama", "ForTokenClassification")
-    with pytest.raises(CheckpointError, match=r"supported: .*LlamaForCausalLM.*, and their Model and"):
+    with pytest.raises(CheckpointError, match=r"'LlamaForTokenClassification'.*ops/docs/models.md"):
         read_model_config(tmp_path)

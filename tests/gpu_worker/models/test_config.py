@@ -12,7 +12,7 @@ import torch
 from gpu_worker.layers.rope_scaling import RopeParameters, RopeType
 from gpu_worker.models.config import ModelConfig
 from gpu_worker.models.errors import CheckpointError
-from gpu_worker.models.registry import FAMILIES, read_model_config
+from gpu_worker.models.registry import read_model_config
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -93,12 +93,18 @@ def test_mistral_window_is_absent_only_when_null(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("architectures", [["GPT2LMHeadModel"], [], None, ["x" * 100_000]])
-def test_unknown_architecture_lists_the_supported_ones(tmp_path: Path, architectures: object) -> None:
+def test_unknown_architecture_is_told_where_the_supported_ones_stand(tmp_path: Path, architectures: object) -> None:
     with pytest.raises(CheckpointError) as raised:
         read(tmp_path, {**LLAMA, "architectures": architectures})
     message = str(raised.value)
-    assert ", ".join(FAMILIES) in message
-    assert len(message) < 400 + 40 * len(FAMILIES)
+    assert "unsupported architecture" in message
+    assert "ops/docs/models.md" in message
+    assert len(message) < 800
+
+
+def test_unknown_architecture_is_told_the_nearest_names(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"nearest by name: .*Qwen3ForCausalLM"):
+        read(tmp_path, {**LLAMA, "architectures": ["Qwen33ForCausalLM"]})
 
 
 @pytest.mark.parametrize(
