@@ -55,6 +55,25 @@ def test_silence_counts_the_wait_for_the_first_output_and_for_the_end() -> None:
     assert entry.longest_silence == 4.0
 
 
+@pytest.mark.parametrize(
+    ("outputs", "after_s"),
+    [
+        ((4.5, 6.25, 6.3), 0.25),  # over the end of the span
+        ((4.5, 5.5, 5.6), 0.0),  # mended for this stream before the span ended
+        ((4.5, 4.6, 8.0), 2.0),  # over the whole span
+        ((3.0, 4.8, 4.9), 0.0),  # before it
+        ((4.9, 5.9, 6.1, 9.0), 0.0),  # behind it
+    ],
+)
+def test_only_the_part_of_a_silence_behind_its_span_counts_as_recovery(
+    outputs: tuple[float, ...], after_s: float
+) -> None:
+    entry = Entry(0, "gateway-0", outputs[0])
+    for now in outputs[1:]:
+        entry.note_output(now)
+    assert entry.silent_after_s(5.0, 6.0) == pytest.approx(after_s)
+
+
 def test_only_streams_open_during_a_fault_count_for_its_silences() -> None:
     ledger = Ledger()
     ledger.entries = [

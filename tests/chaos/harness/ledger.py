@@ -61,7 +61,8 @@ class Entry:
         request_id: What the gateway called it, in `x-request-id`.
         num_done: `[DONE]` marks, or whole bodies.
         first_at, last_at: Of the data that carried output; comments and heads are not output.
-        longest_silence: Between sending, pieces of output and the end, with the time at which it ended.
+        longest_silence: Between sending, pieces of output and the end; in seconds.
+        silence_ended_at: When the longest silence ended.
         is_cut: The connection ended before the answer did.
         is_gateway_killed: The scenario had killed its gateway by then.
     """
@@ -81,6 +82,7 @@ class Entry:
     last_at: float | None = None
     ended_at: float | None = None
     longest_silence: float = 0.0
+    silence_ended_at: float = 0.0
     is_aborted: bool = False
     is_cut: bool = False
     is_gateway_killed: bool = False
@@ -89,14 +91,26 @@ class Entry:
         """Take note that output came."""
         if self.first_at is None:
             self.first_at = now
-        self.longest_silence = max(self.longest_silence, now - (self.last_at or self.sent_at))
+        self._note_silence(now)
         self.last_at = now
 
     def end(self, now: float) -> None:
         """Take note that nothing more will come."""
         if self.ended_at is None:
             self.ended_at = now
-            self.longest_silence = max(self.longest_silence, now - (self.last_at or self.sent_at))
+            self._note_silence(now)
+
+    def silent_after_s(self, start: float, end: float) -> float:
+        """Return for how long after the end of a span the longest silence lasted; 0 if it was not in that span."""
+        began_at = self.silence_ended_at - self.longest_silence
+        is_inside = began_at < end and self.silence_ended_at > start
+        return max(0.0, self.silence_ended_at - end) if is_inside else 0.0
+
+    def _note_silence(self, now: float) -> None:
+        silence_s = now - (self.last_at or self.sent_at)
+        if silence_s > self.longest_silence:
+            self.longest_silence = silence_s
+            self.silence_ended_at = now
 
     @property
     def answer(self) -> Reference:

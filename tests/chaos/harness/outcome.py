@@ -20,6 +20,7 @@ class Outcome:
     Attributes:
         num_failed: Admitted requests without a right end; `num_wrong` those whose text differs.
         silences_s: Longest silence of each request that was open during a fault.
+        recoveries_s: For how long each of these silences went on after the fault was mended.
         problems: One sentence per broken promise; an outcome without any is a success.
         figures: What else was measured, by name.
     """
@@ -31,6 +32,7 @@ class Outcome:
     num_wrong: int = 0
     num_refused: int = 0
     silences_s: list[float] = field(default_factory=list)
+    recoveries_s: list[float] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     figures: dict[str, Any] = field(default_factory=dict)
 
@@ -51,7 +53,9 @@ class Outcome:
         self.num_refused += verdicts[Verdict.REFUSED]
         self.num_wrong += verdicts[Verdict.WRONG_TEXT]
         self.num_failed += len(broken) - verdicts[Verdict.WRONG_TEXT]
-        self.silences_s += [entry.longest_silence for entry in ledger.during(windows)]
+        disturbed = ledger.during(windows)
+        self.silences_s += [entry.longest_silence for entry in disturbed]
+        self.recoveries_s += [max(entry.silent_after_s(*window) for window in windows) for entry in disturbed]
         self.figures |= {f"num {verdict.value}": count for verdict, count in verdicts.items()}
         for entry in broken[:5]:
             self.problems.append(_describe(entry, ledger))

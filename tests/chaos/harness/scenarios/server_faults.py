@@ -22,7 +22,10 @@ from tests.chaos.harness.system import API_KEY, System, SystemOptions
 _OPTIONS = SystemOptions(num_gateways=2, num_workers=2)
 _WITH_LINKS = replace(_OPTIONS, has_faulty_links=True)
 PARTITION_S = 10.0
+RECOVERY_S = 1.0
 REFUSAL_S = 0.1
+NUM_REFUSALS = 20
+MAX_PARTITIONED = 64
 # NATS gives a client up after three pings of two seconds.
 FROZEN_S = 12.0
 WAKING_S = 5.0
@@ -31,7 +34,12 @@ WAKING_S = 5.0
 async def nats_restart(num_requests: int | None) -> Outcome:
     """NATS is killed and comes back half a second later without the interactive queue, which lives in memory."""
     return await _disturbed(
-        "nats-restart", "0 failed, 1 s after it heals", lambda n: [Kill(3.0, 0.5, "nats")], 2.0, num_requests or 800
+        "nats-restart",
+        "0 failed, 1 s after it heals",
+        lambda n: [Kill(3.0, 0.5, "nats")],
+        2.0,
+        num_requests or 800,
+        max_recovery_p99_s=RECOVERY_S,
     )
 
 
@@ -110,10 +118,14 @@ async def worker_link_faults(num_requests: int | None) -> Outcome:
 
 
 async def nats_partition(num_requests: int | None) -> Outcome:
-    """Nobody reaches NATS for ten seconds: what runs goes on afterwards, what is new is refused at once."""
+    """Nobody reaches NATS for ten seconds: what runs goes on afterwards, what is new is refused at once.
+
+    `num_requests` are the streams that run when it begins, `MAX_PARTITIONED` at most.
+    """
+    bodies = plain_bodies(600, min(num_requests or 8, MAX_PARTITIONED))
     outcome = Outcome("nats-partition", "healed + 1 s, refusals <= 100 ms")
     async with System(_WITH_LINKS) as system:
-        load = Load(system, plain_bodies(600, 8))
+        load = Load(system, bodies)
         partition = Sever(1.0, PARTITION_S, LinkState.PARTITIONED, "nats")
         refusing = asyncio.create_task(_ask_during_partition(system, load))
         outcome = await disturbance.run_on(
@@ -122,10 +134,11 @@ async def nats_partition(num_requests: int | None) -> Outcome:
                 outcome.case,
                 outcome.promise,
                 _WITH_LINKS,
-                plain_bodies(600, 8),
+                bodies,
                 lambda n: [partition],
-                concurrency=8,
-                max_silence_p99_s=PARTITION_S + 1.0,
+                concurrency=len(bodies),
+                max_silence_p99_s=PARTITION_S + RECOVERY_S,
+                max_recovery_p99_s=RECOVERY_S,
             ),
         )
         answers = await refusing
@@ -145,7 +158,7 @@ async def _ask_during_partition(system: System, load: Load) -> list[Entry]:
     await asyncio.sleep(PARTITION_S / 2)
     entries = []
     body = plain_bodies(4, 1)[0]
-    for number in range(20):
+    for number in range(NUM_REFUSALS):
         gateway = system.gateways[number % len(system.gateways)].name
         entry = Entry(0, gateway, time.monotonic())
         await ask(body, system.port(gateway), API_KEY, entry, 2.0)
@@ -175,6 +188,7 @@ async def _disturbed(
     max_silence_p99_s: float,
     num_requests: int,
     options: SystemOptions = _OPTIONS,
+    max_recovery_p99_s: float | None = None,
 ) -> Outcome:
     return await disturbance.run(
         Disturbance(
@@ -185,5 +199,6 @@ async def _disturbed(
             schedule,
             num_requests=num_requests,
             max_silence_p99_s=max_silence_p99_s,
+            max_recovery_p99_s=max_recovery_p99_s,
         )
     )
