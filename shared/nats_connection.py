@@ -34,7 +34,7 @@ _OPTIONS: dict[str, Any] = {
     "ping_interval": 2,
     "max_outstanding_pings": 2,
     "max_reconnect_attempts": -1,
-    "reconnect_time_wait": 0.2,
+    "reconnect_time_wait": 0.1,
     "pending_size": 8 << 20,
 }
 

@@ -24,6 +24,7 @@ from gpu_worker.consumer.gpu_monitor import GpuMonitor
 from gpu_worker.consumer.heartbeat import INTERVAL_S, HeartbeatSource
 from gpu_worker.consumer.held_request import HeldRequest, log_fields
 from gpu_worker.consumer.interactive_lane import InteractiveLane
+from gpu_worker.consumer.listeners import Listeners
 from gpu_worker.consumer.metrics_source import MetricsSource
 from gpu_worker.consumer.outbox import Outbox
 from gpu_worker.consumer.pull_capacity import PullCapacity
@@ -78,6 +79,7 @@ class Consumer:
         self._capacity = capacity
         self._writer = writer
         self._outbox = outbox
+        self._listeners = Listeners(nats, source.worker)
         self._interactive = interactive
         self._batch = batch
         self._limits = limits
@@ -93,6 +95,8 @@ class Consumer:
         self._metrics = MetricsSource(engine, self._interactive_queue, self._batch_queue, batch, gpu, experts)
         outbox.on_unsent = self._abandon
         outbox.on_too_large = self._refuse_too_large
+        outbox.is_heard = self._listeners.has
+        self._listeners.on_found = outbox.look_again
 
     async def start(self) -> None:
         """Wait for the interactive queue, subscribe, and begin to pull.
@@ -103,6 +107,7 @@ class Consumer:
         queue = "the queue of interactive requests"
         await wait_for(queue, self._ensure_interactive)
         self._outbox.start()
+        await self._listeners.start()
         await self._nats.subscribe(cancel_subject(self._source.model), cb=self._receive_cancel)
         await self._nats.subscribe(ALL_GATEWAYS, cb=self._receive_gateway)
         await self._nats.subscribe(probe_subject(self._source.worker), cb=self._answer_probe)
@@ -143,13 +148,16 @@ class Consumer:
             self._tasks.has_failed.set()
 
     async def send_heartbeat(self) -> None:
-        """Publish the worker's state."""
+        """Publish the worker's state, unless NATS is away: nobody needs an old one when it is back."""
+        if not self._nats.is_connected:
+            return
         queue = self._interactive_queue
         heartbeat = self._source.heartbeat(queue.backlog, queue.last_pulled, self._metrics.metrics())
         await self._nats.publish(worker_subject(heartbeat.model, heartbeat.worker), encode(heartbeat))
 
     def disconnected(self) -> None:
-        """Log that the connection is lost, unless this worker has closed it."""
+        """Keep frames until NATS is back; log it, unless this worker has closed the connection."""
+        self._listeners.disconnected()
         if not self._is_closed:
             _log.warning("connection to NATS lost")
 
@@ -163,6 +171,8 @@ class Consumer:
         """Make sure of the queues, which NATS may have lost, and pull from them again."""
         _log.warning("connection to NATS is back")
         self._interactive.gateways.restart(time.monotonic())
+        replies = {held.request.reply for held in self._held if held.request.lane == "interactive"}
+        self._listeners.reconnected({*self._outbox.replies, *(reply for reply in replies if reply is not None)})
         self._interactive_queue.forget()
         self._batch_queue.forget()
 

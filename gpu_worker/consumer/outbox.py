@@ -14,12 +14,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import msgspec
+from nats.errors import ConnectionReconnectingError
 
 from gpu_worker.consumer.queued_message import ACK, QueuedMessage, send_ack
 from shared.direct_client import DirectClient
 from shared.messages import Delta, Frame
 from shared.nats_connection import SEND_ERRORS
 from shared.task_supervisor import TaskSupervisor
+
+# Deltas for one reply subject that are kept while nobody listens to it: some megabytes.
+MAX_KEPT_DELTAS = 100_000
 
 _log = logging.getLogger(__name__)
 
@@ -39,6 +43,7 @@ class Outbox:
         step: Engine step that frames are marked with.
         on_too_large: Called with a delta that no frame can hold, which was not sent.
         on_unsent: Called with deltas that could not be sent; their requests must not be acknowledged.
+        is_heard: Says of a reply subject whether somebody listens; what nobody would hear is kept.
     """
 
     def __init__(self, nats: DirectClient, worker: str, tasks: TaskSupervisor) -> None:
@@ -55,6 +60,7 @@ class Outbox:
         self.step = 0
         self.on_too_large: Callable[[Delta], None] = lambda delta: None
         self.on_unsent: Callable[[list[Delta]], None] = lambda deltas: None
+        self.is_heard: Callable[[str], bool] = lambda reply: True
 
     def start(self) -> None:
         """Begin to send."""
@@ -69,6 +75,13 @@ class Outbox:
         parcel.deltas.append(delta)
         if finished is not None:
             parcel.finished.append(finished)
+        if len(parcel.deltas) > MAX_KEPT_DELTAS:
+            self._send_soon()
+
+    def look_again(self) -> None:
+        """Send soon what was kept for those who are heard by now."""
+        if self._parcels:
+            self._send_soon()
 
     def answer(self, message: QueuedMessage, ack: bytes = ACK) -> None:
         """Answer the delivery of a message in the next round, after everything that waits to be sent."""
@@ -80,11 +93,12 @@ class Outbox:
         self._loop = None
         if self._waiting is not None:
             await self._tasks.stop(self._waiting)
+        self.is_heard = lambda reply: True
         self.flush()
 
     def flush(self) -> None:
-        """Send and acknowledge everything put in so far."""
-        parcels, self._parcels = self._parcels, {}
+        """Send and acknowledge everything put in so far, except for what nobody would hear."""
+        parcels = self._take_heard()
         answers, self._answers = self._answers, []
         for reply, parcel in parcels.items():
             try:
@@ -106,10 +120,28 @@ class Outbox:
         """Send everything put in so far, and wait until the server has it.
 
         Raises:
-            Exception: One of `SEND_ERRORS`: the server may have it or not.
+            Exception: One of `SEND_ERRORS`: the server may have it or not, or nobody would hear it now.
         """
         self.flush()
+        if self._parcels:
+            raise ConnectionReconnectingError
         await self._nats.flush()
+
+    @property
+    def replies(self) -> list[str]:
+        """The reply subjects for which something waits."""
+        return list(self._parcels)
+
+    def _take_heard(self) -> dict[str, _Parcel]:
+        heard: dict[str, _Parcel] = {}
+        kept: dict[str, _Parcel] = {}
+        for reply, parcel in self._parcels.items():
+            (heard if self.is_heard(reply) else kept)[reply] = parcel
+        self._parcels = kept
+        for reply in [reply for reply, parcel in kept.items() if len(parcel.deltas) > MAX_KEPT_DELTAS]:
+            _log.warning("frames not sent: nobody listens", extra={"reply": reply})
+            self.on_unsent(kept.pop(reply).deltas)
+        return heard
 
     def _send_soon(self) -> None:
         if self._loop is not None and not self._is_due:

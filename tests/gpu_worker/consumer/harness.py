@@ -98,7 +98,7 @@ class TestGateway:
 
     async def start(self, limits: StreamLimits | None = None) -> None:
         await ensure_streams(self.js, limits or StreamLimits(), TENANTS)
-        await self.nats.subscribe(self.reply, cb=self._receive)
+        await self.nats.subscribe(self.reply, cb=self.receive)
 
     def answer(self, request_id: str, epoch: int = 0) -> Answer:
         return self.answers.setdefault((request_id, epoch), Answer())
@@ -137,7 +137,7 @@ class TestGateway:
         info = await self.js.stream_info(stream, subjects_filter=f"hr.req.{self.model.replace('_', '_5f')}.>")
         return sum((info.state.subjects or {}).values())
 
-    async def _receive(self, message: Msg) -> None:
+    async def receive(self, message: Msg) -> None:
         frame = msgspec.msgpack.decode(message.data, type=Frame)
         self.frames.append(frame)
         for delta in frame.deltas:

@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 
 import msgspec
 import pytest
+from nats.errors import ConnectionReconnectingError
 
+from gpu_worker.consumer import outbox as module
 from gpu_worker.consumer.outbox import Outbox
 from gpu_worker.consumer.queued_message import ACK, QueuedMessage
 from shared.messages import Delta, Finish, Frame
@@ -186,3 +188,53 @@ async def test_nothing_is_sent_at_once_while_nats_does_not_read_or_after_the_end
     outbox.put("hr.tok.a", Delta("a", 0, 1, (1,), "y"))
     outbox.send_now()
     assert len(connection.frames("hr.tok.a")) == 1
+
+
+async def test_what_nobody_hears_is_kept_in_order_until_somebody_does(outbox: Outbox, connection: Connection) -> None:
+    heard = {"hr.tok.b"}
+    outbox.is_heard = heard.__contains__
+    outbox.start()
+    connection.writable.set()
+    for position in range(3):
+        outbox.put("hr.tok.a", Delta("a", 0, position, (position,), "x"))
+        outbox.put("hr.tok.b", Delta("b", 0, position, (position,), "x"))
+        await asyncio.sleep(0)
+    outbox.put("hr.tok.a", Delta("a", 0, 3, finish=Finish("length")), message("a"))
+    await asyncio.sleep(0)
+    assert [frame.deltas[0].seq for frame in connection.frames("hr.tok.b")] == [0, 1, 2]
+    assert connection.frames("hr.tok.a") == []
+    assert connection.acknowledged == []
+    assert outbox.replies == ["hr.tok.a"]
+    heard.add("hr.tok.a")
+    outbox.look_again()
+    await asyncio.sleep(0)
+    assert [delta.seq for frame in connection.frames("hr.tok.a") for delta in frame.deltas] == [0, 1, 2, 3]
+    assert connection.acknowledged == ["ack.a"]
+
+
+async def test_claim_that_nobody_would_hear_is_not_delivered(outbox: Outbox, connection: Connection) -> None:
+    outbox.is_heard = lambda reply: False
+    outbox.put("hr.tok.a", Delta("a", 0, 0))
+    with pytest.raises(ConnectionReconnectingError):
+        await outbox.deliver()
+    await outbox.close()
+    assert len(connection.frames("hr.tok.a")) == 1
+
+
+async def test_only_so_much_is_kept_for_those_who_do_not_hear(
+    outbox: Outbox, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MAX_KEPT_DELTAS", 2)
+    unsent: list[Delta] = []
+    outbox.on_unsent = unsent.extend
+    outbox.is_heard = lambda reply: False
+    outbox.start()
+    connection.writable.set()
+    deltas = [Delta("a", 0, position, (1,), "x") for position in range(3)]
+    for delta in deltas:
+        assert unsent == []
+        outbox.put("hr.tok.a", delta)
+        await asyncio.sleep(0)
+    assert unsent == deltas
+    assert outbox.replies == []
+    assert connection.sent == []

@@ -1,0 +1,96 @@
+"""After NATS was away, frames wait for those who are to get them; a real server says who listens."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+from nats.aio.msg import Msg
+
+from gpu_worker.consumer import listeners as module
+from gpu_worker.consumer.listeners import Listeners
+from shared.direct_client import DirectClient
+from shared.nats_connection import connect
+from tests.gpu_worker.consumer.harness import fresh_name, wait_until
+
+
+class Watched:
+    """Listeners, the subjects of two gateways, and how often something was found."""
+
+    def __init__(self, worker: DirectClient) -> None:
+        self.nats = worker
+        self.listeners = Listeners(worker, "w")
+        self.listeners.on_found = self._count
+        self.present, self.absent = fresh_name("hr.tok.a"), fresh_name("hr.tok.b")
+        self.num_found = 0
+
+    def _count(self) -> None:
+        self.num_found += 1
+
+    @property
+    def heard(self) -> list[bool]:
+        return [self.listeners.has(subject) for subject in (self.present, self.absent)]
+
+
+@pytest.fixture
+async def gateway(nats_url: str) -> AsyncIterator[DirectClient]:
+    nats = await connect(nats_url, role="gateway", name="g")
+    yield nats
+    await nats.close()
+
+
+@pytest.fixture
+async def watched(nats_url: str, gateway: DirectClient) -> AsyncIterator[Watched]:
+    nats = await connect(nats_url, role="worker", name="w")
+    watched = Watched(nats)
+    await watched.listeners.start()
+    await gateway.subscribe(watched.present)
+    await gateway.flush()
+    yield watched
+    await nats.close()
+
+
+async def test_nobody_is_heard_while_nats_is_away_and_those_who_listen_are_found_at_once(watched: Watched) -> None:
+    assert watched.heard == [True, True]
+    watched.listeners.disconnected()
+    assert watched.heard == [False, False]
+    watched.listeners.reconnected([watched.present, watched.absent])
+    assert watched.heard == [False, False]
+    await wait_until(lambda: watched.num_found > 0)
+    assert watched.heard == [True, False]
+
+
+async def test_who_listens_later_is_found_later(watched: Watched, gateway: DirectClient) -> None:
+    questions: list[bytes] = []
+
+    async def receive(message: Msg) -> None:
+        questions.append(message.data)
+
+    watched.listeners.reconnected([watched.absent])
+    await wait_until(lambda: watched.num_found > 1)
+    assert watched.heard == [True, False]
+    await gateway.subscribe(watched.absent, cb=receive)
+    await wait_until(lambda: watched.heard == [True, True])
+    assert len(questions) == 1
+
+
+async def test_who_never_listens_is_given_up(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "GIVE_UP_S", 0.1)
+    watched.listeners.reconnected([watched.absent])
+    await wait_until(lambda: watched.heard == [True, True])
+
+
+async def test_search_begins_anew_with_each_connection(watched: Watched) -> None:
+    watched.listeners.reconnected([watched.present])
+    watched.listeners.disconnected()
+    await asyncio.sleep(0.1)
+    assert watched.heard == [False, False]
+    assert watched.num_found == 0
+    watched.listeners.reconnected([watched.present])
+    await wait_until(lambda: watched.heard == [True, True])
+
+
+async def test_connection_that_is_lost_unannounced_reaches_nobody(watched: Watched) -> None:
+    await watched.nats.close()
+    assert watched.heard == [False, False]
