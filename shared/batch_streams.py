@@ -17,7 +17,7 @@ from nats.js.api import DiscardPolicy, RetentionPolicy, StorageType, StreamConfi
 from nats.js.errors import APIError, NotFoundError
 
 from shared.errors import DependencyError, InvalidNameError
-from shared.nats_connection import has_jetstream
+from shared.nats_connection import has_jetstream, is_clustered
 from shared.subjects import decode_name, encode_name
 
 DEFAULT_TENANT = "default"
@@ -27,6 +27,11 @@ MAX_WAIT_KEY = "headrace_max_wait_s"
 _NO_ANSWER = (
     "NATS does not answer JetStream calls: check HEADRACE_NATS_USER (`headrace setup` and `headrace dead` need the "
     "admin user)."
+)
+_NO_LEADER = (
+    "NATS does not answer JetStream calls: its cluster elects a leader, which takes some seconds after the loss of a "
+    "server and is impossible while most servers are away; or HEADRACE_NATS_USER may not make these calls (`headrace "
+    "setup` and `headrace dead` need the admin user)."
 )
 _NO_JETSTREAM = "NATS runs without JetStream: start it with JetStream enabled, as `nats-server -js` or ops/nats does."
 
@@ -81,7 +86,9 @@ async def ensure_batch_stream(js: JetStreamContext, config: StreamConfig) -> Non
 
 def jetstream_problem(js: JetStreamContext) -> str:
     """Say why a call to JetStream was not answered: NATS lets only those that may ask hear an answer."""
-    return _NO_ANSWER if has_jetstream(js._nc) else _NO_JETSTREAM
+    if not has_jetstream(js._nc):
+        return _NO_JETSTREAM
+    return _NO_LEADER if is_clustered(js._nc) else _NO_ANSWER
 
 
 async def batch_tenants(nats: Client, model: str) -> list[str]:

@@ -137,6 +137,11 @@ def has_jetstream(client: Client) -> bool:
     return bool(client._server_info.get("jetstream", False))
 
 
+def is_clustered(client: Client) -> bool:
+    """Say whether the server that a client is connected to has others beside it."""
+    return bool(client._server_info.get("cluster"))
+
+
 def _check_url(url: str) -> None:
     for part in url.split(","):
         scheme, mark, _ = part.strip().partition("://")

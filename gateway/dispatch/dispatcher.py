@@ -20,7 +20,7 @@ from nats.js import JetStreamContext
 
 from gateway.dispatch.frames import FrameReceiver
 from gateway.dispatch.inflight import Flight, FlightTable
-from gateway.dispatch.publisher import Publisher
+from gateway.dispatch.publisher import Publisher, queue_unavailable
 from gateway.dispatch.quarantine import Quarantine
 from gateway.dispatch.recovery import Reason, Recovery, RecoveryLimits
 from gateway.dispatch.revoker import Revoker
@@ -38,6 +38,7 @@ from shared.direct_client import DirectClient
 from shared.errors import DependencyError
 from shared.log_limit import LogLimit
 from shared.messages import Delta, Finish, GatewayHeartbeat, Request, encode
+from shared.nats_connection import is_clustered
 from shared.pause_detector import PauseDetector
 from shared.streams import INTERACTIVE_STREAM, StreamLimits, ensure_interactive_stream, ensure_streams
 from shared.subjects import frame_subject, gateway_subject
@@ -116,6 +117,7 @@ class Dispatcher:
         self._stream_created = await wait_for("the stream of interactive requests", self._ensure_interactive)
         self._publisher.on_stored = self._stored
         self._publisher.on_refused = self._refused
+        self._publisher.on_no_stream = self._miss_stream
         self.fleet.liveness.on_dead = self._lose_worker
         await self._publisher.start()
         await self._prober.start()
@@ -268,6 +270,7 @@ class Dispatcher:
     def _stored(self, flight: Flight, epoch: int, stream_seq: int) -> None:
         if self._is_current(flight, epoch):
             flight.stream_seq = stream_seq
+            flight.refused_at = None
         elif flight.worker is None or flight.epoch != epoch:
             self._revoker.delete(stream_seq)
 
@@ -275,7 +278,12 @@ class Dispatcher:
         # A later attempt belongs to an answer that has begun: the sweep publishes it again.
         if epoch == 0 and self._is_current(flight, epoch) and flight.worker is None:
             self.fail(flight, error)
-        if error.code == "queue_unavailable" and self._restoring is None:
+
+    def _miss_stream(self, flight: Flight, epoch: int) -> None:
+        waits = flight.worker is not None or self._recovery.waits_for_stream(flight, is_clustered(self._nats))
+        if self._is_current(flight, epoch) and not waits:
+            self.fail(flight, queue_unavailable())
+        if self._restoring is None:
             self._restoring = self._loop.create_task(self.reconnected())
             self._restoring.add_done_callback(self._restored)
 

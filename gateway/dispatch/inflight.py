@@ -41,6 +41,7 @@ class Flight:
         worker: Who holds the request in this epoch; None while nobody has claimed it.
         stream_seq: JetStream sequence of this epoch's message, once acknowledged.
         ack: Inbox subject on which this epoch's publication is still to be acknowledged.
+        refused_at: Loop time since which the queue has not taken it, in one publication after the other.
         published_at: Loop time of this epoch's publication.
         delivered_at: Loop time since which a worker is known to have been sent it; None while it may be in the queue.
         submitted_at: Loop time at which it was dispatched first.
@@ -49,7 +50,7 @@ class Flight:
         reconnected_at: Loop time of the first reconnect to NATS after the last delta; older than that delta if none.
         start: Tokens that had been emitted when this epoch began.
         num_moves: Moves since the last progress, without those for which no worker was at fault.
-        num_unclaimed: Publications in a row that nobody claimed, and
+        num_unclaimed: Stored publications in a row that nobody claimed, and
         num_disturbed: those of them that may have gone to a worker that had just died.
         losses: Deaths of workers that held it, since an attempt has shown that it is harmless.
         probation: Tokens that this epoch's attempt has to produce until it counts as harmless; 0 without suspicion.
@@ -71,6 +72,7 @@ class Flight:
     worker: str | None = None
     stream_seq: int | None = None
     ack: str | None = None
+    refused_at: float | None = None
     progressed_at: float = 0.0
     reconnected_at: float = -1.0
     start: int = 0

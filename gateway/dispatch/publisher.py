@@ -23,6 +23,8 @@ from shared.subjects import request_subject
 
 RETRY_AFTER_S = 2.0
 MAX_SUBJECTS = 1000
+# "JetStream system temporarily unavailable": the servers of a cluster do not agree on who leads.
+_NO_LEADER = 10008
 
 _logger = logging.getLogger(__name__)
 
@@ -44,6 +46,7 @@ class Publisher:
     Attributes:
         on_stored: Called with a flight, the epoch published and its stream sequence.
         on_refused: Called with a flight, the epoch published and the reason, when the queue did not take it.
+        on_no_stream: Called with a flight and the epoch published when there is no stream, or none that is led.
     """
 
     def __init__(self, nats: DirectClient) -> None:
@@ -57,6 +60,7 @@ class Publisher:
         self._decode = msgspec.json.Decoder(_PublishAck).decode
         self.on_stored: Callable[[Flight, int, int], None] = lambda flight, epoch, seq: None
         self.on_refused: Callable[[Flight, int, ApiError], None] = lambda flight, epoch, error: None
+        self.on_no_stream: Callable[[Flight, int], None] = lambda flight, epoch: None
 
     async def start(self) -> None:
         """Listen for acknowledgements."""
@@ -108,11 +112,14 @@ class Publisher:
             flight.ack = None
         if not message.data:
             # NATS answers with an empty message when no stream listens on the subject.
-            self.on_refused(flight, epoch, queue_unavailable())
+            self.on_no_stream(flight, epoch)
             return
         ack = self._decode(message.data)
         if ack.error is None:
             self.on_stored(flight, epoch, ack.seq)
+            return
+        if ack.error.err_code == _NO_LEADER:
+            self.on_no_stream(flight, epoch)
             return
         _logger.warning("request %s was refused: %s", flight.id, ack.error.description, extra=flight.log_fields)
         is_full = "exceeded" in ack.error.description

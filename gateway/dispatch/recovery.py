@@ -57,7 +57,8 @@ class RecoveryLimits:
         reconnect_prefill_rate: prompt tokens that lengthen this by a second.
         held_back_s: Absence of NATS after which new requests are refused. A connection that was cut, or was lost in a
             pause of this process, is back sooner.
-        outage_patience_s: Absence of NATS after which all requests are failed.
+        outage_patience_s: Absence of NATS after which all requests are failed, and of its stream or the leader of this
+            after which those that have not begun are.
     """
 
     max_moves: int = 16
@@ -147,6 +148,21 @@ class Recovery:
         if held:
             _logger.warning("worker %s died with %d requests", death.worker, len(held))
         self.move([flight for flight in held if flight.id in self._flights.by_id], "worker_dead")
+
+    def waits_for_stream(self, flight: Flight, may_elect: bool) -> bool:
+        """Whether a flight for which there was no stream just now waits for one: the sweep publishes it again.
+
+        Args:
+            flight: Waits as long as its deadline if it has begun.
+            may_elect: The servers of NATS may be electing who leads the stream, which takes up to ten seconds. A new
+                request waits for that; without it, the stream is gone.
+        """
+        now = self._loop.time()
+        if flight.refused_at is None:
+            flight.refused_at = now
+        if flight.epoch == 0 and not may_elect:
+            return False
+        return bool(flight.emitted) or now - flight.refused_at < self._limits.outage_patience_s
 
     def move(self, flights: Iterable[Flight], reason: Reason) -> None:
         """Publish the next attempt of each flight; the old one is cancelled and its message deleted."""
@@ -317,8 +333,8 @@ class Recovery:
         if flight.stream_seq is not None:
             model = flight.request.model
             blame.note_swallowed(flight, self._fleet.liveness.deaths_since(model, flight.published_at))
-        flight.num_unclaimed += 1
-        flight.num_disturbed += is_disturbed
+            flight.num_unclaimed += 1
+            flight.num_disturbed += is_disturbed
         self.move([flight], "unclaimed")
 
     def _sweep_claimed(self, flight: Flight, worker: str, now: float) -> None:

@@ -85,6 +85,7 @@ class Bench:
         self.url = url
         self.model = f"model-{uuid.uuid4().hex[:8]}"
         self.stack = stack
+        self.limits = FAST_RECOVERY
         self.endings: list[str] = []
         self.moves: list[str] = []
         self.dispatcher: Dispatcher
@@ -93,7 +94,7 @@ class Bench:
         self.nats = await connect(
             self.url, role="gateway", name="gateway", on_disconnect=self._disconnected, on_reconnect=self._reconnected
         )
-        self.dispatcher = Dispatcher(self.nats, f"gw{uuid.uuid4().hex[:8]}", FAST_FLEET, FAST_RECOVERY)
+        self.dispatcher = Dispatcher(self.nats, f"gw{uuid.uuid4().hex[:8]}", FAST_FLEET, self.limits)
         self.dispatcher.on_end = lambda flight, ending, finish: self.endings.append(ending)
         self.dispatcher.count_moves(self.moves.append)
         await self.dispatcher.start()

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 
 import msgspec
 import pytest
+from nats.js import JetStreamContext
 
+from gateway.dispatch import dispatcher
 from gateway.dispatch.publisher import Publisher
 from gateway.dispatch.revoker import MAX_DELETIONS
 from gateway.errors import ApiError
 from shared.errors import DependencyError
 from shared.messages import GatewayHeartbeat
-from shared.streams import DEAD_STREAM, INTERACTIVE_STREAM, PROGRESS_STREAM, RESULTS_STREAM
-from tests.gateway.dispatch_bench import Bench, ListSink
+from shared.streams import DEAD_STREAM, INTERACTIVE_STREAM, PROGRESS_STREAM, RESULTS_STREAM, StreamLimits
+from tests.gateway.dispatch_bench import FAST_RECOVERY, Bench, ListSink
 from tests.gateway.wire_worker import until
 from tests.servers import NatsServer
 
@@ -150,6 +153,58 @@ async def test_deleted_stream_is_made_again(start_nats: Callable[..., NatsServer
         await until(lambda: bench.dispatcher._restoring is None)
         await bench.submit(accepted)
         await until(lambda: bench.flight.stream_seq is not None)
+
+
+@pytest.fixture
+async def clustered(start_nats: Callable[..., NatsServer]) -> AsyncIterator[Bench]:
+    """A server that says, as one of a cluster does, that there are others."""
+    async with AsyncExitStack() as stack:
+        bench = Bench(start_nats().url, stack)
+        bench.limits = dataclasses.replace(FAST_RECOVERY, refused_retry_s=0.2, outage_patience_s=1.0)
+        await bench.start()
+        bench.nats._server_info = bench.nats._server_info | {"cluster": "c"}
+        yield bench
+
+
+async def test_new_request_waits_while_the_servers_of_a_cluster_elect_a_leader(
+    clustered: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_be_made = asyncio.Event()
+    ensure = dispatcher.ensure_interactive_stream
+
+    async def wait_for_leader(js: JetStreamContext, limits: StreamLimits) -> None:
+        if not may_be_made.is_set():
+            raise DependencyError("no leader")
+        await ensure(js, limits)
+
+    monkeypatch.setattr(dispatcher, "ensure_interactive_stream", wait_for_leader)
+    monkeypatch.setattr(dispatcher, "STREAM_RETRY_S", 0.01)
+    await clustered.nats.jetstream().delete_stream(INTERACTIVE_STREAM)
+    sink = ListSink()
+    await clustered.submit(sink)
+    # It is published again and again, and refused each time.
+    await until(lambda: clustered.flight.epoch >= 2)
+    assert (sink.endings, clustered.flight.num_unclaimed) == (0, 0)
+    may_be_made.set()
+    await until(lambda: clustered.flight.stream_seq is not None)
+    assert (sink.endings, clustered.flight.refused_at) == (0, None)
+
+
+async def test_new_request_fails_when_no_leader_is_elected_for_long(
+    clustered: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def no_leader(*arguments: object) -> None:
+        raise DependencyError("no leader")
+
+    monkeypatch.setattr(dispatcher, "ensure_interactive_stream", no_leader)
+    await clustered.nats.jetstream().delete_stream(INTERACTIVE_STREAM)
+    sink = ListSink()
+    await clustered.submit(sink)
+    began = asyncio.get_running_loop().time()
+    await sink.end()
+    assert sink.error is not None
+    assert (sink.error.status, sink.error.code, sink.error.retry_after_s) == (503, "queue_unavailable", 2.0)
+    assert asyncio.get_running_loop().time() - began >= clustered.limits.outage_patience_s
 
 
 async def test_streams_that_cannot_be_made_yet_are_tried_again(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,14 +11,13 @@ import ssl
 import sys
 import threading
 import time
-import urllib.error
 import urllib.request
 
 THREADS = 16
 
 
 def stream_once(url: str, model: str, num_tokens: int, context: ssl.SSLContext) -> str:
-    """Ask for a stream; return `whole`, `refused` where the queue has no leader, or what was wrong with it."""
+    """Ask for a stream; return `whole`, or what was wrong with it."""
     options = {"temperature": 0, "ignore_eos": True, "stream": True, "stream_options": {"include_usage": True}}
     body = {"model": model, "prompt": f"x{time.monotonic()}", "max_tokens": num_tokens, **options}
     headers = {"Authorization": f"Bearer {os.environ['HEADRACE_API_KEY']}", "Content-Type": "application/json"}
@@ -26,11 +25,6 @@ def stream_once(url: str, model: str, num_tokens: int, context: ssl.SSLContext) 
     try:
         with urllib.request.urlopen(request, context=context, timeout=60) as answer:
             lines = [line[6:] for line in answer.read().decode().splitlines() if line.startswith("data: ")]
-    except urllib.error.HTTPError as error:
-        if error.code == 503 and json.loads(error.read())["error"]["code"] == "queue_unavailable":
-            time.sleep(float(error.headers["retry-after"]))
-            return "refused"
-        return f"error: {error!r}"
     except OSError as error:
         return f"error: {error!r}"
     chunks = [json.loads(line) for line in lines if line != "[DONE]"]
