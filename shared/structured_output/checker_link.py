@@ -57,7 +57,7 @@ class CheckerLink:
         """End the process; what still waits fails."""
         self._is_closed = True
         if self._running is not None:
-            await self._end(self._running)
+            await _end(self._running)
         await self._tasks.wait()
 
     async def start(self) -> None:
@@ -101,7 +101,7 @@ class CheckerLink:
                 await running.process.stdin.drain()
                 return await answer
         except (OSError, TimeoutError):
-            await self._end(running)
+            await _end(running)
             raise
         finally:
             del running.waiting[number]
@@ -133,20 +133,14 @@ class CheckerLink:
             async with asyncio.timeout(START_TIMEOUT_S):
                 await ready
         except BaseException:
-            await self._end(running)
+            await _end(running)
             raise
         del running.waiting[READY]
         return running
 
-    async def _end(self, running: _Running) -> None:
-        running.has_ended = True
-        with contextlib.suppress(ProcessLookupError):
-            running.process.kill()
-        await running.process.wait()
-
 
 async def _read_answers(running: _Running) -> None:
-    """Hand out answers until the process ends; then let everybody fail who still waits."""
+    """Hand out answers until the process ends or tells no more; then let everybody fail who still waits."""
     output = running.process.stdout
     assert output is not None
     try:
@@ -161,7 +155,15 @@ async def _read_answers(running: _Running) -> None:
         for answer in running.waiting.values():
             if not answer.done():
                 answer.set_exception(EOFError("the process that checks grammars has ended"))
-        await running.process.wait()
+        # It may live on, and only have closed its output.
+        await _end(running)
+
+
+async def _end(running: _Running) -> None:
+    running.has_ended = True
+    with contextlib.suppress(ProcessLookupError):
+        running.process.kill()
+    await running.process.wait()
 
 
 def _environment() -> dict[str, str]:
