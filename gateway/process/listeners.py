@@ -61,7 +61,11 @@ def bind_listeners(config: GatewayConfig) -> Listeners:
     public = _bind("HEADRACE_PORT", config.host, config.port, config.processes)
     operator = None
     if config.operator_port is not None:
-        [operator] = _bind("HEADRACE_OPERATOR_PORT", config.operator_host, config.operator_port, 1)
+        try:
+            [operator] = _bind("HEADRACE_OPERATOR_PORT", config.operator_host, config.operator_port, 1)
+        except ConfigError:
+            Listeners(public, None).close()
+            raise
     return Listeners(public, operator, "http" if config.tls_cert_file is None else "https")
 
 

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import struct
+import zlib
 
 import pytest
 from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
 
 from gateway.metrics import GatewayMetrics, MetricsCollector, make_registry
+from gateway.process import process_metrics
 from gateway.process.process_metrics import SLOT_BYTES, BoardCollector, MetricsBoard
+from tests.gateway.wire_worker import until
 
 
 def collector(board: MetricsBoard, slot: int, tokens: int) -> BoardCollector:
@@ -79,3 +84,50 @@ def test_content_that_does_not_fit_is_refused_and_harms_no_other_slot() -> None:
     with pytest.raises(ValueError, match="do not fit"):
         board.write(0, b"x" * (SLOT_BYTES - 7))
     assert (len(board.read(0)), board.read(1)) == (SLOT_BYTES - 8, b"neighbour")
+
+
+def test_what_only_another_process_has_is_shown_as_that_one_would() -> None:
+    board, metrics = MetricsBoard(2), GatewayMetrics()
+    metrics.requests[("chat", 200)] = 2
+    metrics.retry_after_error_s.observe(0.02)
+    own = MetricsCollector(metrics, 1)
+    BoardCollector(board, 1, own).publish()
+
+    def page(collector: Collector) -> list[str]:
+        lines = generate_latest(make_registry(collector)).decode().splitlines()
+        # These two go on while they are read.
+        return [line for line in lines if not line.startswith(("headrace_process_cpu", "headrace_process_resident"))]
+
+    assert page(BoardCollector(board, 0)) == page(own)
+
+
+async def test_metrics_that_do_not_fit_are_told_and_tried_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(process_metrics, "PUBLISH_INTERVAL_S", 0.001)
+    board = MetricsBoard(1)
+    published = collector(board, 0, 3)
+    write, attempts = board.write, list[int]()
+
+    def refuse_first(slot: int, content: bytes) -> None:
+        attempts.append(slot)
+        write(slot, bytes(SLOT_BYTES) if len(attempts) == 1 else content)
+
+    monkeypatch.setattr(board, "write", refuse_first)
+    publishing = asyncio.create_task(published.publish_forever())
+    await until(lambda: len(attempts) >= 3)
+    publishing.cancel()
+    assert caplog.messages == ["metrics not shared with the other processes"]
+    assert b"headrace_prompt_tokens" in board.read(0)
+
+
+def test_slot_that_is_written_meanwhile_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    board = MetricsBoard(1)
+    board.write(0, b"whole")
+    checksums = [1, 2, zlib.crc32(b"whole")]
+    crc32 = zlib.crc32
+    monkeypatch.setattr(zlib, "crc32", lambda content: checksums.pop(0))
+    assert board.read(0) == b"whole"
+    assert checksums == []
+    checksums += [1, 2, 3, crc32(b"whole")]
+    assert board.read(0) == b""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from gateway.telemetry.model_metrics import ModelMetrics, RequestMetrics
-from gateway.telemetry.row import MAX_NAMES, OTHERS
+import pytest
+
+from gateway.telemetry.model_metrics import OLD_GAP_ROW, ROWS, ModelMetrics, RequestMetrics
+from gateway.telemetry.row import GAP_BOUNDS_S, LATENCY_BOUNDS_S, MAX_NAMES, OTHERS, TOKENS_BOUNDS
 from shared.messages import Timing, Usage
 
 
@@ -53,5 +55,83 @@ def test_many_models_of_many_tenants_stay_bounded() -> None:
         for tenant in range(MAX_NAMES):
             metrics.tenant(f"m{model}", f"t{tenant}").requests += 1
     samples = [s for family in metrics.collect("0") for s in family.samples if s.name.endswith("tenant_requests_total")]
-    assert len(samples) <= 6 * MAX_NAMES
+    # Of a model that comes when there are four times as many pairs as names, all tenants are one.
+    assert len(samples) == 4 * MAX_NAMES + (MAX_NAMES - 4)
     assert sum(sample.value for sample in samples) == MAX_NAMES**2
+
+
+def sums(metrics: RequestMetrics, process: str) -> dict[tuple[str, ...], float]:
+    """Return what each histogram adds up to, by its name and labels."""
+    samples = [sample for family in metrics.collect(process) for sample in family.samples]
+    return {(s.name.removesuffix("_sum"), *s.labels.values()): s.value for s in samples if s.name.endswith("_sum")}
+
+
+def test_each_measure_is_shown_under_its_own_name() -> None:
+    metrics = RequestMetrics()
+    measures = metrics.model("m")
+    names = [name for name in ROWS if name != "finished"]
+    for number, name in enumerate(names, 1):
+        getattr(measures, name).observe(number / 4)
+    expected = {(ROWS[name].name, "7", "m"): number / 4 for number, name in enumerate(names, 1)}
+    expected[OLD_GAP_ROW.name, "7", "m"] = expected[ROWS["gap_s"].name, "7", "m"]
+    assert sums(metrics, "7") == expected
+
+
+def test_gap_of_several_streams_counts_as_often() -> None:
+    metrics = RequestMetrics()
+    metrics.gap("m", 0.25, 3)
+    gaps = metrics.model("m").gap_s
+    assert (gaps.count, gaps.total) == (3, 0.75)
+
+
+def test_lengths_and_ends_of_sequences_are_counted() -> None:
+    metrics = ModelMetrics()
+    assert metrics.finished == {"stop": 0, "length": 0, "abort": 0, "error": 0}
+    metrics.sequence_ended("stop", 5.0, Usage(10, 3), None)
+    metrics.sequence_ended("stop", 5.0, Usage(4, 2), Timing(1.0, 0.5))
+    metrics.sequence_ended("length", 5.0, None, Timing(1.0, 0.5))
+    assert +metrics.finished == {"stop": 2, "length": 1}
+    assert (metrics.prompt_lengths.total, metrics.output_lengths.total) == (14, 5)
+    assert (metrics.inference_s.count, metrics.mean_gap_s.count) == (2, 1)
+    # One gap between two tokens.
+    assert metrics.mean_gap_s.total == 0.5
+
+
+@pytest.mark.parametrize(
+    ("names", "bounds"),
+    [
+        ("ttft_s e2e_s queue_s prefill_s decode_s inference_s", LATENCY_BOUNDS_S),
+        ("gap_s mean_gap_s", GAP_BOUNDS_S),
+        ("prompt_lengths output_lengths longest_outputs max_tokens", TOKENS_BOUNDS),
+        ("choices", (1.0, 2.0, 5.0, 10.0, 20.0)),
+    ],
+)
+def test_measures_of_a_kind_have_the_same_bounds(names: str, bounds: tuple[float, ...]) -> None:
+    metrics = ModelMetrics()
+    assert [getattr(metrics, name).bounds for name in names.split()] == [bounds] * len(names.split())
+
+
+def test_what_a_tenant_had_is_counted_by_model_and_process() -> None:
+    metrics = RequestMetrics()
+    use = metrics.tenant("m", "t")
+    use.requests, use.prompt_tokens, use.cached_tokens, use.completion_tokens = 1, 20, 3, 40
+    metrics.tenant("m", "u").requests += 5
+    assert metrics.tenant("m", "t") is use
+    samples = [s for family in metrics.collect("7") for s in family.samples if "tenant" in s.labels]
+    values = {(s.name, *s.labels.values()): s.value for s in samples}
+    assert {name: values[name, "7", "m", "t"] for name, *_ in values} == {
+        "headrace_tenant_requests_total": 1,
+        "headrace_tenant_prompt_tokens_total": 20,
+        "headrace_tenant_cached_tokens_total": 3,
+        "headrace_tenant_completion_tokens_total": 40,
+    }
+    assert values["headrace_tenant_requests_total", "7", "m", "u"] == 5
+
+
+def test_model_beyond_the_limit_shares_its_measures_with_all_others() -> None:
+    metrics = RequestMetrics()
+    first = metrics.model("m")
+    for number in range(1, MAX_NAMES):
+        metrics.model(f"m{number}")
+    assert metrics.model("late") is metrics.model("later") is metrics.model(OTHERS)
+    assert metrics.model("m") is first

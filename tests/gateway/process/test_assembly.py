@@ -1,0 +1,227 @@
+"""The parts of a gateway process: what is checked first, what settings become, and what ends with the process."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from gateway.config import GatewayConfig
+from gateway.dispatch.dispatcher import Dispatcher
+from gateway.errors import ApiError
+from gateway.http1.connection_table import ConnectionLimits
+from gateway.metrics import GatewayMetrics
+from gateway.process import gateway as gateway_module
+from gateway.process.gateway import SEND_MARGIN_S, main
+from gateway.process.parent_link import ParentLink
+from shared.errors import ConfigError, DependencyError
+from shared.task_supervisor import TaskSupervisor
+from tests.gateway.wire_worker import until
+from tests.servers import NatsServer
+
+
+class Reached(Exception):
+    """The settings were found to be right."""
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize(
+    ("settings", "variable"),
+    [
+        ({"operator_port": 0}, "HEADRACE_OPERATOR_KEY"),
+        ({"tls_key_file": "key.pem"}, "HEADRACE_TLS_CERT_FILE"),
+        ({"auth": False, "host": "192.0.2.1"}, "HEADRACE_AUTH"),
+        ({"auth": False}, None),
+    ],
+)
+def test_wrong_settings_are_named_before_a_port_is_bound(
+    monkeypatch: pytest.MonkeyPatch, processes: int, settings: dict[str, Any], variable: str | None
+) -> None:
+    def bind(config: GatewayConfig) -> None:
+        raise Reached
+
+    monkeypatch.setattr(gateway_module, "bind_listeners", bind)
+    monkeypatch.setattr(gateway_module, "configure_logging", lambda *arguments, **fields: None)
+    config = GatewayConfig(port=0, processes=processes, **settings)
+    if variable is None:
+        with pytest.raises(Reached):
+            main(config)
+    else:
+        with pytest.raises(ConfigError, match=variable):
+            main(config)
+
+
+def test_process_that_cannot_serve_says_why_and_ends_with_an_error(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    config, listeners, board, link = GatewayConfig(), cast("Any", object()), cast("Any", object()), ParentLink(0, 0, 0)
+    logging_fields: list[dict[str, str]] = []
+    ran: list[tuple[object, ...]] = []
+
+    def run(*arguments: object) -> int:
+        ran.append(arguments)
+        if len(ran) > 1:
+            raise DependencyError("NATS is not there")
+        return 7
+
+    def configure(*arguments: str, **fields: str) -> None:
+        logging_fields.append(fields)
+
+    monkeypatch.setattr(gateway_module, "configure_logging", configure)
+    monkeypatch.setattr(gateway_module, "_run", run)
+    assert gateway_module._run_child(config, listeners, board, 3, link) == 7
+    assert gateway_module._run_child(config, listeners, board, 3, link) == 1
+    assert ran == [(config, listeners, 3, link, board)] * 2
+    assert logging_fields == [{"role": "gateway", "process": "3"}] * 2
+    assert "cannot serve: NATS is not there" in caplog.text
+
+
+async def test_work_that_ends_first_is_returned_and_other_work_is_given_up() -> None:
+    stop, has_begun = asyncio.Event(), asyncio.Event()
+    gave_up: list[bool] = []
+
+    async def ends() -> str:
+        return "done"
+
+    async def fails() -> str:
+        raise DependencyError("NATS is not there")
+
+    async def waits() -> str:
+        has_begun.set()
+        try:
+            await asyncio.sleep(60)
+        finally:
+            gave_up.append(True)
+        return "too late"
+
+    assert await gateway_module._unless_stopped(stop, ends()) == "done"
+    with pytest.raises(DependencyError):
+        await gateway_module._unless_stopped(stop, fails())
+    waiting = asyncio.create_task(gateway_module._unless_stopped(stop, waits()))
+    await has_begun.wait()
+    stop.set()
+    assert await waiting is None
+    assert gave_up == [True]
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+def test_limits_of_connections_are_those_of_the_settings() -> None:
+    config = GatewayConfig(
+        max_connections=11,
+        max_body_bytes=5 << 20,
+        max_body_bytes_in_flight=10 << 20,
+        max_connections_per_address=3,
+        head_timeout_s=4.0,
+        body_timeout_s=5.0,
+        keep_alive_s=6.0,
+        send_timeout_s=7.0,
+    )
+    assert gateway_module._connection_limits(config) == ConnectionLimits(
+        max_connections=11,
+        max_body_bytes_in_flight=10 << 20,
+        max_per_address=3,
+        head_timeout_s=4.0,
+        body_timeout_s=5.0,
+        keep_alive_s=6.0,
+        send_timeout_s=7.0 + SEND_MARGIN_S,
+    )
+    # A key may hold half of the bytes, and so at least one body.
+    larger = GatewayConfig(max_body_bytes=5 << 20, max_body_bytes_in_flight=(10 << 20) - 1)
+    assert gateway_module._connection_limits(larger).max_body_bytes_in_flight == 10 << 20
+
+
+def test_streams_that_are_cut_and_those_who_follow_responses_are_told_to_return() -> None:
+    told: list[tuple[str, ApiError]] = []
+    dispatcher = SimpleNamespace(fail_all=lambda error: told.append(("streams", error)))
+    responses = SimpleNamespace(cut_followers=lambda error: told.append(("followers", error)))
+    gateway_module._cut(cast("Any", dispatcher), cast("Any", responses))
+    assert [who for who, _ in told] == ["streams", "followers"]
+    for _, error in told:
+        assert (error.status, error.code, error.retry_after_s) == (503, "shutting_down", 1.0)
+
+
+async def test_redis_is_connected_until_the_process_ends_and_may_be_left_out(
+    redis_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    metrics = GatewayMetrics()
+    async with gateway_module._redis(GatewayConfig(), metrics) as redis:
+        assert redis is None
+    assert "no Redis" in caplog.text
+    async with gateway_module._redis(GatewayConfig(redis_url=redis_url, redis_timeout_s=2.0), metrics) as redis:
+        assert redis is not None
+        assert redis.is_available
+        assert await redis.set("assembly", b"x", 1.0)
+    assert not redis.is_available
+    assert metrics.redis_failures == 0
+
+
+async def test_dispatcher_and_metrics_follow_the_connection_to_nats(
+    monkeypatch: pytest.MonkeyPatch, start_nats: Callable[..., NatsServer]
+) -> None:
+    server, metrics, tasks = start_nats(), GatewayMetrics(), TaskSupervisor()
+    told: list[str] = []
+    disconnected, reconnected = Dispatcher.disconnected, Dispatcher.reconnected
+
+    def note_loss(dispatcher: Dispatcher) -> None:
+        told.append("lost")
+        disconnected(dispatcher)
+
+    async def note_return(dispatcher: Dispatcher) -> None:
+        told.append("back")
+        await reconnected(dispatcher)
+
+    monkeypatch.setattr(Dispatcher, "disconnected", note_loss)
+    monkeypatch.setattr(Dispatcher, "reconnected", note_return)
+    async with gateway_module._queue(GatewayConfig(nats_url=server.url), metrics, tasks) as (nats, dispatcher):
+        assert (metrics.is_nats_connected, metrics.nats_disconnects) == (True, 0)
+        assert dispatcher.reply.count("gw-") == 1
+        server.kill()
+        await until(lambda: not metrics.is_nats_connected)
+        assert (told, metrics.nats_disconnects) == (["lost"], 1)
+        server.start()
+        await until(lambda: metrics.is_nats_connected)
+        await until(lambda: told == ["lost", "back"])
+    assert nats.is_closed
+    assert told == ["lost", "back"]
+    assert not tasks.has_failed.is_set()
+    assert not tasks._tasks
+
+
+async def test_login_and_files_of_the_settings_are_those_of_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, dict[str, Any]]] = []
+
+    async def note(url: str, **options: Any) -> None:
+        asked.append((url, options))
+        raise Reached
+
+    monkeypatch.setattr(gateway_module, "connect", note)
+    config = GatewayConfig(nats_url="nats://n", nats_user="u", nats_password="p")
+    for _ in range(2):
+        with pytest.raises(Reached):
+            async with gateway_module._queue(config, GatewayMetrics(), TaskSupervisor()):
+                pass
+    (url, options), (_, others) = asked
+    assert url == "nats://n"
+    given = {name: options[name] for name in ("role", "user", "password", "files")}
+    assert given == {"role": "gateway", "user": "u", "password": "p", "files": config}
+    # No two processes share a name.
+    assert options["name"] != others["name"]
+    assert len(options["name"]) == len("gw-") + 12
+
+
+async def test_task_of_the_process_runs_until_its_block_ends() -> None:
+    tasks = TaskSupervisor()
+    async with gateway_module._running(tasks, asyncio.sleep(60), "sleeps"):
+        (task,) = tasks._tasks
+        assert (task.get_name(), task.done()) == ("sleeps", False)
+    assert task.cancelled()
+    assert not tasks.has_failed.is_set()
+    with contextlib.suppress(RuntimeError):
+        async with gateway_module._running(tasks, asyncio.sleep(60), "sleeps"):
+            (task,) = tasks._tasks
+            raise RuntimeError
+    assert task.cancelled()

@@ -1,0 +1,128 @@
+"""The sockets that gateway processes share: bound once, listening when somebody serves."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from gateway.config import GatewayConfig
+from gateway.process import listeners as listeners_module
+from gateway.process.listeners import Listeners, bind_listeners, url_of
+from shared.errors import ConfigError
+
+
+@contextlib.contextmanager
+def bound(**settings: Any) -> Iterator[Listeners]:
+    with contextlib.closing(bind_listeners(GatewayConfig(port=settings.pop("port", 0), **settings))) as listeners:
+        yield listeners
+
+
+def port(listener: socket.socket) -> int:
+    number: int = listener.getsockname()[1]
+    return number
+
+
+def is_shared(listener: socket.socket) -> bool:
+    return listener.getsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT) != 0
+
+
+def can_connect(listener: socket.socket) -> bool:
+    try:
+        socket.create_connection(listener.getsockname()[:2], timeout=5).close()
+    except ConnectionRefusedError:
+        return False
+    return True
+
+
+def test_each_process_has_a_socket_of_the_same_port_and_all_share_the_operators() -> None:
+    with bound(processes=3, operator_port=0, operator_host="127.0.0.2") as listeners:
+        assert len({listener.fileno() for listener in listeners.public}) == 3
+        assert len({port(listener) for listener in listeners.public}) == 1
+        assert all(map(is_shared, listeners.public))
+        assert listeners.operator is not None
+        assert listeners.operator.getsockname()[0] == "127.0.0.2"
+        assert not is_shared(listeners.operator)
+        assert listeners.sockets == [*listeners.public, listeners.operator]
+        assert listeners.url == f"http://127.0.0.1:{port(listeners.public[0])}"
+
+
+def test_port_of_one_process_is_its_own_and_there_may_be_no_operators() -> None:
+    with bound(tls_cert_file=Path("cert.pem")) as listeners:
+        assert listeners.operator is None
+        assert listeners.sockets == [*listeners.public]
+        assert [is_shared(listener) for listener in listeners.public] == [False]
+        assert listeners.url.startswith("https://127.0.0.1:")
+
+
+def test_sockets_listen_refuse_and_listen_again() -> None:
+    with bound(processes=2, operator_port=0) as listeners:
+        assert listeners.operator is not None
+        both = (listeners.public[0], listeners.operator)
+        assert [can_connect(each) for each in both] == [False, False]
+        listeners.listen()
+        assert [can_connect(each) for each in both] == [True, True]
+        listeners.refuse()
+        assert [can_connect(each) for each in both] == [False, False]
+        listeners.listen()
+        assert [can_connect(each) for each in both] == [True, True]
+        listeners.close()
+        assert {each.fileno() for each in listeners.sockets} == {-1}
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_taken_port_is_refused_by_its_variable_even_where_processes_would_share_it(processes: int) -> None:
+    with bound(processes=2) as listeners:
+        listeners.listen()
+        taken = port(listeners.public[0])
+        with pytest.raises(ConfigError, match=rf"HEADRACE_PORT.*127\.0\.0\.1:{taken} cannot be used: .*in use"):
+            bind_listeners(GatewayConfig(port=taken, processes=processes))
+        with pytest.raises(ConfigError, match="HEADRACE_OPERATOR_PORT"):
+            bind_listeners(GatewayConfig(port=0, operator_port=taken))
+
+
+@pytest.mark.parametrize(("wanted", "num_taken", "num_attempts"), [(0, 9, 10), (0, 10, None), (8000, 1, None)])
+def test_free_port_is_looked_for_several_times_and_a_port_that_is_asked_for_once(
+    monkeypatch: pytest.MonkeyPatch, wanted: int, num_taken: int, num_attempts: int | None
+) -> None:
+    asked: list[int] = []
+    bind = listeners_module._bind_socket
+
+    def often_taken(host: str, port: int, *, is_shared: bool) -> socket.socket:
+        if not is_shared and len(asked) < num_taken:
+            asked.append(port)
+            raise OSError(98, "Address already in use")
+        return bind(host, port, is_shared=is_shared)
+
+    monkeypatch.setattr(listeners_module, "_bind_socket", often_taken)
+    if num_attempts is None:
+        with pytest.raises(ConfigError, match="HEADRACE_PORT"):
+            bind_listeners(GatewayConfig(port=wanted, processes=2))
+    else:
+        with bound(processes=2) as listeners:
+            assert len({port(listener) for listener in listeners.public}) == 1
+    assert asked == [wanted] * num_taken
+
+
+def test_address_of_version_6_stands_in_brackets() -> None:
+    class Listener:
+        def __init__(self, *name: object) -> None:
+            self.getsockname = lambda: name
+
+    assert url_of(cast("Any", Listener("::1", 8000, 0, 0)), "https") == "https://[::1]:8000"
+    assert url_of(cast("Any", Listener("10.0.0.1", 80))) == "http://10.0.0.1:80"
+
+
+def test_socket_is_of_the_version_of_its_address() -> None:
+    if not socket.has_ipv6:
+        pytest.skip("this machine has no IPv6")
+    try:
+        found = listeners_module._bind_socket("::1", 0, is_shared=False)
+    except OSError as error:
+        pytest.skip(f"this machine has no IPv6 address of its own: {error}")
+    with found:
+        assert found.family is socket.AF_INET6
