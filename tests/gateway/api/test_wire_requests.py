@@ -1,0 +1,104 @@
+"""From what a client asked for to the requests of the queue."""
+
+from __future__ import annotations
+
+import time
+
+import msgspec
+import pytest
+
+from gateway.api.wire_requests import wire_requests
+from gateway.generation import Details, Generation, Prompt
+from shared.conversation import ChatMessage, ChatOptions
+from shared.messages import Request
+from shared.pooling import Pooling
+from shared.sampling import Sampling
+
+TEXTS = (Prompt(1, text="a"), Prompt(1, text="b", suffix="c"))
+
+
+def asked(*prompts: Prompt, n: int = 1, seed: int = 5, **fields: object) -> list[Request]:
+    generation = Generation(
+        "completion",
+        "m",
+        prompts or TEXTS,
+        n,
+        Sampling(seed=seed),
+        deterministic=True,
+        **fields,  # type: ignore[arg-type]
+    )
+    return wire_requests(generation, "t", "hr.tok.g", 30.0, "req_1", "00-trace")
+
+
+def test_each_choice_of_each_prompt_is_a_request_of_its_own() -> None:
+    requests = asked(n=3)
+    assert [request.text for request in requests] == ["a", "a", "a", "b", "b", "b"]
+    assert [request.suffix for request in requests] == [None, None, None, "c", "c", "c"]
+    assert [request.sampling.seed for request in requests] == [5, 6, 7, 5, 6, 7]
+    base = requests[0].id.removesuffix("-0")
+    assert [request.id for request in requests] == [f"{base}-{number}" for number in range(6)]
+    # No two generations share an id.
+    assert asked()[0].id != requests[0].id
+    assert len(base) == 16
+
+
+@pytest.mark.parametrize(
+    ("seed", "seeds"),
+    [(2**63 - 2, [2**63 - 2, 2**63 - 1, -(2**63)]), (-(2**63), [-(2**63), 1 - 2**63, 2 - 2**63]), (-1, [-1, 0, 1])],
+)
+def test_seeds_stay_within_64_bits(seed: int, seeds: list[int]) -> None:
+    assert [request.sampling.seed for request in asked(TEXTS[0], n=3, seed=seed)] == seeds
+
+
+def test_what_was_asked_for_is_in_every_request() -> None:
+    began = time.time()
+    requests = asked(
+        lane="batch",
+        priority=3,
+        echo=True,
+        prediction="p",
+        add_special_tokens=False,
+        truncate_prompt_tokens=7,
+        cache_salt="s",
+        details=Details(token_ids=True),
+    )
+    for request in requests:
+        assert began <= request.created <= time.time()
+        assert request.deadline == request.created + 30.0
+        expected = {
+            "model": "m",
+            "tenant": "t",
+            "lane": "batch",
+            "priority": 3,
+            "reply": "hr.tok.g",
+            "echo": True,
+            "trace": "req_1",
+            "traceparent": "00-trace",
+            "prediction": "p",
+            "pooling": None,
+            "add_special_tokens": False,
+            "truncate_prompt_tokens": 7,
+            "cache_salt": "s",
+            "return_prompt_token_ids": True,
+        }
+        assert {name: getattr(request, name) for name in expected} == expected
+
+
+@pytest.mark.parametrize("details", [None, Details(), Details(token_ids=False, prompt_logprobs=True)])
+def test_ids_of_the_prompt_are_asked_for_only_where_they_are_shown(details: Details | None) -> None:
+    assert not asked(details=details)[0].return_prompt_token_ids
+
+
+def test_prompt_is_a_conversation_a_text_or_ids() -> None:
+    messages, options = (ChatMessage(role="user", content="hi"),), ChatOptions(add_generation_prompt=False)
+    conversation, ids = asked(Prompt(1, messages=messages, chat=options), Prompt(1, token_ids=(1, 2)))
+    assert (conversation.messages, conversation.chat, conversation.text) == (messages, options, None)
+    assert (ids.token_ids, ids.messages, ids.chat, ids.text) == ((1, 2), None, None, None)
+
+
+def test_what_a_text_is_scored_against_goes_with_it() -> None:
+    pooling = Pooling(task="score")
+    scored, other = asked(Prompt(1, text="a", query="q"), Prompt(1, text="b"), pooling=pooling)
+    assert scored.pooling == msgspec.structs.replace(pooling, query="q")
+    assert other.pooling == pooling
+    assert asked(Prompt(1, text="a", query="q"))[0].pooling is None

@@ -1,0 +1,91 @@
+"""How each request's handler ends, and what its client is told when it fails; the exchange notes what it is told."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from gateway.errors import ApiError
+from gateway.http1.body import ClientGoneError
+from gateway.http1.exchange import Exchange
+from gateway.http1.handler_runner import Handler, HandlerRunner
+
+
+class Noting:
+    """An exchange that notes what happens to it."""
+
+    def __init__(self, path: str = "/x", *, started: bool = False) -> None:
+        self.head = SimpleNamespace(path=path)
+        self.started = started
+        self.log: list[tuple[str, object]] = []
+
+    def refuse(self, error: ApiError) -> None:
+        self.log.append(("refuse", (error.status, error.code, error.retry_after_s)))
+
+    def respond_error(self, error: ApiError) -> None:
+        self.log.append(("respond", (error.status, error.code)))
+
+    def abandon(self) -> None:
+        self.log.append(("abandon", None))
+
+
+async def outcome(handler: Handler, exchange: Noting, *, is_limited: bool = False) -> list[tuple[str, object]]:
+    runner = HandlerRunner(handler, frozenset({"/health"}))
+    runner.run(cast("Any", exchange), is_limited=is_limited)
+    await asyncio.gather(*runner._tasks)
+    return exchange.log
+
+
+async def answer(exchange: Exchange) -> None:
+    cast("Any", exchange).log.append(("answer", None))
+
+
+def failing(error: BaseException) -> Handler:
+    async def fail(exchange: Exchange) -> None:
+        raise error
+
+    return fail
+
+
+async def test_handler_runs_once_and_its_exchange_is_let_go() -> None:
+    assert await outcome(answer, Noting()) == [("answer", None), ("abandon", None)]
+
+
+async def test_connection_that_is_one_too_many_is_answered_on_exempt_paths_alone() -> None:
+    refusal = ("refuse", (503, "too_many_connections", 1.0))
+    assert await outcome(answer, Noting("/x"), is_limited=True) == [refusal]
+    assert await outcome(answer, Noting("/health"), is_limited=True) == [("answer", None), ("abandon", None)]
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (ApiError(404, "No.", code="unknown_url"), [("respond", (404, "unknown_url"))]),
+        (RuntimeError("a bug"), [("refuse", (500, "internal_error", None))]),
+        (ClientGoneError(), []),
+    ],
+)
+async def test_failure_is_told_unless_the_answer_has_begun(
+    error: Exception, told: list[tuple[str, object]], caplog: pytest.LogCaptureFixture
+) -> None:
+    assert await outcome(failing(error), Noting()) == [*told, ("abandon", None)]
+    assert await outcome(failing(error), Noting(started=True)) == [("abandon", None)]
+    assert ("a request failed" in caplog.text) is isinstance(error, RuntimeError)
+
+
+async def test_handlers_that_still_run_are_ended() -> None:
+    exchanges = [Noting(), Noting()]
+
+    async def wait(exchange: Exchange) -> None:
+        await asyncio.sleep(60)
+
+    runner = HandlerRunner(wait)
+    for exchange in exchanges:
+        runner.run(cast("Any", exchange), is_limited=False)
+    await asyncio.sleep(0)
+    await runner.cancel_all()
+    assert [exchange.log for exchange in exchanges] == [[("abandon", None)]] * 2
+    assert not runner._tasks
