@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import pytest
+
+from gpu_worker.core.draft_planner import MAX_FORCED_TOKENS, DraftPlanner
+from gpu_worker.core.sequence import Sequence
+from gpu_worker.core.step import ScheduledSequence
+from tests.gpu_worker.core.parts import BLOCK, Parts
+
+
+@dataclass
+class Wanted:
+    """A policy that wants the same depth of all, and notes the limits that it was told."""
+
+    depth: int
+    limits: list[int] = field(default_factory=list)
+
+    def depths(self, sequences: list[Sequence], limits: list[int]) -> list[int]:
+        self.limits = limits
+        return [self.depth] * len(sequences)
+
+
+@dataclass
+class Forcing:
+    """A constraint that forces so many tokens."""
+
+    count: int
+
+    def forced_tokens(self) -> list[int]:
+        return [1] * self.count
+
+
+def planned(*sequences: Sequence) -> list[ScheduledSequence]:
+    return [ScheduledSequence(sequence, sequence.num_computed_tokens, 1, True) for sequence in sequences]
+
+
+def drafted(
+    parts: Parts, policy: Wanted, items: list[ScheduledSequence], num_left: int, *, is_throttled: bool = False
+) -> list[int]:
+    planner = DraftPlanner(parts.blocks)
+    planner.add_drafts(cast("Any", policy), items, len(items), num_left, is_throttled=is_throttled)
+    return [item.num_draft_tokens for item in items]
+
+
+def forced(parts: Parts, items: list[ScheduledSequence], num_left: int, *, is_throttled: bool = False) -> int:
+    return DraftPlanner(parts.blocks).add_forced(items, len(items), num_left, is_throttled=is_throttled)
+
+
+@pytest.fixture
+def parts() -> Parts:
+    return Parts(num_blocks=32, max_num_seqs=4, budget=64)
+
+
+def test_drafts_take_the_tokens_that_are_left_in_order(parts: Parts) -> None:
+    items = planned(*(parts.run(4, max_tokens=20) for _ in range(4)))
+    assert drafted(parts, Wanted(3), items, 7) == [3, 3, 1, 0]
+    for item in items[:3]:
+        assert (item.start, item.num_tokens, item.samples, item.is_forced) == (3, 1, True, False)
+        # What the drafts are written to is there.
+        assert len(item.sequence.block_table) * BLOCK >= item.start + 1 + item.num_draft_tokens
+
+
+def test_last_token_is_never_drafted(parts: Parts) -> None:
+    policy = Wanted(9)
+    items = planned(*(parts.run(4, max_tokens=count) for count in (1, 2, 3, 20)))
+    assert drafted(parts, policy, items, 100) == [0, 1, 2, 9]
+    assert policy.limits == [0, 1, 2, 19]
+
+
+def test_batch_drafts_only_while_people_do_not_set_the_pace(parts: Parts) -> None:
+    person, batch = parts.run(4, max_tokens=20), parts.run(4, max_tokens=20, lane="batch")
+    assert drafted(parts, Wanted(2), planned(person, batch), 9, is_throttled=True) == [2, 0]
+    assert drafted(parts, Wanted(2), planned(person, batch), 9) == [2, 2]
+
+
+def test_drafts_shrink_to_the_blocks_that_are_free() -> None:
+    parts = Parts(num_blocks=3, max_num_seqs=2)
+    items = planned(parts.run(4, max_tokens=20), parts.run(4, max_tokens=20))
+    # The first takes the one free block: places for four tokens.
+    assert drafted(parts, Wanted(9), items, 100) == [4, 0]
+    assert parts.blocks.pool.num_available == 0
+
+
+def test_forced_tokens_come_first_and_are_bounded(parts: Parts) -> None:
+    sequences = [parts.run(4, max_tokens=40) for _ in range(4)]
+    for sequence, count in zip(sequences, (MAX_FORCED_TOKENS + 5, 0, 2, 9), strict=True):
+        sequence.constraint = cast("Any", Forcing(count))
+        sequence.next_landmark = 7
+    sequences[1].constraint = None
+    items = planned(*sequences)
+    assert forced(parts, items, MAX_FORCED_TOKENS + 5) == MAX_FORCED_TOKENS + 5
+    assert [(item.num_draft_tokens, item.is_forced) for item in items] == [
+        (MAX_FORCED_TOKENS, True),
+        (0, False),
+        (2, True),
+        (3, True),
+    ]
+    # A landed share is looked at again, since it has more than one token.
+    assert [sequence.next_landmark for sequence in sequences] == [0, 7, 0, 0]
+    # The others draft with what is left.
+    assert drafted(parts, Wanted(2), items, 4) == [MAX_FORCED_TOKENS, 2, 2, 3]
+
+
+def test_nothing_is_forced_where_nothing_is_left_or_wanted(parts: Parts) -> None:
+    person, batch = parts.run(4, max_tokens=20), parts.run(4, max_tokens=20, lane="batch")
+    person.constraint, batch.constraint = cast("Any", Forcing(0)), cast("Any", Forcing(3))
+    items = planned(person, batch)
+    assert forced(parts, items, 0) == 0
+    assert forced(parts, items, 9, is_throttled=True) == 0
+    assert [item.num_draft_tokens for item in items] == [0, 0]
+    assert forced(parts, items, 9) == 3
+
+
+def test_prompts_behind_the_decodes_are_left_alone(parts: Parts) -> None:
+    decode, prompt = parts.run(4, max_tokens=20), parts.run(4, max_tokens=20)
+    decode.constraint = prompt.constraint = cast("Any", Forcing(2))
+    items = planned(decode, prompt)
+    planner = DraftPlanner(parts.blocks)
+    assert planner.add_forced(items, 1, 9, is_throttled=False) == 2
+    planner.add_drafts(cast("Any", Wanted(2)), items, 1, 9, is_throttled=False)
+    assert [item.num_draft_tokens for item in items] == [2, 0]
