@@ -1,9 +1,9 @@
 """`make mutants`: a sample of mutants, each run against the tests that run its lines; survivors are missing assertions.
 
 First the tests of the rooms run once under coverage, then the mutants meet them, and then mypy, since `make lint` has
-to pass too. Works on copies of the tree, one for each job. Ends after `--minutes`, or when the sample is used up: so
-many mutants of each room, chosen by `--seed`. Mutants that no test can notice, because they do the same, are listed
-with the reason in `equivalent.toml`. `--serious` tries the mutants of `serious.toml` instead.
+to pass too. Works on copies of the tree, one for each job. Ends `--minutes` behind that first run, or when the sample
+is used up: so many mutants of each room, chosen by `--seed`. Mutants that no test can notice, because they do the same,
+are listed with the reason in `equivalent.toml`. `--serious` tries the mutants of `serious.toml` instead.
 """
 
 from __future__ import annotations
@@ -77,7 +77,8 @@ class Run:
     def __init__(self, options: argparse.Namespace) -> None:
         """Choose the sample."""
         self._lock = threading.Lock()
-        self._until = time.monotonic() + options.minutes * 60
+        self._seconds = options.minutes * 60
+        self._until = 0.0
         self._tests_of = dict.fromkeys(ROOMS, options.tests) if options.tests else ROOMS
         self._covering: dict[str, CoveringTests] = {}
         self._equivalent = {(each.path, each.before, each.after) for each in equivalent_mutants()}
@@ -100,6 +101,10 @@ class Run:
         for covering in learnt.values():
             for failed in covering.failed:
                 print(f"fails without a mutant and is left out: {failed}", flush=True)
+
+    def start_clock(self) -> None:
+        """Begin to count the minutes: what was needed before the first mutant takes none of them."""
+        self._until = time.monotonic() + self._seconds
 
     def work(self, copy: Path) -> None:
         """Test mutants in a copy of the tree until there are none, or no time, left."""
@@ -156,7 +161,10 @@ def main() -> int:
         run = Run(options)
         print(f"{run.size} mutants; {options.minutes:g} minutes, seed {options.seed}", flush=True)
         copies = [_copy_tree(Path(directory) / str(index)) for index in range(options.jobs)]
+        began = time.monotonic()
         run.learn_coverage(copies[0], Path(directory), options.jobs)
+        print(f"what the tests run is known after {time.monotonic() - began:.0f} s", flush=True)
+        run.start_clock()
         threads = [threading.Thread(target=run.work, args=(copy,)) for copy in copies]
         for thread in threads:
             thread.start()
@@ -265,7 +273,12 @@ def _copy_tree(target: Path) -> Path:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="make mutants", description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--minutes", type=float, default=30.0, help="Time for the whole sample.")
+    parser.add_argument(
+        "--minutes",
+        type=float,
+        default=30.0,
+        help="Time for the mutants, behind the run that finds which tests run which lines.",
+    )
     parser.add_argument("--jobs", type=int, default=2, help="Mutants tested at once.")
     parser.add_argument("--sample", type=int, default=75, help="Mutants of each room.")
     parser.add_argument("--seed", type=int, default=0, help="Which sample.")
