@@ -13,23 +13,11 @@ import torch
 from torch.nn import functional
 
 from gpu_worker.layers.attention_context import AttentionContext
+from gpu_worker.layers.layer_norm import LayerNorm
 from gpu_worker.layers.layer_weights import Projection
 from kernels.linear import LinearFactory
 
 _APPROXIMATE = ("gelu_new", "gelu_pytorch_tanh")
-
-
-@dataclass(frozen=True, slots=True)
-class LayerNorm:
-    """Weights of a normalisation, `[hidden_size]` each."""
-
-    weight: torch.Tensor
-    bias: torch.Tensor
-    eps: float
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Normalise rows."""
-        return functional.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +41,7 @@ class EncoderEmbeddings:
 
     def __call__(self, token_ids: torch.Tensor, positions: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
         """Return the first vectors; `starts` is the place of each token's sequence in the step."""
-        dtype = self.norm.weight.dtype
-        x = torch.embedding(self.words, token_ids).to(dtype)
+        x = torch.embedding(self.words, token_ids).to(self.positions.dtype)
         x += torch.embedding(self.positions, positions + self.first_position)
         x += torch.embedding(self.segments, self._segments(token_ids, starts))
         return self.norm(x)

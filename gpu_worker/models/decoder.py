@@ -23,7 +23,7 @@ from gpu_worker.layers.rotations import Rotations
 from gpu_worker.layers.vocabulary import LMHead
 from gpu_worker.models.class_heads import take_class_head
 from gpu_worker.models.config import ModelConfig
-from gpu_worker.models.encoder import UNUSED, WORDS, take_encoder
+from gpu_worker.models.encoder_source import UNUSED, WORDS, take_encoder
 from gpu_worker.models.layer_input_source import take_layer_inputs
 from gpu_worker.models.layer_source import LayerSource
 from gpu_worker.models.projections import Projections, QuantizedLayers

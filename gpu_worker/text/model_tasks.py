@@ -2,19 +2,19 @@
 
 Vectors are made as sentence-transformers does, by `modules.json` and the pooling's own `config.json`. A decoder
 without these files gives the normalised vector of its last token. Scores come from a head of one class, or from the
-logits of two tokens.
+logits of two tokens, and end as its files for sentence-transformers say.
 """
 
 from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 from gpu_worker.core.pooling import PoolingPlan, Rows
 from gpu_worker.quantization.gguf.model_file import find_gguf
 from gpu_worker.text.model_directory import ModelDirectory, read_json
+from gpu_worker.text.sentence_modules import RerankerSettings, SentenceModules
 from gpu_worker.text.tokenizer import ModelTokenizer
 from shared.errors import BadRequestError
 from shared.pooling import Task
@@ -27,6 +27,7 @@ _ENCODERS = ("bert", "roberta", "xlm-roberta")
 _YES, _NO = "yes", "no"
 
 Activation = Literal["sigmoid", "identity"]
+_ACTIVATIONS: dict[str, Activation] = {"sigmoid": "sigmoid", "identity": "identity"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +74,12 @@ class ScoreForm:
     Attributes:
         plan: What the engine computes: the logit of the one class, of the token for yes, or of those for no and yes.
         activation: What makes the score of the logit, or of the difference of the two.
+        instruction: The model's own, for a request without one.
     """
 
     plan: PoolingPlan
     activation: Activation
+    instruction: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,45 +126,24 @@ def read_model_tasks(directory: ModelDirectory, tokenizer: ModelTokenizer) -> Mo
         ConfigError: A file is not usable.
     """
     if find_gguf(directory.path) is not None:
-        return ModelTasks(True, _gguf_embedding(directory), _token_score(tokenizer, None))
+        return ModelTasks(True, _gguf_embedding(directory), _token_score(tokenizer, None, RerankerSettings("sigmoid")))
     config = read_json(directory.path / "config.json", required=True)
     architecture = str((config.get("architectures") or [""])[0])
-    modules = _Modules.read(directory.path)
+    modules, settings = SentenceModules.read(directory.path), RerankerSettings.read(directory.path, config)
     if architecture.endswith(_CLASSES):
         no_vectors = Unserved("its head scores texts, and its vectors were not made to be compared")
-        return ModelTasks(False, no_vectors, _class_score(config))
+        return ModelTasks(False, no_vectors, _class_score(config, settings))
     embedding = _embedding(directory, config, modules)
     if architecture.endswith(_LAYERS):
         return ModelTasks(False, embedding, Unserved("it has no head that scores"))
     if modules is not None and "LogitScore" not in modules.paths:
         return ModelTasks(True, embedding, Unserved("its files say that it makes vectors"))
-    return ModelTasks(True, embedding, _token_score(tokenizer, modules))
+    return ModelTasks(True, embedding, _token_score(tokenizer, modules, settings))
 
 
-@dataclass(frozen=True, slots=True)
-class _Modules:
-    """The modules of sentence-transformers, in order: class to the folder with its configuration."""
-
-    paths: dict[str, Path]
-
-    @classmethod
-    def read(cls, directory: Path) -> _Modules | None:
-        entries = read_json(directory / "modules.json", kind=list)
-        if not entries:
-            return None
-        # A folder of the model's own, whatever the file says.
-        folders = {_class_name(entry.get("type")): Path(str(entry.get("path", ""))).name for entry in entries}
-        return cls({name: directory / folder for name, folder in folders.items()})
-
-    def config(self, name: str) -> dict[str, Any]:
-        return read_json(self.paths[name] / "config.json")
-
-
-def _class_name(path: object) -> str:
-    return str(path).rsplit(".", 1)[-1]
-
-
-def _embedding(directory: ModelDirectory, config: dict[str, Any], modules: _Modules | None) -> EmbeddingForm | Unserved:
+def _embedding(
+    directory: ModelDirectory, config: dict[str, Any], modules: SentenceModules | None
+) -> EmbeddingForm | Unserved:
     sizes = tuple(size for size in config.get("matryoshka_dimensions") or () if isinstance(size, int))
     is_encoder = config.get("model_type") in _ENCODERS
     if modules is None:
@@ -195,40 +177,38 @@ def _pooling_modes(config: dict[str, Any]) -> list[str]:
     return [_FLAGS.get(name, name) for name, value in config.items() if name.startswith("pooling_mode_") and value]
 
 
-def _class_score(config: dict[str, Any]) -> ScoreForm | Unserved:
+def _class_score(config: dict[str, Any], settings: RerankerSettings) -> ScoreForm | Unserved:
     labels = config.get("id2label")
     num_classes = len(labels) if isinstance(labels, dict) else config.get("num_labels", 2)
     if num_classes != 1:
         return Unserved(f"its head has {num_classes} classes, and a score needs exactly one")
-    name = _activation_name(config)
-    if name not in ("sigmoid", "identity"):
-        return Unserved(f"its score ends with {name}; served are sigmoid and identity")
     is_encoder = config.get("model_type") in _ENCODERS
-    plan = PoolingPlan("first" if is_encoder else "last", "classes", is_encoder)
-    return ScoreForm(plan, "identity" if name == "identity" else "sigmoid")
+    return _score_form(PoolingPlan("first" if is_encoder else "last", "classes", is_encoder), settings)
 
 
-def _activation_name(config: dict[str, Any]) -> str:
-    """Return what sentence-transformers would apply to one class, unless the files say otherwise the sigmoid."""
-    settings = config.get("sentence_transformers")
-    newer = settings.get("activation_fn") if isinstance(settings, dict) else None
-    return _class_name(newer or config.get("sbert_ce_default_activation_function") or "Sigmoid").lower()
-
-
-def _token_score(tokenizer: ModelTokenizer, modules: _Modules | None) -> ScoreForm | Unserved:
+def _token_score(
+    tokenizer: ModelTokenizer, modules: SentenceModules | None, settings: RerankerSettings
+) -> ScoreForm | Unserved:
     if modules is not None:
         score = modules.config("LogitScore")
         ids = (score.get("false_token_id"), score.get("true_token_id"))
         known = tuple(token for token in ids if isinstance(token, int) and 0 <= token < tokenizer.vocab_size)
         if not isinstance(ids[1], int) or len(known) < 2 - (ids[0] is None):
             return Unserved("its LogitScore names no tokens of the model")
-        return ScoreForm(PoolingPlan("last", known), "sigmoid")
+        return _score_form(PoolingPlan("last", known), settings)
     if not tokenizer.has_chat_template:
         return Unserved("it has no chat template to ask it by, and no head that scores")
     yes, no = (_first_token(tokenizer, word) for word in (_YES, _NO))
     if yes is None or yes == no or no is None:
         return Unserved("its answers yes and no begin with the same token")
-    return ScoreForm(PoolingPlan("last", (no, yes)), "sigmoid")
+    return _score_form(PoolingPlan("last", (no, yes)), settings)
+
+
+def _score_form(plan: PoolingPlan, settings: RerankerSettings) -> ScoreForm | Unserved:
+    activation = _ACTIVATIONS.get(settings.activation)
+    if activation is None:
+        return Unserved(f"its score ends with {settings.activation}; served are {' and '.join(_ACTIVATIONS)}")
+    return ScoreForm(plan, activation, settings.instruction)
 
 
 def _first_token(tokenizer: ModelTokenizer, word: str) -> int | None:

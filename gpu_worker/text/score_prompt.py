@@ -1,8 +1,9 @@
 """From a query and a text to the prompt by which a model scores the text.
 
-A chat template that knows the roles `query` and `document` makes it, as in sentence-transformers. Without one, a
-cross-encoder gets its tokenizer's pair of texts, and a model that generates is asked, in the words of Qwen3-Reranker,
-whether the text is relevant: its own chat template then makes the very prompt that these were trained on.
+A chat template that knows the roles `query` and `document` makes it, as in sentence-transformers; an instruction is a
+system message. Without such a template, a cross-encoder gets its tokenizer's pair of texts, and a model that generates
+is asked, in the words of Qwen3-Reranker, whether the text is relevant: its own chat template then makes the very prompt
+that these were trained on.
 """
 
 from __future__ import annotations
@@ -43,15 +44,17 @@ def score_prompt(tokenizer: ModelTokenizer, form: ScoreForm, scored: ScoredText)
     Raises:
         BadRequestError: The model takes no instruction, or the prompt cannot be encoded.
     """
-    query, document, instruction = scored.query, scored.document, scored.instruction
+    query, document = scored.query, scored.document
+    instruction = form.instruction if scored.instruction is None else scored.instruction
     if tokenizer.has_chat_roles(*_ROLES):
         turns = [] if instruction is None else [("system", instruction)]
         turns += [("query", query), ("document", document)]
         return _conversation(tokenizer, turns)
     if form.plan.readout == "classes":
-        if instruction is not None:
+        if scored.instruction is not None:
             raise BadRequestError("This model takes no 'instruction': it scores query and text alone.", "instruction")
-        return tokenizer.encode_pair(query, document)
+        # A prompt of the model's own stands directly before the query, as in sentence-transformers.
+        return tokenizer.encode_pair((instruction or "") + query, document)
     asked = f"<Instruct>: {instruction or _DEFAULT_INSTRUCTION}\n<Query>: {query}\n<Document>: {document}"
     return _conversation(tokenizer, [("system", _JUDGE), ("user", asked)])
 

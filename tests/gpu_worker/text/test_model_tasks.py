@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from gpu_worker.core.pooling import PoolingPlan
+from gpu_worker.models.registry import FAMILIES
 from gpu_worker.text.model_directory import ModelDirectory, read_model_directory
 from gpu_worker.text.model_tasks import EmbeddingForm, ModelTasks, ScoreForm, read_model_tasks
 from gpu_worker.text.tokenizer import ModelTokenizer
@@ -95,6 +96,17 @@ def test_encoder_needs_its_prompts_whole(tasks_of: Tasks, model_type: str, name:
     assert tasks.score == ScoreForm(PoolingPlan("first", "classes", is_whole=True), "sigmoid")
 
 
+def test_every_family_of_encoders_needs_its_prompts_whole(tasks_of: Tasks) -> None:
+    encoders = [name for name, read in FAMILIES.items() if "read_encoder" in read.__globals__]  # type: ignore[attr-defined]
+    assert len(encoders) >= 3
+    for name in encoders:
+        # Families are called as their `model_type` is.
+        model_type = FAMILIES[name].__module__.rpartition(".")[2].replace("_", "-")
+        embedding = tasks_of(architectures=[name], model_type=model_type).embedding
+        assert isinstance(embedding, EmbeddingForm), name
+        assert embedding.is_whole, f"{model_type} is missing among the encoders of model_tasks.py"
+
+
 def test_layers_alone_only_make_vectors(tasks_of: Tasks) -> None:
     assert tasks_of(architectures=["Qwen3Model"]).names == ("embed",)
 
@@ -112,6 +124,29 @@ def test_head_of_one_class_only_scores(tasks_of: Tasks, config: dict[str, Any], 
     tasks = tasks_of(architectures=["LlamaForSequenceClassification"], **config)
     assert tasks.names == ("score",)
     assert tasks.score == ScoreForm(PoolingPlan("last", "classes"), activation)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("settings", "activation", "instruction"),
+    [
+        ({"model_type": "CrossEncoder", "activation_fn": "torch.nn.modules.activation.Sigmoid"}, "sigmoid", None),
+        ({"prompts": {"q": "Find it"}, "default_prompt_name": "q"}, "identity", "Find it"),
+        ({"prompts": {"q": "Find it"}, "default_prompt_name": None}, "identity", None),
+        # Those of a model that makes vectors.
+        (
+            {"model_type": "SentenceTransformer", "prompts": {"q": "Find it"}, "default_prompt_name": "q"},
+            "identity",
+            None,
+        ),
+    ],
+)
+def test_settings_of_a_reranker_go_before_older_ones(
+    tasks_of: Tasks, settings: dict[str, Any], activation: str, instruction: str | None
+) -> None:
+    older = {"sbert_ce_default_activation_function": "torch.nn.modules.linear.Identity"}
+    tasks = tasks_of({"config_sentence_transformers.json": settings}, **older)
+    assert tasks.score_form is not None
+    assert (tasks.score_form.activation, tasks.score_form.instruction) == (activation, instruction)
 
 
 @pytest.mark.parametrize(

@@ -107,3 +107,16 @@ def test_cross_encoder_takes_no_instruction(demo_directory: ModelDirectory) -> N
     with pytest.raises(BadRequestError, match="takes no 'instruction'") as caught:
         score_prompt(ModelTokenizer(demo_directory), BY_CLASS, ScoredText("q", "d", "Find code"))
     assert caught.value.param == "instruction"
+
+
+def test_instruction_of_the_model_stands_in_for_one_of_the_request(
+    tokenizer_with: TokenizerWith, demo_directory: ModelDirectory
+) -> None:
+    by_class, by_tokens = (ScoreForm(form.plan, form.activation, "Its own: ") for form in (BY_CLASS, BY_TOKENS))
+    plain = ModelTokenizer(demo_directory)
+    assert score_prompt(plain, by_class, ScoredText("q", "d")) == plain.encode_pair("Its own: q", "d")
+    tokenizer = tokenizer_with(ROLES)
+    assert tokenizer.decode(score_prompt(tokenizer, by_class, ScoredText("q", "d"))) == "Its own: |q|d"
+    assert tokenizer.decode(score_prompt(tokenizer, by_tokens, ScoredText("q", "d", "Other"))) == "Other|q|d"
+    asked = tokenizer_with(THINKING)
+    assert "<Instruct>: Its own: \n" in asked.decode(score_prompt(asked, by_tokens, ScoredText("q", "d")))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from gpu_worker.layers.encoder import Encoder, EncoderEmbeddings, EncoderLayer, EncoderLayerWeights, LayerNorm
+from gpu_worker.layers.encoder import Encoder, EncoderEmbeddings, EncoderLayer, EncoderLayerWeights
+from gpu_worker.layers.layer_norm import LayerNorm
 from gpu_worker.models.config import EncoderTraits, ModelConfig
 from gpu_worker.models.projections import Projections
 from gpu_worker.models.weight_source import WeightSource

@@ -1,0 +1,73 @@
+"""What a model's files for sentence-transformers say: its modules, and how the scores of a reranker are made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gpu_worker.text.model_directory import read_json
+
+_RERANKER = "CrossEncoder"
+
+
+@dataclass(frozen=True, slots=True)
+class SentenceModules:
+    """The modules of sentence-transformers, in order: class to the folder with its configuration."""
+
+    paths: dict[str, Path]
+
+    @classmethod
+    def read(cls, directory: Path) -> SentenceModules | None:
+        """Read `modules.json`; None where there is none.
+
+        Raises:
+            ConfigError: The file is not usable.
+        """
+        entries = read_json(directory / "modules.json", kind=list)
+        if not entries:
+            return None
+        # A folder of the model's own, whatever the file says.
+        folders = {class_name(entry.get("type")): Path(str(entry.get("path", ""))).name for entry in entries}
+        return cls({name: directory / folder for name, folder in folders.items()})
+
+    def config(self, name: str) -> dict[str, Any]:
+        """Return the configuration of the module of this class."""
+        return read_json(self.paths[name] / "config.json")
+
+
+@dataclass(frozen=True, slots=True)
+class RerankerSettings:
+    """What becomes of a reranker's number, and what it is told without an instruction of the request.
+
+    Attributes:
+        activation: Name of the function that makes the score, in small letters.
+        instruction: What the model calls its default prompt; None where it has none.
+    """
+
+    activation: str
+    instruction: str | None = None
+
+    @classmethod
+    def read(cls, directory: Path, config: dict[str, Any]) -> RerankerSettings:
+        """Read `config_sentence_transformers.json`, or the older fields of `config.json`; the default is the sigmoid.
+
+        Raises:
+            ConfigError: A file is not usable.
+        """
+        settings = read_json(directory / "config_sentence_transformers.json")
+        if settings.get("model_type", _RERANKER) != _RERANKER:
+            # Those of a model that makes vectors: its prompts are for these.
+            settings = {}
+        older = config.get("sentence_transformers")
+        named = settings.get("activation_fn")
+        named = named or (older.get("activation_fn") if isinstance(older, dict) else None)
+        named = named or config.get("sbert_ce_default_activation_function") or "Sigmoid"
+        prompts = settings.get("prompts")
+        prompt = prompts.get(settings.get("default_prompt_name")) if isinstance(prompts, dict) else None
+        return cls(class_name(named).lower(), prompt if isinstance(prompt, str) and prompt else None)
+
+
+def class_name(path: object) -> str:
+    """Return the last part of a dotted name."""
+    return str(path).rsplit(".", 1)[-1]
