@@ -44,13 +44,17 @@ from gateway.openapi.response_answers import (
     ResponseEvent,
 )
 from gateway.pooling.bodies import Document, EmbeddingsBody, RerankBody, ScoreBody
-from gateway.responses.body import ResponseBody
+from gateway.responses.body import ReasoningBody, ResponseBody, TextBody
+from gateway.responses.text_format import TextFormatBody
 
 # The struct that reads each object of the table of parameters.
 BODIES: dict[Kind, type[Struct]] = {
     Kind.CHAT: ChatBody,
     Kind.COMPLETION: CompletionBody,
     Kind.RESPONSE: ResponseBody,
+    Kind.RESPONSE_REASONING: ReasoningBody,
+    Kind.RESPONSE_TEXT: TextBody,
+    Kind.TEXT_FORMAT: TextFormatBody,
     Kind.EMBEDDINGS: EmbeddingsBody,
     Kind.RERANK: RerankBody,
     Kind.SCORE: ScoreBody,

@@ -56,11 +56,9 @@ Items = Annotated[list[ItemBody], Meta(max_length=MAX_MESSAGES)]
 
 
 class ReasoningBody(Struct, kw_only=True, forbid_unknown_fields=True):
-    """How the model is to think. Clients may ask for a summary; there is none, the reasoning itself is sent."""
+    """How the model is to think."""
 
     effort: ReasoningEffort | None = None
-    summary: Name | None = None
-    generate_summary: Name | None = None
 
 
 class TextBody(Struct, kw_only=True, forbid_unknown_fields=True):

@@ -5,10 +5,13 @@ from __future__ import annotations
 from gateway.api.schemas.row import Kind, Row, Use
 
 _RESPONSE = (Kind.RESPONSE,)
+_REASONING = (Kind.RESPONSE_REASONING,)
+_TEXT = (Kind.RESPONSE_TEXT,)
+_FORMAT = (Kind.TEXT_FORMAT,)
 
 
-def _served(name: str, note: str, example: object = None) -> Row:
-    return Row(name, _RESPONSE, note, example)
+def _served(name: str, note: str, example: object = None, holds: Kind | None = None) -> Row:
+    return Row(name, _RESPONSE, note, example, holds=holds)
 
 
 def _ignored(name: str, note: str, example: object) -> Row:
@@ -32,8 +35,8 @@ RESPONSE_NAMES = (
     _served("tools", "Functions that the model may call.", [{"type": "function", "name": "f"}]),
     _served("tool_choice", "Whether functions are called: `auto`, `none`, `required`, or which.", "none"),
     _served("parallel_tool_calls", "Allow several calls in one response.", False),
-    _served("text", "The format of the text.", {"format": {"type": "json_object"}}),
-    _served("reasoning", "How much the model thinks: `reasoning.effort`.", {"effort": "low"}),
+    _served("text", "The format of the text.", {"format": {"type": "json_object"}}, Kind.RESPONSE_TEXT),
+    _served("reasoning", "How much the model thinks: `reasoning.effort`.", {"effort": "low"}, Kind.RESPONSE_REASONING),
     _served("max_output_tokens", "Tokens to generate at most, reasoning included.", 3),
     _served("temperature", "0 takes the most likely token each time.", 0.5),
     _served("top_p", "Draw from the most likely tokens that have this probability together.", 0.9),
@@ -56,12 +59,14 @@ RESPONSE_NAMES = (
     _ignored("prompt_cache_options", "The cache keeps what is used, for as long as it has room.", {"ttl": "30m"}),
     _ignored("service_tier", "There is one tier.", "auto"),
     _ignored("client_metadata", "Codex's notes about itself.", {"session": "a"}),
+    _ignored("image", "Images are refused where they stand.", {"context_compression": "auto"}),
     _ignored("stream_options", "Streams are never padded, and always end with usage.", {"include_obfuscation": False}),
     _refused("truncation", "Shorten the conversation before it is too long.", "auto", ("disabled",)),
     _refused("conversation", "Use 'previous_response_id'.", "conv_1"),
     _refused("context_management", "Shorten the conversation before it is too long.", [{"type": "compaction"}], ([],)),
     _refused("prompt", "Send the prompt itself as 'instructions' and 'input'.", {"id": "pmpt_1"}),
     _refused("moderation", "Leave it out.", {"model": "omni-moderation-latest"}),
+    _refused("access_programs", "Leave it out.", {"cyber": "standard"}, ({},)),
     _refused("background_options", "Leave it out.", {"completion_window": "2h"}, ({},)),
     _refused("modalities", "This server writes text only.", ["audio"], (["text"],)),
     _refused("messages", "Name the list 'input'.", []),
@@ -70,4 +75,23 @@ RESPONSE_NAMES = (
     _refused("response_format", "Use 'text.format'.", {"type": "json_object"}),
     _refused("reasoning_effort", "Use 'reasoning.effort'.", "low"),
     _refused("n", "Ask several times.", 2, (1,)),
+    Row("effort", _REASONING, "How much the model thinks, as its chat template understands it.", "low"),
+    Row("summary", _REASONING, "Reasoning is sent as it is, and not summed up.", "auto", use=Use.IGNORED),
+    Row("generate_summary", _REASONING, "An older name of `summary`.", "auto", use=Use.IGNORED),
+    Row(
+        "context",
+        _REASONING,
+        "Leave it out: the chat template says which reasoning of earlier turns the model sees.",
+        "current_turn",
+        ("auto",),
+        use=Use.REFUSED,
+    ),
+    Row("mode", _REASONING, "Leave it out.", "pro", ("standard",), use=Use.REFUSED),
+    Row("format", _TEXT, "The form of the text.", {"type": "json_object"}, holds=Kind.TEXT_FORMAT),
+    Row("verbosity", _TEXT, "How long answers are, where the chat template knows it.", "low"),
+    Row("type", _FORMAT, "`text`, `json_object` or `json_schema`."),
+    Row("name", _FORMAT, "Repeated in the response.", "answer"),
+    Row("description", _FORMAT, "Repeated in the response.", "An answer."),
+    Row("schema", _FORMAT, "The schema, with `json_schema`.", {"type": "object", "maxProperties": 0}),
+    Row("strict", _FORMAT, "Refuse a schema that can be kept to in part only.", True),
 )

@@ -10,6 +10,9 @@ from typing import Any
 
 import msgspec
 import pytest
+from openai.types.responses import ResponseFormatTextJSONSchemaConfigParam, ResponseTextConfigParam
+from openai.types.responses.response_create_params import ResponseCreateParamsStreaming
+from openai.types.shared_params import Reasoning
 
 from gateway.anthropic.parsing import parse_count_tokens, parse_messages
 from gateway.api.schemas import parse_chat, parse_completion, parse_detokenize, parse_tokenize
@@ -35,6 +38,9 @@ def parse_response(body: bytes, allow_unknown: bool) -> Any:
 PARSERS: dict[Kind, Callable[..., Any]] = {
     Kind.COMPLETION: parse_completion,
     Kind.RESPONSE: parse_response,
+    Kind.RESPONSE_REASONING: parse_response,
+    Kind.RESPONSE_TEXT: parse_response,
+    Kind.TEXT_FORMAT: parse_response,
     Kind.EMBEDDINGS: parse_embeddings,
     Kind.RERANK: parse_rerank,
     Kind.SCORE: parse_score,
@@ -46,6 +52,7 @@ PARSERS: dict[Kind, Callable[..., Any]] = {
     Kind.TURN: parse_messages,
     Kind.BLOCK: parse_messages,
 }
+RESPONSES = {Kind.RESPONSE, Kind.RESPONSE_REASONING, Kind.RESPONSE_TEXT, Kind.TEXT_FORMAT}
 POOLING = {Kind.EMBEDDINGS, Kind.RERANK, Kind.SCORE, Kind.DOCUMENT}
 ANTHROPIC = {Kind.ANTHROPIC_MESSAGES, Kind.COUNT_TOKENS, Kind.TURN, Kind.BLOCK}
 # Served, and without influence on what is generated.
@@ -62,8 +69,8 @@ def body(kind: Kind, fields: dict[str, Any]) -> dict[str, Any]:
         return anthropic_body(kind, fields)
     if kind is Kind.COMPLETION:
         return {"model": "m", "prompt": "hello", "seed": 1, **fields}
-    if kind is Kind.RESPONSE:
-        return {"model": "m", "input": "hello", "seed": 1, **fields}
+    if kind in RESPONSES:
+        return {"model": "m", "input": "hello", "seed": 1, **response_fields(kind, fields)}
     if kind in POOLING:
         return pooling_body(kind, fields)
     if kind is Kind.TOKENIZE:
@@ -92,6 +99,17 @@ def fields_with(kind: Kind, fields: dict[str, Any]) -> dict[str, Any]:
         Kind.STRUCTURED_OUTPUTS: {"structured_outputs": fields},
     }
     return holders.get(kind, {})
+
+
+def response_fields(kind: Kind, fields: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of a response's body that are, or hold, an object of this kind."""
+    text_format = {"type": "json_schema", "schema": {"type": "object"}, **fields}
+    holders: dict[Kind, dict[str, Any]] = {
+        Kind.RESPONSE_REASONING: {"reasoning": fields},
+        Kind.RESPONSE_TEXT: {"text": fields},
+        Kind.TEXT_FORMAT: {"text": {"format": text_format}},
+    }
+    return holders.get(kind, fields)
 
 
 def anthropic_body(kind: Kind, fields: dict[str, Any]) -> dict[str, Any]:
@@ -147,7 +165,7 @@ def test_served_name_changes_what_is_generated(kind: Kind, row: Row) -> None:
     without_effect = CHECKED_ONLY
     if kind is Kind.JSON_SCHEMA:
         without_effect = NAMES_OF_SCHEMAS
-    if kind is Kind.RESPONSE:
+    if kind in RESPONSES:
         # Repeated in the answer.
         without_effect = set()
     assert (asked == parse(kind, {})) is (row.name in without_effect)
@@ -213,6 +231,21 @@ def test_other_number_is_still_refused_by_name(number: str) -> None:
     with pytest.raises(ApiError) as caught:
         parse_completion(f'{{"model":"m","prompt":"x","store":true,"max_tokens":{number}}}'.encode())
     assert caught.value.param == "max_tokens"
+
+
+@pytest.mark.parametrize(
+    ("kind", "params"),
+    [
+        (Kind.RESPONSE, ResponseCreateParamsStreaming),
+        (Kind.RESPONSE_REASONING, Reasoning),
+        (Kind.RESPONSE_TEXT, ResponseTextConfigParam),
+        (Kind.TEXT_FORMAT, ResponseFormatTextJSONSchemaConfigParam),
+    ],
+)
+def test_every_name_that_openai_s_client_has_for_a_response_is_in_the_table(kind: Kind, params: type[Any]) -> None:
+    names = set(params.__annotations__)
+    assert len(names) >= 2
+    assert names - set(PARAMETERS.rows(kind)) == set()
 
 
 def test_two_rows_about_one_name_are_refused() -> None:
