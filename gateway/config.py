@@ -44,6 +44,13 @@ class GatewayConfig(NatsFiles):
     keys_file: str | None = setting(None, "API keys, written by `headrace keys`; re-read when it changes.")
     api_key: str | None = setting(None, "One more key, unlimited, of the tenant `default`.", secret=True)
 
+    responses_secret: str | None = setting(
+        None,
+        "Encrypts the reasoning that clients of the Responses API keep themselves; the same at all gateways. Several, "
+        "separated by commas: the first one encrypts, all decrypt.",
+        secret=True,
+    )
+
     auth: bool = setting(
         True,
         "Ask clients for a key. Without, whoever reaches the port is the tenant `default`; allowed on loopback only.",

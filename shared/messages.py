@@ -78,6 +78,7 @@ class Request(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="reques
         pooling: The answer is numbers made of the prompt, and nothing is generated: `sampling` does not apply.
         prediction: What the client expects the output to resemble; it changes the speed at most, never the answer.
         traceparent: W3C's name of the span that this request is part of, when requests are traced.
+        is_followed: Of a batch request: somebody reads the text while it is written, so progress is recorded often.
         probation: Tokens that this attempt has to produce until it is no longer suspected of killing its worker; 0 for
             a request without suspicion. A worker runs one request on probation at a time.
     """
@@ -109,6 +110,7 @@ class Request(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="reques
     cache_salt: CacheSalt | None = None
     return_prompt_token_ids: bool = False
     traceparent: TraceParent | None = None
+    is_followed: bool = False
 
 
 class TokenLogprob(Struct, frozen=True, array_like=True, gc=False):

@@ -55,6 +55,7 @@ from gateway.process.resources import affordable_connections, return_freed_memor
 from gateway.process.scraping import scrape_registry
 from gateway.responses.job_queue import JobQueue
 from gateway.responses.log import ResponseLog
+from gateway.responses.reasoning_seal import ReasoningSeals
 from gateway.responses.store import ResponseStore
 from shared.audit import audited_drain, nats_login
 from shared.direct_client import DirectClient
@@ -209,7 +210,7 @@ async def _assemble(
         tokenizer=TokenizerClient(nats),
         metrics=metrics,
     )
-    responses = ResponseStore(ResponseLog(nats), JobQueue(nats))
+    responses = ResponseStore(ResponseLog(nats), JobQueue(nats), ReasoningSeals.read(config.responses_secret))
     stack.push_async_callback(responses.log.close)
     entrance = public_handler(service, services, responses)
     tls = _tls(config)

@@ -55,7 +55,7 @@ def public_app(services: RouteServices, responses: ResponseStore) -> tuple[Publi
     routes: list[KeyRoute] = [
         count_tokens_route(services),
         input_tokens_route(services, responses_endpoint),
-        *StoredResponses(responses).routes(),
+        *StoredResponses(responses, allow_unknown).routes(),
         *LlamaCppRoutes(services).routes(),
     ]
     return create_app(services, endpoints, routes, [OPENAPI_ROUTE]), endpoints

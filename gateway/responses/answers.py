@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from abc import abstractmethod
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -23,11 +24,20 @@ from gateway.generation import PLAIN_READING, Generation
 from gateway.responses.draft import ResponseError, ResponseGeneration, ResponseUsage, Status, response_fields
 from gateway.responses.events import EventWriter
 from gateway.responses.output import EventSink, ResponseOutput, no_events
+from gateway.responses.reasoning_seal import Seal
 from shared.background_tasks import BackgroundTasks
 from shared.messages import Finish
 
 Keep = Callable[[ResponseGeneration, dict[str, Any]], Awaitable[bool]]
 """Stores a response; says whether it is stored."""
+
+
+@dataclass(frozen=True, slots=True)
+class Keeping:
+    """What becomes of a response for its tenant: how it is stored, and how its reasoning is encrypted, if it is."""
+
+    keep: Keep
+    seal: Seal | None = None
 
 
 class ResponseChoice(ReadChoice):
@@ -69,15 +79,15 @@ class ResponseChoice(ReadChoice):
 class ResponseAnswer(Answer):
     """What both kinds of answers have in common."""
 
-    def prepare(self, asked: Asked, keep: Keep, emit: EventSink) -> None:
-        """Answer `asked` with events to `emit`, and store the response with `keep`."""
+    def prepare(self, asked: Asked, keeping: Keeping, emit: EventSink) -> None:
+        """Answer `asked` with events to `emit`, and store the response."""
         generation = asked.generation
         assert isinstance(generation, ResponseGeneration)
         self._generation = generation
         self._draft = generation.draft
-        self._keep = keep
+        self._keep = keeping.keep
         self._tasks = BackgroundTasks()
-        self._output = ResponseOutput(self._draft, emit)
+        self._output = ResponseOutput(self._draft, emit, keeping.seal)
         self.sinks = (ResponseChoice(self, generation, self._output),)
 
     def delivered(self) -> None:
@@ -129,10 +139,10 @@ class ResponseAnswer(Answer):
 class WholeResponse(ResponseAnswer):
     """A response as one JSON body."""
 
-    def __init__(self, asked: Asked, keep: Keep) -> None:
-        """Answer `asked`, and store the response with `keep`."""
+    def __init__(self, asked: Asked, keeping: Keeping) -> None:
+        """Answer `asked`, and store the response."""
         super().__init__(asked.exchange, asked.generation, asked.head)
-        self.prepare(asked, keep, no_events)
+        self.prepare(asked, keeping, no_events)
 
     def _send(self, response: dict[str, Any]) -> None:
         self._respond(msgspec.json.encode(response))
@@ -141,13 +151,13 @@ class WholeResponse(ResponseAnswer):
 class StreamedResponse(ResponseAnswer, EventAnswer):
     """A response as a stream of events. Its first output is written at once; what follows waits for the flush."""
 
-    def __init__(self, asked: Asked, keep: Keep, parts: StreamParts) -> None:
-        """Answer `asked`, and store the response with `keep`."""
+    def __init__(self, asked: Asked, keeping: Keeping, parts: StreamParts) -> None:
+        """Answer `asked`, and store the response."""
         EventAnswer.__init__(self, asked.exchange, asked.generation, asked.head, parts.flusher, parts.limits, parts.now)
         self._events = EventWriter(self._stream.send)
         self._opened, self._head_delay_s = parts.now, parts.limits.head_delay_s
         self._has_written = False
-        self.prepare(asked, keep, self._emit)
+        self.prepare(asked, keeping, self._emit)
 
     def delivered(self) -> None:
         """Write the first output at once."""

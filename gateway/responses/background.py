@@ -49,7 +49,7 @@ class Submission:
         draft = generation.draft
         timeout_s = generation.timeout_s or DEFAULT_TIMEOUT_S
         (request,) = wire_requests(generation, caller.tenant, "", timeout_s, caller.request_id, caller.traceparent)
-        request = msgspec.structs.replace(request, id=draft.id, lane="batch", reply=None)
+        request = msgspec.structs.replace(request, id=draft.id, lane="batch", reply=None, is_followed=generation.stream)
         stream_seq = await self.store.jobs.publish(request)
         job = BackgroundJob.of(generation, stream_seq, time.time() + timeout_s)
         response = msgspec.json.encode(response_fields(draft, "queued"))

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from gateway.api.schemas.decoding import require_text
 from gateway.api.schemas.refusals import invalid_value, missing_parameter, unsupported_parameter
 from gateway.responses.body import ItemBody, PartBody
-from gateway.responses.reasoning_content import decode_reasoning
 from gateway.responses.tools import NamespacedName
 from shared.conversation import ChatMessage, ToolCall
 
@@ -97,8 +96,6 @@ class _Conversation:
             turn = self._new_turn()
         if item.content:
             turn.reasoning.append(_text(item.content, f"{where}.content"))
-        elif (text := decode_reasoning(item.encrypted_content)) is not None:
-            turn.reasoning.append(require_text(f"{where}.encrypted_content", text))
         elif item.summary:
             turn.reasoning.append(_text(item.summary, f"{where}.summary"))
 

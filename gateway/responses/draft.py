@@ -28,6 +28,7 @@ class ResponseDraft(Struct, frozen=True, kw_only=True):
         is_stored: Keep it for later requests.
         is_background: It is a job of the batch lane.
         has_encrypted_reasoning: Reasoning items carry what the client needs to give them back.
+        has_logprobs: Messages carry log probabilities.
         namespaced_names: How the client names functions of namespaces, by the names that the model sees.
     """
 
@@ -39,6 +40,7 @@ class ResponseDraft(Struct, frozen=True, kw_only=True):
     is_stored: bool = True
     is_background: bool = False
     has_encrypted_reasoning: bool = False
+    has_logprobs: bool = False
     namespaced_names: dict[str, NamespacedName] = {}
 
 

@@ -13,13 +13,14 @@ from gateway.admission.caller import Caller
 from gateway.api.answer import Answer
 from gateway.api.endpoint import Asked, Endpoint, StreamParts
 from gateway.api.generation_starter import GenerationStarter, Ticket
-from gateway.responses.answers import StreamedResponse, WholeResponse
+from gateway.responses.answers import Keeping, StreamedResponse, WholeResponse
 from gateway.responses.background import BackgroundAnswer, FollowedResponse, QueuedResponse, Submission
 from gateway.responses.body import ItemBody
 from gateway.responses.draft import ResponseDraft, ResponseGeneration
 from gateway.responses.events import RESPONSES
 from gateway.responses.history import History
 from gateway.responses.log import ResponseLogError
+from gateway.responses.reasoning_seal import opened_items
 from gateway.responses.record import ResponseRecord
 from gateway.responses.request import own_items, parse_body, to_generation
 from gateway.responses.store import ResponseStore
@@ -51,20 +52,24 @@ class ResponsesEndpoint(Endpoint):
         ancestors: tuple[str, ...] = ()
         if request.previous_response_id is not None:
             history, ancestors = await self._history.before(principal, request.previous_response_id)
-        items = await self._history.resolved(principal, own_items(request))
-        return to_generation(request, history, items, ancestors)
+        items = opened_items(own_items(request), principal.tenant, self._store.seals)
+        items = await self._history.resolved(principal, items)
+        generation = to_generation(request, history, items, ancestors)
+        if generation.draft.has_encrypted_reasoning:
+            self._store.check_seals()
+        return generation
 
     def whole_answer(self, asked: Asked) -> Answer:
         """Return an answer as one JSON body."""
         if _draft(asked).is_background:
             return QueuedResponse(asked)
-        return WholeResponse(asked, partial(self._keep, asked.principal))
+        return WholeResponse(asked, self._keeping(asked))
 
     def streamed_answer(self, asked: Asked, parts: StreamParts) -> Answer:
         """Return an answer as a stream of typed events."""
         if _draft(asked).is_background:
             return FollowedResponse(asked, self._store, parts)
-        return StreamedResponse(asked, partial(self._keep, asked.principal), parts)
+        return StreamedResponse(asked, self._keeping(asked), parts)
 
     async def start(
         self, starter: GenerationStarter, asked: Asked, answer: Answer, caller: Caller, is_fresh: bool
@@ -76,6 +81,9 @@ class ResponsesEndpoint(Endpoint):
         assert isinstance(generation, ResponseGeneration)
         answer.queued(await self._submission.submit(generation, caller))
         return Ticket(leave=_nothing, tokens_used=partial(_num_reserved, answer))
+
+    def _keeping(self, asked: Asked) -> Keeping:
+        return Keeping(partial(self._keep, asked.principal), self._store.seal_of(asked.principal.tenant))
 
     async def _keep(self, principal: Principal, generation: ResponseGeneration, response: dict[str, Any]) -> bool:
         record = ResponseRecord(principal.tenant, generation.model, generation.draft, msgspec.json.encode(response))

@@ -57,11 +57,14 @@ def encode_event(kind: str, fields: dict[str, Any], number: int) -> bytes:
     return server_sent_event(_encode({"type": kind, **fields, "sequence_number": number}), kind)
 
 
-def _error_event(error: ApiError) -> bytes:
-    """Return an error in both forms: the documented one, and the nested one by which clients know that it is one."""
+def error_event(error: ApiError, number: int = 0) -> bytes:
+    """Return an error in both forms: the documented one, and the nested one by which clients know that it is one.
+
+    `number` is that of the event before it: whoever goes on after the last number that it has seen misses nothing.
+    """
     fields = {"code": error.code, "message": error.message, "param": error.param}
-    return encode_event("error", fields | {"error": {"type": error.type, **fields}}, 0)
+    return encode_event("error", fields | {"error": {"type": error.type, **fields}}, number)
 
 
-RESPONSES = Dialect(ApiError.body, _error_event, b"", COMMENT)
+RESPONSES = Dialect(ApiError.body, error_event, b"", COMMENT)
 """Errors are OpenAI's; in a stream they are events of their own, and the last event ends it."""

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator
 
 from gateway.errors import ApiError
 from gateway.responses.draft import response_fields
-from gateway.responses.events import RESPONSES, EventWriter
+from gateway.responses.events import RESPONSES, EventWriter, error_event
 from gateway.responses.job import JobReader, status_of
 from gateway.responses.output import ResponseOutput
 from gateway.responses.record import ResponseRecord
@@ -22,6 +22,8 @@ FIRST_POLL_S = 0.1
 LAST_POLL_S = 2.0
 _GROWTH = 1.3
 _KEEP_ALIVE_S = 10.0
+# A NATS server that is replaced, or elects a leader, is back by then.
+OUTAGE_S = 20.0
 
 
 class Follower:
@@ -37,9 +39,16 @@ class Follower:
         self._cut: asyncio.Future[ApiError] = asyncio.get_running_loop().create_future()
         self._told: list[bytes] = []
         self._events = EventWriter(self._told.append, starting_after)
-        self._output = ResponseOutput(record.draft, self._events.emit)
+        self._output = ResponseOutput(record.draft, self._events.emit, store.seal_of(record.tenant))
         self._reader = JobReader(ref.job.reading, self._output)
+        self._starting_after = starting_after
         self._is_running = False
+        self._away_since: float | None = None
+
+    @property
+    def tenant(self) -> str:
+        """Whose response it is."""
+        return self._record.tenant
 
     def cut(self, error: ApiError) -> None:
         """End the stream, not the job, with an error."""
@@ -54,17 +63,20 @@ class Follower:
         wait_s, silent_s = FIRST_POLL_S, 0.0
         self._store.followers.add(self)
         try:
-            while not await self._advance():
-                silent_s = 0.0 if self._told else silent_s + wait_s
+            while not await self._is_over():
+                if self._told:
+                    # What has come lately is followed by more.
+                    wait_s, silent_s = FIRST_POLL_S, 0.0
+                else:
+                    wait_s, silent_s = min(wait_s * _GROWTH, LAST_POLL_S), silent_s + wait_s
                 if silent_s > _KEEP_ALIVE_S:
                     self._told.append(RESPONSES.keep_alive)
                     silent_s = 0.0
                 if self._told:
                     yield self._take()
                 await self._wait(wait_s)
-                wait_s = min(wait_s * _GROWTH, LAST_POLL_S)
         except ApiError as error:
-            self._told.append(RESPONSES.error_event(error))
+            self._told.append(error_event(error, max(self._events.num_events - 1, self._starting_after)))
         finally:
             self._store.followers.discard(self)
         yield self._take()
@@ -73,6 +85,24 @@ class Follower:
         done, _ = await asyncio.wait([self._cut], timeout=wait_s)
         if done:
             raise self._cut.result()
+
+    async def _is_over(self) -> bool:
+        """Tell what is new; say whether that is all. NATS may be away for `OUTAGE_S`.
+
+        Raises:
+            ApiError: 500, the text was computed anew; 503, NATS is away for longer.
+        """
+        try:
+            is_over = await self._advance()
+        except ApiError as error:
+            now = asyncio.get_running_loop().time()
+            if self._away_since is None:
+                self._away_since = now
+            if error.status != 503 or now - self._away_since >= OUTAGE_S:
+                raise
+            return False
+        self._away_since = None
+        return is_over
 
     async def _advance(self) -> bool:
         """Tell what is new; say whether that is all.
@@ -98,8 +128,7 @@ class Follower:
 
     def _end(self, result: BatchResult) -> None:
         self._run()
-        if len(result.text) >= len(self._reader.text):
-            self._read(result.text, result.in_reasoning)
+        self._read(result.text, result.in_reasoning)
         self._reader.finish(is_complete=status_of(result) == "completed")
         self._events.end(ended_response(self._record, result, self._reader, self._output))
 

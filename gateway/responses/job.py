@@ -91,17 +91,17 @@ class JobReader:
         self._num_reasoning = 0
 
     def read(self, text: str, *, in_reasoning: bool) -> bool:
-        """Read a text that begins with what was read before; False if it does not, and nothing was read.
+        """Read a text that begins with what was read before; False if it begins otherwise, and nothing was read.
 
         Args:
-            text: Everything so far.
+            text: Everything so far. It may be less than before: a worker may have begun anew, or told late.
             in_reasoning: It begins in the middle of reasoning.
         """
+        if self.text.startswith(text):
+            # Of a job that has written nothing it is not even known where its text begins.
+            return True
         if not text.startswith(self.text):
             return False
-        if not text:
-            # Nothing is known of a job that has written nothing, not even where it begins.
-            return True
         if self._reader is None:
             self._reader = self._reading.new_reader(in_reasoning)
         more, self.text = text[len(self.text) :], text

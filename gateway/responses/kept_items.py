@@ -10,14 +10,14 @@ from typing import Any
 import msgspec
 
 from gateway.responses.body import ItemBody, PartBody, Parts
-from gateway.responses.reasoning_content import decode_reasoning
 
 _OF_ALL = ("type", "id", "status")
 _FIELDS = {
     "message": ("role", "content"),
     "function_call": ("call_id", "name", "namespace", "arguments"),
     "function_call_output": ("call_id", "name", "output"),
-    "reasoning": ("content", "encrypted_content", "summary"),
+    # What was encrypted is content by now.
+    "reasoning": ("content", "summary"),
 }
 
 
@@ -40,10 +40,5 @@ def _kept_part(part: PartBody) -> PartBody:
 
 
 def _one_form(item: ItemBody) -> ItemBody:
-    """Return reasoning in the form that is read of it: its content, else what this server packed, else its summary."""
-    if item.content:
-        return msgspec.structs.replace(item, encrypted_content=None, summary=[])
-    if decode_reasoning(item.encrypted_content) is not None:
-        return msgspec.structs.replace(item, summary=[])
-    # Nobody here can read what another provider has encrypted.
-    return msgspec.structs.replace(item, encrypted_content=None)
+    """Return reasoning in the form that is read of it: its content, else its summary."""
+    return msgspec.structs.replace(item, summary=[]) if item.content else item

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from gateway.responses.draft import ResponseDraft
 from gateway.responses.item_ids import output_item_id
-from gateway.responses.reasoning_content import encode_reasoning
+from gateway.responses.reasoning_seal import Seal
 
 Fields = dict[str, Any]
 
@@ -33,9 +33,10 @@ class ResponseOutput:
         items: The finished items, as JSON objects.
     """
 
-    def __init__(self, draft: ResponseDraft, emit: EventSink = no_events) -> None:
-        """Begin without items; events go to `emit`."""
+    def __init__(self, draft: ResponseDraft, emit: EventSink = no_events, seal: Seal | None = None) -> None:
+        """Begin without items; events go to `emit`. Reasoning is encrypted by `seal`, where the client wants it."""
         self._draft = draft
+        self._seal = seal if draft.has_encrypted_reasoning else None
         self._emit = emit
         self._open: _OpenItem | None = None
         self.items: list[Fields] = []
@@ -81,7 +82,7 @@ class ResponseOutput:
         item_id = output_item_id(kind.prefix, self._draft.id, index)
         self._open = kind(item_id, index, self._emit, name)
         if isinstance(self._open, _Reasoning):
-            self._open.has_encrypted_content = self._draft.has_encrypted_reasoning
+            self._open.seal = self._seal
         elif isinstance(self._open, _Call):
             self._open.namespace = namespace
         self._open.begin()
@@ -161,7 +162,7 @@ class _Message(_OpenItem):
 
 class _Reasoning(_OpenItem):
     prefix = "rs"
-    has_encrypted_content = False
+    seal: Seal | None = None
 
     def begin(self) -> None:
         super().begin()
@@ -179,13 +180,14 @@ class _Reasoning(_OpenItem):
 
     def fields(self, status: str) -> Fields:
         is_open = status == "in_progress"
+        sealed = None if is_open or self.seal is None else self.seal(self._id, self._text)
         return {
             "id": self._id,
             "type": "reasoning",
             "status": status,
             "summary": [],
             "content": [] if is_open else [self._part(self._text)],
-            "encrypted_content": encode_reasoning(self._text) if self.has_encrypted_content and not is_open else None,
+            "encrypted_content": sealed,
         }
 
     def _part(self, text: str) -> Fields:

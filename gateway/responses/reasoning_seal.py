@@ -1,27 +1,108 @@
 """The `encrypted_content` of reasoning items: what a client that stores nothing here gives back with its next request.
 
-Some clients send back nothing else of a reasoning item. It holds the model's own text, which the client has been sent
-anyway, so it is packed and not encrypted: gateways share no key, and any of them can read it.
+It is the reasoning, encrypted and authenticated with a key that is made of the operator's secret, for one tenant. So
+every gateway with the same secret reads it, and nobody else; what was changed, or is another tenant's or another
+provider's, is refused. The same text of the same item is always encrypted to the same bytes, because the events of a
+background response are told again by whichever gateway is asked.
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
+import hashlib
+from collections.abc import Callable, Sequence
 
-_PREFIX = "headrace.reasoning.1."
+import msgspec
+from nacl.exceptions import CryptoError
+from nacl.secret import Aead
+
+from gateway.errors import ApiError
+from gateway.responses.body import ItemBody, PartBody
+from shared.errors import ConfigError
+
+Seal = Callable[[str, str], str]
+"""Encrypts a text for one tenant; the id of its item comes first."""
+
+SECRET_VARIABLE = "HEADRACE_RESPONSES_SECRET"
+MIN_SECRET_CHARACTERS = 32
+_PREFIX = "hr1."
+_SHOWN_CHARACTERS = 12
 
 
-def encode_reasoning(text: str) -> str:
-    """Return reasoning in the form of an encrypted content."""
-    return _PREFIX + base64.b64encode(text.encode()).decode()
+class ReasoningSeals:
+    """Encrypts with the first of the operator's secrets, and decrypts with any. Keeps nothing else."""
 
+    def __init__(self, secrets: Sequence[str]) -> None:
+        """Make keys of these secrets, of which there is at least one."""
+        self._boxes = [Aead(_key(secret, b"reasoning key 1")) for secret in secrets]
+        self._nonce_key = _key(secrets[0], b"reasoning nonce1")
 
-def decode_reasoning(content: str | None) -> str | None:
-    """Return the reasoning of a content that `encode_reasoning` made; None for any other, of another provider's."""
-    if content is None or not content.startswith(_PREFIX):
+    @classmethod
+    def read(cls, setting: str | None) -> ReasoningSeals | None:
+        """Return the seals of a setting: secrets separated by commas; None where it is empty.
+
+        Raises:
+            ConfigError: A secret is too short.
+        """
+        if not setting:
+            return None
+        secrets = [secret.strip() for secret in setting.split(",")]
+        if any(len(secret) < MIN_SECRET_CHARACTERS for secret in secrets):
+            raise ConfigError(SECRET_VARIABLE, f"has a secret of fewer than {MIN_SECRET_CHARACTERS} characters")
+        return cls(secrets)
+
+    def seal(self, tenant: str, item_id: str, text: str) -> str:
+        """Return the text of an item, encrypted for a tenant."""
+        owner, plain = tenant.encode(), text.encode()
+        # Never the same for two texts: a nonce made of the text itself needs no memory and no chance.
+        nonce = hashlib.blake2b(key=self._nonce_key, digest_size=Aead.NONCE_SIZE)
+        for part in (owner, item_id.encode(), plain):
+            nonce.update(len(part).to_bytes(8, "little") + part)
+        sealed = self._boxes[0].encrypt(plain, owner, nonce.digest())
+        return _PREFIX + base64.urlsafe_b64encode(sealed).decode()
+
+    def open(self, tenant: str, content: str) -> str | None:
+        """Return the text that was encrypted for a tenant; None if this is none, or was changed."""
+        try:
+            sealed = base64.b64decode(content.removeprefix(_PREFIX), altchars=b"-_", validate=True)
+        except (binascii.Error, ValueError):
+            return None
+        if not content.startswith(_PREFIX) or len(sealed) < Aead.NONCE_SIZE + Aead.MACBYTES:
+            return None
+        for box in self._boxes:
+            try:
+                return box.decrypt(sealed, tenant.encode()).decode()
+            except CryptoError:
+                continue
         return None
-    try:
-        return base64.b64decode(content.removeprefix(_PREFIX), validate=True).decode()
-    except (binascii.Error, UnicodeDecodeError, ValueError):
-        return None
+
+
+def opened_items(items: Sequence[ItemBody], tenant: str, seals: ReasoningSeals | None) -> list[ItemBody]:
+    """Return the items of a request, with the text of reasoning in the place of its encrypted form.
+
+    Raises:
+        ApiError: 400; it names the item that cannot be read.
+    """
+    return [
+        _opened(item, item.encrypted_content, f"input.[{index}]", tenant, seals)
+        if item.type == "reasoning" and item.encrypted_content
+        else item
+        for index, item in enumerate(items)
+    ]
+
+
+def _opened(item: ItemBody, content: str, where: str, tenant: str, seals: ReasoningSeals | None) -> ItemBody:
+    text = None if seals is None else seals.open(tenant, content)
+    if text is None:
+        message = (
+            f"The encrypted content '{content[:_SHOWN_CHARACTERS]}...' of '{where}' could not be verified: it was "
+            "changed, or was not made by this server for this tenant. Send the item as you got it, or leave it out."
+        )
+        raise ApiError(400, message, param=f"{where}.encrypted_content", code="invalid_encrypted_content")
+    parts = [PartBody(type="reasoning_text", text=text)]
+    return msgspec.structs.replace(item, content=parts, encrypted_content=None)
+
+
+def _key(secret: str, purpose: bytes) -> bytes:
+    return hashlib.blake2b(secret.encode(), digest_size=Aead.KEY_SIZE, person=purpose).digest()

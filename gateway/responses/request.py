@@ -21,6 +21,7 @@ from gateway.generation import Prompt
 from gateway.responses.body import ItemBody, ResponseBody, TextBody
 from gateway.responses.conversation import to_messages
 from gateway.responses.draft import ResponseDraft, ResponseGeneration
+from gateway.responses.includes import ENCRYPTED_REASONING, LOGPROBS, check_includes
 from gateway.responses.item_ids import input_item_id, new_response_id
 from gateway.responses.kept_items import kept_item
 from gateway.responses.text_format import repeated_format, text_output
@@ -34,19 +35,6 @@ from gateway.responses.tools import (
 )
 from shared.conversation import ChatMessage, ChatOptions
 
-_LOGPROBS = "message.output_text.logprobs"
-_ENCRYPTED_REASONING = "reasoning.encrypted_content"
-# The others are about tools that there are not, so there is nothing that they could include.
-_INCLUDABLE = (
-    _LOGPROBS,
-    _ENCRYPTED_REASONING,
-    "web_search_call.action.sources",
-    "web_search_call.results",
-    "code_interpreter_call.outputs",
-    "computer_call_output.output.image_url",
-    "file_search_call.results",
-    "message.input_image.image_url",
-)
 _ITEM_PREFIXES = {"function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
 
 _decoder = msgspec.json.Decoder(ResponseBody)
@@ -60,9 +48,7 @@ def parse_body(data: bytes, allow_unknown: bool = False) -> ResponseBody:
     """
     body = decode_body(_decoder, Kind.RESPONSE, data, allow_unknown)
     checked_model(body.model)
-    for value in body.include or ():
-        if value not in _INCLUDABLE:
-            raise invalid_value("include", f"'include' has '{value[:64]}'; allowed are {', '.join(_INCLUDABLE)}.")
+    check_includes(body.include or ())
     if body.background and body.store is False:
         raise invalid_value("store", "A background response is stored: leave 'store' out, or set it to true.")
     if body.background and _has_logprobs(body):
@@ -139,7 +125,8 @@ def _draft(
         is_stored=body.store is not False,
         is_background=bool(body.background),
         namespaced_names=names,
-        has_encrypted_reasoning=_ENCRYPTED_REASONING in (body.include or ()),
+        has_encrypted_reasoning=ENCRYPTED_REASONING in (body.include or ()),
+        has_logprobs=_has_logprobs(body),
     )
 
 
@@ -180,7 +167,7 @@ def _num_logprobs(body: ResponseBody) -> int | None:
 
 
 def _has_logprobs(body: ResponseBody) -> bool:
-    return bool(body.top_logprobs) or _LOGPROBS in (body.include or ())
+    return bool(body.top_logprobs) or LOGPROBS in (body.include or ())
 
 
 def _variables(body: ResponseBody) -> dict[str, Raw]:

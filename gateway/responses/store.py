@@ -7,22 +7,34 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import msgspec
 
+from gateway.api.schemas.refusals import unsupported_parameter
 from gateway.errors import ApiError
 from gateway.responses.draft import response_fields
+from gateway.responses.includes import ENCRYPTED_REASONING
 from gateway.responses.job import JobReader, error_of, status_of
 from gateway.responses.job_queue import JobQueue, JobRef
 from gateway.responses.log import PieceBudget, ResponseLog
 from gateway.responses.output import ResponseOutput
+from gateway.responses.reasoning_seal import SECRET_VARIABLE, ReasoningSeals, Seal
 from gateway.responses.record import ResponseRecord, has_ended
 from shared.messages import BatchResult
+
+# Streams of one tenant that follow jobs in one process: each asks NATS several times a second.
+MAX_FOLLOWERS = 256
 
 
 class Following(Protocol):
     """A stream of this process that follows a job."""
+
+    @property
+    def tenant(self) -> str:
+        """Whose job it is."""
+        ...
 
     def cut(self, error: ApiError) -> None:
         """End the stream with an error."""
@@ -33,18 +45,47 @@ class ResponseStore:
 
     Attributes:
         followers: The streams that follow a job; they add and remove themselves.
+        seals: What encrypts reasoning; None where the operator has given no secret for it.
     """
 
-    def __init__(self, log: ResponseLog, jobs: JobQueue) -> None:
+    def __init__(self, log: ResponseLog, jobs: JobQueue, seals: ReasoningSeals | None = None) -> None:
         """Work with these."""
         self.log = log
         self.jobs = jobs
+        self.seals = seals
         self.followers: set[Following] = set()
+
+    def check_followers(self, tenant: str) -> None:
+        """Refuse another stream to a tenant that has enough.
+
+        Raises:
+            ApiError: 429.
+        """
+        if sum(follower.tenant == tenant for follower in self.followers) >= MAX_FOLLOWERS:
+            message = f"This gateway follows {MAX_FOLLOWERS} responses of this tenant already. Try again shortly."
+            raise ApiError(429, message, code="too_many_streams", retry_after_s=1.0)
 
     def cut_followers(self, error: ApiError) -> None:
         """End all streams that follow a job. Their clients go on with another gateway."""
         for follower in list(self.followers):
             follower.cut(error)
+
+    def seal_of(self, tenant: str) -> Seal | None:
+        """Return what encrypts the reasoning of a tenant's responses, if anything does."""
+        return None if self.seals is None else partial(self.seals.seal, tenant)
+
+    def check_seals(self) -> None:
+        """Refuse to encrypt where there is no secret.
+
+        Raises:
+            ApiError: 400; it names the operator's setting.
+        """
+        if self.seals is None:
+            message = (
+                f"'{ENCRYPTED_REASONING}' needs a secret that all gateways share, and the operator has set none "
+                f"({SECRET_VARIABLE}). Leave it out of 'include'."
+            )
+            raise unsupported_parameter("include", message)
 
     async def get(self, tenant: str, response_id: str, budget: PieceBudget | None = None) -> ResponseRecord | None:
         """Return a response as it is now, or None if there is none; see `ResponseLog.get`.
@@ -97,7 +138,8 @@ class ResponseStore:
             is_running = (await self.jobs.state(ref)).is_running
             response = response_fields(record.draft, "in_progress" if is_running else "queued")
         else:
-            response = ended_response(record, result)
+            output = ResponseOutput(record.draft, seal=self.seal_of(record.tenant))
+            response = ended_response(record, result, read_result(record, result, output), output)
         return msgspec.structs.replace(record, response=msgspec.json.encode(response))
 
 
@@ -108,14 +150,10 @@ def job_of(record: ResponseRecord) -> JobRef | None:
 
 
 def ended_response(
-    record: ResponseRecord, result: BatchResult, reader: JobReader | None = None, output: ResponseOutput | None = None
+    record: ResponseRecord, result: BatchResult, reader: JobReader, output: ResponseOutput
 ) -> dict[str, Any]:
-    """Return a response whose job has ended; `reader` and `output` are those that have read its text, if any have."""
-    assert record.job is not None
+    """Return a response whose job has ended; `reader` has read its text into `output`."""
     draft, status = record.draft, status_of(result)
-    if reader is None or output is None:
-        output = ResponseOutput(draft)
-        reader = read_result(record, result, output)
     has_usage = status in ("completed", "incomplete")
     return response_fields(
         draft,

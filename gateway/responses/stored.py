@@ -10,17 +10,21 @@ from starlette.responses import Response, StreamingResponse
 
 from gateway.admission.auth import Principal
 from gateway.api.routes import KeyRoute, json_response
-from gateway.api.schemas.refusals import invalid_value
+from gateway.api.schemas.refusals import invalid_value, unknown_parameter
 from gateway.errors import ApiError
 from gateway.http1.event_stream import EVENT_STREAM_HEADERS
 from gateway.responses.body import ItemBody
 from gateway.responses.follower import Follower
+from gateway.responses.includes import ENCRYPTED_REASONING, LOGPROBS, check_includes
 from gateway.responses.item_ids import is_response_id
 from gateway.responses.record import ResponseRecord
 from gateway.responses.store import ResponseStore
 
 _PATH = "/v1/responses/{response_id}"
 _EVENT_STREAM_HEADERS = {name.decode(): value.decode() for name, value in EVENT_STREAM_HEADERS}
+_INCLUDE = frozenset({"include", "include[]"})
+_RETRIEVE = _INCLUDE | {"stream", "starting_after", "include_obfuscation"}
+_LIST = _INCLUDE | {"order", "limit", "after"}
 _DEFAULT_ITEMS = 20
 _MAX_ITEMS = 100
 
@@ -28,9 +32,10 @@ _MAX_ITEMS = 100
 class StoredResponses:
     """Handles the routes. Keeps nothing."""
 
-    def __init__(self, store: ResponseStore) -> None:
-        """Read from `store`."""
+    def __init__(self, store: ResponseStore, allow_unknown: bool = False) -> None:
+        """Read from `store`; leave unknown parameters out if `allow_unknown`, instead of refusing them."""
         self._store = store
+        self._allow_unknown = allow_unknown
 
     def routes(self) -> list[KeyRoute]:
         """Return the routes; each is for those who have a key, and finds the responses of their tenant alone."""
@@ -42,8 +47,13 @@ class StoredResponses:
         ]
 
     async def _retrieve(self, request: Request, principal: Principal) -> Response:
+        self._check_names(request, _RETRIEVE)
         record = await self._find(request, principal)
-        is_stream = request.query_params.get("stream", "false") == "true"
+        _check_include(request, record)
+        stream = request.query_params.get("stream", "false").lower()
+        if stream not in ("true", "false"):
+            raise invalid_value("stream", "'stream' must be 'true' or 'false'.")
+        is_stream = stream == "true"
         if "starting_after" in request.query_params and not is_stream:
             message = (
                 "'starting_after' is the number of an event, so it needs 'stream=true'. Add it, or leave both out."
@@ -54,6 +64,7 @@ class StoredResponses:
         if record.job is None:
             message = "Only a background response can be streamed again. Retrieve this one without 'stream'."
             raise invalid_value("stream", message)
+        self._store.check_followers(principal.tenant)
         starting_after = _number(request.query_params.get("starting_after"), "starting_after", -1, 0, 10**9)
         return StreamingResponse(Follower(record, self._store, starting_after).events(), headers=_EVENT_STREAM_HEADERS)
 
@@ -71,7 +82,9 @@ class StoredResponses:
         return json_response({"id": record.draft.id, "object": "response", "deleted": True})
 
     async def _list_input(self, request: Request, principal: Principal) -> Response:
+        self._check_names(request, _LIST)
         record = await self._find(request, principal)
+        _check_include(request, record)
         query = request.query_params
         order = query.get("order", "desc")
         if order not in ("asc", "desc"):
@@ -90,6 +103,11 @@ class StoredResponses:
         ends = {"first_id": page[0]["id"], "last_id": page[-1]["id"]} if page else {"first_id": None, "last_id": None}
         return json_response({"object": "list", "data": page, **ends, "has_more": len(items) > len(page)})
 
+    def _check_names(self, request: Request, known: frozenset[str]) -> None:
+        for name in request.query_params:
+            if name not in known and not self._allow_unknown:
+                raise unknown_parameter(name)
+
     async def _find(self, request: Request, principal: Principal) -> ResponseRecord:
         response_id: str = request.path_params["response_id"]
         record = await self._store.get(principal.tenant, response_id) if is_response_id(response_id) else None
@@ -97,6 +115,16 @@ class StoredResponses:
             message = f"Response with id '{response_id[:128]}' not found."
             raise ApiError(404, message, param="id", code="response_not_found")
         return record
+
+
+def _check_include(request: Request, record: ResponseRecord) -> None:
+    """Refuse output that was not asked for when the response was made, since it is not there."""
+    values = [value for name in _INCLUDE for value in request.query_params.getlist(name)]
+    check_includes(values)
+    made = {ENCRYPTED_REASONING: record.draft.has_encrypted_reasoning, LOGPROBS: record.draft.has_logprobs}
+    for value in values:
+        if not made.get(value, True):
+            raise invalid_value("include", f"'{value}' has to be in 'include' when the response is made. Leave it out.")
 
 
 def _listed(item: ItemBody) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import time
 
 import msgspec
 
-from gpu_worker.consumer.batch_progress import ProgressRecords
+from gpu_worker.consumer.batch_progress import ProgressRecords, is_due
 from gpu_worker.consumer.held_request import HeldRequest, HeldRequests, log_fields
 from gpu_worker.consumer.intake import Intake
 from gpu_worker.consumer.outbox import Outbox
@@ -152,11 +152,14 @@ class BatchLane:
     async def save_progress(self) -> None:
         """Record what running requests have, where that has become much more."""
         for held in self._held:
-            if held.request.lane != "batch" or not self._held.is_current(held):
-                continue
             if held.num_output_tokens >= held.num_recorded_tokens + _SAVED_TOKENS:
-                held.num_recorded_tokens = held.num_output_tokens
-                await self._progress.save(held)
+                await self._save(held)
+
+    async def save_followed(self) -> None:
+        """Record what requests have that somebody follows, where that has become more."""
+        for held in self._held:
+            if is_due(held, time.monotonic()):
+                await self._save(held)
 
     def advance(self, held: HeldRequest, delta: Delta) -> None:
         """Collect what a step did to a request, and store the result when it is the last."""
@@ -198,6 +201,11 @@ class BatchLane:
             self._end(held, "failed", error=error, letter=self._letter(held, error))
         else:
             self._intake.begin(held, self)
+
+    async def _save(self, held: HeldRequest) -> None:
+        if held.request.lane == "batch" and self._held.is_current(held):
+            held.num_recorded_tokens, held.recorded_at = held.num_output_tokens, time.monotonic()
+            await self._progress.save(held)
 
     async def _hand_over(self, held: HeldRequest) -> None:
         await self._progress.save(held)

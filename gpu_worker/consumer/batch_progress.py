@@ -1,6 +1,7 @@
 """What a batch request has so far, kept where its next worker finds it.
 
-Written from time to time while it runs, and when it is given back; read when a request is delivered again. A worker
+Written from time to time while it runs, several times a second where somebody follows it, and when it is given back;
+read when a request is delivered again. A worker
 continues after the tokens that are recorded, and deliveries up to the recorded one are no failed attempts: a drain is
 none, and progress clears the count. A record is for one message and one revision of the model; any other is ignored.
 """
@@ -21,6 +22,10 @@ from shared.nats_connection import SEND_ERRORS
 from shared.streams import PROGRESS_STREAM
 from shared.subjects import progress_subject
 
+FOLLOWED_INTERVAL_S = 0.25
+# A record holds all tokens so far, so long texts are recorded less often: a request costs no more bytes a second.
+_RECORDED_TOKENS_PER_S = 8192
+
 _TIMEOUT_S = 2.0
 _ERRORS: tuple[type[Exception], ...] = (APIError, *SEND_ERRORS)
 _UNREADABLE: tuple[type[Exception], ...] = (*_ERRORS, msgspec.MsgspecError)
@@ -29,6 +34,14 @@ _log = logging.getLogger(__name__)
 
 
 NO_PROGRESS = BatchProgress(b"", 0, "", 0)
+
+
+def is_due(held: HeldRequest, now: float) -> bool:
+    """Say whether the progress of a request that is followed is to be recorded again; `now` is monotonic time."""
+    if not held.request.is_followed or held.num_output_tokens <= held.num_recorded_tokens:
+        return False
+    pause_s = max(FOLLOWED_INTERVAL_S, held.num_output_tokens / _RECORDED_TOKENS_PER_S)
+    return now >= held.recorded_at + pause_s
 
 
 class ProgressRecords:

@@ -18,6 +18,7 @@ from nats.aio.msg import Msg
 
 from gpu_worker.consumer.answer import AnswerWriter
 from gpu_worker.consumer.batch_lane import PROGRESS_INTERVAL_S, BatchLane
+from gpu_worker.consumer.batch_progress import FOLLOWED_INTERVAL_S
 from gpu_worker.consumer.batch_queues import BatchQueues
 from gpu_worker.consumer.gpu_monitor import INTERVAL_S as GPU_INTERVAL_S
 from gpu_worker.consumer.gpu_monitor import GpuMonitor
@@ -114,6 +115,7 @@ class Consumer:
         self._tasks.every(INTERVAL_S, self.send_heartbeat, "heartbeats")
         self._tasks.every(self._limits.ack_wait_s / 3, self._report_progress, "progress of held messages")
         self._tasks.every(PROGRESS_INTERVAL_S, self._batch.save_progress, "progress of batch requests")
+        self._tasks.every(FOLLOWED_INTERVAL_S, self._batch.save_followed, "progress of requests that are followed")
         self._tasks.every(GPU_INTERVAL_S, self._gpu.refresh, "readings of the GPU")
         self._tasks.every(GATEWAY_CHECK_INTERVAL_S, self._drop_for_silent_gateways, "watch of gateways")
         self._tasks.start(self._ensure_records(), "streams of batch results")

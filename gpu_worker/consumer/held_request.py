@@ -45,6 +45,7 @@ class HeldRequest:
             The engine may know more already.
         num_earlier_tokens: Those of earlier attempts.
         num_recorded_tokens: As many of them as another worker would continue from.
+        recorded_at: Monotonic seconds at which that was recorded; 0 before.
         taken_at: Monotonic seconds at which it came.
         queued_s: For how long it had been on its way by then, by the wall clocks of both ends; 0 where it does not say.
         outcome: How it ended here: a finish reason, or `dropped` when nobody was told anything.
@@ -66,6 +67,7 @@ class HeldRequest:
     num_output_tokens: int = 0
     num_earlier_tokens: int = 0
     num_recorded_tokens: int = 0
+    recorded_at: float = 0.0
     probation: int = 0
     first_output_at: float | None = None
     taken_at: float = field(default_factory=time.monotonic)

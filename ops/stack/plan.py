@@ -118,6 +118,7 @@ def make_plan(config: UpConfig, state: StateDirectory, environ: Mapping[str, str
         "HEADRACE_OPERATOR_KEY": operator_key,
         "HEADRACE_KEYS_FILE": base.get("HEADRACE_KEYS_FILE") or str(state.keys_file),
         "HEADRACE_API_KEY": api_key,
+        "HEADRACE_RESPONSES_SECRET": gateway_settings.responses_secret or state.key("responses_secret"),
         "HEADRACE_REDIS_URL": redis_url or "",
     }
     drain_s = DRAIN_S if config.drain_timeout_s is None else config.drain_timeout_s

@@ -82,7 +82,7 @@ class StateDirectory:
         return self.path / "keys.json"
 
     def key(self, name: str) -> str:
-        """Return the key of this name, `api_key` or `operator_key`, of this directory; make one the first time."""
+        """Return the key of this name, such as `api_key`, of this directory; make one the first time."""
         file = self.path / name
         if not file.exists() or not file.read_text().strip():
             write_private(file, f"hr-{secrets.token_urlsafe(24)}\n")

@@ -23,6 +23,8 @@ KEYS: dict[str, dict[str, Any]] = {
 }
 
 
+RESPONSES_SECRET = "secret-of-all-gateways-in-these-tests"
+
 _TOOLS: list[Any] = [{"type": "function", "name": "f", "parameters": {"type": "object"}, "strict": True}]
 
 
@@ -44,7 +46,8 @@ def key_file(tmp_path_factory: pytest.TempPathFactory) -> KeyFile:
 
 @pytest.fixture(scope="package")
 def gateway(nats_url: str, key_file: KeyFile, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
-    with running_gateway(tmp_path_factory.mktemp("gateway"), nats_url, keys_file=key_file.path) as gateway:
+    settings = {"keys_file": key_file.path, "responses_secret": RESPONSES_SECRET}
+    with running_gateway(tmp_path_factory.mktemp("gateway"), nats_url, **settings) as gateway:
         yield gateway
 
 

@@ -36,7 +36,7 @@ async def test_background_response_goes_through_its_states(batch: BatchWorker, c
     response = await _queue(client, batch, max_output_tokens=7, instructions="Count.")
     assert await _status(client, response) == "queued"
     job = await batch.take()
-    assert (job.id, job.lane, job.sampling.max_tokens) == (response.id, "batch", 7)
+    assert (job.id, job.lane, job.sampling.max_tokens, job.is_followed) == (response.id, "batch", 7, False)
     assert job.messages is not None
     assert [message.role for message in job.messages] == ["system", "user"]
     assert await _status(client, response) == "in_progress"
@@ -146,3 +146,46 @@ async def test_number_of_an_event_without_a_stream_is_refused(batch: BatchWorker
         with pytest.raises(openai.BadRequestError, match="stream=true") as refusal:
             await client.responses.retrieve(response.id, extra_query=query)
         assert refusal.value.param == "starting_after"
+
+
+async def test_cancellation_ends_the_stream_with_what_there_was(batch: BatchWorker, client: openai.AsyncOpenAI) -> None:
+    stream = await client.responses.create(model=batch.model, input="hi", background=True, stream=True)
+    job = await batch.take()
+    assert job.is_followed
+    await batch.progress(job, TEXT[:50])
+    events = []
+    async for event in stream:
+        events.append(event)
+        if event.type == "response.output_text.delta" and len(event.delta) == 32:
+            await client.responses.cancel(job.id)
+    last = events[-1]
+    # OpenAI's API has no event of its own for it; its clients end with this one.
+    assert last.type == "response.failed"
+    assert (last.response.status, last.response.error, last.response.output_text) == ("cancelled", None, TEXT[:50])
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+
+
+@pytest.mark.parametrize(
+    ("query", "param", "code"),
+    [
+        ({"starting_afer": "3"}, "starting_afer", "unknown_parameter"),
+        ({"stream": "yes"}, "stream", "invalid_value"),
+        ({"include[]": "everything"}, "include", "invalid_value"),
+        ({"include": "reasoning.encrypted_content"}, "include", "invalid_value"),
+    ],
+)
+async def test_query_that_would_change_nothing_is_refused(
+    batch: BatchWorker, client: openai.AsyncOpenAI, query: dict[str, str], param: str, code: str
+) -> None:
+    response = await _queue(client, batch)
+    with pytest.raises(openai.BadRequestError) as refusal:
+        await client.responses.retrieve(response.id, extra_query=query)
+    assert (refusal.value.param, refusal.value.code) == (param, code)
+
+
+async def test_what_was_included_may_be_named_again(batch: BatchWorker, client: openai.AsyncOpenAI) -> None:
+    response = await _queue(client, batch, include=["reasoning.encrypted_content"])
+    again = await client.responses.retrieve(
+        response.id, include=["reasoning.encrypted_content", "file_search_call.results"], include_obfuscation=False
+    )
+    assert again.id == response.id

@@ -9,10 +9,13 @@ from typing import Any
 import httpx2
 import pytest
 
+from gateway.responses.reasoning_seal import ReasoningSeals
 from shared.messages import Request
 from tests.gateway.gateway_process import API_KEY, GatewayProcess
+from tests.gateway.responses.conftest import RESPONSES_SECRET
 from tests.gateway.wire_worker import WireWorker
 
+SEALED = ReasoningSeals([RESPONSES_SECRET]).seal("default", "rs_1", "There may be files.")
 FUNCTION = {
     "type": "function",
     "name": "exec_command",
@@ -25,7 +28,7 @@ CODEX: dict[str, Any] = {
     "input": [
         {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "sandbox"}]},
         {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "list files"}]},
-        {"type": "reasoning", "summary": [], "content": None, "encrypted_content": "gAAAAA"},
+        {"type": "reasoning", "summary": [], "content": None, "encrypted_content": SEALED},
         {
             "type": "message",
             "role": "assistant",
@@ -100,7 +103,8 @@ async def test_conversation_of_an_agent_is_understood(
     assert request.messages is not None
     *_, user, assistant, tool = request.messages
     assert (user.role, user.content) == ("user", "list files")
-    assert (assistant.content, assistant.reasoning) == ("I look.", None)
+    thought = "There may be files." if body is CODEX else None
+    assert (assistant.content, assistant.reasoning) == ("I look.", thought)
     assert [(call.id, call.name, call.arguments) for call in assistant.tool_calls] == [
         ("call_1", "exec_command", '{"cmd":"ls"}')
     ]

@@ -10,7 +10,6 @@ import pytest
 from gateway.errors import ApiError
 from gateway.responses.body import ItemBody
 from gateway.responses.conversation import to_messages
-from gateway.responses.reasoning_content import decode_reasoning, encode_reasoning
 
 
 def items(*fields: dict[str, Any]) -> list[ItemBody]:
@@ -71,12 +70,10 @@ def test_output_that_no_call_asked_for_is_told_by_the_user() -> None:
     assert caught.value.param == "input.[0].call_id"
 
 
-def test_reasoning_is_read_from_what_the_client_kept_of_it() -> None:
-    kept = {"type": "reasoning", "encrypted_content": encode_reasoning("tüt")}
-    foreign = {"type": "reasoning", "encrypted_content": "gAAA", "summary": [{"type": "summary_text", "text": "s"}]}
-    assert [each[2] for each in shown(kept, message("user", "q"), foreign)] == ["tüt", None, "s"]
-    for broken in ("", "headrace.reasoning.1.!", "headrace.reasoning.1./w==", encode_reasoning("a")[1:]):
-        assert decode_reasoning(broken) is None
+def test_reasoning_without_content_is_its_summary() -> None:
+    summed = {"type": "reasoning", "summary": [{"type": "summary_text", "text": "s"}]}
+    both = thought("t") | {"summary": summed["summary"]}
+    assert [each[2] for each in shown(summed, message("user", "q"), both)] == ["s", None, "t"]
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import pytest
 
 from gateway.errors import ApiError
 from gateway.responses import follower as follower_module
+from gateway.responses import store as store_module
 from gateway.responses.draft import ResponseDraft
 from gateway.responses.follower import Follower
 from gateway.responses.job import BackgroundJob
@@ -29,23 +30,28 @@ class Jobs:
         self._states = list(states)
 
     async def result(self, ref: JobRef) -> BatchResult | None:
-        if isinstance(self._states[0], ApiError):
-            raise self._states[0]
+        state = self._states[0]
+        if isinstance(state, ApiError):
+            self._forward()
+            raise state
         return self._states[0] if isinstance(self._states[0], BatchResult) else None
 
     async def state(self, ref: JobRef) -> JobState:
-        state = self._states.pop(0) if len(self._states) > 1 else self._states[0]
+        state = self._forward()
         assert isinstance(state, JobState)
         return state
+
+    def _forward(self) -> JobState | BatchResult | ApiError:
+        return self._states.pop(0) if len(self._states) > 1 else self._states[0]
 
 
 def result(text: str, **fields: Any) -> BatchResult:
     return BatchResult(**{"id": DRAFT.id, "model": "m", "tenant": "t", "text": text, "finish": "stop"} | fields)
 
 
-def following(*states: JobState | BatchResult | ApiError) -> tuple[Follower, ResponseStore]:
+def following(*states: JobState | BatchResult | ApiError, starting_after: int = -1) -> tuple[Follower, ResponseStore]:
     store = ResponseStore(cast("Any", None), cast("JobQueue", Jobs(*states)))
-    return Follower(RECORD, store), store
+    return Follower(RECORD, store, starting_after), store
 
 
 async def events_of(follower: Follower) -> list[dict[str, Any]]:
@@ -92,9 +98,46 @@ async def test_silence_is_kept_alive(monkeypatch: pytest.MonkeyPatch) -> None:
     assert kinds[-1] == "response.completed"
 
 
-async def test_unreachable_queue_and_a_shutdown_end_the_stream_with_an_error() -> None:
-    away, _ = following(ApiError(503, "away", code="queue_unavailable", retry_after_s=2.0))
-    assert (await events_of(away))[-1]["code"] == "queue_unavailable"
+AWAY = ApiError(503, "away", code="queue_unavailable", retry_after_s=2.0)
+
+
+async def test_queue_that_is_away_for_a_moment_is_not_noticed() -> None:
+    follower, _ = following(JobState(True, "a" * 40), AWAY, AWAY, JobState(True, "a" * 80), result("a" * 90))
+    events = await events_of(follower)
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    assert events[-1]["response"]["output"][0]["content"][0]["text"] == "a" * 90
+
+
+async def test_queue_that_stays_away_ends_the_stream_after_the_last_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(follower_module, "OUTAGE_S", 0.01)
+    for starting_after, numbers in ((-1, [0, 1, 1]), (7, [7])):
+        follower, _ = following(AWAY, starting_after=starting_after)
+        events = await events_of(follower)
+        assert ([event["sequence_number"] for event in events], events[-1]["code"]) == (numbers, "queue_unavailable")
+
+
+async def test_text_that_is_shorter_for_a_while_is_waited_for() -> None:
+    states = [JobState(True, "a" * 70), JobState(True, ""), JobState(True, "a" * 33), JobState(True, "a" * 70)]
+    follower, _ = following(*states, result("a" * 90))
+    events = await events_of(follower)
+    assert "".join(event["delta"] for event in events if event["type"] == "response.output_text.delta") == "a" * 90
+
+
+async def test_news_are_followed_by_quick_polls(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float] = []
+    monkeypatch.setattr(follower_module, "LAST_POLL_S", 0.004)
+
+    async def wait(self: Follower, wait_s: float) -> None:
+        waits.append(round(wait_s * 1000, 2))
+
+    monkeypatch.setattr(Follower, "_wait", wait)
+    idle = [JobState(True)] * 6
+    follower, _ = following(*idle, JobState(True, "a" * 40), *[JobState(True, "a" * 40)] * 2, result("a" * 40))
+    await events_of(follower)
+    assert waits == [1.0, 1.3, 1.69, 2.2, 2.86, 3.71, 1.0, 1.3, 1.69]
+
+
+async def test_a_shutdown_ends_the_stream_with_an_error() -> None:
     follower, store = following(JobState(True, "a" * 40))
     telling = asyncio.create_task(events_of(follower))
     while not store.followers:  # noqa: ASYNC110
@@ -102,3 +145,19 @@ async def test_unreachable_queue_and_a_shutdown_end_the_stream_with_an_error() -
     store.cut_followers(ApiError(503, "down", code="shutting_down", retry_after_s=1.0))
     assert (await telling)[-1]["code"] == "shutting_down"
     assert not store.followers
+
+
+async def test_tenant_with_many_streams_gets_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_module, "MAX_FOLLOWERS", 2)
+    first, store = following(JobState(True, "a" * 40))
+    telling = [asyncio.create_task(events_of(each)) for each in (first, Follower(RECORD, store))]
+    while len(store.followers) < 2:
+        store.check_followers("t")
+        await asyncio.sleep(0)
+    with pytest.raises(ApiError, match="follows 2 responses") as refusal:
+        store.check_followers("t")
+    assert (refusal.value.status, refusal.value.code) == (429, "too_many_streams")
+    store.check_followers("other")
+    store.cut_followers(AWAY)
+    await asyncio.gather(*telling)
+    store.check_followers("t")

@@ -81,7 +81,10 @@ def test_text_that_begins_otherwise_is_not_read() -> None:
     assert reader.read("", in_reasoning=False)
     assert reader.read("abc", in_reasoning=True)
     assert not reader.read("abd", in_reasoning=True)
-    assert not reader.read("ab", in_reasoning=True)
+    assert not reader.read("ax", in_reasoning=True)
+    # Less than was there before is nothing new.
+    assert reader.read("ab", in_reasoning=True)
+    assert reader.text == "abc"
 
 
 def test_every_end_of_a_job_has_a_status() -> None:

@@ -11,7 +11,6 @@ import pytest
 from gateway.responses.body import ItemBody
 from gateway.responses.conversation import to_messages
 from gateway.responses.kept_items import kept_item
-from gateway.responses.reasoning_content import encode_reasoning
 from gateway.responses.request import own_items, parse_body, to_generation
 
 LARGE = "x" * 100_000
@@ -29,8 +28,6 @@ UNUSED = {"role": LARGE[:200], "name": "f", "call_id": "c", "arguments": LARGE, 
         {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}", "content": LARGE, "output": LARGE},
         {"type": "function_call_output", "call_id": "c", "output": "rain", "content": LARGE, "arguments": LARGE},
         UNUSED | {"type": "reasoning", "content": TEXT, "encrypted_content": LARGE, "summary": SUMMARY * 4000},
-        UNUSED | {"type": "reasoning", "content": TEXT, "encrypted_content": encode_reasoning(LARGE)},
-        {"type": "reasoning", "encrypted_content": encode_reasoning("so"), "summary": SUMMARY * 4000},
         {"type": "reasoning", "encrypted_content": LARGE, "summary": SUMMARY},
         {"type": "message", "role": "assistant", "content": [{"type": "refusal", "refusal": "no", "text": LARGE}]},
     ],

@@ -120,10 +120,18 @@ async def test_background_call_is_read_from_the_result(
     thinking: WireWorker, client: openai.AsyncOpenAI, nats_url: str
 ) -> None:
     async with batch_worker(nats_url, thinking.model) as batch:
-        response = await client.responses.create(model=thinking.model, input="hi", tools=TOOLS, background=True)
+        response = await client.responses.create(
+            model=thinking.model,
+            input="hi",
+            tools=TOOLS,
+            background=True,
+            include=["reasoning.encrypted_content"],
+        )
         await batch.end(await batch.take(), THOUGHT)
         done = await client.responses.retrieve(response.id)
         assert [item.type for item in done.output] == ["reasoning", "message", "function_call"]
+        assert isinstance(done.output[0], ResponseReasoningItem)
+        assert done.output[0].encrypted_content
         stream = await client.responses.retrieve(response.id, stream=True)
         events = [event async for event in stream]
         assert events[-1].type == "response.completed"

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -13,13 +14,16 @@ import msgspec
 import pytest
 from nats.js.errors import NoStreamResponseError, NotFoundError
 
+from gpu_worker.consumer.batch_progress import is_due
+from gpu_worker.consumer.held_request import HeldRequest
 from gpu_worker.consumer.queued_message import QueuedMessage
+from shared.batch_progress import BatchProgress
 from shared.batch_streams import batch_stream
 from shared.dead_letters import DeadLetter
 from shared.messages import BatchResult, Request, encode
 from shared.sampling import Sampling
-from shared.streams import StreamLimits
-from shared.subjects import dead_letter_subject, request_subject, result_subject
+from shared.streams import PROGRESS_STREAM, StreamLimits
+from shared.subjects import dead_letter_subject, progress_subject, request_subject, result_subject
 from tests.gpu_worker.consumer.harness import DEMO_MODEL, TOKENIZER, RunningWorker, TestGateway, fresh_name, wait_until
 
 BATCH = batch_stream("acme")
@@ -340,6 +344,42 @@ async def test_request_of_a_vanished_worker_continues_from_its_last_record(
     assert (result.worker, result.finish, result.completion_tokens) == (second.name, "length", 1000)
     assert result.text == TOKENIZER.decode(result.token_ids)
     assert (await second.wait_for_heartbeat(lambda heartbeat: heartbeat.running == 0)).step <= 850
+
+
+async def test_progress_of_a_followed_request_is_recorded_while_it_runs(
+    make_worker: MakeWorker, gateway: TestGateway
+) -> None:
+    await make_worker(simulate=5.0)
+    request = _request(gateway, sampling=Sampling(max_tokens=240, ignore_eos=True), is_followed=True)
+    await _publish(gateway, encode(request))
+    texts: list[str] = []
+    while not await _results(gateway, request.id):
+        with contextlib.suppress(NotFoundError):
+            found = await gateway.js.get_last_msg(PROGRESS_STREAM, progress_subject("acme", request.id))
+            texts.append(msgspec.msgpack.decode(found.data or b"", type=BatchProgress).text)
+        await asyncio.sleep(0.05)
+    result = await _result(gateway, request.id)
+    # More often than others, and each time with all that is certain.
+    assert len(set(texts)) >= 3
+    assert all(result.text.startswith(text) for text in texts)
+
+
+@pytest.mark.parametrize(
+    ("is_followed", "num_tokens", "after_s", "expected"),
+    [
+        (True, 10, 0.25, True),
+        (True, 10, 0.2, False),
+        (True, 5, 9.0, False),
+        (False, 10, 9.0, False),
+        (True, 32768, 3.9, False),
+        (True, 32768, 4.0, True),
+    ],
+)
+def test_long_texts_are_recorded_less_often(is_followed: bool, num_tokens: int, after_s: float, expected: bool) -> None:
+    message = QueuedMessage("s", b"", "r", stream_seq=1, num_delivered=1, num_pending=0)
+    held = HeldRequest("k", Request(id="r", model="m", is_followed=is_followed), message)
+    held.num_output_tokens, held.num_recorded_tokens, held.recorded_at = num_tokens, 5, 100.0
+    assert is_due(held, 100.0 + after_s) is expected
 
 
 async def test_echoed_prompt_is_in_a_moved_result_once(make_worker: MakeWorker, gateway: TestGateway) -> None:

@@ -1,0 +1,107 @@
+"""Reasoning that clients keep: read by every gateway with the secret, for its own tenant, and only as it was."""
+
+from __future__ import annotations
+
+import base64
+from typing import Any, cast
+
+import httpx2
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.admission.auth import Principal
+from gateway.errors import ApiError
+from gateway.responses.body import ItemBody, PartBody
+from gateway.responses.endpoint import ResponsesEndpoint
+from gateway.responses.reasoning_seal import MIN_SECRET_CHARACTERS, ReasoningSeals, opened_items
+from gateway.responses.store import ResponseStore
+from shared.errors import ConfigError
+from tests.gateway.gateway_process import GatewayProcess
+from tests.gateway.responses.conftest import RESPONSES_SECRET, KeyFile
+
+OLD, NEW = "o" * MIN_SECRET_CHARACTERS, "n" * MIN_SECRET_CHARACTERS
+SEALS = ReasoningSeals([OLD])
+TEXT = "Two and two."
+
+
+@settings(max_examples=25, deadline=None)
+@given(tenant=st.text(max_size=20), item_id=st.text(max_size=20), text=st.text(max_size=200))
+def test_what_was_sealed_is_opened_for_its_tenant_alone(tenant: str, item_id: str, text: str) -> None:
+    sealed = SEALS.seal(tenant, item_id, text)
+    assert ReasoningSeals([OLD]).open(tenant, sealed) == text
+    assert SEALS.open(tenant + "x", sealed) is None
+    assert ReasoningSeals([NEW]).open(tenant, sealed) is None
+    # Events that are told again are the same; items are not.
+    assert SEALS.seal(tenant, item_id, text) == sealed != SEALS.seal(tenant, item_id + "x", text)
+
+
+def test_every_changed_bit_is_noticed() -> None:
+    sealed = SEALS.seal("t", "rs_1", TEXT)
+    prefix, _, packed = sealed.partition(".")
+    content = base64.urlsafe_b64decode(packed)
+    assert TEXT.encode() not in content
+    for place in range(8 * len(content)):
+        changed = bytearray(content)
+        changed[place // 8] ^= 1 << place % 8
+        assert SEALS.open("t", f"{prefix}.{base64.urlsafe_b64encode(changed).decode()}") is None
+
+
+@pytest.mark.parametrize(
+    "content", ["", "hr1.", "hr1.!", "hr1.AAAA", "gAAAAABo", SEALS.seal("t", "a", TEXT)[4:], "hr1.ü"]
+)
+def test_what_is_none_of_ours_is_not_opened(content: str) -> None:
+    assert SEALS.open("t", content) is None
+
+
+def test_secret_is_replaced_without_losing_what_the_old_one_sealed() -> None:
+    both = ReasoningSeals.read(f"{NEW}, {OLD}")
+    assert both is not None
+    assert both.open("t", SEALS.seal("t", "a", TEXT)) == TEXT
+    assert ReasoningSeals([NEW]).open("t", both.seal("t", "a", TEXT)) == TEXT
+
+
+def test_short_secret_is_refused_and_none_seals_nothing() -> None:
+    assert ReasoningSeals.read(None) is ReasoningSeals.read("") is None
+    with pytest.raises(ConfigError, match=f"HEADRACE_RESPONSES_SECRET: .*fewer than {MIN_SECRET_CHARACTERS}"):
+        ReasoningSeals.read(f"{NEW},short")
+
+
+def test_items_are_opened_and_the_one_at_fault_is_named() -> None:
+    message = ItemBody(type="message", role="user", content="hi")
+    sealed = ItemBody(type="reasoning", summary=[], encrypted_content=SEALS.seal("t", "a", TEXT))
+    opened = opened_items([message, sealed], "t", SEALS)
+    assert opened == [
+        message,
+        ItemBody(type="reasoning", summary=[], content=[PartBody(type="reasoning_text", text=TEXT)]),
+    ]
+    for tenant, seals in (("other", SEALS), ("t", None)):
+        with pytest.raises(ApiError, match="could not be verified") as refusal:
+            opened_items([message, sealed], tenant, seals)
+        error = refusal.value
+        assert (error.status, error.code) == (400, "invalid_encrypted_content")
+        assert error.param == "input.[1].encrypted_content"
+
+
+async def test_item_of_another_tenant_is_refused(gateway: GatewayProcess, key_file: KeyFile) -> None:
+    sealed = ReasoningSeals([RESPONSES_SECRET]).seal("acme", "rs_1", TEXT)
+    item = {"type": "reasoning", "summary": [], "encrypted_content": sealed}
+    codes = []
+    for key in (key_file.keys["acme"], key_file.keys["evil"]):
+        async with httpx2.AsyncClient(base_url=gateway.url, headers={"Authorization": f"Bearer {key}"}) as client:
+            answer = await client.post("/v1/responses", json={"model": "none", "input": [item]})
+            codes.append(answer.json()["error"]["code"])
+    # The first one is only not computed: there is no such model.
+    assert codes[0] in ("model_not_found", "no_worker")
+    assert codes[1] == "invalid_encrypted_content"
+
+
+async def test_without_a_secret_the_operator_s_setting_is_named() -> None:
+    body = b'{"model":"m","input":"x","include":["reasoning.encrypted_content"]}'
+    principal, nothing = Principal("key", "tenant"), cast("Any", None)
+    with pytest.raises(ApiError, match="HEADRACE_RESPONSES_SECRET") as refusal:
+        await ResponsesEndpoint(ResponseStore(nothing, nothing)).generation(body, principal)
+    error = refusal.value
+    assert (error.status, error.param, error.code) == (400, "include", "unsupported_parameter")
+    generation = await ResponsesEndpoint(ResponseStore(nothing, nothing, SEALS)).generation(body, principal)
+    assert generation.draft.has_encrypted_reasoning
