@@ -1,4 +1,4 @@
-"""`text.format`, ids of items, and reasoning that clients give back."""
+"""`text.format`, and ids of items."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import pytest
 
 from gateway.errors import ApiError
 from gateway.responses.item_ids import input_item_id, is_response_id, new_response_id, output_item_id, response_of
-from gateway.responses.reasoning_content import decode_reasoning, encode_reasoning
 from gateway.responses.text_format import TextFormatBody, repeated_format, text_output
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
@@ -90,12 +89,3 @@ def test_text_that_is_no_id_is_none(text: str) -> None:
         assert response_of("msg_" + "0" * digits) is None
     for digits in (36, 40):
         assert response_of("msg_" + "0" * digits) == "resp_" + "0" * 32
-
-
-def test_reasoning_that_clients_give_back_is_read_and_that_of_others_left() -> None:
-    for text in ("", "thought", "é\U0001f600"):
-        assert decode_reasoning(encode_reasoning(text)) == text
-    packed = encode_reasoning("thought")
-    assert "thought" not in packed
-    for other in (None, "", "gAAAA", packed[1:], packed + "!", packed[:-1], packed.partition("1.")[0] + "1./w=="):
-        assert decode_reasoning(other) is None
