@@ -36,10 +36,15 @@ class ExpertLoads:
         # A stream of its own, because that of the model has steps before and behind whatever is put into it.
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
+    def by_layer(self) -> list[torch.Tensor]:
+        """Return the tokens that each expert got since the model was loaded, `[num_experts]` int64 a layer."""
+        with torch.cuda.stream(self._stream):
+            # A copy even on a CPU, where steps would go on counting in it.
+            return [counter.clone().cpu() for counter in self._counters]
+
     def read(self) -> ExpertLoad:
         """Return the numbers of this moment."""
-        with torch.cuda.stream(self._stream):
-            counts = [counter.cpu().double() for counter in self._counters]
+        counts = [counter.double() for counter in self.by_layer()]
         busiest = [float(layer.max() / layer.mean()) for layer in counts if layer.any()]
         unused = sum(int((layer == 0).sum()) for layer in counts)
         return ExpertLoad(int(sum(float(layer.sum()) for layer in counts)), max(busiest, default=0.0), unused)

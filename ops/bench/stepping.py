@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from gpu_worker.core.model_runner import ModelRunner
 from gpu_worker.core.scheduler import Scheduler
-from gpu_worker.core.scheduler_config import SchedulerConfig, WindowConfig
+from gpu_worker.core.scheduler_config import SchedulerConfig, StateConfig, WindowConfig
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.speculation import Speculation
 from gpu_worker.core.step import SequenceEvent
@@ -26,6 +26,7 @@ def make_engine(
     has_prefix_cache: bool = True,
     speculation: Speculation | None = None,
     windows: tuple[WindowConfig, ...] = (),
+    state: StateConfig | None = None,
 ) -> Engine:
     """Make an engine over a runner."""
     config = SchedulerConfig(
@@ -36,6 +37,7 @@ def make_engine(
         max_model_len=max_model_len,
         enable_prefix_caching=has_prefix_cache,
         windows=windows,
+        state=state,
     )
     return Engine(Scheduler(config, speculation), runner)
 

@@ -27,12 +27,15 @@ def launch(
     chunk_size: int | None = None,
     cache_dtype: torch.dtype = torch.bfloat16,
 ) -> torch.Tensor:
-    """Launch attention over caches that are never read; values are a part of the keys of one KV head."""
+    """Launch attention over caches that are never read; values are a part of the keys of one KV head.
+
+    Queries have the type of the cache, or 16 bits over one of eight.
+    """
     keys = torch.empty(2, 16, num_kv_heads, head_dim, dtype=cache_dtype)
     is_latent = num_kv_heads == 1
     is_8bit = is_quantized(cache_dtype)
     batch = PagedAttentionBatch(
-        torch.empty(num_seqs * query_len, num_heads, head_dim, dtype=torch.bfloat16),
+        torch.empty(num_seqs * query_len, num_heads, head_dim, dtype=torch.bfloat16 if is_8bit else cache_dtype),
         keys,
         keys[..., :value_dim] if is_latent else torch.empty(2, 16, num_kv_heads, value_dim, dtype=cache_dtype),
         torch.empty(num_seqs, 2048, dtype=torch.int32),

@@ -38,11 +38,17 @@ def packed(
 
 
 def launch(
-    gpu: Gpu, num_tokens: int, top_k: int, gate_up: ExpertStack, down: ExpertStack, activation: GatedActivation
+    gpu: Gpu,
+    num_tokens: int,
+    top_k: int,
+    gate_up: ExpertStack,
+    down: ExpertStack,
+    activation: GatedActivation,
+    dtype: torch.dtype = BFLOAT16,
 ) -> torch.Tensor:
     experts = GpuExperts(gate_up, down, activation, 0, gpu)
     ids = torch.zeros(num_tokens, top_k, dtype=torch.int32)
-    return experts(torch.empty(num_tokens, gate_up.shape[2], dtype=BFLOAT16), ids, torch.zeros(num_tokens, top_k))
+    return experts(torch.empty(num_tokens, gate_up.shape[2], dtype=dtype), ids, torch.zeros(num_tokens, top_k))
 
 
 def launches(gpu: Gpu) -> dict[str, Callable[[], object]]:

@@ -30,11 +30,12 @@ def rows_of(length: int, *, saves: bool) -> StateRows:
     return state_rows([length], [0], [1], saves=[[(length, 0)]] if saves else None)
 
 
-def launch_delta(gpu: Gpu, length: int, *, saves: bool = False) -> torch.Tensor:
+def launch_delta(gpu: Gpu, length: int, *, saves: bool = False, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
     weights = DeltaWeights(empty(32, dtype=torch.float32), empty(32, dtype=torch.float32))
     states = empty(2, 32, 128, 128, dtype=torch.float32)
     rows = rows_of(length, saves=saves)
-    return gated_delta_triton(empty(length, SIZES.num_features), empty(length, 64), weights, SIZES, states, rows, gpu)
+    features, gates = empty(length, SIZES.num_features, dtype=dtype), empty(length, 64, dtype=dtype)
+    return gated_delta_triton(features, gates, weights, SIZES, states, rows, gpu)
 
 
 def launch_ssd(gpu: Gpu, sizes: SsdSizes, length: int, *, saves: bool = False) -> torch.Tensor:
@@ -44,9 +45,10 @@ def launch_ssd(gpu: Gpu, sizes: SsdSizes, length: int, *, saves: bool = False) -
     return ssd_triton(features, steps, SsdWeights(*of_heads), sizes, states, rows_of(length, saves=saves), gpu)
 
 
-def launch_conv(length: int, *, saves: bool = False) -> torch.Tensor:
+def launch_conv(length: int, *, saves: bool = False, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
     channels = SIZES.num_features
-    inputs = empty(length, channels), empty(4, channels), None, empty(2, 3, channels, dtype=torch.float32)
+    features, weight = empty(length, channels, dtype=dtype), empty(4, channels, dtype=dtype)
+    inputs = features, weight, None, empty(2, 3, channels, dtype=torch.float32)
     return causal_conv_triton(*inputs, rows_of(length, saves=saves))
 
 

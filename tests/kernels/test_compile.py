@@ -10,6 +10,7 @@ pytest.importorskip("triton", reason="Triton does not support this platform")
 
 from kernels.gpu_config import GpuGeneration
 from tests.kernels.compile_checks import CompiledKernel, compile_launches
+from tests.kernels.published_launches import CHECKED
 
 CAPABILITIES = (80, 90)
 # Instructions of PTX. Sixteen bytes: of an asynchronous copy, a load and a store.
@@ -125,6 +126,18 @@ def test_variants_of_attention_fit_the_gpu_and_copy_ahead_of_use(tmp_path: Path)
         if not kernel.kernel.startswith("reduce") and "8bit" not in kernel.launch:
             assert kernel.count(COPY_16) >= 12, str(kernel)
             assert kernel.count(MMA) + kernel.count(WGMMA) > 0, str(kernel)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_steps_of_published_mixtures_and_hybrids_fit_the_gpu(tmp_path: Path) -> None:
+    compiled = compile_launches("tests.kernels.published_launches", (90,), tmp_path / "published.json")
+    for kernel in compiled:
+        assert kernel.shared_bytes <= kernel.generation.max_shared_bytes, str(kernel)
+        assert kernel.stack_bytes == 0 or CHECKED in kernel.launch, f"{kernel} spills registers"
+    launched = {kernel.kernel for kernel in compiled}
+    assert {"split_attention_kernel", "chunk_attention_kernel", "dense_experts_kernel"} <= launched
+    assert {"packed_experts_kernel", "sort_kernel", "combine_kernel"} <= launched
 
 
 @pytest.mark.slow

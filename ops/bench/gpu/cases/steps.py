@@ -45,7 +45,8 @@ def load_step_module(name: str) -> Any:
         raise MissingPackageError(error.name or str(error)) from error
 
 
-def _build(device: torch.device, module: str, function: str, **arguments: Any) -> Case:
+def build_case(device: torch.device, module: str, function: str, **arguments: Any) -> Case:
+    """Call a function of a step module with the device and these arguments."""
     case: Case = getattr(load_step_module(module), function)(device, **arguments)
     return case
 
@@ -64,7 +65,7 @@ def step_checks(device: torch.device, shape: ModelShape, lengths: tuple[int, ...
 
 def _spec(label: str, shape: ModelShape, module: str, function: str, **arguments: Any) -> CaseSpec:
     """Return the case of a function of a step module, called with the device, the shape and these arguments."""
-    build = partial(_build, module=module, function=function, shape=shape, **arguments)
+    build = partial(build_case, module=module, function=function, shape=shape, **arguments)
     return CaseSpec(f"{shape.name} {label}", build)
 
 

@@ -30,14 +30,15 @@ def logits_error(device: torch.device, shape: ModelShape, lengths: tuple[int, ..
     peer = TransformersPeer(shape, weights.tensors, device, max_len)
     prompts = [torch.randint(shape.vocab_size, (length,), device=device) for length in lengths]
     cache = StepEngine(model, EngineSizes(len(lengths), max_len, has_graphs=False)).cache
-    actual = _paged_logits(model, cache, prompts)
+    actual = paged_logits(model, cache, prompts)
     expected = [peer.logits(prompt).float() for prompt in prompts]
     cosines = [F.cosine_similarity(ours, theirs, dim=-1).min() for ours, theirs in zip(actual, expected, strict=True)]
     return 1 - float(torch.stack(cosines).min())
 
 
 @torch.inference_mode()
-def _paged_logits(model: CausalLM, cache: KVCache, prompts: list[torch.Tensor]) -> list[torch.Tensor]:
+def paged_logits(model: CausalLM, cache: KVCache, prompts: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Return the logits of prompts, each computed in two chunks, but for its last tokens, which are decodes."""
     batch = PagedBatch(cache, len(prompts), max(map(len, prompts)))
     parts: list[list[torch.Tensor]] = [[] for _ in prompts]
     computed = [0] * len(prompts)
@@ -56,6 +57,11 @@ def _paged_logits(model: CausalLM, cache: KVCache, prompts: list[torch.Tensor]) 
 def graphs_error(device: torch.device, shape: ModelShape, num_seqs: int, prompt_len: int, num_new: int) -> float:
     """Return the share of greedy tokens that differ between the engine with graphs and without."""
     model, _ = random_model(replace(shape, num_layers=_NUM_LAYERS), prompt_len + num_seqs + num_new, device)
+    return share_of_other_tokens(model, num_seqs, prompt_len, num_new)
+
+
+def share_of_other_tokens(model: CausalLM, num_seqs: int, prompt_len: int, num_new: int) -> float:
+    """Return the share of a model's greedy tokens that differ between the engine with graphs and without."""
     tokens = []
     for has_graphs in (False, True):
         sizes = EngineSizes(num_seqs, model.config.max_model_len, has_graphs=has_graphs)

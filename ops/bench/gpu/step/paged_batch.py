@@ -7,13 +7,18 @@ from itertools import accumulate
 import torch
 
 from gpu_worker.execution.memory.kv_cache import KVCache
+from gpu_worker.execution.memory.state_pool import allocate_states
 from gpu_worker.layers.attention_context import AttentionContext
 from gpu_worker.models.decoder import CausalLM
 from kernels.sampling import SamplingParameters, sample_tokens
+from kernels.state_rows import StateRows
 
 
 class PagedBatch:
-    """Gives each of `num_seqs` sequences room for `max_len` tokens, in blocks drawn at random from the whole cache."""
+    """Gives each of `num_seqs` sequences room for `max_len` tokens, in blocks drawn at random from the whole cache.
+
+    Owns the sequences' states, in models with recurrent layers.
+    """
 
     def __init__(self, cache: KVCache, num_seqs: int, max_len: int) -> None:
         """Draw the blocks.
@@ -31,6 +36,7 @@ class PagedBatch:
         device = cache.layers[0].keys.device
         order = torch.randperm(cache.num_blocks, device=device)[: num_seqs * width]
         self._tables = order.view(num_seqs, width).int()
+        self._states = allocate_states(cache.layout, num_seqs, 0, device)
 
     def step(self, lengths: list[tuple[int, int]]) -> tuple[torch.Tensor, AttentionContext]:
         """Return the positions and the context of a step.
@@ -42,14 +48,19 @@ class PagedBatch:
         queries = [query for query, _ in lengths]
         positions = torch.cat([torch.arange(context - query, context, device=device) for query, context in lengths])
         rows = torch.arange(len(lengths), device=device).repeat_interleave(torch.tensor(queries, device=device))
+        query_starts = torch.tensor([0, *accumulate(queries)], dtype=torch.int32, device=device)
+        context_lens = torch.tensor([context for _, context in lengths], dtype=torch.int32, device=device)
+        slots = torch.arange(len(lengths), device=device)
         context = AttentionContext(
             caches=self._cache.layers,
             slot_mapping=self._tables[rows, positions // block_size].long() * block_size + positions % block_size,
             block_tables=self._tables[: len(lengths)],
-            query_starts=torch.tensor([0, *accumulate(queries)], dtype=torch.int32, device=device),
-            context_lens=torch.tensor([context for _, context in lengths], dtype=torch.int32, device=device),
+            query_starts=query_starts,
+            context_lens=context_lens,
             max_query_len=max(queries),
             max_context_len=max(context for _, context in lengths),
+            states=() if self._states is None else self._states.layers,
+            state_rows=StateRows(slots, query_starts, context_lens, max(queries)) if self._states else None,
         )
         return positions, context
 

@@ -31,7 +31,7 @@ class RandomWeights:
         self.matrices: list[torch.Tensor] = []
         self._dtype = dtype
         self._device = device
-        self._generator = torch.Generator(device).manual_seed(seed)
+        self._generator = None if device.type == "meta" else torch.Generator(device).manual_seed(seed)
 
     def take(self, name: str, *shape: int) -> torch.Tensor:
         """Make one tensor."""

@@ -10,6 +10,7 @@ from gpu_worker.core.speculation import Speculation
 from gpu_worker.core.step import SequenceEvent
 from gpu_worker.execution.drafts.proposer import Proposer
 from gpu_worker.execution.memory.kv_cache import allocate_kv_cache
+from gpu_worker.execution.memory.state_sizes import num_sure_slots, state_config
 from gpu_worker.execution.runner import TorchModelRunner
 from gpu_worker.models.decoder import CausalLM
 from ops.bench.spec.fixed_depth import FixedDepth
@@ -53,7 +54,16 @@ class StepEngine:
         for tensor in (tensor for stack in self.cache.groups[0].stacks for tensor in (stack.keys, stack.values)):
             tensor.zero_()
         budget = max(sizes.token_budget, sizes.max_num_seqs)
-        runner = TorchModelRunner(model, self.cache, sizes.max_num_seqs, sizes.max_model_len, budget, sizes.num_drafts)
+        has_states = model.config.has_states
+        runner = TorchModelRunner(
+            model,
+            self.cache,
+            sizes.max_num_seqs,
+            sizes.max_model_len,
+            budget,
+            sizes.num_drafts,
+            num_state_slots=num_sure_slots(sizes.max_num_seqs, has_blocks=True) if has_states else 0,
+        )
         if sizes.is_warm:
             runner.warm_up()
         if sizes.has_graphs:
@@ -69,6 +79,7 @@ class StepEngine:
             block_size=BLOCK_SIZE,
             has_prefix_cache=sizes.has_prefix_cache,
             speculation=None if proposer is None else Speculation(FixedDepth(sizes.num_drafts)),
+            state=state_config(runner.num_state_slots, BLOCK_SIZE) if has_states else None,
         )
         self._prompts = Prompts(range(model.config.vocab_size))
 

@@ -19,7 +19,7 @@ from ops.bench.gpu.cases import steps
 from ops.bench.gpu.record import RunRecord
 from ops.bench.gpu.run import check_op
 from ops.bench.gpu.shapes import LLAMA3_8B, ModelShape
-from ops.bench.gpu.step import correctness, decode, prefill, serving, verification
+from ops.bench.gpu.step import correctness, decode, prefill, published_steps, serving, verification
 from ops.bench.gpu.step.decode import decode_case
 from ops.bench.gpu.step.prefill import prefill_case
 from ops.bench.gpu.step.random_model import random_model
@@ -175,6 +175,8 @@ def test_cases_at_the_models_sizes_are_called_rightly(suite: OpSuite, monkeypatc
         (prefill, "prefill_case"),
         (verification, "verification_case"),
         (verification, "scripted_case"),
+        (published_steps, "published_decode_case"),
+        (published_steps, "published_prefill_case"),
     ):
         monkeypatch.setattr(module, name, create_autospec(getattr(module, name), return_value="built"))
     assert [spec.build(CPU) for spec in suite.cases] == ["built"] * len(suite.cases)
@@ -200,7 +202,7 @@ def test_whole_steps_need_only_what_a_bare_gpu_machine_has() -> None:
     blocked = ("nats", "uvloop", "starlette", "uvicorn", "redis", "httptools", "prometheus_client")
     code = """
 from ops.bench.gpu.cases.steps import load_step_module
-for name in ("correctness", "decode", "prefill", "serving", "verification"):
+for name in ("correctness", "decode", "prefill", "published_correctness", "published_steps", "serving", "verification"):
     load_step_module(name)
 """
     done = run_without(blocked, code)

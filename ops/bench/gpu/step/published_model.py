@@ -1,0 +1,157 @@
+"""Models in published shapes beyond the dense decoder, with random weights, and how large each weight is.
+
+Weights take the way that those of a checkpoint take: the family's reader and the same packing, experts in MXFP4 where
+the published ones are so.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from gpu_worker.layers.free_memory import free_host_bytes
+from gpu_worker.layers.mixture_shape import MixtureShape
+from gpu_worker.models.config import ModelConfig
+from gpu_worker.models.decoder import CausalLM
+from gpu_worker.models.json_file import JsonFile
+from gpu_worker.models.projections import QuantizedLayers
+from gpu_worker.models.registry import FAMILIES
+from gpu_worker.quantization.mxfp4 import GROUP_SIZE
+from kernels.linear import LinearFactory
+from kernels.linear.forms import FLOAT4, GroupQuantizedWeight
+from ops.bench.gpu.published import PublishedShape
+from ops.bench.gpu.step.random_model import RandomWeights
+
+_BLOCKS, _SCALES = "_blocks", "_scales"
+# Exponents of the scales' powers of two, with the bias of 127: codes come out as large as plain weights.
+_LOWEST_SCALE, _HIGHEST_SCALE = 119, 122
+_CODES_PER_BYTE = 2
+
+
+@dataclass(frozen=True, slots=True)
+class WeightSize:
+    """How many numbers a tensor holds, and the bytes that it is stored in."""
+
+    numbers: int
+    num_bytes: int
+
+
+class PublishedWeights(RandomWeights):
+    """Random weights of which only the sizes are kept, unless a peer is to share them.
+
+    Attributes:
+        sizes: Of every tensor that was taken, by its name in the checkpoint.
+    """
+
+    def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device, *, keeps_tensors: bool) -> None:
+        """Make weights for `config`; with `keeps_tensors` they are in `tensors` by the names of `transformers`."""
+        super().__init__(dtype, device)
+        self.sizes: dict[str, WeightSize] = {}
+        self._config = config
+        self._keeps_tensors = keeps_tensors
+        self._stack = torch.empty(0)
+
+    def take_rows(self, names: Sequence[str], shapes: Sequence[tuple[int, ...]]) -> torch.Tensor:
+        """Make several tensors, one after another along their first dimension."""
+        whole = super().take_rows(names, shapes)
+        if whole.dim() == 1:
+            self._fill_vector(names[0], whole)
+        for name in names:
+            self._count(name, self.tensors[name])
+        if not self._keeps_tensors:
+            self.tensors.clear()
+            self.matrices.clear()
+        return whole
+
+    def take_item(self, name: str, index: int, *shape: int) -> torch.Tensor:
+        """Make all tensors of a stack with the first of them."""
+        if index == 0:
+            self._stack = self.take(name, *shape)
+        return self._stack[index]
+
+    def has(self, name: str) -> bool:
+        """Say that experts are stacked, and in which form."""
+        stored = _BLOCKS if self._config.quantization is not None else ""
+        return name.endswith((f".experts.gate_up_proj{stored}", f".experts.down_proj{stored}"))
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of coded experts: blocks of 16 bytes, and an exponent for each."""
+        stem, _, kind = name.rpartition("_")
+        blocks = (layer.feed_forward for layer in self._config.layers)
+        mixture = next(block for block in blocks if isinstance(block, MixtureShape))
+        rows, columns = self._config.hidden_size, mixture.expert_size
+        if stem.endswith("gate_up_proj"):
+            rows, columns = mixture.activation.num_projections * mixture.expert_size, self._config.hidden_size
+        groups = (mixture.num_experts, rows, columns // GROUP_SIZE)
+        return groups if f"_{kind}" == _SCALES else (*groups, GROUP_SIZE // _CODES_PER_BYTE)
+
+    def take_raw(self, name: str) -> torch.Tensor:
+        """Make the codes of all experts."""
+        return torch.stack([self.take_raw_item(name, index) for index in range(self.shape(name)[0])])
+
+    def take_raw_item(self, name: str, index: int) -> torch.Tensor:
+        """Make the blocks of one expert, or their exponents."""
+        shape = self.shape(name)
+        low, high = (_LOWEST_SCALE, _HIGHEST_SCALE) if name.endswith(_SCALES) else (0, 1 << 8)
+        made = torch.empty(shape[1:], dtype=torch.uint8, device=self._device)
+        made.random_(low, high, generator=self._generator)
+        if index == 0:
+            numbers = 0 if name.endswith(_SCALES) else _CODES_PER_BYTE * shape[0] * made.numel()
+            self.sizes[name] = WeightSize(numbers, shape[0] * made.nbytes)
+        if self._keeps_tensors:
+            self._keep_item(name, index, made)
+        return made
+
+    def _keep_item(self, name: str, index: int, made: torch.Tensor) -> None:
+        """Keep the codes of an expert, and with their exponents the plain numbers, as `transformers` has them."""
+        if index == 0:
+            self.tensors[name] = made.new_empty(self.shape(name))
+        self.tensors[name][index] = made
+        if not name.endswith(_SCALES) or index + 1 < self.shape(name)[0]:
+            return
+        stem = name.removesuffix(_SCALES)
+        blocks, exponents = self.tensors.pop(f"{stem}{_BLOCKS}"), self.tensors.pop(name)
+        forms = [
+            GroupQuantizedWeight(codes.flatten(1), FLOAT4, GROUP_SIZE, scales.view(torch.float8_e8m0fnu))
+            for codes, scales in zip(blocks, exponents, strict=True)
+        ]
+        self.tensors[stem] = torch.stack([form.dequantize().T for form in forms]).to(self._dtype)
+
+    def _fill_vector(self, name: str, vector: torch.Tensor) -> None:
+        """Let normalisations do nothing, and states remember some ten tokens."""
+        if name.endswith("A_log"):
+            vector.uniform_(-4.0, 0.0, generator=self._generator)
+        elif name.endswith(("dt_bias", ".sinks")):
+            vector.normal_(generator=self._generator)
+        elif self._config.block.norm.is_offset and ".linear_attn." not in name:
+            vector.zero_()
+
+    def _count(self, name: str, tensor: torch.Tensor) -> None:
+        self.sizes[name] = WeightSize(tensor.numel(), tensor.nbytes)
+
+
+def published_config(shape: PublishedShape, max_model_len: int) -> ModelConfig:
+    """Return the configuration as the family's reader has it, for sequences of at most so many tokens."""
+    fields = shape.config()
+    config = FAMILIES[fields["architectures"][0]](JsonFile(Path(shape.name, "config.json"), fields))
+    assert max_model_len <= config.max_model_len
+    return dataclasses.replace(config, max_model_len=max_model_len)
+
+
+def published_model(
+    shape: PublishedShape,
+    max_model_len: int,
+    device: torch.device,
+    dtype: torch.dtype = torch.bfloat16,
+    *,
+    keeps_tensors: bool = False,
+) -> tuple[CausalLM, PublishedWeights]:
+    """Make the model; `max_model_len` bounds the rotary table, `keeps_tensors` lets a peer share the weights."""
+    config = published_config(shape, max_model_len)
+    weights = PublishedWeights(config, dtype, device, keeps_tensors=keeps_tensors)
+    quantized = None if config.quantization is None else QuantizedLayers(config.quantization, weights)
+    return CausalLM(config, weights, dtype, device, LinearFactory(free_host_bytes), quantized), weights

@@ -1,0 +1,130 @@
+"""The least that a step of a model must read and compute, from its weights' sizes and what its layers keep.
+
+Bytes: every weight once but for the table of embeddings, of which rows are looked up; of experts those that a token of
+the step has; keys and values of what each sequence sees; states read and written. Operations: each token's weights,
+the head for rows that are sampled, attention over the pairs of tokens that see one another.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from gpu_worker.layers.cache_layout import KeepsTokens
+from gpu_worker.layers.layer_traits import AttentionShape, GatedDeltaShape, LatentShape, MixerShape
+from gpu_worker.layers.mixture_shape import MixtureShape
+from gpu_worker.models.config import ModelConfig
+from gpu_worker.models.layer_memory import cache_layout
+from ops.bench.gpu.step.published_model import WeightSize
+
+_EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
+_EXPERT = re.compile(r"model\.layers\.(\d+)\..*\.experts\.")
+_VECTOR = re.compile(r".*(norm\.weight|bias|A_log|sinks)$")
+# Of a number in the cache.
+_CACHE_BYTES = 2
+
+Lengths = Sequence[tuple[int, int]]
+"""Of each sequence the tokens that the step computes, and its tokens after the step."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepFloor:
+    """Bytes that move through the device's memory at least, and operations on tensor cores."""
+
+    num_bytes: int
+    num_flops: int
+
+
+def step_floor(
+    config: ModelConfig, sizes: Mapping[str, WeightSize], lengths: Lengths, experts_read: Sequence[float]
+) -> StepFloor:
+    """Return the floor of one step, which samples behind the last token of each sequence.
+
+    Args:
+        config: Of the model, whose output matrix is one of its own.
+        sizes: Of all weights, by name.
+        lengths: Of the sequences.
+        experts_read: How many experts any token of the step has, in each layer with experts, in order.
+    """
+    assert not config.tie_word_embeddings
+    num_tokens = sum(query for query, _ in lengths)
+    num_bytes, flops = _bytes_kept(config, lengths), _mixer_flops(config, lengths)
+    shares = dict(zip(_mixtures(config), experts_read, strict=True))
+    for name, size in sizes.items():
+        expert = _EXPERT.match(name)
+        if expert is not None:
+            layer = int(expert[1])
+            mixture = config.layer(layer).feed_forward
+            assert isinstance(mixture, MixtureShape)
+            share, num_rows = shares[layer] / mixture.num_experts, num_tokens * mixture.rule.top_k / mixture.num_experts
+        else:
+            share, num_rows = 0.0 if name == _EMBEDDING else 1.0, len(lengths) if name == _HEAD else num_tokens
+        num_bytes += size.num_bytes * share
+        if name != _EMBEDDING and not _VECTOR.match(name):
+            flops += 2 * num_rows * size.numbers
+    return StepFloor(round(num_bytes), round(flops))
+
+
+def num_active(config: ModelConfig, sizes: Mapping[str, WeightSize]) -> int:
+    """Return how many numbers a token is multiplied by or added to, its row of the embeddings left out."""
+    total = 0.0
+    for name, size in sizes.items():
+        if (expert := _EXPERT.match(name)) is not None:
+            mixture = config.layer(int(expert[1])).feed_forward
+            assert isinstance(mixture, MixtureShape)
+            total += size.numbers * mixture.rule.top_k / mixture.num_experts
+        elif name != _EMBEDDING:
+            total += size.numbers
+    return round(total)
+
+
+def _mixtures(config: ModelConfig) -> list[int]:
+    """Return the numbers of the layers with experts."""
+    return [index for index, layer in enumerate(config.layers) if isinstance(layer.feed_forward, MixtureShape)]
+
+
+def _bytes_kept(config: ModelConfig, lengths: Lengths) -> float:
+    """Return the keys and values that sequences see, and their states, which are read and written."""
+    layout = cache_layout(config)
+    total = 2 * len(lengths) * layout.state_bytes
+    for layer in range(config.num_layers):
+        tokens = layout.tokens_of(layer)
+        if tokens is not None:
+            seen = sum(min(context, tokens.window or context) for _, context in lengths)
+            total += seen * _token_bytes(tokens)
+    return float(total)
+
+
+def _token_bytes(tokens: KeepsTokens) -> int:
+    shape = tokens.shape
+    return shape.num_kv_heads * (shape.key_dim + (0 if shape.is_latent else shape.value_dim)) * _CACHE_BYTES
+
+
+def _mixer_flops(config: ModelConfig, lengths: Lengths) -> float:
+    return float(sum(_flops_of(layer.mixer, lengths) for layer in config.layers))
+
+
+def _flops_of(mixer: MixerShape | None, lengths: Lengths) -> int:
+    """Return the operations of one layer between its projections.
+
+    Latent attention is counted with heads of keys and values of their own: computed on latent vectors it takes more.
+    """
+    if isinstance(mixer, AttentionShape):
+        return 4 * _num_pairs(lengths, mixer.sliding_window) * mixer.num_heads * mixer.head_dim
+    if isinstance(mixer, LatentShape):
+        numbers = mixer.plain_dim + mixer.rotary_dim + mixer.value_dim
+        return 2 * _num_pairs(lengths, None) * mixer.num_heads * numbers
+    assert isinstance(mixer, GatedDeltaShape), f"no floor is known of {type(mixer).__name__}"
+    sizes = mixer.sizes
+    # The state times a key, the correction's outer product, and the state times a query.
+    return 6 * sum(query for query, _ in lengths) * sizes.num_value_heads * sizes.key_dim * sizes.value_dim
+
+
+def _num_pairs(lengths: Lengths, window: int | None) -> int:
+    """Return how many pairs of a query and a token that it sees there are."""
+    return sum(sum(_seen(range(context - query, context), window)) for query, context in lengths)
+
+
+def _seen(positions: Iterable[int], window: int | None) -> Iterable[int]:
+    return (position + 1 if window is None else min(position + 1, window) for position in positions)
