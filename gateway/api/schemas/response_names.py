@@ -44,7 +44,7 @@ RESPONSE_NAMES = (
     _served("min_p", "Drop tokens less likely than this times the most likely one.", 0.1),
     _served("top_logprobs", "Report the log probability of each token, and of so many likely alternatives.", 2),
     _served("stop", "A text, or a list of texts, before which the answer ends.", ["END"]),
-    _served("seed", "The same seed and request give the same answer.", 42),
+    _served("seed", "The same seed and request give the same answer; -1 is the same as none.", 42),
     _served("presence_penalty", "Subtracted from the logit of each token that the answer has.", 0.5),
     _served("frequency_penalty", "The same, times the number of its occurrences.", 0.5),
     _served("repetition_penalty", "Divides positive logits of tokens in prompt and answer.", 1.1),

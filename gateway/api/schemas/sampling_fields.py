@@ -44,6 +44,9 @@ class SamplingFields(Struct, kw_only=True, forbid_unknown_fields=True):
     timeout: TimeoutSeconds | None = None
 
 
+# How clients of vLLM and llama.cpp say that each answer is to have a seed of its own.
+_RANDOM_SEED = -1
+
 # What is taken over by its name: all but those that the wire writes in another form.
 _OTHER_FORMS = {"seed", "stop", "top_k", "max_tokens", "logprobs", "prompt_logprobs", "bad_words", "grammar"}
 _COPIED = tuple(name for name in Sampling.__struct_fields__ if name not in _OTHER_FORMS)
@@ -73,17 +76,17 @@ def sampling_of(body: SamplingFields, max_tokens: int | None, logprobs: int | No
 def seed_of(seed: int | None, temperature: float | None) -> int:
     """Return the seed of a request.
 
-    A request without one gets a random one, so that it can move to another worker; when greedy it gets 0, so that equal
-    requests look equal.
+    A request without one, or with -1, gets a random one, so that it can move to another worker; when greedy it gets 0,
+    so that equal requests look equal.
     """
-    if seed is not None:
+    if seed is not None and seed != _RANDOM_SEED:
         return seed
     return 0 if temperature == 0 else secrets.randbits(62)
 
 
 def is_deterministic(body: SamplingFields) -> bool:
     """Tell whether the same request must get the same answer: greedy, or with a seed of the client's choice."""
-    return body.temperature == 0 or body.seed is not None
+    return body.temperature == 0 or body.seed not in (None, _RANDOM_SEED)
 
 
 def _wire_form(value: object) -> object:

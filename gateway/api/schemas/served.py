@@ -85,7 +85,7 @@ SERVED = (
     Row("include_stop_str_in_output", GENERATION, "The text that ended the answer is part of it.", True),
     Row("skip_special_tokens", GENERATION, "False leaves special tokens in the text.", False),
     Row("stop_token_ids", GENERATION, "Tokens that end the answer.", [7]),
-    Row("seed", GENERATION, "The same seed and request give the same answer.", 42),
+    Row("seed", GENERATION, "The same seed and request give the same answer; -1 is the same as none.", 42),
     Row("presence_penalty", GENERATION, "Subtracted from the logit of each token that the answer has.", 0.5),
     Row("frequency_penalty", GENERATION, "The same, times the number of its occurrences.", 0.5),
     Row("repetition_penalty", GENERATION, "Divides positive logits of tokens in prompt and answer.", 1.1),

@@ -200,6 +200,12 @@ def test_minus_one_asks_for_as_many_logprobs_as_are_reported() -> None:
     assert completion(logprobs=2, echo=True, prompt_logprobs=5).sampling.prompt_logprobs == 5
 
 
+def test_seed_of_minus_one_is_none() -> None:
+    assert not chat(seed=-1).deterministic
+    assert len({chat(seed=-1).sampling.seed for _ in range(10)}) == 10
+    assert chat(seed=-1, temperature=0) == chat(temperature=0)
+
+
 def test_deterministic_is_greedy_or_seeded() -> None:
     assert chat(temperature=0).deterministic
     assert chat(seed=0).deterministic
