@@ -11,6 +11,9 @@ from gateway.anthropic.dialect import event
 
 _decode = msgspec.json.Decoder().decode
 
+# Clients give back only thinking that has a signature, and take an empty one for none. Nothing is signed here.
+_SIGNATURE = "unsigned"
+
 _EMPTY: dict[str, dict[str, Any]] = {
     "text": {"type": "text", "text": ""},
     "thinking": {"type": "thinking", "thinking": "", "signature": ""},
@@ -50,8 +53,9 @@ class BlockEvents:
         """Return the end of the block that is open, if one is."""
         if self._open is None:
             return b""
-        self._open = None
-        return event({"type": "content_block_stop", "index": self._index})
+        is_thinking, self._open = self._open == "thinking", None
+        signature = self._delta({"type": "signature_delta", "signature": _SIGNATURE}) if is_thinking else b""
+        return signature + event({"type": "content_block_stop", "index": self._index})
 
     def _within(self, kind: str) -> bytes:
         return b"" if self._open == kind else self.close() + self._start(_EMPTY[kind])
@@ -111,6 +115,8 @@ class BlockList:
             block["input"] = _object(text)
         else:
             block[block["type"]] = text
+            if block["type"] == "thinking":
+                block["signature"] = _SIGNATURE
 
 
 def _object(text: str) -> Any:

@@ -114,7 +114,7 @@ async def test_whole_message_has_its_blocks_in_order() -> None:
     assert len(set(ids)) == 2
     assert all(call_id.startswith("toolu_") for call_id in ids)
     assert message["content"] == [
-        {"type": "thinking", "thinking": "Let me think.", "signature": ""},
+        {"type": "thinking", "thinking": "Let me think.", "signature": "unsigned"},
         {"type": "text", "text": "I will add."},
         {"type": "tool_use", "name": "add", "input": {"a": 1}},
         {"type": "tool_use", "name": "sub", "input": {}},
