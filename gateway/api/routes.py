@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from importlib.metadata import version
 from typing import Any, Literal
 
@@ -157,7 +158,8 @@ class Routes:
     async def _list_models(self, request: Request, principal: Principal | None) -> Response:
         assert principal is not None
         names = [model for model in self._services.fleet.models() if principal.can_use(model)]
-        return json_response({"object": "list", "data": [self._model(name) for name in names]})
+        page = {"has_more": False, "first_id": names[0] if names else None, "last_id": names[-1] if names else None}
+        return json_response({"object": "list", "data": [self._model(name) for name in names]} | page)
 
     async def _show_model(self, request: Request, principal: Principal | None) -> Response:
         assert principal is not None
@@ -167,6 +169,7 @@ class Routes:
         return json_response(self._model(name))
 
     def _model(self, name: str) -> dict[str, Any]:
+        """Return a model as OpenAI tells it, and with what Anthropic's clients read."""
         load = self._services.fleet.load(name)
         max_model_len = load.max_model_len if load is not None and load.num_workers else None
         return {
@@ -175,6 +178,9 @@ class Routes:
             "created": self._created,
             "owned_by": "headrace",
             "max_model_len": max_model_len,
+            "type": "model",
+            "display_name": name,
+            "created_at": datetime.fromtimestamp(self._created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         }
 
     async def _tokenize(self, request: Request, principal: Principal | None) -> Response:

@@ -23,13 +23,16 @@ class ErrorAnswer(Struct, forbid_unknown_fields=True):
 
 
 class ModelAnswer(Struct, forbid_unknown_fields=True):
-    """A model that live workers serve. `max_model_len` is its context in tokens."""
+    """A model that live workers serve. `max_model_len` is its context in tokens; what follows it is Anthropic's form."""
 
     id: str
     object: Literal["model"]
     created: int
     owned_by: str
     max_model_len: int | None
+    type: Literal["model"]
+    display_name: str
+    created_at: str
 
 
 class ModelList(Struct, forbid_unknown_fields=True):
@@ -37,6 +40,9 @@ class ModelList(Struct, forbid_unknown_fields=True):
 
     object: Literal["list"]
     data: list[ModelAnswer]
+    has_more: bool
+    first_id: str | None
+    last_id: str | None
 
 
 class TokenizeAnswer(Struct, forbid_unknown_fields=True):

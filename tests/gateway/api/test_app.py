@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -139,13 +140,18 @@ async def test_models_are_those_of_live_workers_that_the_key_may_use(
     answer = (await http.get("/v1/models")).json()
     assert answer["object"] == "list"
     assert [model["id"] for model in answer["data"]] == ["org/demo", "other"]
+    created = datetime.fromtimestamp(answer["data"][0]["created"], UTC)
     assert answer["data"][0] | {"created": 0} == {
         "id": "org/demo",
         "object": "model",
         "created": 0,
         "owned_by": "headrace",
         "max_model_len": 512,
+        "type": "model",
+        "display_name": "org/demo",
+        "created_at": created.isoformat().replace("+00:00", "Z"),
     }
+    assert (answer["has_more"], answer["first_id"], answer["last_id"]) == (False, "org/demo", "other")
     _, narrow = create_key(tmp_path / "narrow.json", tenant="t", models=("other",))
     store = KeyStore(tmp_path / "narrow.json", None, services.metrics)
     async with client_of(
