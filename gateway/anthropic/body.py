@@ -76,6 +76,18 @@ class ToolBody(Struct, kw_only=True, forbid_unknown_fields=True):
     allowed_callers: Raw | UnsetType = UNSET
     input_examples: Raw | UnsetType = UNSET
 
+    # Of the tools that Anthropic runs; with these, the error names the type.
+    max_uses: Raw | UnsetType = UNSET
+    allowed_domains: Raw | UnsetType = UNSET
+    blocked_domains: Raw | UnsetType = UNSET
+    user_location: Raw | UnsetType = UNSET
+    citations: Raw | UnsetType = UNSET
+    max_content_tokens: Raw | UnsetType = UNSET
+    max_characters: Raw | UnsetType = UNSET
+    display_width_px: Raw | UnsetType = UNSET
+    display_height_px: Raw | UnsetType = UNSET
+    display_number: Raw | UnsetType = UNSET
+
 
 class ToolChoiceBody(Struct, kw_only=True, forbid_unknown_fields=True):
     """Whether a tool has to be used."""

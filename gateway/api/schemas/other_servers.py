@@ -9,6 +9,7 @@ from gateway.api.schemas.row import GENERATION, Kind, Row, Use
 
 _CHAT = (Kind.CHAT,)
 _MESSAGE = (Kind.MESSAGE,)
+_TOOL = (Kind.TOOL,)
 _TRUNCATION = "Use 'min_p', 'top_p' or 'top_k'."
 _THINKING = "Use 'reasoning_effort', or the variables of the model's template in 'chat_template_kwargs'."
 _LAST_TURN = "Use 'continue_final_message' with 'add_generation_prompt: false'."
@@ -85,6 +86,11 @@ _OTHERS = (
     _refused("thinking_budget", _THINKING, 100, (), _CHAT),
     _refused("think", _THINKING, True, (), _CHAT),
     _refused("reasoning", _THINKING, {"effort": "high"}, ({},), _CHAT),
+    _refused("custom", "Describe it as a function: `type: function`.", {"name": "f"}, (), _TOOL),
+    *(
+        _refused(name, "Put it into `function`, beside which only `type` stands.", example, (), _TOOL)
+        for name, example in (("name", "f"), ("description", "Adds."), ("parameters", {}), ("strict", True))
+    ),
     _refused("prefix", _LAST_TURN, True, (False,), _MESSAGE),
     _refused("partial", _LAST_TURN, True, (False,), _MESSAGE),
     _refused("images", "Send text; this server reads nothing else.", ["AAAA"], ([],), _MESSAGE),

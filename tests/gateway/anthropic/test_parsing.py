@@ -215,7 +215,7 @@ def test_image_is_refused_by_its_type() -> None:
             {"messages": [{"role": "user", "content": [{"type": "tool_result", "content": "x"}]}]},
             "messages.[0].content.[0].tool_use_id",
         ),
-        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools.[0].type"),
+        ({"tools": [{"type": "web_search_20250305", "name": "web_search", "max_uses": 5}]}, "tools.[0].type"),
         ({"tools": [TOOL, TOOL]}, "tools"),
         ({"tools": [{"name": "a b", "input_schema": {}}]}, "tools.[0].name"),
         ({"tools": [{"name": "a", "input_schema": []}]}, "tools.[0].input_schema"),
