@@ -131,6 +131,7 @@ class Generation:
         may_reason: The client has not turned the model's reasoning off.
         includes_reasoning: The client gets the reasoning.
         pooling: The answer is numbers made of each prompt, and nothing is generated.
+        left_out: Sampling parameters that the client did not name and the model may have defaults for.
         details: What the answer reports besides; None for nothing.
         add_special_tokens: As in `Request`.
         truncate_prompt_tokens: As in `Request`.
@@ -162,6 +163,7 @@ class Generation:
     cache_salt: str | None = None
     reading: OutputReading | None = None
     pooling: Pooling | None = None
+    left_out: tuple[str, ...] = ()
 
     @property
     def task(self) -> Task:

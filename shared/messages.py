@@ -43,7 +43,7 @@ from shared.bounds import (
 from shared.conversation import ChatOptions, Messages
 from shared.pooling import Pooling, Task
 from shared.request_fields import check_fields
-from shared.sampling import Sampling
+from shared.sampling import Sampling, SamplingDefaults
 from shared.worker_metrics import WorkerMetrics
 
 PROTOCOL_VERSION = 1
@@ -229,6 +229,7 @@ class Heartbeat(Struct, frozen=True, kw_only=True, tag="heartbeat"):
         chat_format: Name of the description in `shared.formats` of how the model writes reasoning and tool calls.
         tasks: What the worker can do with a prompt.
         metrics: What it counts of itself, for Prometheus.
+        sampling_defaults: What the model's files advise for requests that do not say; None for nothing.
     """
 
     worker: PeerName
@@ -258,6 +259,7 @@ class Heartbeat(Struct, frozen=True, kw_only=True, tag="heartbeat"):
     chat_format: Annotated[str, Meta(max_length=64)] = ""
     tasks: Annotated[tuple[Task, ...], Meta(max_length=16)] = ("generate",)
     metrics: WorkerMetrics | None = None
+    sampling_defaults: SamplingDefaults | None = None
 
 
 class GatewayHeartbeat(Struct, frozen=True, kw_only=True, tag="gateway"):

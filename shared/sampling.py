@@ -54,6 +54,16 @@ class Grammar(Struct, frozen=True, kw_only=True):
         return Grammar(kind=self.kind, source=f"start: {self.in_reasoning}\n{rest}", strict=self.strict)
 
 
+class SamplingDefaults(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a model's own files advise for requests that do not say. None: nothing."""
+
+    temperature: Temperature | None = None
+    top_p: Probability | None = None
+    top_k: TopK | None = None
+    min_p: Probability | None = None
+    repetition_penalty: RepetitionPenalty | None = None
+
+
 class Sampling(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How the next token is chosen, and when to stop. Values are already validated and defaulted by the sender.
 

@@ -12,7 +12,7 @@ from gateway.api.schemas.decoding import decode_body, require_text
 from gateway.api.schemas.model_name import checked_model
 from gateway.api.schemas.refusals import invalid_value
 from gateway.api.schemas.row import Kind
-from gateway.api.schemas.sampling_fields import seed_of
+from gateway.api.schemas.sampling_fields import left_out, seed_of
 from gateway.api.schemas.structured_output import constrained, schema_output
 from gateway.generation import Generation, Prompt, StructuredOutput
 from shared.conversation import ChatOptions
@@ -40,6 +40,7 @@ def parse_messages(body: bytes, allow_unknown: bool = False) -> Generation:
         sampling=constrained(_sampling(parsed), output),
         structured_output=output,
         deterministic=parsed.temperature == 0,
+        left_out=left_out(parsed),
         stream=bool(parsed.stream),
         tools=tools.use,
         may_reason=parsed.thinking is None or parsed.thinking.type != "disabled",

@@ -16,6 +16,7 @@ from types import MappingProxyType
 from gateway.admission.caller import Caller
 from gateway.admission.shedding import UNKNOWN_RETRY_S, Prediction, Shedder
 from gateway.api.output_reading import is_costly, with_reading
+from gateway.api.sampling_defaults import with_defaults
 from gateway.api.sequence_window import SequenceWindow
 from gateway.api.structured_output import StructuredOutputAdmission
 from gateway.api.wire_requests import wire_requests
@@ -82,7 +83,7 @@ class GenerationStarter:
         self._tasks = BackgroundTasks()
 
     async def with_reading(self, generation: Generation) -> Generation:
-        """Return the generation with what its model's chat format needs; many or large tools take a while.
+        """Return the generation as its model's defaults and chat format make it; many or large tools take a while.
 
         Raises:
             ApiError: 400; the model cannot do what is asked of its answer. 404 for a model that nobody serves. 503
@@ -92,6 +93,7 @@ class GenerationStarter:
         if load is None:
             raise model_not_found(generation.model)
         _check_format_is_known(generation, load)
+        generation = with_defaults(generation, load.sampling_defaults)
         chat_format = load.chat_format
         if not is_costly(generation):
             return with_reading(generation, chat_format)

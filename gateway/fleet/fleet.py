@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from dataclasses import dataclass
 
 from gateway.fleet.claims import OwnRequests, credible_waiting
 from gateway.fleet.fleet_load import FleetLoad
 from gateway.fleet.liveness import FleetLimits, Liveness
 from shared.messages import GatewayHeartbeat, Heartbeat
+from shared.sampling import SamplingDefaults
 
 # Silence in seconds after which another gateway's queue no longer counts.
 GATEWAY_SILENCE_S = 5.0
@@ -38,9 +40,9 @@ class Fleet:
         self._own = own
         # When each model last had a worker.
         self._known_models: dict[str, float] = {}
-        # How each of them writes calls and reasoning, by the heartbeat that was heard last: while all of its workers
-        # are away, requests that wait for them are read as they will be answered.
-        self._chat_formats: dict[str, str] = {}
+        # What the last heartbeat of each said of how it writes calls and reasoning, and of its defaults: while all of
+        # its workers are away, requests that wait for them are read as they will be answered.
+        self._manners: dict[str, _Manners] = {}
         # Sums of the heartbeats, until the next one changes them: the hot path asks once per request.
         self._loads: dict[str, FleetLoad] = {}
         # With this gateway's own requests: of which load, of how many requests and tokens, and the result.
@@ -67,7 +69,7 @@ class Fleet:
         """Take in a worker's heartbeat. `now` is loop time, here and below."""
         self._loads.clear()
         self._known_models[heartbeat.model] = now
-        self._chat_formats[heartbeat.model] = heartbeat.chat_format
+        self._manners[heartbeat.model] = _manners_of([heartbeat])
         self.liveness.note_heartbeat(heartbeat, now)
 
     def note_gateway_heartbeat(self, heartbeat: GatewayHeartbeat, now: float) -> None:
@@ -116,9 +118,8 @@ class Fleet:
                 return None
             gateways = [heartbeat for heartbeat, _ in self._gateways.values()]
             waiting = credible_waiting(model, workers, gateways, self._own.awaited())
-            load = _fleet_load(model, workers, gateways, waiting)
-            if not workers:
-                load = dataclasses.replace(load, chat_format=self._chat_formats.get(model, ""))
+            manners = _manners_of(workers) if workers else self._manners.get(model, _Manners())
+            load = _fleet_load(model, workers, gateways, waiting, manners)
             self._loads[model] = load
         own = self._own.unshown(model)
         if own[0] == 0:
@@ -147,7 +148,7 @@ class Fleet:
             old += sorted(set(self._known_models).difference(old), key=self._known_models.__getitem__)[:excess]
         for model in old:
             del self._known_models[model]
-            self._chat_formats.pop(model, None)
+            self._manners.pop(model, None)
             self._loads.pop(model, None)
             self._latest.pop(model, None)
 
@@ -156,7 +157,11 @@ class Fleet:
 
 
 def _fleet_load(
-    model: str, workers: list[Heartbeat], gateways: list[GatewayHeartbeat], waiting: tuple[int, int]
+    model: str,
+    workers: list[Heartbeat],
+    gateways: list[GatewayHeartbeat],
+    waiting: tuple[int, int],
+    manners: _Manners,
 ) -> FleetLoad:
     unclaimed = [_unclaimed(gateway, model) for gateway in gateways]
     return FleetLoad(
@@ -176,7 +181,8 @@ def _fleet_load(
         revisions=tuple(sorted({h.revision for h in workers})),
         num_gateways=1 + len(gateways),
         tasks=frozenset(task for h in workers for task in h.tasks),
-        chat_format=_most_common([h.chat_format for h in workers]),
+        chat_format=manners.chat_format,
+        sampling_defaults=manners.sampling_defaults,
         max_prompt_characters=_largest_bound([h.max_prompt_characters for h in workers]),
         spec_decode_num_drafts=sum(h.spec_decode_num_drafts for h in workers),
         spec_decode_num_draft_tokens=sum(h.spec_decode_num_draft_tokens for h in workers),
@@ -189,6 +195,19 @@ def _unclaimed(gateway: GatewayHeartbeat, model: str) -> tuple[int, int]:
     if gateway.unclaimed_of is None:
         return gateway.unclaimed, gateway.unclaimed_tokens
     return gateway.unclaimed_of.get(model, (0, 0))
+
+
+@dataclass(frozen=True, slots=True)
+class _Manners:
+    """What most workers of a model say of its answers."""
+
+    chat_format: str = ""
+    sampling_defaults: SamplingDefaults | None = None
+
+
+def _manners_of(workers: list[Heartbeat]) -> _Manners:
+    defaults = [heartbeat.sampling_defaults for heartbeat in workers]
+    return _Manners(_most_common([h.chat_format for h in workers]), max(defaults, key=defaults.count))
 
 
 def _most_common(names: list[str]) -> str:

@@ -6,6 +6,7 @@ import hashlib
 from dataclasses import dataclass
 
 from shared.pooling import Task
+from shared.sampling import SamplingDefaults
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,7 @@ class FleetLoad:
         num_gateways: Gateways that are alive, this one included: they all fill the same queue.
         chat_format: How the model writes reasoning and tool calls, by most of its workers, or the last that was
             heard while it has none; "" while unknown.
+        sampling_defaults: What the model's files advise for requests that do not say, told as `chat_format` is.
         spec_decode_num_drafts: Times that sequences verified drafts, since these workers started.
         spec_decode_num_draft_tokens: Draft tokens verified.
         spec_decode_num_accepted_tokens: Those of them that were accepted.
@@ -51,6 +53,7 @@ class FleetLoad:
     longest_model_len: int = 0
     tasks: frozenset[Task] = frozenset({"generate"})
     chat_format: str = ""
+    sampling_defaults: SamplingDefaults | None = None
 
     @property
     def fingerprint(self) -> str | None:

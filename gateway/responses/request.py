@@ -14,7 +14,7 @@ from gateway.api.schemas.decoding import decode_body
 from gateway.api.schemas.model_name import checked_model
 from gateway.api.schemas.refusals import invalid_value, missing_parameter, unsupported_parameter
 from gateway.api.schemas.row import Kind
-from gateway.api.schemas.sampling_fields import is_deterministic, sampling_of
+from gateway.api.schemas.sampling_fields import is_deterministic, left_out, sampling_of
 from gateway.api.schemas.structured_output import constrained
 from gateway.api.schemas.template_options import may_reason, template_variables
 from gateway.generation import Prompt
@@ -96,6 +96,7 @@ def to_generation(
         sampling=constrained(sampling_of(body, body.max_output_tokens, _num_logprobs(body)), output),
         structured_output=output,
         deterministic=is_deterministic(body),
+        left_out=left_out(body),
         stream=bool(body.stream),
         priority=body.priority or 0,
         timeout_s=body.timeout,
@@ -151,12 +152,13 @@ def _parameters(body: ResponseBody) -> dict[str, Any]:
         "reasoning": {"effort": reasoning and reasoning.effort, "summary": None},
         "safety_identifier": body.safety_identifier,
         "service_tier": "default",
-        "temperature": 1.0 if body.temperature is None else body.temperature,
+        # Where it is left out, the model's own files may say another than 1.
+        "temperature": body.temperature,
         "text": {"format": repeated_format(text.format), "verbosity": text.verbosity or "medium"},
         "tool_choice": "auto" if body.tool_choice is None else _without_nulls(body.tool_choice),
         "tools": repeated_tools(body.tools),
         "top_logprobs": body.top_logprobs or 0,
-        "top_p": 1.0 if body.top_p is None else body.top_p,
+        "top_p": body.top_p,
         "truncation": "disabled",
         "user": body.user,
     }

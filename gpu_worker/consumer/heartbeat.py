@@ -10,6 +10,7 @@ from gpu_worker.consumer.held_request import HeldRequests
 from gpu_worker.engine.engine_thread import EngineThread
 from shared.messages import Heartbeat
 from shared.pooling import Task
+from shared.sampling import SamplingDefaults
 from shared.worker_metrics import WorkerMetrics
 
 INTERVAL_S = 0.2
@@ -33,6 +34,7 @@ class HeartbeatSource:
     max_prompt_characters: int = 0
     tasks: tuple[Task, ...] = ("generate",)
     chat_format: str = ""
+    sampling_defaults: SamplingDefaults | None = None
     is_draining: bool = False
     started: float = field(default_factory=time.time)
 
@@ -74,4 +76,5 @@ class HeartbeatSource:
             tasks=self.tasks,
             chat_format=self.chat_format,
             metrics=metrics,
+            sampling_defaults=self.sampling_defaults,
         )

@@ -88,6 +88,7 @@ class Worker:
             self._encoder.max_characters,
             model_tasks.names,
             tokenizer.chat_format,
+            directory.sampling_defaults,
         )
         self._service = TokenizerService(nats, identity.model, sizes.max_model_len, tokenizer, self._encoder)
         self.consumer = Consumer(

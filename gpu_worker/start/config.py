@@ -35,6 +35,12 @@ class WorkerConfig(NatsFiles):
         "How the model writes reasoning and calls of tools; auto is what its chat template says.",
         choices=("auto", *format_names()),
     )
+    sampling_defaults: str = setting(
+        "model",
+        "What requests get that name no temperature, top_p, top_k, min_p or repetition_penalty: what the model's "
+        "generation_config.json advises, or none of it: temperature 1 and every token.",
+        choices=("model", "none"),
+    )
     allow_chat_template: bool = setting(
         False, "Let requests bring their own chat template; only for clients that you trust with the worker's memory."
     )

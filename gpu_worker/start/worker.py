@@ -106,7 +106,7 @@ def _serve(config: WorkerConfig, identity: Identity, observer: RequestObserver) 
     check_nats(config, identity)
     health_socket = bind_health_port(config.health_host, config.health_port)
     start_up = StartUp(ProgressBar(sys.stderr))
-    directory = read_model_directory(config.model)
+    directory = _model_directory(config)
     tokenizer = ModelTokenizer(directory, ChatSettings(config.chat_format, config.allow_chat_template))
     check_vocabulary(tokenizer, directory)
     model_tasks = read_model_tasks(directory, tokenizer)
@@ -121,6 +121,12 @@ def _serve(config: WorkerConfig, identity: Identity, observer: RequestObserver) 
     gc.freeze()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_run(config, identity, directory, tokenizer, model_tasks, setup, health_socket, observer))
+
+
+def _model_directory(config: WorkerConfig) -> ModelDirectory:
+    assert config.model is not None
+    directory = read_model_directory(config.model)
+    return directory if config.sampling_defaults == "model" else dataclasses.replace(directory, sampling_defaults=None)
 
 
 def _prepare_grammars(tokenizer: ModelTokenizer) -> None:

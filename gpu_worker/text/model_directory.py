@@ -15,7 +15,9 @@ from gpu_worker.quantization.gguf.model_facts import model_facts
 from gpu_worker.quantization.gguf.model_file import find_gguf
 from gpu_worker.quantization.gguf.special_tokens import end_token_ids, token_id
 from gpu_worker.text.gguf_tokenizer import tokenizer_config, tokenizer_json
+from gpu_worker.text.sampling_defaults import read_sampling_defaults
 from shared.errors import ConfigError, HeadraceError
+from shared.sampling import SamplingDefaults
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +30,7 @@ class ModelDirectory:
         max_model_len: Context length the model was made for, in tokens.
         hidden_size: Numbers of a hidden vector.
         pooling_type: What a GGUF file says of its pooling, as in `ModelFacts`.
+        sampling_defaults: What `generation_config.json` advises for requests that do not say; None for nothing.
         eos_token_ids: Tokens that end a sequence.
         bos_token_id: Token that stands for an empty prompt, if the model names one.
         tokenizer_config: Content of `tokenizer_config.json`, or what it would be; empty when there is none.
@@ -41,6 +44,7 @@ class ModelDirectory:
     tokenizer_config: dict[str, Any]
     hidden_size: int
     pooling_type: int | None = None
+    sampling_defaults: SamplingDefaults | None = None
 
     def read_tokenizer(self) -> bytes:
         """Read the tokenizer, in the form of `tokenizer.json`.
@@ -82,6 +86,7 @@ def read_model_directory(path: Path) -> ModelDirectory:
         bos_token_id=bos[0] if bos else None,
         tokenizer_config=read_json(path / "tokenizer_config.json"),
         hidden_size=_positive(path, text_config, "hidden_size"),
+        sampling_defaults=read_sampling_defaults(generation),
     )
 
 

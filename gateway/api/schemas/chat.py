@@ -23,7 +23,7 @@ from gateway.api.schemas.parameters import (
 from gateway.api.schemas.refusals import invalid_value
 from gateway.api.schemas.reporting import details, num_logprobs, prompt_logprobs
 from gateway.api.schemas.row import Kind
-from gateway.api.schemas.sampling_fields import is_deterministic
+from gateway.api.schemas.sampling_fields import is_deterministic, left_out
 from gateway.api.schemas.structured_output import asked_output, constrained
 from gateway.api.schemas.template_options import (
     Documents,
@@ -107,6 +107,7 @@ def parse_chat(body: bytes, allow_unknown: bool = False) -> Generation:
         sampling=constrained(to_sampling(chat, _max_tokens(chat), logprobs, prompt_logprobs(chat, None)), output),
         structured_output=output,
         deterministic=is_deterministic(chat),
+        left_out=left_out(chat),
         stream=bool(chat.stream),
         include_usage=check_stream_options(chat),
         priority=chat.priority or 0,

@@ -22,7 +22,7 @@ from gateway.api.schemas.parameters import (
 from gateway.api.schemas.refusals import invalid_value
 from gateway.api.schemas.reporting import details, num_logprobs, prompt_logprobs
 from gateway.api.schemas.row import Kind
-from gateway.api.schemas.sampling_fields import is_deterministic
+from gateway.api.schemas.sampling_fields import is_deterministic, left_out
 from gateway.api.schemas.structured_output import asked_output, constrained
 from gateway.generation import Generation, Prompt
 from shared.bounds import MAX_PROMPT_TOKENS, TokenId
@@ -69,6 +69,7 @@ def parse_completion(body: bytes, allow_unknown: bool = False) -> Generation:
         ),
         structured_output=output,
         deterministic=is_deterministic(completion),
+        left_out=left_out(completion),
         stream=bool(completion.stream),
         include_usage=check_stream_options(completion),
         echo=echo,

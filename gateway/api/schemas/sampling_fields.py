@@ -23,7 +23,7 @@ from shared.bounds import (
     Temperature,
     TimeoutSeconds,
 )
-from shared.sampling import Sampling
+from shared.sampling import Sampling, SamplingDefaults
 
 
 class SamplingFields(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -51,6 +51,10 @@ _RANDOM_SEED = -1
 _OTHER_FORMS = {"seed", "stop", "top_k", "max_tokens", "logprobs", "prompt_logprobs", "bad_words", "grammar"}
 _COPIED = tuple(name for name in Sampling.__struct_fields__ if name not in _OTHER_FORMS)
 
+_DEFAULTED = SamplingDefaults.__struct_fields__
+# By which names a body may have each of them.
+_NAMES = {name: (name,) for name in _DEFAULTED} | {"repetition_penalty": ("repetition_penalty", "repeat_penalty")}
+
 
 def sampling_of(body: SamplingFields, max_tokens: int | None, logprobs: int | None, **more: Any) -> Sampling:
     """Return the wire's sampling parameters.
@@ -71,6 +75,11 @@ def sampling_of(body: SamplingFields, max_tokens: int | None, logprobs: int | No
     values |= {"stop": tuple(require_text("stop", stop) for stop in stops), "top_k": max(0, body.top_k or 0)}
     seed = seed_of(body.seed, body.temperature)
     return Sampling(max_tokens=max_tokens, logprobs=logprobs, seed=seed, **(values | more))
+
+
+def left_out(body: Struct) -> tuple[str, ...]:
+    """Return the parameters that a body does not name and its model may have defaults for."""
+    return tuple(name for name in _DEFAULTED if all(getattr(body, each, None) is None for each in _NAMES[name]))
 
 
 def seed_of(seed: int | None, temperature: float | None) -> int:

@@ -27,7 +27,7 @@ from gateway.metrics import GatewayMetrics
 from shared.conversation import ChatOptions
 from shared.formats import Tool, ToolChoice
 from shared.messages import Delta, Finish, Heartbeat, Request
-from shared.sampling import Sampling
+from shared.sampling import Sampling, SamplingDefaults
 from shared.structured_output.checker import GrammarChecker
 from tests.gateway.dispatch_bench import ListSink
 
@@ -192,6 +192,15 @@ async def test_calls_are_read_as_its_workers_write_them_while_all_of_these_are_a
     read = await gateway.generator.with_reading(with_a_call())
     assert read.reading is not None
     assert read.reading.format_name == "hermes"
+
+
+async def test_what_is_left_out_is_as_the_models_workers_advise(gateway: Gateway) -> None:
+    gateway.hear(sampling_defaults=SamplingDefaults(temperature=0.6))
+    generation = Generation(
+        "chat", "m", (Prompt(3, text="x"),), 1, Sampling(), deterministic=False, left_out=("temperature",)
+    )
+    read = await gateway.generator.with_reading(generation)
+    assert read.sampling.temperature == 0.6
 
 
 async def test_calls_wait_for_a_worker_while_none_has_said_how_its_model_writes_them(gateway: Gateway) -> None:

@@ -9,6 +9,7 @@ from gateway.fleet.claims import OwnRequests
 from gateway.fleet.fleet import MAX_GATEWAYS, MAX_WORKERS, MODEL_MEMORY_S, Fleet
 from gateway.fleet.liveness import FleetLimits
 from shared.messages import GatewayHeartbeat, Heartbeat
+from shared.sampling import SamplingDefaults
 
 BEAT = Heartbeat(
     worker="w1",
@@ -174,6 +175,19 @@ def test_format_of_a_model_is_known_as_long_as_the_model(watched: Watched) -> No
     load = watched.fleet.load(BEAT.model)
     assert load is not None
     assert load.chat_format == ""
+
+
+def test_defaults_of_a_model_are_those_of_most_of_its_workers_and_known_as_long_as_the_model(watched: Watched) -> None:
+    cool, warm = SamplingDefaults(temperature=0.6), SamplingDefaults(temperature=0.9)
+    for index, defaults in enumerate([None, warm, cool, cool]):
+        watched.hear(worker=f"w{index + 1}", sampling_defaults=defaults)
+    load = watched.fleet.load(BEAT.model)
+    assert load is not None
+    assert load.sampling_defaults == cool
+    watched.run(20, worker="w9", model="other", step=3, running=0)
+    load = watched.fleet.load(BEAT.model)
+    assert load is not None
+    assert (load.num_workers, load.sampling_defaults) == (0, cool)
 
 
 def test_worker_beyond_the_limit_has_no_room_and_those_that_are_known_keep_theirs() -> None:

@@ -18,8 +18,8 @@ DEFAULTS = {
     "instructions": None, "max_output_tokens": None, "max_tool_calls": None, "metadata": {}, "model": "m",
     "parallel_tool_calls": True, "previous_response_id": None, "prompt_cache_key": None,
     "reasoning": {"effort": None, "summary": None}, "safety_identifier": None, "service_tier": "default",
-    "temperature": 1.0, "text": {"format": {"type": "text"}, "verbosity": "medium"}, "tool_choice": "auto",
-    "tools": [], "top_logprobs": 0, "top_p": 1.0, "truncation": "disabled", "user": None,
+    "temperature": None, "text": {"format": {"type": "text"}, "verbosity": "medium"}, "tool_choice": "auto",
+    "tools": [], "top_logprobs": 0, "top_p": None, "truncation": "disabled", "user": None,
 }  # fmt: skip
 
 
