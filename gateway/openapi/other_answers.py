@@ -23,7 +23,7 @@ class ErrorAnswer(Struct, forbid_unknown_fields=True):
 
 
 class ModelAnswer(Struct, forbid_unknown_fields=True):
-    """A model that live workers serve. `max_model_len` is its context in tokens; what follows it is Anthropic's form."""
+    """A model that live workers serve. `max_model_len` is its context in tokens; then Anthropic's names."""
 
     id: str
     object: Literal["model"]

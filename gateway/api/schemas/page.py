@@ -21,8 +21,11 @@ whole number may be written as 256 or 256.0. Half of a surrogate pair in a text 
 
 `max_tokens` is a limit, not a demand: an answer that the context ends earlier has the finish reason `length`. A prompt
 that leaves no room for a token is refused with the code `context_length_exceeded`. An empty prompt is the token that
-begins every text. `temperature`, `top_p`, `top_k`, `min_p` and `repetition_penalty` that a body leaves out are those that
-the model's `generation_config.json` advises, if it does; or else 1, 1, 0, 0 and 1. Bodies are JSON in UTF-8; a compressed one (`Content-Encoding: gzip`) is refused with a 415.
+begins every text. Bodies are JSON in UTF-8; a compressed one (`Content-Encoding: gzip`) is refused with a 415.
+
+`temperature`, `top_p`, `top_k`, `min_p` and `repetition_penalty` that a body leaves out are those that the model's
+`generation_config.json` advises, if it does; or else 1, 1, 0, 0 and 1.
+
 Errors are described in [errors.md](errors.md).
 """
 
