@@ -13,6 +13,8 @@ from collections.abc import Iterable
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 HEADER = b"x-request-id"
+# Anthropic's clients, which say which version of its API they speak, read the id under another name.
+_ANTHROPIC_VERSION, _ANTHROPIC_HEADER = b"anthropic-version", b"request-id"
 # What is safe in headers, log lines and URLs alike.
 _VALID = re.compile(rb"[A-Za-z0-9._:@+=/-]{1,128}")
 
@@ -47,11 +49,13 @@ class RequestIdMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        header = id_header(scope["headers"])
+        headers = [id_header(scope["headers"])]
+        if any(name == _ANTHROPIC_VERSION for name, _ in scope["headers"]):
+            headers.append((_ANTHROPIC_HEADER, headers[0][1]))
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
-                message["headers"] = [*message["headers"], header]
+                message["headers"] = [*message["headers"], *headers]
             await send(message)
 
         await self._app(scope, receive, send_with_id)

@@ -65,8 +65,7 @@ class Worker:
         observer: RequestObserver | None = None,
     ) -> None:
         """Put the parts together; nothing runs before `start`. Call it on the event loop."""
-        relay = StepRelay(asyncio.get_running_loop())
-        tasks = TaskSupervisor()
+        relay, tasks = StepRelay(asyncio.get_running_loop()), TaskSupervisor()
         self.has_failed = tasks.has_failed
         sizes, self._engine = setup.scheduler, EngineThread(setup.engine, relay.deliver)
         pooled = PooledAnswers(model_tasks)

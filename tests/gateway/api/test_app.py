@@ -162,6 +162,14 @@ async def test_models_are_those_of_live_workers_that_the_key_may_use(
         assert_error(await client.post("/tokenize", json={"model": "org/demo", "prompt": "x"}), 404, "model_not_found")
 
 
+async def test_id_of_a_request_has_the_name_that_anthropics_clients_read(http: httpx2.AsyncClient) -> None:
+    spoken = {"anthropic-version": "2023-06-01"}
+    for path in ("/v1/models", "/v1/messages/batches"):
+        answer = await http.get(path, headers=spoken)
+        assert answer.headers["request-id"] == answer.headers["x-request-id"]
+        assert "request-id" not in (await http.get(path)).headers
+
+
 async def test_model_with_a_slash_is_found_by_its_name(http: httpx2.AsyncClient) -> None:
     assert (await http.get("/v1/models/org/demo")).json()["id"] == "org/demo"
     assert (await http.get("/v1/models/org%2Fdemo")).json()["id"] == "org/demo"
