@@ -343,15 +343,26 @@ class Recovery:
         if quiet_s < min(limits.stall_s, limits.reconnect_patience_s):
             return
         why = f"nothing was heard of it for {quiet_s:.1f} s"
-        patience_s = limits.reconnect_patience_s
-        if not flight.emitted:
-            patience_s = limits.reconnect_prefill_patience_s + flight.estimated_tokens / limits.reconnect_prefill_rate
         if self._fleet.liveness.is_gone(worker):
             self.lose(flight, "worker_dead", f"worker {worker} is gone")
         elif quiet_s > (limits.stall_s if flight.emitted else limits.prefill_stall_s):
             self.lose(flight, "silent", why)
-        elif flight.progressed_at < flight.reconnected_at < now - patience_s:
+        elif flight.progressed_at < flight.reconnected_at and self._has_lost_frames(flight, worker, now):
             self.lose(flight, "nats_restart", why)
+
+    def _has_lost_frames(self, flight: Flight, worker: str, now: float) -> bool:
+        """Whether a request of which nothing was heard since NATS came back must have lost its last frames.
+
+        Its worker's heartbeats prove it where they can; otherwise it has waited for long.
+        """
+        has_output = bool(flight.emitted)
+        if self._fleet.liveness.has_resumed(worker, now, has_output=has_output):
+            return True
+        limits = self._limits
+        patience_s = limits.reconnect_patience_s
+        if not has_output:
+            patience_s = limits.reconnect_prefill_patience_s + flight.estimated_tokens / limits.reconnect_prefill_rate
+        return flight.reconnected_at < now - patience_s
 
     def _publish_soon(self, flights: list[Flight]) -> None:
         if not flights:

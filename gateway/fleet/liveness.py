@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from gateway.fleet.death import Death
+from gateway.fleet.resumption import Resumption
 from shared.log_limit import LogLimit
 from shared.messages import Heartbeat
 
@@ -72,6 +73,7 @@ class _Worker:
         assumed_s: How late they may come for all that is known; less with each that comes.
         unanswered_since: First probe since the last sign of life.
         absent_at: When the probe was sent to which NATS answered that there are no responders.
+        resumption: What has been heard of it since NATS was away; None if NATS has always been there.
     """
 
     heartbeat: Heartbeat
@@ -84,6 +86,7 @@ class _Worker:
     unanswered_since: float | None = None
     absent_at: float = -math.inf
     is_stalled: bool = False
+    resumption: Resumption | None = None
 
     @property
     def is_absent(self) -> bool:
@@ -160,6 +163,8 @@ class Liveness:
                 self._retract_death(heartbeat)
         worker.heartbeat = heartbeat
         worker.note_sign_of_life(now)
+        if worker.resumption is not None:
+            worker.resumption.note_heartbeat(heartbeat, now)
 
     def note_answer(self, name: str, now: float) -> None:
         """Take note that a worker has answered a probe."""
@@ -174,6 +179,8 @@ class Liveness:
     def nats_disconnected(self) -> None:
         """Declare no worker dead: the connection over which heartbeats come is down."""
         self._is_disconnected = True
+        for worker in self._workers.values():
+            worker.resumption = Resumption()
 
     def nats_reconnected(self, now: float) -> None:
         """Declare workers dead again, after a grace period in which each of them sends a heartbeat."""
@@ -229,6 +236,13 @@ class Liveness:
         """Whether a worker is known to be dead, or is unknown although its heartbeats would arrive."""
         worker = self._workers.get(name)
         return self._can_judge(self._swept_at) and (worker is None or worker.is_stalled)
+
+    def has_resumed(self, name: str, now: float, *, has_output: bool) -> bool:
+        """Whether all that a worker will say of a request that it held before NATS was away must have come by now."""
+        worker = self._workers.get(name)
+        if worker is None or worker.resumption is None:
+            return False
+        return worker.resumption.is_complete(now, has_output=has_output)
 
     def is_anyone_silent(self, now: float) -> bool:
         """Whether a worker has missed a heartbeat, and has not answered a probe since."""

@@ -16,6 +16,7 @@ from gateway.fleet.claims import OwnRequests
 from gateway.fleet.death import Death
 from gateway.fleet.fleet import Fleet
 from gateway.fleet.liveness import FleetLimits
+from gateway.fleet.resumption import MARGIN_S, NUM_STEPS
 from shared.messages import Request
 from tests.gateway.dispatch_bench import ListSink
 from tests.gateway.fleet.test_fleet import BEAT
@@ -309,6 +310,27 @@ async def test_claimed_request_of_which_nothing_is_heard_after_a_reconnect_moves
     await moves.settle()
     assert moves.wire.published == [("a", 1)]
     assert lost.losses == []
+
+
+@pytest.mark.parametrize("num_tokens", [0, 1])
+async def test_claimed_request_moves_when_its_worker_has_gone_on_without_it(moves: Moves, num_tokens: int) -> None:
+    lost = moves.flight("a", "w")
+    start = asyncio.get_running_loop().time()
+    beat = msgspec.structs.replace(BEAT, worker="w", waiting=0, waiting_tokens=0)
+    moves.fleet.note_heartbeat(beat, start - 1)
+    moves.fleet.liveness.nats_disconnected()
+    moves.recovery.disconnected()
+    moves.fleet.liveness.nats_reconnected(start)
+    moves.recovery.reconnected(is_same_stream=True)
+    lost.emitted, lost.progressed_at = [1] * num_tokens, start - 1
+    moves.fleet.note_heartbeat(beat, start)
+    moves.recovery.sweep(start + 0.2)
+    await moves.settle()
+    assert moves.wire.published == []
+    moves.fleet.note_heartbeat(msgspec.structs.replace(beat, step=beat.step + NUM_STEPS), start + 0.2)
+    moves.recovery.sweep(start + 0.2 + 2 * MARGIN_S)
+    await moves.settle()
+    assert moves.wire.published == [("a", 1)]
 
 
 async def test_further_reconnects_do_not_put_off_the_move_of_what_the_first_one_lost(moves: Moves) -> None:

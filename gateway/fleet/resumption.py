@@ -1,0 +1,49 @@
+"""When a worker has been heard for so long after an absence of NATS that what has not come by then will not come.
+
+What a worker published while its gateway was not connected is lost, and nobody repeats it. Its messages arrive in the
+order in which it sent them: behind a heartbeat that shows more steps than the one before come no frames of these steps.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from shared.messages import Heartbeat
+
+# In so many steps each running stream gets a token, unless its worker has put it back.
+NUM_STEPS = 4
+# A heartbeat may overtake the frame of the step that it counts by a turn of its worker's event loop.
+MARGIN_S = 0.1
+
+
+@dataclass(slots=True)
+class Resumption:
+    """What one worker's heartbeats have shown since NATS was away. Times are loop time.
+
+    Attributes:
+        first_step: Step counter of the first of them; None before it.
+        streams_told_at: When they showed that each of its streams must have been heard of, and
+        prompts_told_at: the same of each of its prompts.
+    """
+
+    first_step: int | None = None
+    streams_told_at: float = math.inf
+    prompts_told_at: float = math.inf
+
+    def note_heartbeat(self, heartbeat: Heartbeat, now: float) -> None:
+        """Take in a heartbeat of the worker."""
+        if self.first_step is None:
+            self.first_step = heartbeat.step
+            return
+        is_idle = heartbeat.running == 0 and heartbeat.waiting == 0
+        has_stepped = heartbeat.step - self.first_step >= NUM_STEPS
+        if is_idle or has_stepped:
+            self.streams_told_at = min(self.streams_told_at, now)
+        if is_idle or (has_stepped and heartbeat.waiting == 0 and heartbeat.waiting_tokens == 0):
+            self.prompts_told_at = min(self.prompts_told_at, now)
+
+    def is_complete(self, now: float, *, has_output: bool) -> bool:
+        """Whether news of a request that the worker held before has come, if any will; `has_output` of its tokens."""
+        told_at = self.streams_told_at if has_output else self.prompts_told_at
+        return now - told_at > MARGIN_S
