@@ -38,7 +38,9 @@ class GatewayConfig(NatsFiles):
     nats_url: str = setting("nats://127.0.0.1:4222", "NATS servers, separated by commas.")
     nats_user: str | None = setting(None, "NATS user of the gateway role.")
     nats_password: str | None = setting(None, "Password of the NATS user.", secret=True)
-    redis_url: str | None = setting(None, "Redis for the prompt cache and shared rate limits; none works without both.")
+    redis_url: str | None = setting(
+        None, "Redis for the prompt cache and shared rate limits; none works without both.", secret=True
+    )
     redis_timeout_s: float = setting(0.025, "A slower Redis call counts as a miss.", minimum=0.001, maximum=5)
 
     keys_file: str | None = setting(None, "API keys, written by `headrace keys`; re-read when it changes.")

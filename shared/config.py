@@ -2,7 +2,8 @@
 
 A settings class is a frozen dataclass whose fields are made with `setting()`. `resolve()` builds it from explicit
 values and the environment, and fails fast with the variable's name and what is allowed. The command line makes its
-options from the same fields, so a setting is described in one place.
+options from the same fields, so a setting is described in one place. A secret can be kept in a file that a second
+variable names, `HEADRACE_NATS_PASSWORD_FILE` for `HEADRACE_NATS_PASSWORD`.
 """
 
 from __future__ import annotations
@@ -26,7 +27,11 @@ _KINDS: dict[type, str] = {int: "a whole number", float: "a number", Path: "a pa
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """What a setting allows, and how `--help` describes it."""
+    """What a setting allows, and how `--help` describes it.
+
+    Attributes:
+        secret: It is not shown, and can be given in a file.
+    """
 
     help: str
     minimum: float | None = None
@@ -61,6 +66,11 @@ def variable_name(field_name: str) -> str:
     return PREFIX + field_name.upper()
 
 
+def file_variable(variable: str) -> str:
+    """Name of the variable that names the file with a secret."""
+    return f"{variable}_FILE"
+
+
 def resolve(cls: Callable[..., T], values: Mapping[str, Any], environ: Mapping[str, str]) -> T:
     """Build a settings object: explicit values win over the environment, which wins over defaults.
 
@@ -70,18 +80,21 @@ def resolve(cls: Callable[..., T], values: Mapping[str, Any], environ: Mapping[s
         environ: Usually `os.environ`.
 
     Raises:
-        ConfigError: A value has the wrong type or is outside its bounds.
+        ConfigError: A value has the wrong type or is outside its bounds, or a secret's file cannot be used.
     """
     hints = typing.get_type_hints(cls)
     resolved: dict[str, Any] = {}
     for item in dataclasses.fields(cls):  # type: ignore[arg-type]
         variable = variable_name(item.name)
+        constraint: Constraint = item.metadata["setting"]
         raw = values.get(item.name)
         if raw is None:
             raw = environ.get(variable)
+        if not raw and constraint.secret and (file := environ.get(file_variable(variable))):
+            raw = _read_secret(file_variable(variable), Path(file))
         if raw is None or raw == "":
             continue
-        resolved[item.name] = _checked(variable, _convert(variable, raw, hints[item.name]), item.metadata["setting"])
+        resolved[item.name] = _checked(variable, _convert(variable, raw, hints[item.name]), constraint)
     return cls(**resolved)
 
 
@@ -95,6 +108,17 @@ def base_type(annotation: Any) -> type:
     if isinstance(annotation, types.UnionType) or typing.get_origin(annotation) is typing.Union:
         annotation = next(arg for arg in typing.get_args(annotation) if arg is not types.NoneType)
     return typing.cast("type", annotation)
+
+
+def _read_secret(variable: str, file: Path) -> str:
+    try:
+        secret = file.read_text("utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not text in UTF-8"
+        raise ConfigError(variable, f"{file} cannot be read: {reason}") from error
+    if not secret:
+        raise ConfigError(variable, f"{file} is empty; it has to hold the secret alone")
+    return secret
 
 
 def _convert(variable: str, raw: Any, annotation: Any) -> Any:

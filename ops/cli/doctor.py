@@ -30,7 +30,7 @@ class DoctorConfig(NatsFiles):
     nats_url: str | None = setting(None, "NATS servers; those of the running `headrace up` if not given.")
     nats_user: str | None = setting(None, "NATS user; its role is looked at.")
     nats_password: str | None = setting(None, "Password of the NATS user.", secret=True)
-    redis_url: str | None = setting(None, "Redis; that of the running `headrace up` if not given.")
+    redis_url: str | None = setting(None, "Redis; that of the running `headrace up` if not given.", secret=True)
     url: str | None = setting(None, "A gateway; that of the running `headrace up` if not given.")
 
 

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import click
 
 from ops.cli.variables import UnknownVariableError, check_variables
-from shared.config import PREFIX, Constraint, base_type, resolve, shown_bound, variable_name
+from shared.config import PREFIX, Constraint, base_type, file_variable, resolve, shown_bound, variable_name
 from shared.errors import HeadraceError
 
 T = TypeVar("T")
@@ -26,6 +26,7 @@ class SettingOption(click.Option):
 
     Attributes:
         variable: The environment variable of the same setting.
+        file_variable: That of the file that may hold it; None where it is no secret.
         section: Heading under which `--help` lists it; None is the command's own options.
     """
 
@@ -33,6 +34,7 @@ class SettingOption(click.Option):
         """Make the option of a field whose plain type is `kind`."""
         constraint: Constraint = field.metadata["setting"]
         self.variable = variable_name(field.name)
+        self.file_variable = file_variable(self.variable) if constraint.secret else None
         self.section = section
         flag = f"--{field.name.replace('_', '-')}"
         text = f"{constraint.help}  [{'; '.join([self.variable, *_facts(field, constraint)])}]"
@@ -48,6 +50,12 @@ def variable_of(parameter: click.Parameter) -> str | None:
     """Return the environment variable that an option can be given as."""
     variable = parameter.variable if isinstance(parameter, SettingOption) else parameter.envvar
     return None if variable is None else str(variable)
+
+
+def variables_of(parameter: click.Parameter) -> list[str]:
+    """Return the environment variables that say what an option says: its own, and that of a secret's file."""
+    found = (variable_of(parameter), parameter.file_variable if isinstance(parameter, SettingOption) else None)
+    return [variable for variable in found if variable is not None]
 
 
 class SettingsCommand(click.Command):
@@ -107,7 +115,8 @@ def resolve_settings(cls: type[T], values: Mapping[str, Any]) -> T:
     Raises:
         ConfigError: A value cannot be used, or the environment has a variable that is no setting of any command.
     """
-    check_variables({variable_name(field.name) for field in dataclasses.fields(cls)}, os.environ)  # type: ignore[arg-type]
+    own = {variable for option in options(cls) for variable in variables_of(option)}
+    check_variables(own, os.environ)
     return resolve(cls, values, os.environ)
 
 
@@ -153,6 +162,8 @@ def _as_given(ctx: click.Context, text: str) -> str:
 
 def _facts(field: dataclasses.Field[Any], constraint: Constraint) -> list[str]:
     facts = []
+    if constraint.secret:
+        facts.append(f"{file_variable(variable_name(field.name))} names a file with it")
     has_default = field.default is not dataclasses.MISSING and field.default is not None
     if has_default and not constraint.secret:
         facts.append(f"default {field.default}")

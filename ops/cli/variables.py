@@ -71,8 +71,9 @@ def known_variables() -> frozenset[str]:
 
 def _variables(command: click.Command, ctx: click.Context) -> Iterator[str]:
     for parameter in command.params:
-        if (variable := getattr(parameter, "variable", None) or parameter.envvar) is not None:
-            yield str(variable)
+        for variable in (parameter.envvar, *(getattr(parameter, name, None) for name in ("variable", "file_variable"))):
+            if variable is not None:
+                yield str(variable)
     if isinstance(command, click.Group):
         for name in command.list_commands(ctx):
             if (found := command.get_command(ctx, name)) is not None:

@@ -53,4 +53,4 @@ class UpConfig(NatsFiles):
     nats_url: str | None = setting(None, "Use this NATS server instead of starting one.")
     nats_user: str | None = setting(None, "User at that NATS server.")
     nats_password: str | None = setting(None, "Password at that NATS server.", secret=True)
-    redis_url: str | None = setting(None, "Use this Redis server instead of starting one.")
+    redis_url: str | None = setting(None, "Use this Redis server instead of starting one.", secret=True)

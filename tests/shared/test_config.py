@@ -19,11 +19,12 @@ class _Settings:
     is_on: bool = setting(True, "On.")
     place: Path | None = setting(None, "Place.")
     items: list[str] = setting(list, "Made anew for each.")
+    word: str | None = setting(None, "Word.", secret=True)
 
 
 def test_defaults_hold_when_nothing_is_given() -> None:
     assert resolve(_Settings, {}, {"HEADRACE_PORT": "", "PORT": "1"}) == _Settings(
-        8000, None, None, "a", True, None, []
+        8000, None, None, "a", True, None, [], None
     )
 
 
@@ -55,3 +56,28 @@ def test_unusable_value_names_the_variable_and_what_is_allowed(name: str, value:
 @pytest.mark.parametrize("value", [True, "1", "TRUE", "yes", "On"])
 def test_boolean_is_read_in_its_usual_spellings(value: Any) -> None:
     assert resolve(_Settings, {"is_on": value}, {}).is_on is True
+
+
+def test_secret_is_read_from_the_file_that_a_second_variable_names(tmp_path: Path) -> None:
+    file = tmp_path / "word"
+    file.write_text("hush\n")
+    environ = {"HEADRACE_WORD_FILE": str(file), "HEADRACE_KIND_FILE": str(file)}
+    assert resolve(_Settings, {}, environ).word == "hush"
+    # An empty variable is none; a value wins over the file; what is no secret has no file.
+    assert resolve(_Settings, {}, {**environ, "HEADRACE_WORD": ""}).word == "hush"
+    assert resolve(_Settings, {}, {**environ, "HEADRACE_WORD": "w"}).word == "w"
+    assert resolve(_Settings, {}, environ).kind == "a"
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"), [(None, "No such file"), (b" \n", "is empty"), (b"\xff", "not text in UTF-8")]
+)
+def test_file_of_a_secret_that_cannot_be_used_names_its_variable(
+    tmp_path: Path, content: bytes | None, problem: str
+) -> None:
+    file = tmp_path / "word"
+    if content is not None:
+        file.write_bytes(content)
+    with pytest.raises(ConfigError, match=problem) as raised:
+        resolve(_Settings, {}, {"HEADRACE_WORD_FILE": str(file)})
+    assert raised.value.variable == "HEADRACE_WORD_FILE"

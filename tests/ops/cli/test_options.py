@@ -76,6 +76,14 @@ def test_variable_that_nothing_reads_is_refused() -> None:
     assert str(_invoke(HEADRACE_MODEL_NAM="m")).endswith("did you mean HEADRACE_MODEL_NAME?")
 
 
+def test_secret_may_come_from_a_file_and_no_other_setting(tmp_path: Path) -> None:
+    (tmp_path / "word").write_text("psst\n")
+    assert _invoke(HEADRACE_SECRET_WORD_FILE=str(tmp_path / "word"))[0].secret_word == "psst"
+    assert str(_invoke(HEADRACE_MODE_FILE="x")).startswith("HEADRACE_MODE_FILE: there is no such setting")
+    # Those of other commands are known too: an environment is one for all of them.
+    assert _invoke(HEADRACE_OPERATOR_KEY_FILE="x")[0] == SampleConfig()
+
+
 def test_second_name_of_an_option_is_the_same_setting() -> None:
     assert _invoke("--model", "m")[0] == _invoke("--model-name", "m")[0] == SampleConfig(model_name="m")
     assert _invoke(HEADRACE_MODEL_NAME="m")[0].model_name == "m"

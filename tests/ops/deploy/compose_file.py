@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import graphlib
+import os
 import re
-import shutil
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,39 +17,44 @@ from tests.architecture.source import ROOT
 from tests.ops.deploy.machine import Container, Machine
 
 _DEFAULTED = re.compile(r"\$\{([A-Z0-9_]+):-([^${}]*)\}")
-_REQUIRED = re.compile(r"\$\{([A-Z0-9_]+):\?([^${}]*)\}")
+_DOLLAR = "$$"
 START_TIMEOUT_S = 120.0
 # What the images of others define themselves.
 _VOLUME_OPTIONS = {"ro"}
 
 
-class UnsetVariableError(Exception):
-    """compose.yaml asks for a variable that is not set; compose ends then, with these words."""
+def made_passwords(directory: Path, **variables: str) -> dict[str, str]:
+    """Let `ops/deploy/passwords` make its files below a directory, and return them by their names within it.
+
+    Raises:
+        subprocess.CalledProcessError: It refuses a variable; what it says is its `stderr`.
+    """
+    for service in secret_volumes():
+        (directory / service).mkdir(parents=True, exist_ok=True)
+    environ = {"PATH": os.environ["PATH"], **variables}
+    command = ["sh", ROOT / "ops/deploy/passwords", directory]
+    subprocess.run(command, check=True, capture_output=True, text=True, env=environ)
+    return {str(file.relative_to(directory)): file.read_text() for file in directory.glob("*/*")}
 
 
-def made_passwords(directory: Path) -> dict[str, str]:
-    """Return what `ops/deploy/passwords` writes into the .env of a checkout."""
-    script = directory / "ops" / "deploy" / "passwords"
-    script.parent.mkdir(parents=True)
-    shutil.copy(ROOT / "ops/deploy/passwords", script)
-    subprocess.run([script], check=True, capture_output=True)
-    return dict(line.split("=", 1) for line in (directory / ".env").read_text().splitlines())
+def secret_volumes() -> list[str]:
+    """Return the names of the services that have a volume with secrets."""
+    return [name.removeprefix("secrets-") for name in read_compose({})["volumes"] if name.startswith("secrets-")]
+
+
+def start_order(services: Mapping[str, Any]) -> list[str]:
+    """Return the services that `docker compose up` starts, each behind those that it waits for."""
+    waits = {name: set(service.get("depends_on", {})) for name, service in services.items()}
+    order = graphlib.TopologicalSorter(waits).static_order()
+    return [name for name in order if "profiles" not in services[name]]
 
 
 def interpolate(text: str, environ: Mapping[str, str]) -> str:
-    """Fill in `${NAME:-default}`, from the innermost, and `${NAME:?problem}`; no other form is used in the file.
-
-    Raises:
-        UnsetVariableError: A variable that is required is not set.
-    """
+    """Fill in `${NAME:-default}`, from the innermost; no other form is used in the file but `$$`, which is `$`."""
     while match := _DEFAULTED.search(text):
         text = text[: match.start()] + (environ.get(match[1]) or match[2]) + text[match.end() :]
-    while match := _REQUIRED.search(text):
-        if not environ.get(match[1]):
-            raise UnsetVariableError(f"{match[1]}: {match[2]}")
-        text = text[: match.start()] + environ[match[1]] + text[match.end() :]
-    assert "$" not in text, text
-    return text
+    assert "$" not in text.replace(_DOLLAR, ""), text
+    return text.replace(_DOLLAR, "$")
 
 
 def read_compose(environ: Mapping[str, str]) -> dict[str, Any]:
@@ -83,22 +89,18 @@ class ComposeRun:
     def __init__(self, machine: Machine, compose: dict[str, Any], directory: Path) -> None:
         """Lay out the containers; nothing runs yet."""
         self._machine = machine
-        self._services, self._configs = compose["services"], compose["configs"]
+        self._services = compose["services"]
         self._directory = directory
         self.volumes = directory / "volumes"
         self.containers = {name: self._container(name, service) for name, service in self._services.items()}
 
-    def config(self, name: str) -> str:
-        """Return the text of a config."""
-        return str(self._configs[name]["content"])
-
-    def up(self, names: Sequence[str]) -> None:
-        """Start services, each when what it depends on is there; those that end have ended well.
+    def up(self) -> None:
+        """Start all services without a profile, each when what it depends on is there; those that end have ended well.
 
         Raises:
             AssertionError: One ended or did not become healthy; its output is told.
         """
-        for name in names:
+        for name in start_order(self._services):
             for dependency, how in self._services[name].get("depends_on", {}).items():
                 self._wait_for(dependency, how["condition"])
             self._machine.start(self.containers[name])
@@ -131,9 +133,11 @@ class ComposeRun:
             mounts[target] = (ROOT / source).resolve() if source.startswith((".", "/")) else self.volumes / source
             if not source.startswith((".", "/")):
                 mounts[target].mkdir(parents=True, exist_ok=True)
-        for config in service.get("configs", []):
-            mounts[config["target"]] = self._directory / f"config-{config['source']}"
-            mounts[config["target"]].write_text(self._configs[config["source"]]["content"])
+        for target in service.get("tmpfs", []):
+            mounts[target] = self._directory / f"tmpfs-{name}{target.replace('/', '-')}"
+            mounts[target].mkdir()
         image = image_environ(ROOT / service["build"]["dockerfile"]) if "build" in service else {}
         environ = image | {key: str(value) for key, value in service.get("environment", {}).items()}
-        return Container(name, service.get("command", []), environ, mounts, self._directory / f"{name}.log")
+        command = [*service.get("entrypoint", []), *service.get("command", [])]
+        is_read_only = service.get("read_only", False)
+        return Container(name, command, environ, mounts, self._directory / f"{name}.log", is_read_only)

@@ -21,9 +21,9 @@ from ops.stack import commands
 from ops.stack.config import UpConfig
 from ops.stack.plan import Plan, make_plan
 from ops.stack.state import StateDirectory
-from shared.config import resolve, variable_name
+from shared.config import file_variable, resolve, variable_name
 from tests.architecture.source import PACKAGES, ROOT
-from tests.ops.deploy.compose_file import UnsetVariableError, made_passwords, read_compose
+from tests.ops.deploy.compose_file import interpolate, made_passwords, read_compose, secret_volumes
 
 HEADRACE_SERVICES = {
     "gateway": GatewayConfig,
@@ -35,8 +35,8 @@ HEADRACE_SERVICES = {
 DOCKERFILE = ROOT / "ops/deploy/Dockerfile"
 # What the compose specification knows of a service, of it what we use; a misspelt name is refused by every client.
 SERVICE_KEYS = {
-    *("image", "build", "command", "environment", "volumes", "configs", "depends_on", "restart", "stop_grace_period"),
-    *("healthcheck", "ports", "profiles", "deploy"),
+    *("image", "build", "pull_policy", "entrypoint", "command", "environment", "volumes", "tmpfs", "read_only"),
+    *("depends_on", "restart", "stop_grace_period", "healthcheck", "ports", "profiles", "deploy"),
 }
 HEALTHCHECK_KEYS = {"test", "interval", "timeout", "retries", "start_period"}
 CONDITIONS = {"service_started", "service_healthy", "service_completed_successfully"}
@@ -62,7 +62,9 @@ def test_gateway_and_workers_run_the_commands_that_up_spawns(services: dict[str,
         assert spec.command == (sys.executable, "-P", "-m", "ops.cli", *arguments)
 
 
-def test_servers_run_the_commands_and_files_that_up_spawns(services: dict[str, Any], plan: Plan) -> None:
+def test_servers_run_the_commands_and_files_that_up_spawns(
+    services: dict[str, Any], plan: Plan, tmp_path: Path
+) -> None:
     assert plan.nats is not None
     nats = services["nats"]
     assert tuple(nats["command"][:2]) == commands.NATS == (Path(plan.nats.command[0]).name, plan.nats.command[1])
@@ -75,55 +77,96 @@ def test_servers_run_the_commands_and_files_that_up_spawns(services: dict[str, A
     redis = services["redis"]
     assert (redis["command"][0],) == commands.REDIS == (Path(plan.redis.command[0]).name,)
     mounted = dict(volume.split(":")[:2] for volume in redis["volumes"])
-    (config,) = redis["configs"]
-    assert config["target"] == redis["command"][1]
-    made = yaml.safe_load((ROOT / "compose.yaml").read_text())["configs"][config["source"]]["content"]
+    assert redis["command"][1] == f"{mounted['secrets-redis']}/redis.conf"
+    made = made_passwords(tmp_path / "made")["redis/redis.conf"]
     assert f"include {mounted['./ops/redis/headrace.conf']}\n" in made
     assert f'include "{ROOT / "ops/redis/headrace.conf"}"' in Path(plan.redis.command[1]).read_text()
 
 
 def test_every_variable_given_to_a_part_is_one_of_its_settings(services: dict[str, Any]) -> None:
     for service, config in HEADRACE_SERVICES.items():
-        known = {variable_name(field) for field in config.__dataclass_fields__}
-        assert set(services[service]["environment"]) - known == set()
+        fields = config.__dataclass_fields__.values()
+        known = {variable_name(field.name) for field in fields}
+        files = {file_variable(variable_name(field.name)) for field in fields if field.metadata["setting"].secret}
+        assert set(services[service]["environment"]) - known - files == set()
 
 
-def test_nats_gets_every_password_that_its_configuration_asks_for(services: dict[str, Any]) -> None:
+def test_files_of_secrets_that_parts_read_are_those_that_are_made(services: dict[str, Any], tmp_path: Path) -> None:
+    made = {f"/run/headrace/{name}" for name in made_passwords(tmp_path)}
+    for service in services.values():
+        assert set(re.findall(r"/run/headrace/[\w-]+/[\w.-]+", str(service))) <= made
+    configuration = (ROOT / "ops/deploy/prometheus.yml").read_text()
+    assert set(re.findall(r"/run/headrace/\S+", configuration)) <= made
+
+
+def test_nats_gets_every_password_that_its_configuration_asks_for(tmp_path: Path) -> None:
+    lines = made_passwords(tmp_path)["nats/passwords"].split()
     asked = {commands.nats_password_variable(role) for role in commands.NATS_ROLES}
-    assert asked == set(services["nats"]["environment"])
+    assert asked == {line.partition("=")[0] for line in lines}
     configuration = "".join(file.read_text() for file in commands.NATS_CONFIG.parent.glob("*.conf"))
     assert all(f"${name}" in configuration for name in asked)
 
 
+def test_one_command_starts_everything_and_all_wait_for_the_passwords(services: dict[str, Any]) -> None:
+    # Nothing has to be set: a variable without a default would stay in the text.
+    assert "$" not in str(read_compose({})).replace('exec "$@"', "").replace("$(cat ", "")
+    for name, service in services.items():
+        reads = [volume for volume in service.get("volumes", []) if volume.startswith("secrets-")]
+        if reads and name != "passwords":
+            assert service["depends_on"]["passwords"] == {"condition": "service_completed_successfully"}
+
+
 def test_nothing_starts_without_passwords_of_its_own(tmp_path: Path) -> None:
-    with pytest.raises(UnsetVariableError, match="_PASSWORD: run ops/deploy/passwords first"):
-        read_compose({})
-    passwords = made_passwords(tmp_path / "a")
-    assert (tmp_path / "a" / ".env").stat().st_mode & 0o777 == 0o600
-    assert all(re.fullmatch("p[0-9a-f]{32}", value) for value in passwords.values())
-    others = made_passwords(tmp_path / "b")
-    assert len({*passwords.values(), *others.values()}) == 2 * len(passwords)
-    for left_out in passwords:
-        with pytest.raises(UnsetVariableError, match=left_out):
-            read_compose({name: value for name, value in passwords.items() if name != left_out})
+    made, others = made_passwords(tmp_path / "a"), made_passwords(tmp_path / "b")
+    chosen = [re.findall(r"\bp[0-9a-f]{32}\b", " ".join(files.values())) for files in (made, others)]
+    # Four of NATS, those of Redis and Grafana, the operator's key and the secret of responses.
+    assert [len(set(each)) for each in chosen] == [8, 8]
+    assert not set(chosen[0]) & set(chosen[1])
     # A second run keeps what is there.
-    subprocess.run([tmp_path / "a/ops/deploy/passwords"], check=True, capture_output=True)
-    assert dict(line.split("=", 1) for line in (tmp_path / "a/.env").read_text().splitlines()) == passwords
+    assert made_passwords(tmp_path / "a") == made
 
 
-def test_passwords_follow_an_unfinished_line_and_replace_empty_ones(tmp_path: Path) -> None:
+def test_password_of_ones_own_is_used_and_one_that_cannot_work_is_refused(tmp_path: Path) -> None:
     made_passwords(tmp_path)
-    (tmp_path / ".env").write_text("HEADRACE_REDIS_PASSWORD=\nMINE=1")
-    subprocess.run([tmp_path / "ops/deploy/passwords"], check=True, capture_output=True)
-    kept = dict(line.split("=", 1) for line in (tmp_path / ".env").read_text().splitlines())
-    assert kept["MINE"] == "1"
-    read_compose(kept)
+    chosen = made_passwords(tmp_path, HEADRACE_REDIS_PASSWORD="mine1", HEADRACE_NATS_WORKER_PASSWORD="w2")
+    assert chosen["gateway/redis-url"] == "redis://:mine1@redis:6379/0\n"
+    assert "\nrequirepass mine1\n" in chosen["redis/redis.conf"]
+    assert chosen["worker/nats-password"] == "w2\n"
+    assert "HEADRACE_NATS_WORKER_PASSWORD=w2\n" in chosen["nats/passwords"]
+    rotated = made_passwords(tmp_path / "rotated", HEADRACE_RESPONSES_SECRET="new2,old1")
+    assert rotated["gateway/responses-secret"] == "new2,old1\n"
+    # It stays when it is no longer said.
+    assert made_passwords(tmp_path) == chosen
+    for bad in ("4digits", "p@ss", "a b", "é"):
+        with pytest.raises(subprocess.CalledProcessError) as refused:
+            made_passwords(tmp_path, HEADRACE_REDIS_PASSWORD=bad)
+        assert refused.value.returncode == 2
+        assert refused.value.stderr.startswith("HEADRACE_REDIS_PASSWORD: use letters and digits alone")
+    assert made_passwords(tmp_path) == chosen
 
 
-def test_no_password_is_on_a_command_line(tmp_path: Path) -> None:
-    passwords = made_passwords(tmp_path)
-    lines = [str(service.get("command", "")) for service in read_compose(passwords)["services"].values()]
-    assert not [line for line in lines for password in passwords.values() if password in line]
+def test_service_sees_the_secrets_of_its_own_alone(services: dict[str, Any]) -> None:
+    for name, service in services.items():
+        volumes = [volume.split(":") for volume in service.get("volumes", []) if volume.startswith("secrets-")]
+        if name == "passwords":
+            assert {source for source, *_ in volumes} == {f"secrets-{one}" for one in secret_volumes()}
+        else:
+            own = name.removesuffix("-gpu")
+            assert [volume for volume in volumes if volume != [f"secrets-{own}", f"/run/headrace/{own}", "ro"]] == []
+
+
+def test_no_password_is_on_a_command_line_or_in_an_environment(services: dict[str, Any]) -> None:
+    for name, service in services.items():
+        words = [str(service.get("command")), str(service.get("entrypoint"))]
+        if name != "passwords":
+            words += map(str, service.get("environment", {}).items())
+        for word in words:
+            # A password could only come out of a variable; the key of one's own choice is its owner's to give.
+            assert not re.search(r"\$\{HEADRACE_\w*(PASSWORD|OPERATOR_KEY)", word), name
+
+
+def test_dollar_signs_of_the_commands_are_written_twice() -> None:
+    assert interpolate("${A:-${B:-c}} $$@", {"B": "d"}) == "d $@"
 
 
 def test_ports_are_published_on_loopback_only(services: dict[str, Any]) -> None:
@@ -141,7 +184,7 @@ def test_images_are_built_from_targets_that_exist(services: dict[str, Any]) -> N
 
 def test_file_keeps_to_the_compose_specification(services: dict[str, Any]) -> None:
     compose = yaml.safe_load((ROOT / "compose.yaml").read_text())
-    assert {name for name in compose if not name.startswith("x-")} == {"services", "volumes", "configs"}
+    assert {name for name in compose if not name.startswith("x-")} == {"services", "volumes"}
     for name, service in services.items():
         assert set(service) <= SERVICE_KEYS, name
         assert set(service.get("healthcheck", {})) <= HEALTHCHECK_KEYS
@@ -151,7 +194,6 @@ def test_file_keeps_to_the_compose_specification(services: dict[str, Any]) -> No
             assert {how["condition"] for how in dependencies.values()} <= CONDITIONS
         named = {volume.split(":")[0] for volume in service.get("volumes", []) if volume[0] not in "./$"}
         assert named <= set(compose["volumes"])
-        assert {config["source"] for config in service.get("configs", [])} <= set(compose["configs"])
 
 
 def test_files_that_are_mounted_exist(services: dict[str, Any]) -> None:
@@ -160,12 +202,19 @@ def test_files_that_are_mounted_exist(services: dict[str, Any]) -> None:
 
 
 def test_volumes_of_our_images_belong_to_their_user(services: dict[str, Any]) -> None:
-    made = re.search(r"install -d -o headrace (.+)", DOCKERFILE.read_text())
+    made = re.search(r"install -d -o headrace (.+)", DOCKERFILE.read_text().replace("\\\n", " "))
     assert made is not None
-    for name in HEADRACE_SERVICES:
-        volumes = [volume.split(":") for volume in services[name].get("volumes", [])]
-        writable = {target for source, target, *options in volumes if "ro" not in options and source.isidentifier()}
-        assert writable <= set(made[1].split())
+    for name in ("passwords", *HEADRACE_SERVICES):
+        volumes = [volume.split(":") for volume in services[name].get("volumes", []) if volume[0] not in "./$"]
+        assert {target for _, target, *options in volumes if "ro" not in options} <= set(made[1].split())
+
+
+def test_nothing_can_be_written_in_our_images_but_volumes(services: dict[str, Any]) -> None:
+    for name in ("passwords", *HEADRACE_SERVICES):
+        assert services[name]["read_only"] is True
+        assert services[name]["tmpfs"] == ["/tmp"]
+        # Made here: what a registry has under the same name is somebody else's.
+        assert services[name]["pull_policy"] == "build"
 
 
 @pytest.mark.parametrize("stage", ["gateway", "worker", "worker-gpu"])
@@ -206,8 +255,7 @@ def _has_compose() -> bool:
 
 @pytest.mark.skipif(not _has_compose(), reason="needs the docker compose client")
 @pytest.mark.parametrize("profile", [(), ("--profile", "gpu"), ("--profile", "metrics")])
-def test_compose_accepts_the_file(profile: tuple[str, ...], tmp_path: Path) -> None:
-    made_passwords(tmp_path)
-    command = ["docker", "compose", "--env-file", str(tmp_path / ".env"), *profile, "config", "--quiet"]
+def test_compose_accepts_the_file(profile: tuple[str, ...]) -> None:
+    command = ["docker", "compose", *profile, "config", "--quiet"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=60)
     assert done.returncode == 0, done.stderr

@@ -11,14 +11,13 @@ from typing import Any
 import pytest
 
 from kernels.build import cache_dir
-from tests.ops.deploy.compose_file import ComposeRun, made_passwords, read_compose
+from tests.ops.deploy.compose_file import ComposeRun, read_compose, start_order
 from tests.ops.deploy.machine import Machine, can_make_machines
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(not can_make_machines(), reason="needs Linux namespaces with a network between them"),
 ]
-ORDER = ["nats", "redis", "setup", "first-key", "gateway", "worker"]
 
 
 @pytest.fixture(scope="module")
@@ -28,9 +27,11 @@ def compose(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Machine,
     (directory / "volumes" / "cache").mkdir(parents=True)
     if (compiled := cache_dir(os.environ)).is_dir():
         (directory / "volumes" / "cache" / "kernels").symlink_to(compiled)
-    with Machine(directory / "machine", ORDER) as machine:
-        run = ComposeRun(machine, read_compose(made_passwords(directory / "checkout")), directory)
-        run.up(ORDER)
+    # A clone in which nothing was done, and an environment in which nothing is set.
+    compose = read_compose({})
+    with Machine(directory / "machine", start_order(compose["services"])) as machine:
+        run = ComposeRun(machine, compose, directory)
+        run.up()
         yield machine, run
 
 
@@ -59,6 +60,25 @@ def test_completion_is_answered_with_the_key_that_the_first_start_printed(compos
     assert run.is_healthy("worker")
 
 
+def test_second_start_keeps_the_passwords(compose: tuple[Machine, ComposeRun]) -> None:
+    machine, run = compose
+
+    def secrets() -> dict[str, str]:
+        return {str(file): file.read_text() for file in run.volumes.glob("secrets-*/*")}
+
+    made = secrets()
+    again = machine.execute(run.containers["passwords"], run.containers["passwords"].command)
+    assert (again.returncode, again.stdout, again.stderr) == (0, "", "")
+    assert secrets() == made != {}
+
+
+@pytest.mark.parametrize("name", ["gateway", "worker"])
+def test_service_writes_nothing_outside_its_volumes(name: str, compose: tuple[Machine, ComposeRun]) -> None:
+    machine, run = compose
+    for place in ("/usr/added", "/etc/added"):
+        assert machine.execute(run.containers[name], ["sh", "-c", f"echo x > {place}"]).returncode != 0
+
+
 def test_kernels_are_kept_in_the_volume(compose: tuple[Machine, ComposeRun]) -> None:
     machine, run = compose
     ask(machine, run, first_key(run))
@@ -82,7 +102,7 @@ def test_documented_command_makes_another_key_that_works(compose: tuple[Machine,
 
 def test_prometheus_can_scrape_the_operators_port_over_the_network(compose: tuple[Machine, ComposeRun]) -> None:
     machine, run = compose
-    key = run.config("operator-key")
+    key = (run.volumes / "secrets-prometheus" / "operator-key").read_text().strip()
     command = ["curl", "-sS", "-f", "-m", "10", "-H", f"Authorization: Bearer {key}", "http://gateway:8001/metrics"]
     done = machine.execute(run.containers["redis"], command)
     assert done.returncode == 0, done.stderr
