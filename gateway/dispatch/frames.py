@@ -15,6 +15,7 @@ from typing import Protocol
 import msgspec
 from nats.aio.msg import Msg
 
+from gateway.dispatch.claimed_usage import believable
 from gateway.dispatch.inflight import Flight, FlightTable
 from gateway.dispatch.recovery import Reason, timeout_error
 from gateway.dispatch.revoker import Revoker
@@ -90,6 +91,7 @@ class FrameReceiver:
                 if (
                     delta.seq == len(flight.emitted)
                     and delta.finish is None
+                    and delta.prompt_tokens is None
                     and delta.epoch == flight.epoch
                     and flight.worker == worker
                 ):
@@ -127,6 +129,7 @@ class FrameReceiver:
         if delta.seq != position:
             self._endings.lose(flight, "gap", f"token {delta.seq} came where {position} was due")
             return
+        delta = believable(delta, flight.request, flight.estimated_tokens, position + len(delta.token_ids))
         self._advance(flight, delta, now)
         if delta.finish is None:
             flight.sink.deliver(delta)
@@ -148,7 +151,7 @@ class FrameReceiver:
 
     def _finish(self, flight: Flight, delta: Delta, finish: Finish, now: float) -> None:
         if finish.reason in ("stop", "length"):
-            self._endings.complete(flight, _with_true_count(delta, finish, len(flight.emitted)))
+            self._endings.complete(flight, delta)
         elif finish.reason == "handoff":
             if delta.token_ids or delta.text:
                 flight.sink.deliver(msgspec.structs.replace(delta, finish=None))
@@ -200,12 +203,3 @@ class FrameReceiver:
             self._strays.clear()
         self._strays[attempt] = now
         return True
-
-
-def _with_true_count(delta: Delta, finish: Finish, num_emitted: int) -> Delta:
-    """Return a last delta whose usage counts the tokens that came: admission, limits and metrics add it up."""
-    usage = finish.usage
-    if usage is None or usage.completion_tokens == num_emitted:
-        return delta
-    usage = msgspec.structs.replace(usage, completion_tokens=num_emitted)
-    return msgspec.structs.replace(delta, finish=msgspec.structs.replace(finish, usage=usage))

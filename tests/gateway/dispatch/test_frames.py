@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 from nats.aio.msg import Msg
 
+from gateway.dispatch.claimed_usage import most_prompt_tokens
 from gateway.dispatch.frames import EARLY_S, FrameReceiver
 from gateway.dispatch.inflight import Flight, FlightTable
 from gateway.dispatch.recovery import Reason
@@ -296,6 +297,26 @@ async def test_tokens_of_an_answer_are_those_that_came_whatever_its_worker_says(
         held(flights, name)
         receiver.accept(Frame("w", 1, [Delta(name, 0, 2, (9,), "x", Finish("stop", Usage(7, claimed)))]))
     assert [end.finish for end in ends] == [Finish("stop", Usage(7, 3))] * 3
+
+
+async def test_prompt_of_an_answer_is_no_longer_than_its_bytes_whatever_its_worker_says(
+    flights: FlightTable, receiver: FrameReceiver, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends: list[Delta] = []
+    monkeypatch.setattr(recorder, "complete", lambda flight, delta: ends.append(delta))
+    sink = ListSink()
+    flight = held(flights, "a", sink=sink)
+    most = most_prompt_tokens(flight.request)
+    assert most < 100
+    # Also where the claim comes again, with a token.
+    for claimed in (2**40, 5, 2**39):
+        receiver.accept(Frame("w", 1, [Delta("a", 0, len(flight.emitted), (9,), "x", prompt_tokens=claimed)]))
+        assert flight.prompt_tokens == min(claimed, most)
+    usage = Usage(2**40, 1, 2**40, 2**40, 2**40)
+    receiver.accept(Frame("w", 1, [Delta("a", 0, len(flight.emitted), (9,), "x", Finish("stop", usage))]))
+    (finish,) = [end.finish for end in ends]
+    assert finish == Finish("stop", Usage(most, 6, most, 6, 64 * 7))
+    assert all(delta.prompt_tokens in (5, most) for delta in sink.deltas)
 
 
 @pytest.mark.parametrize("number", [-1, 2**41, 2**63])
