@@ -21,6 +21,7 @@ RETRY_S = 0.5
 # For what few need, and what an attempt without permission costs a line in the log of NATS.
 RECORDS_RETRY_S = 10.0
 LOG_INTERVAL_S = 10.0
+RECORDS_LOG_INTERVAL_S = 600.0
 
 Result = TypeVar("Result")
 
@@ -29,18 +30,24 @@ _RETRIED: tuple[type[Exception], ...] = (DependencyError, *SEND_ERRORS)
 _log = logging.getLogger(__name__)
 
 
-async def wait_for(what: str, action: Callable[[], Awaitable[Result]], retry_s: float = RETRY_S) -> Result:
+async def wait_for(
+    what: str,
+    action: Callable[[], Awaitable[Result]],
+    retry_s: float = RETRY_S,
+    log_interval_s: float = LOG_INTERVAL_S,
+) -> Result:
     """Return what `action` returns as soon as it succeeds; until then, log every few seconds what is waited for.
 
     Args:
         what: Named in the log.
         action: Tried again and again, also when NATS refuses it: permissions may be given later.
         retry_s: Time between two attempts in seconds.
+        log_interval_s: Time between two lines of the log in seconds.
 
     Raises:
         DependencyError: The connection to NATS is over for good.
     """
-    log_limit = LogLimit(_log, LOG_INTERVAL_S)
+    log_limit = LogLimit(_log, log_interval_s)
     while True:
         try:
             return await action()

@@ -47,9 +47,12 @@ _SCHEMES = ("nats", "tls")
 _log = logging.getLogger(__name__)
 
 
-def inbox_prefix(role: Role) -> str:
-    """Return the first token of all inboxes of a role, e.g. `_INBOX_worker`: permissions are written in terms of it."""
-    return f"_INBOX_{role}"
+def inbox_prefix(role: Role, scope: str | None = None) -> str:
+    """Return what all inboxes of a role begin with, e.g. `_INBOX_worker`: permissions are written in terms of it.
+
+    Within a role, a `scope` such as a model keeps inboxes apart for logins that are for it alone; it is one token.
+    """
+    return f"_INBOX_{role}" if scope is None else f"_INBOX_{role}.{scope}"
 
 
 class NatsRefusedError(DependencyError):
@@ -65,6 +68,7 @@ async def connect(
     *,
     role: Role,
     name: str,
+    scope: str | None = None,
     user: str | None = None,
     password: str | None = None,
     files: NatsFiles = _NO_FILES,
@@ -80,10 +84,11 @@ async def connect(
         url: One server, or several separated by commas.
         role: Whose account this is; sets the inbox prefix.
         name: Shown in the server's monitoring.
+        scope: The part of the role that this is, as one token of a subject: a worker's model.
         user: Account user, unless the URL has one.
         password: Its password.
         files: Credentials, which win over user and password, and certificates.
-        on_error: Told of errors nobody waits for, such as a slow subscription that lost messages. They are logged too.
+        on_error: Told of errors nobody waits for, such as a slow subscription that lost messages; None logs them.
         on_disconnect: Called when the connection is lost; published messages are buffered from then on.
         on_reconnect: Called when it is back and all subscriptions are restored.
         on_close: Called when the connection is over for good: closed by us, or by a server that no longer accepts us.
@@ -95,7 +100,7 @@ async def connect(
         DependencyError: The server does not appear, refuses us, speaks clear text where TLS is required, has a
             certificate that is not trusted, or is too old.
     """
-    _check_url(url)
+    check_url(url)
     identity = identity_options(files) or {"user": user, "password": password}
     is_tls = is_tls_required(url, files)
     tls: dict[str, Any] = {"tls": tls_context(files)} if is_tls else {}
@@ -110,12 +115,12 @@ async def connect(
                 disconnected_cb=_coroutine_function(on_disconnect),
                 reconnected_cb=_coroutine_function(on_reconnect),
                 closed_cb=_coroutine_function(on_close),
-                inbox_prefix=inbox_prefix(role),
+                inbox_prefix=inbox_prefix(role, scope),
                 **identity,
                 **tls,
                 **_OPTIONS,
             )
-            await _check_inbox(client, url, role, log)
+            await _check_inbox(client, url, role, scope, log)
     except (TimeoutError, OSError, NatsError):
         await _discard(client)
         kind = NatsRefusedError if any(map(_is_refusal, log.failures)) else DependencyError
@@ -142,7 +147,12 @@ def is_clustered(client: Client) -> bool:
     return bool(client._server_info.get("cluster"))
 
 
-def _check_url(url: str) -> None:
+def check_url(url: str) -> None:
+    """Refuse a URL that is none of NATS.
+
+    Raises:
+        ConfigError: It is not.
+    """
     for part in url.split(","):
         scheme, mark, _ = part.strip().partition("://")
         if mark and scheme not in _SCHEMES:
@@ -164,7 +174,8 @@ class _ErrorLog:
         if self.is_checking:
             return
         if self._client.is_connected:
-            _log.warning("NATS reports: %s", error)
+            if self._on_error is None and not _is_told_elsewhere(error):
+                _log.warning("NATS reports: %s", error)
         elif _is_refusal(error) and not self.was_connected:
             self._client.options["allow_reconnect"] = False  # makes connect() raise
         if self._on_error is not None:
@@ -185,6 +196,14 @@ def _coroutine_function(callback: AsyncCallback | None) -> AsyncCallback | None:
 def _is_refusal(error: Exception) -> bool:
     """Say whether trying again is of no use: the server refuses us, or we refuse the server."""
     return _is_unauthorized(error) or isinstance(error, ClearTextError | ssl.SSLError)
+
+
+def _is_told_elsewhere(error: Exception) -> bool:
+    """Say whether it is that a stream may not be made or read: whoever needs it says what is to be done."""
+    text = str(error).lower()
+    return any(
+        f'permissions violation for publish to "$js.api.stream.{call}.' in text for call in ("create", "msg.get")
+    )
 
 
 def _is_unauthorized(error: Exception) -> bool:
@@ -220,7 +239,7 @@ def _reason(failure: Exception) -> str:
     return str(failure) or type(failure).__name__
 
 
-async def _check_inbox(client: Client, url: str, role: Role, log: _ErrorLog) -> None:
+async def _check_inbox(client: Client, url: str, role: Role, scope: str | None, log: _ErrorLog) -> None:
     """See whether this login may listen to the inboxes of its role, which no other role's may.
 
     Without them a process would get no answer to anything that it asks, and wait for ever.
@@ -236,8 +255,8 @@ async def _check_inbox(client: Client, url: str, role: Role, log: _ErrorLog) -> 
     if any("permissions violation" in str(failure).lower() for failure in log.failures):
         raise WrongRoleError(
             f"NATS at {_place(url)} lets this login in, but not do what the role {role} does (it may not listen to "
-            f"{inbox_prefix(role)}.>): log in as the user `{role}` of ops/nats/headrace.conf, or one with the same "
-            "permissions; check HEADRACE_NATS_USER and HEADRACE_NATS_URL."
+            f"{inbox_prefix(role, scope)}.>): log in as the user `{role}` of ops/nats/headrace.conf, or one with the "
+            "same permissions; check HEADRACE_NATS_USER and HEADRACE_NATS_URL."
         )
     await subscription.unsubscribe()
 

@@ -171,6 +171,8 @@ def consumer_name(model: str, lane: Lane) -> str:
 def consumer_config(model: str, lane: Lane, limits: StreamLimits, tenant: str) -> ConsumerConfig:
     """Return the durable pull consumer that all workers of a model share for one queue."""
     return ConsumerConfig(
+        # With a name the call that makes it has the filter in its subject, which permissions can bind to one model.
+        name=consumer_name(model, lane),
         durable_name=consumer_name(model, lane),
         filter_subject=request_subject(model, lane, tenant),
         ack_policy=AckPolicy.EXPLICIT,
@@ -259,6 +261,12 @@ async def _make_stream(js: JetStreamContext, config: StreamConfig) -> None:
     except (APIError, NatsTimeoutError) as error:
         if isinstance(error, APIError) and error.err_code == _STREAM_EXISTS:
             return  # somebody else has just made it, with another first number
+        if isinstance(error, NatsTimeoutError):
+            # NATS answers no call that a login may not make.
+            raise DependencyError(
+                f"NATS stream {config.name} could not be created, because this login may not: run `headrace setup` "
+                "once, with the admin user."
+            ) from error
         raise DependencyError(
             f"NATS stream {config.name} is missing and could not be created ({error}). Create it with a user "
             "that may: `headrace setup`, or start NATS with JetStream and more storage."

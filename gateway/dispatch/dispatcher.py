@@ -33,7 +33,7 @@ from gateway.fleet.heartbeat_receiver import HeartbeatReceiver
 from gateway.fleet.liveness import FleetLimits
 from gateway.fleet.prober import Prober
 from shared.dead_letters import DeadReason
-from shared.dependency_wait import RECORDS_RETRY_S, wait_for
+from shared.dependency_wait import RECORDS_LOG_INTERVAL_S, RECORDS_RETRY_S, wait_for
 from shared.direct_client import DirectClient
 from shared.errors import DependencyError
 from shared.log_limit import LogLimit
@@ -254,7 +254,8 @@ class Dispatcher:
         if self._records is None or self._records.done():
             what = "the streams of batch results and dead letters"
             action = partial(ensure_streams, self._js, self._stream_limits)
-            self._records = self._loop.create_task(wait_for(what, action, RECORDS_RETRY_S))
+            waiting = wait_for(what, action, RECORDS_RETRY_S, RECORDS_LOG_INTERVAL_S)
+            self._records = self._loop.create_task(waiting)
 
     def _take_back(self, flight: Flight) -> bool:
         if not self._flights.remove(flight):

@@ -65,6 +65,10 @@ class Fleet:
         """Whether heartbeats of this worker are taken in: it is known, or there are fewer than `MAX_WORKERS`."""
         return self.liveness.num_workers < MAX_WORKERS or self.liveness.knows(worker)
 
+    def serves_another(self, worker: str, model: str) -> bool:
+        """Whether a live worker of this name serves another model: a login for one model speaks for its own alone."""
+        return self.liveness.model_of(worker) not in (None, model)
+
     def note_heartbeat(self, heartbeat: Heartbeat, now: float) -> None:
         """Take in a worker's heartbeat. `now` is loop time, here and below."""
         self._loads.clear()

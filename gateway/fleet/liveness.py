@@ -137,6 +137,10 @@ class Liveness:
         """Whether a worker is one of them."""
         return name in self._workers
 
+    def model_of(self, name: str) -> str | None:
+        """Return what a worker serves that is known and not dead."""
+        return None if (worker := self._workers.get(name)) is None else worker.heartbeat.model
+
     def live(self) -> Iterator[Heartbeat]:
         """Iterate over the last heartbeats of all workers that are not dead."""
         return (worker.heartbeat for worker in self._workers.values() if not worker.is_stalled)

@@ -32,7 +32,7 @@ from gpu_worker.consumer.pull_capacity import PullCapacity
 from gpu_worker.consumer.pull_queue import PullQueue
 from gpu_worker.consumer.queued_message import IN_PROGRESS, send_ack
 from gpu_worker.engine.engine_thread import EngineThread, StepOutcome
-from shared.dependency_wait import RECORDS_RETRY_S, wait_for
+from shared.dependency_wait import RECORDS_LOG_INTERVAL_S, RECORDS_RETRY_S, wait_for
 from shared.direct_client import DirectClient
 from shared.log_limit import LogLimit
 from shared.messages import UNDECODABLE, Cancel, Delta, encode
@@ -206,7 +206,8 @@ class Consumer:
     async def _ensure_records(self) -> None:
         """Make the streams of batch results and dead letters, or wait for them; interactive requests need none."""
         what = "the streams of batch results and dead letters"
-        await wait_for(what, partial(ensure_streams, self._js, self._limits), RECORDS_RETRY_S)
+        action = partial(ensure_streams, self._js, self._limits)
+        await wait_for(what, action, RECORDS_RETRY_S, RECORDS_LOG_INTERVAL_S)
 
     def _interactive_capacity(self) -> int:
         return self._capacity.interactive(self._interactive_queue.backlog)

@@ -217,6 +217,7 @@ async def _connect(config: WorkerConfig, identity: Identity, events: _Connection
         config.nats_url,
         role="worker",
         name=identity.worker,
+        scope=encode_name(identity.model),
         user=config.nats_user,
         password=config.nats_password,
         files=config,

@@ -58,10 +58,10 @@ class BatchClient:
         user: str | None,
         password: str | None,
         files: NatsFiles,
-        has_waited: Callable[[str], None] = lambda text: None,
+        tell: Callable[[str], None] = lambda text: None,
     ) -> None:
-        """Prepare; the connection is made on entering. `has_waited` is told when results are long in coming."""
-        self._has_waited = has_waited
+        """Prepare; the connection is made on entering. `tell` is for whoever waits: that results are long in coming."""
+        self._tell = tell
         self._access = (url, user, password, files)
         self._client: Client | None = None
         self._refusals: asyncio.Queue[str] = asyncio.Queue()
@@ -131,7 +131,7 @@ class BatchClient:
         for tenant in {request.tenant for request in requests}:
             await self._client.subscribe(result_subject(tenant, "any").rpartition(".")[0] + ".*", cb=arrived.put)
         missing = {await self.publish(request) for request in requests}
-        silence = _Silence(self._has_waited, asyncio.get_running_loop().time())
+        silence = _Silence(self._tell, asyncio.get_running_loop().time())
         while missing:
             silence.look(asyncio.get_running_loop().time(), len(missing), len(requests))
             wait_s = min(_LOOK_EVERY_S, deadline - asyncio.get_running_loop().time())
@@ -161,13 +161,15 @@ class BatchClient:
         else:
             published.cancel()
             raise DependencyError(
-                f"NATS does not let this user publish jobs of the tenant {tenant[:64]!r} ({await refused}): use that "
-                "tenant's own login, which `headrace tenant` makes"
+                f"NATS does not let this user publish jobs of the tenant {tenant[:64]!r}: use that tenant's own login, "
+                "which `headrace tenant` makes"
             )
 
     async def _take_note(self, error: Exception) -> None:
         if "permissions violation" in str(error).lower():
             self._refusals.put_nowait(str(error))
+        else:
+            self._tell(f"NATS reports: {error}")
 
     async def _stored(self, subjects: set[str]) -> dict[str, bytes]:
         assert self._client is not None

@@ -19,6 +19,7 @@ _COMMANDS = (
     "dead",
     "keys",
     "tenant",
+    "worker-login",
     "quantize",
     "perplexity",
     "train-draft",

@@ -69,9 +69,18 @@ def _login(config: TenantConfig, token: str) -> str:
     if config.nkey is None:
         # NATS would take a value of digits only for a number, hence the letter.
         return f'user: "batch-{token}", password: "p{secrets.token_hex(16)}"'
-    if not (len(config.nkey) == _NKEY_LENGTH and config.nkey.isalnum() and config.nkey.startswith("U")):
-        raise ConfigError("HEADRACE_NKEY", f"a user's public NKey is U and {_NKEY_LENGTH - 1} more letters and digits")
+    check_nkey(config.nkey)
     return f'nkey: "{config.nkey}"'
+
+
+def check_nkey(nkey: str) -> None:
+    """Refuse what is no user's public NKey.
+
+    Raises:
+        ConfigError: It is none.
+    """
+    if not (len(nkey) == _NKEY_LENGTH and nkey.isalnum() and nkey.startswith("U")):
+        raise ConfigError("HEADRACE_NKEY", f"a user's public NKey is U and {_NKEY_LENGTH - 1} more letters and digits")
 
 
 command = settings_command(TenantConfig, "tenant", run, [click.Argument(["name"])])

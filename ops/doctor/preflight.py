@@ -37,7 +37,8 @@ def _findings(config: WorkerConfig) -> Iterator[Finding]:
     yield from machine_findings(Path(), os.environ)
     of_model = list(model_findings(config))
     yield from of_model
-    login = NatsLogin(config.nats_url, "worker", config.nats_user, config.nats_password, config)
+    name = None if config.model is None else _served_name(config, config.model)
+    login = NatsLogin(config.nats_url, "worker", config.nats_user, config.nats_password, config, name)
     found = asyncio.run(nats_findings(login))
     # A worker that is the first of its fleet hears nobody, and finds no queue that it would not make itself.
     yield from (Finding(one.topic, one.text) if one.level is Level.WARNING else one for one in found)
@@ -47,11 +48,17 @@ def _findings(config: WorkerConfig) -> Iterator[Finding]:
         yield _revision(config)
 
 
+def _served_name(config: WorkerConfig, path: Path) -> str:
+    """Return the name under which a model would be served that lies at `path`, which may be an id at the hub."""
+    assert config.model is not None
+    return config.served_model_name or hub_id(config.model) or path.resolve().name.removesuffix(SUFFIX)
+
+
 def _revision(config: WorkerConfig) -> Finding:
     assert config.model is not None
     try:
         path = local_model(config.model, "HEADRACE_MODEL")
-        name = config.served_model_name or hub_id(config.model) or path.resolve().name.removesuffix(SUFFIX)
+        name = _served_name(config, path)
         config = dataclasses.replace(config, model=path)
         identity = Identity("headrace-check", name, served_revision(config))
         check_nats(config, identity)

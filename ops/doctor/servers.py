@@ -25,7 +25,9 @@ from shared.nats_connection import Role, WrongRoleError, connect, has_jetstream
 from shared.nats_files import NatsFiles
 from shared.streams import INTERACTIVE_STREAM
 from shared.subjects import (
+    ALL_WORKERS,
     cancel_subject,
+    encode_name,
     frame_subject,
     gateway_subject,
     probe_subject,
@@ -43,13 +45,23 @@ _MOST_SKEW_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class NatsLogin:
-    """How to reach NATS, and as whom."""
+    """How to reach NATS, and as whom.
+
+    Attributes:
+        model: What a worker would serve; its login may be for this model alone.
+    """
 
     url: str
     role: Role
     user: str | None = None
     password: str | None = None
     files: NatsFiles = field(default_factory=NatsFiles)
+    model: str | None = None
+
+    @property
+    def scope(self) -> str | None:
+        """The part of the role, as `connect` takes it."""
+        return None if self.model is None else encode_name(self.model)
 
 
 async def nats_findings(login: NatsLogin, timeout_s: float = 2.0) -> list[Finding]:
@@ -62,7 +74,7 @@ async def nats_findings(login: NatsLogin, timeout_s: float = 2.0) -> list[Findin
     try:
         client = await connect(
             login.url, role=login.role, name="headrace-doctor", user=login.user, password=login.password,
-            files=login.files, on_error=note, timeout_s=timeout_s,
+            files=login.files, on_error=note, timeout_s=timeout_s, scope=login.scope,
         )  # fmt: skip
     except WrongRoleError as error:
         # It says itself which user to log in as.
@@ -77,21 +89,21 @@ async def nats_findings(login: NatsLogin, timeout_s: float = 2.0) -> list[Findin
                 *findings,
                 problem("nats", "JetStream is off", "start it with JetStream (-js), or ops/nats/headrace.conf"),
             ]
-        rights = await _rights(client, login.role, refused)
+        rights = await _rights(client, login, refused)
         findings += rights
         # A login without the rights is refused this too: one cause is told once.
         has_rights = all(one.level is not Level.PROBLEM for one in rights)
         findings += [one for one in await _queue_and_clock(client) if has_rights or one.level is not Level.PROBLEM]
-        findings.append(await _fleet(client))
+        findings.append(await _fleet(client, login.model))
         return findings
     finally:
         await client.close()
 
 
-async def _rights(client: Client, role: Role, refused: list[str]) -> list[Finding]:
+async def _rights(client: Client, login: NatsLogin, refused: list[str]) -> list[Finding]:
     """Use each right of a role on a subject that nobody else uses."""
-    nobody = f"doctor-{secrets.token_hex(4)}"
-    publish, subscribe = _subjects(role, nobody)
+    role, nobody = login.role, f"doctor-{secrets.token_hex(4)}"
+    publish, subscribe = _subjects(role, nobody, login.model or nobody)
     for subject in subscribe:
         await client.subscribe(subject)
     for subject in publish:
@@ -107,12 +119,12 @@ async def _rights(client: Client, role: Role, refused: list[str]) -> list[Findin
 _RIGHTS_REMEDY = "log in as the user `{role}` of ops/nats/headrace.conf, or give this one the same permissions"
 
 
-def _subjects(role: Role, nobody: str) -> tuple[list[str], list[str]]:
-    """Return what a role publishes to and subscribes to, for a model, worker or gateway of this name."""
-    beats, cancels, probes = worker_subject(nobody, nobody), cancel_subject(nobody), probe_subject(nobody)
+def _subjects(role: Role, nobody: str, model: str) -> tuple[list[str], list[str]]:
+    """Return what a role publishes to and subscribes to, for a worker or gateway of this name, and a model."""
+    beats, cancels, probes = worker_subject(model, nobody), cancel_subject(model), probe_subject(nobody)
     match role:
         case "worker":
-            return [frame_subject(nobody), beats], [beats, cancels, probes, tokenizer_subject(nobody)]
+            return [frame_subject(nobody), beats], [beats, cancels, probes, tokenizer_subject(model)]
         case "gateway":
             return [cancels, probes, gateway_subject(nobody)], [frame_subject(nobody), beats]
         case "admin":
@@ -151,10 +163,10 @@ def clock_finding(server_time: str, own_time: float) -> Finding | None:
     return None
 
 
-async def _fleet(client: Client) -> Finding:
+async def _fleet(client: Client, model: str | None) -> Finding:
     heard: dict[str, Heartbeat] = {}
     with contextlib.suppress(NatsError):
-        subscription = await client.subscribe("hr.worker.*.*")
+        subscription = await client.subscribe(ALL_WORKERS if model is None else f"hr.worker.{encode_name(model)}.*")
         deadline = time.monotonic() + LISTEN_S
         while (left := deadline - time.monotonic()) > 0:
             with contextlib.suppress(msgspec.MsgspecError, NatsError, TimeoutError):

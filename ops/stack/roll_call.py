@@ -101,6 +101,8 @@ class RollCall:
     async def _on_error(self, error: Exception) -> None:
         if "permissions violation" in str(error).lower():
             self.is_forbidden = True
+        else:
+            _log.warning("NATS reports: %s", error)
 
     async def _on_heartbeat(self, message: Msg) -> None:
         try:

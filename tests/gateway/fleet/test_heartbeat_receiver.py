@@ -25,6 +25,7 @@ class Heard:
         self.log: list[tuple[object, ...]] = []
         fleet = SimpleNamespace(
             has_room_for=lambda worker: self.rooms,
+            serves_another=lambda worker, model: False,
             note_heartbeat=lambda beat, now: self.log.append((beat, now)),
             note_gateway_heartbeat=lambda beat, now: self.log.append((beat, now)),
         )

@@ -52,13 +52,17 @@ class Connection:
 
 
 @contextmanager
-def secured_server(directory: Path) -> Iterator[NatsServer]:
-    """Run nats-server with the shipped configuration and one tenant more."""
+def secured_server(directory: Path, users: str = "") -> Iterator[NatsServer]:
+    """Run nats-server with the shipped configuration, one tenant more, and more `users` of the main account."""
     configuration = directory / "configuration"
     shutil.copytree(NATS_CONFIG.parent, configuration, ignore=shutil.ignore_patterns("__pycache__"))
     with (configuration / "tenants.conf").open("a") as file:
         user = f"batch-{OTHER_TOKEN}"
         file.write(account_block(OTHER_TENANT, f'user: "{user}", password: "{PASSWORDS[user]}"'))
+    main = configuration / NATS_CONFIG.name
+    place = "{ user: gateway,"
+    assert main.read_text().count(place) == 1
+    main.write_text(main.read_text().replace(place, f"{users}\n      {place}"))
     server = NatsServer(directory / "server", ("-c", str(configuration / NATS_CONFIG.name)))
     with pytest.MonkeyPatch.context() as patch:
         for role in NATS_ROLES:

@@ -1,0 +1,91 @@
+"""`headrace worker-login`: print a NATS user for workers of one model, who can reach nothing of the others."""
+
+from __future__ import annotations
+
+import secrets
+import sys
+from dataclasses import dataclass
+from string import Template
+
+import click
+
+from ops.cli.options import settings_command
+from ops.cli.tenant import check_nkey
+from shared.config import setting
+from shared.subjects import encode_name
+
+# What WORKER_ROLE of ops/nats/headrace.conf allows, for one model. Left out is what NATS cannot bind to a model:
+# reading and deleting waiting jobs, reading records of progress, making the interactive stream.
+_USER = Template("""\
+{
+  $login
+  permissions: {
+    publish: {
+      allow: [
+        "hr.tok.*"
+        "hr.worker.$model.*"
+        "hr.result.*.*"
+        "hr.dead.$model.*.*"
+        "hr.progress.*.*"
+        "hr.reply.>"
+        "$$JS.API.INFO"
+        "$$JS.API.STREAM.INFO.*"
+        "$$JS.API.STREAM.NAMES"
+        "$$JS.API.CONSUMER.CREATE.*.$model-interactive.hr.req.$model.interactive"
+        "$$JS.API.CONSUMER.CREATE.*.$model-batch.hr.req.$model.batch.*"
+        "$$JS.API.CONSUMER.INFO.*.$model-interactive", "$$JS.API.CONSUMER.INFO.*.$model-batch"
+        "$$JS.API.CONSUMER.MSG.NEXT.*.$model-interactive", "$$JS.API.CONSUMER.MSG.NEXT.*.$model-batch"
+        "$$JS.ACK.*.$model-interactive.>", "$$JS.ACK.*.$model-batch.>"
+      ]
+    }
+    subscribe: {
+      allow: [
+        "hr.worker.$model.*"
+        "hr.cancel.$model"
+        "hr.tokenizer.$model"
+        "hr.probe.*"
+        "hr.gateway.*"
+        "_INBOX_worker.$model.>"
+      ]
+    }
+    allow_responses: { max: 1, expires: "60s" }
+  }
+}
+""")
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLoginConfig:
+    """How the workers log in."""
+
+    nkey: str | None = setting(None, "Public NKey of the user, `U...`; a user with a new password if not given.")
+
+
+def run(config: WorkerLoginConfig, model: str) -> None:
+    """Print a NATS user for the workers of one model.
+
+    Put it into the users of the account HEADRACE in ops/nats/headrace.conf, beside `worker`, and reload NATS. MODEL is
+    the name that is served. Workers with this login pull requests of this model and speak for it alone: they hear no
+    prompts of others, and no gateway believes what they say of others. Jobs that no worker takes in time are expired by
+    workers with the login `worker` alone.
+    """
+    print(user_block(model, _login(config, encode_name(model))), end="")
+    if sys.stdout.isatty():
+        place = "the users of the account HEADRACE in ops/nats/headrace.conf"
+        print(f"put this into {place}, and reload NATS (SIGHUP)", file=sys.stderr)
+
+
+def user_block(model: str, login: str) -> str:
+    """Return the user in NATS's configuration language; `login` identifies it."""
+    return _USER.substitute(model=encode_name(model), login=login)
+
+
+def _login(config: WorkerLoginConfig, token: str) -> str:
+    if config.nkey is None:
+        # NATS would take a value of digits only for a number, hence the letter.
+        return f'user: "worker-{token}", password: "p{secrets.token_hex(16)}"'
+    check_nkey(config.nkey)
+    return f'nkey: "{config.nkey}"'
+
+
+command = settings_command(WorkerLoginConfig, "worker-login", run, [click.Argument(["model"])])

@@ -1,0 +1,39 @@
+"""A gateway or worker that runs before `headrace setup` says once what is to be done, and finds what is made later."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+import pytest
+
+from shared.dependency_wait import RECORDS_LOG_INTERVAL_S, wait_for
+from shared.nats_connection import connect
+from shared.streams import StreamLimits, ensure_streams
+from tests.ops.nats.secured import PASSWORDS, secured_server
+
+
+@pytest.mark.parametrize("role", ["gateway", "worker"])
+async def test_missing_streams_are_one_line_that_names_setup(
+    role: Literal["gateway", "worker"], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with secured_server(tmp_path) as server, caplog.at_level(logging.WARNING):
+        client = await connect(server.url, role=role, name=role, user=role, password=PASSWORDS[role])
+        ensure = partial(ensure_streams, client.jetstream(timeout=0.1), StreamLimits())
+        waiting = asyncio.create_task(wait_for("the streams of batch results", ensure, 0.05, RECORDS_LOG_INTERVAL_S))
+        # Several attempts, each of which NATS refuses.
+        await asyncio.sleep(0.8)
+        (line,) = caplog.messages
+        assert line == (
+            "waiting for the streams of batch results: NATS stream HR_RESULTS could not be created, because this login "
+            "may not: run `headrace setup` once, with the admin user."
+        )
+        admin = await connect(server.url, role="admin", name="admin", user="admin", password=PASSWORDS["admin"])
+        await ensure_streams(admin.jetstream(), StreamLimits())
+        await asyncio.wait_for(waiting, 5)
+        assert caplog.messages == [line]
+        await admin.close()
+        await client.close()

@@ -1,0 +1,134 @@
+"""Logins for the workers of one model (`headrace worker-login`), on a real server: each serves its own model alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from nats.aio.client import Client
+
+from ops.cli.worker_login import command, user_block
+from shared.batch_streams import batch_stream, batch_tenants
+from shared.errors import DependencyError
+from shared.nats_connection import WrongRoleError, connect
+from shared.streams import INTERACTIVE_STREAM, StreamLimits, ensure_consumer, ensure_streams
+from shared.subjects import encode_name
+from tests.ops.nats.secured import PASSWORDS, Connection, secured_server
+from tests.ops.nats.test_permissions import FORBIDDEN
+from tests.servers import NatsServer
+
+# The second has a name whose encoding has more than letters.
+OWN, OTHER = "m", "org/n.1"
+OTHER_TOKEN = encode_name(OTHER)
+LIMITS = StreamLimits()
+AsWorker = Callable[[str], Awaitable[Connection]]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
+    users = [user_block(model, f'user: "w-{encode_name(model)}", password: "pw"') for model in (OWN, OTHER)]
+    with secured_server(tmp_path_factory.mktemp("logins"), "".join(users)) as running:
+        yield running
+
+
+@pytest.fixture
+async def as_worker(server: NatsServer) -> AsyncIterator[AsWorker]:
+    """Connect as a worker of a model, with the login that is for it."""
+    opened: list[Client] = []
+
+    async def open_as(model: str) -> Connection:
+        connection, token = Connection(), encode_name(model)
+        login = {"user": f"w-{token}", "password": "pw"}
+        connection.client = await connect(
+            server.url, role="worker", name=model, scope=token, on_error=connection.on_error, **login
+        )
+        opened.append(connection.client)
+        return connection
+
+    password = PASSWORDS["admin"]
+    admin = await connect(server.url, role="admin", name="admin", user="admin", password=password)
+    opened.append(admin)
+    await ensure_streams(admin.jetstream(), LIMITS, ["default"])
+    yield open_as
+    for client in opened:
+        await client.close()
+
+
+async def test_worker_does_what_its_model_needs(as_worker: AsWorker, server: NatsServer) -> None:
+    for model in (OWN, OTHER):
+        worker, token = await as_worker(model), encode_name(model)
+        publish = [f"hr.worker.{token}.w", "hr.tok.g", "hr.result.t.r", f"hr.dead.{token}.batch.t", "hr.progress.t.r"]
+        subscribe = [f"hr.worker.{token}.*", f"hr.cancel.{token}", f"hr.tokenizer.{token}", "hr.probe.w"]
+        assert [s for s in publish if not await worker.can_publish(s)] == []
+        assert [s for s in (*subscribe, "hr.gateway.*") if not await worker.can_subscribe(s)] == []
+        js = worker.client.jetstream()
+        assert await batch_tenants(worker.client, model) == ["default"]
+        for lane, stream in (("interactive", INTERACTIVE_STREAM), ("batch", batch_stream("default"))):
+            consumer = await ensure_consumer(js, model, lane, LIMITS)  # type: ignore[arg-type]
+            subscription = await js.pull_subscribe_bind(consumer, stream)
+            password = PASSWORDS["gateway"]
+            gateway = await connect(server.url, role="gateway", name="g", user="gateway", password=password)
+            subject = f"hr.req.{token}.interactive" if lane == "interactive" else f"hr.req.{token}.batch.default"
+            await gateway.jetstream().publish(subject, b"job")
+            (message,) = await subscription.fetch(1, timeout=2)
+            assert message.data == b"job"
+            await message.ack_sync(timeout=2)
+            await gateway.close()
+        assert not await worker.is_refused()
+
+
+async def test_worker_reaches_nothing_of_another_model_or_role(as_worker: AsWorker) -> None:
+    other = OTHER_TOKEN
+    publish = [
+        f"hr.worker.{other}.w", f"hr.dead.{other}.batch.t",
+        f"$JS.API.CONSUMER.CREATE.HR_INTERACTIVE.{other}-interactive.hr.req.{other}.interactive",
+        f"$JS.API.CONSUMER.CREATE.HR_INTERACTIVE.m-interactive.hr.req.{other}.interactive",
+        "$JS.API.CONSUMER.CREATE.HR_INTERACTIVE.m-interactive", "$JS.API.CONSUMER.CREATE.HR_INTERACTIVE",
+        "$JS.API.CONSUMER.DURABLE.CREATE.HR_INTERACTIVE.m-interactive",
+        f"$JS.API.CONSUMER.MSG.NEXT.HR_INTERACTIVE.{other}-interactive",
+        f"$JS.API.CONSUMER.INFO.HR_BATCH_default.{other}-batch",
+        f"$JS.ACK.HR_INTERACTIVE.{other}-interactive.1.1.1.1.0", f"$JS.ACK.HR_BATCH_default.{other}-batch.1.1.1.1.0",
+        # What cannot be told apart by model.
+        "$JS.API.STREAM.MSG.GET.HR_BATCH_default", "$JS.API.STREAM.MSG.DELETE.HR_BATCH_default",
+        "$JS.API.STREAM.MSG.GET.HR_PROGRESS", "$JS.API.STREAM.CREATE.HR_INTERACTIVE",
+        *FORBIDDEN["worker"]["publish"],
+    ]  # fmt: skip
+    subscribe = [
+        f"hr.worker.{other}.*", "hr.worker.*.*", f"hr.cancel.{other}", "hr.cancel.*", f"hr.tokenizer.{other}",
+        f"_INBOX_worker.{other}.x", f"_INBOX_worker.{other}.>", "_INBOX_worker.>", "_INBOX_worker.*.x",
+        *FORBIDDEN["worker"]["subscribe"],
+    ]  # fmt: skip
+    worker = await as_worker(OWN)
+    assert [s for s in publish if await worker.can_publish(s)] == []
+    assert [s for s in subscribe if await worker.can_subscribe(s)] == []
+
+
+async def test_consumer_of_its_own_name_cannot_be_made_for_the_requests_of_another(as_worker: AsWorker) -> None:
+    worker = await as_worker(OWN)
+    filters = {"filter_subject": f"hr.req.{OTHER_TOKEN}.interactive"}
+    config = {"durable_name": "m-interactive", "name": "m-interactive", "ack_policy": "explicit", **filters}
+    body = json.dumps({"stream_name": INTERACTIVE_STREAM, "config": config}).encode()
+    subject = f"$JS.API.CONSUMER.CREATE.{INTERACTIVE_STREAM}.m-interactive.hr.req.m.interactive"
+    answer = json.loads((await worker.client.request(subject, body, timeout=2)).data)
+    assert "did not match" in answer["error"]["description"]
+
+
+async def test_worker_of_another_model_is_told_before_it_begins(server: NatsServer) -> None:
+    with pytest.raises(WrongRoleError, match=rf"may not listen to _INBOX_worker\.{OTHER_TOKEN}\.>"):
+        await connect(server.url, role="worker", name="w", scope=OTHER_TOKEN, user="w-m", password="pw")
+    with pytest.raises(DependencyError, match="refuses the user or password"):
+        await connect(server.url, role="worker", name="w", scope="m", user="w-m", password="wrong")
+
+
+def test_printed_user_is_one_that_nats_reads(tmp_path: Path) -> None:
+    printed = CliRunner().invoke(command, [OTHER])
+    assert printed.exit_code == 0
+    assert f'user: "worker-{OTHER_TOKEN}", password: "p' in printed.output
+    nkey = "U" + "A" * 55
+    keyed = CliRunner().invoke(command, [OTHER, "--nkey", nkey])
+    assert f'nkey: "{nkey}"' in keyed.output
+    refused = CliRunner().invoke(command, [OTHER, "--nkey", "x"])
+    assert "a user's public NKey is" in str(refused.exception)
