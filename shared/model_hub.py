@@ -17,6 +17,8 @@ _ID = re.compile(r"(?P<id>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(@(?P<revision>[
 _REVISION = re.compile(r"\w[\w-]*(\.[\w-]+)*(/\w[\w-]*(\.[\w-]+)*)*")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _MAX_CHARACTERS = 512
+FORMS = "a folder in Hugging Face's format, a .gguf file, or an id at the hub"
+_DOWNLOADED = Path(".cache", "huggingface", "download", "config.json.metadata")
 _PATTERNS = ["*.json", "*.jinja", "*.safetensors"]
 
 
@@ -30,13 +32,20 @@ def hub_id(model: Path) -> str | None:
 
 
 def hub_commit(folder: Path) -> str | None:
-    """Return the commit at the hub whose files a folder holds; None for a folder that was not downloaded from it.
+    """Return the commit at the hub whose files a folder holds; None where that is not known.
 
-    The hub's cache keeps each commit in a folder of its name, `.../snapshots/<commit>`.
+    The hub's cache keeps each commit in a folder of its name, `.../snapshots/<commit>`; beside what was downloaded into
+    another folder (`hf download --local-dir`) its first line says it.
     """
     folder = folder.absolute()
-    is_snapshot = folder.parent.name == "snapshots" and _COMMIT.fullmatch(folder.name) is not None
-    return folder.name if is_snapshot else None
+    if folder.parent.name == "snapshots" and _COMMIT.fullmatch(folder.name):
+        return folder.name
+    try:
+        with (folder / _DOWNLOADED).open(encoding="ascii") as file:
+            commit = file.readline(_MAX_CHARACTERS).strip()
+    except (OSError, UnicodeDecodeError):
+        return None
+    return commit if _COMMIT.fullmatch(commit) else None
 
 
 def local_model(model: Path, variable: str) -> Path:
@@ -66,3 +75,15 @@ def local_model(model: Path, variable: str) -> Path:
             f"{model} is no folder here, and could not be downloaded from the hub ({type(error).__name__}: {reason})"
         )
         raise ConfigError(variable, f"{problem}; check the id and the network, or name a local folder") from None
+
+
+def existing_model(model: Path, variable: str, forms: str = FORMS) -> Path:
+    """Return the folder or file of a model as `local_model` does; it has to be there.
+
+    Raises:
+        ConfigError: It is not, or cannot be downloaded; names `variable` and the `forms` in which a model can be named.
+    """
+    path = local_model(model, variable)
+    if not path.exists():
+        raise ConfigError(variable, f"{path} does not exist; name {forms}")
+    return path

@@ -29,11 +29,22 @@ def served_revision(config: WorkerConfig) -> str:
     return revision if commit is None else f"{revision}{_COMMIT_MARK}{commit[:_COMMIT_DIGITS]}"
 
 
-def is_same_revision(first: str, second: str) -> bool:
-    """Whether two revisions are of the same files and settings, and of the same commit where both tell one."""
-    content, _, commit = first.partition(_COMMIT_MARK)
-    other_content, _, other_commit = second.partition(_COMMIT_MARK)
-    return content == other_content and (commit == other_commit or not commit or not other_commit)
+def revision_difference(own: str, other: str) -> str | None:
+    """Say in which way two revisions differ; None where they are the same.
+
+    They are the same where all that they tell is: content, settings, and the commit or that none is known. If one
+    without a commit were the same as any of its content, it would be the same as two that differ, and who may join a
+    fleet would depend on who has joined before.
+    """
+    if own == other:
+        return None
+    content, _, commit = own.partition(_COMMIT_MARK)
+    other_content, _, other_commit = other.partition(_COMMIT_MARK)
+    if content != other_content:
+        return "other weights or another number format"
+    if commit and other_commit:
+        return "another commit at the hub"
+    return "the same files as far as samples tell, but only one of the folders says which commit at the hub it is"
 
 
 def model_revision(model: Path, *settings: str) -> str:

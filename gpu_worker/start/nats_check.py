@@ -12,11 +12,11 @@ from nats.aio.msg import Msg
 
 from gpu_worker.start.assembly import Identity
 from gpu_worker.start.config import WorkerConfig
-from gpu_worker.start.model_revision import is_same_revision
+from gpu_worker.start.model_revision import revision_difference
 from shared.errors import ConfigError, DependencyError
 from shared.messages import Heartbeat
 from shared.nats_connection import NatsRefusedError, connect, has_jetstream
-from shared.subjects import worker_subject
+from shared.subjects import encode_name, worker_subject
 
 # NATS may start after us, and there is the time until the model is loaded for it.
 TIMEOUT_S = 2.0
@@ -52,8 +52,7 @@ async def check_revision(client: Client, identity: Identity) -> None:
     async def note(message: Msg) -> None:
         with contextlib.suppress(msgspec.MsgspecError):
             heartbeat = msgspec.msgpack.decode(message.data, type=Heartbeat)
-            is_same = not heartbeat.revision or is_same_revision(heartbeat.revision, identity.revision)
-            if not heartbeat.draining and not is_same:
+            if not heartbeat.draining and heartbeat.revision != identity.revision:
                 others[heartbeat.worker] = heartbeat.revision
 
     of_all_workers = worker_subject(identity.model, identity.worker).rpartition(".")[0] + ".*"
@@ -62,11 +61,12 @@ async def check_revision(client: Client, identity: Identity) -> None:
     await subscription.unsubscribe()
     if others:
         worker, revision = sorted(others.items())[0]
+        difference = revision_difference(identity.revision, revision)
         raise ConfigError(
             "HEADRACE_ALLOW_REVISION_CHANGE",
             f"worker {worker} serves another revision of {identity.model!r} ({revision}; this one is "
-            f"{identity.revision}): other weights or another number format. Choose another --served-model-name, or "
-            "allow it while a new revision is rolled out",
+            f"{identity.revision}): {difference}. Name the same model everywhere, choose "
+            "another --served-model-name, or allow it while a new revision is rolled out",
         )
 
 
@@ -75,6 +75,7 @@ async def _connect_once(config: WorkerConfig, identity: Identity) -> None:
         config.nats_url,
         role="worker",
         name="headrace-worker-check",
+        scope=encode_name(identity.model),
         user=config.nats_user,
         password=config.nats_password,
         files=config,

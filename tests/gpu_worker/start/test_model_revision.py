@@ -1,11 +1,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from random import Random
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gpu_worker.start.config import WorkerConfig
-from gpu_worker.start.model_revision import is_same_revision, model_revision, served_revision
+from gpu_worker.start.model_revision import model_revision, revision_difference, served_revision
 
 
 @pytest.fixture
@@ -57,8 +60,50 @@ def test_commit_of_a_model_from_the_hub_is_told(model: Path, tmp_path: Path) -> 
             (snapshot / file).symlink_to(model / file)
         told.append(served_revision(WorkerConfig(model=snapshot)))
     assert told == [f"{plain}@{'a' * 12}", f"{plain}@{'b' * 12}"]
-    assert not is_same_revision(*told)
-    # A copy of the same files that was not downloaded, or a worker of an older version, which tells no commit.
-    assert is_same_revision(told[0], plain)
-    assert is_same_revision(plain, told[0])
-    assert not is_same_revision(told[0], served_revision(WorkerConfig(model=model, dtype="float32")))
+    assert revision_difference(*told) == "another commit at the hub"
+    # A copy of the same files whose commit nobody knows.
+    assert "only one of the folders says which commit" in (revision_difference(told[0], plain) or "")
+    other_type = served_revision(WorkerConfig(model=model, dtype="float32"))
+    assert revision_difference(told[0], other_type) == "other weights or another number format"
+
+
+def test_commit_of_a_download_into_another_folder_is_told(model: Path) -> None:
+    plain = served_revision(WorkerConfig(model=model))
+    note = model / ".cache" / "huggingface" / "download" / "config.json.metadata"
+    note.parent.mkdir(parents=True)
+    note.write_text(f"{'c' * 40}\n0123\n1763830000.5\n")
+    assert served_revision(WorkerConfig(model=model)) == f"{plain}@{'c' * 12}"
+    note.write_text("no commit\n")
+    assert served_revision(WorkerConfig(model=model)) == plain
+
+
+REVISIONS = st.builds(
+    lambda content, commit: f"{content}@{commit}" if commit else content,
+    st.sampled_from(["aaaa", "bbbb", ""]),
+    st.sampled_from(["", "1" * 12, "2" * 12]),
+)
+
+
+@given(REVISIONS, REVISIONS, REVISIONS)
+def test_being_the_same_revision_is_an_equivalence(a: str, b: str, c: str) -> None:
+    def same(one: str, other: str) -> bool:
+        return revision_difference(one, other) is None
+
+    assert same(a, a)
+    assert same(a, b) == same(b, a)
+    assert not (same(a, b) and same(b, c)) or same(a, c)
+
+
+@given(st.lists(REVISIONS, max_size=6), st.randoms(use_true_random=False))
+def test_who_may_join_does_not_depend_on_who_has_joined_before(workers: list[str], order: Random) -> None:
+    """Whoever comes first decides what is served; from then on nobody joins, and nobody leaves, that changes it."""
+    fleet: list[str] = []
+    for worker in workers:
+        if all(revision_difference(worker, other) is None for other in fleet):
+            fleet.append(worker)
+    if fleet:
+        # Any part of the fleet lets in the same workers.
+        part = order.sample(fleet, order.randint(1, len(fleet)))
+        for worker in workers:
+            joins = {all(revision_difference(worker, other) is None for other in some) for some in (fleet, part)}
+            assert len(joins) == 1
