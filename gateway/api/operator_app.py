@@ -20,18 +20,14 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from gateway.admission.auth import bearer_token, is_loopback, unauthorized
+from gateway.admission.auth import bearer_token, unauthorized
 from gateway.api.app import build_app
 from gateway.api.routes import error_response, json_response
 from gateway.cache.redis_client import RedisCache
-from gateway.config import GatewayConfig
 from gateway.errors import ApiError
 from gateway.fleet.readiness import FleetView, QueueConnection, readiness
 from gateway.metrics import GatewayMetrics
-from shared.errors import ConfigError
 from shared.log_limit import LogLimit
-
-MIN_KEY_CHARACTERS = 16
 
 _logger = logging.getLogger(__name__)
 
@@ -46,26 +42,6 @@ class OperatorServices:
     redis: RedisCache | None
     metrics: GatewayMetrics
     registry: CollectorRegistry
-
-
-def check_operator_settings(config: GatewayConfig) -> None:
-    """See to it that the operator's port, if there is one, has a key, or is on loopback and chosen to have none.
-
-    Raises:
-        ConfigError: It has neither, or the key is too short.
-    """
-    if config.operator_port is None:
-        return
-    if config.operator_without_key and config.operator_key:
-        raise ConfigError("HEADRACE_OPERATOR_WITHOUT_KEY", "contradicts HEADRACE_OPERATOR_KEY; set only one of them")
-    if config.operator_without_key and not is_loopback(config.operator_host):
-        problem = f"allowed only on loopback, and HEADRACE_OPERATOR_HOST is {config.operator_host}"
-        raise ConfigError("HEADRACE_OPERATOR_WITHOUT_KEY", problem)
-    if not config.operator_without_key and not config.operator_key:
-        problem = "not set, but the operator's port needs one (on loopback, HEADRACE_OPERATOR_WITHOUT_KEY=true)"
-        raise ConfigError("HEADRACE_OPERATOR_KEY", problem)
-    if config.operator_key and len(config.operator_key) < MIN_KEY_CHARACTERS:
-        raise ConfigError("HEADRACE_OPERATOR_KEY", f"has fewer than {MIN_KEY_CHARACTERS} characters")
 
 
 def create_operator_app(services: OperatorServices) -> ASGIApp:

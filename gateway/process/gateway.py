@@ -24,12 +24,13 @@ import uvloop
 
 from gateway.admission.auth import KeyStore, check_auth_settings
 from gateway.admission.limits import RateLimiter
+from gateway.admission.operator_access import check_operator_settings
 from gateway.admission.shared_places import SharedPlaces
 from gateway.admission.shedding import Shedder
 from gateway.api.entrance import ALWAYS_SERVED
 from gateway.api.generation_service import GenerationService
 from gateway.api.generation_starter import GenerationStarter
-from gateway.api.operator_app import OperatorServices, check_operator_settings, create_operator_app
+from gateway.api.operator_app import OperatorServices, create_operator_app
 from gateway.api.routes import RouteServices
 from gateway.api.structured_output import StructuredOutputAdmission
 from gateway.api.tokenizer_client import TokenizerClient

@@ -74,10 +74,7 @@ def build_engine(
             growth=config.simulate_growth,
             hidden_size=directory.hidden_size,
         )
-        max_model_len = min(config.max_model_len or directory.max_model_len, directory.max_model_len)
-        scheduler = _scheduler_config(
-            config, config.num_blocks or SIMULATED_NUM_BLOCKS, max_model_len, GPU_BATCHED_TOKENS
-        )
+        scheduler = _simulated_sizes(config, directory)
     else:
         loaded, scheduler = _load_model(config, directory, start_up or StartUp())
         runner, experts = loaded, loaded.model.expert_loads()
@@ -101,14 +98,17 @@ def check_engine(config: WorkerConfig, directory: ModelDirectory, tokenizer: Mod
     """Refuse what `build_engine` would refuse, as far as that is known before a model is loaded.
 
     Returns:
-        The tokens that the KV cache would hold, None where that is measured at load.
+        The tokens that the KV cache would hold, None where that is measured at load, or simulated.
 
     Raises:
         HeadraceError: The settings do not fit the model or the machine.
     """
+    check_speculation(config, tokenizer)
+    if config.simulate is not None:
+        _simulated_sizes(config, directory)
+        return None
     from gpu_worker.execution.build import check_fits
 
-    check_speculation(config, tokenizer)
     runner_config, _ = _runner_config(config, directory)
     return check_fits(with_room_for_proposer(config, runner_config))
 
@@ -190,6 +190,11 @@ def _sizes(config: WorkerConfig, model: ModelConfig, device: str) -> SchedulerCo
     if not model.has_states:
         return sizes
     return dataclasses.replace(sizes, state=state_config(config.max_num_seqs, config.block_size))
+
+
+def _simulated_sizes(config: WorkerConfig, directory: ModelDirectory) -> SchedulerConfig:
+    max_model_len = min(config.max_model_len or directory.max_model_len, directory.max_model_len)
+    return _scheduler_config(config, config.num_blocks or SIMULATED_NUM_BLOCKS, max_model_len, GPU_BATCHED_TOKENS)
 
 
 def _policy(config: WorkerConfig, recipe: Recipe) -> AdaptiveDepth:

@@ -20,6 +20,7 @@ from ops.stack.ports import claim_port, free_port
 from ops.stack.servers import find_nats_server, find_redis_server
 from ops.stack.state import StateDirectory, write_private
 from shared.config import resolve, variable_name
+from shared.nats_connection import check_url
 from shared.nats_files import NatsFiles
 
 # Time for running streams to finish at shutdown, and for a process to end after that.
@@ -145,6 +146,7 @@ def _plan_nats(
     config: UpConfig, state: StateDirectory, base: Mapping[str, str]
 ) -> tuple[ChildSpec | None, dict[str, NatsAccess]]:
     if config.nats_url is not None:
+        check_url(config.nats_url)
         files = NatsFiles(**{item.name: getattr(config, item.name) for item in fields(NatsFiles)})
         given = NatsAccess(config.nats_url, config.nats_user, config.nats_password, files)
         return None, dict.fromkeys(commands.NATS_ROLES, given)

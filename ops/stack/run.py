@@ -12,10 +12,11 @@ from ops.stack.banner import banner
 from ops.stack.config import DEMO_MODEL, UpConfig
 from ops.stack.console import Console
 from ops.stack.plan import make_plan
+from ops.stack.preconditions import check_parts
 from ops.stack.state import StateDirectory
 from ops.stack.supervisor import Supervisor
 from shared.errors import ConfigError
-from shared.model_hub import hub_id, local_model
+from shared.model_hub import FORMS, hub_id, local_model
 
 
 def run(config: UpConfig, environ: Mapping[str, str]) -> int:
@@ -33,8 +34,7 @@ def run(config: UpConfig, environ: Mapping[str, str]) -> int:
     is_gguf = (model.is_file() and model.suffix == ".gguf") or any(model.glob("*.gguf"))
     if not is_gguf and not (model / "config.json").is_file():
         problem = "has no config.json and is no .gguf file" if model.exists() else "does not exist"
-        remedy = "name a folder in Hugging Face's format, a .gguf file, or an id at the hub"
-        raise ConfigError("HEADRACE_MODEL", f"{model} {problem}; {remedy}")
+        raise ConfigError("HEADRACE_MODEL", f"{model} {problem}; name {FORMS}")
     if config.ready_file is not None and not config.ready_file.absolute().parent.is_dir():
         raise ConfigError("HEADRACE_READY_FILE", f"{config.ready_file.absolute().parent} is not a directory")
     state = StateDirectory(config.state_dir)
@@ -47,6 +47,7 @@ def run(config: UpConfig, environ: Mapping[str, str]) -> int:
 async def _run(config: UpConfig, state: StateDirectory, environ: Mapping[str, str], console: Console) -> int:
     began = time.monotonic()
     plan = make_plan(config, state, environ)
+    check_parts(plan, is_demo=config.model is None)
     simulated = f"a simulated engine, {config.simulate:g} ms a step" if config.simulate is not None else None
     served = simulated or (str(config.model) if config.model is not None else "the demo model")
     console.say("headrace", f"starting with {served}; logs in {state.logs}")

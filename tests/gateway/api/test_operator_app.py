@@ -10,7 +10,8 @@ from typing import Any
 import httpx2
 import pytest
 
-from gateway.api.operator_app import OperatorServices, check_operator_settings, create_operator_app
+from gateway.admission.operator_access import check_operator_settings
+from gateway.api.operator_app import OperatorServices, create_operator_app
 from gateway.config import GatewayConfig
 from gateway.fleet.claims import OwnRequests
 from gateway.fleet.fleet import Fleet, FleetLimits

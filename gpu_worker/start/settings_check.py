@@ -1,0 +1,61 @@
+"""Whether a worker with these settings could start, as far as that is known without NATS and before a model is loaded.
+
+`headrace up` asks before it starts anything, in a process of its own: `python -m gpu_worker.start.settings_check` reads
+the settings from its environment. It exits with 0, or with 2 and what is wrong on its standard output.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+
+import msgspec
+
+from gpu_worker.start.config import WorkerConfig
+from gpu_worker.start.engine_setup import check_engine
+from gpu_worker.start.settings_problem import EXIT_BAD_SETTINGS, SettingsProblem
+from gpu_worker.text.model_directory import read_model_directory
+from gpu_worker.text.tokenizer import ChatSettings, ModelTokenizer
+from gpu_worker.text.vocabulary_check import check_vocabulary
+from shared.config import resolve
+from shared.errors import ConfigError, HeadraceError
+from shared.model_hub import local_model
+from shared.subjects import encode_name
+
+
+def check_settings(config: WorkerConfig) -> None:
+    """Refuse settings that do not fit the model, the machine or each other.
+
+    Raises:
+        HeadraceError: They do not.
+    """
+    if (model := config.model) is None:
+        raise ConfigError("HEADRACE_MODEL", "is required")
+    for name in (config.served_model_name, config.worker_id):
+        if name is not None:
+            encode_name(name)
+    if config.draft_model is not None:
+        config = dataclasses.replace(config, draft_model=local_model(config.draft_model, "HEADRACE_DRAFT_MODEL"))
+    directory = read_model_directory(model)
+    tokenizer = ModelTokenizer(directory, ChatSettings(config.chat_format, config.allow_chat_template))
+    check_vocabulary(tokenizer, directory)
+    check_engine(config, directory, tokenizer)
+
+
+def main() -> int:
+    """Check the settings of the environment, and return the exit status."""
+    try:
+        check_settings(resolve(WorkerConfig, {}, os.environ))
+    except ConfigError as error:
+        problem = SettingsProblem(error.problem, error.variable)
+    except HeadraceError as error:
+        problem = SettingsProblem(str(error))
+    else:
+        return 0
+    sys.stdout.buffer.write(msgspec.json.encode(problem))
+    return EXIT_BAD_SETTINGS
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,81 @@
+"""What `headrace up` refuses before it starts anything: settings with which a part could not start.
+
+A part refuses them too. But then four processes have been started for nothing, and the reason is in one of their logs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from gateway.config import GatewayConfig
+from gpu_worker.start.config import WorkerConfig
+from gpu_worker.start.settings_problem import EXIT_BAD_SETTINGS, SettingsProblem
+from ops.stack.plan import Plan
+from shared.config import resolve, variable_name
+from shared.errors import ConfigError, HeadraceError
+
+# Settings of a worker that fit any model and machine, and those that are ours.
+_ALWAYS_FIT = frozenset(
+    {
+        *("model", "served_model_name", "allow_revision_change", "allow_chat_template", "num_threads"),
+        *("simulate", "simulate_growth", "nats_url", "nats_user", "nats_password", "nats_creds_file"),
+        *("nats_nkey_seed_file", "nats_ca_file", "nats_cert_file", "nats_key_file", "health_host", "health_port"),
+        *("drain_timeout_s", "audit_file", "log_format", "log_level", "request_log_per_s", "otlp_endpoint"),
+    }
+)
+
+
+def check_parts(plan: Plan, *, is_demo: bool) -> None:
+    """Refuse settings with which the gateway or a worker could not start.
+
+    Args:
+        plan: What is to be started.
+        is_demo: The model is ours. With it and the defaults there is nothing to ask, and nobody waits for the answer.
+
+    Raises:
+        HeadraceError: They could not; the message names the setting.
+    """
+    _check_gateway(plan.gateway.environ)
+    environ = plan.workers[0].environ
+    settings = resolve(WorkerConfig, {}, environ)
+    chosen = [
+        field.name
+        for field in dataclasses.fields(WorkerConfig)
+        if field.name not in _ALWAYS_FIT and getattr(settings, field.name) != field.default
+    ]
+    if chosen or not is_demo:
+        _check_worker(environ)
+
+
+def _check_gateway(environ: Mapping[str, str]) -> None:
+    """Ask the gateway's own checks; what they import takes a moment, so only about what was chosen."""
+    settings = resolve(GatewayConfig, {}, environ)
+    if settings.keys_file is not None and Path(settings.keys_file).exists():
+        from gateway.admission.api_keys import list_keys
+
+        list_keys(Path(settings.keys_file))
+    if settings.redis_url is not None:
+        _check_redis_url(settings.redis_url)
+    from gateway.admission.operator_access import check_operator_settings
+
+    check_operator_settings(settings)
+
+
+def _check_redis_url(url: str) -> None:
+    if not url.startswith(("redis://", "rediss://", "unix://")):
+        raise ConfigError(variable_name("redis_url"), "begins with none of redis://, rediss:// and unix://")
+
+
+def _check_worker(environ: Mapping[str, str]) -> None:
+    """Ask in a process of its own, which ends: what it imports would stay in this one while the system runs."""
+    command = [sys.executable, "-P", "-m", "gpu_worker.start.settings_check"]
+    done = subprocess.run(command, env=dict(environ), stdin=subprocess.DEVNULL, capture_output=True)
+    if done.returncode == EXIT_BAD_SETTINGS:
+        told = msgspec.json.decode(done.stdout, type=SettingsProblem)
+        raise HeadraceError(told.problem) if told.variable is None else ConfigError(told.variable, told.problem)
