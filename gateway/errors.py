@@ -60,5 +60,8 @@ class ApiError(HeadraceError):
 
 def model_not_found(model: str) -> ApiError:
     """Answer for a model that is unknown, or that the key may not use: the two are not told apart."""
-    message = f"The model `{model[:128]}` does not exist or you do not have access to it."
+    message = (
+        f"The model `{model[:128]}` does not exist or you do not have access to it. `GET /v1/models` lists those that "
+        "your key may use."
+    )
     return ApiError(404, message, param="model", code="model_not_found")

@@ -346,7 +346,8 @@ class TokenizerReply(Struct, frozen=True, kw_only=True, tag="tokenizer_reply"):
 class BatchResult(Struct, frozen=True, kw_only=True, tag="result"):
     """The outcome of a batch request, stored once in the results stream as JSON.
 
-    `vector` is that of `Finish`, in base64. `chat_format` is that of `Heartbeat`, of the worker that computed it.
+    `vector` is that of `Finish`, in base64, and `error_param` and `error_code` are too: with them, it is the job that
+    is wrong. `chat_format` is that of `Heartbeat`, of the worker that computed it.
     """
 
     id: str
@@ -367,6 +368,8 @@ class BatchResult(Struct, frozen=True, kw_only=True, tag="result"):
     in_reasoning: bool = False
     vector: bytes | None = None
     chat_format: str = ""
+    error_param: str | None = None
+    error_code: str | None = None
 
 
 TokenizerCall = TokenizeCall | DetokenizeCall | TemplateCall

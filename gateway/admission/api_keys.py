@@ -10,6 +10,7 @@ import contextlib
 import fcntl
 import hashlib
 import os
+import re
 import secrets
 import tempfile
 import time
@@ -21,6 +22,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from shared.errors import ConfigError, HeadraceError
+from shared.field_problem import field_problem
 from shared.subjects import encode_name
 
 KEY_PREFIX = "hr-"
@@ -60,6 +62,7 @@ class KeyRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 _decoder = msgspec.json.Decoder(list[KeyRecord])
+_BYTE_POSITION = re.compile(r"\(byte (\d+)\)$")
 
 
 def hash_key(key: str) -> str:
@@ -74,11 +77,43 @@ def list_keys(path: Path) -> list[KeyRecord]:
         ConfigError: The file cannot be read or is not a key file.
     """
     try:
-        return _decoder.decode(path.read_bytes())
+        content = path.read_bytes()
     except FileNotFoundError:
         return []
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ConfigError("HEADRACE_KEYS_FILE", f"{path} is not a readable key file: {error}") from error
+    except OSError as error:
+        raise ConfigError("HEADRACE_KEYS_FILE", f"{path} cannot be read: {error.strerror}") from error
+    try:
+        return _decoder.decode(content)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ConfigError("HEADRACE_KEYS_FILE", f"{path}{_problem(content, error)}") from None
+
+
+def _problem(content: bytes, error: Exception) -> str:
+    """Say where a file is wrong, by line or by key, and how."""
+    try:
+        records = msgspec.json.decode(content, type=list[msgspec.Raw])
+        for number, record in enumerate(records, 1):
+            if (problem := _record_problem(record)) is not None:
+                return f", key {number}{problem}"
+    except msgspec.ValidationError as not_a_list:
+        return f": {field_problem(not_a_list).sentence('the list of keys')}"
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as not_json:
+        text = str(not_json)
+        position = _BYTE_POSITION.search(text)
+        line = content.count(b"\n", 0, int(position[1]) if position else len(content)) + 1
+        return f", line {line}: not JSON: {_BYTE_POSITION.sub('', text).strip()}"
+    return f": {error}"
+
+
+def _record_problem(record: msgspec.Raw) -> str | None:
+    try:
+        msgspec.json.decode(record, type=KeyRecord)
+    except msgspec.ValidationError as error:
+        fields = msgspec.json.decode(record)
+        named = fields.get("id") if isinstance(fields, dict) else None
+        name = f" ({named[:64]})" if isinstance(named, str) else ""
+        return f"{name}: {field_problem(error).sentence('the key')}"
+    return None
 
 
 def create_key(

@@ -127,7 +127,8 @@ class KeyStore:
         principal = self._principals.get(digest)
         # The look-up compares hashes of what was sent, so its timing tells nothing about a key; this makes it plain.
         if principal is None or not hmac.compare_digest(principal[0], digest):
-            raise unauthorized("Incorrect API key provided.")
+            shown_in = "x-api-key" if any(name == b"x-api-key" for name, _ in headers) else "Authorization"
+            raise unauthorized(f"Incorrect API key provided: this server knows none like that in `{shown_in}`.")
         return principal[1]
 
     def _index(self, records: list[KeyRecord]) -> dict[str, tuple[str, Principal]]:
@@ -223,7 +224,8 @@ def bearer_token(headers: Headers) -> str:
     """
     values = [value for name, value in headers if name == b"authorization"]
     if not values:
-        raise unauthorized("You didn't provide an API key. Send it as `Authorization: Bearer <key>`.")
+        how = "Send it as `Authorization: Bearer <key>` or as `x-api-key: <key>`."
+        raise unauthorized(f"You didn't provide an API key. {how}")
     scheme, _, token = values[0].partition(b" ")
     token = token.strip()
     if len(values) > 1 or scheme.lower() != b"bearer" or not token or len(token) > MAX_KEY_BYTES:

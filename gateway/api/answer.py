@@ -12,6 +12,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 
+from gateway.api.grammar_errors import naming_field
 from gateway.api.usage import UsageTotals
 from gateway.dispatch.sinks import Sink
 from gateway.errors import ApiError
@@ -19,7 +20,6 @@ from gateway.generation import Generation
 from gateway.http1.dialect import OPENAI, Dialect
 from gateway.http1.exchange import Exchange, Headers
 from shared.messages import Finish
-from shared.structured_output import GRAMMAR_PARAM
 
 
 class Outcome(enum.Enum):
@@ -100,8 +100,7 @@ class Answer(ABC):
     def fail(self, error: ApiError) -> None:
         """End the answer with an error, which the client is told."""
         if not self.done.done():
-            if error.param == GRAMMAR_PARAM:
-                error = _naming(error, self._grammar_field)
+            error = naming_field(error, self._grammar_field)
             self.error = error
             self._report(error)
             self.end(Outcome.FAILED)
@@ -149,11 +148,3 @@ class Answer(ABC):
     @abstractmethod
     def _complete(self) -> None:
         """Tell the client that all choices are finished."""
-
-
-def _naming(error: ApiError, field: str) -> ApiError:
-    """Return a worker's error about the grammar as one about the field that the client sent it in."""
-    message = error.message
-    if message.startswith(GRAMMAR_PARAM):
-        message = f"{field}{message.removeprefix(GRAMMAR_PARAM)}"
-    return ApiError(error.status, message, param=field, code=error.code, retry_after_s=error.retry_after_s)

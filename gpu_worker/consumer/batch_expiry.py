@@ -93,7 +93,7 @@ class BatchExpiry:
                 waited_s <= 2 * max_wait_s and await self._is_taken(stream, subject, message)
             ):
                 return num_expired
-            if not await self._end(tenant, subject, message.data or b"", max_wait_s):
+            if not await self._end(tenant, subject, message, max_wait_s):
                 return num_expired
             await self._js.delete_msg(stream, info.state.first_seq)
             await asyncio.sleep(0)
@@ -110,13 +110,14 @@ class BatchExpiry:
         assert message.seq is not None
         return consumer.delivered is not None and consumer.delivered.stream_seq >= message.seq
 
-    async def _end(self, tenant: str, subject: str, job: bytes, max_wait_s: float) -> bool:
+    async def _end(self, tenant: str, subject: str, message: RawStreamMsg, max_wait_s: float) -> bool:
         """Store that a job has expired; False when that was not possible."""
         try:
             model = decode_name(subject.split(".")[2])
-            request = msgspec.structs.replace(read_request(job), model=model, tenant=tenant)
+            request = msgspec.structs.replace(read_request(message.data or b""), model=model, tenant=tenant)
         except (UnreadableRequestError, InvalidNameError):
             return True  # there is no subject for a result
+        assert message.time is not None
         error = f"no worker took the job within {max_wait_s:g} s"
         result = BatchResult(
             id=request.id,
@@ -126,7 +127,7 @@ class BatchExpiry:
             finish="expired",
             error=error,
             attempt=0,
-            created=request.created,
+            created=request.created or message.time.timestamp(),
             completed=time.time(),
         )
         payload = msgspec.json.encode(result)

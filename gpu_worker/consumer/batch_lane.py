@@ -86,7 +86,9 @@ class BatchLane:
             self._refuse_unreadable(message, error, model, tenant)
             return
         problem = _mismatch(request, model, tenant)
-        request = msgspec.structs.replace(request, lane="batch", model=model, tenant=tenant)
+        # A publisher that does not say when it made the job has its time of storage told in the result.
+        created = request.created or message.stored_at
+        request = msgspec.structs.replace(request, lane="batch", model=model, tenant=tenant, created=created)
         if problem is not None:
             self._refuse_unheld(message, request, problem)
             return
@@ -126,8 +128,8 @@ class BatchLane:
         """Do nothing: a batch request has no answer before its result."""
 
     def refuse(self, held: HeldRequest, error: BadRequestError) -> None:
-        """Store that a request can never run."""
-        self.fail(held, str(error))
+        """Store that a request can never run, and which field is to blame."""
+        self._end(held, "failed", error=str(error), param=error.param or "prompt", code=error.code)
 
     @property
     def num_dead_letters(self) -> int:
@@ -168,7 +170,15 @@ class BatchLane:
         if delta.finish is not None:
             usage, held.vector = delta.finish.usage, delta.finish.vector
             num_output = delta.seq + len(delta.token_ids) if usage is None else usage.completion_tokens
-            self._end(held, delta.finish.reason, num_output=num_output, error=delta.finish.error)
+            finish = delta.finish
+            self._end(
+                held,
+                finish.reason,
+                num_output=num_output,
+                error=finish.error,
+                param=finish.error_param,
+                code=finish.error_code,
+            )
 
     async def close(self) -> None:
         """Wait for the results and records on their way."""
@@ -232,11 +242,15 @@ class BatchLane:
         *,
         num_output: int = 0,
         error: str | None = None,
+        param: str | None = None,
+        code: str | None = None,
         letter: DeadLetter | None = None,
     ) -> None:
         held.outcome = reason
         self._remove(held)
         result = self._result(held, reason, num_output, error)
+        if param is not None:
+            result = msgspec.structs.replace(result, error_param=param, error_code=code)
         self._results.put(held.key, held.request, held.message, result, letter)
 
     def _result(self, held: HeldRequest, reason: FinishReason, num_output: int, error: str | None) -> BatchResult:
@@ -270,7 +284,14 @@ class BatchLane:
             self._log_limit.warning(message.subject, "message is not a batch request", extra={"error": str(error)})
             send_ack(self._nats, message, DISCARD)
             return
-        request = Request(id=error.envelope.id, model=model, tenant=tenant, lane="batch", reply=error.envelope.reply)
+        request = Request(
+            id=error.envelope.id,
+            model=model,
+            tenant=tenant,
+            lane="batch",
+            reply=error.envelope.reply,
+            created=message.stored_at,
+        )
         self._refuse_unheld(message, request, str(error))
 
     def _refuse_unheld(self, message: QueuedMessage, request: Request, error: str) -> None:

@@ -35,6 +35,7 @@ class QueuedMessage:
         stream_seq: Names the message in its stream, over all deliveries.
         num_delivered: Which delivery this is, from 1.
         num_pending: Messages that waited in the queue behind it.
+        stored_at: When the queue stored it, in Unix seconds by NATS's clock.
     """
 
     subject: str
@@ -43,6 +44,7 @@ class QueuedMessage:
     stream_seq: int
     num_delivered: int
     num_pending: int
+    stored_at: float = 0.0
 
 
 def queued_message(message: Msg) -> QueuedMessage | None:
@@ -55,9 +57,9 @@ def queued_message(message: Msg) -> QueuedMessage | None:
         if len(tokens) < _NUM_TOKENS_WITH_DOMAIN:
             return None
         del tokens[2:4]  # domain and account
-    _, _, _, _, num_delivered, stream_seq, _, _, num_pending = tokens[:_NUM_TOKENS]
+    _, _, _, _, num_delivered, stream_seq, _, stored_ns, num_pending = tokens[:_NUM_TOKENS]
     try:
-        numbers = int(stream_seq), int(num_delivered), int(num_pending)
+        numbers = int(stream_seq), int(num_delivered), int(num_pending), int(stored_ns) / 1e9
     except ValueError:
         return None
     return QueuedMessage(message.subject, message.data, message.reply, *numbers)

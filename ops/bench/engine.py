@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from collections.abc import Sequence as Values
 from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -28,7 +29,10 @@ from shared.errors import ConfigError
 from shared.sampling import Sampling
 
 Figures = TypeVar("Figures", bound=Any)
-_READ_BYTES = 512 << 20
+LARGE_READ_BYTES = 512 << 20
+"""Of a read that no cache holds."""
+_LEAST_READ_BYTES = 1 << 20
+_ROW_VALUES = 4096
 _READ_ROUNDS = 7
 
 
@@ -49,7 +53,7 @@ class Measurement:
         prefill_rate: Prompt tokens per second while any prompt was unfinished.
         decode_rate: Tokens per second while every sequence was decoding.
         step_s: Median time of those decode steps; None for a peer that does not tell.
-        bandwidth_fraction: What such a step reads at least, over what the machine reads in that time; ours alone.
+        bandwidth_fraction: What such a step reads at least, over what the machine can read in that time; ours alone.
     """
 
     prefill_rate: float
@@ -186,12 +190,36 @@ def medians(results: Values[Figures]) -> Figures:
     return median
 
 
-def read_bandwidth() -> float:
-    """Measure bytes per second of a sum over a large array, with torch's current number of threads; best of a few."""
-    values = torch.ones(_READ_BYTES // 4, dtype=torch.float32)
+def read_bandwidth(num_bytes: int = LARGE_READ_BYTES) -> float:
+    """Measure bytes per second of reading the same bytes again and again, with torch's number of threads.
+
+    What a step reads may fit into a cache, which is faster than memory by far, so a step is compared with a plain read
+    of as many bytes. The best of some rounds of two plain reads, a sum and a product with a vector, counts.
+
+    Args:
+        num_bytes: How many; rounded up to rows of the matrix that they are.
+    """
+    num_rows = -(-min(max(num_bytes, _LEAST_READ_BYTES), LARGE_READ_BYTES) // (4 * _ROW_VALUES))
+    values = torch.ones(num_rows, _ROW_VALUES, dtype=torch.float32)
+    vector = torch.ones(_ROW_VALUES, dtype=torch.float32)
+    repeats = max(1, _LEAST_READ_BYTES * 16 // values.nbytes)
     best = float("inf")
-    for _ in range(_READ_ROUNDS):
-        started = time.perf_counter()
-        values.sum()
-        best = min(best, time.perf_counter() - started)
-    return _READ_BYTES / best
+    for read in (values.sum, partial(torch.mv, values, vector)):
+        for _ in range(_READ_ROUNDS):
+            started = time.perf_counter()
+            for _ in range(repeats):
+                read()
+            best = min(best, (time.perf_counter() - started) / repeats)
+    return values.nbytes / best
+
+
+def bandwidth_share(step_bytes: int, step_s: float, read_rate: float) -> float:
+    """Return a step's rate of reading over the fastest read that this machine has shown, the step itself among them.
+
+    Args:
+        step_bytes: What the step reads at least.
+        step_s: How long it takes.
+        read_rate: Bytes per second of a plain read, which a step with better prefetching can exceed.
+    """
+    rate = step_bytes / step_s
+    return rate / max(rate, read_rate)

@@ -53,7 +53,7 @@ def print_table(size: Size, task: Task, results: Results) -> None:
         print(f"prefill of best peer {ratio:.2f}x")
     fractions = [one.bandwidth_fraction for (name, _), one in results.items() if name == OURS]
     cells = "".join(f"{fraction:>9.0%}" if fraction is not None else f"{'-':>9}" for fraction in fractions)
-    print(f"{'of bandwidth':<16}{cells}")
+    print(f"{'of fastest read':<16}{cells}")
 
 
 def record(size: Size, task: Task, results: Results, missing: dict[str, str], versions: dict[str, str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import signal
 import sys
 from collections.abc import Iterator
@@ -12,10 +13,13 @@ from typing import Any
 
 import click
 
-from ops.cli.options import settings_command
+from ops.cli.options import as_given, settings_command
 from ops.cli.running_system import Endpoint, ServerRefusedError, find_endpoint
 from ops.stack.config import DEFAULT_STATE_DIR
 from shared.config import setting
+
+# Of the models that are served, so many are named.
+_MAX_NAMES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +42,14 @@ def run(config: ChatConfig, prompt: str | None) -> int:
     Ctrl-C stops an answer, Ctrl-D ends.
     """
     endpoint = find_endpoint(config.url, config.api_key, config.state_dir)
+    try:
+        return _talk(config, endpoint, prompt)
+    except ServerRefusedError as error:
+        error.args = (f"{error}{_remedy(endpoint, error)}",)
+        raise
+
+
+def _talk(config: ChatConfig, endpoint: Endpoint, prompt: str | None) -> int:
     model = config.model_name or _first_model(endpoint)
     parameters = {"model": model, "max_tokens": config.max_tokens, "temperature": config.temperature}
     if prompt is not None:
@@ -54,6 +66,22 @@ def _first_model(endpoint: Endpoint) -> str:
     if not models:
         raise ServerRefusedError(0, f"{endpoint.url} serves no model yet: no worker has joined")
     return models[0]
+
+
+def _remedy(endpoint: Endpoint, error: ServerRefusedError) -> str:
+    """Return what to do about a refusal, where that is known."""
+    if error.status == http.client.UNAUTHORIZED:
+        return " Give yours as HEADRACE_API_KEY; it is sent as `Authorization: Bearer <key>`."
+    if error.code != "model_not_found":
+        return ""
+    try:
+        names = endpoint.models()
+    except ServerRefusedError:
+        return ""
+    if not names:
+        return " No worker has joined yet, so there is none."
+    more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
+    return f" Here that is {', '.join(name[:64] for name in names[:_MAX_NAMES])}{more}; name it as HEADRACE_MODEL_NAME."
 
 
 def _converse(endpoint: Endpoint, parameters: dict[str, Any], system_prompt: str | None) -> None:
@@ -89,7 +117,7 @@ def _answer(endpoint: Endpoint, body: dict[str, Any]) -> str:
         # Closing the connection has told the server to stop generating.
         _show(" [stopped]")
     except ServerRefusedError as error:
-        print(f"\nheadrace: {error}", file=sys.stderr)
+        print(f"\nheadrace: {error}{as_given(_remedy(endpoint, error))}", file=sys.stderr)
     _show("\n")
     return "".join(parts)
 

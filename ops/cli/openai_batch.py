@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 
+from gateway.api.grammar_errors import naming_field
 from gateway.api.identity import AnswerIdentity
 from gateway.api.output_reading import NO_TOOLS, reading_of
 from gateway.api.schemas.chat import parse_chat
@@ -105,7 +106,7 @@ def output_line(line: BatchLine) -> dict[str, Any]:
         body = _vectors(line, results) if line.generation.pooling is not None else _texts(line, results)
         return {**output, "response": _response(output, 200, body), "error": None}
     if failed.finish == "failed":
-        error = ApiError(400, failed.error or "The request failed.", code="invalid_value")
+        error = _refusal(line.generation, failed)
         return {**output, "response": _response(output, 400, json.loads(error.body())), "error": None}
     message = failed.error or f"The request was {failed.finish} before it was answered."
     return {**output, "response": None, "error": {"code": f"batch_{failed.finish}", "message": message}}
@@ -113,6 +114,13 @@ def output_line(line: BatchLine) -> dict[str, Any]:
 
 def _response(output: dict[str, Any], status: int, body: dict[str, Any]) -> dict[str, Any]:
     return {"status_code": status, "request_id": output["id"], "body": body}
+
+
+def _refusal(generation: Generation, failed: BatchResult) -> ApiError:
+    """Return what the endpoint would have answered, which names the field at fault where the worker does."""
+    code, message = failed.error_code or "invalid_value", failed.error or "The request failed."
+    asked = generation.structured_output
+    return naming_field(ApiError(400, message, param=failed.error_param, code=code), asked.field if asked else "tools")
 
 
 def _check_is_kept(generation: Generation) -> None:

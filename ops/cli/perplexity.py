@@ -12,7 +12,7 @@ from ops.cli.parts import require
 from ops.cli.torch_device import check_device
 from shared.config import setting
 from shared.errors import ConfigError
-from shared.model_hub import local_model
+from shared.model_hub import existing_model
 
 _DEFAULT_CONTEXT = 2048
 
@@ -52,7 +52,7 @@ def run(config: PerplexityConfig) -> int:
         missing = "model" if config.model is None else "text"
         raise ConfigError(f"HEADRACE_{missing.upper()}", "is required; see headrace perplexity --help")
     check_device(config.device)
-    model = local_model(config.model, "HEADRACE_MODEL")
+    model = existing_model(config.model, "HEADRACE_MODEL")
     directory = read_model_directory(model)
     context, stride = _window(config, directory.max_model_len)
     token_ids = ModelTokenizer(directory).encode_text(read_text(config.text, "HEADRACE_TEXT"))

@@ -57,8 +57,7 @@ def run(config: PublishConfig, prompt: str | None) -> int:
     """
     found = list(_read(config.file, prompt))
     if not found:
-        _tell(f"{config.file} has no requests")
-        return 0
+        raise _wrong(config.file, "", "no requests: one JSON object a line is expected")
     url, running = find_nats(config.nats_url, config.state_dir)
     served = None if running is None else _served_models(Endpoint(running.url, running.api_key))
     model = config.model_name or next(iter(served or []), None)
@@ -91,8 +90,8 @@ def _jobs(
             requests.append(_request(config, model, place, fields))
             name = ("id", requests[-1].id)
         if places.setdefault(name, place) != place:
-            told = f"{place}: {name[0]} {name[1][:64]!r} is that of {places[name]} too; each line needs its own"
-            raise ConfigError("HEADRACE_FILE", told)
+            told = f"{name[0]} {name[1][:64]!r} is that of {places[name]} too; each line needs its own"
+            raise _wrong(config.file, place, told)
     return requests, lines
 
 
@@ -132,9 +131,9 @@ def _read(file: Path | None, prompt: str | None) -> Iterator[tuple[str, dict[str
             try:
                 fields = json.loads(line)
             except (ValueError, RecursionError) as error:
-                raise ConfigError("HEADRACE_FILE", f"line {number} is not JSON: {error}") from error
+                raise _wrong(file, f"line {number}", f"not JSON: {error}") from error
             if not isinstance(fields, dict):
-                raise ConfigError("HEADRACE_FILE", f"line {number} is not a JSON object")
+                raise _wrong(file, f"line {number}", "not a JSON object")
             yield f"line {number}", fields
 
 
@@ -144,14 +143,15 @@ def _openai_line(config: PublishConfig, model: str | None, place: str, fields: d
     try:
         line = read_openai_line(fields, config.tenant, model)
     except BadRequestError as error:
-        raise ConfigError("HEADRACE_FILE", f"{place}: {error}") from error
-    _check_names(line.requests[0], place)
+        raise _wrong(config.file, place, str(error)) from error
+    _check_names(line.requests[0], config.file, place)
     return line
 
 
 def _request(config: PublishConfig, model: str | None, place: str, fields: dict[str, Any]) -> Request:
     import msgspec
 
+    from shared.field_problem import field_problem
     from shared.messages import Request
     from shared.request_fields import UnknownFieldError, check_fields
 
@@ -161,28 +161,28 @@ def _request(config: PublishConfig, model: str | None, place: str, fields: dict[
     sampling = {"max_tokens": config.max_tokens, "temperature": config.temperature, "seed": config.seed}
     given = fields.get("sampling") or {}
     if not isinstance(given, dict):
-        raise ConfigError("HEADRACE_FILE", f"{place}: sampling is not a JSON object")
+        raise _wrong(config.file, place, "'sampling' is invalid: expected object")
     sampling |= given
     try:
         check_fields(fields, Request)
         request = msgspec.convert({**defaults, **fields, "sampling": sampling, "lane": "batch"}, Request)
     except UnknownFieldError as error:
-        raise ConfigError("HEADRACE_FILE", f"{place}: {error}") from error
+        raise _wrong(config.file, place, str(error)) from error
     except msgspec.ValidationError as error:
         if "model" not in defaults | fields:
             raise ConfigError("HEADRACE_MODEL_NAME", f"not set, and {place} names no model") from error
-        raise ConfigError("HEADRACE_FILE", f"{place}: {error}") from error
+        raise _wrong(config.file, place, field_problem(error).sentence("the request")) from error
     if [request.text, request.messages, request.token_ids].count(None) != 2:
-        raise ConfigError("HEADRACE_FILE", f"{place}: give one of text, messages and token_ids")
-    _check_names(request, place)
+        raise _wrong(config.file, place, "give one of text, messages and token_ids")
+    _check_names(request, config.file, place)
     try:
         msgspec.msgpack.encode(request)
     except UnicodeEncodeError as error:
-        raise ConfigError("HEADRACE_FILE", f"{place}: a text is not valid Unicode: {error.reason}") from error
+        raise _wrong(config.file, place, f"a text is not valid Unicode: {error.reason}") from error
     return request
 
 
-def _check_names(request: Request, place: str) -> None:
+def _check_names(request: Request, file: Path | None, place: str) -> None:
     """Refuse names and reply subjects that the worker would refuse, before anything is published."""
     from shared.errors import InvalidNameError
     from shared.subjects import encode_name, is_batch_reply, reply_prefix
@@ -191,10 +191,16 @@ def _check_names(request: Request, place: str) -> None:
         try:
             encode_name(name)
         except InvalidNameError as error:
-            raise ConfigError("HEADRACE_FILE", f"{place}: {field}: {error}") from error
+            raise _wrong(file, place, f"{field}: {error}") from error
     if request.reply is not None and not is_batch_reply(request.reply, request.tenant):
         prefix = reply_prefix(request.tenant)
-        raise ConfigError("HEADRACE_FILE", f"{place}: reply must begin with {prefix!r}")
+        raise _wrong(file, place, f"reply must begin with {prefix!r}")
+
+
+def _wrong(file: Path | None, place: str, problem: str) -> ConfigError:
+    """Return what is wrong with a request, and where it stands."""
+    shown = None if file is None else "standard input" if str(file) == "-" else str(file)
+    return ConfigError("HEADRACE_FILE", f"{', '.join(filter(None, (shown, place)))}: {problem}")
 
 
 async def _publish(config: PublishConfig, url: str, requests: list[Request], lines: dict[str, BatchLine]) -> int:

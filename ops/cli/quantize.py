@@ -13,7 +13,7 @@ from ops.cli.parts import require
 from ops.cli.torch_device import check_device
 from shared.config import setting
 from shared.errors import ConfigError
-from shared.model_hub import local_model
+from shared.model_hub import existing_model
 
 # Experts that no calibration token was routed to, of which so many are named.
 _MAX_NAMES = 20
@@ -55,7 +55,7 @@ def run(config: QuantizeConfig) -> int:
         raise ConfigError(f"HEADRACE_{missing.upper()}", "is required; see headrace quantize --help")
     check_device(config.device)
     job = QuantizeJob(
-        local_model(config.model, "HEADRACE_MODEL"),
+        existing_model(config.model, "HEADRACE_MODEL", "a folder in Hugging Face's format, or an id at the hub"),
         config.out,
         config.method,
         config.group_size,

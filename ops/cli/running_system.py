@@ -18,12 +18,17 @@ _WHAT_TO_GIVE = "give --state-dir of one that runs, or"
 
 
 class ServerRefusedError(HeadraceError):
-    """The server answered, but not with what was asked for; `status` is 0 when the answer broke off."""
+    """The server answered, but not with what was asked for; `status` is 0 when the answer broke off.
 
-    def __init__(self, status: int, message: str) -> None:
+    Attributes:
+        code: The server's reason for machines, such as `model_not_found`; None where it gives none.
+    """
+
+    def __init__(self, status: int, message: str, code: str | None = None) -> None:
         """Say the HTTP status and the server's own words."""
         super().__init__(f"the server answers {status}: {message}" if status else message)
         self.status = status
+        self.code = code
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +86,7 @@ class Endpoint:
         except (OSError, http.client.HTTPException) as error:
             raise ServerRefusedError(0, f"{self.url} does not answer ({error}); is `headrace up` running?") from error
         if response.status != http.client.OK:
-            raise ServerRefusedError(response.status, _error_message(response.read()))
+            raise ServerRefusedError(response.status, *_error_words(response.read()))
         return response
 
 
@@ -127,8 +132,10 @@ def find_admin_nats(url: str | None, state_dir: Path) -> str:
     return found if running is None else running.admin_nats_url
 
 
-def _error_message(body: bytes) -> str:
+def _error_words(body: bytes) -> tuple[str, str | None]:
+    """Return the message and the code of an error."""
     try:
-        return str(json.loads(body)["error"]["message"])
-    except (ValueError, KeyError, TypeError):
-        return body[:200].decode(errors="replace")
+        error = json.loads(body)["error"]
+        return str(error["message"]), error.get("code")
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return body[:200].decode(errors="replace"), None

@@ -13,7 +13,7 @@ from ops.cli.options import settings_command
 from ops.cli.parts import require
 from shared.config import setting
 from shared.errors import ConfigError
-from shared.model_hub import local_model
+from shared.model_hub import existing_model
 
 if TYPE_CHECKING:
     from ops.train_draft.job import TrainDraftJob, Training
@@ -145,7 +145,7 @@ def _job(config: TrainDraftConfig, text: tuple[str, ...]) -> TrainDraftJob:
         config.out,
         Length(config.steps, None if config.minutes is None else config.minutes * 60),
         MaterialPlan(
-            local_model(config.target, "HEADRACE_TARGET"),
+            existing_model(config.target, "HEADRACE_TARGET"),
             tuple(map(Path, text)),
             () if config.held_out is None else (config.held_out,),
             config.tokens,

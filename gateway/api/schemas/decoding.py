@@ -18,19 +18,16 @@ from gateway.api.schemas.known_names import without_ignored
 from gateway.api.schemas.refusals import invalid_value, missing_parameter, unknown_parameter
 from gateway.api.schemas.row import Kind
 from gateway.errors import ApiError
+from shared.field_problem import field_problem
 
 T = TypeVar("T")
 
-_VALIDATION_PATH = re.compile(r"^(?P<detail>.*?)(?: - at (?P<key>`key` in )?`\$(?P<path>[^`]*)`)?$", re.DOTALL)
 _BYTE_POSITION = re.compile(r"\(byte (\d+)\)$")
 _KEY_BEFORE_VALUE = re.compile(rb'"(\w{1,64})"\s{0,16}:\s{0,16}-?\Z')
-_MISSING_FIELD = re.compile(r"^Object missing required field `(\w+)`$")
 # A backslash, or a pair of surrogates, which stay as they are; or else a surrogate alone.
 _SURROGATE = re.compile(
     rb"(\\\\|\\u[dD][89abAB][\da-fA-F]{2}\\u[dD][c-fC-F][\da-fA-F]{2})|\\u[dD][89a-fA-F][\da-fA-F]{2}"
 )
-_UNKNOWN_FIELD = re.compile(r"^Object contains unknown field `(.*)`$", re.DOTALL)
-_JSON_NAMES = {"float": "number", "int": "integer", "str": "string", "bool": "boolean"}
 
 
 def decode_body(decoder: msgspec.json.Decoder[T], kind: Kind, body: bytes, allow_unknown: bool = False) -> T:
@@ -66,7 +63,7 @@ def _told(body: bytes, decode: Callable[[], T]) -> T:
     try:
         return decode()
     except msgspec.ValidationError as error:
-        raise _from_validation(str(error)) from None
+        raise _from_validation(error) from None
     except msgspec.DecodeError as error:
         raise _from_syntax(str(error), body) from None
     except RecursionError:
@@ -115,21 +112,12 @@ def _from_syntax(text: str, body: bytes) -> ApiError:
     return ApiError(400, f"The body is not valid JSON{where}: {text}.", param=param, code="invalid_json")
 
 
-def _from_validation(text: str) -> ApiError:
-    match = _VALIDATION_PATH.match(text)
-    assert match is not None
-    detail, path = match["detail"], match["path"] or ""
-    param = path.replace("[...]", "").replace("[", ".[").lstrip(".") or None
-    unknown = _UNKNOWN_FIELD.match(detail)
-    if unknown is not None:
-        return unknown_parameter(f"{param}.{unknown[1]}" if param else unknown[1])
-    missing = _MISSING_FIELD.match(detail)
-    if missing is not None:
-        return missing_parameter(f"{param}.{missing[1]}" if param else missing[1])
-    where = f"A key of '{param}'" if match["key"] else f"'{param}'" if param else "The body"
-    expected = re.sub(r"`([^`]*)`", lambda found: _json_type(found[1]), detail)
-    return invalid_value(param, f"{where} is invalid: {expected[:1].lower()}{expected[1:]}.")
-
-
-def _json_type(name: str) -> str:
-    return " or ".join(_JSON_NAMES.get(part, part) for part in name.split(" | "))
+def _from_validation(error: msgspec.ValidationError) -> ApiError:
+    problem = field_problem(error)
+    if problem.kind == "unknown":
+        assert problem.field is not None
+        return unknown_parameter(problem.field)
+    if problem.kind == "missing":
+        assert problem.field is not None
+        return missing_parameter(problem.field)
+    return invalid_value(problem.field, f"{problem.subject('The body')} is invalid: {problem.text}.")

@@ -70,6 +70,18 @@ async def test_misspelt_field_of_a_publisher_is_told_in_the_result(worker: Runni
         "failed",
         "sampling has no field 'max_token'; did you mean 'max_tokens'?",
     )
+    assert abs(result.created - time.time()) < 60
+
+
+async def test_job_that_says_no_time_has_that_of_its_storage_in_its_result(
+    worker: RunningWorker, gateway: TestGateway
+) -> None:
+    request = _request(gateway)
+    assert request.created == 0.0
+    await _publish(gateway, encode(request))
+    result = await _result(gateway, request.id)
+    assert abs(result.created - time.time()) < 60
+    assert result.created <= result.completed
 
 
 async def test_batch_request_leaves_one_result_and_is_acknowledged(worker: RunningWorker, gateway: TestGateway) -> None:

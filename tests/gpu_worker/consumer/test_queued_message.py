@@ -58,3 +58,4 @@ def _check(reply: str) -> None:
     assert (queued.subject, queued.data, queued.ack_subject) == ("hr.req.m.interactive.t", b"payload", reply)
     read = (queued.stream_seq, queued.num_delivered, queued.num_pending)
     assert read == (expected.sequence.stream, expected.num_delivered, expected.num_pending)
+    assert queued.stored_at == pytest.approx(expected.timestamp.timestamp(), abs=0.001)

@@ -16,7 +16,7 @@ from click.testing import CliRunner
 from gpu_worker.models.config import ModelConfig
 from gpu_worker.models.registry import read_model_config
 from ops.bench.comparison import OURS, print_rates, ratios
-from ops.bench.engine import EngineBench, Load, Measurement, median_of
+from ops.bench.engine import EngineBench, Load, Measurement, bandwidth_share, median_of, read_bandwidth
 from ops.bench.engine_compare import measure_all
 from ops.bench.make_model import SHAPES, Shape, Size, make_model, weight_shapes
 from ops.bench.peers.convert_to_gguf import main as convert_to_gguf
@@ -32,6 +32,17 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("shape")
     make_model(SHAPE, directory)
     return directory
+
+
+@pytest.mark.parametrize(("step_s", "share"), [(2.0, 0.5), (1.0, 1.0), (0.5, 1.0), (1e-9, 1.0)])
+def test_no_step_reads_faster_than_the_fastest_read_that_was_seen(step_s: float, share: float) -> None:
+    assert bandwidth_share(100, step_s, 100.0) == pytest.approx(share)
+    assert bandwidth_share(100, step_s, 100.0) <= 1
+
+
+def test_read_of_few_bytes_is_measured_with_as_many() -> None:
+    # A step of a small model reads out of a cache; compared with memory it would read faster than is possible.
+    assert all(rate > 1e8 for rate in map(read_bandwidth, (1, 5 << 20)))
 
 
 def test_every_batch_size_is_measured(model: Path) -> None:

@@ -67,7 +67,18 @@ def test_server_that_does_not_answer_is_one_line_and_exit_code_2(tmp_path: Path)
 def test_refusal_is_told_in_the_servers_words(cli_system: System, tmp_path: Path) -> None:
     done = headrace("chat", "x", "--url", cli_system.url, "--api-key", "wrong", cwd=tmp_path)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert "the server answers 401" in done.stderr
+    assert "the server answers 401: Incorrect API key provided" in done.stderr
+    # The option was given, so the remedy names it.
+    assert "Give yours as --api-key; it is sent as `Authorization: Bearer <key>`." in done.stderr
+
+
+def test_model_that_is_not_served_is_answered_with_those_that_are(state_dir: Path) -> None:
+    done = headrace("chat", "x", "--model", "nobody", "--state-dir", str(state_dir))
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "the server answers 404: The model `nobody` does not exist or you do not have access" in done.stderr
+    assert done.stderr.endswith("Here that is headrace-demo; name it as --model-name.\n")
+    talked = headrace("chat", "--model", "nobody", "--state-dir", str(state_dir), given="hello\n")
+    assert "Here that is headrace-demo; name it as --model-name." in talked.stderr
 
 
 def test_answer_that_breaks_off_is_not_taken_for_a_whole_one() -> None:

@@ -21,6 +21,7 @@ from tests.servers import NatsServer
 MODEL = str(DEMO_MODEL)
 NOWHERE = ("--nats-url", "nats://127.0.0.1:1")
 GPT2 = {"architectures": ["GPT2LMHeadModel"], "n_embd": 8, "n_layer": 1, "n_head": 1, "vocab_size": 9}
+UP = ("up", "--state-dir", "{files}/state", "--port", "0", "--simulate", "5")
 QUANTIZE = ("quantize", "--method", "int8")
 
 # (arguments, part of the message); {files} is a folder with the files below.
@@ -61,13 +62,20 @@ MISTAKES: list[tuple[tuple[str, ...], str]] = [
     (("up", "--ready-file", "{files}/none/ready"), "--ready-file: {files}/none is not a directory"),
     (("up", "--state-dir", "{files}/state", "--block-size", "0"), "--block-size: 0 is too small"),
     (("up", "--state-dir", "{files}/state", "--port", "{taken}"), "--port: port {taken} is taken"),
+    ((*UP, "--redis-url", "localhost"), "--redis-url: begins with none of redis://"),
+    ((*UP, "--nats-url", "ws://localhost"), "--nats-url: begins with ws://; allowed: nats"),
+    ((*UP, "--operator-key", "short"), "--operator-key: has fewer than 16 characters"),
+    ((*UP, "--keys-file", "{files}/keys3.json"), "--keys-file: {files}/keys3.json, line 2: not JSON"),
     ((*QUANTIZE, "--model", MODEL), "--out: is required"),
     ((*QUANTIZE, "--model", MODEL, "--out", MODEL), "--out: is the model's own folder"),
     ((*QUANTIZE, "--model", MODEL, "--out", "{files}/text.txt/q"), "--out: {files}/text.txt/q cannot be written"),
     ((*QUANTIZE, "--model", MODEL, "--out", "{files}"), "--out: {files} exists and is not empty"),
     ((*QUANTIZE, "--model", "{files}/torn.gguf", "--out", "{files}/q"), "torn.gguf is a GGUF file, which is served"),
     ((*QUANTIZE, "--model", "{files}/gpt2", "--out", "{files}/q"), "unsupported architecture ('GPT2LMHeadModel')"),
-    ((*QUANTIZE, "--model", "{files}/none", "--out", "{files}/q"), "{files}/none/config.json: cannot be read"),
+    (
+        (*QUANTIZE, "--model", "{files}/none", "--out", "{files}/q"),
+        "--model: {files}/none does not exist; name a folder",
+    ),
     (
         ("quantize", "--method", "gptq", "--model", MODEL, "--out", "{files}/q"),
         "--calibration: is required by gptq",
@@ -77,6 +85,11 @@ MISTAKES: list[tuple[tuple[str, ...], str]] = [
         "--group-size: 33",
     ),
     (("perplexity", "--model", MODEL), "--text: is required"),
+    (
+        ("perplexity", "--model", "nowhere", "--text", "{files}/text.txt"),
+        "--model: nowhere does not exist; name a folder",
+    ),
+    (("bench", "engine", "--model", "nowhere"), "--model: nowhere does not exist; name a folder"),
     (("perplexity", "--model", MODEL, "--text", "{files}/none"), "--text: {files}/none cannot be read"),
     (("perplexity", "--model", "{files}/gpt2", "--text", "{files}/text.txt"), "unsupported architecture"),
     (
@@ -91,14 +104,37 @@ MISTAKES: list[tuple[tuple[str, ...], str]] = [
     (("publish", "--file", "{files}/none", *NOWHERE), "--file: {files}/none cannot be read"),
     (
         ("publish", "--file", "{files}/jobs.jsonl", "--model-name", "m", *NOWHERE),
-        "--file: line 3: Expected `str | null`",
+        "--file: {files}/jobs.jsonl, line 3: 'text' is invalid: expected string or null, got integer",
     ),
-    (("publish", "--file", "{files}/jobs2.jsonl", "--model-name", "m", *NOWHERE), "--file: line 1: sampling is not a"),
+    (
+        ("publish", "--file", "{files}/jobs2.jsonl", "--model-name", "m", *NOWHERE),
+        "jobs2.jsonl, line 1: 'sampling' is invalid: expected object",
+    ),
     (
         ("publish", "--file", "{files}/jobs3.jsonl", "--model-name", "m", *NOWHERE),
         "line 2: the request has no field 'prompt'; did you",
     ),
-    (("publish", "--file", "{files}/jobs4.jsonl", "--model-name", "m", *NOWHERE), "--file: line 2 is not JSON"),
+    (("publish", "--file", "{files}/jobs4.jsonl", "--model-name", "m", *NOWHERE), "jobs4.jsonl, line 2: not JSON"),
+    (
+        ("publish", "--file", "{files}/jobs5.jsonl", "--model-name", "m", *NOWHERE),
+        "line 1: 'tenant' is invalid: expected string of length >= 1",
+    ),
+    (
+        ("publish", "--file", "{files}/jobs6.jsonl", "--model-name", "m", *NOWHERE),
+        "line 1: A key of 'sampling.logit_bias' is invalid: expected integer, got string",
+    ),
+    (
+        ("publish", "--file", "{files}/jobs7.jsonl", "--model-name", "m", *NOWHERE),
+        "line 1: 'messages.[0].content' is missing",
+    ),
+    (("publish", "--file", "{files}/nothing.jsonl", *NOWHERE), "--file: {files}/nothing.jsonl: no requests: one JSON"),
+    (
+        ("keys", "--keys-file", "{files}/keys2.json", "list"),
+        "--keys-file: {files}/keys2.json, key 2 (key_b): 'requests_per_minute' is invalid: expected integer >= 1",
+    ),
+    (("keys", "--keys-file", "{files}/keys3.json", "list"), "--keys-file: {files}/keys3.json, line 2: not JSON"),
+    (("keys", "--keys-file", "{files}/keys4.json", "list"), "keys4.json, key 1 (a): 'sha256' is missing"),
+    (("keys", "--keys-file", "{files}/keys5.json", "list"), "keys5.json: the list of keys is invalid: expected array"),
     (("publish", "x", "--model-name", "m", "--timeout-s", "0", *NOWHERE), "--timeout-s: 0.0 is too small"),
     (("chat", "hi", "--state-dir", "{files}/empty"), "--url: not set, and no `headrace up` runs on"),
     (("chat", "hi", "--url", "http://127.0.0.1:1"), "http://127.0.0.1:1 does not answer"),
@@ -130,6 +166,15 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "jobs2.jsonl").write_text('{"text": "a", "sampling": [1]}\n')
     (folder / "jobs3.jsonl").write_text('{"text": "a"}\n{"prompt": "a"}\n')
     (folder / "jobs4.jsonl").write_text('{"text": "a"}\n{"text"\n')
+    (folder / "jobs5.jsonl").write_text('{"text": "a", "tenant": ""}')
+    (folder / "jobs6.jsonl").write_text('{"text": "a", "sampling": {"logit_bias": {"x": 1}}}')
+    (folder / "jobs7.jsonl").write_text('{"messages": [{"role": "user"}]}')
+    (folder / "nothing.jsonl").write_text("\n")
+    keys = [{"id": f"key_{name}", "sha256": "0" * 64, "tenant": "t"} for name in "ab"]
+    (folder / "keys2.json").write_text(json.dumps([keys[0], {**keys[1], "requests_per_minute": 0}]))
+    (folder / "keys3.json").write_text('[\n{"id" "a"}]')
+    (folder / "keys4.json").write_text('[{"id": "a", "tenant": "t"}]')
+    (folder / "keys5.json").write_text('{"keys": []}')
     return folder
 
 
@@ -154,6 +199,31 @@ def command_line(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[s
         return int(ended.value.code or 0), capfd.readouterr().err
 
     return run
+
+
+# Found in a process of its own, before anything is started; it imports what a worker does.
+MISTAKES_OF_WORKERS = [
+    ((*UP, "--speculative", "ngram"), "--speculative: is ngram, but a simulated engine has no model"),
+    ((*UP, "--worker-id", "w" * 200), "must be 1 to 128 bytes long"),
+    ((*UP[:-2], "--model", "{files}/gpt2"), "unsupported architecture ('GPT2LMHeadModel')"),
+    ((*UP[:-2], "--model", "{files}/torn.gguf"), "torn.gguf: the magic number needs 4 bytes"),
+    ((*UP[:-2], "--kv-cache-bytes", "5"), "--kv-cache-bytes: the KV cache would hold 0 tokens"),
+    ((*UP[:-2], "--model", MODEL, "--max-model-len", "9999"), "--max-model-len: is 9999, but the model was made for"),
+    ((*UP[:-2], "--speculative", "draft", "--draft-model", "{files}/none"), "--draft-model: {files}/none is no direct"),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("arguments", "message"), MISTAKES_OF_WORKERS, ids=[" ".join(case[0])[-60:] for case in MISTAKES_OF_WORKERS]
+)
+def test_mistake_of_a_worker_is_found_before_anything_starts(
+    arguments: tuple[str, ...], message: str, files: Path, command_line: Callable[..., tuple[int, str]], tmp_path: Path
+) -> None:
+    status, text = command_line(*(argument.format(files=files) for argument in arguments))
+    assert (status, text.count("\n")) == (2, 1)
+    assert message.format(files=files) in text
+    assert not list((files / "state" / "logs").iterdir())
 
 
 @pytest.mark.parametrize(("arguments", "message"), MISTAKES, ids=[" ".join(case[0])[-60:] for case in MISTAKES])

@@ -66,6 +66,26 @@ def test_without_wait_each_job_is_told_with_its_custom_id(state_dir: Path) -> No
     assert (told["custom_id"], told["result"]) == ("mine", f"hr.result.default.{told['id']}")
 
 
+def test_grammar_that_no_worker_can_obey_names_its_field_in_the_output(state_dir: Path) -> None:
+    schema = {"type": "array", "items": {"type": "string", "uniqueItems": True}, "uniqueItems": True}
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    line = chat_line(model="headrace-demo", response_format=form)
+    done = headrace("publish", "--file", "-", "--wait", "--state-dir", str(state_dir), given=json.dumps(line))
+    assert done.returncode == 1, done.stderr
+    response = json.loads(done.stdout)["response"]
+    assert (response["status_code"], response["body"]["error"]["code"]) == (400, "invalid_grammar")
+    param, message = (response["body"]["error"][name] for name in ("param", "message"))
+    assert param.startswith("response_format")
+    assert message.startswith(f"{param}: ")
+
+
+def test_field_that_a_worker_blames_is_named_in_the_output() -> None:
+    line = read_openai_line(chat_line(), "default", None)
+    blame = {"error_param": "messages", "error_code": "context_length_exceeded"}
+    error = answered(line, finish="failed", error="too long", **blame)["response"]["body"]["error"]
+    assert (error["message"], error["param"], error["code"]) == ("too long", "messages", "context_length_exceeded")
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -105,7 +125,8 @@ def test_custom_id_of_an_earlier_line_is_refused_and_texts_may_hold_separators_o
     given = "\ufeff" + "\n".join(json.dumps(line, ensure_ascii=False) for line in (separated, chat_line()))
     done = headrace("publish", "--file", "-", "--state-dir", str(state_dir), given=given)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "headrace: --file: line 2: custom_id 'a' is that of line 1 too; each line needs its own\n"
+    told = "custom_id 'a' is that of line 1 too; each line needs its own"
+    assert done.stderr == f"headrace: --file: standard input, line 2: {told}\n"
 
 
 def test_model_of_the_command_is_for_bodies_that_name_none() -> None:
