@@ -127,8 +127,8 @@ def test_nothing_starts_without_passwords_of_its_own(tmp_path: Path) -> None:
 
 
 def test_password_of_ones_own_is_used_and_one_that_cannot_work_is_refused(tmp_path: Path) -> None:
-    made_passwords(tmp_path)
-    chosen = made_passwords(tmp_path, HEADRACE_REDIS_PASSWORD="mine1", HEADRACE_NATS_WORKER_PASSWORD="w2")
+    made_passwords(tmp_path / "own")
+    chosen = made_passwords(tmp_path / "own", HEADRACE_REDIS_PASSWORD="mine1", HEADRACE_NATS_WORKER_PASSWORD="w2")
     assert chosen["gateway/redis-url"] == "redis://:mine1@redis:6379/0\n"
     assert "\nrequirepass mine1\n" in chosen["redis/redis.conf"]
     assert chosen["worker/nats-password"] == "w2\n"
@@ -136,13 +136,13 @@ def test_password_of_ones_own_is_used_and_one_that_cannot_work_is_refused(tmp_pa
     rotated = made_passwords(tmp_path / "rotated", HEADRACE_RESPONSES_SECRET="new2,old1")
     assert rotated["gateway/responses-secret"] == "new2,old1\n"
     # It stays when it is no longer said.
-    assert made_passwords(tmp_path) == chosen
+    assert made_passwords(tmp_path / "own") == chosen
     for bad in ("4digits", "p@ss", "a b", "é"):
         with pytest.raises(subprocess.CalledProcessError) as refused:
-            made_passwords(tmp_path, HEADRACE_REDIS_PASSWORD=bad)
+            made_passwords(tmp_path / "own", HEADRACE_REDIS_PASSWORD=bad)
         assert refused.value.returncode == 2
         assert refused.value.stderr.startswith("HEADRACE_REDIS_PASSWORD: use letters and digits alone")
-    assert made_passwords(tmp_path) == chosen
+    assert made_passwords(tmp_path / "own") == chosen
 
 
 def test_service_sees_the_secrets_of_its_own_alone(services: dict[str, Any]) -> None:
