@@ -224,8 +224,7 @@ class Heartbeat(Struct, frozen=True, kw_only=True, tag="heartbeat"):
         spec_decode_num_drafts: Times that a sequence verified drafts in a step, since the worker started.
         spec_decode_num_draft_tokens: Draft tokens verified.
         spec_decode_num_accepted_tokens: Those of them that were accepted.
-        last_pulled: Highest stream sequence of the interactive requests that the worker was sent: the queue hands them
-            out in order, so that those before it are with some worker too.
+        last_pulled: Highest stream sequence of the interactive requests it was sent; those before are with somebody.
         chat_format: Name of the description in `shared.formats` of how the model writes reasoning and tool calls.
         tasks: What the worker can do with a prompt.
         metrics: What it counts of itself, for Prometheus.
@@ -346,8 +345,7 @@ class TokenizerReply(Struct, frozen=True, kw_only=True, tag="tokenizer_reply"):
 class BatchResult(Struct, frozen=True, kw_only=True, tag="result"):
     """The outcome of a batch request, stored once in the results stream as JSON.
 
-    `vector` is that of `Finish`, in base64, and `error_param` and `error_code` are too: with them, it is the job that
-    is wrong. `chat_format` is that of `Heartbeat`, of the worker that computed it.
+    `vector` (in base64), `error_param` and `error_code` are those of `Finish`; `chat_format` is that of `Heartbeat`.
     """
 
     id: str
