@@ -55,6 +55,8 @@ def _engine_goals() -> list[Goal]:
         for model, by_batch in (
             ("160m", ("llama.cpp 149", "llama.cpp 312–328, vLLM CPU 310–365", "vLLM CPU 717–822", "vLLM CPU 907–1008")),
             ("15m", ("llama.cpp 1180–1340", "llama.cpp 1870", "llama.cpp 2570", "llama.cpp 2700")),
+            ("160m-moe", ("", "", "", "")),
+            ("160m-hybrid", ("", "", "", "")),
         )
         for batch, others in zip((1, 4, 16, 32), by_batch, strict=True)
     ]
