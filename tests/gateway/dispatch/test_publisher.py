@@ -25,6 +25,7 @@ class Queue:
         self.sent: list[tuple[str, bytes, str]] = []
         self.stored: list[tuple[Flight, int, int]] = []
         self.refused: list[tuple[Flight, int, ApiError]] = []
+        self.without_stream: list[tuple[Flight, int]] = []
         self.subscribed: dict[str, Any] = {}
         self.nats = SimpleNamespace(
             max_payload=10_000,
@@ -37,6 +38,7 @@ class Queue:
         self.publisher._loop = cast("Any", SimpleNamespace(time=lambda: 7.0))
         self.publisher.on_stored = lambda *told: self.stored.append(told)
         self.publisher.on_refused = lambda *told: self.refused.append(told)
+        self.publisher.on_no_stream = lambda *told: self.without_stream.append(told)
 
     async def _subscribe(self, subject: str, receive: object) -> None:
         self.subscribed[subject] = receive
@@ -101,7 +103,6 @@ async def test_acknowledgement_that_nobody_waits_for_is_left(queue: Queue) -> No
 @pytest.mark.parametrize(
     ("answer", "code"),
     [
-        ({}, "queue_unavailable"),
         ({"error": {"code": 503, "err_code": 10077, "description": "maximum bytes exceeded"}}, "queue_full"),
         ({"error": {"code": 503, "description": "insufficient resources"}}, "queue_unavailable"),
     ],
@@ -113,7 +114,19 @@ async def test_refusal_is_told_with_its_reason(queue: Queue, answer: dict[str, A
     ((told, epoch, error),) = queue.refused
     assert (told, epoch) == (refused, 4)
     assert (error.status, error.code, error.retry_after_s) == (503, code, 2.0)
-    assert queue.stored == []
+    assert (queue.stored, queue.without_stream) == ([], [])
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [{}, {"error": {"code": 503, "err_code": 10008, "description": "JetStream is unavailable"}}],
+)
+async def test_queue_that_is_not_there_or_not_led_is_told_apart(queue: Queue, answer: dict[str, Any]) -> None:
+    waiting = flight(epoch=4)
+    queue.publisher.publish(waiting)
+    queue.acknowledge("_INBOX.g.0", **answer)
+    assert queue.without_stream == [(waiting, 4)]
+    assert (queue.stored, queue.refused, waiting.ack) == ([], [], None)
 
 
 async def test_request_larger_than_nats_takes_is_refused_at_once(queue: Queue) -> None:
