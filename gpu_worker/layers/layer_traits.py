@@ -152,11 +152,15 @@ class GatedDeltaShape:
         conv_width: Tokens that the convolution before it sees, each itself included.
         by_key_head: The checkpoint has the features of a key head beside those of its value heads, not all queries
             before all keys.
+        gates_by_key_head: It has strengths and steps so, whether it has the other features so or not.
+        values_by_turns: Its value heads stand by turns: the first of each key head, then the second of each.
     """
 
     sizes: DeltaSizes
     conv_width: int
     by_key_head: bool = False
+    gates_by_key_head: bool = False
+    values_by_turns: bool = False
 
 
 @dataclass(frozen=True, slots=True)

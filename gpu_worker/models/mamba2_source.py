@@ -15,8 +15,7 @@ def take_mamba2(
 ) -> Mamba2Weights:
     """Take the weights of a layer whose tensors begin with `prefix`."""
     name, sizes, hidden_size = f"{prefix}.mamba", shape.sizes, config.hidden_size
-    groups = sizes.num_groups * sizes.state_size
-    widths = (sizes.inner_size, sizes.inner_size, groups, groups, sizes.num_heads)
+    widths = input_widths(shape)
     conv = checkpoint.take(f"{name}.conv1d.weight", sizes.num_features, 1, shape.conv_width)
     rate = checkpoint.take_float32(f"{name}.A_log", sizes.num_heads).exp()
     step_bias = checkpoint.take_float32(f"{name}.dt_bias", sizes.num_heads)
@@ -43,3 +42,10 @@ def take_mamba2(
             scales=[(hidden_size, shape.output_scale)],
         ),
     )
+
+
+def input_widths(shape: Mamba2Shape) -> tuple[int, int, int, int, int]:
+    """Return how many features of each kind the input projection yields, as `Mamba2Shape.input_scales` has them."""
+    sizes = shape.sizes
+    groups = sizes.num_groups * sizes.state_size
+    return sizes.inner_size, sizes.inner_size, groups, groups, sizes.num_heads

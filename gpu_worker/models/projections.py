@@ -67,7 +67,7 @@ class Projections:
         """
         weight = self._weight(names, rows, columns)
         # Behind the weights: only now is it certain that the checkpoint has so many features.
-        factors = _feature_factors(scales)
+        factors = feature_factors(scales)
         if factors is not None:
             weight = scale_rows(weight, factors)
         if order is not None:
@@ -88,7 +88,7 @@ class Projections:
         return DenseWeight(self.source.take_rows([f"{name}.weight" for name in names], shapes))
 
 
-def _feature_factors(scales: Sequence[tuple[int, float]]) -> torch.Tensor | None:
+def feature_factors(scales: Sequence[tuple[int, float]]) -> torch.Tensor | None:
     """Return a factor for each feature, of parts of these widths; None where all are one.
 
     Shapes:

@@ -47,8 +47,10 @@ def run(config: QuantizeConfig) -> int:
     started again with the same options.
     """
     require("worker", "torch", "numpy", "safetensors")
+    from gpu_worker.models.registry import read_model_config
     from ops.quantize.job import quantize
     from ops.quantize.job_settings import QuantizeJob
+    from ops.quantize.layer_blocks import unrounded_parts
 
     if config.method is None or config.model is None or config.out is None:
         missing = next(name for name in ("method", "model", "out") if getattr(config, name) is None)
@@ -80,6 +82,7 @@ def run(config: QuantizeConfig) -> int:
         names, more = ", ".join(unseen[:_MAX_NAMES]), len(unseen) - _MAX_NAMES
         names += f" and {more} more" if more > 0 else ""
         click.echo(f"rounded to the nearest, because calibration routed no token to these experts: {names}")
+    click.echo(f"left as they are: {', '.join(unrounded_parts(read_model_config(job.model)))}")
     click.echo(f"{config.method} checkpoint written to {config.out}")
     return 0
 

@@ -27,9 +27,9 @@ from kernels.linear.forms import DenseWeight
 from ops.quantize.calibration import calibration_windows
 from ops.quantize.folder import QuantizedFolder
 from ops.quantize.job_settings import QuantizeJob, check_job
-from ops.quantize.layer_blocks import matrix_names, matrix_of, mixer_of, with_matrices
+from ops.quantize.layer_blocks import is_of_expert, kept_modules, matrix_names, matrix_of, with_matrices
 from ops.quantize.layer_pass import LayerPass, check_stream_fits
-from ops.quantize.layer_tensors import fused_matrix, row_order, scaled_tensors
+from ops.quantize.layer_tensors import FusedMatrix, fused_matrix, row_factors, row_order, scaled_tensors
 from ops.quantize.methods import HEAD, Inputs, Method, make_method
 from ops.quantize.stored_names import StoredNames, read_all
 from shared.errors import ConfigError
@@ -62,7 +62,7 @@ def quantize(job: QuantizeJob) -> Iterator[Advance]:
     method = make_method(job.method, job.group_size)
     check_job(config, job, method)
     folder = QuantizedFolder.open(job.out, _description(job), config.num_layers)
-    names = [matrix_names(layer.feed_forward) for layer in config.layers]
+    names = [matrix_names(layer) for layer in config.layers]
     total = sum(map(len, names))
     with _opened(job, config) as checkpoint, _as_stored(job) as stored, torch.inference_mode():
         keeper = _Keeper(config, method, stored)
@@ -73,20 +73,20 @@ def quantize(job: QuantizeJob) -> Iterator[Advance]:
             done = sum(map(len, names[:index]))
             if folder.has_layer(index):
                 if layer_pass is not None:
-                    layer_pass.advance(_finished_layer(job, config, method, folder, index))
+                    layer_pass.advance(index, _finished_layer(job, config, method, folder, index))
                 yield Advance(done + len(names[index]), total, f"layer {index}, done before")
                 continue
             weights = LayerSource(config, checkpoint, Projections(checkpoint)).take(index)
-            inputs = None if layer_pass is None else layer_pass.observe(weights, names[index])
+            inputs = None if layer_pass is None else layer_pass.observe(index, weights, names[index])
             rounding = _LayerRounding(method, config, index, weights, inputs)
             for count, name in enumerate(names[index], 1):
                 rounding.round(name)
                 yield Advance(done + count, total, f"layer {index}, {name}", not rounding.has_seen(name))
             folder.write_layer(index, keeper.whole_layer(index, rounding))
             if layer_pass is not None:
-                layer_pass.advance(rounding.weights)
+                layer_pass.advance(index, rounding.weights)
         folder.write_rest(keeper.rest(job, checkpoint))
-        ignored = keeper.names.left_alone(stored)
+        ignored = [*keeper.names.left_alone(stored), *_kept(config)]
     untied = {"tie_word_embeddings": False} if job.lm_head else {}
     folder.finish(job.model, method.config(has_head=job.lm_head, ignored=ignored), untied)
 
@@ -121,7 +121,7 @@ class _LayerRounding:
     ) -> None:
         self._method = method
         self._traits = config.layer(index)
-        self._names = config.block.names
+        self._config = config
         self.weights, self._inputs = method.prepare(weights, inputs)
         self.tensors: dict[str, Mapping[str, torch.Tensor]] = {}
 
@@ -132,13 +132,26 @@ class _LayerRounding:
         weight, order = projection.weight.dequantize(), row_order(name, self._traits)
         if order is not None:
             weight = weight[torch.argsort(order).to(weight.device)]
+        factors = row_factors(name, self._traits, len(weight))
+        if factors is not None:
+            weight = weight / factors.to(weight.device)[:, None]
         matrix = self._method.round(name, weight, moments)
-        fused = fused_matrix(name, self._traits, self._names)
-        parts = fused.split(mixer_of(self.weights).shape, len(weight), matrix)
+        fused = fused_matrix(name, self._traits, self._config.block.names)
+        parts = fused.split(len(weight), matrix)
         self.tensors |= {module: self._method.tensors(rows) for module, rows in parts.items()}
+        if is_of_expert(name) and projection.bias is not None:
+            self._add_biases(fused, projection.bias)
         dense = matrix.dequantize()
+        if factors is not None:
+            dense = dense * factors.to(dense.device)[:, None]
         rounded = Projection(DenseWeight(dense if order is None else dense[order.to(dense.device)]), projection.bias)
         self.weights = with_matrices(self.weights, {name: rounded})
+
+    def _add_biases(self, fused: FusedMatrix, bias: torch.Tensor) -> None:
+        """Store an expert's biases beside its matrices: the stack that held those of all is not written."""
+        parts = bias.to(self._config.dtype).split_with_sizes(list(fused.rows_of(len(bias))))
+        for module, part in zip(fused.modules, parts, strict=True):
+            self.tensors[module] = {**self.tensors[module], "bias": part}
 
     def has_seen(self, name: str) -> bool:
         """Whether the method has looked at inputs of a matrix, where it looks at any."""
@@ -196,13 +209,18 @@ def _finished_layer(
     job: QuantizeJob, config: ModelConfig, method: Method, folder: QuantizedFolder, index: int
 ) -> LayerWeights:
     """Read a layer back from the folder, as an engine would."""
-    reader = read_method({"quantization_config": method.config(has_head=job.lm_head)})
+    reader = read_method({"quantization_config": method.config(has_head=job.lm_head, ignored=_kept(config))})
     assert reader is not None
     renamed = config.block.names.renamed
     with Checkpoint(folder.layer(index), torch.float32, torch.device(job.device), renamed=renamed) as source:
         stored = LayerSource(config, source, Projections(source, QuantizedLayers(reader, source))).take(index)
-    names = matrix_names(config.layer(index).feed_forward)
+    names = matrix_names(config.layer(index))
     return with_matrices(stored, {name: _dense(matrix_of(stored, name)) for name in names})
+
+
+def _kept(config: ModelConfig) -> list[str]:
+    """Return the patterns of linear layers that stay, which are the same in the checkpoint's names and the engine's."""
+    return [rf"re:.*\.{name}$" for name in kept_modules(config)]
 
 
 def _dense(projection: Projection) -> Projection:

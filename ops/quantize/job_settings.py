@@ -6,11 +6,22 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gpu_worker.layers.layer_packing import can_pack
-from gpu_worker.layers.layer_traits import AttentionShape, GatedShape, LatentShape, LayerTraits, PlainShape
+from gpu_worker.layers.layer_traits import (
+    AttentionBesideMamba2Shape,
+    AttentionShape,
+    DenseAndMixtureShape,
+    GatedDeltaShape,
+    LatentShape,
+    LayerTraits,
+    Mamba2Shape,
+    MixerShape,
+)
 from gpu_worker.layers.mixture_shape import MixtureShape
 from gpu_worker.models.block_traits import BlockTraits
 from gpu_worker.models.config import ModelConfig
 from gpu_worker.models.layer_source import qkv_order
+from ops.quantize.layer_blocks import matrix_names
+from ops.quantize.layer_tensors import fused_matrix
 from ops.quantize.methods import Method
 from shared.errors import ConfigError
 
@@ -62,6 +73,21 @@ def check_job(config: ModelConfig, job: QuantizeJob, method: Method) -> None:
         )
         raise ConfigError("HEADRACE_LM_HEAD", problem)
     _check_group_size(config, method)
+    _check_rows(config, job, method)
+
+
+def _check_rows(config: ModelConfig, job: QuantizeJob, method: Method) -> None:
+    """Refuse mixers whose output features do not fill the words of the method's checkpoints."""
+    for index, layer in enumerate(config.layers):
+        for name in matrix_names(replace(layer, feed_forward=None)):
+            matrix = fused_matrix(name, layer, config.block.names)
+            for module, rows in zip(matrix.modules, matrix.rows or (), strict=False):
+                if rows % method.row_multiple:
+                    problem = (
+                        f"{job.method} stores multiples of {method.row_multiple} output features, and "
+                        f"{module} of layer {index} has {rows}; use rtn-int4 or int8"
+                    )
+                    raise ConfigError("HEADRACE_METHOD", problem)
 
 
 def _check_group_size(config: ModelConfig, method: Method) -> None:
@@ -80,17 +106,36 @@ def _input_sizes(config: ModelConfig) -> list[tuple[str, int]]:
     """Return the features that matrices of layers are given, with what they are."""
     sizes: dict[tuple[str, int], None] = {("hidden_size", config.hidden_size): None}
     for layer in config.layers:
-        mixer, block = layer.mixer, layer.feed_forward
-        assert isinstance(mixer, AttentionShape)
-        sizes["heads", mixer.num_heads * mixer.head_dim] = None
+        sizes |= dict.fromkeys(_sizes_of_mixer(layer.mixer))
+        block = layer.feed_forward
+        assert not isinstance(block, DenseAndMixtureShape)
         if isinstance(block, MixtureShape):
             sizes["experts", block.expert_size] = None
+            if block.latent_size:
+                sizes["experts' inputs", block.latent_size] = None
             if block.shared_size:
                 sizes["shared expert", block.shared_size] = None
-        else:
-            assert isinstance(block, GatedShape | PlainShape)
+        elif block is not None:
             sizes["intermediate_size", block.inner_size] = None
     return list(sizes)
+
+
+def _sizes_of_mixer(mixer: MixerShape | None) -> list[tuple[str, int]]:
+    """Return the features that matrices of a mixer are given besides the stream."""
+    if mixer is None:
+        return []
+    if isinstance(mixer, AttentionShape):
+        return [("heads", mixer.num_heads * mixer.head_dim)]
+    if isinstance(mixer, LatentShape):
+        rank = [] if mixer.query_rank is None else [("q_lora_rank", mixer.query_rank)]
+        return [*rank, ("heads", mixer.num_heads * mixer.value_dim)]
+    if isinstance(mixer, GatedDeltaShape):
+        return [("recurrent heads", mixer.sizes.num_value_heads * mixer.sizes.value_dim)]
+    if isinstance(mixer, Mamba2Shape):
+        return [("recurrent heads", mixer.sizes.inner_size)]
+    if isinstance(mixer, AttentionBesideMamba2Shape):
+        return [*_sizes_of_mixer(mixer.attention), *_sizes_of_mixer(mixer.mamba2)]
+    return [("channels", mixer.num_channels)]
 
 
 def _unknown(config: ModelConfig) -> str | None:
@@ -103,16 +148,9 @@ def _unknown(config: ModelConfig) -> str | None:
 
 
 def _unknown_part(layer: LayerTraits) -> str | None:
-    mixer, block = layer.mixer, layer.feed_forward
-    if isinstance(mixer, LatentShape):
-        return "attention by latent vectors"
-    if not isinstance(mixer, AttentionShape):
-        return "layers that are no attention"
-    if mixer.reads_layer is not None:
+    if isinstance(layer.mixer, AttentionShape) and layer.mixer.reads_layer is not None:
         return "layers that read the keys of others"
-    if isinstance(block, MixtureShape):
-        return "experts with biases" if block.has_expert_biases else None
-    return None if isinstance(block, GatedShape | PlainShape) else "a dense block beside experts"
+    return "a dense block beside experts" if isinstance(layer.feed_forward, DenseAndMixtureShape) else None
 
 
 def _unscalable(config: ModelConfig) -> str | None:

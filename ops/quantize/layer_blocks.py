@@ -1,8 +1,14 @@
-"""The matrices of a layer that can be quantized, by name: those of attention, and of a gated block or all experts.
+"""The matrices of a layer that are quantized, by name, and the modules that stay beside them in their own numbers.
 
-Of a dense layer they are `qkv`, `output`, `gate_up` and `down`, or `up` where there is no gate. A mixture has
-`experts.3.gate_up`, `experts.3.down` and so on in place of the last two, and those of the expert that all tokens get,
-`shared.gate_up` and `shared.down`.
+Of attention they are `qkv` and `output`; by latent vectors `query_down`, `query`, `latent` and `output`; of a recurrent
+layer `inputs` and `output`. A layer that attends and has a state has `attention.qkv`, `mamba2.inputs` and so on. Of a
+dense block they are `gate_up` and `down`, or `up` where there is no gate. A mixture has `experts.3.gate_up`,
+`experts.3.down` and so on in place of these, and those of the expert that all tokens get, `shared.gate_up` and
+`shared.down`.
+
+What stays: routers, whose choices are all or nothing; what makes keys and values of latent vectors, which is read as
+plain numbers; the gates of recurrent layers, whose errors a state adds up; and what is no matrix, such as
+normalisations, convolutions and decays.
 """
 
 from __future__ import annotations
@@ -11,8 +17,19 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from gpu_worker.layers.layer_traits import FeedForwardShape, PlainShape
+from gpu_worker.layers.layer_traits import (
+    AttentionBesideMamba2Shape,
+    AttentionShape,
+    GatedDeltaShape,
+    LatentShape,
+    LayerTraits,
+    Mamba2Shape,
+    MixerShape,
+    PlainShape,
+    ShortConvShape,
+)
 from gpu_worker.layers.layer_weights import (
+    AttentionBesideMamba2Weights,
     AttentionWeights,
     GatedWeights,
     LayerWeights,
@@ -21,40 +38,94 @@ from gpu_worker.layers.layer_weights import (
     Projection,
 )
 from gpu_worker.layers.mixture_shape import MixtureShape
+from gpu_worker.models.config import ModelConfig
 from kernels.moe import ExpertWeights
 
-_OF_MIXER = ("qkv", "output")
-_OF_BLOCK = ("gate_up", "down")
+_GATED = ("gate_up", "down")
+_OF_FEED_FORWARD = (*_GATED, "up")
+_SHARED, _EXPERT = "shared", "experts."
 
 
-def matrix_names(feed_forward: FeedForwardShape | None) -> tuple[str, ...]:
-    """Return the names of a layer's matrices, by what its feed-forward block is."""
-    if isinstance(feed_forward, PlainShape):
-        return (*_OF_MIXER, "up", "down")
-    if not isinstance(feed_forward, MixtureShape):
-        return _OF_MIXER + _OF_BLOCK
-    rooms = [f"experts.{expert}" for expert in range(feed_forward.num_experts)]
-    rooms += ["shared"] if feed_forward.shared_size else []
-    return _OF_MIXER + tuple(f"{room}.{part}" for room in rooms for part in _OF_BLOCK)
+def matrix_names(layer: LayerTraits) -> tuple[str, ...]:
+    """Return the names of a layer's matrices, by what it consists of."""
+    block, mixer = layer.feed_forward, _names_of_mixer(layer.mixer)
+    if block is None:
+        return mixer
+    if isinstance(block, PlainShape):
+        return (*mixer, "up", "down")
+    if not isinstance(block, MixtureShape):
+        return mixer + _GATED
+    rooms = [f"{_EXPERT}{expert}" for expert in range(block.num_experts)]
+    rooms += [_SHARED] if block.shared_size else []
+    return mixer + tuple(f"{room}.{part}" for room in rooms for part in _GATED)
+
+
+def _names_of_mixer(mixer: MixerShape | None) -> tuple[str, ...]:
+    if mixer is None:
+        return ()
+    if isinstance(mixer, AttentionShape):
+        return ("qkv", "output")
+    if isinstance(mixer, LatentShape):
+        return (*(() if mixer.query_rank is None else ("query_down",)), "query", "latent", "output")
+    if isinstance(mixer, AttentionBesideMamba2Shape):
+        return ("attention.qkv", "attention.output", "mamba2.inputs", "mamba2.output")
+    return ("inputs", "output")
+
+
+def kept_modules(config: ModelConfig) -> list[str]:
+    """Return the last names of linear layers that stay in their own numbers, and that readers must be told of.
+
+    Routers are not among them: no reader takes them for linear layers.
+    """
+    names: dict[str, None] = {}
+    for layer in config.layers:
+        if isinstance(layer.mixer, LatentShape):
+            names["kv_b_proj"] = None
+        if isinstance(layer.mixer, GatedDeltaShape):
+            names |= dict.fromkeys(("in_proj_ba",) if layer.mixer.by_key_head else ("in_proj_b", "in_proj_a"))
+        block = layer.feed_forward
+        if isinstance(block, MixtureShape) and block.latent_size:
+            names |= dict.fromkeys(name.rpartition(".")[2] for name in block.names.latent)
+    return list(names)
+
+
+def unrounded_parts(config: ModelConfig) -> list[str]:
+    """Return what stays in layers as the checkpoint has it, in words, then the linear layers among it by name."""
+    mixers = [layer.mixer for layer in config.layers]
+    mixers += [mixer.mamba2 for mixer in mixers if isinstance(mixer, AttentionBesideMamba2Shape)]
+    has_mixtures = any(isinstance(layer.feed_forward, MixtureShape) for layer in config.layers)
+    has_decays = any(isinstance(mixer, GatedDeltaShape | Mamba2Shape) for mixer in mixers)
+    has_convolutions = has_decays or any(isinstance(mixer, ShortConvShape) for mixer in mixers)
+    parts = {
+        "normalisations": True,
+        "routers": has_mixtures,
+        "convolutions": has_convolutions,
+        "decays and steps of states": has_decays,
+    }
+    return [*(part for part, is_there in parts.items() if is_there), *kept_modules(config)]
 
 
 def expert_names(expert: int) -> tuple[str, ...]:
     """Return the names of an expert's two matrices."""
-    return tuple(f"experts.{expert}.{part}" for part in _OF_BLOCK)
+    return tuple(f"{_EXPERT}{expert}.{part}" for part in _GATED)
+
+
+def is_of_expert(name: str) -> bool:
+    """Whether a matrix is one expert's."""
+    return name.startswith(_EXPERT)
 
 
 def matrix_of(weights: LayerWeights, name: str) -> Projection:
     """Return a matrix by its name."""
     room, _, part = name.rpartition(".")
-    projection: Projection
-    if not room:
-        projection = getattr(mixer_of(weights) if name in _OF_MIXER else weights.feed_forward, name)
-    elif room == "shared":
-        projection = getattr(mixture_of(weights).shared, part)
-    else:
+    if is_of_expert(name):
         experts: ExpertWeights = getattr(mixture_of(weights), part)
-        expert = int(room.removeprefix("experts."))
-        projection = Projection(experts.forms[expert], experts.bias_of(expert))
+        expert = int(room.removeprefix(_EXPERT))
+        return Projection(experts.forms[expert], experts.bias_of(expert))
+    holder: Any = weights.feed_forward if part in _OF_FEED_FORWARD else weights.mixer
+    if room:
+        holder = getattr(holder, room)
+    projection: Projection = getattr(holder, part)
     return projection
 
 
@@ -67,27 +138,31 @@ def with_matrices(weights: LayerWeights, matrices: Mapping[str, Projection]) -> 
 
 def _with_matrix(weights: LayerWeights, name: str, projection: Projection) -> LayerWeights:
     room, _, part = name.rpartition(".")
+    if is_of_expert(name):
+        return replace(weights, feed_forward=_with_expert(mixture_of(weights), room, part, projection))
     change: dict[str, Any] = {part: projection}
-    if not room and name in _OF_MIXER:
-        return replace(weights, mixer=replace(mixer_of(weights), **change))
-    if not room:
-        assert isinstance(weights.feed_forward, GatedWeights | PlainWeights)
-        return replace(weights, feed_forward=replace(weights.feed_forward, **change))
-    mixture = mixture_of(weights)
-    if room == "shared":
+    if part not in _OF_FEED_FORWARD:
+        mixer = weights.mixer
+        assert mixer is not None
+        if not room:
+            return replace(weights, mixer=replace(mixer, **change))
+        assert isinstance(mixer, AttentionBesideMamba2Weights)
+        change = {room: replace(getattr(mixer, room), **change)}
+        return replace(weights, mixer=replace(mixer, **change))
+    if room == _SHARED:
+        mixture = mixture_of(weights)
         assert mixture.shared is not None
         return replace(weights, feed_forward=replace(mixture, shared=replace(mixture.shared, **change)))
+    assert isinstance(weights.feed_forward, GatedWeights | PlainWeights)
+    return replace(weights, feed_forward=replace(weights.feed_forward, **change))
+
+
+def _with_expert(mixture: MixtureWeights, room: str, part: str, projection: Projection) -> MixtureWeights:
     experts: ExpertWeights = getattr(mixture, part)
     forms = list(experts.forms)
-    forms[int(room.removeprefix("experts."))] = projection.weight
-    change = {part: replace(experts, forms=tuple(forms))}
-    return replace(weights, feed_forward=replace(mixture, **change))
-
-
-def mixer_of(weights: LayerWeights) -> AttentionWeights:
-    """Return the attention of a layer that the job has let pass."""
-    assert isinstance(weights.mixer, AttentionWeights)
-    return weights.mixer
+    forms[int(room.removeprefix(_EXPERT))] = projection.weight
+    change: dict[str, Any] = {part: replace(experts, forms=tuple(forms))}
+    return replace(mixture, **change)
 
 
 def mixture_of(weights: LayerWeights) -> MixtureWeights:
@@ -97,6 +172,7 @@ def mixture_of(weights: LayerWeights) -> MixtureWeights:
 
 
 def blocks(weights: LayerWeights) -> tuple[AttentionWeights, GatedWeights]:
-    """Return the blocks of a layer that the job has let pass and that has no experts."""
+    """Return the blocks of a layer like Llama's."""
+    assert isinstance(weights.mixer, AttentionWeights)
     assert isinstance(weights.feed_forward, GatedWeights)
-    return mixer_of(weights), weights.feed_forward
+    return weights.mixer, weights.feed_forward

@@ -53,6 +53,11 @@ class Method(Protocol):
         ...
 
     @property
+    def row_multiple(self) -> int:
+        """What the checkpoint's words call for: output features of a matrix are a multiple of it."""
+        ...
+
+    @property
     def scales_inputs(self) -> bool:
         """Whether `prepare` changes layers."""
         ...
@@ -81,7 +86,7 @@ class Method(Protocol):
     def config(self, *, has_head: bool, ignored: Sequence[str] = ()) -> dict[str, object]:
         """Return the `quantization_config` of a checkpoint whose head is rounded, or left alone.
 
-        Modules that are `ignored` are not quantized.
+        Modules that are `ignored` are not quantized: names, or patterns behind `re:`.
         """
         ...
 
@@ -102,6 +107,7 @@ class Rows(_Plain):
     needs_inputs: bool = False
     group_size: int | None = None
     can_round_head: bool = True
+    row_multiple: int = 1
     scales_inputs: bool = False
 
     def round(self, name: str, weight: torch.Tensor, inputs: InputMoments | None) -> ScaledRows:
@@ -130,6 +136,7 @@ class Nearest(_Plain):
     group_size: int
     needs_inputs: bool = False
     can_round_head: bool = True
+    row_multiple: int = 1
     scales_inputs: bool = False
 
     def round(self, name: str, weight: torch.Tensor, inputs: InputMoments | None) -> QuantizedMatrix:
@@ -168,6 +175,7 @@ class Gptq(_Plain):
     group_size: int
     needs_inputs: bool = True
     can_round_head: bool = True
+    row_multiple: int = 8
     scales_inputs: bool = False
 
     def round(self, name: str, weight: torch.Tensor, inputs: InputMoments | None) -> QuantizedMatrix:
@@ -189,7 +197,7 @@ class Gptq(_Plain):
     def config(self, *, has_head: bool, ignored: Sequence[str] = ()) -> dict[str, object]:
         """Return GPTQ's description; groups are stored in order, so to readers there is no act-order."""
         rules: dict[str, object] = {f"+:{HEAD}": {"bits": HEAD_BITS}} if has_head else {}
-        rules |= {f"-:{re.escape(name)}": {} for name in ignored}
+        rules |= {f"-:{_pattern(name)}": {} for name in ignored}
         return {
             "quant_method": "gptq",
             "bits": BITS,
@@ -211,6 +219,7 @@ class Awq:
     group_size: int
     needs_inputs: bool = True
     can_round_head: bool = False
+    row_multiple: int = 8
     scales_inputs: bool = True
 
     def prepare(self, weights: LayerWeights, inputs: Inputs | None) -> tuple[LayerWeights, Inputs | None]:
@@ -245,6 +254,11 @@ class Awq:
             "version": "gemm",
             "modules_to_not_convert": [HEAD, *ignored],
         }
+
+
+def _pattern(ignored: str) -> str:
+    """Return the regular expression of a module's name, or of the names that `re:` stands before."""
+    return ignored.removeprefix("re:") if ignored.startswith("re:") else re.escape(ignored)
 
 
 def make_method(name: str, group_size: int) -> Method:

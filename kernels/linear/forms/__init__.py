@@ -5,6 +5,7 @@ oracle of all kernels.
 """
 
 from kernels.linear.forms.coded_matrix import Activation, CodedMatrix
+from kernels.linear.forms.column_order import reorder_columns
 from kernels.linear.forms.dense import DenseWeight
 from kernels.linear.forms.groups import GroupQuantizedWeight
 from kernels.linear.forms.numbers import FLOAT4, FLOAT8, INT4, INT8, NUMBERS, Number, integers
@@ -32,6 +33,7 @@ __all__ = [
     "WeightForm",
     "concatenate",
     "integers",
+    "reorder_columns",
     "reorder_rows",
     "scale_rows",
 ]

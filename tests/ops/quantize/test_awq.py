@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gpu_worker.layers.layer_traits import GatedShape
+from gpu_worker.layers.layer_traits import AttentionShape, GatedShape, LayerTraits
 from gpu_worker.layers.layer_weights import LayerWeights, Projection
 from gpu_worker.models.checkpoint import Checkpoint
 from gpu_worker.models.layer_source import LayerSource
@@ -17,7 +17,7 @@ from ops.quantize.layer_inputs import LayerInputs
 from ops.quantize.layer_pass import LayerPass
 from tests.ops.quantize.layer_models import SIZES, correlated_inputs, save_model
 
-MATRICES = matrix_names(GatedShape(SIZES["intermediate_size"]))
+MATRICES = matrix_names(LayerTraits(AttentionShape(), GatedShape(SIZES["intermediate_size"])))
 
 
 def output_error(weight: torch.Tensor, approximation: torch.Tensor, inputs: torch.Tensor) -> float:
@@ -101,12 +101,12 @@ def test_a_rescaled_layer_computes_the_same(tmp_path, kv_heads: int, has_biases:
     hidden = torch.randn(3, 20, SIZES["hidden_size"], generator=torch.Generator().manual_seed(7))
     with torch.inference_mode():
         before = LayerPass(config, hidden.clone(), torch.device("cpu"))
-        inputs = LayerInputs(**before.observe(weights, MATRICES))
+        inputs = LayerInputs(**before.observe(1, weights, MATRICES))
         rescaled, moments = rescale_layer(weights, inputs, 4, 32)
         after = LayerPass(config, hidden.clone(), torch.device("cpu"))
-        seen = LayerInputs(**after.observe(rescaled, MATRICES))
-        before.advance(weights)
-        after.advance(rescaled)
+        seen = LayerInputs(**after.observe(1, rescaled, MATRICES))
+        before.advance(1, weights)
+        after.advance(1, rescaled)
 
     torch.testing.assert_close(after.hidden, before.hidden, rtol=1e-4, atol=1e-4)
     assert scaled_matrices(weights, rescaled) == {"qkv", "gate_up", "down"} | ({"output"} if kv_heads == 4 else set())
