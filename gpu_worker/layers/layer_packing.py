@@ -21,6 +21,7 @@ from kernels.cpu_library import CpuLibrary
 from kernels.decoder_stack import StackLayer
 from kernels.linear.forms import SplitWeight
 from kernels.linear.panels import PanelMatrix, pack_panels
+from kernels.moe import GatedActivation
 from kernels.moe.cpu import MAX_EXPERTS, CpuMixture, make_cpu_mixture
 
 
@@ -58,7 +59,7 @@ def _can_pack_mixture(shape: MixtureShape) -> bool:
         and shape.scales is None
         and shape.rule.score != "sparse_mixer"
         and shape.latent_size == 0
-        and shape.activation.has_gate
+        and isinstance(shape.activation, GatedActivation)
     )
 
 
@@ -90,6 +91,7 @@ class LayerPacking:
         )
 
     def _mixture(self, weights: MixtureWeights) -> CpuMixture:
+        assert isinstance(weights.activation, GatedActivation)
         router = self.matrix(weights.router)
         return make_cpu_mixture(
             self.library, router, weights.rule, weights.gate_up, weights.down, weights.activation, self.dtype

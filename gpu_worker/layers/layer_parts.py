@@ -41,7 +41,7 @@ from gpu_worker.layers.rotations import Rotations
 from gpu_worker.layers.short_conv import ShortConv
 from kernels.activation import Activation
 from kernels.linear import Linear, LinearFactory
-from kernels.moe import Experts, make_experts
+from kernels.moe import Experts, GatedActivation, make_experts
 from kernels.state_rows import StateRows
 
 
@@ -153,8 +153,8 @@ def _mixture(parts: LayerParts, weights: MixtureWeights) -> Mixture:
     if weights.shared is not None:
         gate = None if weights.shared.gate is None else parts.linear(weights.shared.gate)
         first, down = parts.linear(weights.shared.gate_up), parts.linear(weights.shared.down)
-        has_gate = weights.activation.has_gate
-        block = GatedMLP(first, down) if has_gate else PlainMLP(first, down, Activation.RELU_SQUARED)
+        is_gated = isinstance(weights.activation, GatedActivation)
+        block = GatedMLP(first, down) if is_gated else PlainMLP(first, down, Activation.RELU_SQUARED)
         shared = SharedExpert(block, gate)
     router = parts.linear(weights.router)
     latent = None if weights.latent is None else (parts.linear(weights.latent[0]), parts.linear(weights.latent[1]))

@@ -10,7 +10,7 @@ from gpu_worker.layers.layer_traits import AttentionShape, GatedDeltaShape, Late
 from kernels.activation import Activation
 from kernels.gated_delta import DeltaWeights
 from kernels.linear.forms import WeightForm
-from kernels.moe import ExpertWeights, GatedActivation, RoutingRule
+from kernels.moe import ExpertActivation, ExpertWeights, RoutingRule
 from kernels.rope_kv_write import HeadNormWeights
 from kernels.ssd import SsdWeights
 
@@ -221,7 +221,7 @@ class MixtureWeights:
     rule: RoutingRule
     gate_up: ExpertWeights
     down: ExpertWeights
-    activation: GatedActivation
+    activation: ExpertActivation
     shared: SharedExpertWeights | None = None
     weighs_inputs: bool = False
     scales: torch.Tensor | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kernels.moe import RELU_SQUARED, SILU, GatedActivation, RoutingRule
+from kernels.moe import RELU_SQUARED, SILU, ExpertActivation, RoutingRule
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class MixtureShape:
     expert_size: int
     rule: RoutingRule
     names: MixtureNames = MixtureNames()
-    activation: GatedActivation = SILU
+    activation: ExpertActivation = SILU
     has_router_bias: bool = False
     has_choice_bias: bool = False
     has_expert_biases: bool = False

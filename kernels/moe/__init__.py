@@ -4,7 +4,14 @@
 by; `experts_reference` is the plain formula of both.
 """
 
-from kernels.moe.activation import GELU_TANH, RELU_SQUARED, SILU, GatedActivation, clamped_swiglu
+from kernels.moe.activation import (
+    GELU_TANH,
+    RELU_SQUARED,
+    SILU,
+    ExpertActivation,
+    GatedActivation,
+    clamped_swiglu,
+)
 from kernels.moe.dispatch import route
 from kernels.moe.expert_weights import ExpertWeights
 from kernels.moe.factory import make_experts
@@ -16,6 +23,7 @@ __all__ = [
     "GELU_TANH",
     "RELU_SQUARED",
     "SILU",
+    "ExpertActivation",
     "ExpertWeights",
     "Experts",
     "GatedActivation",

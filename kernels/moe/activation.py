@@ -1,4 +1,4 @@
-"""The activations of gated experts, as one formula with four numbers, so that kernels have no cases."""
+"""The activations of experts: all with a gate as one formula with four numbers, and that of experts without one."""
 
 from __future__ import annotations
 
@@ -20,24 +20,20 @@ class GatedActivation:
         cubic: 0 but for the tanh form of GELU, of which `1 + tanh(y) == 2 * sigmoid(2 * y)` makes a sigmoid.
         limit: Infinite where nothing is clamped.
         up_shift: Added to the up projection.
-        has_gate: Without gates all this means nothing: the up projection becomes the square of its positive part.
     """
 
     slope: float = 1.0
     cubic: float = 0.0
     limit: float = math.inf
     up_shift: float = 0.0
-    has_gate: bool = True
 
     def __call__(self, gate_up: torch.Tensor) -> torch.Tensor:
         """Apply it to rows of gates, then up projections, in their type.
 
         Shapes:
-            gate_up: `[num_rows, 2 * size]`, or `[num_rows, size]` without gates
+            gate_up: `[num_rows, 2 * size]`
             result: `[num_rows, size]`
         """
-        if not self.has_gate:
-            return torch.relu(gate_up).square()
         gate, up = gate_up.chunk(2, dim=-1)
         gate, up = gate.clamp(max=self.limit), up.clamp(-self.limit, self.limit)
         return gate * torch.sigmoid(gate * (self.slope + self.cubic * gate * gate)) * (up + self.up_shift)
@@ -45,8 +41,27 @@ class GatedActivation:
     @property
     def num_projections(self) -> int:
         """How many matrices, one above the other, yield what it takes."""
-        return 2 if self.has_gate else 1
+        return 2
 
+
+@dataclass(frozen=True, slots=True)
+class SquaredRelu:
+    """What the one projection of an expert without a gate becomes: the square of its positive part.
+
+    Source: So et al., arXiv 2109.08668, section 4.
+    """
+
+    def __call__(self, up: torch.Tensor) -> torch.Tensor:
+        """Apply it to rows `[num_rows, size]`, in their type."""
+        return torch.relu(up).square()
+
+    @property
+    def num_projections(self) -> int:
+        """How many matrices yield what it takes."""
+        return 1
+
+
+ExpertActivation = GatedActivation | SquaredRelu
 
 _TANH_SLOPE = 2 * math.sqrt(2 / math.pi)
 
@@ -55,10 +70,17 @@ SILU = GatedActivation()
 GELU_TANH = GatedActivation(slope=_TANH_SLOPE, cubic=_TANH_SLOPE * 0.044715)
 """Of GEGLU, in the approximation of Hendrycks and Gimpel, arXiv 1606.08415, section 2."""
 
-RELU_SQUARED = GatedActivation(has_gate=False)
-"""Of experts without gates; Source: So et al., arXiv 2109.08668, section 4."""
+RELU_SQUARED = SquaredRelu()
+"""Of experts without gates."""
 
 
 def clamped_swiglu(alpha: float, limit: float) -> GatedActivation:
     """Return the activation of gpt-oss: SiLU with another slope, of clamped numbers, times one more than `up`."""
     return GatedActivation(slope=alpha, limit=limit, up_shift=1.0)
+
+
+def kernel_numbers(activation: ExpertActivation | None) -> tuple[float, float, float, float]:
+    """Return the four numbers of a gated activation; where there is no gate, zeros, which kernels do not read."""
+    if not isinstance(activation, GatedActivation):
+        return (0.0, 0.0, 0.0, 0.0)
+    return (activation.slope, activation.cubic, activation.limit, activation.up_shift)

@@ -13,7 +13,7 @@ from kernels.linear.cpu.cpu import QuantizedPanels, can_pack_quantized
 from kernels.linear.dense.cpu import can_pack
 from kernels.linear.forms import DenseWeight, ScaledWeight, SplitWeight, WeightForm
 from kernels.linear.panels import PanelMatrix, matrix_structure, pack_panels
-from kernels.moe.activation import GatedActivation
+from kernels.moe.activation import ExpertActivation, GatedActivation, kernel_numbers
 from kernels.moe.expert_weights import ExpertWeights
 from kernels.moe.routing_rule import RoutingRule
 
@@ -86,7 +86,7 @@ class CpuExperts:
         library: CpuLibrary,
         gate_up: tuple[PanelMatrix, ...],
         down: tuple[PanelMatrix, ...],
-        activation: GatedActivation,
+        activation: ExpertActivation,
         first_expert: int,
     ) -> None:
         """Hold matrices that `pack_experts` made, the first projections' with `is_gated` where there are gates."""
@@ -104,11 +104,8 @@ class CpuExperts:
             first_expert,
             down[0].num_outputs,
             down[0].num_inputs,
-            activation.slope,
-            activation.cubic,
-            activation.limit,
-            activation.up_shift,
-            activation.has_gate,
+            *kernel_numbers(activation),
+            isinstance(activation, GatedActivation),
         )
         self._takes_bfloat16 = all(
             isinstance(parts[0], QuantizedPanels) or parts[0].weight.dtype is torch.bfloat16

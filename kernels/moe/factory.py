@@ -5,7 +5,7 @@ from __future__ import annotations
 from kernels.cpu_library import cpu_library
 from kernels.gpu_config import gpu_of, has_kernels
 from kernels.linear import LinearFactory
-from kernels.moe.activation import GatedActivation
+from kernels.moe.activation import ExpertActivation, GatedActivation
 from kernels.moe.cpu import CpuExperts, can_pack_experts, pack_experts
 from kernels.moe.expert_weights import ExpertWeights
 from kernels.moe.layers import ExpertLayers, Experts, LinearExperts
@@ -16,7 +16,7 @@ def make_experts(
     factory: LinearFactory,
     gate_up: ExpertWeights,
     down: ExpertWeights,
-    activation: GatedActivation,
+    activation: ExpertActivation,
     first_expert: int = 0,
 ) -> Experts:
     """Make the experts of a layer; the plain weights can be freed afterwards.
@@ -24,19 +24,20 @@ def make_experts(
     Args:
         factory: Makes linear layers of experts that no kernel takes together.
         gate_up: `[num_experts, 2 * intermediate_size, hidden_size]`; the gates' features come before the up
-            projection's, which are alone where the activation has no gates.
+            projection's, which are alone where the activation has no gate.
         down: `[num_experts, hidden_size, intermediate_size]`.
         activation: Of all experts.
         first_expert: The number that routing knows the first of these experts by; others are on other ranks.
     """
+    is_gated = isinstance(activation, GatedActivation)
     if can_pack_experts(gate_up) and can_pack_experts(down) and (library := cpu_library()) is not None:
         packed = (
-            pack_experts(library, gate_up, is_gated=activation.has_gate),
+            pack_experts(library, gate_up, is_gated=is_gated),
             pack_experts(library, down, is_gated=False),
         )
         return CpuExperts(library, *packed, activation, first_expert)
     if has_kernels(gate_up.device):
-        stacks = stack_experts(gate_up, is_gated=activation.has_gate), stack_experts(down, is_gated=False)
+        stacks = stack_experts(gate_up, is_gated=is_gated), stack_experts(down, is_gated=False)
         if stacks[0] is not None and stacks[1] is not None:
             from kernels.moe.gpu import GpuExperts
 

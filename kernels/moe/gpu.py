@@ -10,7 +10,7 @@ import triton
 
 from kernels.gpu_config import Gpu
 from kernels.linear.gpu_packed.matrix import TILE_ROWS
-from kernels.moe.activation import SILU, GatedActivation
+from kernels.moe.activation import ExpertActivation, GatedActivation, kernel_numbers
 from kernels.moe.config import ExpertLaunch, expert_launch, max_blocks
 from kernels.moe.stacks import DenseStack, ExpertStack, PackedStack
 from kernels.moe.triton_combine import combine
@@ -25,7 +25,7 @@ class GpuExperts:
     __slots__ = ("_activation", "_counts", "_down", "_first_expert", "_gate_up", "_gpu", "tokens_per_expert")
 
     def __init__(
-        self, gate_up: ExpertStack, down: ExpertStack, activation: GatedActivation, first_expert: int, gpu: Gpu
+        self, gate_up: ExpertStack, down: ExpertStack, activation: ExpertActivation, first_expert: int, gpu: Gpu
     ) -> None:
         """Hold stacks that `stack_experts` made, the first projection's with `is_gated` where there are gates."""
         self._gate_up, self._down = gate_up, down
@@ -67,13 +67,13 @@ def multiply(
     stack: ExpertStack,
     rows: SortedPairs,
     launch: ExpertLaunch,
-    activation: GatedActivation | None = None,
+    activation: ExpertActivation | None = None,
 ) -> torch.Tensor:
     """Multiply rows by the matrix of their expert.
 
     Args:
         inputs: Of tokens, with an activation; else of rows.
-        stack: With gates and what they are for by turns, with an activation that has gates.
+        stack: With gates and what they are for by turns, with a gated activation.
         rows: Sorted.
         launch: Of the product.
         activation: Makes half as many features, or as many without gates, which rows get in the type of the inputs;
@@ -91,12 +91,6 @@ def multiply(
     return outputs
 
 
-def _formula(activation: GatedActivation | None) -> tuple[float, float, float, float]:
-    """Return the activation's numbers; any where there is none."""
-    numbers = activation or SILU
-    return (numbers.slope, numbers.cubic, numbers.limit, numbers.up_shift)
-
-
 def _grid(stack: ExpertStack, rows: SortedPairs, launch: ExpertLaunch) -> tuple[int, int]:
     num_experts, out_features, _ = stack.shape
     return triton.cdiv(out_features, launch.block_n), max_blocks(len(rows.pairs), num_experts, launch.block_m)
@@ -108,7 +102,7 @@ def _dense(
     outputs: torch.Tensor,
     rows: SortedPairs,
     launch: ExpertLaunch,
-    activation: GatedActivation | None,
+    activation: ExpertActivation | None,
 ) -> None:
     num_experts, out_features, in_features = stack.shape
     block_k = launch.block_k or TILE_ROWS
@@ -124,10 +118,10 @@ def _dense(
         out_features,
         in_features,
         inputs.stride(0),
-        *_formula(activation),
+        *kernel_numbers(activation),
         TOP_K=rows.top_k,
         IS_FIRST=activation is not None,
-        HAS_GATE=activation is not None and activation.has_gate,
+        HAS_GATE=isinstance(activation, GatedActivation),
         EXPERTS=triton.next_power_of_2(num_experts),
         BLOCK_M=launch.block_m,
         BLOCK_N=launch.block_n,
@@ -144,7 +138,7 @@ def _packed(
     outputs: torch.Tensor,
     rows: SortedPairs,
     launch: ExpertLaunch,
-    activation: GatedActivation | None,
+    activation: ExpertActivation | None,
 ) -> None:
     num_experts, out_features, in_features = stack.shape
     plane, planes = stack.plane, stack.num_planes
@@ -166,7 +160,7 @@ def _packed(
         stack.words.shape[2],
         stack.scales.shape[1],
         stack.padded_rows,
-        *_formula(activation),
+        *kernel_numbers(activation),
         KIND=stack.number.name,
         PLANE=plane,
         NUM_PLANES=planes,
@@ -175,7 +169,7 @@ def _packed(
         TILE_ROWS=TILE_ROWS,
         TOP_K=rows.top_k,
         IS_FIRST=activation is not None,
-        HAS_GATE=activation is not None and activation.has_gate,
+        HAS_GATE=isinstance(activation, GatedActivation),
         EXPERTS=triton.next_power_of_2(num_experts),
         BLOCK_M=launch.block_m,
         BLOCK_N=launch.block_n,

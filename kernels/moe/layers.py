@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 
 from kernels.linear import Linear
-from kernels.moe.activation import GatedActivation
+from kernels.moe.activation import ExpertActivation
 
 
 class Experts(Protocol):
@@ -47,7 +47,7 @@ class LinearExperts:
     __slots__ = ("_activation", "_first_expert", "_layers", "tokens_per_expert")
 
     def __init__(
-        self, layers: Sequence[ExpertLayers], activation: GatedActivation, first_expert: int, device: torch.device
+        self, layers: Sequence[ExpertLayers], activation: ExpertActivation, first_expert: int, device: torch.device
     ) -> None:
         """Hold the layers of experts from `first_expert` on."""
         self._layers = tuple(layers)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from kernels.linear.reference import form_linear_reference
-from kernels.moe.activation import GatedActivation
+from kernels.moe.activation import ExpertActivation
 from kernels.moe.expert_weights import ExpertWeights
 from kernels.moe.routing_rule import RoutingRule
 
@@ -47,7 +47,7 @@ def experts_reference(
     weights: torch.Tensor,
     gate_up: ExpertWeights,
     down: ExpertWeights,
-    activation: GatedActivation,
+    activation: ExpertActivation,
     first_expert: int = 0,
 ) -> torch.Tensor:
     """Compute what `kernels.moe.Experts` promises: float32, rounded as the input of `down` and in the end."""

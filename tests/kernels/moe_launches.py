@@ -10,7 +10,7 @@ import torch
 from kernels.gpu_config import Gpu
 from kernels.linear.forms import FLOAT4, FLOAT8, INT4, Number
 from kernels.linear.gpu_packed.matrix import ROW_MULTIPLE, TILE_ROWS, num_planes
-from kernels.moe import RELU_SQUARED, SILU, GatedActivation, RoutingRule, clamped_swiglu
+from kernels.moe import RELU_SQUARED, SILU, ExpertActivation, RoutingRule, clamped_swiglu
 from kernels.moe.gpu import GpuExperts
 from kernels.moe.stacks import DenseStack, ExpertStack, PackedStack
 from kernels.moe.triton_route import route_triton
@@ -43,7 +43,7 @@ def launch(
     top_k: int,
     gate_up: ExpertStack,
     down: ExpertStack,
-    activation: GatedActivation,
+    activation: ExpertActivation,
     dtype: torch.dtype = BFLOAT16,
 ) -> torch.Tensor:
     experts = GpuExperts(gate_up, down, activation, 0, gpu)

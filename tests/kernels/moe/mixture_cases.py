@@ -9,7 +9,15 @@ from typing import Any
 import torch
 
 from kernels.linear.forms import FLOAT4, INT4, DenseWeight, GroupQuantizedWeight, Number, WeightForm
-from kernels.moe import GELU_TANH, RELU_SQUARED, SILU, ExpertWeights, GatedActivation, clamped_swiglu
+from kernels.moe import (
+    GELU_TANH,
+    RELU_SQUARED,
+    SILU,
+    ExpertActivation,
+    ExpertWeights,
+    GatedActivation,
+    clamped_swiglu,
+)
 from tests.kernels.moe import plain_mixture
 
 Plain = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -34,7 +42,7 @@ RULES: list[dict[str, Any]] = [
         "scale": 2.5,
     },
 ]
-ACTIVATIONS: dict[str, tuple[GatedActivation, Plain]] = {
+ACTIVATIONS: dict[str, tuple[ExpertActivation, Plain]] = {
     "silu": (SILU, plain_mixture.silu),
     "gelu_tanh": (GELU_TANH, plain_mixture.gelu_tanh),
     "gpt_oss": (clamped_swiglu(1.702, 1.5), plain_mixture.gpt_oss),
@@ -56,9 +64,9 @@ class Tensors:
     gate_up: ExpertWeights
     down: ExpertWeights
 
-    def fit(self, activation: GatedActivation) -> Tensors:
+    def fit(self, activation: ExpertActivation) -> Tensors:
         """Return the same without gates, where the activation has none; matrices are plain."""
-        if activation.has_gate:
+        if isinstance(activation, GatedActivation):
             return self
         inner, bias = self.down.shape[2], self.gate_up.bias
         whole = torch.stack([form.weight for form in self.gate_up.forms if isinstance(form, DenseWeight)])

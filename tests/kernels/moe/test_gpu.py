@@ -14,7 +14,7 @@ pytest.importorskip("triton", reason="Triton does not support this platform")
 
 from kernels.gpu_config import Gpu, GpuGeneration
 from kernels.linear.forms import FLOAT4, INT4, ScaledWeight
-from kernels.moe import RoutingRule, experts_reference
+from kernels.moe import GatedActivation, RoutingRule, experts_reference
 from kernels.moe.config import ExpertLaunch, expert_launch, max_blocks
 from kernels.moe.expert_weights import ExpertWeights
 from kernels.moe.gpu import GpuExperts
@@ -108,7 +108,7 @@ def check(case: Tensors, name: str, launch: ExpertLaunch | None, device: torch.d
     case = case.fit(activation)
     stacks = [
         stack_experts(weights.to(device), is_gated=is_gated)
-        for weights, is_gated in ((case.gate_up, activation.has_gate), (case.down, False))
+        for weights, is_gated in ((case.gate_up, isinstance(activation, GatedActivation)), (case.down, False))
     ]
     assert stacks[0] is not None
     assert stacks[1] is not None
