@@ -65,12 +65,12 @@ class ModelConfig:
 
     Attributes:
         architecture: Name of the family's class in `architectures`.
-        intermediate_size: Inner features of the feed-forward blocks; the largest, where they differ.
-        num_heads: Query heads of attention; the most, where layers differ.
+        intermediate_size: Inner features of the feed-forward blocks; the largest, where they differ; 0 without any.
+        num_heads: Query heads of attention; the most, where layers differ; 0 where none attends, as the next two.
         num_kv_heads: Key and value heads; the most.
         head_dim: Size of a head; the largest.
         rms_norm_eps: Of all normalisations.
-        rope: The rotation of positions, or the first of several.
+        rope: The rotation of positions, or the first of several; None where no layer attends.
         max_model_len: Tokens that a sequence may have, prompt and output together.
         layers: What each layer consists of; none in an encoder.
         eos_token_ids: Tokens that end a sequence, from `config.json` and `generation_config.json`.
@@ -95,7 +95,7 @@ class ModelConfig:
     num_kv_heads: int
     head_dim: int
     rms_norm_eps: float
-    rope: RopeParameters
+    rope: RopeParameters | None
     max_model_len: int
     layers: tuple[LayerTraits, ...]
     tie_word_embeddings: bool
@@ -119,7 +119,7 @@ class ModelConfig:
     @property
     def ropes(self) -> tuple[RopeParameters, ...]:
         """All rotations, as `AttentionShape.rotary` counts them."""
-        return (self.rope, *self.more_ropes)
+        return () if self.rope is None else (self.rope, *self.more_ropes)
 
     @property
     def has_states(self) -> bool:
@@ -146,9 +146,13 @@ class FamilyTraits:
     """Where a family's checkpoints differ from the plain decoder.
 
     Attributes:
+        num_layers: How many there are, where `num_hidden_layers` does not say it.
         head_dim: What an absent `head_dim` means; None is `hidden_size / num_attention_heads`.
-        attention: What all attention layers have; its numbers of heads, their size, and its window are not read.
+        shares_kv_heads: `num_key_value_heads` says how many key and value heads there are; else as many as query heads.
+        attention: What all attention layers have; its numbers of heads, their size, and its window are not read. None
+            where no layer attends: then nothing of heads and rotations is read.
         layer_windows: Sliding window per layer, absent when no layer has one.
+        has_feed_forward: Layers have a feed-forward block; without one, nothing of it is read.
         is_gated: The feed-forward block has a gate.
         mlp_bias: Its projections have a bias.
         block: How layers are put together.
@@ -157,14 +161,18 @@ class FamilyTraits:
         norm_eps: The field of the normalisations' small addend, and what its absence means.
         is_tied: What an absent `tie_word_embeddings` means.
         rotary_share: What an absent `partial_rotary_factor` means.
+        rope_theta: What an absent `rope_theta` means.
         rope: The rotation; None reads the one for all layers.
         max_model_len: What the model reaches; None follows from the rotation.
     """
 
     architecture: str
+    num_layers: int | None = None
     head_dim: int | None = None
-    attention: AttentionShape = field(default_factory=AttentionShape)
+    shares_kv_heads: bool = True
+    attention: AttentionShape | None = field(default_factory=AttentionShape)
     layer_windows: tuple[int | None, ...] | None = None
+    has_feed_forward: bool = True
     is_gated: bool = True
     mlp_bias: bool = False
     block: BlockTraits = field(default_factory=BlockTraits)
@@ -173,6 +181,7 @@ class FamilyTraits:
     norm_eps: tuple[str, float] = ("rms_norm_eps", 1e-6)
     is_tied: bool = False
     rotary_share: float = 1.0
+    rope_theta: float = 10000.0
     rope: RopeParameters | None = None
     max_model_len: int | None = None
 
@@ -183,35 +192,20 @@ def read_decoder(file: JsonFile, traits: FamilyTraits) -> ModelConfig:
     Raises:
         CheckpointError: A field is missing, of the wrong type, or not supported.
     """
-    num_layers = file.integer("num_hidden_layers", maximum=1024)
-    num_heads = file.integer("num_attention_heads", maximum=1024)
-    num_kv_heads = file.integer("num_key_value_heads", num_heads, maximum=1024)
-    if num_heads % num_kv_heads:
-        raise file.error("num_key_value_heads", f"is {num_kv_heads}; it must divide num_attention_heads ({num_heads})")
-    head_dim = _head_dim(file, num_heads, traits.head_dim)
-    inner_size = traits.inner_size or file.integer("intermediate_size")
-    attention = replace(
-        traits.attention,
-        num_heads=num_heads,
-        num_kv_heads=num_kv_heads,
-        head_dim=head_dim,
-        rotary_dim=None if traits.rope is not None else read_rotary_dim(file, head_dim, traits.rotary_share),
-    )
-    activation = traits.activation or read_activation(file)
-    feed_forward = (GatedShape if traits.is_gated else PlainShape)(inner_size, activation, traits.mlp_bias)
-    rope = traits.rope or read_rope(file)
-    if traits.rope is None:
-        check_rope(file, rope, attention.rotary_dim or head_dim)
+    num_layers = traits.num_layers or file.integer("num_hidden_layers", maximum=1024)
+    attention, rope = _read_attention(file, traits)
+    feed_forward = _read_feed_forward(file, traits)
+    heads = attention or AttentionShape()
     generation = _generation_config(file.path.parent)
     return ModelConfig(
         architecture=traits.architecture,
         vocab_size=file.integer("vocab_size"),
         hidden_size=file.integer("hidden_size"),
-        intermediate_size=inner_size,
+        intermediate_size=0 if feed_forward is None else feed_forward.inner_size,
         num_layers=num_layers,
-        num_heads=num_heads,
-        num_kv_heads=num_kv_heads,
-        head_dim=head_dim,
+        num_heads=heads.num_heads,
+        num_kv_heads=heads.num_kv_heads,
+        head_dim=heads.head_dim,
         rms_norm_eps=file.number(*traits.norm_eps),
         rope=rope,
         max_model_len=traits.max_model_len or max_model_len(file, rope),
@@ -225,10 +219,42 @@ def read_decoder(file: JsonFile, traits: FamilyTraits) -> ModelConfig:
     )
 
 
+def _read_attention(file: JsonFile, traits: FamilyTraits) -> tuple[AttentionShape | None, RopeParameters | None]:
+    """Read what all attention layers have, and the rotation; nothing where no layer attends."""
+    if traits.attention is None:
+        return None, None
+    num_heads = file.integer("num_attention_heads", maximum=1024)
+    num_kv_heads = num_heads
+    if traits.shares_kv_heads:
+        num_kv_heads = file.integer("num_key_value_heads", num_heads, maximum=1024)
+    if num_heads % num_kv_heads:
+        raise file.error("num_key_value_heads", f"is {num_kv_heads}; it must divide num_attention_heads ({num_heads})")
+    head_dim = _head_dim(file, num_heads, traits.head_dim)
+    rope, rotary_dim = traits.rope, None
+    if rope is None:
+        rope = read_rope(file, default_theta=traits.rope_theta)
+        rotary_dim = read_rotary_dim(file, head_dim, traits.rotary_share)
+        check_rope(file, rope, rotary_dim or head_dim)
+    attention = replace(
+        traits.attention, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, rotary_dim=rotary_dim
+    )
+    return attention, rope
+
+
+def _read_feed_forward(file: JsonFile, traits: FamilyTraits) -> GatedShape | PlainShape | None:
+    if not traits.has_feed_forward:
+        return None
+    inner_size = traits.inner_size or file.integer("intermediate_size")
+    activation = traits.activation or read_activation(file)
+    return (GatedShape if traits.is_gated else PlainShape)(inner_size, activation, traits.mlp_bias)
+
+
 def windowed(
-    attention: AttentionShape, feed_forward: FeedForwardShape, windows: Sequence[int | None]
+    attention: AttentionShape | None, feed_forward: FeedForwardShape | None, windows: Sequence[int | None]
 ) -> tuple[LayerTraits, ...]:
-    """Return layers that are alike but for their sliding windows."""
+    """Return layers that are alike but for their sliding windows, which those without attention have not."""
+    if attention is None:
+        return (LayerTraits(None, feed_forward),) * len(windows)
     return tuple(LayerTraits(replace(attention, sliding_window=window), feed_forward) for window in windows)
 
 

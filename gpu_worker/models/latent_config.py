@@ -22,6 +22,7 @@ def read_latent_decoder(file: JsonFile, traits: FamilyTraits, *, is_interleaved:
     rotary_dim = file.integer("qk_rope_head_dim", maximum=MAX_KEY_DIM)
     config = read_decoder(file, replace(traits, head_dim=rotary_dim))
     plain_dim = file.integer("qk_nope_head_dim", maximum=MAX_KEY_DIM)
+    assert config.rope is not None, "families with latent attention rotate"
     has_rank = "q_lora_rank" in file.names() and not file.is_null("q_lora_rank")
     shape = LatentShape(
         num_heads=config.num_heads,

@@ -13,12 +13,10 @@ from gpu_worker.models.hybrid_config import read_gated_delta, with_mixers
 from gpu_worker.models.json_file import JsonFile
 from gpu_worker.models.layer_types import read_layer_types
 from gpu_worker.models.mixture_config import read_num_experts, read_top_k
-from gpu_worker.models.rope_config import read_rotary_dim
 from gpu_worker.models.text_part import text_names
 from kernels.moe import RoutingRule
 
 _LINEAR, _FULL = "linear_attention", "full_attention"
-_PARTIAL = "partial_rotary_factor"
 
 
 def read_hybrid_decoder(
@@ -35,10 +33,8 @@ def read_hybrid_decoder(
     Raises:
         CheckpointError: A field is missing, of the wrong type, or not supported.
     """
-    head_dim = file.integer("head_dim", 256, minimum=4, maximum=1024)
     has_bias = file.boolean("attention_bias", False)
     attention = AttentionShape(
-        rotary_dim=_rotary_dim(file, head_dim),
         head_norm=HeadNorm.HEADS,
         qkv_bias=has_bias,
         output_bias=has_bias,
@@ -47,8 +43,15 @@ def read_hybrid_decoder(
     # The head that predicts further tokens is no part of the model.
     names = text_names(TensorNames(unused=(r"mtp\..*",)))
     block = BlockTraits(norm=NormKind(is_offset=True), names=names)
-    file = JsonFile(file.path, {**file.fields, "intermediate_size": file.integer(inner_size)})
-    config = read_decoder(file, FamilyTraits(architecture, head_dim=256, attention=attention, block=block))
+    traits = FamilyTraits(
+        architecture,
+        head_dim=256,
+        attention=attention,
+        block=block,
+        inner_size=file.integer(inner_size),
+        rotary_share=0.25,
+    )
+    config = read_decoder(file, traits)
     attends = file.integer("full_attention_interval", 4, maximum=1024)
     types = read_layer_types(file, (_LINEAR, _FULL), lambda layer: _LINEAR if (layer + 1) % attends else _FULL)
     config = with_mixers(config, types, {_LINEAR: read_gated_delta(file, by_key_head=by_key_head)})
@@ -74,11 +77,3 @@ def read_shared_mixture(file: JsonFile, *, top_k: int, renormalize: bool) -> Mix
         shared_size=file.integer("shared_expert_intermediate_size"),
         has_shared_gate=True,
     )
-
-
-def _rotary_dim(file: JsonFile, head_dim: int) -> int | None:
-    """Read how many dimensions of a head turn: a quarter where nothing is said."""
-    rope = file.nested("rope_parameters") or file.nested("rope_scaling")
-    if _PARTIAL in file.names() or (rope is not None and _PARTIAL in rope.names()):
-        return read_rotary_dim(file, head_dim)
-    return read_rotary_dim(JsonFile(file.path, {**file.fields, _PARTIAL: 0.25}), head_dim)

@@ -17,19 +17,20 @@ _LAYER_TYPES = {"full_attention", "sliding_attention"}
 _OTHER_NAMES = {"su": "longrope", "mrope": "default"}
 
 
-def read_rope(file: JsonFile, layer_type: str | None = None) -> RopeParameters:
+def read_rope(file: JsonFile, layer_type: str | None = None, *, default_theta: float = 10000.0) -> RopeParameters:
     """Read `rope_parameters`, or the older `rope_theta` and `rope_scaling`.
 
     Args:
         file: The configuration.
         layer_type: Of which layers, where `rope_parameters` differ between types of layers; None takes one for all.
+        default_theta: What an absent `rope_theta` means.
 
     Raises:
         CheckpointError: The scaling is unknown or its numbers make no sense.
     """
     fields = rope_fields(file, layer_type)
     rope_type = _rope_type(fields)
-    theta = fields.optional_number("rope_theta") or file.number("rope_theta", 10000.0)
+    theta = fields.optional_number("rope_theta") or file.number("rope_theta", default_theta)
     if theta <= 1:
         raise file.error("rope_theta", f"is {theta:g}; it must be above 1")
     trained = _trained_len(file)
@@ -96,13 +97,13 @@ def read_query_growth(file: JsonFile) -> QueryGrowth | None:
     return None if growth is None else QueryGrowth(growth, fields.integer(_ORIGINAL, maximum=_MAX_LEN))
 
 
-def max_model_len(file: JsonFile, rope: RopeParameters) -> int:
+def max_model_len(file: JsonFile, rope: RopeParameters | None) -> int:
     """Return how many tokens the model reaches, scaling included.
 
     Llama 3's `max_position_embeddings` is the scaled length already; the others' is not, or may not be.
     """
     trained = _trained_len(file)
-    if rope.rope_type in (RopeType.DEFAULT, RopeType.LLAMA3, RopeType.PROPORTIONAL):
+    if rope is None or rope.rope_type in (RopeType.DEFAULT, RopeType.LLAMA3, RopeType.PROPORTIONAL):
         return trained
     reached = rope.original_max_len * rope.factor
     if reached > _MAX_LEN:

@@ -181,6 +181,9 @@ def check_rotary_settings(model: Path) -> None:
         HeadraceError: Its configuration is missing or damaged.
     """
     target, stored = read_model_config(model), JsonFile.read(model / "config.json")
+    if target.rope is None:
+        problem = f"{model} does not attend, and an EAGLE layer has its target's attention; train another HEADRACE_KIND"
+        raise ConfigError("HEADRACE_TARGET", problem)
     file = JsonFile(stored.path, _layer_config(target, stored.fields))
     if read_eagle_config(file, target).layer.rope != target.rope:
         problem = f"{model} has rotary settings that an EAGLE layer cannot be served with; train another HEADRACE_KIND"

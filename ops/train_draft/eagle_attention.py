@@ -42,6 +42,7 @@ class EagleAttention(nn.Module):
 
     def begin(self, num_entries: int) -> DraftEntries:
         """Return a cache without entries, for rows of this length."""
+        assert self._config.rope is not None, "a target without attention is refused before"
         table = rotary_table(self._config.rope, self._config.head_dim, num_entries, torch.device("cpu"))
         cos, sin = table.chunk(2, -1)
         return DraftEntries(cos, sin)

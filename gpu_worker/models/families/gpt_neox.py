@@ -24,16 +24,14 @@ _NAMES = TensorNames(
     # Masks and frequencies, which old checkpoints hold.
     unused=(r".*\.self_attn\.(bias|masked_bias|rotary_emb\.inv_freq)",),
 )
-_OLD_FIELDS = {"rotary_pct": "partial_rotary_factor", "rotary_emb_base": "rope_theta"}
 
 
 def read_config(file: JsonFile) -> ModelConfig:
     """Read the configuration."""
-    given = {_OLD_FIELDS.get(name, name): value for name, value in file.fields.items()}
-    file = JsonFile(file.path, given)
     bias = file.boolean("attention_bias", True)
     traits = FamilyTraits(
         ARCHITECTURE,
+        shares_kv_heads=False,
         attention=AttentionShape(qkv_bias=bias, output_bias=bias, by_head=True),
         is_gated=False,
         mlp_bias=True,
@@ -44,6 +42,8 @@ def read_config(file: JsonFile) -> ModelConfig:
         ),
         activation=read_activation(file, default="gelu"),
         norm_eps=("layer_norm_eps", 1e-5),
-        rotary_share=0.25,
+        # Older checkpoints have names of their own for both.
+        rotary_share=file.number("rotary_pct", 0.25),
+        rope_theta=file.number("rotary_emb_base", 10000.0),
     )
-    return read_decoder(JsonFile(file.path, {**given, "num_key_value_heads": None}), traits)
+    return read_decoder(file, traits)

@@ -35,6 +35,5 @@ def read_config(file: JsonFile) -> ModelConfig:
 def _read_blocks(file: JsonFile, shared_size: int) -> ModelConfig:
     if file.integer("num_local_experts", 8, minimum=0) > 0:
         return read_granite_moe(file, ARCHITECTURE, shared_size)
-    file = JsonFile(file.path, {**file.fields, "intermediate_size": shared_size})
-    config = read_decoder(file, granite_traits(file, ARCHITECTURE))
+    config = read_decoder(file, replace(granite_traits(file, ARCHITECTURE), inner_size=shared_size))
     return replace(config, block=replace(config.block, names=_DENSE_NAMES))

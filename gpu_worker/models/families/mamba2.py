@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gpu_worker.layers.layer_traits import AttentionShape, LayerTraits
+from gpu_worker.layers.layer_traits import LayerTraits
 from gpu_worker.models.block_traits import BlockTraits
 from gpu_worker.models.config import FamilyTraits, ModelConfig, read_decoder
 from gpu_worker.models.families import nemotron_h
@@ -17,13 +17,6 @@ SAMPLE = {"num_heads": 8, "state_size": 64, "n_groups": 2}
 # Where the configuration does not say how long sequences get. Published models have seen 2,048 tokens; no memory grows
 # with a sequence, but the scheduler counts its blocks all the same.
 _MAX_LEN = 8192
-# What the decoder that all families share has of attention, of which there is none here.
-_NO_ATTENTION = {
-    "num_attention_heads": 1,
-    "num_key_value_heads": 1,
-    "head_dim": 4,
-    "intermediate_size": 1,
-}
 _FIELDS = Mamba2Fields(
     num_heads="num_heads",
     head_dim="head_dim",
@@ -41,11 +34,11 @@ def read_config(file: JsonFile) -> ModelConfig:
     """Read the configuration."""
     traits = FamilyTraits(
         ARCHITECTURE,
-        attention=AttentionShape(rotary=None),
+        attention=None,
+        has_feed_forward=False,
         norm_eps=("layer_norm_epsilon", 1e-5),
         block=BlockTraits(names=nemotron_h.NAMES),
+        max_model_len=file.integer("max_position_embeddings", _MAX_LEN),
     )
-    max_len = file.integer("max_position_embeddings", _MAX_LEN)
-    fields = {**file.fields, **_NO_ATTENTION, "max_position_embeddings": max_len}
-    config = read_decoder(JsonFile(file.path, fields), traits)
+    config = read_decoder(file, traits)
     return replace(config, layers=(LayerTraits(read_mamba2(file, _FIELDS), None),) * config.num_layers)

@@ -57,13 +57,14 @@ _FIELDS = Mamba2Fields(
 def read_config(file: JsonFile) -> ModelConfig:
     """Read the configuration."""
     pattern = _read_pattern(file)
-    file = JsonFile(file.path, {"intermediate_size": 1, **file.fields, "num_hidden_layers": len(pattern)})
     if file.boolean("attention_bias", False):
         raise file.error("attention_bias", "is true; attention of this family is served without biases")
     traits = FamilyTraits(
         ARCHITECTURE,
+        num_layers=len(pattern),
         head_dim=file.integer("attention_head_dim", 128, minimum=4, maximum=1024),
         attention=AttentionShape(rotary=None),
+        has_feed_forward="-" in pattern,
         is_gated=False,
         mlp_bias=file.boolean("mlp_bias", False),
         activation=read_activation(file, "mlp_hidden_act", "relu2"),

@@ -183,3 +183,20 @@ def test_config_that_is_not_an_object_is_refused(tmp_path: Path, content: bytes)
 def test_missing_config_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"config\.json: cannot be read"):
         read_model_config(tmp_path)
+
+
+def test_old_names_of_gpt_neox_stand_behind_the_new_ones(tmp_path: Path) -> None:
+    old = {**LLAMA, "architectures": ["GPTNeoXForCausalLM"], "rotary_pct": 0.5, "rotary_emb_base": 2e4}
+    config = read(tmp_path, {**old, "num_key_value_heads": 1})
+    assert (config.num_kv_heads, config.attention_shape(0).rotary_dim) == (4, 8)
+    assert config.rope == RopeParameters(RopeType.DEFAULT, 2e4, 2048)
+    new = {"rope_type": "default", "rope_theta": 3e4, "partial_rotary_factor": 1.0}
+    config = read(tmp_path, {**old, "rope_parameters": new})
+    assert config.attention_shape(0).rotary_dim is None
+    assert config.rope == RopeParameters(RopeType.DEFAULT, 3e4, 2048)
+
+
+def test_quarter_of_a_head_turns_where_a_hybrid_says_nothing(tmp_path: Path) -> None:
+    hybrid = {**LLAMA, "architectures": ["Qwen3_5ForCausalLM"], "head_dim": 32}
+    assert read(tmp_path, hybrid).attention_shape(3).rotary_dim == 8
+    assert read(tmp_path, {**hybrid, "partial_rotary_factor": 0.5}).attention_shape(3).rotary_dim == 16

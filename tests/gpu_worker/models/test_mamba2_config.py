@@ -130,6 +130,15 @@ def test_granite_rotates_where_it_says_so() -> None:
 
 
 def test_mamba2_has_no_attention_and_a_bound_of_its_own() -> None:
-    config = read(mamba2, max_position_embeddings=None)
+    attention = dict.fromkeys(("num_attention_heads", "num_key_value_heads", "head_dim", "intermediate_size"))
+    config = read(mamba2, max_position_embeddings=None, **attention)
     assert config.has_states
     assert config.max_model_len == 8192
+    assert (config.ropes, config.num_heads, config.num_kv_heads, config.head_dim) == ((), 0, 0, 0)
+    assert config.intermediate_size == 0
+
+
+def test_block_of_nemotron_has_a_size_where_there_is_one() -> None:
+    assert read(nemotron_h, hybrid_override_pattern="M*", intermediate_size=None).intermediate_size == 0
+    with pytest.raises(CheckpointError, match="intermediate_size"):
+        read(nemotron_h, hybrid_override_pattern="M-", intermediate_size=None)
