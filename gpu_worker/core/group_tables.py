@@ -47,7 +47,8 @@ class StateSlot:
         origin: Blocks of the checkpoint that it starts from.
         branch: Blocks of the longest prefix that somebody has computed before; 0 when it starts there.
         reserved: Checkpoints that steps in flight write, by number of blocks: their slots.
-        chain: Numbers of blocks of the checkpoints that it has made or started from, in order.
+        chain: Numbers of blocks of the checkpoints that it has made or started from, in order; those that were evicted
+            may be missing.
         tail: Number of blocks of the last checkpoint behind its prompt, which the next one replaces.
     """
 

@@ -250,6 +250,7 @@ class Planner:
         elif not self._blocks.restart(sequence):
             self._admission.preempt(sequence)
             return
+        assert self._blocks.num_missing(sequence) == 0, "blocks of drafts are left, or some were lost"
         self._running.reclassify(sequence)
 
 

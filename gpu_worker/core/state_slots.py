@@ -28,7 +28,7 @@ class _Checkpoint:
     """A state that can be found.
 
     Attributes:
-        ancestors: Number of blocks and digest of checkpoints before it in the same text, in order.
+        ancestors: Number of blocks and digest of checkpoints before it in the same text, in order, that there were.
         base: What the last eviction had cost when this one was made or used last.
         num_pins: Sequences that are about to start from it.
         num_uses: Sequences that have started from it.
@@ -37,7 +37,7 @@ class _Checkpoint:
     slot: int
     digest: bytes
     num_blocks: int
-    ancestors: tuple[tuple[int, bytes], ...]
+    ancestors: list[tuple[int, bytes]]
     base: float
     priority: float = 0.0
     num_pins: int = 0
@@ -142,14 +142,15 @@ class StateSlots:
             num_blocks = (start + num_tokens) // self._block_size
             assert state.reserved.pop(num_blocks) == slot
             digest = digests[num_blocks - 1]
+            ancestors = [(place, digests[place - 1]) for place in state.chain if digests[place - 1] in self._found]
             if digest in self._found:
                 self._free.append(slot)
             else:
-                ancestors = tuple((place, digests[place - 1]) for place in state.chain if place < num_blocks)
                 checkpoint = _Checkpoint(slot, digest, num_blocks, ancestors, self._last_cost)
                 self._found[digest] = checkpoint
                 self._push(checkpoint)
-            state.chain.append(num_blocks)
+            # Those that were evicted are left out: the list would grow with the text.
+            state.chain = [*(place for place, _ in ancestors), num_blocks]
             self._replace_tail(sequence, state, num_blocks)
 
     def hide(self, sequence: Sequence) -> None:
@@ -216,9 +217,10 @@ class StateSlots:
         aside = []
         slot = None
         while self._heap:
-            priority, _, checkpoint = heapq.heappop(self._heap)
-            if self._found.get(checkpoint.digest) is not checkpoint or priority != checkpoint.priority:
+            entry = heapq.heappop(self._heap)
+            if not self._is_current(entry):
                 continue
+            priority, _, checkpoint = entry
             if checkpoint.num_pins:
                 aside.append(checkpoint)
             elif checkpoint.base + self._cost(checkpoint) > priority:
@@ -244,6 +246,15 @@ class StateSlots:
         checkpoint.priority = checkpoint.base + self._cost(checkpoint)
         self._num_pushed += 1
         heapq.heappush(self._heap, (checkpoint.priority, self._num_pushed, checkpoint))
+        if len(self._heap) > 2 * self._config.num_slots:
+            # Those that were dropped are still there: as long as slots are free, nobody takes them out.
+            self._heap = [entry for entry in self._heap if self._is_current(entry)]
+            heapq.heapify(self._heap)
+
+    def _is_current(self, entry: tuple[float, int, _Checkpoint]) -> bool:
+        """Say whether an entry of the heap is the last one of a checkpoint that can be found."""
+        priority, _, checkpoint = entry
+        return self._found.get(checkpoint.digest) is checkpoint and priority == checkpoint.priority
 
     def _pin(self, checkpoint: _Checkpoint) -> None:
         checkpoint.num_pins += 1

@@ -2,6 +2,7 @@
 
 import pytest
 
+from gpu_worker.core.scheduler_config import StateConfig
 from gpu_worker.core.sequence import Sequence, SequenceStatus
 from ops.bench.spec.fixed_depth import FixedDepth
 from tests.gpu_worker.core.harness import BLOCK, Harness
@@ -17,7 +18,7 @@ def wrong(tokens: list[int]) -> list[int]:
     return [token_id + 1 for token_id in tokens]
 
 
-def drafting_harness(depth: int = 3, drafter=right, **sizes: int) -> Harness:  # type: ignore[no-untyped-def]
+def drafting_harness(depth: int = 3, drafter=right, **sizes: object) -> Harness:  # type: ignore[no-untyped-def]
     return Harness(policy=FixedDepth(depth), drafter=drafter, **sizes)  # type: ignore[arg-type]
 
 
@@ -53,6 +54,21 @@ def test_drafts_end_before_the_last_token_allowed() -> None:
     assert plan.scheduled[0].num_draft_tokens == 2
     harness.land()
     assert (len(harness.output[sequence.id]), harness.finish[sequence.id]) == (4, "length")
+
+
+@pytest.mark.parametrize("state", [None, StateConfig(8, 64)], ids=["tokens", "state"])
+def test_blocks_of_drafts_go_back_when_their_step_is_undone(state: StateConfig | None) -> None:
+    harness = drafting_harness(depth=9, state=state)
+    sequence = make_sequence(3, max_tokens=30, ignore_eos=True)
+    harness.add(sequence)
+    harness.step()
+    assert harness.schedule().scheduled[0].num_draft_tokens == 9
+    assert len(sequence.block_table) == 4
+    harness.lose()
+    assert len(sequence.block_table) == 1
+    harness.scheduler.check_integrity()
+    harness.run()
+    harness.assert_reference(sequence)
 
 
 def test_stop_token_among_accepted_drafts_ends_there() -> None:

@@ -194,3 +194,17 @@ def test_checkpoint_that_may_be_wrong_is_found_by_nobody_while_it_is_read_and_fr
     harness.run()
     assert states.num_available == states.num_slots
     assert cached_tokens(harness, third) == [0]
+
+
+@pytest.mark.parametrize(("num_slots", "interval"), [(6, 2), (40, 64)])
+def test_what_is_known_of_checkpoints_does_not_grow_with_the_text(num_slots: int, interval: int) -> None:
+    harness = harness_of(num_slots, interval, num_blocks=512)
+    sequences = [make_sequence(9, max_tokens=400, ignore_eos=True) for _ in range(4)]
+    harness.add(*sequences)
+    for _ in range(390):
+        harness.step()
+    states = harness.scheduler._blocks.states
+    assert states is not None
+    assert len(states._heap) <= 2 * num_slots
+    assert [len(sequence.state_slot.chain) <= num_slots for sequence in sequences if sequence.state_slot] == [True] * 4
+    harness.scheduler.check_integrity()
