@@ -49,7 +49,7 @@ HEADERS = (
     "decoder_stack/chain.h",
     "panel.h",
     "simd.h",
-    "state_columns.h",
+    "matrix_state/columns.h",
     "state_rows.h",
     "team.h",
     "quantized_kv.h",

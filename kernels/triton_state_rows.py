@@ -32,34 +32,3 @@ def saves_of(sequence, length, save_starts_ptr, save_tokens_ptr, HAS_SAVES: tl.c
     else:
         save, last_save, next_save = 0, 0, length
     return save, last_save, next_save
-
-
-@triton.jit
-def softplus(x):
-    """Return log(1 + exp(x)), through exp(-|x|), which cannot overflow. Where that is tiny, so is the error."""
-    return tl.maximum(x, 0.0) + tl.log(1.0 + tl.exp(-tl.abs(x)))
-
-
-@triton.jit
-def state_of(
-    states_ptr,
-    slots_ptr,
-    sequence,
-    head,
-    keys,
-    columns,
-    HEADS: tl.constexpr,
-    KEY_DIM: tl.constexpr,
-    VALUE_DIM: tl.constexpr,
-):
-    """Return the number of a head's state among those of all slots, where its columns are, and which there are."""
-    mask = (keys < KEY_DIM)[:, None] & (columns < VALUE_DIM)[None, :]
-    number = tl.load(slots_ptr + sequence) * HEADS + head
-    places = states_ptr + number * (KEY_DIM * VALUE_DIM) + keys[:, None] * VALUE_DIM + columns[None, :]
-    return number, places, mask
-
-
-@triton.jit
-def copy_state(state, number, places, mask, slot, head, HEADS: tl.constexpr, SIZE: tl.constexpr):
-    """Store a head's state, of `SIZE` numbers, in another slot than its own, which is at `places`."""
-    tl.store(places + (slot * HEADS + head - number) * SIZE, state, mask=mask)

@@ -37,12 +37,10 @@ def _layer_memory(config: ModelConfig, layer: int) -> LayerMemory:
     if isinstance(mixer, ShortConvShape):
         inputs = StatePart((mixer.conv_width - 1, mixer.num_channels), torch.float32)
         return KeepsState((inputs,), mixer.num_channels)
-    if isinstance(mixer, GatedDeltaShape):
-        return _delta_memory(mixer)
-    if isinstance(mixer, Mamba2Shape):
-        return _mamba2_memory(mixer)
+    if isinstance(mixer, GatedDeltaShape | Mamba2Shape):
+        return _matrix_memory(mixer)
     if isinstance(mixer, AttentionBesideMamba2Shape):
-        return KeepsBoth(_attention_memory(mixer.attention), _mamba2_memory(mixer.mamba2))
+        return KeepsBoth(_attention_memory(mixer.attention), _matrix_memory(mixer.mamba2))
     if isinstance(mixer, LatentShape):
         return KeepsTokens(CacheShape(1, mixer.key_dim, mixer.latent_dim, is_latent=True))
     if mixer is None:
@@ -55,17 +53,8 @@ def _attention_memory(shape: AttentionShape) -> KeepsTokens:
     return KeepsTokens(CacheShape(shape.num_kv_heads, shape.head_dim, shape.head_dim), min(windows, default=None))
 
 
-def _mamba2_memory(shape: Mamba2Shape) -> KeepsState:
-    """The last inputs of the convolution, and a matrix a head; of drafts what the projection yields of them."""
-    sizes = shape.sizes
-    inputs = StatePart((shape.conv_width - 1, sizes.num_features), torch.float32)
-    matrices = StatePart((sizes.num_heads, sizes.state_size, sizes.head_dim), torch.float32)
-    return KeepsState((inputs, matrices), sizes.num_features + sizes.num_heads)
-
-
-def _delta_memory(shape: GatedDeltaShape) -> KeepsState:
+def _matrix_memory(shape: GatedDeltaShape | Mamba2Shape) -> KeepsState:
     """The last inputs of the convolution, and a matrix a head; of drafts what the projections yield of them."""
     sizes = shape.sizes
     inputs = StatePart((shape.conv_width - 1, sizes.num_features), torch.float32)
-    matrices = StatePart((sizes.num_value_heads, sizes.key_dim, sizes.value_dim), torch.float32)
-    return KeepsState((inputs, matrices), sizes.num_features + 2 * sizes.num_value_heads)
+    return KeepsState((inputs, StatePart(sizes.state_shape, torch.float32)), sizes.num_features + sizes.num_gates)

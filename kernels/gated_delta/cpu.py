@@ -11,22 +11,6 @@ from kernels.cpu_states import state_rows_structure
 from kernels.gated_delta.reference import DeltaSizes, DeltaWeights
 from kernels.state_rows import StateRows
 
-MAX_KEY_DIM = 256
-"""`kMaxKeyDim` of state_columns.h."""
-
-
-def can_run(qkv: torch.Tensor, gates: torch.Tensor, sizes: DeltaSizes, states: torch.Tensor) -> bool:
-    """Return True where the kernel supports the types, sizes and layouts."""
-    return (
-        qkv.is_cpu
-        and qkv.dtype in DTYPE_NUMBERS
-        and qkv.dtype is gates.dtype
-        and qkv.stride(1) == gates.stride(1) == 1
-        and states.dtype is torch.float32
-        and states.is_contiguous()
-        and sizes.key_dim <= MAX_KEY_DIM
-    )
-
 
 def gated_delta_cpu(
     library: CpuLibrary,

@@ -6,9 +6,10 @@ import torch
 
 from kernels.cpu_library import cpu_library
 from kernels.gated_delta.chunked import gated_delta_chunked
-from kernels.gated_delta.cpu import can_run, gated_delta_cpu
+from kernels.gated_delta.cpu import gated_delta_cpu
 from kernels.gated_delta.reference import DeltaSizes, DeltaWeights
 from kernels.gpu_config import gpu_of, is_triton_installed
+from kernels.matrix_state.cpu import can_run
 from kernels.state_rows import StateRows
 
 
@@ -48,6 +49,6 @@ def gated_delta(
         from kernels.gated_delta.triton_kernel import gated_delta_triton
 
         return gated_delta_triton(qkv, gates, weights, sizes, states, rows, gpu_of(qkv.device))
-    if can_run(qkv, gates, sizes, states) and (library := cpu_library()) is not None:
+    if can_run(qkv, gates, states) and (library := cpu_library()) is not None:
         return gated_delta_cpu(library, qkv, gates, weights, sizes, states, rows)
     return gated_delta_chunked(qkv, gates, weights, sizes, states, rows)

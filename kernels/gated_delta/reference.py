@@ -7,7 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
-from kernels.state_rows import StateRows, sequences_of
+from kernels.matrix_state.shape import MatrixShape
+from kernels.matrix_state.walk import walk
+from kernels.state_rows import StateRows
 
 NORM_EPS = 1e-6
 """Added to the squared length of queries and keys before they are divided by it."""
@@ -26,6 +28,16 @@ class DeltaSizes:
     def num_features(self) -> int:
         """Queries, keys and values of a token."""
         return 2 * self.num_key_heads * self.key_dim + self.num_value_heads * self.value_dim
+
+    @property
+    def num_gates(self) -> int:
+        """Strengths and steps of a token."""
+        return 2 * self.num_value_heads
+
+    @property
+    def state_shape(self) -> MatrixShape:
+        """Of a sequence."""
+        return MatrixShape(self.num_value_heads, self.key_dim, self.value_dim)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,20 +102,14 @@ def gated_delta_reference(
     inputs = take_apart(qkv, gates, weights, sizes)
     result = torch.empty(inputs.value.shape, dtype=qkv.dtype, device=qkv.device)
     decay = inputs.log_decay.exp()
-    for sequence in sequences_of(rows):
-        state = states[sequence.slot].to(inputs.value.dtype)
-        if sequence.is_new:
-            state = torch.zeros_like(state)
-        behind = {0: state}
-        for token in range(sequence.first, sequence.end):
-            key, query = inputs.key[token], inputs.query[token]
-            state = state * decay[token, :, None, None]
-            known = torch.einsum("hk,hkv->hv", key, state)
-            correction = (inputs.value[token] - known) * inputs.strength[token, :, None]
-            state = state + key[:, :, None] * correction[:, None]
-            result[token] = torch.einsum("hk,hkv->hv", query, state)
-            behind[token + 1 - sequence.first] = state
-        if not sequence.is_padding:
-            for count, slot in (*sequence.saves, (sequence.num_kept, sequence.slot)):
-                states[slot] = behind[count]
-    return result
+
+    def update(tokens: slice, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        token = tokens.start
+        key, query = inputs.key[token], inputs.query[token]
+        state = state * decay[token, :, None, None]
+        known = torch.einsum("hk,hkv->hv", key, state)
+        correction = (inputs.value[token] - known) * inputs.strength[token, :, None]
+        state = state + key[:, :, None] * correction[:, None]
+        return torch.einsum("hk,hkv->hv", query, state), state
+
+    return walk(update, result, states, rows, chunk=1)

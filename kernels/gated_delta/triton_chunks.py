@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from kernels.gated_delta.triton_gates import decay_and_strength
-from kernels.triton_state_rows import copy_state, next_save_of, saves_of, sequence_of, state_of
+from kernels.matrix_state.triton_states import add_chunk, chunk_end, fading_of, keep_state, open_state, read_chunk
 
 
 @triton.jit
@@ -51,8 +51,8 @@ def gated_delta_chunks_kernel(
     gates_stride,
     norm_eps,
     query_scale,
-    KEY_HEADS: tl.constexpr,
-    VALUE_HEADS: tl.constexpr,
+    HEADS: tl.constexpr,
+    GROUPS: tl.constexpr,
     KEY_DIM: tl.constexpr,
     VALUE_DIM: tl.constexpr,
     HAS_KEPT: tl.constexpr,
@@ -62,62 +62,50 @@ def gated_delta_chunks_kernel(
     CHUNK: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Take BLOCK_VALUE columns through a sequence; `grid: (num_seqs * VALUE_HEADS, blocks of columns)`."""
-    sequence, head = tl.program_id(0) // VALUE_HEADS, tl.program_id(0) % VALUE_HEADS
-    first, length, kept, is_new, is_padding = sequence_of(sequence, starts_ptr, contexts_ptr, kept_ptr, HAS_KEPT)
-    key_head = head // (VALUE_HEADS // KEY_HEADS)
-    keys, rows = tl.arange(0, BLOCK_KEY), tl.arange(0, CHUNK)
-    columns = tl.program_id(1) * BLOCK_VALUE + tl.arange(0, BLOCK_VALUE)
-    number, places, mask = state_of(
-        states_ptr, slots_ptr, sequence, head, keys, columns, VALUE_HEADS, KEY_DIM, VALUE_DIM
+    """Take BLOCK_VALUE columns through a sequence."""
+    head, keys, columns, first, length, state, home, saves = open_state(
+        states_ptr,
+        slots_ptr,
+        starts_ptr,
+        contexts_ptr,
+        kept_ptr,
+        save_starts_ptr,
+        save_tokens_ptr,
+        HEADS,
+        KEY_DIM,
+        VALUE_DIM,
+        HAS_KEPT,
+        HAS_SAVES,
+        BLOCK_KEY,
+        BLOCK_VALUE,
     )
-    state = tl.load(places, mask=mask & (is_new == 0), other=0.0)
-    is_written = mask & (is_padding == 0)
-    if kept == 0:
-        tl.store(places, state, mask=is_written)
-    save, last_save, next_save = saves_of(sequence, length, save_starts_ptr, save_tokens_ptr, HAS_SAVES)
+    key_head, rows = head // (HEADS // GROUPS), tl.arange(0, CHUNK)
     rate, step_bias = tl.load(rate_ptr + head), tl.load(step_bias_ptr + head)
     start = 0
     while start < length:
-        # What is kept or copied ends with a chunk.
-        end = tl.minimum(tl.minimum(start + CHUNK, length), tl.where(kept > start, kept, length))
-        if HAS_SAVES:
-            end = tl.minimum(end, next_save)
+        end = chunk_end(start, length, home, saves, CHUNK, HAS_SAVES)
         is_there = start + rows < end
         tokens = first + start + rows
         key_mask = is_there[:, None] & (keys < KEY_DIM)[None, :]
         query_ptrs = qkv_ptr + tokens[:, None] * qkv_stride + key_head * KEY_DIM + keys[None, :]
         query = _unit_rows(query_ptrs, key_mask, norm_eps) * query_scale
-        key = _unit_rows(query_ptrs + KEY_HEADS * KEY_DIM, key_mask, norm_eps)
+        key = _unit_rows(query_ptrs + GROUPS * KEY_DIM, key_mask, norm_eps)
         value_mask = is_there[:, None] & (columns < VALUE_DIM)[None, :]
-        value_ptrs = qkv_ptr + tokens[:, None] * qkv_stride + (2 * KEY_HEADS * KEY_DIM + head * VALUE_DIM)
+        value_ptrs = qkv_ptr + tokens[:, None] * qkv_stride + (2 * GROUPS * KEY_DIM + head * VALUE_DIM)
         value = tl.load(value_ptrs + columns[None, :], mask=value_mask, other=0.0).to(tl.float32)
         log_decay, strength = decay_and_strength(
-            gates_ptr, tokens, is_there, gates_stride, head, rate, step_bias, VALUE_HEADS
+            gates_ptr, tokens, is_there, gates_stride, head, rate, step_bias, HEADS
         )
-        total = tl.cumsum(log_decay, 0)
-        since_start = tl.exp(total)[:, None]
-        # From the token of a column to that of a row; what lies ahead counts nothing.
-        is_past = rows[:, None] >= rows[None, :]
-        decay = tl.where(is_past, tl.exp(tl.where(is_past, total[:, None] - total[None, :], 0.0)), 0.0)
+        total, between = fading_of(log_decay, rows)
         products = tl.dot(key, tl.trans(key), input_precision=PRECISION)
-        system = tl.where(rows[:, None] > rows[None, :], strength[:, None] * products * decay, 0.0)
-        known = tl.dot(key, state, input_precision=PRECISION)
-        corrections = _solve(system, strength[:, None] * (value - since_start * known), rows, CHUNK)
-        read = since_start * tl.dot(query, state, input_precision=PRECISION)
-        seen = tl.dot(query, tl.trans(key), input_precision=PRECISION) * decay
-        read += tl.dot(seen, corrections, input_precision=PRECISION)
-        results = result_ptr + (tokens[:, None] * VALUE_HEADS + head) * VALUE_DIM + columns[None, :]
+        system = tl.where(rows[:, None] > rows[None, :], strength[:, None] * products * between, 0.0)
+        known = tl.exp(total)[:, None] * tl.dot(key, state, input_precision=PRECISION)
+        corrections = _solve(system, strength[:, None] * (value - known), rows, CHUNK)
+        read = read_chunk(state, query, key, corrections, total, between, PRECISION)
+        results = result_ptr + (tokens[:, None] * HEADS + head) * VALUE_DIM + columns[None, :]
         tl.store(results, read.to(result_ptr.dtype.element_ty), mask=value_mask)
-        whole = tl.sum(log_decay, 0)
-        fading = key * tl.exp(whole - total)[:, None]
-        state = state * tl.exp(whole) + tl.dot(tl.trans(fading), corrections, input_precision=PRECISION)
-        if end == kept:
-            tl.store(places, state, mask=is_written)
-        if HAS_SAVES:  # noqa: SIM102 (decided at compile time, unlike what follows)
-            if (end == next_save) & (save < last_save):
-                slot = tl.load(save_slots_ptr + save)
-                copy_state(state, number, places, is_written, slot, head, VALUE_HEADS, KEY_DIM * VALUE_DIM)
-                save += 1
-                next_save = next_save_of(save, last_save, length, save_tokens_ptr)
+        state = add_chunk(state, key, corrections, log_decay, total, PRECISION)
+        saves = keep_state(
+            state, end, length, home, saves, save_tokens_ptr, save_slots_ptr, HEADS, KEY_DIM, VALUE_DIM, HAS_SAVES
+        )
         start = end

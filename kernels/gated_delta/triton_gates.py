@@ -6,7 +6,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kernels.triton_state_rows import softplus
+from kernels.matrix_state.triton_states import softplus
 
 
 @triton.jit

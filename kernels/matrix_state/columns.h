@@ -15,8 +15,8 @@
 #include <cmath>
 #include <cstdint>
 
-#include "simd.h"
-#include "state_rows.h"
+#include "../simd.h"
+#include "../state_rows.h"
 
 namespace headrace {
 
@@ -65,15 +65,20 @@ void run_columns(const Rule& rule, const StateRow& row, int head, int column) {
   }
 }
 
+// Takes as many blocks of kVectors vectors as there are, then smaller ones: what is left is one block. Returns the first
+// column that is in none.
+template <int kVectors, typename T, typename Rule>
+int run_blocks(const Rule& rule, const StateRow& row, int head, int column) {
+  for (; column + kVectors * kLanes <= rule.value_dim; column += kVectors * kLanes)
+    run_columns<kVectors, T>(rule, row, head, column);
+  if constexpr (kVectors > 1) column = run_blocks<kVectors - 1, T>(rule, row, head, column);
+  return column;
+}
+
 template <typename T, typename Rule>
 void run_head(const Rule& rule, const StateRow& row, int head) {
-  int column = 0;
-  const int end = rule.value_dim;
-  for (; column + kMaxVectors * kLanes <= end; column += kMaxVectors * kLanes)
-    run_columns<kMaxVectors, T>(rule, row, head, column);
-  for (; column + 4 * kLanes <= end; column += 4 * kLanes) run_columns<4, T>(rule, row, head, column);
-  for (; column + kLanes <= end; column += kLanes) run_columns<1, T>(rule, row, head, column);
-  for (; column < end; ++column) run_columns<0, T>(rule, row, head, column);
+  int column = run_blocks<kMaxVectors, T>(rule, row, head, 0);
+  for (; column < rule.value_dim; ++column) run_columns<0, T>(rule, row, head, column);
 }
 
 // Takes all heads of all sequences through their tokens, of numbers of the type of `dtype`.

@@ -1,20 +1,16 @@
 """Mamba-2's state update in plain torch, a chunk of tokens at a time, in matrix products.
 
-Within a chunk a token reads those before it as attention does, with scores that fade; the state is read and written
-once a chunk. Source: Dao and Gu, arXiv 2405.21060, section 6. Decays stay in log space until they are differences,
-which are never positive.
+Source: Dao and Gu, arXiv 2405.21060, section 6.
 """
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import torch
 
-from kernels.ssd.reference import SsdInputs, SsdSizes, SsdWeights, take_apart
-from kernels.state_rows import StateRows, sequences_of
-
-CHUNK = 64
+from kernels.matrix_state.fading import fading_of, read_and_add
+from kernels.matrix_state.walk import CHUNK, walk
+from kernels.ssd.reference import SsdSizes, SsdWeights, take_apart
+from kernels.state_rows import StateRows
 
 
 def ssd_chunked(
@@ -31,32 +27,11 @@ def ssd_chunked(
     inputs = take_apart(features, steps, weights, sizes)
     result = torch.empty(inputs.value.shape, dtype=features.dtype, device=features.device)
     skipped = inputs.value * weights.skip[:, None]
-    for sequence in sequences_of(rows):
-        state = states[sequence.slot].to(inputs.value.dtype)
-        if sequence.is_new:
-            state = torch.zeros_like(state)
-        behind = {0: state}
-        # What is kept or copied ends with a chunk.
-        for before, count in pairwise((0, *sequence.ends)):
-            for start in range(sequence.first + before, sequence.first + count, chunk):
-                tokens = slice(start, min(start + chunk, sequence.first + count))
-                read, state = _run_chunk(inputs, tokens, state)
-                result[tokens] = read + skipped[tokens]
-            behind[count] = state
-        if not sequence.is_padding:
-            for count, slot in (*sequence.saves, (sequence.num_kept, sequence.slot)):
-                states[slot] = behind[count]
-    return result
 
+    def update(tokens: slice, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        parts = (inputs.output, inputs.input, inputs.scaled)
+        output, state_input, scaled = (part[tokens].transpose(0, 1) for part in parts)
+        read, state = read_and_add(output, state_input, scaled, fading_of(inputs.log_decay[tokens]), state)
+        return read + skipped[tokens], state
 
-def _run_chunk(inputs: SsdInputs, tokens: slice, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return what a chunk reads, `[num_tokens, num_heads, head_dim]`, and the state behind it."""
-    parts = (inputs.scaled, inputs.input, inputs.output)
-    scaled, state_input, output = (part[tokens].transpose(0, 1) for part in parts)
-    total = inputs.log_decay[tokens].t().cumsum(1)
-    # From the token of a column to that of a row.
-    decay = (total[:, :, None] - total[:, None]).tril().exp().tril()
-    read = (output @ state_input.transpose(1, 2) * decay) @ scaled + total.exp()[..., None] * (output @ state)
-    until_end = (total[:, -1:] - total).exp()[..., None]
-    state = state * total[:, -1, None, None].exp() + (state_input * until_end).transpose(1, 2) @ scaled
-    return read.transpose(0, 1), state
+    return walk(update, result, states, rows, chunk=chunk)

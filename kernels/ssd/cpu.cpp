@@ -1,10 +1,10 @@
-// Mamba-2's state update, token by token; `state_columns.h` says how the work is divided.
+// Mamba-2's state update, token by token; `matrix_state/columns.h` says how the work is divided.
 
 #include <cmath>
 
 #include "../abi.h"
+#include "../matrix_state/columns.h"
 #include "../simd.h"
-#include "../state_columns.h"
 #include "../state_rows.h"
 
 namespace headrace {

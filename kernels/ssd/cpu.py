@@ -11,22 +11,6 @@ from kernels.cpu_states import state_rows_structure
 from kernels.ssd.reference import SsdSizes, SsdWeights
 from kernels.state_rows import StateRows
 
-MAX_STATE_SIZE = 256
-"""`kMaxKeyDim` of state_columns.h."""
-
-
-def can_run(features: torch.Tensor, steps: torch.Tensor, sizes: SsdSizes, states: torch.Tensor) -> bool:
-    """Return True where the kernel supports the types, sizes and layouts."""
-    return (
-        features.is_cpu
-        and features.dtype in DTYPE_NUMBERS
-        and features.dtype is steps.dtype
-        and features.stride(1) == steps.stride(1) == 1
-        and states.dtype is torch.float32
-        and states.is_contiguous()
-        and sizes.state_size <= MAX_STATE_SIZE
-    )
-
 
 def ssd_cpu(
     library: CpuLibrary,

@@ -6,8 +6,9 @@ import torch
 
 from kernels.cpu_library import cpu_library
 from kernels.gpu_config import gpu_of, is_triton_installed
+from kernels.matrix_state.cpu import can_run
 from kernels.ssd.chunked import ssd_chunked
-from kernels.ssd.cpu import can_run, ssd_cpu
+from kernels.ssd.cpu import ssd_cpu
 from kernels.ssd.reference import SsdSizes, SsdWeights
 from kernels.state_rows import StateRows
 
@@ -48,6 +49,6 @@ def ssd(
         from kernels.ssd.triton_kernel import ssd_triton
 
         return ssd_triton(features, steps, weights, sizes, states, rows, gpu_of(features.device))
-    if can_run(features, steps, sizes, states) and (library := cpu_library()) is not None:
+    if can_run(features, steps, states) and (library := cpu_library()) is not None:
         return ssd_cpu(library, features, steps, weights, sizes, states, rows)
     return ssd_chunked(features, steps, weights, sizes, states, rows)

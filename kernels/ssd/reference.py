@@ -8,7 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
-from kernels.state_rows import StateRows, sequences_of
+from kernels.matrix_state.shape import MatrixShape
+from kernels.matrix_state.walk import walk
+from kernels.state_rows import StateRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +31,16 @@ class SsdSizes:
     def num_features(self) -> int:
         """Values, inputs and outputs of a token."""
         return self.inner_size + 2 * self.num_groups * self.state_size
+
+    @property
+    def num_gates(self) -> int:
+        """Steps of a token."""
+        return self.num_heads
+
+    @property
+    def state_shape(self) -> MatrixShape:
+        """Of a sequence."""
+        return MatrixShape(self.num_heads, self.state_size, self.head_dim)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,17 +105,11 @@ def ssd_reference(
     inputs = take_apart(features, steps, weights, sizes)
     result = torch.empty(inputs.value.shape, dtype=features.dtype, device=features.device)
     decay, skipped = inputs.log_decay.exp(), inputs.value * weights.skip[:, None]
-    for sequence in sequences_of(rows):
-        state = states[sequence.slot].to(inputs.value.dtype)
-        if sequence.is_new:
-            state = torch.zeros_like(state)
-        behind = {0: state}
-        for token in range(sequence.first, sequence.end):
-            added = inputs.input[token][:, :, None] * inputs.scaled[token][:, None]
-            state = state * decay[token, :, None, None] + added
-            result[token] = torch.einsum("hn,hnp->hp", inputs.output[token], state) + skipped[token]
-            behind[token + 1 - sequence.first] = state
-        if not sequence.is_padding:
-            for count, slot in (*sequence.saves, (sequence.num_kept, sequence.slot)):
-                states[slot] = behind[count]
-    return result
+
+    def update(tokens: slice, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        token = tokens.start
+        added = inputs.input[token][:, :, None] * inputs.scaled[token][:, None]
+        state = state * decay[token, :, None, None] + added
+        return torch.einsum("hn,hnp->hp", inputs.output[token], state) + skipped[token], state
+
+    return walk(update, result, states, rows, chunk=1)

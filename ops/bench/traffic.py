@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from gpu_worker.layers.layer_traits import (
@@ -53,7 +55,7 @@ def _mixer_weights(shape: MixerShape | None, size: int) -> int:
     if isinstance(shape, GatedDeltaShape):
         sizes = shape.sizes
         values = sizes.num_value_heads * sizes.value_dim
-        return size * (sizes.num_features + 2 * values + 2 * sizes.num_value_heads)
+        return size * (sizes.num_features + 2 * values + sizes.num_gates)
     if isinstance(shape, AttentionShape):
         queries = shape.num_heads * (2 if shape.output_gate else 1)
         return size * shape.head_dim * (queries + 2 * shape.num_kv_heads + shape.num_heads)
@@ -63,8 +65,7 @@ def _mixer_weights(shape: MixerShape | None, size: int) -> int:
 def _kept_bytes(shape: MixerShape | None, dtype: torch.dtype, context: int) -> int:
     """Return the bytes that a step reads of what a layer keeps of one sequence."""
     if isinstance(shape, GatedDeltaShape):
-        sizes = shape.sizes
-        return sizes.num_value_heads * sizes.key_dim * sizes.value_dim * _STATE_BYTES
+        return math.prod(shape.sizes.state_shape) * _STATE_BYTES
     if isinstance(shape, AttentionShape):
         return 2 * shape.num_kv_heads * shape.head_dim * context * dtype.itemsize
     return 0

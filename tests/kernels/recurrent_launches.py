@@ -30,19 +30,23 @@ def rows_of(length: int, *, saves: bool) -> StateRows:
     return state_rows([length], [0], [1], saves=[[(length, 0)]] if saves else None)
 
 
-def launch_delta(gpu: Gpu, length: int, *, saves: bool = False, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
-    weights = DeltaWeights(empty(32, dtype=torch.float32), empty(32, dtype=torch.float32))
-    states = empty(2, 32, 128, 128, dtype=torch.float32)
-    rows = rows_of(length, saves=saves)
-    features, gates = empty(length, SIZES.num_features, dtype=dtype), empty(length, 64, dtype=dtype)
-    return gated_delta_triton(features, gates, weights, SIZES, states, rows, gpu)
+def launch_rule(
+    form: Callable[..., torch.Tensor],
+    sizes: DeltaSizes | SsdSizes,
+    gpu: Gpu,
+    length: int,
+    *,
+    saves: bool = False,
+    dtype: torch.dtype = torch.bfloat16,
+) -> torch.Tensor:
+    of_heads = [empty(sizes.state_shape.num_heads, dtype=torch.float32) for _ in range(3)]
+    weights = SsdWeights(*of_heads) if isinstance(sizes, SsdSizes) else DeltaWeights(*of_heads[:2])
+    states = empty(2, *sizes.state_shape, dtype=torch.float32)
+    features, gates = empty(length, sizes.num_features, dtype=dtype), empty(length, sizes.num_gates, dtype=dtype)
+    return form(features, gates, weights, sizes, states, rows_of(length, saves=saves), gpu)
 
 
-def launch_ssd(gpu: Gpu, sizes: SsdSizes, length: int, *, saves: bool = False) -> torch.Tensor:
-    of_heads = (empty(sizes.num_heads, dtype=torch.float32) for _ in range(3))
-    states = empty(2, sizes.num_heads, sizes.state_size, sizes.head_dim, dtype=torch.float32)
-    features, steps = empty(length, sizes.num_features), empty(length, sizes.num_heads)
-    return ssd_triton(features, steps, SsdWeights(*of_heads), sizes, states, rows_of(length, saves=saves), gpu)
+launch_delta = partial(launch_rule, gated_delta_triton, SIZES)
 
 
 def launch_conv(length: int, *, saves: bool = False, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
@@ -53,17 +57,19 @@ def launch_conv(length: int, *, saves: bool = False, dtype: torch.dtype = torch.
 
 
 def launches(gpu: Gpu) -> dict[str, Callable[[], torch.Tensor]]:
+    delta = partial(launch_delta, gpu)
+    ssd, small_ssd = (partial(launch_rule, ssd_triton, sizes, gpu) for sizes in (SSD_SIZES, SMALL_SSD_SIZES))
     return {
-        "delta_steps": partial(launch_delta, gpu, 1),
-        "delta_chunks": partial(launch_delta, gpu, 64),
-        "delta_steps_copied": partial(launch_delta, gpu, 1, saves=True),
-        "delta_chunks_copied": partial(launch_delta, gpu, 64, saves=True),
-        "ssd_steps": partial(launch_ssd, gpu, SSD_SIZES, 1),
-        "ssd_chunks": partial(launch_ssd, gpu, SSD_SIZES, 64),
-        "ssd_steps_copied": partial(launch_ssd, gpu, SSD_SIZES, 1, saves=True),
-        "ssd_chunks_copied": partial(launch_ssd, gpu, SSD_SIZES, 64, saves=True),
-        "small_ssd_steps": partial(launch_ssd, gpu, SMALL_SSD_SIZES, 1),
-        "small_ssd_chunks": partial(launch_ssd, gpu, SMALL_SSD_SIZES, 64),
+        "delta_steps": partial(delta, 1),
+        "delta_chunks": partial(delta, 64),
+        "delta_steps_copied": partial(delta, 1, saves=True),
+        "delta_chunks_copied": partial(delta, 64, saves=True),
+        "ssd_steps": partial(ssd, 1),
+        "ssd_chunks": partial(ssd, 64),
+        "ssd_steps_copied": partial(ssd, 1, saves=True),
+        "ssd_chunks_copied": partial(ssd, 64, saves=True),
+        "small_ssd_steps": partial(small_ssd, 1),
+        "small_ssd_chunks": partial(small_ssd, 64),
         "conv_step": partial(launch_conv, 1),
         "conv": partial(launch_conv, 64),
         "conv_copied": partial(launch_conv, 64, saves=True),

@@ -46,15 +46,7 @@ class RecurrentShape:
     @property
     def state_shape(self) -> tuple[int, int, int]:
         """Heads, rows and columns of a sequence's state."""
-        sizes = self.sizes
-        if isinstance(sizes, SsdSizes):
-            return sizes.num_heads, sizes.state_size, sizes.head_dim
-        return sizes.num_value_heads, sizes.key_dim, sizes.value_dim
-
-    @property
-    def num_gates(self) -> int:
-        """Numbers of a token beside what the convolution sees: steps, or strengths and steps."""
-        return self.state_shape[0] * (1 if isinstance(self.sizes, SsdSizes) else 2)
+        return self.sizes.state_shape
 
 
 FALCON_H1_1B = RecurrentShape("Falcon-H1-1.5B", SsdSizes(48, 64, 1, 256))
@@ -95,7 +87,7 @@ def make_recurrent_batch(device: torch.device, shape: RecurrentShape, num_seqs: 
     return RecurrentBatch(
         shape,
         normal(num_tokens, features),
-        normal(num_tokens, shape.num_gates),
+        normal(num_tokens, shape.sizes.num_gates),
         normal(_CONV_WIDTH, features) * 0.5,
         (*of_heads, torch.ones(heads, device=device)),
         normal(num_seqs, _CONV_WIDTH - 1, features, dtype=torch.float32),
@@ -133,7 +125,7 @@ def recurrent_case(device: torch.device, shape: RecurrentShape, num_seqs: int, n
     heads, rows, columns = shape.state_shape
     features, num_tokens = shape.sizes.num_features, num_seqs * num_new
     state_bytes = 4 * num_seqs * (heads * rows * columns + (_CONV_WIDTH - 1) * features)
-    token_bytes = 2 * num_tokens * (features + shape.num_gates + heads * columns)
+    token_bytes = 2 * num_tokens * (features + shape.sizes.num_gates + heads * columns)
     num_sets = sets_for(state_bytes)
     batches = [make_recurrent_batch(device, shape, num_seqs, num_new) for _ in range(num_sets)]
     ours, chunked, _ = _forms(shape)

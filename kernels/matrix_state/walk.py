@@ -1,0 +1,53 @@
+"""Takes states through the tokens of a step in plain torch, with whichever rule updates them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+
+import torch
+
+from kernels.state_rows import StateRows, sequences_of
+
+CHUNK = 64
+"""Tokens that are taken at once where a rule has a form for several."""
+
+Update = Callable[[slice, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+"""Given which tokens, and the state before them, returns what they read, and the state behind them."""
+
+
+def walk(
+    update: Update, result: torch.Tensor, states: torch.Tensor, rows: StateRows, *, chunk: int = CHUNK
+) -> torch.Tensor:
+    """Take the state of each sequence through its tokens, and store those that are kept or copied.
+
+    Args:
+        update: The rule. It is given at most `chunk` tokens; their state is float32, or float64 where `result` is.
+        result: Becomes what tokens read.
+        states: Of all slots.
+        rows: The sequences.
+        chunk: See `update`.
+
+    Shapes:
+        result: `[num_tokens, num_heads, value_dim]`
+        states: `[num_slots, num_heads, key_dim, value_dim]`; `update` has no slots
+
+    Returns:
+        `result`.
+    """
+    dtype = torch.promote_types(result.dtype, torch.float32)
+    for sequence in sequences_of(rows):
+        state = states[sequence.slot].to(dtype)
+        if sequence.is_new:
+            state = torch.zeros_like(state)
+        behind = {0: state}
+        # What is kept or copied ends with a chunk.
+        for before, count in pairwise((0, *sequence.ends)):
+            for start in range(sequence.first + before, sequence.first + count, chunk):
+                tokens = slice(start, min(start + chunk, sequence.first + count))
+                result[tokens], state = update(tokens, state)
+            behind[count] = state
+        if not sequence.is_padding:
+            for count, slot in (*sequence.saves, (sequence.num_kept, sequence.slot)):
+                states[slot] = behind[count]
+    return result
