@@ -13,6 +13,7 @@ import logging
 import os
 import platform
 import shutil
+import signal
 import subprocess
 import tempfile
 import time
@@ -187,7 +188,7 @@ def _compile(compiler: str, workplace: Path, library: Path, progress: Progress) 
             command = [compiler, *COMPILE_FLAGS, "-c", str(SOURCE_ROOT / source), "-o", str(target)]
             process = compilers.enter_context(_start(command))
             # When one fails, the others are not waited for.
-            compilers.callback(process.kill)
+            compilers.callback(_end, process)
             processes.append(process)
         for process in processes:
             _finish(process, partial(_report, processes, progress))
@@ -204,7 +205,16 @@ def _report(processes: Sequence[subprocess.Popen[str]], progress: Progress) -> N
 
 
 def _start(command: list[str]) -> subprocess.Popen[str]:
-    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    """Start a compiler with a group of its own: what it starts ends with it."""
+    return subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """End a compiler that runs, and the programs that it has started."""
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def _finish(process: subprocess.Popen[str], waiting: Callable[[], None]) -> None:
@@ -218,7 +228,7 @@ def _finish(process: subprocess.Popen[str], waiting: Callable[[], None]) -> None
         except subprocess.TimeoutExpired:
             if time.monotonic() < deadline:
                 continue
-            process.kill()
+            _end(process)
             process.communicate()
             raise KernelBuildError(f"the compiler did not finish within {BUILD_TIMEOUT_S:g} s") from None
     if process.returncode:
