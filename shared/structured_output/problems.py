@@ -13,8 +13,9 @@ from shared.structured_output.schema_walk import schemas_within
 MAX_REASON_CHARACTERS = 400
 _MAX_READ_CHARACTERS = 2_000
 
-_UNKNOWN_KEYS = re.compile(r"Unimplemented keys: (\[.*\])", re.DOTALL)
-_UNKNOWN_FORMAT = re.compile(r"Unknown format: (.*)", re.DOTALL)
+# What follows on further lines are those of the grammar around the schema.
+_UNKNOWN_KEYS = re.compile(r"Unimplemented keys: (\[.*)", re.DOTALL)
+_UNKNOWN_FORMAT = re.compile(r"Unknown format: ([^\n]*)")
 _ELSEWHERE = re.compile(r"Resource '(.*?)' is not present", re.DOTALL)
 _NO_TARGET = re.compile(r"Pointer '(.*?)' does not exist", re.DOTALL)
 _REGEX = re.compile(r"regex parse error:.*?error: ([^\n]*)", re.DOTALL)
@@ -75,9 +76,9 @@ def refuse_old_keywords(schema: Any) -> None:
 
 def _unknown_keyword(listed: str, schema: Any) -> GrammarError:
     try:
-        names = [name for name in json.loads(listed) if isinstance(name, str)]
+        names = [name for name in json.JSONDecoder().raw_decode(listed)[0] if isinstance(name, str)]
     except ValueError:
-        names = [listed[:64]]
+        names = [listed.partition("\n")[0][:64]]
     path = _path(schema, lambda s: all(name in s for name in names))
     names_text = ", ".join(f"'{name[:64]}'" for name in names[:8])
     return GrammarError(f"{names_text} {'is' if len(names) == 1 else 'are'} not supported.", path)

@@ -86,6 +86,8 @@ _FOREVER = (
     _row("image_url", _TEXT_ONLY, {"url": "data:image/png;base64,"}, (), _PART),
     _row("input_audio", _TEXT_ONLY, {"data": ""}, (), _PART),
     _row("file", _TEXT_ONLY, {"file_id": "a"}, (), _PART),
+    _row("video_url", _TEXT_ONLY, {"url": "https://example.com/a.mp4"}, (), _PART),
+    _row("audio_url", _TEXT_ONLY, {"url": "https://example.com/a.mp3"}, (), _PART),
     _row("return_token_strs", _LEAVE_OUT, True, (False,), _TOKENIZE),
 )
 

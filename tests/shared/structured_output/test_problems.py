@@ -32,6 +32,8 @@ SCHEMA: dict[str, Any] = {
         ("Unimplemented keys: [no JSON]", "", "'[no JSON]' is not supported."),
         ("Unknown format: semver", ".properties.a", "the format 'semver' is not supported."),
         ("Unknown format: other", "", "the format 'other' is not supported."),
+        ('Unimplemented keys: ["not"]\n   2 | a: "]"', ".properties.b", "'not' is not supported."),
+        ("Unknown format: semver\n   2 | a: b", ".properties.a", "the format 'semver' is not supported."),
         (
             "Resource 'https://example.com/x.json' is not present in a registry",
             ".properties.c",
