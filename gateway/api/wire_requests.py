@@ -16,7 +16,12 @@ _SEED_VALUES = 2**64
 
 
 def wire_requests(
-    generation: Generation, tenant: str, reply: str, timeout_s: float, request_id: str, traceparent: str | None = None
+    generation: Generation,
+    tenant: str,
+    reply: str,
+    timeout_s: float | None,
+    request_id: str,
+    traceparent: str | None = None,
 ) -> list[Request]:
     """Return the requests of all choices, in their order.
 
@@ -24,7 +29,7 @@ def wire_requests(
         generation: What to generate.
         tenant: Owner of the request.
         reply: Subject for the frames.
-        timeout_s: Time until the deadline.
+        timeout_s: Time until the deadline; None without one.
         request_id: Names them all in log lines.
         traceparent: Names the span that they are part of, when requests are traced.
     """
@@ -36,7 +41,7 @@ def wire_requests(
         tenant=tenant,
         lane=generation.lane,
         priority=generation.priority,
-        deadline=now + timeout_s,
+        deadline=None if timeout_s is None else now + timeout_s,
         sampling=generation.sampling,
         reply=reply,
         echo=generation.echo,

@@ -67,7 +67,7 @@ class DraftPlanner:
 
 def _with_drafts(item: ScheduledSequence, count: int, *, is_forced: bool = False) -> ScheduledSequence:
     sequence: Sequence = item.sequence
-    sequence.next_landmark = 0
+    sequence.next_publish = 0
     return ScheduledSequence(sequence, item.start, 1, True, count, is_forced)
 
 

@@ -34,7 +34,7 @@ class Landing:
             if (
                 len(new) == 1
                 and new[0] not in sequence.stop_ids
-                and (num_before < sequence.next_landmark or self._pass_landmark(item, num_before, new[0]))
+                and (num_before < sequence.next_publish or self._continue_decode(item, num_before, new[0]))
             ):
                 token_ids.append(new[0])
                 num_output = num_before - sequence.num_prompt_tokens
@@ -44,7 +44,7 @@ class Landing:
                 if event is not None:
                     events.append(event)
 
-    def _pass_landmark(self, item: ScheduledSequence, num_known: int, token_id: int) -> bool:
+    def _continue_decode(self, item: ScheduledSequence, num_known: int, token_id: int) -> bool:
         """Say whether a decode goes on with its next token, which stops nothing, and do what is due before that."""
         sequence, constraint = item.sequence, item.sequence.constraint
         if (
@@ -57,8 +57,8 @@ class Landing:
             return False
         self._blocks.publish(sequence, num_known)
         if constraint is None:
-            # With a constraint each token is a landmark.
-            sequence.next_landmark = min(self._blocks.next_landmark(num_known), sequence.max_num_tokens - 1)
+            # With a constraint each token is looked at.
+            sequence.next_publish = min(self._blocks.next_publish(num_known), sequence.max_num_tokens - 1)
         return True
 
     def _apply(self, item: ScheduledSequence, sampled: SampledTokens) -> SequenceEvent | None:

@@ -68,19 +68,19 @@ class LiveSequences:
         """Take a sequence out for good; its blocks go back at once, or when no step in flight can use them."""
         was_running = sequence.status is SequenceStatus.RUNNING
         sequence.status = SequenceStatus.FINISHED
-        sequence.next_landmark = 0
+        sequence.next_publish = 0
         del self._by_id[sequence.id]
         if not was_running:
             self.waiting[sequence.lane].discard(sequence)
             return
         self.running.remove(sequence)
-        if self._is_flying(sequence):
+        if self._is_in_flight(sequence):
             self._ended.append((self.num_planned, sequence))
         else:
             self._blocks.release(sequence)
 
-    def fly(self, plan: StepPlan) -> None:
-        """Take in a step that was planned; an empty one has no number of its own."""
+    def add_step(self, plan: StepPlan) -> None:
+        """Add a step that was planned to those in flight; an empty one has no number of its own."""
         self.in_flight.append(plan)
         if plan.scheduled:
             self.num_planned = plan.step
@@ -91,23 +91,23 @@ class LiveSequences:
         assert self.in_flight[0] is plan, "the step is not the oldest in flight"
         self.in_flight.popleft()
         if plan.scheduled:
-            self.land_all(plan.step)
+            self.release_ended(plan.step)
 
-    def land_all(self, step: int) -> None:
-        """Take in that no step up to number `step` is in flight any more."""
+    def release_ended(self, step: int) -> None:
+        """Give back the blocks of ended sequences: no step up to number `step` is in flight any more."""
         self.num_landed = step
         while self._ended and self._ended[0][0] <= step:
             self._blocks.release(self._ended.popleft()[1])
 
     def check_integrity(self) -> None:
         """Assert that counters and queues agree, and blocks with both."""
-        running, flying = self.running, {item.sequence for plan in self.in_flight for item in plan.scheduled}
+        running, in_flight = self.running, {item.sequence for plan in self.in_flight for item in plan.scheduled}
         ended = [sequence for _, sequence in self._ended]
         self._blocks.check_integrity([*running, *ended])
         running.check_integrity()
         assert len(running) + sum(map(len, self.waiting.values())) == len(self._by_id)
-        assert all(sequence.block_table for sequence in flying), "blocks went back while a step uses them"
-        assert flying - set(ended) == {sequence for sequence in running if self._is_flying(sequence)}
+        assert all(sequence.block_table for sequence in in_flight), "blocks went back while a step uses them"
+        assert in_flight - set(ended) == {sequence for sequence in running if self._is_in_flight(sequence)}
         assert not ended or self.in_flight, "an ended sequence keeps its blocks though no step is in flight"
         for sequence in self._by_id.values():
             items = [item for plan in self.in_flight for item in plan.scheduled if item.sequence is sequence]
@@ -117,7 +117,7 @@ class LiveSequences:
                 f"{sequence.id} has published a block before all its KV is written"
             )
 
-    def _is_flying(self, sequence: Sequence) -> bool:
+    def _is_in_flight(self, sequence: Sequence) -> bool:
         """Say whether a step in flight may name the sequence: one that samples for it, or computes a chunk of it."""
         if not self.in_flight:
             return False

@@ -136,7 +136,7 @@ class RunningSet:
         """Put a sequence on its side."""
         side = self._side(sequence)
         side[sequence.id] = sequence
-        sequence.next_boundary = sequence.next_landmark = 0
+        sequence.next_boundary = sequence.next_publish = 0
         if side is self.decoding[sequence.lane]:
             self.due[sequence.lane][sequence.id] = sequence
 

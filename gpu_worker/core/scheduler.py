@@ -174,7 +174,7 @@ class Scheduler:
         plan = self._planner.plan(self._live.num_planned + 1, now)
         if plan is None or (self._in_flight and not plan.scheduled):
             return None
-        self._live.fly(plan)
+        self._live.add_step(plan)
         return plan
 
     def settle(self, plan: StepPlan, result: StepResult) -> list[SequenceEvent]:
@@ -205,7 +205,7 @@ class Scheduler:
                 if sequence.status is not SequenceStatus.FINISHED:
                     sequence.num_computed_tokens = item.start
         self._in_flight.clear()
-        self._live.land_all(self._live.num_planned)
+        self._live.release_ended(self._live.num_planned)
         self._running.departed += touched
         for sequence in touched:
             if sequence.status is SequenceStatus.RUNNING:
@@ -226,7 +226,7 @@ class Scheduler:
         if not running:
             return None
         plan = self._planner.plan_again(self._live.num_planned + 1, running)
-        self._live.fly(plan)
+        self._live.add_step(plan)
         return plan
 
     def control_step(self, sequence: Sequence) -> StepPlan:

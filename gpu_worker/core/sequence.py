@@ -48,7 +48,7 @@ class Sequence:
         num_computed_tokens: Tokens whose KV is in `block_table`, or is being written there by a step in flight.
         next_boundary: Computed tokens from which the planner looks at a decode again: it fills a block, or its next
             token is the last.
-        next_landmark: Known tokens from which the scheduler looks at a landed decode again: blocks are published or
+        next_publish: Known tokens from which the scheduler looks at a landed decode again: blocks are published or
             given back, or the next token is the last.
         last_chunk_step: Number of the last step that was planned with more than a decode of it.
         num_cached_tokens: Prompt tokens found in the prefix cache at first admission.
@@ -91,7 +91,7 @@ class Sequence:
     status: SequenceStatus = SequenceStatus.WAITING
     num_computed_tokens: int = 0
     next_boundary: int = 0
-    next_landmark: int = 0
+    next_publish: int = 0
     last_chunk_step: int = 0
     num_cached_tokens: int = 0
     block_table: list[int] = field(default_factory=list)

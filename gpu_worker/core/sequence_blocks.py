@@ -42,7 +42,7 @@ class SequenceBlocks:
         rules: list[HitRule] = [*self.windows] if self.states is None else [*self.windows, self.states]
         self._cache = PrefixCache(self.pool, config.block_size, rules) if config.enable_prefix_caching else None
         self._has_windows = len(self.windows) > 0
-        self._to_landmark = self._distances()
+        self._to_publish = self._distances()
         self._num_promised = 0
         self.num_prefix_queries = 0
         self.num_prefix_hits = 0
@@ -184,9 +184,9 @@ class SequenceBlocks:
         if self._has_windows:
             self.windows.publish(sequence, num_written, is_findable=self._cache is not None)
 
-    def next_landmark(self, num_written: int) -> int:
+    def next_publish(self, num_written: int) -> int:
         """Return behind how many written tokens, more than `num_written`, `publish` has something to do."""
-        return num_written + self._to_landmark[num_written % self._block_size]
+        return num_written + self._to_publish[num_written % self._block_size]
 
     def num_findable_tokens(self, sequence: Sequence) -> int:
         """Return how many of the sequence's first tokens are in blocks that were published."""
@@ -292,7 +292,7 @@ class SequenceBlocks:
         table += self.pool.allocate(count)
 
     def _distances(self) -> list[int]:
-        """For each number of tokens, modulo the block size, return how many more are written to the next landmark."""
+        """For each offset in a block, return how many more tokens are written until `publish` has something to do."""
         marks = {0, *self.windows.offsets}
         steps = range(1, self._block_size + 1)
         return [

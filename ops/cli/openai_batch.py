@@ -36,8 +36,6 @@ _PARSERS: MappingProxyType[str, Callable[[bytes], Generation]] = MappingProxyTyp
     {"/v1/chat/completions": parse_chat, "/v1/completions": parse_completion, "/v1/embeddings": parse_embeddings}
 )
 _KEYS = frozenset({"custom_id", "method", "url", "body"})
-# A deadline that is replaced: jobs without one wait until a worker takes them.
-_NO_TIMEOUT_S = 1.0
 
 
 @dataclass(slots=True)
@@ -89,10 +87,10 @@ def read_openai_line(fields: dict[str, Any], tenant: str, model: str | None) -> 
         raise BadRequestError(f"body: {error.message}", error.param) from None
     _check_is_kept(generation)
     digest = hashlib.sha256(json.dumps([custom_id, url, body], sort_keys=True).encode()).hexdigest()[:40]
-    requests = wire_requests(generation, tenant, "", generation.timeout_s or _NO_TIMEOUT_S, custom_id[:256])
+    # A job without a deadline waits until a worker takes it.
+    requests = wire_requests(generation, tenant, "", generation.timeout_s, custom_id[:256])
     for index, request in enumerate(requests):
-        deadline = request.deadline if generation.timeout_s else None
-        job = {"id": f"batch-{digest}-{index}", "lane": "batch", "reply": None, "deadline": deadline, "trace": None}
+        job = {"id": f"batch-{digest}-{index}", "lane": "batch", "reply": None, "trace": None}
         requests[index] = msgspec.structs.replace(request, **job)
     return BatchLine(custom_id, generation, requests)
 

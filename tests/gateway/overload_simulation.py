@@ -1,7 +1,7 @@
 """A fleet and its clients under a fake clock, around the real shedder: who is admitted of those who return as told.
 
 The fleet runs `NUM_SLOTS` sequences at a time, of random lengths. The shedder sees it as a gateway does: through a
-heartbeat every 250 ms, and what it has admitted since.
+heartbeat now and then, and what it has admitted since.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ from gateway.admission.shedding import Shedder
 from gateway.config import GatewayConfig
 from gateway.errors import ApiError
 from gateway.fleet.fleet_load import FleetLoad
+from gateway.fleet.liveness import FleetLimits
 from gateway.generation import Generation, Prompt
 from gateway.metrics import GatewayMetrics
 from shared.sampling import Sampling
 
-HEARTBEAT_S = 0.25
+HEARTBEAT_S = FleetLimits().heartbeat_s
 NUM_SLOTS = 16
 STEP_S = 0.02
 MEAN_TOKENS = 50

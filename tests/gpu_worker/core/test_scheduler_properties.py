@@ -193,9 +193,9 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def abort_in_flight(self, data: st.DataObject) -> None:
         self._fill()
-        flying = [item.sequence for plan, _ in self.harness.in_flight for item in plan.scheduled]
-        if flying:
-            self._abort(data.draw(st.sampled_from(flying)))
+        in_flight = [item.sequence for plan, _ in self.harness.in_flight for item in plan.scheduled]
+        if in_flight:
+            self._abort(data.draw(st.sampled_from(in_flight)))
             self.scheduler.check_integrity()
 
     @rule(num_groups=st.integers(1, 3), num_failing=st.integers(0, 3))
@@ -306,8 +306,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         num_tokens = min(person.num_tokens + self.scheduler.config.headroom_tokens, person.max_num_tokens)
         needed = -(-num_tokens // BLOCK)
         holders = {s for s in running if s.lane == "interactive"}
-        flying = [item.sequence for plan, _ in self.harness.in_flight for item in plan.scheduled]
-        holders |= {s for s in flying if s.status is SequenceStatus.FINISHED}
+        in_flight = [item.sequence for plan, _ in self.harness.in_flight for item in plan.scheduled]
+        holders |= {s for s in in_flight if s.status is SequenceStatus.FINISHED}
         promised = sum(max(s.expected_blocks - len(s.block_table), 0) for s in holders)
         held = {block for s in holders for block in s.block_table}
         assert needed > POOL - len(held) - promised

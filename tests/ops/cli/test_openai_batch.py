@@ -141,6 +141,14 @@ def test_same_line_makes_the_same_job_and_another_line_another() -> None:
     assert ids[0] == ids[1] != ids[2]
 
 
+def test_job_has_a_deadline_only_where_its_body_has_a_timeout() -> None:
+    (without,), (within,) = (
+        read_openai_line(line, "t", None).requests for line in (chat_line(), chat_line("b", timeout=30.0))
+    )
+    assert without.deadline is None
+    assert within.deadline == pytest.approx(within.created + 30.0)
+
+
 def test_reasoning_is_told_apart_as_the_worker_s_format_says() -> None:
     output = answered(
         read_openai_line(chat_line(), "default", None), text="hm</think>yes", in_reasoning=True, chat_format="thinking"

@@ -13,7 +13,6 @@ from ops.bench.gpu.table import check_lines
 
 @pytest.mark.gpu
 @pytest.mark.timeout(300)
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 @pytest.mark.parametrize("suite", all_suites(), ids=lambda suite: suite.name)
 def test_op_equals_its_oracle(suite: OpSuite) -> None:
     results = check_op(suite, torch.device("cuda", 0))
