@@ -295,53 +295,6 @@ class Cancel(Struct, frozen=True, array_like=True, tag="cancel"):
     keep: str | None = None
 
 
-class TokenizeCall(Struct, frozen=True, kw_only=True, tag="tokenize"):
-    """Ask any worker of a model for the token ids of a text or a conversation.
-
-    Attributes:
-        tenant: Who asks; tenants take turns.
-        deadline: Unix seconds after which nobody waits for the answer.
-        renders: Answer with the text that the chat template makes of the messages, instead of its tokens.
-    """
-
-    text: str | None = None
-    messages: Messages | None = None
-    add_special_tokens: bool = True
-    renders: bool = False
-    chat: ChatOptions | None = None
-    tenant: TenantName = "default"
-    deadline: UnixSeconds | None = None
-
-
-class DetokenizeCall(Struct, frozen=True, kw_only=True, tag="detokenize"):
-    """Ask any worker of a model for the text of token ids. `tenant` and `deadline` are as in `TokenizeCall`."""
-
-    token_ids: TokenIds
-    tenant: TenantName = "default"
-    deadline: UnixSeconds | None = None
-
-
-class TemplateCall(Struct, frozen=True, kw_only=True, tag="template"):
-    """Ask any worker of a model for its chat template. `tenant` and `deadline` are as in `TokenizeCall`."""
-
-    tenant: TenantName = "default"
-    deadline: UnixSeconds | None = None
-
-
-class TokenizerReply(Struct, frozen=True, kw_only=True, tag="tokenizer_reply"):
-    """Answer to a tokenizer call: `error` is set when the input was bad, `retry_after_s` too when it was not.
-
-    Attributes:
-        retry_after_s: The tokenizer is busy; seconds until it can be expected to take more.
-    """
-
-    token_ids: tuple[int, ...] = ()
-    text: str = ""
-    max_model_len: int = 0
-    error: str | None = None
-    retry_after_s: float | None = None
-
-
 class BatchResult(Struct, frozen=True, kw_only=True, tag="result"):
     """The outcome of a batch request, stored once in the results stream as JSON.
 
@@ -369,8 +322,6 @@ class BatchResult(Struct, frozen=True, kw_only=True, tag="result"):
     error_param: str | None = None
     error_code: str | None = None
 
-
-TokenizerCall = TokenizeCall | DetokenizeCall | TemplateCall
 
 UNDECODABLE = (msgspec.MsgspecError, RecursionError, ValueError)
 """What a decoder raises: besides msgspec's own, nesting that is too deep, and text that is not valid Unicode."""

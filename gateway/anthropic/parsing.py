@@ -16,8 +16,8 @@ from gateway.api.schemas.sampling_fields import left_out, seed_of
 from gateway.api.schemas.structured_output import constrained, schema_output
 from gateway.generation import Generation, Prompt, StructuredOutput
 from shared.conversation import ChatOptions
-from shared.messages import TokenizeCall
 from shared.sampling import Sampling
+from shared.tokenizer_calls import TokenizeCall
 
 _messages_decoder = msgspec.json.Decoder(MessagesBody)
 _count_decoder = msgspec.json.Decoder(CountTokensBody)

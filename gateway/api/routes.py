@@ -24,7 +24,7 @@ from gateway.errors import ApiError, model_not_found
 from gateway.fleet.readiness import FleetView, QueueConnection, readiness
 from gateway.http1.dialect import OPENAI, Dialect
 from gateway.metrics import GatewayMetrics
-from shared.messages import TokenizerCall, TokenizerReply
+from shared.tokenizer_calls import TokenizerCall, TokenizerReply
 
 Access = Literal["everyone", "key"]
 

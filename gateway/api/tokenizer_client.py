@@ -9,8 +9,9 @@ from nats.aio.client import Client
 from nats.errors import Error as NatsError
 
 from gateway.errors import ApiError
-from shared.messages import UNDECODABLE, TokenizerCall, TokenizerReply, encode
+from shared.messages import UNDECODABLE, encode
 from shared.subjects import tokenizer_subject
+from shared.tokenizer_calls import TokenizerCall, TokenizerReply
 
 TIMEOUT_S = 10.0
 

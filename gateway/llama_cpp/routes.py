@@ -12,7 +12,7 @@ from gateway.admission.auth import Principal
 from gateway.api.routes import KeyRoute, RouteServices, json_response
 from gateway.api.schemas.refusals import missing_parameter
 from gateway.api.schemas.tokenizer import parse_tokenize
-from shared.messages import TemplateCall
+from shared.tokenizer_calls import TemplateCall
 
 
 class LlamaCppRoutes:

@@ -8,7 +8,7 @@ from starlette.responses import Response
 from gateway.admission.auth import Principal
 from gateway.api.routes import KeyRoute, RouteServices, json_response
 from gateway.responses.endpoint import ResponsesEndpoint
-from shared.messages import TokenizeCall
+from shared.tokenizer_calls import TokenizeCall
 
 
 def input_tokens_route(services: RouteServices, endpoint: ResponsesEndpoint) -> KeyRoute:

@@ -19,17 +19,10 @@ from gpu_worker.text.tokenizer import ModelTokenizer
 from shared.background_tasks import BackgroundTasks
 from shared.conversation import ChatOptions, Conversation
 from shared.errors import BadRequestError
-from shared.messages import (
-    UNDECODABLE,
-    DetokenizeCall,
-    TemplateCall,
-    TokenizeCall,
-    TokenizerCall,
-    TokenizerReply,
-    encode,
-)
+from shared.messages import UNDECODABLE, encode
 from shared.nats_connection import SEND_ERRORS
 from shared.subjects import tokenizer_subject
+from shared.tokenizer_calls import DetokenizeCall, TemplateCall, TokenizeCall, TokenizerCall, TokenizerReply
 
 QUEUE_GROUP = "tokenizers"
 MAX_CALLS = 256

@@ -19,9 +19,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
 
-import numpy as np
 import torch
-from msgspec import Struct
 
 from gpu_worker.core.model_runner import InvalidLogitsError
 from gpu_worker.core.scheduler_config import WindowConfig
@@ -29,14 +27,13 @@ from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.step import SampledTokens, StepPlan
 from gpu_worker.execution.batch.assembled_step import AssembledStep
 from gpu_worker.execution.batch.begun_states import begin_states
-from gpu_worker.execution.batch.graph_shapes import MAX_VERIFIED_ROWS, CapturedSteps, GraphShape, graph_shapes
+from gpu_worker.execution.batch.graph_shapes import CapturedSteps, GraphShape, graph_shapes
 from gpu_worker.execution.batch.graphs import ComputedRows, StepGraphs
 from gpu_worker.execution.batch.layout import lay_out
 from gpu_worker.execution.batch.rows import BatchRows
-from gpu_worker.execution.batch.sampled_rows import SampledRows
 from gpu_worker.execution.batch.step_context import step_context
 from gpu_worker.execution.batch.step_tensors import StagedStep, StepTensors
-from gpu_worker.execution.batch.transfers import Downloads, StagedArray, Upload
+from gpu_worker.execution.batch.transfers import Downloads, Upload
 from gpu_worker.execution.drafts.accepted_states import replay_accepted
 from gpu_worker.execution.drafts.drafting import Drafting
 from gpu_worker.execution.drafts.forced_tokens import forced_drafts
@@ -44,30 +41,14 @@ from gpu_worker.execution.drafts.proposer import Proposer
 from gpu_worker.execution.drafts.verification import ComputedStep, move_accepted
 from gpu_worker.execution.memory.kv_cache import KVCache
 from gpu_worker.execution.memory.state_pool import allocate_states
-from gpu_worker.execution.pooling import PooledChunk, pool, pooled_chunks
-from gpu_worker.execution.sampling.prompt_logprobs import PromptChunk, prompt_chunks, score_chunk
-from gpu_worker.execution.sampling.sampler import DrawnTokens, Sampler, StagedSampling
+from gpu_worker.execution.sampling.sampler import Sampler
 from gpu_worker.execution.step import StepOutputs, SubmittedStep
+from gpu_worker.execution.step_head import StepHead
 from gpu_worker.execution.warm_up import StepLimits, WarmUpProposer, first_plans, warm_up_plans
 from gpu_worker.models.config import ModelConfig
 from gpu_worker.models.decoder import CausalLM
 
 logger = logging.getLogger(__name__)
-
-
-class _Tile(Struct, frozen=True, gc=False):
-    """Rows that are sampled at once, on their way to the device; `tokens` is None where they are all there are."""
-
-    sampling: StagedSampling
-    tokens: StagedArray | None
-
-
-class _StagedBehind(Struct, frozen=True, gc=False):
-    """What is computed from a step's hidden vectors, on its way to the device."""
-
-    tiles: list[_Tile]
-    chunks: list[tuple[PromptChunk, StagedArray]]
-    pooled: list[PooledChunk]
 
 
 class TorchModelRunner:
@@ -120,7 +101,7 @@ class TorchModelRunner:
         self.num_state_slots = max(num_state_slots, max_num_seqs)
         self._states = allocate_states(cache.layout, self.num_state_slots, max_draft_tokens, self._device)
         self._sampler = Sampler(self._rows.num_rows, model.config.vocab_size, self._device)
-        self._last_tokens = torch.zeros(self._rows.num_rows, dtype=torch.int64, device=self._device)
+        self._head = StepHead(model, self._sampler, self._rows, keeps_last_tokens=self.is_asynchronous)
         self._downloads = Downloads(self._device)
         self._graphs: StepGraphs | None = None
         self._drafting: Drafting | None = None
@@ -306,64 +287,32 @@ class TorchModelRunner:
         self, graphs: StepGraphs, shape: GraphShape, step: AssembledStep, upload: Upload
     ) -> tuple[StepOutputs, torch.Tensor]:
         """Decode each sequence, and sample; return also the hidden vectors of the step's tokens."""
-        staged = self._sampler.stage(step.sampled_rows(), upload)
+        staged = self._head.stage_decode(step, upload)
         upload.send()
         computed = graphs.run(shape, step.layout)
         assert computed.logits is not None, "the shape is one with logits"
-        drawn = self._draw(step, computed.logits, staged)
-        return StepOutputs(step.samples, [drawn], [], step.sampling_drafts), self._kept(computed.hidden)
+        return self._head.decode_outputs(step, staged, computed.logits), self._kept(computed.hidden)
 
     def _replay_mixture(
         self, graphs: StepGraphs, shape: GraphShape, step: AssembledStep, upload: Upload
     ) -> tuple[StepOutputs, torch.Tensor]:
         """Do what `_launch` does, with a graph up to the hidden vectors."""
-        behind = self._stage_behind(step, upload)
+        head = self._head.stage(step, upload)
         upload.send()
         hidden = graphs.run(shape, step.layout).hidden
-        return self._outputs(step, behind, hidden), self._kept(hidden)
+        return self._head.outputs(step, head, hidden), self._kept(hidden)
 
     def _launch(self, step: AssembledStep, upload: Upload) -> tuple[StepOutputs, torch.Tensor]:
         """Compute whatever mixture of chunks and decodes; return also the hidden vectors of the step's tokens."""
         staged = StagedStep(step.layout, upload)
-        behind = self._stage_behind(step, upload)
+        head = self._head.stage(step, upload)
         upload.send()
         hidden = self._forward(staged.tensors, step.layout.max_context_len, knows_tokens=not self.is_asynchronous)
-        return self._outputs(step, behind, hidden), hidden
+        return self._head.outputs(step, head, hidden), hidden
 
     def _kept(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return hidden vectors that last if the proposer is to see them: the next replay writes to the same memory."""
         return hidden.clone() if self._drafting is not None and self._drafting.wants_hidden else hidden
-
-    def _stage_behind(self, step: AssembledStep, upload: Upload) -> _StagedBehind:
-        # With drafts there are more rows than sequences; what their logits take must not grow with it.
-        most = max(self._rows.spare, MAX_VERIFIED_ROWS)
-        tiles = [self._stage(tile, step, upload) for tile in step.sampled_rows().tiles(most)]
-        scheduled = () if step.is_decode else step.scheduled
-        chunks = prompt_chunks(scheduled, step.layout.query_starts)
-        targets = [upload.add(np.array(chunk.targets, dtype=np.int64)) for chunk in chunks]
-        pooled = pooled_chunks(scheduled, step.layout.query_starts)
-        return _StagedBehind(tiles, list(zip(chunks, targets, strict=True)), pooled)
-
-    def _outputs(self, step: AssembledStep, behind: _StagedBehind, hidden: torch.Tensor) -> StepOutputs:
-        """Compute what the step gives from its hidden vectors."""
-        scores = [(chunk, score_chunk(self._model, hidden, chunk, targets.tensor)) for chunk, targets in behind.chunks]
-        drawn = []
-        for tile in behind.tiles:
-            rows = hidden if tile.tokens is None else hidden.index_select(0, tile.tokens.tensor)
-            drawn.append(self._draw(step, self._model.logits(rows), tile.sampling))
-        pooled = pool(self._model, hidden, behind.pooled)
-        return StepOutputs(step.samples, drawn, scores, step.sampling_drafts, pooled)
-
-    def _stage(self, sampled: SampledRows, step: AssembledStep, upload: Upload) -> _Tile:
-        is_whole = len(sampled.rows) == len(step.layout.token_ids)
-        return _Tile(self._sampler.stage(sampled, upload), None if is_whole else upload.add(sampled.tokens))
-
-    def _draw(self, step: AssembledStep, logits: torch.Tensor, staged: StagedSampling) -> DrawnTokens:
-        """Sample; where the next step may be launched before the host knows the tokens, keep them."""
-        drawn = self._sampler.sample(logits, staged)
-        if self.is_asynchronous and step.drafts is None:
-            self._last_tokens.index_copy_(0, staged.slots.tensor, drawn.token_ids)
-        return drawn
 
     def _land(
         self, drafting: Drafting | None, step: AssembledStep, hidden: torch.Tensor, sampled: list[SampledTokens]
@@ -388,7 +337,7 @@ class TorchModelRunner:
         """Gather the model's input from the step and the rows, and run the model up to the hidden vectors."""
         token_ids = step.token_ids
         if not knows_tokens:
-            sampled_last = self._last_tokens.index_select(0, step.token_rows)
+            sampled_last = self._head.last_tokens.index_select(0, step.token_rows)
             # A row without a valid last token has failed, which the host does not know yet: any token will do.
             token_ids = torch.where(token_ids < 0, sampled_last, token_ids).clamp_(min=0)
         context = step_context(step, self._rows, self._cache, self._states, max_context_len)

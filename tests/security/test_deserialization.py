@@ -19,16 +19,8 @@ from gpu_worker.models.loader import load_model
 from gpu_worker.text.model_directory import read_model_directory
 from gpu_worker.text.tokenizer import ModelTokenizer
 from shared.errors import HeadraceError
-from shared.messages import (
-    BatchResult,
-    Cancel,
-    Delta,
-    Frame,
-    GatewayHeartbeat,
-    Heartbeat,
-    TokenizerCall,
-    TokenizerReply,
-)
+from shared.messages import BatchResult, Cancel, Delta, Frame, GatewayHeartbeat, Heartbeat
+from shared.tokenizer_calls import TokenizerCall, TokenizerReply
 from tests.gpu_worker.consumer.harness import DEMO_MODEL
 
 WEIGHTS = "model.safetensors"

@@ -14,7 +14,8 @@ from gateway.api.schemas.completion import CompletionBody
 from gateway.api.schemas.tokenizer import DetokenizeBody, TokenizeBody
 from gateway.pooling.bodies import EmbeddingsBody, RerankBody, ScoreBody
 from gpu_worker.consumer.unreadable import RequestEnvelope, UnreadableRequestError, read_request
-from shared.messages import DetokenizeCall, GatewayHeartbeat, Heartbeat, Request, TokenizeCall, decode_request
+from shared.messages import GatewayHeartbeat, Heartbeat, Request, decode_request
+from shared.tokenizer_calls import DetokenizeCall, TokenizeCall
 from tests.bounded_types import (
     MANY,
     Collection,

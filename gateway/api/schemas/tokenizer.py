@@ -13,7 +13,7 @@ from gateway.api.schemas.refusals import invalid_value
 from gateway.api.schemas.row import Kind
 from gateway.api.schemas.template_options import Template, Variables, chat_options, template_variables
 from gateway.api.schemas.tools import ToolBodies, offered_tools
-from shared.messages import DetokenizeCall, TokenizeCall
+from shared.tokenizer_calls import DetokenizeCall, TokenizeCall
 
 
 class TokenizeBody(Struct, kw_only=True, forbid_unknown_fields=True):

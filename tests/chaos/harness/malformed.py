@@ -9,19 +9,10 @@ from typing import Any
 
 import msgspec
 
-from shared.messages import (
-    Cancel,
-    Delta,
-    Frame,
-    GatewayHeartbeat,
-    Heartbeat,
-    Request,
-    TokenizeCall,
-    decode_request,
-    encode,
-)
+from shared.messages import Cancel, Delta, Frame, GatewayHeartbeat, Heartbeat, Request, decode_request, encode
 from shared.nats_connection import Role
 from shared.sampling import Sampling
+from shared.tokenizer_calls import TokenizeCall
 from tests.chaos.harness.system import MODEL
 
 _ATTEMPTS = 50

@@ -32,9 +32,10 @@ from gateway.fleet.fleet import Fleet, FleetLimits
 from gateway.http1.asgi import AsgiHandler
 from gateway.metrics import GatewayMetrics
 from shared.conversation import ChatOptions
-from shared.messages import DetokenizeCall, Heartbeat, TokenizeCall, TokenizerReply, encode
+from shared.messages import Heartbeat, encode
 from shared.nats_connection import connect
 from shared.subjects import tokenizer_subject
+from shared.tokenizer_calls import DetokenizeCall, TokenizeCall, TokenizerReply
 from tests.gateway.http1.raw_server import served
 
 KEY = "hr-test"

@@ -8,8 +8,9 @@ import pytest
 
 from gpu_worker.text.prompt_encoder import MAX_WAITING_CALL_BYTES, MIN_CALL_CHARACTERS
 from shared.conversation import ChatMessage, ChatOptions
-from shared.messages import DetokenizeCall, TemplateCall, TokenizeCall, TokenizerCall, TokenizerReply, encode
+from shared.messages import encode
 from shared.subjects import tokenizer_subject
+from shared.tokenizer_calls import DetokenizeCall, TemplateCall, TokenizeCall, TokenizerCall, TokenizerReply
 from tests.gpu_worker.consumer.harness import TOKENIZER, RunningWorker, TestGateway
 
 

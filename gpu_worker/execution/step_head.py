@@ -1,0 +1,98 @@
+"""From a step's hidden vectors to what it gives: tokens that are drawn, log probabilities of prompts, pooled vectors.
+
+Owns the last token of each row of the batch, which a step needs that is launched before the host knows it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from msgspec import Struct
+
+from gpu_worker.execution.batch.assembled_step import AssembledStep
+from gpu_worker.execution.batch.graph_shapes import MAX_VERIFIED_ROWS
+from gpu_worker.execution.batch.rows import BatchRows
+from gpu_worker.execution.batch.sampled_rows import SampledRows
+from gpu_worker.execution.batch.transfers import StagedArray, Upload
+from gpu_worker.execution.pooling import PooledChunk, pool, pooled_chunks
+from gpu_worker.execution.sampling.prompt_logprobs import PromptChunk, prompt_chunks, score_chunk
+from gpu_worker.execution.sampling.sampler import DrawnTokens, Sampler, StagedSampling
+from gpu_worker.execution.step import StepOutputs
+from gpu_worker.models.decoder import CausalLM
+
+
+class _Tile(Struct, frozen=True, gc=False):
+    """Rows that are sampled at once, on their way to the device; `tokens` is None where they are all there are."""
+
+    sampling: StagedSampling
+    tokens: StagedArray | None
+
+
+class StagedHead(Struct, frozen=True, gc=False):
+    """What is computed from a step's hidden vectors, on its way to the device."""
+
+    tiles: list[_Tile]
+    chunks: list[tuple[PromptChunk, StagedArray]]
+    pooled: list[PooledChunk]
+
+
+class StepHead:
+    """Computes on the model's device.
+
+    Attributes:
+        last_tokens: `[num_rows]` int64, what was drawn last for each row where the device keeps it.
+    """
+
+    def __init__(self, model: CausalLM, sampler: Sampler, rows: BatchRows, *, keeps_last_tokens: bool) -> None:
+        """Compute with the model's own head.
+
+        Args:
+            model: What the hidden vectors come from.
+            sampler: Draws tokens.
+            rows: Of the batch.
+            keeps_last_tokens: Whether the next step may be launched before the host knows the tokens of this one.
+        """
+        self._model = model
+        self._sampler = sampler
+        # With drafts there are more rows than sequences; what their logits take must not grow with it.
+        self._max_tile_rows = max(rows.spare, MAX_VERIFIED_ROWS)
+        self._keeps_last_tokens = keeps_last_tokens
+        self.last_tokens = torch.zeros(rows.num_rows, dtype=torch.int64, device=model.device)
+
+    def stage(self, step: AssembledStep, upload: Upload) -> StagedHead:
+        """Prepare what follows the hidden vectors of any step."""
+        tiles = [self._stage_tile(tile, step, upload) for tile in step.sampled_rows().tiles(self._max_tile_rows)]
+        scheduled = () if step.is_decode else step.scheduled
+        chunks = prompt_chunks(scheduled, step.layout.query_starts)
+        targets = [upload.add(np.array(chunk.targets, dtype=np.int64)) for chunk in chunks]
+        pooled = pooled_chunks(scheduled, step.layout.query_starts)
+        return StagedHead(tiles, list(zip(chunks, targets, strict=True)), pooled)
+
+    def outputs(self, step: AssembledStep, staged: StagedHead, hidden: torch.Tensor) -> StepOutputs:
+        """Compute what the step gives from its hidden vectors, `[num_tokens, hidden_size]`; the upload was sent."""
+        scores = [(chunk, score_chunk(self._model, hidden, chunk, targets.tensor)) for chunk, targets in staged.chunks]
+        drawn = []
+        for tile in staged.tiles:
+            rows = hidden if tile.tokens is None else hidden.index_select(0, tile.tokens.tensor)
+            drawn.append(self._draw(step, self._model.logits(rows), tile.sampling))
+        pooled = pool(self._model, hidden, staged.pooled)
+        return StepOutputs(step.samples, drawn, scores, step.sampling_drafts, pooled)
+
+    def stage_decode(self, step: AssembledStep, upload: Upload) -> StagedSampling:
+        """Prepare to sample behind each token of a step that only decodes."""
+        return self._sampler.stage(step.sampled_rows(), upload)
+
+    def decode_outputs(self, step: AssembledStep, staged: StagedSampling, logits: torch.Tensor) -> StepOutputs:
+        """Sample logits of each token of such a step, `[num_tokens, vocab_size]`, which are overwritten."""
+        return StepOutputs(step.samples, [self._draw(step, logits, staged)], [], step.sampling_drafts)
+
+    def _stage_tile(self, sampled: SampledRows, step: AssembledStep, upload: Upload) -> _Tile:
+        is_whole = len(sampled.rows) == len(step.layout.token_ids)
+        return _Tile(self._sampler.stage(sampled, upload), None if is_whole else upload.add(sampled.tokens))
+
+    def _draw(self, step: AssembledStep, logits: torch.Tensor, staged: StagedSampling) -> DrawnTokens:
+        """Sample; where the next step may be launched before the host knows the tokens, keep them."""
+        drawn = self._sampler.sample(logits, staged)
+        if self._keeps_last_tokens and step.drafts is None:
+            self.last_tokens.index_copy_(0, staged.slots.tensor, drawn.token_ids)
+        return drawn
