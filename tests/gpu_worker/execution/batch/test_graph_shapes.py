@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+import numpy as np
 import pytest
 
 from gpu_worker.execution.batch.graph_shapes import (
@@ -59,9 +60,14 @@ def test_mixed_shapes_hold_every_small_step_and_are_few(most: int, most_tokens: 
         assert shape == mixed_shape(shape.num_tokens, shape.num_seqs, has_masks=num_drafts > 0)
         assert shape.num_seqs <= min(most, shape.num_tokens)
         assert shape.num_tokens <= min(most_tokens, 512)
-    for num_tokens in range(1, min(most_tokens, 512) + 1):
-        for num_seqs in range(1, min(most, num_tokens, 256) + 1):
-            fitting = [s for s in mixed if s.num_tokens >= num_tokens and s.num_seqs >= num_seqs]
-            smallest = min(fitting, key=lambda shape: (shape.num_tokens, shape.num_seqs))
-            assert smallest.num_tokens - num_tokens < 128
-            assert smallest.num_seqs <= max(4, 4 * (num_seqs - 1))
+    mixed.sort(key=lambda shape: (shape.num_tokens, shape.num_seqs))
+    # Of all steps at once: [num_tokens, num_seqs, shape].
+    num_tokens = np.arange(1, min(most_tokens, 512) + 1)[:, None, None]
+    num_seqs = np.arange(1, min(most, most_tokens, 256) + 1)[None, :, None]
+    shape_tokens, shape_seqs = np.array([(shape.num_tokens, shape.num_seqs) for shape in mixed]).T
+    is_step = (num_seqs <= num_tokens)[..., 0]
+    fits = (shape_tokens >= num_tokens) & (shape_seqs >= num_seqs)
+    assert fits.any(axis=-1)[is_step].all()
+    smallest = fits.argmax(axis=-1)
+    assert (shape_tokens[smallest] - num_tokens[..., 0] < 128)[is_step].all()
+    assert (shape_seqs[smallest] <= np.maximum(4, 4 * (num_seqs[..., 0] - 1)))[is_step].all()
