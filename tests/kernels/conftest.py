@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+from tests.kernels.fast_interpreter import speed_up
+
 
 @pytest.fixture
 def device() -> torch.device:
@@ -65,6 +67,16 @@ def interpreter_rounds_to_fp8() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr(interpreter, "_convert_float", convert)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def fast_interpreter() -> Iterator[None]:
+    if importlib.util.find_spec("triton") is None:
+        yield
+        return
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        speed_up(monkeypatch)
         yield
 
 
