@@ -24,9 +24,10 @@ from gateway.fleet.claims import OwnRequests
 from gateway.fleet.fleet import Fleet, FleetLimits
 from gateway.llama_cpp.routes import LlamaCppRoutes
 from gateway.metrics import GatewayMetrics
-from shared.messages import TemplateCall, TokenizeCall, TokenizerReply, encode
+from shared.messages import encode
 from shared.nats_connection import connect
 from shared.subjects import tokenizer_subject
+from shared.tokenizer_calls import TemplateCall, TokenizeCall, TokenizerReply
 from tests.gateway.api.test_app import KEY, client_of, heartbeat
 
 Call = TemplateCall | TokenizeCall

@@ -48,7 +48,7 @@ class Parts:
         self.live.running.reclassify(sequence)
         return sequence
 
-    def fly(self, *sequences: Sequence, drafts: int = 0) -> StepPlan:
+    def decode(self, *sequences: Sequence, drafts: int = 0) -> StepPlan:
         """Plan a step that decodes these sequences."""
         self.num_steps += 1
         assert self.blocks.try_grow(sequences)
@@ -57,5 +57,5 @@ class Parts:
         for sequence in sequences:
             sequence.num_computed_tokens += 1
             self.live.running.reclassify(sequence)
-        self.live.fly(plan)
+        self.live.add_step(plan)
         return plan

@@ -76,7 +76,7 @@ def test_nobody_is_preempted_in_vain_or_under_a_step_in_flight() -> None:
     assert parts.admission.admit_people(0.0)
     parts.live.finish(large)
     small = parts.wait(7, max_tokens=1, arrival=1e6)
-    plan = parts.fly(person)
+    plan = parts.decode(person)
     assert not parts.admission.admit_people(0.0)
     assert (batch.status, small.status) == (SequenceStatus.RUNNING, SequenceStatus.WAITING)
     parts.live.land(plan)

@@ -88,7 +88,7 @@ def test_forced_tokens_come_first_and_are_bounded(parts: Parts) -> None:
     sequences = [parts.run(4, max_tokens=40) for _ in range(4)]
     for sequence, count in zip(sequences, (MAX_FORCED_TOKENS + 5, 0, 2, 9), strict=True):
         sequence.constraint = cast("Any", Forcing(count))
-        sequence.next_landmark = 7
+        sequence.next_publish = 7
     sequences[1].constraint = None
     items = planned(*sequences)
     assert forced(parts, items, MAX_FORCED_TOKENS + 5) == MAX_FORCED_TOKENS + 5
@@ -99,7 +99,7 @@ def test_forced_tokens_come_first_and_are_bounded(parts: Parts) -> None:
         (3, True),
     ]
     # A landed share is looked at again, since it has more than one token.
-    assert [sequence.next_landmark for sequence in sequences] == [0, 7, 0, 0]
+    assert [sequence.next_publish for sequence in sequences] == [0, 7, 0, 0]
     # The others draft with what is left.
     assert drafted(parts, Wanted(2), items, 4) == [MAX_FORCED_TOKENS, 2, 2, 3]
 

@@ -49,7 +49,7 @@ def test_token_of_a_decode_is_one_event_with_its_place(landed: Landed) -> None:
     sequence = landed.parts.run(4, max_tokens=9)
     for number, token in enumerate((11, 12, 13)):
         entry = LogprobEntry(token, -0.5)
-        (event,) = landed.land(landed.parts.fly(sequence), SampledTokens((token,), (entry,)))
+        (event,) = landed.land(landed.parts.decode(sequence), SampledTokens((token,), (entry,)))
         assert event == SequenceEvent(sequence, (token,), number, None, (entry,))
     assert sequence.token_ids[4:] == [11, 12, 13]
 
@@ -58,7 +58,7 @@ def test_full_blocks_are_findable_once_their_last_token_is_computed(landed: Land
     sequence = landed.parts.run(4, max_tokens=9)
     findable = []
     for token in range(11, 17):
-        landed.land(landed.parts.fly(sequence), SampledTokens((token,)))
+        landed.land(landed.parts.decode(sequence), SampledTokens((token,)))
         findable.append(landed.parts.blocks.num_findable_tokens(sequence))
     assert findable == [4, 4, 4, 4, 8, 8]
 
@@ -70,7 +70,7 @@ def test_last_token_ends_its_sequence(
     landed: Landed, max_tokens: int, tokens: tuple[int, ...], finish: str | None
 ) -> None:
     sequence = landed.parts.run(4, max_tokens=max_tokens)
-    (event,) = landed.land(landed.parts.fly(sequence), SampledTokens(tokens))
+    (event,) = landed.land(landed.parts.decode(sequence), SampledTokens(tokens))
     assert (event.token_ids, event.finish) == (tokens, finish)
     assert (sequence.status is SequenceStatus.FINISHED) is (finish is not None)
     assert (sequence.block_table == []) is (finish is not None)
@@ -78,7 +78,7 @@ def test_last_token_ends_its_sequence(
 
 def test_token_for_a_sequence_that_has_ended_is_dropped(landed: Landed) -> None:
     sequence, other = landed.parts.run(4, max_tokens=9), landed.parts.run(4, max_tokens=9)
-    plan = landed.parts.fly(sequence, other)
+    plan = landed.parts.decode(sequence, other)
     landed.parts.live.finish(sequence)
     (event,) = landed.land(plan, SampledTokens((11,)), SampledTokens((12,)))
     assert event.sequence is other
@@ -87,7 +87,7 @@ def test_token_for_a_sequence_that_has_ended_is_dropped(landed: Landed) -> None:
 
 def test_accepted_drafts_are_tokens_and_counted(landed: Landed) -> None:
     sequence = landed.parts.run(4, max_tokens=20)
-    plan = landed.parts.fly(sequence, drafts=3)
+    plan = landed.parts.decode(sequence, drafts=3)
     landed.parts.blocks.cover(sequence, 7)
     (event,) = landed.land(plan, SampledTokens((11, 12, 13), num_drafted=3, accepted=(0, 1)))
     assert (event.token_ids, event.num_tokens_before, event.finish) == ((11, 12, 13), 0, None)
@@ -101,7 +101,7 @@ def test_accepted_drafts_are_tokens_and_counted(landed: Landed) -> None:
 
 def test_drafts_behind_a_stop_are_not_taken(landed: Landed) -> None:
     sequence = landed.parts.run(4, max_tokens=20)
-    plan = landed.parts.fly(sequence, drafts=3)
+    plan = landed.parts.decode(sequence, drafts=3)
     landed.parts.blocks.cover(sequence, 7)
     entries = tuple(LogprobEntry(token, -0.5) for token in (11, EOS, 13))
     (event,) = landed.land(plan, SampledTokens((11, EOS, 13), entries, num_drafted=3, accepted=(0, 1)))
@@ -112,7 +112,7 @@ def test_drafts_behind_a_stop_are_not_taken(landed: Landed) -> None:
 
 def test_error_ends_a_sequence_behind_the_tokens_that_it_got(landed: Landed) -> None:
     sequence, other = landed.parts.run(4, max_tokens=9), landed.parts.run(4, max_tokens=9)
-    plan = landed.parts.fly(sequence, other)
+    plan = landed.parts.decode(sequence, other)
     failed, going_on = landed.land(plan, SampledTokens(error="broken"), SampledTokens((12,)))
     assert (failed.token_ids, failed.finish, failed.error) == ((), "failed", "broken")
     assert sequence.status is SequenceStatus.FINISHED
@@ -121,7 +121,7 @@ def test_error_ends_a_sequence_behind_the_tokens_that_it_got(landed: Landed) -> 
 
 def test_tokens_that_end_a_sequence_before_an_error_count_and_the_error_does_not(landed: Landed) -> None:
     sequence = landed.parts.run(4, max_tokens=9)
-    plan = landed.parts.fly(sequence, drafts=2)
+    plan = landed.parts.decode(sequence, drafts=2)
     landed.parts.blocks.cover(sequence, 6)
     (event,) = landed.land(plan, SampledTokens((11, EOS), num_drafted=2, accepted=(0,), error="broken"))
     assert (event.token_ids, event.finish, event.error) == ((11, EOS), "stop", None)
@@ -130,7 +130,7 @@ def test_tokens_that_end_a_sequence_before_an_error_count_and_the_error_does_not
 def test_prompt_of_a_chunk_makes_no_event(landed: Landed) -> None:
     sequence = landed.parts.wait(10, max_tokens=9)
     landed.parts.admission.start(landed.parts.live.waiting["interactive"], 0.0)
-    plan = landed.parts.fly(sequence)
+    plan = landed.parts.decode(sequence)
     item = plan.scheduled[0]
     chunk = StepPlan(plan.step, [type(item)(sequence, 0, 1, False)], 1)
     landed.parts.live.in_flight[0] = chunk

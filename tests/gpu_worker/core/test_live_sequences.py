@@ -40,11 +40,11 @@ def test_preempted_sequence_waits_at_its_old_place_without_blocks(parts: Parts) 
 
 def test_blocks_of_an_ended_sequence_go_back_when_the_last_step_planned_by_then_has_landed(parts: Parts) -> None:
     sequence, other = parts.run(6), parts.run(6)
-    sequence.next_landmark = 5
-    first = parts.fly(sequence, other)
-    second = parts.fly(other)
+    sequence.next_publish = 5
+    first = parts.decode(sequence, other)
+    second = parts.decode(other)
     parts.live.finish(sequence)
-    assert sequence.next_landmark == 0
+    assert sequence.next_publish == 0
     num_held = 16 - parts.blocks.pool.num_available
     parts.live.land(first)
     assert (16 - parts.blocks.pool.num_available, parts.live.num_landed) == (num_held, 1)
@@ -55,7 +55,7 @@ def test_blocks_of_an_ended_sequence_go_back_when_the_last_step_planned_by_then_
 
 def test_blocks_of_a_sequence_that_no_step_names_go_back_at_once(parts: Parts) -> None:
     sequence, other = parts.run(6), parts.run(6)
-    parts.fly(other)
+    parts.decode(other)
     parts.live.finish(sequence)
     assert sequence.block_table == []
     assert other.block_table != []
@@ -63,7 +63,7 @@ def test_blocks_of_a_sequence_that_no_step_names_go_back_at_once(parts: Parts) -
 
 def test_chunk_of_a_prompt_in_flight_keeps_its_blocks(parts: Parts) -> None:
     sequence, other = parts.run(6), parts.run(6)
-    plan = parts.fly(other)
+    plan = parts.decode(other)
     # As after a chunk that samples nothing.
     sequence.last_chunk_step = plan.step
     parts.live.finish(sequence)
@@ -74,9 +74,9 @@ def test_chunk_of_a_prompt_in_flight_keeps_its_blocks(parts: Parts) -> None:
 
 def test_step_without_sequences_has_no_number(parts: Parts) -> None:
     sequence = parts.run(6)
-    plan = parts.fly(sequence)
+    plan = parts.decode(sequence)
     empty = StepPlan(99, [], 0)
-    parts.live.fly(empty)
+    parts.live.add_step(empty)
     assert (parts.live.num_planned, list(parts.live.in_flight)) == (1, [plan, empty])
     with pytest.raises(AssertionError, match="oldest"):
         parts.live.land(empty)
