@@ -177,6 +177,9 @@ class Routes:
             "object": "model",
             "created": self._created,
             "owned_by": "headrace",
+            # What vLLM's own clients read beside it.
+            "root": name,
+            "parent": None,
             "max_model_len": max_model_len,
             "type": "model",
             "display_name": name,

@@ -29,6 +29,8 @@ class ModelAnswer(Struct, forbid_unknown_fields=True):
     object: Literal["model"]
     created: int
     owned_by: str
+    root: str
+    parent: None
     max_model_len: int | None
     type: Literal["model"]
     display_name: str

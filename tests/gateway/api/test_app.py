@@ -147,6 +147,8 @@ async def test_models_are_those_of_live_workers_that_the_key_may_use(
         "object": "model",
         "created": 0,
         "owned_by": "headrace",
+        "root": "org/demo",
+        "parent": None,
         "max_model_len": 512,
         "type": "model",
         "display_name": "org/demo",
