@@ -69,6 +69,20 @@ def test_token_ids_are_those_since_the_last_chunk_and_the_prompts_come_once(kind
 
 
 @pytest.mark.parametrize("kind", ["chat", "completion"])
+def test_text_has_a_chunk_and_nothing_has_none(kind: Kind) -> None:
+    details = ChoiceDetails(Details(token_ids=True), kind)
+    chunks = ChoiceChunks(identity(kind), 0, False, details)
+    for text in ("a", "", "b"):
+        delta = Delta("r", 0, 0, (5,), text)
+        details.note(delta)
+        chunk = chunks.content(delta)
+        assert bool(chunk) is bool(text)
+        if chunk:
+            choice = event(chunk)["choices"][0]
+            assert (choice["delta"]["content"] if kind == "chat" else choice["text"]) == text
+
+
+@pytest.mark.parametrize("kind", ["chat", "completion"])
 def test_prompt_logprobs_stand_apart(kind: Kind) -> None:
     details, kept = noted(Details(prompt_logprobs=True), kind, FIRST)
     fields = details.take_choice_fields() | details.take_answer_fields()

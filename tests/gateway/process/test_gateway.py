@@ -46,8 +46,10 @@ async def test_drain_that_takes_too_long_cuts_streams_explicitly(nats_url: str, 
     with running_gateway(tmp_path, nats_url, drain_timeout_s=0.3) as gateway:
         async with known_worker(nats_url, gateway) as worker, connected(gateway) as client:
             client.post("/v1/completions", {"model": worker.model, "prompt": "a", "stream": True})
-            request = await worker.begin(1)
-            await client.head()
+            request = await worker.begin()
+            # A stream whose first token is late is opened all the same.
+            await asyncio.wait_for(client.head(), 10)
+            await worker.say(request, 0, 1)
             gateway.process.send_signal(signal.SIGTERM)
             objects = await client.stream()
             assert objects[-1]["error"]["code"] == "shutting_down"
