@@ -23,6 +23,7 @@ from gpu_worker.models.gguf_layers import (
 )
 from gpu_worker.models.gguf_mixture import mixture_layers, read_gguf_mixture
 from gpu_worker.models.gguf_rope import reached_len, read_gguf_rope
+from gpu_worker.models.gguf_translated import is_translated, read_translated
 from gpu_worker.models.mixture_config import with_mixtures
 from gpu_worker.quantization.gguf.errors import GGUFError
 from gpu_worker.quantization.gguf.file import GGUFFile
@@ -44,6 +45,8 @@ def read_gguf_config(path: Path) -> ModelConfig:
     """
     with GGUFFile(path) as file:
         facts = model_facts(file)
+        if is_translated(facts.architecture):
+            return read_translated(file, facts)
         config = _read_latent(file, facts) if facts.architecture == LATENT else _read(file, facts)
         mixture = read_gguf_mixture(file, facts.architecture, config.intermediate_size)
         if mixture is None:

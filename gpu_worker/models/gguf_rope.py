@@ -14,6 +14,8 @@ from gpu_worker.quantization.gguf.tensor_names import ROPE_DIVISORS, ROPE_LONG_D
 from gpu_worker.quantization.gguf.tensor_types import F32
 
 _MAX_LEN = 1 << 24
+# Dimensions whose frequency is divided by so much do not turn.
+_STILL = 1e20
 
 
 def read_gguf_rope(file: GGUFFile, prefix: str, head_dim: int, context_length: int) -> RopeParameters:
@@ -61,6 +63,20 @@ def read_gguf_rope(file: GGUFFile, prefix: str, head_dim: int, context_length: i
         beta_slow=_turns(file, f"{scaling}.yarn_beta_slow", 1.0),
         truncate=prefix != "gpt-oss",
     )
+
+
+def proportional_share(file: GGUFFile, head_dim: int) -> float:
+    """Return the share of a head's dimensions that turn, which is told by divisors beyond all measure of the others.
+
+    Raises:
+        GGUFError: There are other divisors.
+    """
+    divisors = _divisors(file, ROPE_DIVISORS, head_dim)
+    turning = sum(1 for divisor in divisors if divisor == 1)
+    if any(divisor != 1 for divisor in divisors[:turning]) or any(divisor < _STILL for divisor in divisors[turning:]):
+        problem = "holds other numbers than ones and, behind them, such that nothing turns by"
+        raise GGUFError(file.path, f"tensor {ROPE_DIVISORS!r}", problem)
+    return turning * 2 / head_dim if divisors else 1.0
 
 
 def reached_len(rope: RopeParameters, context_length: int) -> int:

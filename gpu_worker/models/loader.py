@@ -63,6 +63,9 @@ def load_model(
         linears = linears or LinearFactory(free_host_bytes)
         model = CausalLM(config, checkpoint, dtype, device, linears, quantized)
         checkpoint.discard(_STORED_FREQUENCIES)
+        for pattern in config.block.names.unused:
+            # Those of other formats were left out when the files were opened.
+            checkpoint.discard(pattern)
         if isinstance(checkpoint, Checkpoint) and checkpoint.num_unused:
             message = "%d tensors that text does not need, such as those of towers for images or sound, are not loaded"
             _log.info(message, checkpoint.num_unused)

@@ -1,7 +1,7 @@
 """A GGUF file's tokenizer, rewritten as the `tokenizer.json` that the tokenizers library reads.
 
-Two models cover the families that can be served: byte pairs with a list of merges ("gpt2"), and sentencepiece's pairs
-("llama"), whose merges follow from the tokens' scores.
+Three models cover the families that can be served: byte pairs with a list of merges ("gpt2"), sentencepiece's pairs
+("llama"), whose merges follow from the tokens' scores, and the latter with a list of merges ("gemma4").
 """
 
 from __future__ import annotations
@@ -63,9 +63,12 @@ def tokenizer_json(metadata: Metadata) -> bytes:
     if model == "gpt2":
         content = _byte_pair_tokenizer(metadata, vocabulary)
     elif model == "llama":
-        content = _sentencepiece_tokenizer(metadata, vocabulary)
+        scores = metadata.numbers(_SCORES, len(vocabulary.tokens)).tolist()
+        content = _sentencepiece_tokenizer(metadata, vocabulary, _merges_of_scores(metadata, vocabulary, scores))
+    elif model == "gemma4":
+        content = _sentencepiece_tokenizer(metadata, vocabulary, list(_read_merges(metadata, vocabulary.ids())))
     else:
-        raise metadata.error(_MODEL, f"is {model[:80]!r}; supported: 'gpt2' and 'llama'")
+        raise metadata.error(_MODEL, f"is {model[:80]!r}; supported: 'gpt2', 'llama' and 'gemma4'")
     shared = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": vocabulary.added()}
     return msgspec.json.encode(shared | content)
 
@@ -130,8 +133,9 @@ def _read_merges(metadata: Metadata, ids: dict[str, int]) -> Iterator[tuple[str,
         yield left, right
 
 
-def _sentencepiece_tokenizer(metadata: Metadata, vocabulary: _Vocabulary) -> dict[str, Any]:
-    scores = metadata.numbers(_SCORES, len(vocabulary.tokens)).tolist()
+def _sentencepiece_tokenizer(
+    metadata: Metadata, vocabulary: _Vocabulary, merges: list[tuple[str, str]]
+) -> dict[str, Any]:
     has_prefix = metadata.boolean("tokenizer.ggml.add_space_prefix", True)
     marks_spaces = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE_MARK}
     prefix = [{"type": "Prepend", "prepend": _SPACE_MARK}] if has_prefix else []
@@ -154,7 +158,7 @@ def _sentencepiece_tokenizer(metadata: Metadata, vocabulary: _Vocabulary) -> dic
             "fuse_unk": True,
             "byte_fallback": True,
             "vocab": vocabulary.ids(),
-            "merges": _merges_of_scores(metadata, vocabulary, scores),
+            "merges": merges,
         },
     }
 

@@ -28,6 +28,7 @@ _DTYPES = {F32: torch.float32, F16: torch.float16, BF16: torch.bfloat16}
 _PLAIN = re.compile(r"model\.embed_tokens\.weight|model\.layers\.[0-9]+\.self_attn\.(k|v|kv)_b_proj\.weight")
 # Architectures whose converters reorder rows.
 _NEIGHBOURS = ("llama", "granite", "granitemoe", "smollm3")
+_RATE = ".A_log"
 # Of a group's scale and its offset, in the engine's form.
 _GROUP_BYTES = 8
 _REORDERED = re.compile(r"model\.layers\.[0-9]+\.self_attn\.([qk])_proj\.(weight|bias)")
@@ -158,7 +159,8 @@ class GGUFCheckpoint:
         tensor = torch.empty(shape, dtype=torch.float32, device=self._device)
         self._fill(tensor, name, info, range(info.num_bytes // info.row_bytes))
         self._mark(name)
-        return tensor
+        # What files hold is the rate at which a state decays, below zero; checkpoints have its logarithm.
+        return (-tensor).log() if name.endswith(_RATE) else tensor
 
     def ones(self, size: int) -> torch.Tensor:
         """Return as many ones."""
@@ -248,8 +250,8 @@ class GGUFCheckpoint:
 
     def _checked(self, name: str, shape: tuple[int, ...]) -> TensorInfo:
         info = self._info(name)
-        # Converters drop the first dimension of a matrix of one row.
-        if info.shape != shape and (1, *info.shape) != shape:
+        # Converters drop dimensions of one, and add such to vectors.
+        if [size for size in info.shape if size != 1] != [size for size in shape if size != 1]:
             raise self.error(name, f"has shape {list(info.shape)}; the metadata call for {list(shape)}")
         return info
 

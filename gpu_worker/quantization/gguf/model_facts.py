@@ -34,6 +34,12 @@ ARCHITECTURES: Mapping[str, str] = MappingProxyType(
         "smollm3": "SmolLM3ForCausalLM",
         "starcoder2": "Starcoder2ForCausalLM",
         "seed_oss": "SeedOssForCausalLM",
+        "qwen3next": "Qwen3NextForCausalLM",
+        "qwen35": "Qwen3_5ForCausalLM",
+        "qwen35moe": "Qwen3_5MoeForCausalLM",
+        "gemma4": "Gemma4ForCausalLM",
+        "lfm2": "Lfm2ForCausalLM",
+        "lfm2moe": "Lfm2MoeForCausalLM",
     }
 )
 """What GGUF calls the families that can be served."""

@@ -24,6 +24,11 @@ _MODEL: Mapping[str, str] = MappingProxyType(
         "output_norm.weight": "model.norm.weight",
         "output.weight": "lm_head.weight",
         "output_norm.bias": "model.norm.bias",
+        # What LFM2's files call the normalisation before the head.
+        "token_embd_norm.weight": "model.norm.weight",
+        "per_layer_token_embd.weight": "model.embed_tokens_per_layer.weight",
+        "per_layer_model_proj.weight": "model.per_layer_model_projection.weight",
+        "per_layer_proj_norm.weight": "model.per_layer_projection_norm.weight",
         **{name: name for name in CONFIGURATION},
     }
 )
@@ -42,6 +47,7 @@ _LAYER: Mapping[str, str] = MappingProxyType(
         "ffn_down": "mlp.down_proj",
         "ffn_gate_inp": "mlp.gate",
         "ffn_gate_exps": "mlp.experts.gate_proj",
+        "ffn_gate_up_exps": "mlp.experts.gate_up_proj",
         "ffn_up_exps": "mlp.experts.up_proj",
         "ffn_down_exps": "mlp.experts.down_proj",
         "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
@@ -56,6 +62,32 @@ _AFTER: Mapping[str, str] = MappingProxyType(
 _AROUND: Mapping[str, str] = MappingProxyType({**_AFTER, "ffn_norm": "pre_feedforward_layernorm"})
 # These call the normalisation before the feed-forward block as others call one behind attention.
 _SECOND: Mapping[str, str] = MappingProxyType({"post_attention_norm": "post_attention_layernorm"})
+_QWEN_HYBRID: Mapping[str, str] = MappingProxyType(
+    {
+        **_SECOND,
+        "attn_qkv": "linear_attn.in_proj_qkv",
+        "attn_gate": "linear_attn.in_proj_z",
+        "ssm_in": "linear_attn.in_proj_qkvz",
+        "ssm_ba": "linear_attn.in_proj_ba",
+        "ssm_beta": "linear_attn.in_proj_b",
+        "ssm_alpha": "linear_attn.in_proj_a",
+        "ssm_conv1d": "linear_attn.conv1d",
+        "ssm_norm": "linear_attn.norm",
+        "ssm_out": "linear_attn.out_proj",
+    }
+)
+_LFM2: Mapping[str, str] = MappingProxyType(
+    {
+        "attn_norm": "operator_norm",
+        "ffn_norm": "ffn_norm",
+        "shortconv.in_proj": "conv.in_proj",
+        "shortconv.conv": "conv.conv",
+        "shortconv.out_proj": "conv.out_proj",
+        "ffn_gate_exps": "mlp.experts.w1",
+        "ffn_up_exps": "mlp.experts.w3",
+        "ffn_down_exps": "mlp.experts.w2",
+    }
+)
 # What families have besides, or call otherwise.
 _FAMILIES: Mapping[str, Mapping[str, str]] = MappingProxyType(
     {
@@ -64,6 +96,27 @@ _FAMILIES: Mapping[str, Mapping[str, str]] = MappingProxyType(
         "seed_oss": _SECOND,
         "gemma2": _AROUND,
         "gemma3": _AROUND,
+        "gemma4": MappingProxyType(
+            {
+                **_AROUND,
+                "pre_ffw_norm_2": "pre_feedforward_layernorm_2",
+                "post_ffw_norm_1": "post_feedforward_layernorm_1",
+                "post_ffw_norm_2": "post_feedforward_layernorm_2",
+                "inp_gate": "per_layer_input_gate",
+                "proj": "per_layer_projection",
+                "post_norm": "post_per_layer_input_norm",
+                "ffn_gate_inp": "router.proj",
+                "ffn_gate_exps": "experts.gate_proj",
+                "ffn_up_exps": "experts.up_proj",
+                "ffn_gate_up_exps": "experts.gate_up_proj",
+                "ffn_down_exps": "experts.down_proj",
+            }
+        ),
+        "qwen3next": _QWEN_HYBRID,
+        "qwen35": _QWEN_HYBRID,
+        "qwen35moe": _QWEN_HYBRID,
+        "lfm2": _LFM2,
+        "lfm2moe": _LFM2,
         "olmo2": _AFTER,
         "exaone4": _AFTER,
         "phi3": MappingProxyType({"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}),
@@ -91,10 +144,23 @@ _FAMILIES: Mapping[str, Mapping[str, str]] = MappingProxyType(
 )
 # What checkpoints know without `.weight`.
 _WHOLE: Mapping[str, str] = MappingProxyType(
-    {"attn_sinks.weight": "self_attn.sinks", "exp_probs_b.bias": "mlp.gate.e_score_correction_bias"}
+    {
+        "attn_sinks.weight": "self_attn.sinks",
+        "exp_probs_b.bias": "mlp.gate.e_score_correction_bias",
+        "layer_output_scale.weight": "layer_scalar",
+        "ffn_gate_inp.scale": "router.scale",
+        "ffn_down_exps.scale": "router.per_expert_scale",
+        "ssm_a": "linear_attn.A_log",
+        "ssm_dt.bias": "linear_attn.dt_bias",
+    }
+)
+_FAMILIES_WHOLE: Mapping[str, Mapping[str, str]] = MappingProxyType(
+    {"lfm2moe": MappingProxyType({"exp_probs_b.bias": "mlp.expert_bias"})}
 )
 _ANY_LAYER = re.compile(r"blk\.(0|[1-9][0-9]{0,3})\.")
-_LAYER_NAME = re.compile(r"blk\.(0|[1-9][0-9]{0,3})\.([a-z_]+)\.(weight|bias)")
+_LAYER_NAME = re.compile(
+    r"blk\.(0|[1-9][0-9]{0,3})\.([a-z0-9_]+(?:\.(?:in_proj|out_proj|conv))?)(?:\.(weight|bias|scale))?"
+)
 
 
 def tensors_by_name(file: GGUFFile) -> dict[str, TensorInfo]:
@@ -106,25 +172,26 @@ def tensors_by_name(file: GGUFFile) -> dict[str, TensorInfo]:
     tensors = {}
     architecture = file.metadata.text("general.architecture", "")
     layer = {**_LAYER, **_FAMILIES.get(architecture, {})}
+    whole = {**_WHOLE, **_FAMILIES_WHOLE.get(architecture, {})}
     for info in file.tensors.values():
         if _drafts(file, architecture, info.name):
             continue
-        name = _checkpoint_name(info.name, layer)
+        name = _checkpoint_name(info.name, layer, whole)
         if name is None:
             raise GGUFError(file.path, f"tensor {info.name!r}", "is in no model that can be served")
         tensors[name] = info
     return tensors
 
 
-def _checkpoint_name(name: str, parts: Mapping[str, str]) -> str | None:
+def _checkpoint_name(name: str, parts: Mapping[str, str], wholes: Mapping[str, str]) -> str | None:
     """Return what a checkpoint calls the tensor, or None when no model that we serve has it."""
     match = _LAYER_NAME.fullmatch(name)
     if match is None:
         return _MODEL.get(name)
     layer, part, kind = match.groups()
-    if (whole := _WHOLE.get(f"{part}.{kind}")) is not None:
+    if (whole := wholes.get(part if kind is None else f"{part}.{kind}")) is not None:
         return f"model.layers.{layer}.{whole}"
-    return f"model.layers.{layer}.{parts[part]}.{kind}" if part in parts else None
+    return f"model.layers.{layer}.{parts[part]}.{kind}" if part in parts and kind in ("weight", "bias") else None
 
 
 def _drafts(file: GGUFFile, architecture: str, name: str) -> bool:

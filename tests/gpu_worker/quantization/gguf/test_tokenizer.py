@@ -20,6 +20,7 @@ from tests.gpu_worker.quantization.gguf.vocabularies import (
     TEXTS,
     Vocabulary,
     byte_pair_vocabulary,
+    merged_vocabulary,
     sentencepiece_vocabulary,
 )
 
@@ -35,6 +36,7 @@ VOCABULARIES: dict[str, Callable[[], Vocabulary]] = {
     "qwen2 with bos": lambda: byte_pair_vocabulary("qwen2", add_bos=True),
     "sentencepiece": sentencepiece_vocabulary,
     "sentencepiece without prefix": lambda: sentencepiece_vocabulary(False),
+    "gemma4": merged_vocabulary,
 }
 
 Write = Callable[[Callable[[Any], None], int], Path]
@@ -123,7 +125,10 @@ DEFECTS: dict[str, tuple[Callable[[], Vocabulary], str]] = {
         r"'tokenizer\.ggml\.pre' is 'jais'; supported: gpt-2, smollm, llama-bpe, .*qwen2, .*tekken",
     ),
     "no pre-tokenizer": (lambda: _changed(pre=None), r"'tokenizer\.ggml\.pre' is missing; convert .* gpt-2, smollm"),
-    "unknown model": (lambda: _changed(model="t5"), r"'tokenizer\.ggml\.model' is 't5'; supported: 'gpt2' and 'llama'"),
+    "unknown model": (
+        lambda: _changed(model="t5"),
+        r"'tokenizer\.ggml\.model' is 't5'; supported: 'gpt2', 'llama' and 'gemma4'",
+    ),
     "model without a vocabulary": (lambda: _changed(model="none"), "is 'none'; supported"),
     "no merges": (lambda: _changed(merges=None), r"'tokenizer\.ggml\.merges' is missing"),
     "merge of unknown tokens": (lambda: _changed(merges=["q zq"]), "holds 'q zq', which is not two tokens"),

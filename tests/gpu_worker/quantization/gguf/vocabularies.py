@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -186,3 +186,10 @@ def sentencepiece_vocabulary(add_space_prefix: bool = True) -> Vocabulary:
     tokenizer.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in head[:3]])
     tokenizer.add_tokens([AddedToken("<tool>", normalized=False)])
     return Vocabulary(tokenizer, "llama", None, tokens, types, scores=scores, add_space_prefix=add_space_prefix)
+
+
+def merged_vocabulary() -> Vocabulary:
+    """Make a tokenizer as Gemma 4's: pieces like sentencepiece's, whose merges are listed."""
+    pieces = sentencepiece_vocabulary(False)
+    merges, scores = _merges(pieces.tokenizer.model), [0.0] * len(pieces.tokens)
+    return replace(pieces, model="gemma4", merges=merges, scores=scores, add_bos=True)

@@ -1,0 +1,256 @@
+"""Families whose GGUF metadata are read as the `config.json` of their checkpoints: one description serves both.
+
+llama.cpp's converters write the same facts under other names; what they change in tensors is said here as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from gpu_worker.layers.layer_traits import GatedDeltaShape, MixerShape
+from gpu_worker.models.block_traits import NormKind
+from gpu_worker.models.config import ModelConfig
+from gpu_worker.models.families import gemma4, lfm2, lfm2_moe, qwen3_5, qwen3_5_moe, qwen3_next
+from gpu_worker.models.gguf_layers import num_layers
+from gpu_worker.models.gguf_rope import proportional_share, reached_len, read_gguf_rope
+from gpu_worker.models.json_file import JsonFile
+from gpu_worker.quantization.gguf.errors import GGUFError
+from gpu_worker.quantization.gguf.file import GGUFFile
+from gpu_worker.quantization.gguf.method import read_gguf_method
+from gpu_worker.quantization.gguf.model_facts import ModelFacts
+from gpu_worker.quantization.gguf.special_tokens import end_token_ids, token_id
+from gpu_worker.quantization.gguf.tensor_types import F16, F32
+
+Fields = dict[str, Any]
+
+# Quantized weights come from bfloat16 models nearly always.
+_DTYPES = {F32: "float32", F16: "float16"}
+_MAX_HEADS = 1024
+_FULL, _SLIDING, _LINEAR, _CONV = "full_attention", "sliding_attention", "linear_attention", "conv"
+
+
+@dataclass(frozen=True, slots=True)
+class _Family:
+    """How a family's metadata become fields, and what its converter does to a model besides.
+
+    Attributes:
+        read_config: Of the family.
+        fields: Those of its own, by the file and its architecture.
+        finish: Turns the configuration of a checkpoint into that of the file.
+    """
+
+    read_config: Callable[[JsonFile], ModelConfig]
+    fields: Callable[[GGUFFile, str], Fields]
+    finish: Callable[[GGUFFile, str, ModelConfig], ModelConfig] = lambda file, prefix, config: config
+
+
+def is_translated(architecture: str) -> bool:
+    """Whether files of an architecture are read so."""
+    return architecture in _FAMILIES
+
+
+def read_translated(file: GGUFFile, facts: ModelFacts) -> ModelConfig:
+    """Read the configuration.
+
+    Raises:
+        HeadraceError: A field is missing, malformed or not supported.
+    """
+    prefix, family = facts.architecture, _FAMILIES[facts.architecture]
+    fields = {**_shared_fields(file, facts), **family.fields(file, prefix)}
+    # As if the file were a folder: no other file's fields count.
+    config = family.read_config(JsonFile(file.path / "metadata", fields))
+    config = family.finish(file, prefix, config)
+    return replace(config, quantization=read_gguf_method(file), draft_head=None)
+
+
+def _shared_fields(file: GGUFFile, facts: ModelFacts) -> Fields:
+    metadata, prefix = file.metadata, facts.architecture
+    embedding = file.tensors["token_embd.weight"]
+    return {
+        "vocab_size": facts.vocab_size,
+        "hidden_size": facts.hidden_size,
+        "num_hidden_layers": num_layers(file, prefix),
+        "num_attention_heads": metadata.integer(f"{prefix}.attention.head_count", maximum=_MAX_HEADS),
+        "rms_norm_eps": metadata.number(f"{prefix}.attention.layer_norm_rms_epsilon"),
+        "max_position_embeddings": facts.context_length,
+        "tie_word_embeddings": "output.weight" not in file.tensors,
+        "eos_token_id": sorted(end_token_ids(metadata)),
+        "bos_token_id": token_id(metadata, "bos"),
+        "dtype": _DTYPES.get(embedding.type, "bfloat16"),
+    }
+
+
+def _by_layer(file: GGUFFile, field: str, default: int | None = None) -> list[int]:
+    """Read a number that all layers have, or one for each.
+
+    Raises:
+        GGUFError: There are fewer than layers.
+    """
+    metadata, count = file.metadata, num_layers(file, field.partition(".")[0])
+    value = metadata.fields.get(field, default)
+    if isinstance(value, list | np.ndarray):
+        return [int(number) for number in metadata.numbers(field, len(value))[:count]]
+    return [metadata.integer(field, default, minimum=0)] * count
+
+
+def _qwen_fields(file: GGUFFile, prefix: str) -> Fields:
+    """Read Qwen's hybrids: every so many layers one attends."""
+    metadata = file.metadata
+    head_dim, heads = metadata.integer(f"{prefix}.attention.key_length"), f"{prefix}.ssm.time_step_rank"
+    num_heads, inner = metadata.integer(heads, maximum=_MAX_HEADS), metadata.integer(f"{prefix}.ssm.inner_size")
+    if inner % num_heads:
+        raise metadata.error(f"{prefix}.ssm.inner_size", f"is {inner}; it must be a multiple of {heads} ({num_heads})")
+    experts = metadata.integer(f"{prefix}.expert_count", 0, minimum=0)
+    rotary_dim = metadata.integer(f"{prefix}.rope.dimension_count", head_dim)
+    return {
+        "num_key_value_heads": metadata.integer(f"{prefix}.attention.head_count_kv", maximum=_MAX_HEADS),
+        "head_dim": head_dim,
+        # Those of experts alone need not say how large a dense block would be.
+        "intermediate_size": metadata.integer(f"{prefix}.feed_forward_length", 1 if experts else None),
+        "full_attention_interval": metadata.integer(f"{prefix}.full_attention_interval", 4),
+        # Half a dimension more, so that the product is not rounded below the number.
+        "partial_rotary_factor": min(1.0, (rotary_dim + 0.5) / head_dim),
+        "rope_theta": metadata.number(f"{prefix}.rope.freq_base", 10_000.0),
+        "linear_conv_kernel_dim": metadata.integer(f"{prefix}.ssm.conv_kernel"),
+        "linear_key_head_dim": metadata.integer(f"{prefix}.ssm.state_size"),
+        "linear_value_head_dim": inner // num_heads,
+        "linear_num_key_heads": metadata.integer(f"{prefix}.ssm.group_count"),
+        "linear_num_value_heads": num_heads,
+        **(_qwen_experts(file, prefix, experts) if experts else {}),
+    }
+
+
+def _qwen_experts(file: GGUFFile, prefix: str, num_experts: int) -> Fields:
+    metadata, count = file.metadata, num_layers(file, prefix)
+    sparse = [f"blk.{index}.ffn_gate_inp.weight" in file.tensors for index in range(count)]
+    shared = file.tensors.get(f"blk.{sparse.index(True) if True in sparse else 0}.ffn_gate_shexp.weight")
+    if shared is None:
+        raise GGUFError(file.path, "tensor 'ffn_gate_shexp.weight'", "is missing in a layer with experts")
+    return {
+        "num_experts": num_experts,
+        "num_experts_per_tok": metadata.integer(f"{prefix}.expert_used_count"),
+        "moe_intermediate_size": metadata.integer(f"{prefix}.expert_feed_forward_length"),
+        "shared_expert_intermediate_size": shared.shape[0],
+        "norm_topk_prob": metadata.boolean(f"{prefix}.expert_weights_norm", True),
+        "mlp_only_layers": [index for index, is_sparse in enumerate(sparse) if not is_sparse],
+    }
+
+
+def _finish_qwen(file: GGUFFile, prefix: str, config: ModelConfig) -> ModelConfig:
+    """Normalisations are whole here; queries of states may be in order, and value heads stand by turns."""
+    by_key_head = any(name.endswith(".ssm_in.weight") for name in file.tensors)
+    gates_by_key_head = any(name.endswith(".ssm_ba.weight") for name in file.tensors)
+
+    def states(mixer: MixerShape | None) -> MixerShape | None:
+        if not isinstance(mixer, GatedDeltaShape):
+            return mixer
+        is_turning = prefix != "qwen3next" and mixer.sizes.num_value_heads != mixer.sizes.num_key_heads
+        return replace(mixer, by_key_head=by_key_head, gates_by_key_head=gates_by_key_head, values_by_turns=is_turning)
+
+    layers = tuple(replace(layer, mixer=states(layer.mixer)) for layer in config.layers)
+    config = replace(config, layers=layers, block=replace(config.block, norm=NormKind()))
+    return _with_rope(file, prefix, config)
+
+
+def _with_rope(file: GGUFFile, prefix: str, config: ModelConfig) -> ModelConfig:
+    """Return the model with the rotation that the file names."""
+    attention = next(layer.mixer for layer in config.layers if hasattr(layer.mixer, "rotary_dim"))
+    rotary_dim = getattr(attention, "rotary_dim", None) or config.head_dim
+    rope = read_gguf_rope(file, prefix, rotary_dim, config.max_model_len)
+    return replace(config, rope=rope, max_model_len=reached_len(rope, config.max_model_len))
+
+
+def _gemma4_fields(file: GGUFFile, prefix: str) -> Fields:
+    """Read Gemma 4: layers with a window have heads of their own, and some layers read others' keys."""
+    metadata, attention = file.metadata, f"{prefix}.attention"
+    pattern = metadata.numbers(f"{attention}.sliding_window_pattern", num_layers(file, prefix))
+    slides = [bool(is_sliding) for is_sliding in pattern]
+    kv_heads, inner = _by_layer(file, f"{attention}.head_count_kv"), _by_layer(file, f"{prefix}.feed_forward_length")
+    num_shared = metadata.integer(f"{attention}.shared_kv_layers", 0, minimum=0)
+    first_full = slides.index(False) if False in slides else 0
+    head_dim, experts = metadata.integer(f"{attention}.key_length"), f"{prefix}.expert_count"
+    cap, table = f"{prefix}.final_logit_softcapping", file.tensors.get("per_layer_token_embd.weight")
+    return {
+        "num_key_value_heads": kv_heads[slides.index(True)] if True in slides else kv_heads[0],
+        "num_global_key_value_heads": kv_heads[first_full],
+        "head_dim": metadata.integer(f"{attention}.key_length_swa", head_dim),
+        "global_head_dim": head_dim,
+        "attention_k_eq_v": f"blk.{first_full}.attn_v.weight" not in file.tensors,
+        "layer_types": [_SLIDING if is_sliding else _FULL for is_sliding in slides],
+        "sliding_window": metadata.integer(f"{attention}.sliding_window"),
+        "num_kv_shared_layers": num_shared,
+        "intermediate_size": inner[0],
+        "use_double_wide_mlp": num_shared > 0 and inner[-1] == 2 * inner[0],
+        "hidden_size_per_layer_input": metadata.integer(f"{prefix}.embedding_length_per_layer_input", 0, minimum=0),
+        "vocab_size_per_layer_input": 0 if table is None else table.shape[0],
+        "final_logit_softcapping": metadata.number(cap) if cap in metadata else None,
+        "rope_parameters": _gemma4_ropes(file, prefix, head_dim),
+        **(_gemma4_experts(file, prefix) if metadata.integer(experts, 0, minimum=0) else {"enable_moe_block": False}),
+    }
+
+
+def _gemma4_ropes(file: GGUFFile, prefix: str, head_dim: int) -> Fields:
+    metadata = file.metadata
+    full = {
+        "rope_type": "proportional",
+        "rope_theta": metadata.number(f"{prefix}.rope.freq_base", 1e6),
+        "partial_rotary_factor": proportional_share(file, head_dim),
+    }
+    theta = metadata.number(f"{prefix}.rope.freq_base_swa", 1e4)
+    return {_FULL: full, _SLIDING: {"rope_type": "default", "rope_theta": theta}}
+
+
+def _gemma4_experts(file: GGUFFile, prefix: str) -> Fields:
+    metadata = file.metadata
+    return {
+        "enable_moe_block": True,
+        "num_experts": metadata.integer(f"{prefix}.expert_count"),
+        "top_k_experts": metadata.integer(f"{prefix}.expert_used_count"),
+        "moe_intermediate_size": metadata.integer(f"{prefix}.expert_feed_forward_length"),
+    }
+
+
+def _lfm2_fields(file: GGUFFile, prefix: str) -> Fields:
+    """Read LFM2: layers without key heads are convolutions."""
+    metadata = file.metadata
+    kv_heads = _by_layer(file, f"{prefix}.attention.head_count_kv")
+    return {
+        "num_key_value_heads": max(kv_heads, default=1) or 1,
+        "layer_types": [_FULL if count else _CONV for count in kv_heads],
+        "intermediate_size": metadata.integer(f"{prefix}.feed_forward_length"),
+        "block_auto_adjust_ff_dim": False,
+        "conv_L_cache": metadata.integer(f"{prefix}.shortconv.l_cache"),
+        "conv_bias": any(name.endswith(".shortconv.conv.bias") for name in file.tensors),
+        "norm_eps": metadata.number(f"{prefix}.attention.layer_norm_rms_epsilon"),
+        "rope_theta": metadata.number(f"{prefix}.rope.freq_base", 1e6),
+    }
+
+
+def _lfm2_moe_fields(file: GGUFFile, prefix: str) -> Fields:
+    metadata = file.metadata
+    return {
+        **_lfm2_fields(file, prefix),
+        "num_experts": metadata.integer(f"{prefix}.expert_count"),
+        "num_experts_per_tok": metadata.integer(f"{prefix}.expert_used_count"),
+        "moe_intermediate_size": metadata.integer(f"{prefix}.expert_feed_forward_length"),
+        "num_dense_layers": metadata.integer(f"{prefix}.leading_dense_block_count", 0, minimum=0),
+        "routed_scaling_factor": metadata.number(f"{prefix}.expert_weights_scale", 1.0),
+        "use_expert_bias": any(name.endswith(".exp_probs_b.bias") for name in file.tensors),
+    }
+
+
+_FAMILIES: Mapping[str, _Family] = MappingProxyType(
+    {
+        "qwen3next": _Family(qwen3_next.read_config, _qwen_fields, _finish_qwen),
+        "qwen35": _Family(qwen3_5.read_config, _qwen_fields, _finish_qwen),
+        "qwen35moe": _Family(qwen3_5_moe.read_config, _qwen_fields, _finish_qwen),
+        "gemma4": _Family(gemma4.read_config, _gemma4_fields),
+        "lfm2": _Family(lfm2.read_config, _lfm2_fields, _with_rope),
+        "lfm2moe": _Family(lfm2_moe.read_config, _lfm2_moe_fields, _with_rope),
+    }
+)

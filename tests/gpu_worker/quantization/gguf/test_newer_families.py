@@ -1,0 +1,131 @@
+"""Logits of GGUF files of hybrids and of Gemma 4 against `transformers` with the numbers that the files hold."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+
+from gpu_worker.layers.layer_traits import GatedDeltaShape
+from gpu_worker.models.registry import read_model_config
+from gpu_worker.quantization.gguf.errors import GGUFError
+from shared.sampling import Sampling
+from tests.gpu_worker.execution.engine_run import make_runner, make_sequence, run
+from tests.gpu_worker.models.variants import oracle_logits
+from tests.gpu_worker.quantization.gguf.gguf_models import VOCAB_SIZE
+from tests.gpu_worker.quantization.gguf.newer_files import NewerFile, write_newer
+from tests.gpu_worker.quantization.gguf.test_families import LENGTH, logits_of
+
+_DELTA = {
+    "head_dim": 32,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 6,
+    "linear_key_head_dim": 32,
+    "linear_value_head_dim": 32,
+    "num_hidden_layers": 4,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 5000.0, "partial_rotary_factor": 0.25},
+}
+_EXPERTS = {
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 64,
+}
+_ROPES = {
+    "full_attention": {"rope_type": "proportional", "rope_theta": 5000.0, "partial_rotary_factor": 0.25},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
+}
+_GEMMA4 = {
+    "head_dim": 16,
+    "global_head_dim": 32,
+    "sliding_window": 9,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
+    "num_hidden_layers": 6,
+    "hidden_size_per_layer_input": 0,
+    "rope_parameters": _ROPES,
+    "pad_token_id": 0,
+}
+_SMALL = {"hidden_size_per_layer_input": 32, "vocab_size_per_layer_input": VOCAB_SIZE, "num_kv_shared_layers": 3}
+_GEMMA4_EXPERTS = {"enable_moe_block": True, "num_experts": 6, "top_k_experts": 2, "moe_intermediate_size": 32}
+_LFM2 = {"layer_types": ["conv", "full_attention", "conv"], "num_hidden_layers": 3, "block_auto_adjust_ff_dim": False}
+
+FILES = {
+    "qwen3next": NewerFile("Qwen3Next", "Qwen3Next", "qwen3next", {**_DELTA, **_EXPERTS}),
+    "qwen3next-fused": NewerFile("Qwen3Next", "Qwen3Next", "qwen3next", {**_DELTA, **_EXPERTS}, fuses_inputs=True),
+    "qwen35": NewerFile("Qwen3_5Text", "Qwen3_5", "qwen35", _DELTA),
+    "qwen35-equal": NewerFile("Qwen3_5Text", "Qwen3_5", "qwen35", {**_DELTA, "linear_num_value_heads": 2}),
+    "qwen35moe": NewerFile("Qwen3_5MoeText", "Qwen3_5Moe", "qwen35moe", {**_DELTA, **_EXPERTS}),
+    "gemma4": NewerFile("Gemma4Text", "Gemma4", "gemma4", _GEMMA4),
+    "gemma4-shared": NewerFile("Gemma4Text", "Gemma4", "gemma4", {**_GEMMA4, **_SMALL, "use_double_wide_mlp": True}),
+    "gemma4-experts": NewerFile(
+        "Gemma4Text",
+        "Gemma4",
+        "gemma4",
+        {**_GEMMA4, **_GEMMA4_EXPERTS, "attention_k_eq_v": True, "num_global_key_value_heads": 1},
+    ),
+    "lfm2": NewerFile("Lfm2", "Lfm2", "lfm2", _LFM2),
+    "lfm2moe": NewerFile(
+        "Lfm2Moe",
+        "Lfm2Moe",
+        "lfm2moe",
+        {**_LFM2, "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "num_dense_layers": 1},
+    ),
+}
+SLOW = [pytest.param(name, marks=[] if name in ("qwen35", "gemma4") else [pytest.mark.slow]) for name in FILES]
+
+
+def check(path: Path, case: NewerFile) -> None:
+    oracle: Any = write_newer(path, case)
+    tokens = torch.randint(VOCAB_SIZE, (LENGTH,), generator=torch.Generator().manual_seed(7))
+    expected = oracle_logits(oracle, tokens)
+    assert expected.std() > 0.05
+    torch.testing.assert_close(logits_of(path, tokens), expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", SLOW)
+def test_logits_equal_transformers(tmp_path: Path, name: str) -> None:
+    check(tmp_path / "model.gguf", FILES[name])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FILES)
+def test_logits_of_quantized_files_equal_transformers(tmp_path: Path, name: str) -> None:
+    check(tmp_path / "model.gguf", replace(FILES[name], kind="Q8_0"))
+
+
+@pytest.mark.slow
+def test_value_heads_smaller_than_blocks_are_put_in_order(tmp_path: Path) -> None:
+    options = {**_DELTA, "linear_num_value_heads": 8, "linear_value_head_dim": 16}
+    path = tmp_path / "model.gguf"
+    check(path, NewerFile("Qwen3_5Text", "Qwen3_5", "qwen35", options))
+    mixer = read_model_config(path).layers[0].mixer
+    assert isinstance(mixer, GatedDeltaShape)
+    assert mixer.values_by_turns
+
+
+def test_rotation_by_other_divisors_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    write_newer(path, FILES["gemma4"])
+    stored = gguf.GGUFReader(path, "r+")
+    divisors = next(tensor for tensor in stored.tensors if tensor.name == "rope_freqs.weight")
+    divisors.data[:] = np.array([2.0] * len(divisors.data), np.float32)
+    del stored, divisors
+    with pytest.raises(GGUFError, match=r"'rope_freqs\.weight'.* other numbers than ones"):
+        read_model_config(path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["qwen35", "gemma4-shared", "lfm2moe"])
+def test_files_are_served(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "model.gguf"
+    oracle = write_newer(path, FILES[name])
+    prompt = list(range(3, 24))
+    runner = make_runner(path, max_model_len=48, dtype="float32")
+    answer = run(runner, [make_sequence("0", prompt, Sampling(temperature=0.0, max_tokens=9))]).tokens["0"]
+    expected = oracle_logits(oracle, torch.tensor([*prompt, *answer]))[len(prompt) - 1 : -1]
+    assert answer == expected.argmax(1).tolist()
