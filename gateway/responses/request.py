@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Raw
 
 from gateway.api.schemas.conversation import estimate_messages
-from gateway.api.schemas.decoding import decode_body
+from gateway.api.schemas.decoding import decode_body, without_lone_surrogates
 from gateway.api.schemas.model_name import checked_model
 from gateway.api.schemas.refusals import invalid_value, missing_parameter, unsupported_parameter
 from gateway.api.schemas.row import Kind
@@ -25,6 +25,7 @@ from gateway.responses.includes import ENCRYPTED_REASONING, LOGPROBS, check_incl
 from gateway.responses.item_ids import input_item_id, new_response_id
 from gateway.responses.kept_items import kept_item
 from gateway.responses.text_format import repeated_format, text_output
+from gateway.responses.tool_names import check_tool_names
 from gateway.responses.tools import (
     NamespacedName,
     ResponseToolChoiceBody,
@@ -48,6 +49,8 @@ def parse_body(data: bytes, allow_unknown: bool = False) -> ResponseBody:
     """
     body = decode_body(_decoder, Kind.RESPONSE, data, allow_unknown)
     checked_model(body.model)
+    if body.tools and not allow_unknown:
+        check_tool_names(without_lone_surrogates(data))
     check_includes(body.include or ())
     if body.background and body.store is False:
         raise invalid_value("store", "A background response is stored: leave 'store' out, or set it to true.")

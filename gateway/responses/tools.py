@@ -33,7 +33,7 @@ _FUNCTION, _NAMESPACE = "function", "namespace"
 
 
 class FunctionToolBody(Struct, kw_only=True):
-    """A tool. What a function has beside these fields is for tools that OpenAI runs itself."""
+    """A tool. Names that functions do not have are read by `tool_names`; other tools are refused by their type."""
 
     type: Choice
     name: FunctionName | None = None
