@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
+import os
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import httpx2
 import pytest
 from click.testing import CliRunner
 from nats.aio.client import Client
 
 from ops.cli.worker_login import command, user_block
+from ops.stack.config import DEMO_MODEL
+from ops.stack.ports import free_port
 from shared.batch_streams import batch_stream, batch_tenants
 from shared.errors import DependencyError
 from shared.nats_connection import WrongRoleError, connect
@@ -121,6 +130,68 @@ async def test_worker_of_another_model_is_told_before_it_begins(server: NatsServ
         await connect(server.url, role="worker", name="w", scope=OTHER_TOKEN, user="w-m", password="pw")
     with pytest.raises(DependencyError, match="refuses the user or password"):
         await connect(server.url, role="worker", name="w", scope="m", user="w-m", password="wrong")
+
+
+@pytest.mark.slow
+async def test_people_and_jobs_are_answered_by_workers_with_a_login_for_their_model(tmp_path: Path) -> None:
+    """The whole way by processes: a gateway, and two workers that each may serve one model."""
+    users = [user_block(model, f'user: "w-{encode_name(model)}", password: "pw"') for model in (OWN, OTHER)]
+    with secured_server(tmp_path / "nats", "".join(users)) as server, contextlib.ExitStack() as stack:
+        login = {"user": "admin", "password": PASSWORDS["admin"]}
+        admin = await connect(server.url, role="admin", name="admin", **login)
+        await ensure_streams(admin.jetstream(), LIMITS, ["default"])
+        await admin.close()
+        port = free_port()
+        gateway = {"PORT": str(port), "API_KEY": "k", "NATS_USER": "gateway", "NATS_PASSWORD": PASSWORDS["gateway"]}
+        stack.enter_context(_process("gateway", server.url, tmp_path / "gateway.log", gateway))
+        for model in (OWN, OTHER):
+            token = encode_name(model)
+            worker = {"MODEL": str(DEMO_MODEL), "SERVED_MODEL_NAME": model, "SIMULATE": "1", "NATS_USER": f"w-{token}"}
+            log = tmp_path / f"worker-{token}.log"
+            stack.enter_context(_process("worker", server.url, log, {**worker, "NATS_PASSWORD": "pw"}))
+        headers = {"Authorization": "Bearer k"}
+        batch = await connect(server.url, role="batch", name="b", user="batch", password=PASSWORDS["batch"])
+        async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}", headers=headers) as client:
+            for model in (OWN, OTHER):
+                body = {"model": model, "prompt": "x", "max_tokens": 4}
+                assert (await _answered(client, body))["usage"]["completion_tokens"] == 4
+                tokens = await client.post("/tokenize", json={"model": model, "prompt": "x"})
+                assert tokens.status_code == 200
+                job = {"id": f"job-{encode_name(model)}", "model": model, "text": "x", "sampling": {"max_tokens": 4}}
+                results = await batch.subscribe(f"hr.result.default.{encode_name(job['id'])}")
+                await batch.jetstream().publish(f"hr.req.{encode_name(model)}.batch.default", json.dumps(job).encode())
+                result = json.loads((await results.next_msg(timeout=30)).data)
+                assert (result["finish"], result["completion_tokens"]) == ("length", 4)
+        await batch.close()
+    assert "permissions violation" not in _printed_by_workers(tmp_path)
+
+
+def _printed_by_workers(directory: Path) -> str:
+    return "".join(log.read_text().lower() for log in directory.glob("worker-*.log"))
+
+
+@contextlib.contextmanager
+def _process(part: str, nats_url: str, log: Path, settings: dict[str, str]) -> Iterator[None]:
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("HEADRACE_")}
+    environ |= {"HEADRACE_NATS_URL": nats_url} | {f"HEADRACE_{name}": value for name, value in settings.items()}
+    with log.open("wb") as output:
+        process = subprocess.Popen([sys.executable, "-m", "ops.cli", part], env=environ, stdout=output, stderr=output)
+    try:
+        yield
+    finally:
+        process.terminate()
+        process.wait(40)
+
+
+async def _answered(client: httpx2.AsyncClient, body: dict[str, Any]) -> dict[str, Any]:
+    """Ask until somebody serves the model."""
+    async with asyncio.timeout(60):
+        while True:
+            with contextlib.suppress(httpx2.TransportError):
+                answer = await client.post("/v1/completions", json=body)
+                if answer.status_code == 200:
+                    return answer.json()
+            await asyncio.sleep(0.2)
 
 
 def test_printed_user_is_one_that_nats_reads(tmp_path: Path) -> None:
