@@ -8,8 +8,9 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; 
 ARGS ?=
 # Tests that compute share two processes. The others start servers, kill them and watch the clock: they mostly wait, and
 # run beside them in two more processes, which the machine prefers (`nice`) because their answers are timed.
-COMPUTING_TESTS := tests/architecture tests/gateway/api/schemas tests/gpu_worker tests/kernels tests/shared \
-	$(addprefix tests/ops/,bench demo_model deploy quantize train_draft)
+COMPUTING_TESTS := tests/architecture tests/gateway/api/schemas tests/kernels tests/shared \
+	$(addprefix tests/ops/,bench demo_model deploy quantize train_draft) \
+	$(addprefix tests/gpu_worker/,core engine execution layers matrix models quantization speculative start structured_output text)
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help

@@ -2,21 +2,25 @@
 
 A launch is a function that calls an op's host code with CPU tensors; whatever kernels it launches are compiled with
 exactly the specialisation that a GPU would see, and not run. The tests' own process has the interpreter switched on,
-so the compiler runs in a process of its own: `python -m tests.kernels.compile_checks MODULE CAPABILITY... OUTPUT`.
+so the compiler runs in processes of its own: one imports torch and Triton, which takes longer than most kernels, and
+forks for each module.
 
 `MODULE.launches(gpu)` returns the launches by name.
 """
 
 from __future__ import annotations
 
+import atexit
 import importlib
 import json
 import os
 import re
 import subprocess
 import sys
+import traceback
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -52,22 +56,53 @@ class CompiledKernel:
 
 def compile_launches(module: str, capabilities: tuple[int, ...], output: Path) -> list[CompiledKernel]:
     """Compile all launches of a module in a process of their own; `output` is a file to pass the result in."""
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, "-m", "tests.kernels.compile_checks", module, *map(str, capabilities), str(output)]
-    root = Path(__file__).parents[2]
-    finished = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=False)
-    assert finished.returncode == 0, finished.stderr
+    server = _server()
+    assert server.stdin is not None
+    assert server.stdout is not None
+    server.stdin.write(json.dumps([module, capabilities, str(output)]).encode() + b"\n")
+    server.stdin.flush()
+    assert server.stdout.readline() == b"0\n", output.read_text() if output.exists() else "the compiler has died"
     return [CompiledKernel(**kernel) for kernel in json.loads(output.read_text())]
 
 
-def _main(module: str, *rest: str) -> None:
-    *capabilities, output = rest
+@cache
+def _server() -> subprocess.Popen[bytes]:
+    """The process that compiles for this session; it ends with its standard input."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, "-m", "tests.kernels.compile_checks"]
+    root, pipe = Path(__file__).parents[2], subprocess.PIPE
+    server = subprocess.Popen(command, cwd=root, env=environment, stdin=pipe, stdout=pipe)
+    atexit.register(server.communicate)
+    return server
+
+
+def _serve() -> None:
+    """Answer each line of the standard input, `[module, capabilities, output]`, with an exit status in a line."""
+    importlib.import_module("torch")
+    importlib.import_module("triton.compiler")
+    questions, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb", buffering=0)
+    os.dup2(2, 1)
+    for question in questions:
+        module, capabilities, output = json.loads(question)
+        child = os.fork()
+        if child == 0:
+            try:
+                _compile_module(module, capabilities, Path(output))
+            except BaseException:
+                Path(output).write_text(traceback.format_exc())
+                os._exit(1)
+            os._exit(0)
+        _, status = os.waitpid(child, 0)
+        answers.write(b"%d\n" % os.waitstatus_to_exitcode(status))
+
+
+def _compile_module(module: str, capabilities: list[int], output: Path) -> None:
     compiled = []
-    for capability in map(int, capabilities):
+    for capability in capabilities:
         gpu = Gpu(generation_of(*divmod(capability, 10)), NUM_MULTIPROCESSORS[capability])
         for name, launch in importlib.import_module(module).launches(gpu).items():
             compiled += _compile(name, launch, capability)
-    Path(output).write_text(json.dumps([asdict(kernel) for kernel in compiled]))
+    output.write_text(json.dumps([asdict(kernel) for kernel in compiled]))
 
 
 def _compile(name: str, launch: Callable[[], object], capability: int) -> list[CompiledKernel]:
@@ -138,4 +173,4 @@ def _resource_usage(cubin: bytes) -> tuple[int, int]:
 
 
 if __name__ == "__main__":
-    _main(*sys.argv[1:])
+    _serve()

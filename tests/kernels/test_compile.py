@@ -76,6 +76,7 @@ def test_eight_bits_and_their_scales_are_copied_ahead_of_use(
     assert compared == 27
 
 
+@pytest.mark.slow
 def test_fp8_is_converted_by_instruction(quantized: list[CompiledKernel]) -> None:
     converting = [kernel for kernel in quantized if "fp8" in kernel.launch and not kernel.kernel.startswith("reduce")]
     assert len(converting) == 11

@@ -110,7 +110,7 @@ def test_mixed_batch_equals_reference(shape: Shape, device: torch.device) -> Non
     check(batch_of(shape, [70, 27, 1, 33], [1, 27, 1, 20]), device)
 
 
-@pytest.mark.parametrize("shape", [SMALL, SHAPES[1], SHAPES[4]], ids=str)
+@pytest.mark.parametrize("shape", [SMALL, SHAPES[1], pytest.param(SHAPES[4], marks=pytest.mark.slow)], ids=str)
 def test_verified_drafts_equal_reference(shape: Shape, device: torch.device) -> None:
     check(batch_of(shape, [70, 3, 40], [3, 3, 2]), device)
 
@@ -198,7 +198,7 @@ def test_sequences_on_either_side_of_the_split_equal_reference(device: torch.dev
         pytest.param(SMALL, SPLITS, id="float32-splits", marks=pytest.mark.slow),
         pytest.param(FP8, SPLITS, id="fp8-splits", marks=pytest.mark.slow),
         pytest.param(SHAPES[3], ONE_SPLIT, id="float16-one-split", marks=pytest.mark.slow),
-        pytest.param(INT8, ONE_SPLIT, id="int8-one-split"),
+        pytest.param(INT8, ONE_SPLIT, id="int8-one-split", marks=pytest.mark.slow),
         pytest.param(SMALL, ONE_SPLIT, id="float32-one-split", marks=pytest.mark.slow),
         pytest.param(SHAPES[1], SPLITS, id="odd-heads-splits", marks=pytest.mark.slow),
         pytest.param(SHAPES[1], ONE_SPLIT, id="odd-heads-one-split", marks=pytest.mark.slow),

@@ -120,7 +120,7 @@ def percentile(values: list[float], share: float) -> float:
     [
         pytest.param(CPU, 1, (0.0, 0.1), id="one who asks again at once, CPU"),
         pytest.param(CPU, 8, (0.02, 0.1), id="eight, CPU", marks=pytest.mark.slow),
-        pytest.param(GPU, 1, (0.02, 0.3), id="one, GPU"),
+        pytest.param(GPU, 1, (0.02, 0.3), id="one, GPU", marks=pytest.mark.slow),
         pytest.param(GPU, 8, (0.02, 0.3), id="eight, GPU", marks=pytest.mark.slow),
     ],
 )

@@ -90,7 +90,7 @@ class Launches:
 @pytest.mark.parametrize(
     ("num_heads", "num_kv_heads", "dtype"),
     [
-        (4, 1, torch.bfloat16),
+        pytest.param(4, 1, torch.bfloat16, marks=pytest.mark.slow),
         pytest.param(8, 8, torch.float32, marks=pytest.mark.slow),
         (40, 8, torch.bfloat16),
         pytest.param(6, 2, torch.float32, marks=pytest.mark.slow),

@@ -50,6 +50,9 @@ CASES: dict[str, Callable[[torch.device], Case]] = {
     "prefix cache": partial(prefix_cache_case, shape=QWEN, num_tokens=400, num_prompts=2),
 }
 
+# `transformers` is timed beside these two, which takes most of their time; the others go the same way.
+WITH_PEERS = ("decode", "throughput")
+
 
 class WallTimer:
     """Times two calls by the clock."""
@@ -91,7 +94,9 @@ def test_wrong_model_fails_the_check_of_logits(monkeypatch: pytest.MonkeyPatch) 
     assert correctness.logits_error(CPU, QWEN, (21, 9)) > 1e-3
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] if name in WITH_PEERS else []) for name in CASES]
+)
 def test_every_candidate_is_timed_and_recorded(name: str, tmp_path: Path) -> None:
     suite = OpSuite("step", lambda device: [], (CaseSpec(name, CASES[name]),))
     [record] = run(suite, tmp_path)
