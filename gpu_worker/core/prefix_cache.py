@@ -33,7 +33,7 @@ class PrefixCache:
         self._pool = pool
         self._rules = rules
         self._block_size = block_size
-        self._packing = Struct(f"<{block_size}q")
+        self._pack = Struct(f"<{block_size}q").pack
 
     def match(self, sequence: Sequence) -> list[int]:
         """Return the blocks that hold the longest known prefix, in order, without taking them.
@@ -63,19 +63,22 @@ class PrefixCache:
     def publish(self, sequence: Sequence, num_written: int) -> None:
         """Make the blocks findable that the sequence's first `num_written` tokens fill, as far as they were not yet."""
         first, end = sequence.num_findable_blocks, num_written // self._block_size
-        if first < end:
-            self.chain(sequence, end)
-            for index in range(first, end):
-                self._pool.label(sequence.block_table[index], sequence.block_digests[index])
         sequence.num_findable_blocks = end
+        if first >= end:
+            return
+        table, digests = sequence.block_table, sequence.block_digests
+        if len(digests) < end:
+            self.chain(sequence, end)
+        for index in range(first, end):
+            self._pool.label(table[index], digests[index])
 
     def chain(self, sequence: Sequence, num_blocks: int) -> None:
         """Make the digests of the sequence's first blocks, whose tokens are known."""
-        digests, size, pack = sequence.block_digests, self._block_size, self._packing.pack
-        for index in range(len(digests), num_blocks):
-            parent = digests[-1] if digests else sha256(sequence.salt).digest()
-            tokens = pack(*sequence.token_ids[index * size : (index + 1) * size])
-            digests.append(sha256(parent + tokens).digest())
+        digests, token_ids, size = sequence.block_digests, sequence.token_ids, self._block_size
+        digest = digests[-1] if digests else sha256(sequence.salt).digest()
+        for end in range((len(digests) + 1) * size, num_blocks * size + 1, size):
+            digest = sha256(digest + self._pack(*token_ids[end - size : end])).digest()
+            digests.append(digest)
 
     def _digest(self, sequence: Sequence, index: int) -> bytes:
         """Return the digest of full block `index`; those before it have been asked for already."""

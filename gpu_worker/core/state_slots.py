@@ -187,6 +187,8 @@ class StateSlots:
         first, last = item.start // size + 1, (item.start + item.num_tokens) // size
         if first > last:
             return []
+        if item.num_tokens == 1 and item.samples:
+            return [last]
         interval = self._config.interval_blocks
         wanted = set(range(-(-first // interval) * interval, last + 1, interval))
         wanted |= {place for place in (state.branch, self._prompt_end(sequence)) if first <= place <= last}
@@ -237,7 +239,11 @@ class StateSlots:
 
     def _cost(self, checkpoint: _Checkpoint) -> int:
         """Return how many tokens have to be computed to get the state again."""
-        before = next((place for place, digest in reversed(checkpoint.ancestors) if digest in self._found), 0)
+        before = 0
+        for place, digest in reversed(checkpoint.ancestors):
+            if digest in self._found:
+                before = place
+                break
         return (checkpoint.num_blocks - before) * self._block_size
 
     def _push(self, checkpoint: _Checkpoint, *, is_used: bool = True) -> None:
