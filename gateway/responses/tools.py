@@ -33,7 +33,7 @@ _FUNCTION, _NAMESPACE = "function", "namespace"
 
 
 class FunctionToolBody(Struct, kw_only=True):
-    """A tool. Names that functions do not have are read by `tool_names`; other tools are refused by their type."""
+    """A tool. Only functions are served; others are refused by their type, whatever else they hold."""
 
     type: Choice
     name: FunctionName | None = None

@@ -29,7 +29,8 @@ FOLDER = ROOT / "ops" / "deploy" / "kubernetes"
 OVERLAYS = ["base", "overlays/gpu", "overlays/keda"]
 SCHEMAS = "1.33"
 SECRETS = {role: f"password{role}" for role in ("gateway", "worker", "batch", "admin")} | {
-    "operator": "operators-own-key"
+    "operator": "operators-own-key",
+    "responses": "secret-of-all-gateways-for-responses",
 }
 needs_kubectl = pytest.mark.skipif(shutil.which("kubectl") is None, reason="needs kubectl, for its kustomize")
 
