@@ -15,7 +15,7 @@ import numpy as np
 from gpu_worker.layers.layer_traits import GatedDeltaShape, MixerShape
 from gpu_worker.models.block_traits import NormKind
 from gpu_worker.models.config import ModelConfig
-from gpu_worker.models.families import gemma4, lfm2, lfm2_moe, qwen3_5, qwen3_5_moe, qwen3_next
+from gpu_worker.models.families import falcon_h1, gemma4, lfm2, lfm2_moe, qwen3_5, qwen3_5_moe, qwen3_next
 from gpu_worker.models.gguf_layers import num_layers
 from gpu_worker.models.gguf_rope import proportional_share, reached_len, read_gguf_rope
 from gpu_worker.models.json_file import JsonFile
@@ -244,12 +244,40 @@ def _lfm2_moe_fields(file: GGUFFile, prefix: str) -> Fields:
     }
 
 
+def _falcon_h1_fields(file: GGUFFile, prefix: str) -> Fields:
+    """Read Falcon-H1, whose factors are in the file's weights."""
+    metadata, ssm = file.metadata, f"{prefix}.ssm"
+    num_heads = metadata.integer(f"{ssm}.time_step_rank", maximum=_MAX_HEADS)
+    ends = {name.split(".", 2)[2] for name in file.tensors if name.startswith("blk.")}
+    return {
+        "num_key_value_heads": metadata.integer(f"{prefix}.attention.head_count_kv", maximum=_MAX_HEADS),
+        "head_dim": metadata.integer(f"{prefix}.attention.key_length"),
+        "intermediate_size": metadata.integer(f"{prefix}.feed_forward_length"),
+        "rope_theta": metadata.number(f"{prefix}.rope.freq_base", 10_000.0),
+        "mamba_d_ssm": metadata.integer(f"{ssm}.inner_size"),
+        "mamba_n_heads": num_heads,
+        "mamba_d_head": metadata.integer(f"{ssm}.inner_size") // num_heads,
+        "mamba_n_groups": metadata.integer(f"{ssm}.group_count"),
+        "mamba_d_state": metadata.integer(f"{ssm}.state_size"),
+        "mamba_d_conv": metadata.integer(f"{ssm}.conv_kernel"),
+        "mamba_conv_bias": "ssm_conv1d.bias" in ends,
+        "mamba_proj_bias": "ssm_in.bias" in ends,
+        "projectors_bias": "ssm_out.bias" in ends,
+        "attention_bias": "attn_q.bias" in ends,
+        "mlp_bias": "ffn_up.bias" in ends,
+        # llama.cpp normalises behind the gate.
+        "mamba_rms_norm": "ssm_norm.weight" in ends,
+        "mamba_norm_before_gate": False,
+    }
+
+
 _FAMILIES: Mapping[str, _Family] = MappingProxyType(
     {
         "qwen3next": _Family(qwen3_next.read_config, _qwen_fields, _finish_qwen),
         "qwen35": _Family(qwen3_5.read_config, _qwen_fields, _finish_qwen),
         "qwen35moe": _Family(qwen3_5_moe.read_config, _qwen_fields, _finish_qwen),
         "gemma4": _Family(gemma4.read_config, _gemma4_fields),
+        "falcon-h1": _Family(falcon_h1.read_config, _falcon_h1_fields),
         "lfm2": _Family(lfm2.read_config, _lfm2_fields, _with_rope),
         "lfm2moe": _Family(lfm2_moe.read_config, _lfm2_moe_fields, _with_rope),
     }

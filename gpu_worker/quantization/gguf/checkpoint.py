@@ -250,8 +250,9 @@ class GGUFCheckpoint:
 
     def _checked(self, name: str, shape: tuple[int, ...]) -> TensorInfo:
         info = self._info(name)
-        # Converters drop dimensions of one, and add such to vectors.
-        if [size for size in info.shape if size != 1] != [size for size in shape if size != 1]:
+        # Converters drop dimensions of one, and give vectors rows.
+        is_same = [size for size in info.shape if size != 1] == [size for size in shape if size != 1]
+        if not is_same and shape != (math.prod(info.shape),):
             raise self.error(name, f"has shape {list(info.shape)}; the metadata call for {list(shape)}")
         return info
 

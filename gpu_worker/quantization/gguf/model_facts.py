@@ -38,6 +38,7 @@ ARCHITECTURES: Mapping[str, str] = MappingProxyType(
         "qwen35": "Qwen3_5ForCausalLM",
         "qwen35moe": "Qwen3_5MoeForCausalLM",
         "gemma4": "Gemma4ForCausalLM",
+        "falcon-h1": "FalconH1ForCausalLM",
         "lfm2": "Lfm2ForCausalLM",
         "lfm2moe": "Lfm2MoeForCausalLM",
     }

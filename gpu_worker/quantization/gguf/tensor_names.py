@@ -115,6 +115,15 @@ _FAMILIES: Mapping[str, Mapping[str, str]] = MappingProxyType(
         "qwen3next": _QWEN_HYBRID,
         "qwen35": _QWEN_HYBRID,
         "qwen35moe": _QWEN_HYBRID,
+        "falcon-h1": MappingProxyType(
+            {
+                "ffn_norm": "pre_ff_layernorm",
+                "ssm_in": "mamba.in_proj",
+                "ssm_conv1d": "mamba.conv1d",
+                "ssm_norm": "mamba.norm",
+                "ssm_out": "mamba.out_proj",
+            }
+        ),
         "lfm2": _LFM2,
         "lfm2moe": _LFM2,
         "olmo2": _AFTER,
@@ -155,7 +164,18 @@ _WHOLE: Mapping[str, str] = MappingProxyType(
     }
 )
 _FAMILIES_WHOLE: Mapping[str, Mapping[str, str]] = MappingProxyType(
-    {"lfm2moe": MappingProxyType({"exp_probs_b.bias": "mlp.expert_bias"})}
+    {
+        "lfm2moe": MappingProxyType({"exp_probs_b.bias": "mlp.expert_bias"}),
+        "falcon-h1": MappingProxyType(
+            {
+                "ssm_a": "mamba.A_log",
+                "ssm_d": "mamba.D",
+                "ssm_dt.bias": "mamba.dt_bias",
+                # Its converter leaves `.weight` out.
+                "ffn_norm": "pre_ff_layernorm.weight",
+            }
+        ),
+    }
 )
 _ANY_LAYER = re.compile(r"blk\.(0|[1-9][0-9]{0,3})\.")
 _LAYER_NAME = re.compile(

@@ -94,6 +94,15 @@ def write_newer(path: Path, case: NewerFile) -> Any:
     return oracle
 
 
+# Names that the package's table does not know, because the converter has a rule for each.
+_OWN_NAMES = {
+    "router.scale": "ffn_gate_inp.scale",
+    "per_expert_scale": "ffn_down_exps.scale",
+    "layer_scalar": "layer_output_scale.weight",
+    "expert_bias": "exp_probs_b.bias",
+}
+
+
 def _is_less_one(case: NewerFile, name: str) -> bool:
     return case.architecture.startswith("qwen") and "norm" in name and "linear_attn" not in name
 
@@ -113,26 +122,23 @@ def _round(tensor: torch.Tensor, kind: gguf.GGMLQuantizationType) -> None:
 def _transformed(name: str, array: Array, config: Any, case: NewerFile) -> Parts:
     """Return a tensor as its family's converter writes it, under names that the package's table knows."""
     layer = f"blk.{name.split('.')[2]}." if name.startswith("model.layers.") else ""
+    if case.architecture == "falcon-h1":
+        array = array * _factor(name, config)
     if name.endswith("A_log"):
         array = -np.exp(array)
     elif "conv" in name.split(".")[-2] and array.ndim == 3:
         array = array[:, 0]
     elif _is_less_one(case, name):
         array = array + 1
-    if ".linear_attn." in name:
+    if ".mamba." in name:
+        yield from _of_mamba(name, layer, array, config)
+    elif ".linear_attn." in name:
         yield from _of_state(name, layer, array, config, case)
     elif name.endswith(("experts.gate_up_proj", "experts.down_proj")):
         yield from _experts(name, layer, array, case)
-    elif name.endswith("router.scale"):
-        yield f"{layer}ffn_gate_inp.scale", array
-    elif name.endswith("per_expert_scale"):
-        yield f"{layer}ffn_down_exps.scale", array
-    elif name.endswith("layer_scalar"):
-        yield f"{layer}layer_output_scale.weight", array
-    elif name.endswith("expert_bias"):
-        yield f"{layer}exp_probs_b.bias", array
     else:
-        yield name, array
+        end = next((end for end in _OWN_NAMES if name.endswith(end)), None)
+        yield (name if end is None else f"{layer}{_OWN_NAMES[end]}"), array
 
 
 def _experts(name: str, layer: str, array: Array, case: NewerFile) -> Parts:
@@ -185,6 +191,53 @@ def _of_state(name: str, layer: str, array: Array, config: Any, case: NewerFile)
     }
     stored, form = forms[part]
     yield f"{layer}{stored}", form()
+
+
+def _of_mamba(name: str, layer: str, array: Array, config: Any) -> Parts:
+    """Return a tensor of a Mamba-2 mixer: vectors of heads and of the normalisation have rows."""
+    part = name.split(".mamba.")[1]
+    if part == "norm.weight":
+        array = array.reshape(config.mamba_n_groups, -1)
+    elif part in ("A_log", "D"):
+        array = array[:, None]
+    names = {"A_log": "ssm_a", "D": "ssm_d", "dt_bias": "ssm_dt.bias"}
+    modules = {"in_proj": "ssm_in", "conv1d": "ssm_conv1d", "norm": "ssm_norm", "out_proj": "ssm_out"}
+    module, _, end = part.partition(".")
+    yield f"{layer}{names[part] if part in names else f'{modules[module]}.{end}'}", array
+
+
+def _factor(name: str, config: Any) -> Any:
+    """Return what Falcon-H1's converter multiplies a tensor by."""
+    part = name.split(".")[-2]
+    before = config.attention_in_multiplier
+    if part == "in_proj":
+        groups = config.mamba_n_groups * config.mamba_d_state
+        widths = (config.mamba_d_ssm, config.mamba_d_ssm, groups, groups, config.mamba_n_heads)
+        return np.repeat(config.ssm_multipliers, widths)[:, None].astype(np.float32) * config.ssm_in_multiplier
+    return {
+        "q_proj": before,
+        "k_proj": before * config.key_multiplier,
+        "v_proj": before,
+        "o_proj": config.attention_out_multiplier,
+        "gate_proj": config.mlp_multipliers[0],
+        "down_proj": config.mlp_multipliers[1],
+        "out_proj": config.ssm_out_multiplier,
+        "lm_head": config.lm_head_multiplier,
+        "embed_tokens": config.embedding_multiplier,
+    }.get(part, 1.0)
+
+
+def _add_falcon_h1(writer: Any, config: Any, options: Mapping[str, Any]) -> None:
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_key_length(options["head_dim"])
+    writer.add_value_length(options["head_dim"])
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    writer.add_ssm_conv_kernel(config.mamba_d_conv)
+    writer.add_ssm_inner_size(config.mamba_d_ssm)
+    writer.add_ssm_state_size(config.mamba_d_state)
+    writer.add_ssm_time_step_rank(config.mamba_n_heads)
+    writer.add_ssm_group_count(config.mamba_n_groups)
 
 
 def _still_dimensions(options: Mapping[str, Any]) -> Array:
@@ -274,6 +327,7 @@ _OWN: Mapping[str, Callable[[Any, Any, Mapping[str, Any]], None]] = {
     "qwen35": _add_hybrid,
     "qwen35moe": _add_hybrid,
     "gemma4": _add_gemma4,
+    "falcon-h1": _add_falcon_h1,
     "lfm2": _add_lfm2,
     "lfm2moe": _add_lfm2,
 }

@@ -52,6 +52,26 @@ _GEMMA4 = {
 }
 _SMALL = {"hidden_size_per_layer_input": 32, "vocab_size_per_layer_input": VOCAB_SIZE, "num_kv_shared_layers": 3}
 _GEMMA4_EXPERTS = {"enable_moe_block": True, "num_experts": 6, "top_k_experts": 2, "moe_intermediate_size": 32}
+# Powers of two, which change no rounding.
+_FALCON = {
+    "lm_head_multiplier": 0.5,
+    "embedding_multiplier": 4.0,
+    "mlp_multipliers": [0.5, 2.0],
+    "key_multiplier": 0.5,
+    "attention_in_multiplier": 2.0,
+    "attention_out_multiplier": 0.25,
+    "ssm_multipliers": [0.5, 2.0, 1.0, 0.25, 4.0],
+    "ssm_in_multiplier": 0.5,
+    "ssm_out_multiplier": 2.0,
+    "head_dim": 16,
+    "mamba_n_heads": 4,
+    "mamba_d_head": 16,
+    "mamba_d_ssm": 64,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 16,
+    "mamba_chunk_size": 16,
+    "mamba_norm_before_gate": False,
+}
 _LFM2 = {"layer_types": ["conv", "full_attention", "conv"], "num_hidden_layers": 3, "block_auto_adjust_ff_dim": False}
 
 FILES = {
@@ -67,6 +87,13 @@ FILES = {
         "Gemma4",
         "gemma4",
         {**_GEMMA4, **_GEMMA4_EXPERTS, "attention_k_eq_v": True, "num_global_key_value_heads": 1},
+    ),
+    "falcon-h1": NewerFile("FalconH1", "FalconH1", "falcon-h1", {**_FALCON, "mamba_rms_norm": True}),
+    "falcon-h1-plain": NewerFile(
+        "FalconH1",
+        "FalconH1",
+        "falcon-h1",
+        {**_FALCON, "mamba_rms_norm": False, "mamba_conv_bias": False, "projectors_bias": True, "mlp_bias": True},
     ),
     "lfm2": NewerFile("Lfm2", "Lfm2", "lfm2", _LFM2),
     "lfm2moe": NewerFile(
