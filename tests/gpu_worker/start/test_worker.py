@@ -114,9 +114,17 @@ async def test_second_signal_exits_at_once(nats_url: str, gateway: TestGateway) 
     ("settings", "message"),
     [
         ({}, "HEADRACE_MODEL: is required"),
-        ({"model": "/nowhere"}, "HEADRACE_MODEL: /nowhere is no"),
-        ({"model": str(DEMO_MODEL), "max_num_seqs": "0"}, "HEADRACE_MAX_NUM_SEQS: 0 is too small"),
-        ({"model": str(DEMO_MODEL), "served_model_name": "x\x01" * 99, "simulate": "1"}, "must be 1 to 128 bytes"),
+        pytest.param({"model": "/nowhere"}, "HEADRACE_MODEL: /nowhere is no", marks=pytest.mark.slow),
+        pytest.param(
+            {"model": str(DEMO_MODEL), "max_num_seqs": "0"},
+            "HEADRACE_MAX_NUM_SEQS: 0 is too small",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            {"model": str(DEMO_MODEL), "served_model_name": "x\x01" * 99, "simulate": "1"},
+            "must be 1 to 128 bytes",
+            marks=pytest.mark.slow,
+        ),
         (
             {"model": str(DEMO_MODEL), "simulate": "1", "max_num_seqs": "64", "max_num_batched_tokens": "8"},
             "HEADRACE_MAX_NUM_BATCHED_TOKENS",
