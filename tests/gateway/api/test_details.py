@@ -101,6 +101,13 @@ def test_prompt_logprobs_stand_apart(kind: Kind) -> None:
     assert kept.deltas == [FIRST]
 
 
+def test_chunks_of_text_that_is_read_have_log_probabilities_where_there_are_any() -> None:
+    chunks = ReadChunks(identity("chat"), 0, False, False, None)
+    for logprobs, tokens in (((), None), ((ENTRY,), ["a"])):
+        found = event(chunks.text("a", logprobs))["choices"][0]["logprobs"]
+        assert (None if found is None else [entry["token"] for entry in found["content"]]) == tokens
+
+
 @pytest.mark.parametrize("with_usage", [False, True])
 def test_usage_so_far_is_in_every_chunk(with_usage: bool) -> None:
     details = ChoiceDetails(Details(usage_so_far=True), "chat")

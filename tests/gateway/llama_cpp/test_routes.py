@@ -6,6 +6,7 @@ import time
 from collections.abc import AsyncIterator
 from importlib.metadata import version
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx2
@@ -120,3 +121,17 @@ async def test_template_of_what_is_no_conversation_is_refused(served: Served, bo
 async def test_routes_need_a_key(served: Served, method: str, path: str) -> None:
     answer = await served.http.request(method, path, json=CONVERSATION, headers={"Authorization": "Bearer wrong"})
     assert (answer.status_code, answer.json()["error"]["code"]) == (401, "invalid_api_key")
+
+
+async def test_question_counts_as_a_request_without_tokens(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    counted: list[tuple[int, int]] = []
+    released: list[bool] = []
+
+    async def admit(limiter: RateLimiter, principal: object, num_sequences: int, tokens: int) -> object:
+        counted.append((num_sequences, tokens))
+        return SimpleNamespace(release=lambda: released.append(True))
+
+    monkeypatch.setattr(RateLimiter, "admit", admit)
+    await served.answer(TokenizerReply(text="<user>hi"))
+    assert (await served.http.post("/apply-template", json=CONVERSATION)).status_code == 200
+    assert (counted, released) == ([(1, 0)], [True])

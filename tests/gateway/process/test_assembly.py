@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ssl
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
+from gateway.api.entrance import ALWAYS_SERVED
 from gateway.config import GatewayConfig
 from gateway.dispatch.dispatcher import Dispatcher
 from gateway.errors import ApiError
@@ -225,3 +227,31 @@ async def test_task_of_the_process_runs_until_its_block_ends() -> None:
             (task,) = tasks._tasks
             raise RuntimeError
     assert task.cancelled()
+
+
+async def test_parts_of_a_process_are_made_of_its_settings_and_run_until_it_ends(
+    nats_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited_for: list[object] = []
+
+    async def wait(nats: object, fleet: object) -> None:
+        waited_for.append(fleet)
+
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    monkeypatch.setattr(gateway_module, "_tls", lambda config: context)
+    monkeypatch.setattr(gateway_module, "wait_for_fleet", wait)
+    config, tasks = GatewayConfig(nats_url=nats_url, api_key="sk", head_timeout_s=4.0), TaskSupervisor()
+    async with contextlib.AsyncExitStack() as stack:
+        public, operator, cut = await gateway_module._assemble(stack, config, 0, None, tasks)
+        for server, limits in ((public, gateway_module._connection_limits(config)), (operator, ConnectionLimits())):
+            assert server._handshake == {"ssl": context, "ssl_handshake_timeout": limits.head_timeout_s}
+            assert server.table.limits == limits
+            assert server._tasks is tasks
+        assert public._runner._exempt_paths == ALWAYS_SERVED
+        assert operator._runner._exempt_paths == frozenset()
+        assert len(waited_for) == 1
+        names = {task.get_name() for task in tasks._tasks}
+        assert {"ticks of streams", "shares of limits", "watch of streams", "heartbeats"} <= names
+        cut()
+    assert not tasks._tasks
+    assert not tasks.has_failed.is_set()

@@ -1,0 +1,32 @@
+"""A client that leaves while its request is read is counted once, and answered by nobody."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+from gateway.admission.auth import Principal
+from gateway.api.endpoint import ChatEndpoint
+from gateway.api.generation_service import GenerationService
+from gateway.config import GatewayConfig
+from gateway.http1.body import ClientGoneError
+from gateway.metrics import GatewayMetrics
+
+
+async def test_client_that_leaves_while_its_body_is_read_is_counted_and_told_to_nobody() -> None:
+    told: list[tuple[object, int]] = []
+
+    async def leave(*arguments: object) -> bytes:
+        raise ClientGoneError
+
+    nothing, metrics = cast("Any", None), GatewayMetrics()
+    keys = cast("Any", SimpleNamespace(authenticate=lambda headers: Principal("key", "tenant")))
+    observer = SimpleNamespace(
+        begin=lambda route, request_id, headers: route, end=lambda record, status: told.append((record, status))
+    )
+    service = GenerationService(GatewayConfig(), keys, nothing, nothing, nothing, metrics, cast("Any", observer))
+    exchange = SimpleNamespace(head=SimpleNamespace(headers=[]), read_body=leave)
+    await service.serve(ChatEndpoint(), cast("Any", exchange))
+    assert told == [("chat", 499)]
+    assert metrics.disconnects == 1
+    assert not metrics.requests
