@@ -351,3 +351,17 @@ async def test_gateway_without_a_queue_is_not_ready(http: httpx2.AsyncClient, co
 async def test_operator_routes_are_not_on_the_public_port(http: httpx2.AsyncClient) -> None:
     assert_error(await http.get("/metrics"), 404, "unknown_url")
     assert set((await http.get("/health/ready")).json()) == {"status", "models"}
+
+
+def test_time_of_a_model_is_told_in_utc_wherever_the_server_stands(
+    services: RouteServices, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    routes = Routes(services)
+    routes._created = 1_700_000_000
+    try:
+        with monkeypatch.context() as elsewhere:
+            elsewhere.setenv("TZ", "Asia/Tokyo")
+            time.tzset()
+            assert routes._model("org/demo")["created_at"] == "2023-11-14T22:13:20Z"
+    finally:
+        time.tzset()
