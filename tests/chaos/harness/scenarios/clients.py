@@ -90,7 +90,7 @@ async def overload(num_requests: int | None) -> Outcome:
         outcome.expect(goodput >= 0.95 * capacity, f"goodput was {goodput / capacity:.1%} of the capacity")
         firsts = [e.first_at - e.sent_at for e in crowd.ledger.entries if e.first_at is not None]
         outcome.figures["TTFT p50/p99 s"] = (percentile(firsts, 0.5), percentile(firsts, 0.99))
-        await aftermath.check(system, load, outcome)
+        await aftermath.check(system, crowd, outcome)
     return outcome
 
 
