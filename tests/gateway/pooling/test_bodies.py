@@ -87,3 +87,8 @@ def test_refusal_names_the_field(
     with pytest.raises(ApiError) as caught:
         parse(encoded(base, fields))
     assert (caught.value.status, caught.value.param) == (400, param)
+
+
+@pytest.mark.parametrize(("given", "priority"), [(b"", 0), (b', "priority": null', 0), (b', "priority": 3', 3)])
+def test_priority_is_that_of_the_body_or_none(given: bytes, priority: int) -> None:
+    assert parse_score(b'{"model": "m", "text_1": "a", "text_2": "b"' + given + b"}").priority == priority
