@@ -11,6 +11,7 @@ import ssl
 import sys
 import threading
 import time
+import urllib.error
 import urllib.request
 
 THREADS = 16
@@ -25,6 +26,8 @@ def stream_once(url: str, model: str, num_tokens: int, context: ssl.SSLContext) 
     try:
         with urllib.request.urlopen(request, context=context, timeout=60) as answer:
             lines = [line[6:] for line in answer.read().decode().splitlines() if line.startswith("data: ")]
+    except urllib.error.HTTPError as error:
+        return f"error: {error.code}: {error.read().decode()}"
     except OSError as error:
         return f"error: {error!r}"
     chunks = [json.loads(line) for line in lines if line != "[DONE]"]

@@ -24,6 +24,12 @@ WORKERS = ["worker-0", "worker-1"]
 PASSWORDS = {role: f"password{role}" for role in ("gateway", "worker", "batch", "admin")}
 KEY = "hr-a-key-of-this-test-alone"
 NATS_URL = ",".join(f"tls://{name}:4222" for name in NATS)
+CERTIFICATES = {
+    "HEADRACE_NATS_CA_FILE": "/etc/headrace/tls/ca.pem",
+    "HEADRACE_NATS_CERT_FILE": "/etc/headrace/tls/client.pem",
+    "HEADRACE_NATS_KEY_FILE": "/etc/headrace/tls/client.key",
+    "HEADRACE_NATS_URL": NATS_URL,
+}
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(
@@ -94,12 +100,6 @@ def _until(condition: Callable[[], bool], timeout_s: float, why: Callable[[], st
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     directory = tmp_path_factory.mktemp("fleet")
-    certificates = {
-        "HEADRACE_NATS_CA_FILE": "/etc/headrace/tls/ca.pem",
-        "HEADRACE_NATS_CERT_FILE": "/etc/headrace/tls/client.pem",
-        "HEADRACE_NATS_KEY_FILE": "/etc/headrace/tls/client.key",
-        "HEADRACE_NATS_URL": NATS_URL,
-    }
     with Machine(directory / "machine", [*NATS, "gateway", *WORKERS, "client"]) as machine:
         fleet = Fleet(machine, directory)
         routes = ",".join(f"nats-route://{name}:6222" for name in NATS)
@@ -109,7 +109,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
             fleet.start(name, "headrace-nats.service", passwords | server)
         for name in NATS:
             fleet.wait_for(name, "Server is ready")
-        _set_up(fleet, certificates)
+        _set_up(fleet)
         gateway = {
             "HEADRACE_HOST": "0.0.0.0",
             "HEADRACE_API_KEY": KEY,
@@ -119,7 +119,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
             "HEADRACE_TLS_KEY_FILE": "/etc/headrace/tls/server.key",
             "HEADRACE_TLS_CLIENT_CA_FILE": "/etc/headrace/tls/ca.pem",
         }
-        fleet.start("gateway", "headrace-gateway.service", certificates | gateway)
+        fleet.start("gateway", "headrace-gateway.service", CERTIFICATES | gateway)
         worker = {
             "HEADRACE_MODEL": str(DEMO_MODEL),
             "HEADRACE_SERVED_MODEL_NAME": "m",
@@ -128,7 +128,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
             "HEADRACE_NATS_PASSWORD": PASSWORDS["worker"],
         }
         for index, name in enumerate(WORKERS):
-            fleet.start(name, "headrace-worker@.service", certificates | worker, str(index))
+            fleet.start(name, "headrace-worker@.service", CERTIFICATES | worker, str(index))
         for name in ("gateway", *WORKERS):
             fleet.wait_for(name, '"serving"' if '"serving"' in fleet.containers[name].output() else "serving")
         fleet.containers["client"] = Container(
@@ -141,11 +141,16 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
         yield fleet
 
 
-def _set_up(fleet: Fleet, certificates: dict[str, str]) -> None:
-    """Make the streams, from the first NATS machine, as soon as the cluster has a leader."""
-    login = {"HEADRACE_NATS_USER": "admin", "HEADRACE_NATS_PASSWORD": PASSWORDS["admin"], "HEADRACE_AUDIT_FILE": "-"}
+def _admin(fleet: Fleet) -> Container:
+    """Return an administrator's place at the first NATS machine."""
     first = fleet.containers["nats-0"]
-    admin = Container("nats-0", [], certificates | login, first.mounts, first.log)
+    login = {"HEADRACE_NATS_USER": "admin", "HEADRACE_NATS_PASSWORD": PASSWORDS["admin"], "HEADRACE_AUDIT_FILE": "-"}
+    return Container("nats-0", [], CERTIFICATES | login, first.mounts, first.log)
+
+
+def _set_up(fleet: Fleet) -> None:
+    """Make the streams, from the first NATS machine, as soon as the cluster has a leader."""
+    admin = _admin(fleet)
     done: list[subprocess.CompletedProcess[str]] = []
 
     def is_made() -> bool:
@@ -168,9 +173,12 @@ def _load(fleet: Fleet, seconds: float, disturb: Callable[[], None]) -> dict[str
     return json.loads(done.stdout)
 
 
-def test_no_request_fails_when_a_machine_of_the_nats_cluster_is_lost(fleet: Fleet) -> None:
-    counts = _load(fleet, 10.0, lambda: fleet.machine.kill(fleet.containers["nats-0"]))
-    # Where that machine led the stream, the others elect a leader for some seconds, and requests wait for it.
+def test_no_request_fails_when_the_machine_that_leads_the_queue_is_lost(fleet: Fleet) -> None:
+    program = str(Path(__file__).with_name("stream_leader.py"))
+    leader = fleet.machine.execute(_admin(fleet), [sys.executable, program], timeout_s=60)
+    assert leader.stdout in NATS, leader.stderr
+    # The others elect another leader for some seconds, and requests wait for it.
+    counts = _load(fleet, 10.0, lambda: fleet.machine.kill(fleet.containers[leader.stdout]))
     assert set(counts) == {"whole"}, counts
     assert counts["whole"] > 50
 
