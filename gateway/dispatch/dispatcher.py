@@ -22,7 +22,8 @@ from gateway.dispatch.frames import FrameReceiver
 from gateway.dispatch.inflight import Flight, FlightTable
 from gateway.dispatch.publisher import Publisher, queue_unavailable
 from gateway.dispatch.quarantine import Quarantine
-from gateway.dispatch.recovery import Reason, Recovery, RecoveryLimits
+from gateway.dispatch.recovery import Reason, Recovery
+from gateway.dispatch.recovery_limits import RecoveryLimits
 from gateway.dispatch.revoker import Revoker
 from gateway.dispatch.sinks import Sink
 from gateway.errors import ApiError
@@ -203,7 +204,7 @@ class Dispatcher:
         """Take note that NATS is away."""
         _logger.warning("the connection to NATS is lost")
         self.fleet.liveness.nats_disconnected()
-        self._recovery.disconnected()
+        self._recovery.disconnected(has_others=is_clustered(self._nats))
 
     def count_moves(self, on_move: Callable[[Reason], None]) -> None:
         """Tell `on_move` the reason of each re-dispatch."""
@@ -227,6 +228,7 @@ class Dispatcher:
 
     async def reconnected(self) -> None:
         """Take note that NATS is back, perhaps without what its memory held."""
+        self._recovery.connected()
         while self._nats.is_connected:
             try:
                 created = await self._ensure_interactive()

@@ -12,7 +12,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Literal
 
 import msgspec
@@ -23,6 +22,7 @@ from gateway.dispatch.known_poison import KnownPoison, kind_of
 from gateway.dispatch.probation import ProbationQueue
 from gateway.dispatch.publisher import Publisher, queue_unavailable
 from gateway.dispatch.quarantine import Quarantine
+from gateway.dispatch.recovery_limits import RecoveryLimits
 from gateway.dispatch.revoker import Revoker
 from gateway.errors import ApiError
 from gateway.fleet.death import Death
@@ -35,47 +35,6 @@ Reason = Literal["worker_dead", "gap", "handoff", "silent", "unclaimed", "nats_r
 _BLAMELESS: tuple[Reason, ...] = ("unclaimed", "nats_restart")
 
 _logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class RecoveryLimits:
-    """How often, and after which silence, attempts are moved. Times are seconds.
-
-    Attributes:
-        max_moves: Moves without progress in between, those apart for which no worker was at fault.
-        stall_s: Silence about a request that has begun to generate.
-        prefill_stall_s: Silence about a claimed request before its first token.
-        ack_timeout_s: Wait for the queue's acknowledgement.
-        refused_retry_s: Wait until what the queue has refused is published again.
-        claim_patience_s: Wait for a claim while a worker has room and the queue looks empty; doubles each time.
-        disturbed_patience_s: The same while a worker is silent or has just died; doubles up to `claim_patience_s`.
-        delivered_patience_s: Wait for a claim of what some worker is known to have been sent; doubles each time.
-        suspect_patience_s: Wait for a claim of a suspect, which may have to wait for others; doubles each time.
-        tokens_per_patience_s: Prompt tokens that lengthen this patience by a second: tokenizing takes time too.
-        reconnect_patience_s: Silence about a generating request after NATS came back: its last frames may be lost.
-        reconnect_prefill_patience_s: The same for a claimed request before its first token, and
-        reconnect_prefill_rate: prompt tokens that lengthen this by a second.
-        held_back_s: Absence of NATS after which new requests are refused. A connection that was cut, or was lost in a
-            pause of this process, is back sooner.
-        outage_patience_s: Absence of NATS after which all requests are failed, and of its stream or the leader of this
-            after which those that have not begun are.
-    """
-
-    max_moves: int = 16
-    stall_s: float = 10.0
-    prefill_stall_s: float = 60.0
-    ack_timeout_s: float = 3.0
-    refused_retry_s: float = 0.5
-    claim_patience_s: float = 1.0
-    disturbed_patience_s: float = 0.5
-    delivered_patience_s: float = 2.5
-    suspect_patience_s: float = 5.0
-    tokens_per_patience_s: float = 10_000.0
-    reconnect_patience_s: float = 0.8
-    reconnect_prefill_patience_s: float = 1.0
-    reconnect_prefill_rate: float = 1000.0
-    held_back_s: float = 0.5
-    outage_patience_s: float = 15.0
 
 
 class Recovery:
@@ -108,6 +67,9 @@ class Recovery:
         self._probation = ProbationQueue(flights, fleet.num_workers)
         self._tasks = BackgroundTasks()
         self._disconnected_at: float | None = None
+        # While that is set: whether the connection stands again, and for how long new requests wait for it.
+        self._is_connected = True
+        self._held_back_s = limits.held_back_s
         self.on_move: Callable[[Reason], None] = lambda reason: None
 
     def is_suspect(self, flight: Flight) -> bool:
@@ -217,11 +179,17 @@ class Recovery:
 
     def holds_back(self, now: float) -> bool:
         """Whether a new request may wait for the connection to NATS, which is down, to be back. `now` is loop time."""
-        return self._disconnected_at is None or now - self._disconnected_at < self._limits.held_back_s
+        return self._disconnected_at is None or now - self._disconnected_at < self._held_back_s
 
-    def disconnected(self) -> None:
-        """Stop moving anything: NATS is away."""
+    def disconnected(self, has_others: bool) -> None:
+        """Stop moving anything: NATS is away. Where it has other servers, new requests wait for one of them."""
         self._disconnected_at = self._loop.time()
+        self._is_connected = False
+        self._held_back_s = self._limits.outage_patience_s if has_others else self._limits.held_back_s
+
+    def connected(self) -> None:
+        """Take note that the connection is back, while the queue may still be without a server that leads it."""
+        self._is_connected = True
 
     def reconnected(self, is_same_stream: bool) -> None:
         """Publish again what nobody had claimed; a stream that is not the same has lost it."""
@@ -281,7 +249,7 @@ class Recovery:
         for flight in self._flights:
             if flight.expires_at is not None and now > flight.expires_at:
                 self._fail(flight, timeout_error())
-            elif error is not None:
+            elif error is not None and not (self._is_connected and flight.worker):
                 self._fail(flight, error)
 
     def _refuse_held_back(self) -> None:

@@ -10,7 +10,7 @@ from contextlib import AsyncExitStack
 import msgspec
 
 from gateway.dispatch.dispatcher import Dispatcher
-from gateway.dispatch.recovery import RecoveryLimits
+from gateway.dispatch.recovery_limits import RecoveryLimits
 from gateway.errors import ApiError
 from gateway.fleet.liveness import FleetLimits
 from shared.messages import Delta, Request

@@ -12,7 +12,7 @@ import pytest
 
 from gateway.dispatch.dispatcher import SWEEP_INTERVAL_S, Dispatcher
 from gateway.dispatch.frames import EARLY_S
-from gateway.dispatch.recovery import RecoveryLimits
+from gateway.dispatch.recovery_limits import RecoveryLimits
 from gateway.errors import ApiError
 from shared.messages import Delta, Finish, GatewayHeartbeat, Request, Usage, encode
 from shared.nats_connection import connect

@@ -12,13 +12,19 @@ import msgspec
 import pytest
 from nats.js import JetStreamContext
 
-from gateway.dispatch import dispatcher
 from gateway.dispatch.publisher import Publisher
 from gateway.dispatch.revoker import MAX_DELETIONS
 from gateway.errors import ApiError
 from shared.errors import DependencyError
 from shared.messages import GatewayHeartbeat
-from shared.streams import DEAD_STREAM, INTERACTIVE_STREAM, PROGRESS_STREAM, RESULTS_STREAM, StreamLimits
+from shared.streams import (
+    DEAD_STREAM,
+    INTERACTIVE_STREAM,
+    PROGRESS_STREAM,
+    RESULTS_STREAM,
+    StreamLimits,
+    ensure_interactive_stream,
+)
 from tests.gateway.dispatch_bench import FAST_RECOVERY, Bench, ListSink
 from tests.gateway.wire_worker import until
 from tests.servers import NatsServer
@@ -162,6 +168,8 @@ async def clustered(start_nats: Callable[..., NatsServer]) -> AsyncIterator[Benc
         bench = Bench(start_nats().url, stack)
         bench.limits = dataclasses.replace(FAST_RECOVERY, refused_retry_s=0.2, outage_patience_s=1.0)
         await bench.start()
+        # Nobody makes a stream behind the test's back.
+        await until(lambda: not num_waits())
         bench.nats._server_info = bench.nats._server_info | {"cluster": "c"}
         yield bench
 
@@ -170,15 +178,14 @@ async def test_new_request_waits_while_the_servers_of_a_cluster_elect_a_leader(
     clustered: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     may_be_made = asyncio.Event()
-    ensure = dispatcher.ensure_interactive_stream
 
     async def wait_for_leader(js: JetStreamContext, limits: StreamLimits) -> None:
         if not may_be_made.is_set():
             raise DependencyError("no leader")
-        await ensure(js, limits)
+        await ensure_interactive_stream(js, limits)
 
-    monkeypatch.setattr(dispatcher, "ensure_interactive_stream", wait_for_leader)
-    monkeypatch.setattr(dispatcher, "STREAM_RETRY_S", 0.01)
+    monkeypatch.setattr("gateway.dispatch.dispatcher.ensure_interactive_stream", wait_for_leader)
+    monkeypatch.setattr("gateway.dispatch.dispatcher.STREAM_RETRY_S", 0.01)
     await clustered.nats.jetstream().delete_stream(INTERACTIVE_STREAM)
     sink = ListSink()
     await clustered.submit(sink)
@@ -196,7 +203,7 @@ async def test_new_request_fails_when_no_leader_is_elected_for_long(
     async def no_leader(*arguments: object) -> None:
         raise DependencyError("no leader")
 
-    monkeypatch.setattr(dispatcher, "ensure_interactive_stream", no_leader)
+    monkeypatch.setattr("gateway.dispatch.dispatcher.ensure_interactive_stream", no_leader)
     await clustered.nats.jetstream().delete_stream(INTERACTIVE_STREAM)
     sink = ListSink()
     await clustered.submit(sink)

@@ -10,7 +10,8 @@ import pytest
 
 from gateway.dispatch.blame import HARMLESS_TOKENS, MAX_SOLO_LOSSES
 from gateway.dispatch.inflight import Flight, FlightTable
-from gateway.dispatch.recovery import Recovery, RecoveryLimits
+from gateway.dispatch.recovery import Recovery
+from gateway.dispatch.recovery_limits import RecoveryLimits
 from gateway.errors import ApiError
 from gateway.fleet.claims import OwnRequests
 from gateway.fleet.death import Death
@@ -294,7 +295,7 @@ async def test_request_whose_worker_nobody_knows_moves(moves: Moves) -> None:
 @pytest.mark.parametrize("num_tokens", [0, 1])
 async def test_claimed_request_of_which_nothing_is_heard_after_a_reconnect_moves(moves: Moves, num_tokens: int) -> None:
     lost, heard = moves.flight("a", "w"), moves.flight("b", "w")
-    moves.recovery.disconnected()
+    moves.recovery.disconnected(has_others=False)
     moves.recovery.reconnected(is_same_stream=True)
     now = asyncio.get_running_loop().time()
     moves.fleet.note_heartbeat(msgspec.structs.replace(BEAT, worker="w"), now)
@@ -319,7 +320,7 @@ async def test_claimed_request_moves_when_its_worker_has_gone_on_without_it(move
     beat = msgspec.structs.replace(BEAT, worker="w", waiting=0, waiting_tokens=0)
     moves.fleet.note_heartbeat(beat, start - 1)
     moves.fleet.liveness.nats_disconnected()
-    moves.recovery.disconnected()
+    moves.recovery.disconnected(has_others=False)
     moves.fleet.liveness.nats_reconnected(start)
     moves.recovery.reconnected(is_same_stream=True)
     lost.emitted, lost.progressed_at = [1] * num_tokens, start - 1
@@ -339,7 +340,7 @@ async def test_further_reconnects_do_not_put_off_the_move_of_what_the_first_one_
     moves.fleet.note_heartbeat(msgspec.structs.replace(BEAT, worker="w"), first)
     lost.emitted, lost.progressed_at = [1], first - 1
     for _ in range(2):
-        moves.recovery.disconnected()
+        moves.recovery.disconnected(has_others=False)
         moves.recovery.reconnected(is_same_stream=True)
         second = asyncio.get_running_loop().time()
         await asyncio.sleep(0.05)
@@ -377,7 +378,7 @@ async def test_pause_does_not_count_as_time_since_the_delivery(moves: Moves) -> 
 async def test_return_of_nats_publishes_what_nobody_claimed(moves: Moves, is_same_stream: bool) -> None:
     claimed, unclaimed = moves.flight("a", "w"), moves.flight("b")
     claimed.stream_seq, unclaimed.stream_seq = 3, 4
-    moves.recovery.disconnected()
+    moves.recovery.disconnected(has_others=False)
     moves.recovery.reconnected(is_same_stream)
     await moves.settle()
     assert moves.wire.published == [("b", 1)]
@@ -387,7 +388,7 @@ async def test_return_of_nats_publishes_what_nobody_claimed(moves: Moves, is_sam
 
 
 async def test_absence_of_nats_ends_requests_at_their_deadline_or_when_it_is_too_long(moves: Moves) -> None:
-    moves.recovery.disconnected()
+    moves.recovery.disconnected(has_others=False)
     start = asyncio.get_running_loop().time()
     moves.flight("a", "w").expires_at = start + 5
     moves.flight("b", "w")
@@ -454,12 +455,31 @@ async def test_request_that_was_held_back_and_then_published_is_not_refused_when
 ) -> None:
     held_back = moves.flight("a")
     held_back.is_held_back = True
-    moves.recovery.disconnected()
+    moves.recovery.disconnected(has_others=False)
     moves.recovery.reconnected(is_same_stream=True)
-    moves.recovery.disconnected()
+    moves.recovery.disconnected(has_others=False)
     moves.recovery.sweep(asyncio.get_running_loop().time() + LIMITS.held_back_s + 0.1)
     await moves.settle()
     assert moves.wire.failed == []
+
+
+async def test_new_request_waits_for_another_server_of_nats_where_there_is_one(moves: Moves) -> None:
+    held_back = moves.flight("a")
+    held_back.is_held_back = True
+    moves.recovery.disconnected(has_others=True)
+    now = asyncio.get_running_loop().time()
+    moves.recovery.sweep(now + LIMITS.outage_patience_s - 0.1)
+    assert (moves.wire.failed, moves.recovery.holds_back(now + LIMITS.outage_patience_s - 0.1)) == ([], True)
+    moves.recovery.sweep(now + LIMITS.outage_patience_s + 0.1)
+    assert moves.wire.failed == [("a", 503)]
+
+
+async def test_stream_goes_on_over_a_connection_that_is_back_while_nobody_leads_the_queue(moves: Moves) -> None:
+    moves.flight("a"), moves.flight("b", "w")
+    moves.recovery.disconnected(has_others=True)
+    moves.recovery.connected()
+    moves.recovery.sweep(asyncio.get_running_loop().time() + LIMITS.outage_patience_s + 0.1)
+    assert moves.wire.failed == [("a", 503)]
 
 
 async def test_request_that_ends_while_cancellations_are_sent_keeps_no_other_from_the_queue(moves: Moves) -> None:
