@@ -1,9 +1,9 @@
 """What a batch request has so far, kept where its next worker finds it.
 
 Written from time to time while it runs, several times a second where somebody follows it, and when it is given back;
-read when a request is delivered again. A worker
-continues after the tokens that are recorded, and deliveries up to the recorded one are no failed attempts: a drain is
-none, and progress clears the count. A record is for one message and one revision of the model; any other is ignored.
+read when a request is delivered again. A worker continues after the tokens that are recorded, and deliveries up to the
+recorded one are no failed attempts: a drain is none, and progress clears the count. A record is for one message and one
+revision of the model; any other is ignored.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from shared.streams import PROGRESS_STREAM
 from shared.subjects import progress_subject
 
 FOLLOWED_INTERVAL_S = 0.25
-# A record holds all tokens so far, so long texts are recorded less often: a request costs no more bytes a second.
+# A record holds all tokens so far, so long texts are recorded less often: no request writes more tokens a second than
+# this, however long its text is.
 _RECORDED_TOKENS_PER_S = 8192
 
 _TIMEOUT_S = 2.0

@@ -164,10 +164,10 @@ class BatchQueues:
         return max(1, room // num_waiting)
 
     async def _expire(self) -> None:
-        try:
-            for tenant in list(self._queues):
+        for tenant in list(self._queues):
+            try:
                 await self._expiry.expire(tenant)
-        except NatsTimeoutError:
-            # NATS answers no call that a login may not make, such as one that is for the queues of one model alone.
-            text = "batch queues cannot be read: NATS is slow, or this login may not; others expire old jobs"
-            self._log_limit.warning("expiry", text)
+            except NatsTimeoutError:
+                # NATS answers no call that a login may not make, such as one that is for the queues of one model alone.
+                text = "a batch queue cannot be read: NATS is slow, or this login may not; others expire old jobs"
+                self._log_limit.warning("expiry", text, extra={"tenant": tenant})

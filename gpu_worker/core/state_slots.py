@@ -32,6 +32,7 @@ class _Checkpoint:
         base: What the last eviction had cost when this one was made or used last.
         num_pins: Sequences that are about to start from it.
         num_uses: Sequences that have started from it.
+        entry: Number of its entry in the heap; those of other numbers are stale.
     """
 
     slot: int
@@ -42,6 +43,7 @@ class _Checkpoint:
     priority: float = 0.0
     num_pins: int = 0
     num_uses: int = 0
+    entry: int = 0
 
 
 class StateSlots:
@@ -251,16 +253,17 @@ class StateSlots:
             checkpoint.base = self._last_cost
         checkpoint.priority = checkpoint.base + self._cost(checkpoint)
         self._num_pushed += 1
+        checkpoint.entry = self._num_pushed
         heapq.heappush(self._heap, (checkpoint.priority, self._num_pushed, checkpoint))
         if len(self._heap) > 2 * self._config.num_slots:
-            # Those that were dropped are still there: as long as slots are free, nobody takes them out.
+            # Stale entries of those that were used or dropped: as long as slots are free, nobody takes them out.
             self._heap = [entry for entry in self._heap if self._is_current(entry)]
             heapq.heapify(self._heap)
 
     def _is_current(self, entry: tuple[float, int, _Checkpoint]) -> bool:
         """Say whether an entry of the heap is the last one of a checkpoint that can be found."""
-        priority, _, checkpoint = entry
-        return self._found.get(checkpoint.digest) is checkpoint and priority == checkpoint.priority
+        _, number, checkpoint = entry
+        return self._found.get(checkpoint.digest) is checkpoint and number == checkpoint.entry
 
     def _pin(self, checkpoint: _Checkpoint) -> None:
         checkpoint.num_pins += 1

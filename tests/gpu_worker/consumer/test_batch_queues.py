@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 from nats.aio.msg import Msg
+from nats.errors import TimeoutError as NatsTimeoutError
 
 from gpu_worker.consumer.queued_message import QueuedMessage
 from shared.batch_streams import batch_stream
@@ -90,6 +91,25 @@ async def test_no_more_is_pulled_than_there_is_room_for_but_one_request_a_tenant
     await asyncio.sleep(0.3)
     num_queues = len(worker.worker.consumer._batch_queue._queues)
     assert 4 <= held.count("batch") <= 4 + num_queues
+
+
+async def test_queue_that_cannot_be_read_keeps_no_other_from_expiry(
+    worker: RunningWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queues = worker.worker.consumer._batch_queue
+    monkeypatch.setattr(queues, "_queues", dict.fromkeys(("first", "slow", "last")))
+    asked: list[str] = []
+
+    async def expire(tenant: str) -> int:
+        asked.append(tenant)
+        if tenant == "slow":
+            raise NatsTimeoutError
+        return 0
+
+    monkeypatch.setattr(queues._expiry, "expire", expire)
+    await queues._expire()
+    monkeypatch.undo()
+    assert asked == ["first", "slow", "last"]
 
 
 async def test_jobs_that_come_at_once_are_taken_one_in_each_turn_of_the_loop(

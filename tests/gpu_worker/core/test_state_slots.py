@@ -85,6 +85,14 @@ def test_checkpoint_that_nobody_uses_gives_way_in_the_end() -> None:
     assert cached_tokens(harness, make_sequence(long.token_ids[:100], max_tokens=1)) == [0]
 
 
+def test_hits_on_one_checkpoint_leave_no_entries_behind() -> None:
+    harness = harness_of(num_slots=4, max_num_seqs=1)
+    cached_tokens(harness, *(make_sequence(range(1, 31), max_tokens=1) for _ in range(20)))
+    states = harness.scheduler._blocks.states
+    assert states is not None
+    assert len(states._heap) <= 2 * states.num_slots
+
+
 def test_sequence_takes_over_the_last_slot_with_what_it_starts_from() -> None:
     harness = harness_of(num_slots=2, max_num_seqs=2, max_num_batched_tokens=64)
     harness.add(first := make_sequence(range(1, 31), max_tokens=1))
