@@ -34,6 +34,7 @@ from shared.batch_streams import (
 )
 from shared.errors import DependencyError
 from shared.messages import Lane
+from shared.nats_connection import is_clustered
 from shared.subjects import dead_letter_filter, encode_name, request_subject
 
 INTERACTIVE_STREAM = "HR_INTERACTIVE"
@@ -261,6 +262,8 @@ async def _make_stream(js: JetStreamContext, config: StreamConfig) -> None:
     except (APIError, NatsTimeoutError) as error:
         if isinstance(error, APIError) and error.err_code == _STREAM_EXISTS:
             return  # somebody else has just made it, with another first number
+        if isinstance(error, NatsTimeoutError) and is_clustered(js._nc):
+            raise DependencyError(jetstream_problem(js)) from error
         if isinstance(error, NatsTimeoutError):
             # NATS answers no call that a login may not make.
             raise DependencyError(

@@ -228,18 +228,23 @@ class Dispatcher:
 
     async def reconnected(self) -> None:
         """Take note that NATS is back, perhaps without what its memory held."""
-        self._recovery.connected()
+        _logger.warning("NATS is back")
+        self.fleet.liveness.nats_reconnected(self._loop.time())
+        self._recovery.reconnected()
+        await self._restore_queue()
+
+    async def _restore_queue(self) -> None:
+        """Make the queue again where it is missing, or wait until it is led; publish what nobody has claimed."""
         while self._nats.is_connected:
             try:
                 created = await self._ensure_interactive()
             except (DependencyError, NatsError, OSError) as error:
-                _logger.warning("NATS is back, but its streams are not: %s", error)
+                self._log_limit.warning("queue", "the queue of interactive requests is not there: %s", error)
                 await asyncio.sleep(STREAM_RETRY_S)
                 continue
             is_same_stream, self._stream_created = created == self._stream_created, created
-            _logger.warning("NATS is back%s", "" if is_same_stream else ", and the interactive stream is a new one")
-            self.fleet.liveness.nats_reconnected(self._loop.time())
-            self._recovery.reconnected(is_same_stream)
+            _logger.warning("the queue of interactive requests is %s", "there" if is_same_stream else "a new one")
+            self._recovery.requeue(is_same_stream)
             self._restore_records()
             return
 
@@ -283,11 +288,11 @@ class Dispatcher:
             self.fail(flight, error)
 
     def _miss_stream(self, flight: Flight, epoch: int) -> None:
-        waits = flight.worker is not None or self._recovery.waits_for_stream(flight, is_clustered(self._nats))
-        if self._is_current(flight, epoch) and not waits:
+        is_waiting = self._is_current(flight, epoch) and flight.worker is None
+        if is_waiting and not self._recovery.waits_for_stream(flight, is_clustered(self._nats)):
             self.fail(flight, queue_unavailable())
         if self._restoring is None:
-            self._restoring = self._loop.create_task(self.reconnected())
+            self._restoring = self._loop.create_task(self._restore_queue())
             self._restoring.add_done_callback(self._restored)
 
     def _restored(self, task: asyncio.Task[None]) -> None:

@@ -12,6 +12,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Literal
 
 import msgspec
@@ -35,6 +36,14 @@ Reason = Literal["worker_dead", "gap", "handoff", "silent", "unclaimed", "nats_r
 _BLAMELESS: tuple[Reason, ...] = ("unclaimed", "nats_restart")
 
 _logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Outage:
+    """NATS is away since `since` (loop time); new requests wait `held_back_s` seconds for it to be back."""
+
+    since: float
+    held_back_s: float
 
 
 class Recovery:
@@ -66,10 +75,7 @@ class Recovery:
         self._known_poison = KnownPoison(self._loop.time)
         self._probation = ProbationQueue(flights, fleet.num_workers)
         self._tasks = BackgroundTasks()
-        self._disconnected_at: float | None = None
-        # While that is set: whether the connection stands again, and for how long new requests wait for it.
-        self._is_connected = True
-        self._held_back_s = limits.held_back_s
+        self._outage: _Outage | None = None
         self.on_move: Callable[[Reason], None] = lambda reason: None
 
     def is_suspect(self, flight: Flight) -> bool:
@@ -148,8 +154,8 @@ class Recovery:
 
     def sweep(self, now: float) -> None:
         """Look after deadlines, lost claims and silence. `now` is loop time."""
-        if self._disconnected_at is not None:
-            is_over = now - self._disconnected_at > self._limits.outage_patience_s
+        if self._outage is not None:
+            is_over = now - self._outage.since > self._limits.outage_patience_s
             self._sweep_deadlines(queue_unavailable() if is_over else None, now)
             if not self.holds_back(now):
                 self._refuse_held_back()
@@ -174,31 +180,29 @@ class Recovery:
             flight.reconnected_at = min(now, flight.reconnected_at + lost_s)
             if flight.delivered_at is not None:
                 flight.delivered_at = min(now, flight.delivered_at + lost_s)
-        if self._disconnected_at is not None:
-            self._disconnected_at = min(now, self._disconnected_at + lost_s)
+        if self._outage is not None:
+            self._outage.since = min(now, self._outage.since + lost_s)
 
     def holds_back(self, now: float) -> bool:
         """Whether a new request may wait for the connection to NATS, which is down, to be back. `now` is loop time."""
-        return self._disconnected_at is None or now - self._disconnected_at < self._held_back_s
+        return self._outage is None or now - self._outage.since < self._outage.held_back_s
 
     def disconnected(self, has_others: bool) -> None:
         """Stop moving anything: NATS is away. Where it has other servers, new requests wait for one of them."""
-        self._disconnected_at = self._loop.time()
-        self._is_connected = False
-        self._held_back_s = self._limits.outage_patience_s if has_others else self._limits.held_back_s
+        limits = self._limits
+        self._outage = _Outage(self._loop.time(), limits.outage_patience_s if has_others else limits.held_back_s)
 
-    def connected(self) -> None:
-        """Take note that the connection is back, while the queue may still be without a server that leads it."""
-        self._is_connected = True
-
-    def reconnected(self, is_same_stream: bool) -> None:
-        """Publish again what nobody had claimed; a stream that is not the same has lost it."""
-        self._disconnected_at = None
+    def reconnected(self) -> None:
+        """Take note that NATS is back: frames may have been lost. `requeue` follows when its queue is there, too."""
+        self._outage = None
         now = self._loop.time()
         for flight in self._flights:
             # Only the first: further ones must not put off the moment at which a lost frame is noticed.
             if flight.reconnected_at <= flight.progressed_at:
                 flight.reconnected_at = now
+
+    def requeue(self, is_same_stream: bool) -> None:
+        """Publish again what nobody had claimed; a stream that is not the same has lost it."""
         if not is_same_stream:
             for flight in self._flights:
                 # The message is gone, and its number with it.
@@ -249,7 +253,7 @@ class Recovery:
         for flight in self._flights:
             if flight.expires_at is not None and now > flight.expires_at:
                 self._fail(flight, timeout_error())
-            elif error is not None and not (self._is_connected and flight.worker):
+            elif error is not None:
                 self._fail(flight, error)
 
     def _refuse_held_back(self) -> None:

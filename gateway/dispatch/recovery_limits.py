@@ -26,7 +26,7 @@ class RecoveryLimits:
         held_back_s: Absence of NATS after which new requests are refused. A connection that was cut, or was lost in a
             pause of this process, is back sooner.
         outage_patience_s: Absence of NATS after which all requests are failed, and of its stream or the leader of this
-            after which those are that no worker holds.
+            after which those are that have not begun.
     """
 
     max_moves: int = 16

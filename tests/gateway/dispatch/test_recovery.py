@@ -296,7 +296,8 @@ async def test_request_whose_worker_nobody_knows_moves(moves: Moves) -> None:
 async def test_claimed_request_of_which_nothing_is_heard_after_a_reconnect_moves(moves: Moves, num_tokens: int) -> None:
     lost, heard = moves.flight("a", "w"), moves.flight("b", "w")
     moves.recovery.disconnected(has_others=False)
-    moves.recovery.reconnected(is_same_stream=True)
+    moves.recovery.reconnected()
+    moves.recovery.requeue(is_same_stream=True)
     now = asyncio.get_running_loop().time()
     moves.fleet.note_heartbeat(msgspec.structs.replace(BEAT, worker="w"), now)
     lost.emitted = heard.emitted = [1] * num_tokens
@@ -322,7 +323,8 @@ async def test_claimed_request_moves_when_its_worker_has_gone_on_without_it(move
     moves.fleet.liveness.nats_disconnected()
     moves.recovery.disconnected(has_others=False)
     moves.fleet.liveness.nats_reconnected(start)
-    moves.recovery.reconnected(is_same_stream=True)
+    moves.recovery.reconnected()
+    moves.recovery.requeue(is_same_stream=True)
     lost.emitted, lost.progressed_at = [1] * num_tokens, start - 1
     moves.fleet.note_heartbeat(beat, start)
     moves.recovery.sweep(start + 0.2)
@@ -341,7 +343,8 @@ async def test_further_reconnects_do_not_put_off_the_move_of_what_the_first_one_
     lost.emitted, lost.progressed_at = [1], first - 1
     for _ in range(2):
         moves.recovery.disconnected(has_others=False)
-        moves.recovery.reconnected(is_same_stream=True)
+        moves.recovery.reconnected()
+        moves.recovery.requeue(is_same_stream=True)
         second = asyncio.get_running_loop().time()
         await asyncio.sleep(0.05)
     moves.recovery.sweep(second + LIMITS.reconnect_patience_s - 0.01)
@@ -379,7 +382,8 @@ async def test_return_of_nats_publishes_what_nobody_claimed(moves: Moves, is_sam
     claimed, unclaimed = moves.flight("a", "w"), moves.flight("b")
     claimed.stream_seq, unclaimed.stream_seq = 3, 4
     moves.recovery.disconnected(has_others=False)
-    moves.recovery.reconnected(is_same_stream)
+    moves.recovery.reconnected()
+    moves.recovery.requeue(is_same_stream)
     await moves.settle()
     assert moves.wire.published == [("b", 1)]
     assert claimed.stream_seq == (3 if is_same_stream else None)
@@ -456,7 +460,8 @@ async def test_request_that_was_held_back_and_then_published_is_not_refused_when
     held_back = moves.flight("a")
     held_back.is_held_back = True
     moves.recovery.disconnected(has_others=False)
-    moves.recovery.reconnected(is_same_stream=True)
+    moves.recovery.reconnected()
+    moves.recovery.requeue(is_same_stream=True)
     moves.recovery.disconnected(has_others=False)
     moves.recovery.sweep(asyncio.get_running_loop().time() + LIMITS.held_back_s + 0.1)
     await moves.settle()
@@ -474,12 +479,16 @@ async def test_new_request_waits_for_another_server_of_nats_where_there_is_one(m
     assert moves.wire.failed == [("a", 503)]
 
 
-async def test_stream_goes_on_over_a_connection_that_is_back_while_nobody_leads_the_queue(moves: Moves) -> None:
-    moves.flight("a"), moves.flight("b", "w")
-    moves.recovery.disconnected(has_others=True)
-    moves.recovery.connected()
-    moves.recovery.sweep(asyncio.get_running_loop().time() + LIMITS.outage_patience_s + 0.1)
-    assert moves.wire.failed == [("a", 503)]
+async def test_what_workers_hold_is_left_to_them_while_nobody_leads_the_queue(moves: Moves) -> None:
+    held, waiting = moves.flight("a", "w"), moves.flight("b")
+    assert moves.recovery.waits_for_stream(waiting, may_elect=True)
+    held.progressed_at = asyncio.get_running_loop().time()
+    moves.recovery.requeue(is_same_stream=True)
+    await moves.settle()
+    assert moves.wire.published == [("b", 1)]
+    moves.recovery.sweep(held.progressed_at + LIMITS.reconnect_patience_s + 0.1)
+    await moves.settle()
+    assert held.epoch == 0
 
 
 async def test_request_that_ends_while_cancellations_are_sent_keeps_no_other_from_the_queue(moves: Moves) -> None:
