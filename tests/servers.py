@@ -74,6 +74,8 @@ class Server(ABC):
     def pause(self) -> None:
         """Freeze the process: connections stay open and nothing is answered."""
         os.kill(self.pid, signal.SIGSTOP)
+        # It may run for a moment more.
+        os.waitpid(self.pid, os.WUNTRACED)
 
     def resume(self) -> None:
         """Let a paused process go on."""
