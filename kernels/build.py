@@ -97,6 +97,16 @@ LIBRARIES = ("-lc", "-lm", "-lgcc")
 # Long enough for a machine whose processors are all taken: without the library a worker is many times slower.
 BUILD_TIMEOUT_S = 600.0
 _LOOK_EVERY_S = 0.2
+# Runs a compiler in a session of its own, and ends that session when nobody holds the other end of the pipe any more
+# that is the standard input: whichever signal has ended the worker, and however few processes it has reached.
+_GUARDED = """
+exec 3<&0
+{ read -r _ <&3; kill -KILL 0; } </dev/null >/dev/null 2>&1 &
+"$@" </dev/null 3<&-
+status=$?
+kill -KILL $!
+exit $status
+"""
 
 Progress = Callable[[int, int], None]
 
@@ -182,19 +192,19 @@ def _no_progress(_done: int, _total: int) -> None:
 def _compile(compiler: str, workplace: Path, library: Path, progress: Progress) -> None:
     """Compile the sources side by side, link them, and move the library into place."""
     objects = [workplace / f"{index}.o" for index in range(len(SOURCES))]
-    with ExitStack() as compilers:
+    linked = workplace / "linked.so"
+    with _lifeline() as lifeline, ExitStack() as compilers:
         processes = []
         for source, target in zip(SOURCES, objects, strict=True):
             command = [compiler, *COMPILE_FLAGS, "-c", str(SOURCE_ROOT / source), "-o", str(target)]
-            process = compilers.enter_context(_start(command))
+            process = compilers.enter_context(_start(command, lifeline))
             # When one fails, the others are not waited for.
             compilers.callback(_end, process)
             processes.append(process)
         for process in processes:
             _finish(process, partial(_report, processes, progress))
-    linked = workplace / "linked.so"
-    command = [compiler, *LINK_FLAGS, *map(str, objects), "-o", str(linked), *LIBRARIES]
-    _finish(_start(command), lambda: None)
+        command = [compiler, *LINK_FLAGS, *map(str, objects), "-o", str(linked), *LIBRARIES]
+        _finish(_start(command, lifeline), lambda: None)
     linked.replace(library)
     progress(len(SOURCES), len(SOURCES))
 
@@ -204,10 +214,26 @@ def _report(processes: Sequence[subprocess.Popen[str]], progress: Progress) -> N
     progress(min(sum(process.poll() is not None for process in processes), len(processes) - 1), len(processes))
 
 
-def _start(command: list[str]) -> subprocess.Popen[str]:
-    """Start a compiler with a group of its own: what it starts ends with it."""
+@contextmanager
+def _lifeline() -> Iterator[int]:
+    """Open a pipe whose other end this process alone holds, and return the end that compilers watch."""
+    watched, held = os.pipe()
+    try:
+        yield watched
+    finally:
+        os.close(watched)
+        os.close(held)
+
+
+def _start(command: list[str], lifeline: int) -> subprocess.Popen[str]:
+    """Start a compiler with a group of its own: what it starts ends with it, and all of it with this process."""
     return subprocess.Popen(
-        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True
+        ["/bin/sh", "-c", _GUARDED, "sh", *command],
+        stdin=lifeline,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     )
 
 

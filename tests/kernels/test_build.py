@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import logging
+import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -113,6 +115,35 @@ def has_ended(pid: int) -> bool:
             return True
         time.sleep(0.01)
     return False
+
+
+@pytest.mark.parametrize("is_whole_group", [True, False])
+def test_worker_that_is_ended_while_it_compiles_leaves_no_compiler_running(
+    tmp_path: Path, is_whole_group: bool
+) -> None:
+    bin_dir, pid_file = tmp_path / "bin", tmp_path / "pid"
+    bin_dir.mkdir()
+    # It tells its version at once, and compiles for a minute by a program that it starts.
+    (bin_dir / "g++").write_text(
+        f'#!/bin/sh\ncase "$*" in -dump*) exit;; esac\nsleep 60 & echo $! > {pid_file}.new\n'
+        f"mv {pid_file}.new {pid_file}\nwait\n"
+    )
+    (bin_dir / "g++").chmod(0o755)
+    code = (
+        "from kernels import build; from pathlib import Path; build.SOURCES = build.SOURCES[:1];"
+        f"build.build_library(Path({str(tmp_path / 'cache')!r}))"
+    )
+    environ = {**os.environ, "PATH": f"{bin_dir}:/usr/bin:/bin"}
+    with subprocess.Popen([sys.executable, "-c", code], env=environ, start_new_session=True) as worker:
+        while not pid_file.exists():
+            assert worker.poll() is None
+            time.sleep(0.01)
+        # As `headrace up` does it: the worker is asked to end, or its group is killed.
+        if is_whole_group:
+            os.killpg(worker.pid, signal.SIGKILL)
+        else:
+            worker.terminate()
+    assert has_ended(int(pid_file.read_text()))
 
 
 def test_missing_compiler_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
