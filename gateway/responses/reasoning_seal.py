@@ -19,13 +19,11 @@ from nacl.secret import Aead
 
 from gateway.errors import ApiError
 from gateway.responses.body import ItemBody, PartBody
-from shared.errors import ConfigError
+from gateway.responses.seal_secrets import read_secrets
 
 Seal = Callable[[str, str], str]
 """Encrypts a text for one tenant; the id of its item comes first."""
 
-SECRET_VARIABLE = "HEADRACE_RESPONSES_SECRET"
-MIN_SECRET_CHARACTERS = 32
 _PREFIX = "hr1."
 _SHOWN_CHARACTERS = 12
 
@@ -45,12 +43,8 @@ class ReasoningSeals:
         Raises:
             ConfigError: A secret is too short.
         """
-        if not setting:
-            return None
-        secrets = [secret.strip() for secret in setting.split(",")]
-        if any(len(secret) < MIN_SECRET_CHARACTERS for secret in secrets):
-            raise ConfigError(SECRET_VARIABLE, f"has a secret of fewer than {MIN_SECRET_CHARACTERS} characters")
-        return cls(secrets)
+        secrets = read_secrets(setting)
+        return cls(secrets) if secrets else None
 
     def seal(self, tenant: str, item_id: str, text: str) -> str:
         """Return the text of an item, encrypted for a tenant."""

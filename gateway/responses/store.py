@@ -20,8 +20,9 @@ from gateway.responses.job import JobReader, error_of, status_of
 from gateway.responses.job_queue import JobQueue, JobRef
 from gateway.responses.log import PieceBudget, ResponseLog
 from gateway.responses.output import ResponseOutput
-from gateway.responses.reasoning_seal import SECRET_VARIABLE, ReasoningSeals, Seal
+from gateway.responses.reasoning_seal import ReasoningSeals, Seal
 from gateway.responses.record import ResponseRecord, has_ended
+from gateway.responses.seal_secrets import SECRET_VARIABLE
 from shared.messages import BatchResult
 
 # Streams of one tenant that follow jobs in one process: each asks NATS several times a second.

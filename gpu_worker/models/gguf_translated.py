@@ -98,13 +98,23 @@ def _by_layer(file: GGUFFile, field: str, default: int | None = None) -> list[in
     return [metadata.integer(field, default, minimum=0)] * count
 
 
+def _state_heads(file: GGUFFile, prefix: str) -> tuple[int, int]:
+    """Read how many heads states have, and the features of each.
+
+    Raises:
+        GGUFError: The features do not make whole heads.
+    """
+    metadata, heads, size = file.metadata, f"{prefix}.ssm.time_step_rank", f"{prefix}.ssm.inner_size"
+    num_heads, inner = metadata.integer(heads, maximum=_MAX_HEADS), metadata.integer(size)
+    if inner % num_heads:
+        raise metadata.error(size, f"is {inner}; it must be a multiple of {heads} ({num_heads})")
+    return num_heads, inner // num_heads
+
+
 def _qwen_fields(file: GGUFFile, prefix: str) -> Fields:
     """Read Qwen's hybrids: every so many layers one attends."""
-    metadata = file.metadata
-    head_dim, heads = metadata.integer(f"{prefix}.attention.key_length"), f"{prefix}.ssm.time_step_rank"
-    num_heads, inner = metadata.integer(heads, maximum=_MAX_HEADS), metadata.integer(f"{prefix}.ssm.inner_size")
-    if inner % num_heads:
-        raise metadata.error(f"{prefix}.ssm.inner_size", f"is {inner}; it must be a multiple of {heads} ({num_heads})")
+    metadata, (num_heads, value_dim) = file.metadata, _state_heads(file, prefix)
+    head_dim = metadata.integer(f"{prefix}.attention.key_length")
     experts = metadata.integer(f"{prefix}.expert_count", 0, minimum=0)
     rotary_dim = metadata.integer(f"{prefix}.rope.dimension_count", head_dim)
     return {
@@ -118,7 +128,7 @@ def _qwen_fields(file: GGUFFile, prefix: str) -> Fields:
         "rope_theta": metadata.number(f"{prefix}.rope.freq_base", 10_000.0),
         "linear_conv_kernel_dim": metadata.integer(f"{prefix}.ssm.conv_kernel"),
         "linear_key_head_dim": metadata.integer(f"{prefix}.ssm.state_size"),
-        "linear_value_head_dim": inner // num_heads,
+        "linear_value_head_dim": value_dim,
         "linear_num_key_heads": metadata.integer(f"{prefix}.ssm.group_count"),
         "linear_num_value_heads": num_heads,
         **(_qwen_experts(file, prefix, experts) if experts else {}),
@@ -247,16 +257,16 @@ def _lfm2_moe_fields(file: GGUFFile, prefix: str) -> Fields:
 def _falcon_h1_fields(file: GGUFFile, prefix: str) -> Fields:
     """Read Falcon-H1, whose factors are in the file's weights."""
     metadata, ssm = file.metadata, f"{prefix}.ssm"
-    num_heads = metadata.integer(f"{ssm}.time_step_rank", maximum=_MAX_HEADS)
+    num_heads, head_dim = _state_heads(file, prefix)
     ends = {name.split(".", 2)[2] for name in file.tensors if name.startswith("blk.")}
     return {
         "num_key_value_heads": metadata.integer(f"{prefix}.attention.head_count_kv", maximum=_MAX_HEADS),
         "head_dim": metadata.integer(f"{prefix}.attention.key_length"),
         "intermediate_size": metadata.integer(f"{prefix}.feed_forward_length"),
         "rope_theta": metadata.number(f"{prefix}.rope.freq_base", 10_000.0),
-        "mamba_d_ssm": metadata.integer(f"{ssm}.inner_size"),
+        "mamba_d_ssm": num_heads * head_dim,
         "mamba_n_heads": num_heads,
-        "mamba_d_head": metadata.integer(f"{ssm}.inner_size") // num_heads,
+        "mamba_d_head": head_dim,
         "mamba_n_groups": metadata.integer(f"{ssm}.group_count"),
         "mamba_d_state": metadata.integer(f"{ssm}.state_size"),
         "mamba_d_conv": metadata.integer(f"{ssm}.conv_kernel"),

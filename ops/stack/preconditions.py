@@ -16,12 +16,15 @@ import msgspec
 from gateway.config import GatewayConfig
 from gpu_worker.start.config import WorkerConfig
 from gpu_worker.start.settings_problem import EXIT_BAD_SETTINGS, SettingsProblem
+from ops.stack.console import Console
 from ops.stack.plan import Plan
 from shared.config import resolve, variable_name
 from shared.errors import ConfigError, HeadraceError
 
+# Many times what it takes: a draft model that is named by its id at the hub may be downloaded meanwhile.
+_CHECK_TIMEOUT_S = 300.0
 # Settings of a worker that fit any model and machine, and those that are ours.
-_ALWAYS_FIT = frozenset(
+ALWAYS_FIT = frozenset(
     {
         *("model", "served_model_name", "allow_revision_change", "allow_chat_template", "num_threads"),
         *("simulate", "simulate_growth", "nats_url", "nats_user", "nats_password", "nats_creds_file"),
@@ -31,11 +34,12 @@ _ALWAYS_FIT = frozenset(
 )
 
 
-def check_parts(plan: Plan, *, is_demo: bool) -> None:
+def check_parts(plan: Plan, console: Console, *, is_demo: bool) -> None:
     """Refuse settings with which the gateway or a worker could not start.
 
     Args:
         plan: What is to be started.
+        console: Is told when a check itself fails; the parts are started all the same.
         is_demo: The model is ours. With it and the defaults there is nothing to ask, and nobody waits for the answer.
 
     Raises:
@@ -47,10 +51,10 @@ def check_parts(plan: Plan, *, is_demo: bool) -> None:
     chosen = [
         field.name
         for field in dataclasses.fields(WorkerConfig)
-        if field.name not in _ALWAYS_FIT and getattr(settings, field.name) != field.default
+        if field.name not in ALWAYS_FIT and getattr(settings, field.name) != field.default
     ]
     if chosen or not is_demo:
-        _check_worker(environ)
+        _check_worker(environ, console)
 
 
 def _check_gateway(environ: Mapping[str, str]) -> None:
@@ -65,6 +69,9 @@ def _check_gateway(environ: Mapping[str, str]) -> None:
     from gateway.admission.operator_access import check_operator_settings
 
     check_operator_settings(settings)
+    from gateway.responses.seal_secrets import read_secrets
+
+    read_secrets(settings.responses_secret)
 
 
 def _check_redis_url(url: str) -> None:
@@ -72,10 +79,19 @@ def _check_redis_url(url: str) -> None:
         raise ConfigError(variable_name("redis_url"), "begins with none of redis://, rediss:// and unix://")
 
 
-def _check_worker(environ: Mapping[str, str]) -> None:
+def _check_worker(environ: Mapping[str, str], console: Console) -> None:
     """Ask in a process of its own, which ends: what it imports would stay in this one while the system runs."""
     command = [sys.executable, "-P", "-m", "gpu_worker.start.settings_check"]
-    done = subprocess.run(command, env=dict(environ), stdin=subprocess.DEVNULL, capture_output=True)
+    try:
+        done = subprocess.run(
+            command, env=dict(environ), stdin=subprocess.DEVNULL, capture_output=True, timeout=_CHECK_TIMEOUT_S
+        )
+    except subprocess.TimeoutExpired:
+        console.say("headrace", f"the worker's settings could not be checked within {_CHECK_TIMEOUT_S:g} s")
+        return
     if done.returncode == EXIT_BAD_SETTINGS:
         told = msgspec.json.decode(done.stdout, type=SettingsProblem)
         raise HeadraceError(told.problem) if told.variable is None else ConfigError(told.variable, told.problem)
+    if done.returncode:
+        reason = done.stderr.decode(errors="replace").strip().rpartition("\n")[2] or f"exit status {done.returncode}"
+        console.say("headrace", f"the worker's settings could not be checked: {reason}")

@@ -47,7 +47,7 @@ def run(config: UpConfig, environ: Mapping[str, str]) -> int:
 async def _run(config: UpConfig, state: StateDirectory, environ: Mapping[str, str], console: Console) -> int:
     began = time.monotonic()
     plan = make_plan(config, state, environ)
-    check_parts(plan, is_demo=config.model is None)
+    check_parts(plan, console, is_demo=config.model is None)
     simulated = f"a simulated engine, {config.simulate:g} ms a step" if config.simulate is not None else None
     served = simulated or (str(config.model) if config.model is not None else "the demo model")
     console.say("headrace", f"starting with {served}; logs in {state.logs}")

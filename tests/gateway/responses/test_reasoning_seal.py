@@ -14,7 +14,8 @@ from gateway.admission.auth import Principal
 from gateway.errors import ApiError
 from gateway.responses.body import ItemBody, PartBody
 from gateway.responses.endpoint import ResponsesEndpoint
-from gateway.responses.reasoning_seal import MIN_SECRET_CHARACTERS, ReasoningSeals, opened_items
+from gateway.responses.reasoning_seal import ReasoningSeals, opened_items
+from gateway.responses.seal_secrets import MIN_SECRET_CHARACTERS
 from gateway.responses.store import ResponseStore
 from shared.errors import ConfigError
 from tests.gateway.gateway_process import GatewayProcess

@@ -14,6 +14,7 @@ import yaml
 from packaging.requirements import Requirement
 
 from gateway.config import GatewayConfig
+from gateway.responses.seal_secrets import MIN_SECRET_CHARACTERS
 from gpu_worker.start.config import WorkerConfig
 from ops.cli.keys import KeysConfig
 from ops.cli.setup import SetupConfig
@@ -133,8 +134,13 @@ def test_password_of_ones_own_is_used_and_one_that_cannot_work_is_refused(tmp_pa
     assert "\nrequirepass mine1\n" in chosen["redis/redis.conf"]
     assert chosen["worker/nats-password"] == "w2\n"
     assert "HEADRACE_NATS_WORKER_PASSWORD=w2\n" in chosen["nats/passwords"]
-    rotated = made_passwords(tmp_path / "rotated", HEADRACE_RESPONSES_SECRET="new2,old1")
-    assert rotated["gateway/responses-secret"] == "new2,old1\n"
+    secrets = f"n{'2' * (MIN_SECRET_CHARACTERS - 1)},o{'1' * MIN_SECRET_CHARACTERS}"
+    rotated = made_passwords(tmp_path / "rotated", HEADRACE_RESPONSES_SECRET=secrets)
+    assert rotated["gateway/responses-secret"] == f"{secrets}\n"
+    for short in (secrets[:-2], f"{secrets},", "n" * (MIN_SECRET_CHARACTERS - 1)):
+        with pytest.raises(subprocess.CalledProcessError) as refused:
+            made_passwords(tmp_path / "rotated", HEADRACE_RESPONSES_SECRET=short)
+        assert refused.value.stderr.startswith(f"HEADRACE_RESPONSES_SECRET: use {MIN_SECRET_CHARACTERS} characters")
     # It stays when it is no longer said.
     assert made_passwords(tmp_path / "own") == chosen
     for bad in ("4digits", "p@ss", "a b", "é"):

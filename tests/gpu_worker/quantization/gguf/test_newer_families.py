@@ -146,6 +146,19 @@ def test_rotation_by_other_divisors_is_refused(tmp_path: Path) -> None:
         read_model_config(path)
 
 
+@pytest.mark.parametrize("name", ["qwen35", "falcon-h1"])
+def test_states_that_make_no_whole_heads_are_refused_by_field(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "model.gguf"
+    write_newer(path, FILES[name])
+    stored = gguf.GGUFReader(path, "r+")
+    size = stored.fields[f"{name}.ssm.inner_size"]
+    size.parts[-1][0] += 1
+    inner = int(size.parts[-1][0])
+    del stored, size
+    with pytest.raises(GGUFError, match=rf"'{name}\.ssm\.inner_size' is {inner}; it must be a multiple of {name}\.ssm"):
+        read_model_config(path)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["qwen35", "gemma4-shared", "lfm2moe"])
 def test_files_are_served(tmp_path: Path, name: str) -> None:

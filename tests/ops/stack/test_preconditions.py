@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from gateway.responses.seal_secrets import MIN_SECRET_CHARACTERS
+from gpu_worker.start.config import WorkerConfig
+from ops.stack import preconditions
+from ops.stack.config import UpConfig
+from ops.stack.console import Console
+from ops.stack.plan import Plan, make_plan
+from ops.stack.preconditions import ALWAYS_FIT, check_parts
+from ops.stack.state import StateDirectory
+from shared.config import resolve
+from shared.errors import ConfigError
+
+Make = Callable[[dict[str, str]], Plan]
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Make]:
+    state = StateDirectory(tmp_path)
+    yield lambda environ: make_plan(resolve(UpConfig, {"port": "0"}, {}), state, environ)
+    state.close()
+
+
+@pytest.fixture
+def worker_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Lets a line of the shell stand in for the process that checks a worker's settings."""
+
+    def put(line: str) -> None:
+        script = tmp_path / "python"
+        script.write_text(f"#!/bin/sh\n{line}\n")
+        script.chmod(0o755)
+        monkeypatch.setattr(sys, "executable", str(script))
+
+    return put
+
+
+def test_settings_that_fit_every_model_are_settings_of_a_worker() -> None:
+    assert {field.name for field in dataclasses.fields(WorkerConfig)} > ALWAYS_FIT
+
+
+def test_secret_that_the_gateway_would_refuse_is_refused_before_anything_starts(make: Make) -> None:
+    check_parts(make({}), Console(), is_demo=True)
+    with pytest.raises(ConfigError, match=f"HEADRACE_RESPONSES_SECRET: .*fewer than {MIN_SECRET_CHARACTERS}"):
+        check_parts(make({"HEADRACE_RESPONSES_SECRET": "short"}), Console(), is_demo=True)
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("echo first >&2; echo 'ImportError: no torch' >&2; exit 1", "could not be checked: ImportError: no torch"),
+        ("kill -KILL $$", "could not be checked: exit status -9"),
+        ("exec sleep 60", "could not be checked within 0.1 s"),
+    ],
+)
+def test_check_that_fails_itself_is_told_and_stops_nothing(
+    make: Make,
+    worker_check: Callable[[str], None],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    line: str,
+    told: str,
+) -> None:
+    plan = make({})
+    worker_check(line)
+    if "within" in told:
+        monkeypatch.setattr(preconditions, "_CHECK_TIMEOUT_S", 0.1)
+    check_parts(plan, Console(), is_demo=False)
+    output = capsys.readouterr()
+    assert told in output.out + output.err
+
+
+def test_check_that_passes_is_not_told(
+    make: Make, worker_check: Callable[[str], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = make({})
+    worker_check("exit 0")
+    check_parts(plan, Console(), is_demo=False)
+    output = capsys.readouterr()
+    assert output.out + output.err == ""
