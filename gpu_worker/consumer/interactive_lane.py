@@ -117,13 +117,17 @@ class InteractiveLane:
 
     def abandon(self, held: HeldRequest) -> None:
         """Stop working on a request without acknowledging it: the queue delivers it again, after a while."""
+        # A claim that went out now would keep the gateway from whoever gets the request next.
+        if held.request.reply is not None:
+            self._outbox.withdraw(held.request.reply, held.request.id, held.request.epoch)
         self._remove(held)
 
     async def announce(self, held: HeldRequest, num_prompt_tokens: int) -> None:
         """Claim a request on probation before the engine has it: if it kills this worker, its gateway knows."""
+        assert held.request.reply is not None
         self._put(held, claim(held, num_prompt_tokens))
         try:
-            await self._outbox.deliver()
+            await self._outbox.deliver(held.request.reply)
         except SEND_ERRORS as error:
             _log.warning("request on probation not announced", extra=log_fields(held.request) | {"error": repr(error)})
             if self._held.is_current(held):

@@ -22,18 +22,26 @@ from shared.messages import Delta, Frame
 from shared.nats_connection import SEND_ERRORS
 from shared.task_supervisor import TaskSupervisor
 
-# Deltas for one reply subject that are kept while nobody listens to it: some megabytes.
-MAX_KEPT_DELTAS = 100_000
+# Of all deltas that are kept because nobody listens, in encoded bytes; in memory they take about six times as much.
+# When somebody listens again they go out in one round, so it is less than may wait on a connection to NATS (8 MiB).
+MAX_KEPT_BYTES = 6 << 20
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
 class _Parcel:
-    """What goes to one reply subject, and the messages that are acknowledged afterwards."""
+    """What goes to one reply subject, and the messages that are acknowledged afterwards.
+
+    Attributes:
+        is_kept: Whether nobody listened when it was to be sent.
+        num_bytes: Encoded size of the deltas, which is counted while it is kept.
+    """
 
     deltas: list[Delta] = field(default_factory=list)
     finished: list[QueuedMessage] = field(default_factory=list)
+    is_kept: bool = False
+    num_bytes: int = 0
 
 
 class Outbox:
@@ -75,8 +83,22 @@ class Outbox:
         parcel.deltas.append(delta)
         if finished is not None:
             parcel.finished.append(finished)
-        if len(parcel.deltas) > MAX_KEPT_DELTAS:
-            self._send_soon()
+        if parcel.is_kept:
+            parcel.num_bytes += len(self._encode(delta))
+            if self._num_kept_bytes > MAX_KEPT_BYTES:
+                self._send_soon()
+
+    def withdraw(self, reply: str, request_id: str, epoch: int) -> None:
+        """Take back what has not been sent yet of an attempt."""
+        parcel = self._parcels.get(reply)
+        if parcel is None:
+            return
+        deltas = parcel.deltas
+        parcel.deltas = [delta for delta in deltas if (delta.id, delta.epoch) != (request_id, epoch)]
+        if not parcel.deltas and not parcel.finished:
+            del self._parcels[reply]
+        elif parcel.is_kept and len(parcel.deltas) < len(deltas):
+            parcel.num_bytes = self._num_bytes(parcel.deltas)
 
     def look_again(self) -> None:
         """Send soon what was kept for those who are heard by now."""
@@ -116,14 +138,14 @@ class Outbox:
         if self._loop is not None and self._is_due and self._nats.is_writable:
             self.flush()
 
-    async def deliver(self) -> None:
-        """Send everything put in so far, and wait until the server has it.
+    async def deliver(self, reply: str) -> None:
+        """Send everything put in so far, and wait until the server has what goes to `reply`.
 
         Raises:
-            Exception: One of `SEND_ERRORS`: the server may have it or not, or nobody would hear it now.
+            Exception: One of `SEND_ERRORS`: the server may have it or not, or nobody would hear it now, and it is kept.
         """
         self.flush()
-        if self._parcels:
+        if reply in self._parcels:
             raise ConnectionReconnectingError
         await self._nats.flush()
 
@@ -137,11 +159,22 @@ class Outbox:
         kept: dict[str, _Parcel] = {}
         for reply, parcel in self._parcels.items():
             (heard if self.is_heard(reply) else kept)[reply] = parcel
+        for parcel in kept.values():
+            if not parcel.is_kept:
+                parcel.is_kept, parcel.num_bytes = True, self._num_bytes(parcel.deltas)
         self._parcels = kept
-        for reply in [reply for reply, parcel in kept.items() if len(parcel.deltas) > MAX_KEPT_DELTAS]:
+        while self._num_kept_bytes > MAX_KEPT_BYTES:
+            reply = max(kept, key=lambda reply: kept[reply].num_bytes)
             _log.warning("frames not sent: nobody listens", extra={"reply": reply})
             self.on_unsent(kept.pop(reply).deltas)
         return heard
+
+    @property
+    def _num_kept_bytes(self) -> int:
+        return sum(parcel.num_bytes for parcel in self._parcels.values())
+
+    def _num_bytes(self, deltas: list[Delta]) -> int:
+        return sum(len(self._encode(delta)) for delta in deltas)
 
     def _send_soon(self) -> None:
         if self._loop is not None and not self._is_due:

@@ -12,7 +12,7 @@ from nats.errors import ConnectionReconnectingError
 from gpu_worker.consumer import outbox as module
 from gpu_worker.consumer.outbox import Outbox
 from gpu_worker.consumer.queued_message import ACK, QueuedMessage
-from shared.messages import Delta, Finish, Frame
+from shared.messages import Delta, Finish, Frame, TokenLogprob, encode
 from shared.task_supervisor import TaskSupervisor
 
 MAX_PAYLOAD = 2000
@@ -158,7 +158,7 @@ async def test_close_sends_what_is_left_once(outbox: Outbox, connection: Connect
 
 async def test_deliver_sends_what_waits_before_it_asks_the_server(outbox: Outbox, connection: Connection) -> None:
     outbox.put("hr.tok.a", Delta("a", 0, 0, (1,), "x"))
-    await outbox.deliver()
+    await outbox.deliver("hr.tok.a")
     assert connection.num_sent_at_flush == [1]
 
 
@@ -216,25 +216,54 @@ async def test_claim_that_nobody_would_hear_is_not_delivered(outbox: Outbox, con
     outbox.is_heard = lambda reply: False
     outbox.put("hr.tok.a", Delta("a", 0, 0))
     with pytest.raises(ConnectionReconnectingError):
-        await outbox.deliver()
+        await outbox.deliver("hr.tok.a")
     await outbox.close()
     assert len(connection.frames("hr.tok.a")) == 1
 
 
-async def test_only_so_much_is_kept_for_those_who_do_not_hear(
+async def test_claim_is_delivered_while_another_gateway_is_away(outbox: Outbox, connection: Connection) -> None:
+    outbox.is_heard = lambda reply: reply == "hr.tok.a"
+    outbox.put("hr.tok.b", Delta("b", 0, 0))
+    outbox.put("hr.tok.a", Delta("a", 0, 0))
+    await outbox.deliver("hr.tok.a")
+    assert connection.num_sent_at_flush == [1]
+    assert outbox.replies == ["hr.tok.b"]
+
+
+async def test_what_is_withdrawn_is_never_sent_and_what_waits_beside_it_is(
+    outbox: Outbox, connection: Connection
+) -> None:
+    outbox.is_heard = lambda reply: False
+    for delta in (Delta("a", 0, 0), Delta("b", 0, 0, (1,), "x"), Delta("a", 1, 0)):
+        outbox.put("hr.tok.a", delta)
+    outbox.put("hr.tok.b", Delta("a", 0, 0))
+    outbox.flush()
+    outbox.withdraw("hr.tok.a", "a", 0)
+    outbox.withdraw("hr.tok.b", "a", 0)
+    outbox.withdraw("hr.tok.c", "a", 0)
+    await outbox.close()
+    (frame,) = connection.frames("hr.tok.a")
+    assert [(delta.id, delta.epoch) for delta in frame.deltas] == [("b", 0), ("a", 1)]
+    assert connection.frames("hr.tok.b") == []
+
+
+async def test_only_so_many_bytes_are_kept_and_who_has_most_of_them_loses_them(
     outbox: Outbox, connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "MAX_KEPT_DELTAS", 2)
+    top = tuple(TokenLogprob(token, "x" * 8, b"x" * 8, -1.5) for token in range(20))
+    deltas = [Delta("a", 0, n, (1,), "x", logprobs=(TokenLogprob(1, "x", b"x", -0.5, top),)) for n in range(4)]
+    size = len(encode(deltas[0]))
+    monkeypatch.setattr(module, "MAX_KEPT_BYTES", 5 * size)
     unsent: list[Delta] = []
     outbox.on_unsent = unsent.extend
     outbox.is_heard = lambda reply: False
     outbox.start()
     connection.writable.set()
-    deltas = [Delta("a", 0, position, (1,), "x") for position in range(3)]
+    outbox.put("hr.tok.b", Delta("b", 0, 0, (1,), "x" * size))  # a bit more than `size`
     for delta in deltas:
         assert unsent == []
         outbox.put("hr.tok.a", delta)
         await asyncio.sleep(0)
     assert unsent == deltas
-    assert outbox.replies == []
+    assert outbox.replies == ["hr.tok.b"]
     assert connection.sent == []

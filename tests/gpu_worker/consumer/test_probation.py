@@ -9,7 +9,7 @@ import pytest
 
 from gpu_worker.consumer.held_request import HeldRequest
 from shared.batch_streams import batch_stream
-from shared.messages import encode
+from shared.messages import Delta, encode
 from shared.sampling import Sampling
 from shared.subjects import probe_subject, request_subject
 from tests.gpu_worker.consumer.harness import RunningWorker, TestGateway, wait_until
@@ -71,8 +71,8 @@ async def test_suspect_is_claimed_before_the_engine_has_it(
     outbox, engine = worker.worker.consumer._outbox, worker.worker._engine
     deliver, add = outbox.deliver, engine.add
 
-    async def watched_deliver() -> None:
-        await deliver()
+    async def watched_deliver(reply: str) -> None:
+        await deliver(reply)
         events.append("delivered")
 
     monkeypatch.setattr(outbox, "deliver", watched_deliver)
@@ -87,7 +87,7 @@ async def test_suspect_that_cannot_be_announced_is_left_to_the_queue(
 ) -> None:
     has_failed = asyncio.Event()
 
-    async def fail() -> None:
+    async def fail(reply: str) -> None:
         has_failed.set()
         raise OSError
 
@@ -97,6 +97,30 @@ async def test_suspect_that_cannot_be_announced_is_left_to_the_queue(
     await wait_until(lambda: len(worker.worker.consumer._held) == 0)
     assert worker.worker._engine.stats.running == 0
     assert await gateway.num_queued() == 1
+
+
+async def test_claim_of_a_suspect_that_was_left_to_the_queue_does_not_go_out_later(
+    worker: RunningWorker, gateway: TestGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outbox, held = worker.worker.consumer._outbox, worker.worker.consumer._held
+    kept: list[str] = []
+    monkeypatch.setattr(outbox, "is_heard", lambda reply: kept.append(reply) is not None)
+    suspect = await gateway.publish(gateway.request(probation=1))
+    await wait_until(lambda: bool(kept) and len(held) == 0)
+    monkeypatch.undo()
+    outbox.look_again()
+    await gateway.ask()
+    assert not suspect.claimed.is_set()
+
+
+async def test_suspect_runs_while_another_gateway_is_away(
+    worker: RunningWorker, gateway: TestGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outbox = worker.worker.consumer._outbox
+    monkeypatch.setattr(outbox, "is_heard", lambda reply: reply == gateway.reply)
+    outbox.put("hr.tok.away", Delta("other", 0, 0))
+    assert (await gateway.ask(probation=1)).finish.reason == "length"
+    assert outbox.replies == ["hr.tok.away"]
 
 
 async def test_batch_request_does_not_begin_beside_a_suspect(make_worker: MakeWorker, gateway: TestGateway) -> None:
