@@ -107,20 +107,42 @@ class FollowedResponse(BackgroundAnswer, EventAnswer):
         """Answer `asked`."""
         EventAnswer.__init__(self, asked.exchange, asked.generation, asked.head, parts.flusher, parts.limits, parts.now)
         self.reserve(asked.generation)
+        self._tenant = asked.principal.tenant
         self._store = store
         self._tasks = BackgroundTasks()
+        self._follower: Follower | None = None
+        self._cut: ApiError | None = None
+
+    @property
+    def tenant(self) -> str:
+        """Whose response it is."""
+        return self._tenant
+
+    def cut(self, error: ApiError) -> None:
+        """End the stream, not the job, with an error; if the job is not queued yet, once the client knows its id."""
+        self._cut = error
+        if self._follower is not None:
+            self._follower.cut(error)
 
     def queued(self, record: ResponseRecord) -> None:
         """Begin to follow."""
-        following = self._tasks.spawn(self._follow(record))
+        self._follower = Follower(record, self._store)
+        if self._cut is not None:
+            self._follower.cut(self._cut)
+        following = self._tasks.spawn(self._follow(self._follower, record.draft.id))
         self.done.add_done_callback(lambda _: following.cancel())
 
-    async def _follow(self, record: ResponseRecord) -> None:
+    def close(self) -> None:
+        """Let go of what refers back to the answer, and count its stream no longer. Every answer is closed."""
+        super().close()
+        self._store.remove_follower(self)
+
+    async def _follow(self, follower: Follower, response_id: str) -> None:
         try:
-            async for events in Follower(record, self._store).events():
+            async for events in follower.events():
                 self._stream.send_now(events)
         except Exception:
-            _log.exception("a background response could not be followed", extra={"id": record.draft.id})
+            _log.exception("a background response could not be followed", extra={"id": response_id})
             message = "The response could not be followed any more. It is computed all the same: retrieve it."
             self.fail(ApiError(500, message, code="internal_error"))
             return

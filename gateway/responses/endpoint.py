@@ -77,6 +77,9 @@ class ResponsesEndpoint(Endpoint):
         """Let the generation begin, or make a job of it."""
         if not isinstance(answer, BackgroundAnswer):
             return await super().start(starter, asked, answer, caller, is_fresh)
+        if isinstance(answer, FollowedResponse):
+            # Before there is a job: a client that is refused must not leave one behind that it knows no id of.
+            self._store.add_follower(answer)
         generation = await starter.checked(asked.generation, caller.tenant)
         assert isinstance(generation, ResponseGeneration)
         answer.queued(await self._submission.submit(generation, caller))

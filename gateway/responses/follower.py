@@ -27,7 +27,7 @@ OUTAGE_S = 20.0
 
 
 class Follower:
-    """Tells the events of one response after `starting_after`."""
+    """Tells the events of one response after `starting_after`. Whoever starts it has counted its stream."""
 
     def __init__(self, record: ResponseRecord, store: ResponseStore, starting_after: int = -1) -> None:
         """Follow the job of `record`."""
@@ -61,7 +61,6 @@ class Follower:
         self._events.emit("response.created", {"response": queued})
         self._events.emit("response.queued", {"response": queued})
         wait_s, silent_s = FIRST_POLL_S, 0.0
-        self._store.followers.add(self)
         try:
             while not await self._is_over():
                 if self._told:
@@ -77,8 +76,6 @@ class Follower:
                 await self._wait(wait_s)
         except ApiError as error:
             self._told.append(error_event(error, max(self._events.num_events - 1, self._starting_after)))
-        finally:
-            self._store.followers.discard(self)
         yield self._take()
 
     async def _wait(self, wait_s: float) -> None:

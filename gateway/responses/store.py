@@ -45,7 +45,7 @@ class ResponseStore:
     """Reads, writes and deletes responses of a tenant.
 
     Attributes:
-        followers: The streams that follow a job; they add and remove themselves.
+        followers: The streams that follow a job, or will as soon as it is queued.
         seals: What encrypts reasoning; None where the operator has given no secret for it.
     """
 
@@ -56,15 +56,20 @@ class ResponseStore:
         self.seals = seals
         self.followers: set[Following] = set()
 
-    def check_followers(self, tenant: str) -> None:
-        """Refuse another stream to a tenant that has enough.
+    def add_follower(self, follower: Following) -> None:
+        """Count a stream of a tenant until `remove_follower`.
 
         Raises:
-            ApiError: 429.
+            ApiError: 429; the tenant has enough.
         """
-        if sum(follower.tenant == tenant for follower in self.followers) >= MAX_FOLLOWERS:
+        if sum(other.tenant == follower.tenant for other in self.followers) >= MAX_FOLLOWERS:
             message = f"This gateway follows {MAX_FOLLOWERS} responses of this tenant already. Try again shortly."
             raise ApiError(429, message, code="too_many_streams", retry_after_s=1.0)
+        self.followers.add(follower)
+
+    def remove_follower(self, follower: Following) -> None:
+        """Count a stream no longer, if it was counted."""
+        self.followers.discard(follower)
 
     def cut_followers(self, error: ApiError) -> None:
         """End all streams that follow a job. Their clients go on with another gateway."""

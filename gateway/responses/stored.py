@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from gateway.admission.auth import Principal
 from gateway.api.routes import KeyRoute, json_response
@@ -64,9 +65,8 @@ class StoredResponses:
         if record.job is None:
             message = "Only a background response can be streamed again. Retrieve this one without 'stream'."
             raise invalid_value("stream", message)
-        self._store.check_followers(principal.tenant)
         starting_after = _number(request.query_params.get("starting_after"), "starting_after", -1, 0, 10**9)
-        return StreamingResponse(Follower(record, self._store, starting_after).events(), headers=_EVENT_STREAM_HEADERS)
+        return _FollowingStream(Follower(record, self._store, starting_after), self._store)
 
     async def _cancel(self, request: Request, principal: Principal) -> Response:
         record = await self._find(request, principal)
@@ -115,6 +115,28 @@ class StoredResponses:
             message = f"Response with id '{response_id[:128]}' not found."
             raise ApiError(404, message, param="id", code="response_not_found")
         return record
+
+
+class _FollowingStream(StreamingResponse):
+    """The events of a job as an answer. It is counted from its making to its end, also if it never begins."""
+
+    def __init__(self, follower: Follower, store: ResponseStore) -> None:
+        """Tell what `follower` reads.
+
+        Raises:
+            ApiError: 429; the tenant follows enough jobs.
+        """
+        super().__init__(follower.events(), headers=_EVENT_STREAM_HEADERS)
+        self._follower = follower
+        self._store = store
+        store.add_follower(follower)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the events."""
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._store.remove_follower(self._follower)
 
 
 def _check_include(request: Request, record: ResponseRecord) -> None:
