@@ -20,9 +20,9 @@ class FieldProblem:
     """One thing that is wrong.
 
     Attributes:
-        kind: Of an unknown or a missing field, `field` is its name, and nothing else is to be said.
+        kind: For `unknown` and `missing`, `field` is the name of that field, and `text` is empty.
         field: As in `messages.[1].content`; None for the whole value.
-        text: What is expected; begins with a small letter.
+        text: What is expected, for `invalid`; begins with a small letter.
         is_key: The name within the field is wrong, not its value.
     """
 

@@ -224,7 +224,8 @@ class Heartbeat(Struct, frozen=True, kw_only=True, tag="heartbeat"):
         spec_decode_num_drafts: Times that a sequence verified drafts in a step, since the worker started.
         spec_decode_num_draft_tokens: Draft tokens verified.
         spec_decode_num_accepted_tokens: Those of them that were accepted.
-        last_pulled: Highest stream sequence of the interactive requests it was sent; those before are with somebody.
+        last_pulled: Highest stream sequence of the interactive requests that the worker was sent: the queue hands them
+            out in order, so that those before it are with some worker too.
         chat_format: Name of the description in `shared.formats` of how the model writes reasoning and tool calls.
         tasks: What the worker can do with a prompt.
         metrics: What it counts of itself, for Prometheus.

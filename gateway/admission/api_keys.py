@@ -91,6 +91,12 @@ def list_keys(path: Path) -> list[KeyRecord]:
 def _problem(content: bytes, error: Exception) -> str:
     """Say where a file is wrong, by line or by key, and how."""
     try:
+        # msgspec's own error of this kind has the position within one string, not within the file.
+        content.decode()
+    except UnicodeDecodeError as not_text:
+        byte = content[not_text.start]
+        return f", line {_line(content, not_text.start)}: byte 0x{byte:02x} is not UTF-8; save the file as UTF-8"
+    try:
         records = msgspec.json.decode(content, type=list[msgspec.Raw])
         for number, record in enumerate(records, 1):
             if (problem := _record_problem(record)) is not None:
@@ -100,9 +106,13 @@ def _problem(content: bytes, error: Exception) -> str:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as not_json:
         text = str(not_json)
         position = _BYTE_POSITION.search(text)
-        line = content.count(b"\n", 0, int(position[1]) if position else len(content)) + 1
+        line = _line(content, int(position[1]) if position else len(content))
         return f", line {line}: not JSON: {_BYTE_POSITION.sub('', text).strip()}"
     return f": {error}"
+
+
+def _line(content: bytes, position: int) -> int:
+    return content.count(b"\n", 0, position) + 1
 
 
 def _record_problem(record: msgspec.Raw) -> str | None:

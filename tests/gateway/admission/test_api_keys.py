@@ -65,3 +65,10 @@ def test_file_that_is_no_key_file_is_a_config_error(path: Path, content: bytes) 
     with pytest.raises(ConfigError):
         create_key(path, tenant="a")
     assert path.read_bytes() == content
+
+
+def test_byte_that_is_not_utf_8_is_told_with_its_line(path: Path) -> None:
+    path.parent.mkdir()
+    path.write_bytes(b'[\n{"id": "a", "name": "caf\xe9"}\n,\n{}\n]\n')
+    with pytest.raises(ConfigError, match="line 2: byte 0xe9 is not UTF-8"):
+        list_keys(path)
