@@ -69,8 +69,8 @@ def _no_waits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_text_is_told_as_it_grows_and_once() -> None:
     text = "abc" * 50
-    follower, store = following(JobState(False), JobState(True), JobState(True, text[:40]), JobState(True, text[:40]),
-                                JobState(True, text[:130]), result(text))  # fmt: skip
+    follower, _ = following(JobState(False), JobState(True), JobState(True, text[:40]), JobState(True, text[:40]),
+                            JobState(True, text[:130]), result(text))  # fmt: skip
     events = await events_of(follower)
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
     assert "".join(event["delta"] for event in events if event["type"] == "response.output_text.delta") == text
