@@ -36,7 +36,7 @@ async def wait_for(
     retry_s: float = RETRY_S,
     log_interval_s: float = LOG_INTERVAL_S,
 ) -> Result:
-    """Return what `action` returns as soon as it succeeds; until then, log every few seconds what is waited for.
+    """Return what `action` returns as soon as it succeeds; until then, log now and then what is waited for.
 
     Args:
         what: Named in the log.
