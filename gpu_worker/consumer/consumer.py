@@ -20,12 +20,12 @@ from gpu_worker.consumer.answer import AnswerWriter
 from gpu_worker.consumer.batch_lane import PROGRESS_INTERVAL_S, BatchLane
 from gpu_worker.consumer.batch_progress import FOLLOWED_INTERVAL_S
 from gpu_worker.consumer.batch_queues import BatchQueues
+from gpu_worker.consumer.frame_subscribers import FrameSubscribers
 from gpu_worker.consumer.gpu_monitor import INTERVAL_S as GPU_INTERVAL_S
 from gpu_worker.consumer.gpu_monitor import GpuMonitor
 from gpu_worker.consumer.heartbeat import INTERVAL_S, HeartbeatSource
 from gpu_worker.consumer.held_request import HeldRequest, log_fields
 from gpu_worker.consumer.interactive_lane import InteractiveLane
-from gpu_worker.consumer.listeners import Listeners
 from gpu_worker.consumer.metrics_source import MetricsSource
 from gpu_worker.consumer.outbox import Outbox
 from gpu_worker.consumer.pull_capacity import PullCapacity
@@ -80,7 +80,7 @@ class Consumer:
         self._capacity = capacity
         self._writer = writer
         self._outbox = outbox
-        self._listeners = Listeners(nats, source.worker)
+        self._subscribers = FrameSubscribers(nats, source.worker)
         self._interactive = interactive
         self._batch = batch
         self._limits = limits
@@ -96,8 +96,8 @@ class Consumer:
         self._metrics = MetricsSource(engine, self._interactive_queue, self._batch_queue, batch, gpu, experts)
         outbox.on_unsent = self._abandon
         outbox.on_too_large = self._refuse_too_large
-        outbox.is_heard = self._listeners.has
-        self._listeners.on_found = outbox.look_again
+        outbox.is_heard = self._subscribers.has
+        self._subscribers.on_found = outbox.look_again
 
     async def start(self) -> None:
         """Wait for the interactive queue, subscribe, and begin to pull.
@@ -108,7 +108,7 @@ class Consumer:
         queue = "the queue of interactive requests"
         await wait_for(queue, self._ensure_interactive)
         self._outbox.start()
-        await self._listeners.start()
+        await self._subscribers.start()
         await self._nats.subscribe(cancel_subject(self._source.model), cb=self._receive_cancel)
         await self._nats.subscribe(ALL_GATEWAYS, cb=self._receive_gateway)
         await self._nats.subscribe(probe_subject(self._source.worker), cb=self._answer_probe)
@@ -159,7 +159,7 @@ class Consumer:
 
     def disconnected(self) -> None:
         """Keep frames until NATS is back; log it, unless this worker has closed the connection."""
-        self._listeners.disconnected()
+        self._subscribers.disconnected()
         if not self._is_closed:
             _log.warning("connection to NATS lost")
 
@@ -174,7 +174,7 @@ class Consumer:
         _log.warning("connection to NATS is back")
         self._interactive.gateways.restart(time.monotonic())
         replies = {held.request.reply for held in self._held if held.request.lane == "interactive"}
-        self._listeners.reconnected({*self._outbox.replies, *(reply for reply in replies if reply is not None)})
+        self._subscribers.reconnected({*self._outbox.replies, *(reply for reply in replies if reply is not None)})
         self._interactive_queue.forget()
         self._batch_queue.forget()
 

@@ -8,20 +8,20 @@ from collections.abc import AsyncIterator
 import pytest
 from nats.aio.msg import Msg
 
-from gpu_worker.consumer import listeners as module
-from gpu_worker.consumer.listeners import Listeners
+from gpu_worker.consumer import frame_subscribers as module
+from gpu_worker.consumer.frame_subscribers import FrameSubscribers
 from shared.direct_client import DirectClient
 from shared.nats_connection import connect
 from tests.gpu_worker.consumer.harness import fresh_name, wait_until
 
 
 class Watched:
-    """Listeners, the subjects of two gateways, and how often something was found."""
+    """Subscribers, the subjects of two gateways, and how often something was found."""
 
     def __init__(self, worker: DirectClient) -> None:
         self.nats = worker
-        self.listeners = Listeners(worker, "w")
-        self.listeners.on_found = self._count
+        self.subscribers = FrameSubscribers(worker, "w")
+        self.subscribers.on_found = self._count
         self.present, self.absent = fresh_name("hr.tok.a"), fresh_name("hr.tok.b")
         self.num_found = 0
 
@@ -30,7 +30,7 @@ class Watched:
 
     @property
     def heard(self) -> list[bool]:
-        return [self.listeners.has(subject) for subject in (self.present, self.absent)]
+        return [self.subscribers.has(subject) for subject in (self.present, self.absent)]
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ async def gateway(nats_url: str) -> AsyncIterator[DirectClient]:
 async def watched(nats_url: str, gateway: DirectClient) -> AsyncIterator[Watched]:
     nats = await connect(nats_url, role="worker", name="w")
     watched = Watched(nats)
-    await watched.listeners.start()
+    await watched.subscribers.start()
     await gateway.subscribe(watched.present)
     await gateway.flush()
     yield watched
@@ -53,9 +53,9 @@ async def watched(nats_url: str, gateway: DirectClient) -> AsyncIterator[Watched
 
 async def test_nobody_is_heard_while_nats_is_away_and_those_who_listen_are_found_at_once(watched: Watched) -> None:
     assert watched.heard == [True, True]
-    watched.listeners.disconnected()
+    watched.subscribers.disconnected()
     assert watched.heard == [False, False]
-    watched.listeners.reconnected([watched.present, watched.absent])
+    watched.subscribers.reconnected([watched.present, watched.absent])
     assert watched.heard == [False, False]
     await wait_until(lambda: watched.num_found > 0)
     assert watched.heard == [True, False]
@@ -67,7 +67,7 @@ async def test_who_listens_later_is_found_later(watched: Watched, gateway: Direc
     async def receive(message: Msg) -> None:
         questions.append(message.data)
 
-    watched.listeners.reconnected([watched.absent])
+    watched.subscribers.reconnected([watched.absent])
     await wait_until(lambda: watched.num_found > 1)
     assert watched.heard == [True, False]
     await gateway.subscribe(watched.absent, cb=receive)
@@ -77,17 +77,30 @@ async def test_who_listens_later_is_found_later(watched: Watched, gateway: Direc
 
 async def test_who_never_listens_is_given_up(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "GIVE_UP_S", 0.1)
-    watched.listeners.reconnected([watched.absent])
+    watched.subscribers.reconnected([watched.absent])
     await wait_until(lambda: watched.heard == [True, True])
 
 
+async def test_nats_that_does_not_answer_is_waited_for_no_longer_than_a_gateway(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def leave_unanswered(future: asyncio.Future[bool] | None = None) -> None:
+        pass
+
+    monkeypatch.setattr(module, "GIVE_UP_S", 0.1)
+    monkeypatch.setattr(watched.nats, "_send_ping", leave_unanswered)
+    watched.subscribers.reconnected([watched.present])
+    assert watched.heard == [False, True]
+    await wait_until(lambda: watched.heard == [True, True], 2)
+
+
 async def test_search_begins_anew_with_each_connection(watched: Watched) -> None:
-    watched.listeners.reconnected([watched.present])
-    watched.listeners.disconnected()
+    watched.subscribers.reconnected([watched.present])
+    watched.subscribers.disconnected()
     await asyncio.sleep(0.1)
     assert watched.heard == [False, False]
     assert watched.num_found == 0
-    watched.listeners.reconnected([watched.present])
+    watched.subscribers.reconnected([watched.present])
     await wait_until(lambda: watched.heard == [True, True])
 
 

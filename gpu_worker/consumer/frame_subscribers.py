@@ -11,6 +11,7 @@ import asyncio
 import itertools
 import logging
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 
 from nats.aio.msg import Msg
 
@@ -27,7 +28,22 @@ _NO_RESPONDERS = "503"
 _log = logging.getLogger(__name__)
 
 
-class Listeners:
+@dataclass(slots=True, eq=False)
+class _Search:
+    """The search after one reconnect.
+
+    Attributes:
+        missing: Subjects that nobody may be listening to yet.
+        asked: Subject of each question of this round, by the inbox of its answer.
+        absent: Subjects that NATS has answered for in this round: nobody listens.
+    """
+
+    missing: set[str]
+    asked: dict[str, str] = field(default_factory=dict)
+    absent: set[str] = field(default_factory=set)
+
+
+class FrameSubscribers:
     """Knows which subjects nobody may be listening to yet. Owns an inbox for the answers of NATS.
 
     Attributes:
@@ -39,12 +55,9 @@ class Listeners:
         self._nats = nats
         self._question = encode(Frame(worker, 0, []))
         self._inbox = nats.new_inbox()
+        self._numbers = itertools.count()
         self._is_away = False
-        self._missing: set[str] = set()
-        self._asked: dict[str, str] = {}
-        self._absent: set[str] = set()
-        self._rounds = itertools.count()
-        self._round = -1
+        self._search: _Search | None = None
         self._tasks = BackgroundTasks()
         self.on_found: Callable[[], None] = lambda: None
 
@@ -54,51 +67,55 @@ class Listeners:
 
     def has(self, subject: str) -> bool:
         """Whether a message would reach somebody, as far as can be known."""
-        return not self._is_away and self._nats.is_connected and subject not in self._missing
+        if self._is_away or not self._nats.is_connected:
+            return False
+        return self._search is None or subject not in self._search.missing
 
     def disconnected(self) -> None:
         """Take note that NATS is away."""
         self._is_away = True
-        self._round = next(self._rounds)
+        self._search = None
 
     def reconnected(self, subjects: Iterable[str]) -> None:
         """Find out which of these subjects have listeners, until all of them do."""
         self._is_away = False
-        self._missing = set(subjects)
-        self._round = next(self._rounds)
-        self._tasks.spawn(self._seek(self._round), "search for listeners")
+        self._search = _Search(set(subjects))
+        self._tasks.spawn(self._seek(self._search), "search for subscribers of frames")
 
-    async def _seek(self, number: int) -> None:
+    async def _seek(self, search: _Search) -> None:
         loop = asyncio.get_running_loop()
         give_up_at = loop.time() + GIVE_UP_S
-        while self._missing and loop.time() < give_up_at:
+        while search.missing and (left_s := give_up_at - loop.time()) > 0:
             try:
-                await self._ask()
+                await self._ask(search, left_s)
             except SEND_ERRORS as error:
                 # If the connection is lost again, this begins anew with the next one.
-                _log.debug("listeners could not be asked for: %r", error)
-                await asyncio.sleep(_RETRY_S)
-                if number != self._round:
+                _log.debug("subscribers could not be asked for: %r", error)
+            else:
+                if search is not self._search:
                     return
-                continue
-            if number != self._round:
-                return
-            self._missing = set(self._absent)
-            self.on_found()
-            if self._missing:
+                search.missing = set(search.absent)
+                self.on_found()
+            if search.missing:
                 await asyncio.sleep(_RETRY_S)
-        if number == self._round:
-            self._missing = set()
+            if search is not self._search:
+                return
+        if search is self._search:
+            self._search = None
             self.on_found()
 
-    async def _ask(self) -> None:
-        self._absent = set()
-        self._asked = {f"{self._inbox}.{index}": subject for index, subject in enumerate(sorted(self._missing))}
-        for inbox, subject in self._asked.items():
+    async def _ask(self, search: _Search, timeout_s: float) -> None:
+        search.absent = set()
+        # Each question has an inbox of its own: the answer to one of an earlier round may come late.
+        search.asked = {f"{self._inbox}.{next(self._numbers)}": subject for subject in sorted(search.missing)}
+        for inbox, subject in search.asked.items():
             self._nats.send(subject, self._question, inbox)
         # NATS answers in order: what nobody listens to is known before the answer to this.
-        await self._nats.flush()
+        await self._nats.flush(timeout_s)  # type: ignore[arg-type]  # the library's annotation says whole seconds
 
     def _receive(self, message: Msg) -> None:
-        if message.headers and message.headers.get("Status") == _NO_RESPONDERS and message.subject in self._asked:
-            self._absent.add(self._asked[message.subject])
+        search = self._search
+        if search is None or message.subject not in search.asked:
+            return
+        if message.headers and message.headers.get("Status") == _NO_RESPONDERS:
+            search.absent.add(search.asked[message.subject])
