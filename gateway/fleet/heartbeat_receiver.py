@@ -56,7 +56,7 @@ class HeartbeatReceiver:
             self._drop(message, f"it names worker {heartbeat.worker!r} of model {heartbeat.model!r}")
             return
         if self._fleet.serves_another(heartbeat.worker, heartbeat.model):
-            self._drop(message, f"a worker {heartbeat.worker!r} that is alive serves another model")
+            self._drop(message, f"a worker {heartbeat.worker!r} whose heartbeats come serves another model")
             return
         if not self._fleet.has_room_for(heartbeat.worker):
             self._drop(message, f"there are {MAX_WORKERS} workers already")

@@ -138,8 +138,18 @@ class Liveness:
         return name in self._workers
 
     def model_of(self, name: str) -> str | None:
-        """Return what a worker serves that is known and not dead."""
-        return None if (worker := self._workers.get(name)) is None else worker.heartbeat.model
+        """Return the model for which a worker holds its name; None if the name is free.
+
+        It is free when its heartbeats have stopped for `silence_s`, whoever answers the probes: a new process of this
+        name that serves another model answers them too, and its own heartbeats are not taken in meanwhile.
+        """
+        worker = self._workers.get(name)
+        # As of the last sweep: after a pause of this process, it comes behind `discount_pause`.
+        if worker is None or (
+            self._can_judge(self._swept_at) and self._swept_at - worker.beaten_at > self._limits.silence_s
+        ):
+            return None
+        return worker.heartbeat.model
 
     def live(self) -> Iterator[Heartbeat]:
         """Iterate over the last heartbeats of all workers that are not dead."""
@@ -149,7 +159,7 @@ class Liveness:
         """Take in a worker's heartbeat. `now` is loop time, here and below."""
         name = heartbeat.worker
         worker = self._workers.get(name)
-        if worker is not None and worker.heartbeat.started != heartbeat.started:
+        if worker is not None and _process_of(worker.heartbeat) != _process_of(heartbeat):
             self._declare_dead(worker, now, "it was restarted", is_blamed=self._can_judge(now))
             worker = None
         if worker is None:
@@ -316,9 +326,14 @@ class Liveness:
     def _retract_death(self, heartbeat: Heartbeat) -> bool:
         """Retract the death of a worker when a heartbeat of the same process arrives; say whether there was one."""
         dead = self._dead.get(heartbeat.worker)
-        if dead is None or dead.started != heartbeat.started:
+        if dead is None or (dead.started, dead.death.model) != _process_of(heartbeat):
             return False
         self._log_of_returns.warning(heartbeat.worker, "worker %s is alive again", heartbeat.worker)
         dead.death.is_blamed = False
         del self._dead[heartbeat.worker]
         return True
+
+
+def _process_of(heartbeat: Heartbeat) -> tuple[float, str]:
+    """Return what tells the processes apart that have one name after another: a process serves one model."""
+    return heartbeat.started, heartbeat.model
