@@ -98,7 +98,7 @@ class Dispatcher:
             self.fail,
             recovery_limits or RecoveryLimits(),
         )
-        self._frames = FrameReceiver(self._flights, self._revoker, self)
+        self._frames = FrameReceiver(self._flights, self._revoker, self, self.fleet.serves_another)
         self._loop = asyncio.get_running_loop()
         self._log_limit = LogLimit(_logger)
         self._stream_created: object = None

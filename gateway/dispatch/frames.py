@@ -54,12 +54,18 @@ class FrameReceiver:
         on_gap: Called with a model, a time between two deltas of one stream, in seconds, and of how many streams.
     """
 
-    def __init__(self, flights: FlightTable, revoker: Revoker, endings: Endings) -> None:
-        """Deliver to the sinks of `flights`; report everything else to `endings`."""
+    def __init__(
+        self, flights: FlightTable, revoker: Revoker, endings: Endings, serves_another: Callable[[str, str], bool]
+    ) -> None:
+        """Deliver to the sinks of `flights`; report everything else to `endings`.
+
+        `serves_another` says of a worker and a model whether its heartbeats are those of another model.
+        """
         self._by_id = flights.by_id
         self._flights = flights
         self._revoker = revoker
         self._endings = endings
+        self._serves_another = serves_another
         self._loop = asyncio.get_running_loop()
         self._decode = msgspec.msgpack.Decoder(Frame).decode
         self._strays: dict[tuple[str, int], float] = {}
@@ -119,6 +125,11 @@ class FrameReceiver:
             self._refuse(delta, flight, now)
             return
         if flight.worker is None:
+            if self._serves_another(worker, flight.request.model):
+                # NATS lets every worker publish frames. One without heartbeats may claim: the first may come later.
+                text = "request %s of model %s was claimed by worker %s, which serves another; dropped"
+                self._log_limit.warning(worker, text, flight.id, flight.request.model, worker)
+                return
             self._flights.claim(flight, worker)
         elif flight.worker != worker:
             self._refuse_duplicate(flight, flight.worker, worker, now)

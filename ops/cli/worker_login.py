@@ -1,4 +1,4 @@
-"""`headrace worker-login`: print a NATS user for workers of one model, who can reach nothing of the others."""
+"""`headrace worker-login`: print a NATS user for workers that pull the requests of one model alone."""
 
 from __future__ import annotations
 
@@ -65,9 +65,11 @@ def run(config: WorkerLoginConfig, model: str) -> None:
     """Print a NATS user for the workers of one model.
 
     Put it into the users of the account HEADRACE in ops/nats/headrace.conf, beside `worker`, and reload NATS. MODEL is
-    the name that is served. Workers with this login pull requests of this model and speak for it alone: they hear no
-    prompts of others, and no gateway believes what they say of others. Jobs that no worker takes in time are expired by
-    workers with the login `worker` alone.
+    the name that is served. Workers with this login pull requests of this model alone, and hear no prompts of others.
+    Three things remain: it writes results, replies and progress of any job whose tenant and id it knows, it sends
+    frames of any request whose gateway and id it knows, and it can name any subject as a reply, so that NATS's own
+    acknowledgements, never a text of its choice, land there and are discarded. Jobs that no worker takes in time are
+    expired by workers with the login `worker` alone.
     """
     print(user_block(model, _login(config, encode_name(model))), end="")
     if sys.stdout.isatty():

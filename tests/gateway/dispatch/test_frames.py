@@ -68,7 +68,7 @@ def recorder() -> Recorder:
 
 @pytest.fixture
 async def receiver(flights: FlightTable, recorder: Recorder) -> FrameReceiver:
-    return FrameReceiver(flights, recorder, recorder)  # type: ignore[arg-type]
+    return FrameReceiver(flights, recorder, recorder, lambda worker, model: worker == "of-n" and model != "n")  # type: ignore[arg-type]
 
 
 def held(flights: FlightTable, request_id: str, *, epoch: int = 0, sink: ListSink | None = None) -> Flight:
@@ -115,6 +115,20 @@ async def test_delta_of_a_worker_that_does_not_hold_the_flight_is_dropped_and_th
     assert recorder.losses == []
     # Told once in a while, not for each token; and not meant for the worker that holds it.
     assert (recorder.cancels, recorder.kept) == ([("a", 0)], ["w"])
+
+
+async def test_claim_of_a_worker_that_serves_another_model_is_dropped(
+    flights: FlightTable, receiver: FrameReceiver, recorder: Recorder, caplog: pytest.LogCaptureFixture
+) -> None:
+    flight = Flight(Request(id="a", model="m", text="x"), ListSink(), 1, 0.0)
+    flights.add(flight)
+    receiver.accept(Frame("of-n", 1, [Delta("a", 0, 0, (9,), "forged")]))
+    assert (flight.worker, flight.emitted, tokens(flight)) == (None, [], 0)
+    assert "claimed by worker of-n, which serves another" in caplog.text
+    assert (recorder.cancels, recorder.losses) == ([], [])
+    # The first heartbeat of a fresh worker may come behind its first claim.
+    receiver.accept(Frame("fresh", 1, [Delta("a", 0, 0, (7,), "true")]))
+    assert (flight.worker, flight.emitted) == ("fresh", [7])
 
 
 async def test_jump_ahead_is_a_loss_and_a_repetition_is_not(
