@@ -53,7 +53,8 @@ class Measurement:
         prefill_rate: Prompt tokens per second while any prompt was unfinished.
         decode_rate: Tokens per second while every sequence was decoding.
         step_s: Median time of those decode steps; None for a peer that does not tell.
-        bandwidth_fraction: What such a step reads at least, over what the machine can read in that time; ours alone.
+        bandwidth_fraction: What such a step reads at least, over what a plain read of as many bytes reads in that time;
+            ours alone. None too where the step is faster than the plain read, which is then no measure of it.
     """
 
     prefill_rate: float
@@ -213,13 +214,23 @@ def read_bandwidth(num_bytes: int = LARGE_READ_BYTES) -> float:
     return values.nbytes / best
 
 
-def bandwidth_share(step_bytes: int, step_s: float, read_rate: float) -> float:
-    """Return a step's rate of reading over the fastest read that this machine has shown, the step itself among them.
+def bandwidth_share(step_bytes: int, step_s: float, read_rate: float) -> float | None:
+    """Return a step's rate of reading over that of a plain read; None where the step is faster.
 
     Args:
         step_bytes: What the step reads at least.
         step_s: How long it takes.
-        read_rate: Bytes per second of a plain read, which a step with better prefetching can exceed.
+        read_rate: Bytes per second of the fastest plain read of as many bytes, by `read_bandwidth`.
     """
-    rate = step_bytes / step_s
-    return rate / max(rate, read_rate)
+    share = step_bytes / step_s / read_rate
+    return share if share <= 1 else None
+
+
+def share_text(share: float | None, step_bytes: int) -> str:
+    """Return a share as it is printed, or why a step has none.
+
+    What is too large for every cache cannot have come from one: then the peak is too low or the bytes are too many.
+    """
+    if share is not None:
+        return f"{share:.0%}"
+    return "in cache" if step_bytes < LARGE_READ_BYTES else "above peak"

@@ -76,7 +76,7 @@ def run(config: BenchEngineConfig) -> int:
 
 def _measure(bench: EngineBench, load: Load, config: BenchEngineConfig) -> dict[str, object]:
     """Measure a load, print its row and return it."""
-    from ops.bench.engine import bandwidth_share, median_of, read_bandwidth
+    from ops.bench.engine import bandwidth_share, median_of, read_bandwidth, share_text
     from ops.bench.traffic import bytes_per_decode_step
 
     result = median_of(lambda: bench.measure(load, temperature=config.temperature), config.rounds)
@@ -86,8 +86,9 @@ def _measure(bench: EngineBench, load: Load, config: BenchEngineConfig) -> dict[
     read_rate = read_bandwidth() if step_bytes is None else read_bandwidth(step_bytes)
     fraction = None if step_bytes is None else bandwidth_share(step_bytes, step_s, read_rate)
     rates = f"{load.batch:>6} {result.prefill_rate:>14.0f} {result.decode_rate:>13.1f} {step_s * 1e3:>8.2f}"
-    reads = "-" if step_bytes is None else f"{step_bytes / step_s / 1e9:.1f}"
-    click.echo(f"{rates} {reads:>11} {'-' if fraction is None else f'{fraction:.0%}':>16}")
+    reads = None if step_bytes is None else step_bytes / step_s / 1e9
+    share = "-" if step_bytes is None else share_text(fraction, step_bytes)
+    click.echo(f"{rates} {'-' if reads is None else f'{reads:.1f}':>11} {share:>16}")
     return {
         "command": " ".join(sys.argv),
         "dtype": str(bench.dtype).removeprefix("torch."),
@@ -98,6 +99,7 @@ def _measure(bench: EngineBench, load: Load, config: BenchEngineConfig) -> dict[
         "decode_tokens_per_s": round(result.decode_rate, 1),
         "step_ms": round(step_s * 1e3, 3),
         "bandwidth_fraction": None if fraction is None else round(fraction, 3),
+        "step_gb_per_s": None if reads is None else round(reads, 1),
         "read_gb_per_s": round(read_rate / 1e9, 1),
     }
 

@@ -22,7 +22,7 @@ from gpu_worker.models.config import ModelConfig
 from gpu_worker.models.layer_source import qkv_order
 from ops.quantize.layer_blocks import matrix_names
 from ops.quantize.layer_tensors import fused_matrix
-from ops.quantize.methods import Method
+from ops.quantize.methods import BITS, HEAD_BITS, Method
 from shared.errors import ConfigError
 
 
@@ -77,7 +77,18 @@ def check_job(config: ModelConfig, job: QuantizeJob, method: Method) -> None:
 
 
 def _check_rows(config: ModelConfig, job: QuantizeJob, method: Method) -> None:
-    """Refuse mixers whose output features do not fill the words of the method's checkpoints."""
+    """Refuse matrices whose output features do not fill the words of the method's checkpoints.
+
+    Only of mixers and the head: the output features of other matrices are some matrix's input features, which groups
+    of 32 or more divide.
+    """
+    # The head has twice the bits, so half as many make a word.
+    if job.lm_head and config.vocab_size % (multiple := max(1, method.row_multiple * BITS // HEAD_BITS)):
+        problem = (
+            f"{job.method} stores multiples of {multiple} output features, and the head has {config.vocab_size} "
+            "(vocab_size); use rtn-int4 or int8, or leave it out"
+        )
+        raise ConfigError("HEADRACE_LM_HEAD", problem)
     for index, layer in enumerate(config.layers):
         for name in matrix_names(replace(layer, feed_forward=None)):
             matrix = fused_matrix(name, layer, config.block.names)

@@ -16,7 +16,16 @@ from click.testing import CliRunner
 from gpu_worker.models.config import ModelConfig
 from gpu_worker.models.registry import read_model_config
 from ops.bench.comparison import OURS, print_rates, ratios
-from ops.bench.engine import EngineBench, Load, Measurement, bandwidth_share, median_of, read_bandwidth
+from ops.bench.engine import (
+    LARGE_READ_BYTES,
+    EngineBench,
+    Load,
+    Measurement,
+    bandwidth_share,
+    median_of,
+    read_bandwidth,
+    share_text,
+)
 from ops.bench.engine_compare import measure_all
 from ops.bench.make_model import SHAPES, Shape, Size, make_model, weight_shapes
 from ops.bench.peers.convert_to_gguf import main as convert_to_gguf
@@ -34,10 +43,21 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-@pytest.mark.parametrize(("step_s", "share"), [(2.0, 0.5), (1.0, 1.0), (0.5, 1.0), (1e-9, 1.0)])
-def test_no_step_reads_faster_than_the_fastest_read_that_was_seen(step_s: float, share: float) -> None:
-    assert bandwidth_share(100, step_s, 100.0) == pytest.approx(share)
-    assert bandwidth_share(100, step_s, 100.0) <= 1
+@pytest.mark.parametrize(
+    ("step_bytes", "step_s", "share", "text"),
+    [
+        (100, 2.0, 0.5, "50%"),
+        (100, 1.0, 1.0, "100%"),
+        # No share above 100 % is printed, and none is made 100 % that is not: a wrong count of bytes would not show.
+        (100, 0.5, None, "in cache"),
+        (LARGE_READ_BYTES, LARGE_READ_BYTES / 200, None, "above peak"),
+    ],
+)
+def test_step_that_is_faster_than_a_plain_read_has_no_share(
+    step_bytes: int, step_s: float, share: float | None, text: str
+) -> None:
+    assert bandwidth_share(step_bytes, step_s, 100.0) == share
+    assert share_text(share, step_bytes) == text
 
 
 def test_read_of_few_bytes_is_measured_with_as_many() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -16,8 +18,9 @@ from safetensors.torch import load_file
 from gpu_worker.models.loader import load_model
 from gpu_worker.models.registry import read_model_config
 from ops.quantize.job import quantize
-from ops.quantize.job_settings import QuantizeJob
+from ops.quantize.job_settings import QuantizeJob, check_job
 from ops.quantize.layer_blocks import unrounded_parts
+from ops.quantize.methods import make_method
 from shared.errors import ConfigError
 from shared.sampling import Sampling
 from tests.gpu_worker.execution.engine_run import make_runner, make_sequence, run
@@ -206,6 +209,24 @@ def test_output_features_that_fill_no_words_are_refused(tmp_path: Path) -> None:
     save(Case("FalconH1", odd), tmp_path / "model")
     with pytest.raises(ConfigError, match=r"HEADRACE_METHOD.*mamba\.in_proj of layer 0 has 196; use rtn-int4"):
         next(quantize(job_for(tmp_path / "model", "gptq")))
+
+
+def test_feed_forward_blocks_and_streams_that_fill_no_words_are_refused_by_their_groups(tmp_path: Path) -> None:
+    save_model(tmp_path / "model", intermediate_size=68)
+    (tmp_path / "model" / "text.txt").write_text(TEXT)
+    with pytest.raises(ConfigError, match=r"HEADRACE_GROUP_SIZE.*intermediate_size 68"):
+        next(quantize(job_for(tmp_path / "model", "gptq")))
+
+
+@pytest.mark.parametrize(("vocab_size", "multiple"), [(514, 4), (516, None)])
+def test_head_that_fills_no_words_is_refused(tmp_path: Path, vocab_size: int, multiple: int | None) -> None:
+    save_model(tmp_path / "model", tie_word_embeddings=False)
+    config = replace(read_model_config(tmp_path / "model"), vocab_size=vocab_size)
+    job = replace(job_for(tmp_path / "model", "gptq"), lm_head=True)
+    refusal = pytest.raises(ConfigError, match=rf"HEADRACE_LM_HEAD.*of {multiple} output.*head has {vocab_size}")
+    with contextlib.nullcontext() if multiple is None else refusal:
+        check_job(config, job, make_method("gptq", 32))
+    check_job(config, replace(job, method="int8"), make_method("int8", 32))
 
 
 @pytest.mark.parametrize(
