@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections.abc import Hashable
 from dataclasses import dataclass
+from typing import TypeVar
 
 from gateway.fleet.claims import OwnRequests, credible_waiting
 from gateway.fleet.fleet_load import FleetLoad
 from gateway.fleet.liveness import FleetLimits, Liveness
 from shared.messages import GatewayHeartbeat, Heartbeat
 from shared.sampling import SamplingDefaults
+
+_T = TypeVar("_T", bound=Hashable)
 
 # Silence in seconds after which another gateway's queue no longer counts.
 GATEWAY_SILENCE_S = 5.0
@@ -40,9 +44,9 @@ class Fleet:
         self._own = own
         # When each model last had a worker.
         self._known_models: dict[str, float] = {}
-        # What the last heartbeat of each said of how it writes calls and reasoning, and of its defaults: while all of
-        # its workers are away, requests that wait for them are read as they will be answered.
-        self._manners: dict[str, _Manners] = {}
+        # Those of the workers that each model had last: while all of them are away, requests that wait for them are
+        # read as they will be answered.
+        self._traits: dict[str, _AnswerTraits] = {}
         # Sums of the heartbeats, until the next one changes them: the hot path asks once per request.
         self._loads: dict[str, FleetLoad] = {}
         # With this gateway's own requests: of which load, of how many requests and tokens, and the result.
@@ -73,8 +77,10 @@ class Fleet:
         """Take in a worker's heartbeat. `now` is loop time, here and below."""
         self._loads.clear()
         self._known_models[heartbeat.model] = now
-        self._manners[heartbeat.model] = _manners_of([heartbeat])
+        previous = self.liveness.last_heartbeat(heartbeat.worker)
         self.liveness.note_heartbeat(heartbeat, now)
+        if previous is None or _told_of_traits(previous) != _told_of_traits(heartbeat):
+            self._note_traits(heartbeat.model)
 
     def note_gateway_heartbeat(self, heartbeat: GatewayHeartbeat, now: float) -> None:
         """Take in another gateway's heartbeat."""
@@ -94,8 +100,12 @@ class Fleet:
         silent = [name for name, (_, last_seen_at) in self._gateways.items() if now - last_seen_at > GATEWAY_SILENCE_S]
         for name in silent:
             del self._gateways[name]
-        if self.liveness.sweep(now) or silent:
+        has_deaths = self.liveness.sweep(now)
+        if has_deaths or silent:
             self._loads.clear()
+        if has_deaths:
+            for model in self._traits:
+                self._note_traits(model)
         self._forget_models(now)
 
     def models(self) -> list[str]:
@@ -122,8 +132,8 @@ class Fleet:
                 return None
             gateways = [heartbeat for heartbeat, _ in self._gateways.values()]
             waiting = credible_waiting(model, workers, gateways, self._own.awaited())
-            manners = _manners_of(workers) if workers else self._manners.get(model, _Manners())
-            load = _fleet_load(model, workers, gateways, waiting, manners)
+            traits = _answer_traits(workers) if workers else self._traits.get(model, _AnswerTraits())
+            load = _fleet_load(model, workers, gateways, waiting, traits)
             self._loads[model] = load
         own = self._own.unshown(model)
         if own[0] == 0:
@@ -152,9 +162,14 @@ class Fleet:
             old += sorted(set(self._known_models).difference(old), key=self._known_models.__getitem__)[:excess]
         for model in old:
             del self._known_models[model]
-            self._manners.pop(model, None)
+            self._traits.pop(model, None)
             self._loads.pop(model, None)
             self._latest.pop(model, None)
+
+    def _note_traits(self, model: str) -> None:
+        workers = self._takers(model) or [h for h in self.liveness.live() if h.model == model]
+        if workers:
+            self._traits[model] = _answer_traits(workers)
 
     def _takers(self, model: str) -> list[Heartbeat]:
         return [h for h in self.liveness.live() if h.model == model and not h.draining]
@@ -165,7 +180,7 @@ def _fleet_load(
     workers: list[Heartbeat],
     gateways: list[GatewayHeartbeat],
     waiting: tuple[int, int],
-    manners: _Manners,
+    traits: _AnswerTraits,
 ) -> FleetLoad:
     unclaimed = [_unclaimed(gateway, model) for gateway in gateways]
     return FleetLoad(
@@ -185,8 +200,8 @@ def _fleet_load(
         revisions=tuple(sorted({h.revision for h in workers})),
         num_gateways=1 + len(gateways),
         tasks=frozenset(task for h in workers for task in h.tasks),
-        chat_format=manners.chat_format,
-        sampling_defaults=manners.sampling_defaults,
+        chat_format=traits.chat_format,
+        sampling_defaults=traits.sampling_defaults,
         max_prompt_characters=_largest_bound([h.max_prompt_characters for h in workers]),
         spec_decode_num_drafts=sum(h.spec_decode_num_drafts for h in workers),
         spec_decode_num_draft_tokens=sum(h.spec_decode_num_draft_tokens for h in workers),
@@ -202,21 +217,28 @@ def _unclaimed(gateway: GatewayHeartbeat, model: str) -> tuple[int, int]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Manners:
-    """What most workers of a model say of its answers."""
+class _AnswerTraits:
+    """How the answers of a model are to be read and sampled, as most of its workers say."""
 
     chat_format: str = ""
     sampling_defaults: SamplingDefaults | None = None
 
 
-def _manners_of(workers: list[Heartbeat]) -> _Manners:
-    defaults = [heartbeat.sampling_defaults for heartbeat in workers]
-    return _Manners(_most_common([h.chat_format for h in workers]), max(defaults, key=defaults.count))
+def _told_of_traits(heartbeat: Heartbeat) -> tuple[object, ...]:
+    """Return what of a heartbeat the traits of its model follow from."""
+    return heartbeat.model, heartbeat.draining, heartbeat.chat_format, heartbeat.sampling_defaults
 
 
-def _most_common(names: list[str]) -> str:
-    """Return the name that occurs most often, the first of them in the alphabet; "" of none."""
-    return max(sorted(set(names)), key=names.count, default="")
+def _answer_traits(workers: list[Heartbeat]) -> _AnswerTraits:
+    return _AnswerTraits(
+        _most_common([worker.chat_format for worker in workers]),
+        _most_common([worker.sampling_defaults for worker in workers]),
+    )
+
+
+def _most_common(values: list[_T]) -> _T:
+    """Return the value that occurs most often; of several, the same one whichever worker came first."""
+    return max(sorted(set(values), key=repr), key=values.count)
 
 
 def _largest_bound(bounds: list[int]) -> int:

@@ -151,6 +151,10 @@ class Liveness:
             return None
         return worker.heartbeat.model
 
+    def last_heartbeat(self, name: str) -> Heartbeat | None:
+        """Return the last heartbeat of a worker that is known and not dead."""
+        return None if (worker := self._workers.get(name)) is None else worker.heartbeat
+
     def live(self) -> Iterator[Heartbeat]:
         """Iterate over the last heartbeats of all workers that are not dead."""
         return (worker.heartbeat for worker in self._workers.values() if not worker.is_stalled)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+
 import msgspec
 import pytest
 
+from gateway.fleet import fleet as fleet_module
 from gateway.fleet.claims import OwnRequests
 from gateway.fleet.fleet import MAX_GATEWAYS, MAX_WORKERS, MODEL_MEMORY_S, Fleet
 from gateway.fleet.liveness import FleetLimits
@@ -188,6 +191,44 @@ def test_defaults_of_a_model_are_those_of_most_of_its_workers_and_known_as_long_
     load = watched.fleet.load(BEAT.model)
     assert load is not None
     assert (load.num_workers, load.sampling_defaults) == (0, cool)
+
+
+@pytest.mark.parametrize("are_away", [False, True])
+def test_gateways_that_heard_the_workers_in_another_order_sample_alike(are_away: bool) -> None:
+    workers = [
+        {"worker": f"w{index}", "chat_format": name, "sampling_defaults": defaults, "running": 0}
+        for index, (name, defaults) in enumerate(
+            [("b", SamplingDefaults(temperature=0.9)), ("a", None), ("c", SamplingDefaults(temperature=0.6, top_k=20))]
+        )
+    ]
+    seen = set()
+    for order in itertools.permutations(workers):
+        watched = Watched()
+        watched.fleet.sweep(watched.now)
+        for _ in range(2):
+            for worker in order:
+                watched.hear(**worker)
+        if are_away:
+            watched.run(20, worker="w9", model="other", running=0)
+        load = watched.fleet.load("m")
+        assert load is not None
+        assert load.num_workers == (0 if are_away else 3)
+        seen.add((load.chat_format, load.sampling_defaults))
+    assert len(seen) == 1
+
+
+def test_traits_are_added_up_when_they_change_and_not_with_each_heartbeat(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    added_up: list[list[str]] = []
+    add_up = fleet_module._answer_traits
+    monkeypatch.setattr(
+        fleet_module, "_answer_traits", lambda heard: added_up.append([h.chat_format for h in heard]) or add_up(heard)
+    )
+    for chat_format in ("", "", "hermes", "hermes"):
+        watched.hear(chat_format=chat_format)
+    watched.hear(worker="w2", chat_format="hermes")
+    assert added_up == [["hermes"], ["hermes", "hermes"]]
 
 
 def test_worker_beyond_the_limit_has_no_room_and_those_that_are_known_keep_theirs() -> None:
