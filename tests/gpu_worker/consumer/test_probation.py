@@ -23,14 +23,17 @@ async def test_second_suspect_waits_until_the_first_has_produced_its_tokens(
     make_worker: MakeWorker, gateway: TestGateway
 ) -> None:
     await make_worker(simulate=5.0)
-    first = await gateway.publish(gateway.request(probation=20, sampling=LONG))
+    request = gateway.request(probation=20, sampling=ENDLESS)
+    first = await gateway.publish(request)
     await first.claimed.wait()
     second = await gateway.publish(gateway.request(probation=1, sampling=LONG))
     innocent = await gateway.ask()
     assert innocent.finish.reason == "length"
     await second.claimed.wait()
-    assert 20 <= len(first.token_ids) < 60
+    # The first has shown that it is harmless, and still runs.
+    assert len(first.token_ids) >= 20
     assert len((await second.wait()).token_ids) == 60
+    await gateway.cancel(request.id)
 
 
 async def test_suspicion_ends_with_the_last_token_of_the_probation(
