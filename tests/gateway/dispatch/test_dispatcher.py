@@ -20,7 +20,7 @@ from shared.sampling import Sampling
 from shared.streams import StreamLimits
 from shared.subjects import gateway_subject, worker_subject
 from tests.gateway.dispatch_bench import FAST_FLEET, FAST_RECOVERY, Bench, ListSink
-from tests.gateway.wire_worker import HEARTBEAT_S, expected_text, token, until
+from tests.gateway.wire_worker import HEARTBEAT_S, WireWorker, expected_text, token, until
 from tests.servers import NatsServer
 
 
@@ -88,6 +88,22 @@ async def test_second_worker_at_the_same_epoch_is_not_mixed_in(bench: Bench) -> 
     await taker.end(request, 4)
     await sink.end()
     assert sink.text == expected_text(4)
+
+
+async def test_worker_of_another_model_claims_nothing(bench: Bench) -> None:
+    worker, sink = await bench.worker("a"), ListSink()
+    other = await bench.stack.enter_async_context(WireWorker(bench.url, f"other-{bench.model}", f"o-{bench.model}"))
+    await until(lambda: bench.dispatcher.fleet.is_ready(other.model))
+    await bench.submit(sink)
+    request = await worker.next_request()
+    for liar in (other, worker):
+        await liar.claim(request)
+        await liar.say(request, 0, 2)
+    await sink.has(2)
+    assert bench.flight.worker == worker.name
+    await worker.end(request, 2)
+    await sink.end()
+    assert bench.endings == ["completed"]
 
 
 async def test_silent_worker_loses_its_request_to_another(bench: Bench) -> None:
