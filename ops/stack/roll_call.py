@@ -101,7 +101,7 @@ class RollCall:
     async def _on_error(self, error: Exception) -> None:
         if "permissions violation" in str(error).lower():
             self.is_forbidden = True
-        else:
+        elif not isinstance(error, OSError):  # a server that is still starting, or has gone, is told as that
             _log.warning("NATS reports: %s", error)
 
     async def _on_heartbeat(self, message: Msg) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+from pathlib import Path
+
 import nats
 import pytest
 
@@ -11,6 +14,7 @@ from shared.messages import encode
 from shared.subjects import worker_subject
 from tests.gateway.api.test_app import heartbeat
 from tests.gateway.wire_worker import until
+from tests.servers import NatsServer
 
 
 @pytest.mark.parametrize(
@@ -40,3 +44,20 @@ async def test_worker_advances_when_its_steps_do_or_it_is_idle(
     await worker.close()
     await roll_call.close()
     assert not roll_call.is_connected
+
+
+async def test_server_that_is_still_starting_is_waited_for_without_a_word(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = NatsServer(tmp_path)
+    server.start()
+    server.kill()
+    roll_call = RollCall(NatsAccess(server.url, None, None))
+    opening = asyncio.create_task(roll_call.open())
+    await asyncio.sleep(0.3)
+    assert not opening.done()
+    await asyncio.to_thread(server.start)
+    await opening
+    await roll_call.close()
+    server.kill()
+    assert caplog.messages == []
