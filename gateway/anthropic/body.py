@@ -28,14 +28,15 @@ class SourceBody(Struct, kw_only=True, forbid_unknown_fields=True):
     data: str | None = None
     media_type: Annotated[str, Meta(max_length=256)] | None = None
 
+    content: str | Blocks | None = None
+
     # Of the types that are not read; with these, the error names the type.
     url: Raw | UnsetType = UNSET
     file_id: Raw | UnsetType = UNSET
-    content: Raw | UnsetType = UNSET
 
 
 class BlockBody(Struct, kw_only=True, forbid_unknown_fields=True):
-    """One block of a message: text, thinking, the use of a tool, or a tool's result."""
+    """One block of a message: text, thinking, the use of a tool, its result, a document or a result of a search."""
 
     type: Annotated[str, Meta(max_length=64)]
     text: str | None = None
@@ -44,10 +45,12 @@ class BlockBody(Struct, kw_only=True, forbid_unknown_fields=True):
     name: Annotated[str, Meta(max_length=256)] | None = None
     input: Raw | UnsetType = UNSET
     tool_use_id: Annotated[str, Meta(max_length=256)] | None = None
-    content: Raw | UnsetType = UNSET
+    content: str | Blocks | None = None
     is_error: bool | None = None
-    source: SourceBody | None = None
+    # Of a document, where it stands; of a result of a search, what it is a result from.
+    source: SourceBody | Annotated[str, Meta(max_length=8192)] | None = None
     title: Annotated[str, Meta(max_length=1024)] | None = None
+    context: str | None = None
 
 
 Blocks = Annotated[list[BlockBody], Meta(max_length=MAX_MESSAGES)]
@@ -61,9 +64,9 @@ class MessageBody(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class ToolBody(Struct, kw_only=True, forbid_unknown_fields=True):
-    """A tool that the model may use. Types other than `custom` name tools that Anthropic runs."""
+    """A tool that the model may use. Types other than `custom` name tools that Anthropic has defined."""
 
-    name: ToolName
+    name: ToolName | None = None
     type: Annotated[str, Meta(max_length=64)] | None = None
     description: str | None = None
     input_schema: Parameters | None = None
@@ -76,17 +79,23 @@ class ToolBody(Struct, kw_only=True, forbid_unknown_fields=True):
     allowed_callers: Raw | UnsetType = UNSET
     input_examples: Raw | UnsetType = UNSET
 
-    # Of the tools that Anthropic runs; with these, the error names the type.
+    # Of Anthropic's text editor: what its client shows of a file.
+    max_characters: Annotated[int, Meta(ge=1)] | None = None
+
+    # Of tools that are not served; with these, the error names the type.
     max_uses: Raw | UnsetType = UNSET
     allowed_domains: Raw | UnsetType = UNSET
     blocked_domains: Raw | UnsetType = UNSET
     user_location: Raw | UnsetType = UNSET
     citations: Raw | UnsetType = UNSET
     max_content_tokens: Raw | UnsetType = UNSET
-    max_characters: Raw | UnsetType = UNSET
     display_width_px: Raw | UnsetType = UNSET
     display_height_px: Raw | UnsetType = UNSET
     display_number: Raw | UnsetType = UNSET
+    enable_zoom: Raw | UnsetType = UNSET
+    configs: Raw | UnsetType = UNSET
+    default_config: Raw | UnsetType = UNSET
+    mcp_server_name: Raw | UnsetType = UNSET
 
 
 class ToolChoiceBody(Struct, kw_only=True, forbid_unknown_fields=True):

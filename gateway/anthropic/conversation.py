@@ -7,17 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-import msgspec
-
-from gateway.anthropic.body import BlockBody, Blocks, MessageBody, PromptBody
+from gateway.anthropic.body import BlockBody, MessageBody, PromptBody, SourceBody
 from gateway.api.schemas.decoding import require_text
 from gateway.api.schemas.raw import given
 from gateway.api.schemas.refusals import invalid_value, missing_parameter, unsupported_parameter
 from shared.conversation import ChatMessage, ToolCall
-
-_TEXT_TYPES = frozenset({"text", "document"})
-
-_content_decoder = msgspec.json.Decoder(str | Blocks)
 
 
 def chat_messages(body: PromptBody) -> tuple[ChatMessage, ...]:
@@ -98,13 +92,7 @@ def _tool_call(block: BlockBody, place: str) -> ToolCall:
 
 
 def _tool_result(block: BlockBody, place: str) -> ChatMessage:
-    where = f"{place}.content"
-    text, content = "", given(block.content)
-    if content is not None:
-        try:
-            text = _text(_content_decoder.decode(content), where)
-        except msgspec.ValidationError:
-            raise invalid_value(where, f"'{where}' must be a string or a list of blocks.") from None
+    text = "" if block.content is None else _text(block.content, f"{place}.content")
     if block.is_error:
         text = f"Error: {text}"
     call_id = _required(block.tool_use_id, f"{place}.tool_use_id")
@@ -118,19 +106,45 @@ def _text(content: str | list[BlockBody], where: str) -> str:
 
 
 def _block_text(block: BlockBody, place: str) -> str:
-    if block.type not in _TEXT_TYPES:
-        known = "text, document, thinking, tool_use and tool_result"
-        raise unsupported_parameter(
-            place, f"'{place}' has the type '{block.type[:64]}', which is not supported here. Supported are {known}."
-        )
-    if block.type == "text":
-        return _required(block.text, f"{place}.text")
-    if block.source is None or block.source.type != "text" or block.source.data is None:
-        raise unsupported_parameter(f"{place}.source", f"'{place}.source' must be text: {{type: text, data: ...}}.")
-    if block.source.media_type not in (None, "text/plain"):
+    match block.type:
+        case "text":
+            return _required(block.text, f"{place}.text")
+        case "document":
+            return _document(block, place)
+        case "search_result":
+            return _search_result(block, place)
+    known = "text, document, search_result, thinking, tool_use and tool_result"
+    raise unsupported_parameter(
+        place, f"'{place}' has the type '{block.type[:64]}', which is not supported here. Supported are {known}."
+    )
+
+
+def _document(block: BlockBody, place: str) -> str:
+    source = block.source
+    if not isinstance(source, SourceBody) or source.type not in ("text", "content"):
+        message = f"'{place}.source' must be text: {{type: text, data: ...}} or {{type: content, content: ...}}."
+        raise unsupported_parameter(f"{place}.source", message)
+    if source.type == "content":
+        text = _text(_required_content(source.content, f"{place}.source.content"), f"{place}.source.content")
+    else:
+        text = _required(source.data, f"{place}.source.data")
+    if source.media_type not in (None, "text/plain"):
         raise invalid_value(f"{place}.source.media_type", f"'{place}.source.media_type' must be 'text/plain'.")
-    text = block.source.data
-    return text if block.title is None else f"{block.title}\n\n{text}"
+    return "\n\n".join(part for part in (block.title, block.context, text) if part is not None)
+
+
+def _search_result(block: BlockBody, place: str) -> str:
+    if not isinstance(block.source, str):
+        raise invalid_value(f"{place}.source", f"'{place}.source' must be a string, such as the address of a page.")
+    content = _required_content(block.content, f"{place}.content")
+    head = f"{_required(block.title, f'{place}.title')}\n{block.source}"
+    return f"{head}\n\n{_text(content, f'{place}.content')}"
+
+
+def _required_content(content: str | list[BlockBody] | None, name: str) -> str | list[BlockBody]:
+    if content is None:
+        raise missing_parameter(name, "a string or a list of blocks")
+    return content
 
 
 def _placed(blocks: Iterable[BlockBody], where: str) -> Iterator[tuple[BlockBody, str]]:

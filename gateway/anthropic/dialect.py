@@ -51,5 +51,10 @@ def error_event(error: ApiError) -> bytes:
 
 
 ANTHROPIC = Dialect(
-    error_body, error_event, end_of_stream=b"", keep_alive=event({"type": "ping"}), id_headers=(b"request-id",)
+    error_body,
+    error_event,
+    end_of_stream=b"",
+    keep_alive=event({"type": "ping"}),
+    id_headers=(b"request-id",),
+    client_header=b"anthropic-version",
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from gateway.anthropic.block_fields import check_block_fields
 from gateway.anthropic.body import CountTokensBody, MessagesBody, PromptBody
 from gateway.anthropic.conversation import chat_messages, ends_with_assistant
 from gateway.anthropic.tools import message_tools
@@ -30,6 +31,8 @@ def parse_messages(body: bytes, allow_unknown: bool = False) -> Generation:
         ApiError: 400; `param` names the field at fault.
     """
     parsed = decode_body(_messages_decoder, Kind.ANTHROPIC_MESSAGES, body, allow_unknown)
+    if not allow_unknown:
+        check_block_fields(parsed)
     output = _output(parsed)
     tools = message_tools(parsed)
     return Generation(
@@ -55,6 +58,8 @@ def parse_count_tokens(body: bytes, allow_unknown: bool = False) -> tuple[str, T
         ApiError: 400; `param` names the field at fault.
     """
     parsed = decode_body(_count_decoder, Kind.COUNT_TOKENS, body, allow_unknown)
+    if not allow_unknown:
+        check_block_fields(parsed)
     prompt = _prompt(parsed, message_tools(parsed).template)
     call = TokenizeCall(messages=prompt.messages, add_special_tokens=False, chat=prompt.chat)
     return checked_model(parsed.model), call

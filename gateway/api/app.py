@@ -18,7 +18,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from gateway.api.endpoint import Endpoint
-from gateway.api.routes import KeyRoute, Routes, RouteServices, error_response
+from gateway.api.routes import KeyRoute, Routes, RouteServices, dialect_of, error_response
 from gateway.errors import ApiError
 from gateway.http1.body import ClientGoneError
 from gateway.http1.dialect import OPENAI, Dialect
@@ -51,9 +51,9 @@ def create_app(
     """
     endpoints = tuple(endpoints)
     posts = [Route(endpoint.path, _only_post, methods=["POST"]) for endpoint in endpoints]
-    routes = Routes(services)
-    every = [*routes.public(), *map(routes.with_key, more), *open_routes, *posts]
     dialects = {endpoint.path: endpoint.dialect for endpoint in endpoints if endpoint.dialect is not OPENAI}
+    routes = Routes(services, dialects.values())
+    every = [*routes.public(), *map(routes.with_key, more), *open_routes, *posts]
     return PublicApp(build_app(every, dialects), tuple(route.path for route in every))
 
 
@@ -62,21 +62,33 @@ def build_app(routes: list[Route], dialects: Mapping[str, Dialect] = MappingProx
 
     Args:
         routes: What is served.
-        dialects: How errors are told at and below a path. Elsewhere they have OpenAI's four keys.
+        dialects: How errors are told at and below a path. Elsewhere they are told as the client's headers say, and in
+            OpenAI's four keys where they say nothing.
     """
 
-    async def http_error(request: Request, error: Exception) -> Response:
+    def dialect(request: Request) -> Dialect:
         path = request.scope["path"]
-        found = [dialect for start, dialect in dialects.items() if f"{path}/".startswith(f"{start}/")]
-        return _http_error(request, error, found[0] if found else OPENAI)
+        found = [each for start, each in dialects.items() if f"{path}/".startswith(f"{start}/")]
+        return found[0] if found else dialect_of(request, dialects.values())
+
+    async def http_error(request: Request, error: Exception) -> Response:
+        return _http_error(request, error, dialect(request))
+
+    async def api_error(request: Request, error: Exception) -> Response:
+        assert isinstance(error, ApiError)
+        return error_response(error, dialect(request))
+
+    async def internal_error(request: Request, error: Exception) -> Response:
+        message = "The server failed to handle the request."
+        return error_response(ApiError(500, message, code="internal_error"), dialect(request))
 
     app = Starlette(
         routes=routes,
         exception_handlers={
             HTTPException: http_error,
-            ApiError: _api_error,
+            ApiError: api_error,
             ClientGoneError: _client_gone,
-            Exception: _internal_error,
+            Exception: internal_error,
         },
     )
     app.router.redirect_slashes = False
@@ -97,15 +109,6 @@ def _http_error(request: Request, error: Exception, dialect: Dialect) -> Respons
     )
 
 
-async def _api_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, ApiError)
-    return error_response(error)
-
-
 async def _client_gone(request: Request, error: Exception) -> Response:
     # Nobody reads this.
     return Response(status_code=499)
-
-
-async def _internal_error(request: Request, error: Exception) -> Response:
-    return error_response(ApiError(500, "The server failed to handle the request.", code="internal_error"))

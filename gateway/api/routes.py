@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -92,6 +92,12 @@ def json_response(content: Any, status: int = 200) -> Response:
     return Response(msgspec.json.encode(content), status, media_type="application/json")
 
 
+def dialect_of(request: Request, dialects: Iterable[Dialect]) -> Dialect:
+    """Return the dialect whose clients alone send what stands in the headers of a request, or else OpenAI's."""
+    names = {name for name, _ in request.headers.raw}
+    return next((each for each in dialects if each.client_header in names), OPENAI)
+
+
 def error_response(error: ApiError, dialect: Dialect = OPENAI) -> Response:
     """Return an error as an answer."""
     response = Response(dialect.error_body(error), error.status)
@@ -102,9 +108,10 @@ def error_response(error: ApiError, dialect: Dialect = OPENAI) -> Response:
 class Routes:
     """The handlers, and the table of the public port."""
 
-    def __init__(self, services: RouteServices) -> None:
-        """Serve with these."""
+    def __init__(self, services: RouteServices, dialects: Iterable[Dialect] = ()) -> None:
+        """Serve with these; errors of OpenAI's routes are told in one of `dialects` to its own clients."""
         self._services = services
+        self._dialects = tuple(dialects)
         self._created = int(time.time())
 
     def public(self) -> list[Route]:
@@ -149,7 +156,8 @@ class Routes:
                     request.state.body_owner = principal.body_owner
                 response = await handler(request, principal)
             except ApiError as error:
-                response = error_response(error, dialect)
+                own = dialect_of(request, self._dialects) if dialect is OPENAI else dialect
+                response = error_response(error, own)
             services.metrics.requests[(path, response.status_code)] += 1
             return response
 

@@ -21,6 +21,8 @@ class Dialect:
         end_of_stream: The last bytes of every event stream.
         keep_alive: What is sent in long silence.
         id_headers: Headers that name the request, beside `x-request-id`.
+        client_header: Header that its clients alone send. Errors of paths that are no API's own are told in this form
+            to whoever sends it.
     """
 
     error_body: Callable[[ApiError], bytes]
@@ -28,6 +30,7 @@ class Dialect:
     end_of_stream: bytes
     keep_alive: bytes
     id_headers: tuple[bytes, ...] = ()
+    client_header: bytes | None = None
 
 
 def server_sent_event(data: bytes, name: str = "") -> bytes:

@@ -44,7 +44,7 @@ from gateway.openapi.response_answers import (
     ResponseEvent,
 )
 from gateway.pooling.bodies import Document, EmbeddingsBody, RerankBody, ScoreBody
-from gateway.responses.body import ReasoningBody, ResponseBody, TextBody
+from gateway.responses.body import InputItemBody, InputPartBody, ReasoningBody, ResponseBody, TextBody
 from gateway.responses.text_format import TextFormatBody
 
 # The struct that reads each object of the table of parameters.
@@ -52,6 +52,8 @@ BODIES: dict[Kind, type[Struct]] = {
     Kind.CHAT: ChatBody,
     Kind.COMPLETION: CompletionBody,
     Kind.RESPONSE: ResponseBody,
+    Kind.RESPONSE_ITEM: InputItemBody,
+    Kind.RESPONSE_PART: InputPartBody,
     Kind.RESPONSE_REASONING: ReasoningBody,
     Kind.RESPONSE_TEXT: TextBody,
     Kind.TEXT_FORMAT: TextFormatBody,

@@ -1,7 +1,8 @@
-"""The body of `POST /v1/responses`, and the items of a conversation as clients and this server write them."""
+"""The body of `POST /v1/responses`, and the items of a conversation, as clients may write them and as they are kept."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
@@ -22,6 +23,8 @@ from shared.bounds import (
 Name = Annotated[str, Meta(max_length=256)]
 ShortText = Annotated[str, Meta(max_length=512)]
 ResponseId = Annotated[str, Meta(max_length=128)]
+# However long a summary is asked for, it is the whole reasoning.
+SummaryKind = Literal["auto", "concise", "detailed"]
 
 
 class PartBody(Struct, kw_only=True, omit_defaults=True):
@@ -32,11 +35,11 @@ class PartBody(Struct, kw_only=True, omit_defaults=True):
     refusal: str | None = None
 
 
-Parts = Annotated[list[PartBody], Meta(max_length=MAX_MESSAGES)]
+Parts = Annotated[Sequence[PartBody], Meta(max_length=MAX_MESSAGES)]
 
 
 class ItemBody(Struct, kw_only=True, omit_defaults=True):
-    """One item of a conversation; its type says which of the fields it has."""
+    """One item of a conversation as it is kept; its type says which of the fields it has. Others are read over."""
 
     type: Name | None = None
     id: ResponseId | None = None
@@ -52,13 +55,30 @@ class ItemBody(Struct, kw_only=True, omit_defaults=True):
     encrypted_content: str | None = None
 
 
-Items = Annotated[list[ItemBody], Meta(max_length=MAX_MESSAGES)]
+class InputPartBody(PartBody, kw_only=True, forbid_unknown_fields=True):
+    """One part of an item of a request."""
+
+
+InputParts = Annotated[list[InputPartBody], Meta(max_length=MAX_MESSAGES)]
+
+
+class InputItemBody(ItemBody, kw_only=True, forbid_unknown_fields=True):
+    """One item of a request."""
+
+    content: str | InputParts | None = None
+    output: str | InputParts | None = None
+    summary: InputParts | None = None
+
+
+InputItems = Annotated[list[InputItemBody], Meta(max_length=MAX_MESSAGES)]
 
 
 class ReasoningBody(Struct, kw_only=True, forbid_unknown_fields=True):
-    """How the model is to think."""
+    """How the model is to think, and where the client wants to read it; `generate_summary` is an older name."""
 
     effort: ReasoningEffort | None = None
+    summary: SummaryKind | None = None
+    generate_summary: SummaryKind | None = None
 
 
 class TextBody(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -72,7 +92,7 @@ class ResponseBody(SamplingFields, kw_only=True, forbid_unknown_fields=True):
     """The whole body: what OpenAI has, and the sampling parameters of chat completions. None always means: left out."""
 
     model: ModelName
-    input: str | Items | None = None
+    input: str | InputItems | None = None
     instructions: str | None = None
     previous_response_id: ResponseId | None = None
     store: bool | None = None

@@ -139,7 +139,7 @@ def _required(value: str | None, where: str) -> str:
     return require_text(where, value)
 
 
-def _text(content: str | list[PartBody] | None, where: str) -> str:
+def _text(content: str | Sequence[PartBody] | None, where: str) -> str:
     if content is None:
         raise missing_parameter(where, "a string or a list of text parts")
     if isinstance(content, str):

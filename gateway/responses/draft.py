@@ -29,6 +29,7 @@ class ResponseDraft(Struct, frozen=True, kw_only=True):
         is_background: It is a job of the batch lane.
         has_encrypted_reasoning: Reasoning items carry what the client needs to give them back.
         has_logprobs: Messages carry log probabilities.
+        has_summary: Reasoning stands in the summaries of its items.
         namespaced_names: How the client names functions of namespaces, by the names that the model sees.
     """
 
@@ -41,6 +42,7 @@ class ResponseDraft(Struct, frozen=True, kw_only=True):
     is_background: bool = False
     has_encrypted_reasoning: bool = False
     has_logprobs: bool = False
+    has_summary: bool = False
     namespaced_names: dict[str, NamespacedName] = {}
 
 

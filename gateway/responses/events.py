@@ -47,8 +47,13 @@ class EventWriter:
         self.emit("response.in_progress", {"response": response})
 
     def end(self, response: dict[str, Any]) -> None:
-        """Write the event that ends the stream, with the whole response; whoever goes on after it is told once more."""
-        self._starting_after = -1
+        """Write the event that ends the stream, with the whole response.
+
+        Whoever has seen it gets nothing more. A client whose number is beyond it has seen events of a text that was
+        lost with its worker, and this event is new to it.
+        """
+        if self.num_events < self._starting_after:
+            self._starting_after = -1
         self.emit(_END_EVENTS[response["status"]], {"response": response})
 
 

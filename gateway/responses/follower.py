@@ -76,7 +76,8 @@ class Follower:
                 await self._wait(wait_s)
         except ApiError as error:
             self._told.append(error_event(error, max(self._events.num_events - 1, self._starting_after)))
-        yield self._take()
+        if self._told:
+            yield self._take()
 
     async def _wait(self, wait_s: float) -> None:
         done, _ = await asyncio.wait([self._cut], timeout=wait_s)

@@ -48,7 +48,8 @@ class ResponseOutput:
 
     def reasoning(self, text: str) -> None:
         """Take more of what the model thinks."""
-        item = self._open if isinstance(self._open, _Reasoning) else self._begin(_Reasoning)
+        kind = _Summary if self._draft.has_summary else _Reasoning
+        item = self._open if isinstance(self._open, _Reasoning) else self._begin(kind)
         item.add(text)
 
     def call_started(self, name: str) -> None:
@@ -161,37 +162,51 @@ class _Message(_OpenItem):
 
 
 class _Reasoning(_OpenItem):
+    """What the model thinks, as it is. Its attributes name where it stands: in fields of the item, and in events."""
+
     prefix = "rs"
     seal: Seal | None = None
+    list_name = "content"
+    part_type = "reasoning_text"
+    part_event = "response.content_part"
+    text_event = "response.reasoning_text"
 
     def begin(self) -> None:
         super().begin()
-        self.emit("response.content_part.added", self._place() | {"part": self._part("")})
+        self.emit(f"{self.part_event}.added", self._place() | {"part": self._part("")})
 
     def add(self, text: str, logprobs: list[Fields] | None = None) -> None:
         self._texts.append(text)
-        self.emit("response.reasoning_text.delta", self._place() | {"delta": text})
+        self.emit(f"{self.text_event}.delta", self._place() | {"delta": text})
 
     def end(self, status: str) -> Fields:
         text, place = self._text, self._place()
-        self.emit("response.reasoning_text.done", place | {"text": text})
-        self.emit("response.content_part.done", place | {"part": self._part(text)})
+        self.emit(f"{self.text_event}.done", place | {"text": text})
+        self.emit(f"{self.part_event}.done", place | {"part": self._part(text)})
         return super().end(status)
 
     def fields(self, status: str) -> Fields:
         is_open = status == "in_progress"
         sealed = None if is_open or self.seal is None else self.seal(self._id, self._text)
-        return {
-            "id": self._id,
-            "type": "reasoning",
-            "status": status,
-            "summary": [],
-            "content": [] if is_open else [self._part(self._text)],
-            "encrypted_content": sealed,
-        }
+        texts: dict[str, list[Fields]] = {"summary": [], "content": []}
+        if not is_open:
+            texts[self.list_name] = [self._part(self._text)]
+        return {"id": self._id, "type": "reasoning", "status": status, **texts, "encrypted_content": sealed}
 
     def _part(self, text: str) -> Fields:
-        return {"type": "reasoning_text", "text": text}
+        return {"type": self.part_type, "text": text}
+
+
+class _Summary(_Reasoning):
+    """The same text where clients look that show summaries alone. Nobody writes a shorter one."""
+
+    list_name = "summary"
+    part_type = "summary_text"
+    part_event = "response.reasoning_summary_part"
+    text_event = "response.reasoning_summary_text"
+
+    def _place(self) -> Fields:
+        return {"item_id": self._id, "output_index": self._index, "summary_index": 0}
 
 
 class _Call(_OpenItem):

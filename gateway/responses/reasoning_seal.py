@@ -80,7 +80,7 @@ def opened_items(items: Sequence[ItemBody], tenant: str, seals: ReasoningSeals |
     """
     return [
         _opened(item, item.encrypted_content, f"input.[{index}]", tenant, seals)
-        if item.type == "reasoning" and item.encrypted_content
+        if item.type == "reasoning" and item.encrypted_content is not None
         else item
         for index, item in enumerate(items)
     ]
@@ -90,12 +90,16 @@ def _opened(item: ItemBody, content: str, where: str, tenant: str, seals: Reason
     text = None if seals is None else seals.open(tenant, content)
     if text is None:
         message = (
-            f"The encrypted content '{content[:_SHOWN_CHARACTERS]}...' of '{where}' could not be verified: it was "
+            f"The encrypted content {_shown(content)} of '{where}' could not be verified: it was "
             "changed, or was not made by this server for this tenant. Send the item as you got it, or leave it out."
         )
         raise ApiError(400, message, param=f"{where}.encrypted_content", code="invalid_encrypted_content")
     parts = [PartBody(type="reasoning_text", text=text)]
     return msgspec.structs.replace(item, content=parts, encrypted_content=None)
+
+
+def _shown(content: str) -> str:
+    return f"'{content[:_SHOWN_CHARACTERS]}...'" if content else "''"
 
 
 def _key(secret: str, purpose: bytes) -> bytes:

@@ -22,6 +22,7 @@ from gateway.responses.body import ItemBody, ResponseBody, TextBody
 from gateway.responses.conversation import to_messages
 from gateway.responses.draft import ResponseDraft, ResponseGeneration
 from gateway.responses.includes import ENCRYPTED_REASONING, LOGPROBS, check_includes
+from gateway.responses.item_fields import check_item_fields
 from gateway.responses.item_ids import input_item_id, new_response_id
 from gateway.responses.kept_items import kept_item
 from gateway.responses.text_format import repeated_format, text_output
@@ -51,6 +52,8 @@ def parse_body(data: bytes, allow_unknown: bool = False) -> ResponseBody:
     checked_model(body.model)
     if body.tools and not allow_unknown:
         check_tool_names(without_lone_surrogates(data))
+    if isinstance(body.input, list) and not allow_unknown:
+        check_item_fields(body.input)
     check_includes(body.include or ())
     if body.background and body.store is False:
         raise invalid_value("store", "A background response is stored: leave 'store' out, or set it to true.")
@@ -131,7 +134,14 @@ def _draft(
         namespaced_names=names,
         has_encrypted_reasoning=ENCRYPTED_REASONING in (body.include or ()),
         has_logprobs=_has_logprobs(body),
+        has_summary=_summary(body) is not None,
     )
+
+
+def _summary(body: ResponseBody) -> str | None:
+    """Return the kind of summary that is asked for. All are the reasoning itself: nobody writes a shorter one."""
+    reasoning = body.reasoning
+    return None if reasoning is None else reasoning.summary or reasoning.generate_summary
 
 
 def _identified(item: ItemBody, response_id: str, index: int) -> ItemBody:
@@ -152,7 +162,7 @@ def _parameters(body: ResponseBody) -> dict[str, Any]:
         "parallel_tool_calls": body.parallel_tool_calls is not False,
         "previous_response_id": body.previous_response_id,
         "prompt_cache_key": body.prompt_cache_key,
-        "reasoning": {"effort": reasoning and reasoning.effort, "summary": None},
+        "reasoning": {"effort": reasoning and reasoning.effort, "summary": _summary(body)},
         "safety_identifier": body.safety_identifier,
         "service_tier": "default",
         # Where it is left out, the model's own files may say another than 1.

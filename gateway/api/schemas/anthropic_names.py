@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from gateway.api.schemas.row import Kind, Row, Use
 
+BLOCK_TYPES = frozenset(
+    {"text", "document", "search_result", "thinking", "redacted_thinking", "tool_use", "tool_result"}
+)
+
 _MESSAGES = (Kind.ANTHROPIC_MESSAGES,)
 _COUNT = (Kind.COUNT_TOKENS,)
 _BOTH = (*_MESSAGES, *_COUNT)
@@ -81,20 +85,25 @@ ANTHROPIC_NAMES = (
     _refused("thread", "Send the whole conversation.", {"type": "create"}),
     Row("role", _TURN, "user or assistant, or system for what is said amid the conversation."),
     Row("content", _TURN, "A text, or a list of blocks.", holds=Kind.BLOCK),
-    Row("type", _BLOCK, "text, document, thinking, redacted_thinking, tool_use or tool_result."),
+    Row("type", _BLOCK, "text, document, search_result, thinking, redacted_thinking, tool_use or tool_result."),
     Row("text", _BLOCK, "The text of a text block."),
     Row("thinking", _BLOCK, "What the assistant thought."),
     Row("id", _BLOCK, "The id of a tool's use."),
     Row("name", _BLOCK, "The name of the tool that is used."),
     Row("input", _BLOCK, "The arguments of the tool's use."),
     Row("tool_use_id", _BLOCK, "The use of a tool whose result this is."),
-    Row("content", _BLOCK, "The result: a text, or a list of blocks.", holds=Kind.BLOCK),
+    Row("content", _BLOCK, "The result of a tool or a search: a text, or a list of blocks.", holds=Kind.BLOCK),
     Row("is_error", _BLOCK, "The tool failed: the model is told `Error: ` before the result."),
-    Row("source", _BLOCK, "Where a document stands: `{type: text, media_type: text/plain, data: ...}`."),
-    Row("title", _BLOCK, "The title of a document, put before its text."),
+    Row(
+        "source",
+        _BLOCK,
+        "Where a document stands: `{type: text, media_type: text/plain, data: ...}` or `{type: content, content: "
+        "...}`. Of a result of a search: where that was found, a text.",
+    ),
+    Row("title", _BLOCK, "The title of a document or of a result of a search, put before its text."),
+    Row("context", _BLOCK, "What a document is about, put before its text."),
     _ignored("citations", "No answer cites.", {"enabled": False}, _BLOCK),
     _ignored("signature", "Proves to Anthropic that thinking is its own; thinking is taken as it is.", "abc", _BLOCK),
     _ignored("data", "Thinking that only Anthropic can read.", "abc", _BLOCK),
-    _ignored("context", "What a document is about; it is not put into the prompt by Anthropic either.", "x", _BLOCK),
     _ignored("caller", "Who used a tool: always the model.", {"type": "direct"}, _BLOCK),
 )

@@ -10,7 +10,7 @@ from msgspec import Raw
 
 from gateway.api.schemas.refusals import unknown_parameter, unsupported_parameter
 from gateway.api.schemas.row import Kind, Use
-from gateway.api.schemas.table import PARAMETERS
+from gateway.api.schemas.table import PARAMETERS, SERVED_TYPES
 
 # More names and objects than these are not looked at one by one: each costs some 150 bytes.
 _MAX_NAMES = 1 << 17
@@ -55,6 +55,8 @@ class _Bodies:
             return raw
 
     def _fields(self, fields: dict[str, Raw], kind: Kind, path: str) -> dict[str, Raw]:
+        if kind in SERVED_TYPES and _is_of_other_type(fields, SERVED_TYPES[kind]):
+            return {"type": fields["type"]}
         rows = PARAMETERS.rows(kind)
         kept: dict[str, Raw] = {}
         for name, raw in fields.items():
@@ -68,6 +70,15 @@ class _Bodies:
             elif row.use is Use.REFUSED and not _is_one_of(raw, row.without_effect):
                 raise unsupported_parameter(where, instead=row.note)
         return kept
+
+
+def _is_of_other_type(fields: dict[str, Raw], types: frozenset[str]) -> bool:
+    """Tell whether an object names a type that is none of these; where it names none, its fields tell what is wrong."""
+    raw = fields.get("type")
+    if raw is None or len(memoryview(raw)) > _MAX_COMPARED_BYTES:
+        return False
+    value = msgspec.json.decode(raw)
+    return isinstance(value, str) and value not in types
 
 
 def _is_one_of(raw: Raw, values: tuple[object, ...]) -> bool:

@@ -24,7 +24,11 @@ def _refused(name: str, instead: str, example: object, without_effect: tuple[obj
 
 RESPONSE_NAMES = (
     _served("model", "The model to use."),
-    _served("input", "A text, or a list of items: messages, calls of functions and their results, reasoning."),
+    _served(
+        "input",
+        "A text, or a list of items: messages, calls of functions and their results, reasoning.",
+        holds=Kind.RESPONSE_ITEM,
+    ),
     _served("instructions", "A system message before the conversation; not kept for the next response.", "Be brief."),
     _served("previous_response_id", "Go on with the conversation of a stored response."),
     _served("store", "Keep the response for a week, so that it can be read and continued; true if left out.", False),
@@ -36,7 +40,9 @@ RESPONSE_NAMES = (
     _served("tool_choice", "Whether functions are called: `auto`, `none`, `required`, or which.", "none"),
     _served("parallel_tool_calls", "Allow several calls in one response.", False),
     _served("text", "The format of the text.", {"format": {"type": "json_object"}}, Kind.RESPONSE_TEXT),
-    _served("reasoning", "How much the model thinks: `reasoning.effort`.", {"effort": "low"}, Kind.RESPONSE_REASONING),
+    _served(
+        "reasoning", "How much the model thinks, and where that is told.", {"effort": "low"}, Kind.RESPONSE_REASONING
+    ),
     _served("max_output_tokens", "Tokens to generate at most, reasoning included.", 3),
     _served("temperature", "0 takes the most likely token each time.", 0.5),
     _served("top_p", "Draw from the most likely tokens that have this probability together.", 0.9),
@@ -76,8 +82,13 @@ RESPONSE_NAMES = (
     _refused("reasoning_effort", "Use 'reasoning.effort'.", "low"),
     _refused("n", "Ask several times.", 2, (1,)),
     Row("effort", _REASONING, "How much the model thinks, as its chat template understands it.", "low"),
-    Row("summary", _REASONING, "Reasoning is sent as it is, and not summed up.", "auto", use=Use.IGNORED),
-    Row("generate_summary", _REASONING, "An older name of `summary`.", "auto", use=Use.IGNORED),
+    Row(
+        "summary",
+        _REASONING,
+        "`auto`, `concise` or `detailed`: reasoning stands in `summary` instead of `content`, whole and not shortened.",
+        "auto",
+    ),
+    Row("generate_summary", _REASONING, "An older name of `summary`.", "auto"),
     Row(
         "context",
         _REASONING,

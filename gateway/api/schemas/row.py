@@ -20,6 +20,8 @@ class Kind(enum.Enum):
     CHAT = "POST /v1/chat/completions"
     COMPLETION = "POST /v1/completions"
     RESPONSE = "POST /v1/responses"
+    RESPONSE_ITEM = "An item of the input of /v1/responses"
+    RESPONSE_PART = "A part of an item of /v1/responses"
     RESPONSE_REASONING = "reasoning of /v1/responses"
     RESPONSE_TEXT = "text of /v1/responses"
     TEXT_FORMAT = "text.format of /v1/responses"

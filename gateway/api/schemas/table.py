@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from types import MappingProxyType
 
-from gateway.api.schemas.anthropic_names import ANTHROPIC_NAMES
+from gateway.api.schemas.anthropic_names import ANTHROPIC_NAMES, BLOCK_TYPES
 from gateway.api.schemas.ignored import IGNORED
+from gateway.api.schemas.item_names import ITEM_NAMES, ITEM_TYPES, PART_TYPES
 from gateway.api.schemas.other_servers import OF_OTHER_SERVERS
 from gateway.api.schemas.pooling_names import POOLING_NAMES
 from gateway.api.schemas.refused import REFUSED
@@ -59,5 +61,10 @@ class ParameterTable:
 
 
 PARAMETERS = ParameterTable(
-    (*SERVED, *IGNORED, *REFUSED, *OF_OTHER_SERVERS, *ANTHROPIC_NAMES, *RESPONSE_NAMES, *POOLING_NAMES)
+    (*SERVED, *IGNORED, *REFUSED, *OF_OTHER_SERVERS, *ANTHROPIC_NAMES, *RESPONSE_NAMES, *ITEM_NAMES, *POOLING_NAMES)
+)
+
+# Objects of other types are refused by their type, and not by a name that they alone have.
+SERVED_TYPES = MappingProxyType(
+    {Kind.RESPONSE_ITEM: ITEM_TYPES, Kind.RESPONSE_PART: PART_TYPES, Kind.BLOCK: BLOCK_TYPES}
 )

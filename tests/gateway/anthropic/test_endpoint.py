@@ -54,6 +54,23 @@ async def test_stop_sequence_is_named(gateway: GatewayProcess, nats_url: str) ->
         assert (message["stop_reason"], message["stop_sequence"]) == ("stop_sequence", "END")
 
 
+async def test_errors_of_every_path_have_the_form_of_the_client_that_asks(gateway: GatewayProcess) -> None:
+    own, key = {"anthropic-version": "2023-06-01"}, {"x-api-key": API_KEY}
+    async with httpx2.AsyncClient(base_url=gateway.url) as http:
+        for path, headers, status, kind in (
+            ("/v1/files", key, 404, "not_found_error"),
+            ("/v1/models/nope", key, 404, "not_found_error"),
+            ("/v1/models", {}, 401, "authentication_error"),
+        ):
+            error = (await http.get(path, headers=headers)).json()
+            assert set(error) == {"error"}
+            assert set(error["error"]) == {"message", "type", "param", "code"}
+            answer = await http.get(path, headers=headers | own)
+            error = answer.json()
+            assert (answer.status_code, error["type"], error["error"]["type"]) == (status, "error", kind)
+            assert answer.headers["request-id"] == answer.headers["x-request-id"]
+
+
 async def test_errors_have_anthropics_form(gateway: GatewayProcess) -> None:
     async with httpx2.AsyncClient() as http:
         for path in ("/v1/messages", "/v1/messages/count_tokens"):

@@ -183,6 +183,60 @@ def test_document_of_text_is_part_of_the_turn() -> None:
     assert messages_of(generation) == (ChatMessage(role="user", content="a\n\nb"),)
 
 
+def test_document_tells_its_title_its_context_and_the_text_of_its_blocks() -> None:
+    source = {"type": "content", "content": [{"type": "text", "text": "b"}, {"type": "text", "text": "c"}]}
+    generation = parsed(**user_block(type="document", title="a", context="of 2024", source=source))
+    assert messages_of(generation) == (ChatMessage(role="user", content="a\n\nof 2024\n\nb\n\nc"),)
+
+
+def test_result_of_a_search_is_read_by_itself_and_as_what_a_tool_found() -> None:
+    found = {
+        "type": "search_result",
+        "source": "https://example.com/a",
+        "title": "A page",
+        "content": [{"type": "text", "text": "One.", "cache_control": {"type": "ephemeral"}}],
+        "citations": {"enabled": True},
+    }
+    told = "A page\nhttps://example.com/a\n\nOne."
+    assert messages_of(parsed(**user_block(**found))) == (ChatMessage(role="user", content=told),)
+    result = {"type": "tool_result", "tool_use_id": "t", "content": [found]}
+    assert messages_of(parsed(**user_block(**result))) == (ChatMessage(role="tool", content=told, tool_call_id="t"),)
+    for name in ("title", "content"):
+        error = refused(**user_block(**{**found, name: None}))
+        assert (error.param, error.code) == (f"messages.[0].content.[0].{name}", "missing_required_parameter")
+    assert "must be a string" in refused(**user_block(**found | {"source": TEXT_SOURCE})).message
+
+
+def test_block_that_is_not_served_is_refused_by_its_type_whatever_it_holds() -> None:
+    found = {"type": "web_search_result", "url": "x", "encrypted_content": "y"}
+    error = refused(**user_block(type="web_search_tool_result", tool_use_id="t", content=[found]))
+    assert (error.param, error.code) == ("messages.[0].content.[0]", "unsupported_parameter")
+    assert "the type 'web_search_tool_result'" in error.message
+    within = {"type": "tool_result", "tool_use_id": "t", "content": [{"type": "tool_reference", "tool_name": "f"}]}
+    assert "the type 'tool_reference'" in refused(**user_block(**within)).message
+
+
+@pytest.mark.parametrize(
+    ("block", "name"),
+    [
+        ({"type": "text", "text": "a", "title": "b"}, "title"),
+        ({"type": "text", "text": "a", "input": {}}, "input"),
+        ({"type": "tool_result", "tool_use_id": "t", "text": "a"}, "text"),
+        ({"type": "document", "source": TEXT_SOURCE, "content": "b"}, "content"),
+        ({"type": "tool_result", "tool_use_id": "t", "content": [{"type": "text", "text": "a", "id": "b"}]}, "id"),
+    ],
+)
+def test_field_of_another_type_of_block_is_refused_by_name(block: dict[str, Any], name: str) -> None:
+    error = refused(**user_block(**block))
+    assert error.param is not None
+    assert (error.param.rpartition(".")[2], error.code) == (name, "unknown_parameter")
+    body = {"model": "m", "max_tokens": 9} | user_block(**block)
+    assert parse_messages(json.dumps(body).encode(), allow_unknown=True)
+    del body["max_tokens"]
+    with pytest.raises(ApiError):
+        parse_count_tokens(json.dumps(body).encode())
+
+
 def test_image_is_refused_by_its_type() -> None:
     assert "the type 'image'" in refused(**user_block(type="image", source=PNG_SOURCE)).message
 

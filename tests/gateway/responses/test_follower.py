@@ -77,6 +77,15 @@ async def test_text_is_told_as_it_grows_and_once() -> None:
     assert events[-1]["response"]["status"] == "completed"
 
 
+async def test_who_has_seen_the_last_event_gets_the_end_of_the_stream_alone() -> None:
+    events = await events_of(following(result("abc"))[0])
+    last = events[-1]["sequence_number"]
+    assert await events_of(following(JobState(True, "a"), result("abc"), starting_after=last)[0]) == []
+    assert await events_of(following(result("abc"), starting_after=last - 1)[0]) == events[-1:]
+    # A number that this text does not reach is of one that was lost: its client has not seen this end.
+    assert await events_of(following(result("abc"), starting_after=last + 1)[0]) == events[-1:]
+
+
 async def test_text_that_was_computed_anew_ends_the_stream_with_an_error() -> None:
     follower, _ = following(JobState(True, "a" * 40), result("b" * 40))
     last = (await events_of(follower))[-1]

@@ -84,6 +84,15 @@ def test_items_are_opened_and_the_one_at_fault_is_named() -> None:
         assert error.param == "input.[1].encrypted_content"
 
 
+@pytest.mark.parametrize("content", ["", "x"])
+def test_content_that_is_nothing_is_refused_as_any_other_and_null_is_left_out(content: str) -> None:
+    item = ItemBody(type="reasoning", summary=[], encrypted_content=content)
+    with pytest.raises(ApiError, match=f"content '{content}") as refusal:
+        opened_items([item], "t", SEALS)
+    assert refusal.value.param == "input.[0].encrypted_content"
+    assert opened_items([ItemBody(type="reasoning", summary=[])], "t", SEALS)[0].content is None
+
+
 async def test_item_of_another_tenant_is_refused(gateway: GatewayProcess, key_file: KeyFile) -> None:
     sealed = ReasoningSeals([RESPONSES_SECRET]).seal("acme", "rs_1", TEXT)
     item = {"type": "reasoning", "summary": [], "encrypted_content": sealed}

@@ -93,6 +93,41 @@ async def test_call_and_its_result_travel_through_the_conversation(
         assert (await asking).output_text == "It rains."
 
 
+@pytest.mark.parametrize("asked", [{"summary": "auto"}, {"generate_summary": "detailed"}])
+async def test_reasoning_is_told_as_a_summary_where_the_client_reads_those(
+    thinking: WireWorker, client: openai.AsyncOpenAI, asked: dict[str, Any]
+) -> None:
+    async def run() -> None:
+        await write(thinking, await thinking.begin(), THOUGHT)
+
+    writing = asyncio.create_task(run())
+    fields: dict[str, Any] = {"model": thinking.model, "input": "Weather?", "tools": TOOLS, "reasoning": asked}
+    async with client.responses.stream(**fields) as stream:
+        events = [event async for event in stream]
+        final = await stream.get_final_response()
+    await writing
+    reasoning = final.output[0]
+    assert isinstance(reasoning, ResponseReasoningItem)
+    [part] = reasoning.summary
+    assert (part.type, part.text.strip(), reasoning.content) == ("summary_text", "Where is it?", [])
+    told = [event for event in events if event.type.startswith("response.reasoning")]
+    kinds = list(dict.fromkeys(event.type.removeprefix("response.reasoning_") for event in told))
+    assert kinds == ["summary_part.added", "summary_text.delta", "summary_text.done", "summary_part.done"]
+    assert all(event.summary_index == 0 and event.item_id == reasoning.id for event in told)
+    deltas = [event.delta for event in told if event.type == "response.reasoning_summary_text.delta"]
+    assert "".join(deltas) == part.text
+    assert final.reasoning is not None
+    assert final.reasoning.summary == next(iter(asked.values()))
+    # The next request gives it back, whole.
+    again = [{"role": "user", "content": "Weather?"}, *(item.to_dict() for item in final.output)]
+    asking = asyncio.create_task(client.responses.create(model=thinking.model, input=again, tools=TOOLS))
+    request = await thinking.begin()
+    assert request.messages is not None
+    assert (request.messages[1].reasoning or "").strip() == "Where is it?"
+    await write(thinking, request, "It rains.")
+    await asking
+
+
 async def test_streamed_call_is_told_as_it_is_written(thinking: WireWorker, client: openai.AsyncOpenAI) -> None:
     async def run() -> None:
         await write(thinking, await thinking.begin(), THOUGHT)

@@ -10,8 +10,19 @@ from typing import Any
 
 import msgspec
 import pytest
-from openai.types.responses import ResponseFormatTextJSONSchemaConfigParam, ResponseTextConfigParam
+from openai.types.responses import (
+    EasyInputMessageParam,
+    ResponseFormatTextJSONSchemaConfigParam,
+    ResponseFunctionToolCallParam,
+    ResponseInputTextParam,
+    ResponseOutputMessageParam,
+    ResponseOutputRefusalParam,
+    ResponseOutputTextParam,
+    ResponseReasoningItemParam,
+    ResponseTextConfigParam,
+)
 from openai.types.responses.response_create_params import ResponseCreateParamsStreaming
+from openai.types.responses.response_input_item_param import FunctionCallOutput, ItemReference
 from openai.types.shared_params import Reasoning
 
 from gateway.anthropic.parsing import parse_count_tokens, parse_messages
@@ -38,6 +49,8 @@ def parse_response(body: bytes, allow_unknown: bool) -> Any:
 PARSERS: dict[Kind, Callable[..., Any]] = {
     Kind.COMPLETION: parse_completion,
     Kind.RESPONSE: parse_response,
+    Kind.RESPONSE_ITEM: parse_response,
+    Kind.RESPONSE_PART: parse_response,
     Kind.RESPONSE_REASONING: parse_response,
     Kind.RESPONSE_TEXT: parse_response,
     Kind.TEXT_FORMAT: parse_response,
@@ -52,7 +65,14 @@ PARSERS: dict[Kind, Callable[..., Any]] = {
     Kind.TURN: parse_messages,
     Kind.BLOCK: parse_messages,
 }
-RESPONSES = {Kind.RESPONSE, Kind.RESPONSE_REASONING, Kind.RESPONSE_TEXT, Kind.TEXT_FORMAT}
+RESPONSES = {
+    Kind.RESPONSE,
+    Kind.RESPONSE_ITEM,
+    Kind.RESPONSE_PART,
+    Kind.RESPONSE_REASONING,
+    Kind.RESPONSE_TEXT,
+    Kind.TEXT_FORMAT,
+}
 POOLING = {Kind.EMBEDDINGS, Kind.RERANK, Kind.SCORE, Kind.DOCUMENT}
 ANTHROPIC = {Kind.ANTHROPIC_MESSAGES, Kind.COUNT_TOKENS, Kind.TURN, Kind.BLOCK}
 # Served, and without influence on what is generated.
@@ -104,7 +124,11 @@ def fields_with(kind: Kind, fields: dict[str, Any]) -> dict[str, Any]:
 def response_fields(kind: Kind, fields: dict[str, Any]) -> dict[str, Any]:
     """Return the fields of a response's body that are, or hold, an object of this kind."""
     text_format = {"type": "json_schema", "schema": {"type": "object"}, **fields}
+    part = {"type": "input_text", "text": "hello", **(fields if kind is Kind.RESPONSE_PART else {})}
+    item = {"role": "user", "content": [part], **(fields if kind is Kind.RESPONSE_ITEM else {})}
     holders: dict[Kind, dict[str, Any]] = {
+        Kind.RESPONSE_ITEM: {"input": [item]},
+        Kind.RESPONSE_PART: {"input": [item]},
         Kind.RESPONSE_REASONING: {"reasoning": fields},
         Kind.RESPONSE_TEXT: {"text": fields},
         Kind.TEXT_FORMAT: {"text": {"format": text_format}},
@@ -240,6 +264,15 @@ def test_other_number_is_still_refused_by_name(number: str) -> None:
         (Kind.RESPONSE_REASONING, Reasoning),
         (Kind.RESPONSE_TEXT, ResponseTextConfigParam),
         (Kind.TEXT_FORMAT, ResponseFormatTextJSONSchemaConfigParam),
+        (Kind.RESPONSE_ITEM, EasyInputMessageParam),
+        (Kind.RESPONSE_ITEM, ResponseOutputMessageParam),
+        (Kind.RESPONSE_ITEM, ResponseFunctionToolCallParam),
+        (Kind.RESPONSE_ITEM, FunctionCallOutput),
+        (Kind.RESPONSE_ITEM, ResponseReasoningItemParam),
+        (Kind.RESPONSE_ITEM, ItemReference),
+        (Kind.RESPONSE_PART, ResponseInputTextParam),
+        (Kind.RESPONSE_PART, ResponseOutputTextParam),
+        (Kind.RESPONSE_PART, ResponseOutputRefusalParam),
     ],
 )
 def test_every_name_that_openai_s_client_has_for_a_response_is_in_the_table(kind: Kind, params: type[Any]) -> None:

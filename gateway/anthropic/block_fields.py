@@ -1,0 +1,63 @@
+"""Which fields a block of a message may have, by its type: a field of another type would be left out in silence.
+
+Names that no block has are refused where the body is decoded, by the table of parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import MappingProxyType
+
+from msgspec import Raw, UnsetType
+
+from gateway.anthropic.body import BlockBody, PromptBody, SourceBody
+from gateway.api.schemas.raw import given
+from gateway.api.schemas.refusals import unknown_parameter
+
+_OF_TYPE = MappingProxyType(
+    {
+        "text": {"text"},
+        "thinking": {"thinking"},
+        "redacted_thinking": set[str](),
+        "tool_use": {"id", "name", "input"},
+        "tool_result": {"tool_use_id", "content", "is_error"},
+        "document": {"source", "title", "context"},
+        "search_result": {"source", "title", "content"},
+    }
+)
+# Whatever a block of another type holds, it is refused by its type.
+_FOREIGN = MappingProxyType(
+    {
+        kind: tuple(name for name in BlockBody.__struct_fields__ if name not in names | {"type"})
+        for kind, names in _OF_TYPE.items()
+    }
+)
+
+
+def check_block_fields(body: PromptBody) -> None:
+    """Refuse fields that the type of a block does not have.
+
+    Raises:
+        ApiError: 400; `param` is the field with its place.
+    """
+    if isinstance(body.system, list):
+        _check(body.system, "system")
+    for index, message in enumerate(body.messages):
+        if isinstance(message.content, list):
+            _check(message.content, f"messages.[{index}].content")
+
+
+def _check(blocks: Sequence[BlockBody], where: str) -> None:
+    for index, block in enumerate(blocks):
+        place = f"{where}.[{index}]"
+        for name in _FOREIGN.get(block.type, ()):
+            if _is_given(getattr(block, name)):
+                raise unknown_parameter(f"{place}.{name}", f" A block of type '{block.type}' has no such field.")
+        if isinstance(block.content, list):
+            _check(block.content, f"{place}.content")
+        if isinstance(block.source, SourceBody) and isinstance(block.source.content, list):
+            _check(block.source.content, f"{place}.source.content")
+
+
+def _is_given(value: object) -> bool:
+    return (given(value) if isinstance(value, Raw | UnsetType) else value) is not None

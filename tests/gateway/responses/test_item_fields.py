@@ -1,0 +1,127 @@
+"""Names in the items of a request: what an item does not have is refused, what clients send back is taken."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from gateway.errors import ApiError
+from gateway.responses.draft import ResponseDraft, ResponseGeneration
+from gateway.responses.output import ResponseOutput
+from gateway.responses.request import own_items, parse_body, to_generation
+from shared.conversation import ChatMessage
+
+CALL = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
+# As OpenAI's own server lists the items of a conversation, and OpenAI's library gives them back.
+HOSTED: list[dict[str, Any]] = [
+    {
+        "type": "message",
+        "id": "msg_1",
+        "status": "completed",
+        "role": "user",
+        "content": [{"type": "input_text", "text": "q", "prompt_cache_breakpoint": {"mode": "explicit"}}],
+    },
+    {"type": "reasoning", "id": "rs_1", "summary": [{"type": "summary_text", "text": "t"}], "encrypted_content": None},
+    {
+        "type": "message",
+        "id": "msg_2",
+        "status": "completed",
+        "role": "assistant",
+        "phase": "commentary",
+        "content": [
+            {
+                "type": "output_text",
+                "text": "a",
+                "annotations": [{"type": "url_citation", "url": "x", "title": "y", "start_index": 0, "end_index": 1}],
+                "logprobs": [],
+                "parsed": {"a": 1},
+            }
+        ],
+    },
+    CALL
+    | {"id": "fc_1", "status": "completed", "caller": {"type": "direct"}, "created_by": "x", "parsed_arguments": None},
+    {"type": "function_call_output", "id": "fco_1", "call_id": "c", "output": "r", "status": None, "caller": None},
+]
+
+
+def asked(*items: dict[str, Any], allow_unknown: bool = False) -> ResponseGeneration:
+    body = parse_body(json.dumps({"model": "m", "input": items}).encode(), allow_unknown)
+    return to_generation(body, [], own_items(body), ())
+
+
+def refused(*items: dict[str, Any]) -> ApiError:
+    with pytest.raises(ApiError) as caught:
+        asked(*items)
+    assert caught.value.status == 400
+    return caught.value
+
+
+def messages_of(generation: ResponseGeneration) -> tuple[ChatMessage, ...]:
+    messages = generation.prompts[0].messages
+    assert messages is not None
+    return messages
+
+
+def test_history_that_openai_has_kept_is_understood() -> None:
+    user, assistant, tool = messages_of(asked(*HOSTED))
+    assert (user.content, assistant.content, assistant.reasoning, tool.content) == ("q", "a", "t", "r")
+    assert [call.id for call in assistant.tool_calls] == ["c"]
+
+
+@pytest.mark.parametrize("has_summary", [False, True])
+def test_whatever_this_server_writes_may_be_sent_back(has_summary: bool) -> None:
+    draft = ResponseDraft(
+        id="resp_" + 32 * "0",
+        created_at=1,
+        parameters=b"{}",
+        input=[],
+        has_encrypted_reasoning=True,
+        has_summary=has_summary,
+    )
+    output = ResponseOutput(draft)
+    output.reasoning("t")
+    output.content("a", [{"token": "a", "logprob": -1.0, "bytes": [97], "top_logprobs": []}])
+    output.call_started("f")
+    output.call_arguments("{}")
+    output.finish()
+    [message] = messages_of(asked(*output.items))
+    assert (message.content, message.reasoning, message.tool_calls[0].name) == ("a", "t", "f")
+
+
+@pytest.mark.parametrize(
+    ("item", "place"),
+    [
+        ({"role": "user", "content": "x", "nane": "y"}, "nane"),
+        ({"role": "user", "content": "x", "name": "y"}, "name"),
+        ({"role": "user", "content": "x", "arguments": "{}"}, "arguments"),
+        (CALL | {"output": "x"}, "output"),
+        ({"type": "function_call_output", "call_id": "c", "output": "r", "is_error": True}, "is_error"),
+        ({"type": "reasoning", "summary": [], "reasoning_content": "x"}, "reasoning_content"),
+        ({"type": "item_reference", "id": "a", "content": "x"}, "content"),
+        ({"role": "user", "content": [{"type": "input_text", "text": "x", "detail": "low"}]}, "content.[0].detail"),
+        ({"role": "user", "content": [{"type": "input_text", "text": "x", "refusal": "y"}]}, "content.[0].refusal"),
+    ],
+)
+def test_name_that_an_item_does_not_have_is_refused_with_its_place(item: dict[str, Any], place: str) -> None:
+    error = refused({"role": "user", "content": "x"}, item)
+    assert (error.param, error.code) == (f"input.[1].{place}", "unknown_parameter")
+
+
+def test_operator_may_have_such_names_left_out() -> None:
+    item = {"role": "user", "content": [{"type": "input_text", "text": "x", "refusal": "y"}], "nane": 1, "name": "y"}
+    assert [message.content for message in messages_of(asked(item, allow_unknown=True))] == ["x"]
+
+
+@pytest.mark.parametrize(
+    ("item", "place"),
+    [
+        ({"type": "custom_tool_call", "call_id": "c", "name": "f", "input": "x"}, "type"),
+        ({"type": "web_search_call", "id": "ws_1", "status": "completed", "action": {"type": "search"}}, "type"),
+        ({"role": "user", "content": [{"type": "input_image", "image_url": "x", "detail": "low"}]}, "content.[0].type"),
+    ],
+)
+def test_item_that_is_not_served_is_refused_by_its_type_whatever_it_holds(item: dict[str, Any], place: str) -> None:
+    error = refused(item)
+    assert (error.param, error.code) == (f"input.[0].{place}", "unsupported_parameter")
