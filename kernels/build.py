@@ -7,7 +7,6 @@ calls bind to the one torch has already loaded, so that torch and the kernels sh
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import logging
 import os
@@ -15,13 +14,13 @@ import platform
 import shutil
 import signal
 import subprocess
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 
+from kernels import build_folder
 from shared.errors import HeadraceError
 
 logger = logging.getLogger(__name__)
@@ -144,6 +143,7 @@ def build_library(directory: Path, progress: Progress | None = None) -> Path:
         raise KernelBuildError("there is no g++ on the PATH")
     library = directory / f"cpu-kernels-{_fingerprint(compiler)}.so"
     if library.exists():
+        build_folder.tidy(directory)
         return library
     started = time.monotonic()
     logger.info("compiling the CPU kernels into %s (once)", directory)
@@ -152,8 +152,8 @@ def build_library(directory: Path, progress: Progress | None = None) -> Path:
         with _only_builder(directory, library, progress or _no_progress):
             if library.exists():
                 return library
-            with tempfile.TemporaryDirectory(dir=directory, prefix="build-") as workplace:
-                _compile(compiler, Path(workplace), library, progress or _no_progress)
+            with build_folder.workplace(directory) as workplace:
+                _compile(compiler, workplace, library, progress or _no_progress)
     except OSError as error:
         raise KernelBuildError(f"{directory} cannot be used: {error}") from error
     logger.info("compiled the CPU kernels in %.1f s", time.monotonic() - started)
@@ -164,25 +164,19 @@ def build_library(directory: Path, progress: Progress | None = None) -> Path:
 def _only_builder(directory: Path, library: Path, progress: Progress) -> Iterator[None]:
     """Hold a lock on the folder; go on without it once the library is there, or nobody can have built for so long.
 
-    The folder itself is locked, so that nothing is left behind, whoever dies.
+    Who gets the lock removes what killed builds have left.
     """
-    handle = os.open(directory, os.O_RDONLY)
-    try:
-        deadline = time.monotonic() + BUILD_TIMEOUT_S
+    deadline = time.monotonic() + BUILD_TIMEOUT_S
+    with ExitStack() as held:
         while not library.exists() and time.monotonic() < deadline:
             try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if held.enter_context(build_folder.lock(directory)):
+                    build_folder.remove_abandoned(directory)
+                break
             except BlockingIOError:
                 progress(0, len(SOURCES))
                 time.sleep(_LOOK_EVERY_S)
-                continue
-            except OSError:
-                # Some file systems have no locks.
-                pass
-            break
         yield
-    finally:
-        os.close(handle)
 
 
 def _no_progress(_done: int, _total: int) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from kernels import build
+from kernels import build, build_folder
 from kernels.build import KernelBuildError, build_library, cache_dir
 from kernels.cpu_abi import AbiMismatchError
 from kernels.cpu_library import cpu_library, load_library
@@ -118,7 +118,7 @@ def has_ended(pid: int) -> bool:
 
 
 @pytest.mark.parametrize("is_whole_group", [True, False])
-def test_worker_that_is_ended_while_it_compiles_leaves_no_compiler_running(
+def test_worker_that_is_ended_while_it_compiles_leaves_no_compiler_running_and_its_folder_to_the_next(
     tmp_path: Path, is_whole_group: bool
 ) -> None:
     bin_dir, pid_file = tmp_path / "bin", tmp_path / "pid"
@@ -144,6 +144,26 @@ def test_worker_that_is_ended_while_it_compiles_leaves_no_compiler_running(
         else:
             worker.terminate()
     assert has_ended(int(pid_file.read_text()))
+    assert len(list((tmp_path / "cache").glob("build-*"))) == 1
+    build_folder.tidy(tmp_path / "cache")
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+def test_build_removes_folders_of_killed_builds_and_none_in_which_is_built(tiny_sources: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    abandoned = cache / "build-abandoned"
+    abandoned.mkdir(parents=True)
+    (abandoned / "0.o").write_text("")
+    with build_folder.workplace(cache) as in_use:
+        library = build_library(cache)
+        assert sorted(cache.iterdir()) == sorted([in_use, library])
+
+
+def test_start_that_builds_nothing_removes_folders_of_killed_builds(tiny_sources: Path, tmp_path: Path) -> None:
+    library = build_library(tmp_path / "cache")
+    (tmp_path / "cache" / "build-abandoned").mkdir()
+    assert build_library(tmp_path / "cache") == library
+    assert list((tmp_path / "cache").iterdir()) == [library]
 
 
 def test_missing_compiler_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
