@@ -3,7 +3,8 @@
 An attempt is moved when its worker died, handed it over, went silent about it, or left a gap; when nobody claims it
 although somebody could; and when NATS was restarted before it was claimed. Each move raises the epoch, which is the
 fence: whatever the old holder still sends no longer counts. A periodic sweep looks after time, for all flights at once.
-`blame` decides which flights are suspected of killing workers, `probation` when those may run.
+`patience` says what has waited for too long, `blame` which flights are suspected of killing workers, `probation` when
+those may run.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import msgspec
 from gateway.dispatch import blame
 from gateway.dispatch.inflight import Flight, FlightTable
 from gateway.dispatch.known_poison import KnownPoison, kind_of
+from gateway.dispatch.patience import Patience
 from gateway.dispatch.probation import ProbationQueue
 from gateway.dispatch.publisher import Publisher, queue_unavailable
 from gateway.dispatch.quarantine import Quarantine
@@ -71,6 +73,7 @@ class Recovery:
         self._quarantine = quarantine
         self._fail = fail
         self._limits = limits
+        self._patience = Patience(limits, fleet)
         self._loop = asyncio.get_running_loop()
         self._known_poison = KnownPoison(self._loop.time)
         self._probation = ProbationQueue(flights, fleet.num_workers)
@@ -168,7 +171,7 @@ class Recovery:
                 self._sweep_claimed(flight, flight.worker, now)
             elif not flight.is_parked:
                 self._note_delivery(flight, pulled, now)
-                if self._is_unclaimed(flight, now, is_disturbed):
+                if self._patience.is_unclaimed(flight, now, is_disturbed):
                     self._move_unclaimed(flight, now, is_disturbed)
         self._publish_soon(self._probation.take_ready())
 
@@ -261,27 +264,6 @@ class Recovery:
             if flight.is_held_back:
                 self._fail(flight, queue_unavailable())
 
-    def _is_unclaimed(self, flight: Flight, now: float, is_disturbed: bool) -> bool:
-        """Whether nobody will claim what has been published: it did not arrive, or went to one that is not there."""
-        limits = self._limits
-        waited_s = now - flight.published_at
-        if flight.ack is not None:
-            return waited_s > limits.ack_timeout_s
-        if flight.stream_seq is None:
-            return waited_s > limits.refused_retry_s
-        grace_s = flight.estimated_tokens / limits.tokens_per_patience_s
-        factor = 2 ** (flight.num_unclaimed - flight.num_disturbed)
-        delivered_at = flight.delivered_at
-        if delivered_at is not None and now - delivered_at > limits.delivered_patience_s * factor + grace_s:
-            return True
-        if flight.probation:
-            patience_s = limits.suspect_patience_s * factor
-        else:
-            patience_s = limits.claim_patience_s * factor
-            if is_disturbed:
-                patience_s = min(limits.claim_patience_s, limits.disturbed_patience_s * 2**flight.num_disturbed)
-        return waited_s > patience_s + grace_s and self._fleet.can_claim(flight.request.model)
-
     def _note_delivery(self, flight: Flight, pulled: dict[str, int], now: float) -> None:
         """Find out whether a worker was sent what nobody has claimed yet. `pulled` is kept for the models of a sweep.
 
@@ -319,22 +301,8 @@ class Recovery:
             self.lose(flight, "worker_dead", f"worker {worker} is gone")
         elif quiet_s > (limits.stall_s if flight.emitted else limits.prefill_stall_s):
             self.lose(flight, "silent", why)
-        elif flight.progressed_at < flight.reconnected_at and self._has_lost_frames(flight, worker, now):
+        elif flight.progressed_at < flight.reconnected_at and self._patience.has_lost_frames(flight, worker, now):
             self.lose(flight, "nats_restart", why)
-
-    def _has_lost_frames(self, flight: Flight, worker: str, now: float) -> bool:
-        """Whether a request of which nothing was heard since NATS came back must have lost its last frames.
-
-        Its worker's heartbeats prove it where they can; otherwise it has waited for long.
-        """
-        has_output = bool(flight.emitted)
-        if self._fleet.liveness.has_resumed(worker, now, has_output=has_output):
-            return True
-        limits = self._limits
-        patience_s = limits.reconnect_patience_s
-        if not has_output:
-            patience_s = limits.reconnect_prefill_patience_s + flight.estimated_tokens / limits.reconnect_prefill_rate
-        return flight.reconnected_at < now - patience_s
 
     def _publish_soon(self, flights: list[Flight]) -> None:
         if not flights:

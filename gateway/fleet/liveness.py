@@ -9,23 +9,15 @@ declared dead while this gateway could receive nothing, because NATS was away or
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from gateway.fleet.death import Death
+from gateway.fleet.remembered_deaths import RememberedDeaths, process_of
 from gateway.fleet.resumption import Resumption
-from shared.log_limit import LogLimit
 from shared.messages import Heartbeat
 
-_logger = logging.getLogger(__name__)
-
-# How long a death is remembered: to compare it with others, and to retract it when the worker's heartbeats resume.
-_MEMORY_S = 600.0
-_MAX_REMEMBERED = 1000
-# A worker's deaths are told once in so many seconds, and so are its returns.
-LOG_INTERVAL_S = 10.0
 LATENESS_FACTOR = 3.0
 # What is left of a lateness at the next heartbeat: half of it after six seconds.
 _LATENESS_KEPT = 0.977
@@ -97,13 +89,6 @@ class _Worker:
         self.unanswered_since = None
 
 
-@dataclass(slots=True)
-class _DeadWorker:
-    death: Death
-    started: float
-    last_seen_at: float
-
-
 class Liveness:
     """All workers whose heartbeats arrive.
 
@@ -114,11 +99,8 @@ class Liveness:
     def __init__(self, limits: FleetLimits) -> None:
         """Know no worker."""
         self._limits = limits
-        # One limit each: a return is told however soon it comes behind the death that it takes back.
-        self._log_of_deaths = LogLimit(_logger, LOG_INTERVAL_S)
-        self._log_of_returns = LogLimit(_logger, LOG_INTERVAL_S)
         self._workers: dict[str, _Worker] = {}
-        self._dead: dict[str, _DeadWorker] = {}
+        self._dead = RememberedDeaths()
         self._is_disconnected = False
         self._judge_after = 0.0
         self._disturbed_until = -math.inf
@@ -163,11 +145,11 @@ class Liveness:
         """Take in a worker's heartbeat. `now` is loop time, here and below."""
         name = heartbeat.worker
         worker = self._workers.get(name)
-        if worker is not None and _process_of(worker.heartbeat) != _process_of(heartbeat):
+        if worker is not None and process_of(worker.heartbeat) != process_of(heartbeat):
             self._declare_dead(worker, now, "it was restarted", is_blamed=self._can_judge(now))
             worker = None
         if worker is None:
-            lateness_s = self._max_lateness_s if self._retract_death(heartbeat) else 0.0
+            lateness_s = self._max_lateness_s if self._dead.retract(heartbeat) else 0.0
             self._workers[name] = _Worker(heartbeat, now, now, now, lateness_s, self._max_lateness_s)
             return
         lateness_s = now - worker.beaten_at - self._limits.heartbeat_s
@@ -178,7 +160,7 @@ class Liveness:
             worker.stepped_at = now
             if worker.is_stalled:
                 worker.is_stalled = False
-                self._retract_death(heartbeat)
+                self._dead.retract(heartbeat)
         worker.heartbeat = heartbeat
         worker.note_sign_of_life(now)
         if worker.resumption is not None:
@@ -272,8 +254,7 @@ class Liveness:
 
     def deaths_since(self, model: str, since: float) -> list[Death]:
         """Return the deaths of a model's workers that were found after a loop time."""
-        deaths = (dead.death for dead in self._dead.values())
-        return [death for death in deaths if death.model == model and death.found_at >= since]
+        return self._dead.since(model, since)
 
     def _can_judge(self, now: float) -> bool:
         return not self._is_disconnected and now >= self._judge_after and now > -math.inf
@@ -309,35 +290,12 @@ class Liveness:
             return True
         margin_s = 1.1 * self._limits.heartbeat_s
         is_last = len(self._workers) == 1
-        ended_with_others = any(abs(dead.last_seen_at - worker.last_seen_at) < margin_s for dead in self._dead.values())
+        ended_with_others = self._dead.has_end_near(worker.last_seen_at, margin_s)
         # If the only worker is silent, the fault may be this gateway's. No responders prove that the worker ended.
         return is_last and not ended_with_others and worker.is_absent
 
     def _declare_dead(self, worker: _Worker, now: float, why: str, *, is_blamed: bool) -> None:
-        heartbeat = worker.heartbeat
-        name = heartbeat.worker
-        death = Death(name, heartbeat.model, why, now, is_blamed)
-        for old in [key for key, dead in self._dead.items() if now - dead.death.found_at > _MEMORY_S]:
-            del self._dead[old]
-        if len(self._dead) >= _MAX_REMEMBERED:
-            del self._dead[next(iter(self._dead))]
+        death = Death(worker.heartbeat.worker, worker.heartbeat.model, why, now, is_blamed)
         self._disturbed_until = now + self._limits.disturbance_s
-        self._dead[name] = _DeadWorker(death, heartbeat.started, worker.last_seen_at)
-        # Whoever may send heartbeats can let any number of made-up workers die.
-        self._log_of_deaths.warning(name, "worker %s is dead: %s", name, why)
+        self._dead.add(death, worker.heartbeat.started, worker.last_seen_at)
         self.on_dead(death)
-
-    def _retract_death(self, heartbeat: Heartbeat) -> bool:
-        """Retract the death of a worker when a heartbeat of the same process arrives; say whether there was one."""
-        dead = self._dead.get(heartbeat.worker)
-        if dead is None or (dead.started, dead.death.model) != _process_of(heartbeat):
-            return False
-        self._log_of_returns.warning(heartbeat.worker, "worker %s is alive again", heartbeat.worker)
-        dead.death.is_blamed = False
-        del self._dead[heartbeat.worker]
-        return True
-
-
-def _process_of(heartbeat: Heartbeat) -> tuple[float, str]:
-    """Return what tells the processes apart that have one name after another: a process serves one model."""
-    return heartbeat.started, heartbeat.model

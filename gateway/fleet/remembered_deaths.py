@@ -1,0 +1,70 @@
+"""The deaths of workers that were found lately: remembered, logged, and taken back when a worker is heard again."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+from gateway.fleet.death import Death
+from shared.log_limit import LogLimit
+from shared.messages import Heartbeat
+
+_logger = logging.getLogger(__name__)
+
+# How long a death is remembered: to compare it with others, and to retract it when the worker's heartbeats resume.
+_MEMORY_S = 600.0
+_MAX_REMEMBERED = 1000
+# A worker's deaths are told once in so many seconds, and so are its returns.
+LOG_INTERVAL_S = 10.0
+
+
+@dataclass(slots=True)
+class _DeadWorker:
+    death: Death
+    started: float
+    last_seen_at: float
+
+
+class RememberedDeaths:
+    """The last death of each worker."""
+
+    def __init__(self) -> None:
+        """Remember none."""
+        # One limit each: a return is told however soon it comes behind the death that it takes back.
+        self._log_of_deaths = LogLimit(_logger, LOG_INTERVAL_S)
+        self._log_of_returns = LogLimit(_logger, LOG_INTERVAL_S)
+        self._dead: dict[str, _DeadWorker] = {}
+
+    def add(self, death: Death, started: float, last_seen_at: float) -> None:
+        """Remember the death of a process that was started at Unix time `started`, last heard at loop time `last_seen_at`."""
+        for old in [key for key, dead in self._dead.items() if death.found_at - dead.death.found_at > _MEMORY_S]:
+            del self._dead[old]
+        if len(self._dead) >= _MAX_REMEMBERED:
+            del self._dead[next(iter(self._dead))]
+        self._dead[death.worker] = _DeadWorker(death, started, last_seen_at)
+        # Whoever may send heartbeats can let any number of made-up workers die.
+        self._log_of_deaths.warning(death.worker, "worker %s is dead: %s", death.worker, death.why)
+
+    def retract(self, heartbeat: Heartbeat) -> bool:
+        """Retract the death of a worker when a heartbeat of the same process arrives; say whether there was one."""
+        dead = self._dead.get(heartbeat.worker)
+        if dead is None or (dead.started, dead.death.model) != process_of(heartbeat):
+            return False
+        self._log_of_returns.warning(heartbeat.worker, "worker %s is alive again", heartbeat.worker)
+        dead.death.is_blamed = False
+        del self._dead[heartbeat.worker]
+        return True
+
+    def since(self, model: str, since: float) -> list[Death]:
+        """Return the deaths of a model's workers that were found after a loop time."""
+        deaths = (dead.death for dead in self._dead.values())
+        return [death for death in deaths if death.model == model and death.found_at >= since]
+
+    def has_end_near(self, last_seen_at: float, margin_s: float) -> bool:
+        """Whether a worker that is dead was last heard at about this loop time."""
+        return any(abs(dead.last_seen_at - last_seen_at) < margin_s for dead in self._dead.values())
+
+
+def process_of(heartbeat: Heartbeat) -> tuple[float, str]:
+    """Return what tells the processes apart that have one name after another: a process serves one model."""
+    return heartbeat.started, heartbeat.model
