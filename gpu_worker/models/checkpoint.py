@@ -14,28 +14,14 @@ from types import TracebackType
 import torch
 
 from gpu_worker.models.errors import CheckpointError
-from gpu_worker.models.json_file import JsonFile
-from gpu_worker.models.tensor_file import StoredTensor, TensorFile
+from gpu_worker.models.shard_files import SINGLE_FILE, Renaming, open_shards, with_names, with_root
+from gpu_worker.models.tensor_file import StoredTensor
 from gpu_worker.models.tensor_reader import TensorReader
 from gpu_worker.quantization.tensor_source import KeepsHalf
-
-SINGLE_FILE = "model.safetensors"
-INDEX_FILE = "model.safetensors.index.json"
-
-# A name inside the directory: no separator, so that an index cannot point elsewhere.
-_SHARD_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*\.safetensors")
-
-# What a checkpoint of layers alone calls its tensors, without the name of the model around them.
-_BARE_NAMES = ("embed_tokens.", "layers.", "norm.")
-_BARE_EMBEDDING, _ROOT = "embed_tokens.weight", "model."
-
-_ENCODER_ROOT = re.compile(r"^(bert|roberta)\.")
 
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 Progress = Callable[[int, int], None]
-
-Renaming = Sequence[tuple[str, str]]
 
 
 class Checkpoint:
@@ -85,8 +71,8 @@ class Checkpoint:
         self._taken: set[str] = set()
         self._num_bytes_taken = 0
         try:
-            shards = _renamed(self._open(directory, single_file), renamed)
-            found = _with_root(shards) if adds_root else shards
+            shards = with_names(open_shards(directory, single_file, self._files), renamed)
+            found = with_root(shards) if adds_root else shards
             self._shards = {
                 name: file for name, file in found.items() if not any(re.fullmatch(p, name) for p in unused)
             }
@@ -283,61 +269,3 @@ class Checkpoint:
             return self._dtype
         is_kept = all(part.dtype == stored for part in parts) and self._keeps_half(stored, shape[-1])
         return stored if is_kept else self._dtype
-
-    def _open(self, directory: Path, single_file: str) -> dict[str, TensorFile]:
-        """Map tensor names to the open file that holds them."""
-        path = directory / single_file
-        if path.exists() or not (directory / INDEX_FILE).exists():
-            file = self._open_file(path)
-            return dict.fromkeys(file.tensors, file)
-        index = JsonFile.read(directory / INDEX_FILE)
-        weight_map = index.nested("weight_map")
-        if weight_map is None or not weight_map.names():
-            raise index.error("weight_map", "is missing")
-        shard_names = {name: weight_map.text(name) for name in sorted(weight_map.names())}
-        opened = {name: self._open_shard(index, name) for name in sorted(set(shard_names.values()))}
-        for name, shard in shard_names.items():
-            if name not in opened[shard].tensors:
-                raise CheckpointError(opened[shard].path, f"does not hold tensor {name!r}, although the index says so")
-        return {name: opened[shard] for name, shard in shard_names.items()}
-
-    def _open_shard(self, index: JsonFile, name: str) -> TensorFile:
-        if not _SHARD_NAME.fullmatch(name):
-            problem = f"names file {name[:80]!r}; only *.safetensors files in the model's own directory are read"
-            raise index.error("weight_map", problem)
-        return self._open_file(index.path.parent / name)
-
-    def _open_file(self, path: Path) -> TensorFile:
-        file = TensorFile(path)
-        self._files.callback(file.close)
-        return file
-
-
-def _renamed(shards: dict[str, TensorFile], renamed: Renaming) -> dict[str, TensorFile]:
-    def new_name(name: str) -> str:
-        for pattern, replacement in renamed:
-            name = re.sub(pattern, replacement, name)
-        return name
-
-    if not renamed:
-        return shards
-    for file in set(shards.values()):
-        file.rename(new_name)
-    return {new_name(name): file for name, file in shards.items()}
-
-
-def _with_root(shards: dict[str, TensorFile]) -> dict[str, TensorFile]:
-    new_name = _rooted if _BARE_EMBEDDING in shards else _encoder_name
-    for file in set(shards.values()):
-        file.rename(new_name)
-    return {new_name(name): file for name, file in shards.items()}
-
-
-def _rooted(name: str) -> str:
-    return _ROOT + name if name.startswith(_BARE_NAMES) else name
-
-
-def _encoder_name(name: str) -> str:
-    """Return what an encoder's tensor is called without the name of the model around it, and of its first release."""
-    name = _ENCODER_ROOT.sub("", name)
-    return name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")

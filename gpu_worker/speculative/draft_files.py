@@ -7,9 +7,10 @@ from pathlib import Path
 
 import torch
 
-from gpu_worker.models.checkpoint import INDEX_FILE, SINGLE_FILE, Checkpoint
+from gpu_worker.models.checkpoint import Checkpoint
 from gpu_worker.models.errors import CheckpointError
 from gpu_worker.models.json_file import JsonFile
+from gpu_worker.models.shard_files import INDEX_FILE, SINGLE_FILE
 from gpu_worker.quantization.gguf.model_file import find_gguf
 
 _PICKLES = ("*.pt", "*.bin", "*.pth")

@@ -17,7 +17,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from gpu_worker.models.checkpoint import INDEX_FILE, SINGLE_FILE
+from gpu_worker.models.shard_files import INDEX_FILE, SINGLE_FILE
 from shared.errors import ConfigError
 
 _COPIED = (

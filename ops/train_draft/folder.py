@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from gpu_worker.execution.memory.budget import shown_bytes
-from gpu_worker.models.checkpoint import SINGLE_FILE
+from gpu_worker.models.shard_files import SINGLE_FILE
 from ops.train_draft.student import Student
 from shared.errors import ConfigError
 

@@ -1,0 +1,102 @@
+"""The safetensors files of a model directory, by the tensors that they hold, and the names that tensors get.
+
+Whoever opens the files closes them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from gpu_worker.models.errors import CheckpointError
+from gpu_worker.models.json_file import JsonFile
+from gpu_worker.models.tensor_file import TensorFile
+
+SINGLE_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+
+# A name inside the directory: no separator, so that an index cannot point elsewhere.
+_SHARD_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*\.safetensors")
+
+# What a checkpoint of layers alone calls its tensors, without the name of the model around them.
+_BARE_NAMES = ("embed_tokens.", "layers.", "norm.")
+_BARE_EMBEDDING, _ROOT = "embed_tokens.weight", "model."
+
+_ENCODER_ROOT = re.compile(r"^(bert|roberta)\.")
+
+Renaming = Sequence[tuple[str, str]]
+
+
+def open_shards(directory: Path, single_file: str, opened: ExitStack) -> dict[str, TensorFile]:
+    """Open a single file, or an index and its shards, and map tensor names to the files that hold them.
+
+    Args:
+        directory: Where they are.
+        single_file: Name of the single file.
+        opened: Closes the files.
+
+    Raises:
+        CheckpointError: A file is missing, damaged, or outside the directory.
+    """
+    path = directory / single_file
+    if path.exists() or not (directory / INDEX_FILE).exists():
+        file = _open(path, opened)
+        return dict.fromkeys(file.tensors, file)
+    index = JsonFile.read(directory / INDEX_FILE)
+    weight_map = index.nested("weight_map")
+    if weight_map is None or not weight_map.names():
+        raise index.error("weight_map", "is missing")
+    shard_names = {name: weight_map.text(name) for name in sorted(weight_map.names())}
+    shards = {name: _open(_shard_path(index, name), opened) for name in sorted(set(shard_names.values()))}
+    for name, shard in shard_names.items():
+        if name not in shards[shard].tensors:
+            raise CheckpointError(shards[shard].path, f"does not hold tensor {name!r}, although the index says so")
+    return {name: shards[shard] for name, shard in shard_names.items()}
+
+
+def _shard_path(index: JsonFile, name: str) -> Path:
+    if not _SHARD_NAME.fullmatch(name):
+        problem = f"names file {name[:80]!r}; only *.safetensors files in the model's own directory are read"
+        raise index.error("weight_map", problem)
+    return index.path.parent / name
+
+
+def _open(path: Path, opened: ExitStack) -> TensorFile:
+    file = TensorFile(path)
+    opened.callback(file.close)
+    return file
+
+
+def with_names(shards: dict[str, TensorFile], patterns: Renaming) -> dict[str, TensorFile]:
+    """Replace patterns in the names of tensors, in their order, in the files too."""
+
+    def new_name(name: str) -> str:
+        for pattern, replacement in patterns:
+            name = re.sub(pattern, replacement, name)
+        return name
+
+    if not patterns:
+        return shards
+    for file in set(shards.values()):
+        file.rename(new_name)
+    return {new_name(name): file for name, file in shards.items()}
+
+
+def with_root(shards: dict[str, TensorFile]) -> dict[str, TensorFile]:
+    """Give the tensors of a checkpoint of layers alone the names that they have in a whole model."""
+    new_name = _rooted if _BARE_EMBEDDING in shards else _encoder_name
+    for file in set(shards.values()):
+        file.rename(new_name)
+    return {new_name(name): file for name, file in shards.items()}
+
+
+def _rooted(name: str) -> str:
+    return _ROOT + name if name.startswith(_BARE_NAMES) else name
+
+
+def _encoder_name(name: str) -> str:
+    """Return what an encoder's tensor is called without the name of the model around it, and of its first release."""
+    name = _ENCODER_ROOT.sub("", name)
+    return name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
