@@ -36,7 +36,13 @@ class RememberedDeaths:
         self._dead: dict[str, _DeadWorker] = {}
 
     def add(self, death: Death, started: float, last_seen_at: float) -> None:
-        """Remember the death of a process that was started at Unix time `started`, last heard at loop time `last_seen_at`."""
+        """Remember a death.
+
+        Args:
+            death: The death.
+            started: When the process began that died, Unix seconds.
+            last_seen_at: When it was last heard, loop time.
+        """
         for old in [key for key, dead in self._dead.items() if death.found_at - dead.death.found_at > _MEMORY_S]:
             del self._dead[old]
         if len(self._dead) >= _MAX_REMEMBERED:
