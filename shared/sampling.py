@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated, Literal
 
+import msgspec
 from msgspec import Meta, Struct
 
 from shared.bounds import (
@@ -52,6 +54,10 @@ class Grammar(Struct, frozen=True, kw_only=True):
             return self
         rest = self.source.partition("\n")[2]
         return Grammar(kind=self.kind, source=f"start: {self.in_reasoning}\n{rest}", strict=self.strict)
+
+
+DefaultedName = Literal["temperature", "top_p", "top_k", "min_p", "repetition_penalty"]
+"""A parameter that a model's files may advise a value for."""
 
 
 class SamplingDefaults(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -107,3 +113,9 @@ class Sampling(Struct, frozen=True, kw_only=True, omit_defaults=True):
     bad_words: Annotated[tuple[BadWord, ...], Meta(max_length=MAX_BAD_WORDS)] = ()
     grammar: Grammar | None = None
     skip_special_tokens: bool = True
+
+
+def with_advice(sampling: Sampling, left_out: Iterable[str], defaults: SamplingDefaults | None) -> Sampling:
+    """Return how to sample where the parameters in `left_out` are as a model's files advise, as far as they do."""
+    advised = {name: value for name in left_out if (value := getattr(defaults, name, None)) is not None}
+    return msgspec.structs.replace(sampling, **advised) if advised else sampling

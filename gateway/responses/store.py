@@ -1,17 +1,20 @@
 """The responses that can be read: from the log, and with what their jobs have come to meanwhile.
 
-Of its own it keeps only who follows a job in this process.
+Of its own it keeps only who follows a job in this process, and since when.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
+from collections import defaultdict
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, Protocol
 
 import msgspec
 
+from gateway.admission.limit_account import KeyAccount
 from gateway.api.schemas.refusals import unsupported_parameter
 from gateway.errors import ApiError
 from gateway.responses.draft import response_fields
@@ -55,6 +58,8 @@ class ResponseStore:
         self.jobs = jobs
         self.seals = seals
         self.followers: set[Following] = set()
+        # Since when each tenant's streams run, and how long they usually do: that is when the next one ends.
+        self._accounts: defaultdict[str, KeyAccount] = defaultdict(KeyAccount)
 
     def add_follower(self, follower: Following) -> None:
         """Count a stream of a tenant until `remove_follower`.
@@ -62,14 +67,28 @@ class ResponseStore:
         Raises:
             ApiError: 429; the tenant has enough.
         """
-        if sum(other.tenant == follower.tenant for other in self.followers) >= MAX_FOLLOWERS:
-            message = f"This gateway follows {MAX_FOLLOWERS} responses of this tenant already. Try again shortly."
-            raise ApiError(429, message, code="too_many_streams", retry_after_s=1.0)
+        account, now = self._accounts[follower.tenant], time.monotonic()
+        num_streams = account.usage.running
+        if num_streams >= MAX_FOLLOWERS:
+            wait_s = max(1.0, account.slot_wait_s(now, 1, num_streams, account.hold_s(now)))
+            message = (
+                f"This gateway follows {MAX_FOLLOWERS} responses of this tenant already. Try again in {wait_s:.0f} s, "
+                "when one of their streams is expected to have ended."
+            )
+            raise ApiError(429, message, code="too_many_streams", retry_after_s=wait_s)
         self.followers.add(follower)
+        account.begin(follower, now, 1)
+        account.usage.running += 1
 
     def remove_follower(self, follower: Following) -> None:
         """Count a stream no longer, if it was counted."""
-        self.followers.discard(follower)
+        if follower not in self.followers:
+            return
+        self.followers.remove(follower)
+        account = self._accounts[follower.tenant]
+        account.end(follower, time.monotonic())
+        if not account.usage.running:
+            del self._accounts[follower.tenant]
 
     def cut_followers(self, error: ApiError) -> None:
         """End all streams that follow a job. Their clients go on with another gateway."""

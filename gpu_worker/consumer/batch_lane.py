@@ -28,6 +28,7 @@ from shared.direct_client import DirectClient
 from shared.errors import BadRequestError, InvalidNameError
 from shared.log_limit import LogLimit
 from shared.messages import BatchResult, Cancel, Delta, FinishReason, Request
+from shared.sampling import SamplingDefaults, with_advice
 from shared.subjects import decode_name, is_batch_reply, reply_prefix
 
 PROGRESS_INTERVAL_S = 5.0
@@ -52,11 +53,13 @@ class BatchLane:
         progress: ProgressRecords,
         nats: DirectClient,
         chat_format: str = "",
+        sampling_defaults: SamplingDefaults | None = None,
     ) -> None:
         """Answer in the name of `worker`; a request that has failed `max_attempts` times without progress is dead.
 
-        Results tell the model's `chat_format`.
+        Results tell the model's `chat_format`. What a job leaves out of its sampling is as `sampling_defaults` say.
         """
+        self._sampling_defaults = sampling_defaults
         self._chat_format = chat_format
         self._log_limit = LogLimit(_log)
         self._nats = nats
@@ -86,9 +89,7 @@ class BatchLane:
             self._refuse_unreadable(message, error, model, tenant)
             return
         problem = _mismatch(request, model, tenant)
-        # A publisher that does not say when it made the job has its time of storage told in the result.
-        created = request.created or message.stored_at
-        request = msgspec.structs.replace(request, lane="batch", model=model, tenant=tenant, created=created)
+        request = self._completed(request, model, tenant, message.stored_at)
         if problem is not None:
             self._refuse_unheld(message, request, problem)
             return
@@ -111,6 +112,18 @@ class BatchLane:
             self._tasks.spawn(self._resume(held), f"resume {held.key}")
         else:
             self._intake.begin(held, self)
+
+    def _completed(self, request: Request, model: str, tenant: str, stored_at: float) -> Request:
+        """Return a request with the names of its subject, and with what its publisher has left out."""
+        return msgspec.structs.replace(
+            request,
+            lane="batch",
+            model=model,
+            tenant=tenant,
+            # A publisher that does not say when it made the job has its time of storage told in the result.
+            created=request.created or stored_at,
+            sampling=with_advice(request.sampling, request.left_out, self._sampling_defaults),
+        )
 
     def cancel(self, cancel: Cancel) -> None:
         """End the requests of a cancellation that are held, with what they have so far."""

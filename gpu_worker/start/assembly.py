@@ -98,7 +98,7 @@ class Worker:
             writer=AnswerWriter(tokenizer, pooled),
             outbox=outbox,
             interactive=InteractiveLane(intake, self._engine, held, outbox),
-            batch=self._batch_lane(identity, nats, limits, intake, held, outbox, tokenizer.chat_format),
+            batch=self._batch_lane(identity, nats, limits, intake, held, outbox, directory, tokenizer.chat_format),
             limits=limits,
             tasks=tasks,
             gpu=GpuMonitor(setup.gpu_uuid),
@@ -114,6 +114,7 @@ class Worker:
         intake: Intake,
         held: HeldRequests,
         outbox: Outbox,
+        directory: ModelDirectory,
         chat_format: str,
     ) -> BatchLane:
         return BatchLane(
@@ -127,6 +128,7 @@ class Worker:
             ProgressRecords(nats, identity.revision),
             nats,
             chat_format,
+            directory.sampling_defaults,
         )
 
     @property

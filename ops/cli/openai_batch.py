@@ -90,7 +90,9 @@ def read_openai_line(fields: dict[str, Any], tenant: str, model: str | None) -> 
     # A job without a deadline waits until a worker takes it.
     requests = wire_requests(generation, tenant, "", generation.timeout_s, custom_id[:256])
     for index, request in enumerate(requests):
-        job = {"id": f"batch-{digest}-{index}", "lane": "batch", "reply": None, "trace": None}
+        job: dict[str, Any] = {"id": f"batch-{digest}-{index}", "lane": "batch", "reply": None, "trace": None}
+        # The worker that takes it knows what its model's files advise.
+        job |= {"left_out": generation.left_out}
         requests[index] = msgspec.structs.replace(request, **job)
     return BatchLine(custom_id, generation, requests)
 

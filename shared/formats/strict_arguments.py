@@ -12,6 +12,7 @@ from shared.formats.lark_text import ANY_TEXT, LarkText, quoted, whole_pattern
 from shared.formats.schema import ArgumentsSchema
 from shared.formats.tools import Tool
 from shared.structured_output import GrammarError
+from shared.structured_output.formats import is_note
 from shared.structured_output.lark_form import lark_regex
 
 _REFUSED_AT_THE_TOP = frozenset(
@@ -104,8 +105,9 @@ def _patterns(conditions: dict[str, Any]) -> list[str]:
         patterns.append(f"/(?s:.{{{least},{most}}})/")
     if isinstance(conditions.get("pattern"), str):
         patterns.append(whole_pattern(conditions["pattern"]))
-    if isinstance(conditions.get("format"), str):
-        if conditions["format"] not in _FORMATS:
-            raise GrammarError(f"the format '{conditions['format'][:64]}' is not supported.")
-        patterns.append(lark_regex(_FORMATS[conditions["format"]]))
+    name = conditions.get("format")
+    if isinstance(name, str) and not is_note(name):
+        if name not in _FORMATS:
+            raise GrammarError(f"the format '{name[:64]}' is not supported.")
+        patterns.append(lark_regex(_FORMATS[name]))
     return patterns or [ANY_TEXT]

@@ -13,6 +13,7 @@ import re
 from typing import Any
 
 from shared.structured_output.errors import GrammarError
+from shared.structured_output.formats import is_note
 
 # What stands under these names is a document or a text, not a schema.
 _DOCUMENTS = frozenset({"const", "enum", "default", "examples", "title", "description", "$comment"})
@@ -24,7 +25,9 @@ _PROPERTY = re.compile(r"([pP])(\{[^}]*\}|[A-Za-z])")
 
 
 def with_exact_patterns(schema: Any) -> Any:
-    """Return a decoded schema with its patterns in the form that llguidance reads. Its depth is bounded before.
+    """Return a decoded schema with its patterns in the form that llguidance reads, and without formats that are notes.
+
+    Its depth is bounded before.
 
     Raises:
         GrammarError: A pattern has a class that cannot be written so; `path` says where.
@@ -61,6 +64,8 @@ def _schema(value: Any, path: str) -> Any:
         where = f"{path}.{name}"
         if name in _DOCUMENTS:
             written[name] = child
+        elif name == "format" and isinstance(child, str) and is_note(child):
+            continue
         elif name == "pattern" and isinstance(child, str):
             written[name] = exact_pattern(child, path)
         elif name == "patternProperties" and isinstance(child, dict):

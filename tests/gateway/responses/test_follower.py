@@ -166,3 +166,29 @@ async def test_tenant_with_many_streams_gets_no_more(monkeypatch: pytest.MonkeyP
     store.add_follower(Follower(msgspec.structs.replace(RECORD, tenant="other"), store))
     store.remove_follower(first)
     store.add_follower(Follower(RECORD, store))
+
+
+async def test_tenant_with_many_streams_is_told_when_one_of_them_is_expected_to_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 0.0
+    monkeypatch.setattr(store_module, "MAX_FOLLOWERS", 2)
+    monkeypatch.setattr(store_module.time, "monotonic", lambda: now)
+
+    def refusal() -> ApiError:
+        with pytest.raises(ApiError) as refused:
+            store.add_follower(Follower(RECORD, store))
+        return refused.value
+
+    first, store = following(JobState(True))
+    store.add_follower(first)
+    now = 4.0
+    store.add_follower(Follower(RECORD, store))
+    # None has ended: the oldest is thought to be in its middle, so one of two ends in half of its whole time.
+    assert refusal().retry_after_s == 4.0
+    now = 20.0
+    store.remove_follower(first)
+    store.add_follower(Follower(RECORD, store))
+    now = 22.0
+    # They last 20 s, so one of two ends every 10 s.
+    assert (refusal().retry_after_s, "in 10 s" in refusal().message) == (10.0, True)

@@ -8,20 +8,22 @@ import signal
 import sys
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, get_args
 
 import msgspec
 import pytest
 from nats.js.errors import NoStreamResponseError, NotFoundError
 
+from gpu_worker.consumer.batch_lane import BatchLane
 from gpu_worker.consumer.batch_progress import is_due
-from gpu_worker.consumer.held_request import HeldRequest
+from gpu_worker.consumer.held_request import HeldRequest, HeldRequests
 from gpu_worker.consumer.queued_message import QueuedMessage
 from shared.batch_progress import BatchProgress
 from shared.batch_streams import batch_stream
 from shared.dead_letters import DeadLetter
 from shared.messages import BatchResult, Request, encode
-from shared.sampling import Sampling
+from shared.sampling import DefaultedName, Sampling, SamplingDefaults
 from shared.streams import PROGRESS_STREAM, StreamLimits
 from shared.subjects import dead_letter_subject, progress_subject, request_subject, result_subject
 from tests.gpu_worker.consumer.harness import DEMO_MODEL, TOKENIZER, RunningWorker, TestGateway, fresh_name, wait_until
@@ -464,3 +466,24 @@ async def test_request_whose_record_breaks_the_worker_fails_and_is_not_held_for_
     result = await _result(gateway, request.id)
     assert (result.finish, result.error) == ("failed", "the worker could not continue the request")
     assert len(second.worker.consumer._held) == 0
+
+
+def test_what_a_job_leaves_out_is_as_the_model_advises_and_nothing_else() -> None:
+    begun: list[HeldRequest] = []
+    nothing: Any = None
+    intake: Any = SimpleNamespace(begin=lambda held, lane: begun.append(held))
+    results: Any = SimpleNamespace(has=lambda key, message: False)
+    advised = SamplingDefaults(temperature=0.6, top_p=0.95)
+    lane = BatchLane(
+        "w", 5, intake, nothing, HeldRequests(), nothing, results, nothing, nothing, sampling_defaults=advised
+    )
+    for number, left_out in enumerate(((), ("temperature", "top_k"))):
+        job = Request(id=f"j{number}", model="m", tenant="acme", text="x", left_out=left_out)
+        lane.take(QueuedMessage(request_subject("m", "batch", "acme"), encode(job), "ack", number, 1, 0))
+    plain, filled = (held.request.sampling for held in begun)
+    assert plain == Sampling()
+    assert filled == Sampling(temperature=0.6)
+
+
+def test_names_that_a_job_may_leave_out_are_those_that_models_advise() -> None:
+    assert get_args(DefaultedName) == SamplingDefaults.__struct_fields__

@@ -12,9 +12,12 @@ import pytest
 from openai.types import Completion, CreateEmbeddingResponse
 from openai.types.chat import ChatCompletion
 
+from gateway.api.sampling_defaults import with_defaults
+from gateway.api.schemas.chat import parse_chat
 from ops.cli.openai_batch import BatchLine, is_openai_line, output_line, read_openai_line
 from shared.errors import BadRequestError
 from shared.messages import BatchResult
+from shared.sampling import SamplingDefaults, with_advice
 from tests.ops.cli.command import headrace
 
 
@@ -134,6 +137,17 @@ def test_model_of_the_command_is_for_bodies_that_name_none() -> None:
     del line["body"]["model"]
     assert read_openai_line(line, "default", "other").requests[0].model == "other"
     assert read_openai_line(chat_line(), "default", "other").requests[0].model == "m"
+
+
+def test_what_a_body_leaves_out_is_left_to_the_model() -> None:
+    every = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+    assert read_openai_line(chat_line(), "t", None).requests[0].left_out == every
+    named = read_openai_line(chat_line(temperature=1, top_k=-1), "t", None).requests[0]
+    assert named.left_out == ("top_p", "min_p", "repetition_penalty")
+    advised = SamplingDefaults(temperature=0.6, top_p=0.95, top_k=20)
+    sampling = with_advice(named.sampling, named.left_out, advised)
+    at_the_gateway = with_defaults(parse_chat(json.dumps(chat_line(temperature=1, top_k=-1)["body"]).encode()), advised)
+    assert msgspec.structs.replace(sampling, seed=0) == msgspec.structs.replace(at_the_gateway.sampling, seed=0)
 
 
 def test_same_line_makes_the_same_job_and_another_line_another() -> None:

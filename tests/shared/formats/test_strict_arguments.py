@@ -41,6 +41,7 @@ def _allows(name: str, own: dict[str, Any], value: Any, **more: Any) -> bool:
         ({"type": "string", "pattern": r"a\$"}, "a$b", "a"),
         ({"type": "string", "minLength": 2, "maxLength": 3}, "ab", "abcd"),
         ({"type": "string", "format": "date"}, "2026-02-28", "2026-13-01"),
+        ({"type": "string", "format": "cuid2", "maxLength": 3}, "a 1", "long"),
         ({"anyOf": [{"type": "string", "pattern": "^x"}, {"enum": ["y"]}]}, "y", "z"),
         ({"anyOf": [{"enum": ["y"]}, {"type": "null"}]}, None, "null "),
         ({"type": "integer", "minimum": 3}, 3, 2),

@@ -68,7 +68,7 @@ def test_grammar_that_would_be_ignored_in_part_is_refused_with_the_reason(gramma
     [
         ({"properties": {"a": {"not": {}}}}, ".properties.a", "'not' is not supported."),
         ({"properties": {"not": {"type": "array", "uniqueItems": True}}}, ".properties.not", "'uniqueItems' is"),
-        ({"anyOf": [{}, {"type": "string", "format": "semver"}]}, ".anyOf.[1]", "the format 'semver'"),
+        ({"anyOf": [{}, {"type": "string", "format": "iri"}]}, ".anyOf.[1]", "the format 'iri'"),
         ({"items": {"$ref": "https://example.com/x.json"}}, ".items", "'https://example.com/x.json' is not followed"),
         ({"items": {"$ref": "#/$defs/none"}}, ".items", "which does not exist"),
         ({"$defs": {"a": {"oneOf": [{}, {}]}}, "$ref": "#/$defs/a"}, ".$defs.a", "'oneOf' is only supported where"),

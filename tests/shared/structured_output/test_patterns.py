@@ -57,3 +57,16 @@ def test_documents_within_a_schema_are_left_alone() -> None:
 def test_text_is_matched_as_json_schema_means_it(pattern: str, text: str, is_match: bool) -> None:
     grammar = Grammar(kind="json_schema", source=json.dumps({"type": "string", "pattern": pattern}))
     assert accepts(grammar_text(grammar), text) is is_match
+
+
+def test_format_that_is_a_note_is_left_out_where_it_is_a_keyword_alone() -> None:
+    schema = {
+        "properties": {"format": {"type": "string", "format": "cuid2"}, "at": {"format": "date"}},
+        "const": {"format": "cuid2"},
+        "items": [{"format": "int32"}],
+    }
+    assert with_exact_patterns(schema) == {
+        "properties": {"format": {"type": "string"}, "at": {"format": "date"}},
+        "const": {"format": "cuid2"},
+        "items": [{}],
+    }

@@ -81,7 +81,11 @@ _FORMATS = [
     ("uri", ["https://example.org/a?b=c#d", "mailto:me@example.org"], ["example", "", "//a"]),
 ]
 
-_UNKNOWN_FORMATS = ["idn-email", "iri", "json-pointer", "regex", "semver"]
+# JSON Schema defines them, and llguidance cannot hold a text to them.
+_REFUSED_FORMATS = ["idn-email", "iri", "json-pointer", "regex", "uri-reference", "ip-address"]
+
+# JSON Schema does not define them, so no text is invalid by them.
+_NOTES = ["semver", "int32", "double", "binary", "byte", "password", "cuid2", "emoji", "jwt", "x-own"]
 
 _REFUSED_PATTERNS = [
     (r"^[\x00-z]$", "NUL"),
@@ -97,7 +101,10 @@ STRINGS = [
     *_LENGTHS,
     *(Case({"type": "string", "pattern": pattern}, valid, [*invalid, 5]) for pattern, valid, invalid in _PATTERNS),
     *(Case({"type": "string", "format": name}, valid, [*invalid, 5]) for name, valid, invalid in _FORMATS),
-    *(Case({"type": "string", "format": name}, [], [5], f"'{name}'") for name in _UNKNOWN_FORMATS),
+    *(Case({"type": "string", "format": name}, [], [5], f"'{name}'") for name in _REFUSED_FORMATS),
+    *(Case({"type": "string", "format": name}, ["", "any text"], [5, None]) for name in _NOTES),
+    Case({"type": "integer", "format": "int64"}, [5], ["5", 1.5]),
+    Case({"type": "string", "format": "cuid2", "pattern": "^[0-9a-z]+$"}, ["a1"], ["A", ""]),
     *(Case({"type": "string", "pattern": pattern}, [], [5], word) for pattern, word in _REFUSED_PATTERNS),
     Case({"type": "string", "format": "date", "pattern": "^2024"}, ["2024-05-06"], ["2023-05-06", "2024"]),
     Case({"type": "string", "pattern": "^[a-z]*$", "minLength": 2}, ["ab"], ["a", "A1"]),
