@@ -19,7 +19,7 @@ from msgspec import structs
 from gpu_worker.core.draft import SEES_ALL
 from gpu_worker.execution.batch.graph_shapes import GraphShape
 from gpu_worker.execution.batch.layout import StepLayout
-from gpu_worker.execution.batch.state_layout import StateLayout
+from gpu_worker.execution.batch.state_layout import StateLayout, padded_states
 from gpu_worker.execution.batch.step_tensors import StagedStep, StepTensors
 from gpu_worker.execution.batch.transfers import Upload
 
@@ -98,9 +98,6 @@ class StepGraphs:
             layout: Of the step.
             is_decode: Whether all of its tokens are sampled behind.
         """
-        # Copies of states differ in number; the few steps that make some are launched one kernel after the other.
-        if layout.states is not None and layout.states.save_starts is not None:
-            return None
         first = bisect_left(self._sizes, len(layout.token_ids))
         fitting = (shape for shape in self._shapes[first:] if shape.holds(layout))
         return next((shape for shape in fitting if is_decode or not shape.has_logits), None)
@@ -121,14 +118,12 @@ class StepGraphs:
         return StagedStep(self._joined(self._nothing, shape), upload)
 
     def _joined(self, layout: StepLayout, shape: GraphShape) -> StepLayout:
-        """Pad a step, and the slots of its states."""
+        """Pad a step, and its states."""
         joined = _joined(layout, self._padding, shape)
         if self._spare_slot is None:
             return joined
-        slots = np.full(shape.num_seqs, self._spare_slot, dtype=np.int64)
-        if layout.states is not None:
-            slots[: len(layout.rows)] = layout.states.slots
-        return structs.replace(joined, states=StateLayout(slots))
+        states = StateLayout(self._nothing.rows) if layout.states is None else layout.states
+        return structs.replace(joined, states=padded_states(states, self._spare_slot, shape.num_seqs, shape.num_tokens))
 
     def _num_bytes(self, shape: GraphShape) -> int:
         upload = Upload(self._device, is_copied=True)

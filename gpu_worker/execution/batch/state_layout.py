@@ -45,6 +45,26 @@ def lay_out_states(scheduled: Values[ScheduledSequence], rows: Int64s) -> StateL
     return StateLayout(slots, starts, pairs[:, 0].astype(np.int32), np.ascontiguousarray(pairs[:, 1]))
 
 
+def padded_states(states: StateLayout, spare_slot: int, num_seqs: int, num_tokens: int) -> StateLayout:
+    """Return a step's states at the size of a captured step, with room for as many copies as it can make.
+
+    A copy is made behind a token, and behind none there are two: so many tokens, so many copies at most. Which of them
+    there are only `save_starts` tells; what stands behind the last is not read.
+    """
+    save_starts, save_tokens = np.zeros(num_seqs + 1, dtype=np.int32), np.zeros(num_tokens, dtype=np.int32)
+    slots, save_slots = (np.full(count, spare_slot, dtype=np.int64) for count in (num_seqs, num_tokens))
+    slots[: len(states.slots)] = states.slots
+    if states.save_starts is not None:
+        assert states.save_tokens is not None
+        assert states.save_slots is not None
+        num_saves = len(states.save_slots)
+        save_starts[: len(states.save_starts)] = states.save_starts
+        save_starts[len(states.save_starts) :] = num_saves
+        save_tokens[:num_saves] = states.save_tokens
+        save_slots[:num_saves] = states.save_slots
+    return StateLayout(slots, save_starts, save_tokens, save_slots)
+
+
 def state_copies(scheduled: Values[ScheduledSequence]) -> tuple[Int64s, Int64s] | None:
     """Return from which slots to which states are copied before the step; None where they all go on as they are."""
     pairs = [
