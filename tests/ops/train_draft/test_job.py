@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, Mamba2Config
 
 from gpu_worker.execution.build import build_runner
 from gpu_worker.execution.runner_config import RunnerConfig
@@ -130,6 +130,21 @@ def test_quantized_target_is_refused_before_it_writes_anything(job: JobMaker, ta
 
     with pytest.raises(ConfigError, match=r"is quantized \(gptq\); train for the model that it was made from"):
         check_job(job("medusa", model=model))
+
+
+def test_eagle_layer_of_a_target_that_does_not_attend_is_refused(job: JobMaker, target: Path, tmp_path: Path) -> None:
+    model = tmp_path / "mamba2"
+    shutil.copytree(target, model)
+    sizes = json.loads((model / "config.json").read_text())
+    options = {"num_heads": 8, "head_dim": 16, "state_size": 16, "n_groups": 2, "num_hidden_layers": 2}
+    config = Mamba2Config(hidden_size=sizes["hidden_size"], vocab_size=sizes["vocab_size"], **options)
+    config.architectures = ["Mamba2ForCausalLM"]
+    config.save_pretrained(model)
+
+    problem = r"^HEADRACE_TARGET: .*mamba2 does not attend, and an EAGLE layer has .*; train another HEADRACE_KIND$"
+    with pytest.raises(ConfigError, match=problem):
+        check_job(job("eagle", model=model))
+    check_job(job("medusa", model=model))
 
 
 def test_target_without_a_tokenizer_is_refused_by_the_name_of_its_setting(
