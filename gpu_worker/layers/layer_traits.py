@@ -58,6 +58,7 @@ class AttentionShape:
         values_are_keys: The key projection yields the values too, which are its results before they are normalised.
         output_gate: The query projection yields, for each head, the query and behind it a gate, whose sigmoid the
             attended values are multiplied by.
+        has_gate_matrix: The checkpoint has the gates in a matrix of their own, in the order of the heads.
         by_head: The checkpoint's one matrix yields for each head its query, key and value, not all queries first.
         reads_layer: The earlier layer whose keys and values this one attends to, having none of its own. That layer
             has the same heads, window and rotation.
@@ -82,6 +83,7 @@ class AttentionShape:
     value_norm: bool = False
     values_are_keys: bool = False
     output_gate: bool = False
+    has_gate_matrix: bool = False
     by_head: bool = False
     reads_layer: int | None = None
 
@@ -258,3 +260,15 @@ class LayerTraits:
 
     mixer: MixerShape | None
     feed_forward: FeedForwardShape | None
+
+    @property
+    def dense(self) -> GatedShape | PlainShape | None:
+        """The block that all tokens get, also one beside experts."""
+        block = self.feed_forward.dense if isinstance(self.feed_forward, DenseAndMixtureShape) else self.feed_forward
+        return None if isinstance(block, MixtureShape) else block
+
+    @property
+    def mixture(self) -> MixtureShape | None:
+        """The experts, also those beside a dense block."""
+        block = self.feed_forward.mixture if isinstance(self.feed_forward, DenseAndMixtureShape) else self.feed_forward
+        return block if isinstance(block, MixtureShape) else None

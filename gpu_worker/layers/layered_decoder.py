@@ -123,7 +123,7 @@ class DecoderLayer:
 class LayeredDecoder:
     """Holds weights only: every call's state is in its arguments."""
 
-    __slots__ = ("_embedding", "_layer_inputs", "_layers", "_norm", "_tapped_layers")
+    __slots__ = ("_embedding", "_layer_inputs", "_layers", "_norm", "_positions", "_tapped_layers")
 
     def __init__(
         self,
@@ -133,6 +133,7 @@ class LayeredDecoder:
         parts: LayerParts,
         tapped_layers: Sequence[int] = (),
         layer_inputs: LayerInputs | None = None,
+        positions: Embedding | None = None,
     ) -> None:
         """Make the layers by `parts`; the streams before those that are tapped are returned too."""
         self._embedding = embedding
@@ -140,10 +141,13 @@ class LayeredDecoder:
         self._norm = make_norm(final_norm)
         self._tapped_layers = tapped_layers
         self._layer_inputs = layer_inputs
+        self._positions = positions
 
     def __call__(self, token_ids: torch.Tensor, positions: torch.Tensor, context: AttentionContext) -> torch.Tensor:
         """Do what `DecoderForm` promises."""
         x, residual = self._embedding(token_ids), None
+        if self._positions is not None:
+            x.add_(self._positions(positions))
         streams: dict[int, torch.Tensor] = {}
         # Before the first layer, which makes the embeddings the stream and adds to them in place.
         inputs = None if self._layer_inputs is None else self._layer_inputs(token_ids, x)

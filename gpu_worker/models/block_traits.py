@@ -24,15 +24,30 @@ class NormKind:
 
 
 @dataclass(frozen=True, slots=True)
+class PositionTable:
+    """Learned vectors of positions, which are added to the tokens' embeddings.
+
+    Attributes:
+        num_positions: That tokens may have.
+        first_row: Of the table, that of a sequence's first token.
+    """
+
+    num_positions: int
+    first_row: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class TensorNames:
     """Names within a layer. A normalisation without a name does not exist; several names are matrices as one.
 
     Attributes:
         before_mixer, before_feed_forward: Normalisations of what the blocks read.
         after_mixer, after_feed_forward: Normalisations of what they add to the stream.
-        qkv: Three, or one where the checkpoint has one matrix.
+        qkv: Three, or one where the checkpoint has one matrix; four where gates of the output have one of their own,
+            behind that of the queries.
         gate_up: Two, or one.
         up, down: Of the feed-forward block; `up` where it has no gate.
+        is_transposed: Matrices of attention, and of a block without a gate, are stored `[in_features, out_features]`.
         stream_scale: The number, `[1]`, that the stream behind the layer is multiplied by; None where there is none.
         renamed: Patterns of whole names, and what they are replaced by, where the checkpoint differs otherwise.
         unused: Patterns of tensors, after renaming, that a decoder of text has no use for, such as a vision tower's.
@@ -47,6 +62,7 @@ class TensorNames:
     gate_up: tuple[str, ...] = ("gate_proj", "up_proj")
     up: str = "up_proj"
     down: str = "down_proj"
+    is_transposed: bool = False
     stream_scale: str | None = None
     renamed: tuple[tuple[str, str], ...] = ()
     unused: tuple[str, ...] = ()
@@ -72,6 +88,7 @@ class BlockTraits:
         is_parallel: Both blocks of a layer read the stream before it, by one normalisation or by one each.
         residual_scale: What blocks add to the stream is multiplied by this.
         embedding_scale: What the tokens' embeddings are multiplied by.
+        positions: What is added to them, in models whose positions are learned.
         has_head_bias: The projection to the scores of the vocabulary has a bias.
         logit_scale: What the scores of the vocabulary are multiplied by.
         logit_soft_cap: What then bounds them, smoothly.
@@ -83,6 +100,7 @@ class BlockTraits:
     is_parallel: bool = False
     residual_scale: float = 1.0
     embedding_scale: float = 1.0
+    positions: PositionTable | None = None
     has_head_bias: bool = False
     logit_scale: float = 1.0
     logit_soft_cap: float | None = None
@@ -98,4 +116,5 @@ class BlockTraits:
             and None not in (names.before_mixer, names.before_feed_forward)
             and self.residual_scale == self.embedding_scale == 1
             and self.layer_inputs is None
+            and self.positions is None
         )

@@ -182,7 +182,18 @@ def _decoder(
     embed = Embedding(embedding, dtype, scale)
     parts = LayerParts.made_by(linears, rotations)
     inputs = take_layer_inputs(source, parts, dtype)
-    return LayeredDecoder(embed, layers, final_norm, parts, config.tapped_layers, inputs)
+    table = take_positions(config, checkpoint)
+    learned = None if table is None else Embedding(table, dtype)
+    return LayeredDecoder(embed, layers, final_norm, parts, config.tapped_layers, inputs, learned)
+
+
+def take_positions(config: ModelConfig, checkpoint: WeightSource) -> torch.Tensor | None:
+    """Take the learned positions that tokens may have, `[num_positions, hidden_size]`; None in a model without such."""
+    positions = config.block.positions
+    if positions is None:
+        return None
+    num_rows = positions.first_row + positions.num_positions
+    return checkpoint.take("model.embed_positions.weight", num_rows, config.hidden_size)[positions.first_row :]
 
 
 def is_fused(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> bool:

@@ -38,10 +38,12 @@ from gpu_worker.layers.layer_weights import (
     MixtureWeights,
     NormWeights,
     PlainWeights,
+    Projection,
     ShortConvWeights,
 )
 from gpu_worker.layers.mixture_shape import MixtureShape
 from gpu_worker.layers.rotary_order import head_order, head_rows
+from gpu_worker.models.block_traits import TensorNames
 from gpu_worker.models.config import ModelConfig
 from gpu_worker.models.gated_delta_source import take_gated_delta
 from gpu_worker.models.latent_source import take_latent
@@ -116,24 +118,22 @@ class LayerSource:
 
 def _take_attention(source: LayerSource, prefix: str, shape: AttentionShape) -> AttentionWeights:
     name, names, size = f"{prefix}.self_attn", source.config.block.names, source.config.hidden_size
-    dim, gates = shape.head_dim, 2 if shape.output_gate else 1
-    rows = [shape.num_heads * dim * gates, shape.num_kv_heads * dim, shape.num_kv_heads * dim]
-    parts = names.qkv[:2] + names.qkv[1:2] if shape.values_are_keys else names.qkv
-    if shape.reads_layer is not None:
-        parts, rows = parts[:1], rows[:1]
+    parts, rows = qkv_parts(shape, names)
     qkv = source.projections.take(
         [f"{name}.{part}" for part in parts],
-        rows if len(names.qkv) == 3 else [sum(rows)],
+        rows,
         size,
         has_bias=shape.qkv_bias,
         order=qkv_order(shape),
+        is_transposed=names.is_transposed,
     )
     output = source.projections.take(
         [f"{name}.{names.output}"],
         [size],
-        shape.num_heads * dim,
+        shape.num_heads * shape.head_dim,
         has_bias=shape.output_bias,
         scales=[(size, shape.output_scale)],
+        is_transposed=names.is_transposed,
     )
     sinks = source.checkpoint.take(f"{name}.sinks", shape.num_heads).float() if shape.has_sinks else None
     head_norm = _take_head_norm(source, name, shape)
@@ -144,21 +144,43 @@ def _take_attention(source: LayerSource, prefix: str, shape: AttentionShape) -> 
     return AttentionWeights(shape, qkv, output, HeadNormWeights(ones, ones, head_norm.eps), sinks, factors)
 
 
+def qkv_parts(shape: AttentionShape, names: TensorNames) -> tuple[list[str], list[int]]:
+    """Return the modules, within attention, that queries, keys and values come from, and the rows of each."""
+    num_query, num_kv = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
+    parts = names.qkv[:2] + names.qkv[1:2] if shape.values_are_keys else names.qkv
+    rows = [num_query * (2 if shape.output_gate else 1), num_kv, num_kv]
+    if shape.has_gate_matrix:
+        rows = [num_query, num_query, num_kv, num_kv]
+    if shape.reads_layer is not None:
+        parts, rows = parts[:1], rows[:1]
+    return list(parts), rows if len(parts) == len(rows) else [sum(rows)]
+
+
 def qkv_order(shape: AttentionShape) -> torch.Tensor | None:
     """Return the order of the rows of queries, keys and values; None where it is the checkpoint's."""
-    order = head_order(shape)
+    order, dim = head_order(shape), shape.head_dim
     if shape.by_head:
-        return _by_head_order(shape, order or list(range(shape.head_dim)))
-    if order is None:
+        return _by_head_order(shape, order or list(range(dim)))
+    if order is None and not shape.has_gate_matrix:
         return None
-    # The gate of a head stands behind its query.
-    query_order = [*order, *range(shape.head_dim, 2 * shape.head_dim)] if shape.output_gate else order
+    order = order or list(range(dim))
+    if shape.has_gate_matrix:
+        queries = _gated_order(shape, order)
+    else:
+        # The gate of a head stands behind its query.
+        queries = head_rows([*order, *range(dim, 2 * dim)] if shape.output_gate else order, shape.num_heads)
     if shape.reads_layer is not None:
-        return head_rows(query_order, shape.num_heads)
-    num_query, num_kv = shape.num_heads * len(query_order), shape.num_kv_heads * shape.head_dim
-    keys = head_rows(order, shape.num_kv_heads, num_query)
-    values = torch.arange(num_kv) + num_query + num_kv
-    return torch.cat((head_rows(query_order, shape.num_heads), keys, values))
+        return queries
+    num_kv = shape.num_kv_heads * dim
+    keys = head_rows(order, shape.num_kv_heads, len(queries))
+    return torch.cat((queries, keys, torch.arange(num_kv) + len(queries) + num_kv))
+
+
+def _gated_order(shape: AttentionShape, order: list[int]) -> torch.Tensor:
+    """Return the order of all queries, then all gates, by which the gate of a head stands behind its query."""
+    dim, heads = shape.head_dim, torch.arange(shape.num_heads)[:, None] * shape.head_dim
+    queries, gates = heads + torch.tensor(order), heads + torch.arange(dim) + shape.num_heads * dim
+    return torch.cat((queries, gates), dim=1).flatten()
 
 
 def _by_head_order(shape: AttentionShape, order: list[int]) -> torch.Tensor:
@@ -229,9 +251,13 @@ def _take_gated(source: LayerSource, prefix: str, shape: GatedShape) -> GatedWei
 
 def _take_plain(source: LayerSource, prefix: str, shape: PlainShape) -> PlainWeights:
     name, names, size, inner = f"{prefix}.mlp", source.config.block.names, source.config.hidden_size, shape.inner_size
-    up = source.projections.take([f"{name}.{names.up}"], [inner], size, has_bias=shape.has_bias)
-    down = source.projections.take([f"{name}.{names.down}"], [size], inner, has_bias=shape.has_bias)
-    return PlainWeights(up, down, shape.activation)
+
+    def take(part: str, rows: int, columns: int) -> Projection:
+        return source.projections.take(
+            [f"{name}.{part}"], [rows], columns, has_bias=shape.has_bias, is_transposed=names.is_transposed
+        )
+
+    return PlainWeights(take(names.up, inner, size), take(names.down, size, inner), shape.activation)
 
 
 _MIXERS: dict[type, Callable[[LayerSource, str, Any], Mixer]] = {

@@ -53,6 +53,7 @@ class Projections:
         has_bias: bool = False,
         order: torch.Tensor | None = None,
         scales: Sequence[tuple[int, float]] = (),
+        is_transposed: bool = False,
     ) -> Projection:
         """Take layers of the same input as one, their features one after another.
 
@@ -64,8 +65,9 @@ class Projections:
             order: `[sum(rows)]` int64, which of all these features each result is; None is in order.
             scales: How wide the parts of these features are, as they stand in the checkpoint, and what each part is
                 multiplied by; nothing is by one.
+            is_transposed: Dense matrices are stored `[in_features, out_features]`.
         """
-        weight = self._weight(names, rows, columns)
+        weight = self._weight(names, rows, columns, is_transposed)
         # Behind the weights: only now is it certain that the checkpoint has so many features.
         factors = feature_factors(scales)
         if factors is not None:
@@ -81,9 +83,12 @@ class Projections:
             self.quantized.drop_empty_biases(names)
         return Projection(weight)
 
-    def _weight(self, names: Sequence[str], rows: Sequence[int], columns: int) -> WeightForm:
+    def _weight(self, names: Sequence[str], rows: Sequence[int], columns: int, is_transposed: bool) -> WeightForm:
         if self.quantized is not None:
             return self.quantized.take(names, rows, columns)
+        if is_transposed:
+            parts = [self.source.take(f"{name}.weight", columns, n).T for name, n in zip(names, rows, strict=True)]
+            return DenseWeight(torch.cat(parts).contiguous())
         shapes = [(count, columns) for count in rows]
         return DenseWeight(self.source.take_rows([f"{name}.weight" for name in names], shapes))
 

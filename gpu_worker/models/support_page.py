@@ -194,6 +194,8 @@ def _blocks(config: ModelConfig) -> Iterable[str]:
         yield "scaled blocks"
     if block.layer_inputs is not None:
         yield "an input of each token for each layer"
+    if block.positions is not None:
+        yield "learned positions"
     if block.embedding_scale != 1:
         yield "scaled embeddings"
     if block.logit_scale != 1:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 from dataclasses import dataclass
 from pathlib import Path
@@ -133,24 +132,33 @@ def read_json(path: Path, *, kind: type[Any] = dict, required: bool = False) -> 
 def _positive(path: Path, config: dict[str, Any], name: str) -> int:
     value = config.get(name)
     if not isinstance(value, int) or value <= 0:
-        _check_architecture(path)
+        value = _described(path, name)
+    if value is None:
         raise ConfigError("HEADRACE_MODEL", f"{path / 'config.json'} has no usable {name}")
     return value
 
 
-def _check_architecture(path: Path) -> None:
-    """Refuse an architecture that is not supported. Other families call fields by other names, so ask this first.
+def _described(path: Path, name: str) -> int | None:
+    """Return what a field says that the family calls otherwise, or leaves out; None where torch is missing.
 
     Raises:
-        ConfigError: It is not.
+        ConfigError: The architecture is not supported, or a field that it needs is not usable.
     """
-    # Asked only about a model that cannot be read, since this imports torch; where that is missing, nothing is said.
-    with contextlib.suppress(ImportError):
+    # Asked only about a model that cannot be read without, since this imports torch.
+    try:
         registry = importlib.import_module("gpu_worker.models.registry")
-        try:
-            registry.read_model_config(path)
-        except HeadraceError as error:
-            raise ConfigError("HEADRACE_MODEL", str(error)) from None
+    except ImportError:
+        return None
+    try:
+        config = registry.read_model_config(path)
+    except HeadraceError as error:
+        raise ConfigError("HEADRACE_MODEL", str(error)) from None
+    described: int = {
+        "vocab_size": config.vocab_size,
+        "max_position_embeddings": config.max_model_len,
+        "hidden_size": config.hidden_size,
+    }[name]
+    return described
 
 
 def _token_ids(*candidates: Any) -> list[int]:

@@ -16,6 +16,7 @@ from gpu_worker.layers.free_memory import free_host_bytes
 from gpu_worker.layers.layer_weights import LayerWeights, Projection
 from gpu_worker.models.checkpoint import Checkpoint
 from gpu_worker.models.config import ModelConfig
+from gpu_worker.models.decoder import take_positions
 from gpu_worker.models.layer_source import LayerSource
 from gpu_worker.models.projections import Projections, QuantizedLayers
 from gpu_worker.models.registry import read_model_config
@@ -28,10 +29,11 @@ from ops.quantize.calibration import calibration_windows
 from ops.quantize.folder import QuantizedFolder
 from ops.quantize.job_settings import QuantizeJob, check_job
 from ops.quantize.layer_blocks import is_of_expert, kept_modules, matrix_names, matrix_of, with_matrices
-from ops.quantize.layer_pass import LayerPass, check_stream_fits
+from ops.quantize.layer_pass import LayerPass, check_stream_fits, num_kept
 from ops.quantize.layer_tensors import FusedMatrix, fused_matrix, row_factors, row_order, scaled_tensors
 from ops.quantize.methods import HEAD, Inputs, Method, make_method
 from ops.quantize.stored_names import StoredNames, read_all
+from ops.quantize.token_vectors import take_token_vectors
 from shared.errors import ConfigError
 
 
@@ -197,12 +199,16 @@ class _Keeper:
 def _layer_pass(job: QuantizeJob, config: ModelConfig, checkpoint: Checkpoint) -> LayerPass:
     assert job.calibration is not None
     length = min(job.window, config.max_model_len)
-    check_stream_fits(job.samples, length, config.hidden_size, free_host_bytes())
+    check_stream_fits(job.samples, length, config.hidden_size + num_kept(config), free_host_bytes())
     tokenizer = ModelTokenizer(read_model_directory(job.model))
     windows = calibration_windows(tokenizer, job.calibration, job.samples, length)
     embedding = checkpoint.take("model.embed_tokens.weight", config.vocab_size, config.hidden_size).cpu()
     embedded = torch.nn.functional.embedding(windows, embedding) * config.block.embedding_scale
-    return LayerPass(config, embedded, torch.device(job.device))
+    if (positions := take_positions(config, checkpoint)) is not None:
+        embedded += positions[:length].cpu()
+    device = torch.device(job.device)
+    vectors = take_token_vectors(config, checkpoint, windows, embedding, device)
+    return LayerPass(config, embedded, device, vectors)
 
 
 def _finished_layer(

@@ -9,14 +9,11 @@ from gpu_worker.layers.layer_packing import can_pack
 from gpu_worker.layers.layer_traits import (
     AttentionBesideMamba2Shape,
     AttentionShape,
-    DenseAndMixtureShape,
     GatedDeltaShape,
     LatentShape,
-    LayerTraits,
     Mamba2Shape,
     MixerShape,
 )
-from gpu_worker.layers.mixture_shape import MixtureShape
 from gpu_worker.models.block_traits import BlockTraits
 from gpu_worker.models.config import ModelConfig
 from gpu_worker.models.layer_source import qkv_order
@@ -56,9 +53,9 @@ def check_job(config: ModelConfig, job: QuantizeJob, method: Method) -> None:
     """
     if config.quantization is not None:
         raise ConfigError("HEADRACE_MODEL", f"{job.model} is quantized already ({config.quantization.name})")
-    if (problem := _unknown(config)) is not None:
-        remedy = "serve it in its own numbers, or as a GGUF or float8 checkpoint that others have made of it"
-        raise ConfigError("HEADRACE_MODEL", f"{job.model} ({config.architecture}) has {problem}; {remedy}")
+    if config.encoder is not None:
+        problem = "attention in both directions; serve it in its own numbers"
+        raise ConfigError("HEADRACE_MODEL", f"{job.model} ({config.architecture}) has {problem}")
     if method.scales_inputs and (reason := _unscalable(config)) is not None:
         problem = f"{job.method} scales inputs at the matrix before, which {reason}; use gptq or rtn-int4"
         raise ConfigError("HEADRACE_METHOD", problem)
@@ -118,16 +115,14 @@ def _input_sizes(config: ModelConfig) -> list[tuple[str, int]]:
     sizes: dict[tuple[str, int], None] = {("hidden_size", config.hidden_size): None}
     for layer in config.layers:
         sizes |= dict.fromkeys(_sizes_of_mixer(layer.mixer))
-        block = layer.feed_forward
-        assert not isinstance(block, DenseAndMixtureShape)
-        if isinstance(block, MixtureShape):
-            sizes["experts", block.expert_size] = None
-            if block.latent_size:
-                sizes["experts' inputs", block.latent_size] = None
-            if block.shared_size:
-                sizes["shared expert", block.shared_size] = None
-        elif block is not None:
-            sizes["intermediate_size", block.inner_size] = None
+        if (mixture := layer.mixture) is not None:
+            sizes["experts", mixture.expert_size] = None
+            if mixture.latent_size:
+                sizes["experts' inputs", mixture.latent_size] = None
+            if mixture.shared_size:
+                sizes["shared expert", mixture.shared_size] = None
+        if layer.dense is not None:
+            sizes["intermediate_size", layer.dense.inner_size] = None
     return list(sizes)
 
 
@@ -149,24 +144,9 @@ def _sizes_of_mixer(mixer: MixerShape | None) -> list[tuple[str, int]]:
     return [("channels", mixer.num_channels)]
 
 
-def _unknown(config: ModelConfig) -> str | None:
-    """Return what a model has whose matrices cannot be rounded; None where all can."""
-    if config.encoder is not None:
-        return "attention in both directions"
-    if config.block.layer_inputs is not None:
-        return "an input of each token for each layer"
-    return next((problem for layer in config.layers if (problem := _unknown_part(layer)) is not None), None)
-
-
-def _unknown_part(layer: LayerTraits) -> str | None:
-    if isinstance(layer.mixer, AttentionShape) and layer.mixer.reads_layer is not None:
-        return "layers that read the keys of others"
-    return "a dense block beside experts" if isinstance(layer.feed_forward, DenseAndMixtureShape) else None
-
-
 def _unscalable(config: ModelConfig) -> str | None:
     """Return why the inputs of a layer's matrices cannot be scaled where they come from; None where they can."""
-    if any(isinstance(layer.feed_forward, MixtureShape) for layer in config.layers):
+    if any(layer.mixture is not None for layer in config.layers):
         return "all experts and the router share"
     block = replace(config.block, names=replace(config.block.names, renamed=(), unused=()))
     if block != BlockTraits() or not all(map(can_pack, config.layers)):

@@ -1,6 +1,7 @@
 """Runs calibration windows through one layer after another, so that a model need not fit into memory.
 
-The layer is the engine's own, with a KV cache, or a state, for one window.
+The layer is the engine's own, with a KV cache, or a state, for one window. Of layers whose keys and values later ones
+read, the caches of all windows are kept.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from gpu_worker.execution.memory.budget import shown_bytes
 from gpu_worker.execution.memory.kv_cache import allocate_groups
 from gpu_worker.execution.memory.state_pool import allocate_states
 from gpu_worker.layers.attention_context import AttentionContext
-from gpu_worker.layers.cache_layout import CacheLayout
+from gpu_worker.layers.cache_layout import CacheLayout, ReadsLayer
 from gpu_worker.layers.free_memory import free_host_bytes
 from gpu_worker.layers.layer_parts import LayerParts
 from gpu_worker.layers.layer_weights import LayerWeights, MixtureWeights, Projection
@@ -22,12 +23,14 @@ from gpu_worker.layers.layered_decoder import DecoderLayer
 from gpu_worker.layers.rotations import Rotations
 from gpu_worker.models.config import ModelConfig
 from gpu_worker.models.layer_memory import cache_layout
+from kernels.layer_cache import LayerCache
 from kernels.linear import Linear, LinearFactory
 from kernels.moe import Experts
 from kernels.moe.layers import ExpertLayers, LinearExperts
 from kernels.state_rows import StateRows
 from ops.quantize.layer_blocks import expert_names, is_of_expert, matrix_of
 from ops.quantize.layer_inputs import InputMoments, RecordingLinear
+from ops.quantize.token_vectors import TokenVectors
 from shared.errors import ConfigError
 
 _BLOCK_SIZE = 16
@@ -35,13 +38,24 @@ _BLOCK_SIZE = 16
 _STREAM_SHARE = 0.5
 
 
-def check_stream_fits(num_windows: int, length: int, hidden_size: int, free_bytes: int) -> None:
-    """Check, before anything is computed, that the residual stream of all windows fits.
+def num_kept(config: ModelConfig) -> int:
+    """Return how many numbers of a token are kept beside the stream: keys and values that later layers read."""
+    layout = cache_layout(config)
+    shapes = [layout.shape_of(layer) for layer in _read_layers(layout)]
+    return sum(shape.num_kv_heads * (shape.key_dim + shape.value_dim) for shape in shapes)
+
+
+def _read_layers(layout: CacheLayout) -> set[int]:
+    return {memory.layer for memory in layout.layers if isinstance(memory, ReadsLayer)}
+
+
+def check_stream_fits(num_windows: int, length: int, num_features: int, free_bytes: int) -> None:
+    """Check, before anything is computed, that `num_features` of each token of all windows fit.
 
     Raises:
         ConfigError: It does not; says how many windows would.
     """
-    window_bytes = length * hidden_size * torch.float32.itemsize
+    window_bytes = length * num_features * torch.float32.itemsize
     allowed = int(free_bytes * _STREAM_SHARE) // window_bytes
     if num_windows > allowed:
         needed, free = shown_bytes(num_windows * window_bytes), shown_bytes(free_bytes)
@@ -57,14 +71,30 @@ class LayerPass:
         hidden: `[num_windows, length, hidden_size]` float32, the input of the next layer.
     """
 
-    def __init__(self, config: ModelConfig, embedded: torch.Tensor, device: torch.device) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        embedded: torch.Tensor,
+        device: torch.device,
+        token_vectors: TokenVectors | None = None,
+    ) -> None:
         """Begin with the windows' embeddings.
+
+        Args:
+            config: Of the model.
+            embedded: The embeddings.
+            device: Where layers are computed.
+            token_vectors: What layers are given of each token, in models that have such.
 
         Shapes:
             embedded: `[num_windows, length, hidden_size]` float32; kept where it is
         """
         self._device = device
         self._layout = cache_layout(config)
+        self._token_vectors = token_vectors
+        self._read = _read_layers(self._layout)
+        # Of the layers that others read, by number: of each window, where the stream is.
+        self._kept: dict[int, list[LayerCache]] = {}
         self.hidden = embedded
         length = embedded.shape[1]
         self._parts = LayerParts.made_by(LinearFactory(free_host_bytes), Rotations(config.ropes, length, device))
@@ -94,27 +124,44 @@ class LayerPass:
 
         layer = DecoderLayer(0, weights, replace(self._parts, linear=record, experts=experts))
         context = self._context_of(index)
-        for window in self.hidden:
-            self._run(layer, window, context)
+        for number in range(len(self.hidden)):
+            self._run(index, layer, number, context)
         return moments
 
     def advance(self, index: int, weights: LayerWeights) -> None:
         """Move the stream through layer `index`, which has these weights."""
         layer = DecoderLayer(0, weights, self._parts)
         context = self._context_of(index)
-        for window in self.hidden:
-            window.copy_(self._run(layer, window, context))
+        if index in self._read:
+            self._kept[index] = []
+        for number, window in enumerate(self.hidden):
+            window.copy_(self._run(index, layer, number, context))
+            if index in self._read:
+                self._kept[index].append(_copied(context.caches[0], self.hidden.device))
 
     def _run(
-        self, layer: Callable[..., tuple[torch.Tensor, torch.Tensor]], window: torch.Tensor, context: AttentionContext
+        self,
+        index: int,
+        layer: Callable[..., tuple[torch.Tensor, torch.Tensor]],
+        number: int,
+        context: AttentionContext,
     ) -> torch.Tensor:
-        added, stream = layer(window.to(self._device, copy=True), None, self._positions, context)
+        """Return the stream of a window behind layer `index`."""
+        memory, vectors = self._layout.layers[index], self._token_vectors
+        if isinstance(memory, ReadsLayer):
+            context = replace(context, caches=[_copied(self._kept[memory.layer][number], self._device)])
+        inputs = None if vectors is None else vectors.of(index, number).to(self._device)
+        window = self.hidden[number].to(self._device, copy=True)
+        added, stream = layer(window, None, self._positions, context, inputs)
         return stream + added
 
     def _context_of(self, index: int) -> AttentionContext:
         """Return the context of one window, with what a layer keeps of it; a state begins anew with each."""
         length, device = self.hidden.shape[1], self._device
-        layout, num_blocks = CacheLayout((self._layout.layers[index],)).flat(), -(-length // _BLOCK_SIZE)
+        memory = self._layout.layers[index]
+        # The keys that a layer reads of another come with each window.
+        own = None if isinstance(memory, ReadsLayer) else memory
+        layout, num_blocks = CacheLayout((own,)).flat(), -(-length // _BLOCK_SIZE)
         states = allocate_states(layout, 1, 0, device)
         query_starts = torch.tensor([0, length], dtype=torch.int32, device=device)
         context_lens = torch.tensor([length], dtype=torch.int32, device=device)
@@ -130,3 +177,9 @@ class LayerPass:
             states=() if states is None else states.layers,
             state_rows=None if states is None else StateRows(slots, query_starts, context_lens, length),
         )
+
+
+def _copied(cache: LayerCache, device: torch.device) -> LayerCache:
+    """Return what a cache holds, which the next window will be written over."""
+    assert cache.scales is None
+    return LayerCache(cache.keys.to(device, copy=True), cache.values.to(device, copy=True))

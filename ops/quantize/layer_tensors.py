@@ -18,10 +18,9 @@ from gpu_worker.layers.layer_traits import (
     ShortConvShape,
 )
 from gpu_worker.layers.layer_weights import LayerWeights
-from gpu_worker.layers.mixture_shape import MixtureShape
 from gpu_worker.models.block_traits import TensorNames
 from gpu_worker.models.gated_delta_source import input_order
-from gpu_worker.models.layer_source import qkv_order
+from gpu_worker.models.layer_source import qkv_order, qkv_parts
 from gpu_worker.models.mamba2_source import input_widths
 from gpu_worker.models.projections import feature_factors
 from ops.quantize.layer_blocks import is_of_expert, matrix_names, matrix_of
@@ -55,8 +54,8 @@ def fused_matrix(name: str, traits: LayerTraits, names: TensorNames) -> FusedMat
     """Return which modules a matrix of a layer is made of, by its name in `layer_blocks`."""
     room, _, part = name.rpartition(".")
     if is_of_expert(name) or room == "shared":
-        assert isinstance(traits.feed_forward, MixtureShape)
-        mixture = traits.feed_forward.names
+        assert traits.mixture is not None
+        mixture = traits.mixture.names
         if room == "shared":
             module, matrices = mixture.shared, mixture.shared_matrices
         else:
@@ -101,10 +100,8 @@ def _of_mixer(part: str, mixer: object, names: TensorNames) -> FusedMatrix:
 def _of_attention(part: str, shape: AttentionShape, names: TensorNames) -> FusedMatrix:
     if part == "output":
         return _fused("self_attn", (names.output,))
-    parts = names.qkv[:2] + names.qkv[1:2] if shape.values_are_keys else names.qkv
-    gates = 2 if shape.output_gate else 1
-    rows = [count * shape.head_dim for count in (shape.num_heads * gates, shape.num_kv_heads, shape.num_kv_heads)]
-    return _fused("self_attn", parts, tuple(rows) if len(parts) > 1 else (sum(rows),))
+    parts, rows = qkv_parts(shape, names)
+    return _fused("self_attn", parts, tuple(rows))
 
 
 def _mamba_rows(shape: Mamba2Shape) -> tuple[int, ...]:
@@ -133,8 +130,10 @@ def row_factors(name: str, traits: LayerTraits, num_rows: int) -> torch.Tensor |
     Shapes:
         result: `[num_rows]` float32
     """
-    part, block = name.rpartition(".")[2], traits.feed_forward
+    part, block = name.rpartition(".")[2], traits.dense
     scales: list[tuple[int, float]] = []
+    if is_of_expert(name) or name.startswith("shared."):
+        return None
     if part == "gate_up" and isinstance(block, GatedShape):
         scales = [(block.inner_size, block.gate_scale), (block.inner_size, 1.0)]
     elif part == "down" and isinstance(block, GatedShape):

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Mapping
 
 import torch
 
-from gpu_worker.layers.mixture_shape import MixtureShape
 from gpu_worker.models.checkpoint import Checkpoint
 from gpu_worker.models.config import ModelConfig
 
@@ -73,8 +72,8 @@ class StoredNames:
 
 def _expert_names(config: ModelConfig, index: int) -> list[str]:
     """Return what names of experts' matrices begin with, within the layer."""
-    shape = config.layer(index).feed_forward
-    if not isinstance(shape, MixtureShape):
+    shape = config.layer(index).mixture
+    if shape is None:
         return []
     stacked = [name for pair in shape.names.stacked for name in pair]
     return [*(f"{name}." for name in shape.names.experts), *stacked]

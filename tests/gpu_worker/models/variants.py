@@ -94,7 +94,8 @@ def new_model(family: str, options: Mapping[str, Any], *, seed: int, model: str 
 
     config = getattr(transformers, f"{family}Config")(**options)
     torch.manual_seed(seed)
-    model_class = getattr(transformers, f"{model or family}ForCausalLM")
+    names = (f"{model or family}{end}" for end in ("ForCausalLM", "LMHeadModel"))
+    model_class = next(getattr(transformers, name) for name in names if hasattr(transformers, name))
     return model_class._from_config(config, attn_implementation="eager").eval()
 
 

@@ -20,7 +20,7 @@ from tests.servers import NatsServer
 
 MODEL = str(DEMO_MODEL)
 NOWHERE = ("--nats-url", "nats://127.0.0.1:1")
-GPT2 = {"architectures": ["GPT2LMHeadModel"], "n_embd": 8, "n_layer": 1, "n_head": 1, "vocab_size": 9}
+BLOOM = {"architectures": ["BloomForCausalLM"], "hidden_size": 8, "n_layer": 1, "n_head": 1, "vocab_size": 9}
 UP = ("up", "--state-dir", "{files}/state", "--port", "0", "--simulate", "5")
 QUANTIZE = ("quantize", "--method", "int8")
 
@@ -30,7 +30,7 @@ MISTAKES: list[tuple[tuple[str, ...], str]] = [
     (("worker", "--model", "{files}/none"), "--model: {files}/none is no directory of a model"),
     (("worker", "--model", "{files}/empty"), "config.json is missing"),
     (("worker", "--model", "{files}/torn"), "config.json is not usable"),
-    (("worker", "--model", "{files}/gpt2"), "unsupported architecture ('GPT2LMHeadModel'); ops/docs/models.md lists"),
+    (("worker", "--model", "{files}/bloom"), "unsupported architecture ('BloomForCausalLM'); ops/docs/models.md lists"),
     (("worker", "--model", "{files}/none.gguf"), "--model: {files}/none.gguf is no directory of a model"),
     (("worker", "--model", "{files}/torn.gguf"), "torn.gguf: the magic number needs 4 bytes"),
     (("worker", "--model", MODEL, "--max-model-len", "1"), "--max-model-len: 1 is too small; the least allowed is 2"),
@@ -71,7 +71,7 @@ MISTAKES: list[tuple[tuple[str, ...], str]] = [
     ((*QUANTIZE, "--model", MODEL, "--out", "{files}/text.txt/q"), "--out: {files}/text.txt/q cannot be written"),
     ((*QUANTIZE, "--model", MODEL, "--out", "{files}"), "--out: {files} exists and is not empty"),
     ((*QUANTIZE, "--model", "{files}/torn.gguf", "--out", "{files}/q"), "torn.gguf is a GGUF file, which is served"),
-    ((*QUANTIZE, "--model", "{files}/gpt2", "--out", "{files}/q"), "unsupported architecture ('GPT2LMHeadModel')"),
+    ((*QUANTIZE, "--model", "{files}/bloom", "--out", "{files}/q"), "unsupported architecture ('BloomForCausalLM')"),
     (
         (*QUANTIZE, "--model", "{files}/none", "--out", "{files}/q"),
         "--model: {files}/none does not exist; name a folder",
@@ -91,7 +91,7 @@ MISTAKES: list[tuple[tuple[str, ...], str]] = [
     ),
     (("bench", "engine", "--model", "nowhere"), "--model: nowhere does not exist; name a folder"),
     (("perplexity", "--model", MODEL, "--text", "{files}/none"), "--text: {files}/none cannot be read"),
-    (("perplexity", "--model", "{files}/gpt2", "--text", "{files}/text.txt"), "unsupported architecture"),
+    (("perplexity", "--model", "{files}/bloom", "--text", "{files}/text.txt"), "unsupported architecture"),
     (
         ("train-draft", "--kind", "eagle", "--target", MODEL, "--minutes", "1", "--out", "{files}/d"),
         "--text: is required",
@@ -155,9 +155,9 @@ MISTAKES: list[tuple[tuple[str, ...], str]] = [
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("mistakes")
-    for name in ("empty", "torn", "gpt2"):
+    for name in ("empty", "torn", "bloom"):
         (folder / name).mkdir()
-    for name, config in (("torn", "{"), ("gpt2", json.dumps(GPT2))):
+    for name, config in (("torn", "{"), ("bloom", json.dumps(BLOOM))):
         (folder / name / "config.json").write_text(config)
         (folder / name / "tokenizer.json").write_bytes((DEMO_MODEL / "tokenizer.json").read_bytes())
     (folder / "torn.gguf").touch()
@@ -205,7 +205,7 @@ def command_line(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[s
 MISTAKES_OF_WORKERS = [
     ((*UP, "--speculative", "ngram"), "--speculative: is ngram, but a simulated engine has no model"),
     ((*UP, "--worker-id", "w" * 200), "must be 1 to 128 bytes long"),
-    ((*UP[:-2], "--model", "{files}/gpt2"), "unsupported architecture ('GPT2LMHeadModel')"),
+    ((*UP[:-2], "--model", "{files}/bloom"), "unsupported architecture ('BloomForCausalLM')"),
     ((*UP[:-2], "--model", "{files}/torn.gguf"), "torn.gguf: the magic number needs 4 bytes"),
     ((*UP[:-2], "--kv-cache-bytes", "5"), "--kv-cache-bytes: the KV cache would hold 0 tokens"),
     ((*UP[:-2], "--model", MODEL, "--max-model-len", "9999"), "--max-model-len: is 9999, but the model was made for"),

@@ -29,6 +29,23 @@ _EXAONE = {
     "sliding_window": 9,
     "head_dim": 12,
 }
+_HY_V3 = {
+    "num_experts": 6,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 24,
+    "num_hidden_layers": 3,
+    "head_dim": 12,
+    "router_scaling_factor": 1.7,
+}
+_AFMOE = {
+    "num_experts": 6,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 24,
+    "num_hidden_layers": 3,
+    "head_dim": 20,
+    "sliding_window": 9,
+    "global_attn_every_n_layers": 2,
+}
 _LFM2 = {
     "num_experts": 5,
     "num_experts_per_tok": 2,
@@ -89,6 +106,34 @@ CASES: Mapping[str, Case] = MappingProxyType(
         "hunyuan-moe": Case("HunYuanMoEV1", {"head_dim": 12, "num_experts": 5, "moe_topk": 2, "attention_bias": True}),
         "exaone-moe": Case("ExaoneMoe", {**_EXAONE, "sliding_window_pattern": 2}),
         "exaone-moe-kinds": Case("ExaoneMoe", {**_EXAONE, "mlp_layer_types": ["sparse", "dense", "sparse"]}),
+        "hy-v3": Case("HYV3", _HY_V3),
+        "hy-v3-biases": Case(
+            "HYV3",
+            {
+                **_HY_V3,
+                "attention_bias": True,
+                "mlp_bias": True,
+                "num_shared_experts": 2,
+                "mlp_layer_types": ["sparse", "dense", "sparse"],
+                "tie_word_embeddings": True,
+            },
+        ),
+        "afmoe": Case("Afmoe", {**_AFMOE, "mup_enabled": True, "route_scale": 1.7}),
+        "afmoe-bf16": Case(
+            "Afmoe",
+            {**_AFMOE, "num_key_value_heads": 1, "num_dense_layers": 2, "num_shared_experts": 1},
+            torch.bfloat16,
+        ),
+        "gpt2": Case("GPT2"),
+        "gpt2-untied": Case(
+            "GPT2", {"n_inner": 56, "activation_function": "relu", "tie_word_embeddings": False}, torch.bfloat16
+        ),
+        "opt": Case("OPT", {"ffn_dim": 56, "word_embed_proj_dim": 48}),
+        "opt-no-biases": Case(
+            "OPT",
+            {"ffn_dim": 56, "word_embed_proj_dim": 48, "enable_bias": False, "tie_word_embeddings": False},
+            torch.bfloat16,
+        ),
         "lfm2-moe": Case("Lfm2Moe", _LFM2),
         "lfm2-moe-no-bias": Case("Lfm2Moe", {**_LFM2, "use_expert_bias": False, "norm_topk_prob": False}),
     }

@@ -10,6 +10,7 @@ import pytest
 from ops.bench.spec.fixed_depth import FixedDepth
 from shared.sampling import Sampling
 from tests.gpu_worker.execution.engine_run import make_runner, make_sequence, random_prompt, run
+from tests.gpu_worker.models.families.composed_cases import CASES as COMPOSED
 from tests.gpu_worker.models.families.dense_cases import CASES as DENSE
 from tests.gpu_worker.models.families.mixture_cases import CASES as MIXTURES
 from tests.gpu_worker.models.families.random_models import SIZES, save_case
@@ -24,7 +25,11 @@ from tests.gpu_worker.speculative.recorder import recorded_runner
 
 pytestmark = pytest.mark.slow
 
-CASES = {**DENSE, **{name: MIXTURES[name] for name in ("gemma4-moe", "llama4")}}
+CASES = {
+    **DENSE,
+    **{name: MIXTURES[name] for name in ("gemma4-moe", "llama4")},
+    **{name: COMPOSED[name] for name in ("hy-v3", "afmoe", "gpt2", "opt")},
+}
 GREEDY = Sampling(temperature=0.0, max_tokens=12)
 PROMPTS = [random_prompt(length, seed=length) for length in (9, 24, 37)]
 

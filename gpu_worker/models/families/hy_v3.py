@@ -1,0 +1,48 @@
+"""Hunyuan 3 (HY3): Qwen3's attention, and behind the first layer sigmoid routing with a bias beside a shared expert."""
+
+from __future__ import annotations
+
+from gpu_worker.layers.layer_traits import AttentionShape, HeadNorm
+from gpu_worker.layers.mixture_shape import MixtureNames, MixtureShape
+from gpu_worker.models.block_traits import BlockTraits, TensorNames
+from gpu_worker.models.config import FamilyTraits, ModelConfig, read_decoder
+from gpu_worker.models.draft_head import nextn_tensors
+from gpu_worker.models.families.deepseek_v3 import mixture_layers
+from gpu_worker.models.json_file import JsonFile
+from gpu_worker.models.mixture_config import read_num_experts, read_top_k, with_silu_mixtures
+from kernels.moe import RoutingRule
+
+ARCHITECTURE = "HYV3ForCausalLM"
+
+# Published names, where they are not those of `transformers`.
+_RENAMED = (
+    (r"\.mlp\.router\.gate\.", ".mlp.gate."),
+    (r"\.mlp\.(expert_bias|e_score_correction_bias)$", ".mlp.gate.e_score_correction_bias"),
+    (r"\.mlp\.shared_mlp\.", ".mlp.shared_experts."),
+)
+
+
+def read_config(file: JsonFile) -> ModelConfig:
+    """Read the configuration. The layer behind the last one drafts, and is not taken."""
+    bias, mlp_bias = file.boolean("attention_bias", False), file.boolean("mlp_bias", False)
+    num_experts = read_num_experts(file, "num_experts", "num_local_experts")
+    inner_size = file.integer("moe_intermediate_size", 1536)
+    scale = file.number("router_scaling_factor", 2.826)
+    shape = MixtureShape(
+        num_experts,
+        inner_size,
+        RoutingRule(read_top_k(file, num_experts, 8), score="sigmoid", renormalize=True, scale=scale),
+        MixtureNames(shared="mlp.shared_experts"),
+        has_choice_bias=True,
+        shared_size=inner_size * file.integer("num_shared_experts", 1),
+        has_shared_biases=mlp_bias,
+    )
+    traits = FamilyTraits(
+        ARCHITECTURE,
+        attention=AttentionShape(qkv_bias=bias, output_bias=bias, head_norm=HeadNorm.HEADS),
+        mlp_bias=mlp_bias,
+        block=BlockTraits(names=TensorNames(renamed=_RENAMED, unused=nextn_tensors(file))),
+        norm_eps=("rms_norm_eps", 1e-5),
+        rope_theta=11_158_840.0,
+    )
+    return with_silu_mixtures(file, read_decoder(file, traits), shape, mixture_layers(file, 1))

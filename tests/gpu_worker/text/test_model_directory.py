@@ -1,0 +1,45 @@
+"""Sizes of a model, whatever its family calls them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpu_worker.text.model_directory import read_model_directory
+from shared.errors import ConfigError
+
+GPT2 = {"architectures": ["GPT2LMHeadModel"], "vocab_size": 9, "n_embd": 8, "n_head": 2, "n_layer": 1}
+MAMBA2 = {
+    "architectures": ["Mamba2ForCausalLM"],
+    "vocab_size": 9,
+    "hidden_size": 8,
+    "num_hidden_layers": 1,
+    "num_heads": 4,
+    "head_dim": 4,
+    "n_groups": 2,
+    "state_size": 4,
+}
+LLAMA = {"architectures": ["LlamaForCausalLM"], "vocab_size": 9, "hidden_size": 8, "max_position_embeddings": 0}
+
+
+def write(folder: Path, config: dict[str, Any]) -> Path:
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "tokenizer.json").write_text("{}")
+    return folder
+
+
+@pytest.mark.parametrize(("config", "length"), [({**GPT2, "n_positions": 33}, 33), (GPT2, 1024), (MAMBA2, 8192)])
+def test_sizes_that_the_family_names_otherwise_are_its_descriptions(
+    tmp_path: Path, config: dict[str, Any], length: int
+) -> None:
+    model = read_model_directory(write(tmp_path, config))
+    assert (model.vocab_size, model.hidden_size, model.max_model_len) == (9, 8, length)
+
+
+def test_size_that_is_not_usable_is_refused_by_its_field(tmp_path: Path) -> None:
+    complete = {**LLAMA, "num_attention_heads": 2, "num_hidden_layers": 1, "intermediate_size": 8}
+    with pytest.raises(ConfigError, match=r"^HEADRACE_MODEL: .* field 'max_position_embeddings' is 0; it must be"):
+        read_model_directory(write(tmp_path, complete))
