@@ -4,10 +4,14 @@ The time is the prompt tokens ahead of a request and its own, over the measured 
 or KV blocks when none is free. By Little's law sequences leave a busy fleet at `decode_rate / mean output length`
 per second, and each leaves the blocks of a mean running sequence. An unknown rate predicts nothing; the queue bounds
 always hold.
+
+Rates are measured by workers while they do one thing at a time, and are too high or too low when they do several. What
+requests waited, compared with what was predicted for them, corrects all predictions.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 from gateway.config import GatewayConfig
@@ -21,6 +25,18 @@ _FIRST_OUTPUT_TOKENS = 128.0
 _GUESS_WEIGHT = 16
 # Tokens per second: no fleet is slower, and a time of what a worker makes up stays a number.
 _LEAST_RATE = 1e-3
+# Seconds after which what a request waited counts a third: as long as half of the time for which places are promised.
+_WAITS_FADE_S = 30.0
+# Predicted waits that are shorter tell more of the gateway's own time than of the fleet's, and
+_SHORTEST_WAIT_S = 0.5
+# one request may have waited for another reason, such as the death of its worker.
+_LARGEST_RATIO = 4.0
+# Seconds of waiting that have come true before there was any: a few requests do not change predictions by much.
+_TRUSTED_WAIT_S = 30.0
+# Predictions tell of the fleet's rates when the length of answers is known: after so many.
+_MATURE_ANSWERS = 64
+# A correction by more than that is no error of a measurement.
+_LARGEST_CORRECTION = 2.0
 
 
 @dataclass(slots=True)
@@ -30,6 +46,36 @@ class Experience:
     tokens_per_estimate: float = 1.0
     output_tokens: float = _FIRST_OUTPUT_TOKENS
     num_answers: int = 0
+    waited_s: float = 0.0
+    predicted_s: float = 0.0
+    learned_at: float = 0.0
+
+    @property
+    def is_mature(self) -> bool:
+        """Whether a prediction that turns out wrong now is the fault of the fleet's rates."""
+        return self.num_answers >= _MATURE_ANSWERS
+
+    @property
+    def correction(self) -> float:
+        """By how much longer requests wait than the fleet's rates say: 1 where these are true."""
+        ratio = (_TRUSTED_WAIT_S + self.waited_s) / (_TRUSTED_WAIT_S + self.predicted_s)
+        return min(_LARGEST_CORRECTION, max(1 / _LARGEST_CORRECTION, ratio))
+
+    def learn_wait(self, predicted_s: float, waited_s: float, now: float) -> None:
+        """Take in what a request waited for its turn.
+
+        Args:
+            predicted_s: By the fleet's rates alone. Corrected predictions would correct themselves once more for each
+                answer that comes before the correction shows.
+            waited_s: Measured.
+            now: Monotonic seconds.
+        """
+        if predicted_s < _SHORTEST_WAIT_S:
+            return
+        kept = math.exp(min(0.0, self.learned_at - now) / _WAITS_FADE_S)
+        self.learned_at = now
+        self.predicted_s = kept * self.predicted_s + predicted_s
+        self.waited_s = kept * self.waited_s + min(max(0.0, waited_s), _LARGEST_RATIO * predicted_s)
 
     def learn(self, prompt_ratio: float | None, output_tokens: float | None) -> None:
         """Take in one answer: true prompt tokens per estimated one, and the output of a sequence, where known."""
@@ -64,12 +110,14 @@ class Forecast:
 
     Attributes:
         wait_s: Until its prompt is begun.
+        uncorrected_wait_s: The same by the fleet's rates alone; 0 while too little is known to learn from it.
         own_s: For its prompt.
         cost_s: Time in which the whole fleet does as much work as the request brings; 0 while rates are unknown.
         excess: The bound that is exceeded most, or has the least room.
     """
 
     wait_s: float
+    uncorrected_wait_s: float
     own_s: float
     cost_s: float
     excess: Excess
@@ -80,8 +128,9 @@ def forecast(load: FleetLoad, generation: Generation, experience: Experience, co
     ratio = experience.tokens_per_estimate
     own_tokens = sum(load.prompt_tokens(prompt.estimated_tokens * ratio) for prompt in generation.prompts)
     own_s = _prefill_s(load, own_tokens)
-    departure_s = _departure_s(load, experience)
-    wait_s = _prefill_s(load, load.queued_tokens) + _capacity_wait_s(load, own_tokens, departure_s)
+    correction = experience.correction
+    departure_s = correction * _departure_s(load, experience)
+    wait_s = correction * _prefill_s(load, load.queued_tokens) + _capacity_wait_s(load, own_tokens, departure_s)
     bounds = [_time(generation.timeout_s, wait_s, own_s, config.interactive_ttft_slo_s)]
     # What an idle fleet is asked for is never too much.
     if load.queued_requests > 0:
@@ -89,7 +138,8 @@ def forecast(load: FleetLoad, generation: Generation, experience: Experience, co
         bounds.insert(1, _tokens(load, own_tokens, config.max_queued_tokens))
     # What generates nothing leaves when its prompt is computed.
     decode_s = generation.num_sequences * departure_s if generation.pooling is None else 0.0
-    return Forecast(wait_s, own_s, max(own_s, decode_s), _worst(bounds))
+    uncorrected_s = wait_s / correction if experience.is_mature else 0.0
+    return Forecast(wait_s, uncorrected_s, own_s, max(own_s, decode_s), _worst(bounds))
 
 
 def _worst(bounds: list[Excess]) -> Excess:

@@ -43,6 +43,7 @@ class Reservation:
         is_booked: The told time is a promise; otherwise it keeps a place in the line.
         offer: What withdraws it from where other gateways find it; None while they do not.
         since: When it was first refused, which decides its place in the line.
+        told_s: How long before `at` that was told.
     """
 
     ticket: str
@@ -55,6 +56,7 @@ class Reservation:
     at: float = 0.0
     is_booked: bool = False
     offer: bytes | None = None
+    told_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,6 +253,7 @@ class ReservationBook:
         return line.before(math.inf if reservation is None else reservation.since)
 
     def _booked(self, reservation: Reservation, wait_s: int, now: float) -> Told:
+        reservation.told_s = wait_s
         self._book(reservation, now + wait_s)
         self._expect(reservation, now + wait_s)
         return Told(wait_s, reservation.ticket, None)

@@ -61,6 +61,7 @@ class _Place(msgspec.Struct, frozen=True, array_like=True):
     since: UnixSeconds
     at: UnixSeconds
     is_booked: bool
+    told_s: Seconds = 0.0
 
 
 class SharedPlaces:
@@ -86,6 +87,7 @@ class SharedPlaces:
             reservation.since + offset,
             reservation.at + offset,
             reservation.is_booked,
+            reservation.told_s,
         )
         member = self._encode(place)
         lifetime = _milliseconds(HORIZON_S + 2 * GRACE_S)
@@ -120,6 +122,7 @@ class SharedPlaces:
             place.since - offset,
             place.at - offset,
             place.is_booked,
+            told_s=min(HORIZON_S, place.told_s),
         )
 
     def _send(self, script: Script, key: str, arguments: list[Argument]) -> None:

@@ -2,7 +2,9 @@
 
 `forecast` predicts what admitting a request means, `reservations` remembers what the refused were told. A client that
 returns when it was told is admitted before newcomers, who are admitted only while every promise can still be kept, or
-while the fleet would otherwise run idle. An unknown rate promises nothing; the queue bounds always hold.
+while the fleet would otherwise run idle. A promise stands although the fleet has become half as fast since it was made:
+its client then waits in the queue, for as long again as it was told and twice the objective at most (decision 0017).
+An unknown rate promises nothing; the queue bounds always hold.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from gateway.admission.caller import Caller
-from gateway.admission.forecast import Experience, Forecast, forecast
+from gateway.admission.forecast import Excess, Experience, Forecast, forecast
 from gateway.admission.reservations import Reservation, ReservationBook, Size, Told
 from gateway.admission.shared_places import SharedPlaces
 from gateway.config import GatewayConfig
@@ -26,20 +28,31 @@ JITTER = 0.25
 MAX_RETRY_S = 60.0
 UNKNOWN_RETRY_S = 2.0
 
-# By how much of the objective the queue may be too long for somebody who was promised a place: predictions err.
-PROMISE_TOLERANCE = 0.5
+# By how much of the objective the queue may be too long for somebody who was promised a place, because predictions err:
+# a fleet of half the speed makes twice the wait of the same queue. The longer ago the promise was made, the more could
+# be promised to others before it: the time that was told comes on top.
+PROMISE_TOLERANCE = 1.0
+# The same where the queue is as long as it may be in requests or tokens, which bounds memory and not only time.
+FULL_QUEUE_TOLERANCE = 0.5
 # With a queue shorter than this part of the objective, newcomers are let in whatever is promised for later.
 IDLE_SHARE = 0.25
 
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """What was expected of an admitted request; `ttft_s` is None while the fleet's rates are unknown."""
+    """What was expected of an admitted request; `ttft_s` is None while the fleet's rates are unknown.
+
+    Attributes:
+        wait_s: Until its prompt is begun, by the fleet's rates alone.
+        own_s: For its prompt.
+    """
 
     model: str
     ttft_s: float | None
     estimated_prompt_tokens: int
     num_sequences: int
+    wait_s: float = 0.0
+    own_s: float = 0.0
 
 
 class Shedder:
@@ -117,7 +130,14 @@ class Shedder:
             self._withdraw(load.model, found)
         is_known = load.prefill_rate > 0 or load.decode_rate > 0
         ttft_s = expected.wait_s + expected.own_s if is_known else None
-        return Prediction(load.model, ttft_s, generation.estimated_prompt_tokens, generation.num_sequences)
+        return Prediction(
+            load.model,
+            ttft_s,
+            generation.estimated_prompt_tokens,
+            generation.num_sequences,
+            expected.uncorrected_wait_s,
+            expected.own_s,
+        )
 
     def observe(
         self, prediction: Prediction, actual_ttft_s: float, prompt_tokens: int = 0, completion_tokens: int = 0
@@ -130,9 +150,11 @@ class Shedder:
             prompt_tokens: As the worker counted them, over all prompts; 0 if it has not said.
             completion_tokens: Over all sequences.
         """
+        experience = self._experience[prediction.model]
         if prediction.ttft_s is not None:
             self._metrics.prediction_error_s.observe(actual_ttft_s - prediction.ttft_s)
-        self._experience[prediction.model].learn(
+            experience.learn_wait(prediction.wait_s, actual_ttft_s - prediction.own_s, self._clock())
+        experience.learn(
             prompt_tokens / max(1, prediction.estimated_prompt_tokens) if prompt_tokens else None,
             completion_tokens / prediction.num_sequences if completion_tokens else None,
         )
@@ -143,8 +165,7 @@ class Shedder:
         excess = expected.excess
         slo_s = self._config.interactive_ttft_slo_s
         if found is not None and found.is_booked and found.at <= now:
-            tolerance_s = PROMISE_TOLERANCE * slo_s if excess.is_elastic else 0.0
-            return not excess.is_exceeded or 0 < excess.seconds <= tolerance_s
+            return not excess.is_exceeded or 0 < excess.seconds <= _tolerance_s(found, excess, slo_s)
         if excess.is_exceeded:
             return False
         if expected.wait_s <= IDLE_SHARE * slo_s and book.calendar.is_free_soon(now, excess.seconds, expected.cost_s):
@@ -200,6 +221,15 @@ class Shedder:
 
 def _size(generation: Generation) -> Size:
     return generation.num_at_once, generation.estimated_prompt_tokens
+
+
+def _tolerance_s(promise: Reservation, excess: Excess, slo_s: float) -> float:
+    """Return by how much the queue may be too long for somebody who returns to a place that was promised."""
+    if not excess.is_elastic:
+        return 0.0
+    if excess.reason != "overloaded":
+        return FULL_QUEUE_TOLERANCE * slo_s
+    return PROMISE_TOLERANCE * slo_s + promise.told_s
 
 
 def _check_timeout(timeout_s: float | None, expected: Forecast) -> None:

@@ -1,7 +1,8 @@
 """A fleet and its clients under a fake clock, around the real shedder: who is admitted of those who return as told.
 
 The fleet runs `NUM_SLOTS` sequences at a time, of random lengths. The shedder sees it as a gateway does: through a
-heartbeat now and then, and what it has admitted since.
+heartbeat now and then, and what it has admitted since. The fleet may become slower or faster, and the rate that it
+reports may be wrong.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from gateway.admission.caller import Caller
-from gateway.admission.shedding import Shedder
+from gateway.admission.shedding import Prediction, Shedder
 from gateway.config import GatewayConfig
 from gateway.errors import ApiError
 from gateway.fleet.fleet_load import FleetLoad
@@ -38,6 +39,8 @@ class Report:
 
     returns: dict[tuple[str, str], list[int]] = field(default_factory=lambda: defaultdict(lambda: [0, 0]))
     first_tokens_s: list[float] = field(default_factory=list)
+    # Of those who were admitted when they returned to a place: what they had been told, and their time to first token.
+    kept_s: list[tuple[float, float]] = field(default_factory=list)
     num_served: int = 0
     busy_s: float = 0.0
     loaded_s: float = 0.0
@@ -59,7 +62,11 @@ def told_bin(seconds: float) -> str:
 
 
 class Simulation:
-    """One run. `arrivals` gives a tenant's rate of newcomers at a time, and is asked once per 0.1 s."""
+    """One run.
+
+    `arrivals` gives a tenant's rate of newcomers at a time, and is asked once per 0.1 s. `speed` gives the fleet's at a
+    time, 1 being the usual; it reports `reported` times the usual rate, as much as it does unless given.
+    """
 
     def __init__(
         self,
@@ -68,6 +75,8 @@ class Simulation:
         return_share: float = 1.0,
         decode_error: float = 1.0,
         same_body: bool = False,
+        speed: Callable[[float], float] = lambda now: 1.0,
+        reported: Callable[[float], float] | None = None,
     ) -> None:
         self.now = 0.0
         self.chance = random.Random(seed)
@@ -77,11 +86,12 @@ class Simulation:
         self.shedder = Shedder(config, self.metrics, self.chance.random, lambda: self.now)
         self._arrivals = arrivals
         self._return_share = return_share
-        self._decode_error = decode_error
+        self._speed = speed
+        self._reported = reported or (lambda now: decode_error * speed(now))
         self._same_body = same_body
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = itertools.count()
-        self._queue: deque[tuple[float, object]] = deque()
+        self._queue: deque[tuple[float, float | None, Prediction]] = deque()
         self._num_running = 0
         self._duration_s = 0.0
         self._seen = (0, 0)
@@ -129,7 +139,7 @@ class Simulation:
             queued_requests=waiting + self._admitted_since,
             queued_tokens=(waiting + self._admitted_since) * 10,
             prefill_rate=1e5,
-            decode_rate=NUM_SLOTS / STEP_S * self._decode_error,
+            decode_rate=NUM_SLOTS / STEP_S * self._reported(self.now),
             free_blocks=10_000,
             total_blocks=10_000,
             block_size=16,
@@ -152,7 +162,8 @@ class Simulation:
             return
         self._note(told, is_admitted=True)
         self._admitted_since += 1
-        self._queue.append((self.now, prediction))
+        told_s = told[1] if told is not None and told[0] == "booked" else None
+        self._queue.append((self.now, told_s, prediction))
         self._fill()
 
     def _note(self, told: tuple[str, float] | None, is_admitted: bool) -> None:
@@ -163,14 +174,21 @@ class Simulation:
 
     def _fill(self) -> None:
         while self._queue and self._num_running < NUM_SLOTS:
-            asked_at, prediction = self._queue.popleft()
-            self.report.first_tokens_s.append(self.now - asked_at)
+            asked_at, told_s, prediction = self._queue.popleft()
+            waited_s = self.now - asked_at
+            self.report.first_tokens_s.append(waited_s)
+            if told_s is not None:
+                self.report.kept_s.append((told_s, waited_s))
             tokens = max(1, round(self.chance.expovariate(1 / MEAN_TOKENS)))
+            step_s = STEP_S / self._speed(self.now)
             self._num_running += 1
-            self._at(self.now + tokens * STEP_S, lambda p=prediction, t=tokens: self._finish(p, t))
+            self._at(
+                self.now + tokens * step_s,
+                lambda p=prediction, t=tokens, first=waited_s + step_s: self._finish(p, t, first),
+            )
 
-    def _finish(self, prediction: object, tokens: int) -> None:
+    def _finish(self, prediction: Prediction, tokens: int, ttft_s: float) -> None:
         self._num_running -= 1
         self.report.num_served += 1
-        self.shedder.observe(prediction, 0.1, 10, tokens)  # type: ignore[arg-type]
+        self.shedder.observe(prediction, ttft_s, 10, tokens)
         self._fill()

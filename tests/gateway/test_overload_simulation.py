@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
-from tests.gateway.overload_simulation import CAPACITY, SLO_S, Simulation
+from tests.gateway.overload_simulation import CAPACITY, SLO_S, Report, Simulation
 
 BINS = ("<20", "20-40", ">40")
 
@@ -29,11 +31,47 @@ def test_nobody_returning_leaves_no_slot_idle() -> None:
     assert report.utilization >= 0.95
 
 
-@pytest.mark.parametrize("decode_error", [0.8, 1.1])
+@pytest.mark.parametrize("decode_error", [0.8, 1.2])
 def test_promises_hold_although_the_rate_is_measured_wrongly(decode_error: float) -> None:
     report = Simulation(3, lambda now: {"a": 5 * CAPACITY}, decode_error=decode_error).run(20)
+    assert_kept(report)
+    assert percentile(report.first_tokens_s, 0.9) <= 2 * SLO_S
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("decode_error", [0.8, 1.2, 1.5])
+def test_wait_of_the_admitted_becomes_the_objective_although_the_rate_is_measured_wrongly(decode_error: float) -> None:
+    report = Simulation(3, lambda now: {"a": 3 * CAPACITY}, decode_error=decode_error).run(90)
+    assert_kept(report)
+    # Without a correction 34 s where the rate is half as high again.
+    third = len(report.first_tokens_s) // 3
+    assert 0.6 * SLO_S <= percentile(report.first_tokens_s[third : 2 * third], 0.5) <= 1.3 * SLO_S
+    assert percentile(report.first_tokens_s[third : 2 * third], 0.9) <= 2 * SLO_S
+
+
+@pytest.mark.parametrize("is_reported", [True, False])
+def test_promises_hold_although_the_fleet_becomes_half_as_fast(is_reported: bool) -> None:
+    """From 25 s on; workers say so, or go on to report what they did before."""
+    simulation = Simulation(
+        3,
+        lambda now: {"a": 5 * CAPACITY},
+        speed=lambda now: 1.0 if now < 25 else 0.5,
+        reported=None if is_reported else lambda now: 1.0,
+    )
+    report = simulation.run(20)
+    assert_kept(report)
+    # What over-admission costs is bounded: the queue is at most twice as long in time as was promised.
+    assert all(ttft_s <= 2 * SLO_S + told_s + 1.0 for told_s, ttft_s in report.kept_s)
+
+
+def assert_kept(report: Report) -> None:
     for told in BINS:
         assert report.share("booked", told) >= 0.9, report.returns
+    assert sum(report.returns[("booked", told)][1] for told in BINS) > 100
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    return sorted(values)[int(share * (len(values) - 1))]
 
 
 def test_tenant_who_asks_a_hundred_times_as_much_does_not_push_another_out() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -123,3 +124,49 @@ def test_experience_begins_with_a_guess_and_becomes_a_running_mean() -> None:
     experience.output_tokens = 100.0
     experience.learn(None, 200.0)
     assert experience.output_tokens == pytest.approx(102.0)
+
+
+def test_what_requests_waited_corrects_the_wait_and_the_cost_of_the_next() -> None:
+    experience = Experience(output_tokens=128.0, num_answers=64)
+    for second in range(60):
+        experience.learn_wait(10.0, 12.0, 1000.0 + second)
+    assert experience.correction == pytest.approx(1.2, rel=0.02)
+    before = forecast(
+        load(queued_requests=5, queued_tokens=200), asked(80), replace(EXPERIENCE, num_answers=64), CONFIG
+    )
+    after = forecast(
+        load(queued_requests=5, queued_tokens=200), asked(80), replace(experience, tokens_per_estimate=2.0), CONFIG
+    )
+    assert after.wait_s == pytest.approx(experience.correction * before.wait_s)
+    assert after.cost_s == pytest.approx(experience.correction * before.cost_s)
+    # What is learned from next is what the rates alone say, and nobody else's prompt is at fault for one's own.
+    assert after.uncorrected_wait_s == pytest.approx(before.wait_s) == pytest.approx(before.uncorrected_wait_s)
+    assert after.own_s == before.own_s
+
+
+@pytest.mark.parametrize(("waited_s", "correction"), [(1e9, 2.0), (0.0, 0.5), (-5.0, 0.5), (10.0, 1.0)])
+def test_correction_is_bounded(waited_s: float, correction: float) -> None:
+    experience = Experience()
+    for second in range(100):
+        experience.learn_wait(10.0, waited_s, float(second))
+    assert experience.correction == correction
+
+
+def test_few_or_short_or_old_waits_correct_little() -> None:
+    experience = Experience()
+    experience.learn_wait(0.4, 40.0, 0.0)
+    assert experience.correction == 1.0
+    experience.learn_wait(1.0, 1e9, 1.0)
+    assert experience.correction == pytest.approx((30 + 4) / (30 + 1))
+    for _ in range(20):
+        experience.learn_wait(10.0, 20.0, 2.0)
+    assert experience.correction > 1.8
+    experience.learn_wait(10.0, 10.0, 2.0 + 300)
+    assert experience.correction == pytest.approx(1.0, abs=0.01)
+
+
+def test_prediction_of_what_knows_few_answers_is_not_learned_from() -> None:
+    busy = load(queued_requests=5, queued_tokens=200)
+    young, old = (replace(EXPERIENCE, num_answers=number) for number in (63, 64))
+    assert forecast(busy, asked(80), young, CONFIG).uncorrected_wait_s == 0.0
+    assert forecast(busy, asked(80), old, CONFIG).uncorrected_wait_s > 0.0

@@ -258,6 +258,48 @@ def test_promise_is_kept_although_the_prediction_was_half_an_objective_wrong() -
     assert "a place is kept for you" in error.message
 
 
+@pytest.mark.parametrize(
+    ("queued_tokens", "queued_requests", "is_kept"),
+    [
+        # The objective, as much again, and the 19 s that were told; half of its own second counts for none of it.
+        (38_000, 5, True),
+        (38_200, 5, False),
+        # As many requests as may wait, and 2.56 s for the two too many: those are within half of the objective.
+        (2_000, 101, True),
+        # A queue that is full in length too is not stretched by what was told.
+        (26_000, 101, False),
+    ],
+)
+def test_promise_stretches_the_queue_by_what_was_told_but_not_its_length(
+    queued_tokens: int, queued_requests: int, is_kept: bool
+) -> None:
+    now = [100.0]
+    metrics = GatewayMetrics()
+    shedder = Shedder(CONFIG, metrics, clock=lambda: now[0])
+    told = refused(shedder, replace(IDLE, queued_requests=5, queued_tokens=25_000), generation(1000))
+    assert told.retry_after_s == 19
+    now[0] += 19
+    load = replace(IDLE, queued_requests=queued_requests, queued_tokens=queued_tokens, free_slots=200)
+    if is_kept:
+        shedder.admit(load, generation(1000), caller())
+    else:
+        refused(shedder, load, generation(1000))
+    assert (metrics.promises["kept"], metrics.promises["broken"]) == (int(is_kept), int(not is_kept))
+
+
+def test_fleet_that_is_slower_than_it_says_admits_less() -> None:
+    now = [100.0]
+    shedder = Shedder(CONFIG, GatewayMetrics(), clock=lambda: now[0])
+    busy = replace(IDLE, queued_requests=5, queued_tokens=8_000)
+    prediction = shedder.admit(busy, generation(1000), caller())
+    for _ in range(64):
+        shedder.observe(prediction, 9.0)
+    prediction = shedder.admit(busy, generation(1000), caller())
+    for _ in range(10):
+        shedder.observe(prediction, 1.0 + 1.5 * 8.0)
+    assert refused(shedder, busy, generation(1000)).code == "overloaded"
+
+
 def test_own_deadline_is_not_stretched_by_a_promise() -> None:
     now = [100.0]
     shedder = Shedder(CONFIG, GatewayMetrics(), clock=lambda: now[0])
