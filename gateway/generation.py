@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from shared.bounds import MAX_SEQUENCES
@@ -51,12 +51,18 @@ class ToolUse:
         choice: Whether the answer has to call one.
         is_parallel: The answer may have more than one call.
         is_function_call: Asked for with `functions`, the form before tools, and answered so.
+        is_exclusive: What looks like a call of another tool is none: the client has forbidden others, or a grammar
+            keeps the model from them. Otherwise such a call is handed on, and the client says that there is no such
+            tool.
+        schema_places: Where in the client's body the schema of each tool stands, for messages.
     """
 
     tools: tuple[Tool, ...]
     choice: ToolChoice
     is_parallel: bool = True
     is_function_call: bool = False
+    is_exclusive: bool = False
+    schema_places: tuple[str, ...] = field(default=(), compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +117,19 @@ class Details:
     opening: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Ranking:
+    """Of the sequences of each prompt only the likeliest are told, by the mean log probability of their tokens.
+
+    Attributes:
+        num_told: How many.
+        shows_logprobs: The client asked for log probabilities too.
+    """
+
+    num_told: int
+    shows_logprobs: bool
+
+
 PLAIN_READING = OutputReading(lambda starts_in_reasoning: PlainReader())
 
 
@@ -120,6 +139,7 @@ class Generation:
 
     Attributes:
         kind: Which endpoint's wire format answers.
+        n: Sequences of each prompt.
         deterministic: Temperature 0 or an explicit seed: cacheable, and identical ones in flight share one generation.
         sampling: Shared by all choices; choice `i` of a prompt adds `i` to the seed.
         timeout_s: Client's own deadline for the whole answer, or None for the lane's default.
@@ -132,6 +152,7 @@ class Generation:
         includes_reasoning: The client gets the reasoning.
         pooling: The answer is numbers made of each prompt, and nothing is generated.
         left_out: Sampling parameters that the client did not name and the model may have defaults for.
+        ranking: Which of the sequences are told; None for all.
         details: What the answer reports besides; None for nothing.
         add_special_tokens: As in `Request`.
         truncate_prompt_tokens: As in `Request`.
@@ -164,6 +185,7 @@ class Generation:
     reading: OutputReading | None = None
     pooling: Pooling | None = None
     left_out: tuple[str, ...] = ()
+    ranking: Ranking | None = None
 
     @property
     def task(self) -> Task:
@@ -171,8 +193,13 @@ class Generation:
         return "generate" if self.pooling is None else self.pooling.task
 
     @property
+    def num_choices(self) -> int:
+        """Choices of each prompt in the answer."""
+        return self.n if self.ranking is None else self.ranking.num_told
+
+    @property
     def num_sequences(self) -> int:
-        """Choices in the answer, and wire requests to publish."""
+        """Sequences that are generated, and wire requests to publish."""
         return len(self.prompts) * self.n
 
     @property

@@ -218,7 +218,7 @@ def _check_possible(limits: Limits, num_sequences: int, tokens: int) -> None:
         raise ApiError(400, f"{message} Lower 'max_tokens'.", param="max_tokens", code="request_too_large")
     if limits.concurrency is not None and num_sequences > limits.concurrency:
         message = f"The request makes {num_sequences} sequences, but this key's limit is {limits.concurrency} at once."
-        raise ApiError(400, f"{message} Lower 'n'.", param="n", code="request_too_large")
+        raise ApiError(400, f"{message} Lower 'n' or 'best_of'.", param="n", code="request_too_large")
 
 
 def _headers(limits: Limits, verdict: Verdict) -> dict[str, str]:

@@ -39,7 +39,7 @@ def count_answer(
     use.cached_tokens += cached_tokens
     use.completion_tokens += completion_tokens
     measures = metrics.by_model.model(generation.model)
-    measures.choices.observe(generation.n)
+    measures.choices.observe(generation.num_choices)
     if generation.sampling.max_tokens is not None:
         measures.max_tokens.observe(generation.sampling.max_tokens)
     if is_complete:

@@ -161,7 +161,7 @@ def _asked(generation: Generation) -> dict[str, AttributeValue | None]:
         "gen_ai.operation.name": _OPERATIONS[generation.kind],
         "gen_ai.request.model": generation.model,
         "gen_ai.response.model": generation.model,
-        "gen_ai.request.choice.count": generation.n if generation.n > 1 else None,
+        "gen_ai.request.choice.count": generation.num_choices if generation.num_choices > 1 else None,
         "gen_ai.request.max_tokens": sampling.max_tokens,
         "gen_ai.request.temperature": sampling.temperature,
         "gen_ai.request.top_p": sampling.top_p,

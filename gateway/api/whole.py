@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -10,6 +11,7 @@ from gateway.api.answer import Answer, ResponseHead
 from gateway.api.details import ChoiceDetails, DetailedSink
 from gateway.api.identity import AnswerIdentity
 from gateway.api.logprobs import chat_logprobs, completion_logprobs, first_token_text
+from gateway.api.ranking import RankedSink, likeliest
 from gateway.api.read_whole import ReadWholeChoice
 from gateway.api.usage import usage_fields
 from gateway.errors import ApiError
@@ -92,18 +94,33 @@ class WholeAnswer(Answer):
             self._details = [ChoiceDetails(wanted, generation.kind) for _ in self._choices]
             pairs = zip(self._choices, self._details, strict=True)
             self.sinks = [DetailedSink(choice, details, wanted) for choice, details in pairs]
+        self._generation = generation
+        self._ranked: list[RankedSink] = []
+        ranking = generation.ranking
+        if ranking is not None:
+            self._ranked = [RankedSink(sink, shows_logprobs=ranking.shows_logprobs) for sink in self.sinks]
+            self.sinks = self._ranked
 
     def close(self) -> None:
         """Let go of what refers back to the answer."""
         super().close()
         self._choices = []
+        self._ranked = []
+
+    def _told(self) -> Sequence[int]:
+        """Return the places of the choices that are told, in the order of the answer."""
+        if not self._ranked:
+            return range(len(self._choices))
+        return likeliest(self._ranked, self._generation.n, self._generation.num_choices)
 
     def _complete(self) -> None:
-        choices = [choice.fields(self._identity.kind) for choice in self._choices]
+        choices: list[dict[str, Any]] = []
         more: dict[str, Any] = {}
-        for choice, details in zip(choices, self._details, strict=False):
-            choice |= details.take_choice_fields()
-            # Of several choices of one prompt, each tells the same of it.
-            more = more or details.take_answer_fields()
+        for index, place in enumerate(self._told()):
+            choices.append(self._choices[place].fields(self._identity.kind) | {"index": index})
+            if self._details:
+                choices[-1] |= self._details[place].take_choice_fields()
+                # Of several choices of one prompt, each tells the same of it.
+                more = more or self._details[place].take_answer_fields()
         body = self._identity.fields(streamed=False) | {"choices": choices, "usage": usage_fields(self.usage)} | more
         self._respond(msgspec.json.encode(body))

@@ -61,7 +61,7 @@ class InfillEndpoint(Endpoint):
             completion["model"] = Raw(_encode(self._services.model_or_only_one(principal, None)))
         generation = parse_completion(_encode(completion), self._services.config.allow_unknown_parameters)
         if generation.num_sequences != 1:
-            raise invalid_value("n", "'n' must be 1 here.")
+            raise invalid_value("n", "'n' and 'best_of' must be 1 here.")
         return generation
 
     def whole_answer(self, asked: Asked) -> Answer:

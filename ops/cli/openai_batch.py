@@ -128,6 +128,8 @@ def _check_is_kept(generation: Generation) -> None:
     problems = {
         "tools": generation.tools is not None,
         "stream": generation.stream,
+        # The log probabilities by which answers are ranked.
+        "best_of": generation.ranking is not None,
         "logprobs": sampling.logprobs is not None or sampling.prompt_logprobs is not None,
         "return_token_ids": generation.details is not None and generation.details.token_ids,
     }

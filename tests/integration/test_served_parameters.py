@@ -172,6 +172,27 @@ def test_other_names_and_whole_floats_are_served(client: Client) -> None:
     assert len(client.complete(n=2, best_of=2)["choices"]) == 2
 
 
+def mean_logprob(choice: dict[str, Any]) -> float:
+    shown: list[float] = choice["logprobs"]["token_logprobs"]
+    return sum(shown) / len(shown)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"logprobs": 1}, {"guided_regex": "[a-z]{2,7}( [a-z]{2,7})?"}, {"echo": True, "stop": ["\n"]}],
+    ids=["logprobs", "grammar", "echo"],
+)
+def test_best_answers_are_those_that_a_ranking_by_hand_finds(client: Client, fields: dict[str, Any]) -> None:
+    drawn = {"prompt": [PROMPT, "class Node:"], "temperature": 1.0, "seed": 11, "max_tokens": 6, **fields}
+    everything = client.complete(**{**drawn, "echo": False, "logprobs": 1, "n": 4})
+    plain = client.complete(**drawn, n=4)["choices"]
+    means = list(map(mean_logprob, everything["choices"]))
+    places = [each for first in (0, 4) for each in sorted(range(first, first + 4), key=lambda at: -means[at])[:2]]
+    told = client.complete(**drawn, n=2, best_of=4)
+    assert told["choices"] == [plain[place] | {"index": index} for index, place in enumerate(places)]
+    assert told["usage"]["completion_tokens"] == everything["usage"]["completion_tokens"]
+
+
 def test_answers_of_one_model_have_one_fingerprint(client: Client) -> None:
     fingerprint = client.complete()["system_fingerprint"]
     assert fingerprint.startswith("fp_")
@@ -185,7 +206,7 @@ def test_answers_of_one_model_have_one_fingerprint(client: Client) -> None:
         ({"suffix": "x"}, "suffix", "invalid_value"),
         ({"allowed_token_ids": [2**30]}, "allowed_token_ids", "invalid_value"),
         ({"temprature": 1}, "temprature", "unknown_parameter"),
-        ({"best_of": 2}, "best_of", "invalid_value"),
+        ({"best_of": 2, "stream": True}, "best_of", "invalid_value"),
         ({"use_beam_search": True}, "use_beam_search", "unsupported_parameter"),
     ],
 )

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta, Struct
 
+from gateway.api.schemas.best_of import with_best_of
 from gateway.api.schemas.conversation import Content, MessageBodies, content_text, estimate_messages, flatten_messages
 from gateway.api.schemas.decoding import decode_body
 from gateway.api.schemas.parameters import (
@@ -91,7 +92,7 @@ def parse_chat(body: bytes, allow_unknown: bool = False) -> Generation:
     check_names(chat)
     output = asked_output(chat)
     n = chat.n or 1
-    check_sequences(1, n, chat.best_of)
+    check_sequences(1, n)
     logprobs = _num_logprobs(chat)
     messages = flatten_messages(chat.messages)
     tools = _tools(chat)
@@ -99,7 +100,7 @@ def parse_chat(body: bytes, allow_unknown: bool = False) -> Generation:
     options = chat_options(chat, messages, tools.template, variables)
     prompt = Prompt(estimate_messages(messages, options), messages=messages, chat=options)
     limit = check_truncation(chat)
-    return Generation(
+    generation = Generation(
         kind="chat",
         model=chat.model,
         prompts=counted((prompt,), limit),
@@ -120,6 +121,7 @@ def parse_chat(body: bytes, allow_unknown: bool = False) -> Generation:
         may_reason=may_reason(variables),
         includes_reasoning=chat.include_reasoning is not False,
     )
+    return with_best_of(generation, chat.best_of)
 
 
 def _tools(chat: ChatBody) -> OfferedTools:

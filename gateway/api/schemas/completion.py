@@ -7,6 +7,7 @@ from typing import Annotated, cast
 import msgspec
 from msgspec import Meta
 
+from gateway.api.schemas.best_of import with_best_of
 from gateway.api.schemas.decoding import decode_body, estimate_tokens
 from gateway.api.schemas.parameters import (
     AskedLogprobs,
@@ -59,7 +60,7 @@ def parse_completion(body: bytes, allow_unknown: bool = False) -> Generation:
     logprobs = num_logprobs(completion.logprobs)
     echoed = logprobs if echo else None
     limit = check_truncation(completion)
-    return Generation(
+    generation = Generation(
         kind="completion",
         model=completion.model,
         prompts=counted(prompts, limit),
@@ -80,6 +81,7 @@ def parse_completion(body: bytes, allow_unknown: bool = False) -> Generation:
         priority=completion.priority or 0,
         timeout_s=completion.timeout,
     )
+    return with_best_of(generation, completion.best_of)
 
 
 def _max_tokens(completion: CompletionBody) -> int | None:
@@ -92,13 +94,13 @@ def _max_tokens(completion: CompletionBody) -> int | None:
 
 
 def _prompts(completion: CompletionBody, n: int) -> tuple[Prompt, ...]:
-    prompt, suffix, best_of = completion.prompt, completion.suffix or None, completion.best_of
+    prompt, suffix = completion.prompt, completion.suffix or None
     if isinstance(prompt, str):
-        check_sequences(1, n, best_of)
+        check_sequences(1, n)
         return (_text_prompt(prompt, suffix),)
     kinds = {type(item) for item in prompt}
     num_prompts = 1 if kinds == {int} else len(prompt)
-    check_sequences(num_prompts, n, best_of)
+    check_sequences(num_prompts, n)
     if kinds == {str}:
         return tuple(_text_prompt(text, suffix) for text in cast("list[str]", prompt))
     if suffix is not None:

@@ -131,17 +131,12 @@ def check_stream_options(body: CommonBody) -> bool:
     return bool(body.stream_options.include_usage)
 
 
-def check_sequences(num_prompts: int, n: int, best_of: int | None) -> None:
-    """Check how many sequences one request makes.
+def check_sequences(num_prompts: int, n: int) -> None:
+    """Check how many answers one request asks for.
 
     Raises:
-        ApiError: 400; more than `MAX_SEQUENCES`, or not all of them would be in the answer.
+        ApiError: 400; more than `MAX_SEQUENCES`.
     """
-    if best_of not in (None, n):
-        message = (
-            f"'best_of' is {best_of} and 'n' is {n}; they must be equal. Ask for more answers with 'n' and choose."
-        )
-        raise invalid_value("best_of", message)
     if num_prompts * n > MAX_SEQUENCES:
         message = f"'n' times the number of prompts is {num_prompts * n}; at most {MAX_SEQUENCES} are allowed."
         raise invalid_value("n", message)

@@ -80,7 +80,13 @@ SERVED = (
     Row("top_k", GENERATION, "Draw from so many most likely tokens; 0 and -1 keep all.", 40),
     Row("min_p", GENERATION, "Drop tokens less likely than this times the most likely one.", 0.1),
     Row("n", GENERATION, "Answers to the same prompt.", 2),
-    Row("best_of", GENERATION, "Must be equal to `n`.", 1),
+    Row(
+        "best_of",
+        GENERATION,
+        "Generate so many answers to each prompt, and tell the `n` likeliest by the mean log probability of their "
+        "tokens, the best first; not with `stream`. `usage` counts the tokens of all.",
+        2,
+    ),
     Row("stop", GENERATION, "A text, or a list of texts, before which the answer ends.", ["END"]),
     Row("include_stop_str_in_output", GENERATION, "The text that ended the answer is part of it.", True),
     Row("skip_special_tokens", GENERATION, "False leaves special tokens in the text.", False),

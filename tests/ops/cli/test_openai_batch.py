@@ -101,6 +101,7 @@ def test_field_that_a_worker_blames_is_named_in_the_output() -> None:
         ({"body": chat_line(temprature=1)["body"]}, "Did you mean 'temperature'?"),
         ({"body": chat_line(logprobs=True)["body"]}, "'logprobs' is not kept in the results of batch jobs"),
         ({"body": chat_line(stream=True)["body"]}, "'stream' is not kept"),
+        ({"body": chat_line(best_of=2)["body"]}, "'best_of' is not kept"),
         (
             {"body": chat_line(tools=[{"type": "function", "function": {"name": "f"}}])["body"]},
             "'tools' is not kept in the results of batch jobs",

@@ -76,7 +76,7 @@ RESPONSES = {
 POOLING = {Kind.EMBEDDINGS, Kind.RERANK, Kind.SCORE, Kind.DOCUMENT}
 ANTHROPIC = {Kind.ANTHROPIC_MESSAGES, Kind.COUNT_TOKENS, Kind.TURN, Kind.BLOCK}
 # Served, and without influence on what is generated.
-CHECKED_ONLY = {"user", "best_of"}
+CHECKED_ONLY = {"user"}
 NAMES_OF_SCHEMAS = {"name", "description"}
 
 
