@@ -9,10 +9,11 @@ import dataclasses
 
 import msgspec
 
+from gateway.api.grammar_errors import refused_schema
 from gateway.errors import ApiError
 from gateway.generation import Generation, OutputReading, ToolUse
 from shared.bounds import MAX_GRAMMAR_CHARACTERS
-from shared.formats import ChatFormat, OutputReader, ToolChoice, detect_format, format_named
+from shared.formats import ChatFormat, OutputReader, ToolChoice, ToolSchemaError, detect_format, format_named
 from shared.sampling import Sampling
 from shared.structured_output import GrammarError
 from shared.structured_output.bounds import MAX_CHARACTERS
@@ -46,8 +47,11 @@ def with_reading(generation: Generation, chat_format: str) -> Generation:
     use = generation.tools or NO_TOOLS
     if not (use.tools or chosen.has_reasoning):
         return generation
-    reading = reading_of(name, use, generation.includes_reasoning)
     declared = _constrained(generation, chosen, use)
+    if declared.grammar is not None and generation.tools is not None:
+        use = dataclasses.replace(use, is_exclusive=True)
+        generation = dataclasses.replace(generation, tools=use)
+    reading = reading_of(name, use, generation.includes_reasoning)
     if declared.grammar is None or not use.tools:
         return dataclasses.replace(generation, sampling=declared, reading=reading)
     # Where calls are constrained at all, arguments keep to the schemas of all tools, if these are supported.
@@ -74,7 +78,7 @@ def reading_of(format_name: str, use: ToolUse, includes_reasoning: bool) -> Outp
     chosen = format_named(format_name)
 
     def new_reader(starts_in_reasoning: bool) -> OutputReader:
-        return chosen.reader(use.tools, starts_in_reasoning=starts_in_reasoning)
+        return chosen.reader(use.tools, starts_in_reasoning=starts_in_reasoning, is_exclusive=use.is_exclusive)
 
     return OutputReading(
         new_reader,
@@ -89,8 +93,8 @@ def _check_size(use: ToolUse) -> None:
     """Refuse schemas of tools that would keep this process busy."""
     for tool in use.tools:
         if tool.parameters is not None and len(tool.parameters) > MAX_SCHEMA_CHARACTERS:
-            message = f"The schema of '{tool.name}' has more than {MAX_SCHEMA_CHARACTERS} characters. Make it smaller."
-            raise ApiError(400, message, param="tools", code="invalid_value")
+            reason = f"it has more than {MAX_SCHEMA_CHARACTERS} characters. Make it smaller."
+            raise refused_schema(use, tool.name, reason)
     num_characters = sum(len(tool.parameters or "") for tool in use.tools if tool.strict)
     if num_characters > MAX_CHARACTERS:
         message = f"The strict tools have {num_characters} characters of schemas; at most {MAX_CHARACTERS} are allowed."
@@ -108,6 +112,8 @@ def _constrained(generation: Generation, chosen: ChatFormat, use: ToolUse) -> Sa
             content=sampling.grammar,
             reasoning=chosen.has_reasoning and generation.may_reason,
         )
+    except ToolSchemaError as error:
+        raise refused_schema(use, error.tool_name, error.reason, error.path) from None
     except GrammarError as error:
         field = "tools" if generation.structured_output is None else generation.structured_output.field
         raise ApiError(400, f"{field}{error.path}: {error.reason}", param=field, code="invalid_value") from None

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import dataclasses
 
 import msgspec
 
+from gateway.api.grammar_errors import refused_schema
 from gateway.errors import ApiError
-from gateway.generation import Generation
+from gateway.generation import Generation, ToolUse
 from shared.sampling import Grammar
 from shared.structured_output import GrammarError, LlguidanceMissingError
-from shared.structured_output.checker import CheckerBusyError, CheckerFailedError, GrammarChecker
+from shared.structured_output.checker import MAX_WAIT_S, CheckerBusyError, CheckerFailedError, GrammarChecker
 
 _TOOLS = "tools"
 
@@ -41,15 +44,38 @@ class StructuredOutputAdmission:
                 return generation
         # The tools' schemas stand in it too.
         looser = generation.looser_grammar
+        if looser is None:
+            await self._check_calls(grammar, generation.tools, tenant)
+            return generation
         try:
             await self._check(grammar, tenant, _TOOLS)
         except ApiError as error:
-            if error.status != 400 or looser is None:
+            if error.status != 400:
                 raise
-            await self._check(looser, tenant, _TOOLS)
+            await self._check_calls(looser, generation.tools, tenant)
             sampling = msgspec.structs.replace(generation.sampling, grammar=looser)
             return dataclasses.replace(generation, sampling=sampling)
         return generation
+
+    async def _check_calls(self, grammar: Grammar, use: ToolUse | None, tenant: str) -> None:
+        """Check a grammar with the schemas of strict tools, of which the one at fault is named."""
+        try:
+            await self._check(grammar, tenant, _TOOLS)
+        except ApiError as error:
+            if error.status == 400 and use is not None:
+                # Without a verdict in time the error names no tool.
+                with contextlib.suppress(TimeoutError, CheckerBusyError, CheckerFailedError):
+                    async with asyncio.timeout(MAX_WAIT_S):
+                        await self._check_each(use, tenant)
+            raise
+
+    async def _check_each(self, use: ToolUse, tenant: str) -> None:
+        for tool in use.tools:
+            if tool.strict and tool.parameters is not None:
+                try:
+                    await self._checker.check(tenant, Grammar(kind="json_schema", source=tool.parameters))
+                except GrammarError as error:
+                    raise refused_schema(use, tool.name, error.reason, error.path) from None
 
     async def _check(self, grammar: Grammar, tenant: str, field: str) -> None:
         try:

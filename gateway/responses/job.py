@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from msgspec import Struct
 
@@ -38,12 +39,12 @@ class BackgroundJob(Struct, frozen=True, kw_only=True):
     @classmethod
     def of(cls, generation: ResponseGeneration, stream_seq: int, deadline: float) -> BackgroundJob:
         """Return the job of a generation that is in the queue."""
-        reading = generation.reading
+        reading, tools = generation.reading, generation.tools
         return cls(
             stream_seq=stream_seq,
             deadline=deadline,
             chat_format=None if reading is None else reading.format_name,
-            tools=generation.tools,
+            tools=None if tools is None else replace(tools, schema_places=()),
             includes_reasoning=generation.includes_reasoning,
         )
 

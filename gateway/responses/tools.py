@@ -56,10 +56,14 @@ class NamespacedName(Struct, frozen=True):
 
 
 class FlatFunction(Struct, frozen=True):
-    """A function as the model sees it; `origin` is its name in its namespace, if it has one."""
+    """A function as the model sees it; `origin` is its name in its namespace, if it has one.
+
+    `schema_place` says where in the body the schema of its parameters stands.
+    """
 
     tool: ToolBody
     shown_name: str
+    schema_place: str
     origin: NamespacedName | None = None
 
 
@@ -105,8 +109,9 @@ def response_tools(
     Raises:
         ApiError: 400; two have the same name, or the choice is not possible.
     """
-    bodies = [each.tool for each in functions]
-    return offered_tools(bodies, choice if choice is None or isinstance(choice, str) else _choice(choice), is_parallel)
+    bodies, places = [each.tool for each in functions], [each.schema_place for each in functions]
+    chosen = choice if choice is None or isinstance(choice, str) else _choice(choice)
+    return offered_tools(bodies, chosen, is_parallel, places)
 
 
 def repeated_tools(tools: Sequence[FunctionToolBody] | None) -> list[dict[str, Any]]:
@@ -144,7 +149,7 @@ def _flat(tool: FunctionToolBody, where: str, namespace: str | None, is_ambiguou
     name = f"{namespace}__{tool.name}" if namespace is not None and is_ambiguous else tool.name
     function = FunctionBody(name=name, description=tool.description, parameters=tool.parameters, strict=tool.strict)
     origin = None if namespace is None else NamespacedName(namespace, tool.name)
-    return FlatFunction(ToolBody(function=function), name, origin)
+    return FlatFunction(ToolBody(function=function), name, f"{where.replace('.[', '[')}.parameters", origin)
 
 
 def _choice(choice: ResponseToolChoiceBody) -> ToolChoiceBody:

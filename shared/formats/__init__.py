@@ -12,6 +12,7 @@ from shared.formats.events import (
 )
 from shared.formats.marker_tokens import with_marker_tokens
 from shared.formats.registry import detect_format, format_named, format_names
+from shared.formats.tool_schemas import ToolSchemaError
 from shared.formats.tools import Tool, ToolChoice
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "ToolCallArguments",
     "ToolCallStart",
     "ToolChoice",
+    "ToolSchemaError",
     "detect_format",
     "format_named",
     "format_names",

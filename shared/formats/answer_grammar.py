@@ -12,6 +12,7 @@ from shared.formats.content_grammar import content_rule
 from shared.formats.description import CallForm, ThinkTags
 from shared.formats.lark_text import LarkText, joined
 from shared.formats.parts.json_arguments import CallObject
+from shared.formats.tool_schemas import naming_tool
 from shared.formats.tools import Tool
 from shared.sampling import Grammar
 from shared.structured_output import decode_schema
@@ -35,11 +36,12 @@ class AnswerGrammar:
         """Constrain an answer that may begin with reasoning between `tags`, and may call `tools`.
 
         Raises:
-            GrammarError: The schema of a strict tool is not within its bounds.
+            ToolSchemaError: The schema of a strict tool is not within its bounds.
         """
         for tool in tools:
             if tool.strict and tool.parameters:
-                decode_schema(tool.parameters)
+                with naming_tool(tool):
+                    decode_schema(tool.parameters)
         self._lark = lark
         self._tags = tags
         self._form = forms[0] if forms and tools else None
@@ -127,6 +129,7 @@ class AnswerGrammar:
         assert self._form is not None
         calls = []
         for tool in self._tools:
-            parts = (part.lark(self._lark, tool) for part in self._form.parts)
+            with naming_tool(tool):
+                parts = [part.lark(self._lark, tool) for part in self._form.parts]
             calls.append(joined(" ".join((self._lark.literal(before), *parts))))
         return self._lark.rule("call", " | ".join(calls))

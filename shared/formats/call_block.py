@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from shared.formats.call_reading import CallReading
+from shared.formats.callable_tools import CallableTools
 from shared.formats.description import CallForm
 from shared.formats.event_list import EventList
 from shared.formats.markers import Markers, markers
 from shared.formats.text_source import Reading, TextSource
-from shared.formats.tools import Tool
 
 # What models write too much of behind arguments.
 _SURPLUS = " \t\n\r}])\"',;"
@@ -18,7 +18,7 @@ _SURPLUS = " \t\n\r}])\"',;"
 class CallBlock:
     """Reads blocks of one answer. It keeps nothing between blocks."""
 
-    def __init__(self, source: TextSource, tools: Mapping[str, Tool], events: EventList) -> None:
+    def __init__(self, source: TextSource, tools: CallableTools, events: EventList) -> None:
         """Read calls of these tools, and tell them."""
         self._source = source
         self._tools = tools
@@ -53,7 +53,8 @@ class CallBlock:
         for part in form.parts:
             if not (yield from part.read(call)):
                 break
-        if self._source.has_ended and call.tool and not call.has_started and self._source.is_empty():
+        is_cut = self._source.has_ended and not call.has_started and self._source.is_empty()
+        if is_cut and call.tool is not None and self._tools.is_offered(call.tool):
             call.start()
         if call.has_started:
             self._drop_rest()

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import cached_property
 
+from shared.formats.callable_tools import CallableTools
 from shared.formats.event_list import EventList
 from shared.formats.markers import Markers
 from shared.formats.schema import ArgumentsSchema
@@ -17,13 +18,13 @@ class CallReading:
 
     Attributes:
         source: Where the text comes from.
-        tools: Those that may be called, by name.
+        tools: Those that may be called.
         closes: What ends the call, whatever is missing in it.
         tool: The one that is called, once its name is known.
         has_started: The call was told, so that what follows belongs to it.
     """
 
-    def __init__(self, source: TextSource, tools: Mapping[str, Tool], closes: Markers, events: EventList) -> None:
+    def __init__(self, source: TextSource, tools: CallableTools, closes: Markers, events: EventList) -> None:
         """Read a call whose beginning comes next in the source."""
         self.source = source
         self.tools = tools

@@ -62,17 +62,22 @@ class ChatFormat:
         end = prompt.rstrip()
         return opened > closed or any(end.endswith(each.rstrip()) for each in self.reasoning.opens)
 
-    def reader(self, tools: Sequence[Tool] = (), *, starts_in_reasoning: bool = False) -> OutputReader:
+    def reader(
+        self, tools: Sequence[Tool] = (), *, starts_in_reasoning: bool = False, is_exclusive: bool = False
+    ) -> OutputReader:
         """Return a reader of one answer.
 
         Args:
             tools: Those that the answer may call. Without any the markup of calls is content.
             starts_in_reasoning: The prompt has opened the reasoning.
+            is_exclusive: Nothing else is called: what looks like a call of another tool is content.
         """
         if self.reasoning is None and not self.dropped and not (self.calls and tools):
             return PlainReader()
         starts = starts_in_reasoning and self.reasoning is not None
-        return FormatReader(self.reasoning, self.calls, self.dropped, tools, starts_in_reasoning=starts)
+        return FormatReader(
+            self.reasoning, self.calls, self.dropped, tools, starts_in_reasoning=starts, is_exclusive=is_exclusive
+        )
 
     def grammar(
         self,
@@ -93,7 +98,8 @@ class ChatFormat:
             reasoning: The answer may begin with reasoning.
 
         Raises:
-            GrammarError: `content` is not within its bounds.
+            ToolSchemaError: The arguments of a strict tool cannot be held to its schema.
+            GrammarError: `content` is not within its bounds, or all schemas together are too large.
         """
         if choice.mode == "none" or not self.calls:
             tools = ()

@@ -60,10 +60,10 @@ def read_string(source: TextSource, max_length: int) -> Reading[str | None]:
     raw: list[str] = []
     length = 0
     while length <= max_length:
-        text, found = yield from source.until(_IN_STRING)
+        text, found = yield from source.until(_IN_STRING, max_length + 1 - length)
         raw.append(text)
         length += len(text)
-        if not found:
+        if not found or length > max_length:
             if source.has_ended:
                 return None
             continue

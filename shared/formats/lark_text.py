@@ -15,8 +15,9 @@ from typing import Any
 from shared.bounds import MAX_GRAMMAR_CHARACTERS
 from shared.formats.marker_tokens import RULE_PREFIX
 from shared.formats.schema import ALL_TYPES
+from shared.formats.tool_schemas import TooLargeError
 from shared.formats.tools import Tool
-from shared.structured_output import GrammarError, decode_schema, llguidance_schema
+from shared.structured_output import decode_schema, llguidance_schema
 from shared.structured_output.lark_form import lark_regex
 from shared.structured_output.patterns import exact_pattern
 
@@ -31,7 +32,7 @@ class LarkText:
     """Owns the rules and terminals written so far. Equal ones are written once.
 
     Raises:
-        GrammarError: From any method: more is written than `MAX_GRAMMAR_CHARACTERS`, equal ones included.
+        TooLargeError: From any method: more is written than `MAX_GRAMMAR_CHARACTERS`, equal ones included.
     """
 
     def __init__(self, tokens: Sequence[str]) -> None:
@@ -114,7 +115,7 @@ class LarkText:
     def _named(self, prefix: str, body: str) -> str:
         self._num_characters += len(body)
         if self._num_characters > MAX_GRAMMAR_CHARACTERS:
-            raise GrammarError("The schemas make too large a grammar. Offer fewer or smaller ones at once.")
+            raise TooLargeError("The schemas make too large a grammar. Offer fewer or smaller ones at once.")
         key = (prefix, body)
         if key not in self._names:
             self._names[key] = name = f"{prefix}_{len(self._names)}"

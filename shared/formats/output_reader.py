@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from shared.formats.call_block import CallBlock
+from shared.formats.callable_tools import CallableTools
 from shared.formats.description import CallForm, ThinkTags
 from shared.formats.event_list import EventList
 from shared.formats.events import ContentText, OutputEvent, ReasoningText
@@ -28,15 +29,19 @@ class FormatReader:
         tools: Sequence[Tool],
         *,
         starts_in_reasoning: bool,
+        is_exclusive: bool,
     ) -> None:
-        """Read an answer of a family with these tags, forms of calls and texts that say nothing."""
+        """Read an answer of a family with these tags, forms of calls and texts that say nothing.
+
+        Where the tools are exclusive, no others are called.
+        """
         self._tags = tags
         self._forms = tuple(forms) if tools else ()
         self._opens = tuple(each for form in self._forms for each in form.opens)
         self._dropped = tuple(dropped)
         self._events = EventList()
         self._source = TextSource()
-        self._block = CallBlock(self._source, {tool.name: tool for tool in tools}, self._events)
+        self._block = CallBlock(self._source, CallableTools(tools, is_exclusive=is_exclusive), self._events)
         self._in_reasoning = starts_in_reasoning
         self._may_think = True
         self._was_interrupted = False

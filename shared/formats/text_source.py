@@ -112,8 +112,12 @@ class TextSource:
             yield from self.skip_space()
         return True
 
-    def until(self, sought: Markers) -> Reading[tuple[str, str]]:
+    def until(self, sought: Markers, most: int | None = None) -> Reading[tuple[str, str]]:
         """Read what has arrived before the next of the texts.
+
+        Args:
+            sought: The texts.
+            most: Characters to read at most, of which there is at least one.
 
         Returns:
             Text, and which of the texts comes behind it, unread. "" for none: there is more text, or it has ended.
@@ -126,6 +130,8 @@ class TextSource:
                 elif sought.may_begin(self.text, end):
                     # It may yet turn out to be the beginning of a longer one.
                     found = ""
+            if most is not None and end - self.at > most:
+                end, found = self.at + most, ""
             if found or end > self.at or self.has_ended:
                 return self.take(end), found
             yield

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 import msgspec
@@ -90,11 +90,20 @@ NO_TOOLS = OfferedTools()
 
 
 def offered_tools(
-    tools: list[ToolBody] | None, choice: str | ToolChoiceBody | None, is_parallel: bool = True
+    tools: list[ToolBody] | None,
+    choice: str | ToolChoiceBody | None,
+    is_parallel: bool = True,
+    schema_places: Sequence[str] | None = None,
 ) -> OfferedTools:
     """Return the tools of `tools` and `tool_choice`.
 
     The template is shown only those that may be called: none, if the choice forbids all.
+
+    Args:
+        tools: All that the client offers.
+        choice: Which of them may be called.
+        is_parallel: The answer may have more than one call.
+        schema_places: Where in the body the schema of each tool stands; None for where chat has them.
 
     Raises:
         ApiError: 400; a tool is no function, two have the same name, they are too large, or the choice is not possible.
@@ -103,28 +112,26 @@ def offered_tools(
         return NO_TOOLS
     functions = [_function(tool, index) for index, tool in enumerate(tools or ())]
     _check_names(functions, "tools")
-    if isinstance(choice, str):
-        mode = choice
-    elif choice is None:
-        mode = "auto"
-    elif choice.type == "allowed_tools" and choice.allowed_tools is not None:
-        mode = choice.allowed_tools.mode
-        if mode not in ("auto", "required"):
-            raise invalid_value("tool_choice", "'tool_choice.allowed_tools.mode' must be 'auto' or 'required'.")
-        names = [_named(tool.type, tool.function) for tool in choice.allowed_tools.tools]
-        functions = [_find(functions, name, "tool_choice", "tools") for name in dict.fromkeys(names)]
-    else:
+    if schema_places is None:
+        schema_places = [f"tools[{index}].function.parameters" for index in range(len(functions))]
+    places = {function.name: place for function, place in zip(functions, schema_places, strict=True)}
+    allowed = choice.allowed_tools if isinstance(choice, ToolChoiceBody) and choice.type == "allowed_tools" else None
+    if isinstance(choice, ToolChoiceBody) and allowed is None:
         function = _find(functions, _named(choice.type, choice.function), "tool_choice", "tools")
-        return _offered([function], ToolChoice("named", function.name), False)
+        return _offered([function], ToolUse((), ToolChoice("named", function.name), False), places)
+    mode = choice if isinstance(choice, str) else "auto"
+    if allowed is not None:
+        mode, functions = _allowed(allowed, functions)
     if mode == "none":
         return NO_TOOLS
-    if mode == "required":
-        if not functions:
-            raise invalid_value("tool_choice", "'tool_choice' is 'required', but there are no 'tools'.")
-        return _offered(functions, ToolChoice("required"), is_parallel)
-    if mode != "auto":
+    if mode not in ("auto", "required"):
         raise invalid_value("tool_choice", f"'tool_choice' must be {_FORMS_OF_CHOICE}.")
-    return _offered(functions, ToolChoice("auto"), is_parallel) if functions else NO_TOOLS
+    if mode == "required" and not functions:
+        raise invalid_value("tool_choice", "'tool_choice' is 'required', but there are no 'tools'.")
+    # The client would do what it has forbidden for this turn, if that were called.
+    how = ToolChoice("required" if mode == "required" else "auto")
+    use = ToolUse((), how, is_parallel, is_exclusive=allowed is not None)
+    return _offered(functions, use, places) if functions else NO_TOOLS
 
 
 def offered_functions(functions: list[FunctionBody] | None, choice: str | NamedFunction | None) -> OfferedTools:
@@ -134,19 +141,21 @@ def offered_functions(functions: list[FunctionBody] | None, choice: str | NamedF
         ApiError: 400; as for `offered_tools`.
     """
     _check_names(functions or (), "functions")
+    places = {each.name: f"functions[{index}].parameters" for index, each in enumerate(functions or ())}
     if isinstance(choice, NamedFunction):
         function = _find(functions or (), choice.name, "function_call", "functions")
-        return _offered([function], ToolChoice("named", function.name), False, is_function_call=True)
+        use = ToolUse((), ToolChoice("named", function.name), is_parallel=False, is_function_call=True)
+        return _offered([function], use, places)
     if choice not in (None, "auto", "none"):
         raise invalid_value("function_call", "'function_call' must be 'none', 'auto', or {\"name\": \"...\"}.")
     if choice == "none" or not functions:
         return NO_TOOLS
-    return _offered(functions, ToolChoice("auto"), False, is_function_call=True)
+    use = ToolUse((), ToolChoice("auto"), is_parallel=False, is_function_call=True)
+    return _offered(functions, use, places)
 
 
-def _offered(
-    functions: Sequence[FunctionBody], choice: ToolChoice, is_parallel: bool, *, is_function_call: bool = False
-) -> OfferedTools:
+def _offered(functions: Sequence[FunctionBody], use: ToolUse, places: Mapping[str, str]) -> OfferedTools:
+    """Return these functions as the tools of `use`; `places` says where the schema of each stands."""
     schemas = [None if each.parameters is None else msgspec.json.encode(each.parameters) for each in functions]
     tools = tuple(
         Tool(each.name, None if schema is None else schema.decode(), bool(each.strict))
@@ -154,9 +163,18 @@ def _offered(
     )
     template = msgspec.json.encode([_shown(each, schema) for each, schema in zip(functions, schemas, strict=True)])
     if len(template) > MAX_TOOLS_BYTES:
-        param = "functions" if is_function_call else "tools"
+        param = "functions" if use.is_function_call else "tools"
         raise invalid_value(param, f"'{param}' must be at most {MAX_TOOLS_BYTES} bytes of JSON.")
-    return OfferedTools(ToolUse(tools, choice, is_parallel, is_function_call), template.decode())
+    schema_places = tuple(places[each.name] for each in functions)
+    return OfferedTools(replace(use, tools=tools, schema_places=schema_places), template.decode())
+
+
+def _allowed(allowed: AllowedTools, functions: Sequence[FunctionBody]) -> tuple[str, list[FunctionBody]]:
+    """Return how the tools that a choice allows may be called, and which these are."""
+    if allowed.mode not in ("auto", "required"):
+        raise invalid_value("tool_choice", "'tool_choice.allowed_tools.mode' must be 'auto' or 'required'.")
+    names = dict.fromkeys(_named(tool.type, tool.function) for tool in allowed.tools)
+    return allowed.mode, [_find(functions, name, "tool_choice", "tools") for name in names]
 
 
 def _shown(function: FunctionBody, schema: bytes | None) -> dict[str, object]:

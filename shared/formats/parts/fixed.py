@@ -30,23 +30,20 @@ class Fixed:
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """The name of the tool, one of those that may be called."""
+    """The name of the tool."""
 
     def read(self, call: CallReading) -> Reading[bool]:
         """Read the name."""
-        source = call.source
-        longest = max(map(len, call.tools))
+        source, tools = call.source, call.tools
         while True:
-            text = source.text[source.at : source.at + longest + 1]
-            if source.has_ended or not any(name.startswith(text) for name in call.tools):
+            text = source.text[source.at : source.at + tools.longest_name + 1]
+            if source.has_ended or not tools.may_go_on(text):
                 break
             yield
-        name = max((each for each in call.tools if text.startswith(each)), key=len, default="")
-        behind = text[len(name) : len(name) + 1]
-        if not name or behind.isalnum() or (behind and behind in "_-."):
+        call.tool = tools.at_beginning(text)
+        if call.tool is None:
             return False
-        source.take(source.at + len(name))
-        call.tool = call.tools[name]
+        source.take(source.at + len(call.tool.name))
         return True
 
     def lark(self, lark: LarkText, tool: Tool) -> str:
@@ -65,9 +62,9 @@ class Skipped:
         """Skip the text."""
         length = 0
         while length <= _MAX_SKIPPED_CHARACTERS:
-            text, found = yield from call.source.until(markers(self.end))
+            text, found = yield from call.source.until(markers(self.end), _MAX_SKIPPED_CHARACTERS + 1 - length)
             length += len(text)
-            if found:
+            if found and length <= _MAX_SKIPPED_CHARACTERS:
                 yield from call.source.accept(found)
                 return True
             if call.source.has_ended:

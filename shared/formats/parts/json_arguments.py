@@ -78,8 +78,8 @@ class CallObject:
 
     def _read_member(self, call: CallReading, key: str, early: list[str]) -> Reading[bool]:
         if key == "name" and call.tool is None:
-            name = yield from read_string(call.source, max(map(len, call.tools)))
-            call.tool = call.tools.get(name or "")
+            name = yield from read_string(call.source, call.tools.longest_name)
+            call.tool = None if name is None else call.tools.named(name)
             return call.tool is not None
         if key in ("arguments", "parameters") and not call.has_started and not early:
             if call.tool is not None and (yield from call.source.peek()) == "{":
@@ -92,7 +92,13 @@ class CallObject:
 
 
 def _tell_at_once(call: CallReading, arguments: str) -> bool:
-    """Tell a call whose arguments stood before its name, were written as a string, or are absent."""
+    """Tell a call whose arguments stood before its name, were written as a string, or are absent.
+
+    An object with a name alone is a call only if the tool was offered: it may as well be an answer.
+    """
+    assert call.tool is not None
+    if not arguments and not call.tools.is_offered(call.tool):
+        return False
     if arguments.startswith('"'):
         try:
             arguments = str(parsed(arguments)).strip()

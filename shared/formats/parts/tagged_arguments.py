@@ -89,10 +89,10 @@ class TaggedArguments:
 
     def _read_key(self, call: CallReading) -> Reading[str | None]:
         parts: list[str] = []
-        while sum(map(len, parts)) <= _MAX_KEY_CHARACTERS:
-            text, found = yield from call.source.until(markers(self.key_close))
+        while (length := sum(map(len, parts))) <= _MAX_KEY_CHARACTERS:
+            text, found = yield from call.source.until(markers(self.key_close), _MAX_KEY_CHARACTERS + 1 - length)
             parts.append(text)
-            if found:
+            if found and length + len(text) <= _MAX_KEY_CHARACTERS:
                 yield from call.source.accept(found)
                 return "".join(parts).strip()
             if call.source.has_ended:

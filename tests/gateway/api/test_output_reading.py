@@ -34,7 +34,9 @@ class Format:
         self.asked: list[object] = []
         self._grammar = grammar
 
-    def reader(self, tools: Sequence[Tool] = (), *, starts_in_reasoning: bool = False) -> OutputReader:
+    def reader(
+        self, tools: Sequence[Tool] = (), *, starts_in_reasoning: bool = False, is_exclusive: bool = False
+    ) -> OutputReader:
         return ScriptedReader(starts_in_reasoning)
 
     def grammar(

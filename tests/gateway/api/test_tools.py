@@ -123,6 +123,42 @@ async def test_markup_without_tools_is_text(worker: WireWorker, client: RawClien
     assert "tool_calls" not in told
 
 
+async def test_call_of_a_tool_that_was_not_offered_is_the_clients_to_answer(
+    worker: WireWorker, client: RawClient
+) -> None:
+    other = CALL.replace('"add"', '"subtract"')
+    await worker.answer(await asked(worker, client), other)
+    told, reason, _ = await message(client)
+    assert (told["content"], reason) == (None, "tool_calls")
+    [call] = told["tool_calls"]
+    assert call["id"].startswith("call_")
+    assert (call["function"]["name"], json.loads(call["function"]["arguments"])) == ("subtract", ARGUMENTS)
+    # The client's next turn tells that there is none.
+    history = [*ASKED, told, {"role": "tool", "tool_call_id": call["id"], "content": "no such tool"}]
+    request = await asked(worker, client, messages=history)
+    assert request.messages is not None
+    assert request.messages[1].tool_calls[0].name == "subtract"
+    await worker.answer(request, "Sorry.")
+    assert (await message(client))[0]["content"] == "Sorry."
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [TOOL]}}},
+        {"response_format": {"type": "json_object"}},
+    ],
+    ids=["allowed tools", "structured output"],
+)
+async def test_call_of_a_tool_that_is_forbidden_stays_text(
+    worker: WireWorker, client: RawClient, fields: dict[str, Any]
+) -> None:
+    other = CALL.replace('"add"', '"subtract"')
+    await worker.answer(await asked(worker, client, **fields), other)
+    told, reason, _ = await message(client)
+    assert (told["content"], reason) == (other, "stop")
+
+
 async def test_required_and_named_choices_constrain_the_worker(worker: WireWorker, client: RawClient) -> None:
     for choice in ("required", {"type": "function", "function": {"name": "add"}}):
         request = await asked(worker, client, tool_choice=choice)

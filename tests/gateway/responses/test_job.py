@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
+import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.generation import OutputReading, ToolUse
-from gateway.responses.draft import ResponseDraft
+from gateway.responses.draft import ResponseDraft, ResponseGeneration
 from gateway.responses.job import BackgroundJob, JobReader, error_of, status_of
 from gateway.responses.output import ResponseOutput
 from shared.formats import Tool, ToolChoice
@@ -34,6 +36,16 @@ FRAGMENTS = st.sampled_from(
         "<tool_call>",
     ]
 )
+
+
+def test_job_keeps_which_calls_are_told_and_not_where_schemas_stood() -> None:
+    use = ToolUse(
+        USE.tools, USE.choice, is_exclusive=True, schema_places=("tools[0].parameters", "tools[1].parameters")
+    )
+    generation = cast("ResponseGeneration", SimpleNamespace(reading=None, tools=use, includes_reasoning=True))
+    kept = msgspec.json.decode(msgspec.json.encode(BackgroundJob.of(generation, 1, 0.0)), type=BackgroundJob).tools
+    assert kept is not None
+    assert (kept, kept.schema_places) == (use, ())
 
 
 def reading(is_parallel: bool = True, includes_reasoning: bool = True) -> OutputReading:

@@ -44,10 +44,15 @@ def joined(events: Iterable[OutputEvent]) -> list[OutputEvent]:
 
 
 def read(
-    spoken: ChatFormat, pieces: Iterable[str], tools: list[Tool], *, starts_in_reasoning: bool = False
+    spoken: ChatFormat,
+    pieces: Iterable[str],
+    tools: list[Tool],
+    *,
+    starts_in_reasoning: bool = False,
+    is_exclusive: bool = False,
 ) -> list[OutputEvent]:
     """Return the joined events of a text that comes in pieces."""
-    reader = spoken.reader(tools, starts_in_reasoning=starts_in_reasoning)
+    reader = spoken.reader(tools, starts_in_reasoning=starts_in_reasoning, is_exclusive=is_exclusive)
     events = list(itertools.chain.from_iterable(map(reader.feed, pieces)))
     events += reader.finish()
     assert not any(isinstance(event, ContentText | ReasoningText) and not event.text for event in events)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import random
 import time
 
@@ -35,7 +36,21 @@ _SCRAPS = (
         "🌍",
         "</",
     ),
-    *("get", "get_weather", "search", "city", "name", "arguments", "parameters", '"name": "get"', '{"city": "x"}'),
+    *(
+        "fly",
+        "fly.to",
+        "-",
+        ".",
+        "get",
+        "get_weather",
+        "search",
+        "city",
+        "name",
+        "arguments",
+        "parameters",
+        '"name": "get"',
+        '{"city": "x"}',
+    ),
     *(
         "function",
         "```json",
@@ -61,11 +76,12 @@ def _check_a_random_text(name: str, chance: random.Random) -> None:
     text = "".join(chance.choices(_scraps_of(name), k=chance.randint(1, 24)))
     places = sorted(chance.sample(range(len(text) + 1), min(len(text), chance.randint(0, 6))))
     pieces = [text[a:b] for a, b in zip([0, *places], [*places, len(text)], strict=True)]
-    for offered in (tools(), []):
+    for offered, is_exclusive in ((tools(), False), (tools(), True), ([], False)):
         for starts in (False, True):
-            whole = read(format_named(name), [text], offered, starts_in_reasoning=starts)
-            assert read(format_named(name), pieces, offered, starts_in_reasoning=starts) == whole, (text, pieces)
-            assert read(format_named(name), list(text), offered, starts_in_reasoning=starts) == whole, text
+            how = {"starts_in_reasoning": starts, "is_exclusive": is_exclusive}
+            whole = read(format_named(name), [text], offered, **how)
+            assert read(format_named(name), pieces, offered, **how) == whole, (text, pieces)
+            assert read(format_named(name), list(text), offered, **how) == whole, text
 
 
 @pytest.mark.parametrize("name", format_names())
@@ -97,6 +113,47 @@ def test_text_is_told_at_once_but_for_the_beginning_of_a_marker(name: str) -> No
     told = "".join(event.text for event in reader.feed("One, two,") if isinstance(event, ContentText))
     told += "".join(event.text for event in reader.feed(" three <") if isinstance(event, ContentText))
     assert told.startswith("One, two, three")
+
+
+_NOT_OFFERED = ("fly_to", {"city": "Rome", "days": 2})
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_call_of_a_tool_that_was_not_offered_is_handed_on_unless_others_are_forbidden(name: str) -> None:
+    text = WRITERS[name]([_NOT_OFFERED])
+    said = understood(read(format_named(name), list(text), tools()))
+    assert [(called, json.loads(arguments)) for called, arguments in said.calls] == [_NOT_OFFERED]
+    assert said.content == ""
+    forbidden = understood(read(format_named(name), list(text), tools(), is_exclusive=True))
+    assert (forbidden.calls, forbidden.content) == ((), text)
+
+
+@pytest.mark.parametrize("name", WRITERS)
+@pytest.mark.parametrize("called", ["x" * 65, "../fly", "flä", "fly.", "-fly"])
+def test_what_no_tool_can_be_called_is_no_name(name: str, called: str) -> None:
+    text = WRITERS[name]([(called, {"city": "Rome"})])
+    assert understood(read(format_named(name), list(text), tools())).calls == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("hermes", '<tool_call>{"%s": 1, "name": "get"}</tool_call>'),
+        ("hermes", '<tool_call>{"name": "%s", "arguments": {}}</tool_call>'),
+        ("hermes", '<tool_call>{"name": "\\"\\"%s", "arguments": {}}</tool_call>'),
+        ("qwen-coder", "<function=get>\n<parameter=%s>\n1\n</parameter>\n</function>"),
+        ("glm", "<tool_call>%s</tool_call>"),
+        ("kimi", "<|tool_calls_section_begin|><|tool_call_begin|>functions.get:%s<|tool_call_argument_begin|>{}"),
+        ("harmony", "<|channel|>commentary to=functions.get %s<|message|>{}<|call|>"),
+        ("mistral", "[TOOL_CALLS]get[CALL_ID]%s[ARGS]{}"),
+    ],
+)
+@pytest.mark.parametrize("length", [62, 63, 64, 65, 127, 128, 129, 255, 256, 257, 300])
+def test_bounds_of_what_is_held_back_are_the_same_however_the_text_is_cut(name: str, text: str, length: int) -> None:
+    text %= "1" * length
+    whole = read(format_named(name), [text], tools())
+    for size in (1, 7, 64):
+        assert read(format_named(name), [text[at : at + size] for at in range(0, len(text), size)], tools()) == whole
 
 
 def _seconds_of_reading(name: str, text: str) -> float:

@@ -47,11 +47,11 @@ def _halves(text: str) -> list[list[str]]:
 
 def _check(name: str, transcript: dict[str, Any], splits: list[list[str]]) -> None:
     offered = tools() if transcript.get("tools", True) else []
-    starts = transcript.get("starts_in_reasoning", False)
-    whole = read(format_named(name), [transcript["text"]], offered, starts_in_reasoning=starts)
+    how = {key: transcript.get(key, False) for key in ("starts_in_reasoning", "is_exclusive")}
+    whole = read(format_named(name), [transcript["text"]], offered, **how)
     assert understood(whole) == _expected(transcript)
     for pieces in splits:
-        assert read(format_named(name), pieces, offered, starts_in_reasoning=starts) == whole, pieces
+        assert read(format_named(name), pieces, offered, **how) == whole, pieces
 
 
 @pytest.mark.parametrize(("name", "transcript"), _transcripts())

@@ -71,8 +71,8 @@ def test_tools_reach_the_template_without_what_is_not_for_the_model() -> None:
         ("auto", ToolUse((ADD_TOOL, NOW_TOOL), ToolChoice("auto"))),
         ("required", ToolUse((ADD_TOOL, NOW_TOOL), ToolChoice("required"))),
         (choose("now"), ToolUse((NOW_TOOL,), ToolChoice("named", "now"), is_parallel=False)),
-        (allow("auto", "add"), ToolUse((ADD_TOOL,), ToolChoice("auto"))),
-        (allow("required", "now", "now"), ToolUse((NOW_TOOL,), ToolChoice("required"))),
+        (allow("auto", "add"), ToolUse((ADD_TOOL,), ToolChoice("auto"), is_exclusive=True)),
+        (allow("required", "now", "now"), ToolUse((NOW_TOOL,), ToolChoice("required"), is_exclusive=True)),
     ],
 )
 def test_choice_decides_what_may_be_called_and_what_the_template_shows(choice: Any, use: ToolUse) -> None:
