@@ -16,7 +16,9 @@ from gpu_worker.models.gguf_latent import LATENT, read_gguf_latent, read_latent_
 from gpu_worker.models.gguf_layers import (
     num_layers,
     read_attention,
+    read_eps,
     read_head_dim,
+    read_kv_heads,
     read_layers,
     read_rotary_dim,
     read_window_ropes,
@@ -59,10 +61,7 @@ def _read(file: GGUFFile, facts: ModelFacts) -> ModelConfig:
     metadata, prefix = file.metadata, facts.architecture
     family = gguf_family(prefix)
     num_heads = metadata.integer(f"{prefix}.attention.head_count", maximum=1024)
-    num_kv_heads = metadata.integer(f"{prefix}.attention.head_count_kv", num_heads, maximum=1024)
-    if num_heads % num_kv_heads:
-        problem = f"is {num_kv_heads}; it must divide {prefix}.attention.head_count ({num_heads})"
-        raise metadata.error(f"{prefix}.attention.head_count_kv", problem)
+    num_kv_heads = read_kv_heads(file, prefix, num_heads)
     if not metadata.boolean(f"{prefix}.rope.scaling.finetuned", True) and prefix in ("granite", "granitemoe"):
         raise metadata.error(f"{prefix}.rope.scaling.finetuned", "is false; supported: Granite whose layers rotate")
     head_dim = read_head_dim(file, prefix, metadata.integer(f"{prefix}.embedding_length"), num_heads)
@@ -97,7 +96,6 @@ def _config(
     metadata, prefix = file.metadata, facts.architecture
     family = gguf_family(prefix)
     dense = file.tensors.get("blk.0.attn_output.weight")
-    eps = "layer_norm_epsilon" if family.norm.is_centered else "layer_norm_rms_epsilon"
     return ModelConfig(
         architecture=ARCHITECTURES[prefix],
         vocab_size=facts.vocab_size,
@@ -107,7 +105,7 @@ def _config(
         num_heads=sizes[0],
         num_kv_heads=sizes[1],
         head_dim=sizes[2],
-        rms_norm_eps=metadata.number(f"{prefix}.attention.{eps}"),
+        rms_norm_eps=read_eps(file, prefix),
         rope=rope,
         max_model_len=_max_model_len(file, prefix, rope, facts.context_length),
         layers=layers,
@@ -125,15 +123,26 @@ def _read_block(file: GGUFFile, prefix: str, family: GGUFFamily) -> BlockTraits:
     metadata, cap = file.metadata, f"{prefix}.final_logit_softcapping"
     scale = metadata.integer(f"{prefix}.embedding_length") ** 0.5 if family.scales_embeddings else 1.0
     logits = metadata.number(f"{prefix}.logit_scale", 1.0)
+    names, is_parallel = family.names, family.is_parallel
+    if "blk.0.attn_qkv.weight" in file.tensors:
+        names = replace(names, qkv=("qkv_proj",))
+    if is_parallel is None and "blk.0.ffn_norm.weight" not in file.tensors:
+        names, is_parallel = replace(names, before_feed_forward=None), True
     return BlockTraits(
         norm=family.norm,
-        names=family.names,
-        is_parallel=family.is_parallel,
+        names=names,
+        is_parallel=is_parallel is not False and (is_parallel or _says_parallel(file, prefix)),
+        has_head_bias="output.bias" in file.tensors,
         residual_scale=metadata.number(f"{prefix}.residual_scale", 1.0),
         embedding_scale=metadata.number(f"{prefix}.embedding_scale", scale),
         logit_scale=1 / logits if family.divides_logits else logits,
         logit_soft_cap=metadata.number(cap) if cap in metadata else None,
     )
+
+
+def _says_parallel(file: GGUFFile, prefix: str) -> bool:
+    # Of StableLM, converters guess it where the checkpoint did not say it.
+    return prefix != "stablelm" and file.metadata.boolean(f"{prefix}.use_parallel_residual", True)
 
 
 def _max_model_len(file: GGUFFile, prefix: str, rope: RopeParameters, context_length: int) -> int:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
+from gpu_worker.layers.layer_traits import HeadNorm
 from gpu_worker.models.block_traits import NormKind, TensorNames
 from kernels.activation import Activation
 
@@ -23,7 +24,9 @@ class GGUFFamily:
         norm: Kind of all normalisations.
         activation: Of the feed-forward block.
         is_gated: It has a gate.
-        is_parallel: Both blocks of a layer read the same normalised stream.
+        is_parallel: Both blocks of a layer read the stream before it; None is where the file has no normalisation
+            before the feed-forward block, or says so.
+        head_norm: How queries and keys are normalised, where the file has weights of a head's size for it.
         interleaved: Dimensions turn with their neighbours.
         turns_in_part: The file may name fewer dimensions that turn than a head has.
         scales_embeddings: Embeddings are multiplied by the root of their size.
@@ -41,7 +44,8 @@ class GGUFFamily:
     norm: NormKind = field(default_factory=NormKind)
     activation: Activation = Activation.SILU
     is_gated: bool = True
-    is_parallel: bool = False
+    is_parallel: bool | None = False
+    head_norm: HeadNorm = HeadNorm.HEADS
     interleaved: bool = False
     turns_in_part: bool = False
     scales_embeddings: bool = False
@@ -65,6 +69,7 @@ _AFTER = TensorNames(
     before_feed_forward=None,
     after_feed_forward="post_feedforward_layernorm",
 )
+_WITH_BIAS = NormKind(is_centered=True, has_bias=True)
 _PLAIN = GGUFFamily()
 _FAMILIES: Mapping[str, GGUFFamily] = MappingProxyType(
     {
@@ -112,10 +117,38 @@ _FAMILIES: Mapping[str, GGUFFamily] = MappingProxyType(
         ),
         "granite": GGUFFamily(divides_logits=True),
         "granitemoe": GGUFFamily(divides_logits=True),
+        "command-r": GGUFFamily(
+            names=TensorNames(before_feed_forward=None),
+            norm=NormKind(is_centered=True),
+            is_parallel=True,
+            interleaved=True,
+        ),
+        "chatglm": GGUFFamily(names=TensorNames(gate_up=("gate_up_proj",)), interleaved=True, turns_in_part=True),
+        "exaone-moe": GGUFFamily(window_period=4, only_windows_turn=True),
+        "minimax-m2": GGUFFamily(turns_in_part=True),
+        "ernie4_5": GGUFFamily(interleaved=True),
+        "ernie4_5-moe": GGUFFamily(interleaved=True),
+        "hunyuan-dense": GGUFFamily(head_norm=HeadNorm.ROTATED),
+        "hunyuan-moe": GGUFFamily(head_norm=HeadNorm.ROTATED),
+        "arcee": GGUFFamily(activation=Activation.RELU_SQUARED, is_gated=False),
+        "nemotron": GGUFFamily(norm=_WITH_BIAS, activation=Activation.RELU_SQUARED, is_gated=False, turns_in_part=True),
+        "phi2": GGUFFamily(
+            names=TensorNames(before_feed_forward=None),
+            norm=_WITH_BIAS,
+            activation=Activation.GELU_TANH,
+            is_gated=False,
+            is_parallel=True,
+            turns_in_part=True,
+        ),
+        "phimoe": GGUFFamily(norm=_WITH_BIAS, window_period=1),
+        "gptneox": GGUFFamily(
+            norm=_WITH_BIAS, activation=Activation.GELU, is_gated=False, is_parallel=None, turns_in_part=True
+        ),
+        "stablelm": GGUFFamily(norm=_WITH_BIAS, is_parallel=None, turns_in_part=True),
         "smollm3": GGUFFamily(still_period=4),
         "starcoder2": GGUFFamily(
             names=TensorNames(up="c_fc", down="c_proj"),
-            norm=NormKind(is_centered=True, has_bias=True),
+            norm=_WITH_BIAS,
             activation=Activation.GELU_TANH,
             is_gated=False,
         ),

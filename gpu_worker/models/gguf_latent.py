@@ -27,6 +27,9 @@ def read_gguf_latent(file: GGUFFile, num_heads: int, rope: RopeParameters) -> La
         field = f"{field}_mla" if f"{field}_mla" in metadata else field
         return field, metadata.integer(field, maximum=maximum)
 
+    growth = f"{LATENT}.attention.temperature_scale"
+    if metadata.fields.get(growth):
+        raise metadata.error(growth, "is set; latent attention is served without queries that grow with their position")
     rotary_dim = read_latent_rotary_dim(file)
     field, key_size = head_size("key", 2 * MAX_KEY_DIM)
     if key_size <= rotary_dim:

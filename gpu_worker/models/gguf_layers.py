@@ -6,10 +6,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from gpu_worker.layers.layer_traits import AttentionShape, FeedForwardShape, HeadNorm, LayerTraits
+from gpu_worker.layers.layer_traits import AttentionShape, FeedForwardShape, HeadNorm, LayerTraits, QueryGrowth
 from gpu_worker.layers.rope_scaling import RopeParameters, RopeType
 from gpu_worker.models.config import windowed
 from gpu_worker.models.gguf_family import WINDOWED, GGUFFamily
+from gpu_worker.quantization.gguf.errors import GGUFError
 from gpu_worker.quantization.gguf.file import GGUFFile
 
 
@@ -21,6 +22,34 @@ def num_layers(file: GGUFFile, prefix: str) -> int:
     """
     count = file.metadata.integer(f"{prefix}.block_count", maximum=1024)
     return count - file.metadata.integer(f"{prefix}.nextn_predict_layers", 0, minimum=0, maximum=count - 1)
+
+
+def read_eps(file: GGUFFile, prefix: str) -> float:
+    """Read the small addend of all normalisations, which has one name for either kind; some files have the other's.
+
+    Raises:
+        GGUFError: The file has neither.
+    """
+    fields = [f"{prefix}.attention.layer_norm_{name}" for name in ("rms_epsilon", "epsilon")]
+    return file.metadata.number(next((field for field in fields if field in file.metadata), fields[0]))
+
+
+def read_kv_heads(file: GGUFFile, prefix: str, num_heads: int) -> int:
+    """Read how many key heads all layers have: one number, or the same for each.
+
+    Raises:
+        GGUFError: Layers differ, or the query heads cannot share them.
+    """
+    metadata, field = file.metadata, f"{prefix}.attention.head_count_kv"
+    value = metadata.fields.get(field)
+    if isinstance(value, np.ndarray) and value.size and (value == value[0]).all():
+        num_kv_heads = int(value[0])
+    else:
+        num_kv_heads = metadata.integer(field, num_heads, maximum=1024)
+    if num_kv_heads < 1 or num_heads % num_kv_heads:
+        problem = f"is {num_kv_heads}; it must divide {prefix}.attention.head_count ({num_heads})"
+        raise metadata.error(field, problem)
+    return num_kv_heads
 
 
 def read_head_dim(file: GGUFFile, prefix: str, hidden_size: int, num_heads: int) -> int:
@@ -66,7 +95,9 @@ def read_attention(
     metadata, tensors = file.metadata, file.tensors
     num_heads, num_kv_heads, head_dim = sizes
     norm = tensors.get("blk.0.attn_q_norm.weight")
-    whole = HeadNorm.WHOLE if norm is not None and norm.shape != (head_dim,) else HeadNorm.HEADS
+    if norm is not None and len(norm.shape) > 1:
+        problem = f"has shape {list(norm.shape)}; supported: the same normalisation for all heads, or one over all"
+        raise GGUFError(file.path, f"tensor {norm.name!r}", problem)
     cap = f"{prefix}.attn_logit_softcapping"
     return AttentionShape(
         num_heads,
@@ -76,10 +107,11 @@ def read_attention(
         soft_cap=metadata.number(cap) if cap in metadata else None,
         rotary_dim=None if rotary_dim == head_dim else rotary_dim,
         interleaved=family.interleaved,
-        head_norm=HeadNorm.NONE if norm is None else whole,
+        head_norm=HeadNorm.NONE if norm is None else HeadNorm.WHOLE if norm.shape != (head_dim,) else family.head_norm,
         has_sinks="blk.0.attn_sinks.weight" in tensors,
         qkv_bias="blk.0.attn_q.bias" in tensors or "blk.0.attn_qkv.bias" in tensors,
         output_bias="blk.0.attn_output.bias" in tensors,
+        query_growth=_read_growth(file, prefix),
     )
 
 
@@ -132,6 +164,14 @@ def _read_scale(file: GGUFFile, prefix: str, family: GGUFFamily, num_heads: int)
         # The format has no field for it: the largest Gemma of a generation is known by the number of its layers.
         return float((metadata.integer(f"{prefix}.embedding_length") // num_heads) ** -0.5)
     return None
+
+
+def _read_growth(file: GGUFFile, prefix: str) -> QueryGrowth | None:
+    """Read by how much queries grow with their position, from the length of the first training on."""
+    metadata, field = file.metadata, f"{prefix}.attention.temperature_scale"
+    if field not in metadata:
+        return None
+    return QueryGrowth(metadata.number(field), metadata.integer(f"{prefix}.rope.scaling.original_context_length"))
 
 
 def _read_windows(file: GGUFFile, prefix: str, family: GGUFFamily) -> tuple[int | None, ...]:

@@ -21,6 +21,7 @@ class _Kind:
     renormalizes: bool = False
     score: Score = "softmax"
     activation: GatedActivation = field(default_factory=lambda: SILU)
+    jitter: float = 0.0
 
 
 _KINDS = {
@@ -31,10 +32,17 @@ _KINDS = {
     "granitemoe": _Kind(score="softmax_after_topk"),
     "glm4moe": _Kind(score="sigmoid"),
     "deepseek2": _Kind(),
+    "dots1": _Kind(score="sigmoid"),
+    "ernie4_5-moe": _Kind(renormalizes=True),
+    "exaone-moe": _Kind(renormalizes=True, score="sigmoid"),
+    "hunyuan-moe": _Kind(renormalizes=True),
+    "minimax-m2": _Kind(renormalizes=True, score="sigmoid"),
+    "phimoe": _Kind(score="sparse_mixer", jitter=0.01),
     "gpt-oss": _Kind(score="softmax_after_topk", activation=clamped_swiglu(1.702, 7.0)),
 }
 # What llama.cpp numbers them.
-_SCORES: Mapping[int, Score] = MappingProxyType({1: "softmax", 2: "sigmoid"})
+_SIGMOID = 2
+_SCORES: Mapping[int, Score] = MappingProxyType({1: "softmax", _SIGMOID: "sigmoid"})
 
 
 def read_gguf_mixture(file: GGUFFile, prefix: str, inner_size: int) -> MixtureShape | None:
@@ -80,9 +88,12 @@ def _read_rule(file: GGUFFile, prefix: str, num_experts: int, top_k: int) -> Rou
     metadata, kind = file.metadata, _KINDS[prefix]
     function = f"{prefix}.expert_gating_func"
     number = metadata.integer(function, 0, minimum=0)
+    if prefix == "deepseek2" and not number and any(name.endswith(".exp_probs_b.bias") for name in file.tensors):
+        # Converters do not say of all of V3's kin that they have what V2 has not.
+        number = _SIGMOID
     if number not in _SCORES and number:
         raise metadata.error(function, f"is {number}; supported: 1 (softmax) and 2 (sigmoid)")
-    score = _SCORES.get(number, kind.score) if kind.score != "softmax_after_topk" else kind.score
+    score = _SCORES.get(number, kind.score) if kind.score in _SCORES.values() else kind.score
     groups, chosen = f"{prefix}.expert_group_count", f"{prefix}.expert_group_used_count"
     num_groups = metadata.integer(groups, 1, maximum=_MAX_EXPERTS)
     top_k_groups = metadata.integer(chosen, num_groups, maximum=_MAX_EXPERTS)
@@ -99,6 +110,7 @@ def _read_rule(file: GGUFFile, prefix: str, num_experts: int, top_k: int) -> Rou
         top_k_groups=top_k_groups,
         group_score="top2" if score == "sigmoid" else "max",
         scale=metadata.number(f"{prefix}.expert_weights_scale", 1.0),
+        jitter=kind.jitter,
     )
 
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
 
 import torch
 
@@ -14,6 +17,10 @@ from gpu_worker.quantization.gguf.tensor_names import ROPE_DIVISORS, ROPE_LONG_D
 from gpu_worker.quantization.gguf.tensor_types import F32
 
 _MAX_LEN = 1 << 24
+# What the logarithm's multiplier is multiplied by: converters of DeepSeek's models write a tenth of it.
+_GROWTHS: Mapping[str, float] = MappingProxyType({"deepseek2": 10.0, "mistral3": 1.0})
+# By how much Phi-3.5-MoE's rotation multiplies queries and keys, of which its files give another number.
+_AMPLITUDES: Mapping[str, float] = MappingProxyType({"phimoe": 1.243163121016122})
 # Dimensions whose frequency is divided by so much do not turn.
 _STILL = 1e20
 
@@ -45,24 +52,30 @@ def read_gguf_rope(file: GGUFFile, prefix: str, head_dim: int, context_length: i
     factor = metadata.number(f"{scaling}.factor", linear)
     if kind == "linear":
         return RopeParameters(RopeType.LINEAR, theta, original, factor)
-    if prefix == "deepseek2":
-        # A tenth of it is what converters of this family write, unlike those of others.
-        growth = 10 * metadata.number(f"{scaling}.yarn_log_multiplier")
-        return RopeParameters(RopeType.YARN, theta, original, factor, mscale=growth, mscale_all_dim=growth)
-    for name, supported in (("yarn_ext_factor", 1.0), ("yarn_log_multiplier", None)):
-        if f"{scaling}.{name}" in metadata and metadata.number(f"{scaling}.{name}") != supported:
-            raise metadata.error(f"{scaling}.{name}", "is set, which is not supported")
-    amplitude = metadata.number(f"{scaling}.attn_factor", 1.0) * metadata.number(f"{scaling}.yarn_attn_factor", 1.0)
-    return RopeParameters(
+    yarn = RopeParameters(
         RopeType.YARN,
         theta,
         original,
         factor,
-        attention_factor=amplitude * (1.0 + 0.1 * math.log(max(factor, 1.0))),
         beta_fast=_turns(file, f"{scaling}.yarn_beta_fast", 32.0),
         beta_slow=_turns(file, f"{scaling}.yarn_beta_slow", 1.0),
         truncate=prefix != "gpt-oss",
     )
+    return _with_amplitude(file, prefix, yarn)
+
+
+def _with_amplitude(file: GGUFFile, prefix: str, yarn: RopeParameters) -> RopeParameters:
+    """Return YaRN's rotation with what the file says that it multiplies queries and keys by."""
+    metadata, scaling = file.metadata, f"{prefix}.rope.scaling"
+    growth = f"{scaling}.yarn_log_multiplier"
+    if prefix in _GROWTHS and (prefix == "deepseek2" or metadata.fields.get(growth)):
+        number = _GROWTHS[prefix] * metadata.number(growth)
+        return replace(yarn, mscale=number, mscale_all_dim=number)
+    for name, supported in (("yarn_ext_factor", 1.0), ("yarn_log_multiplier", 0.0)):
+        if metadata.fields.get(f"{scaling}.{name}", supported) != supported:
+            raise metadata.error(f"{scaling}.{name}", "is set, which is not supported")
+    amplitude = metadata.number(f"{scaling}.attn_factor", 1.0) * metadata.number(f"{scaling}.yarn_attn_factor", 1.0)
+    return replace(yarn, attention_factor=amplitude * (1.0 + 0.1 * math.log(max(yarn.factor, 1.0))))
 
 
 def proportional_share(file: GGUFFile, head_dim: int) -> float:
@@ -95,7 +108,8 @@ def _read_longrope(file: GGUFFile, prefix: str, head_dim: int, theta: float, con
     """Read Phi-3's LongRoPE, which two tensors of divisors tell; the field of the scaling's type does not."""
     metadata, scaling = file.metadata, f"{prefix}.rope.scaling"
     original = metadata.integer(f"{scaling}.original_context_length", maximum=context_length)
-    amplitude = f"{scaling}.attn_factor"
+    field = f"{scaling}.attn_factor"
+    amplitude = _AMPLITUDES.get(prefix, metadata.number(field) if field in metadata else None)
     short, long = (_divisors(file, name, head_dim) for name in (ROPE_SHORT_DIVISORS, ROPE_LONG_DIVISORS))
     if not short:
         raise GGUFError(file.path, f"tensor {ROPE_SHORT_DIVISORS!r}", f"is missing; {ROPE_LONG_DIVISORS!r} is there")
@@ -104,7 +118,7 @@ def _read_longrope(file: GGUFFile, prefix: str, head_dim: int, theta: float, con
         theta,
         original,
         context_length / original,
-        attention_factor=metadata.number(amplitude) if amplitude in metadata else None,
+        attention_factor=amplitude,
         divisors=short,
         long_divisors=long,
     )

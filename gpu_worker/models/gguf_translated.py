@@ -5,19 +5,19 @@ llama.cpp's converters write the same facts under other names; what they change 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from types import MappingProxyType
-from typing import Any
-
-import numpy as np
 
 from gpu_worker.layers.layer_traits import GatedDeltaShape, MixerShape
 from gpu_worker.models.block_traits import NormKind
 from gpu_worker.models.config import ModelConfig
-from gpu_worker.models.families import falcon_h1, gemma4, lfm2, lfm2_moe, qwen3_5, qwen3_5_moe, qwen3_next
-from gpu_worker.models.gguf_layers import num_layers
-from gpu_worker.models.gguf_rope import proportional_share, reached_len, read_gguf_rope
+from gpu_worker.models.families import gemma4, lfm2, lfm2_moe, qwen3_5, qwen3_5_moe, qwen3_next
+from gpu_worker.models.gguf_fields import MAX_HEADS, Fields, TranslatedFamily, by_layer, state_heads, with_rope
+from gpu_worker.models.gguf_layers import num_layers, read_eps
+from gpu_worker.models.gguf_llama4 import LLAMA4
+from gpu_worker.models.gguf_mamba import MAMBA_FAMILIES
+from gpu_worker.models.gguf_rope import proportional_share
 from gpu_worker.models.json_file import JsonFile
 from gpu_worker.quantization.gguf.errors import GGUFError
 from gpu_worker.quantization.gguf.file import GGUFFile
@@ -26,27 +26,9 @@ from gpu_worker.quantization.gguf.model_facts import ModelFacts
 from gpu_worker.quantization.gguf.special_tokens import end_token_ids, token_id
 from gpu_worker.quantization.gguf.tensor_types import F16, F32
 
-Fields = dict[str, Any]
-
 # Quantized weights come from bfloat16 models nearly always.
 _DTYPES = {F32: "float32", F16: "float16"}
-_MAX_HEADS = 1024
 _FULL, _SLIDING, _LINEAR, _CONV = "full_attention", "sliding_attention", "linear_attention", "conv"
-
-
-@dataclass(frozen=True, slots=True)
-class _Family:
-    """How a family's metadata become fields, and what its converter does to a model besides.
-
-    Attributes:
-        read_config: Of the family.
-        fields: Those of its own, by the file and its architecture.
-        finish: Turns the configuration of a checkpoint into that of the file.
-    """
-
-    read_config: Callable[[JsonFile], ModelConfig]
-    fields: Callable[[GGUFFile, str], Fields]
-    finish: Callable[[GGUFFile, str, ModelConfig], ModelConfig] = lambda file, prefix, config: config
 
 
 def is_translated(architecture: str) -> bool:
@@ -75,8 +57,9 @@ def _shared_fields(file: GGUFFile, facts: ModelFacts) -> Fields:
         "vocab_size": facts.vocab_size,
         "hidden_size": facts.hidden_size,
         "num_hidden_layers": num_layers(file, prefix),
-        "num_attention_heads": metadata.integer(f"{prefix}.attention.head_count", maximum=_MAX_HEADS),
-        "rms_norm_eps": metadata.number(f"{prefix}.attention.layer_norm_rms_epsilon"),
+        # Files of models without attention say 0, which no family's reader takes for a number of heads.
+        "num_attention_heads": metadata.integer(f"{prefix}.attention.head_count", minimum=0, maximum=MAX_HEADS),
+        "rms_norm_eps": read_eps(file, prefix),
         "max_position_embeddings": facts.context_length,
         "tie_word_embeddings": "output.weight" not in file.tensors,
         "eos_token_id": sorted(end_token_ids(metadata)),
@@ -85,40 +68,14 @@ def _shared_fields(file: GGUFFile, facts: ModelFacts) -> Fields:
     }
 
 
-def _by_layer(file: GGUFFile, field: str, default: int | None = None) -> list[int]:
-    """Read a number that all layers have, or one for each.
-
-    Raises:
-        GGUFError: There are fewer than layers.
-    """
-    metadata, count = file.metadata, num_layers(file, field.partition(".")[0])
-    value = metadata.fields.get(field, default)
-    if isinstance(value, list | np.ndarray):
-        return [int(number) for number in metadata.numbers(field, len(value))[:count]]
-    return [metadata.integer(field, default, minimum=0)] * count
-
-
-def _state_heads(file: GGUFFile, prefix: str) -> tuple[int, int]:
-    """Read how many heads states have, and the features of each.
-
-    Raises:
-        GGUFError: The features do not make whole heads.
-    """
-    metadata, heads, size = file.metadata, f"{prefix}.ssm.time_step_rank", f"{prefix}.ssm.inner_size"
-    num_heads, inner = metadata.integer(heads, maximum=_MAX_HEADS), metadata.integer(size)
-    if inner % num_heads:
-        raise metadata.error(size, f"is {inner}; it must be a multiple of {heads} ({num_heads})")
-    return num_heads, inner // num_heads
-
-
 def _qwen_fields(file: GGUFFile, prefix: str) -> Fields:
     """Read Qwen's hybrids: every so many layers one attends."""
-    metadata, (num_heads, value_dim) = file.metadata, _state_heads(file, prefix)
+    metadata, (num_heads, value_dim) = file.metadata, state_heads(file, prefix)
     head_dim = metadata.integer(f"{prefix}.attention.key_length")
     experts = metadata.integer(f"{prefix}.expert_count", 0, minimum=0)
     rotary_dim = metadata.integer(f"{prefix}.rope.dimension_count", head_dim)
     return {
-        "num_key_value_heads": metadata.integer(f"{prefix}.attention.head_count_kv", maximum=_MAX_HEADS),
+        "num_key_value_heads": metadata.integer(f"{prefix}.attention.head_count_kv", maximum=MAX_HEADS),
         "head_dim": head_dim,
         # Those of experts alone need not say how large a dense block would be.
         "intermediate_size": metadata.integer(f"{prefix}.feed_forward_length", 1 if experts else None),
@@ -164,15 +121,7 @@ def _finish_qwen(file: GGUFFile, prefix: str, config: ModelConfig) -> ModelConfi
 
     layers = tuple(replace(layer, mixer=states(layer.mixer)) for layer in config.layers)
     config = replace(config, layers=layers, block=replace(config.block, norm=NormKind()))
-    return _with_rope(file, prefix, config)
-
-
-def _with_rope(file: GGUFFile, prefix: str, config: ModelConfig) -> ModelConfig:
-    """Return the model with the rotation that the file names."""
-    attention = next(layer.mixer for layer in config.layers if hasattr(layer.mixer, "rotary_dim"))
-    rotary_dim = getattr(attention, "rotary_dim", None) or config.head_dim
-    rope = read_gguf_rope(file, prefix, rotary_dim, config.max_model_len)
-    return replace(config, rope=rope, max_model_len=reached_len(rope, config.max_model_len))
+    return with_rope(file, prefix, config)
 
 
 def _gemma4_fields(file: GGUFFile, prefix: str) -> Fields:
@@ -180,7 +129,7 @@ def _gemma4_fields(file: GGUFFile, prefix: str) -> Fields:
     metadata, attention = file.metadata, f"{prefix}.attention"
     pattern = metadata.numbers(f"{attention}.sliding_window_pattern", num_layers(file, prefix))
     slides = [bool(is_sliding) for is_sliding in pattern]
-    kv_heads, inner = _by_layer(file, f"{attention}.head_count_kv"), _by_layer(file, f"{prefix}.feed_forward_length")
+    kv_heads, inner = by_layer(file, f"{attention}.head_count_kv"), by_layer(file, f"{prefix}.feed_forward_length")
     num_shared = metadata.integer(f"{attention}.shared_kv_layers", 0, minimum=0)
     first_full = slides.index(False) if False in slides else 0
     head_dim, experts = metadata.integer(f"{attention}.key_length"), f"{prefix}.expert_count"
@@ -228,7 +177,7 @@ def _gemma4_experts(file: GGUFFile, prefix: str) -> Fields:
 def _lfm2_fields(file: GGUFFile, prefix: str) -> Fields:
     """Read LFM2: layers without key heads are convolutions."""
     metadata = file.metadata
-    kv_heads = _by_layer(file, f"{prefix}.attention.head_count_kv")
+    kv_heads = by_layer(file, f"{prefix}.attention.head_count_kv")
     return {
         "num_key_value_heads": max(kv_heads, default=1) or 1,
         "layer_types": [_FULL if count else _CONV for count in kv_heads],
@@ -254,41 +203,15 @@ def _lfm2_moe_fields(file: GGUFFile, prefix: str) -> Fields:
     }
 
 
-def _falcon_h1_fields(file: GGUFFile, prefix: str) -> Fields:
-    """Read Falcon-H1, whose factors are in the file's weights."""
-    metadata, ssm = file.metadata, f"{prefix}.ssm"
-    num_heads, head_dim = _state_heads(file, prefix)
-    ends = {name.split(".", 2)[2] for name in file.tensors if name.startswith("blk.")}
-    return {
-        "num_key_value_heads": metadata.integer(f"{prefix}.attention.head_count_kv", maximum=_MAX_HEADS),
-        "head_dim": metadata.integer(f"{prefix}.attention.key_length"),
-        "intermediate_size": metadata.integer(f"{prefix}.feed_forward_length"),
-        "rope_theta": metadata.number(f"{prefix}.rope.freq_base", 10_000.0),
-        "mamba_d_ssm": num_heads * head_dim,
-        "mamba_n_heads": num_heads,
-        "mamba_d_head": head_dim,
-        "mamba_n_groups": metadata.integer(f"{ssm}.group_count"),
-        "mamba_d_state": metadata.integer(f"{ssm}.state_size"),
-        "mamba_d_conv": metadata.integer(f"{ssm}.conv_kernel"),
-        "mamba_conv_bias": "ssm_conv1d.bias" in ends,
-        "mamba_proj_bias": "ssm_in.bias" in ends,
-        "projectors_bias": "ssm_out.bias" in ends,
-        "attention_bias": "attn_q.bias" in ends,
-        "mlp_bias": "ffn_up.bias" in ends,
-        # llama.cpp normalises behind the gate.
-        "mamba_rms_norm": "ssm_norm.weight" in ends,
-        "mamba_norm_before_gate": False,
-    }
-
-
-_FAMILIES: Mapping[str, _Family] = MappingProxyType(
+_FAMILIES: Mapping[str, TranslatedFamily] = MappingProxyType(
     {
-        "qwen3next": _Family(qwen3_next.read_config, _qwen_fields, _finish_qwen),
-        "qwen35": _Family(qwen3_5.read_config, _qwen_fields, _finish_qwen),
-        "qwen35moe": _Family(qwen3_5_moe.read_config, _qwen_fields, _finish_qwen),
-        "gemma4": _Family(gemma4.read_config, _gemma4_fields),
-        "falcon-h1": _Family(falcon_h1.read_config, _falcon_h1_fields),
-        "lfm2": _Family(lfm2.read_config, _lfm2_fields, _with_rope),
-        "lfm2moe": _Family(lfm2_moe.read_config, _lfm2_moe_fields, _with_rope),
+        "qwen3next": TranslatedFamily(qwen3_next.read_config, _qwen_fields, _finish_qwen),
+        "qwen35": TranslatedFamily(qwen3_5.read_config, _qwen_fields, _finish_qwen),
+        "qwen35moe": TranslatedFamily(qwen3_5_moe.read_config, _qwen_fields, _finish_qwen),
+        "gemma4": TranslatedFamily(gemma4.read_config, _gemma4_fields),
+        **MAMBA_FAMILIES,
+        "llama4": LLAMA4,
+        "lfm2": TranslatedFamily(lfm2.read_config, _lfm2_fields, with_rope),
+        "lfm2moe": TranslatedFamily(lfm2_moe.read_config, _lfm2_moe_fields, with_rope),
     }
 )

@@ -121,12 +121,21 @@ def _q4_1(blocks: torch.Tensor) -> _Groups:
     return _Groups(values, _half(blocks, 0), _half(blocks, 2))
 
 
+def _five_bits(blocks: torch.Tensor, begin: int) -> torch.Tensor:
+    """Return the values of 4 bytes with their highest bits and 16 with the low halves, from `begin` on."""
+    # Bit `i` of byte `j` belongs to value `8 * j + i`.
+    fifth = torch.stack([(blocks[..., begin : begin + 4] >> bit) & 1 for bit in range(8)], dim=-1).flatten(-2)
+    low = _pieces(_words(blocks, begin + 4, begin + 20), 4, _LOW_HALF).view(torch.uint8).flatten(-2)
+    return low | (fifth << 4)
+
+
 def _q5_0(blocks: torch.Tensor) -> _Groups:
     scales = _half(blocks, 0)
-    # Bit `i` of byte `j` belongs to value `8 * j + i`.
-    fifth = torch.stack([(blocks[..., 2:6] >> bit) & 1 for bit in range(8)], dim=-1).flatten(-2)
-    low = _pieces(_words(blocks, 6, 22), 4, _LOW_HALF).view(torch.uint8).flatten(-2)
-    return _Groups(low | (fifth << 4), scales, -16 * scales)
+    return _Groups(_five_bits(blocks, 2), scales, -16 * scales)
+
+
+def _q5_1(blocks: torch.Tensor) -> _Groups:
+    return _Groups(_five_bits(blocks, 4), _half(blocks, 0), _half(blocks, 2))
 
 
 def _q8_0(blocks: torch.Tensor) -> _Groups:
@@ -191,6 +200,7 @@ _UNPACKERS: Mapping[TensorType, Callable[[torch.Tensor], _Groups]] = MappingProx
         tensor_types.Q4_0: _q4_0,
         tensor_types.Q4_1: _q4_1,
         tensor_types.Q5_0: _q5_0,
+        tensor_types.Q5_1: _q5_1,
         tensor_types.Q8_0: _q8_0,
         tensor_types.Q4_K: _q4_k,
         tensor_types.Q5_K: _q5_k,

@@ -9,9 +9,11 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
+import numpy as np
 import torch
 
 from gpu_worker.quantization.gguf.blocks import NonFiniteScaleError, unpack
@@ -27,13 +29,21 @@ _DTYPES = {F32: torch.float32, F16: torch.float16, BF16: torch.bfloat16}
 # Handed out as plain numbers even where they are quantized.
 _PLAIN = re.compile(r"model\.embed_tokens\.weight|model\.layers\.[0-9]+\.self_attn\.(k|v|kv)_b_proj\.weight")
 # Architectures whose converters reorder rows.
-_NEIGHBOURS = ("llama", "granite", "granitemoe", "smollm3")
+_NEIGHBOURS = ("llama", "granite", "granitemoe", "granitehybrid", "smollm3", "arcee", "mistral3")
 _RATE = ".A_log"
 # Of a group's scale and its offset, in the engine's form.
 _GROUP_BYTES = 8
-_REORDERED = re.compile(r"model\.layers\.[0-9]+\.self_attn\.([qk])_proj\.(weight|bias)")
+_REORDERED = re.compile(r"model\.layers\.[0-9]+\.self_attn\.(q|k|qkv)_proj\.(weight|bias)")
 
 Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Heads:
+    """Heads of a projection: those whose rows were reordered, and behind them those whose rows were not."""
+
+    turning: int
+    still: int = 0
 
 
 class GGUFCheckpoint:
@@ -128,7 +138,7 @@ class GGUFCheckpoint:
         whole = torch.empty((sum(num_rows), *shapes[0][1:]), dtype=self._dtype_of(infos), device=self._device)
         for name, info, part in zip(names, infos, whole.split_with_sizes(num_rows), strict=True):
             self._fill(part, name, info, range(info.num_bytes // info.row_bytes))
-            if (heads := self._heads(name)) is not None:
+            if (heads := self._heads(name, part.shape[0])) is not None:
                 part.copy_(_in_order(part, heads))
             self._mark(name)
         return whole
@@ -143,9 +153,7 @@ class GGUFCheckpoint:
         raw = torch.from_numpy(self._file.rows(info, 0, info.num_bytes // info.row_bytes)).to(self._device)
         if info.type.bits is None:
             raw = raw.view(_DTYPES[info.type]).view(info.shape)
-        heads = self._heads(name)
-        if heads is not None and raw.shape[0] % (2 * heads):
-            raise self.error(name, f"has {raw.shape[0]} rows, which {heads} heads of an even size cannot share")
+        heads = self._heads(name, raw.shape[0])
         self._mark(name)
         return raw if heads is None else _in_order(raw, heads)
 
@@ -211,17 +219,31 @@ class GGUFCheckpoint:
             more = f", and neither have {len(unexpected) - 1} more" if len(unexpected) > 1 else ""
             raise self.error(unexpected[0], f"has no place in the model that the metadata describe{more}")
 
-    def _reordered_heads(self) -> dict[str, int]:
+    def _reordered_heads(self) -> dict[str, _Heads]:
         """Heads of the projections whose rows the file has reordered."""
         metadata = self._file.metadata
         if (architecture := metadata.text("general.architecture")) not in _NEIGHBOURS:
             return {}
         num_heads = metadata.integer(f"{architecture}.attention.head_count")
-        return {"q": num_heads, "k": metadata.integer(f"{architecture}.attention.head_count_kv", num_heads)}
+        field = f"{architecture}.attention.head_count_kv"
+        by_layer = metadata.fields.get(field)
+        # Of hybrids, layers that do not attend have none.
+        if isinstance(by_layer, np.ndarray) and by_layer.size:
+            num_kv_heads = int(by_layer.max())
+        else:
+            num_kv_heads = metadata.integer(field, num_heads)
+        return {
+            "q": _Heads(num_heads),
+            "k": _Heads(num_kv_heads),
+            "qkv": _Heads(num_heads + num_kv_heads, num_kv_heads),
+        }
 
-    def _heads(self, name: str) -> int | None:
+    def _heads(self, name: str, num_rows: int) -> _Heads | None:
         match = _REORDERED.fullmatch(name)
-        return self._num_heads.get(match[1]) if match else None
+        heads = self._num_heads.get(match[1]) if match else None
+        if heads is not None and num_rows % (2 * (count := heads.turning + heads.still)):
+            raise self.error(name, f"has {num_rows} rows, which {count} heads of an even size cannot share")
+        return heads
 
     def _fill(self, target: torch.Tensor, name: str, info: TensorInfo, rows: range) -> None:
         """Convert rows of a tensor into `target`, some at a time."""
@@ -287,6 +309,8 @@ def _dense(raw: torch.Tensor, kind: TensorType) -> torch.Tensor:
     return unpack(raw, kind).dequantize()
 
 
-def _in_order(rows: torch.Tensor, num_heads: int) -> torch.Tensor:
+def _in_order(rows: torch.Tensor, heads: _Heads) -> torch.Tensor:
     """Move a head's even rows before its odd ones, which is the order that the rotation of halves needs."""
-    return torch.unflatten(rows, 0, (num_heads, -1, 2)).transpose(1, 2).flatten(0, 2)
+    turning = rows[: rows.shape[0] // (heads.turning + heads.still) * heads.turning]
+    ordered = torch.unflatten(turning, 0, (heads.turning, -1, 2)).transpose(1, 2).flatten(0, 2)
+    return torch.cat((ordered, rows[turning.shape[0] :])) if heads.still else ordered

@@ -41,6 +41,27 @@ ARCHITECTURES: Mapping[str, str] = MappingProxyType(
         "falcon-h1": "FalconH1ForCausalLM",
         "lfm2": "Lfm2ForCausalLM",
         "lfm2moe": "Lfm2MoeForCausalLM",
+        "mamba2": "Mamba2ForCausalLM",
+        "nemotron_h": "NemotronHForCausalLM",
+        "nemotron_h_moe": "NemotronHForCausalLM",
+        "granitehybrid": "GraniteMoeHybridForCausalLM",
+        "llama4": "Llama4ForCausalLM",
+        "ernie4_5": "Ernie4_5ForCausalLM",
+        "ernie4_5-moe": "Ernie4_5_MoeForCausalLM",
+        "dots1": "Dots1ForCausalLM",
+        "hunyuan-dense": "HunYuanDenseV1ForCausalLM",
+        "hunyuan-moe": "HunYuanMoEV1ForCausalLM",
+        "minimax-m2": "MiniMaxM2ForCausalLM",
+        "arcee": "ArceeForCausalLM",
+        "mistral3": "Ministral3ForCausalLM",
+        "command-r": "CohereForCausalLM",
+        "chatglm": "GlmForCausalLM",
+        "exaone-moe": "ExaoneMoeForCausalLM",
+        "nemotron": "NemotronForCausalLM",
+        "phi2": "PhiForCausalLM",
+        "phimoe": "PhiMoEForCausalLM",
+        "gptneox": "GPTNeoXForCausalLM",
+        "stablelm": "StableLmForCausalLM",
     }
 )
 """What GGUF calls the families that can be served."""
@@ -53,6 +74,8 @@ SAME_FILES: Mapping[str, str] = MappingProxyType(
         "Glm4MoeLiteForCausalLM": "deepseek2",
         "Olmo3ForCausalLM": "olmo2",
         "GraniteMoeSharedForCausalLM": "granitemoe",
+        "BambaForCausalLM": "granitehybrid",
+        "SolarOpenForCausalLM": "glm4moe",
     }
 )
 """More families whose files are of one of these architectures."""

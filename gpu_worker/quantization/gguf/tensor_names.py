@@ -24,6 +24,7 @@ _MODEL: Mapping[str, str] = MappingProxyType(
         "output_norm.weight": "model.norm.weight",
         "output.weight": "lm_head.weight",
         "output_norm.bias": "model.norm.bias",
+        "output.bias": "lm_head.bias",
         # What LFM2's files call the normalisation before the head.
         "token_embd_norm.weight": "model.norm.weight",
         "per_layer_token_embd.weight": "model.embed_tokens_per_layer.weight",
@@ -38,6 +39,7 @@ _LAYER: Mapping[str, str] = MappingProxyType(
         "attn_q": "self_attn.q_proj",
         "attn_k": "self_attn.k_proj",
         "attn_v": "self_attn.v_proj",
+        "attn_qkv": "self_attn.qkv_proj",
         "attn_q_norm": "self_attn.q_norm",
         "attn_k_norm": "self_attn.k_norm",
         "attn_output": "self_attn.o_proj",
@@ -74,6 +76,25 @@ _QWEN_HYBRID: Mapping[str, str] = MappingProxyType(
         "ssm_conv1d": "linear_attn.conv1d",
         "ssm_norm": "linear_attn.norm",
         "ssm_out": "linear_attn.out_proj",
+    }
+)
+_MAMBA: Mapping[str, str] = MappingProxyType(
+    {
+        "ssm_in": "mamba.in_proj",
+        "ssm_conv1d": "mamba.conv1d",
+        "ssm_norm": "mamba.norm",
+        "ssm_out": "mamba.out_proj",
+    }
+)
+# Layers of one block have one normalisation.
+_NEMOTRON_H: Mapping[str, str] = MappingProxyType(
+    {
+        **_MAMBA,
+        "attn_norm": "norm",
+        "ffn_up_shexp": "mlp.shared_experts.up_proj",
+        "ffn_down_shexp": "mlp.shared_experts.down_proj",
+        "ffn_latent_down": "mlp.fc1_latent_proj",
+        "ffn_latent_up": "mlp.fc2_latent_proj",
     }
 )
 _LFM2: Mapping[str, str] = MappingProxyType(
@@ -115,20 +136,17 @@ _FAMILIES: Mapping[str, Mapping[str, str]] = MappingProxyType(
         "qwen3next": _QWEN_HYBRID,
         "qwen35": _QWEN_HYBRID,
         "qwen35moe": _QWEN_HYBRID,
-        "falcon-h1": MappingProxyType(
-            {
-                "ffn_norm": "pre_ff_layernorm",
-                "ssm_in": "mamba.in_proj",
-                "ssm_conv1d": "mamba.conv1d",
-                "ssm_norm": "mamba.norm",
-                "ssm_out": "mamba.out_proj",
-            }
-        ),
+        "falcon-h1": MappingProxyType({**_MAMBA, "ffn_norm": "pre_ff_layernorm"}),
+        "granitehybrid": _MAMBA,
+        "mamba2": _NEMOTRON_H,
+        "nemotron_h": _NEMOTRON_H,
+        "nemotron_h_moe": _NEMOTRON_H,
         "lfm2": _LFM2,
         "lfm2moe": _LFM2,
         "olmo2": _AFTER,
         "exaone4": _AFTER,
-        "phi3": MappingProxyType({"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}),
+        "phi3": MappingProxyType({"ffn_up": "mlp.gate_up_proj"}),
+        "chatglm": MappingProxyType({"ffn_up": "mlp.gate_up_proj"}),
         "glm4": MappingProxyType(
             {
                 "post_attention_norm": "post_self_attn_layernorm",
@@ -163,18 +181,18 @@ _WHOLE: Mapping[str, str] = MappingProxyType(
         "ssm_dt.bias": "linear_attn.dt_bias",
     }
 )
+_MAMBA_WHOLE: Mapping[str, str] = MappingProxyType(
+    {"ssm_a": "mamba.A_log", "ssm_d": "mamba.D", "ssm_dt.bias": "mamba.dt_bias"}
+)
 _FAMILIES_WHOLE: Mapping[str, Mapping[str, str]] = MappingProxyType(
     {
         "lfm2moe": MappingProxyType({"exp_probs_b.bias": "mlp.expert_bias"}),
-        "falcon-h1": MappingProxyType(
-            {
-                "ssm_a": "mamba.A_log",
-                "ssm_d": "mamba.D",
-                "ssm_dt.bias": "mamba.dt_bias",
-                # Its converter leaves `.weight` out.
-                "ffn_norm": "pre_ff_layernorm.weight",
-            }
-        ),
+        # Its converter leaves `.weight` out.
+        "falcon-h1": MappingProxyType({**_MAMBA_WHOLE, "ffn_norm": "pre_ff_layernorm.weight"}),
+        "granitehybrid": _MAMBA_WHOLE,
+        "mamba2": _MAMBA_WHOLE,
+        "nemotron_h": _MAMBA_WHOLE,
+        "nemotron_h_moe": _MAMBA_WHOLE,
     }
 )
 _ANY_LAYER = re.compile(r"blk\.(0|[1-9][0-9]{0,3})\.")

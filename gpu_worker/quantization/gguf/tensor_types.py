@@ -36,6 +36,7 @@ BF16 = TensorType("BF16", 30, 1, 2)
 Q4_0 = TensorType("Q4_0", 2, 32, 18, bits=4, group_size=32)
 Q4_1 = TensorType("Q4_1", 3, 32, 20, bits=4, group_size=32)
 Q5_0 = TensorType("Q5_0", 6, 32, 22, bits=8, group_size=32)
+Q5_1 = TensorType("Q5_1", 7, 32, 24, bits=8, group_size=32)
 Q8_0 = TensorType("Q8_0", 8, 32, 34, bits=8, group_size=32)
 Q4_K = TensorType("Q4_K", 12, 256, 144, bits=4, group_size=32)
 Q5_K = TensorType("Q5_K", 13, 256, 176, bits=8, group_size=32)
@@ -43,11 +44,10 @@ Q6_K = TensorType("Q6_K", 14, 256, 210, bits=8, group_size=16)
 MXFP4 = TensorType("MXFP4", 39, 32, 17, bits=4, group_size=32)
 
 TENSOR_TYPES: Mapping[int, TensorType] = MappingProxyType(
-    {kind.number: kind for kind in (F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q8_0, Q4_K, Q5_K, Q6_K, MXFP4)}
+    {kind.number: kind for kind in (F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K, MXFP4)}
 )
 _OTHER_NAMES: Mapping[int, str] = MappingProxyType(
     {
-        7: "Q5_1",
         9: "Q8_1",
         10: "Q2_K",
         11: "Q3_K",

@@ -6,7 +6,7 @@ import gguf
 import numpy as np
 import numpy.typing as npt
 
-TYPES = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "MXFP4")
+TYPES = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "MXFP4")
 QUANTIZED = TYPES[3:]
 SCALED_BY_HALVES = QUANTIZED[:-1]
 # Bytes of a block that hold float16 numbers, and how large these make weights of about 1: the first scales values of
@@ -15,6 +15,7 @@ _HALVES: dict[str, tuple[tuple[int, float], ...]] = {
     "Q4_0": ((0, 0.2),),
     "Q4_1": ((0, 0.2), (2, -1.5)),
     "Q5_0": ((0, 0.1),),
+    "Q5_1": ((0, 0.1), (2, -1.5)),
     "Q8_0": ((0, 0.0135),),
     "Q4_K": ((0, 0.006), (2, 0.045)),
     "Q5_K": ((0, 0.003), (2, 0.0465)),

@@ -87,7 +87,7 @@ DEFECTS: dict[str, tuple[Change, str]] = {
     "too many blocks": (field("llama.block_count", 3), r"'model\.layers\.2\.input_layernorm\.weight' is missing"),
     "too few blocks": (field("llama.block_count", 1), r"'blk\.1\.attn_norm\.weight' has no place in the model"),
     "heads that share nothing": (field("llama.attention.head_count_kv", 3), "must divide llama.attention.head_count"),
-    "heads per layer": (field("llama.attention.head_count_kv", [2, 2]), "is an array of 2; it must be a whole number"),
+    "heads per layer": (field("llama.attention.head_count_kv", [2, 1]), "is an array of 2; it must be a whole number"),
     "heads that do not divide": (field("llama.attention.head_count", 7), "must divide|must be a multiple of"),
     "odd head": (field("llama.attention.key_length", 63), "is 63; rotary embeddings need an even number"),
     "value heads of another size": (field("llama.attention.value_length", 32), "supported: the size of a key, 64"),

@@ -1,0 +1,115 @@
+"""Files that llama.cpp's own tools write, against `transformers` and the `gguf` package's dequantization.
+
+Its sources are looked for where the benchmarks keep them, or in what `HEADRACE_LLAMA_CPP` names.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import gguf
+import pytest
+import torch
+
+from gpu_worker.models.loader import load_model
+from gpu_worker.quantization.gguf.model_facts import ARCHITECTURES
+from tests.gpu_worker.models.families.random_models import SIZES
+from tests.gpu_worker.models.paged_run import PagedRun
+from tests.gpu_worker.models.variants import oracle_logits
+from tests.gpu_worker.quantization.gguf.llama_cpp import (
+    VARIABLE,
+    LlamaCpp,
+    convert,
+    dequantize,
+    find_llama_cpp,
+    quantize,
+    save_checkpoint,
+)
+from tests.gpu_worker.quantization.gguf.llama_cpp_cases import CASES
+
+pytestmark = pytest.mark.slow
+
+LENGTH = 60
+# In so wide models, rows of most matrices have whole blocks of 256 numbers; the others get what they have blocks for.
+WIDE = {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 2}
+KINDS = ("Q4_0", "Q8_0", "Q4_K_M", "Q6_K")
+WIDE_CASES = ("llama", "qwen3moe", "gemma3", "deepseek-v3", "phi3", "gptneox", "arcee", "ernie4_5-moe", "dots1")
+
+
+class Files(NamedTuple):
+    """Where converted files are, what went wrong with which, and the models that they are of."""
+
+    directory: Path
+    failures: dict[str, str]
+    oracles: dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def tools() -> LlamaCpp:
+    found = find_llama_cpp()
+    if found is None:
+        pytest.skip(f"llama.cpp's sources are not on this machine: set {VARIABLE} to their folder")
+    return found
+
+
+@pytest.fixture(scope="module")
+def files(tools: LlamaCpp, tmp_path_factory: pytest.TempPathFactory) -> Files:
+    """Convert all in one process, which starts slowly."""
+    directory = tmp_path_factory.mktemp("converted")
+    oracles = {name: save_checkpoint(case, directory / name, {}) for name, case in CASES.items()}
+    jobs = [(directory / name, directory / f"{name}.gguf", "f32") for name in CASES]
+    return Files(directory, convert(tools, jobs, directory), oracles)
+
+
+def tokens() -> torch.Tensor:
+    return torch.randint(SIZES["vocab_size"], (LENGTH,), generator=torch.Generator().manual_seed(7))
+
+
+def logits_of(path: Path) -> torch.Tensor:
+    """A prompt in two chunks, then two tokens one by one."""
+    run = PagedRun(load_model(path, torch.float32, torch.device("cpu")), [tokens()])
+    return torch.cat([run.step({0: count})[0] for count in (35, LENGTH - 37, 1, 1)])
+
+
+def test_every_architecture_has_a_case() -> None:
+    assert {case.architecture for case in CASES.values()} == set(ARCHITECTURES)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_logits_of_a_converted_file_equal_transformers(files: Files, name: str) -> None:
+    path = files.directory / f"{name}.gguf"
+    assert str(path) not in files.failures, files.failures[str(path)]
+    assert gguf.GGUFReader(path).fields["general.architecture"].contents() == CASES[name].architecture
+    expected = oracle_logits(files.oracles[name], tokens())
+    assert expected.std() > 0.05
+    torch.testing.assert_close(logits_of(path), expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.fixture(scope="module")
+def wide_files(tools: LlamaCpp, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if tools.quantizer is None:
+        pytest.skip("llama-quantize is not built: build llama.cpp into `build` in the folder of its sources")
+    directory = tmp_path_factory.mktemp("quantized")
+    for name in WIDE_CASES:
+        save_checkpoint(CASES[name], directory / name, WIDE)
+    jobs = [
+        (directory / name, directory / f"{name}-{kind}.gguf", kind) for name in WIDE_CASES for kind in ("f16", "f32")
+    ]
+    assert convert(tools, jobs, directory) == {}
+    return directory
+
+
+@pytest.mark.parametrize("kind", ["f16", *KINDS])
+@pytest.mark.parametrize("name", WIDE_CASES)
+def test_logits_of_a_quantized_file_equal_those_of_its_numbers(
+    tools: LlamaCpp, wide_files: Path, tmp_path: Path, name: str, kind: str
+) -> None:
+    """The numbers are those that the `gguf` package reads of its blocks."""
+    path = wide_files / f"{name}-{kind}.gguf"
+    if kind in KINDS:
+        path = tmp_path / f"{kind}.gguf"
+        quantize(tools, wide_files / f"{name}-f32.gguf", path, kind)
+    types = dequantize(path, tmp_path / "numbers.gguf")
+    assert kind.upper().removesuffix("_M") in types
+    torch.testing.assert_close(logits_of(path), logits_of(tmp_path / "numbers.gguf"), atol=2e-3, rtol=1e-3)
