@@ -11,6 +11,22 @@ _FINAL = "<|channel|>final<|message|>"
 _TURN = "<|start|>assistant"
 _ENDS = ("<|end|>", "<|return|>", "<|call|>")
 
+_PARTS = (Name(), Skipped(" <|constrain|>json", "<|message|>"), JsonArguments())
+_RECIPIENTS = ("<|channel|>commentary to=", "<|channel|>analysis to=", "<|start|>assistant to=")
+
+
+def _calls(namespace: str) -> CallForm:
+    """Return how functions of a namespace are called."""
+    return CallForm(
+        opens=tuple(f"{each}{namespace}" for each in _RECIPIENTS),
+        # The prompt ends with the beginning of the turn, and the recipient may stand before the channel.
+        bare_opens=(f"to={namespace}",),
+        parts=_PARTS,
+        closes=("<|call|>", "<|end|>"),
+        is_closed_by_end=True,
+    )
+
+
 HARMONY = ChatFormat(
     name="harmony",
     marks=(("<|channel|>", "<|message|>"),),
@@ -20,20 +36,8 @@ HARMONY = ChatFormat(
         behind=_TURN,
         is_anywhere=True,
     ),
-    calls=(
-        CallForm(
-            opens=(
-                "<|channel|>commentary to=functions.",
-                "<|channel|>analysis to=functions.",
-                "<|start|>assistant to=functions.",
-            ),
-            # The prompt ends with the beginning of the turn, and the recipient may stand before the channel.
-            bare_opens=("to=functions.",),
-            parts=(Name(), Skipped(" <|constrain|>json", "<|message|>"), JsonArguments()),
-            closes=("<|call|>", "<|end|>"),
-            is_closed_by_end=True,
-        ),
-    ),
+    # The tools that the client offers are functions. Others are those that the model was trained with, as its browser.
+    calls=(_calls("functions."), _calls("")),
     content_open=_FINAL,
     dropped=(
         _FINAL,
