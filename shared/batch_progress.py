@@ -16,6 +16,7 @@ class BatchProgress(Struct, frozen=True, array_like=True, tag="batch_progress"):
         token_ids: Generated so far.
         text: Text of `token_ids`, as far as it is certain.
         in_reasoning: As in `Delta`.
+        total_logprob: Sum of the log probabilities of `token_ids`, if they are asked for.
     """
 
     digest: bytes
@@ -25,3 +26,4 @@ class BatchProgress(Struct, frozen=True, array_like=True, tag="batch_progress"):
     token_ids: tuple[int, ...] = ()
     text: str = ""
     in_reasoning: bool = False
+    total_logprob: float = 0.0

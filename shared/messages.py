@@ -302,6 +302,8 @@ class BatchResult(Struct, frozen=True, kw_only=True, tag="result"):
     """The outcome of a batch request, stored once in the results stream as JSON.
 
     `vector` (in base64), `error_param` and `error_code` are those of `Finish`; `chat_format` is that of `Heartbeat`.
+    `total_logprob` is the sum of the natural logs of its tokens' probabilities, if the request asked for log
+    probabilities.
     """
 
     id: str
@@ -324,6 +326,7 @@ class BatchResult(Struct, frozen=True, kw_only=True, tag="result"):
     chat_format: str = ""
     error_param: str | None = None
     error_code: str | None = None
+    total_logprob: float | None = None
 
 
 UNDECODABLE = (msgspec.MsgspecError, RecursionError, ValueError)

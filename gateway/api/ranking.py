@@ -42,16 +42,16 @@ class RankedSink:
         self._sink.fail(error)
 
 
-def likeliest(sinks: Sequence[RankedSink], n: int, num_told: int) -> list[int]:
+def likeliest(mean_logprobs: Sequence[float], n: int, num_told: int) -> list[int]:
     """Return which choices are told, prompt by prompt, and of each prompt the likeliest first.
 
     Args:
-        sinks: One per sequence, `n` for each prompt.
+        mean_logprobs: One per sequence, `n` for each prompt.
         n: Sequences of a prompt.
         num_told: Choices of a prompt that are told. Of equally likely ones the first are.
     """
     told: list[int] = []
-    for first in range(0, len(sinks), n):
-        places = sorted(range(first, first + n), key=lambda place: -sinks[place].mean_logprob)
+    for first in range(0, len(mean_logprobs), n):
+        places = sorted(range(first, first + n), key=lambda place: -mean_logprobs[place])
         told += places[:num_told]
     return told

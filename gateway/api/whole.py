@@ -111,7 +111,8 @@ class WholeAnswer(Answer):
         """Return the places of the choices that are told, in the order of the answer."""
         if not self._ranked:
             return range(len(self._choices))
-        return likeliest(self._ranked, self._generation.n, self._generation.num_choices)
+        means = [sink.mean_logprob for sink in self._ranked]
+        return likeliest(means, self._generation.n, self._generation.num_choices)
 
     def _complete(self) -> None:
         choices: list[dict[str, Any]] = []

@@ -179,6 +179,8 @@ class BatchLane:
     def advance(self, held: HeldRequest, delta: Delta) -> None:
         """Collect what a step did to a request, and store the result when it is the last."""
         held.parts.append(delta.text)
+        if delta.logprobs:
+            held.total_logprob += sum(entry.logprob for entry in delta.logprobs)
         held.num_output_tokens = delta.seq + len(delta.token_ids)
         if delta.finish is not None:
             usage, held.vector = delta.finish.usage, delta.finish.vector
@@ -218,6 +220,7 @@ class BatchLane:
             # The prompt's echo is in the recorded text.
             held.request = msgspec.structs.replace(request, emitted=record.token_ids, echo=False)
             held.parts = [record.text]
+            held.total_logprob = record.total_logprob
             held.resume(len(record.token_ids))
         if num_failed >= self._max_attempts:
             error = f"given up after {self._max_attempts} attempts: each lost its worker"
@@ -288,6 +291,7 @@ class BatchLane:
             cached_tokens=0 if sequence is None else sequence.num_cached_tokens,
             in_reasoning=held.in_reasoning,
             chat_format=self._chat_format,
+            total_logprob=None if request.sampling.logprobs is None else held.total_logprob,
         )
 
     def _refuse_unreadable(

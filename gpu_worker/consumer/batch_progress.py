@@ -70,6 +70,7 @@ class ProgressRecords:
             tuple(token_ids),
             "".join(held.parts),
             held.in_reasoning,
+            held.total_logprob,
         )
         try:
             await self._js.publish(progress_subject(request.tenant, request.id), msgspec.msgpack.encode(record))

@@ -40,6 +40,8 @@ class HeldRequest:
         num_blocks: Blocks that it is expected to need beyond those shared with others.
         is_plain: Its tokens need only be decoded: no stop strings, no log probabilities, no prelude to send.
         parts: Text so far, of a request whose answer is delivered as a whole.
+        total_logprob: Sum of the log probabilities of the tokens so far, if they are asked for, of a request whose
+            answer is delivered as a whole.
         vector: Its answer, when that is numbers and is delivered as a whole.
         num_output_tokens: Generated tokens delivered, to the outbox or to `parts`, those of earlier attempts included.
             The engine may know more already.
@@ -63,6 +65,7 @@ class HeldRequest:
     num_blocks: int = 0
     is_plain: bool = False
     parts: list[str] = field(default_factory=list)
+    total_logprob: float = 0.0
     vector: bytes | None = None
     num_output_tokens: int = 0
     num_earlier_tokens: int = 0

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import math
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ import msgspec
 from gateway.api.grammar_errors import naming_field
 from gateway.api.identity import AnswerIdentity
 from gateway.api.output_reading import NO_TOOLS, reading_of
+from gateway.api.ranking import likeliest
 from gateway.api.schemas.chat import parse_chat
 from gateway.api.schemas.completion import parse_completion
 from gateway.api.tool_calls import reasoning_fields
@@ -124,13 +126,12 @@ def _refusal(generation: Generation, failed: BatchResult) -> ApiError:
 
 
 def _check_is_kept(generation: Generation) -> None:
-    sampling = generation.sampling
+    sampling, ranking = generation.sampling, generation.ranking
+    shows_logprobs = sampling.logprobs is not None if ranking is None else ranking.shows_logprobs
     problems = {
         "tools": generation.tools is not None,
         "stream": generation.stream,
-        # The log probabilities by which answers are ranked.
-        "best_of": generation.ranking is not None,
-        "logprobs": sampling.logprobs is not None or sampling.prompt_logprobs is not None,
+        "logprobs": shows_logprobs or sampling.prompt_logprobs is not None,
         "return_token_ids": generation.details is not None and generation.details.token_ids,
     }
     for name, is_asked in problems.items():
@@ -141,9 +142,10 @@ def _check_is_kept(generation: Generation) -> None:
 def _texts(line: BatchLine, results: list[BatchResult]) -> dict[str, Any]:
     generation = line.generation
     totals = UsageTotals(len(results), generation.n)
+    for place, result in enumerate(results):
+        totals.add(place, Usage(result.prompt_tokens, result.completion_tokens, result.cached_tokens))
     choices = []
-    for index, result in enumerate(results):
-        totals.add(index, Usage(result.prompt_tokens, result.completion_tokens, result.cached_tokens))
+    for index, result in enumerate(_told(generation, results)):
         choice: dict[str, Any] = {"index": index, "logprobs": None, "finish_reason": result.finish}
         if generation.kind == "chat":
             choice["message"] = _message(generation, result)
@@ -154,6 +156,20 @@ def _texts(line: BatchLine, results: list[BatchResult]) -> dict[str, Any]:
     prefix = "chatcmpl-" if generation.kind == "chat" else "cmpl-"
     identity = AnswerIdentity(prefix + results[0].id, generation.kind, generation.model, created)
     return identity.fields(streamed=False) | {"choices": choices, "usage": usage_fields(totals)}
+
+
+def _told(generation: Generation, results: list[BatchResult]) -> list[BatchResult]:
+    """Return the results that are told, in the order of the answer."""
+    if generation.ranking is None:
+        return results
+    return [results[place] for place in likeliest(list(map(_mean, results)), generation.n, generation.num_choices)]
+
+
+def _mean(result: BatchResult) -> float:
+    """Return the mean log probability of a result's tokens, JSON's null as the least."""
+    if not result.completion_tokens:
+        return 0.0
+    return -math.inf if result.total_logprob is None else result.total_logprob / result.completion_tokens
 
 
 def _message(generation: Generation, result: BatchResult) -> dict[str, Any]:

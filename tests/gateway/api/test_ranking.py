@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from gateway.admission.limits import reserved_tokens
 from gateway.api.answer import ResponseHead
 from gateway.api.identity import AnswerIdentity
 from gateway.api.ranking import RankedSink, likeliest
@@ -126,9 +127,8 @@ def test_equally_likely_ones_keep_their_order() -> None:
     sinks = [RankedSink(Kept(), shows_logprobs=True) for _ in range(6)]
     for sink, logprob in zip(sinks, (-1.0, -0.5, -1.0, -2.0, -2.0, float("-inf")), strict=True):
         sink.deliver(Delta("r", 0, 0, (5,), "a", logprobs=(TokenLogprob(5, "a", b"a", logprob),)))
-    assert likeliest(sinks, 3, 2) == [1, 0, 3, 4]
-    without_tokens = [RankedSink(Kept(), shows_logprobs=True) for _ in range(2)]
-    assert likeliest(without_tokens, 2, 2) == [0, 1]
+    assert likeliest([sink.mean_logprob for sink in sinks], 3, 2) == [1, 0, 3, 4]
+    assert RankedSink(Kept(), shows_logprobs=True).mean_logprob == 0
 
 
 def test_failure_of_one_is_passed_on() -> None:
@@ -142,6 +142,8 @@ def test_all_sequences_count_and_each_has_its_log_probabilities(parse: Any) -> N
     generation = parse(best_of=4)
     assert (generation.num_sequences, generation.num_at_once, generation.num_choices) == (4, 4, 1)
     assert generation.sampling.logprobs == 0
+    # The tokens of all are reserved from the key's budget.
+    assert reserved_tokens(parse(best_of=4, max_tokens=10)) == generation.estimated_prompt_tokens + 40
     assert parse(best_of=1) == parse()
     # All answers are equal where the likeliest token is taken each time.
     greedy = parse(best_of=4, n=2, temperature=0)

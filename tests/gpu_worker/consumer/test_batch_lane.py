@@ -396,15 +396,27 @@ def test_long_texts_are_recorded_less_often(is_followed: bool, num_tokens: int, 
     assert is_due(held, 100.0 + after_s) is expected
 
 
-async def test_echoed_prompt_is_in_a_moved_result_once(make_worker: MakeWorker, gateway: TestGateway) -> None:
+async def test_echoed_prompt_and_each_log_probability_are_in_a_moved_result_once(
+    make_worker: MakeWorker, gateway: TestGateway
+) -> None:
     first = await make_worker(simulate=5.0)
-    request = _request(gateway, echo=True, sampling=Sampling(max_tokens=100, ignore_eos=True))
+    request = _request(gateway, echo=True, sampling=Sampling(max_tokens=100, ignore_eos=True, logprobs=0))
     await _publish(gateway, encode(request))
     await first.wait_for_heartbeat(lambda heartbeat: heartbeat.step >= 20)
     await first.drain(0.0)
     await make_worker(simulate=0.0)
     result = await _result(gateway, request.id)
     assert result.text == "x = " + TOKENIZER.decode(result.token_ids)
+    assert result.attempt == 2
+    short = _request(gateway, sampling=Sampling(max_tokens=1, ignore_eos=True, logprobs=0))
+    plain = _request(gateway, sampling=Sampling(max_tokens=1, ignore_eos=True))
+    for each in (short, plain):
+        await _publish(gateway, encode(each))
+    # The simulated model finds all tokens equally likely.
+    of_one = (await _result(gateway, short.id)).total_logprob
+    assert of_one is not None
+    assert result.total_logprob == pytest.approx(100 * of_one)
+    assert (await _result(gateway, plain.id)).total_logprob is None
 
 
 async def test_record_of_another_request_under_the_same_id_is_not_used(

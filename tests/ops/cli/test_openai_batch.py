@@ -38,6 +38,29 @@ def answered(line: BatchLine, **fields: Any) -> dict[str, Any]:
     return output_line(line)
 
 
+def test_best_answers_of_a_line_are_told_and_the_tokens_of_all_are_counted() -> None:
+    line = read_openai_line(chat_line(n=2, best_of=4, temperature=1), "default", None)
+    assert [request.sampling.logprobs for request in line.requests] == [0] * 4
+    # By the sum the short one would be the best, and the one without a finite sum is the last.
+    said = [("long", 6, -6.0), ("short", 1, -2.0), ("middling", 2, -3.0), ("never", 2, None)]
+    for request, (text, num_tokens, total) in zip(line.requests, said, strict=True):
+        result = BatchResult(
+            id=request.id,
+            model="m",
+            tenant="default",
+            text=text,
+            finish="stop",
+            prompt_tokens=4,
+            completion_tokens=num_tokens,
+            total_logprob=total,
+        )
+        line.results[request.id] = msgspec.json.decode(msgspec.json.encode(result), type=BatchResult)
+    answer = ChatCompletion.model_validate(output_line(line)["response"]["body"], strict=True)
+    assert [(each.index, each.message.content) for each in answer.choices] == [(0, "long"), (1, "middling")]
+    assert answer.usage is not None
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (4, 11)
+
+
 def test_file_is_read_and_answered_in_openai_s_form(state_dir: Path, tmp_path: Path) -> None:
     completion = {"prompt": ["def f():", "def g():"], "max_tokens": 2, "n": 2, "temperature": 0}
     lines = [
@@ -101,7 +124,7 @@ def test_field_that_a_worker_blames_is_named_in_the_output() -> None:
         ({"body": chat_line(temprature=1)["body"]}, "Did you mean 'temperature'?"),
         ({"body": chat_line(logprobs=True)["body"]}, "'logprobs' is not kept in the results of batch jobs"),
         ({"body": chat_line(stream=True)["body"]}, "'stream' is not kept"),
-        ({"body": chat_line(best_of=2)["body"]}, "'best_of' is not kept"),
+        ({"body": chat_line(best_of=2, logprobs=True)["body"]}, "'logprobs' is not kept"),
         (
             {"body": chat_line(tools=[{"type": "function", "function": {"name": "f"}}])["body"]},
             "'tools' is not kept in the results of batch jobs",
