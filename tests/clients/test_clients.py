@@ -17,6 +17,7 @@ import pytest
 from tests.clients.environment import AGENTS, HERE, ROOT, Environment
 from tests.clients.long_model import save_long_model
 from tests.clients.table import Cells, write_table
+from tests.clients.thinking_model import save_thinking_model
 from tests.integration.system import System, running_system
 
 pytestmark = [pytest.mark.clients, pytest.mark.timeout(1500)]
@@ -40,6 +41,8 @@ CLIENTS = {
     "AIPerf": "python/aiperf_tool.py",
     "lm-eval": "python/lm_eval_tool.py",
 }
+# Those that try what a model does that thinks.
+THINKING = ("openai_client.py", "openai.mjs", "anthropic_client.py", "ai_sdk.mjs", "pydantic_ai_client.py")
 CLIENT_TIMEOUT_S = 600
 
 
@@ -67,6 +70,16 @@ def long_system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
 
 
 @pytest.fixture(scope="module")
+def thinking_system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
+    """A system whose model thinks."""
+    directory = tmp_path_factory.mktemp("thinking")
+    save_thinking_model(directory / "model")
+    environ = {"HEADRACE_CHAT_FORMAT": "hermes-thinking"}
+    with running_system(directory, "--model", str(directory / "model"), environ=environ) as system:
+        yield system
+
+
+@pytest.fixture(scope="module")
 def table() -> Iterator[Cells]:
     """What works in which client; written down once all have run."""
     cells: Cells = {}
@@ -89,6 +102,10 @@ def test_every_feature_of_the_client_works(
         # Nobody is told of these runs.
         "LITELLM_LOCAL_MODEL_COST_MAP": "true",
     }
+    if script.name in THINKING:
+        thinking: System = request.getfixturevalue("thinking_system")
+        environ |= {"HEADRACE_THINKING_URL": thinking.url, "HEADRACE_THINKING_KEY": thinking.info["api_key"]}
+        environ |= {"HEADRACE_THINKING_MODEL": thinking.model}
     done = subprocess.run(
         environment.command(script),
         env=environ,

@@ -5,13 +5,18 @@ import { createOpenAI } from "@ai-sdk/openai";
 import { createOpenAICompatible } from "@ai-sdk/openai-compatible";
 import { embed, generateObject, generateText, stepCountIs, streamText, tool } from "ai";
 import { z } from "zod";
-import { KEY, MODEL, NUM_TURNS, URL, check, checkPerson, run } from "./cells.mjs";
+import {
+  KEY, MODEL, NUM_TURNS, THINKING_KEY, THINKING_MODEL, THINKING_URL, URL, check, checkPerson, run,
+} from "./cells.mjs";
 
 const openai = createOpenAI({ baseURL: `${URL}/v1`, apiKey: KEY });
 const compatible = createOpenAICompatible({
   name: "headrace", baseURL: `${URL}/v1`, apiKey: KEY, supportsStructuredOutputs: true, includeUsage: true,
 });
 const anthropic = createAnthropic({ baseURL: `${URL}/v1`, apiKey: KEY });
+const thinking = { baseURL: `${THINKING_URL}/v1`, apiKey: THINKING_KEY };
+// It knows the models that think by their names.
+const summaries = { openai: { reasoningSummary: "auto", forceReasoning: true } };
 const schema = z.object({ name: z.string().max(8), age: z.number().int().min(0).max(120) });
 const prompt = "Somebody, please.";
 const common = { prompt, maxRetries: 0 };
@@ -53,6 +58,35 @@ await run({
     check(await streamText({ ...common, model: openai(MODEL), maxOutputTokens: 16 }).text);
   },
   "Responses with tools": () => loop(openai(MODEL)),
+  "reasoning in chat": async () => {
+    const model = createOpenAICompatible({ name: "headrace", ...thinking })(THINKING_MODEL);
+    const answer = await generateText({ ...common, model, maxOutputTokens: 8 });
+    check(answer.reasoningText, answer);
+  },
+  "reasoning as summaries": async () => {
+    const ask = { ...common, model: createOpenAI(thinking)(THINKING_MODEL), maxOutputTokens: 16, providerOptions: summaries };
+    const stream = streamText(ask);
+    let told = "";
+    for await (const part of stream.fullStream) if (part.type === "reasoning-delta") told += part.text;
+    check(told);
+    check((await generateText(ask)).reasoningText);
+  },
+  "encrypted reasoning": async () => {
+    const providerOptions = { openai: { ...summaries.openai, store: false } };
+    const ask = { model: createOpenAI(thinking)(THINKING_MODEL), maxRetries: 0, maxOutputTokens: 16, providerOptions };
+    const messages = [{ role: "user", content: "hello" }];
+    const first = await generateText({ ...ask, messages });
+    const again = [...messages, ...first.response.messages, { role: "user", content: "again" }];
+    const second = await generateText({ ...ask, messages: again });
+    const sent = second.request.body.input.filter((item) => item.type === "reasoning");
+    check(sent.length === 1 && sent[0].encrypted_content && second.reasoningText, second.request.body);
+  },
+  thinking: async () => {
+    const providerOptions = { anthropic: { thinking: { type: "enabled", budgetTokens: 1024 } } };
+    const model = createAnthropic(thinking)(THINKING_MODEL);
+    const answer = await generateText({ ...common, model, maxOutputTokens: 16, providerOptions });
+    check(answer.reasoningText, answer);
+  },
   Messages: async () => {
     const answer = await generateText({ ...common, model: anthropic(MODEL), maxOutputTokens: 8 });
     check(answer.text, answer);

@@ -3,6 +3,10 @@
 export const URL = process.env.HEADRACE_URL;
 export const KEY = process.env.HEADRACE_KEY;
 export const MODEL = process.env.HEADRACE_MODEL;
+// A second system, whose model thinks.
+export const THINKING_URL = process.env.HEADRACE_THINKING_URL;
+export const THINKING_KEY = process.env.HEADRACE_THINKING_KEY;
+export const THINKING_MODEL = process.env.HEADRACE_THINKING_MODEL;
 export const NUM_TURNS = 20;
 
 export const SCHEMA = {

@@ -1,9 +1,13 @@
 // OpenAI's own library for Node.
 
 import OpenAI from "openai";
-import { KEY, MODEL, NUM_TURNS, SCHEMA, URL, check, checkPerson, run } from "./cells.mjs";
+import {
+  KEY, MODEL, NUM_TURNS, SCHEMA, THINKING_KEY, THINKING_MODEL, THINKING_URL, URL, check, checkPerson, run,
+} from "./cells.mjs";
 
 const client = new OpenAI({ baseURL: `${URL}/v1`, apiKey: KEY, maxRetries: 0, timeout: 120_000 });
+const thinking = new OpenAI({ baseURL: `${THINKING_URL}/v1`, apiKey: THINKING_KEY, maxRetries: 0, timeout: 120_000 });
+const thought = { model: THINKING_MODEL, input: "hello", max_output_tokens: 16 };
 const messages = [{ role: "user", content: "Somebody, please." }];
 const tool = { type: "function", function: { name: "person", parameters: SCHEMA, strict: true } };
 
@@ -95,6 +99,41 @@ await run({
     });
     const call = answer.output.find((item) => item.type === "function_call");
     checkPerson(JSON.parse(call.arguments));
+  },
+  "resumed streams": async () => {
+    const events = [];
+    const ask = { model: MODEL, input: "hello", max_output_tokens: 100, background: true, stream: true };
+    for await (const event of await client.responses.create(ask)) {
+      events.push(event);
+      if (events.length === 4) break;
+    }
+    const resume = (after) => client.responses.retrieve(events[0].response.id, { stream: true, starting_after: after });
+    for await (const event of await resume(events.at(-1).sequence_number)) events.push(event);
+    check(events.every((event, index) => event.sequence_number === index), events.map((event) => event.sequence_number));
+    check(["response.completed", "response.incomplete"].includes(events.at(-1).type), events.at(-1));
+    for await (const event of await resume(events.at(-1).sequence_number)) check(false, event);
+  },
+  "reasoning in chat": async () => {
+    const answer = await thinking.chat.completions.create({ model: THINKING_MODEL, messages, max_tokens: 8 });
+    check(answer.choices[0].message.reasoning_content, answer);
+  },
+  "reasoning in Responses": async () => {
+    const answer = await thinking.responses.create(thought);
+    check(answer.output[0].type === "reasoning" && answer.output[0].content[0].text, answer);
+  },
+  "reasoning as summaries": async () => {
+    let told = "";
+    for await (const event of thinking.responses.stream({ ...thought, reasoning: { summary: "auto" } })) {
+      if (event.type === "response.reasoning_summary_text.delta") told += event.delta;
+    }
+    check(told);
+  },
+  "encrypted reasoning": async () => {
+    const keep = { store: false, include: ["reasoning.encrypted_content"] };
+    const { output } = await thinking.responses.create({ ...thought, ...keep });
+    check(output[0].encrypted_content, output);
+    const input = [{ role: "user", content: "hello" }, { ...output[0], content: undefined }, { role: "user", content: "b" }];
+    check((await thinking.responses.create({ ...thought, ...keep, input })).output[0].encrypted_content);
   },
   "typed errors": async () => {
     try {

@@ -3,9 +3,21 @@
 from __future__ import annotations
 
 import anthropic
-from cells import KEY, MODEL, NUM_TURNS, SCHEMA, URL, check_person, run
+from cells import (
+    KEY,
+    MODEL,
+    NUM_TURNS,
+    SCHEMA,
+    THINKING_KEY,
+    THINKING_MODEL,
+    THINKING_URL,
+    URL,
+    check_person,
+    run,
+)
 
 client = anthropic.Anthropic(base_url=URL, api_key=KEY, max_retries=0, timeout=120)
+thinking = anthropic.Anthropic(base_url=THINKING_URL, api_key=THINKING_KEY, max_retries=0, timeout=120)
 MESSAGES = [{"role": "user", "content": "Somebody, please."}]
 TOOL = {"name": "person", "description": "Store.", "input_schema": SCHEMA, "strict": True}
 # The library knows no temperature any more.
@@ -88,6 +100,43 @@ def count() -> None:
     assert 0 < few <= client.messages.count_tokens(model=MODEL, messages=MESSAGES, tools=[TOOL]).input_tokens
 
 
+def thoughts() -> None:
+    asked = {"model": THINKING_MODEL, "max_tokens": 16, "thinking": {"type": "enabled", "budget_tokens": 1024}}
+    with thinking.messages.stream(messages=MESSAGES, **asked) as events:
+        told = "".join(event.thinking for event in events if event.type == "thinking")
+        [block] = events.get_final_message().content
+    assert (block.type, block.thinking, bool(told)) == ("thinking", told, True)
+    history = [*MESSAGES, {"role": "assistant", "content": [block]}, *MESSAGES]
+    assert thinking.messages.create(messages=history, **asked).content[0].type == "thinking"
+
+
+def defined_tools() -> None:
+    tools = [
+        {"type": "bash_20250124", "name": "bash"},
+        {"type": "text_editor_20250728", "name": "str_replace_based_edit_tool", "max_characters": 1000},
+        {"type": "memory_20250818", "name": "memory"},
+    ]
+    for tool in tools:
+        choice = {"type": "tool", "name": tool["name"], "disable_parallel_tool_use": True}
+        message = client.messages.create(
+            model=MODEL, max_tokens=100, messages=MESSAGES, tools=tools, tool_choice=choice
+        )
+        # The demo model may not find the end of a text.
+        assert message.stop_reason in ("tool_use", "max_tokens")
+        assert (message.content[-1].type, message.content[-1].name) == ("tool_use", tool["name"])
+
+
+def search_results() -> None:
+    found = {
+        "type": "search_result",
+        "source": "https://example.com/",
+        "title": "A page",
+        "content": [{"type": "text", "text": "Somebody is here."}],
+    }
+    message = client.messages.create(model=MODEL, max_tokens=8, messages=[{"role": "user", "content": [found]}])
+    assert message.usage.input_tokens > 5
+
+
 def errors() -> None:
     try:
         client.with_options(api_key="wrong").messages.create(model=MODEL, max_tokens=1, messages=MESSAGES)
@@ -101,6 +150,12 @@ def errors() -> None:
         assert error.body["error"]["type"] == "not_found_error"
     else:
         raise AssertionError("an unknown model answered")
+    try:
+        client.models.retrieve("nobody")
+    except anthropic.NotFoundError as error:
+        assert error.body["error"]["type"] == "not_found_error"
+    else:
+        raise AssertionError("an unknown model was shown")
 
 
 run(
@@ -113,6 +168,9 @@ run(
         "loop of tool calls": tool_loop,
         "tool runner": tool_runner,
         "token counting": count,
+        "thinking": thoughts,
+        "bash, text editor, memory": defined_tools,
+        "results of searches": search_results,
         "typed errors": errors,
     }
 )

@@ -11,6 +11,10 @@ from collections.abc import Callable
 URL = os.environ["HEADRACE_URL"]
 KEY = os.environ["HEADRACE_KEY"]
 MODEL = os.environ["HEADRACE_MODEL"]
+# A second system, whose model thinks; some clients alone are given it.
+THINKING_URL = os.environ.get("HEADRACE_THINKING_URL", "")
+THINKING_KEY = os.environ.get("HEADRACE_THINKING_KEY", "")
+THINKING_MODEL = os.environ.get("HEADRACE_THINKING_MODEL", "")
 
 SCHEMA = {
     "type": "object",

@@ -5,10 +5,23 @@ from __future__ import annotations
 import json
 
 import openai
-from cells import KEY, MODEL, NUM_TURNS, SCHEMA, URL, check_person, run
+from cells import (
+    KEY,
+    MODEL,
+    NUM_TURNS,
+    SCHEMA,
+    THINKING_KEY,
+    THINKING_MODEL,
+    THINKING_URL,
+    URL,
+    check_person,
+    run,
+)
 from pydantic import BaseModel, Field
 
 client = openai.OpenAI(base_url=f"{URL}/v1", api_key=KEY, max_retries=0, timeout=120)
+thinking = openai.OpenAI(base_url=f"{THINKING_URL}/v1", api_key=THINKING_KEY, max_retries=0, timeout=120)
+THOUGHT = {"model": THINKING_MODEL, "input": "hello", "max_output_tokens": 16}
 MESSAGES = [{"role": "user", "content": "Somebody, please."}]
 TOOL = {"type": "function", "function": {"name": "person", "description": "Store.", "parameters": SCHEMA}}
 RESPONSE_TOOL = {"type": "function", "name": "person", "parameters": SCHEMA, "strict": True}
@@ -187,6 +200,68 @@ def background_response() -> None:
     assert job.output_text, job
 
 
+def chat_reasoning() -> None:
+    message = thinking.chat.completions.create(model=THINKING_MODEL, messages=MESSAGES, max_tokens=8).choices[0].message
+    assert message.reasoning_content
+    assert not message.content
+    chunks = thinking.chat.completions.create(model=THINKING_MODEL, messages=MESSAGES, max_tokens=8, stream=True)
+    assert "".join(getattr(chunk.choices[0].delta, "reasoning_content", None) or "" for chunk in chunks)
+
+
+def response_reasoning() -> None:
+    answer = thinking.responses.create(**THOUGHT)
+    assert (answer.output[0].type, bool(answer.output[0].content[0].text)) == ("reasoning", True)
+    assert answer.usage.output_tokens_details.reasoning_tokens > 0
+
+
+def reasoning_summary() -> None:
+    with thinking.responses.stream(**THOUGHT, reasoning={"summary": "auto"}) as events:
+        told = list(events)
+    [part] = told[-1].response.output[0].summary
+    deltas = [event.delta for event in told if event.type == "response.reasoning_summary_text.delta"]
+    assert "".join(deltas) == part.text != ""
+
+
+def encrypted_reasoning() -> None:
+    first = thinking.responses.create(**THOUGHT, store=False, include=["reasoning.encrypted_content"])
+    [item] = first.output
+    plain = {"type": "reasoning", "id": item.id, "summary": [], "content": [part.to_dict() for part in item.content]}
+    sealed = {"type": "reasoning", "id": item.id, "summary": [], "encrypted_content": item.encrypted_content}
+    before, after = {"role": "user", "content": "hello"}, {"role": "user", "content": "again"}
+    counts = [
+        thinking.responses.input_tokens.count(model=THINKING_MODEL, input=[before, *items, after]).input_tokens
+        for items in ([plain], [sealed])
+    ]
+    assert counts[0] == counts[1]
+    assert thinking.responses.create(**THOUGHT | {"input": [before, sealed, after], "store": False}).output
+
+
+def resumed_stream() -> None:
+    stream = client.responses.create(model=MODEL, input="hello", max_output_tokens=100, background=True, stream=True)
+    events = [event for event, _ in zip(stream, range(4), strict=False)]
+    stream.close()
+    response_id = events[0].response.id
+    rest = list(client.responses.retrieve(response_id, stream=True, starting_after=events[-1].sequence_number))
+    told = [*events, *rest]
+    assert [event.sequence_number for event in told] == list(range(len(told)))
+    assert told[-1].type in ("response.completed", "response.incomplete")
+    assert [event.to_dict() for event in client.responses.retrieve(response_id, stream=True)] == [
+        event.to_dict() for event in told
+    ]
+    last = told[-1].sequence_number
+    assert list(client.responses.retrieve(response_id, stream=True, starting_after=last)) == []
+
+
+def cancelled_stream() -> None:
+    stream = client.responses.create(model=MODEL, input="hello", max_output_tokens=1000, background=True, stream=True)
+    events = []
+    for event in stream:
+        events.append(event)
+        if event.type == "response.created":
+            client.responses.cancel(event.response.id)
+    assert (events[-1].type, events[-1].response.status) == ("response.failed", "cancelled")
+
+
 def _strict(tool: dict[str, object]) -> dict[str, object]:
     return tool | {"function": {**tool["function"], "strict": True}}
 
@@ -211,5 +286,11 @@ run(
         "Responses with a schema": parsed_response,
         "Responses with tools": response_tools,
         "background Responses": background_response,
+        "resumed streams": resumed_stream,
+        "cancelled streams": cancelled_stream,
+        "reasoning in chat": chat_reasoning,
+        "reasoning in Responses": response_reasoning,
+        "reasoning as summaries": reasoning_summary,
+        "encrypted reasoning": encrypted_reasoning,
     }
 )

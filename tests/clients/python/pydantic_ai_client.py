@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Literal
 
-from cells import KEY, MODEL, NUM_TURNS, URL, run
+from cells import KEY, MODEL, NUM_TURNS, THINKING_KEY, THINKING_MODEL, THINKING_URL, URL, run
 from pydantic import BaseModel, Field
 from pydantic_ai import Agent, ModelRetry, NativeOutput, ToolOutput
+from pydantic_ai.direct import model_request_sync
+from pydantic_ai.messages import ModelRequest, ThinkingPart
 from pydantic_ai.models.anthropic import AnthropicModel
 from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
 from pydantic_ai.providers.anthropic import AnthropicProvider
@@ -15,6 +17,8 @@ from pydantic_ai.usage import UsageLimits
 
 OPENAI = OpenAIProvider(base_url=f"{URL}/v1", api_key=KEY)
 ANTHROPIC = AnthropicProvider(base_url=URL, api_key=KEY)
+THINKING_OPENAI = OpenAIProvider(base_url=f"{THINKING_URL}/v1", api_key=THINKING_KEY)
+THINKING_ANTHROPIC = AnthropicProvider(base_url=THINKING_URL, api_key=THINKING_KEY)
 CHAT = OpenAIChatModel(MODEL, provider=OPENAI)
 # The demo model would go on calling.
 ONE_CALL = {"max_tokens": 300, "parallel_tool_calls": False}
@@ -77,6 +81,15 @@ def anthropic_messages() -> None:
     assert Agent(AnthropicModel(MODEL, provider=ANTHROPIC), model_settings={"max_tokens": 8}).run_sync("hello").output
 
 
+def thoughts(model: object, **settings: object) -> None:
+    """Ask once, and again with what was thought."""
+    messages: list[object] = [ModelRequest.user_text_prompt("hello")]
+    for _ in range(2):
+        answer = model_request_sync(model, messages, model_settings={"max_tokens": 16, **settings})
+        assert any(isinstance(part, ThinkingPart) and part.content for part in answer.parts), answer
+        messages += [answer, ModelRequest.user_text_prompt("again")]
+
+
 run(
     {
         "chat": chat,
@@ -87,5 +100,10 @@ run(
         "Messages with tools": lambda: loop(AnthropicModel(MODEL, provider=ANTHROPIC), 10, Choice),
         "Responses": response,
         "Messages": anthropic_messages,
+        "reasoning in chat": lambda: thoughts(OpenAIChatModel(THINKING_MODEL, provider=THINKING_OPENAI)),
+        "reasoning as summaries": lambda: thoughts(
+            OpenAIResponsesModel(THINKING_MODEL, provider=THINKING_OPENAI), openai_reasoning_summary="auto"
+        ),
+        "thinking": lambda: thoughts(AnthropicModel(THINKING_MODEL, provider=THINKING_ANTHROPIC)),
     }
 )
