@@ -63,6 +63,13 @@ def choices_and_logprobs() -> None:
     assert len(answer.choices[0].logprobs.content[0].top_logprobs) == 2
 
 
+def best_of() -> None:
+    asked = {"model": MODEL, "prompt": "x", "max_tokens": 4, "extra_body": {"ignore_eos": True}}
+    answer = client.completions.create(**asked, best_of=3)
+    # Those that were not chosen count too.
+    assert (len(answer.choices), answer.usage.completion_tokens) == (1, 12)
+
+
 def stop() -> None:
     whole = client.completions.create(model=MODEL, prompt="x", max_tokens=12, temperature=0).choices[0].text
     cut = client.completions.create(model=MODEL, prompt="x", max_tokens=12, temperature=0, stop=[whole[3:6]])
@@ -272,6 +279,7 @@ run(
         "stream with usage": stream,
         "text completion": text,
         "choices and logprobs": choices_and_logprobs,
+        "best_of": best_of,
         "stop": stop,
         "JSON object": json_object,
         "JSON schema": json_schema,
