@@ -12,6 +12,8 @@ from kernels.activation import Activation
 from kernels.moe import RoutingRule
 
 _MAX_EXPERTS = 1 << 12
+# Of what is given for each layer: experts, or features of one.
+_MAX_INNER = 1 << 20
 
 
 def with_mixtures(config: ModelConfig, shape: MixtureShape, layers: Collection[int]) -> ModelConfig:
@@ -30,10 +32,37 @@ def with_silu_mixtures(
     Raises:
         CheckpointError: The checkpoint's experts have another activation.
     """
+    check_silu(file)
+    return with_mixtures(config, shape, layers)
+
+
+def check_silu(file: JsonFile) -> None:
+    """Refuse experts with another activation than SiLU.
+
+    Raises:
+        CheckpointError: They have.
+    """
     if read_activation(file) is not Activation.SILU:
         problem = f"is {file.text('hidden_act')[:80]!r}; experts of this family are served with 'silu'"
         raise file.error("hidden_act", problem)
-    return with_mixtures(config, shape, layers)
+
+
+def read_by_layer(file: JsonFile, name: str, default: int | None = None) -> tuple[int, ...]:
+    """Read a number of each layer, which the configuration gives once for all, or as a list.
+
+    Raises:
+        CheckpointError: The list has not a number above 0 for each layer.
+    """
+    num_layers = file.integer("num_hidden_layers", maximum=1024)
+    if not isinstance(file.fields.get(name), list):
+        return (file.integer(name, default, maximum=_MAX_INNER),) * num_layers
+    numbers = file.integers(name)
+    if len(numbers) != num_layers or not all(0 < number <= _MAX_INNER for number in numbers):
+        problem = (
+            f"must be a number from 1 to {_MAX_INNER}, or one for each of the num_hidden_layers ({num_layers}) layers"
+        )
+        raise file.error(name, problem)
+    return numbers
 
 
 def read_num_experts(file: JsonFile, *names: str) -> int:

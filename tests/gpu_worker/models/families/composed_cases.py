@@ -104,6 +104,10 @@ CASES: Mapping[str, Case] = MappingProxyType(
         ),
         "hunyuan": Case("HunYuanDenseV1", {"head_dim": 12, **_ALPHA}),
         "hunyuan-moe": Case("HunYuanMoEV1", {"head_dim": 12, "num_experts": 5, "moe_topk": 2, "attention_bias": True}),
+        "hunyuan-moe-layers": Case(
+            "HunYuanMoEV1",
+            {"head_dim": 12, "num_experts": 5, "moe_topk": [1, 3], "moe_intermediate_size": [40, 40]},
+        ),
         "exaone-moe": Case("ExaoneMoe", {**_EXAONE, "sliding_window_pattern": 2}),
         "exaone-moe-kinds": Case("ExaoneMoe", {**_EXAONE, "mlp_layer_types": ["sparse", "dense", "sparse"]}),
         "hy-v3": Case("HYV3", _HY_V3),
