@@ -59,8 +59,8 @@ class PooledAnswers:
 
     def vector(self, pooling: Pooling, sequence: Sequence) -> bytes:
         """Return the answer to a request whose prompt is computed: numbers of 32 bits, little end first."""
-        parts = [np.frombuffer(part, dtype=np.float32) for part in sequence.pooled]
-        values: npt.NDArray[np.float64] = np.stack(parts).astype(np.float64).sum(axis=0)
+        parts = [np.frombuffer(part, dtype=np.float64) for part in sequence.pooled]
+        values: npt.NDArray[np.float64] = np.stack(parts).sum(axis=0)
         if pooling.task == "score":
             answer = np.array([self._activated(values)])
         else:

@@ -73,7 +73,7 @@ class Sequence:
         acceptance: Recent share of accepted draft tokens, as the policy of speculation keeps it; None before the first.
         pooling: How its answer is made of its hidden vectors; None when it generates.
         scheduled_at: Monotonic seconds of the first step that was planned with it; None before.
-        pooled: What steps have contributed to that since its first token was computed: float32 numbers.
+        pooled: What steps have contributed to that since its first token was computed: float64 numbers.
     """
 
     id: str

@@ -108,7 +108,7 @@ class SampledTokens(Struct, frozen=True, gc=False):
         num_drafted: Drafts that were computed.
         accepted: The numbers of those that are the first of `token_ids`; their KV is in the blocks, in its place.
         error: Why no token follows `token_ids`, although the sequence samples: it ends with this.
-        pooled: What the step contributes to the answer of a sequence with `pooling`: float32 numbers.
+        pooled: What the step contributes to the answer of a sequence with `pooling`: float64 numbers.
     """
 
     token_ids: tuple[int, ...] = ()

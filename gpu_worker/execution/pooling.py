@@ -12,6 +12,10 @@ from gpu_worker.core.step import ScheduledSequence
 from gpu_worker.execution.batch.layout import Int32s
 from gpu_worker.models.decoder import CausalLM
 
+# Of the numbers around it, float64 has the multiples of 2^-34.
+_GRID = 1.5 * 2**18
+_ROWS_AT_ONCE = 1024
+
 
 @dataclass(frozen=True, slots=True)
 class PooledChunk:
@@ -20,7 +24,7 @@ class PooledChunk:
     Attributes:
         place: Of its sequence in the plan.
         first_row: The first of them among those of the step.
-        num_rows: How many there are; of several, the sum counts.
+        num_rows: How many there are; of several, the sum counts, the same to the bit however steps divide the tokens.
         plan: What is computed from them.
     """
 
@@ -52,7 +56,7 @@ class PooledRows:
     """What a step contributes to the answers of the sequences at `places` of its plan.
 
     Shapes:
-        values: `[len(places), width]` float32
+        values: `[len(places), width]` float64
     """
 
     places: list[int]
@@ -74,18 +78,31 @@ def pool(model: CausalLM, hidden: torch.Tensor, chunks: Values[PooledChunk]) -> 
     pooled = []
     for readout, group in groups.items():
         rows = torch.cat([_pooled_row(hidden, chunk) for chunk in group])
-        pooled.append(PooledRows([chunk.place for chunk in group], _read(model, rows, readout)))
+        pooled.append(PooledRows([chunk.place for chunk in group], _read(model, rows, readout).double()))
     return pooled
 
 
 def _pooled_row(hidden: torch.Tensor, chunk: PooledChunk) -> torch.Tensor:
+    """Return the one row, or the sum of all in the numbers of `_on_grid`, `[1, hidden_size]`."""
     rows = hidden[chunk.first_row : chunk.first_row + chunk.num_rows]
-    return rows.sum(0, keepdim=True, dtype=torch.float32) if chunk.num_rows > 1 else rows.float()
+    if chunk.plan.rows != "mean":
+        return rows.float()
+    return torch.stack([_on_grid(part).sum(0) for part in torch.split(rows, _ROWS_AT_ONCE)]).sum(0, keepdim=True)
+
+
+def _on_grid(rows: torch.Tensor) -> torch.Tensor:
+    """Return float64 numbers that are multiples of 2^-34, whose sums are exact as long as they stay below 2^18.
+
+    So a sum does not depend on the order of its numbers, nor on which of them are summed first. Float32 is no finer
+    from 2^-10 on; what is no number stays none.
+    """
+    return rows.double().add_(_GRID).sub_(_GRID)
 
 
 def _read(model: CausalLM, rows: torch.Tensor, readout: Readout) -> torch.Tensor:
     if readout == "hidden":
         return rows
+    rows = rows.float()
     if readout == "classes":
         return model.classify(rows)
     logits = model.logits(rows)

@@ -92,7 +92,7 @@ class SimulatedRunner:
             return _NO_TOKENS
         width = {"hidden": self._hidden_size, "classes": 1}.get(str(plan.readout), len(plan.readout))
         numbers = random.Random(sha256(array("q", token_ids).tobytes()).digest())
-        return SampledTokens(pooled=array("f", [numbers.uniform(-1.0, 1.0) for _ in range(width)]).tobytes())
+        return SampledTokens(pooled=array("d", [numbers.uniform(-1.0, 1.0) for _ in range(width)]).tobytes())
 
     def _with_logprobs(self, item: ScheduledSequence, sampled: SampledTokens) -> SampledTokens:
         """Report every token as equally likely."""

@@ -135,7 +135,7 @@ def _with_prompt(tokens: SampledTokens, entries: tuple[LogprobEntry, ...]) -> Sa
     return msgspec.structs.replace(tokens, prompt_logprobs=entries)
 
 
-def _with_pooled(tokens: SampledTokens, values: npt.NDArray[np.float32]) -> SampledTokens:
+def _with_pooled(tokens: SampledTokens, values: npt.NDArray[np.float64]) -> SampledTokens:
     """Add what is contributed to an answer; where that is no number, the sequence ends."""
     if not np.isfinite(values).all():
         return SampledTokens(error=_INVALID_LOGITS)

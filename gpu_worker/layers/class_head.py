@@ -24,5 +24,6 @@ class ClassHead:
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return `[num_rows, num_classes]` for `hidden: [num_rows, hidden_size]`, both float32."""
         if self.dense is not None:
-            hidden = torch.tanh(self.dense(hidden))
+            # Row by row: of several at once, torch rounds a number by where it lies among all of them.
+            hidden = torch.cat([torch.tanh(row) for row in torch.split(self.dense(hidden), 1)])
         return self.classes(hidden)

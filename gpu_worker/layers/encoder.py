@@ -10,14 +10,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
-from torch.nn import functional
 
 from gpu_worker.layers.attention_context import AttentionContext
 from gpu_worker.layers.layer_norm import LayerNorm
 from gpu_worker.layers.layer_weights import Projection
+from gpu_worker.layers.whole_attention import WholeAttention
+from kernels.activation import Activation, activate
 from kernels.linear import LinearFactory
-
-_APPROXIMATE = ("gelu_new", "gelu_pytorch_tanh")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +70,9 @@ class EncoderLayer:
 
     __slots__ = ("_activation", "_attention_norm", "_inner", "_norm", "_num_heads", "_outer", "_output", "_qkv")
 
-    def __init__(self, weights: EncoderLayerWeights, num_heads: int, activation: str, linears: LinearFactory) -> None:
+    def __init__(
+        self, weights: EncoderLayerWeights, num_heads: int, activation: Activation, linears: LinearFactory
+    ) -> None:
         """Take the layer's weights."""
         parts = (weights.qkv, weights.output, weights.inner, weights.outer)
         self._qkv, self._output, self._inner, self._outer = (linears.make(part.weight, part.bias) for part in parts)
@@ -80,23 +81,19 @@ class EncoderLayer:
         self._num_heads = num_heads
         self._activation = activation
 
-    def __call__(self, x: torch.Tensor, is_same: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, attention: WholeAttention) -> torch.Tensor:
         """Return the layer's vectors.
+
+        Args:
+            x: The vectors before it.
+            attention: Within the sequences of the step.
 
         Shapes:
             x, result: `[num_tokens, hidden_size]`
-            is_same: `[num_tokens, num_tokens]`, whether two tokens are of one sequence
         """
-        heads = self._qkv(x).view(len(x), 3, 1, self._num_heads, -1).permute(1, 2, 3, 0, 4)
-        query, key, value = heads.unbind(0)
-        attended = functional.scaled_dot_product_attention(query, key, value, attn_mask=is_same)
-        x = self._attention_norm(x + self._output(attended[0].transpose(0, 1).reshape(x.shape)))
-        return self._norm(x + self._outer(self._activated(self._inner(x))))
-
-    def _activated(self, x: torch.Tensor) -> torch.Tensor:
-        if self._activation == "relu":
-            return functional.relu(x)
-        return functional.gelu(x, approximate="tanh" if self._activation in _APPROXIMATE else "none")
+        heads = self._qkv(x).view(len(x), 3, self._num_heads, -1).permute(1, 2, 0, 3)
+        x = self._attention_norm(x + self._output(attention(heads).transpose(0, 1).reshape(x.shape)))
+        return self._norm(x + self._outer(activate(self._inner(x), self._activation)))
 
 
 class Encoder:
@@ -113,12 +110,12 @@ class Encoder:
         """Do what `DecoderForm` promises, without a cache: of each sequence all tokens are in the step."""
         places = torch.arange(len(token_ids), device=token_ids.device)
         sequences = torch.searchsorted(context.query_starts[1:].long(), places, right=True)
-        # Tokens of padding that belong to no sequence attend to one another.
+        # Tokens of padding may belong to no sequence.
         starts = context.query_starts.long().index_select(0, sequences.clamp(max=len(context.query_starts) - 1))
-        is_same = sequences[:, None] == sequences[None, :]
+        attention = WholeAttention(context.query_starts, sequences)
         x = self._embeddings(token_ids, positions, starts.clamp(max=len(token_ids) - 1))
         for layer in self._layers:
-            x = layer(x, is_same)
+            x = layer(x, attention)
         return x
 
     def first(self, num_layers: int) -> Encoder:

@@ -52,7 +52,7 @@ class EncoderTraits:
         separator: Token behind which the second segment begins; None where there is one segment.
     """
 
-    activation: str
+    activation: Activation
     num_positions: int
     first_position: int
     num_segments: int

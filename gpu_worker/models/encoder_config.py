@@ -5,10 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from gpu_worker.layers.rope_scaling import RopeParameters, RopeType
-from gpu_worker.models.config import EncoderTraits, ModelConfig, read_dtype
+from gpu_worker.models.config import EncoderTraits, ModelConfig, read_activation, read_dtype
 from gpu_worker.models.json_file import JsonFile
-
-_ACTIVATIONS = ("gelu", "gelu_new", "gelu_pytorch_tanh", "relu")
 
 
 def read_encoder(file: JsonFile, architecture: str, *, skips_padding: bool) -> ModelConfig:
@@ -22,9 +20,7 @@ def read_encoder(file: JsonFile, architecture: str, *, skips_padding: bool) -> M
     Raises:
         CheckpointError: A field is missing, of the wrong type, or not supported.
     """
-    activation = file.text("hidden_act", "gelu")
-    if activation not in _ACTIVATIONS:
-        raise file.error("hidden_act", f"is {activation[:80]!r}; supported: {', '.join(_ACTIVATIONS)}")
+    activation = read_activation(file, default="gelu")
     if (positions := file.text("position_embedding_type", "absolute")) != "absolute":
         raise file.error("position_embedding_type", f"is {positions[:80]!r}; supported: 'absolute'")
     if file.nested("quantization_config") is not None:

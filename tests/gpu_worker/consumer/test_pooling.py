@@ -99,7 +99,7 @@ async def test_batch_job_stores_the_same_numbers(gateway: TestGateway, worker: R
 
 
 def computed(plan: PoolingPlan, *parts: list[float]) -> Sequence:
-    pooled = [np.array(part, dtype=np.float32).tobytes() for part in parts]
+    pooled = [np.array(part, dtype=np.float64).tobytes() for part in parts]
     return Sequence("s", [1, 2, 3, 4], 4, Sampling(), 0, pooling=plan, pooled=pooled)
 
 

@@ -64,7 +64,7 @@ def sequence_of(name: str, prompt: list[int], plan: PoolingPlan, lane: Lane = "i
 
 def answer(sequence: Sequence) -> Any:
     (pooled,) = sequence.pooled
-    return np.frombuffer(pooled, dtype=np.float32)
+    return np.frombuffer(pooled, dtype=np.float64)
 
 
 def vectors_of(model: Any, prompt: list[int], rows: Rows) -> Any:
@@ -136,3 +136,33 @@ def test_steps_on_padded_buffers_give_the_same_vectors(tmp_path: Path) -> None:
     for sequence in sequences:
         count, expected = sequence.num_prompt_tokens, vectors_of(model, sequence.token_ids, "mean")
         np.testing.assert_allclose(answer(sequence) / count, expected / count, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_prompt_gets_the_same_bits_alone_and_beside_others(tmp_path: Path, family: str, dtype: str) -> None:
+    saved(tmp_path, family, "Model", hidden_size=44, intermediate_size=53, hidden_act="gelu")
+    runner, plans = make_runner(tmp_path, dtype=dtype), [PoolingPlan(rows, is_whole=True) for rows in ("first", "mean")]
+
+    def sequences(lengths: tuple[int, ...]) -> list[Sequence]:
+        return [sequence_of(f"{n}{plan.rows}", prompt_of(n), plan) for n in lengths for plan in plans]
+
+    beside = sequences(LENGTHS)
+    run(runner, beside, token_budget=300)
+    for length in LENGTHS:
+        alone = sequences((length,))
+        for sequence in alone:
+            run(runner, [sequence], token_budget=64)
+        expected = [sequence.pooled for sequence in beside if sequence.num_prompt_tokens == length]
+        assert [sequence.pooled for sequence in alone] == expected
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_pair_gets_the_same_bits_alone_and_beside_others(tmp_path: Path, family: str) -> None:
+    saved(tmp_path, family, "ForSequenceClassification", num_labels=3, hidden_size=44)
+    runner, plan = make_runner(tmp_path), PoolingPlan("first", "classes", is_whole=True)
+    beside, alone = ([sequence_of(str(n), prompt_of(n), plan) for n in LENGTHS] for _ in range(2))
+    run(runner, beside, token_budget=300)
+    for sequence in alone:
+        run(runner, [sequence], token_budget=64)
+    assert [sequence.pooled for sequence in alone] == [sequence.pooled for sequence in beside]

@@ -54,7 +54,7 @@ def answers(directory: Path, plan: PoolingPlan) -> list[Any]:
         prompt = random_prompt(length, length)
         sequences.append(Sequence(str(length), prompt, length, Sampling(max_tokens=0), max_tokens=0, pooling=plan))
     run(make_runner(directory), sequences, token_budget=50)
-    return [sum(np.frombuffer(part, dtype=np.float32) for part in sequence.pooled) for sequence in sequences]
+    return [sum(np.frombuffer(part, dtype=np.float64) for part in sequence.pooled) for sequence in sequences]
 
 
 def hidden_of(decoder: Any, length: int) -> Any:

@@ -37,7 +37,7 @@ def pooled_sequence(name: str, prompt: list[int], plan: PoolingPlan) -> Sequence
 
 
 def answer(sequence: Sequence) -> np.ndarray[Any, np.dtype[np.float32]]:
-    return np.sum([np.frombuffer(part, dtype=np.float32) for part in sequence.pooled], axis=0)
+    return np.sum([np.frombuffer(part, dtype=np.float64) for part in sequence.pooled], axis=0)
 
 
 def oracle(model: Any, prompt: list[int], plan: PoolingPlan) -> Any:
@@ -132,3 +132,12 @@ def test_vector_that_is_no_number_fails_alone(tiny: tuple[Path, Any]) -> None:
     outcome = run(runner, sequences)
     assert list(outcome.errors) == ["0"]
     assert [len(sequence.pooled) for sequence in sequences] == [0, 1, 1]
+
+
+def test_mean_is_the_same_to_the_bit_however_prompts_are_divided_into_steps(runner: TorchModelRunner) -> None:
+    answers = []
+    for token_budget in (512, 64, 23, 7):
+        sequences = [pooled_sequence(str(length), random_prompt(length, length), MEAN) for length in LENGTHS]
+        run(runner, sequences, token_budget=token_budget, max_num_seqs=5)
+        answers.append([answer(sequence).tobytes() for sequence in sequences])
+    assert all(answer == answers[0] for answer in answers)
