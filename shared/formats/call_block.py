@@ -22,13 +22,16 @@ class CallBlock:
         """Read calls of these tools, and tell them."""
         self._source = source
         self._tools = tools
+        self._offered = CallableTools(tools.offered, is_exclusive=True)
         self._events = events
 
-    def read(self, forms: Sequence[CallForm]) -> Reading[str | None]:
+    def read(self, forms: Sequence[CallForm], *, in_reasoning: bool) -> Reading[str | None]:
         """Read the block whose opening has just been read and recorded.
 
         Args:
             forms: Those that open so.
+            in_reasoning: It stands in reasoning, which a call would end. A thought may be about a tool that there is
+                not: then only offered tools are called.
 
         Returns:
             None after calls; the text read where there is no call, so that it is ordinary text.
@@ -38,7 +41,8 @@ class CallBlock:
         source.mark()
         for form in forms:
             yield from source.skip_space()
-            if (yield from source.accept_spaced(form.begin)) and (yield from self._read_call(form)):
+            tools = self._offered if in_reasoning else self._tools
+            if (yield from source.accept_spaced(form.begin)) and (yield from self._read_call(form, tools)):
                 source.recorded()
                 yield from self._read_rest(form)
                 return None
@@ -46,15 +50,15 @@ class CallBlock:
         source.recorded()
         return opening
 
-    def _read_call(self, form: CallForm) -> Reading[bool]:
+    def _read_call(self, form: CallForm, tools: CallableTools) -> Reading[bool]:
         """Read one call; say whether there was one, however incomplete."""
-        call = CallReading(self._source, self._tools, _strong_closes(form), self._events)
+        call = CallReading(self._source, tools, _strong_closes(form), self._events)
         yield from self._source.skip_space()
         for part in form.parts:
             if not (yield from part.read(call)):
                 break
         is_cut = self._source.has_ended and not call.has_started and self._source.is_empty()
-        if is_cut and call.tool is not None and self._tools.is_offered(call.tool):
+        if is_cut and call.tool is not None and tools.is_offered(call.tool):
             call.start()
         if call.has_started:
             self._drop_rest()
@@ -78,7 +82,7 @@ class CallBlock:
             source.mark()
             if form.separator:
                 yield from source.accept(form.separator)
-            if not (yield from self._read_call(form)):
+            if not (yield from self._read_call(form, self._tools)):
                 self._drop_rest()
                 if not source.has_ended:
                     source.rewind()

@@ -22,12 +22,14 @@ class CallableTools:
     """The tools of one answer, by name. It keeps nothing of what is read.
 
     Attributes:
+        offered: Those that were offered.
         longest_name: Characters of the longest name that is understood.
     """
 
     def __init__(self, tools: Sequence[Tool], *, is_exclusive: bool) -> None:
         """Know these tools, and no others where that `is_exclusive`."""
         self._tools = {tool.name: tool for tool in tools}
+        self.offered = tools
         self._is_exclusive = is_exclusive
         longest = max(map(len, self._tools), default=0)
         self.longest_name = longest if is_exclusive else max(longest, MAX_NAME_CHARACTERS)

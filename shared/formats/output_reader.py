@@ -101,7 +101,7 @@ class FormatReader:
         yield from source.accept(found)
         if found in self._opens:
             forms = [form for form in self._forms if found in form.opens]
-            text = yield from self._block.read(forms)
+            text = yield from self._block.read(forms, in_reasoning=self._in_reasoning)
             self._end_block(text)
             return
         source.recorded()
@@ -129,7 +129,7 @@ class FormatReader:
             source.rewind()
             source.recorded()
             return
-        self._end_block((yield from self._block.read(forms)))
+        self._end_block((yield from self._block.read(forms, in_reasoning=False)))
 
     def _end_block(self, text: str | None) -> None:
         """Go on behind calls, or tell the text that turned out to be none."""

@@ -47,11 +47,11 @@ def strict_schema(tool: Tool) -> ArgumentsSchema:
     schema = ArgumentsSchema(tool.parameters)
     refused = sorted(_REFUSED_AT_THE_TOP & schema.root.keys())
     if refused:
-        reason = f"'{refused[0]}' is not supported at the top of the parameters of the strict tool '{tool.name}'"
+        reason = f"'{refused[0]}' is not supported at the top of a strict tool's parameters"
         raise GrammarError(f"{reason} with this model, which does not write arguments as one JSON object.")
     missing = sorted(schema.required - schema.properties.keys())
     if missing:
-        raise GrammarError(f"the strict tool '{tool.name}' requires '{missing[0]}', which is not among its properties.")
+        raise GrammarError(f"it requires '{missing[0]}', which is not among its properties.")
     return schema
 
 

@@ -66,6 +66,7 @@ def test_file_is_read_and_answered_in_openai_s_form(state_dir: Path, tmp_path: P
     lines = [
         chat_line("chat", model="headrace-demo", temperature=0),
         {"custom_id": "texts", "method": "POST", "url": "/v1/completions", "body": completion},
+        chat_line("best", model="headrace-demo", temperature=1, seed=3, best_of=4, ignore_eos=True),
     ]
     (tmp_path / "in.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     options = ["publish", "--file", str(tmp_path / "in.jsonl"), "--wait", "--state-dir", str(state_dir)]
@@ -80,6 +81,8 @@ def test_file_is_read_and_answered_in_openai_s_form(state_dir: Path, tmp_path: P
     assert [choice.index for choice in texts.choices] == [0, 1, 2, 3]
     assert texts.usage is not None
     assert texts.usage.completion_tokens == 8
+    best = ChatCompletion.model_validate(output["best"]["response"]["body"], strict=True)
+    assert ([choice.index for choice in best.choices], best.usage and best.usage.completion_tokens) == ([0], 12)
     # The same file again is answered by the results that it has.
     again = {line["custom_id"]: line for line in map(json.loads, headrace(*options).stdout.splitlines())}
     assert again == output
