@@ -1,30 +1,88 @@
-"""The shapes of the models that the kernels and whole steps are measured at."""
+"""The models that the kernels and whole steps are measured at, by their published `config.json` in `models/`."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+_FOLDER = Path(__file__).parent / "models"
+_DENSE = ("llama", "qwen3")
 
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """Sizes of a dense decoder, from its published configuration; `has_qk_norm` tells Qwen3 from Llama."""
+    """A model, and how much of it is measured: its first layers, in full width, with the whole vocabulary.
+
+    Attributes:
+        name: Of the published model.
+        fields: Of its `config.json`, those that say what it computes; lists have an entry a layer.
+        num_layers: Layers that are measured: as many as leave room for a cache on a GPU of 78 GiB.
+        checked: Fields that differ where two layers are compared with `transformers`, so that both kinds of layers are
+            among the two.
+    """
 
     name: str
-    hidden_size: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    intermediate_size: int
-    vocab_size: int
-    has_qk_norm: bool
+    fields: Mapping[str, Any]
     num_layers: int
-    rms_norm_eps: float
-    rope_theta: float
-    ties_embeddings: bool
+    checked: Mapping[str, Any]
+
+    @classmethod
+    def published(cls, name: str, num_layers: int | None = None, **checked: Any) -> ModelShape:
+        """Read a file of `models/`; all of its layers are measured where no number is given."""
+        fields = json.loads((_FOLDER / f"{name}.json").read_text())
+        return cls(name, fields, num_layers or fields["num_hidden_layers"], checked)
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether every token meets all weights, and every layer attends with keys and values."""
+        return self.fields["model_type"] in _DENSE
+
+    @property
+    def label(self) -> str:
+        """The name and, where the suites differ in it, how many layers there are."""
+        return self.name if self.is_dense else f"{self.name}/{self.num_layers}L"
+
+    @property
+    def hidden_size(self) -> int:
+        """Numbers of a token between the layers."""
+        return int(self.fields["hidden_size"])
+
+    @property
+    def intermediate_size(self) -> int:
+        """Inner numbers of a feed-forward block."""
+        return int(self.fields["intermediate_size"])
+
+    @property
+    def vocab_size(self) -> int:
+        """Rows of the embedding."""
+        return int(self.fields["vocab_size"])
+
+    @property
+    def num_heads(self) -> int:
+        """Heads of queries."""
+        return int(self.fields["num_attention_heads"])
+
+    @property
+    def num_kv_heads(self) -> int:
+        """Heads of keys and values."""
+        return int(self.fields["num_key_value_heads"])
+
+    @property
+    def head_dim(self) -> int:
+        """Numbers of a head."""
+        return int(self.fields["head_dim"])
+
+    @property
+    def has_qk_norm(self) -> bool:
+        """Whether the heads of queries and keys are normalised."""
+        return bool(self.fields["model_type"] == "qwen3")
 
     @property
     def projections(self) -> dict[str, tuple[int, int]]:
-        """Return the layer's matrices as (out_features, in_features), those that share inputs fused."""
+        """Return a dense layer's matrices as (out_features, in_features), those that share inputs fused."""
         query_size = self.num_heads * self.head_dim
         return {
             "qkv": (query_size + 2 * self.num_kv_heads * self.head_dim, self.hidden_size),
@@ -33,36 +91,34 @@ class ModelShape:
             "down": (self.hidden_size, self.intermediate_size),
         }
 
-    @property
-    def layer_parameters(self) -> int:
-        """Return the numbers in the matrices of all layers: each multiplies every token."""
-        return self.num_layers * sum(rows * columns for rows, columns in self.projections.values())
+    def config(self) -> dict[str, Any]:
+        """Return the fields of a checkpoint that ends after the measured layers."""
+        cut = {
+            name: value[: self.num_layers] if isinstance(value, list) else value for name, value in self.fields.items()
+        }
+        return {**cut, "num_hidden_layers": self.num_layers}
 
-    @property
-    def head_parameters(self) -> int:
-        """Return the numbers in the matrix that scores the vocabulary: it multiplies sampling rows only."""
-        return self.vocab_size * self.hidden_size
+    def first(self, num_layers: int) -> ModelShape:
+        """Return the model that is checked, which ends after so many layers."""
+        return replace(self, fields={**self.fields, **self.checked}, num_layers=num_layers)
 
-    @property
-    def kv_bytes_per_token(self) -> int:
-        """Return the keys and values of a token, over all layers, in 16 bits."""
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * 2
+    def with_fields(self, **fields: Any) -> ModelShape:
+        """Return the same with other fields."""
+        return replace(self, fields={**self.fields, **fields})
+
+    def without(self, field: str) -> ModelShape:
+        """Return the same without a field."""
+        return replace(self, fields={name: value for name, value in self.fields.items() if name != field})
 
 
-LLAMA3_8B = ModelShape(
-    "Llama-3-8B", 4096, 32, 8, 128, 14_336, 128_256, False,
-    num_layers=32, rms_norm_eps=1e-5, rope_theta=500_000.0, ties_embeddings=False,
-)  # fmt: skip
-QWEN3_06B = ModelShape(
-    "Qwen3-0.6B", 1024, 16, 8, 128, 3072, 151_936, True,
-    num_layers=28, rms_norm_eps=1e-6, rope_theta=1e6, ties_embeddings=True,
-)  # fmt: skip
-QWEN3_4B = ModelShape(
-    "Qwen3-4B", 2560, 32, 8, 128, 9728, 151_936, True,
-    num_layers=36, rms_norm_eps=1e-6, rope_theta=1e6, ties_embeddings=True,
-)  # fmt: skip
-QWEN3_32B = ModelShape(
-    "Qwen3-32B", 5120, 64, 8, 128, 25_600, 151_936, True,
-    num_layers=64, rms_norm_eps=1e-6, rope_theta=1e6, ties_embeddings=False,
-)  # fmt: skip
-MODELS = (LLAMA3_8B, QWEN3_06B, QWEN3_4B, QWEN3_32B)
+LLAMA3_8B = ModelShape.published("Llama-3-8B")
+QWEN3_06B = ModelShape.published("Qwen3-0.6B")
+QWEN3_4B = ModelShape.published("Qwen3-4B")
+QWEN3_32B = ModelShape.published("Qwen3-32B")
+DENSE_MODELS = (LLAMA3_8B, QWEN3_06B, QWEN3_4B, QWEN3_32B)
+
+QWEN3_30B_A3B = ModelShape.published("Qwen3-30B-A3B", 24)
+GPT_OSS_20B = ModelShape.published("gpt-oss-20b")
+DEEPSEEK_V2_LITE = ModelShape.published("DeepSeek-V2-Lite")
+QWEN3_NEXT_80B = ModelShape.published("Qwen3-Next-80B-A3B", 12, full_attention_interval=2)
+OTHER_MODELS = (QWEN3_30B_A3B, GPT_OSS_20B, DEEPSEEK_V2_LITE, QWEN3_NEXT_80B)

@@ -11,7 +11,7 @@ from kernels.gpu_config import gpu_of
 from kernels.rms_norm import rms_norm
 from kernels.silu_mul import silu_mul
 from ops.bench.gpu.case import OURS, Case, CaseSpec, Check, Entry, OpSuite, compiled, relative_error, sets_for
-from ops.bench.gpu.shapes import LLAMA3_8B, MODELS, QWEN3_32B, ModelShape
+from ops.bench.gpu.shapes import DENSE_MODELS, LLAMA3_8B, QWEN3_32B, ModelShape
 
 EPS = 1e-5
 _MANY_ROWS = 8192
@@ -113,7 +113,7 @@ RMS_NORM = OpSuite(
     ],
     tuple(
         CaseSpec(_label(model, rows, model.hidden_size), partial(rms_norm_case, num_rows=rows, size=model.hidden_size))
-        for model, rows in [(LLAMA3_8B, 1), (LLAMA3_8B, 64), *((model, _MANY_ROWS) for model in MODELS)]
+        for model, rows in [(LLAMA3_8B, 1), (LLAMA3_8B, 64), *((model, _MANY_ROWS) for model in DENSE_MODELS)]
     ),
 )
 SILU_MUL = OpSuite(

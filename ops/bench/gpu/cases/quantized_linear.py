@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -22,11 +21,13 @@ from ops.bench.gpu.shapes import LLAMA3_8B
 
 _GROUP_SIZE = 128
 _ROWS = (1, 16, 64, 2048)
-# Products of 8 bits are done at twice the rate of those in bfloat16, which the ceiling was measured with.
-_RATE_OF_8_BITS = 2
+_MANY_ROWS = 64
 _INNER_K_TILES = 8
 _CUBLAS = "cuBLAS bf16"
 Candidates = dict[str, Candidate]
+MakeWeight = Callable[[torch.device, int, int], QuantizedWeight]
+# Each is made from the inputs and the plain weights; None is one that cannot run on the device.
+Baselines = Mapping[str, Callable[[torch.Tensor, Sequence[Any]], Candidate | None]]
 Matrix = PackedMatrix | ScaledMatrix | QuantizedWeight
 
 
@@ -68,7 +69,8 @@ def int4_weight(device: torch.device, out_features: int, in_features: int) -> Gr
     return GroupQuantizedWeight(values, INT4, _GROUP_SIZE, scales, -8 * scales)
 
 
-def _int8_weight(device: torch.device, out_features: int, in_features: int) -> ScaledWeight:
+def int8_weight(device: torch.device, out_features: int, in_features: int) -> ScaledWeight:
+    """Make a matrix of 8-bit integers, with a scale for each row."""
     values = torch.randint(-128, 128, (out_features, in_features), dtype=torch.int8, device=device)
     return ScaledWeight(values, torch.rand(out_features, 1, device=device) + 0.1, "dynamic")
 
@@ -85,117 +87,73 @@ def random_inputs(device: torch.device, num_rows: int, in_features: int) -> torc
     return torch.randn(num_rows, in_features, device=device, dtype=torch.bfloat16)
 
 
-def int4_error(
+def linear_error(
     device: torch.device,
     num_rows: int,
     out_features: int,
     in_features: int,
+    make_weight: MakeWeight,
     entry: Entry | None = None,
     max_rows: int = 0,
 ) -> float:
-    """Compare with float64."""
-    weight, x = int4_weight(device, out_features, in_features), random_inputs(device, num_rows, in_features)
-    return relative_error(multiply(x, on_device(weight), entry, max_rows), x.double() @ weight.dequantize().double().T)
-
-
-def int8_error(device: torch.device, num_rows: int, out_features: int, in_features: int) -> float:
-    """Compare with float64, inputs rounded as in the reference."""
-    weight, x = _int8_weight(device, out_features, in_features), random_inputs(device, num_rows, in_features)
-    values, scales = quantize_tokens(x)
-    exact = values.double() @ weight.values.double().T * scales.double() * weight.scales.double().T
-    return relative_error(multiply(x, on_device(weight)), exact)
-
-
-def fp8_error(
-    device: torch.device,
-    num_rows: int,
-    out_features: int,
-    in_features: int,
-    entry: Entry | None = None,
-    max_rows: int = 0,
-    has_blocks: bool = False,
-) -> float:
-    """Compare with float64, inputs rounded as in the reference."""
-    weight = fp8_weight(device, out_features, in_features, has_blocks)
-    x = random_inputs(device, num_rows, in_features)
-    exact = round_inputs(x, weight).double() @ weight.dequantize().double().T
+    """Compare with float64, inputs rounded as in the reference where the form rounds them."""
+    weight, x = make_weight(device, out_features, in_features), random_inputs(device, num_rows, in_features)
+    inputs = round_inputs(x, weight) if isinstance(weight, ScaledWeight) else x
+    exact = inputs.double() @ weight.dequantize().double().T
     return relative_error(multiply(x, on_device(weight), entry, max_rows), exact)
 
 
-def int4_case(device: torch.device, num_rows: int, out_features: int, in_features: int) -> Case:
-    """Read the weight and its scales once."""
+def linear_case(
+    device: torch.device,
+    num_rows: int,
+    out_features: int,
+    in_features: int,
+    make_weight: MakeWeight,
+    baselines: Baselines,
+) -> Case:
+    """Read the weight and its scales once; inputs are quantized as part of ours, and beforehand for baselines."""
     x = random_inputs(device, num_rows, in_features)
-    weight = int4_weight(device, out_features, in_features)
-    weight_bytes = weight.values.nbytes + weight.scales.nbytes
+    first = make_weight(device, out_features, in_features)
+    weight_bytes = first.values.nbytes + (first.scales.nbytes if isinstance(first, GroupQuantizedWeight) else 0)
     num_sets = sets_for(weight_bytes)
-    weights = [on_device(int4_weight(device, out_features, in_features)) for _ in range(num_sets)]
+    plain = [first, *(make_weight(device, out_features, in_features) for _ in range(num_sets - 1))]
+    weights = [on_device(weight) for weight in plain]
     candidates: Candidates = {OURS: lambda index, entry=None: multiply(x, weights[index], entry, num_rows)}
     unavailable = {}
-    if device.type == "cuda":
-        candidates |= _both_ways(x, weights) if num_rows >= 64 else {}
-        candidates["_weight_int4pack_mm"] = _torch_int4(x, weight, num_sets)
+    candidates |= _both_ways(x, weights) | _product_alone(x, weights)
+    for name, make in baselines.items():
         try:
-            candidates["Marlin"] = _marlin(x, out_features, num_sets)
+            made = make(x, plain)
         except (ImportError, AttributeError) as error:
-            unavailable["Marlin"] = str(error)
+            unavailable[name] = str(error)
+        else:
+            candidates |= {} if made is None else {name: made}
     candidates |= _cublas(x, out_features)
+    # Products of 8 bits are done at twice the rate of those in bfloat16, which the ceiling was measured with.
+    rate = 2 if isinstance(first, ScaledWeight) else 1
+    num_flops = 2 * num_rows * out_features * in_features // rate
     num_bytes = weight_bytes + 2 * num_rows * (in_features + out_features)
-    return Case(num_bytes, 2 * num_rows * out_features * in_features, num_sets, candidates, unavailable)
+    return Case(num_bytes, num_flops, num_sets, candidates, unavailable)
 
 
-def int8_case(device: torch.device, num_rows: int, out_features: int, in_features: int) -> Case:
-    """Read the weight once; inputs are quantized as part of ours, and beforehand for the baseline."""
-    x = random_inputs(device, num_rows, in_features)
-    num_sets = sets_for(out_features * in_features)
-    plain = [_int8_weight(device, out_features, in_features) for _ in range(num_sets)]
-    weights = [on_device(weight) for weight in plain]
+def _torch_int8(x: torch.Tensor, plain: Sequence[Any]) -> Candidate:
     values, _ = quantize_tokens(x)
-    candidates: Candidates = {
-        OURS: lambda index: multiply(x, weights[index]),
-        "_int_mm": lambda index: torch._int_mm(values, plain[index].values.t()),
-    }
-    candidates |= _product_alone(x, weights)
-    candidates |= _cublas(x, out_features)
-    return _case_of_8_bits(x, out_features, num_sets, candidates)
+    return lambda index: torch._int_mm(values, plain[index].values.t())
 
 
-def fp8_case(device: torch.device, num_rows: int, out_features: int, in_features: int) -> Case:
-    """Read the weight once; inputs are quantized as part of ours, and beforehand for the baseline."""
-    x = random_inputs(device, num_rows, in_features)
-    num_sets = sets_for(out_features * in_features)
-    plain = [fp8_weight(device, out_features, in_features) for _ in range(num_sets)]
-    weights = [on_device(weight) for weight in plain]
-    values, scales = x.to(torch.float8_e4m3fn), torch.ones(num_rows, 1, device=device)
+def _torch_fp8(x: torch.Tensor, plain: Sequence[Any]) -> Candidate:
+    values, scales = x.to(torch.float8_e4m3fn), torch.ones(len(x), 1, device=x.device)
     rows = [weight.scales.t().contiguous() for weight in plain]
-    candidates: Candidates = {
-        OURS: lambda index, entry=None: multiply(x, weights[index], entry, num_rows),
-        "_scaled_mm": lambda index: torch._scaled_mm(
-            values, plain[index].values.t(), scale_a=scales, scale_b=rows[index], out_dtype=torch.bfloat16
-        ),
-    }
-    candidates |= _product_alone(x, weights)
-    candidates |= _cublas(x, out_features)
-    return _case_of_8_bits(x, out_features, num_sets, candidates)
+    return lambda index: torch._scaled_mm(
+        values, plain[index].values.t(), scale_a=scales, scale_b=rows[index], out_dtype=torch.bfloat16
+    )
 
 
-def fp8_block_case(device: torch.device, num_rows: int, out_features: int, in_features: int) -> Case:
-    """Multiply by a weight with a scale for each block of 128 x 128, beside torch's scaled product of such blocks."""
-    x = random_inputs(device, num_rows, in_features)
-    num_sets = sets_for(out_features * in_features)
-    plain = [fp8_weight(device, out_features, in_features, has_blocks=True) for _ in range(num_sets)]
-    weights = [on_device(weight) for weight in plain]
-    candidates: Candidates = {OURS: lambda index: multiply(x, weights[index])}
-    unavailable = {}
-    if device.type == "cuda":
-        try:
-            candidates["scaled_mm of blocks"] = _torch_blocks(x, plain)
-        except AttributeError as error:
-            unavailable["scaled_mm of blocks"] = str(error)
-    candidates |= _cublas(x, out_features)
-    return _case_of_8_bits(x, out_features, num_sets, candidates, unavailable)
+def _torch_blocks_on_gpu(x: torch.Tensor, plain: Sequence[Any]) -> Candidate | None:
+    return _torch_blocks(x, plain) if x.device.type == "cuda" else None
 
 
-def _torch_blocks(x: torch.Tensor, plain: Sequence[ScaledWeight]) -> Callable[[int], object]:
+def _torch_blocks(x: torch.Tensor, plain: Sequence[ScaledWeight]) -> Candidate:
     """Return torch's product on inputs that are quantized beforehand, with scales as it wants them.
 
     Those of inputs lie column by column, of rows that are a multiple of 4; those of a weight have a multiple of 4
@@ -218,19 +176,6 @@ def _torch_blocks(x: torch.Tensor, plain: Sequence[ScaledWeight]) -> Callable[[i
     )
 
 
-def _case_of_8_bits(
-    x: torch.Tensor,
-    out_features: int,
-    num_sets: int,
-    candidates: Candidates,
-    unavailable: Mapping[str, str] = MappingProxyType({}),
-) -> Case:
-    num_rows, in_features = x.shape
-    num_bytes = out_features * in_features + 2 * num_rows * (in_features + out_features)
-    num_flops = 2 * num_rows * out_features * in_features // _RATE_OF_8_BITS
-    return Case(num_bytes, num_flops, num_sets, candidates, unavailable)
-
-
 def _cublas(x: torch.Tensor, out_features: int) -> Candidates:
     """The dense layer, with sets of its own: one of its weights is as large as several quantized ones."""
     num_sets = sets_for(2 * out_features * x.shape[1])
@@ -239,12 +184,14 @@ def _cublas(x: torch.Tensor, out_features: int) -> Candidates:
 
 
 def _both_ways(x: torch.Tensor, weights: Sequence[object]) -> Candidates:
-    """Weights unpacked by the product, and written out before it: what the launch table decides between."""
+    """Of many rows, weights unpacked by the product and written out before it: the launch table decides which."""
+    packed = [weight for weight in weights if isinstance(weight, PackedMatrix)]
+    if not packed or len(x) < _MANY_ROWS:
+        return {}
     from kernels.linear.gpu_packed.triton_dequantize import dequantize_triton
     from kernels.linear.gpu_packed.triton_product import packed_linear_triton
 
     gpu = gpu_of(x.device)
-    packed = [weight for weight in weights if isinstance(weight, PackedMatrix)]
     return {
         f"{OURS}/fused": lambda index: packed_linear_triton(x, packed[index], None, x.dtype, gpu),
         f"{OURS}/written": lambda index: F.linear(x, dequantize_triton(packed[index], x.dtype)),
@@ -253,7 +200,7 @@ def _both_ways(x: torch.Tensor, weights: Sequence[object]) -> Candidates:
 
 def _product_alone(x: torch.Tensor, weights: Sequence[object]) -> Candidates:
     """Our kernel for the product, whatever the tables prefer, on inputs that are quantized beforehand."""
-    scaled = [weight for weight in weights if isinstance(weight, ScaledMatrix)]
+    scaled = [weight for weight in weights if isinstance(weight, ScaledMatrix) and not weight.has_blocks]
     if not scaled:
         return {}
     from kernels.linear.gpu_scaled.triton_product import scaled_linear_triton
@@ -266,20 +213,23 @@ def _product_alone(x: torch.Tensor, weights: Sequence[object]) -> Candidates:
     }
 
 
-def _torch_int4(x: torch.Tensor, weight: GroupQuantizedWeight, num_sets: int) -> Callable[[int], object]:
-    packed = [torch.ops.aten._convert_weight_to_int4pack(weight.values, _INNER_K_TILES) for _ in range(num_sets)]
-    assert weight.offsets is not None
-    scales = torch.stack((weight.scales.t(), weight.offsets.t()), dim=2).to(x.dtype).contiguous()
+def _torch_int4(x: torch.Tensor, plain: Sequence[Any]) -> Candidate | None:
+    if x.device.type != "cuda":
+        return None
+    packed = [torch.ops.aten._convert_weight_to_int4pack(weight.values, _INNER_K_TILES) for weight in plain]
+    scales = torch.stack((plain[0].scales.t(), plain[0].offsets.t()), dim=2).to(x.dtype).contiguous()
     return lambda index: torch.ops.aten._weight_int4pack_mm(x, packed[index], _GROUP_SIZE, scales)
 
 
-def _marlin(x: torch.Tensor, out_features: int, num_sets: int) -> Callable[[int], object]:
+def _marlin(x: torch.Tensor, plain: Sequence[Any]) -> Candidate | None:
     """Marlin as vLLM has it; its time does not depend on what the weights are."""
+    if x.device.type != "cuda":
+        return None
     from vllm.model_executor.layers.quantization.utils import marlin_utils
     from vllm.scalar_type import scalar_types
 
-    in_features, device = x.shape[1], x.device
-    tiles = (num_sets, in_features // 16, out_features * 2)
+    in_features, out_features, device = x.shape[1], plain[0].values.shape[0], x.device
+    tiles = (len(plain), in_features // 16, out_features * 2)
     packed = torch.randint(2**31 - 1, tiles, dtype=torch.int32, device=device)
     scales = torch.rand(in_features // _GROUP_SIZE, out_features, device=device).to(x.dtype)
     nothing = marlin_utils.marlin_make_empty_g_idx(device)
@@ -299,13 +249,14 @@ def _marlin(x: torch.Tensor, out_features: int, num_sets: int) -> Callable[[int]
     )
 
 
-def _suite(name: str, error: Callable[..., float], case: Callable[..., Case], tolerance: float) -> OpSuite:
+def _suite(name: str, make_weight: MakeWeight, baselines: Baselines) -> OpSuite:
     shapes = ((1, 4096, 4096), (16, 1008, 1040), (33, 6144, 4096), (64, 28_672, 1024), (300, 1008, 1040), (3, 131, 206))
+    error = partial(linear_error, make_weight=make_weight)
+    case = partial(linear_case, make_weight=make_weight, baselines=baselines)
     return OpSuite(
         name,
         lambda device: [
-            Check(f"{rows}x{out}x{size}", partial(error, device, rows, out, size), tolerance)
-            for rows, out, size in shapes
+            Check(f"{rows}x{out}x{size}", partial(error, device, rows, out, size), 4e-3) for rows, out, size in shapes
         ],
         tuple(
             CaseSpec(
@@ -318,7 +269,12 @@ def _suite(name: str, error: Callable[..., float], case: Callable[..., Case], to
     )
 
 
-INT4_LINEAR = _suite("int4_linear", int4_error, int4_case, 4e-3)
-INT8_LINEAR = _suite("int8_linear", int8_error, int8_case, 4e-3)
-FP8_LINEAR = _suite("fp8_linear", fp8_error, fp8_case, 4e-3)
-FP8_BLOCK_LINEAR = _suite("fp8_block_linear", partial(fp8_error, has_blocks=True), fp8_block_case, 4e-3)
+INT4_BASELINES: Baselines = {"_weight_int4pack_mm": _torch_int4, "Marlin": _marlin}
+INT8_BASELINES: Baselines = {"_int_mm": _torch_int8}
+FP8_BASELINES: Baselines = {"_scaled_mm": _torch_fp8}
+FP8_BLOCK_BASELINES: Baselines = {"scaled_mm of blocks": _torch_blocks_on_gpu}
+fp8_block_weight = partial(fp8_weight, has_blocks=True)
+INT4_LINEAR = _suite("int4_linear", int4_weight, INT4_BASELINES)
+INT8_LINEAR = _suite("int8_linear", int8_weight, INT8_BASELINES)
+FP8_LINEAR = _suite("fp8_linear", fp8_weight, FP8_BASELINES)
+FP8_BLOCK_LINEAR = _suite("fp8_block_linear", fp8_block_weight, FP8_BLOCK_BASELINES)

@@ -12,7 +12,7 @@ from kernels.gpu_config import gpu_of
 from kernels.linear.dense.small_gemm import SmallGemmWorkspace, small_gemm
 from kernels.linear.product_launch import ProductLaunch
 from ops.bench.gpu.case import OURS, Candidate, Case, CaseSpec, Check, Entry, OpSuite, relative_error, sets_for
-from ops.bench.gpu.shapes import LLAMA3_8B, MODELS
+from ops.bench.gpu.shapes import DENSE_MODELS, LLAMA3_8B
 
 
 def _kernel(
@@ -85,7 +85,7 @@ def product_case(
 
 def _specs() -> list[CaseSpec]:
     specs = []
-    for model in MODELS:
+    for model in DENSE_MODELS:
         rows_of_model, splits = ((1, 4, 16, 32, 64), (1, 2, 4, 8)) if model is LLAMA3_8B else ((1, 16), ())
         for name, (out_features, in_features) in model.projections.items():
             for rows in rows_of_model:

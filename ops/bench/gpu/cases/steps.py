@@ -9,10 +9,21 @@ from typing import Any
 import torch
 
 from ops.bench.gpu.case import Case, CaseSpec, Check, OpSuite
-from ops.bench.gpu.shapes import LLAMA3_8B, QWEN3_06B, QWEN3_4B, QWEN3_32B, ModelShape
+from ops.bench.gpu.shapes import (
+    DEEPSEEK_V2_LITE,
+    GPT_OSS_20B,
+    LLAMA3_8B,
+    QWEN3_06B,
+    QWEN3_4B,
+    QWEN3_30B_A3B,
+    QWEN3_32B,
+    QWEN3_NEXT_80B,
+    ModelShape,
+)
 
 _CONTEXT = 1024
-_DECODE_STEPS = 64
+_DECODES = {"context": _CONTEXT, "num_steps": 64}
+_BATCHES = (1, 8, 64, 256)
 _PEER_STEPS = 32
 # Without FlashAttention, generate_batch attends from every token to those of all sequences: more would take minutes.
 _PEER_BATCHES = (1, 64)
@@ -20,6 +31,13 @@ _PREFILL_TOKENS = 8192
 _PROMPTS = {"num_tokens": _PREFILL_TOKENS, "num_prompts": 7}
 _DRAFTS = 4
 _ACCEPTANCE = 0.7
+_CODES = "quantization_config"
+_LENGTHS = (333, 61)
+# As many sequences as a graph has rows, so that the two compute the same shapes.
+_GRAPH_SEQS, _GRAPH_TOKENS = 8, 24
+_TOLERANCE = 1e-3
+# What experts in codes are given is rounded to 16 bits, in float32 too.
+_CODED_TOLERANCE = 2e-2
 
 
 class MissingPackageError(ImportError):
@@ -45,84 +63,101 @@ def load_step_module(name: str) -> Any:
         raise MissingPackageError(error.name or str(error)) from error
 
 
-def build_case(device: torch.device, module: str, function: str, **arguments: Any) -> Case:
-    """Call a function of a step module with the device and these arguments."""
+def step_checks(
+    device: torch.device, shape: ModelShape, lengths: tuple[int, ...] = _LENGTHS, num_new: int = _GRAPH_TOKENS
+) -> list[Check]:
+    """Return the checks that come before a shape is timed: two layers, and one where experts are stored in codes.
+
+    Of coded experts there is one layer, because a second one's routing would see the rounding of the first.
+    """
+    correctness = load_step_module("correctness")
+    two_layers = shape.first(2)
+    graphs = partial(correctness.graphs_error, device, two_layers, _GRAPH_SEQS, lengths[0], num_new)
+    checks = [Check(f"{shape.name} tokens with and without graphs", graphs, 0.0)]
+    if shape.is_dense:
+        cosine = partial(correctness.cosine_error, device, two_layers, lengths)
+        return [Check(f"{shape.name} logits, 1 - cosine", cosine, _TOLERANCE), *checks]
+    logits = partial(correctness.routed_error, device, two_layers.without(_CODES), lengths)
+    checks.insert(0, Check(f"{shape.name} float32 logits", logits, _TOLERANCE))
+    if _CODES in shape.fields:
+        coded = partial(correctness.routed_error, device, shape.first(1), lengths)
+        checks.append(Check(f"{shape.name} logits, coded experts", coded, _CODED_TOLERANCE))
+    return checks
+
+
+def _build(device: torch.device, module: str, function: str, **arguments: Any) -> Case:
     case: Case = getattr(load_step_module(module), function)(device, **arguments)
     return case
 
 
-def step_checks(device: torch.device, shape: ModelShape, lengths: tuple[int, ...], num_new: int) -> list[Check]:
-    """Return the checks that come before a shape is timed."""
-    correctness = load_step_module("correctness")
-    logits = partial(correctness.logits_error, device, shape, lengths)
-    # As many sequences as a graph has rows, so that the two compute the same shapes.
-    graphs = partial(correctness.graphs_error, device, shape, 8, lengths[0], num_new)
-    return [
-        Check(f"{shape.name} logits, 1 - cosine", logits, 1e-3),
-        Check(f"{shape.name} tokens with and without graphs", graphs, 0.0),
-    ]
-
-
 def _spec(label: str, shape: ModelShape, module: str, function: str, **arguments: Any) -> CaseSpec:
     """Return the case of a function of a step module, called with the device, the shape and these arguments."""
-    build = partial(build_case, module=module, function=function, shape=shape, **arguments)
-    return CaseSpec(f"{shape.name} {label}", build)
+    return CaseSpec(
+        f"{shape.label} {label}", partial(_build, module=module, function=function, shape=shape, **arguments)
+    )
 
 
-def _suite(name: str, shape: ModelShape, cases: list[CaseSpec]) -> OpSuite:
-    return OpSuite(name, partial(step_checks, shape=shape, lengths=(333, 61), num_new=24), tuple(cases))
+def _suite(name: str, shape: ModelShape, *cases: CaseSpec) -> OpSuite:
+    return OpSuite(name, partial(step_checks, shape=shape), cases)
 
 
-def _decode(suffix: str, shape: ModelShape, batches: tuple[int, ...], has_peer: bool) -> OpSuite:
-    def case(num_seqs: int) -> CaseSpec:
-        num_peer_steps = _PEER_STEPS if has_peer and num_seqs in _PEER_BATCHES else 0
-        sizes = {"num_seqs": num_seqs, "context": _CONTEXT, "num_steps": _DECODE_STEPS}
-        label = f"{num_seqs} x {_CONTEXT}"
-        return _spec(label, shape, "decode", "decode_case", **sizes, num_peer_steps=num_peer_steps)
+def _decode(shape: ModelShape, num_seqs: int, has_peer: bool = False) -> CaseSpec:
+    num_peer_steps = _PEER_STEPS if has_peer and num_seqs in _PEER_BATCHES else 0
+    sizes = {"num_seqs": num_seqs, "num_peer_steps": num_peer_steps, **_DECODES}
+    return _spec(f"{num_seqs} x {_CONTEXT}", shape, "steps", "decode_case", **sizes)
 
-    return _suite(f"decode_step_{suffix}", shape, [case(num_seqs) for num_seqs in batches])
+
+def _decodes(suffix: str, shape: ModelShape, batches: tuple[int, ...] = _BATCHES, has_peer: bool = False) -> OpSuite:
+    return _suite(f"decode_step_{suffix}", shape, *(_decode(shape, num_seqs, has_peer) for num_seqs in batches))
 
 
 def _prefill(suffix: str, shape: ModelShape) -> OpSuite:
-    case = _spec(f"1 x {_PREFILL_TOKENS}", shape, "prefill", "prefill_case", **_PROMPTS)
-    return _suite(f"prefill_step_{suffix}", shape, [case])
+    case = _spec(f"1 x {_PREFILL_TOKENS}", shape, "steps", "prefill_case", **_PROMPTS)
+    return _suite(f"prefill_step_{suffix}", shape, case)
+
+
+def _both(suffix: str, shape: ModelShape) -> OpSuite:
+    """Return decodes and a prefill of a model whose checks take long: they are made once for both."""
+    prefill = _spec(f"prefill {_PREFILL_TOKENS}", shape, "steps", "prefill_case", **_PROMPTS)
+    return _suite(f"model_step_{suffix}", shape, *(_decode(shape, num_seqs) for num_seqs in _BATCHES), prefill)
 
 
 def _throughput(num_seqs: int, prompt: int, new: int, has_peer: bool) -> CaseSpec:
-    sizes = {"num_seqs": num_seqs, "prompt": prompt, "new": new}
-    label = f"{num_seqs} x {prompt} in {new} out"
-    return _spec(label, LLAMA3_8B, "serving", "throughput_case", **sizes, has_peer=has_peer)
+    sizes = {"num_seqs": num_seqs, "prompt": prompt, "new": new, "has_peer": has_peer}
+    return _spec(f"{num_seqs} x {prompt} in {new} out", LLAMA3_8B, "serving", "throughput_case", **sizes)
 
 
 def _verified(num_seqs: int) -> CaseSpec:
-    sizes = {"num_seqs": num_seqs, "context": _CONTEXT, "num_steps": _DECODE_STEPS, "num_drafts": _DRAFTS}
     label = f"{num_seqs} x {_CONTEXT}, {_DRAFTS} drafts"
+    sizes = {"num_seqs": num_seqs, "num_drafts": _DRAFTS, **_DECODES}
     return _spec(label, LLAMA3_8B, "verification", "verification_case", **sizes)
 
 
 def _scripted(num_seqs: int, prompt: int, new: int) -> CaseSpec:
-    sizes = {"num_seqs": num_seqs, "prompt": prompt, "new": new, "num_drafts": _DRAFTS}
     label = f"{num_seqs} x {prompt}/{new}, {_ACCEPTANCE:.0%} scripted"
+    sizes = {"num_seqs": num_seqs, "prompt": prompt, "new": new, "num_drafts": _DRAFTS}
     return _spec(label, LLAMA3_8B, "verification", "scripted_case", **sizes, acceptance=_ACCEPTANCE)
 
 
-DECODE_8B = _decode("8b", LLAMA3_8B, (1, 8, 64, 256), has_peer=True)
-DECODE_06B = _decode("0.6b", QWEN3_06B, (1, 8, 64, 256), has_peer=True)
-DECODE_4B = _decode("4b", QWEN3_4B, (1, 8, 64, 256), has_peer=False)
-DECODE_32B = _decode("32b", QWEN3_32B, (1, 8, 64), has_peer=False)
+DECODE_8B = _decodes("8b", LLAMA3_8B, has_peer=True)
+DECODE_06B = _decodes("0.6b", QWEN3_06B, has_peer=True)
+DECODE_4B = _decodes("4b", QWEN3_4B)
+DECODE_32B = _decodes("32b", QWEN3_32B, (1, 8, 64))
 PREFILL_8B = _prefill("8b", LLAMA3_8B)
 PREFILL_06B = _prefill("0.6b", QWEN3_06B)
 PREFILL_4B = _prefill("4b", QWEN3_4B)
 PREFILL_32B = _prefill("32b", QWEN3_32B)
+MIXTURE_STEPS = _both("moe", QWEN3_30B_A3B)
+CODED_MIXTURE_STEPS = _both("oss", GPT_OSS_20B)
+LATENT_STEPS = _both("mla", DEEPSEEK_V2_LITE)
+HYBRID_STEPS = _both("next", QWEN3_NEXT_80B)
 VERIFICATION = _suite(
-    "verification_step",
-    LLAMA3_8B,
-    [*(_verified(num_seqs) for num_seqs in (1, 8, 64, 256)), _scripted(1, 128, 256), _scripted(64, 128, 256)],
+    "verification_step", LLAMA3_8B, *map(_verified, _BATCHES), _scripted(1, 128, 256), _scripted(64, 128, 256)
 )
 # A tenth of the output beside a peer, half of it without: what ten minutes leave room for.
-THROUGHPUT = _suite("throughput", LLAMA3_8B, [_throughput(256, 1000, 500, False), _throughput(64, 1000, 100, True)])
+THROUGHPUT = _suite("throughput", LLAMA3_8B, _throughput(256, 1000, 500, False), _throughput(64, 1000, 100, True))
 PREFIX_CACHE = _suite(
     "prefix_cache",
     LLAMA3_8B,
-    [_spec(f"{_PREFILL_TOKENS} 0% hits", LLAMA3_8B, "serving", "prefix_cache_case", **_PROMPTS)],
+    _spec(f"{_PREFILL_TOKENS} 0% hits", LLAMA3_8B, "serving", "prefix_cache_case", **_PROMPTS),
 )

@@ -1,8 +1,6 @@
-"""Whether whole steps are right, on two layers: logits against transformers, tokens with and without graphs."""
+"""Whether whole steps are right: logits against transformers, tokens with and without graphs."""
 
 from __future__ import annotations
-
-from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -13,32 +11,61 @@ from ops.bench.gpu.shapes import ModelShape
 from ops.bench.gpu.step.paged_batch import PagedBatch
 from ops.bench.gpu.step.random_model import random_model
 from ops.bench.gpu.step.step_engine import EngineSizes, StepEngine
-from ops.bench.gpu.step.transformers_peer import TransformersPeer
+from ops.bench.gpu.step.transformers_peer import RoutedPeer, TransformersPeer
 
-_NUM_LAYERS = 2
 _NUM_DECODED = 3
+# Scores of the last expert that is chosen and of the first that is not, apart by less: rounding may choose either.
+_CLOSE = 1e-4
+# Of the tokens, those that may be left out.
+_MAX_LEFT_OUT = 0.1
 
 
-def logits_error(device: torch.device, shape: ModelShape, lengths: tuple[int, ...]) -> float:
-    """Return one minus the least cosine of a token's logits with those of transformers.
+class UnclearRoutingError(RuntimeError):
+    """So many tokens' experts are chosen by differences within rounding that little would be compared."""
 
-    Prompts are computed in chunks, beside one another, and their last tokens as decodes.
-    """
-    shape = replace(shape, num_layers=_NUM_LAYERS)
-    max_len = max(lengths)
-    model, weights = random_model(shape, max_len, device)
-    peer = TransformersPeer(shape, weights.tensors, device, max_len)
-    prompts = [torch.randint(shape.vocab_size, (length,), device=device) for length in lengths]
-    cache = StepEngine(model, EngineSizes(len(lengths), max_len, has_graphs=False)).cache
-    actual = paged_logits(model, cache, prompts)
-    expected = [peer.logits(prompt).float() for prompt in prompts]
-    cosines = [F.cosine_similarity(ours, theirs, dim=-1).min() for ours, theirs in zip(actual, expected, strict=True)]
+
+def cosine_error(device: torch.device, shape: ModelShape, lengths: tuple[int, ...]) -> float:
+    """Return one minus the least cosine of a token's logits with those of transformers, in 16 bits."""
+    model, weights = random_model(shape, max(lengths), device, keeps_tensors=True)
+    peer = TransformersPeer(shape, weights.tensors, device)
+    cosines = [
+        F.cosine_similarity(ours, peer.logits(prompt).float(), dim=-1).min()
+        for prompt, ours in _prompts_and_logits(model, lengths)
+    ]
     return 1 - float(torch.stack(cosines).min())
 
 
+def routed_error(device: torch.device, shape: ModelShape, lengths: tuple[int, ...]) -> float:
+    """Return the largest relative error of a token's logits, in float32, over tokens whose routing is clear.
+
+    In 16 bits two right implementations choose other experts for some tokens, whose scores differ by less than
+    rounding; what such a token yields is then another vector. In float32 that is rare, and such tokens are left out.
+
+    Raises:
+        UnclearRoutingError: A tenth of the tokens is not clear.
+    """
+    model, weights = random_model(shape, max(lengths), device, torch.float32, keeps_tensors=True)
+    peer = RoutedPeer(shape, weights.tensors, device)
+    errors = []
+    for prompt, ours in _prompts_and_logits(model, lengths):
+        expected, margins = peer.logits_and_margins(prompt)
+        clear = (ours - expected)[margins > _CLOSE].double().norm(dim=1)
+        if len(clear) < (1 - _MAX_LEFT_OUT) * len(prompt):
+            raise UnclearRoutingError(f"{len(prompt) - len(clear)} of {len(prompt)} tokens have no clear experts")
+        errors.append((clear / expected[margins > _CLOSE].double().norm(dim=1)).max())
+    return float(torch.stack(errors).max())
+
+
+def _prompts_and_logits(model: CausalLM, lengths: tuple[int, ...]) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Return random prompts with our logits of their tokens."""
+    prompts = [torch.randint(model.config.vocab_size, (length,), device=model.device) for length in lengths]
+    cache = StepEngine(model, EngineSizes(len(lengths), max(lengths), has_graphs=False)).cache
+    return list(zip(prompts, _paged_logits(model, cache, prompts), strict=True))
+
+
 @torch.inference_mode()
-def paged_logits(model: CausalLM, cache: KVCache, prompts: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Return the logits of prompts, each computed in two chunks, but for its last tokens, which are decodes."""
+def _paged_logits(model: CausalLM, cache: KVCache, prompts: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Return the logits of prompts, computed side by side, each in two chunks, its last tokens as decodes."""
     batch = PagedBatch(cache, len(prompts), max(map(len, prompts)))
     parts: list[list[torch.Tensor]] = [[] for _ in prompts]
     computed = [0] * len(prompts)
@@ -55,17 +82,11 @@ def paged_logits(model: CausalLM, cache: KVCache, prompts: list[torch.Tensor]) -
 
 
 def graphs_error(device: torch.device, shape: ModelShape, num_seqs: int, prompt_len: int, num_new: int) -> float:
-    """Return the share of greedy tokens that differ between the engine with graphs and without."""
-    model, _ = random_model(replace(shape, num_layers=_NUM_LAYERS), prompt_len + num_seqs + num_new, device)
-    return share_of_other_tokens(model, num_seqs, prompt_len, num_new)
-
-
-def share_of_other_tokens(model: CausalLM, num_seqs: int, prompt_len: int, num_new: int) -> float:
-    """Return the share of a model's greedy tokens that differ between the engine with graphs and without."""
+    """Return the share of greedy tokens in 16 bits that differ between the engine with graphs and without."""
+    model, _ = random_model(shape, prompt_len + num_seqs + num_new, device)
     tokens = []
     for has_graphs in (False, True):
-        sizes = EngineSizes(num_seqs, model.config.max_model_len, has_graphs=has_graphs)
-        engine = StepEngine(model, sizes)
+        engine = StepEngine(model, EngineSizes(num_seqs, model.config.max_model_len, has_graphs=has_graphs))
         # Of different lengths; the random prompts are the same for either engine.
         sequences = [engine.add(engine.random_prompt(prompt_len + index), num_new) for index in range(num_seqs)]
         engine.run()

@@ -8,9 +8,9 @@ import torch
 
 from ops.bench.gpu.case import OURS, Case, Clock
 from ops.bench.gpu.shapes import ModelShape
-from ops.bench.gpu.step.prefill import prefill_flops
 from ops.bench.gpu.step.random_model import random_model
 from ops.bench.gpu.step.step_engine import EngineSizes, StepEngine
+from ops.bench.gpu.step.step_floor import step_floor
 from ops.bench.gpu.step.transformers_peer import TransformersPeer, best_attention
 
 
@@ -30,15 +30,17 @@ def throughput_case(
     unavailable = {}
     if has_peer:
         name = f"generate_batch ({best_attention()})"
-        peer = TransformersPeer(shape, weights.tensors, device, max_model_len, best_attention())
+        peer = TransformersPeer(shape, weights.tensors, device, best_attention())
         candidates[name] = lambda _: [peer.serve_s(prompts, new)]
     else:
         unavailable["generate_batch"] = "left out of this load, which would take it too long; see the smaller one"
-    weight_bytes = 2 * (shape.layer_parameters + shape.head_parameters)
     contexts = num_seqs * sum(range(prompt, prompt + new))
+    weights_once, all_contexts, one_prompt = (
+        step_floor(model.config, weights.sizes, lengths) for lengths in ([], [(1, contexts)], [(prompt, prompt)])
+    )
     return Case(
-        new * weight_bytes + contexts * shape.kv_bytes_per_token,
-        num_seqs * prefill_flops(shape, prompt),
+        (new - 1) * weights_once.num_bytes + all_contexts.num_bytes,
+        num_seqs * one_prompt.num_flops,
         1,
         candidates,
         unavailable,
@@ -50,7 +52,7 @@ def throughput_case(
 def prefix_cache_case(device: torch.device, shape: ModelShape, num_tokens: int, num_prompts: int) -> Case:
     """Time a prompt's first token: new to the cache, without a cache, and all but a hundredth of it in the cache."""
     max_model_len = num_tokens + 1
-    model, _ = random_model(shape, max_model_len, device)
+    model, weights = random_model(shape, max_model_len, device)
 
     def make_engine(has_prefix_cache: bool) -> StepEngine:
         sizes = EngineSizes(
@@ -78,4 +80,5 @@ def prefix_cache_case(device: torch.device, shape: ModelShape, num_tokens: int, 
         "no prefix cache": lambda _: first_tokens(False),
         f"{OURS}/99% hits": hits,
     }
-    return Case(0, prefill_flops(shape, num_tokens), 1, candidates, clocks=dict.fromkeys(candidates, Clock.OWN))
+    floor = step_floor(model.config, weights.sizes, [(num_tokens, num_tokens)])
+    return Case(0, floor.num_flops, 1, candidates, clocks=dict.fromkeys(candidates, Clock.OWN))

@@ -1,8 +1,9 @@
 """The least that a step of a model must read and compute, from its weights' sizes and what its layers keep.
 
-Bytes: every weight once but for the table of embeddings, of which rows are looked up; of experts those that a token of
-the step has; keys and values of what each sequence sees; states read and written. Operations: each token's weights,
-the head for rows that are sampled, attention over the pairs of tokens that see one another.
+Bytes: every weight once but for the table of embeddings, of which rows are looked up where it is not the head too; of
+experts those that a token of the step has; keys and values of what each sequence sees; states read and written.
+Operations: each token's weights, the head for rows that are sampled, attention over the pairs of tokens that see one
+another.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from gpu_worker.layers.layer_traits import AttentionShape, GatedDeltaShape, Late
 from gpu_worker.layers.mixture_shape import MixtureShape
 from gpu_worker.models.config import ModelConfig
 from gpu_worker.models.layer_memory import cache_layout
-from ops.bench.gpu.step.published_model import WeightSize
+from ops.bench.gpu.step.random_model import WeightSize
 
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _EXPERT = re.compile(r"model\.layers\.(\d+)\..*\.experts\.")
@@ -37,18 +38,18 @@ class StepFloor:
 
 
 def step_floor(
-    config: ModelConfig, sizes: Mapping[str, WeightSize], lengths: Lengths, experts_read: Sequence[float]
+    config: ModelConfig, sizes: Mapping[str, WeightSize], lengths: Lengths, experts_read: Sequence[float] = ()
 ) -> StepFloor:
     """Return the floor of one step, which samples behind the last token of each sequence.
 
     Args:
-        config: Of the model, whose output matrix is one of its own.
+        config: Of the model.
         sizes: Of all weights, by name.
-        lengths: Of the sequences.
+        lengths: Of the sequences; of none, the floor is the reading of the weights.
         experts_read: How many experts any token of the step has, in each layer with experts, in order.
     """
-    assert not config.tie_word_embeddings
     num_tokens = sum(query for query, _ in lengths)
+    head = _EMBEDDING if config.tie_word_embeddings else _HEAD
     num_bytes, flops = _bytes_kept(config, lengths), _mixer_flops(config, lengths)
     shares = dict(zip(_mixtures(config), experts_read, strict=True))
     for name, size in sizes.items():
@@ -59,24 +60,12 @@ def step_floor(
             assert isinstance(mixture, MixtureShape)
             share, num_rows = shares[layer] / mixture.num_experts, num_tokens * mixture.rule.top_k / mixture.num_experts
         else:
-            share, num_rows = 0.0 if name == _EMBEDDING else 1.0, len(lengths) if name == _HEAD else num_tokens
+            is_looked_up = name == _EMBEDDING != head
+            share, num_rows = 0.0 if is_looked_up else 1.0, len(lengths) if name == head else num_tokens
         num_bytes += size.num_bytes * share
-        if name != _EMBEDDING and not _VECTOR.match(name):
+        if share and not _VECTOR.match(name):
             flops += 2 * num_rows * size.numbers
     return StepFloor(round(num_bytes), round(flops))
-
-
-def num_active(config: ModelConfig, sizes: Mapping[str, WeightSize]) -> int:
-    """Return how many numbers a token is multiplied by or added to, its row of the embeddings left out."""
-    total = 0.0
-    for name, size in sizes.items():
-        if (expert := _EXPERT.match(name)) is not None:
-            mixture = config.layer(int(expert[1])).feed_forward
-            assert isinstance(mixture, MixtureShape)
-            total += size.numbers * mixture.rule.top_k / mixture.num_experts
-        elif name != _EMBEDDING:
-            total += size.numbers
-    return round(total)
 
 
 def _mixtures(config: ModelConfig) -> list[int]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import fields
 from importlib import import_module
 from itertools import pairwise
@@ -15,6 +16,7 @@ from ops.bench.gpu.shapes import ModelShape
 # Not typed to the end.
 transformers: Any = import_module("transformers")
 
+_CODES = "quantization_config"
 _PAGE_SIZE = 256
 _TOKEN_BUDGET = 8192
 
@@ -27,46 +29,40 @@ def best_attention() -> str:
 
 
 class TransformersPeer:
-    """A model of transformers whose parameters are our tensors, not copies."""
+    """A model of transformers whose parameters are our tensors, not copies.
+
+    Attributes:
+        model: The module.
+    """
 
     def __init__(
         self,
         shape: ModelShape,
         tensors: Mapping[str, torch.Tensor],
         device: torch.device,
-        max_model_len: int,
         attention: str = "sdpa",
+        dtype: torch.dtype = torch.bfloat16,
+        **implementations: str,
     ) -> None:
-        """Build the model around `tensors`, which have the names of its checkpoints."""
-        config = transformers.AutoConfig.for_model(
-            "qwen3" if shape.has_qk_norm else "llama",
-            vocab_size=shape.vocab_size,
-            hidden_size=shape.hidden_size,
-            intermediate_size=shape.intermediate_size,
-            num_hidden_layers=shape.num_layers,
-            num_attention_heads=shape.num_heads,
-            num_key_value_heads=shape.num_kv_heads,
-            head_dim=shape.head_dim,
-            rms_norm_eps=shape.rms_norm_eps,
-            rope_parameters={"rope_type": "default", "rope_theta": shape.rope_theta},
-            max_position_embeddings=max_model_len,
-            tie_word_embeddings=shape.ties_embeddings,
-        )
+        """Build the model around `tensors`, which have the names of its parameters, experts in plain numbers."""
+        known = shape.without(_CODES).config()
+        config = transformers.CONFIG_MAPPING[known["model_type"]].from_dict(known)
         with torch.device("meta"):
             model = transformers.AutoModelForCausalLM.from_config(
-                config, dtype=torch.bfloat16, attn_implementation=attention
+                config, dtype=dtype, attn_implementation=attention, **implementations
             )
-        model.load_state_dict(tensors, assign=True, strict=not shape.ties_embeddings)
+        is_tied = known["tie_word_embeddings"]
+        model.load_state_dict(tensors, assign=True, strict=not is_tied)
         model.tie_weights()
         # The frequencies are no parameters: they are computed where the module is made.
         with torch.device(device):
             model.model.rotary_emb = type(model.model.rotary_emb)(config)
-        self._model = model.eval().requires_grad_(False)
+        self.model = model.eval().requires_grad_(False)
 
     @torch.inference_mode()
     def logits(self, token_ids: torch.Tensor, num_last: int = 0) -> torch.Tensor:
         """Return the logits of a prompt `[num_tokens]`, of its last tokens or, by default, of all."""
-        result: torch.Tensor = self._model(token_ids[None], use_cache=False, logits_to_keep=num_last).logits[0]
+        result: torch.Tensor = self.model(token_ids[None], use_cache=False, logits_to_keep=num_last).logits[0]
         return result
 
     def decode_steps(self, prompts: list[list[int]], num_steps: int) -> list[float]:
@@ -97,10 +93,51 @@ class TransformersPeer:
         known = {field.name for field in fields(transformers.ContinuousBatchingConfig)}
         sizes["page_size" if "page_size" in known else "block_size"] = _PAGE_SIZE
         batching = transformers.ContinuousBatchingConfig(**sizes)
-        outputs = self._model.generate_batch(
+        outputs = self.model.generate_batch(
             prompts, generation_config=config, continuous_batching_config=batching, record_timestamps=True
         )
         done = [output for output in outputs.values() if len(output.generated_tokens) == num_new]
         if len(done) != len(prompts):
             raise RuntimeError(f"generate_batch finished {len(done)} of {len(prompts)} prompts")
         return done
+
+
+class RoutedPeer(TransformersPeer):
+    """A model with experts in float32, and by how much its routers prefer the experts that they choose."""
+
+    def __init__(self, shape: ModelShape, tensors: Mapping[str, torch.Tensor], device: torch.device) -> None:
+        """Build the model around `tensors`."""
+        super().__init__(shape, tensors, device, "eager", torch.float32, experts_implementation="eager")
+        self._top_k: int = self.model.config.num_experts_per_tok
+        self._margins: list[torch.Tensor] = []
+        for module in self.model.modules():
+            if type(module).__name__.lower().endswith("router"):
+                module.register_forward_hook(self._keep_margins)
+
+    def logits_and_margins(self, token_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the logits of a prompt, and by how much each token's routing is clear, in the layer with the least.
+
+        Shapes:
+            token_ids: `[num_tokens]`
+            result: `[num_tokens, vocab_size]` and `[num_tokens]`
+        """
+        self._margins.clear()
+        with _full_precision():
+            logits = self.logits(token_ids)
+        return logits, torch.stack(self._margins).amin(0)
+
+    def _keep_margins(self, module: torch.nn.Module, inputs: object, output: tuple[torch.Tensor, ...]) -> None:
+        best = output[0].topk(self._top_k + 1, dim=-1).values
+        self._margins.append(best[:, -2] - best[:, -1])
+
+
+@contextmanager
+def _full_precision() -> Iterator[None]:
+    """Let products and convolutions of float32 keep all digits."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        with torch.backends.cudnn.flags(enabled=torch.backends.cudnn.enabled, allow_tf32=False):
+            yield
+    finally:
+        torch.set_float32_matmul_precision(before)

@@ -13,6 +13,7 @@ from ops.bench.gpu.step.paged_batch import StaticStep
 from ops.bench.gpu.step.random_model import random_model
 from ops.bench.gpu.step.scripted_drafts import ScriptedProposer
 from ops.bench.gpu.step.step_engine import EngineSizes, StepEngine
+from ops.bench.gpu.step.step_floor import step_floor
 
 PLAIN = "no drafts"
 
@@ -25,7 +26,7 @@ def verification_case(
     The plain engine has two steps in flight and hides the host's part, the verifying one has one and shows it.
     """
     max_model_len = context + 2 * num_steps + num_seqs + num_drafts + 16
-    model, _ = random_model(shape, max_model_len, device)
+    model, weights = random_model(shape, max_model_len, device)
     sizes = EngineSizes(num_seqs, max_model_len, num_drafts=num_drafts)
     verifying = StepEngine(model, sizes, ScriptedProposer(0.0, shape.vocab_size))
     plain = StepEngine(model, EngineSizes(num_seqs, max_model_len))
@@ -42,9 +43,8 @@ def verification_case(
         PLAIN: lambda _: plain.time_steps(num_steps),
         f"{PLAIN}/device": steps[1],
     }
-    weight_bytes = 2 * (shape.layer_parameters + shape.head_parameters)
-    num_bytes = weight_bytes + num_seqs * context * shape.kv_bytes_per_token
-    return Case(num_bytes, 0, 1, candidates, clocks={OURS: Clock.OWN, PLAIN: Clock.OWN})
+    floor = step_floor(model.config, weights.sizes, [(1, context)] * num_seqs)
+    return Case(floor.num_bytes, 0, 1, candidates, clocks={OURS: Clock.OWN, PLAIN: Clock.OWN})
 
 
 def scripted_case(
@@ -61,7 +61,7 @@ def scripted_case(
     Of the drafts behind accepted ones, a share of `acceptance` is accepted.
     """
     max_model_len = prompt + new + num_drafts
-    model, _ = random_model(shape, max_model_len, device)
+    model, weights = random_model(shape, max_model_len, device)
 
     def served(engine: StepEngine) -> Callable[[int], object]:
         return lambda _: [engine.serve_s([engine.random_prompt(prompt) for _ in range(num_seqs)], new)]
@@ -70,6 +70,6 @@ def scripted_case(
     drafting = StepEngine(model, replace(sizes, num_drafts=num_drafts), ScriptedProposer(acceptance, shape.vocab_size))
     candidates = {OURS: served(drafting), PLAIN: served(StepEngine(model, sizes))}
     num_steps = -(-new // (1 + num_drafts))
-    num_bytes = num_steps * 2 * (shape.layer_parameters + shape.head_parameters)
+    num_bytes = num_steps * step_floor(model.config, weights.sizes, []).num_bytes
     clocks = dict.fromkeys(candidates, Clock.OWN)
     return Case(num_bytes, 0, 1, candidates, clocks=clocks, num_tokens=num_seqs * new)

@@ -9,19 +9,17 @@ from functools import partial
 import torch
 
 from ops.bench.gpu.case import Case, CaseSpec, Check, Entry
-from ops.bench.gpu.cases.attention import attention_case, attention_error, eight_bit_case
-from ops.bench.gpu.shapes import LLAMA3_8B, ModelShape
+from ops.bench.gpu.cases.attention import LLAMA_ATTENTION, attention_case, attention_error, eight_bit_case
+from ops.bench.gpu.cases.attention_batch import AttentionShape, Lengths
 from ops.bench.gpu.tune.choice import Tuning, entries_of
 
 EIGHT_BITS = (torch.float8_e4m3fn, torch.int8)
 # Most models have heads of 128, so that entry comes first: time may run out.
 _SHAPES = {
-    128: LLAMA3_8B,
-    64: replace(LLAMA3_8B, name="heads of 64", head_dim=64),
-    256: replace(LLAMA3_8B, name="heads of 256", num_heads=16, head_dim=256),
+    128: LLAMA_ATTENTION,
+    64: replace(LLAMA_ATTENTION, name="heads of 64", head_dim=64),
+    256: replace(LLAMA_ATTENTION, name="heads of 256", num_heads=16, head_dim=256),
 }
-Lengths = list[tuple[int, int]]
-
 _SPLIT_CHECKS: dict[str, Lengths] = {
     "one long": [(1, 9001)],
     "ragged": [(1, 1), (1, 15), (1, 16), (1, 777), (1, 4096)],
@@ -49,87 +47,83 @@ _CHUNK_PROBLEMS: dict[str, Lengths] = {
 def make_checks(
     device: torch.device,
     entry: Entry,
-    model: ModelShape,
+    shape: AttentionShape,
     lengths: dict[str, Lengths],
     cache_dtypes: Sequence[torch.dtype] = (torch.bfloat16,),
 ) -> list[Check]:
     """Compare an entry's results with the reference in float32."""
     return [
-        Check(name, partial(attention_error, device, model, batch, cache_dtype=dtype, entry=entry), 1e-2)
+        Check(name, partial(attention_error, device, shape, batch, cache_dtype=dtype, entry=entry), 1e-2)
         for name, batch in lengths.items()
         for dtype in cache_dtypes
     ]
 
 
 def make_problems(
-    model: ModelShape, lengths: dict[str, Lengths], case: Callable[..., Case] = attention_case
+    shape: AttentionShape, lengths: dict[str, Lengths], case: Callable[..., Case] = attention_case
 ) -> tuple[CaseSpec, ...]:
     """Return the cases at which entries are timed."""
-    return tuple(CaseSpec(name, partial(case, model=model, lengths=batch)) for name, batch in lengths.items())
+    return tuple(CaseSpec(name, partial(case, shape=shape, lengths=batch)) for name, batch in lengths.items())
 
 
-def _candidates(names: str, launches: Iterable[Sequence[int]], programs: Sequence[int]) -> tuple[Entry, ...]:
-    values = [(*launch, number) for launch in launches for number in programs]
-    return entries_of(f"{names} num_warps num_stages programs_per_multiprocessor", values)
+def _tunings(
+    table: str,
+    blocks: str,
+    launches: Callable[[int], Iterable[Sequence[int]]],
+    programs: Sequence[int],
+    checks: dict[str, Lengths],
+    problems: dict[str, Lengths],
+    cache_dtypes: Sequence[torch.dtype] = (torch.bfloat16,),
+) -> tuple[Tuning, ...]:
+    """Return a tuning for each head size, of the launches for its tile, each tried with every number of programs."""
+    names = f"{blocks} num_warps num_stages programs_per_multiprocessor"
+    case = attention_case if cache_dtypes == (torch.bfloat16,) else eight_bit_case
+    return tuple(
+        Tuning(
+            table,
+            head_dim,
+            entries_of(names, [(*launch, number) for launch in launches(8192 // head_dim) for number in programs]),
+            partial(make_checks, shape=shape, lengths=checks, cache_dtypes=cache_dtypes),
+            make_problems(shape, problems, case),
+        )
+        for head_dim, shape in _SHAPES.items()
+    )
 
 
-def _split_candidates(head_dim: int) -> tuple[Entry, ...]:
-    """Return launches of different code: even numbers of stages compile to that of the odd ones below them."""
-    tile = 8192 // head_dim
-    launches = [
+# Even numbers of stages compile to the code of the odd ones below them.
+SPLIT_ATTENTION = _tunings(
+    "SPLIT_ATTENTION",
+    "block_n",
+    lambda tile: (
         (tile, 4, 3), (tile, 4, 5), (tile, 4, 7), (tile, 8, 3), (tile, 8, 5),
         (2 * tile, 4, 3), (2 * tile, 8, 3), (2 * tile, 8, 5), (tile // 2, 4, 5), (tile // 2, 4, 7),
-    ]  # fmt: skip
-    return _candidates("block_n", launches, (2, 4, 8))
-
-
-def _split_8bit_candidates(head_dim: int) -> tuple[Entry, ...]:
-    """Return launches that keep converted tiles in registers."""
-    tile = 8192 // head_dim
-    launches = [
+    ),
+    (2, 4, 8),
+    _SPLIT_CHECKS,
+    _SPLIT_PROBLEMS,
+)  # fmt: skip
+# These keep converted tiles in registers.
+SPLIT_ATTENTION_8BIT = _tunings(
+    "SPLIT_ATTENTION_8BIT",
+    "block_n",
+    lambda tile: (
         (tile, 4, 3), (tile, 4, 5), (tile, 4, 7), (tile, 8, 3), (tile, 8, 5), (2 * tile, 8, 5),
         (tile // 2, 4, 3), (tile // 2, 4, 5), (tile // 2, 4, 7), (tile // 2, 8, 5),
-    ]  # fmt: skip
-    return _candidates("block_n", launches, (2, 4, 8))
-
-
-def _chunk_candidates(head_dim: int) -> tuple[Entry, ...]:
-    """Return launches none of which spills registers on Hopper."""
-    tile = 8192 // head_dim
-    launches = [
+    ),
+    (2, 4, 8),
+    _SPLIT_CHECKS,
+    _SPLIT_PROBLEMS,
+    EIGHT_BITS,
+)  # fmt: skip
+# None of these spills registers on Hopper.
+CHUNK_ATTENTION = _tunings(
+    "CHUNK_ATTENTION",
+    "block_m block_n",
+    lambda tile: (
         (128, tile, 8, 2), (128, tile, 8, 3), (128, tile, 8, 5), (128, tile // 2, 8, 3), (128, tile // 2, 8, 5),
         (64, tile, 4, 3), (64, tile, 8, 3), (64, tile // 2, 4, 3), (64, tile // 2, 4, 5),
-    ]  # fmt: skip
-    return _candidates("block_m block_n", launches, (1, 2, 4))
-
-
-SPLIT_ATTENTION = tuple(
-    Tuning(
-        "SPLIT_ATTENTION",
-        head_dim,
-        _split_candidates(head_dim),
-        partial(make_checks, model=model, lengths=_SPLIT_CHECKS),
-        make_problems(model, _SPLIT_PROBLEMS),
-    )
-    for head_dim, model in _SHAPES.items()
-)
-SPLIT_ATTENTION_8BIT = tuple(
-    Tuning(
-        "SPLIT_ATTENTION_8BIT",
-        head_dim,
-        _split_8bit_candidates(head_dim),
-        partial(make_checks, model=model, lengths=_SPLIT_CHECKS, cache_dtypes=EIGHT_BITS),
-        make_problems(model, _SPLIT_PROBLEMS, eight_bit_case),
-    )
-    for head_dim, model in _SHAPES.items()
-)
-CHUNK_ATTENTION = tuple(
-    Tuning(
-        "CHUNK_ATTENTION",
-        head_dim,
-        _chunk_candidates(head_dim),
-        partial(make_checks, model=model, lengths=_CHUNK_CHECKS),
-        make_problems(model, _CHUNK_PROBLEMS),
-    )
-    for head_dim, model in _SHAPES.items()
-)
+    ),
+    (1, 2, 4),
+    _CHUNK_CHECKS,
+    _CHUNK_PROBLEMS,
+)  # fmt: skip

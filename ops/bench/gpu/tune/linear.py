@@ -8,23 +8,21 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 
-from kernels.linear.forms import QuantizedWeight
 from kernels.linear.gpu_packed import PackedMatrix
 from kernels.linear.gpu_scaled import ScaledMatrix
 from ops.bench.gpu.case import OURS, Candidate, Case, CaseSpec, Entry, sets_for
 from ops.bench.gpu.cases.quantized_linear import (
-    fp8_case,
-    fp8_error,
+    MakeWeight,
     fp8_weight,
-    int4_case,
-    int4_error,
     int4_weight,
+    linear_case,
+    linear_error,
     multiply,
     on_device,
     random_inputs,
 )
 from ops.bench.gpu.cases.small_gemm import product_case, product_error
-from ops.bench.gpu.shapes import LLAMA3_8B, MODELS
+from ops.bench.gpu.shapes import DENSE_MODELS, LLAMA3_8B
 from ops.bench.gpu.timer import Timer
 from ops.bench.gpu.tune.choice import Tuning, ahead_until, checks_at, entries_of
 
@@ -68,7 +66,7 @@ def quantized_ahead_until(
     device: torch.device,
     timer: Timer,
     entries: Entries,
-    weight: Callable[[torch.device, int, int], QuantizedWeight],
+    weight: MakeWeight,
     other: Callable[..., torch.Tensor],
     product: Product = _LIMIT_PRODUCT,
     limits: Iterable[int] = _LIMITS,
@@ -93,7 +91,7 @@ def _limit_of(entries: Entries, num_rows: int) -> int:
 
 def preferred(device: torch.device, timer: Timer, entries: Entries) -> dict[str, dict[Product, int]]:
     """Return for the products of all models up to how many rows the kernel of small batches is ahead of cuBLAS."""
-    products = [product for model in MODELS for product in model.projections.values()]
+    products = [product for model in DENSE_MODELS for product in model.projections.values()]
     return {"PREFERRED": preferred_products(device, timer, entries, products)}
 
 
@@ -149,6 +147,11 @@ def _tunings(
     )
 
 
+def _ways(make_weight: MakeWeight) -> tuple[Callable[..., float], Callable[..., Case]]:
+    """Return how a form of weights is checked and timed, without others' products beside it."""
+    return partial(linear_error, make_weight=make_weight), partial(linear_case, make_weight=make_weight, baselines={})
+
+
 _LAUNCH = "block_n block_k num_warps num_stages programs_per_multiprocessor"
 SMALL_GEMM = _tunings(
     "SMALL_GEMM",
@@ -171,8 +174,7 @@ PACKED_LINEAR = _tunings(
         (128, 4, 3, 2), (128, 4, 4, 1), (128, 4, 4, 2), (128, 8, 3, 1), (128, 8, 3, 2), (128, 8, 4, 1),
         (256, 8, 3, 1),
     )),
-    int4_error,
-    int4_case,
+    *_ways(int4_weight),
     ((6144, 1040), (131, 208)),
 )  # fmt: skip
 SCALED_LINEAR = _tunings(
@@ -183,7 +185,6 @@ SCALED_LINEAR = _tunings(
         (64, 256, 4, 3, 2), (64, 256, 4, 4, 2), (64, 256, 4, 5, 2), (64, 256, 4, 6, 1),
         (128, 128, 4, 3, 2), (128, 128, 4, 4, 1), (128, 128, 8, 4, 1), (128, 256, 8, 3, 1),
     )),
-    fp8_error,
-    fp8_case,
+    *_ways(fp8_weight),
     ((6144, 1040), (131, 208)),
 )  # fmt: skip

@@ -16,10 +16,10 @@ from kernels.causal_conv import causal_conv
 from kernels.gated_delta import DeltaSizes
 from kernels.moe import SILU
 from kernels.ssd import SsdSizes, ssd
-from ops.bench.gpu.case import OURS, Case, relative_error
+from ops.bench.gpu.case import OURS, Case, OpSuite, relative_error
 from ops.bench.gpu.cases import (
     attention,
-    attention_forms,
+    attention_batch,
     elementwise,
     experts,
     logits,
@@ -29,20 +29,29 @@ from ops.bench.gpu.cases import (
     small_gemm,
 )
 from ops.bench.gpu.run import poisoned_memory
-from ops.bench.gpu.shapes import MODELS, ModelShape
+from ops.bench.gpu.shapes import DENSE_MODELS, QWEN3_06B
 from ops.bench.gpu.suites import all_suites
 
 CPU = torch.device("cpu")
-TINY = ModelShape(
-    "tiny", 64, 4, 2, 16, 96, 300, True, num_layers=2, rms_norm_eps=1e-6, rope_theta=1e4, ties_embeddings=True
+TINY = QWEN3_06B.with_fields(
+    hidden_size=64, num_attention_heads=4, num_key_value_heads=2, head_dim=16, intermediate_size=96, vocab_size=300
 )
 
-TINY_SINKS = attention_forms.VariantShape("tiny", 4, 2, 16, 16, 0.25, soft_cap=2.0, has_sinks=True)
-TINY_LATENT = attention_forms.VariantShape("tiny", 4, 1, 40, 32, 0.2, is_latent=True)
+TINY_SINKS = attention_batch.AttentionShape("tiny", 4, 2, 16, soft_cap=2.0, has_sinks=True)
+TINY_LATENT = attention_batch.AttentionShape("tiny", 4, 1, 40, latent_dim=32, scale_dim=25)
+TINY_ATTENTION = attention_batch.AttentionShape.of(TINY)
+TINY_WINDOW = replace(TINY_ATTENTION, sliding_window=12)
 TINY_SSD = recurrent.RecurrentShape("tiny", SsdSizes(4, 9, 2, 12))
 TINY_DELTA = recurrent.RecurrentShape("tiny", DeltaSizes(2, 4, 12, 9))
 TINY_EXPERTS = experts.MixtureSizes("tiny", 5, 2, 64, 32, SILU, is_microscaled=False)
 CODED_EXPERTS = replace(TINY_EXPERTS, is_microscaled=True)
+
+
+def linear_case(suite: OpSuite, num_rows: int, out_features: int, in_features: int) -> Callable[[], Case]:
+    """Return what builds a case of a suite's, of other sizes."""
+    build = suite.cases[0].build
+    return partial(build, CPU, num_rows=num_rows, out_features=out_features, in_features=in_features)
+
 
 ERRORS: dict[str, tuple[Callable[[], float], float]] = {
     "rms_norm": (partial(elementwise.rms_norm_error, CPU, 3, 65), 4e-3),
@@ -50,16 +59,16 @@ ERRORS: dict[str, tuple[Callable[[], float], float]] = {
     "rotation": (partial(rotation.rotation_error, CPU, TINY, 9), 4e-3),
     "sampling": (partial(logits.sampling_error, CPU, 6, 300, 1.0, 20, 0.9, 0.01), 0.0),
     "bitmask": (partial(logits.bitmask_error, CPU, 5, 301), 0.0),
-    "attention": (partial(attention.attention_error, CPU, TINY, [(1, 40), (9, 9), (3, 17)], 12), 1e-2),
-    "sinks": (partial(attention_forms.variant_error, CPU, TINY_SINKS, [(1, 40), (9, 9), (3, 17)]), 1e-2),
-    "latent": (partial(attention_forms.variant_error, CPU, TINY_LATENT, [(1, 40), (9, 9), (3, 17)]), 1e-2),
+    "attention": (partial(attention.attention_error, CPU, TINY_WINDOW, [(1, 40), (9, 9), (3, 17)]), 1e-2),
+    "sinks": (partial(attention.attention_error, CPU, TINY_SINKS, [(1, 40), (9, 9), (3, 17)]), 1e-2),
+    "latent": (partial(attention.attention_error, CPU, TINY_LATENT, [(1, 40), (9, 9), (3, 17)]), 1e-2),
     "SSD": (partial(recurrent.recurrent_error, CPU, TINY_SSD, 3, 5), 1e-2),
     "gated delta": (partial(recurrent.recurrent_error, CPU, TINY_DELTA, 3, 5), 1e-2),
     "product": (partial(small_gemm.product_error, CPU, 3, 40, 70), 4e-3),
-    "int4": (partial(quantized_linear.int4_error, CPU, 3, 48, 160), 4e-3),
-    "int8": (partial(quantized_linear.int8_error, CPU, 3, 48, 160), 4e-3),
-    "fp8": (partial(quantized_linear.fp8_error, CPU, 3, 48, 160), 4e-3),
-    "fp8 blocks": (partial(quantized_linear.fp8_error, CPU, 3, 260, 300, has_blocks=True), 4e-3),
+    "int4": (partial(quantized_linear.linear_error, CPU, 3, 48, 160, quantized_linear.int4_weight), 4e-3),
+    "int8": (partial(quantized_linear.linear_error, CPU, 3, 48, 160, quantized_linear.int8_weight), 4e-3),
+    "fp8": (partial(quantized_linear.linear_error, CPU, 3, 48, 160, quantized_linear.fp8_weight), 4e-3),
+    "fp8 blocks": (partial(quantized_linear.linear_error, CPU, 3, 260, 300, quantized_linear.fp8_block_weight), 4e-3),
     "experts": (partial(experts.experts_error, CPU, TINY_EXPERTS, 7), 6e-3),
     "coded experts": (partial(experts.experts_error, CPU, CODED_EXPERTS, 7), 1.5e-2),
 }
@@ -70,19 +79,19 @@ CASES: dict[str, tuple[ModuleType, Callable[[], Case]]] = {
     "sampling": (logits, partial(logits.sampling_case, CPU, 3, 300, 1.0)),
     "top_k": (logits, partial(logits.sampling_case, CPU, 3, 300, 1.0, 5, 0.9)),
     "bitmask": (logits, partial(logits.bitmask_case, CPU, 3, 300)),
-    "decodes": (attention, partial(attention.attention_case, CPU, TINY, [(1, 40)] * 3)),
-    "chunk": (attention, partial(attention.attention_case, CPU, TINY, [(40, 40)])),
-    "mixed": (attention, partial(attention.attention_case, CPU, TINY, [(10, 40), (1, 40)])),
-    "sinks": (attention_forms, partial(attention_forms.variant_case, CPU, TINY_SINKS, [(1, 40)] * 3)),
-    "latent": (attention_forms, partial(attention_forms.variant_case, CPU, TINY_LATENT, [(10, 40)])),
+    "decodes": (attention, partial(attention.attention_case, CPU, TINY_ATTENTION, [(1, 40)] * 3)),
+    "chunk": (attention, partial(attention.attention_case, CPU, TINY_ATTENTION, [(40, 40)])),
+    "mixed": (attention, partial(attention.attention_case, CPU, TINY_ATTENTION, [(10, 40), (1, 40)])),
+    "sinks": (attention, partial(attention.variant_case, CPU, TINY_SINKS, [(1, 40)] * 3)),
+    "latent": (attention, partial(attention.variant_case, CPU, TINY_LATENT, [(10, 40)])),
     "SSD decodes": (recurrent, partial(recurrent.recurrent_case, CPU, TINY_SSD, 3, 1)),
     "SSD prompts": (recurrent, partial(recurrent.recurrent_case, CPU, TINY_SSD, 2, 20)),
     "gated delta": (recurrent, partial(recurrent.recurrent_case, CPU, TINY_DELTA, 2, 20)),
     "product": (small_gemm, partial(small_gemm.product_case, CPU, 3, 40, 70, (1, 2))),
-    "int4": (quantized_linear, partial(quantized_linear.int4_case, CPU, 3, 48, 160)),
-    "int8": (quantized_linear, partial(quantized_linear.int8_case, CPU, 32, 48, 160)),
-    "fp8": (quantized_linear, partial(quantized_linear.fp8_case, CPU, 32, 48, 160)),
-    "fp8 blocks": (quantized_linear, partial(quantized_linear.fp8_block_case, CPU, 3, 260, 300)),
+    "int4": (quantized_linear, linear_case(quantized_linear.INT4_LINEAR, 3, 48, 160)),
+    "int8": (quantized_linear, linear_case(quantized_linear.INT8_LINEAR, 32, 48, 160)),
+    "fp8": (quantized_linear, linear_case(quantized_linear.FP8_LINEAR, 32, 48, 160)),
+    "fp8 blocks": (quantized_linear, linear_case(quantized_linear.FP8_BLOCK_LINEAR, 3, 260, 300)),
     "experts": (experts, partial(experts.experts_case, CPU, TINY_EXPERTS, 7)),
     "coded experts": (experts, partial(experts.experts_case, CPU, CODED_EXPERTS, 7)),
 }
@@ -146,7 +155,7 @@ def test_suites_have_distinct_short_labels_at_the_models_shapes() -> None:
         assert len(suite.name) < 18
         for spec in suite.cases:
             inspect.signature(spec.build).bind(CPU)
-    assert {(model.hidden_size, model.vocab_size) for model in MODELS} >= {(4096, 128_256), (5120, 151_936)}
+    assert {(model.hidden_size, model.vocab_size) for model in DENSE_MODELS} >= {(4096, 128_256), (5120, 151_936)}
 
 
 @pytest.mark.parametrize("num_rows", [3, 8])

@@ -18,8 +18,8 @@ import torch
 from kernels.gpu_config import GpuGeneration
 from ops.bench.gpu.case import OURS, Case, CaseSpec, Check, Clock, Entry
 from ops.bench.gpu.cases import attention as attention_cases
-from ops.bench.gpu.cases import elementwise, logits, quantized_linear, rotation, small_gemm
-from ops.bench.gpu.shapes import ModelShape
+from ops.bench.gpu.cases import attention_batch, elementwise, logits, quantized_linear, rotation, small_gemm
+from ops.bench.gpu.shapes import QWEN3_06B
 from ops.bench.gpu.timer import Timing
 from ops.bench.gpu.tune import attention, linear, row_ops
 from ops.bench.gpu.tune.__main__ import main, tune_tables
@@ -30,9 +30,10 @@ from ops.bench.gpu.tune.tables import ALL_TABLES, ROOT, TunedTable
 from tests.ops.bench.bare_machine import run_without
 
 CPU = torch.device("cpu")
-TINY = ModelShape(
-    "tiny", 64, 4, 2, 16, 96, 300, True, num_layers=2, rms_norm_eps=1e-6, rope_theta=1e4, ties_embeddings=True
+TINY = QWEN3_06B.with_fields(
+    hidden_size=64, num_attention_heads=4, num_key_value_heads=2, head_dim=16, intermediate_size=96, vocab_size=300
 )
+TINY_ATTENTION = attention_batch.AttentionShape.of(TINY)
 PRESENT, SLOW, FAST, WRONG = ({"width": width} for width in (1, 2, 3, 4))
 SECONDS = {1: (4e-6, 4e-6), 2: (9e-6, 3e-6), 3: (3e-6, 4e-6), 4: (1e-6, 1e-6)}
 TABLE_SOURCE = '''"""Widths."""
@@ -208,8 +209,8 @@ def linear_tuning(tuning: Tuning, error: Callable[..., float], case: Callable[..
 
 def attention_tuning(tuning: Tuning, lengths: list[tuple[int, int]], **options: object) -> Tuning:
     case = attention_cases.eight_bit_case if options else attention_cases.attention_case
-    checks = partial(attention.make_checks, model=TINY, lengths={"some": lengths}, **options)
-    problems = attention.make_problems(TINY, {"some": lengths}, case)
+    checks = partial(attention.make_checks, shape=TINY_ATTENTION, lengths={"some": lengths}, **options)
+    problems = attention.make_problems(TINY_ATTENTION, {"some": lengths}, case)
     return replace(tuning, candidates=tuning.candidates[:2], checks=checks, problems=problems)
 
 
@@ -227,8 +228,8 @@ REAL_TUNINGS: dict[str, Tuning] = {
     ),
     "chunk": attention_tuning(attention.CHUNK_ATTENTION[0], [(9, 20)]),
     "small_gemm": linear_tuning(linear.SMALL_GEMM[0], small_gemm.product_error, small_gemm.product_case, 70),
-    "int4": linear_tuning(linear.PACKED_LINEAR[0], quantized_linear.int4_error, quantized_linear.int4_case, 256),
-    "fp8": linear_tuning(linear.SCALED_LINEAR[0], quantized_linear.fp8_error, quantized_linear.fp8_case, 128),
+    "int4": linear_tuning(linear.PACKED_LINEAR[0], *linear._ways(quantized_linear.int4_weight), 256),
+    "fp8": linear_tuning(linear.SCALED_LINEAR[0], *linear._ways(quantized_linear.fp8_weight), 128),
     "rms_norm": row_tuning(
         row_ops.RMS_NORM[0], elementwise.rms_norm_error, elementwise.rms_norm_case, ((3, 40), (1, 7))
     ),
@@ -259,7 +260,7 @@ def test_entry_with_a_wrong_result_is_seen_by_the_checks_of_each_op(monkeypatch:
     product = quantized_linear.form_linear_reference
     monkeypatch.setattr(logits, "sample_tokens", lambda logits, *_, **__: logits.argmin(dim=-1))
     monkeypatch.setattr(small_gemm, "small_gemm", lambda inputs, weight, _: inputs @ weight.T * 1.1)
-    monkeypatch.setattr(attention_cases, "paged_attention", lambda query, *_: query * 0.5)
+    monkeypatch.setattr(attention_batch, "paged_attention", lambda query, *_, **__: query * 0.5)
     monkeypatch.setattr(quantized_linear, "form_linear_reference", lambda x, matrix: product(x, matrix) * 1.1)
     monkeypatch.setattr(elementwise, "rms_norm", lambda x, weight, eps, residual: x * weight)
     monkeypatch.setattr(elementwise, "silu_mul", lambda gate_up: gate_up.chunk(2, dim=-1)[0])

@@ -1,0 +1,120 @@
+"""Steps of one kind: decodes and whole prompts, what they take in the engine, of the device, and of peers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+
+from gpu_worker.models.decoder import CausalLM
+from ops.bench.gpu.case import OURS, OURS_ON_DEVICE, Case, Clock
+from ops.bench.gpu.shapes import ModelShape
+from ops.bench.gpu.step.paged_batch import StaticStep
+from ops.bench.gpu.step.random_model import RandomWeights, random_model
+from ops.bench.gpu.step.step_engine import EngineSizes, StepEngine
+from ops.bench.gpu.step.step_floor import step_floor
+from ops.bench.gpu.step.transformers_peer import TransformersPeer, best_attention
+
+# Steps over which the experts that are read are averaged.
+_COUNTED_STEPS = 4
+_SDPA = "transformers (sdpa)"
+
+
+def decode_case(
+    device: torch.device, shape: ModelShape, num_seqs: int, context: int, num_steps: int, num_peer_steps: int = 0
+) -> Case:
+    """Time decode steps; the floor has the experts that the engine's own steps have read.
+
+    Args:
+        device: To run on.
+        shape: Of the model; peers are known for dense ones only.
+        num_seqs: Sequences that decode together.
+        context: Tokens that each has, on average over the timed steps.
+        num_steps: Of ours that are timed.
+        num_peer_steps: Of `generate_batch`; 0 leaves it out.
+    """
+    prompt_len = context - num_steps // 2
+    # Sequences that are prefilled first decode while the others are.
+    max_model_len = context + 2 * num_steps + num_seqs + _COUNTED_STEPS + 16
+    model, weights = random_model(shape, max_model_len, device)
+    engine = StepEngine(model, EngineSizes(num_seqs, max_model_len))
+    sequences = engine.fill(num_seqs, prompt_len)
+    num_read = experts_read(model, engine.step, 0 if shape.is_dense else _COUNTED_STEPS)
+    cached = sum(sequence.num_tokens for sequence in sequences) // num_seqs + num_steps // 2
+    lengths = [(1, cached)] * num_seqs
+    step = StaticStep(model, engine.cache, lengths, max_model_len)
+    candidates: dict[str, Callable[[int], object]] = {
+        OURS: lambda _: engine.time_steps(num_steps),
+        OURS_ON_DEVICE: step,
+        "eager": step,
+    }
+    clocks = {OURS: Clock.OWN, "eager": Clock.EVENTS}
+    if shape.is_dense:
+        candidates["matrices"] = matrices(model, weights, num_seqs, num_seqs)
+    if num_peer_steps:
+        attention = best_attention()
+        name = f"generate_batch ({attention})"
+        prompts = [engine.random_prompt(prompt_len) for _ in range(num_seqs)]
+        make_peer = partial(TransformersPeer, shape, weights.tensors, device, attention)
+        candidates[name] = lambda _: make_peer().decode_steps(prompts, num_peer_steps)
+        clocks[name] = Clock.OWN
+    floor = step_floor(model.config, weights.sizes, lengths, num_read)
+    return Case(floor.num_bytes, floor.num_flops, 1, candidates, clocks=clocks, num_tokens=num_seqs)
+
+
+def prefill_case(device: torch.device, shape: ModelShape, num_tokens: int, num_prompts: int) -> Case:
+    """Time prompts of `num_tokens`, one after another, from an idle engine to their first token."""
+    max_model_len = num_tokens + 1
+    model, weights = random_model(shape, max_model_len, device)
+    engine = StepEngine(model, EngineSizes(1, max_model_len, token_budget=num_tokens, has_graphs=False))
+    first, *prompts = (engine.random_prompt(num_tokens) for _ in range(1 + num_prompts))
+    num_read = experts_read(model, lambda: engine.time_to_first_token(first), 1)
+    lengths = [(num_tokens, num_tokens)]
+    candidates: dict[str, Callable[[int], object]] = {
+        OURS: lambda _: [engine.time_to_first_token(prompt) for prompt in prompts],
+        OURS_ON_DEVICE: StaticStep(model, engine.cache, lengths, max_model_len),
+    }
+    clocks = {OURS: Clock.OWN, OURS_ON_DEVICE: Clock.EVENTS, _SDPA: Clock.EVENTS}
+    if shape.is_dense:
+        peer, token_ids = TransformersPeer(shape, weights.tensors, device), torch.tensor(first, device=device)
+        candidates["matrices"] = matrices(model, weights, num_tokens, 1)
+        candidates[_SDPA] = lambda _: peer.logits(token_ids, 1)
+    floor = step_floor(model.config, weights.sizes, lengths, num_read)
+    return Case(floor.num_bytes, floor.num_flops, 1, candidates, clocks=clocks, num_tokens=num_tokens)
+
+
+def matrices(model: CausalLM, weights: RandomWeights, num_tokens: int, num_sampling: int) -> Callable[[int], object]:
+    """Return a call that multiplies all of a step's matrices one after another, and does nothing else."""
+    embedding, *layers = weights.matrices
+    head = embedding if model.config.tie_word_embeddings else layers.pop()
+    rows = {matrix.shape[1]: num_tokens for matrix in layers}
+    inputs = {size: torch.randn(count, size, device=head.device).to(head.dtype) for size, count in rows.items()}
+    last = torch.randn(num_sampling, head.shape[1], device=head.device).to(head.dtype)
+
+    def multiply(_: int) -> torch.Tensor:
+        for matrix in layers:
+            F.linear(inputs[matrix.shape[1]], matrix)
+        return F.linear(last, head)
+
+    return multiply
+
+
+def experts_read(model: CausalLM, run: Callable[[], object], num_runs: int) -> list[float]:
+    """Run steps; return how many experts one reads on average, in each layer that has experts."""
+    loads = model.expert_loads()
+    totals = torch.zeros(0 if loads is None else len(loads.by_layer()), dtype=torch.float64)
+    for _ in range(num_runs):
+        before = [] if loads is None else _counted(model, loads.by_layer)
+        run()
+        after = [] if loads is None else _counted(model, loads.by_layer)
+        totals += torch.tensor([int((now > then).sum()) for now, then in zip(after, before, strict=True)])
+    return [float(total) for total in totals / num_runs]
+
+
+def _counted(model: CausalLM, read: Callable[[], list[torch.Tensor]]) -> list[torch.Tensor]:
+    """Read counters when all that was submitted is done."""
+    if model.device.type == "cuda":
+        torch.cuda.synchronize(model.device)
+    return read()
