@@ -13,7 +13,6 @@ import asyncio
 import json
 import os
 import statistics
-import sys
 import time
 from typing import Any
 from urllib.parse import urlsplit
@@ -22,12 +21,14 @@ from urllib.request import Request, urlopen
 from ops.bench.load.batch_backlog import Backlog
 from ops.bench.load.event_streams import Address, Samples, count_streams
 from ops.bench.load.systems import headrace_up
-from ops.bench.record import append_record
+from ops.bench.record import ResultTable, integers
 
 _TIMEOUT_S = 60.0
 _SETTLE_S = 14.0
 """The worker fills the machine when nobody has been there for ten seconds; starting it asks for an answer."""
 
+_FIGURES = ("itl_p50_ms", "itl_p99_ms", "ttft_p50_ms", "ttft_p99_ms")
+_COLUMNS = ("load", "concurrency", *_FIGURES, "batch_tokens_per_s")
 _PROMPT = "Once upon a time there was a"
 
 
@@ -35,7 +36,7 @@ def main() -> None:
     """Measure, print a table, and record it."""
     parser = argparse.ArgumentParser(prog="python -m ops.bench.batch_lane")
     parser.add_argument("--num-threads", type=int, default=1, help="Threads of the engine.")
-    parser.add_argument("--concurrency", type=lambda text: [int(part) for part in text.split(",")], default=[1, 8])
+    parser.add_argument("--concurrency", type=integers, default=[1, 8])
     parser.add_argument("--turns", type=int, default=4, help="Turns of each kind.")
     parser.add_argument("--requests", type=int, default=25, help="Streams of a connection in a turn.")
     parser.add_argument("--tokens", type=int, default=100, help="Tokens of a stream.")
@@ -58,11 +59,10 @@ def _address(info: dict[str, Any]) -> Address:
 async def _measure(info: dict[str, Any], options: argparse.Namespace) -> None:
     address = _address(info)
     backlog = await Backlog.connect(info["nats_url"], info["admin_nats_url"], address.model)
-    command = f"python -m ops.bench.batch_lane {' '.join(sys.argv[1:])}".strip()
+    table = ResultTable("batch_lane", _COLUMNS)
     try:
         rate = await _alone(backlog, options.alone_s)
-        print(f"backlog alone: {rate:.0f} tokens/s\n\n{_HEAD}")
-        append_record("batch_lane", command, {"load": "batch alone", "batch_tokens_per_s": round(rate, 1)})
+        table.add({"load": "batch alone", "batch_tokens_per_s": round(rate, 1)})
         for concurrency in options.concurrency:
             requests = [address.completion(_PROMPT, options.tokens, temperature=1.0)] * concurrency
             turns: dict[bool, list[tuple[Samples, float]]] = {False: [], True: []}
@@ -72,8 +72,7 @@ async def _measure(info: dict[str, Any], options: argparse.Namespace) -> None:
                     if number >= 0:  # the first pair warms up
                         turns[is_beside].append(turn)
             for row in _rows(concurrency, turns):
-                print(_line(row), flush=True)
-                append_record("batch_lane", command, row | {"num_threads": options.num_threads})
+                table.add(row, num_threads=options.num_threads)
     finally:
         await backlog.close()
 
@@ -100,22 +99,17 @@ async def _turn(
     return samples, rate
 
 
-_HEAD = (
-    f"{'streams':>7} {'backlog':>8} {'ITL p50':>8} {'p99 ms':>8} {'TTFT p50':>9} {'p99 ms':>8} {'batch tokens/s':>15}"
-)
-
-
 def _rows(concurrency: int, turns: dict[bool, list[tuple[Samples, float]]]) -> list[dict[str, object]]:
     """Return the pooled figures without and beside the backlog, and their ratios."""
     figures = {is_beside: _figures([samples for samples, _ in taken]) for is_beside, taken in turns.items()}
     rate = statistics.mean(rate for _, rate in turns[True])
     ratios = {name: figures[True][name] / value for name, value in figures[False].items()}
-    shown = [("without", figures[False], 3), ("beside", figures[True], 3), ("ratio", ratios, 3)]
+    shown = {"without": figures[False], "beside": figures[True], "ratio": ratios}
     return [
         {"load": load, "concurrency": concurrency}
-        | {name: round(value, digits) for name, value in values.items()}
+        | {name: round(value, 3) for name, value in values.items()}
         | ({"batch_tokens_per_s": round(rate, 1)} if load == "beside" else {})
-        for load, values, digits in shown
+        for load, values in shown.items()
     ]
 
 
@@ -125,21 +119,8 @@ def _figures(turns: list[Samples]) -> dict[str, float]:
         raise SystemExit(f"{failures} streams failed")
     gaps = sorted(gap for samples in turns for gap in samples.gaps_s)
     waits = sorted(wait for samples in turns for wait in samples.ttft_s)
-    return {
-        "itl_p50_ms": statistics.median(gaps) * 1e3,
-        "itl_p99_ms": gaps[int(len(gaps) * 0.99)] * 1e3,
-        "ttft_p50_ms": statistics.median(waits) * 1e3,
-        "ttft_p99_ms": waits[int(len(waits) * 0.99)] * 1e3,
-    }
-
-
-def _line(row: dict[str, object]) -> str:
-    cells = [f"{row['concurrency']:>7} {row['load']:>8}"]
-    cells += [f"{row[name]:>{width}.2f}" for name, width in zip(_COLUMNS, (8, 8, 9, 8), strict=True)]
-    return " ".join([*cells, f"{row.get('batch_tokens_per_s', ''):>15}"])
-
-
-_COLUMNS = ("itl_p50_ms", "itl_p99_ms", "ttft_p50_ms", "ttft_p99_ms")
+    percentiles = (values[int(len(values) * share)] for values in (gaps, waits) for share in (0.5, 0.99))
+    return dict(zip(_FIGURES, (value * 1e3 for value in percentiles), strict=True))
 
 
 if __name__ == "__main__":

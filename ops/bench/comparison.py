@@ -99,8 +99,3 @@ def model_of(shape: Shape) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="headrace-bench-") as folder:
         make_model(shape, Path(folder))
         yield Path(folder)
-
-
-def command_line(module: str) -> str:
-    """Return how a bench was called, as it is recorded."""
-    return " ".join([f"python -m ops.bench.{module}", *sys.argv[1:]])

@@ -14,7 +14,6 @@ from functools import partial
 from ops.bench.comparison import (
     OURS,
     add_options,
-    command_line,
     loads_of,
     measure_in_turn,
     model_of,
@@ -25,7 +24,7 @@ from ops.bench.comparison import (
 from ops.bench.engine import Measurement
 from ops.bench.make_model import SHAPES, Size
 from ops.bench.peers.engines import Task, measure_ours, peers
-from ops.bench.record import append_record
+from ops.bench.record import append_record, command_line
 
 Measure = Callable[[Task], dict[int, Measurement]]
 

@@ -24,7 +24,7 @@ import uvloop
 from ops.bench.load.event_streams import Address, Samples, count_streams, percentile_ms
 from ops.bench.load.process_usage import cpu_seconds, descendants, peak_rss_bytes
 from ops.bench.load.systems import API_KEY, MODEL, isolated_gateway
-from ops.bench.record import append_record
+from ops.bench.record import ResultTable, integers
 from ops.stack.tether import tethered
 
 
@@ -53,20 +53,16 @@ def main(arguments: Sequence[str]) -> None:
 
 
 async def _measure_all(options: argparse.Namespace, command: str) -> None:
-    rows = []
+    table = ResultTable("gateway", _COLUMNS, command)
     with _target(options) as target:
         for concurrency in options.concurrency:
             load = Load(concurrency, options.tokens, options.rounds)
             # Streams that all begin at once would measure how long a crowd waits at the door.
             spread_s = min(5.0, options.tokens * options.step_ms / 1000)
             await _measure(target, Load(concurrency, 4, 1), 0.0)
-            rows.append(await _measure(target, load, spread_s))
-            print(_line(rows[-1]) if len(rows) > 1 else f"{_header()}\n{_line(rows[-1])}", flush=True)
+            table.add(await _measure(target, load, spread_s), step_ms=options.step_ms)
             with _floor(options.step_ms, options.tokens) as floor:
-                rows.append(await _measure(floor, load, spread_s))
-            print(_line(rows[-1]), flush=True)
-    for row in rows:
-        append_record("gateway", command, row | {"step_ms": options.step_ms})
+                table.add(await _measure(floor, load, spread_s), step_ms=options.step_ms)
 
 
 async def _measure(target: Target, load: Load, spread_s: float) -> dict[str, object]:
@@ -128,29 +124,9 @@ def _floor(step_ms: float, num_tokens: int) -> Iterator[Target]:
 
 
 _COLUMNS = (
-    ("target", 9),
-    ("concurrency", 11),
-    ("requests_per_s", 14),
-    ("tokens_per_s", 12),
-    ("us_per_token", 12),
-    ("cores", 6),
-    ("ttft_p50_ms", 11),
-    ("ttft_p99_ms", 11),
-    ("gap_p50_ms", 10),
-    ("gap_p99_ms", 10),
-    ("delay_p50_ms", 12),
-    ("delay_p99_ms", 12),
-    ("rss_mb", 6),
-    ("failures", 8),
+    *("target", "concurrency", "requests_per_s", "tokens_per_s", "us_per_token", "cores"),
+    *("ttft_p50_ms", "ttft_p99_ms", "gap_p50_ms", "gap_p99_ms", "delay_p50_ms", "delay_p99_ms", "rss_mb", "failures"),
 )
-
-
-def _header() -> str:
-    return "  ".join(f"{name:>{width}}" for name, width in _COLUMNS)
-
-
-def _line(row: dict[str, object]) -> str:
-    return "  ".join(f"{'-' if row[name] is None else row[name]!s:>{width}}" for name, width in _COLUMNS)
 
 
 def _parse_options(arguments: Sequence[str]) -> argparse.Namespace:
@@ -158,16 +134,12 @@ def _parse_options(arguments: Sequence[str]) -> argparse.Namespace:
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--ready-file", type=Path, help="Drive the running system that this file describes.")
     source.add_argument("--isolated", action="store_true", help="Start NATS, a gateway and a worker without an engine.")
-    parser.add_argument("--concurrency", type=_integers, default=[1, 16, 64, 256], help="Connections: 1,16,64,256.")
+    parser.add_argument("--concurrency", type=integers, default=[1, 16, 64, 256], help="Connections: 1,16,64,256.")
     parser.add_argument("--tokens", type=int, default=128, help="Tokens per request.")
     parser.add_argument("--rounds", type=int, default=3, help="Requests per connection.")
     parser.add_argument("--step-ms", type=float, default=10.0, help="Pace of the engine, and of the floor.")
     parser.add_argument("--model", default="headrace-demo", help="Model of the running system.")
     return parser.parse_args(arguments)
-
-
-def _integers(text: str) -> list[int]:
-    return [int(part) for part in text.split(",")]
 
 
 if __name__ == "__main__":

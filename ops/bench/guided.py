@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, median
@@ -25,7 +24,7 @@ from gpu_worker.execution.runner_config import RunnerConfig
 from gpu_worker.structured_output.compiled_grammar import CompiledGrammar, compile_grammar
 from gpu_worker.text.model_directory import read_model_directory
 from gpu_worker.text.tokenizer import ModelTokenizer
-from ops.bench.record import append_record
+from ops.bench.record import ResultTable, integers
 from ops.bench.stepping import make_engine, step, step_while
 from shared.sampling import Grammar, Sampling
 
@@ -147,7 +146,7 @@ class Bench:
         return made
 
 
-def measure(bench: Bench, batch: int, show: Callable[[str], None]) -> None:
+def measure(bench: Bench, batch: int, table: ResultTable) -> None:
     """Measure all kinds in turn, print them beside the free ones of the same rounds, and record them."""
     rounds: dict[str, list[Round]] = {kind: [] for kind in (FREE, *GRAMMARS)}
     for _ in range(ROUNDS):
@@ -156,31 +155,32 @@ def measure(bench: Bench, batch: int, show: Callable[[str], None]) -> None:
     free = rounds[FREE]
     for kind, taken in rounds.items():
         pairs = list(zip(taken, free, strict=True))
-        row = {
-            "batch": batch,
-            "kind": kind,
-            "step_ms": round(median(each.step_s for each in taken) * 1e3, 3),
-            "cpu_ms": round(median(each.cpu_s for each in taken) * 1e3, 3),
-            "tokens_a_step": round(mean(each.tokens for each in taken), 2),
-            "itl_to_free": round(median(each.itl_s / other.itl_s for each, other in pairs), 3),
-            "cpu_a_token_to_free": round(median(each.cpu_a_token_s / other.cpu_a_token_s for each, other in pairs), 3),
-        }
-        show(" ".join(f"{value:>{max(6, len(name)) if name == 'kind' else len(name)}}" for name, value in row.items()))
-        append_record("guided", "python -m ops.bench.guided", row)
+        table.add(
+            {
+                "batch": batch,
+                "kind": kind,
+                "step_ms": round(median(each.step_s for each in taken) * 1e3, 3),
+                "cpu_ms": round(median(each.cpu_s for each in taken) * 1e3, 3),
+                "tokens_a_step": round(mean(each.tokens for each in taken), 2),
+                "itl_to_free": round(median(each.itl_s / other.itl_s for each, other in pairs), 3),
+                "cpu_a_token_to_free": round(
+                    median(each.cpu_a_token_s / other.cpu_a_token_s for each, other in pairs), 3
+                ),
+            }
+        )
 
 
 def main() -> None:
     """Print the table and append its rows to the results."""
     parser = argparse.ArgumentParser(prog="python -m ops.bench.guided", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--model", type=Path, default=MODEL, help="Directory of the model.")
-    parser.add_argument("--batches", default="1,32", help="Sequences at once, separated by commas.")
+    parser.add_argument("--batches", type=integers, default=[1, 32], help="Sequences at once, separated by commas.")
     parser.add_argument("--threads", type=int, default=1, help="Threads of CPU operations.")
     options = parser.parse_args()
-    batches = [int(batch) for batch in options.batches.split(",")]
-    bench = Bench(options.model, max(batches), options.threads)
-    print("batch   kind step_ms cpu_ms tokens_a_step itl_to_free cpu_a_token_to_free")
-    for batch in batches:
-        measure(bench, batch, print)
+    bench = Bench(options.model, max(options.batches), options.threads)
+    table = ResultTable("guided")
+    for batch in options.batches:
+        measure(bench, batch, table)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import torch
 from kernels.layer_cache import LayerCache, allocate_layer_cache
 from kernels.paged_attention import paged_attention
 from kernels.quantized_kv import quantize_heads
-from ops.bench.record import append_record
+from ops.bench.record import ResultTable
 
 BLOCK_SIZE = 16
 NUM_SEQS = 32
@@ -59,16 +59,13 @@ def main() -> None:
     """Print the table and append its rows to the results."""
     torch.set_num_threads(1)
     print(f"{NUM_SEQS} decodes, one thread")
-    print(f"{'heads':>12} {'context':>8} {'bf16 ms':>9} {'int8 ms':>9} {'fp8 ms':>9} {'int8/bf16':>10} {'fp8/bf16':>9}")
+    table = ResultTable("kv_cache")
     for num_heads, num_kv_heads, head_dim, context in SHAPES:
         times = measure(num_heads, num_kv_heads, head_dim, context)
-        heads = f"{num_heads}/{num_kv_heads} x {head_dim}"
-        ratios = {f"{name}_to_bf16": round(times[name] / times["bf16"], 3) for name in ("int8", "fp8")}
-        shown = (f"{value:9.2f}" for value in times.values())
-        print(f"{heads:>12} {context:>8} {' '.join(shown)} {ratios['int8_to_bf16']:>10} {ratios['fp8_to_bf16']:>9}")
-        row = {"num_seqs": NUM_SEQS, "heads": heads, "context": context}
-        row |= {f"{name}_ms": round(value, 3) for name, value in times.items()} | ratios
-        append_record("kv_cache", "python -m ops.bench.kv_cache", row)
+        row = {"num_seqs": NUM_SEQS, "heads": f"{num_heads}/{num_kv_heads} x {head_dim}", "context": context}
+        row |= {f"{name}_ms": round(value, 3) for name, value in times.items()}
+        row |= {f"{name}_to_bf16": round(times[name] / times["bf16"], 3) for name in ("int8", "fp8")}
+        table.add(row)
 
 
 if __name__ == "__main__":

@@ -26,9 +26,9 @@ from gpu_worker.execution.build import build_runner
 from gpu_worker.execution.runner import TorchModelRunner
 from gpu_worker.execution.runner_config import RunnerConfig
 from gpu_worker.execution.simulated_runner import SimulatedRunner
-from ops.bench.comparison import command_line, model_of
+from ops.bench.comparison import model_of
 from ops.bench.make_model import SHAPES, Size
-from ops.bench.record import append_record
+from ops.bench.record import append_record, command_line
 from ops.bench.stepping import Prompts, make_engine, step_while
 from shared.errors import ConfigError
 

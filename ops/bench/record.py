@@ -6,13 +6,46 @@ import json
 import os
 import platform
 import subprocess
+import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+_LEAST_WIDTH = 8
 _RESULTS = Path(__file__).parent / "results"
 _PACKAGES = ("msgspec", "nats-py", "uvloop", "httptools", "torch")
+
+
+class ResultTable:
+    """Prints rows below the names of their columns, and records them."""
+
+    def __init__(self, benchmark: str, columns: Sequence[str] = (), command: str | None = None) -> None:
+        """Print `columns`, or all that a row has; `command` is how the benchmark was called, if not by its name."""
+        self._benchmark = benchmark
+        self._columns = columns
+        self._command = command_line(benchmark) if command is None else command
+        self._has_head = False
+
+    def add(self, row: Mapping[str, object], **others: object) -> None:
+        """Print a row, and record it with what else is known of it."""
+        widths = {name: max(len(name), _LEAST_WIDTH) for name in self._columns or row}
+        if not self._has_head:
+            print("  ".join(f"{name:>{width}}" for name, width in widths.items()))
+            self._has_head = True
+        cells = {name: "-" if row.get(name) is None else str(row[name]) for name in widths}
+        print("  ".join(f"{cells[name]:>{width}}" for name, width in widths.items()), flush=True)
+        append_record(self._benchmark, self._command, {**row, **others})
+
+
+def command_line(module: str) -> str:
+    """Return how a bench was called, as it is recorded."""
+    return " ".join([f"python -m ops.bench.{module}", *sys.argv[1:]])
+
+
+def integers(text: str) -> list[int]:
+    """Read numbers that are separated by commas, as options of benchmarks have them."""
+    return [int(part) for part in text.split(",")]
 
 
 def append_record(benchmark: str, command: str, row: Mapping[str, object]) -> None:

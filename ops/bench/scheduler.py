@@ -21,7 +21,7 @@ from gpu_worker.core.scheduler import Scheduler, SchedulerConfig
 from gpu_worker.core.scheduler_config import StateConfig, WindowConfig
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.step import SampledTokens, StepPlan, StepResult
-from ops.bench.record import append_record
+from ops.bench.record import ResultTable
 from shared.sampling import Sampling
 
 NUM_RUNNING = 256
@@ -116,7 +116,7 @@ def measure(load: Load) -> list[float]:
 
 def main() -> None:
     """Print the table and append its rows to the results."""
-    print(f"{'load':>8} {'in flight':>9} {'running':>8} {'waiting':>8} {'p10 µs':>8} {'p50 µs':>8} {'p99 µs':>8}")
+    table = ResultTable("scheduler")
     for load in LOADS:
         percentiles = statistics.quantiles(measure(load), n=100)
         row = {
@@ -128,8 +128,7 @@ def main() -> None:
             "p50_us": round(percentiles[49], 1),
             "p99_us": round(percentiles[98], 1),
         }
-        print("{:>8} {:>9} {:>8} {:>8} {:>8} {:>8} {:>8}".format(*row.values()))
-        append_record("scheduler", "python -m ops.bench.scheduler", row)
+        table.add(row)
 
 
 if __name__ == "__main__":

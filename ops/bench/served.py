@@ -20,7 +20,6 @@ from statistics import median
 from ops.bench.comparison import (
     OURS,
     add_options,
-    command_line,
     loads_of,
     measure_in_turn,
     print_missing,
@@ -33,7 +32,7 @@ from ops.bench.make_model import SHAPES, Shape, Size, make_model
 from ops.bench.peers.engines import Task, measure_ours
 from ops.bench.peers.servers import Server, max_tokens, servers
 from ops.bench.quant.checkpoints import HEAD, make_checkpoints, random_words
-from ops.bench.record import append_record
+from ops.bench.record import append_record, command_line
 
 # By the name of a precision: the method of ours, whose checkpoint vLLM reads too, and llama.cpp's own, which rounds the
 # head as well.

@@ -18,7 +18,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from ops.bench.comparison import add_options, command_line, loads_of, print_missing
+from ops.bench.comparison import add_options, loads_of, print_missing
 from ops.bench.engine import Load, Measurement
 from ops.bench.engine_compare import Measure, measure_all
 from ops.bench.make_model import SHAPES, Size, make_model
@@ -26,7 +26,7 @@ from ops.bench.peers.engines import Task, converted_model, measure_llama, measur
 from ops.bench.quant.checkpoints import PLAIN, all_methods, make_checkpoints, random_words, training_text, weight_bytes
 from ops.bench.quant.quality import with_quality
 from ops.bench.quant.result import Result
-from ops.bench.record import append_record
+from ops.bench.record import append_record, command_line
 from ops.stack.config import DEMO_MODEL
 
 LLAMA_PRECISIONS = ("BF16", "Q8_0", "Q4_0")

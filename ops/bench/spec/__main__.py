@@ -34,9 +34,9 @@ from gpu_worker.execution.runner import TorchModelRunner
 from gpu_worker.execution.runner_config import RunnerConfig
 from gpu_worker.start.config import WorkerConfig
 from gpu_worker.start.proposer_setup import build_proposer
-from ops.bench.comparison import command_line, model_of
+from ops.bench.comparison import model_of
 from ops.bench.make_model import SHAPES, Size
-from ops.bench.record import append_record
+from ops.bench.record import ResultTable
 from ops.bench.spec.fixed_depth import FixedDepth
 from ops.bench.spec.loads import (
     KnowingProposer,
@@ -246,11 +246,9 @@ def main() -> None:
     """Measure, print and record."""
     options = _options()
     with nullcontext(options.model) if options.shape is None else model_of(SHAPES[Size(options.shape)]) as model:
-        for number, row in enumerate(_rows(model, options)):
-            if not number:
-                print("  ".join(row))
-            print("  ".join(f"{value!s:>{len(name)}}" for name, value in row.items()), flush=True)
-            append_record("spec", command_line("spec"), row)
+        table = ResultTable("spec")
+        for row in _rows(model, options):
+            table.add(row)
 
 
 if __name__ == "__main__":

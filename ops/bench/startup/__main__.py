@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ops.bench.make_model import SHAPES, Size, write_checkpoint
-from ops.bench.record import append_record
+from ops.bench.record import ResultTable
 from ops.stack.tether import tethered
 
 _READ_BYTES = 16 << 20
@@ -48,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--folder", type=Path, help="where the temporary folder is made; choose a real disk")
     options = parser.parse_args(arguments)
     command = f"python -m ops.bench.startup --shape {' '.join(options.shape)} --device {options.device}"
-    print(" ".join(f"{name:>20}" for name in _COLUMNS))
+    table = ResultTable("startup", _COLUMNS, command)
     for shape in options.shape:
         with tempfile.TemporaryDirectory(prefix="headrace-startup-", dir=options.folder) as name:
             directory = Path(name)
@@ -56,8 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             for files in ("cold", "warm"):
                 facts: dict[str, object] = {"shape": shape, "gb": round(num_bytes / 1e9, 2), "files": files}
                 row = facts | measure(directory, num_bytes, options.device, is_cold=files == "cold")
-                print(" ".join(f"{row.get(column, '')!s:>20}" for column in _COLUMNS))
-                append_record("startup", command, row | {"device": device_name(options.device)})
+                table.add(row, device=device_name(options.device))
     return 0
 
 
