@@ -33,6 +33,9 @@ _FOREIGN = MappingProxyType(
     }
 )
 
+# The result of a tool holds a document, which holds text. Whatever lies deeper is refused by its type.
+_MAX_DEPTH = 3
+
 
 def check_block_fields(body: PromptBody) -> None:
     """Refuse fields that the type of a block does not have.
@@ -47,16 +50,18 @@ def check_block_fields(body: PromptBody) -> None:
             _check(message.content, f"messages.[{index}].content")
 
 
-def _check(blocks: Sequence[BlockBody], where: str) -> None:
+def _check(blocks: Sequence[BlockBody], where: str, depth: int = 1) -> None:
+    if depth > _MAX_DEPTH:
+        return
     for index, block in enumerate(blocks):
         place = f"{where}.[{index}]"
         for name in _FOREIGN.get(block.type, ()):
             if _is_given(getattr(block, name)):
                 raise unknown_parameter(f"{place}.{name}", f" A block of type '{block.type}' has no such field.")
         if isinstance(block.content, list):
-            _check(block.content, f"{place}.content")
+            _check(block.content, f"{place}.content", depth + 1)
         if isinstance(block.source, SourceBody) and isinstance(block.source.content, list):
-            _check(block.source.content, f"{place}.source.content")
+            _check(block.source.content, f"{place}.source.content", depth + 1)
 
 
 def _is_given(value: object) -> bool:

@@ -125,7 +125,7 @@ def _document(block: BlockBody, place: str) -> str:
         message = f"'{place}.source' must be text: {{type: text, data: ...}} or {{type: content, content: ...}}."
         raise unsupported_parameter(f"{place}.source", message)
     if source.type == "content":
-        text = _text(_required_content(source.content, f"{place}.source.content"), f"{place}.source.content")
+        text = _plain_text(source.content, f"{place}.source.content")
     else:
         text = _required(source.data, f"{place}.source.data")
     if source.media_type not in (None, "text/plain"):
@@ -136,15 +136,22 @@ def _document(block: BlockBody, place: str) -> str:
 def _search_result(block: BlockBody, place: str) -> str:
     if not isinstance(block.source, str):
         raise invalid_value(f"{place}.source", f"'{place}.source' must be a string, such as the address of a page.")
-    content = _required_content(block.content, f"{place}.content")
     head = f"{_required(block.title, f'{place}.title')}\n{block.source}"
-    return f"{head}\n\n{_text(content, f'{place}.content')}"
+    return f"{head}\n\n{_plain_text(block.content, f'{place}.content')}"
 
 
-def _required_content(content: str | list[BlockBody] | None, name: str) -> str | list[BlockBody]:
+def _plain_text(content: str | list[BlockBody] | None, where: str) -> str:
+    """Return what a document or a result of a search holds. Blocks within blocks would have no end."""
     if content is None:
-        raise missing_parameter(name, "a string or a list of blocks")
-    return content
+        raise missing_parameter(where, "a string or a list of text blocks")
+    if isinstance(content, str):
+        return content
+    for block, place in _placed(content, where):
+        if block.type != "text":
+            raise unsupported_parameter(
+                place, f"'{place}' has the type '{block.type[:64]}'; only text may stand there."
+            )
+    return _text(content, where)
 
 
 def _placed(blocks: Iterable[BlockBody], where: str) -> Iterator[tuple[BlockBody, str]]:

@@ -207,6 +207,22 @@ def test_result_of_a_search_is_read_by_itself_and_as_what_a_tool_found() -> None
     assert "must be a string" in refused(**user_block(**found | {"source": TEXT_SOURCE})).message
 
 
+@pytest.mark.parametrize("depth", [1, 100, 300, 450, 2000])
+@pytest.mark.parametrize("kind", ["search_result", "tool_result", "document"])
+def test_blocks_within_blocks_have_an_end(kind: str, depth: int) -> None:
+    more = {"search_result": {"title": "a", "source": "b"}, "tool_result": {"tool_use_id": "t"}, "document": {}}[kind]
+    text = '{"type":"text","text":"x"}'
+    for _ in range(depth + 1):
+        content = f'"content":[{text}]'
+        if kind == "document":
+            content = f'"source":{{"type":"content",{content}}}'
+        text = f"{json.dumps({'type': kind} | more)[:-1]},{content}}}"
+    body = f'{{"model":"m","max_tokens":9,"messages":[{{"role":"user","content":[{text}]}}]}}'
+    with pytest.raises(ApiError) as refusal:
+        parse_messages(body.encode())
+    assert refusal.value.status == 400
+
+
 def test_block_that_is_not_served_is_refused_by_its_type_whatever_it_holds() -> None:
     found = {"type": "web_search_result", "url": "x", "encrypted_content": "y"}
     error = refused(**user_block(type="web_search_tool_result", tool_use_id="t", content=[found]))
