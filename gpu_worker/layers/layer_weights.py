@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from gpu_worker.layers.layer_traits import AttentionShape, GatedDeltaShape, LatentShape, Mamba2Shape
-from kernels.activation import Activation
+from kernels.activation import Activation, Xielu
 from kernels.gated_delta import DeltaWeights
 from kernels.linear.forms import WeightForm
 from kernels.moe import ExpertActivation, ExpertWeights, RoutingRule
@@ -186,7 +186,7 @@ class PlainWeights:
 
     up: Projection
     down: Projection
-    activation: Activation
+    activation: Activation | Xielu
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from kernels.activation import Activation, activate
+from kernels.activation import Activation, Xielu, activate
 from kernels.linear import Linear
 
 
@@ -16,7 +16,7 @@ class PlainMLP:
 
     __slots__ = ("_activation", "_down", "_up")
 
-    def __init__(self, up: Linear, down: Linear, activation: Activation) -> None:
+    def __init__(self, up: Linear, down: Linear, activation: Activation | Xielu) -> None:
         """Hold the projections."""
         self._up = up
         self._down = down

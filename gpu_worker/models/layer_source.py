@@ -51,6 +51,7 @@ from gpu_worker.models.mamba2_source import take_mamba2
 from gpu_worker.models.mixture_source import take_mixture
 from gpu_worker.models.projections import Projections
 from gpu_worker.models.weight_source import WeightSource
+from kernels.activation import Activation, Xielu
 from kernels.rope_kv_write import HeadNormWeights
 
 
@@ -257,7 +258,26 @@ def _take_plain(source: LayerSource, prefix: str, shape: PlainShape) -> PlainWei
             [f"{name}.{part}"], [rows], columns, has_bias=shape.has_bias, is_transposed=names.is_transposed
         )
 
-    return PlainWeights(take(names.up, inner, size), take(names.down, size, inner), shape.activation)
+    activation = shape.activation
+    return PlainWeights(
+        take(names.up, inner, size),
+        take(names.down, size, inner),
+        _take_xielu(source.checkpoint, f"{name}.act_fn") if activation is Activation.XIELU else activation,
+    )
+
+
+def _take_xielu(checkpoint: WeightSource, name: str) -> Xielu:
+    """Take the numbers of a layer's function; checkpoints have the first two before the softplus that bounds them."""
+
+    def take(part: str, default: float) -> float:
+        return checkpoint.take_float32(f"{name}.{part}").item() if checkpoint.has(f"{name}.{part}") else default
+
+    positive, negative = (
+        torch.nn.functional.softplus(checkpoint.take_float32(f"{name}.{part}", 1)).item()
+        for part in ("alpha_p", "alpha_n")
+    )
+    linear = take("beta", 0.5)
+    return Xielu(positive, linear + negative, linear, take("eps", -1e-6))
 
 
 _MIXERS: dict[type, Callable[[LayerSource, str, Any], Mixer]] = {

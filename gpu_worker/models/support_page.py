@@ -177,6 +177,7 @@ _ACTIVATIONS: Mapping[Activation, str] = MappingProxyType(
         Activation.GELU_TANH: "GELU by tanh",
         Activation.RELU: "ReLU",
         Activation.RELU_SQUARED: "squared ReLU",
+        Activation.XIELU: "xIELU",
     }
 )
 

@@ -2,5 +2,6 @@
 
 from kernels.activation.dispatch import activate, gated, times_sigmoid
 from kernels.activation.kind import Activation
+from kernels.activation.xielu import Xielu
 
-__all__ = ["Activation", "activate", "gated", "times_sigmoid"]
+__all__ = ["Activation", "Xielu", "activate", "gated", "times_sigmoid"]

@@ -7,6 +7,7 @@ import torch
 from kernels.activation.cpu import FUNCTIONS, SIGMOID, activation_cpu, can_run
 from kernels.activation.kind import Activation
 from kernels.activation.reference import activate_reference, gated_reference
+from kernels.activation.xielu import Xielu
 from kernels.cpu_library import cpu_library
 from kernels.silu_mul import silu_mul
 
@@ -32,11 +33,13 @@ def gated(gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
     return gated_reference(gate_up, activation)
 
 
-def activate(x: torch.Tensor, activation: Activation) -> torch.Tensor:
+def activate(x: torch.Tensor, activation: Activation | Xielu) -> torch.Tensor:
     """Return the function of every number of `x`, which has any shape; its rows are those of the last dimension.
 
     On a CPU a row's bits do not depend on the rows beside it.
     """
+    if isinstance(activation, Xielu):
+        return activation(x)
     if activation in FUNCTIONS and can_run(x) and (library := cpu_library()) is not None:
         return activation_cpu(library, x, FUNCTIONS[activation])
     return activate_reference(x, activation)

@@ -13,3 +13,5 @@ class Activation(Enum):
     GELU_TANH = "gelu_pytorch_tanh"
     RELU = "relu"
     RELU_SQUARED = "relu2"
+    XIELU = "xielu"
+    """Its numbers are each layer's: `Xielu` computes it."""

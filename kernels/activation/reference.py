@@ -21,6 +21,8 @@ def activate_reference(x: torch.Tensor, activation: Activation) -> torch.Tensor:
             return torch.relu(x)
         case Activation.RELU_SQUARED:
             return torch.relu(x).square_()
+        case Activation.XIELU:
+            raise ValueError("xIELU has numbers of each layer: call its Xielu")
 
 
 def gated_reference(gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:

@@ -7,8 +7,9 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch.nn import functional
+from transformers.activations import XIELUActivation
 
-from kernels.activation import Activation, activate, gated, times_sigmoid
+from kernels.activation import Activation, Xielu, activate, gated, times_sigmoid
 from kernels.activation.reference import activate_reference
 from tests.kernels.poisoned_memory import poisoned_memory
 
@@ -16,6 +17,8 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 # Half a last place of numbers of about 10.
 TOLERANCES = {torch.float32: 2e-6, torch.bfloat16: 4e-2, torch.float16: 6e-3}
 SIZES = (1, 20, 77, 1000)
+NAMED = [kind for kind in Activation if kind is not Activation.XIELU]
+XIELU = Xielu(0.7, 1.3, 0.5, -1e-6)
 
 
 def numbers(*shape: int, dtype: torch.dtype) -> torch.Tensor:
@@ -23,7 +26,7 @@ def numbers(*shape: int, dtype: torch.dtype) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("activation", Activation)
+@pytest.mark.parametrize("activation", NAMED)
 def test_functions_equal_the_definition(activation: Activation, dtype: torch.dtype) -> None:
     x = numbers(5, 3, 77, dtype=dtype)
     with poisoned_memory():
@@ -45,6 +48,23 @@ def test_sigmoids_of_gates_equal_the_definition(num_gates: int, dtype: torch.dty
     torch.testing.assert_close(times_sigmoid(x, gate).double(), expected, atol=2 * TOLERANCES[dtype], rtol=1e-2)
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_xielu_equals_transformers(dtype: torch.dtype) -> None:
+    definition = XIELUActivation(XIELU.positive, XIELU.negative, XIELU.linear, XIELU.limit, dtype=torch.float64)
+    x = numbers(5, 3, 77, dtype=dtype)
+    x[0, 0, :4] = torch.tensor([0.0, -1e-7, -1e4, 1e2]).to(dtype)
+    result = activate(x, XIELU)
+    assert result.dtype is dtype
+    with torch.no_grad():
+        expected = definition(x.double())
+    torch.testing.assert_close(result.double(), expected, atol=TOLERANCES[dtype], rtol=1e-2)
+
+
+def test_xielu_has_numbers_of_each_layer() -> None:
+    with pytest.raises(ValueError, match="call its Xielu"):
+        activate(torch.zeros(1, 2), Activation.XIELU)
+
+
 def test_extreme_numbers_do_not_overflow() -> None:
     x = torch.tensor([[-1e4, -100.0, 0.0, 100.0, 1e15, torch.nan]])
     for activation in (Activation.GELU, Activation.GELU_TANH, Activation.SILU):
@@ -53,8 +73,9 @@ def test_extreme_numbers_do_not_overflow() -> None:
 
 
 FUNCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    **{f"activate {kind.value}": lambda x, kind=kind: activate(x, kind) for kind in Activation},
-    **{f"gated {kind.value}": lambda x, kind=kind: gated(torch.cat((x, -x), 1), kind) for kind in Activation},
+    **{f"activate {kind.value}": lambda x, kind=kind: activate(x, kind) for kind in NAMED},
+    **{f"gated {kind.value}": lambda x, kind=kind: gated(torch.cat((x, -x), 1), kind) for kind in NAMED},
+    "activate xielu": XIELU,
     "gates of heads": lambda x: times_sigmoid(x, x.flip(1)),
     "gate of a row": lambda x: times_sigmoid(x, x[:, :1].float()),
 }

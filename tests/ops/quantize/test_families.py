@@ -108,6 +108,7 @@ CASES: Mapping[str, Case] = MappingProxyType(
         "phi3": Case("Phi3", {"partial_rotary_factor": 0.5, "pad_token_id": 0}),
         "glm4": Case("Glm4", {"attention_bias": True}),
         "olmo2": Case("Olmo2"),
+        "apertus": Case("Apertus"),
         "gpt2": Case("GPT2"),
         "opt": Case("OPT", {"ffn_dim": 96, "word_embed_proj_dim": 64, "pad_token_id": 0}),
         "afmoe": Case("Afmoe", {**_EXPERTS, "sliding_window": 9, "global_attn_every_n_layers": 2}),

@@ -110,6 +110,16 @@ CASES: Mapping[str, Case] = MappingProxyType(
         ),
         "exaone-moe": Case("ExaoneMoe", {**_EXAONE, "sliding_window_pattern": 2}),
         "exaone-moe-kinds": Case("ExaoneMoe", {**_EXAONE, "mlp_layer_types": ["sparse", "dense", "sparse"]}),
+        "apertus": Case("Apertus"),
+        "apertus-biases": Case(
+            "Apertus",
+            {
+                "attention_bias": True,
+                "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
+                "tie_word_embeddings": True,
+                "num_key_value_heads": 1,
+            },
+        ),
         "hy-v3": Case("HYV3", _HY_V3),
         "hy-v3-biases": Case(
             "HYV3",

@@ -32,14 +32,26 @@ def test_a_family_equals_transformers(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["ernie-moe", "minimax-m2", "phimoe", "lfm2-moe", "gpt-neox", "hunyuan", "hy-v3", "afmoe", "gpt2", "opt"],
+    [
+        "ernie-moe",
+        "minimax-m2",
+        "phimoe",
+        "lfm2-moe",
+        "gpt-neox",
+        "hunyuan",
+        "hy-v3",
+        "afmoe",
+        "gpt2",
+        "opt",
+        "apertus",
+    ],
 )
 def test_pressure_changes_no_answer_over_a_cache_of_eight_bits(tmp_path: Path, name: str) -> None:
     save_case(CASES[name], tmp_path)
     assert_pressure_changes_no_answer(tmp_path, kv_cache_dtype="int8")
 
 
-@pytest.mark.parametrize("name", ["nemotron", "phimoe", "minimax-m2", "afmoe", "gpt2", "opt"])
+@pytest.mark.parametrize("name", ["nemotron", "phimoe", "minimax-m2", "afmoe", "gpt2", "opt", "apertus"])
 def test_sixteen_bits_stay_near_float32(tmp_path: Path, name: str) -> None:
     oracle = save_case(replace(CASES[name], dtype=torch.bfloat16), tmp_path)
     run = PagedRun(load_model(tmp_path, torch.bfloat16, CPU), [tokens := random_tokens(20)])
