@@ -12,6 +12,8 @@ COMPUTING_TESTS := tests/architecture tests/gateway/api/schemas tests/kernels te
 	$(addprefix tests/ops/,bench demo_model deploy quantize train_draft) \
 	$(addprefix tests/gpu_worker/,core engine execution layers matrix models quantization speculative start structured_output text)
 PYTEST := $(BIN)/python -m pytest
+# In order: what the tests of a folder share, such as a running system, is stopped behind them.
+TWO_PROCESSES := -n 2 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 .PHONY: help up test computing-tests waiting-tests chaos clients lint docs audit mutants bench bench-engine bench-served bench-spec bench-quant
@@ -43,11 +45,11 @@ test: $(VENV)/.test
 	@$(MAKE) --no-print-directory -k -j 2 computing-tests waiting-tests
 
 computing-tests:
-	@nice $(PYTEST) -n 2 --dist loadfile $(COMPUTING_TESTS)
+	@nice $(PYTEST) $(TWO_PROCESSES) $(COMPUTING_TESTS)
 
 # What they print is shown in one piece at their end.
 waiting-tests:
-	@$(PYTEST) -n 2 --dist loadfile $(COMPUTING_TESTS:%=--ignore=%) >$(VENV)/waiting-tests.log 2>&1; status=$$?; \
+	@$(PYTEST) $(TWO_PROCESSES) $(COMPUTING_TESTS:%=--ignore=%) >$(VENV)/waiting-tests.log 2>&1; status=$$?; \
 	echo; cat $(VENV)/waiting-tests.log; exit $$status
 else
 test: $(VENV)/.test

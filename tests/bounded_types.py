@@ -12,7 +12,6 @@ from msgspec import inspect
 
 TINY = 5e-324
 NOT_NUMBERS = (math.nan, math.inf, -math.inf)
-MANY = 1_000_000
 
 Number = inspect.IntType | inspect.FloatType
 Collection = inspect.ListType | inspect.VarTupleType | inspect.DictType

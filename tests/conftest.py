@@ -1,8 +1,9 @@
-"""Fixtures for everyone: real servers, one for the session to share, or a fresh one that the test may kill."""
+"""Fixtures for everyone: real servers, for a module or the session to share, or fresh ones that the test may kill."""
 
 from __future__ import annotations
 
 import gc
+import logging
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -29,18 +30,33 @@ def pytest_collection() -> Iterator[None]:
     finally:
         gc.enable()
         gc.freeze()
+        _let_loggers_propagate()
 
 
-@pytest.fixture(scope="session")
+def _let_loggers_propagate() -> None:
+    """Let what torch logs come to the root's handlers.
+
+    To each logger that does not propagate pytest adds its handlers, and takes them away again, in each phase of each
+    test: torch has forty such, which took as long as a small test does.
+    """
+    for name, logger in logging.root.manager.loggerDict.items():
+        if isinstance(logger, logging.Logger) and name.partition(".")[0] == "torch":
+            logger.propagate = True
+
+
+@pytest.fixture(scope="module")
 def nats_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
-    """A NATS server with JetStream that tests share: use names of your own, and do not kill it."""
+    """A NATS server with JetStream that a module's tests share: use names of your own, and do not kill it.
+
+    Each test leaves consumers behind, and each takes longer with more of them; a server starts in no time.
+    """
     server = NatsServer(tmp_path_factory.mktemp("nats"))
     server.start()
     yield server
     server.kill()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def nats_url(nats_server: NatsServer) -> str:
     return nats_server.url
 

@@ -12,6 +12,7 @@ import pytest
 from gateway.admission.api_keys import create_key
 from tests.gateway.gateway_process import API_KEY, GatewayProcess, running_gateway
 from tests.gateway.wire_worker import WireWorker
+from tests.servers import NatsServer
 
 # Keys beside the bootstrap key, by name; the first part of each is its tenant.
 KEYS: dict[str, dict[str, Any]] = {
@@ -42,6 +43,15 @@ def key_file(tmp_path_factory: pytest.TempPathFactory) -> KeyFile:
     return KeyFile(
         path, {name: create_key(path, tenant=name.split("-")[0], **limits)[1] for name, limits in KEYS.items()}
     )
+
+
+@pytest.fixture(scope="package")
+def nats_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A NATS server for as long as the gateway."""
+    server = NatsServer(tmp_path_factory.mktemp("nats"))
+    server.start()
+    yield server.url
+    server.kill()
 
 
 @pytest.fixture(scope="package")

@@ -77,7 +77,9 @@ def best_fixed(world: World, acceptance: float) -> float:
 
 
 @pytest.mark.parametrize("batch", [1, 4, 30])
-@pytest.mark.parametrize("acceptance", [0.0, 0.2, 0.5, 0.8, 0.97])
+@pytest.mark.parametrize(
+    "acceptance", [0.0, pytest.param(0.2, marks=pytest.mark.slow), 0.5, pytest.param(0.8, marks=pytest.mark.slow), 0.97]
+)
 @pytest.mark.parametrize("step_s", [memory_bound, compute_bound])
 def test_speed_is_near_the_best_depth_and_never_below_plain(
     step_s: Callable[[int], float], acceptance: float, batch: int

@@ -39,7 +39,7 @@ def _assert_equal(actual: torch.Tensor, expected: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("piece_bytes", [64, 1000, 1 << 20])
+@pytest.mark.parametrize("piece_bytes", [256, 1000, 1 << 20])
 def test_every_type_is_read_as_it_is(file: TensorFile, device: str, piece_bytes: int) -> None:
     expected = load_file(file.path)
     assert file.tensors.keys() == expected.keys()

@@ -110,7 +110,10 @@ def drafts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-@pytest.mark.parametrize("kind", ["ngram", "self", "draft", "medusa", "eagle", "eagle3"])
+@pytest.mark.parametrize(
+    "kind",
+    ["ngram", "draft", "eagle3", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("self", "medusa", "eagle"))],
+)
 def test_answers_equal_those_without_drafts(
     kind: str, plain: list[int], drafts: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -96,6 +96,7 @@ def test_chat_request_is_answered_by_one_valid_function_that_ends(shipped: tuple
     assert tokens[-1] == END_OF_TEXT_ID
 
 
+@pytest.mark.slow
 def test_held_out_loss_measured_again_is_the_loss_reported(
     shipped: tuple[Llama, Tokenizer], training: dict[str, Any]
 ) -> None:

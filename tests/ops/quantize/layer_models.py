@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 TEXT = "the quick brown fox jumps over the lazy dog while seven wizards mix a potion of quartz and jade. " * 40
 SIZES: dict[str, Any] = {
@@ -25,12 +24,13 @@ SIZES: dict[str, Any] = {
 
 def save_model(directory: Path, family: str = "llama", **options: Any) -> Any:
     """Save a random model and a tokenizer; return the model."""
+    # Not at the top: each process of a test run imports this module, and few of them save a model.
+    import transformers
+
     torch.manual_seed(5)
-    config_class, model_class = {
-        "llama": (LlamaConfig, LlamaForCausalLM),
-        "qwen3": (Qwen3Config, Qwen3ForCausalLM),
-    }[family]
-    model = model_class(config_class(**(SIZES | options))).eval()
+    prefix = {"llama": "Llama", "qwen3": "Qwen3"}[family]
+    config = getattr(transformers, f"{prefix}Config")(**(SIZES | options))
+    model = getattr(transformers, f"{prefix}ForCausalLM")(config).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "norm" not in name:

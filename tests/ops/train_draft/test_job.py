@@ -32,7 +32,7 @@ from tests.ops.train_draft.conftest import JobMaker, ignore
 SETTINGS = {"model": "draft", "medusa": "medusa", "eagle": "eagle"}
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["model", "medusa", pytest.param("eagle", marks=pytest.mark.slow)])
 def test_training_lowers_the_loss(job: JobMaker, kind: str) -> None:
     training = train_draft(job(kind, steps=40), ignore)
 
