@@ -70,6 +70,11 @@ def layer_parts(file: GGUFFile) -> frozenset[str]:
     return frozenset(name.split(".", 2)[2] for name in file.tensors if name.startswith("blk.") and name.count(".") > 1)
 
 
+def has_qkv_bias(parts: frozenset[str]) -> bool:
+    """Whether queries, keys and values have biases, by what `layer_parts` returned."""
+    return not parts.isdisjoint(("attn_q.bias", "attn_qkv.bias"))
+
+
 def with_rope(file: GGUFFile, prefix: str, config: ModelConfig) -> ModelConfig:
     """Return the model with the rotation that the file names."""
     attention = next(layer.mixer for layer in config.layers if hasattr(layer.mixer, "rotary_dim"))

@@ -8,6 +8,7 @@ from gpu_worker.models.gguf_fields import (
     MAX_HEADS,
     Fields,
     TranslatedFamily,
+    has_qkv_bias,
     layer_parts,
     with_plain_names,
     with_rope,
@@ -30,7 +31,7 @@ def _fields(file: GGUFFile, prefix: str) -> Fields:
     return {
         "num_key_value_heads": metadata.integer(f"{prefix}.attention.head_count_kv", maximum=MAX_HEADS),
         "head_dim": metadata.integer(f"{prefix}.attention.key_length"),
-        "attention_bias": "attn_q.bias" in parts,
+        "attention_bias": has_qkv_bias(parts),
         "use_qk_norm": num_experts != _MAVERICK_EXPERTS,
         "attention_chunk_size": None if is_plain else _CHUNK,
         # An interval of more than there are layers.

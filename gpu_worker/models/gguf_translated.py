@@ -24,6 +24,7 @@ from gpu_worker.quantization.gguf.file import GGUFFile
 from gpu_worker.quantization.gguf.method import read_gguf_method
 from gpu_worker.quantization.gguf.model_facts import ModelFacts
 from gpu_worker.quantization.gguf.special_tokens import end_token_ids, token_id
+from gpu_worker.quantization.gguf.tensor_names import tensors_by_name
 from gpu_worker.quantization.gguf.tensor_types import F16, F32
 
 # Quantized weights come from bfloat16 models nearly always.
@@ -47,6 +48,9 @@ def read_translated(file: GGUFFile, facts: ModelFacts) -> ModelConfig:
     # As if the file were a folder: no other file's fields count.
     config = family.read_config(JsonFile(file.path / "metadata", fields))
     config = family.finish(file, prefix, config)
+    if any(name.endswith(".self_attn.qkv_proj.weight") for name in tensors_by_name(file)):
+        # The converter was told to put them together.
+        config = replace(config, block=replace(config.block, names=replace(config.block.names, qkv=("qkv_proj",))))
     return replace(config, quantization=read_gguf_method(file), draft_head=None)
 
 

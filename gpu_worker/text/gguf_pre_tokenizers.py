@@ -60,6 +60,13 @@ _TEKKEN = (
     rf"|[^\r\n\p{{L}}\p{{N}}]?{_CASED_LETTERS[0]}+{_CASED_LETTERS[1]}*"
     r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+# Words may follow one another within a piece.
+_EXAONE_MOE = (
+    rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?(?:\p{{L}}\p{{M}}*(?: \p{{L}}\p{{M}}*)*)+|\p{{N}}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+"
+)
+# Digits in threes, counted from the end of a number.
+_THREES = r"\d{1,3}(?=(?:\d{3})*\b)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +103,7 @@ _GPT_2 = PreTokenizer()
 _SINGLE_DIGITS = PreTokenizer(splits_digits=True)
 _GPT_4 = PreTokenizer(_LLAMA3)
 _LIKE_LLAMA3 = PreTokenizer(_LLAMA3, ignores_merges=True, adds_bos=True)
+_LIKE_DEEPSEEK_V3 = PreTokenizer(_DEEPSEEK_V3, before=(r"\p{N}{1,3}", "[一-龥\u3040-ゟ゠-ヿ]+"))
 
 PRE_TOKENIZERS: Mapping[str, PreTokenizer] = MappingProxyType(
     {
@@ -128,6 +136,28 @@ PRE_TOKENIZERS: Mapping[str, PreTokenizer] = MappingProxyType(
             before=(_LINE_ENDS, rf"\s?[{_DEEPSEEK_LETTERS}]+", rf"\s?{_DEEPSEEK_SIGNS}+", r"\s+$", _CHINESE),
         ),
         "deepseek-coder": PreTokenizer(r"\p{N}", before=(_LINE_ENDS, r"\s?\p{L}+", r"\s?\p{P}+", _CHINESE)),
-        "deepseek-v3": PreTokenizer(_DEEPSEEK_V3, before=(r"\p{N}{1,3}", "[一-龥\u3040-ゟ゠-ヿ]+")),
+        "deepseek-v3": _LIKE_DEEPSEEK_V3,
+        "hunyuan-dense": _LIKE_DEEPSEEK_V3,
+        "joyai-llm": _LIKE_DEEPSEEK_V3,
+        "hunyuan": PreTokenizer(_QWEN2),
+        "stablelm2": PreTokenizer(_QWEN2),
+        "f2llmv2": PreTokenizer(_QWEN2, composes=True),
+        "falcon3": _LIKE_LLAMA3,
+        "falcon-h1": _LIKE_LLAMA3,
+        "lfm2": _LIKE_LLAMA3,
+        "midm-2.0": _LIKE_LLAMA3,
+        "pixtral": _LIKE_LLAMA3,
+        "phi-2": _GPT_2,
+        "mellum": _GPT_2,
+        "a.x-4.0": _GPT_2,
+        "gigachat": _GPT_2,
+        "trillion": _GPT_2,
+        "granite-docling": _GPT_2,
+        "mpt": PreTokenizer(composes=True),
+        "exaone": _SINGLE_DIGITS,
+        "minerva-7b": _SINGLE_DIGITS,
+        "kanana2": PreTokenizer(_GPT_4O),
+        "exaone-moe": PreTokenizer(_EXAONE_MOE),
+        "tiny_aya": PreTokenizer(_GPT_4O, before=(_THREES,)),
     }
 )

@@ -5,9 +5,18 @@ Options are those that the format can carry: where it has no field for something
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+import torch
+
+from tests.gpu_worker.models.families.random_models import SIZES, randomize_all
+from tests.gpu_worker.models.variants import new_model
+
+# Families whose normalisations are stored less one.
+_LESS_ONE = ("Qwen3Next", "Qwen3_5Text", "Qwen3_5MoeText", "Gemma", "Gemma2", "Gemma3Text", "Nemotron")
 
 
 @dataclass(frozen=True)
@@ -26,3 +35,24 @@ class Converted:
     options: Mapping[str, Any] = field(default_factory=dict)
     model: str | None = None
     published: Mapping[str, Any] = field(default_factory=dict)
+
+
+def random_model(case: Converted, options: Mapping[str, Any]) -> Any:
+    """Make a random model of a family; `options` go before its own."""
+    # A copy: `transformers` changes what it is given.
+    values = copy.deepcopy({**SIZES, **case.options, **options})
+    model = new_model(case.family, values, seed=len(repr(case)), model=case.model)
+    model.config._experts_implementation = "eager"
+    randomize_all(model)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("A_log"):
+                parameter.uniform_(-2, 1)
+            elif ".experts." in name:
+                parameter.normal_(0, parameter.shape[-1] ** -0.5)
+            elif name == "lm_head.weight":
+                # Rounding grows with the logits, which need not be large.
+                parameter.mul_(0.35)
+            elif case.family in _LESS_ONE and "norm" in name and "linear_attn" not in name:
+                parameter.sub_(1 if name.endswith("weight") else 0)
+    return model

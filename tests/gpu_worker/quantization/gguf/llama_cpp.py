@@ -2,31 +2,26 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import gguf
-import torch
 
-from tests.gpu_worker.models.families.random_models import SIZES, randomize_all
-from tests.gpu_worker.models.variants import new_model
+from tests.gpu_worker.models.families.random_models import SIZES
 from tests.gpu_worker.quantization.gguf import llama_cpp_converter
-from tests.gpu_worker.quantization.gguf.converted import Converted
+from tests.gpu_worker.quantization.gguf.converted import Converted, random_model
 
 VARIABLE = "HEADRACE_LLAMA_CPP"
 """Names a folder of llama.cpp's sources; what it built is in `build` there."""
 
 _BENCH = Path.home() / ".cache/headrace/bench/llama"
 _TIMEOUT_S = 600
-# Families whose normalisations are stored less one.
-_LESS_ONE = ("Qwen3Next", "Qwen3_5Text", "Qwen3_5MoeText", "Gemma", "Gemma2", "Gemma3Text", "Nemotron")
 _WORDS = [f"w{index}" for index in range(2, SIZES["vocab_size"])]
 _TOKENIZER = {
     "version": "1.0",
@@ -74,22 +69,7 @@ def save_checkpoint(case: Converted, directory: Path, options: Mapping[str, Any]
         directory: Where to.
         options: Go before those of the family.
     """
-    # A copy: `transformers` changes what it is given.
-    values = copy.deepcopy({**SIZES, **case.options, **options})
-    model = new_model(case.family, values, seed=len(repr(case)), model=case.model)
-    model.config._experts_implementation = "eager"
-    randomize_all(model)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if name.endswith("A_log"):
-                parameter.uniform_(-2, 1)
-            elif ".experts." in name:
-                parameter.normal_(0, parameter.shape[-1] ** -0.5)
-            elif name == "lm_head.weight":
-                # Rounding grows with the logits, which need not be large.
-                parameter.mul_(0.35)
-            elif case.family in _LESS_ONE and "norm" in name and "linear_attn" not in name:
-                parameter.sub_(1 if name.endswith("weight") else 0)
+    model = random_model(case, options)
     model.save_pretrained(directory)
     path = directory / "config.json"
     fields = {**json.loads(path.read_text()), **case.published}
@@ -102,10 +82,20 @@ def save_checkpoint(case: Converted, directory: Path, options: Mapping[str, Any]
     return model
 
 
-def convert(tools: LlamaCpp, jobs: Sequence[tuple[Path, Path, str]], work: Path) -> dict[str, str]:
-    """Convert models to targets of types, and return what went wrong with which target."""
+@dataclass(frozen=True)
+class Job:
+    """A model to convert to a target of a type, with options of the converter."""
+
+    model: Path
+    target: Path
+    kind: str = "f32"
+    options: Mapping[str, bool] = field(default_factory=dict)
+
+
+def convert(tools: LlamaCpp, jobs: Sequence[Job], work: Path) -> dict[str, str]:
+    """Convert models, and return what went wrong with which target."""
     listed = work / "jobs.json"
-    listed.write_text(json.dumps([[str(model), str(target), kind] for model, target, kind in jobs]))
+    listed.write_text(json.dumps([[str(job.model), str(job.target), job.kind, dict(job.options)] for job in jobs]))
     command = [sys.executable, llama_cpp_converter.__file__, str(tools.sources), str(listed)]
     outcome = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
     assert outcome.returncode == 0, outcome.stderr[-4000:]

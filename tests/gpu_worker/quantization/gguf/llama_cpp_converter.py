@@ -1,8 +1,8 @@
 """Converts checkpoints by llama.cpp's own converter, in a process of its own: it brings its own `gguf` package.
 
-Arguments: llama.cpp's sources, and a file with a list of model folder, target file and type, as JSON. Prints, as JSON,
-what went wrong with which target. The vocabularies of the checkpoints are of no real model, which the converter knows
-by what they make of a text; so it is told which one they are, and to take them as they are.
+Arguments: llama.cpp's sources, and a file with a list of model folder, target file, type and options, as JSON. Prints,
+as JSON, what went wrong with which target. The vocabularies of the checkpoints are of no real model, which the
+converter knows by what they make of a text; so it is told which one they are, and to take them as they are.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def main(sources: Path, jobs: Path) -> None:
     base: Any = conversion.ModelBase
     failures: dict[str, str] = {}
     with torch.inference_mode():
-        for model, target, kind in json.loads(jobs.read_text()):
+        for model, target, kind, options in json.loads(jobs.read_text()):
             try:
                 published = json.loads((Path(model) / PUBLISHED).read_text())
                 fields = {**base.load_hparams(Path(model), False), **published}
@@ -46,7 +46,7 @@ def main(sources: Path, jobs: Path) -> None:
                     text_model.get_vocab_base_pre = lambda self, tokenizer: "gpt-2"
                     if text_model.__name__ not in _DELEGATES and "set_vocab" in vars(text_model):
                         text_model.set_vocab = lambda self: self._set_vocab_gpt2()
-                made_by(Path(model), types[kind], Path(target), hparams=fields).write()
+                made_by(Path(model), types[kind], Path(target), hparams=fields, **options).write()
             except (Exception, SystemExit) as error:
                 failures[target] = f"{type(error).__name__}: {error}\n{traceback.format_exc(limit=-6)}"
     sys.stdout.write(f"{json.dumps(failures)}\n")

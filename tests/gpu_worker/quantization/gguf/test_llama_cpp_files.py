@@ -19,6 +19,7 @@ from tests.gpu_worker.models.paged_run import PagedRun
 from tests.gpu_worker.models.variants import oracle_logits
 from tests.gpu_worker.quantization.gguf.llama_cpp import (
     VARIABLE,
+    Job,
     LlamaCpp,
     convert,
     dequantize,
@@ -35,6 +36,13 @@ LENGTH = 60
 WIDE = {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 2}
 KINDS = ("Q4_0", "Q8_0", "Q4_K_M", "Q6_K")
 WIDE_CASES = ("llama", "qwen3moe", "gemma3", "deepseek-v3", "phi3", "gptneox", "arcee", "ernie4_5-moe", "dots1")
+# What an option of the converter puts together.
+FUSES = {"fuse_qkv": "attn_qkv.weight", "fuse_gate_up_exps": "ffn_gate_up_exps.weight"}
+FUSED_QKV = (
+    *("llama", "llama-biases", "mixtral", "qwen2", "qwen3moe", "smollm3", "arcee", "ernie4_5-moe", "llama4", "gemma3"),
+    *("command-r", "olmo2", "ministral3", "granite", "phi2", "stablelm", "minimax-m2", "granitehybrid", "nemotron_h"),
+)
+FUSED_CASES = (*((name, "fuse_qkv") for name in FUSED_QKV), ("qwen35moe", "fuse_gate_up_exps"))
 
 
 class Files(NamedTuple):
@@ -58,7 +66,8 @@ def files(tools: LlamaCpp, tmp_path_factory: pytest.TempPathFactory) -> Files:
     """Convert all in one process, which starts slowly."""
     directory = tmp_path_factory.mktemp("converted")
     oracles = {name: save_checkpoint(case, directory / name, {}) for name, case in CASES.items()}
-    jobs = [(directory / name, directory / f"{name}.gguf", "f32") for name in CASES]
+    jobs = [Job(directory / name, directory / f"{name}.gguf") for name in CASES]
+    jobs += [Job(directory / name, directory / f"{name}-fused.gguf", options={how: True}) for name, how in FUSED_CASES]
     return Files(directory, convert(tools, jobs, directory), oracles)
 
 
@@ -86,6 +95,14 @@ def test_logits_of_a_converted_file_equal_transformers(files: Files, name: str) 
     torch.testing.assert_close(logits_of(path), expected, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize(("name", "how"), FUSED_CASES)
+def test_matrices_that_the_converter_put_together_are_read(files: Files, name: str, how: str) -> None:
+    path = files.directory / f"{name}-fused.gguf"
+    assert str(path) not in files.failures, files.failures[str(path)]
+    assert any(tensor.name.endswith(FUSES[how]) for tensor in gguf.GGUFReader(path).tensors)
+    torch.testing.assert_close(logits_of(path), oracle_logits(files.oracles[name], tokens()), atol=1e-4, rtol=1e-4)
+
+
 @pytest.fixture(scope="module")
 def wide_files(tools: LlamaCpp, tmp_path_factory: pytest.TempPathFactory) -> Path:
     if tools.quantizer is None:
@@ -94,7 +111,7 @@ def wide_files(tools: LlamaCpp, tmp_path_factory: pytest.TempPathFactory) -> Pat
     for name in WIDE_CASES:
         save_checkpoint(CASES[name], directory / name, WIDE)
     jobs = [
-        (directory / name, directory / f"{name}-{kind}.gguf", kind) for name in WIDE_CASES for kind in ("f16", "f32")
+        Job(directory / name, directory / f"{name}-{kind}.gguf", kind) for name in WIDE_CASES for kind in ("f16", "f32")
     ]
     assert convert(tools, jobs, directory) == {}
     return directory

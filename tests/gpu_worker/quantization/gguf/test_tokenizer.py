@@ -27,7 +27,7 @@ from tests.gpu_worker.quantization.gguf.vocabularies import (
 PRE_TOKENIZERS = (
     *("gpt-2", "smollm", "llama-bpe", "qwen2", "tekken"),
     *("command-r", "glm4", "gpt-4o", "seed-coder", "deepseek-v3"),
-    *("qwen35", "kimi-k2", "deepseek-llm", "deepseek-coder"),
+    *("qwen35", "kimi-k2", "deepseek-llm", "deepseek-coder", "exaone-moe", "tiny_aya"),
 )
 CHATML = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}{{ eos_token }}"
 VOCABULARIES: dict[str, Callable[[], Vocabulary]] = {

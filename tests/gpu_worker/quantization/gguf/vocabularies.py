@@ -39,6 +39,11 @@ KIMI = (
     rf"|[^\r\n\p{{L}}\p{{N}}]?[\p{{Lu}}\p{{Lt}}{_CASELESS}+[\p{{Ll}}{_CASELESS}*(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
     r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+EXAONE_MOE = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+|\p{N}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+"
+)
+TINY_AYA = (r"\d{1,3}(?=(?:\d{3})*\b)", GPT_4O)
 _CHINESE = "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+"
 # Letters of texts that have cases, but for those of mathematics.
 _CASED = "[\\p{Lu}\\p{Ll}\\p{Lt}&&[^\U0001d400-\U0001d7ff]]+"
@@ -115,7 +120,9 @@ def _pre_tokenizer(pre: str) -> Any:
         digits = [pre_tokenizers.Digits(individual_digits=True)] if pre != "gpt-2" else []
         return pre_tokenizers.Sequence([*digits, pre_tokenizers.ByteLevel(add_prefix_space=False)])
     known = {"qwen2": QWEN2, "tekken": TEKKEN, "gpt-4o": GPT_4O, "seed-coder": SEED, "qwen35": QWEN35, "kimi-k2": KIMI}
+    known["exaone-moe"] = EXAONE_MOE
     several = {"deepseek-v3": DEEPSEEK_V3, "deepseek-llm": DEEPSEEK_LLM, "deepseek-coder": DEEPSEEK_CODER}
+    several["tiny_aya"] = TINY_AYA
     patterns = several.get(pre, (known.get(pre, LLAMA3),))
     splits: list[Any] = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in patterns]
     if pre in ("deepseek-llm", "deepseek-coder"):
