@@ -16,6 +16,9 @@ from types import MappingProxyType
 import torch
 from safetensors.torch import save_file
 
+from ops.bench.gpu.shapes import ModelShape
+from ops.bench.gpu.step.random_model import random_model
+
 SHARD_BYTES = 4 << 30
 _DRAWN = 1 << 22
 _CONV_WIDTH = 4
@@ -145,63 +148,10 @@ def _family(shape: Shape) -> dict[str, object]:
 
 
 def weight_shapes(shape: Shape) -> dict[str, tuple[int, ...]]:
-    """Return the shape of every tensor of a checkpoint; those of one dimension are ones."""
-    size, inner = shape.hidden_size, shape.intermediate_size
-    shapes: dict[str, tuple[int, ...]] = {
-        "model.embed_tokens.weight": (shape.vocab_size, size),
-        "model.norm.weight": (size,),
-    }
-    for index in range(shape.num_layers):
-        name = f"model.layers.{index}"
-        shapes[f"{name}.input_layernorm.weight"] = (size,)
-        shapes[f"{name}.post_attention_layernorm.weight"] = (size,)
-        is_recurrent = shape.attends_every and (index + 1) % shape.attends_every
-        mixer = _recurrent_shapes(shape) if is_recurrent else _attention_shapes(shape)
-        shapes |= {f"{name}.{part}": sizes for part, sizes in mixer.items()}
-        if shape.num_experts:
-            shapes[f"{name}.block_sparse_moe.gate.weight"] = (shape.num_experts, size)
-        for expert in range(shape.num_experts):
-            part = f"{name}.block_sparse_moe.experts.{expert}"
-            shapes |= {f"{part}.w1.weight": (inner, size), f"{part}.w3.weight": (inner, size)}
-            shapes[f"{part}.w2.weight"] = (size, inner)
-        if not shape.num_experts:
-            shapes[f"{name}.mlp.gate_proj.weight"] = (inner, size)
-            shapes[f"{name}.mlp.up_proj.weight"] = (inner, size)
-            shapes[f"{name}.mlp.down_proj.weight"] = (size, inner)
-    if not shape.is_tied:
-        shapes["lm_head.weight"] = (shape.vocab_size, size)
-    return shapes
-
-
-def _attention_shapes(shape: Shape) -> dict[str, tuple[int, ...]]:
-    size, kv_size = shape.hidden_size, shape.num_kv_heads * shape.head_dim
-    shapes: dict[str, tuple[int, ...]] = {
-        "self_attn.q_proj.weight": (size, size),
-        "self_attn.k_proj.weight": (kv_size, size),
-        "self_attn.v_proj.weight": (kv_size, size),
-        "self_attn.o_proj.weight": (size, size),
-    }
-    if shape.attends_every:
-        # A query has a gate beside it, and heads are normalised.
-        norm = (shape.head_dim,)
-        shapes |= {"self_attn.q_proj.weight": (2 * size, size)}
-        shapes |= {"self_attn.q_norm.weight": norm, "self_attn.k_norm.weight": norm}
-    return shapes
-
-
-def _recurrent_shapes(shape: Shape) -> dict[str, tuple[int, ...]]:
-    size, heads = shape.hidden_size, (shape.num_heads,)
-    return {
-        "linear_attn.in_proj_qkv.weight": (3 * size, size),
-        "linear_attn.in_proj_z.weight": (size, size),
-        "linear_attn.in_proj_a.weight": (shape.num_heads, size),
-        "linear_attn.in_proj_b.weight": (shape.num_heads, size),
-        "linear_attn.conv1d.weight": (3 * size, 1, _CONV_WIDTH),
-        "linear_attn.A_log": heads,
-        "linear_attn.dt_bias": heads,
-        "linear_attn.norm.weight": (shape.head_dim,),
-        "linear_attn.out_proj.weight": (size, size),
-    }
+    """Return the shape of every tensor of a checkpoint: what our model asks for; those of one dimension are ones."""
+    model = ModelShape("bench", configuration(shape), shape.num_layers, {})
+    _, asked = random_model(model, shape.max_len, torch.device("meta"), keeps_tensors=True, stacks_experts=False)
+    return {name: tuple(tensor.shape) for name, tensor in asked.tensors.items()}
 
 
 def _shards(shapes: dict[str, tuple[int, ...]], shard_bytes: int) -> list[dict[str, tuple[int, ...]]]:

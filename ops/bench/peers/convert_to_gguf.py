@@ -15,40 +15,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-_NAMES = {
-    "model.embed_tokens": "token_embd",
-    "model.norm": "output_norm",
-    "lm_head": "output",
-    "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "ffn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-    "block_sparse_moe.gate": "ffn_gate_inp",
-}
-_HYBRID_NAMES = {
-    **_NAMES,
-    "post_attention_layernorm": "post_attention_norm",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-    "linear_attn.in_proj_qkv": "attn_qkv",
-    "linear_attn.in_proj_z": "attn_gate",
-    "linear_attn.in_proj_a": "ssm_alpha",
-    "linear_attn.in_proj_b": "ssm_beta",
-    "linear_attn.conv1d": "ssm_conv1d",
-    "linear_attn.norm": "ssm_norm",
-    "linear_attn.out_proj": "ssm_out",
-}
-# Not called weights by either.
-_BARE_NAMES = {"linear_attn.A_log": "ssm_a", "linear_attn.dt_bias": "ssm_dt.bias"}
 # Read as float32, like all of one dimension.
 _WIDE = ("block_sparse_moe.gate.weight", "conv1d.weight")
 _EXPERTS = "block_sparse_moe.experts"
-_EXPERT_NAMES = {"w1": "ffn_gate_exps", "w2": "ffn_down_exps", "w3": "ffn_up_exps"}
 
 
 def main(model_dir: Path, target: Path) -> None:
@@ -57,7 +26,9 @@ def main(model_dir: Path, target: Path) -> None:
 
     config = json.loads((model_dir / "config.json").read_text())
     is_hybrid = "linear_num_key_heads" in config
-    writer: Any = gguf.GGUFWriter(target, "qwen35" if is_hybrid else "llama")
+    architecture = gguf.MODEL_ARCH.QWEN35 if is_hybrid else gguf.MODEL_ARCH.LLAMA
+    names = gguf.get_tensor_name_map(architecture, config["num_hidden_layers"])
+    writer: Any = gguf.GGUFWriter(target, gguf.MODEL_ARCH_NAMES[architecture])
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
     writer.add_block_count(config["num_hidden_layers"])
@@ -74,14 +45,14 @@ def main(model_dir: Path, target: Path) -> None:
     if is_hybrid:
         _add_recurrent_sizes(writer, config)
     _add_vocabulary(writer, config["vocab_size"], gguf.TokenType)
-    names = _HYBRID_NAMES if is_hybrid else _NAMES
     for name, bits in _with_stacks(_tensors(model_dir / "model.safetensors"), config):
+        theirs = names.get_name(name.replace("dt_bias", "dt_proj.bias"), try_suffixes=(".weight", ".bias"))
         if bits.ndim == 1 or name.endswith(_WIDE):
             numbers = (bits.astype(np.uint32) << 16).view(np.float32).squeeze()
-            writer.add_tensor(_gguf_name(name, names), -np.exp(numbers) if name.endswith("A_log") else numbers)
+            writer.add_tensor(theirs, -np.exp(numbers) if name.endswith("A_log") else numbers)
             continue
         rows = bits if is_hybrid else _interleave(bits, name, config)
-        writer.add_tensor(_gguf_name(name, names), rows.view(np.uint8), raw_dtype=gguf.GGMLQuantizationType.BF16)
+        writer.add_tensor(theirs, rows.view(np.uint8), raw_dtype=gguf.GGMLQuantizationType.BF16)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -140,18 +111,6 @@ def _with_stacks(
         stack[int(expert)] = bits
         if len(stack) == config["num_local_experts"]:
             yield f"{layer}{_EXPERTS}.{matrix}.weight", np.stack([stack[index] for index in sorted(stack)])
-
-
-def _gguf_name(name: str, names: dict[str, str]) -> str:
-    stem = name.removesuffix(".weight")
-    if not stem.startswith("model.layers."):
-        return f"{names[stem]}.weight"
-    _, _, index, part = stem.split(".", 3)
-    if part in _BARE_NAMES:
-        return f"blk.{index}.{_BARE_NAMES[part]}"
-    if part.startswith(_EXPERTS):
-        return f"blk.{index}.{_EXPERT_NAMES[part.rpartition('.')[2]]}.weight"
-    return f"blk.{index}.{names[part]}.weight"
 
 
 def _interleave(bits: npt.NDArray[np.uint16], name: str, config: dict[str, Any]) -> npt.NDArray[np.uint16]:

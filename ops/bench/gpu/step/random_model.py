@@ -51,7 +51,15 @@ class RandomWeights:
         matrices: Likewise everything that multiplies, fused as the model holds it; the embedding is the first.
     """
 
-    def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device, *, keeps_tensors: bool) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        keeps_tensors: bool,
+        stacks_experts: bool = True,
+    ) -> None:
         """Make weights for `config`; only with `keeps_tensors` they are kept for a peer."""
         self.sizes: dict[str, WeightSize] = {}
         self.tensors: dict[str, torch.Tensor] = {}
@@ -60,6 +68,7 @@ class RandomWeights:
         self._dtype = dtype
         self._device = device
         self._keeps_tensors = keeps_tensors
+        self._stacks_experts = stacks_experts
         self._generator = None if device.type == "meta" else torch.Generator(device).manual_seed(0)
         self._stack = torch.empty(0)
 
@@ -114,9 +123,9 @@ class RandomWeights:
         return torch.ones(size, dtype=self._dtype, device=self._device)
 
     def has(self, name: str) -> bool:
-        """Say that experts are stacked, and in which form."""
+        """Say whether experts are stacked, and in which form."""
         stored = _BLOCKS if self._config.quantization is not None else ""
-        return name.endswith((f".experts.gate_up_proj{stored}", f".experts.down_proj{stored}"))
+        return self._stacks_experts and name.endswith((f".experts.gate_up_proj{stored}", f".experts.down_proj{stored}"))
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of coded experts: blocks of 16 bytes, and an exponent for each."""
@@ -175,14 +184,15 @@ def random_model(
     dtype: torch.dtype = torch.bfloat16,
     *,
     keeps_tensors: bool | None = None,
+    stacks_experts: bool = True,
 ) -> tuple[CausalLM, RandomWeights]:
     """Make the model; `max_model_len` bounds the rotary table.
 
     With `keeps_tensors` a peer may share the weights. That takes no memory in dense models, which hold them as they
-    are made, so it is the default there.
+    are made, so it is the default there. `stacks_experts` says whether a layer's experts are one tensor.
     """
     config = model_config(shape, max_model_len)
     keeps = shape.is_dense if keeps_tensors is None else keeps_tensors
-    weights = RandomWeights(config, dtype, device, keeps_tensors=keeps)
+    weights = RandomWeights(config, dtype, device, keeps_tensors=keeps, stacks_experts=stacks_experts)
     quantized = None if config.quantization is None else QuantizedLayers(config.quantization, weights)
     return CausalLM(config, weights, dtype, device, LinearFactory(free_host_bytes), quantized), weights
