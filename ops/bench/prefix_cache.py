@@ -28,7 +28,7 @@ from gpu_worker.execution.runner_config import RunnerConfig
 from gpu_worker.execution.simulated_runner import SimulatedRunner
 from ops.bench.comparison import model_of
 from ops.bench.make_model import SHAPES, Size
-from ops.bench.record import append_record, command_line
+from ops.bench.record import ResultTable
 from ops.bench.stepping import Prompts, make_engine, step_while
 from shared.errors import ConfigError
 
@@ -210,17 +210,6 @@ def _rows(misses: MissCost, per_token_s: float, first: FirstTokens, load: MissLo
     ]
 
 
-def _print(misses: dict[str, object], hits: dict[str, object], prompt: int) -> None:
-    print(f"no hits, {misses['batch']} prompts of {misses['prompt']} tokens, {misses['new']} decode steps")
-    print(f"  with the cache    {misses['with_cache_s']} s")
-    print(f"  without           {misses['without_cache_s']} s")
-    print(f"  cost, of pairs    {misses['cost_percent']} %, with 95 % in {misses['cost_percent_interval']}")
-    print(f"  the cache's own   {misses['cache_us_per_prompt_token']} µs a prompt token, {misses['cache_percent']} %")
-    print(f"prompt of {prompt} tokens, {hits['hit_share']:.1%} known")
-    print(f"  first token, cold {hits['cold_ttft_ms']} ms")
-    print(f"  first token, hit  {hits['hit_ttft_ms']} ms, {hits['ttft_speedup']}x sooner")
-
-
 def main() -> None:
     """Measure, print and record."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -244,10 +233,9 @@ def main() -> None:
         dtype = str(runner.dtype).removeprefix("torch.")
     common = {"model": name, "dtype": dtype, "threads": torch.get_num_threads()}
     rows = _rows(misses, per_token_s, first, load)
-    _print(rows[0], rows[1], options.prompt)
     rows[1]["prompt"] = options.prompt
     for row in rows:
-        append_record("prefix_cache", command_line("prefix_cache"), common | row)
+        ResultTable("prefix_cache").add(row, **common)
 
 
 if __name__ == "__main__":

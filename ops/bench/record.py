@@ -50,21 +50,31 @@ def integers(text: str) -> list[int]:
 
 def append_record(benchmark: str, command: str, row: Mapping[str, object]) -> None:
     """Append one row to the benchmark's file. Rows of one process and command are one run."""
-    record = {
+    machine = {"cpu": _cpu_name(), "cores": os.cpu_count(), "system": platform.system()}
+    process = {"load_average": round(os.getloadavg()[0], 2), "process": os.getpid()}
+    append_lines(
+        _RESULTS / f"{benchmark}.jsonl", [{**origin(command, _PACKAGES), "machine": machine, **process, **row}]
+    )
+
+
+def append_lines(path: Path, rows: Iterable[Mapping[str, object]]) -> None:
+    """Append rows to a file, whose folder is made if need be."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as results:
+        results.writelines(json.dumps(row) + "\n" for row in rows)
+
+
+def origin(command: str, packages: Iterable[str]) -> dict[str, object]:
+    """Return when, from which commit, with which versions and how something is measured."""
+    return {
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "commit": current_commit(),
-        "machine": {"cpu": _cpu_name(), "cores": os.cpu_count(), "system": platform.system()},
-        "versions": {"python": platform.python_version()} | installed_versions(_PACKAGES),
-        "load_average": round(os.getloadavg()[0], 2),
+        "commit": _current_commit(),
+        "versions": {"python": platform.python_version()} | _installed_versions(packages),
         "command": command,
-        "process": os.getpid(),
-        **row,
     }
-    with (_RESULTS / f"{benchmark}.jsonl").open("a") as results:
-        results.write(json.dumps(record) + "\n")
 
 
-def current_commit() -> str | None:
+def _current_commit() -> str | None:
     """Return the commit of this checkout, or None where it is none."""
     found = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True, check=False
@@ -72,7 +82,7 @@ def current_commit() -> str | None:
     return found.stdout.strip() or None
 
 
-def installed_versions(packages: Iterable[str]) -> dict[str, str]:
+def _installed_versions(packages: Iterable[str]) -> dict[str, str]:
     """Return the versions of those packages that are installed: a gateway has no torch."""
     versions = {}
     for name in packages:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import platform
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,7 +10,7 @@ import torch
 from ops.bench.gpu.case import OURS
 from ops.bench.gpu.ceilings import Ceilings
 from ops.bench.gpu.run import CaseResult, CheckResult
-from ops.bench.record import current_commit, installed_versions
+from ops.bench.record import append_lines, origin
 
 FILE_NAME = "gpu.jsonl"
 _PACKAGES = ("torch", "triton", "transformers", "flash_attn_3", "flash_attn", "flashinfer-python")
@@ -25,7 +22,7 @@ class RunRecord:
     def __init__(self, directory: Path, device: torch.device, ceilings: Ceilings | None, command: str) -> None:
         """Write to `gpu.jsonl` in `directory`, which is made if need be."""
         self._path = directory / FILE_NAME
-        self._common = _origin(command) | {"machine": _machine(device)}
+        self._common = origin(command, _PACKAGES) | {"machine": _machine(device)}
         if ceilings is not None:
             rates = {"bytes_per_s": ceilings.bandwidth, "matmul_flop_per_s": ceilings.matmul_rate}
             self._common["ceilings"] = rates
@@ -39,27 +36,13 @@ class RunRecord:
         self._append([case_row(case) | {"is_right": is_right}])
 
     def _append(self, rows: list[dict[str, object]]) -> None:
-        _append(self._path, [self._common | row for row in rows])
+        append_lines(self._path, [self._common | row for row in rows])
 
 
 def append_failure(directory: Path, command: str, suite: str, reason: str) -> None:
     """Append that the process of a suite ended before its suite did, as a check that failed."""
-    _append(directory / FILE_NAME, [_origin(command) | check_row(CheckResult(suite, "process", None, 0.0, reason))])
-
-
-def _append(path: Path, rows: list[dict[str, object]]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a") as file:
-        file.writelines(json.dumps(row) + "\n" for row in rows)
-
-
-def _origin(command: str) -> dict[str, object]:
-    return {
-        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "commit": current_commit(),
-        "versions": {"python": platform.python_version()} | installed_versions(_PACKAGES),
-        "command": command,
-    }
+    failed = check_row(CheckResult(suite, "process", None, 0.0, reason))
+    append_lines(directory / FILE_NAME, [origin(command, _PACKAGES) | failed])
 
 
 def check_row(result: CheckResult) -> dict[str, object]:

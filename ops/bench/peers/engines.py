@@ -94,11 +94,11 @@ def measure_ours(task: Task) -> dict[int, Measurement]:
 
 
 def _run_transformers(task: Task) -> dict[int, Measurement]:
-    return _run_script(Path(sys.executable), "transformers_engine.py", task, [str(task.num_threads)], {})
+    return _run_script(Path(sys.executable), "transformers", task, {})
 
 
 def _run_vllm(task: Task, home: Path) -> dict[int, Measurement]:
-    return _run_script(vllm_python(home), "vllm_engine.py", task, [], vllm_environ(task.num_threads))
+    return _run_script(vllm_python(home), "vllm", task, vllm_environ(task.num_threads))
 
 
 def vllm_python(home: Path) -> Path:
@@ -130,15 +130,7 @@ def measure_llama(task: Task, home: Path, precision: str = "BF16") -> dict[int, 
     program, converted = llama_program(home, "llama-batched-bench"), convert_for_llama(task.model, home, precision)
     load = task.loads[-1]
     context = max(load.batch for load in task.loads) * (load.prompt + load.new)
-    command = [
-        str(program),
-        "-m",
-        str(converted),
-        "-t",
-        str(task.num_threads),
-        "-c",
-        str(context),
-    ]
+    command = [str(program), "-m", str(converted), "-t", str(task.num_threads), "-c", str(context)]
     command += ["-b", "2048", "-ub", "512", "-npp", str(load.prompt), "-ntg", str(load.new), "-npl", task.batches]
     rows = _json_lines(_run([*command, "--output-format", "jsonl"], _RUN_TIMEOUT_S))
     return {int(row["pl"]): Measurement(row["speed_pp"], row["speed_tg"]) for row in rows}
@@ -209,12 +201,11 @@ def _package_version(python: Path, package: str) -> str:
     return f"{package} {_run([str(python), '-c', code], 60.0).strip()}"
 
 
-def _run_script(
-    python: Path, script: str, task: Task, arguments: list[str], environ: Mapping[str, str]
-) -> dict[int, Measurement]:
+def _run_script(python: Path, peer: str, task: Task, environ: Mapping[str, str]) -> dict[int, Measurement]:
     load = task.loads[-1]
-    command = [str(python), str(_HERE / script), str(task.model), task.batches, str(load.prompt), str(load.new)]
-    rows = _json_lines(_run([*command, *arguments], _RUN_TIMEOUT_S, environ))
+    command = [str(python), str(_HERE / "engine_script.py"), peer, str(task.model), task.batches]
+    command += [str(load.prompt), str(load.new), str(task.num_threads)]
+    rows = _json_lines(_run(command, _RUN_TIMEOUT_S, environ))
     return {int(row["batch"]): Measurement(row["prefill"], row["decode"]) for row in rows}
 
 

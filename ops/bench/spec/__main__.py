@@ -223,23 +223,18 @@ def _ways(model: Path, runner: TorchModelRunner, options: argparse.Namespace) ->
             yield f"known {share}", Way(known, partial(random_prompts, vocab_size, length=_PROMPT_TOKENS))
         return
     for name in options.proposer:
-        config, runner_config = _settings(model, name, options)
-        proposer = build_proposer(config, runner_config, runner)
+        trained = name in ("draft", "medusa", "eagle")
+        config = WorkerConfig(model=model, speculative=name, draft_model=model.parent / name if trained else None)
+        proposer = build_proposer(config, _runner_config(model, options), runner)
         prompts = partial(beginning_prompts, model)
         if name == "ngram":
             prompts = partial(copied_prompts, runner, model, options.new)
-        yield name, _way_of(name, proposer, prompts)
+        # One proposer for all runs: what it drafts by is loaded only once.
+        yield name, Way(partial(_same, proposer), prompts, is_tree=name in ("medusa", "eagle"))
 
 
-def _way_of(name: str, proposer: Proposer, prompts: Callable[[int], Prompts]) -> Way:
-    """Use one proposer for all runs: what it drafts by is loaded only once."""
-    return Way(lambda _: proposer, prompts, is_tree=name in ("medusa", "eagle"))
-
-
-def _settings(model: Path, name: str, options: argparse.Namespace) -> tuple[WorkerConfig, RunnerConfig]:
-    trained = name in ("draft", "medusa", "eagle")
-    config = WorkerConfig(model=model, speculative=name, draft_model=model.parent / name if trained else None)
-    return config, _runner_config(model, options)
+def _same(proposer: Proposer, answers: Prompts) -> Proposer:
+    return proposer
 
 
 def main() -> None:

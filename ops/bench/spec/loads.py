@@ -6,7 +6,7 @@ import random
 import time
 from collections.abc import Iterable
 from collections.abc import Sequence as Values
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 from gpu_worker.core.draft import Draft
@@ -101,16 +101,9 @@ class Run:
 
 def together(runs: Values[Run]) -> Run:
     """Return runs, one after another, as one."""
-    return Run(
-        sum(run.seconds for run in runs),
-        sum(run.num_steps for run in runs),
-        sum(run.num_tokens for run in runs),
-        [answer for run in runs for answer in run.answers],
-        sum(run.num_drafts for run in runs),
-        sum(run.num_draft_tokens for run in runs),
-        sum(run.num_accepted_tokens for run in runs),
-        sum(run.num_all_right for run in runs),
-    )
+    answers = [answer for run in runs for answer in run.answers]
+    names = (field.name for field in fields(Run) if field.name != "answers")
+    return Run(answers=answers, **{name: sum(getattr(run, name) for run in runs) for name in names})
 
 
 class _Counts:
@@ -186,7 +179,7 @@ def _num_tokens(sequences: list[Sequence]) -> int:
 
 def copying_prompts(model: Path, count: int) -> list[list[int]]:
     """Return prompts that show a piece of source code twice and begin it a third time."""
-    return [[*piece, *piece, *piece[:_BEGUN_TOKENS]] for piece in _held_out_pieces(model, count)]
+    return [[*piece, *piece, *piece[:_BEGUN_TOKENS]] for piece in beginning_prompts(model, count)]
 
 
 def copied_prompts(runner: TorchModelRunner, model: Path, new: int, count: int) -> list[list[int]]:
@@ -205,11 +198,7 @@ def _copied(prompt: list[int], answer: list[int]) -> int:
 
 
 def beginning_prompts(model: Path, count: int) -> list[list[int]]:
-    """Return pieces of source code to go on with."""
-    return _held_out_pieces(model, count)
-
-
-def _held_out_pieces(model: Path, count: int) -> list[list[int]]:
+    """Return pieces of source code, which no training saw, to go on with."""
     tokenizer = ModelTokenizer(read_model_directory(model))
     pieces = []
     for document in held_out_documents():
