@@ -19,12 +19,19 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 from nats.aio.transport import TcpTransport
-from nats.errors import ConnectionClosedError, OutboundBufferLimitError
+from nats.errors import (
+    ConnectionClosedError,
+    ConnectionReconnectingError,
+    FlushTimeoutError,
+    OutboundBufferLimitError,
+)
 from nats.protocol.command import pub_cmd
 from nats.protocol.parser import AWAITING_CONTROL_LINE
 
 # With more unsent bytes than that, what is published waits here, where it is bounded.
 MAX_UNSENT_BYTES = 64 << 10
+
+_FLUSH_TIMEOUT_S = 10.0
 
 _MESSAGE = re.compile(rb"MSG (\S+) (\d+) (?:(\S+) )?(\d+)\r\n")
 
@@ -34,7 +41,11 @@ _log = logging.getLogger(__name__)
 
 
 class DirectClient(Client):
-    """A client of which some subscriptions are direct."""
+    """A client of which some subscriptions are direct.
+
+    Attributes:
+        num_reads: How often something has come in from the server; it changes with every sign of life.
+    """
 
     def __init__(self) -> None:
         """Start unconnected."""
@@ -42,6 +53,7 @@ class DirectClient(Client):
         self._handlers: dict[int, Handler] = {}
         # Something was written in this turn of the loop: the rest of the turn's publications go out together.
         self._is_corked = False
+        self.num_reads = 0
 
     @property
     def is_writable(self) -> bool:
@@ -52,6 +64,31 @@ class DirectClient(Client):
         """Wait while NATS is there but does not read."""
         if self.is_connected and not self.is_writable and self._transport is not None:
             await self._transport.drain()  # type: ignore[no-untyped-call]
+
+    async def ping(self) -> None:
+        """Ask the server for a sign of life, which `num_reads` shows."""
+        await self._send_ping()
+
+    async def flush(self, timeout: float = _FLUSH_TIMEOUT_S) -> None:
+        """Wait until the server has everything that was published so far.
+
+        Raises:
+            ConnectionClosedError: The connection is over for good.
+            ConnectionReconnectingError: The server is away.
+            FlushTimeoutError: That takes longer than `timeout` seconds. It may still happen.
+        """
+        if self.is_closed:
+            raise ConnectionClosedError
+        if not self.is_connected:
+            raise ConnectionReconnectingError
+        answer: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        # The library cancels the future when the time is over, and an answer that comes after that ends its reading.
+        try:
+            async with asyncio.timeout(timeout):
+                await self._send_ping(answer)
+                await asyncio.shield(answer)
+        except TimeoutError:
+            raise FlushTimeoutError from None
 
     def send(self, subject: str, payload: bytes = b"", reply: str = "") -> None:
         """Publish without waiting. Subjects must be ones that this system has made: they are not checked.
@@ -172,6 +209,7 @@ class DirectClient(Client):
 
     def _take(self, data: bytes) -> bytes:
         """Handle the complete messages at the front that are for direct subscriptions; return the rest."""
+        self.num_reads += 1
         parser = self._ps
         reader: Any = cast("TcpTransport", self._transport)._io_reader
         # What came before, and the library has not looked at yet, comes first.

@@ -20,6 +20,7 @@ from nats.js import JetStreamContext
 
 from gateway.dispatch.frames import FrameReceiver
 from gateway.dispatch.inflight import Flight, FlightTable
+from gateway.dispatch.nats_watch import NatsWatch
 from gateway.dispatch.publisher import Publisher, queue_unavailable
 from gateway.dispatch.quarantine import Quarantine
 from gateway.dispatch.recovery import Reason, Recovery
@@ -64,6 +65,7 @@ class Dispatcher:
     Attributes:
         reply: Subject on which workers send this gateway's frames.
         fleet: The workers' state.
+        nats_watch: Whether NATS answers.
         on_end: Called once per request with how it ended, and for a complete one with what its worker says of that.
     """
 
@@ -87,6 +89,7 @@ class Dispatcher:
         own = OwnRequests(self._flights.unshown, self._flights.awaited)
         self.fleet = Fleet(gateway, fleet_limits or FleetLimits(), own)
         self._heartbeats = HeartbeatReceiver(self.fleet, self._flights.note_heartbeat)
+        self.nats_watch = NatsWatch(nats)
         self._prober = Prober(nats, self.fleet.liveness)
         self._quarantine = Quarantine(nats, gateway)
         self._recovery = Recovery(
@@ -145,11 +148,14 @@ class Dispatcher:
     def submit(self, request: Request, sink: Sink, estimated_tokens: int) -> Flight:
         """Publish a request; its tokens go to `sink`.
 
-        While the connection to NATS has just been lost, the request waits for it to be back, which takes a moment.
+        While the connection to NATS has just been lost, the request waits for it to be back, which takes a moment. It
+        does not while NATS is silent on a connection that stands.
 
         Raises:
             ApiError: It cannot be queued. Later failures go to the sink.
         """
+        if self.nats_watch.refuses:
+            raise queue_unavailable()
         now = self._loop.time()
         expires_at = None if request.deadline is None else now + request.deadline - time.time()
         flight = Flight(request, sink, estimated_tokens, published_at=now, expires_at=expires_at, submitted_at=now)
@@ -204,7 +210,8 @@ class Dispatcher:
         """Take note that NATS is away."""
         _logger.warning("the connection to NATS is lost")
         self.fleet.liveness.nats_disconnected()
-        self._recovery.disconnected(has_others=is_clustered(self._nats))
+        self._recovery.disconnected(has_others=is_clustered(self._nats), was_silent=self.nats_watch.is_suspected)
+        self.nats_watch.disconnected()
 
     def count_moves(self, on_move: Callable[[Reason], None]) -> None:
         """Tell `on_move` the reason of each re-dispatch."""
@@ -313,17 +320,39 @@ class Dispatcher:
             if pauses.tick():
                 _logger.warning("this process was paused for %.2f s", pauses.lost_s)
                 with self._isolated("taking note of a pause"):
-                    self.fleet.discount_pause(pauses.lost_s, now)
-                    self._recovery.discount_pause(pauses.lost_s, now)
-            with self._isolated("the sweep of the fleet"):
-                self.fleet.sweep(now)
-            for worker in self.fleet.liveness.take_probes(now):
-                with self._isolated("a probe"):
-                    await self._prober.probe(worker, now)
+                    self.nats_watch.forget()
+                    self._discount(pauses.lost_s, now)
+            with self._isolated("the watch of NATS"):
+                await self._watch_nats(now)
+            if not self.nats_watch.is_late:
+                await self._sweep_fleet(now)
             # There may be thousands of flights, and their times are long.
             if is_odd:
                 with self._isolated("the sweep of the requests"):
-                    self._recovery.sweep(now)
+                    self._recovery.sweep(now, self.nats_watch.is_late)
+
+    async def _sweep_fleet(self, now: float) -> None:
+        with self._isolated("the sweep of the fleet"):
+            self.fleet.sweep(now)
+        probed = self.fleet.liveness.take_probes(now)
+        if probed:
+            # Whether they can be heard at all must be known before they are judged.
+            with self._isolated("a ping"):
+                await self.nats_watch.ask()
+        for worker in probed:
+            with self._isolated("a probe"):
+                await self._prober.probe(worker, now)
+
+    async def _watch_nats(self, now: float) -> None:
+        # What was silent together was not silent by itself: no worker, and no request, is held to it.
+        if silent_s := await self.nats_watch.review(now):
+            self._discount(silent_s, now)
+        if self.nats_watch.refuses:
+            self._recovery.refuse_unsent()
+
+    def _discount(self, lost_s: float, now: float) -> None:
+        self.fleet.discount_pause(lost_s, now)
+        self._recovery.discount_pause(lost_s, now)
 
     @contextlib.contextmanager
     def _isolated(self, part: str) -> Iterator[None]:

@@ -155,8 +155,13 @@ class Recovery:
                 ready.append(flight)
         self._publish_soon([*ready, *self._probation.take_ready()])
 
-    def sweep(self, now: float) -> None:
-        """Look after deadlines, lost claims and silence. `now` is loop time."""
+    def sweep(self, now: float, is_nats_late: bool = False) -> None:
+        """Look after deadlines, lost claims and silence.
+
+        Args:
+            now: Loop time.
+            is_nats_late: NATS owes an answer: what nobody hears of may be well.
+        """
         if self._outage is not None:
             is_over = now - self._outage.since > self._limits.outage_patience_s
             self._sweep_deadlines(queue_unavailable() if is_over else None, now)
@@ -164,6 +169,8 @@ class Recovery:
                 self._refuse_held_back()
             return
         self._sweep_deadlines(None, now)
+        if is_nats_late:
+            return
         is_disturbed = self._fleet.liveness.is_disturbed(now)
         pulled: dict[str, int] = {}
         for flight in self._flights:
@@ -190,10 +197,22 @@ class Recovery:
         """Whether a new request may wait for the connection to NATS, which is down, to be back. `now` is loop time."""
         return self._outage is None or now - self._outage.since < self._outage.held_back_s
 
-    def disconnected(self, has_others: bool) -> None:
-        """Stop moving anything: NATS is away. Where it has other servers, new requests wait for one of them."""
+    def disconnected(self, has_others: bool, was_silent: bool = False) -> None:
+        """Stop moving anything: NATS is away.
+
+        Args:
+            has_others: It has other servers, and new requests wait for one of them.
+            was_silent: It has been away for long already: new requests do not wait.
+        """
         limits = self._limits
-        self._outage = _Outage(self._loop.time(), limits.outage_patience_s if has_others else limits.held_back_s)
+        patience_s = 0.0 if was_silent else limits.held_back_s
+        self._outage = _Outage(self._loop.time(), limits.outage_patience_s if has_others else patience_s)
+
+    def refuse_unsent(self) -> None:
+        """Refuse the new requests of which NATS has not said that it has them: it is silent."""
+        for flight in self._flights:
+            if flight.epoch == 0 and flight.ack is not None and flight.worker is None:
+                self._fail(flight, queue_unavailable())
 
     def reconnected(self) -> None:
         """Take note that NATS is back: frames may have been lost. `requeue` follows when its queue is there, too."""

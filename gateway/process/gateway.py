@@ -207,7 +207,7 @@ async def _assemble(
         keys=keys,
         limiter=limiter,
         fleet=fleet,
-        queue=nats,
+        queue=dispatcher.nats_watch,
         tokenizer=TokenizerClient(nats),
         metrics=metrics,
     )

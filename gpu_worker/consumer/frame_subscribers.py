@@ -111,7 +111,7 @@ class FrameSubscribers:
         for inbox, subject in search.asked.items():
             self._nats.send(subject, self._question, inbox)
         # NATS answers in order: what nobody listens to is known before the answer to this.
-        await self._nats.flush(timeout_s)  # type: ignore[arg-type]  # the library's annotation says whole seconds
+        await self._nats.flush(timeout_s)
 
     def _receive(self, message: Msg) -> None:
         search = self._search

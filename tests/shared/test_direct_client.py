@@ -7,7 +7,12 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 from nats.aio.msg import Msg
-from nats.errors import ConnectionClosedError, OutboundBufferLimitError
+from nats.errors import (
+    ConnectionClosedError,
+    ConnectionReconnectingError,
+    FlushTimeoutError,
+    OutboundBufferLimitError,
+)
 
 from shared.direct_client import MAX_UNSENT_BYTES, DirectClient
 from shared.nats_connection import connect
@@ -189,6 +194,35 @@ async def test_unsubscribed_subject_is_not_handled_any_more(client: DirectClient
     await client.flush()
     assert not received
     assert not client._handlers
+
+
+async def test_answer_that_comes_after_a_flush_was_given_up_harms_nothing(
+    server: NatsServer, guest: DirectClient
+) -> None:
+    received: list[Msg] = []
+    await guest.subscribe_direct("s", received.append)
+    await guest.flush()
+    server.pause()
+    num_reads = guest.num_reads
+    with pytest.raises(FlushTimeoutError):
+        await guest.flush(0.1)
+    await guest.ping()
+    assert guest.num_reads == num_reads
+    server.resume()
+    await wait_until(lambda: guest.num_reads > num_reads)
+    guest.send("s")
+    await guest.flush(5.0)
+    assert len(received) == 1
+    assert guest.is_connected
+
+
+async def test_flush_says_at_once_that_the_server_is_away(server: NatsServer, guest: DirectClient) -> None:
+    server.kill()
+    await wait_until(lambda: not guest.is_connected)
+    with pytest.raises(ConnectionReconnectingError):
+        await guest.flush()
+    server.restart()
+    await wait_until(lambda: guest.is_connected)
 
 
 async def test_what_is_sent_while_the_server_is_away_arrives_later_up_to_a_bound(

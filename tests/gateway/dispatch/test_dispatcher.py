@@ -425,6 +425,60 @@ async def test_request_that_comes_when_nats_is_away_is_refused_soon_and_the_next
         await until(lambda: bench.nats.is_connected)
 
 
+async def test_new_requests_are_refused_while_nats_is_silent_and_streams_stay_where_they_are(
+    start_nats: Callable[..., NatsServer],
+) -> None:
+    server = start_nats()
+    async with AsyncExitStack() as stack:
+        bench = Bench(server.url, stack)
+        await bench.start()
+        worker, stream, sink = await bench.worker("a"), ListSink(), ListSink()
+        await bench.submit(stream)
+        request = await worker.begin(4)
+        await stream.has(4)
+        server.pause()
+        # It is published before anybody can know: NATS never says that it has it.
+        began = time.monotonic()
+        refused = await bench.submit(sink)
+        await sink.end(3.0)
+        assert time.monotonic() - began < 2.0
+        for error in (sink.error, await refusal(bench)):
+            assert error is not None
+            assert (error.status, error.code) == (503, "queue_unavailable")
+            assert error.retry_after_s
+        await asyncio.sleep(0.5)
+        server.resume()
+        await until(lambda: bench.dispatcher.nats_watch.is_connected)
+        await worker.end(request, 4)
+        await stream.end()
+        assert (stream.error, stream.text, bench.moves) == (None, expected_text(4), [])
+        assert bench.dispatcher.fleet.is_ready(bench.model)
+        # Nobody works on what was refused.
+        await until(lambda: any(refused.id in cancel.ids for cancel in worker.cancels))
+
+
+async def test_request_after_a_silence_of_nats_is_refused_at_once_when_the_connection_is_given_up(
+    start_nats: Callable[..., NatsServer],
+) -> None:
+    server = start_nats()
+    async with AsyncExitStack() as stack:
+        bench = Bench(server.url, stack)
+        await bench.start()
+        server.pause()
+        await until(lambda: bench.dispatcher.nats_watch.is_suspected)
+        server.kill()
+        await until(lambda: not bench.nats.is_connected and not bench.dispatcher.nats_watch.is_suspected)
+        assert (await refusal(bench)).code == "queue_unavailable"
+        server.start()
+        await until(lambda: bench.nats.is_connected)
+
+
+async def refusal(bench: Bench) -> ApiError:
+    with pytest.raises(ApiError) as raised:
+        await bench.submit(ListSink())
+    return raised.value
+
+
 # Nested without end in a field that nobody reads, and a text that is none.
 _UNDECODABLE = (
     b"\x82\xa4type\xa9heartbeat\xa1z" + b"\x91" * 10_000,
@@ -483,6 +537,6 @@ async def test_failing_sweep_of_the_fleet_does_not_stop_that_of_the_requests(
 
     sweeps: list[float] = []
     monkeypatch.setattr(bench.dispatcher.fleet, "sweep", fail)
-    monkeypatch.setattr(bench.dispatcher._recovery, "sweep", sweeps.append)
+    monkeypatch.setattr(bench.dispatcher._recovery, "sweep", lambda now, is_nats_late: sweeps.append(now))
     await until(lambda: len(sweeps) >= 3)
     assert sum("bad state of a peer" in record.getMessage() for record in caplog.records) == 1

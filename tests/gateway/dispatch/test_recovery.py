@@ -479,6 +479,36 @@ async def test_new_request_waits_for_another_server_of_nats_where_there_is_one(m
     assert moves.wire.failed == [("a", 503)]
 
 
+async def test_new_request_does_not_wait_for_a_server_that_had_been_silent_before(moves: Moves) -> None:
+    moves.recovery.disconnected(has_others=False, was_silent=True)
+    assert not moves.recovery.holds_back(asyncio.get_running_loop().time())
+    moves.recovery.disconnected(has_others=True, was_silent=True)
+    assert moves.recovery.holds_back(asyncio.get_running_loop().time())
+
+
+async def test_nothing_moves_while_nats_owes_an_answer_but_deadlines_hold(moves: Moves) -> None:
+    now = asyncio.get_running_loop().time()
+    unsent, ending = moves.flight("unsent"), moves.flight("ending", "w")
+    unsent.ack, ending.expires_at = "inbox.1", now + 1
+    later = now + LIMITS.ack_timeout_s + 0.1
+    moves.recovery.sweep(later, is_nats_late=True)
+    await moves.settle()
+    assert (moves.wire.published, moves.wire.failed) == ([], [("ending", 408)])
+    moves.recovery.sweep(later)
+    await moves.settle()
+    assert moves.wire.published == [("unsent", 1)]
+
+
+async def test_only_new_requests_that_nats_has_not_acknowledged_are_refused(moves: Moves) -> None:
+    flights = {name: moves.flight(name, worker) for name, worker in (("new", None), ("held", "w"), ("moved", None))}
+    moves.flight("stored")
+    for flight in flights.values():
+        flight.ack = "inbox.1"
+    flights["moved"].epoch = 1
+    moves.recovery.refuse_unsent()
+    assert moves.wire.failed == [("new", 503)]
+
+
 async def test_what_workers_hold_is_left_to_them_while_nobody_leads_the_queue(moves: Moves) -> None:
     held, waiting = moves.flight("a", "w"), moves.flight("b")
     assert moves.recovery.waits_for_stream(waiting, may_elect=True)

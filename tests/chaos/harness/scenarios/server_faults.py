@@ -6,7 +6,7 @@ import asyncio
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from tests.chaos.harness import aftermath, disturbance
 from tests.chaos.harness.disturbance import Disturbance
@@ -24,7 +24,9 @@ _WITH_LINKS = replace(_OPTIONS, has_faulty_links=True)
 PARTITION_S = 10.0
 RECOVERY_S = 1.0
 REFUSAL_S = 0.1
-NUM_REFUSALS = 20
+# A gateway suspects NATS after a second of silence; whoever has asked until then is refused when it does.
+SUSPICION_S = 1.1
+ASKING_INTERVAL_S = 0.1
 MAX_PARTITIONED = 64
 # NATS gives a client up after three pings of two seconds.
 FROZEN_S = 12.0
@@ -118,16 +120,16 @@ async def worker_link_faults(num_requests: int | None) -> Outcome:
 
 
 async def nats_partition(num_requests: int | None) -> Outcome:
-    """Nobody reaches NATS for ten seconds: what runs goes on afterwards, what is new is refused at once.
+    """Nobody reaches NATS for ten seconds: what runs goes on afterwards, what is new is refused.
 
-    `num_requests` are the streams that run when it begins, `MAX_PARTITIONED` at most.
+    Those who ask before NATS can be suspected are refused when it is, all others at once. `num_requests` are the
+    streams that run when it begins, `MAX_PARTITIONED` at most.
     """
     bodies = plain_bodies(600, min(num_requests or 8, MAX_PARTITIONED))
-    outcome = Outcome("nats-partition", "healed + 1 s, refusals <= 100 ms")
+    outcome = Outcome("nats-partition", "healed + 1 s; refused in 1.1 s, then <= 0.1 s")
     async with System(_WITH_LINKS) as system:
-        load = Load(system, bodies)
         partition = Sever(1.0, PARTITION_S, LinkState.PARTITIONED, "nats")
-        refusing = asyncio.create_task(_ask_during_partition(system, load))
+        refusing = asyncio.create_task(_ask_during_partition(system))
         outcome = await disturbance.run_on(
             system,
             Disturbance(
@@ -141,29 +143,57 @@ async def nats_partition(num_requests: int | None) -> Outcome:
                 max_recovery_p99_s=RECOVERY_S,
             ),
         )
-        answers = await refusing
-    waits_s = [entry.ended_at - entry.sent_at for entry in answers if entry.ended_at is not None]
-    outcome.figures["refusal p50/max s"] = (percentile(waits_s, 0.5), percentile(waits_s, 1.0))
-    slow = [wait_s for wait_s in waits_s if wait_s > REFUSAL_S]
-    outcome.expect(not slow, f"{len(slow)} of {len(waits_s)} new requests waited longer than {REFUSAL_S:g} s")
-    statuses = {entry.status for entry in answers}
-    outcome.expect(statuses == {503}, f"new requests were answered {statuses}, not with a 503")
+        refusals = await refusing
+    _judge_refusals(outcome, refusals)
     return outcome
 
 
-async def _ask_during_partition(system: System, load: Load) -> list[Entry]:
-    """Ask new requests late in the partition, when it must be known to everyone."""
+@dataclass
+class _Refusals:
+    """What was asked during a partition: when it began, the answers, and by how much we asked too late ourselves."""
+
+    began: float
+    answers: list[Entry]
+    max_lag_s: float = 0.0
+
+
+def _judge_refusals(outcome: Outcome, refusals: _Refusals) -> None:
+    began, answers = refusals.began, refusals.answers
+    # A process that asks later than it wanted to also hears the answers later than they came.
+    allowed_s = REFUSAL_S + refusals.max_lag_s
+    statuses = {entry.status for entry in answers}
+    outcome.expect(statuses == {503}, f"new requests were answered {statuses}, not with a 503")
+    outcome.expect(all(entry.retry_after_s for entry in answers), "a refusal had no Retry-After")
+    ended = [(entry.sent_at - began, (entry.ended_at or math.inf) - entry.sent_at) for entry in answers]
+    early = [at_s + wait_s for at_s, wait_s in ended if at_s <= SUSPICION_S]
+    waits_s = [wait_s for at_s, wait_s in ended if at_s > SUSPICION_S]
+    outcome.figures["refusals"] = len(answers)
+    outcome.figures["asked too late by s"] = round(refusals.max_lag_s, 3)
+    outcome.figures["first refusals after s"] = (percentile(early, 0.0), percentile(early, 1.0))
+    outcome.figures["later refusals p50/p99/max s"] = [percentile(waits_s, share) for share in (0.5, 0.99, 1.0)]
+    late = [end_s for end_s in early if end_s > SUSPICION_S + allowed_s]
+    outcome.expect(not late, f"{len(late)} of the first {len(early)} were not refused {SUSPICION_S:g} s after it began")
+    slow = [wait_s for wait_s in waits_s if wait_s > allowed_s]
+    outcome.expect(not slow, f"{len(slow)} of {len(waits_s)} later requests waited longer than {allowed_s:.2f} s")
+
+
+async def _ask_during_partition(system: System) -> _Refusals:
+    """Ask new requests from the beginning of the partition nearly to its end."""
     while not any(link.state is LinkState.PARTITIONED for link in system.links.values()):  # noqa: ASYNC110
-        await asyncio.sleep(0.05)
-    await asyncio.sleep(PARTITION_S / 2)
-    entries = []
+        await asyncio.sleep(0.005)
+    refusals = _Refusals(time.monotonic(), [])
     body = plain_bodies(4, 1)[0]
-    for number in range(NUM_REFUSALS):
-        gateway = system.gateways[number % len(system.gateways)].name
-        entry = Entry(0, gateway, time.monotonic())
-        await ask(body, system.port(gateway), API_KEY, entry, 2.0)
-        entries.append(entry)
-    return entries
+    async with asyncio.TaskGroup() as asking:
+        # What was on its way when it began may have arrived, and is answered when it has healed.
+        for number in range(1, round((PARTITION_S - 1.0) / ASKING_INTERVAL_S)):
+            due = refusals.began + number * ASKING_INTERVAL_S
+            await asyncio.sleep(max(0.0, due - time.monotonic()))
+            gateway = system.gateways[number % len(system.gateways)].name
+            entry = Entry(0, gateway, time.monotonic())
+            refusals.max_lag_s = max(refusals.max_lag_s, entry.sent_at - due)
+            refusals.answers.append(entry)
+            asking.create_task(ask(body, system.port(gateway), API_KEY, entry, PARTITION_S))
+    return refusals
 
 
 async def _once(case: str, promise: str, schedule: Sequence[Fault], max_silence_p99_s: float | None) -> Outcome:

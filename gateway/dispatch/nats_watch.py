@@ -1,0 +1,141 @@
+"""Whether NATS answers on a connection that stands: one that leads nowhere is closed only after seconds.
+
+The client's own pings give a connection up after four to six seconds of silence. Until then whatever is published
+waits, unseen, in the buffers of the socket. Here silence is noticed sooner: when nothing at all has come in for a
+moment NATS is asked for a sign of life, and when it owes this answer for long it is *suspected* of being away, until
+anything comes in.
+
+Silence is counted in rounds of this process, each of which counts little: a process that is starved or stopped does not
+take its own absence for that of NATS. After an alarm that was false the next one takes twice the silence, so that a
+server that answers late now and then is not suspected again and again.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+from shared.direct_client import DirectClient
+from shared.nats_connection import is_clustered
+
+# A round counts so much at most, however late it is.
+_LONGEST_ROUND_S = 0.1
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class SilenceLimits:
+    """Times in seconds.
+
+    Attributes:
+        ping_after_s: Silence after which NATS is asked for a sign of life; within it, each live worker is heard.
+        late_s: Wait for that which counts as a silence of NATS, and not of whoever is heard over it.
+        suspect_s: The same after which NATS is suspected.
+        max_suspect_s: What this grows to while alarms are false; the client gives the connection up after 6 s.
+        calm_s: Time without an alarm after which the first limit holds again.
+    """
+
+    ping_after_s: float = 0.25
+    late_s: float = 0.15
+    suspect_s: float = 0.7
+    max_suspect_s: float = 3.0
+    calm_s: float = 60.0
+
+
+class NatsWatch:
+    """Owns what is known of the silence of one connection.
+
+    Attributes:
+        is_suspected: NATS has been silent for so long that it is probably away.
+    """
+
+    def __init__(self, nats: DirectClient, limits: SilenceLimits | None = None) -> None:
+        """Watch a connection; nothing is noticed unless `review` is called several times in `ping_after_s`."""
+        self._nats = nats
+        self._limits = limits or SilenceLimits()
+        self._num_reads = nats.num_reads
+        self._reviewed_at: float | None = None
+        self._silent_s = 0.0
+        self._unanswered_s: float | None = None
+        self._patience_s = self._limits.suspect_s
+        self._alarmed_at = 0.0
+        self.is_suspected = False
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether NATS can be reached, as far as is known."""
+        return self._nats.is_connected and not self.is_suspected
+
+    @property
+    def refuses(self) -> bool:
+        """Whether new requests would wait for nobody knows how long.
+
+        Where NATS has other servers they wait: the client finds one of those.
+        """
+        return self.is_suspected and not is_clustered(self._nats)
+
+    @property
+    def is_late(self) -> bool:
+        """Whether NATS owes an answer: perhaps nobody else can be heard either."""
+        return self._unanswered_s is not None and self._unanswered_s > 0
+
+    async def ask(self) -> None:
+        """Ask NATS for a sign of life, unless it owes one already."""
+        if self._unanswered_s is None and self._nats.is_connected:
+            self._unanswered_s = 0.0
+            await self._nats.ping()
+
+    async def review(self, now: float) -> float:
+        """Take note of a round at loop time `now`.
+
+        Returns:
+            How long NATS has been silent, if it is heard again and its answer was late; otherwise 0.
+        """
+        round_s = 0.0 if self._reviewed_at is None else min(now - self._reviewed_at, _LONGEST_ROUND_S)
+        self._reviewed_at = now
+        if not self._nats.is_connected:
+            self.forget()
+            return 0.0
+        if self._nats.num_reads != self._num_reads:
+            return self._hear(now)
+        self._silent_s += round_s
+        if self._unanswered_s is None:
+            if self._silent_s >= self._limits.ping_after_s:
+                await self.ask()
+            return 0.0
+        self._unanswered_s += round_s
+        if not self.is_suspected and self._unanswered_s >= self._patience_s:
+            self._suspect(now)
+        return 0.0
+
+    def forget(self) -> None:
+        """Take note that this process was paused: silence proves nothing."""
+        self._num_reads = self._nats.num_reads
+        self._silent_s = 0.0
+        self._unanswered_s = None
+
+    def disconnected(self) -> None:
+        """Take note that the connection is lost. A suspicion that comes true is no reason to hesitate the next time."""
+        self.forget()
+        self.is_suspected = False
+        self._patience_s = self._limits.suspect_s
+
+    def _suspect(self, now: float) -> None:
+        _logger.warning("NATS has been silent for %.1f s: new requests are refused until it is heard", self._silent_s)
+        self.is_suspected = True
+        self._patience_s = min(self._limits.max_suspect_s, 2 * self._patience_s)
+        self._alarmed_at = now
+
+    def _hear(self, now: float) -> float:
+        silent_s = self._silent_s
+        was_late = self._unanswered_s is not None and self._unanswered_s >= self._limits.late_s
+        self._num_reads = self._nats.num_reads
+        self._silent_s = 0.0
+        self._unanswered_s = None
+        if self.is_suspected:
+            _logger.warning("NATS is heard again")
+            self.is_suspected = False
+        elif now - self._alarmed_at > self._limits.calm_s:
+            self._patience_s = self._limits.suspect_s
+        return silent_s if was_late else 0.0

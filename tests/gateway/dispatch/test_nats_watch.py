@@ -1,0 +1,147 @@
+"""When NATS is suspected of being away: silence in rounds of this process, and nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, cast
+
+import pytest
+
+from gateway.dispatch.nats_watch import NatsWatch, SilenceLimits
+from shared.direct_client import DirectClient
+
+ROUND_S = 0.05
+LIMITS = SilenceLimits()
+
+
+@dataclass
+class Connection:
+    """What a watch sees of a connection."""
+
+    num_reads: int = 0
+    is_connected: bool = True
+    num_pings: int = 0
+    _server_info: dict[str, Any] = field(default_factory=dict)
+
+    async def ping(self) -> None:
+        self.num_pings += 1
+
+
+class Rounds:
+    """A watch whose rounds follow one another in time."""
+
+    def __init__(self) -> None:
+        self.connection = Connection()
+        self.watch = NatsWatch(cast("DirectClient", self.connection))
+        self.now = 100.0
+        self.discounted_s: list[float] = []
+
+    async def run(self, for_s: float, *, is_heard: bool = False, round_s: float = ROUND_S) -> None:
+        for _ in range(round(for_s / round_s)):
+            self.now += round_s
+            self.connection.num_reads += is_heard
+            if silent_s := await self.watch.review(self.now):
+                self.discounted_s.append(silent_s)
+
+    async def until_suspected(self) -> float:
+        start = self.now
+        while not self.watch.is_suspected:
+            await self.run(ROUND_S)
+            assert self.now < start + 10
+        return self.now - start
+
+
+@pytest.fixture
+async def rounds() -> Rounds:
+    rounds = Rounds()
+    await rounds.run(1.0, is_heard=True)
+    return rounds
+
+
+async def test_silent_server_is_asked_once_and_suspected_within_a_second(rounds: Rounds) -> None:
+    assert 0.5 <= await rounds.until_suspected() <= 1.05
+    assert rounds.connection.num_pings == 1
+    assert (rounds.watch.refuses, rounds.watch.is_connected) == (True, False)
+    await rounds.run(5.0)
+    assert rounds.watch.is_suspected
+
+
+async def test_idle_server_that_answers_is_not_suspected(rounds: Rounds) -> None:
+    for _ in range(20):
+        await rounds.run(LIMITS.ping_after_s + ROUND_S)
+        await rounds.run(ROUND_S, is_heard=True)
+    assert rounds.connection.num_pings == 20
+    assert (rounds.watch.is_suspected, rounds.watch.is_late, rounds.discounted_s) == (False, False, [])
+
+
+async def test_answer_that_was_asked_for_early_is_owed_from_then_on(rounds: Rounds) -> None:
+    await rounds.watch.ask()
+    assert not rounds.watch.is_late
+    await rounds.run(ROUND_S)
+    assert rounds.watch.is_late
+    await rounds.watch.ask()
+    assert rounds.connection.num_pings == 1
+    await rounds.run(ROUND_S, is_heard=True)
+    assert not rounds.watch.is_late
+    # It came soon enough to be nobody's silence, and the next one is owed anew.
+    assert rounds.discounted_s == []
+    await rounds.watch.ask()
+    assert rounds.connection.num_pings == 2
+    rounds.connection.is_connected = False
+    await rounds.run(ROUND_S)
+    await rounds.watch.ask()
+    assert rounds.connection.num_pings == 2
+
+
+async def test_anything_that_is_heard_ends_the_suspicion_and_the_silence_is_nobodys(rounds: Rounds) -> None:
+    await rounds.until_suspected()
+    await rounds.run(1.0)
+    assert rounds.watch.is_late
+    await rounds.run(ROUND_S, is_heard=True)
+    assert (rounds.watch.is_suspected, rounds.watch.is_late, rounds.watch.is_connected) == (False, False, True)
+    assert rounds.discounted_s == [pytest.approx(2.0, abs=0.1)]
+
+
+async def test_false_alarm_makes_the_next_one_come_later_until_it_has_been_quiet_for_long(rounds: Rounds) -> None:
+    delays_s = []
+    for _ in range(4):
+        delays_s.append(await rounds.until_suspected())
+        await rounds.run(0.2, is_heard=True)
+    longer_s = [later - earlier for earlier, later in pairwise(delays_s)]
+    assert longer_s[:2] == [pytest.approx(LIMITS.suspect_s, abs=0.06), pytest.approx(2 * LIMITS.suspect_s, abs=0.06)]
+    assert delays_s[-1] == pytest.approx(LIMITS.ping_after_s + LIMITS.max_suspect_s, abs=0.11)
+    await rounds.run(LIMITS.calm_s + 1, is_heard=True)
+    assert await rounds.until_suspected() == pytest.approx(delays_s[0], abs=0.11)
+
+
+async def test_suspicion_that_comes_true_makes_the_next_one_no_later(rounds: Rounds) -> None:
+    first_s = await rounds.until_suspected()
+    rounds.connection.is_connected = False
+    await rounds.run(0.5)
+    # Nobody has told of the end of the connection yet: the suspicion stands.
+    assert rounds.watch.is_suspected
+    rounds.watch.disconnected()
+    assert not rounds.watch.is_suspected
+    await rounds.run(5.0)
+    assert not rounds.watch.is_suspected
+    rounds.connection.is_connected = True
+    await rounds.run(ROUND_S, is_heard=True)
+    assert await rounds.until_suspected() == pytest.approx(first_s, abs=0.11)
+
+
+async def test_time_in_which_this_process_stood_still_is_no_silence(rounds: Rounds) -> None:
+    # It gets a turn once in five seconds, too seldom to read what has come.
+    await rounds.run(40.0, round_s=5.0)
+    assert not rounds.watch.is_suspected
+    await rounds.run(ROUND_S, is_heard=True)
+    await rounds.run(LIMITS.ping_after_s + LIMITS.suspect_s - 2 * ROUND_S)
+    rounds.watch.forget()
+    await rounds.run(LIMITS.ping_after_s + LIMITS.suspect_s - 2 * ROUND_S)
+    assert not rounds.watch.is_suspected
+
+
+async def test_server_with_others_beside_it_is_suspected_and_refuses_nothing(rounds: Rounds) -> None:
+    rounds.connection._server_info["cluster"] = "headrace"
+    await rounds.until_suspected()
+    assert not rounds.watch.refuses
