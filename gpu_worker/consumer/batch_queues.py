@@ -164,10 +164,13 @@ class BatchQueues:
         return max(1, room // num_waiting)
 
     async def _expire(self) -> None:
-        for tenant in list(self._queues):
-            try:
-                await self._expiry.expire(tenant)
-            except NatsTimeoutError:
-                # NATS answers no call that a login may not make, such as one that is for the queues of one model alone.
+        # All at once: NATS answers no call that a login may not make, such as one that is for the queues of one model
+        # alone, and each of those waits until its time is over.
+        tenants = list(self._queues)
+        outcomes = await asyncio.gather(*map(self._expiry.expire, tenants), return_exceptions=True)
+        for tenant, outcome in zip(tenants, outcomes, strict=True):
+            if isinstance(outcome, NatsTimeoutError):
                 text = "a batch queue cannot be read: NATS is slow, or this login may not; others expire old jobs"
                 self._log_limit.warning("expiry", text, extra={"tenant": tenant})
+            elif isinstance(outcome, BaseException):
+                raise outcome

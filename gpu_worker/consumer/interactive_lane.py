@@ -130,8 +130,13 @@ class InteractiveLane:
             await self._outbox.deliver(held.request.reply)
         except SEND_ERRORS as error:
             _log.warning("request on probation not announced", extra=log_fields(held.request) | {"error": repr(error)})
-            if self._held.is_current(held):
+            if not self._held.is_current(held):
+                return
+            if self._outbox.withdraw(held.request.reply, held.request.id, held.request.epoch):
                 self.abandon(held)
+            else:
+                # The claim is on its way, and may still arrive: whoever hears it hears behind it that it is over.
+                self.give_back(held)
 
     def admitted(self, held: HeldRequest) -> None:
         """Claim a request that the engine has, unless it has been announced."""

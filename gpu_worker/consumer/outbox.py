@@ -26,6 +26,10 @@ from shared.task_supervisor import TaskSupervisor
 # When somebody listens again they go out in one round, so it is less than may wait on a connection to NATS (8 MiB).
 MAX_KEPT_BYTES = 6 << 20
 
+# How long a delivery may take. The gateway publishes a suspect again when nobody has claimed it for five seconds; a
+# claim that comes then would be for an attempt that is over. While a worker waits for this it begins nothing new.
+DELIVERY_S = 2.0
+
 _log = logging.getLogger(__name__)
 
 
@@ -88,17 +92,18 @@ class Outbox:
             if self._num_kept_bytes > MAX_KEPT_BYTES:
                 self._send_soon()
 
-    def withdraw(self, reply: str, request_id: str, epoch: int) -> None:
-        """Take back what has not been sent yet of an attempt."""
+    def withdraw(self, reply: str, request_id: str, epoch: int) -> bool:
+        """Take back what has not been sent yet of an attempt; return whether there was something."""
         parcel = self._parcels.get(reply)
         if parcel is None:
-            return
+            return False
         deltas = parcel.deltas
         parcel.deltas = [delta for delta in deltas if (delta.id, delta.epoch) != (request_id, epoch)]
         if not parcel.deltas and not parcel.finished:
             del self._parcels[reply]
         elif parcel.is_kept and len(parcel.deltas) < len(deltas):
             parcel.num_bytes = self._num_bytes(parcel.deltas)
+        return len(parcel.deltas) < len(deltas)
 
     def look_again(self) -> None:
         """Send soon what was kept for those who are heard by now."""
@@ -147,7 +152,7 @@ class Outbox:
         self.flush()
         if reply in self._parcels:
             raise ConnectionReconnectingError
-        await self._nats.flush()
+        await self._nats.flush(DELIVERY_S)
 
     @property
     def replies(self) -> list[str]:

@@ -99,10 +99,16 @@ async def test_queue_that_cannot_be_read_keeps_no_other_from_expiry(
     queues = worker.worker.consumer._batch_queue
     monkeypatch.setattr(queues, "_queues", dict.fromkeys(("first", "slow", "last")))
     asked: list[str] = []
+    all_asked = asyncio.Event()
 
     async def expire(tenant: str) -> int:
         asked.append(tenant)
+        if tenant == "last":
+            all_asked.set()
         if tenant == "slow":
+            # Nobody waits for the end of another one's patience.
+            async with asyncio.timeout(5):
+                await all_asked.wait()
             raise NatsTimeoutError
         return 0
 

@@ -26,14 +26,16 @@ class Connection:
     sent: list[tuple[str, bytes]] = field(default_factory=list)
     max_payload: int = MAX_PAYLOAD
     num_sent_at_flush: list[int] = field(default_factory=list)
+    flush_timeouts_s: list[float] = field(default_factory=list)
     writable: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def is_writable(self) -> bool:
         return self.writable.is_set()
 
-    async def flush(self) -> None:
+    async def flush(self, timeout_s: float) -> None:
         self.num_sent_at_flush.append(len(self.sent))
+        self.flush_timeouts_s.append(timeout_s)
 
     async def wait_writable(self) -> None:
         await self.writable.wait()
@@ -160,6 +162,9 @@ async def test_deliver_sends_what_waits_before_it_asks_the_server(outbox: Outbox
     outbox.put("hr.tok.a", Delta("a", 0, 0, (1,), "x"))
     await outbox.deliver("hr.tok.a")
     assert connection.num_sent_at_flush == [1]
+    # A gateway publishes it again after five seconds.
+    assert connection.flush_timeouts_s == [module.DELIVERY_S]
+    assert module.DELIVERY_S <= 2.5
 
 
 async def test_what_is_sent_at_once_is_not_sent_again_at_the_end_of_the_turn(

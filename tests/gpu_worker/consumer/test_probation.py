@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 import pytest
+from nats.errors import FlushTimeoutError
 
 from gpu_worker.consumer.held_request import HeldRequest
 from shared.batch_streams import batch_stream
@@ -100,6 +101,23 @@ async def test_suspect_that_cannot_be_announced_is_left_to_the_queue(
     await wait_until(lambda: len(worker.worker.consumer._held) == 0)
     assert worker.worker._engine.stats.running == 0
     assert await gateway.num_queued() == 1
+
+
+async def test_suspect_whose_claim_may_still_arrive_is_given_back_behind_it(
+    worker: RunningWorker, gateway: TestGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outbox = worker.worker.consumer._outbox
+
+    async def lose_sight(reply: str) -> None:
+        outbox.flush()
+        raise FlushTimeoutError
+
+    monkeypatch.setattr(outbox, "deliver", lose_sight)
+    answer = await gateway.ask(probation=1)
+    assert answer.claimed.is_set()
+    assert answer.finish.reason == "handoff"
+    assert worker.worker._engine.stats.running == 0
+    await gateway.wait_until_acknowledged()
 
 
 async def test_claim_of_a_suspect_that_was_left_to_the_queue_does_not_go_out_later(
