@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import resource
 import time
+from collections.abc import Coroutine
 from dataclasses import replace
+from typing import Any
 
 from tests.chaos.harness import aftermath
 from tests.chaos.harness.fault_proxy import LinkState
-from tests.chaos.harness.ledger import Entry, Verdict
+from tests.chaos.harness.goodput import Goodput, measure
+from tests.chaos.harness.ledger import Entry
 from tests.chaos.harness.load import Load
 from tests.chaos.harness.mix import Body, plain_bodies
 from tests.chaos.harness.outcome import Outcome, percentile
@@ -19,6 +22,11 @@ from tests.chaos.harness.system import API_KEY, MAX_CONCURRENT, System, SystemOp
 
 _SLOT_CHECKS = 10
 _OPEN_PER_S = 200.0
+_NUM_SLOTS = 8
+_TOKENS = 40
+_SPAN_S = 12.0
+# With more of the processors in the hands of others, a capacity does not hold for a minute.
+_QUIET_SHARE = 0.1
 
 
 async def aborts(num_requests: int | None) -> Outcome:
@@ -75,44 +83,47 @@ async def never_readers(num_requests: int | None) -> Outcome:
 
 
 async def overload(num_requests: int | None) -> Outcome:
-    """Ten times as many requests as can be served: those admitted are as many as without the overload."""
+    """Ten times as many requests as can be served: those admitted are as many as without the overload.
+
+    Judged by what the worker's machine could do in the same seconds; by the capacity just before, too, where hardly
+    anybody else uses the processors.
+    """
     outcome = Outcome("overload-10x", "goodput >= 95 %")
-    options = SystemOptions(num_workers=1, worker={"max_num_seqs": 8}, gateway={"interactive_ttft_slo_s": 2})
+    options = SystemOptions(num_workers=1, worker={"max_num_seqs": _NUM_SLOTS}, gateway={"interactive_ttft_slo_s": 2})
     async with System(options) as system:
-        load = Load(system, plain_bodies(40, 8))
-        await load.learn_references()
-        capacity = await _tokens_per_s(Load(system, plain_bodies(40, 8)), concurrency=12, rate_per_s=None)
-        crowd = Load(system, plain_bodies(40, 8))
-        crowd.ledger.references = load.ledger.references
-        goodput = await _tokens_per_s(crowd, concurrency=0, rate_per_s=10 * capacity / 40)
+        usual = Load(system, plain_bodies(_TOKENS, 8))
+        await usual.learn_references()
+        before = await _goodput(usual, system, usual.run(1_000_000, 12))
+        crowd = Load(system, plain_bodies(_TOKENS, 8))
+        crowd.ledger.references = usual.ledger.references
+        rate_per_s = 10 * before.tokens_per_s / _TOKENS
+        crowded = await _goodput(crowd, system, crowd.run_open(rate_per_s, 2 * _SPAN_S))
         outcome.count(crowd.ledger, [])
-        outcome.figures |= {"capacity tokens/s": round(capacity), "goodput": round(goodput / capacity, 3)}
-        outcome.expect(goodput >= 0.95 * capacity, f"goodput was {goodput / capacity:.1%} of the capacity")
+        of_before = crowded.tokens_per_s / before.tokens_per_s
+        outcome.figures |= {
+            "capacity tokens/s": round(before.tokens_per_s),
+            "goodput": round(of_before, 3),
+            "of the possible before and now": [round(before.share, 3), round(crowded.share, 3)],
+            "others used of the processors before and now": [round(before.others, 2), round(crowded.others, 2)],
+        }
+        outcome.expect(crowded.share >= 0.95, f"goodput was {crowded.share:.1%} of what the worker could do")
+        if max(before.others, crowded.others) <= _QUIET_SHARE:
+            outcome.expect(of_before >= 0.95, f"goodput was {of_before:.1%} of the capacity")
+        else:
+            outcome.figures["judged"] = "by what was possible in the same seconds: others used the processors"
         firsts = [e.first_at - e.sent_at for e in crowd.ledger.entries if e.first_at is not None]
         outcome.figures["TTFT p50/p99 s"] = (percentile(firsts, 0.5), percentile(firsts, 0.99))
         await aftermath.check(system, crowd, outcome)
     return outcome
 
 
-async def _tokens_per_s(load: Load, concurrency: int, rate_per_s: float | None, span_s: float = 12.0) -> float:
-    """Return the tokens per second of right answers that ended within a span that begins when the load is steady."""
-    running = (
-        asyncio.create_task(load.run(1_000_000, concurrency))
-        if rate_per_s is None
-        else asyncio.create_task(load.run_open(rate_per_s, span_s + 3.0))
-    )
-    await asyncio.sleep(3.0)
-    start = time.monotonic()
-    await asyncio.sleep(span_s)
-    end = time.monotonic()
+async def _goodput(load: Load, system: System, running: Coroutine[Any, Any, None]) -> Goodput:
+    """Run a load for as long as it takes to measure it."""
+    task = asyncio.create_task(running)
+    goodput = await measure(load, system, _NUM_SLOTS, _SPAN_S)
     load.stop()
-    await running
-    ended = [
-        entry.completion_tokens or 0
-        for entry in load.ledger.entries
-        if load.ledger.verdict(entry) is Verdict.OK and entry.ended_at is not None and start < entry.ended_at <= end
-    ]
-    return sum(ended) / (end - start)
+    await task
+    return goodput
 
 
 async def idle_streams(num_requests: int | None) -> Outcome:
