@@ -16,17 +16,22 @@ import msgspec
 import pytest
 from nats.aio.client import Client
 from nats.aio.msg import Msg
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from gateway.admission.api_keys import create_key
-from gateway.admission.auth import KeyStore
+from gateway.admission.auth import KeyStore, Principal
 from gateway.admission.limits import RateLimiter
+from gateway.anthropic.dialect import ANTHROPIC
 from gateway.anthropic.endpoint import MessagesEndpoint
 from gateway.api.app import create_app
 from gateway.api.endpoint import ChatEndpoint, CompletionEndpoint
-from gateway.api.routes import Routes, RouteServices
+from gateway.api.routes import KeyRoute, Routes, RouteServices
 from gateway.api.tokenizer_client import TokenizerClient
 from gateway.config import GatewayConfig
+from gateway.errors import ApiError
 from gateway.fleet.claims import OwnRequests
 from gateway.fleet.fleet import Fleet, FleetLimits
 from gateway.http1.asgi import AsgiHandler
@@ -204,6 +209,21 @@ def test_every_route_states_who_may_call_it(services: RouteServices) -> None:
     open_paths = [route.path for route in routes.public() if route.name.startswith("everyone:")]
     assert public == {"everyone", "key"}
     assert open_paths == ["/health/live", "/health/ready", "/health", "/ping", "/ping", "/version"]
+
+
+async def test_error_of_a_route_is_told_in_the_form_of_its_api(services: RouteServices) -> None:
+    async def fail(request: Request, principal: Principal) -> Response:
+        raise ApiError(404, "There is none.", code="none")
+
+    routes = Routes(services)
+    table = [
+        routes.with_key(KeyRoute("GET", "/theirs", fail, ANTHROPIC)),
+        routes.with_key(KeyRoute("GET", "/ours", fail)),
+    ]
+    async with client_of(Starlette(routes=table), AUTH) as client:
+        theirs, ours = (await client.get("/theirs")).json(), (await client.get("/ours")).json()
+    assert (theirs["type"], theirs["error"]["message"]) == ("error", "There is none.")
+    assert (set(ours), ours["error"]["code"]) == ({"error"}, "none")
 
 
 async def test_unknown_path_wrong_method_and_trailing_slash_have_the_four_keys(http: httpx2.AsyncClient) -> None:

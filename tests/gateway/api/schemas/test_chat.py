@@ -37,6 +37,17 @@ def test_text_parts_are_joined() -> None:
     )
 
 
+def test_answer_begins_with_the_last_message_only_where_it_is_the_assistants_and_is_to_be_repeated() -> None:
+    asked = {"role": "user", "content": "Tell me."}
+    messages = [asked, {"role": "assistant", "content": "Once"}]
+    continued = {"continue_final_message": True, "add_generation_prompt": False}
+    assert parse(messages, **continued).details is None
+    assert parse([asked], echo=True).details is None
+    details = parse(messages, echo=True, **continued).details
+    assert details is not None
+    assert details.opening == "Once"
+
+
 @pytest.mark.parametrize("role", ["system", "developer", "user", "assistant", "tool", "function"])
 def test_known_role_passes(role: str) -> None:
     assert parse([{"role": role, "content": "x", "tool_call_id": "1"}])
