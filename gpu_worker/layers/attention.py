@@ -27,8 +27,8 @@ class Attention:
         Args:
             index: Layer number, which chooses the layer's KV cache; that of a layer without keys is another layer's.
             weights: Those of the projections are not read.
-            qkv: Projection to `(num_heads + 2 * num_kv_heads) * head_dim` features, and those of the gates.
-            output: Projection from `num_heads * head_dim` features back.
+            qkv: Projection to `(num_heads + num_kv_heads) * head_dim` features, with the gates', and those of values.
+            output: Projection from the attended values back.
             cos_sin: `[max_positions, head_dim]` float32, rotations.
         """
         self._index = index
@@ -57,6 +57,7 @@ class Attention:
         cache = context.caches[self._index]
         slot_mapping, block_tables = context.blocks_of(self._index)
         written = cache if shape.reads_layer is None else None
+        qkv, values = self._split_values(qkv)
         query = rope_kv_write(
             qkv.view(num_tokens, -1, shape.head_dim),
             positions,
@@ -66,6 +67,7 @@ class Attention:
             slot_mapping,
             None if shape.head_norm is HeadNorm.WHOLE else weights.head_norm,
             None if written is None else written.scales,
+            values,
         )
         attended = paged_attention(
             self._scaled(query, positions),
@@ -105,6 +107,14 @@ class Attention:
         pairs = qkv[:, : 2 * num_features].view(num_tokens, -1, 2, dim)
         query, gate = (part.reshape(num_tokens, num_features) for part in pairs.unbind(2))
         return torch.cat((query, qkv[:, 2 * num_features :]), dim=1), gate
+
+    def _split_values(self, qkv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return queries and keys, and apart from them values whose heads have another size, if they have."""
+        shape = self._shape
+        if shape.value_dim is None:
+            return qkv, None
+        num_values = shape.num_kv_heads * shape.value_dim
+        return qkv[:, :-num_values], qkv[:, -num_values:].view(len(qkv), -1, shape.value_dim)
 
     def _normalise_values(self, qkv: torch.Tensor) -> None:
         """Normalise each value head, without weights, in place."""

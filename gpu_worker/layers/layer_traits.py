@@ -62,6 +62,7 @@ class AttentionShape:
         by_head: The checkpoint's one matrix yields for each head its query, key and value, not all queries first.
         reads_layer: The earlier layer whose keys and values this one attends to, having none of its own. That layer
             has the same heads, window and rotation.
+        value_dim: Numbers of a value head; None is `head_dim`.
     """
 
     num_heads: int = 0
@@ -86,6 +87,12 @@ class AttentionShape:
     has_gate_matrix: bool = False
     by_head: bool = False
     reads_layer: int | None = None
+    value_dim: int | None = None
+
+    @property
+    def value_size(self) -> int:
+        """Numbers of a value head."""
+        return self.head_dim if self.value_dim is None else self.value_dim
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,7 +50,7 @@ def _layer_memory(config: ModelConfig, layer: int) -> LayerMemory:
 
 def _attention_memory(shape: AttentionShape) -> KeepsTokens:
     windows = [window for window in (shape.sliding_window, shape.chunk_size) if window is not None]
-    return KeepsTokens(CacheShape(shape.num_kv_heads, shape.head_dim, shape.head_dim), min(windows, default=None))
+    return KeepsTokens(CacheShape(shape.num_kv_heads, shape.head_dim, shape.value_size), min(windows, default=None))
 
 
 def _matrix_memory(shape: GatedDeltaShape | Mamba2Shape) -> KeepsState:

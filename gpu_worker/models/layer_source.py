@@ -131,7 +131,7 @@ def _take_attention(source: LayerSource, prefix: str, shape: AttentionShape) -> 
     output = source.projections.take(
         [f"{name}.{names.output}"],
         [size],
-        shape.num_heads * shape.head_dim,
+        shape.num_heads * shape.value_size,
         has_bias=shape.output_bias,
         scales=[(size, shape.output_scale)],
         is_transposed=names.is_transposed,
@@ -148,10 +148,11 @@ def _take_attention(source: LayerSource, prefix: str, shape: AttentionShape) -> 
 def qkv_parts(shape: AttentionShape, names: TensorNames) -> tuple[list[str], list[int]]:
     """Return the modules, within attention, that queries, keys and values come from, and the rows of each."""
     num_query, num_kv = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
+    num_values = shape.num_kv_heads * shape.value_size
     parts = names.qkv[:2] + names.qkv[1:2] if shape.values_are_keys else names.qkv
-    rows = [num_query * (2 if shape.output_gate else 1), num_kv, num_kv]
+    rows = [num_query * (2 if shape.output_gate else 1), num_kv, num_values]
     if shape.has_gate_matrix:
-        rows = [num_query, num_query, num_kv, num_kv]
+        rows = [num_query, num_query, num_kv, num_values]
     if shape.reads_layer is not None:
         parts, rows = parts[:1], rows[:1]
     return list(parts), rows if len(parts) == len(rows) else [sum(rows)]
@@ -174,7 +175,8 @@ def qkv_order(shape: AttentionShape) -> torch.Tensor | None:
         return queries
     num_kv = shape.num_kv_heads * dim
     keys = head_rows(order, shape.num_kv_heads, len(queries))
-    return torch.cat((queries, keys, torch.arange(num_kv) + len(queries) + num_kv))
+    values = torch.arange(shape.num_kv_heads * shape.value_size) + len(queries) + num_kv
+    return torch.cat((queries, keys, values))
 
 
 def _gated_order(shape: AttentionShape, order: list[int]) -> torch.Tensor:

@@ -61,9 +61,19 @@ def read_rope(file: JsonFile, layer_type: str | None = None, *, default_theta: f
     )
 
 
-def read_rotary_dim(file: JsonFile, head_dim: int, default: float = 1.0) -> int | None:
-    """Read how many dimensions of a head turn; None is all. `default` is the share that is meant by no field."""
-    fields = rope_fields(file)
+def read_rotary_dim(file: JsonFile, head_dim: int, default: float = 1.0, layer_type: str | None = None) -> int | None:
+    """Read how many dimensions of a head turn; None is all.
+
+    Args:
+        file: The configuration.
+        head_dim: Dimensions of a head.
+        default: The share that is meant by no field.
+        layer_type: As of `read_rope`.
+
+    Raises:
+        CheckpointError: The share is no even number of dimensions.
+    """
+    fields = rope_fields(file, layer_type)
     holder = file if "partial_rotary_factor" in file.names() else fields
     factor = holder.number("partial_rotary_factor", default)
     # A factor near the largest float times a head is an infinity, which no integer is.

@@ -150,6 +150,7 @@ _ATTENTION: tuple[tuple[str, Callable[[AttentionShape], bool]], ...] = (
     ("bounded scores", lambda shape: shape.soft_cap is not None),
     ("queries that grow with their position", lambda shape: shape.query_growth is not None),
     ("sinks", lambda shape: shape.has_sinks),
+    ("value heads of a size of their own", lambda shape: shape.value_dim is not None),
     ("output gates", lambda shape: shape.output_gate),
     ("keys and values of an earlier layer", lambda shape: shape.reads_layer is not None),
     ("biases of queries, keys and values", lambda shape: shape.qkv_bias),

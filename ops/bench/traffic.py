@@ -58,7 +58,8 @@ def _mixer_weights(shape: MixerShape | None, size: int) -> int:
         return size * (sizes.num_features + 2 * values + sizes.num_gates)
     if isinstance(shape, AttentionShape):
         queries = shape.num_heads * (2 if shape.output_gate else 1)
-        return size * shape.head_dim * (queries + 2 * shape.num_kv_heads + shape.num_heads)
+        keys, values = shape.head_dim, shape.value_size
+        return size * (keys * (queries + shape.num_kv_heads) + values * (shape.num_kv_heads + shape.num_heads))
     return 0
 
 
@@ -67,7 +68,7 @@ def _kept_bytes(shape: MixerShape | None, dtype: torch.dtype, context: int) -> i
     if isinstance(shape, GatedDeltaShape):
         return math.prod(shape.sizes.state_shape) * _STATE_BYTES
     if isinstance(shape, AttentionShape):
-        return 2 * shape.num_kv_heads * shape.head_dim * context * dtype.itemsize
+        return shape.num_kv_heads * (shape.head_dim + shape.value_size) * context * dtype.itemsize
     return 0
 
 

@@ -131,7 +131,7 @@ def _sizes_of_mixer(mixer: MixerShape | None) -> list[tuple[str, int]]:
     if mixer is None:
         return []
     if isinstance(mixer, AttentionShape):
-        return [("heads", mixer.num_heads * mixer.head_dim)]
+        return [("heads", mixer.num_heads * mixer.value_size)]
     if isinstance(mixer, LatentShape):
         rank = [] if mixer.query_rank is None else [("q_lora_rank", mixer.query_rank)]
         return [*rank, ("heads", mixer.num_heads * mixer.value_dim)]

@@ -15,6 +15,7 @@ from gpu_worker.models.support_page import SAMPLE
 
 SIZES = {**SAMPLE, "n_embd": 64, "n_head": 4, "n_layer": 2}
 GPT2, OPT, AFMOE, HUNYUAN = "GPT2LMHeadModel", "OPTForCausalLM", "AfmoeForCausalLM", "HunYuanMoEV1ForCausalLM"
+MIMO = "MiMoV2FlashForCausalLM"
 
 
 def read(architecture: str, fields: dict[str, Any]) -> ModelConfig:
@@ -36,6 +37,12 @@ def read(architecture: str, fields: dict[str, Any]) -> ModelConfig:
         (AFMOE, {"score_func": "softmax"}, "field 'score_func' is 'softmax'; supported: 'sigmoid'"),
         (AFMOE, {"route_norm": False}, "field 'route_norm' is false"),
         (AFMOE, {"n_group": 4}, "field 'n_group' is 4; supported: 1"),
+        (MIMO, {"attention_projection_layout": "fused_qkv"}, "field 'attention_projection_layout' is 'fused_qkv'"),
+        (MIMO, {"n_shared_experts": 1}, "field 'n_shared_experts' is not 0"),
+        (MIMO, {"head_dim": 32, "swa_head_dim": 16}, r"field 'swa_head_dim' is 16; it must be head_dim \(32\)"),
+        (MIMO, {"hybrid_layer_pattern": [0, 2] * 4}, "field 'hybrid_layer_pattern' must be 0 or 1 for each"),
+        (MIMO, {"moe_layer_freq": [0]}, r"field 'moe_layer_freq' must be 0 or 1 for each .* \(8\) layers"),
+        (MIMO, {"swa_num_key_value_heads": 5}, r"field 'swa_num_key_value_heads' is 5; it must divide .* \(8\)"),
         (HUNYUAN, {"num_experts": [4] * 7}, r"field 'num_experts' must be .* num_hidden_layers \(8\) layers"),
         (HUNYUAN, {"moe_topk": [1] * 7 + [17]}, "field 'moe_topk' is 17; there are 16 experts"),
         (HUNYUAN, {"moe_intermediate_size": [512] * 7 + [64]}, "field 'moe_intermediate_size' differs"),
@@ -47,6 +54,21 @@ def test_options_that_no_layer_has_are_refused_by_their_field(
     given = {"moe_intermediate_size": 512} if architecture == HUNYUAN else {}
     with pytest.raises(CheckpointError, match=problem):
         read(architecture, {**given, **fields})
+
+
+def test_published_names_of_mimo_mean_what_those_of_transformers_do() -> None:
+    names = {
+        "hybrid_layer_pattern": [0, 1] * 4,
+        "moe_layer_freq": [0] + [1] * 7,
+        "swa_num_key_value_heads": 4,
+        "swa_rope_theta": 1e4,
+        "rope_theta": 5e6,
+        "partial_rotary_factor": 0.334,
+        "sliding_window_size": 128,
+        "layernorm_epsilon": 1e-5,
+    }
+    kinds = ["full_attention", "sliding_attention"] * 4
+    assert repr(read(MIMO, names)) == repr(read(MIMO, {"layer_types": kinds, "sliding_window": 129}))
 
 
 def test_learned_positions_bound_a_sequence_and_leave_the_stack_unfused() -> None:

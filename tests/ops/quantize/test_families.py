@@ -113,6 +113,7 @@ CASES: Mapping[str, Case] = MappingProxyType(
         "opt": Case("OPT", {"ffn_dim": 96, "word_embed_proj_dim": 64, "pad_token_id": 0}),
         "afmoe": Case("Afmoe", {**_EXPERTS, "sliding_window": 9, "global_attn_every_n_layers": 2}),
         "hy-v3": Case("HYV3", _EXPERTS),
+        "mimo-v2": Case("MiMoV2Flash", {**_EXPERTS, "n_routed_experts": 4, "head_dim": 24, "v_head_dim": 16}),
         "starcoder2": Case("Starcoder2", {"use_bias": True}),
         "cohere2": Case("Cohere2", {"sliding_window": 9}),
         "olmoe": Case("Olmoe", _EXPERTS),

@@ -46,6 +46,18 @@ _AFMOE = {
     "sliding_window": 9,
     "global_attn_every_n_layers": 2,
 }
+_PLAIN = {"rope_type": "default", "rope_theta": 80.0}
+_MIMO = {
+    "n_routed_experts": 6,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 24,
+    "num_hidden_layers": 3,
+    "num_key_value_heads": 1,
+    "head_dim": 24,
+    "v_head_dim": 12,
+    "sliding_window": 9,
+    "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+}
 _LFM2 = {
     "num_experts": 5,
     "num_experts_per_tok": 2,
@@ -110,6 +122,22 @@ CASES: Mapping[str, Case] = MappingProxyType(
         ),
         "exaone-moe": Case("ExaoneMoe", {**_EXAONE, "sliding_window_pattern": 2}),
         "exaone-moe-kinds": Case("ExaoneMoe", {**_EXAONE, "mlp_layer_types": ["sparse", "dense", "sparse"]}),
+        "mimo-v2": Case("MiMoV2Flash", _MIMO),
+        "mimo-v2-options": Case(
+            "MiMoV2Flash",
+            {
+                **_MIMO,
+                "attention_bias": True,
+                "attention_value_scale": None,
+                "norm_topk_prob": False,
+                "n_group": 2,
+                "topk_group": 1,
+                "rope_parameters": {
+                    "full_attention": {**_PLAIN, "partial_rotary_factor": 0.5},
+                    "sliding_attention": {**_PLAIN, "partial_rotary_factor": 1.0},
+                },
+            },
+        ),
         "apertus": Case("Apertus"),
         "apertus-biases": Case(
             "Apertus",

@@ -44,6 +44,7 @@ def test_a_family_equals_transformers(tmp_path: Path, name: str) -> None:
         "gpt2",
         "opt",
         "apertus",
+        "mimo-v2",
     ],
 )
 def test_pressure_changes_no_answer_over_a_cache_of_eight_bits(tmp_path: Path, name: str) -> None:

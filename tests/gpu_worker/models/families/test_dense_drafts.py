@@ -28,7 +28,7 @@ pytestmark = pytest.mark.slow
 CASES = {
     **DENSE,
     **{name: MIXTURES[name] for name in ("gemma4-moe", "llama4")},
-    **{name: COMPOSED[name] for name in ("hy-v3", "afmoe", "gpt2", "opt", "apertus")},
+    **{name: COMPOSED[name] for name in ("hy-v3", "afmoe", "gpt2", "opt", "apertus", "mimo-v2")},
 }
 GREEDY = Sampling(temperature=0.0, max_tokens=12)
 PROMPTS = [random_prompt(length, seed=length) for length in (9, 24, 37)]

@@ -1,0 +1,135 @@
+"""MiMo V2 Flash: windows with sinks and more key heads than layers without, value heads of a size of their own."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gpu_worker.layers.layer_traits import AttentionShape, LayerTraits
+from gpu_worker.layers.mixture_shape import MixtureShape
+from gpu_worker.layers.rope_scaling import RopeParameters
+from gpu_worker.models.block_traits import BlockTraits, TensorNames
+from gpu_worker.models.config import FamilyTraits, ModelConfig, read_decoder
+from gpu_worker.models.families.deepseek_v3 import mixture_layers
+from gpu_worker.models.json_file import JsonFile
+from gpu_worker.models.layer_types import read_layer_types
+from gpu_worker.models.mixture_config import grouped_sigmoid_rule, read_num_experts, with_silu_mixtures
+from gpu_worker.models.rope_config import has_ropes_by_type, max_model_len, read_rope, read_rotary_dim
+
+ARCHITECTURE = "MiMoV2FlashForCausalLM"
+
+_FULL, _SLIDING = "full_attention", "sliding_attention"
+_ROTARY_SHARE = 0.334
+# Layers that draft are not taken.
+_NAMES = TensorNames(renamed=((r"\.attention_sink_bias$", ".sinks"),), unused=(r"model\.mtp\..*",))
+
+
+def read_config(file: JsonFile) -> ModelConfig:
+    """Read the configuration, in the names of published ones or of `transformers`.
+
+    Raises:
+        CheckpointError: Queries, keys and values are one matrix, or experts are chosen in another way.
+    """
+    _refuse(file)
+    kinds = _kinds(file)
+    ropes = _rope(file, _FULL, "rope_theta", 5e6), _rope(file, _SLIDING, "swa_rope_theta", 1e4)
+    num_experts = read_num_experts(file, "n_routed_experts", "num_local_experts")
+    shape = MixtureShape(
+        num_experts,
+        file.integer("moe_intermediate_size", 2048),
+        grouped_sigmoid_rule(file, num_experts),
+        has_choice_bias=True,
+    )
+    traits = FamilyTraits(
+        ARCHITECTURE,
+        head_dim=192,
+        attention=AttentionShape(
+            qkv_bias=file.boolean("attention_bias", False),
+            output_scale=1.0 if file.is_null("attention_value_scale") else file.number("attention_value_scale", 0.707),
+        ),
+        block=BlockTraits(names=_NAMES),
+        norm_eps=("layernorm_epsilon" if "layernorm_epsilon" in file.names() else "rms_norm_eps", 1e-5),
+        rope=ropes[0],
+        max_model_len=max_model_len(file, ropes[0]),
+    )
+    config = replace(read_decoder(file, traits), more_ropes=ropes[1:])
+    layers = tuple(_layer(file, layer, kind) for layer, kind in zip(config.layers, kinds, strict=True))
+    num_kv_heads = max(layer.mixer.num_kv_heads for layer in layers if isinstance(layer.mixer, AttentionShape))
+    config = replace(config, layers=layers, num_kv_heads=num_kv_heads)
+    return with_silu_mixtures(file, config, shape, _mixture_layers(file))
+
+
+def _layer(file: JsonFile, layer: LayerTraits, kind: str) -> LayerTraits:
+    """Return a layer with the attention of its kind."""
+    shape = layer.mixer
+    assert isinstance(shape, AttentionShape)
+    value_dim = file.integer("v_head_dim", 128, minimum=4, maximum=1024)
+    if kind == _FULL:
+        has_sinks = file.boolean("add_full_attention_sink_bias", False)
+        rotary_dim = read_rotary_dim(file, shape.head_dim, _ROTARY_SHARE, kind)
+        shape = replace(shape, rotary_dim=rotary_dim, value_dim=value_dim, has_sinks=has_sinks)
+        return replace(layer, mixer=shape)
+    num_kv_heads = file.integer("swa_num_key_value_heads", 2 * shape.num_kv_heads, maximum=1024)
+    if shape.num_heads % num_kv_heads:
+        problem = f"is {num_kv_heads}; it must divide num_attention_heads ({shape.num_heads})"
+        raise file.error("swa_num_key_value_heads", problem)
+    window = file.integer("sliding_window", 129)
+    if "sliding_window_size" in file.names():
+        # Of the tokens before a query.
+        window = file.integer("sliding_window_size") + 1
+    shape = replace(
+        shape,
+        num_kv_heads=num_kv_heads,
+        sliding_window=window,
+        rotary=1,
+        rotary_dim=read_rotary_dim(file, shape.head_dim, _ROTARY_SHARE, kind),
+        value_dim=value_dim,
+        has_sinks=file.boolean("add_swa_attention_sink_bias", True),
+    )
+    return replace(layer, mixer=shape)
+
+
+def _rope(file: JsonFile, kind: str, field: str, theta: float) -> RopeParameters:
+    """Read the rotation of a kind of layers, whose base published configurations have in a field of its own."""
+    if not has_ropes_by_type(file):
+        file = JsonFile(file.path, {**file.fields, "rope_theta": file.fields.get(field)})
+    return read_rope(file, kind, default_theta=theta)
+
+
+def _kinds(file: JsonFile) -> tuple[str, ...]:
+    if not (pattern := file.integers("hybrid_layer_pattern")):
+        return read_layer_types(
+            file, (_FULL, _SLIDING), lambda layer: _FULL if layer == 0 or (layer + 1) % 6 == 0 else _SLIDING
+        )
+    return tuple(_SLIDING if flag else _FULL for flag in _flags(file, "hybrid_layer_pattern", pattern))
+
+
+def _mixture_layers(file: JsonFile) -> frozenset[int]:
+    if not (pattern := file.integers("moe_layer_freq")):
+        return mixture_layers(file, 1)
+    return frozenset(layer for layer, flag in enumerate(_flags(file, "moe_layer_freq", pattern)) if flag)
+
+
+def _flags(file: JsonFile, name: str, flags: tuple[int, ...]) -> tuple[int, ...]:
+    num_layers = file.integer("num_hidden_layers", maximum=1024)
+    if len(flags) != num_layers or not set(flags) <= {0, 1}:
+        raise file.error(name, f"must be 0 or 1 for each of the num_hidden_layers ({num_layers}) layers")
+    return flags
+
+
+def _refuse(file: JsonFile) -> None:
+    for name, served in (
+        ("attention_projection_layout", "split"),
+        ("scoring_func", "sigmoid"),
+        ("topk_method", "noaux_tc"),
+    ):
+        if (given := file.text(name, served)) != served:
+            raise file.error(name, f"is {given[:80]!r}; supported: {served!r}")
+    if file.integer("n_shared_experts", 0, minimum=0):
+        raise file.error("n_shared_experts", "is not 0; supported: none")
+    for name, other in (
+        ("swa_head_dim", "head_dim"),
+        ("swa_v_head_dim", "v_head_dim"),
+        ("swa_num_attention_heads", "num_attention_heads"),
+    ):
+        if name in file.names() and other in file.names() and file.integer(name) != file.integer(other):
+            raise file.error(name, f"is {file.integer(name)}; it must be {other} ({file.integer(other)})")
