@@ -22,7 +22,7 @@ from shared.messages import Delta
 class StreamedChoice:
     """Sink of one choice. Its first output is written at once; later text waits for the flush."""
 
-    __slots__ = ("_answer", "_buffer", "_chunks", "_has_begun", "_index", "_is_plain", "_prefix", "_stream", "_suffix")
+    __slots__ = ("_answer", "_chunks", "_has_begun", "_index", "_is_plain", "_prefix", "_stream", "_suffix")
 
     def __init__(self, answer: StreamedAnswer, stream: EventStream, chunks: ChoiceChunks, index: int) -> None:
         """Encode with `chunks` into `stream`."""
@@ -30,7 +30,6 @@ class StreamedChoice:
         self._stream = stream
         self._chunks = chunks
         self._index = index
-        self._buffer = stream.buffer
         self._prefix = self._suffix = b""
         self._has_begun = False
         self._is_plain = False
@@ -38,12 +37,8 @@ class StreamedChoice:
     def deliver(self, delta: Delta) -> None:
         """Turn a delta into events. The first branch runs once per token and stream: it is the hot path."""
         if self._is_plain and delta.finish is None and delta.logprobs is None:
-            text = delta.text
-            if text:
-                buffer = self._buffer
-                if not buffer:
-                    self._stream.wake()
-                buffer.append(self._prefix + encode_json(text) + self._suffix)
+            if delta.text:
+                self._stream.send(self._prefix + encode_json(delta.text) + self._suffix)
             return
         self._deliver_any(delta)
 

@@ -43,7 +43,6 @@ class EventStream:
     """Bytes of one streamed answer, between the sinks that write them and the transport that takes them.
 
     Attributes:
-        buffer: Events for the next flush. Code that appends the first one calls `wake`, as `send` does.
         on_cut: Called once if the reader was too slow and the stream has therefore ended.
     """
 
@@ -58,7 +57,7 @@ class EventStream:
         "_limits",
         "_opened",
         "_quiet_since",
-        "buffer",
+        "_unflushed",
         "on_cut",
     )
 
@@ -77,7 +76,7 @@ class EventStream:
         self._flusher = flusher
         self._limits = limits
         self._head = head
-        self.buffer: list[bytes] = []
+        self._unflushed = b""
         self._held: list[bytes] = []
         self._held_size = 0
         self._opened = now
@@ -91,28 +90,23 @@ class EventStream:
         """Whether the status is out, so that an error can only be an event."""
         return self._exchange.started
 
-    def wake(self) -> None:
-        """Take part in the next flush."""
-        self._flusher.add(self)
-
     def send(self, event: bytes) -> None:
-        """Add bytes to the next flush."""
-        if not self.buffer:
-            self.wake()
-        self.buffer.append(event)
+        """Add bytes to the next flush. This runs once per token and stream."""
+        if not self._unflushed:
+            self._flusher.add(self)
+        self._unflushed += event
 
     def send_now(self, event: bytes) -> None:
         """Write bytes at once, after what is buffered."""
-        self.buffer.append(event)
+        self._unflushed += event
         self.flush()
 
     def flush(self) -> None:
         """Write what is buffered, or hold it while the transport is paused."""
-        buffer = self.buffer
-        if not buffer:
+        data = self._unflushed
+        if not data:
             return
-        data = buffer[0] if len(buffer) == 1 else b"".join(buffer)
-        buffer.clear()
+        self._unflushed = b""
         self._has_written = True
         exchange = self._exchange
         if exchange.paused_since is not None:
@@ -124,8 +118,8 @@ class EventStream:
 
     def end(self, last: bytes = b"") -> None:
         """Write the last bytes and the end of the stream, and complete the response."""
-        data = b"".join((*self._held, *self.buffer, last, self._dialect.end_of_stream))
-        self.buffer.clear()
+        data = b"".join((*self._held, self._unflushed, last, self._dialect.end_of_stream))
+        self._unflushed = b""
         self._held.clear()
         if not self._exchange.started:
             self._exchange.start(200, self._head())
@@ -166,7 +160,7 @@ class EventStream:
         if self._exchange.closed:
             return
         self._held.clear()
-        self.buffer.clear()
+        self._unflushed = b""
         error = ApiError(408, f"The stream was cut because {why}.", code="slow_reader")
         self._exchange.finish_and_close(self._dialect.error_event(error) + self._dialect.end_of_stream)
         if self.on_cut is not None:
