@@ -1,12 +1,11 @@
 """Measures the engine alone, without queue, gateway or tokenizer: real scheduler, real runner, random prompts.
 
 A measurement fills a batch from empty, which gives the prefill rate, then decodes with all sequences running. Prompts
-share no beginning, and every measurement has its own salt, so the prefix cache is on and never hits.
+share no beginning, so the prefix cache is on and never hits.
 """
 
 from __future__ import annotations
 
-import random
 import statistics
 import time
 from collections.abc import Callable
@@ -24,9 +23,8 @@ from gpu_worker.execution.build import build_runner
 from gpu_worker.execution.runner import TorchModelRunner
 from gpu_worker.execution.runner_config import RunnerConfig
 from gpu_worker.models.config import ModelConfig
-from ops.bench.stepping import make_engine, step, step_while
+from ops.bench.stepping import Prompts, engine_of, step, step_while
 from shared.errors import ConfigError
-from shared.sampling import Sampling
 
 Figures = TypeVar("Figures", bound=Any)
 LARGE_READ_BYTES = 512 << 20
@@ -104,16 +102,8 @@ class EngineBench:
                 f"{self._runner.max_model_len} at most",
             )
         # The same for all loads, because its plans tell the runner which sequences have left.
-        self._engine = make_engine(
-            self._runner,
-            num_blocks=self._runner.num_blocks,
-            windows=self._runner.windows,
-            max_num_seqs=max_load.batch,
-            token_budget=token_budget,
-            max_model_len=self._max_len,
-            block_size=block_size,
-        )
-        self._num_measurements = 0
+        self._engine = engine_of(self._runner, max_num_seqs=max_load.batch, token_budget=token_budget)
+        self._prompts = Prompts(range(3, self.model_config.vocab_size))
 
     @property
     def model_config(self) -> ModelConfig:
@@ -149,22 +139,8 @@ class EngineBench:
 
     def _sequences(self, load: Load, temperature: float) -> list[Sequence]:
         """Make sequences that outlast the measurement: those prefilled first decode while others are prefilled."""
-        generator = random.Random(load.batch)
-        vocabulary = range(3, self.model_config.vocab_size)
-        max_tokens = load.new + load.batch + 1
-        self._num_measurements += 1
-        salt = self._num_measurements.to_bytes(8, "big")
-        return [
-            Sequence(
-                id=f"sequence-{index}",
-                token_ids=generator.choices(vocabulary, k=load.prompt),
-                num_prompt_tokens=load.prompt,
-                sampling=Sampling(temperature=temperature, seed=index),
-                max_tokens=max_tokens,
-                salt=salt,
-            )
-            for index in range(load.batch)
-        ]
+        prompts = (self._prompts.tokens(load.prompt) for _ in range(load.batch))
+        return [self._prompts.sequence(prompt, load.new + load.batch + 1, temperature) for prompt in prompts]
 
 
 def _timed(engine: Engine) -> float:

@@ -25,7 +25,7 @@ from gpu_worker.structured_output.compiled_grammar import CompiledGrammar, compi
 from gpu_worker.text.model_directory import read_model_directory
 from gpu_worker.text.tokenizer import ModelTokenizer
 from ops.bench.record import ResultTable, integers
-from ops.bench.stepping import make_engine, step, step_while
+from ops.bench.stepping import engine_of, step, step_while
 from shared.sampling import Grammar, Sampling
 
 MODEL = Path(ops.__file__).parent / "demo_model" / "model"
@@ -102,14 +102,7 @@ class Bench:
                 num_threads=num_threads,
             )
         )
-        self._engine: Engine = make_engine(
-            runner,
-            num_blocks=runner.num_blocks,
-            max_num_seqs=max_batch,
-            token_budget=512,
-            max_model_len=length,
-            has_prefix_cache=False,
-        )
+        self._engine: Engine = engine_of(runner, max_num_seqs=max_batch, has_prefix_cache=False)
         self._num_rounds = 0
 
     def run(self, kind: str, batch: int) -> Round:

@@ -12,6 +12,7 @@ from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.speculation import Speculation
 from gpu_worker.core.step import SequenceEvent
 from gpu_worker.engine.engine import Engine
+from gpu_worker.execution.runner import TorchModelRunner
 from shared.sampling import Sampling
 
 
@@ -42,8 +43,30 @@ def make_engine(
     return Engine(Scheduler(config, speculation), runner)
 
 
+def engine_of(
+    runner: TorchModelRunner,
+    *,
+    max_num_seqs: int,
+    token_budget: int = 512,
+    has_prefix_cache: bool = True,
+    speculation: Speculation | None = None,
+) -> Engine:
+    """Make an engine that has all blocks of a model's runner, and takes sequences as long as it does."""
+    return make_engine(
+        runner,
+        num_blocks=runner.num_blocks,
+        max_num_seqs=max_num_seqs,
+        token_budget=token_budget,
+        max_model_len=runner.max_model_len,
+        block_size=runner.block_size,
+        has_prefix_cache=has_prefix_cache,
+        speculation=speculation,
+        windows=runner.windows,
+    )
+
+
 class Prompts:
-    """Makes greedy sequences with random prompts that share no beginning."""
+    """Makes sequences with random prompts that share no beginning."""
 
     def __init__(self, vocabulary: range) -> None:
         """Draw from a vocabulary."""
@@ -55,10 +78,10 @@ class Prompts:
         """Draw tokens."""
         return self._random.choices(self._vocabulary, k=count)
 
-    def sequence(self, prompt: list[int], new: int) -> Sequence:
+    def sequence(self, prompt: list[int], new: int, temperature: float = 0.0) -> Sequence:
         """Make a sequence that decodes `new` tokens."""
         self._num_made += 1
-        sampling = Sampling(temperature=0.0, ignore_eos=True)
+        sampling = Sampling(temperature=temperature, seed=self._num_made, ignore_eos=True)
         return Sequence(f"sequence-{self._num_made}", list(prompt), len(prompt), sampling, max_tokens=new)
 
 

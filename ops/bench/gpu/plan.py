@@ -42,16 +42,8 @@ class Plan:
 
     def job(self, suite: str | None, limit_s: float, ceilings: Json | None) -> Json:
         """Return what the process of a suite is told; without a suite it measures the ceilings."""
-        return {
-            "suite": suite,
-            "bench": self.bench,
-            "directory": str(self.directory),
-            "command": self.command,
-            "limit_s": limit_s,
-            "checks_only": self.checks_only,
-            "time_anyway": self.time_anyway,
-            "ceilings": ceilings,
-        }
+        told = {name: getattr(self, name) for name in ("bench", "command", "checks_only", "time_anyway")}
+        return told | {"directory": str(self.directory), "suite": suite, "limit_s": limit_s, "ceilings": ceilings}
 
 
 @dataclass(slots=True)

@@ -72,25 +72,28 @@ def _headrace(task: Task) -> Iterator[Address]:
 
 @contextmanager
 def _llama(home: Path, plain: Path, precision: str, task: Task) -> Iterator[Address]:
-    port = free_port()
-    batch, prompt = max(load.batch for load in task.loads), max(load.prompt for load in task.loads)
+    batch, prompt = _largest(task)
     command = [str(llama_program(home, "llama-server")), "-m", str(convert_for_llama(plain, home, precision))]
-    command += ["--host", HOST, "--port", str(port), "--alias", _MODEL, "--offline", "-t", str(task.num_threads)]
-    command += ["-np", str(batch), "-c", str(batch * _sequence_tokens(task)), "-b", "2048", "-ub", str(prompt)]
-    with _running(command, {}, partial(_is_healthy, port)):
-        yield Address(HOST, port, _MODEL)
+    command += ["--alias", _MODEL, "--offline", "-t", str(task.num_threads), "-b", "2048", "-ub", str(prompt)]
+    command += ["-np", str(batch), "-c", str(batch * _sequence_tokens(task))]
+    with _running(command, {}) as address:
+        yield address
 
 
 @contextmanager
 def _vllm(home: Path, task: Task) -> Iterator[Address]:
-    port = free_port()
-    batch, prompt = max(load.batch for load in task.loads), max(load.prompt for load in task.loads)
+    batch, prompt = _largest(task)
     command = [str(vllm_python(home)), "-m", "vllm.entrypoints.openai.api_server", "--model", str(task.model)]
-    command += ["--host", HOST, "--port", str(port), "--served-model-name", _MODEL, "--dtype", "bfloat16"]
-    command += ["--max-model-len", str(_sequence_tokens(task)), "--max-num-seqs", str(batch)]
-    command += ["--max-num-batched-tokens", str(max(prompt, 512)), "--disable-log-stats"]
-    with _running(command, vllm_environ(task.num_threads), partial(_is_healthy, port)):
-        yield Address(HOST, port, _MODEL)
+    command += ["--served-model-name", _MODEL, "--dtype", "bfloat16", "--max-num-seqs", str(batch)]
+    command += ["--max-model-len", str(_sequence_tokens(task)), "--disable-log-stats"]
+    command += ["--max-num-batched-tokens", str(max(prompt, 512))]
+    with _running(command, vllm_environ(task.num_threads)) as address:
+        yield address
+
+
+def _largest(task: Task) -> tuple[int, int]:
+    """Return the most sequences of a load, and the longest prompt."""
+    return max(load.batch for load in task.loads), max(load.prompt for load in task.loads)
 
 
 def max_tokens(batch: int, new: int) -> int:
@@ -107,16 +110,18 @@ def _sequence_tokens(task: Task) -> int:
 
 
 @contextmanager
-def _running(command: list[str], environ: Mapping[str, str], is_ready: Callable[[], bool]) -> Iterator[None]:
-    """Run a server of others until the block ends, which begins when it is ready.
+def _running(command: list[str], environ: Mapping[str, str]) -> Iterator[Address]:
+    """Run a server of others, on a free port, until the block ends, which begins when it is healthy.
 
     Raises:
         StartError: It ended, or was not ready in time.
     """
+    port = free_port()
+    command = [*command, "--host", HOST, "--port", str(port)]
     with tempfile.TemporaryDirectory(prefix="headrace-bench-") as folder:
-        log = Path(folder) / "server.log"
-        with running(command, log, is_ready, own_settings() | dict(environ), _START_TIMEOUT_S):
-            yield
+        log, variables = Path(folder) / "server.log", own_settings() | dict(environ)
+        with running(command, log, partial(_is_healthy, port), variables, _START_TIMEOUT_S):
+            yield Address(HOST, port, _MODEL)
 
 
 def _is_healthy(port: int) -> bool:

@@ -17,7 +17,7 @@ from gpu_worker.execution.runner import TorchModelRunner
 from gpu_worker.text.model_directory import read_model_directory
 from gpu_worker.text.tokenizer import ModelTokenizer
 from ops.bench.spec.fixed_depth import FixedDepth
-from ops.bench.stepping import make_engine, step_while
+from ops.bench.stepping import engine_of, step_while
 from ops.demo_model.heldout import held_out_documents
 from shared.sampling import Sampling
 
@@ -145,18 +145,9 @@ def serve(
         RuntimeError: A step failed.
     """
     counts = _Counts(FixedDepth(0) if policy is None else policy)
-    engine = make_engine(
-        runner,
-        num_blocks=runner.num_blocks,
-        windows=runner.windows,
-        max_num_seqs=len(prompts),
-        token_budget=512,
-        max_model_len=runner.max_model_len,
-        block_size=runner.block_size,
-        # The runner's cache serves one engine after another.
-        has_prefix_cache=False,
-        speculation=None if policy is None else Speculation(counts),
-    )
+    speculation = None if policy is None else Speculation(counts)
+    # The runner's cache serves one engine after another.
+    engine = engine_of(runner, max_num_seqs=len(prompts), has_prefix_cache=False, speculation=speculation)
     sampling = Sampling(temperature=0.0, ignore_eos=True)
     sequences = [Sequence(str(i), list(p), len(p), sampling, max_tokens=new) for i, p in enumerate(prompts)]
     for sequence in sequences:

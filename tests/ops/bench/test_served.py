@@ -93,7 +93,7 @@ def test_peer_has_room_for_the_largest_load_wherever_it_stands(monkeypatch: pyte
     commands: list[list[str]] = []
 
     @contextmanager
-    def note(command: list[str], environ: object, is_ready: object) -> Iterator[None]:
+    def note(command: list[str], environ: object) -> Iterator[None]:
         commands.append(command)
         yield
 

@@ -36,29 +36,21 @@ _CONV_WIDTH = 4
 _IN_TORCH = "torch, in chunks"
 
 
-@dataclass(frozen=True, slots=True)
-class RecurrentShape:
-    """The recurrent layers of one model, from its published configuration."""
-
-    name: str
-    sizes: SsdSizes | DeltaSizes
-
-    @property
-    def state_shape(self) -> tuple[int, int, int]:
-        """Heads, rows and columns of a sequence's state."""
-        return self.sizes.state_shape
-
-
-FALCON_H1_1B = RecurrentShape("Falcon-H1-1.5B", SsdSizes(48, 64, 1, 256))
-NEMOTRON_H_8B = RecurrentShape("Nemotron-H-8B", SsdSizes(128, 64, 8, 128))
-QWEN3_NEXT = RecurrentShape("Qwen3-Next-80B-A3B", DeltaSizes(16, 32, 128, 128))
+Sizes = SsdSizes | DeltaSizes
+# Of one layer, from the models' published configurations.
+MODELS: dict[str, Sizes] = {
+    "Falcon-H1-1.5B": SsdSizes(48, 64, 1, 256),
+    "Nemotron-H-8B": SsdSizes(128, 64, 8, 128),
+    "Qwen3-Next-80B-A3B": DeltaSizes(16, 32, 128, 128),
+}
+_TINY: dict[str, Sizes] = {"tiny SSD": SsdSizes(6, 33, 2, 20), "tiny delta": DeltaSizes(2, 4, 20, 33)}
 
 
 @dataclass(frozen=True, slots=True)
 class RecurrentBatch:
     """Sequences of a step, each with a slot of its own, and all that one layer needs of them."""
 
-    shape: RecurrentShape
+    sizes: Sizes
     features: torch.Tensor
     gates: torch.Tensor
     conv: torch.Tensor
@@ -70,28 +62,28 @@ class RecurrentBatch:
     def update(self, form: Callable[..., torch.Tensor], convolve: Callable[..., torch.Tensor]) -> torch.Tensor:
         """Run the layer by some form of its update and of the convolution before it."""
         mixed = convolve(self.features, self.conv, None, self.inputs, self.rows)
-        is_ssd = isinstance(self.shape.sizes, SsdSizes)
+        is_ssd = isinstance(self.sizes, SsdSizes)
         weights = SsdWeights(*self.of_heads) if is_ssd else DeltaWeights(*self.of_heads[:2])
-        return form(mixed, self.gates, weights, self.shape.sizes, self.states, self.rows)
+        return form(mixed, self.gates, weights, self.sizes, self.states, self.rows)
 
 
-def make_recurrent_batch(device: torch.device, shape: RecurrentShape, num_seqs: int, num_new: int) -> RecurrentBatch:
+def make_recurrent_batch(device: torch.device, sizes: Sizes, num_seqs: int, num_new: int) -> RecurrentBatch:
     """Make sequences with a context, each with `num_new` tokens in the step."""
-    num_tokens, features = num_seqs * num_new, shape.sizes.num_features
-    heads, *_ = shape.state_shape
+    num_tokens, features = num_seqs * num_new, sizes.num_features
+    heads, *_ = sizes.state_shape
 
     def normal(*size: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
         return torch.randn(*size, device=device).to(dtype)
 
     of_heads = (torch.rand(heads, device=device) + 0.1, normal(heads, dtype=torch.float32))
     return RecurrentBatch(
-        shape,
+        sizes,
         normal(num_tokens, features),
-        normal(num_tokens, shape.sizes.num_gates),
+        normal(num_tokens, sizes.num_gates),
         normal(_CONV_WIDTH, features) * 0.5,
         (*of_heads, torch.ones(heads, device=device)),
         normal(num_seqs, _CONV_WIDTH - 1, features, dtype=torch.float32),
-        normal(num_seqs, *shape.state_shape, dtype=torch.float32) * 0.1,
+        normal(num_seqs, *sizes.state_shape, dtype=torch.float32) * 0.1,
         StateRows(
             torch.randperm(num_seqs, device=device),
             torch.arange(0, num_tokens + 1, num_new, dtype=torch.int32, device=device),
@@ -101,18 +93,18 @@ def make_recurrent_batch(device: torch.device, shape: RecurrentShape, num_seqs: 
     )
 
 
-def _forms(shape: RecurrentShape) -> tuple[Callable[..., torch.Tensor], ...]:
+def _forms(sizes: Sizes) -> tuple[Callable[..., torch.Tensor], ...]:
     """Return what is chosen for the device, the chunked form in torch, and the reference."""
-    if isinstance(shape.sizes, SsdSizes):
+    if isinstance(sizes, SsdSizes):
         return ssd, ssd_chunked, ssd_reference
     return gated_delta, gated_delta_chunked, gated_delta_reference
 
 
-def recurrent_error(device: torch.device, shape: RecurrentShape, num_seqs: int, num_new: int) -> float:
+def recurrent_error(device: torch.device, sizes: Sizes, num_seqs: int, num_new: int) -> float:
     """Compare results, and the states behind them, with the reference."""
-    batch = make_recurrent_batch(device, shape, num_seqs, num_new)
+    batch = make_recurrent_batch(device, sizes, num_seqs, num_new)
     inputs, states = batch.inputs.clone(), batch.states.clone()
-    ours, _, reference = _forms(shape)
+    ours, _, reference = _forms(sizes)
     result, kept = batch.update(ours, causal_conv), batch.states.clone()
     batch.inputs.copy_(inputs)
     batch.states.copy_(states)
@@ -120,19 +112,19 @@ def recurrent_error(device: torch.device, shape: RecurrentShape, num_seqs: int, 
     return max(relative_error(result, expected), relative_error(kept, batch.states))
 
 
-def recurrent_case(device: torch.device, shape: RecurrentShape, num_seqs: int, num_new: int) -> Case:
+def recurrent_case(device: torch.device, sizes: Sizes, num_seqs: int, num_new: int) -> Case:
     """Read and write each sequence's state once, and its tokens' features."""
-    heads, rows, columns = shape.state_shape
-    features, num_tokens = shape.sizes.num_features, num_seqs * num_new
+    heads, rows, columns = sizes.state_shape
+    features, num_tokens = sizes.num_features, num_seqs * num_new
     state_bytes = 4 * num_seqs * (heads * rows * columns + (_CONV_WIDTH - 1) * features)
-    token_bytes = 2 * num_tokens * (features + shape.sizes.num_gates + heads * columns)
+    token_bytes = 2 * num_tokens * (features + sizes.num_gates + heads * columns)
     num_sets = sets_for(state_bytes)
-    batches = [make_recurrent_batch(device, shape, num_seqs, num_new) for _ in range(num_sets)]
-    ours, chunked, _ = _forms(shape)
+    batches = [make_recurrent_batch(device, sizes, num_seqs, num_new) for _ in range(num_sets)]
+    ours, chunked, _ = _forms(sizes)
     candidates: dict[str, Candidate] = {OURS: partial(_update_one, batches, ours, causal_conv)}
     if num_new > 1:
         candidates[_IN_TORCH] = partial(_update_one, batches, chunked, causal_conv_reference)
-    elif isinstance(shape.sizes, SsdSizes):
+    elif isinstance(sizes, SsdSizes):
         candidates["torch.compile"] = partial(_step_one, batches, compiled(one_token))
     # A product of a token with a state, to read it, and another to write it.
     num_flops = 4 * num_tokens * heads * rows * columns
@@ -148,7 +140,7 @@ def _update_one(
 
 def one_token(batch: RecurrentBatch) -> torch.Tensor:
     """Compute a decode in torch, for sequences of one token each, in the order of their slots."""
-    sizes = batch.shape.sizes
+    sizes = batch.sizes
     assert isinstance(sizes, SsdSizes)
     inputs = torch.cat((batch.inputs, batch.features[:, None].float()), 1)
     batch.inputs.copy_(inputs[:, 1:])
@@ -165,25 +157,16 @@ def _step_one(batches: list[RecurrentBatch], step: Callable[..., object], index:
     return step(batches[index])
 
 
-_TINY_SSD = RecurrentShape("tiny SSD", SsdSizes(6, 33, 2, 20))
-_TINY_DELTA = RecurrentShape("tiny delta", DeltaSizes(2, 4, 20, 33))
-
-
-def _spec(shape: RecurrentShape, num_seqs: int, num_new: int = 1) -> CaseSpec:
-    label = f"{shape.name} {num_seqs} x {num_new}"
-    return CaseSpec(label, partial(recurrent_case, shape=shape, num_seqs=num_seqs, num_new=num_new))
-
-
 RECURRENT = OpSuite(
     "recurrent",
     lambda device: [
-        Check(f"{shape.name} {seqs} x {new}", partial(recurrent_error, device, shape, seqs, new), 1e-2)
-        for shape in (_TINY_SSD, _TINY_DELTA, FALCON_H1_1B, NEMOTRON_H_8B, QWEN3_NEXT)
+        Check(f"{name} {seqs} x {new}", partial(recurrent_error, device, sizes, seqs, new), 1e-2)
+        for name, sizes in (_TINY | MODELS).items()
         for seqs, new in ((5, 1), (2, 77))
     ],
     tuple(
-        spec
-        for shape in (FALCON_H1_1B, NEMOTRON_H_8B, QWEN3_NEXT)
-        for spec in (_spec(shape, 1), _spec(shape, 64), _spec(shape, 256), _spec(shape, 1, 4096), _spec(shape, 8, 512))
+        CaseSpec(f"{name} {seqs} x {new}", partial(recurrent_case, sizes=sizes, num_seqs=seqs, num_new=new))
+        for name, sizes in MODELS.items()
+        for seqs, new in ((1, 1), (64, 1), (256, 1), (1, 4096), (8, 512))
     ),
 )

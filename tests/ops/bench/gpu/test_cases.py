@@ -41,8 +41,8 @@ TINY_SINKS = attention_batch.AttentionShape("tiny", 4, 2, 16, soft_cap=2.0, has_
 TINY_LATENT = attention_batch.AttentionShape("tiny", 4, 1, 40, latent_dim=32, scale_dim=25)
 TINY_ATTENTION = attention_batch.AttentionShape.of(TINY)
 TINY_WINDOW = replace(TINY_ATTENTION, sliding_window=12)
-TINY_SSD = recurrent.RecurrentShape("tiny", SsdSizes(4, 9, 2, 12))
-TINY_DELTA = recurrent.RecurrentShape("tiny", DeltaSizes(2, 4, 12, 9))
+TINY_SSD = SsdSizes(4, 9, 2, 12)
+TINY_DELTA = DeltaSizes(2, 4, 12, 9)
 TINY_EXPERTS = experts.MixtureSizes("tiny", 5, 2, 64, 32, SILU, is_microscaled=False)
 CODED_EXPERTS = replace(TINY_EXPERTS, is_microscaled=True)
 
