@@ -11,6 +11,7 @@ from gpu_worker.layers.layer_traits import GatedShape, LayerTraits, PlainShape
 from gpu_worker.layers.rope_scaling import RopeParameters
 from gpu_worker.models.block_traits import BlockTraits
 from gpu_worker.models.config import ModelConfig
+from gpu_worker.models.gguf_encoder import read_gguf_encoder
 from gpu_worker.models.gguf_family import GGUFFamily, gguf_family
 from gpu_worker.models.gguf_latent import LATENT, read_gguf_latent, read_latent_rotary_dim
 from gpu_worker.models.gguf_layers import (
@@ -27,6 +28,7 @@ from gpu_worker.models.gguf_mixture import mixture_layers, read_gguf_mixture
 from gpu_worker.models.gguf_rope import reached_len, read_gguf_rope
 from gpu_worker.models.gguf_translated import is_translated, read_translated
 from gpu_worker.models.mixture_config import with_mixtures
+from gpu_worker.quantization.gguf.encoder_names import ENCODER
 from gpu_worker.quantization.gguf.errors import GGUFError
 from gpu_worker.quantization.gguf.file import GGUFFile
 from gpu_worker.quantization.gguf.method import read_gguf_method
@@ -47,6 +49,8 @@ def read_gguf_config(path: Path) -> ModelConfig:
     """
     with GGUFFile(path) as file:
         facts = model_facts(file)
+        if facts.architecture == ENCODER:
+            return read_gguf_encoder(file, facts)
         if is_translated(facts.architecture):
             return read_translated(file, facts)
         config = _read_latent(file, facts) if facts.architecture == LATENT else _read(file, facts)

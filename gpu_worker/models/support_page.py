@@ -94,11 +94,10 @@ def _form(config: ModelConfig) -> str:
 
 
 def _weights(config: ModelConfig) -> str:
-    if config.encoder is not None:
-        return "dense"
     files = [name for name, architecture in ARCHITECTURES.items() if architecture == config.architecture]
     files += [SAME_FILES[config.architecture]] if config.architecture in SAME_FILES else []
-    return f"all, GGUF (`{'`, `'.join(files)}`)" if files else "all"
+    kinds = "all" if config.encoder is None else "dense"
+    return f"{kinds}, GGUF (`{'`, `'.join(files)}`)" if files else kinds
 
 
 def _drafts(config: ModelConfig) -> str:

@@ -1,7 +1,8 @@
 """A GGUF file's tokenizer, rewritten as the `tokenizer.json` that the tokenizers library reads.
 
-Three models cover the families that can be served: byte pairs with a list of merges ("gpt2"), sentencepiece's pairs
-("llama"), whose merges follow from the tokens' scores, and the latter with a list of merges ("gemma4").
+Three models cover the decoders that can be served: byte pairs with a list of merges ("gpt2"), sentencepiece's pairs
+("llama"), whose merges follow from the tokens' scores, and the latter with a list of merges ("gemma4"). Encoders have
+two more ("bert", "t5").
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import msgspec
 
 from gpu_worker.quantization.gguf.metadata import Metadata
 from gpu_worker.quantization.gguf.special_tokens import CONTROL, TOKEN_TYPES, TOKENS, token_id
+from gpu_worker.text.gguf_encoder_tokenizers import unigram_tokenizer, word_piece_tokenizer
 from gpu_worker.text.gguf_pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
 
 _MODEL = "tokenizer.ggml.model"
@@ -67,8 +69,12 @@ def tokenizer_json(metadata: Metadata) -> bytes:
         content = _sentencepiece_tokenizer(metadata, vocabulary, _merges_of_scores(metadata, vocabulary, scores))
     elif model == "gemma4":
         content = _sentencepiece_tokenizer(metadata, vocabulary, list(_read_merges(metadata, vocabulary.ids())))
+    elif model == "bert":
+        content = word_piece_tokenizer(metadata, vocabulary.tokens, vocabulary.types)
+    elif model == "t5":
+        content = unigram_tokenizer(metadata, vocabulary.tokens, vocabulary.types)
     else:
-        raise metadata.error(_MODEL, f"is {model[:80]!r}; supported: 'gpt2', 'llama' and 'gemma4'")
+        raise metadata.error(_MODEL, f"is {model[:80]!r}; supported: 'gpt2', 'llama', 'gemma4', 'bert' and 't5'")
     shared = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": vocabulary.added()}
     return msgspec.json.encode(shared | content)
 

@@ -9,6 +9,7 @@ from typing import Any, overload
 
 import msgspec
 
+from gpu_worker.quantization.gguf.encoder_names import ENCODER
 from gpu_worker.quantization.gguf.file import GGUFFile
 from gpu_worker.quantization.gguf.model_facts import model_facts
 from gpu_worker.quantization.gguf.model_file import find_gguf
@@ -29,6 +30,7 @@ class ModelDirectory:
         max_model_len: Context length the model was made for, in tokens.
         hidden_size: Numbers of a hidden vector.
         pooling_type: What a GGUF file says of its pooling, as in `ModelFacts`.
+        is_encoder: A GGUF file is of a model that attends in both directions.
         sampling_defaults: What `generation_config.json` advises for requests that do not say; None for nothing.
         eos_token_ids: Tokens that end a sequence.
         bos_token_id: Token that stands for an empty prompt, if the model names one.
@@ -43,6 +45,7 @@ class ModelDirectory:
     tokenizer_config: dict[str, Any]
     hidden_size: int
     pooling_type: int | None = None
+    is_encoder: bool = False
     sampling_defaults: SamplingDefaults | None = None
 
     def read_tokenizer(self) -> bytes:
@@ -101,6 +104,7 @@ def _read_gguf(path: Path) -> ModelDirectory:
             tokenizer_config=tokenizer_config(file.metadata),
             hidden_size=facts.hidden_size,
             pooling_type=facts.pooling_type,
+            is_encoder=facts.architecture == ENCODER,
         )
 
 

@@ -125,6 +125,8 @@ def read_model_tasks(directory: ModelDirectory, tokenizer: ModelTokenizer) -> Mo
     Raises:
         ConfigError: A file is not usable.
     """
+    if directory.is_encoder:
+        return ModelTasks(False, _gguf_embedding(directory), Unserved("its file has no head that scores"))
     if find_gguf(directory.path) is not None:
         return ModelTasks(True, _gguf_embedding(directory), _token_score(tokenizer, None, RerankerSettings("sigmoid")))
     config = read_json(directory.path / "config.json", required=True)
@@ -164,10 +166,11 @@ def _embedding(
 
 
 def _gguf_embedding(directory: ModelDirectory) -> EmbeddingForm | Unserved:
-    rows: Rows | None = "last" if directory.pooling_type is None else _GGUF_ROWS.get(directory.pooling_type)
+    default: Rows = "mean" if directory.is_encoder else "last"
+    rows = default if directory.pooling_type is None else _GGUF_ROWS.get(directory.pooling_type)
     if rows is None:
         return Unserved(f"its file says pooling type {directory.pooling_type}, which is not served")
-    return EmbeddingForm(rows, True, directory.hidden_size)
+    return EmbeddingForm(rows, True, directory.hidden_size, is_whole=directory.is_encoder)
 
 
 def _pooling_modes(config: dict[str, Any]) -> list[str]:

@@ -27,7 +27,9 @@ from gpu_worker.quantization.tensor_source import KeepsHalf
 _CHUNK_BYTES = 8 << 20
 _DTYPES = {F32: torch.float32, F16: torch.float16, BF16: torch.bfloat16}
 # Handed out as plain numbers even where they are quantized.
-_PLAIN = re.compile(r"model\.embed_tokens\.weight|model\.layers\.[0-9]+\.self_attn\.(k|v|kv)_b_proj\.weight")
+_PLAIN = re.compile(
+    r"model\.embed_tokens\.weight|model\.layers\.[0-9]+\.self_attn\.(k|v|kv)_b_proj\.weight|(embeddings|encoder)\..*"
+)
 # Architectures whose converters reorder rows.
 _NEIGHBOURS = ("llama", "granite", "granitemoe", "granitehybrid", "smollm3", "arcee", "mistral3")
 _RATE = ".A_log"

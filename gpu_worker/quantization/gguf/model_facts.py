@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from gpu_worker.quantization.gguf.encoder_names import ENCODER
 from gpu_worker.quantization.gguf.errors import GGUFError
 from gpu_worker.quantization.gguf.file import GGUFFile
 from gpu_worker.quantization.gguf.special_tokens import TOKENS
@@ -62,6 +63,7 @@ ARCHITECTURES: Mapping[str, str] = MappingProxyType(
         "phimoe": "PhiMoEForCausalLM",
         "gptneox": "GPTNeoXForCausalLM",
         "stablelm": "StableLmForCausalLM",
+        ENCODER: "BertModel",
     }
 )
 """What GGUF calls the families that can be served."""
@@ -76,6 +78,8 @@ SAME_FILES: Mapping[str, str] = MappingProxyType(
         "GraniteMoeSharedForCausalLM": "granitemoe",
         "BambaForCausalLM": "granitehybrid",
         "SolarOpenForCausalLM": "glm4moe",
+        "RobertaModel": ENCODER,
+        "XLMRobertaModel": ENCODER,
     }
 )
 """More families whose files are of one of these architectures."""

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from gpu_worker.quantization.gguf.encoder_names import ENCODER, encoder_name
 from gpu_worker.quantization.gguf.errors import GGUFError
 from gpu_worker.quantization.gguf.file import GGUFFile, TensorInfo
 
@@ -214,7 +215,8 @@ def tensors_by_name(file: GGUFFile) -> dict[str, TensorInfo]:
     for info in file.tensors.values():
         if _drafts(file, architecture, info.name):
             continue
-        name = _checkpoint_name(info.name, layer, whole)
+        is_encoder = architecture == ENCODER
+        name = encoder_name(info.name) if is_encoder else _checkpoint_name(info.name, layer, whole)
         if name is None:
             raise GGUFError(file.path, f"tensor {info.name!r}", "is in no model that can be served")
         tensors[name] = info

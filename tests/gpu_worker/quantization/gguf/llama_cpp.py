@@ -76,10 +76,15 @@ def save_checkpoint(case: Converted, directory: Path, options: Mapping[str, Any]
     absent = {name for name, value in case.published.items() if value is None}
     path.write_text(json.dumps({name: value for name, value in fields.items() if name not in absent}))
     (directory / llama_cpp_converter.PUBLISHED).write_text(json.dumps(dict(case.published)))
+    write_tokenizer(directory)
+    return model
+
+
+def write_tokenizer(directory: Path) -> None:
+    """Write a vocabulary of numbered words."""
     (directory / "tokenizer.json").write_text(json.dumps(_TOKENIZER))
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|endoftext|>"}
     (directory / "tokenizer_config.json").write_text(json.dumps(settings))
-    return model
 
 
 @dataclass(frozen=True)

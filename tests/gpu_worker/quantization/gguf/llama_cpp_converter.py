@@ -16,8 +16,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-# Delegates to a class that is chosen by the checkpoint.
-_DELEGATES = ("Mistral3Model",)
+# Those that delegate to a class that is chosen by the checkpoint, or whose vocabularies are not byte pairs.
+_DELEGATES = ("Mistral3Model", "BertModel")
 
 PUBLISHED = "published.json"
 """Holds fields of a checkpoint's `config.json` as published ones have them, where `transformers` reads others."""

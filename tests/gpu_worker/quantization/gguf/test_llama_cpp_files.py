@@ -9,11 +9,18 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import gguf
+import numpy as np
 import pytest
 import torch
 
+from gpu_worker.core.pooling import PoolingPlan
 from gpu_worker.models.loader import load_model
+from gpu_worker.models.registry import read_model_config
+from gpu_worker.quantization.gguf.encoder_names import ENCODER
 from gpu_worker.quantization.gguf.model_facts import ARCHITECTURES
+from tests.gpu_worker.execution.engine_run import make_runner, run
+from tests.gpu_worker.execution.test_encoders import FAMILIES as ENCODERS
+from tests.gpu_worker.execution.test_encoders import answer, prompt_of, saved, sequence_of, vectors_of
 from tests.gpu_worker.models.families.random_models import SIZES
 from tests.gpu_worker.models.paged_run import PagedRun
 from tests.gpu_worker.models.variants import oracle_logits
@@ -26,8 +33,10 @@ from tests.gpu_worker.quantization.gguf.llama_cpp import (
     find_llama_cpp,
     quantize,
     save_checkpoint,
+    write_tokenizer,
 )
 from tests.gpu_worker.quantization.gguf.llama_cpp_cases import CASES
+from tests.gpu_worker.quantization.gguf.llama_cpp_converter import PUBLISHED
 
 pytestmark = pytest.mark.slow
 
@@ -82,7 +91,7 @@ def logits_of(path: Path) -> torch.Tensor:
 
 
 def test_every_architecture_has_a_case() -> None:
-    assert {case.architecture for case in CASES.values()} == set(ARCHITECTURES)
+    assert {case.architecture for case in CASES.values()} | {ENCODER} == set(ARCHITECTURES)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -101,6 +110,22 @@ def test_matrices_that_the_converter_put_together_are_read(files: Files, name: s
     assert str(path) not in files.failures, files.failures[str(path)]
     assert any(tensor.name.endswith(FUSES[how]) for tensor in gguf.GGUFReader(path).tensors)
     torch.testing.assert_close(logits_of(path), oracle_logits(files.oracles[name], tokens()), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("family", ENCODERS)
+def test_vectors_of_a_converted_encoder_equal_transformers(tools: LlamaCpp, tmp_path: Path, family: str) -> None:
+    model = saved(tmp_path, family, "Model")
+    write_tokenizer(tmp_path)
+    (tmp_path / PUBLISHED).write_text("{}")
+    path = tmp_path / "encoder.gguf"
+    assert convert(tools, [Job(tmp_path, path)], tmp_path) == {}
+    sequences = [sequence_of(str(length), prompt_of(length), PoolingPlan("mean", is_whole=True)) for length in (3, 40)]
+    run(make_runner(path, dtype="float32"), sequences, token_budget=64)
+    for sequence in sequences:
+        count = sequence.num_prompt_tokens
+        expected = vectors_of(model, sequence.token_ids, "mean")
+        np.testing.assert_allclose(answer(sequence) / count, expected / count, atol=1e-4, rtol=0)
+    assert read_model_config(path).architecture == ("BertModel" if family == "Bert" else "RobertaModel")
 
 
 @pytest.fixture(scope="module")

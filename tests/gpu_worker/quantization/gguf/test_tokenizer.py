@@ -126,8 +126,8 @@ DEFECTS: dict[str, tuple[Callable[[], Vocabulary], str]] = {
     ),
     "no pre-tokenizer": (lambda: _changed(pre=None), r"'tokenizer\.ggml\.pre' is missing; convert .* gpt-2, smollm"),
     "unknown model": (
-        lambda: _changed(model="t5"),
-        r"'tokenizer\.ggml\.model' is 't5'; supported: 'gpt2', 'llama' and 'gemma4'",
+        lambda: _changed(model="rwkv"),
+        r"'tokenizer\.ggml\.model' is 'rwkv'; supported: 'gpt2', 'llama', 'gemma4', 'bert' and 't5'",
     ),
     "model without a vocabulary": (lambda: _changed(model="none"), "is 'none'; supported"),
     "no merges": (lambda: _changed(merges=None), r"'tokenizer\.ggml\.merges' is missing"),

@@ -1,0 +1,43 @@
+"""The names that checkpoints of BERT and its descendants give the tensors of their GGUF files."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from types import MappingProxyType
+
+ENCODER = "bert"
+"""The architecture of such files."""
+
+_MODEL: Mapping[str, str] = MappingProxyType(
+    {
+        "token_embd": "embeddings.word_embeddings",
+        "position_embd": "embeddings.position_embeddings",
+        "token_types": "embeddings.token_type_embeddings",
+        "token_embd_norm": "embeddings.LayerNorm",
+    }
+)
+_LAYER: Mapping[str, str] = MappingProxyType(
+    {
+        "attn_q": "attention.self.query",
+        "attn_k": "attention.self.key",
+        "attn_v": "attention.self.value",
+        "attn_output": "attention.output.dense",
+        "attn_output_norm": "attention.output.LayerNorm",
+        "ffn_up": "intermediate.dense",
+        "ffn_down": "output.dense",
+        "layer_output_norm": "output.LayerNorm",
+    }
+)
+_NAME = re.compile(r"(?:blk\.(0|[1-9][0-9]{0,3})\.)?([a-z_]+)\.(weight|bias)")
+
+
+def encoder_name(name: str) -> str | None:
+    """Return what a checkpoint calls the tensor, or None when no encoder that we serve has it."""
+    match = _NAME.fullmatch(name)
+    if match is None:
+        return None
+    layer, part, kind = match.groups()
+    if layer is None:
+        return f"{_MODEL[part]}.{kind}" if part in _MODEL else None
+    return f"encoder.layer.{layer}.{_LAYER[part]}.{kind}" if part in _LAYER else None
