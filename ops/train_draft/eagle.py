@@ -36,7 +36,6 @@ _TAKEN_OVER = (
     "rope_parameters",
     "max_position_embeddings",
     "original_max_position_embeddings",
-    "hidden_act",
 )
 """Fields of the target's `config.json` that hold for the layer, too."""
 _FEATURE_WEIGHT = 0.1
@@ -203,6 +202,10 @@ def _layer_config(target: ModelConfig, stored: Mapping[str, Any]) -> dict[str, A
         "num_key_value_heads": target.num_kv_heads,
         "head_dim": target.head_dim,
         "rms_norm_eps": target.rms_norm_eps,
+        # The layer's own function, whatever the target's is.
+        "hidden_act": "silu",
+        # Where the target calls it otherwise.
+        "max_position_embeddings": target.max_model_len,
         "tie_word_embeddings": target.tie_word_embeddings,
         "torch_dtype": "float16",
     } | {name: stored[name] for name in _TAKEN_OVER if name in stored}

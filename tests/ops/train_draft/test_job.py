@@ -132,6 +132,25 @@ def test_quantized_target_is_refused_before_it_writes_anything(job: JobMaker, ta
         check_job(job("medusa", model=model))
 
 
+@pytest.mark.parametrize(
+    ("architecture", "fields"),
+    [
+        ("GPT2LMHeadModel", {"n_embd": 64, "n_head": 4, "n_layer": 2, "n_positions": 64}),
+        ("ApertusForCausalLM", {"hidden_act": "xielu"}),
+    ],
+)
+def test_eagle_layer_has_a_function_and_a_length_of_its_own(
+    job: JobMaker, target: Path, tmp_path: Path, architecture: str, fields: dict[str, object]
+) -> None:
+    model = tmp_path / "other"
+    shutil.copytree(target, model)
+    config = json.loads((model / "config.json").read_text()) | fields | {"architectures": [architecture]}
+    if "n_positions" in fields:
+        del config["max_position_embeddings"], config["rope_parameters"]
+    (model / "config.json").write_text(json.dumps(config))
+    check_job(job("eagle", model=model))
+
+
 def test_eagle_layer_of_a_target_that_does_not_attend_is_refused(job: JobMaker, target: Path, tmp_path: Path) -> None:
     model = tmp_path / "mamba2"
     shutil.copytree(target, model)
