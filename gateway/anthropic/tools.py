@@ -27,7 +27,7 @@ def message_tools(body: PromptBody) -> chat.OfferedTools:
         return chat.NO_TOOLS
     tools = [_tool(tool, f"tools.[{index}]") for index, tool in enumerate(body.tools)]
     is_parallel = choice is None or not choice.disable_parallel_tool_use
-    places = [f"tools[{index}].input_schema" for index in range(len(tools))]
+    places = [f"tools.[{index}].input_schema" for index in range(len(tools))]
     return chat.offered_tools(tools, None if choice is None else _choice(choice), is_parallel, places)
 
 

@@ -149,7 +149,7 @@ def _flat(tool: FunctionToolBody, where: str, namespace: str | None, is_ambiguou
     name = f"{namespace}__{tool.name}" if namespace is not None and is_ambiguous else tool.name
     function = FunctionBody(name=name, description=tool.description, parameters=tool.parameters, strict=tool.strict)
     origin = None if namespace is None else NamespacedName(namespace, tool.name)
-    return FlatFunction(ToolBody(function=function), name, f"{where.replace('.[', '[')}.parameters", origin)
+    return FlatFunction(ToolBody(function=function), name, f"{where}.parameters", origin)
 
 
 def _choice(choice: ResponseToolChoiceBody) -> ToolChoiceBody:

@@ -113,7 +113,7 @@ def offered_tools(
     functions = [_function(tool, index) for index, tool in enumerate(tools or ())]
     _check_names(functions, "tools")
     if schema_places is None:
-        schema_places = [f"tools[{index}].function.parameters" for index in range(len(functions))]
+        schema_places = [f"tools.[{index}].function.parameters" for index in range(len(functions))]
     places = {function.name: place for function, place in zip(functions, schema_places, strict=True)}
     allowed = choice.allowed_tools if isinstance(choice, ToolChoiceBody) and choice.type == "allowed_tools" else None
     if isinstance(choice, ToolChoiceBody) and allowed is None:
@@ -141,7 +141,7 @@ def offered_functions(functions: list[FunctionBody] | None, choice: str | NamedF
         ApiError: 400; as for `offered_tools`.
     """
     _check_names(functions or (), "functions")
-    places = {each.name: f"functions[{index}].parameters" for index, each in enumerate(functions or ())}
+    places = {each.name: f"functions.[{index}].parameters" for index, each in enumerate(functions or ())}
     if isinstance(choice, NamedFunction):
         function = _find(functions or (), choice.name, "function_call", "functions")
         use = ToolUse((), ToolChoice("named", function.name), is_parallel=False, is_function_call=True)

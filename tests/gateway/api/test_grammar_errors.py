@@ -88,11 +88,11 @@ async def refusal(generation: Generation, chat_format: str = "hermes", num_answe
 @pytest.mark.parametrize(
     ("asked", "place"),
     [
-        (chat, "tools[2].function.parameters"),
-        (functions, "functions[1].parameters"),
-        (response, "tools[1].parameters"),
-        (namespaced, "tools[1].tools[0].parameters"),
-        (message, "tools[2].input_schema"),
+        (chat, "tools.[2].function.parameters"),
+        (functions, "functions.[1].parameters"),
+        (response, "tools.[1].parameters"),
+        (namespaced, "tools.[1].tools.[0].parameters"),
+        (message, "tools.[2].input_schema"),
     ],
 )
 @pytest.mark.parametrize(
@@ -110,13 +110,13 @@ async def test_strict_tool_at_fault_is_named_with_the_place_of_its_schema(
 
 async def test_tool_is_named_beside_structured_output_too() -> None:
     error = await refusal(chat(NOT, response_format={"type": "json_object"}))
-    assert error.param == "tools[2].function.parameters.properties.a"
+    assert error.param == "tools.[2].function.parameters.properties.a"
 
 
 async def test_reader_of_strings_without_quotes_names_the_tool() -> None:
     conditions = {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["b"]}
     error = await refusal(chat(conditions), "llama-pythonic")
-    assert error.param == "tools[2].function.parameters"
+    assert error.param == "tools.[2].function.parameters"
     assert "requires 'b'" in error.message
 
 

@@ -40,7 +40,7 @@ FRAGMENTS = st.sampled_from(
 
 def test_job_keeps_which_calls_are_told_and_not_where_schemas_stood() -> None:
     use = ToolUse(
-        USE.tools, USE.choice, is_exclusive=True, schema_places=("tools[0].parameters", "tools[1].parameters")
+        USE.tools, USE.choice, is_exclusive=True, schema_places=("tools.[0].parameters", "tools.[1].parameters")
     )
     generation = cast("ResponseGeneration", SimpleNamespace(reading=None, tools=use, includes_reasoning=True))
     kept = msgspec.json.decode(msgspec.json.encode(BackgroundJob.of(generation, 1, 0.0)), type=BackgroundJob).tools
