@@ -13,6 +13,7 @@ from shared.structured_output.errors import GrammarError
 from shared.structured_output.gbnf_lark import gbnf_as_lark
 from shared.structured_output.lark_form import lark_regex
 from shared.structured_output.patterns import with_exact_patterns
+from shared.structured_output.property_names import with_named_properties
 
 # One space, or a new line with its indentation: what writers of JSON write. A model cannot go on with spaces for ever.
 WHITESPACE = r"[ \t]|\r?\n[ \t]{0,40}"
@@ -74,7 +75,7 @@ def llguidance_schema(schema: Any, *, strict: bool) -> Any:
         "lenient": False,
         "coerce_one_of": not strict,
     }
-    return {**with_exact_patterns(schema), "x-guidance": options}
+    return {**with_exact_patterns(with_named_properties(schema)), "x-guidance": options}
 
 
 def _encode(grammar: dict[str, Any]) -> str:

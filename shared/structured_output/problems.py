@@ -19,7 +19,8 @@ _UNKNOWN_FORMAT = re.compile(r"Unknown format: ([^\n]*)")
 _ELSEWHERE = re.compile(r"Resource '(.*?)' is not present", re.DOTALL)
 _NO_TARGET = re.compile(r"Pointer '(.*?)' does not exist", re.DOTALL)
 _REGEX = re.compile(r"regex parse error:.*?error: ([^\n]*)", re.DOTALL)
-_LOOKAROUND = re.compile(r"lookarounds not supported", re.DOTALL)
+_LOOKAROUND = re.compile(r"lookarounds not supported|look-around")
+_LOOKS_AROUND = re.compile(r"\(\?<?[=!]|\\[bB]")
 _ONE_OF = re.compile(r"oneOf constraints are not supported")
 _TOO_LARGE = re.compile(r"schema too large|too big|too many|grammar size|fuel|too complex")
 _NO_TEXT = re.compile(r"NoExtensionBias")
@@ -59,7 +60,8 @@ def named_problem(problem: str, schema: Any = None) -> GrammarError:
             "alternatives apart by a required property with another 'const' in each."
         )
         return GrammarError(reason, _path(schema, lambda s: "oneOf" in s))
-    return GrammarError(_other(problem))
+    looks_around = _LOOKAROUND.search(problem) is not None
+    return GrammarError(_other(problem), _path(schema, _has_lookaround) if looks_around else "")
 
 
 def refuse_old_keywords(schema: Any) -> None:
@@ -88,7 +90,7 @@ def _other(problem: str) -> str:
     regex = _REGEX.search(problem)
     if regex is not None:
         return f"a regular expression is not supported: {regex[1][:200]}."
-    if _LOOKAROUND.search(problem):
+    if "lookarounds" in problem:
         return "a regular expression is not supported: it looks ahead, behind, or at the edge of a word."
     if _NO_TEXT.search(problem):
         return "it matches no text: no first character can stand there."
@@ -107,6 +109,11 @@ def _other(problem: str) -> str:
 def _path(schema: Any, is_it: Callable[[dict[str, Any]], bool]) -> str:
     """Return where the first schema that `is_it` stands; nothing if none does."""
     return next((path for each, path in schemas_within(schema) if is_it(each)), "")
+
+
+def _has_lookaround(schema: dict[str, Any]) -> bool:
+    pattern = schema.get("pattern")
+    return isinstance(pattern, str) and _LOOKS_AROUND.search(pattern) is not None
 
 
 def _starts(value: Any, prefix: str) -> bool:

@@ -18,6 +18,8 @@ SCHEMA: dict[str, Any] = {
         "e": {"oneOf": [{}]},
         "f": {"$ref": 5},
         "g": {"not": {}},
+        "h": {"properties": {"pattern": {"pattern": "(?:a|b)"}}},
+        "i": {"pattern": "a(?!b)"},
     }
 }
 
@@ -43,7 +45,8 @@ SCHEMA: dict[str, Any] = {
         ("Pointer '#/$defs/none' does not exist", ".properties.d", "'$ref' points to '#/$defs/none', which does not"),
         ("oneOf constraints are not supported", ".properties.e", "'oneOf' is only supported where"),
         ("regex parse error:\n  (\n  ^\nerror: unclosed group\nmore", "", "is not supported: unclosed group."),
-        ("lookarounds not supported here", "", "it looks ahead, behind, or at the edge of a word."),
+        ("lookarounds not supported here", ".properties.i", "it looks ahead, behind, or at the edge of a word."),
+        ("regex parse error:\nerror: look-around is not supported", ".properties.i", "look-around is not supported."),
         ("NoExtensionBias", "", "it matches no text"),
         ("invalid regex: x", "", "a regular expression is wrong, or not supported."),
         ("the schema too large", "", "it is too large or too deeply combined"),

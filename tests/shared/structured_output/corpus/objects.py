@@ -129,8 +129,16 @@ _COUNTED = [
 ]
 
 _REFUSED = [
-    Case({"type": "object", "propertyNames": {"pattern": "^a"}}, [{"a": 1}], [{"b": 1}], "'propertyNames'"),
-    Case({"type": "object", "propertyNames": {"enum": ["a"]}}, [{"a": 1}], [{"b": 1}], "'propertyNames'"),
+    Case({"type": "object", "propertyNames": {"maxLength": 1}}, [{"a": 1}], [{"bb": 1}], "'propertyNames'"),
+    Case({"type": "object", "propertyNames": {"not": {"const": "b"}}}, [{"a": 1}], [{"b": 1}], "'propertyNames'"),
+    Case(_object(_A_AND_B, propertyNames={"pattern": "^a"}), [{"a": 1}], [{"b": ""}], "'propertyNames'"),
+    Case(_object(_A_AND_B, propertyNames={"enum": ["a"]}), [{"a": 1}], [{"b": ""}], "'propertyNames'"),
+    Case(
+        {"type": "object", "patternProperties": {"^a": _INTEGER}, "propertyNames": {"enum": ["a", "b"]}},
+        [{"a": 1}, {"b": ""}],
+        [{"a": ""}, {"c": 1}],
+        "'propertyNames'",
+    ),
     Case(_object(_A_AND_B, dependentRequired={"a": ["b"]}), [{"b": ""}], [{"a": 1}], "'dependentRequired'"),
     Case(_object(_A_AND_B, dependentSchemas={"a": {"required": ["b"]}}), [{}], [{"a": 1}], "'dependentSchemas'"),
     Case({**_object(_A_AND_B, dependencies={"a": ["b"]}), "$schema": _DRAFT_7}, [{}], [{"a": 1}], "'dependencies'"),
@@ -138,4 +146,54 @@ _REFUSED = [
     Case(_object(_A_AND_B, minProperties=1), [{"a": 1}], [{}], "min/maxProperties"),
 ]
 
-OBJECTS = [*_PROPERTIES, *_PATTERNED, *_COUNTED, *_REFUSED]
+_NAMES = {"type": "string", "enum": ["a", "b"], "title": "Names"}
+_NAMED = [
+    # What Zod writes for a record.
+    Case(
+        {"type": "object", "propertyNames": {"type": "string"}, "additionalProperties": _INTEGER},
+        [{}, {"x": 1, "y": 2}],
+        [{"x": "y"}],
+    ),
+    Case({"type": "object", "propertyNames": True}, [{}, {"x": 1}], [[]]),
+    Case(
+        {"type": "object", "propertyNames": _NAMES, "additionalProperties": _INTEGER, "required": ["a", "b"]},
+        [{"a": 1, "b": 2}],
+        [{}, {"a": 1}, {"a": 1, "b": ""}, {"a": 1, "b": 2, "c": 3}],
+    ),
+    # What Pydantic writes where the keys are an enumeration.
+    Case(
+        {
+            "type": "object",
+            "propertyNames": {"$ref": "#/$defs/N"},
+            "additionalProperties": {"$ref": "#/$defs/V"},
+            "$defs": {"N": _NAMES, "V": _INTEGER},
+        },
+        [{}, {"a": 1}, {"b": 1}, {"a": 1, "b": 2}],
+        [{"c": 1}, {"a": ""}],
+    ),
+    Case({"type": "object", "propertyNames": {"enum": ["a"]}}, [{}, {"a": []}], [{"b": 1}]),
+    Case({"type": "object", "propertyNames": {"const": "a"}}, [{}, {"a": []}], [{"b": 1}]),
+    Case(_object({"a": _STRING}, propertyNames=_NAMES), [{"a": "", "b": 1}], [{"a": 1}, {"c": 1}]),
+    Case({"type": "object", "propertyNames": {"pattern": "^a"}}, [{}, {"a": 1}, {"ab": ""}], [{"b": 1}]),
+    Case(
+        {"type": "object", "propertyNames": {"pattern": "a[^&]"}, "additionalProperties": _INTEGER},
+        [{}, {"bab": 1}],
+        [{"a": 1}, {"ab": ""}, {"a&": 1}],
+    ),
+    Case(
+        {
+            "type": "object",
+            "propertyNames": _NAMES,
+            "additionalProperties": {"type": "object", "propertyNames": _NAMES, "additionalProperties": _INTEGER},
+        },
+        [{"a": {"b": 1}}],
+        [{"a": {"c": 1}}, {"c": {"a": 1}}],
+    ),
+    Case(
+        {"properties": {"propertyNames": {"const": 1}}, "required": ["propertyNames"]},
+        [{"propertyNames": 1}],
+        [{"propertyNames": 2}],
+    ),
+]
+
+OBJECTS = [*_PROPERTIES, *_PATTERNED, *_NAMED, *_COUNTED, *_REFUSED]
