@@ -88,6 +88,9 @@ class ToolBody(Struct, kw_only=True, forbid_unknown_fields=True):
     blocked_domains: Raw | UnsetType = UNSET
     user_location: Raw | UnsetType = UNSET
     citations: Raw | UnsetType = UNSET
+    response_inclusion: Raw | UnsetType = UNSET
+    url_sources: Raw | UnsetType = UNSET
+    use_cache: Raw | UnsetType = UNSET
     max_content_tokens: Raw | UnsetType = UNSET
     display_width_px: Raw | UnsetType = UNSET
     display_height_px: Raw | UnsetType = UNSET

@@ -58,6 +58,10 @@ ANTHROPIC_NAMES = (
     Row("output_format", _MESSAGES, "The same as `format` in `output_config`.", _FORMAT),
     _ignored("metadata", "Names the end user to Anthropic.", {"user_id": "someone"}, _BOTH),
     _ignored("service_tier", "There is one tier.", "auto", _BOTH),
+    _ignored("speed", "There is one speed.", "standard", _BOTH),
+    _ignored("diagnostics", "They tell why Anthropic's cache missed.", {"previous_message_id": None}, _BOTH),
+    _ignored("billing_policy", "Nobody is billed here.", {"type": "billing_policy"}, _BOTH),
+    _ignored("fallback_credit_token", "Nobody is billed here.", "abc", _BOTH),
     _ignored("inference_geo", "The queue chooses the worker.", "us", _BOTH),
     _ignored("cache_control", "Prompts are always cached.", {"type": "ephemeral"}, (*_BOTH, *_BLOCK)),
     *(
@@ -82,6 +86,8 @@ ANTHROPIC_NAMES = (
         # Claude Code sends the second with every request.
         ({"edits": []}, {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}),
     ),
+    _refused("compaction", "Shorten the conversation at the client.", {"type": "compaction"}),
+    _refused("fallbacks", "Name one model.", [{"model": "other"}], ([],)),
     _refused("thread", "Send the whole conversation.", {"type": "create"}),
     Row("role", _TURN, "user or assistant, or system for what is said amid the conversation."),
     Row("content", _TURN, "A text, or a list of blocks.", holds=Kind.BLOCK),
@@ -106,4 +112,5 @@ ANTHROPIC_NAMES = (
     _ignored("signature", "Proves to Anthropic that thinking is its own; thinking is taken as it is.", "abc", _BLOCK),
     _ignored("data", "Thinking that only Anthropic can read.", "abc", _BLOCK),
     _ignored("caller", "Who used a tool: always the model.", {"type": "direct"}, _BLOCK),
+    _ignored("toolset_name", "Of which of Anthropic's sets the tool is.", "browser", _BLOCK),
 )

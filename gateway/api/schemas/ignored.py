@@ -18,6 +18,7 @@ IGNORED = (
     _row("safety_identifier", "Names the end user to OpenAI.", "someone"),
     _row("prompt_cache_key", "Prompts are cached by their content, and workers are chosen by what they hold.", "a"),
     _row("prompt_cache_retention", "The cache keeps what is used, for as long as it has room.", "24h"),
+    _row("prompt_cache_options", "The cache keeps what is used, for as long as it has room.", {"ttl": "30m"}),
     _row("cache_prompt", "Prompts are always cached.", True),
     _row("id_slot", "A worker chooses the slot.", -1),
     _row("n_cache_reuse", "Prompts are cached in blocks.", 0),
@@ -46,5 +47,6 @@ IGNORED = (
     _row("cache_control", "Prompts are always cached.", {"type": "ephemeral"}, (Kind.TOOL, Kind.FUNCTION)),
     _row("weight", "Used in training only.", 1, _MESSAGE),
     _row("cache_control", "Prompts are always cached.", {"type": "ephemeral"}, (Kind.MESSAGE, Kind.CONTENT_PART)),
+    _row("prompt_cache_breakpoint", "Prompts are always cached.", {"mode": "explicit"}, (Kind.CONTENT_PART,)),
     _row("annotations", "Notes of an earlier answer about its sources.", [], (Kind.CONTENT_PART,)),
 )

@@ -103,6 +103,16 @@ def test_limit_of_what_is_viewed_is_told_to_the_model() -> None:
     [
         ({"type": "web_search_20260318", "name": "web_search", "max_uses": 5}, "The server would have to run it"),
         ({"type": "web_fetch_20250910", "name": "web_fetch"}, "The server would have to run it"),
+        (
+            {
+                "type": "web_fetch_20260318",
+                "name": "w",
+                "url_sources": [],
+                "use_cache": True,
+                "response_inclusion": "a",
+            },
+            "The server would have to run it",
+        ),
         ({"type": "code_execution_20250825", "name": "code_execution"}, "The server would have to run it"),
         ({"type": "mcp_toolset", "mcp_server_name": "a"}, "The server would have to run it"),
         ({"type": "computer_20250124", "name": "computer", "display_width_px": 9, "display_height_px": 9}, "no images"),

@@ -293,6 +293,8 @@ def test_image_is_refused_by_its_type() -> None:
         ({"tool_choice": {"type": "any"}}, "tool_choice"),
         ({"mcp_servers": [{}]}, "mcp_servers"),
         ({"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}, "context_management"),
+        ({"compaction": {"type": "compaction"}}, "compaction"),
+        ({"fallbacks": [{"model": "other"}]}, "fallbacks"),
         ({"nonsense": 1}, "nonsense"),
         ({"model": "é" * 100}, "model"),
         ({"stop_sequences": ["\0"]}, "stop_sequences"),
@@ -324,3 +326,10 @@ def test_tokens_of_a_whole_body_can_be_counted() -> None:
     assert call.messages == (ChatMessage(role="user", content="hi"),)
     assert call.chat is not None
     assert "add" in (call.chat.tools or "")
+
+
+def test_names_of_newer_libraries_that_change_nothing_here_pass() -> None:
+    parsed(speed="standard", diagnostics={"previous_message_id": None}, billing_policy={}, fallbacks=[])
+    use = {"type": "tool_use", "id": "t", "name": "f", "input": {}, "toolset_name": "browser"}
+    result = {"type": "tool_result", "tool_use_id": "t", "content": "x", "toolset_name": "browser"}
+    parsed(messages=[{"role": "assistant", "content": [use]}, {"role": "user", "content": [result]}])

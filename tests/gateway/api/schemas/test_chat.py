@@ -211,3 +211,10 @@ def test_content_may_hold_any_character() -> None:
         [{"role": "user", "content": "a\0b"}, {"role": "assistant", "content": "", "reasoning": "\0"}]
     )
     assert [message.content for message in messages] == ["a\0b", ""]
+
+
+def test_what_openai_says_of_caches_passes() -> None:
+    parts = [{"type": "text", "text": "a", "prompt_cache_breakpoint": {"mode": "explicit"}}]
+    generation = parse([{"role": "user", "content": parts}], prompt_cache_options={"mode": "implicit"}, moderation=None)
+    assert generation.prompts[0].messages == (ChatMessage(role="user", content="a"),)
+    assert refused([{"role": "user", "content": "a"}], moderation={"model": "m"}).code == "unsupported_parameter"
