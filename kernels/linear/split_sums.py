@@ -7,8 +7,25 @@ leaves the counter as it was found, at zero: nothing has to be cleared between l
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
+
+
+def outputs_and_partials(
+    shape: tuple[int, int], out_dtype: torch.dtype, num_splits: int, block_m: int, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Make room for a product, and for the parts of its `num_splits` splits; one split has no parts.
+
+    Shapes:
+        shape: `(num_rows, out_features)`
+        partials: `[num_splits, num_rows, out_features]` float32
+    """
+    assert num_splits == 1 or shape[0] <= block_m, "blocks of rows would share the counters of their splits"
+    outputs = torch.empty(shape, dtype=out_dtype, device=device)
+    if num_splits == 1:
+        return outputs, outputs
+    return outputs, torch.empty((num_splits, *shape), dtype=torch.float32, device=device)
 
 
 @triton.jit

@@ -1,14 +1,29 @@
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
 
 import pytest
 
 from tests.gateway.dispatch_bench import Bench
-from tests.gateway.gateway_process import GatewayProcess
+from tests.gateway.gateway_process import GatewayProcess, running_gateway
 from tests.gateway.known_worker import known_worker
+from tests.gateway.raw_client import RawClient, connected
 from tests.gateway.wire_worker import WireWorker
+
+
+@pytest.fixture(scope="module")
+def gateway(nats_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
+    """A gateway with default settings for a module's tests; modules that need others have a fixture of this name."""
+    with running_gateway(tmp_path_factory.mktemp("gateway"), nats_url) as gateway:
+        yield gateway
+
+
+@pytest.fixture
+async def client(gateway: GatewayProcess) -> AsyncIterator[RawClient]:
+    """A connection to the gateway of the test's module."""
+    async with connected(gateway) as client:
+        yield client
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from kernels.gpu_config import Gpu
 from kernels.linear.gpu_packed.config import PackedLinearConfig, packed_linear_config, splits_of
 from kernels.linear.gpu_packed.matrix import TILE_ROWS, PackedMatrix
 from kernels.linear.gpu_packed.triton_unpack import unpack
-from kernels.linear.split_sums import add_splits
+from kernels.linear.split_sums import add_splits, outputs_and_partials
 
 
 @triton.jit(do_not_specialize=["num_rows", "num_blocks"])
@@ -110,11 +110,9 @@ def packed_linear_triton(
     num_rows = inputs.shape[0]
     config = config or packed_linear_config(gpu.generation, num_rows)
     num_splits = num_splits or splits_of(config, gpu, num_rows, matrix)
-    assert num_splits == 1 or num_rows <= config.block_m, "blocks of rows would share the counters of their splits"
-    outputs = torch.empty((num_rows, matrix.out_features), dtype=out_dtype, device=inputs.device)
-    partials = outputs
-    if num_splits > 1:
-        partials = torch.empty((num_splits, *outputs.shape), dtype=torch.float32, device=inputs.device)
+    outputs, partials = outputs_and_partials(
+        (num_rows, matrix.out_features), out_dtype, num_splits, config.block_m, inputs.device
+    )
     num_planes = matrix.num_planes
     grid = (triton.cdiv(matrix.out_features, config.block_n), num_splits, triton.cdiv(num_rows, config.block_m))
     packed_linear_kernel[grid](

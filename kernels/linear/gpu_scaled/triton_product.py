@@ -19,7 +19,7 @@ from kernels.linear.forms import SCALE_BLOCK
 from kernels.linear.gpu_scaled.config import scaled_linear_launch, scaled_linear_splits
 from kernels.linear.gpu_scaled.matrix import ScaledMatrix
 from kernels.linear.product_launch import ProductLaunch
-from kernels.linear.split_sums import add_splits
+from kernels.linear.split_sums import add_splits, outputs_and_partials
 
 # Blocks of rows whose programs run one after another for a block of features, so that both stay in the L2 cache.
 _ROW_BLOCKS_TOGETHER = 8
@@ -130,11 +130,9 @@ def scaled_linear_triton(
         # Products of each block are scaled one by one: twice the sums, and the scales, have to fit into registers.
         launch = replace(launch, block_k=SCALE_BLOCK, block_m=min(launch.block_m, _MAX_ROWS_WITH_BLOCKS))
     num_splits = num_splits or scaled_linear_splits(launch, gpu, num_rows, out_features, in_features)
-    assert num_splits == 1 or num_rows <= launch.block_m, "blocks of rows would share the counters of their splits"
-    outputs = torch.empty((num_rows, out_features), dtype=out_dtype, device=inputs.device)
-    partials = outputs
-    if num_splits > 1:
-        partials = torch.empty((num_splits, *outputs.shape), dtype=torch.float32, device=inputs.device)
+    outputs, partials = outputs_and_partials(
+        (num_rows, out_features), out_dtype, num_splits, launch.block_m, inputs.device
+    )
     num_tiles = triton.cdiv(out_features, launch.block_n) * triton.cdiv(num_rows, launch.block_m)
     scaled_linear_kernel[(num_tiles, num_splits)](
         inputs,

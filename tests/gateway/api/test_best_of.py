@@ -32,12 +32,6 @@ async def worker(gateway: GatewayProcess, nats_url: str) -> AsyncIterator[WireWo
         yield worker
 
 
-@pytest.fixture
-async def client(gateway: GatewayProcess) -> AsyncIterator[RawClient]:
-    async with connected(gateway) as client:
-        yield client
-
-
 def body(worker: WireWorker, **fields: Any) -> dict[str, Any]:
     return {"model": worker.model, "messages": [{"role": "user", "content": "2+3?"}], "best_of": 3, "seed": 1, **fields}
 

@@ -36,12 +36,6 @@ async def serving(worker: WireWorker) -> AsyncIterator[WireWorker]:
     task.cancel()
 
 
-@pytest.fixture
-async def client(gateway: GatewayProcess) -> AsyncIterator[RawClient]:
-    async with connected(gateway) as client:
-        yield client
-
-
 def _chat(worker: WireWorker, **fields: Any) -> dict[str, Any]:
     return {"model": worker.model, "messages": MESSAGES, "stream": True, "max_tokens": 8} | fields
 

@@ -36,12 +36,6 @@ async def worker(gateway: GatewayProcess, nats_url: str) -> AsyncIterator[WireWo
         yield worker
 
 
-@pytest.fixture
-async def client(gateway: GatewayProcess) -> AsyncIterator[RawClient]:
-    async with connected(gateway) as client:
-        yield client
-
-
 def body(worker: WireWorker, **fields: Any) -> dict[str, Any]:
     return {"model": worker.model, "messages": ASKED, "tools": [TOOL], **fields}
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
-
 import pytest
 
 from gateway.http1.request_id import new_request_id, request_id_of
 from shared.messages import Finish
-from tests.gateway.gateway_process import GatewayProcess, running_gateway
-from tests.gateway.raw_client import RawClient, connected
+from tests.gateway.gateway_process import GatewayProcess
+from tests.gateway.raw_client import RawClient
 from tests.gateway.wire_worker import WireWorker, until
 
 
@@ -45,18 +43,6 @@ def test_ids_of_our_own_cannot_be_guessed() -> None:
     assert len(ids) == 1000
     # No two share more than chance allows, so there is no counter and no time in them.
     assert len({made[:12] for made in ids}) > 990
-
-
-@pytest.fixture(scope="module")
-def gateway(nats_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
-    with running_gateway(tmp_path_factory.mktemp("gateway"), nats_url) as gateway:
-        yield gateway
-
-
-@pytest.fixture
-async def client(gateway: GatewayProcess) -> AsyncIterator[RawClient]:
-    async with connected(gateway) as client:
-        yield client
 
 
 async def test_one_id_goes_from_the_header_through_the_queue_to_answer_and_log(

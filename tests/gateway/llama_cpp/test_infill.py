@@ -4,22 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
 
 import httpx2
 import pytest
 
 from shared.messages import Finish, Usage
-from tests.gateway.gateway_process import API_KEY, GatewayProcess, running_gateway
+from tests.gateway.gateway_process import API_KEY, GatewayProcess
 from tests.gateway.known_worker import known_worker
 
 ASKED = {"input_prefix": "def f(", "input_suffix": "): pass", "prompt": "a", "n_predict": 2, "cache_prompt": True}
-
-
-@pytest.fixture(scope="module")
-def gateway(nats_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
-    with running_gateway(tmp_path_factory.mktemp("gateway"), nats_url) as gateway:
-        yield gateway
 
 
 async def test_text_between_prefix_and_suffix_is_asked_for_and_told(gateway: GatewayProcess, nats_url: str) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import httpx2
@@ -15,7 +14,7 @@ import jsonschema
 import pytest
 
 from gateway.openapi.document import document
-from tests.gateway.gateway_process import API_KEY, GatewayProcess, running_gateway
+from tests.gateway.gateway_process import API_KEY, GatewayProcess
 from tests.gateway.known_worker import known_worker
 from tests.gateway.openapi.bodies import Bodies
 
@@ -31,12 +30,6 @@ PROMPTS = {
     "/v1/rerank": {"query": "hi", "documents": ["there", {"text": "hi"}]},
     "/v1/score": {"text_1": "hi", "text_2": ["there", "hi"]},
 }
-
-
-@pytest.fixture(scope="module")
-def gateway(nats_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
-    with running_gateway(tmp_path_factory.mktemp("gateway"), nats_url) as gateway:
-        yield gateway
 
 
 def closed(schema: dict[str, Any]) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import struct
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx2
@@ -13,17 +13,11 @@ import pytest
 
 from shared.bounds import MAX_SEQUENCES
 from shared.messages import Finish, Request, Usage
-from tests.gateway.gateway_process import API_KEY, GatewayProcess, running_gateway
+from tests.gateway.gateway_process import API_KEY, GatewayProcess
 from tests.gateway.known_worker import known_worker
 from tests.gateway.wire_worker import WireWorker
 
 FRESH = {"Cache-Control": "no-cache"}
-
-
-@pytest.fixture(scope="module")
-def gateway(nats_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
-    with running_gateway(tmp_path_factory.mktemp("gateway"), nats_url) as gateway:
-        yield gateway
 
 
 @pytest.fixture

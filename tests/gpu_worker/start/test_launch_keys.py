@@ -9,17 +9,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
-
-from tests.gpu_worker.speculative.draft_files import (
-    eagle3_config,
-    eagle3_tensors,
-    eagle_config,
-    eagle_tensors,
-    medusa_config,
-    medusa_tensors,
-    save_draft,
-)
 
 ROOT = Path(__file__).parents[3]
 # Of every model, whatever its weights and its proposer.
@@ -42,16 +31,6 @@ FURTHER = {
     "int8": {"quantize_tokens_kernel", "scaled_linear_kernel"},
 }
 CASES = ["off", "eager", "int8-cache", "int4", "int8", "ngram", "self", "draft", "medusa", "eagle", "eagle3"]
-
-
-@pytest.fixture(scope="module")
-def drafts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("drafts")
-    torch.manual_seed(1)
-    save_draft(directory / "medusa", medusa_config(3, 1), medusa_tensors(3, 1, 256, 4096, set()))
-    save_draft(directory / "eagle", eagle_config(256, 4096), eagle_tensors(256))
-    save_draft(directory / "eagle3", eagle3_config(256, 4096, 500), eagle3_tensors(256, 4096, 500))
-    return directory
 
 
 @pytest.mark.slow

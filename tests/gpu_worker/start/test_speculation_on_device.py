@@ -25,15 +25,6 @@ from ops.bench.spec.fixed_depth import FixedDepth
 from shared.errors import ConfigError
 from shared.sampling import Sampling
 from tests.gpu_worker.execution.fake_memory import MB, FakeMemory
-from tests.gpu_worker.speculative.draft_files import (
-    eagle3_config,
-    eagle3_tensors,
-    eagle_config,
-    eagle_tensors,
-    medusa_config,
-    medusa_tensors,
-    save_draft,
-)
 
 DEMO_MODEL = Path("ops/demo_model/model")
 
@@ -98,16 +89,6 @@ def plain() -> list[int]:
     with pytest.MonkeyPatch.context() as monkeypatch:
         Machine(monkeypatch, 40 * MB)
         return generate()[0]
-
-
-@pytest.fixture(scope="module")
-def drafts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("drafts")
-    torch.manual_seed(1)
-    save_draft(directory / "medusa", medusa_config(3, 1), medusa_tensors(3, 1, 256, 4096, set()))
-    save_draft(directory / "eagle", eagle_config(256, 4096), eagle_tensors(256))
-    save_draft(directory / "eagle3", eagle3_config(256, 4096, 500), eagle3_tensors(256, 4096, 500))
-    return directory
 
 
 @pytest.mark.parametrize(
