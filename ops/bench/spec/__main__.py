@@ -4,8 +4,8 @@ Run as `python -m ops.bench.spec [--model DIR | --shape 160m]`. The demo model d
 lookup is measured on prompts that begin to repeat a text and are answered with a copy, which the small model does for
 about half of them, the others on the beginnings of documents that no training saw. Models with random weights get
 drafts that are right with a set probability, which stands for a draft model that costs nothing. Answers that differ
-from those of plain decoding are told. The depth that adapts has served
-some batches before it is measured. The table is printed, and appended to `results/spec.jsonl`.
+from those of plain decoding are told. The depth that adapts has served some batches before it is measured. The table is
+printed, and appended to `results/spec.jsonl`.
 
 Source of the formula: Leviathan et al. (arXiv 2211.17192), theorem 3.8: a depth of k with acceptance a makes
 (1 - a^(k+1)) / (1 - a) tokens in the time of 1 + k r plain steps, r being what a draft adds to a step, the drafting of

@@ -29,13 +29,10 @@ from ops.bench.gpu.cases import (
     small_gemm,
 )
 from ops.bench.gpu.run import poisoned_memory
-from ops.bench.gpu.shapes import DENSE_MODELS, QWEN3_06B
+from ops.bench.gpu.shapes import DENSE_MODELS
 from ops.bench.gpu.suites import all_suites
-
-CPU = torch.device("cpu")
-TINY = QWEN3_06B.with_fields(
-    hidden_size=64, num_attention_heads=4, num_key_value_heads=2, head_dim=16, intermediate_size=96, vocab_size=300
-)
+from tests.ops.bench.gpu.step.tiny_models import CPU
+from tests.ops.bench.gpu.step.tiny_models import QWEN as TINY
 
 TINY_SINKS = attention_batch.AttentionShape("tiny", 4, 2, 16, soft_cap=2.0, has_sinks=True)
 TINY_LATENT = attention_batch.AttentionShape("tiny", 4, 1, 40, latent_dim=32, scale_dim=25)

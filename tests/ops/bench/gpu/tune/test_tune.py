@@ -19,7 +19,6 @@ from kernels.gpu_config import GpuGeneration
 from ops.bench.gpu.case import OURS, Case, CaseSpec, Check, Clock, Entry
 from ops.bench.gpu.cases import attention as attention_cases
 from ops.bench.gpu.cases import attention_batch, elementwise, logits, quantized_linear, rotation, small_gemm
-from ops.bench.gpu.shapes import QWEN3_06B
 from ops.bench.gpu.timer import Timing
 from ops.bench.gpu.tune import attention, linear, row_ops
 from ops.bench.gpu.tune.__main__ import main, tune_tables
@@ -28,11 +27,9 @@ from ops.bench.gpu.tune.table_file import TableFile
 from ops.bench.gpu.tune.table_process import tune
 from ops.bench.gpu.tune.tables import ALL_TABLES, ROOT, TunedTable
 from tests.ops.bench.bare_machine import run_without
+from tests.ops.bench.gpu.step.tiny_models import CPU
+from tests.ops.bench.gpu.step.tiny_models import QWEN as TINY
 
-CPU = torch.device("cpu")
-TINY = QWEN3_06B.with_fields(
-    hidden_size=64, num_attention_heads=4, num_key_value_heads=2, head_dim=16, intermediate_size=96, vocab_size=300
-)
 TINY_ATTENTION = attention_batch.AttentionShape.of(TINY)
 PRESENT, SLOW, FAST, WRONG = ({"width": width} for width in (1, 2, 3, 4))
 SECONDS = {1: (4e-6, 4e-6), 2: (9e-6, 3e-6), 3: (3e-6, 4e-6), 4: (1e-6, 1e-6)}
