@@ -20,6 +20,7 @@ from gpu_worker.quantization.gguf.tensor_types import F16, F32
 _DTYPES = {F32: "float32", F16: "float16"}
 # By the kind of the vocabulary: the architecture has one name.
 _FAMILIES: Mapping[str, str] = MappingProxyType({"bert": "BertModel", "t5": "XLMRobertaModel", "gpt2": "RobertaModel"})
+_HEAD = {"cls.weight", "cls.bias", "cls.output.weight", "cls.output.bias"}
 
 
 def read_gguf_encoder(file: GGUFFile, facts: ModelFacts) -> ModelConfig:
@@ -29,9 +30,11 @@ def read_gguf_encoder(file: GGUFFile, facts: ModelFacts) -> ModelConfig:
         HeadraceError: A field or tensor is missing, malformed or not supported.
     """
     metadata = file.metadata
-    if any(name.startswith("cls.") for name in file.tensors):
-        problem = "is of a head that scores, which is not read of GGUF files; serve the model's safetensors"
-        raise GGUFError(file.path, "tensor 'cls.*'", problem)
+    architecture = _FAMILIES.get(metadata.text("tokenizer.ggml.model"), _FAMILIES["gpt2"])
+    head = {name for name in file.tensors if name.startswith("cls.")}
+    if head and (head != _HEAD or architecture == _FAMILIES["bert"]):
+        problem = "are not of a whole head: converters leave out a layer of BERT's; serve the model's safetensors"
+        raise GGUFError(file.path, f"tensors {', '.join(sorted(head))}", problem)
     positions, segments = (_rows(file, f"{name}.weight") for name in ("position_embd", "token_types"))
     fields = {
         "vocab_size": facts.vocab_size,
@@ -44,11 +47,11 @@ def read_gguf_encoder(file: GGUFFile, facts: ModelFacts) -> ModelConfig:
         "layer_norm_eps": metadata.number(f"{ENCODER}.attention.layer_norm_epsilon"),
         "dtype": _DTYPES.get(file.tensors["token_embd.weight"].type, "bfloat16"),
     }
-    architecture = _FAMILIES.get(metadata.text("tokenizer.ggml.model"), _FAMILIES["gpt2"])
     config = read_encoder(JsonFile(file.path / "metadata", fields), architecture, skips_padding=False)
     assert config.encoder is not None
     separator = token_id(metadata, "seperator") if segments > 1 else None
-    return replace(config, encoder=replace(config.encoder, separator=separator))
+    encoder = replace(config.encoder, separator=separator)
+    return replace(config, encoder=encoder, num_classes=facts.num_classes)
 
 
 def _rows(file: GGUFFile, name: str) -> int:

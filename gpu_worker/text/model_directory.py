@@ -31,6 +31,7 @@ class ModelDirectory:
         hidden_size: Numbers of a hidden vector.
         pooling_type: What a GGUF file says of its pooling, as in `ModelFacts`.
         is_encoder: A GGUF file is of a model that attends in both directions.
+        num_classes: That its own head scores; 0 where it has none.
         sampling_defaults: What `generation_config.json` advises for requests that do not say; None for nothing.
         eos_token_ids: Tokens that end a sequence.
         bos_token_id: Token that stands for an empty prompt, if the model names one.
@@ -46,6 +47,7 @@ class ModelDirectory:
     hidden_size: int
     pooling_type: int | None = None
     is_encoder: bool = False
+    num_classes: int = 0
     sampling_defaults: SamplingDefaults | None = None
 
     def read_tokenizer(self) -> bytes:
@@ -105,6 +107,7 @@ def _read_gguf(path: Path) -> ModelDirectory:
             hidden_size=facts.hidden_size,
             pooling_type=facts.pooling_type,
             is_encoder=facts.architecture == ENCODER,
+            num_classes=facts.num_classes,
         )
 
 

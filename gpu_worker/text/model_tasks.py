@@ -25,6 +25,7 @@ _FLAGS = {"pooling_mode_cls_token": "cls", "pooling_mode_mean_tokens": "mean", "
 _GGUF_ROWS: dict[int, Rows] = {1: "mean", 2: "first", 3: "last"}
 _ENCODERS = ("bert", "roberta", "xlm-roberta")
 _YES, _NO = "yes", "no"
+_NO_VECTORS = "its head scores texts, and its vectors were not made to be compared"
 
 Activation = Literal["sigmoid", "identity"]
 _ACTIVATIONS: dict[str, Activation] = {"sigmoid": "sigmoid", "identity": "identity"}
@@ -126,15 +127,14 @@ def read_model_tasks(directory: ModelDirectory, tokenizer: ModelTokenizer) -> Mo
         ConfigError: A file is not usable.
     """
     if directory.is_encoder:
-        return ModelTasks(False, _gguf_embedding(directory), Unserved("its file has no head that scores"))
+        return _gguf_encoder(directory)
     if find_gguf(directory.path) is not None:
         return ModelTasks(True, _gguf_embedding(directory), _token_score(tokenizer, None, RerankerSettings("sigmoid")))
     config = read_json(directory.path / "config.json", required=True)
     architecture = str((config.get("architectures") or [""])[0])
     modules, settings = SentenceModules.read(directory.path), RerankerSettings.read(directory.path, config)
     if architecture.endswith(_CLASSES):
-        no_vectors = Unserved("its head scores texts, and its vectors were not made to be compared")
-        return ModelTasks(False, no_vectors, _class_score(config, settings))
+        return ModelTasks(False, Unserved(_NO_VECTORS), _class_score(config, settings))
     embedding = _embedding(directory, config, modules)
     if architecture.endswith(_LAYERS):
         return ModelTasks(False, embedding, Unserved("it has no head that scores"))
@@ -165,6 +165,13 @@ def _embedding(
     return EmbeddingForm(rows, "Normalize" in modules.paths, directory.hidden_size, sizes, is_encoder)
 
 
+def _gguf_encoder(directory: ModelDirectory) -> ModelTasks:
+    if not directory.num_classes:
+        return ModelTasks(False, _gguf_embedding(directory), Unserved("its file has no head that scores"))
+    score = _classes_form(directory.num_classes, RerankerSettings("sigmoid"), is_encoder=True)
+    return ModelTasks(False, Unserved(_NO_VECTORS), score)
+
+
 def _gguf_embedding(directory: ModelDirectory) -> EmbeddingForm | Unserved:
     default: Rows = "mean" if directory.is_encoder else "last"
     rows = default if directory.pooling_type is None else _GGUF_ROWS.get(directory.pooling_type)
@@ -183,9 +190,12 @@ def _pooling_modes(config: dict[str, Any]) -> list[str]:
 def _class_score(config: dict[str, Any], settings: RerankerSettings) -> ScoreForm | Unserved:
     labels = config.get("id2label")
     num_classes = len(labels) if isinstance(labels, dict) else config.get("num_labels", 2)
+    return _classes_form(num_classes, settings, is_encoder=config.get("model_type") in _ENCODERS)
+
+
+def _classes_form(num_classes: object, settings: RerankerSettings, *, is_encoder: bool) -> ScoreForm | Unserved:
     if num_classes != 1:
         return Unserved(f"its head has {num_classes} classes, and a score needs exactly one")
-    is_encoder = config.get("model_type") in _ENCODERS
     return _score_form(PoolingPlan("first" if is_encoder else "last", "classes", is_encoder), settings)
 
 

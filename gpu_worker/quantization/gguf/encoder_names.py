@@ -15,6 +15,9 @@ _MODEL: Mapping[str, str] = MappingProxyType(
         "position_embd": "embeddings.position_embeddings",
         "token_types": "embeddings.token_type_embeddings",
         "token_embd_norm": "embeddings.LayerNorm",
+        # Of RoBERTa's head that scores; BERT's is not whole in such files.
+        "cls": "classifier.dense",
+        "cls.output": "classifier.out_proj",
     }
 )
 _LAYER: Mapping[str, str] = MappingProxyType(
@@ -29,7 +32,7 @@ _LAYER: Mapping[str, str] = MappingProxyType(
         "layer_output_norm": "output.LayerNorm",
     }
 )
-_NAME = re.compile(r"(?:blk\.(0|[1-9][0-9]{0,3})\.)?([a-z_]+)\.(weight|bias)")
+_NAME = re.compile(r"(?:blk\.(0|[1-9][0-9]{0,3})\.)?([a-z_]+(?:\.output)?)\.(weight|bias)")
 
 
 def encoder_name(name: str) -> str | None:

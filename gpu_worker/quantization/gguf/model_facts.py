@@ -97,6 +97,7 @@ class ModelFacts:
         context_length: Tokens, before any scaling that the rotary embedding has.
         hidden_size: Columns of the embedding.
         pooling_type: As llama.cpp numbers them, 1 mean, 2 first and 3 last token; None where nothing is said.
+        num_classes: That an encoder's own head scores; 0 where it has none.
     """
 
     architecture: str
@@ -104,6 +105,7 @@ class ModelFacts:
     context_length: int
     hidden_size: int
     pooling_type: int | None
+    num_classes: int = 0
 
 
 def model_facts(file: GGUFFile) -> ModelFacts:
@@ -129,4 +131,6 @@ def model_facts(file: GGUFFile) -> ModelFacts:
     context_length = metadata.integer(f"{architecture}.context_length", maximum=_MAX_LEN)
     pooling = f"{architecture}.pooling_type"
     pooling_type = metadata.integer(pooling, minimum=-1) if pooling in metadata else None
-    return ModelFacts(architecture, vocab_size, context_length, embedding.shape[1], pooling_type)
+    head = file.tensors.get("cls.output.bias") if architecture == ENCODER else None
+    num_classes = 0 if head is None else head.shape[0]
+    return ModelFacts(architecture, vocab_size, context_length, embedding.shape[1], pooling_type, num_classes)

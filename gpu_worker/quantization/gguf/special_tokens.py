@@ -11,7 +11,15 @@ CONTROL = 3
 
 _END_IDS = ("eos", "eot", "eom")
 # Models end a turn with one token and a text with another, whereas most files name only one of the two as their end.
-_ENDS = frozenset({"<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<end_of_turn>"})
+_ENDS = frozenset(
+    {
+        *("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<end_of_turn>"),
+        # Llama 4; Gemma 4, which waits for the results of tools; Solar Open; MiniMax M2.
+        *("<|eot|>", "<|eom|>", "<turn|>", "<|tool_response>", "<|flush|>", "<|calls|>", "[e~["),
+    }
+)
+# GLM ends a turn with the token that begins the next, of a user or of a tool.
+_GLM_MARK, _GLM_ENDS = "[gMASK]", frozenset({"<|user|>", "<|observation|>"})
 # gpt-oss ends each message of an answer with the token that ends Phi's turns, and the answer with others.
 _PHI_ENDS, _HARMONY_ENDS = frozenset({"<|end|>"}), frozenset({"<|return|>", "<|call|>"})
 
@@ -40,5 +48,7 @@ def end_token_ids(metadata: Metadata) -> frozenset[int]:
     if TOKEN_TYPES in metadata:
         types = metadata.numbers(TOKEN_TYPES, len(tokens))
         ends = _ENDS | (_HARMONY_ENDS if "<|return|>" in tokens else _PHI_ENDS)
+        if _GLM_MARK in tokens:
+            ends |= _GLM_ENDS
         spelled = {index for index, token in enumerate(tokens) if token in ends and types[index] == CONTROL}
     return frozenset(index for index in named | spelled if index is not None)

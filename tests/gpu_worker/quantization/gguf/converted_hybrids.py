@@ -127,8 +127,8 @@ HYBRIDS: Mapping[str, Converted] = MappingProxyType(
             published={
                 "hybrid_override_pattern": "M-*M-",
                 "layers_block_type": None,
-                "num_experts_per_tok": None,
                 "num_hidden_layers": 5,
+                **dict.fromkeys(("num_experts_per_tok", "n_routed_experts", "n_group", "topk_group")),
             },
         ),
         "nemotron_h_moe": Converted(

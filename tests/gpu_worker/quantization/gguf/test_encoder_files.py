@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -76,8 +77,18 @@ def test_vectors_are_all_that_an_encoder_gives(encoder: tuple[Path, Any]) -> Non
     assert tasks.score == Unserved("its file has no head that scores")
 
 
+def test_a_head_of_one_class_scores_instead(encoder: tuple[Path, Any]) -> None:
+    directory = read_model_directory(encoder[0])
+    tokenizer = ModelTokenizer(directory)
+    assert read_model_tasks(replace(directory, num_classes=1), tokenizer).names == ("score",)
+    assert read_model_tasks(replace(directory, num_classes=3), tokenizer).names == ()
+
+
 DEFECTS: dict[str, tuple[Change, str]] = {
-    "a head that scores": (lambda parts: parts.add_dense("cls.weight", 48, 48), r"'cls\.\*' is of a head that scores"),
+    "a head without its first layer": (
+        lambda parts: parts.add_dense("cls.output.weight", 1, 48),
+        r"tensors cls\.output\.weight.* are not of a whole head",
+    ),
     "no positions": (without("position_embd.weight"), "'position_embd.weight' is missing; encoders are served with"),
     "a separator that is no token": (field("tokenizer.ggml.seperator_token_id", 97), "whole number from 0 to 96"),
 }

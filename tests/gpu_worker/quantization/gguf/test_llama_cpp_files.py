@@ -18,6 +18,7 @@ from gpu_worker.models.loader import load_model
 from gpu_worker.models.registry import read_model_config
 from gpu_worker.quantization.gguf.encoder_names import ENCODER
 from gpu_worker.quantization.gguf.model_facts import ARCHITECTURES
+from gpu_worker.text.model_directory import read_model_directory
 from tests.gpu_worker.execution.engine_run import make_runner, run
 from tests.gpu_worker.execution.test_encoders import FAMILIES as ENCODERS
 from tests.gpu_worker.execution.test_encoders import answer, prompt_of, saved, sequence_of, vectors_of
@@ -126,6 +127,23 @@ def test_vectors_of_a_converted_encoder_equal_transformers(tools: LlamaCpp, tmp_
         expected = vectors_of(model, sequence.token_ids, "mean")
         np.testing.assert_allclose(answer(sequence) / count, expected / count, atol=1e-4, rtol=0)
     assert read_model_config(path).architecture == ("BertModel" if family == "Bert" else "RobertaModel")
+
+
+@pytest.mark.parametrize("family", ["Roberta", "XLMRoberta"])
+def test_scores_of_a_converted_reranker_equal_transformers(tools: LlamaCpp, tmp_path: Path, family: str) -> None:
+    model = saved(tmp_path, family, "ForSequenceClassification", num_labels=1)
+    write_tokenizer(tmp_path)
+    (tmp_path / PUBLISHED).write_text("{}")
+    path = tmp_path / "reranker.gguf"
+    assert convert(tools, [Job(tmp_path, path)], tmp_path) == {}
+    plan = PoolingPlan("first", "classes", is_whole=True)
+    sequences = [sequence_of(str(length), prompt_of(length), plan) for length in (3, 40)]
+    run(make_runner(path, dtype="float32"), sequences, token_budget=64)
+    for sequence in sequences:
+        with torch.no_grad():
+            logit = model(torch.tensor([sequence.token_ids])).logits[0].numpy()
+        np.testing.assert_allclose(answer(sequence), logit, atol=1e-4, rtol=0)
+    assert read_model_directory(path).num_classes == 1
 
 
 @pytest.fixture(scope="module")

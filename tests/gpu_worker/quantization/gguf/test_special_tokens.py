@@ -33,8 +33,16 @@ def ends(tokens: list[str], named: str, kinds: list[int] | None = None) -> set[s
             "<|return|>",
             {"<|endoftext|>", "<|return|>", "<|call|>"},
         ),
+        (["<|end_of_text|>", "<|eom|>", "<|eot|>"], "<|eot|>", {"<|end_of_text|>", "<|eom|>", "<|eot|>"}),
+        (["<eos>", "<|turn>", "<turn|>"], "<eos>", {"<eos>", "<turn|>"}),
+        (
+            ["<|endoftext|>", "[gMASK]", "<|user|>", "<|observation|>", "<|assistant|>"],
+            "<|endoftext|>",
+            {"<|endoftext|>", "<|user|>", "<|observation|>"},
+        ),
+        (["<|endoftext|>", "<|user|>"], "<|endoftext|>", {"<|endoftext|>"}),
     ],
-    ids=["gemma", "phi", "gpt-oss"],
+    ids=["gemma", "phi", "gpt-oss", "llama 4", "gemma 4", "glm", "a user's turn in another family"],
 )
 def test_turns_end_with_more_tokens_than_the_file_names(tokens: list[str], named: str, expected: set[str]) -> None:
     assert ends(tokens, named) == expected
