@@ -9,7 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from msgspec.structs import replace
+
 from gateway.api.schemas.decoding import require_text
+from gateway.api.schemas.hosted_items import HOSTED_ITEMS, HostedItem
 from gateway.api.schemas.refusals import invalid_value, missing_parameter, unsupported_parameter
 from gateway.responses.body import ItemBody, PartBody
 from gateway.responses.tools import NamespacedName
@@ -73,6 +76,8 @@ class _Conversation:
             self._add_call_output(item, where)
         elif kind == "reasoning":
             self._add_reasoning(item, where)
+        elif kind in HOSTED_ITEMS:
+            self._add_hosted(item, HOSTED_ITEMS[kind], where)
         else:
             message = f"'{where}' is of type '{kind[:64]}', which this server does not serve."
             raise unsupported_parameter(f"{where}.type", message)
@@ -109,6 +114,18 @@ class _Conversation:
         self._names[call_id] = name
         turn = self._turn or self._new_turn()
         turn.calls.append(ToolCall(id=call_id, name=name, arguments=arguments))
+
+    def _add_hosted(self, item: ItemBody, form: HostedItem, where: str) -> None:
+        if form.runs_at_openai and item.output is None:
+            # A call without its result is no use to a model, and what came of it is in the message that follows.
+            return
+        # A local shell's result names its call as its own id; a patch that was applied may say nothing.
+        call_id, output = item.call_id or item.id, "" if item.output is None else item.output
+        item = replace(item, call_id=call_id, name=item.name or form.name, output=output)
+        if form.arguments is not None:
+            self._add_call(item, where)
+        if form.output:
+            self._add_call_output(item, where)
 
     def _add_call_output(self, item: ItemBody, where: str) -> None:
         text = _text(item.output, f"{where}.output")

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from gateway.api.schemas.hosted_items import HOSTED_ITEMS
 from gateway.responses.body import ItemBody, PartBody, Parts
 
 _OF_ALL = ("type", "id", "status")
@@ -18,6 +19,7 @@ _FIELDS = {
     "function_call_output": ("call_id", "name", "output"),
     # What was encrypted is content by now.
     "reasoning": ("content", "summary"),
+    **dict.fromkeys(HOSTED_ITEMS, ("call_id", "name", "namespace", "arguments", "output")),
 }
 
 

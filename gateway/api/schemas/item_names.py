@@ -23,7 +23,11 @@ def _ignored(name: str, note: str, example: object, kinds: tuple[Kind, ...] = _I
 
 ITEM_NAMES = (
     Row(
-        "type", _ITEM, "`message` if left out, `function_call`, `function_call_output`, `reasoning`, `item_reference`."
+        "type",
+        _ITEM,
+        "`message` if left out, `function_call`, `function_call_output`, `reasoning`, `item_reference`. Calls of "
+        "OpenAI's own tools and their results (`mcp_call`, `shell_call`, `custom_tool_call`) are read as those of "
+        "functions.",
     ),
     Row("id", _ITEM, "Its id; of an `item_reference`, which item is meant."),
     Row("status", _ITEM, "Repeated where the items of a response are listed."),

@@ -8,6 +8,7 @@ from __future__ import annotations
 import msgspec
 from msgspec import Raw
 
+from gateway.api.schemas.hosted_items import read_hosted
 from gateway.api.schemas.refusals import unknown_parameter, unsupported_parameter
 from gateway.api.schemas.row import Kind, Use
 from gateway.api.schemas.table import PARAMETERS, SERVED_TYPES
@@ -56,7 +57,7 @@ class _Bodies:
 
     def _fields(self, fields: dict[str, Raw], kind: Kind, path: str) -> dict[str, Raw]:
         if kind in SERVED_TYPES and _is_of_other_type(fields, SERVED_TYPES[kind]):
-            return {"type": fields["type"]}
+            return read_hosted(fields) if kind is Kind.RESPONSE_ITEM else {"type": fields["type"]}
         rows = PARAMETERS.rows(kind)
         kept: dict[str, Raw] = {}
         for name, raw in fields.items():

@@ -84,7 +84,7 @@ def test_reasoning_without_content_is_its_summary() -> None:
         ({"role": "user", "content": [{"type": "input_text"}]}, "content.[0].text"),
         ({"type": "function_call", "name": "f"}, "call_id"),
         ({"type": "function_call_output", "call_id": "c"}, "output"),
-        ({"type": "web_search_call"}, "type"),
+        ({"type": "computer_call"}, "type"),
     ],
 )
 def test_item_that_cannot_be_read_is_named_by_its_place(item: dict[str, Any], param: str) -> None:

@@ -117,8 +117,8 @@ def test_operator_may_have_such_names_left_out() -> None:
 @pytest.mark.parametrize(
     ("item", "place"),
     [
-        ({"type": "custom_tool_call", "call_id": "c", "name": "f", "input": "x"}, "type"),
-        ({"type": "web_search_call", "id": "ws_1", "status": "completed", "action": {"type": "search"}}, "type"),
+        ({"type": "program", "call_id": "c", "name": "f", "code": "x"}, "type"),
+        ({"type": "computer_call", "id": "cu_1", "status": "completed", "action": {"type": "click"}}, "type"),
         ({"role": "user", "content": [{"type": "input_image", "image_url": "x", "detail": "low"}]}, "content.[0].type"),
     ],
 )
