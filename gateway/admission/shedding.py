@@ -3,7 +3,7 @@
 `forecast` predicts what admitting a request means, `reservations` remembers what the refused were told. A client that
 returns when it was told is admitted before newcomers, who are admitted only while every promise can still be kept, or
 while the fleet would otherwise run idle. A promise stands although the fleet has become half as fast since it was made:
-its client then waits in the queue, for as long again as it was told and twice the objective at most (decision 0017).
+its client then waits in the queue, for as long again as it was told and 2.5 objectives at most (decision 0017).
 An unknown rate promises nothing; the queue bounds always hold.
 """
 
@@ -29,9 +29,10 @@ MAX_RETRY_S = 60.0
 UNKNOWN_RETRY_S = 2.0
 
 # By how much of the objective the queue may be too long for somebody who was promised a place, because predictions err:
-# a fleet of half the speed makes twice the wait of the same queue. The longer ago the promise was made, the more could
-# be promised to others before it: the time that was told comes on top.
-PROMISE_TOLERANCE = 1.0
+# a fleet of half the speed makes twice the wait of the same queue, and the queue may be half as long again as it was
+# predicted to be. The longer ago a promise was made, the more could be promised to others before it: the time that was
+# told comes on top.
+PROMISE_TOLERANCE = 1.5
 # The same where the queue is as long as it may be in requests or tokens, which bounds memory and not only time.
 FULL_QUEUE_TOLERANCE = 0.5
 # With a queue shorter than this part of the objective, newcomers are let in whatever is promised for later.

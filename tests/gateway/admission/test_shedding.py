@@ -261,9 +261,9 @@ def test_promise_is_kept_although_the_prediction_was_half_an_objective_wrong() -
 @pytest.mark.parametrize(
     ("queued_tokens", "queued_requests", "is_kept"),
     [
-        # The objective, as much again, and the 19 s that were told; half of its own second counts for none of it.
-        (38_000, 5, True),
-        (38_200, 5, False),
+        # The objective, half as much again on top of it, and the 19 s that were told, of which one is its own.
+        (43_000, 5, True),
+        (43_200, 5, False),
         # As many requests as may wait, and 2.56 s for the two too many: those are within half of the objective.
         (2_000, 101, True),
         # A queue that is full in length too is not stretched by what was told.
