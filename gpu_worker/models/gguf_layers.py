@@ -42,7 +42,7 @@ def read_kv_heads(file: GGUFFile, prefix: str, num_heads: int) -> int:
     """
     metadata, field = file.metadata, f"{prefix}.attention.head_count_kv"
     value = metadata.fields.get(field)
-    if isinstance(value, np.ndarray) and value.size and (value == value[0]).all():
+    if isinstance(value, np.ndarray) and value.size and value.dtype.kind in "iu" and (value == value[0]).all():
         num_kv_heads = int(value[0])
     else:
         num_kv_heads = metadata.integer(field, num_heads, maximum=1024)

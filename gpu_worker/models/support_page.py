@@ -95,7 +95,7 @@ def _form(config: ModelConfig) -> str:
 
 def _weights(config: ModelConfig) -> str:
     files = [name for name, architecture in ARCHITECTURES.items() if architecture == config.architecture]
-    files += [SAME_FILES[config.architecture]] if config.architecture in SAME_FILES else []
+    files += SAME_FILES.get(config.architecture, ())
     kinds = "all" if config.encoder is None else "dense"
     return f"{kinds}, GGUF (`{'`, `'.join(files)}`)" if files else kinds
 

@@ -68,18 +68,20 @@ ARCHITECTURES: Mapping[str, str] = MappingProxyType(
 )
 """What GGUF calls the families that can be served."""
 
-SAME_FILES: Mapping[str, str] = MappingProxyType(
+SAME_FILES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
-        "MistralForCausalLM": "llama",
-        "MixtralForCausalLM": "llama",
-        "DeepseekV3ForCausalLM": "deepseek2",
-        "Glm4MoeLiteForCausalLM": "deepseek2",
-        "Olmo3ForCausalLM": "olmo2",
-        "GraniteMoeSharedForCausalLM": "granitemoe",
-        "BambaForCausalLM": "granitehybrid",
-        "SolarOpenForCausalLM": "glm4moe",
-        "RobertaModel": ENCODER,
-        "XLMRobertaModel": ENCODER,
+        "MistralForCausalLM": ("llama", "mistral3"),
+        "MixtralForCausalLM": ("llama",),
+        "DeepseekV3ForCausalLM": ("deepseek2",),
+        "Glm4MoeLiteForCausalLM": ("deepseek2",),
+        "Olmo3ForCausalLM": ("olmo2",),
+        "GraniteMoeSharedForCausalLM": ("granitemoe",),
+        # Of models with attention alone.
+        "GraniteMoeHybridForCausalLM": ("granite", "granitemoe"),
+        "BambaForCausalLM": ("granitehybrid",),
+        "SolarOpenForCausalLM": ("glm4moe",),
+        "RobertaModel": (ENCODER,),
+        "XLMRobertaModel": (ENCODER,),
     }
 )
 """More families whose files are of one of these architectures."""

@@ -37,10 +37,10 @@ class Converted:
     published: Mapping[str, Any] = field(default_factory=dict)
 
 
-def random_model(case: Converted, options: Mapping[str, Any]) -> Any:
-    """Make a random model of a family; `options` go before its own."""
+def random_model(case: Converted) -> Any:
+    """Make a random model of a family."""
     # A copy: `transformers` changes what it is given.
-    values = copy.deepcopy({**SIZES, **case.options, **options})
+    values = copy.deepcopy({**SIZES, **case.options})
     model = new_model(case.family, values, seed=len(repr(case)), model=case.model)
     model.config._experts_implementation = "eager"
     randomize_all(model)

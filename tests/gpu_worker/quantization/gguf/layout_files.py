@@ -26,7 +26,7 @@ _MAMBA = {"A_log": "ssm_a", "D": "ssm_d", "dt_bias": "ssm_dt.bias"}
 
 def write_layout(path: Path, case: Converted) -> Any:
     """Write a random model in float32, and return it."""
-    oracle = random_model(case, {})
+    oracle = random_model(case)
     config, writer = oracle.config, gguf.GGUFWriter(path, case.architecture)
     add_fields(writer, config, case)
     writer.add_tokenizer_model("gpt2")

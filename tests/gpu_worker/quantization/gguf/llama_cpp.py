@@ -61,15 +61,9 @@ def find_llama_cpp() -> LlamaCpp | None:
     return LlamaCpp(found, next((path for path in programs if path.exists()), None))
 
 
-def save_checkpoint(case: Converted, directory: Path, options: Mapping[str, Any]) -> Any:
-    """Save a random model as a published checkpoint of its family is, with a small vocabulary; return the model.
-
-    Args:
-        case: The family.
-        directory: Where to.
-        options: Go before those of the family.
-    """
-    model = random_model(case, options)
+def save_checkpoint(case: Converted, directory: Path) -> Any:
+    """Save a random model as a published checkpoint of its family is, with a small vocabulary; return the model."""
+    model = random_model(case)
     model.save_pretrained(directory)
     path = directory / "config.json"
     fields = {**json.loads(path.read_text()), **case.published}

@@ -43,6 +43,11 @@ DEFECTS: dict[str, tuple[str, Change, str]] = {
         field("nemotron_h_moe.attention.head_count_kv", [0, 0, 2]),
         "'nemotron_h_moe.attention.head_count_kv' has 3 numbers; it must have 5, none of them below 0",
     ),
+    "infinitely many key heads": (
+        "arcee",
+        field("arcee.attention.head_count_kv", [float("inf")] * 2),
+        "'arcee.attention.head_count_kv' is an array of 2; it must be a whole number",
+    ),
     "experts of several sizes": (
         "nemotron_h_moe",
         field("nemotron_h_moe.expert_feed_forward_length", [0, 24, 0, 32, 0]),

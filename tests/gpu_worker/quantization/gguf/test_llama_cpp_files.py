@@ -5,6 +5,8 @@ Its sources are looked for where the benchmarks keep them, or in what `HEADRACE_
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,6 +27,7 @@ from tests.gpu_worker.execution.test_encoders import answer, prompt_of, saved, s
 from tests.gpu_worker.models.families.random_models import SIZES
 from tests.gpu_worker.models.paged_run import PagedRun
 from tests.gpu_worker.models.variants import oracle_logits
+from tests.gpu_worker.quantization.gguf.converted import Converted
 from tests.gpu_worker.quantization.gguf.llama_cpp import (
     VARIABLE,
     Job,
@@ -43,9 +46,14 @@ pytestmark = pytest.mark.slow
 
 LENGTH = 60
 # In so wide models, rows of most matrices have whole blocks of 256 numbers; the others get what they have blocks for.
-WIDE = {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 2}
+WIDE = {"hidden_size": 256, "intermediate_size": 256}
 KINDS = ("Q4_0", "Q8_0", "Q4_K_M", "Q6_K")
-WIDE_CASES = ("llama", "qwen3moe", "gemma3", "deepseek-v3", "phi3", "gptneox", "arcee", "ernie4_5-moe", "dots1")
+WIDE_CASES: Mapping[str, Mapping[str, int]] = {
+    **{name: {} for name in ("llama", "qwen3moe", "gemma3", "deepseek-v3", "phi3", "gptneox", "arcee", "ernie4_5-moe")},
+    **{name: {} for name in ("dots1", "gpt-oss", "llama4", "nemotron_h_moe", "qwen35moe", "falcon-h1", "lfm2moe")},
+    "granitehybrid": {"mamba_d_head": 128},
+    "mamba2": {"head_dim": 128},
+}
 # What an option of the converter puts together.
 FUSES = {"fuse_qkv": "attn_qkv.weight", "fuse_gate_up_exps": "ffn_gate_up_exps.weight"}
 FUSED_QKV = (
@@ -75,7 +83,7 @@ def tools() -> LlamaCpp:
 def files(tools: LlamaCpp, tmp_path_factory: pytest.TempPathFactory) -> Files:
     """Convert all in one process, which starts slowly."""
     directory = tmp_path_factory.mktemp("converted")
-    oracles = {name: save_checkpoint(case, directory / name, {}) for name, case in CASES.items()}
+    oracles = {name: save_checkpoint(case, directory / name) for name, case in CASES.items()}
     jobs = [Job(directory / name, directory / f"{name}.gguf") for name in CASES]
     jobs += [Job(directory / name, directory / f"{name}-fused.gguf", options={how: True}) for name, how in FUSED_CASES]
     return Files(directory, convert(tools, jobs, directory), oracles)
@@ -146,13 +154,17 @@ def test_scores_of_a_converted_reranker_equal_transformers(tools: LlamaCpp, tmp_
     assert read_model_directory(path).num_classes == 1
 
 
+def widened(case: Converted, options: Mapping[str, int]) -> Converted:
+    return replace(case, options={**case.options, **WIDE, **options})
+
+
 @pytest.fixture(scope="module")
 def wide_files(tools: LlamaCpp, tmp_path_factory: pytest.TempPathFactory) -> Path:
     if tools.quantizer is None:
         pytest.skip("llama-quantize is not built: build llama.cpp into `build` in the folder of its sources")
     directory = tmp_path_factory.mktemp("quantized")
-    for name in WIDE_CASES:
-        save_checkpoint(CASES[name], directory / name, WIDE)
+    for name, options in WIDE_CASES.items():
+        save_checkpoint(widened(CASES[name], options), directory / name)
     jobs = [
         Job(directory / name, directory / f"{name}-{kind}.gguf", kind) for name in WIDE_CASES for kind in ("f16", "f32")
     ]
