@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
+from msgspec import Struct
+
 from shared.bounds import MAX_SEQUENCES
 from shared.conversation import ChatMessage, ChatOptions, Conversation
 from shared.formats import OutputReader, PlainReader, Tool, ToolChoice
@@ -133,9 +135,11 @@ class Ranking:
 PLAIN_READING = OutputReading(lambda starts_in_reasoning: PlainReader())
 
 
-@dataclass(frozen=True, slots=True)
-class Generation:
+class Generation(Struct, frozen=True):
     """A validated completion request: `len(prompts) * n` sequences.
+
+    A struct of msgspec, although it stays in this process: each request makes one, and a frozen dataclass of so many
+    fields takes longer to make than its body takes to parse.
 
     Attributes:
         kind: Which endpoint's wire format answers.

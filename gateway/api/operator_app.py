@@ -10,9 +10,10 @@ import hashlib
 import hmac
 import logging
 from collections.abc import Awaitable, Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from starlette.requests import Request
@@ -107,7 +108,7 @@ def _detail(services: OperatorServices) -> dict[str, Any]:
         "status": readiness(fleet, queue).status,
         "nats": "connected" if queue.is_connected else "away",
         "redis": "none" if redis is None else "connected" if redis.is_available else "away",
-        "models": {load.model: asdict(load) for load in loads},
+        "models": {load.model: msgspec.structs.asdict(load) for load in loads},
     }
 
 

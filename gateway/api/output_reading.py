@@ -50,10 +50,10 @@ def with_reading(generation: Generation, chat_format: str) -> Generation:
     declared = _constrained(generation, chosen, use)
     if declared.grammar is not None and generation.tools is not None:
         use = dataclasses.replace(use, is_exclusive=True)
-        generation = dataclasses.replace(generation, tools=use)
+        generation = msgspec.structs.replace(generation, tools=use)
     reading = reading_of(name, use, generation.includes_reasoning)
     if declared.grammar is None or not use.tools:
-        return dataclasses.replace(generation, sampling=declared, reading=reading)
+        return msgspec.structs.replace(generation, sampling=declared, reading=reading)
     # Where calls are constrained at all, arguments keep to the schemas of all tools, if these are supported.
     exact = dataclasses.replace(use, tools=tuple(dataclasses.replace(tool, strict=True) for tool in use.tools))
     try:
@@ -61,7 +61,7 @@ def with_reading(generation: Generation, chat_format: str) -> Generation:
     except ApiError:
         sampling = declared
     looser = None if sampling.grammar == declared.grammar else declared.grammar
-    return dataclasses.replace(generation, sampling=sampling, looser_grammar=looser, reading=reading)
+    return msgspec.structs.replace(generation, sampling=sampling, looser_grammar=looser, reading=reading)
 
 
 def is_costly(generation: Generation) -> bool:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import msgspec
 
 from gateway.generation import Generation
@@ -19,4 +17,4 @@ def with_defaults(generation: Generation, defaults: SamplingDefaults | None) -> 
     if sampling.temperature == 0 and not is_deterministic:
         # As for clients that ask for a temperature of 0: equal requests look equal.
         sampling, is_deterministic = msgspec.structs.replace(sampling, seed=0), True
-    return dataclasses.replace(generation, sampling=sampling, deterministic=is_deterministic)
+    return msgspec.structs.replace(generation, sampling=sampling, deterministic=is_deterministic)

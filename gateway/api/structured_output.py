@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 
 import msgspec
 
@@ -54,7 +53,7 @@ class StructuredOutputAdmission:
                 raise
             await self._check_calls(looser, generation.tools, tenant)
             sampling = msgspec.structs.replace(generation.sampling, grammar=looser)
-            return dataclasses.replace(generation, sampling=sampling)
+            return msgspec.structs.replace(generation, sampling=sampling)
         return generation
 
     async def _check_calls(self, grammar: Grammar, use: ToolUse | None, tenant: str) -> None:

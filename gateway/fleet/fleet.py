@@ -5,11 +5,12 @@ Owns the view of gateways and the sums over workers; nobody else writes them. `l
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import TypeVar
+
+import msgspec
 
 from gateway.fleet.claims import OwnRequests, credible_waiting
 from gateway.fleet.fleet_load import FleetLoad
@@ -142,7 +143,7 @@ class Fleet:
         latest = self._latest.get(model)
         if latest is None or latest[0] is not load or latest[1] != own:
             queued_requests, queued_tokens = load.queued_requests + own[0], load.queued_tokens + own[1]
-            shown = dataclasses.replace(load, queued_requests=queued_requests, queued_tokens=queued_tokens)
+            shown = msgspec.structs.replace(load, queued_requests=queued_requests, queued_tokens=queued_tokens)
             latest = self._latest[model] = (load, own, shown)
         return latest[2]
 

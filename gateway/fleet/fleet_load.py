@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from shared.pooling import Task
 from shared.sampling import SamplingDefaults
 
 
-@dataclass(frozen=True, slots=True)
-class FleetLoad:
+class FleetLoad(Struct, frozen=True):
     """Sums over the live, non-draining workers of one model, and over all gateways' unclaimed requests.
+
+    A struct of msgspec for the reason that `Generation` is one: each request changes a few of its many fields.
 
     Attributes:
         queued_requests: Waiting in workers, plus published and not yet claimed (by any gateway).

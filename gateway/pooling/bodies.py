@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, Any, Literal, cast
 
 import msgspec
@@ -79,15 +78,13 @@ _rerank_decoder = msgspec.json.Decoder(RerankBody)
 _score_decoder = msgspec.json.Decoder(ScoreBody)
 
 
-@dataclass(frozen=True, slots=True)
-class EmbeddingsRequest(Generation):
+class EmbeddingsRequest(Generation, frozen=True):
     """What a body of embeddings asks for; vectors are written in base64 or as lists of numbers."""
 
     is_base64: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class RerankRequest(Generation):
+class RerankRequest(Generation, frozen=True):
     """What a body of reranking asks for.
 
     Attributes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import msgspec
@@ -46,11 +45,10 @@ class ResponseDraft(Struct, frozen=True, kw_only=True):
     namespaced_names: dict[str, NamespacedName] = {}
 
 
-@dataclass(frozen=True, slots=True)
-class ResponseGeneration(Generation):
+class ResponseGeneration(Generation, frozen=True, kw_only=True):
     """What to generate, and the response that it becomes."""
 
-    draft: ResponseDraft = field(kw_only=True)
+    draft: ResponseDraft
 
 
 class ResponseUsage(Struct, frozen=True, kw_only=True):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import msgspec
 
 from gateway.api.schemas.refusals import invalid_value
@@ -37,4 +35,4 @@ def with_best_of(generation: Generation, best_of: int | None) -> Generation:
         return generation
     ranking = Ranking(num_told=n, shows_logprobs=sampling.logprobs is not None)
     sampling = msgspec.structs.replace(sampling, logprobs=sampling.logprobs or 0)
-    return replace(generation, n=best_of, sampling=sampling, ranking=ranking)
+    return msgspec.structs.replace(generation, n=best_of, sampling=sampling, ranking=ranking)

@@ -52,8 +52,7 @@ _OTHER_FORMS = {"seed", "stop", "top_k", "max_tokens", "logprobs", "prompt_logpr
 _COPIED = tuple(name for name in Sampling.__struct_fields__ if name not in _OTHER_FORMS)
 
 _DEFAULTED = SamplingDefaults.__struct_fields__
-# By which names a body may have each of them.
-_NAMES = {name: (name,) for name in _DEFAULTED} | {"repetition_penalty": ("repetition_penalty", "repeat_penalty")}
+_OTHER_NAMES = {"repetition_penalty": "repeat_penalty"}
 
 
 def sampling_of(body: SamplingFields, max_tokens: int | None, logprobs: int | None, **more: Any) -> Sampling:
@@ -79,7 +78,8 @@ def sampling_of(body: SamplingFields, max_tokens: int | None, logprobs: int | No
 
 def left_out(body: Struct) -> tuple[str, ...]:
     """Return the parameters that a body does not name and its model may have defaults for."""
-    return tuple(name for name in _DEFAULTED if all(getattr(body, each, None) is None for each in _NAMES[name]))
+    names = [name for name in _DEFAULTED if getattr(body, name, None) is None]
+    return tuple([name for name in names if getattr(body, _OTHER_NAMES.get(name, name), None) is None])
 
 
 def seed_of(seed: int | None, temperature: float | None) -> int:

@@ -6,10 +6,10 @@ import asyncio
 import math
 import secrets
 from collections.abc import AsyncIterator
-from dataclasses import replace
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from gateway.admission.caller import Caller
 from gateway.admission.reservations import GRACE_S

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import cast
 
 import msgspec
@@ -95,7 +94,7 @@ class Gateway:
         """Ask for something of which everybody gets the same answer, with a choice for each sink."""
         prompt = Prompt(5, text="x")
         generation = Generation("completion", "m", (prompt,), len(sinks), Sampling(), deterministic=True)
-        generation = replace(generation, timeout_s=timeout_s)
+        generation = msgspec.structs.replace(generation, timeout_s=timeout_s)
         return await self.generator.start(generation, Caller(tenant, tenant, [], b"x"), sinks, is_fresh)
 
     async def start(self, tenant: str, *prompts: Prompt) -> Ticket:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import random
 from typing import Any
 
+import msgspec
 import pytest
 
 from gateway.admission.limits import reserved_tokens
@@ -98,8 +98,8 @@ async def test_chat_answers_that_are_read_are_ranked_too() -> None:
     chance = random.Random(3)
     sequences = [sequence(number, chance) for number in range(4)]
     reading = OutputReading(ScriptedReader)
-    reference = answer(dataclasses.replace(chat(n=4, logprobs=True), reading=reading), sequences)
-    told = answer(dataclasses.replace(chat(n=3, best_of=4), reading=reading), sequences)
+    reference = answer(msgspec.structs.replace(chat(n=4, logprobs=True), reading=reading), sequences)
+    told = answer(msgspec.structs.replace(chat(n=3, best_of=4), reading=reading), sequences)
     expected = by_hand(reference["choices"], 1, 3, "chat")
     assert told["choices"] == [each | {"logprobs": None} for each in expected]
 

@@ -1,9 +1,9 @@
 from __future__ import annotations
 
-import dataclasses
 from types import SimpleNamespace
 from typing import Any, cast
 
+import msgspec
 import pytest
 
 from gateway.api.answer import Answer, ResponseHead
@@ -62,7 +62,7 @@ async def test_generation_without_grammar_asks_nobody() -> None:
 async def test_grammar_made_with_tools_is_checked_too() -> None:
     checker = Checker()
     whole = Grammar(kind="lark", source="start: missing")
-    asked = dataclasses.replace(generation("{}"), sampling=Sampling(grammar=whole))
+    asked = msgspec.structs.replace(generation("{}"), sampling=Sampling(grammar=whole))
     error = await refusal(checker, asked)
     assert error.param == "tools"
     assert [grammar.source for grammar in checker.asked] == ["{}", whole.source]
@@ -73,7 +73,7 @@ async def test_looser_grammar_takes_the_place_of_one_that_cannot_be_compiled() -
     admission = StructuredOutputAdmission(cast("GrammarChecker", Checker()))
     asked = Generation("chat", "m", (PROMPT,), 1, Sampling(grammar=exact), deterministic=False, looser_grammar=looser)
     assert (await admission.checked(asked, "t")).sampling.grammar == looser
-    fine = dataclasses.replace(asked, sampling=Sampling(grammar=looser), looser_grammar=exact)
+    fine = msgspec.structs.replace(asked, sampling=Sampling(grammar=looser), looser_grammar=exact)
     assert await admission.checked(fine, "t") is fine
 
 
@@ -110,7 +110,7 @@ class ToldAnswer(Answer):
 async def test_workers_error_about_the_grammar_names_the_field_of_the_client(has_output: bool) -> None:
     asked = generation("{}")
     if not has_output:
-        asked = dataclasses.replace(asked, structured_output=None)
+        asked = msgspec.structs.replace(asked, structured_output=None)
     answer = ToldAnswer(cast("Any", SimpleNamespace(disconnected=False)), asked, ResponseHead("r", 0.0))
     refused = GrammarError("it matches no text.", ".items", GRAMMAR_PARAM)
     answer.fail(ApiError(400, str(refused), param=refused.param, code=refused.code))

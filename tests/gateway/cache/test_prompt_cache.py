@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import secrets
 import time
 from collections.abc import AsyncIterator
@@ -44,7 +43,7 @@ def _generation(**changes: object) -> Generation:
         sampling=Sampling(temperature=0.0, max_tokens=8),
         deterministic=True,
     )
-    return dataclasses.replace(base, **changes)  # type: ignore[arg-type]
+    return msgspec.structs.replace(base, **changes)
 
 
 def _sampling(**changes: object) -> Sampling:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -43,7 +42,7 @@ def parse_response(body: bytes, allow_unknown: bool) -> Any:
     request = parse_body(body, allow_unknown)
     generation = to_generation(request, [], own_items(request), ())
     draft = msgspec.structs.replace(generation.draft, id="", created_at=0, input=[])
-    return dataclasses.replace(generation, draft=draft)
+    return msgspec.structs.replace(generation, draft=draft)
 
 
 PARSERS: dict[Kind, Callable[..., Any]] = {
