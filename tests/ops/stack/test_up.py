@@ -24,6 +24,7 @@ from ops.stack.banner import first_request, snippet
 from ops.stack.config import DEMO_MODEL
 from ops.stack.ports import free_port
 from tests.integration.system import System, running_system
+from tests.ops.cli.command import headrace
 from tests.servers import NatsServer, RedisServer
 
 MODEL = "headrace-demo"
@@ -204,7 +205,7 @@ def test_second_up_on_a_state_directory_is_refused(system: System, tmp_path: Pat
 def test_bad_setting_is_one_line_and_exit_code_2(
     tmp_path: Path, arguments: list[str], environ: dict[str, str], message: str
 ) -> None:
-    done = _run_up(tmp_path, "--port", "0", *arguments, **environ)
+    done = headrace("up", "--state-dir", str(tmp_path / "state"), "--port", "0", *arguments, **environ)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
     assert message in done.stderr
 
