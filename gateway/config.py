@@ -39,7 +39,9 @@ class GatewayConfig(NatsFiles):
     nats_user: str | None = setting(None, "NATS user of the gateway role.")
     nats_password: str | None = setting(None, "Password of the NATS user.", secret=True)
     redis_url: str | None = setting(
-        None, "Redis for the prompt cache and shared rate limits; none works without both.", secret=True
+        None,
+        "Redis for the response cache and limits that gateways share; without it no cache, and own limits.",
+        secret=True,
     )
     redis_timeout_s: float = setting(0.025, "A slower Redis call counts as a miss.", minimum=0.001, maximum=5)
 

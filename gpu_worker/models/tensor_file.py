@@ -15,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 
 from gpu_worker.models.errors import CheckpointError
 
+_LFS_POINTER = b"version https://git-lfs.github.com/"
 # How the format names the types of numbers that torch has.
 DTYPES: Mapping[str, torch.dtype] = MappingProxyType(
     {
@@ -77,7 +78,7 @@ class TensorFile:
             with safe_open(path, framework="pt", device="cpu"):
                 self.fd = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
         except (SafetensorError, OSError) as error:
-            raise CheckpointError(path, f"is not a whole safetensors file ({error}); copy it again") from None
+            raise CheckpointError(path, f"is not a whole safetensors file ({error}); {_remedy(path)}") from None
         try:
             self.tensors = _read_header(path, self.fd)
         except BaseException:
@@ -91,6 +92,16 @@ class TensorFile:
     def close(self) -> None:
         """Close the file."""
         os.close(self.fd)
+
+
+def _remedy(path: Path) -> str:
+    """Say how to get the whole file: a clone without Git LFS holds a few lines in its place."""
+    try:
+        with path.open("rb") as file:
+            is_pointer = file.read(len(_LFS_POINTER)) == _LFS_POINTER
+    except OSError:
+        is_pointer = False
+    return "it is a pointer of Git LFS: run `git lfs pull` in its folder" if is_pointer else "copy it again"
 
 
 class _Entry(msgspec.Struct):

@@ -60,10 +60,12 @@ class WorkerConfig(NatsFiles):
         choices=("auto", "fp8", "int8"),
     )
     block_size: int = setting(16, "Tokens per KV block.", minimum=1, maximum=1024)
-    num_blocks: int | None = setting(None, "KV blocks; as many as fit the memory if not given.", minimum=1)
+    num_blocks: int | None = setting(
+        None, "KV blocks; if not given, as many as fit a GPU, or a quarter of a CPU's free memory.", minimum=1
+    )
     kv_cache_bytes: int | None = setting(
         None,
-        "Size of the KV cache in bytes, when num_blocks is not given; then the utilization does not bound it.",
+        "Size of the KV cache in bytes, if --num-blocks is not given; --gpu-memory-utilization does not bound it.",
         minimum=1,
     )
     gpu_memory_utilization: float = setting(
@@ -88,7 +90,7 @@ class WorkerConfig(NatsFiles):
     max_num_seqs: int = setting(256, "Sequences that may run at once.", minimum=1, maximum=8192)
     max_num_batched_tokens: int | None = setting(
         None,
-        "Tokens of a step, no fewer than max_num_seqs; 512 on a CPU, 8192 on a GPU if not given.",
+        "Tokens of a step, no fewer than --max-num-seqs; 512 on a CPU, 8192 on a GPU if not given.",
         minimum=1,
     )
     cuda_graphs: str = setting(
@@ -114,7 +116,7 @@ class WorkerConfig(NatsFiles):
         None, f"Directory of what makes drafts, for the proposers that have weights. {describe_weights()}."
     )
     self_speculation_layers: int | None = setting(
-        None, "First layers of the model that draft with speculative=self; about a quarter if not given.", minimum=1
+        None, "First layers of the model that draft with --speculative self; about a quarter if not given.", minimum=1
     )
     num_speculative_tokens: int = setting(
         5,

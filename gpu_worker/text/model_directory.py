@@ -80,7 +80,11 @@ def read_model_directory(path: Path) -> ModelDirectory:
     text_config = config.get("text_config") or config
     generation = read_json(path / "generation_config.json")
     if not (path / "tokenizer.json").is_file():
-        raise ConfigError("HEADRACE_MODEL", f"{path} has no tokenizer.json; convert the tokenizer to the fast format")
+        problem = f"{path} has no tokenizer.json; copy it from where the model came from"
+        how = (
+            "AutoTokenizer.from_pretrained(...).save_pretrained(...) of transformers writes it from an older tokenizer"
+        )
+        raise ConfigError("HEADRACE_MODEL", f"{problem}, or write it: {how}")
     bos = _token_ids(generation.get("bos_token_id"), text_config.get("bos_token_id"))
     return ModelDirectory(
         path=path,

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from shared.audit import servers_in
 from shared.config import setting
 from shared.nats_files import NatsFiles
 
 if TYPE_CHECKING:
     from nats.aio.client import Client
+
+QUIET_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,20 +31,27 @@ class AdminAccess(NatsFiles):
 async def admin_client(url: str, name: str, access: AdminAccess, timeout_s: float) -> AsyncIterator[Client]:
     """Connect as `name`, waiting `timeout_s` for NATS to appear, and disconnect when the block ends.
 
+    Who waits longer than a moment is told what for.
+
     Raises:
         DependencyError: NATS does not appear, or refuses us.
     """
     from shared.nats_connection import connect
 
-    client = await connect(
-        url,
-        role="admin",
-        name=name,
-        user=access.nats_user,
-        password=access.nats_password,
-        files=access,
-        timeout_s=timeout_s,
-    )
+    line = f"headrace: waiting up to {timeout_s:g} s for NATS at {servers_in(url)}"
+    notice = asyncio.get_running_loop().call_later(QUIET_S, lambda: print(line, file=sys.stderr, flush=True))
+    try:
+        client = await connect(
+            url,
+            role="admin",
+            name=name,
+            user=access.nats_user,
+            password=access.nats_password,
+            files=access,
+            timeout_s=timeout_s,
+        )
+    finally:
+        notice.cancel()
     try:
         yield client
     finally:

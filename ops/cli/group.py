@@ -41,6 +41,10 @@ class LazyGroup(click.Group):
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
+            if args[0] == "serve":
+                raise click.UsageError(
+                    f"{error.message} Serve a model with `headrace up --model MODEL`.", ctx
+                ) from None
             if nearest := difflib.get_close_matches(args[0], _COMMANDS, 1):
                 raise click.UsageError(f"{error.message} Did you mean '{nearest[0]}'?", ctx) from None
             raise

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import click
 
 from ops.cli.variables import UnknownVariableError, check_variables
+from ops.cli.vllm_options import advice
 from shared.config import PREFIX, Constraint, base_type, file_variable, resolve, shown_bound, variable_name
 from shared.errors import HeadraceError
 
@@ -61,6 +62,19 @@ def variables_of(parameter: click.Parameter) -> list[str]:
 class SettingsCommand(click.Command):
     """A command whose errors name a setting as the user gave it: by its option, or by its variable."""
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Read the options; who gives one of vLLM's, or a model without its option, is told what stands for it."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            if (hint := advice(error.option_name)) is not None:
+                raise click.UsageError(f"No such option '{error.option_name}'. Of vLLM's: {hint}.", ctx) from None
+            raise
+        except click.UsageError as error:
+            if error.message.startswith("Got unexpected extra argument") and _takes_model(self):
+                raise click.UsageError(f"{error.message}. A model is named as --model.", ctx) from None
+            raise
+
     def invoke(self, ctx: click.Context) -> Any:
         """Run it."""
         with _named_as_given(ctx):
@@ -76,6 +90,10 @@ class SettingsCommand(click.Command):
         for section, records in sections.items():
             with formatter.section(section):
                 formatter.write_dl(records)
+
+
+def _takes_model(command: click.Command) -> bool:
+    return any("--model" in option.opts for option in command.params)
 
 
 class SettingsGroup(click.Group):

@@ -204,6 +204,12 @@ def test_truncated_file_is_refused(directory: Path, size: int) -> None:
         load(directory)
 
 
+def test_pointer_of_git_lfs_is_told_how_to_fetch_the_file(directory: Path) -> None:
+    (directory / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
+    with pytest.raises(CheckpointError, match="pointer of Git LFS: run `git lfs pull`"):
+        load(directory)
+
+
 def test_truncated_shard_is_refused_before_anything_is_read(tmp_path: Path) -> None:
     save_variant("llama", tmp_path, max_shard_size="60KB")
     path = sorted(tmp_path.glob("*.safetensors"))[-1]

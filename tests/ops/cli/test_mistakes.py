@@ -149,6 +149,10 @@ MISTAKES: list[tuple[tuple[str, ...], str]] = [
     (("keys", "--keys-file", "{files}/k.json", "--audit-file", "{files}", "create"), "--audit-file: {files} cannot be"),
     (("wroker",), "No such command 'wroker'"),
     (("worker", "--modle", "x"), "No such option"),
+    (("worker", "--tensor-parallel-size", "2"), "Of vLLM's: one model runs on one device here"),
+    (("up", "--trust_remote_code"), "Of vLLM's: code of a checkpoint is never run: leave it out."),
+    (("up", "Qwen/Qwen3-0.6B"), "A model is named as --model."),
+    (("serve", "Qwen/Qwen3-0.6B"), "Serve a model with `headrace up --model MODEL`."),
 ]
 
 
