@@ -15,8 +15,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-# What the folders in which libraries are compiled begin with.
-_PREFIX = "build-"
+# What the folders in which libraries are compiled begin with. Nobody else's do: the cache folder may be one in which
+# others keep what they have built.
+_PREFIX = "cpu-kernels-build-"
 
 
 @contextmanager
@@ -27,9 +28,15 @@ def lock(directory: Path) -> Iterator[bool]:
         BlockingIOError: Another process has locked it, or another holder in this one.
         OSError: The folder cannot be opened.
     """
-    handle = os.open(directory, os.O_RDONLY)
-    try:
+    with _opened(directory, os.O_DIRECTORY) as handle:
         yield _is_locked(handle)
+
+
+@contextmanager
+def _opened(path: Path, flags: int) -> Iterator[int]:
+    handle = os.open(path, os.O_RDONLY | flags)
+    try:
+        yield handle
     finally:
         os.close(handle)
 
@@ -60,11 +67,12 @@ def tidy(directory: Path) -> None:
 
 
 def remove_abandoned(directory: Path) -> None:
-    """Remove the folders of builds whose processes were killed.
+    """Remove the folders of builds of this user whose processes were killed.
 
     Only for who has locked the cache folder: between making its folder and locking it, a build looks abandoned.
     """
     for left in directory.glob(f"{_PREFIX}*"):
-        with suppress(OSError), lock(left) as is_locked:
-            if is_locked:
+        # A folder and nothing that leads elsewhere: opening a pipe would wait for whoever writes into it.
+        with suppress(OSError), _opened(left, os.O_DIRECTORY | os.O_NOFOLLOW) as handle:
+            if os.fstat(handle).st_uid == os.geteuid() and _is_locked(handle):
                 shutil.rmtree(left, ignore_errors=True)

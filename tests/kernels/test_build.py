@@ -144,14 +144,14 @@ def test_worker_that_is_ended_while_it_compiles_leaves_no_compiler_running_and_i
         else:
             worker.terminate()
     assert has_ended(int(pid_file.read_text()))
-    assert len(list((tmp_path / "cache").glob("build-*"))) == 1
+    assert len(list((tmp_path / "cache").glob("cpu-kernels-build-*"))) == 1
     build_folder.tidy(tmp_path / "cache")
     assert list((tmp_path / "cache").iterdir()) == []
 
 
 def test_build_removes_folders_of_killed_builds_and_none_in_which_is_built(tiny_sources: Path, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
-    abandoned = cache / "build-abandoned"
+    abandoned = cache / "cpu-kernels-build-abandoned"
     abandoned.mkdir(parents=True)
     (abandoned / "0.o").write_text("")
     with build_folder.workplace(cache) as in_use:
@@ -161,7 +161,7 @@ def test_build_removes_folders_of_killed_builds_and_none_in_which_is_built(tiny_
 
 def test_start_that_builds_nothing_removes_folders_of_killed_builds(tiny_sources: Path, tmp_path: Path) -> None:
     library = build_library(tmp_path / "cache")
-    (tmp_path / "cache" / "build-abandoned").mkdir()
+    (tmp_path / "cache" / "cpu-kernels-build-abandoned").mkdir()
     assert build_library(tmp_path / "cache") == library
     assert list((tmp_path / "cache").iterdir()) == [library]
 
