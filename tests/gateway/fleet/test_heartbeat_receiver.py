@@ -90,6 +90,14 @@ async def test_name_that_was_heard_on_its_subject_may_not_change_there(heard: He
     assert heard.log == []
 
 
+@pytest.mark.parametrize("subject", [worker_subject("m", "doctor-1"), gateway_subject("doctor-1")])
+async def test_empty_message_of_the_doctor_is_dropped_silently(
+    heard: Heard, caplog: pytest.LogCaptureFixture, subject: str
+) -> None:
+    await heard.hear(subject, b"")
+    assert (heard.log, caplog.records) == ([], [])
+
+
 async def test_worker_that_is_one_too_many_is_dropped(heard: Heard, caplog: pytest.LogCaptureFixture) -> None:
     heard.rooms = False
     await heard.hear(worker_subject("m", "w1"), encode(BEAT))
