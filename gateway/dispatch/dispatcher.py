@@ -321,7 +321,8 @@ class Dispatcher:
                 _logger.warning("this process was paused for %.2f s", pauses.lost_s)
                 with self._isolated("taking note of a pause"):
                     self.nats_watch.forget()
-                    self._discount(pauses.lost_s, now)
+                    self.fleet.discount_pause(pauses.lost_s, now)
+                    self._recovery.discount_pause(pauses.lost_s, now)
             with self._isolated("the watch of NATS"):
                 await self._watch_nats(now)
             if not self.nats_watch.is_late:
@@ -346,13 +347,10 @@ class Dispatcher:
     async def _watch_nats(self, now: float) -> None:
         # What was silent together was not silent by itself: no worker, and no request, is held to it.
         if silent_s := await self.nats_watch.review(now):
-            self._discount(silent_s, now)
+            self.fleet.discount_silence(silent_s, now)
+            self._recovery.discount_pause(silent_s, now)
         if self.nats_watch.refuses:
             self._recovery.refuse_unsent()
-
-    def _discount(self, lost_s: float, now: float) -> None:
-        self.fleet.discount_pause(lost_s, now)
-        self._recovery.discount_pause(lost_s, now)
 
     @contextlib.contextmanager
     def _isolated(self, part: str) -> Iterator[None]:

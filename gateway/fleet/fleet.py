@@ -93,6 +93,14 @@ class Fleet:
     def discount_pause(self, lost_s: float, now: float) -> None:
         """Do not count the last `lost_s` seconds as silence of workers and gateways: this process was paused."""
         self.liveness.discount_pause(lost_s, now)
+        self._discount_gateways(lost_s, now)
+
+    def discount_silence(self, lost_s: float, now: float) -> None:
+        """Do not count the last `lost_s` seconds as silence of workers and gateways: NATS was silent."""
+        self.liveness.discount_silence(lost_s, now)
+        self._discount_gateways(lost_s, now)
+
+    def _discount_gateways(self, lost_s: float, now: float) -> None:
         for name, (heartbeat, last_seen_at) in self._gateways.items():
             self._gateways[name] = (heartbeat, min(now, last_seen_at + lost_s))
 

@@ -10,7 +10,7 @@ declared dead while this gateway could receive nothing, because NATS was away or
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from gateway.fleet.death import Death
@@ -66,6 +66,7 @@ class _Worker:
         unanswered_since: First probe since the last sign of life.
         absent_at: When the probe was sent to which NATS answered that there are no responders.
         resumption: What has been heard of it since NATS was away; None if NATS has always been there.
+        is_excused: A silence of NATS was not counted as its own, and nothing has been heard of it since.
     """
 
     heartbeat: Heartbeat
@@ -79,6 +80,7 @@ class _Worker:
     absent_at: float = -math.inf
     is_stalled: bool = False
     resumption: Resumption | None = None
+    is_excused: bool = False
 
     @property
     def is_absent(self) -> bool:
@@ -87,6 +89,7 @@ class _Worker:
     def note_sign_of_life(self, now: float) -> None:
         self.last_seen_at = now
         self.unanswered_since = None
+        self.is_excused = False
 
 
 class Liveness:
@@ -190,7 +193,22 @@ class Liveness:
 
     def discount_pause(self, lost_s: float, now: float) -> None:
         """Do not count the last `lost_s` seconds as silence of the workers: this process was paused."""
-        for worker in self._workers.values():
+        self._discount(self._workers.values(), lost_s, now)
+
+    def discount_silence(self, lost_s: float, now: float) -> None:
+        """Do not count the last `lost_s` seconds as silence of the workers: NATS was silent, and answered late.
+
+        Once for each worker, until it is heard again: over a link on which every answer is late, nothing but late
+        answers comes in when all workers are dead, and their deaths would never be found.
+        """
+        excused = [worker for worker in self._workers.values() if not worker.is_excused]
+        if excused:
+            self._discount(excused, lost_s, now)
+        for worker in excused:
+            worker.is_excused = True
+
+    def _discount(self, workers: Iterable[_Worker], lost_s: float, now: float) -> None:
+        for worker in workers:
             worker.last_seen_at = min(now, worker.last_seen_at + lost_s)
             worker.stepped_at = min(now, worker.stepped_at + lost_s)
             worker.unanswered_since = None

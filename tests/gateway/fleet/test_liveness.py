@@ -278,6 +278,27 @@ def test_pause_of_this_process_proves_nothing_about_others(watched: Watched) -> 
     assert watched.dead == ["a"]
 
 
+def _run_with_late_answers(watched: Watched, rounds: int) -> None:
+    for _ in range(rounds):
+        watched.run(0.65)
+        watched.liveness.discount_silence(0.65, watched.now)
+
+
+def test_death_of_all_workers_is_found_over_a_link_on_which_every_answer_is_late(watched: Watched) -> None:
+    for worker in watched.workers.values():
+        worker.state = "frozen"
+    _run_with_late_answers(watched, 4)
+    assert sorted(watched.dead) == sorted(watched.workers)
+
+
+def test_silence_of_nats_is_no_death_as_often_as_workers_are_heard_after_it(watched: Watched) -> None:
+    for _ in range(5):
+        watched.now += 2
+        watched.liveness.discount_silence(2, watched.now)
+        watched.run(0.3)
+    assert watched.dead == []
+
+
 def test_pause_after_which_heartbeats_were_read_first_does_not_delay_the_next_death(watched: Watched) -> None:
     watched.now += 60
     for worker in watched.workers.values():
