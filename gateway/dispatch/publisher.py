@@ -23,6 +23,9 @@ from shared.subjects import request_subject
 
 RETRY_AFTER_S = 2.0
 MAX_SUBJECTS = 1000
+# After so long no acknowledgement is awaited: it was lost with a connection or a server. Attempts that still run are
+# published anew long before that; one that has ended is kept until then, so that its message can be deleted.
+ACK_MEMORY_S = 60.0
 # "JetStream system temporarily unavailable": the servers of a cluster do not agree on who leads.
 _NO_LEADER = 10008
 
@@ -56,7 +59,8 @@ class Publisher:
         self._inbox = nats.new_inbox()
         self._numbers = itertools.count()
         self._subjects: dict[str, str] = {}
-        self._waiting: dict[str, tuple[Flight, int]] = {}
+        # Flight, epoch, and when it was published; the oldest first.
+        self._waiting: dict[str, tuple[Flight, int, float]] = {}
         self._decode = msgspec.json.Decoder(_PublishAck).decode
         self.on_stored: Callable[[Flight, int, int], None] = lambda flight, epoch, seq: None
         self.on_refused: Callable[[Flight, int, ApiError], None] = lambda flight, epoch, error: None
@@ -81,8 +85,10 @@ class Publisher:
         if not self._nats.is_connected:
             raise queue_unavailable()
         reply = f"{self._inbox}.{next(self._numbers)}"
-        self._waiting[reply] = (flight, flight.epoch)
-        flight.published_at = self._loop.time()
+        now = self._loop.time()
+        self._forget_lost(now)
+        self._waiting[reply] = (flight, flight.epoch, now)
+        flight.published_at = now
         flight.ack = reply
         try:
             self._nats.send(self._subject(flight.request), payload, reply)
@@ -104,8 +110,15 @@ class Publisher:
             self._waiting.pop(flight.ack, None)
             flight.ack = None
 
+    def _forget_lost(self, now: float) -> None:
+        while self._waiting:
+            reply, (_, _, published_at) = next(iter(self._waiting.items()))
+            if now - published_at <= ACK_MEMORY_S:
+                return
+            del self._waiting[reply]
+
     def _acknowledge(self, message: Msg) -> None:
-        flight, epoch = self._waiting.pop(message.subject, (None, 0))
+        flight, epoch, _ = self._waiting.pop(message.subject, (None, 0, 0.0))
         if flight is None:
             return
         if flight.ack == message.subject:

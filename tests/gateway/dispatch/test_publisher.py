@@ -100,6 +100,18 @@ async def test_acknowledgement_that_nobody_waits_for_is_left(queue: Queue) -> No
     assert (queue.stored, queue.refused) == ([], [])
 
 
+async def test_lost_acknowledgements_do_not_keep_requests_that_have_ended(queue: Queue) -> None:
+    for name in ("a", "b"):
+        queue.publisher.publish(flight(name))
+    queue.publisher._loop = cast("Any", SimpleNamespace(time=lambda: 7.0 + publisher_module.ACK_MEMORY_S + 1.0))
+    last = flight("c")
+    queue.publisher.publish(last)
+    assert [kept.id for kept, _, _ in queue.publisher._waiting.values()] == ["c"]
+    for reply in ("_INBOX.g.0", "_INBOX.g.2"):
+        queue.acknowledge(reply, seq=1)
+    assert queue.stored == [(last, 0, 1)]
+
+
 @pytest.mark.parametrize(
     ("answer", "code"),
     [
