@@ -232,6 +232,7 @@ class Heartbeat(Struct, frozen=True, kw_only=True, tag="heartbeat"):
         tasks: What the worker can do with a prompt.
         metrics: What it counts of itself, for Prometheus.
         sampling_defaults: What the model's files advise for requests that do not say; None for nothing.
+        num_reconnects: Connections to NATS that the worker has lost and made again: frames may have been lost with each.
     """
 
     worker: PeerName
@@ -262,6 +263,7 @@ class Heartbeat(Struct, frozen=True, kw_only=True, tag="heartbeat"):
     tasks: Annotated[tuple[Task, ...], Meta(max_length=16)] = ("generate",)
     metrics: WorkerMetrics | None = None
     sampling_defaults: SamplingDefaults | None = None
+    num_reconnects: Counter = 0
 
 
 class GatewayHeartbeat(Struct, frozen=True, kw_only=True, tag="gateway"):

@@ -123,6 +123,7 @@ class Dispatcher:
         self._publisher.on_refused = self._refused
         self._publisher.on_no_stream = self._miss_stream
         self.fleet.liveness.on_dead = self._lose_worker
+        self.fleet.liveness.on_reconnected = self._recovery.worker_reconnected
         await self._publisher.start()
         await self._prober.start()
         await self._nats.subscribe_direct(self.reply, self._frames.receive)

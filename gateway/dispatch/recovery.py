@@ -217,8 +217,15 @@ class Recovery:
     def reconnected(self) -> None:
         """Take note that NATS is back: frames may have been lost. `requeue` follows when its queue is there, too."""
         self._outage = None
+        self._expect_loss(self._flights)
+
+    def worker_reconnected(self, worker: str) -> None:
+        """Take note that a worker has lost its own connection to NATS: its last frames may have been lost with it."""
+        self._expect_loss(flight for flight in self._flights if flight.worker == worker)
+
+    def _expect_loss(self, flights: Iterable[Flight]) -> None:
         now = self._loop.time()
-        for flight in self._flights:
+        for flight in flights:
             # Only the first: further ones must not put off the moment at which a lost frame is noticed.
             if flight.reconnected_at <= flight.progressed_at:
                 flight.reconnected_at = now

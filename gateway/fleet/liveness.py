@@ -97,6 +97,7 @@ class Liveness:
 
     Attributes:
         on_dead: Called with each death when it is found.
+        on_reconnected: Called with the name of a worker that has lost its own connection to NATS and is back.
     """
 
     def __init__(self, limits: FleetLimits) -> None:
@@ -112,6 +113,7 @@ class Liveness:
         self._max_lateness_s = (limits.silence_s - limits.punctual_silence_s) / LATENESS_FACTOR
         self._swept_at = -math.inf
         self.on_dead: Callable[[Death], None] = lambda death: None
+        self.on_reconnected: Callable[[str], None] = lambda worker: None
 
     @property
     def num_workers(self) -> int:
@@ -164,6 +166,9 @@ class Liveness:
             if worker.is_stalled:
                 worker.is_stalled = False
                 self._dead.retract(heartbeat)
+        if heartbeat.num_reconnects != worker.heartbeat.num_reconnects:
+            worker.resumption = Resumption()
+            self.on_reconnected(name)
         worker.heartbeat = heartbeat
         worker.note_sign_of_life(now)
         if worker.resumption is not None:

@@ -172,6 +172,7 @@ class Consumer:
     def reconnected(self) -> None:
         """Make sure of the queues, which NATS may have lost, and pull from them again."""
         _log.warning("connection to NATS is back")
+        self._source.num_reconnects += 1
         self._interactive.gateways.restart(time.monotonic())
         replies = {held.request.reply for held in self._held if held.request.lane == "interactive"}
         self._subscribers.reconnected({*self._outbox.replies, *(reply for reply in replies if reply is not None)})

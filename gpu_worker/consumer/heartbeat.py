@@ -22,6 +22,7 @@ class HeartbeatSource:
 
     Attributes:
         is_draining: Say that no new requests are taken.
+        num_reconnects: How often the connection to NATS was made again.
     """
 
     worker: str
@@ -36,6 +37,7 @@ class HeartbeatSource:
     chat_format: str = ""
     sampling_defaults: SamplingDefaults | None = None
     is_draining: bool = False
+    num_reconnects: int = 0
     started: float = field(default_factory=time.time)
 
     def heartbeat(self, queue_pending: int, last_pulled: int, metrics: WorkerMetrics | None = None) -> Heartbeat:
@@ -77,4 +79,5 @@ class HeartbeatSource:
             chat_format=self.chat_format,
             metrics=metrics,
             sampling_defaults=self.sampling_defaults,
+            num_reconnects=self.num_reconnects,
         )

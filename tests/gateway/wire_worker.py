@@ -55,6 +55,7 @@ class WireWorker:
         self.chat_format = ""
         self.tasks: tuple[Task, ...] = ("generate", "embed", "score")
         self.num_prepared = 0
+        self.num_reconnects = 0
         self._url = nats_url
         self._messages: dict[tuple[str, int], Msg] = {}
         self._tasks: list[asyncio.Task[Any]] = []
@@ -230,6 +231,7 @@ class WireWorker:
             chat_format=self.chat_format,
             started=1.0,
             tasks=self.tasks,
+            num_reconnects=self.num_reconnects,
         )
 
     async def _pull(self) -> None:

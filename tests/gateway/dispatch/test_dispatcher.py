@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack
+from dataclasses import replace
 
 import msgspec
 import pytest
@@ -46,6 +47,22 @@ async def test_repeated_deltas_are_dropped(bench: Bench) -> None:
     await sink.end()
     assert sink.text == expected_text(6)
     assert bench.moves == []
+
+
+async def test_end_that_was_lost_with_the_workers_own_connection_is_not_waited_for_long(bench: Bench) -> None:
+    bench.dispatcher._recovery._limits = replace(FAST_RECOVERY, stall_s=10.0, reconnect_patience_s=0.1)
+    worker, sink = await bench.worker("a"), ListSink()
+    await bench.submit(sink)
+    first = await worker.begin(3)
+    # Its heartbeats show that it has nothing any more, and nobody here has seen a connection end.
+    worker.num_reconnects = 1
+    second = await worker.next_request()
+    assert (second.id, second.epoch, second.emitted) == (first.id, 1, (0, 1, 2))
+    await worker.claim(second)
+    await worker.say(second, 3, 6)
+    await worker.end(second, 6)
+    await sink.end(timeout_s=3.0)
+    assert (sink.text, bench.moves) == (expected_text(6), ["nats_restart"])
 
 
 async def test_gap_dispatches_the_request_again_from_what_was_emitted(bench: Bench) -> None:

@@ -352,6 +352,19 @@ async def test_further_reconnects_do_not_put_off_the_move_of_what_the_first_one_
     assert moves.wire.published == [("a", 1)]
 
 
+async def test_only_requests_of_a_worker_that_reconnected_are_expected_to_have_lost_frames(moves: Moves) -> None:
+    lost, other = moves.flight("a", "w"), moves.flight("b", "v")
+    now = asyncio.get_running_loop().time()
+    for worker in ("w", "v"):
+        moves.fleet.note_heartbeat(msgspec.structs.replace(BEAT, worker=worker), now)
+    lost.emitted, other.emitted = [1], [1]
+    lost.progressed_at = other.progressed_at = now - 1
+    moves.recovery.worker_reconnected("w")
+    moves.recovery.sweep(now + LIMITS.reconnect_patience_s + 0.1)
+    await moves.settle()
+    assert moves.wire.published == [("a", 1)]
+
+
 async def test_pause_of_this_process_moves_nothing(moves: Moves) -> None:
     now = 5000.0
     silent, unclaimed = moves.flight("a", "w"), moves.flight("b")

@@ -77,6 +77,8 @@ async def test_what_is_generated_while_nats_and_then_the_gateway_are_away_arrive
     # What was on its way when the connections ended is lost: then the gateway sees a gap.
     assert 60 - len(answer.token_ids) <= 5
     assert len(answer.token_ids) > num_before
+    # And it is told that something may be lost.
+    assert worker.worker.consumer._source.num_reconnects == 1
     await worker.close()
     await nats.close()
 
