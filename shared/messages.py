@@ -232,7 +232,7 @@ class Heartbeat(Struct, frozen=True, kw_only=True, tag="heartbeat"):
         tasks: What the worker can do with a prompt.
         metrics: What it counts of itself, for Prometheus.
         sampling_defaults: What the model's files advise for requests that do not say; None for nothing.
-        num_reconnects: Connections to NATS that the worker has lost and made again: frames may have been lost with each.
+        num_reconnects: Connections to NATS that the worker has made anew: frames may have been lost with each before.
     """
 
     worker: PeerName
