@@ -28,7 +28,7 @@ def read_gguf_latent(file: GGUFFile, num_heads: int, rope: RopeParameters) -> La
         return field, metadata.integer(field, maximum=maximum)
 
     growth = f"{LATENT}.attention.temperature_scale"
-    if metadata.fields.get(growth):
+    if metadata.is_other_than(growth, 0.0):
         raise metadata.error(growth, "is set; latent attention is served without queries that grow with their position")
     rotary_dim = read_latent_rotary_dim(file)
     field, key_size = head_size("key", 2 * MAX_KEY_DIM)

@@ -68,11 +68,11 @@ def _with_amplitude(file: GGUFFile, prefix: str, yarn: RopeParameters) -> RopePa
     """Return YaRN's rotation with what the file says that it multiplies queries and keys by."""
     metadata, scaling = file.metadata, f"{prefix}.rope.scaling"
     growth = f"{scaling}.yarn_log_multiplier"
-    if prefix in _GROWTHS and (prefix == "deepseek2" or metadata.fields.get(growth)):
+    if prefix in _GROWTHS and (prefix == "deepseek2" or metadata.is_other_than(growth, 0.0)):
         number = _GROWTHS[prefix] * metadata.number(growth)
         return replace(yarn, mscale=number, mscale_all_dim=number)
     for name, supported in (("yarn_ext_factor", 1.0), ("yarn_log_multiplier", 0.0)):
-        if metadata.fields.get(f"{scaling}.{name}", supported) != supported:
+        if metadata.is_other_than(f"{scaling}.{name}", supported):
             raise metadata.error(f"{scaling}.{name}", "is set, which is not supported")
     amplitude = metadata.number(f"{scaling}.attn_factor", 1.0) * metadata.number(f"{scaling}.yarn_attn_factor", 1.0)
     return replace(yarn, attention_factor=amplitude * (1.0 + 0.1 * math.log(max(yarn.factor, 1.0))))

@@ -11,6 +11,7 @@ from typing import Any
 
 from gpu_worker.quantization.gguf.metadata import Metadata
 from gpu_worker.quantization.gguf.special_tokens import CONTROL, token_id
+from gpu_worker.text.character_table import problem_of_table
 
 _MARK, _GOES_ON = "▁", "##"
 _UNKNOWN = 2
@@ -59,8 +60,11 @@ def unigram_tokenizer(metadata: Metadata, tokens: Sequence[str], types: Sequence
     unknown = next((index for index, kind in enumerate(types) if kind == _UNKNOWN), None)
     normalizer = None
     if _CHARACTERS in metadata:
-        table = metadata.numbers(_CHARACTERS, len(metadata.fields[_CHARACTERS]))
-        content = base64.b64encode(table.tobytes()).decode()
+        table = metadata.octets(_CHARACTERS)
+        problem = problem_of_table(table)
+        if problem is not None:
+            raise metadata.error(_CHARACTERS, problem)
+        content = base64.b64encode(table).decode()
         normalizer = {"type": "Precompiled", "precompiled_charsmap": content}
     spaces = {"type": "Metaspace", "replacement": _MARK, "prepend_scheme": "always", "split": True}
     return {

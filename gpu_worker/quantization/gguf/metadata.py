@@ -94,6 +94,18 @@ class Metadata:
             raise self.error(name, f"is {_shown(value)}; it must be an array of {count} finite numbers")
         return value
 
+    def octets(self, name: str) -> bytes:
+        """Read an array of bytes."""
+        value = self._present(name, None)
+        if not isinstance(value, np.ndarray) or value.dtype.kind not in "iu" or value.itemsize != 1:
+            raise self.error(name, f"is {_shown(value)}; it must be an array of bytes")
+        return value.tobytes()
+
+    def is_other_than(self, name: str, number: float) -> bool:
+        """Say whether a field is there and holds anything but this number."""
+        value = self._fields.get(name, number)
+        return not isinstance(value, int | float) or value != number
+
     def _present(self, name: str, default: Any) -> Any:
         value = self._fields.get(name, default)
         if value is None:

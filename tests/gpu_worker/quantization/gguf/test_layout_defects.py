@@ -28,6 +28,11 @@ DEFECTS: dict[str, tuple[str, Change, str]] = {
         without("mistral3.rope.scaling.original_context_length"),
         "'mistral3.rope.scaling.original_context_length' is missing",
     ),
+    "a growth for each of several layers": (
+        "ministral3",
+        field("mistral3.rope.scaling.yarn_log_multiplier", [1.0, 1.0]),
+        "'mistral3.rope.scaling.yarn_log_multiplier' is an array of 2; it must be a number above 0",
+    ),
     "no addend": (
         "arcee",
         without("arcee.attention.layer_norm_rms_epsilon"),
