@@ -5,7 +5,8 @@ promise. Beyond that the client waits in its tenant's line without a booking: it
 to keep its place, spread over the last third of it, and is booked in the order of the line as the calendar moves on.
 A reservation that is not used soon after the told time expires, and its place goes to others.
 
-Owns the reservations of one model; bounded, with at most half of them for one key.
+Owns the reservations of one model; bounded, with at most half of them for one tenant, however many keys it
+has.
 """
 
 from __future__ import annotations
@@ -111,7 +112,7 @@ class ReservationBook:
         self._uniform = uniform
         self._by_ticket: dict[str, Reservation] = {}
         self._by_identity: dict[bytes, list[Reservation]] = {}
-        self._num_of_key: Counter[str] = Counter()
+        self._num_of_tenant: Counter[str] = Counter()
         self._expiring: list[tuple[float, int, Reservation]] = []
         self._numbers = itertools.count()
         # Until when the fleet is busy with requests whose promise could not be kept.
@@ -128,7 +129,7 @@ class ReservationBook:
 
     def adopt(self, reservation: Reservation) -> None:
         """Take over a reservation that another gateway has made, unless there are too many."""
-        if self._is_full(reservation.key_id, reservation.identity) or reservation.ticket in self._by_ticket:
+        if self._is_full(reservation.tenant, reservation.identity) or reservation.ticket in self._by_ticket:
             return
         self._add(reservation)
         if reservation.is_booked:
@@ -182,9 +183,9 @@ class ReservationBook:
         same.remove(reservation)
         if not same:
             del self._by_identity[reservation.identity]
-        self._num_of_key[reservation.key_id] -= 1
-        if not self._num_of_key[reservation.key_id]:
-            del self._num_of_key[reservation.key_id]
+        self._num_of_tenant[reservation.tenant] -= 1
+        if not self._num_of_tenant[reservation.tenant]:
+            del self._num_of_tenant[reservation.tenant]
 
     def refuse(
         self, caller: Caller, found: Reservation | None, size: Size, excess_s: float, cost_s: float, now: float
@@ -218,7 +219,7 @@ class ReservationBook:
 
     def _new(self, caller: Caller, size: Size, cost_s: float, now: float) -> Reservation | None:
         """Return a new reservation at the end of the line, unless there are too many."""
-        if self._is_full(caller.key_id, caller.identity):
+        if self._is_full(caller.tenant, caller.identity):
             return None
         ticket = secrets.token_urlsafe(12)
         reservation = Reservation(ticket, caller.key_id, caller.tenant, caller.identity, size, cost_s, now)
@@ -226,15 +227,15 @@ class ReservationBook:
         self._join_line(reservation)
         return reservation
 
-    def _is_full(self, key_id: str, identity: bytes) -> bool:
+    def _is_full(self, tenant: str, identity: bytes) -> bool:
         num_equal = len(self._by_identity.get(identity, ()))
-        num_of_key = self._num_of_key.get(key_id, 0)
-        return len(self) >= MAX_RESERVATIONS or num_of_key >= MAX_RESERVATIONS // 2 or num_equal >= MAX_OF_IDENTITY
+        num_of_tenant = self._num_of_tenant.get(tenant, 0)
+        return len(self) >= MAX_RESERVATIONS or num_of_tenant >= MAX_RESERVATIONS // 2 or num_equal >= MAX_OF_IDENTITY
 
     def _add(self, reservation: Reservation) -> None:
         self._by_ticket[reservation.ticket] = reservation
         self._by_identity.setdefault(reservation.identity, []).append(reservation)
-        self._num_of_key[reservation.key_id] += 1
+        self._num_of_tenant[reservation.tenant] += 1
 
     def _join_line(self, reservation: Reservation) -> None:
         self._lines.setdefault(reservation.tenant, _Line()).add(reservation.since, reservation.cost_s)

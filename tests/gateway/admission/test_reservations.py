@@ -157,7 +157,7 @@ def test_reservation_of_another_gateway_is_taken_over_once_and_while_there_is_ro
         reservation = other.get(ticket)
         assert reservation is not None
         book.adopt(reservation)
-    # One key has at most half of the places.
+    # One tenant has at most half of the places.
     assert [book.get(ticket) is not None for ticket in tickets] == [True, True, False]
     assert sum(book.calendar._booked.values()) == pytest.approx(2 * COST_S)
 
@@ -176,13 +176,14 @@ def test_check_ins_are_spread_over_the_last_third_of_the_minute() -> None:
     assert [refuse(book, caller(f"{i}"), excess_s=100.0).wait_s for i in range(4)] == [40, 45, 50, 60]
 
 
-def test_number_of_reservations_is_bounded_and_one_key_gets_half(
+def test_number_of_reservations_is_bounded_and_one_tenant_gets_half_whatever_its_keys(
     book: ReservationBook, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reservations, "MAX_RESERVATIONS", 10)
     assert MAX_RESERVATIONS >= 1000
-    for key_id, number in (("a", 5), ("b", 5), ("c", 0)):
-        tolds = [refuse(book, caller(f"{i}", key_id=key_id), excess_s=100.0) for i in range(8)]
+    for tenant, number in (("a", 5), ("b", 5), ("c", 0)):
+        callers = [caller(f"{i}", key_id=f"{tenant}{i % 3}", tenant=tenant) for i in range(8)]
+        tolds = [refuse(book, who, excess_s=100.0) for who in callers]
         assert [told.ticket is not None for told in tolds] == [True] * number + [False] * (8 - number)
         assert all(1 <= told.wait_s <= 60 for told in tolds)
     assert len(book) == 10
@@ -229,7 +230,7 @@ class ReservationMachine(RuleBasedStateMachine):
         assert self.book.calendar.is_empty
         assert not self.book._lines
         assert not self.book._expiring
-        assert not self.book._num_of_key
+        assert not self.book._num_of_tenant
 
     @invariant()
     def calendar_holds_exactly_what_is_booked(self) -> None:
