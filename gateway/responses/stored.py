@@ -28,6 +28,9 @@ _RETRIEVE = _INCLUDE | {"stream", "starting_after", "include_obfuscation"}
 _LIST = _INCLUDE | {"order", "limit", "after"}
 _DEFAULT_ITEMS = 20
 _MAX_ITEMS = 100
+# More than any response has events.
+_MAX_EVENT = 10**9
+_MAX_DIGITS = len(str(_MAX_EVENT))
 
 
 class StoredResponses:
@@ -65,7 +68,7 @@ class StoredResponses:
         if record.job is None:
             message = "Only a background response can be streamed again. Retrieve this one without 'stream'."
             raise invalid_value("stream", message)
-        starting_after = _number(request.query_params.get("starting_after"), "starting_after", -1, 0, 10**9)
+        starting_after = _number(request.query_params.get("starting_after"), "starting_after", -1, 0, _MAX_EVENT)
         return _FollowingStream(Follower(record, self._store, starting_after), self._store)
 
     async def _cancel(self, request: Request, principal: Principal) -> Response:
@@ -162,6 +165,6 @@ def _listed(item: ItemBody) -> dict[str, Any]:
 def _number(text: str | None, name: str, default: int, least: int, most: int) -> int:
     if text is None:
         return default
-    if not text.isascii() or not text.isdigit() or len(text) > 9 or not least <= int(text) <= most:
+    if not text.isascii() or not text.isdigit() or len(text) > _MAX_DIGITS or not least <= int(text) <= most:
         raise invalid_value(name, f"'{name}' must be a whole number from {least} to {most}.")
     return int(text)

@@ -149,6 +149,17 @@ async def test_number_of_an_event_without_a_stream_is_refused(batch: BatchWorker
         assert refusal.value.param == "starting_after"
 
 
+async def test_number_of_an_event_is_taken_up_to_what_the_error_says(
+    batch: BatchWorker, client: openai.AsyncOpenAI
+) -> None:
+    response = await _queue(client, batch)
+    for refused in (10**9 + 1, -1):
+        with pytest.raises(openai.BadRequestError, match="whole number from 0 to 1000000000"):
+            await client.responses.retrieve(response.id, stream=True, starting_after=refused)
+    stream = await client.responses.retrieve(response.id, stream=True, starting_after=10**9)
+    await stream.close()
+
+
 async def test_cancellation_ends_the_stream_with_what_there_was(batch: BatchWorker, client: openai.AsyncOpenAI) -> None:
     stream = await client.responses.create(model=batch.model, input="hi", background=True, stream=True)
     job = await batch.take()
