@@ -5,7 +5,9 @@ Names that no block has are refused where the body is decoded, by the table of p
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
 from types import MappingProxyType
 
 from msgspec import Raw, UnsetType
@@ -25,13 +27,25 @@ _OF_TYPE = MappingProxyType(
         "search_result": {"source", "title", "content"},
     }
 )
+
+
+@dataclass(frozen=True, slots=True)
+class _Foreign:
+    """The fields that blocks of a type do not have. All are read at once: a body may hold a hundred thousand blocks."""
+
+    names: tuple[str, ...]
+    values: Callable[[BlockBody], tuple[object, ...]]
+    absent: tuple[object, ...]
+
+
+def _foreign(own: set[str]) -> _Foreign:
+    names = tuple(name for name in BlockBody.__struct_fields__ if name not in own | {"type"})
+    values = attrgetter(*names)
+    return _Foreign(names, values, values(BlockBody(type="")))
+
+
 # Whatever a block of another type holds, it is refused by its type.
-_FOREIGN = MappingProxyType(
-    {
-        kind: tuple(name for name in BlockBody.__struct_fields__ if name not in names | {"type"})
-        for kind, names in _OF_TYPE.items()
-    }
-)
+_FOREIGN = MappingProxyType({kind: _foreign(own) for kind, own in _OF_TYPE.items()})
 
 # The result of a tool holds a document, which holds text. Whatever lies deeper is refused by its type.
 _MAX_DEPTH = 3
@@ -54,14 +68,19 @@ def _check(blocks: Sequence[BlockBody], where: str, depth: int = 1) -> None:
     if depth > _MAX_DEPTH:
         return
     for index, block in enumerate(blocks):
-        place = f"{where}.[{index}]"
-        for name in _FOREIGN.get(block.type, ()):
-            if _is_given(getattr(block, name)):
-                raise unknown_parameter(f"{place}.{name}", f" A block of type '{block.type}' has no such field.")
+        foreign = _FOREIGN.get(block.type)
+        if foreign is not None and foreign.values(block) != foreign.absent:
+            _refuse_given(block, foreign.names, f"{where}.[{index}]")
         if isinstance(block.content, list):
-            _check(block.content, f"{place}.content", depth + 1)
+            _check(block.content, f"{where}.[{index}].content", depth + 1)
         if isinstance(block.source, SourceBody) and isinstance(block.source.content, list):
-            _check(block.source.content, f"{place}.source.content", depth + 1)
+            _check(block.source.content, f"{where}.[{index}].source.content", depth + 1)
+
+
+def _refuse_given(block: BlockBody, names: Sequence[str], place: str) -> None:
+    for name in names:
+        if _is_given(getattr(block, name)):
+            raise unknown_parameter(f"{place}.{name}", f" A block of type '{block.type}' has no such field.")
 
 
 def _is_given(value: object) -> bool:
