@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import re
+from itertools import islice
 from pathlib import Path
 
 from shared.errors import ConfigError
@@ -81,9 +82,18 @@ def existing_model(model: Path, variable: str, forms: str = FORMS) -> Path:
     """Return the folder or file of a model as `local_model` does; it has to be there.
 
     Raises:
-        ConfigError: It is not, or cannot be downloaded; names `variable` and the `forms` in which a model can be named.
+        ConfigError: It is not, holds no model, or cannot be downloaded; names `variable` and the `forms` in which a
+            model can be named.
     """
     path = local_model(model, variable)
-    if not path.exists():
-        raise ConfigError(variable, f"{path} does not exist; name {forms}")
+    is_gguf = (path.is_file() and path.suffix == ".gguf") or any(path.glob("*.gguf"))
+    if not is_gguf and not (path / "config.json").is_file():
+        problem = "has no config.json and is no .gguf file" if path.exists() else "does not exist"
+        raise ConfigError(variable, f"{path} {problem}; name {forms}{model_below(path)}")
     return path
+
+
+def model_below(folder: Path) -> str:
+    """Return the question whether the one folder with a model in this one is meant; empty where it is not just one."""
+    found = [file.parent for file in islice(folder.glob("*/config.json"), 2)]
+    return f"; did you mean {found[0]}?" if len(found) == 1 else ""

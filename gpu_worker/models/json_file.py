@@ -36,7 +36,9 @@ class JsonFile:
         except OSError as error:
             raise CheckpointError(path, f"cannot be read ({error.strerror}); a model directory needs it") from None
         except (ValueError, RecursionError) as error:
-            raise CheckpointError(path, f"is not valid JSON ({error})") from None
+            raise CheckpointError(
+                path, f"is not valid JSON ({error}); copy it again from where the model came from"
+            ) from None
         if not isinstance(fields, dict):
             raise CheckpointError(path, "is not a JSON object")
         return cls(path, fields)

@@ -17,6 +17,7 @@ from gpu_worker.quantization.gguf.special_tokens import end_token_ids, token_id
 from gpu_worker.text.gguf_tokenizer import tokenizer_config, tokenizer_json
 from gpu_worker.text.sampling_defaults import read_sampling_defaults
 from shared.errors import ConfigError, HeadraceError
+from shared.model_hub import model_below
 from shared.sampling import SamplingDefaults
 
 
@@ -76,6 +77,8 @@ def read_model_directory(path: Path) -> ModelDirectory:
     if not path.is_dir():
         problem = f"{path} is no directory of a model in Hugging Face's format, and no .gguf file"
         raise ConfigError("HEADRACE_MODEL", problem)
+    if not (path / "config.json").is_file() and (question := model_below(path)):
+        raise ConfigError("HEADRACE_MODEL", f"{path / 'config.json'} is missing{question}")
     config = read_json(path / "config.json", required=True)
     text_config = config.get("text_config") or config
     generation = read_json(path / "generation_config.json")
@@ -137,7 +140,8 @@ def read_json(path: Path, *, kind: type[Any] = dict, required: bool = False) -> 
     try:
         return msgspec.json.decode(path.read_bytes(), type=expected)
     except msgspec.DecodeError as error:
-        raise ConfigError("HEADRACE_MODEL", f"{path} is not usable: {error}") from error
+        problem = f"{path} is not usable: {error}; copy it again from where the model came from"
+        raise ConfigError("HEADRACE_MODEL", problem) from error
 
 
 def _positive(path: Path, config: dict[str, Any], name: str) -> int:

@@ -35,7 +35,7 @@ class BenchEngineConfig:
     dtype: str = setting(
         "auto", "Number format of weights and activations.", choices=("auto", "float32", "bfloat16", "float16")
     )
-    kv_dtype: str = setting("auto", "Number format of the KV cache.", choices=("auto", "fp8", "int8"))
+    kv_cache_dtype: str = setting("auto", "Number format of the KV cache.", choices=("auto", "fp8", "int8"))
     num_threads: int | None = setting(None, "Threads of CPU operations; all cores but one if not given.", minimum=1)
     block_size: int = setting(16, "Tokens per KV block.", minimum=1, maximum=1024)
     max_num_batched_tokens: int = setting(512, "Token budget of a step.", minimum=1)
@@ -62,7 +62,7 @@ def run(config: BenchEngineConfig) -> int:
         max_load=Load(max(batches), config.prompt, config.new),
         token_budget=max(config.max_num_batched_tokens, *batches),
         block_size=config.block_size,
-        kv_dtype=config.kv_dtype,
+        kv_dtype=config.kv_cache_dtype,
     )
     click.echo(f"{bench.dtype}, memory read at {read_bandwidth() / 1e9:.1f} GB/s")
     heads = f"{'batch':>6} {'prefill tok/s':>14} {'decode tok/s':>13} {'step ms':>8} {'reads GB/s':>11}"

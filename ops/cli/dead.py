@@ -19,6 +19,7 @@ from ops.cli.running_system import find_admin_nats
 from ops.stack.config import DEFAULT_AUDIT_FILE, DEFAULT_STATE_DIR
 from shared.audit import AUDIT_HELP, audited, nats_login
 from shared.config import setting
+from shared.errors import HeadraceError
 
 if TYPE_CHECKING:
     from ops.cli.dead_letter_box import DeadLetterBox, Selection, StoredLetter
@@ -169,7 +170,8 @@ async def _each(
 def _check_missing(selection: Selection, found: list[StoredLetter]) -> None:
     missing = selection.ids - {stored.letter.request.id for stored in found}
     if missing:
-        raise click.ClickException(f"not in quarantine: {', '.join(sorted(missing))}")
+        named = ", ".join(sorted(missing))
+        raise HeadraceError(f"not in quarantine: {named}; `headrace dead list` shows what is")
 
 
 def _summary(stored: StoredLetter) -> dict[str, Any]:

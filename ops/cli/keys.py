@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from ops.cli.options import SettingsGroup, options, resolve_settings
+from ops.cli.options import SettingsGroup, VariableOption, options, resolve_settings
 from ops.stack.config import DEFAULT_AUDIT_FILE, DEFAULT_STATE_DIR
 from shared.audit import AUDIT_HELP, audited
 from shared.config import setting, variable_name
@@ -39,7 +39,7 @@ def command(ctx: click.Context, /, **values: Any) -> None:
 def _key_option(name: str, *names: str, **attributes: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Add an option that describes a key; like a setting it can be given as a variable."""
     variable = variable_name(name.removeprefix("--").replace("-", "_"))
-    return click.option(name, *names, envvar=variable, show_envvar=True, **attributes)
+    return click.option(name, *names, cls=VariableOption, envvar=variable, **attributes)
 
 
 @command.command()

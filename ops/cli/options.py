@@ -47,6 +47,25 @@ class SettingOption(click.Option):
         super().__init__([*names, field.name], type=str, default=None, metavar=metavar, help=text)
 
 
+class VariableOption(click.Option):
+    """An option that is no setting, but can be given as a variable too; `--help` names it as it does a setting's."""
+
+    def __init__(self, names: Sequence[str], *, envvar: str, **attributes: Any) -> None:
+        """Take what `click.Option` takes."""
+        super().__init__(names, envvar=envvar, **attributes)
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        """Return names and meaning, and in brackets the variable, the default and the bounds."""
+        record = super().get_help_record(ctx)
+        if record is None:
+            return None
+        shown = self.default if self.show_default and self.default not in (None, "") else None
+        facts = [str(self.envvar), *([] if shown is None else [f"default {shown}"])]
+        if isinstance(self.type, click.IntRange) and self.type.min is not None:
+            facts.append(f"at least {self.type.min}")
+        return record[0], f"{self.help}  [{'; '.join(facts)}]"
+
+
 def variable_of(parameter: click.Parameter) -> str | None:
     """Return the environment variable that an option can be given as."""
     variable = parameter.variable if isinstance(parameter, SettingOption) else parameter.envvar

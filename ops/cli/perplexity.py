@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -13,6 +15,9 @@ from ops.cli.torch_device import check_device
 from shared.config import setting
 from shared.errors import ConfigError
 from shared.model_hub import existing_model
+
+if TYPE_CHECKING:
+    from ops.perplexity import Score
 
 _DEFAULT_CONTEXT = 2048
 
@@ -30,7 +35,7 @@ class PerplexityConfig:
     dtype: str = setting(
         "auto", "Number format of weights and activations.", choices=("auto", "float32", "bfloat16", "float16")
     )
-    kv_dtype: str = setting("auto", "Number format of the KV cache.", choices=("auto", "fp8", "int8"))
+    kv_cache_dtype: str = setting("auto", "Number format of the KV cache.", choices=("auto", "fp8", "int8"))
     device: str = setting("cpu", "Where the model runs: cpu, or a CUDA device.")
     num_threads: int | None = setting(None, "Threads of CPU operations; all cores but one if not given.", minimum=1)
 
@@ -63,23 +68,35 @@ def run(config: PerplexityConfig) -> int:
             model,
             dtype=config.dtype,
             device=config.device,
-            kv_cache_dtype=config.kv_dtype,
+            kv_cache_dtype=config.kv_cache_dtype,
             max_num_seqs=1,
             max_model_len=context + 1,
             num_threads=config.num_threads,
         )
     )
-    with click.progressbar(length=len(token_ids) - 1, show_eta=True) as bar:
-        result = None
-        for latest in score(runner, token_ids, context, stride):
-            bar.update(latest.num_tokens - (result.num_tokens if result else 0))
-            result = latest
-    assert result is not None
+    result = _last(score(runner, token_ids, context, stride), len(token_ids) - 1)
     click.echo(
         f"perplexity {result.perplexity:.4f} ({result.nats / result.num_tokens:.5f} nats a token, "
-        f"{result.num_tokens} tokens, context {context}, stride {stride}, {runner.dtype}, KV cache {config.kv_dtype})"
+        f"{result.num_tokens} tokens, context {context}, stride {stride}, {runner.dtype}, "
+        f"KV cache {config.kv_cache_dtype})"
     )
     return 0
+
+
+def _last(scores: Iterator[Score], num_tokens: int) -> Score:
+    """Return the score of all tokens, below a bar; who stops it is told that of those before."""
+    result = None
+    try:
+        with click.progressbar(length=num_tokens, show_eta=True) as bar:
+            for latest in scores:
+                bar.update(latest.num_tokens - (result.num_tokens if result else 0))
+                result = latest
+    except KeyboardInterrupt:
+        so_far = f"; perplexity {result.perplexity:.4f} over the first {result.num_tokens} tokens" if result else ""
+        click.echo(f"\ninterrupted{so_far}; nothing is kept: started again it begins anew", err=True)
+        raise
+    assert result is not None
+    return result
 
 
 def _window(config: PerplexityConfig, max_model_len: int) -> tuple[int, int]:

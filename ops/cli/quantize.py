@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -14,6 +16,9 @@ from ops.cli.torch_device import check_device
 from shared.config import setting
 from shared.errors import ConfigError
 from shared.model_hub import existing_model
+
+if TYPE_CHECKING:
+    from ops.quantize.job import Advance
 
 # Experts that no calibration token was routed to, of which so many are named.
 _MAX_NAMES = 20
@@ -69,15 +74,14 @@ def run(config: QuantizeConfig) -> int:
     )
     # A job that cannot be done ends here, before there is a bar.
     steps = quantize(job)
-    first = next(steps)
     unseen: list[str] = []
-    with click.progressbar(length=1, show_eta=True, show_pos=True, item_show_func=_shown) as bar:
-        done = 0
-        for advance in chain([first], steps):
-            bar.length = advance.total
-            bar.update(advance.done - done, advance.name)
-            done = advance.done
-            unseen += [advance.name] if advance.is_unseen else []
+    try:
+        first = next(steps)
+        _advance(chain([first], steps), unseen)
+    except KeyboardInterrupt:
+        told = f"interrupted; the finished layers stay in {config.out}: the same command goes on behind them"
+        click.echo(f"\n{told}", err=True)
+        raise
     if unseen:
         names, more = ", ".join(unseen[:_MAX_NAMES]), len(unseen) - _MAX_NAMES
         names += f" and {more} more" if more > 0 else ""
@@ -85,6 +89,17 @@ def run(config: QuantizeConfig) -> int:
     click.echo(f"left as they are: {', '.join(unrounded_parts(read_model_config(job.model)))}")
     click.echo(f"{config.method} checkpoint written to {config.out}")
     return 0
+
+
+def _advance(steps: Iterable[Advance], unseen: list[str]) -> None:
+    """Do the job below a bar, and note the experts that calibration did not reach."""
+    with click.progressbar(length=1, show_eta=True, show_pos=True, item_show_func=_shown) as bar:
+        done = 0
+        for advance in steps:
+            bar.length = advance.total
+            bar.update(advance.done - done, advance.name)
+            done = advance.done
+            unseen += [advance.name] if advance.is_unseen else []
 
 
 def _shown(name: str | None) -> str | None:

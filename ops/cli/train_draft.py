@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ops.cli.options import settings_command
+from ops.cli.options import VariableOption, settings_command
 from ops.cli.parts import require
 from shared.config import setting
 from shared.errors import ConfigError
@@ -168,12 +168,11 @@ def _shown(name: str | None) -> str | None:
     return name
 
 
-_TEXT = click.Option(
+_TEXT = VariableOption(
     ["--text"],
     multiple=True,
     type=click.Path(),
     envvar="HEADRACE_TEXT",
-    show_envvar=True,
     metavar="FILE",
     help="UTF-8 text to learn from; may be given again. Required.",
 )

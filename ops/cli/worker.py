@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import click
-
 from gpu_worker.start.config import WorkerConfig
-from ops.cli.options import as_given, settings_command
+from ops.cli.options import VariableOption, as_given, settings_command
 from ops.cli.parts import require
 
 
@@ -25,11 +23,10 @@ def run(config: WorkerConfig, check: bool) -> int:
     return main(config)
 
 
-_CHECK = click.Option(
+_CHECK = VariableOption(
     ["--check"],
     is_flag=True,
     envvar="HEADRACE_CHECK",
-    show_envvar=True,
     help="Do not join: say whether device, memory, model, NATS (rights, clock, other revisions) would let this worker "
     "serve, and exit with 1 if not.",
 )

@@ -52,7 +52,8 @@ def check_job(config: ModelConfig, job: QuantizeJob, method: Method) -> None:
         ConfigError: Says which setting is wrong and what is allowed.
     """
     if config.quantization is not None:
-        raise ConfigError("HEADRACE_MODEL", f"{job.model} is quantized already ({config.quantization.name})")
+        remedy = "serve it as it is, or name the model that it was made from"
+        raise ConfigError("HEADRACE_MODEL", f"{job.model} is quantized already ({config.quantization.name}); {remedy}")
     if config.encoder is not None:
         problem = "attention in both directions; serve it in its own numbers"
         raise ConfigError("HEADRACE_MODEL", f"{job.model} ({config.architecture}) has {problem}")

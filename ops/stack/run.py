@@ -16,7 +16,7 @@ from ops.stack.preconditions import check_parts
 from ops.stack.state import StateDirectory
 from ops.stack.supervisor import Supervisor
 from shared.errors import ConfigError
-from shared.model_hub import FORMS, hub_id, local_model
+from shared.model_hub import existing_model, hub_id, local_model
 
 
 def run(config: UpConfig, environ: Mapping[str, str]) -> int:
@@ -30,11 +30,7 @@ def run(config: UpConfig, environ: Mapping[str, str]) -> int:
         # Once for all workers, which are told the folder.
         config = dataclasses.replace(config, model=local_model(config.model, "HEADRACE_MODEL"))
         environ = {**environ, "HEADRACE_SERVED_MODEL_NAME": environ.get("HEADRACE_SERVED_MODEL_NAME") or name}
-    model = config.model or DEMO_MODEL
-    is_gguf = (model.is_file() and model.suffix == ".gguf") or any(model.glob("*.gguf"))
-    if not is_gguf and not (model / "config.json").is_file():
-        problem = "has no config.json and is no .gguf file" if model.exists() else "does not exist"
-        raise ConfigError("HEADRACE_MODEL", f"{model} {problem}; name {FORMS}")
+    existing_model(config.model or DEMO_MODEL, "HEADRACE_MODEL")
     if config.ready_file is not None and not config.ready_file.absolute().parent.is_dir():
         raise ConfigError("HEADRACE_READY_FILE", f"{config.ready_file.absolute().parent} is not a directory")
     state = StateDirectory(config.state_dir)

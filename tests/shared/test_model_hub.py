@@ -16,7 +16,7 @@ from unittest.mock import Mock
 import pytest
 
 from shared.errors import ConfigError
-from shared.model_hub import hub_id, local_model
+from shared.model_hub import hub_id, local_model, model_below
 
 COMMIT = "a" * 40
 FILES = {
@@ -137,3 +137,14 @@ def test_commits_branches_and_tags_are_revisions(tmp_path: Path) -> None:
             patch.setitem(sys.modules, "huggingface_hub", hub)
             assert local_model(Path(f"org/tiny@{revision}"), "HEADRACE_MODEL") == tmp_path
         assert hub.snapshot_download.call_args.kwargs["revision"] == revision
+
+
+@pytest.mark.parametrize(("folders", "question"), [((), ""), (("a",), "; did you mean {}/a?"), (("a", "b"), "")])
+def test_only_the_one_model_below_a_folder_is_asked_about(
+    folders: tuple[str, ...], question: str, tmp_path: Path
+) -> None:
+    (tmp_path / "empty").mkdir()
+    for name in folders:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text("{}")
+    assert model_below(tmp_path) == question.format(tmp_path)

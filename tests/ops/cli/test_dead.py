@@ -156,8 +156,8 @@ def test_retry_of_a_request_that_has_a_good_result_is_refused_and_changes_nothin
 
 def test_unknown_id_is_named_in_one_line_and_nothing_is_touched(server: NatsServer) -> None:
     done = _dead(server, "drop", "one", "nope")
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == "Error: not in quarantine: nope\n"
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "headrace: not in quarantine: nope; `headrace dead list` shows what is\n"
     assert len(_listed(server)) == 3
 
 

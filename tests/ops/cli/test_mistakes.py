@@ -29,7 +29,7 @@ MISTAKES: list[tuple[tuple[str, ...], str]] = [
     (("worker",), "--model: is required"),
     (("worker", "--model", "{files}/none"), "--model: {files}/none is no directory of a model"),
     (("worker", "--model", "{files}/empty"), "config.json is missing"),
-    (("worker", "--model", "{files}/torn"), "config.json is not usable"),
+    (("worker", "--model", "{files}/torn"), "; copy it again from where the model came from"),
     (("worker", "--model", "{files}/bloom"), "unsupported architecture ('BloomForCausalLM'); ops/docs/models.md lists"),
     (("worker", "--model", "{files}/none.gguf"), "--model: {files}/none.gguf is no directory of a model"),
     (("worker", "--model", "{files}/torn.gguf"), "torn.gguf: the magic number needs 4 bytes"),
@@ -58,6 +58,10 @@ MISTAKES: list[tuple[tuple[str, ...], str]] = [
     (("gateway", "--api-key", "k", "--port", "0", "--operator-port", "0"), "--operator-key: not set"),
     (("up", "--model", "{files}/none"), "--model: {files}/none does not exist; name a folder"),
     (("up", "--model", "{files}/empty"), "--model: {files}/empty has no config.json and is no .gguf file; name"),
+    (("worker", "--model", "{files}/above"), "config.json is missing; did you mean {files}/above/model?"),
+    (("up", "--model", "{files}/above"), "or an id at the hub; did you mean {files}/above/model?"),
+    ((*QUANTIZE, "--model", "{files}/above", "--out", "{files}/q"), "; did you mean {files}/above/model?"),
+    (("perplexity", "--model", "{files}/above", "--text", "{files}/text.txt"), "; did you mean {files}/above/model?"),
     (("up", "--state-dir", "{files}/text.txt"), "--state-dir: {files}/text.txt cannot be used"),
     (("up", "--ready-file", "{files}/none/ready"), "--ready-file: {files}/none is not a directory"),
     (("up", "--state-dir", "{files}/state", "--block-size", "0"), "--block-size: 0 is too small"),
@@ -71,6 +75,7 @@ MISTAKES: list[tuple[tuple[str, ...], str]] = [
     ((*QUANTIZE, "--model", MODEL, "--out", "{files}/text.txt/q"), "--out: {files}/text.txt/q cannot be written"),
     ((*QUANTIZE, "--model", MODEL, "--out", "{files}"), "--out: {files} exists and is not empty"),
     ((*QUANTIZE, "--model", "{files}/torn.gguf", "--out", "{files}/q"), "torn.gguf is a GGUF file, which is served"),
+    ((*QUANTIZE, "--model", "{files}/torn", "--out", "{files}/q"), "; copy it again from where the model came from"),
     ((*QUANTIZE, "--model", "{files}/bloom", "--out", "{files}/q"), "unsupported architecture ('BloomForCausalLM')"),
     (
         (*QUANTIZE, "--model", "{files}/none", "--out", "{files}/q"),
@@ -164,6 +169,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, config in (("torn", "{"), ("bloom", json.dumps(BLOOM))):
         (folder / name / "config.json").write_text(config)
         (folder / name / "tokenizer.json").write_bytes((DEMO_MODEL / "tokenizer.json").read_bytes())
+    (folder / "above" / "model").mkdir(parents=True)
+    (folder / "above" / "model" / "config.json").write_text("{}")
     (folder / "torn.gguf").touch()
     (folder / "text.txt").write_text("some text\n" * 20)
     (folder / "jobs.jsonl").write_text('{"text": "a"}\n\n{"text": 5}\n')

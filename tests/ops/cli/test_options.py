@@ -6,6 +6,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from ops.cli.group import headrace
 from ops.cli.options import settings_command
 from shared.config import setting
 from shared.errors import ConfigError
@@ -88,6 +89,32 @@ def test_second_name_of_an_option_is_the_same_setting() -> None:
     assert _invoke("--model", "m")[0] == _invoke("--model-name", "m")[0] == SampleConfig(model_name="m")
     assert _invoke(HEADRACE_MODEL_NAME="m")[0].model_name == "m"
     assert "--model-name, --model TEXT Which one." in " ".join(_invoke("--help").split())
+
+
+def test_help_of_every_command_names_variables_in_one_form() -> None:
+    ctx = click.Context(headrace)
+    groups = {name: headrace.get_command(ctx, name) for name in headrace.list_commands(ctx)}
+    inner = [each for one in groups.values() if isinstance(one, click.Group) for each in one.commands.values()]
+    shown = {each.name: " ".join(each.get_help(click.Context(each)).split()) for each in [*groups.values(), *inner]}
+    assert [name for name, text in shown.items() if "env var" in text] == []
+    assert "if not. [HEADRACE_CHECK]" in shown["worker"]
+    assert "Required. [HEADRACE_TEXT]" in shown["train-draft"]
+    assert "[HEADRACE_TENANT; default default]" in shown["create"]
+    assert "[HEADRACE_MAX_CONCURRENT; at least 1]" in shown["create"]
+
+
+def test_format_of_the_kv_cache_has_one_name_in_all_commands() -> None:
+    ctx = click.Context(headrace)
+    bench = headrace.get_command(ctx, "bench")
+    assert isinstance(bench, click.Group)
+    for command in (
+        headrace.get_command(ctx, "worker"),
+        headrace.get_command(ctx, "perplexity"),
+        bench.commands["engine"],
+    ):
+        assert command is not None
+        names = {name for option in command.params for name in option.opts if "kv" in name and "type" in name}
+        assert names == {"--kv-cache-dtype"}
 
 
 def test_help_tells_variable_default_and_bounds_but_no_secret() -> None:

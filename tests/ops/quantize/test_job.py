@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from click.testing import CliRunner
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
@@ -22,7 +23,7 @@ from ops.cli.quantize import command
 from ops.demo_model.corpus import training_documents
 from ops.demo_model.export import MODEL_FOLDER
 from ops.demo_model.heldout import held_out_documents
-from ops.quantize.job import quantize
+from ops.quantize.job import Advance, quantize
 from ops.quantize.job_settings import QuantizeJob
 from ops.quantize.layer_pass import check_stream_fits
 from shared.errors import ConfigError
@@ -310,7 +311,9 @@ def test_short_or_binary_calibration_texts_are_refused(model: Path, tmp_path: Pa
 def test_quantized_models_and_taken_folders_are_refused(model: Path, tmp_path: Path) -> None:
     list(quantize(job_for(model, tmp_path / "out", "int8")))
 
-    with pytest.raises(ConfigError, match="quantized already"):
+    with pytest.raises(
+        ConfigError, match=r"quantized already \(.*\); serve it as it is, or name the model that it was made from"
+    ):
         next(quantize(job_for(tmp_path / "out", tmp_path / "again", "int8")))
     with pytest.raises(ConfigError, match="not empty"):
         next(quantize(job_for(model, tmp_path / "out", "fp8")))
@@ -331,6 +334,21 @@ def test_command_writes_a_model_that_the_next_command_reads(tmp_path: Path) -> N
     assert read.returncode == 0, read.stderr
     assert json.loads((out / "config.json").read_text())["quantization_config"]["bits"] == 4
     assert "perplexity" in read.stdout
+
+
+def test_command_that_is_interrupted_says_that_it_goes_on(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped(job: QuantizeJob) -> Iterator[Advance]:
+        yield Advance(1, 9, "layer 0")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("ops.quantize.job.quantize", stopped)
+    arguments = ["--method", "int8", "--model", str(model), "--out", str(tmp_path / "out")]
+    result = CliRunner().invoke(command, arguments)
+    assert isinstance(result.exception, SystemExit)
+    told = f"interrupted; the finished layers stay in {tmp_path / 'out'}: the same command goes on behind them"
+    assert told in result.output.splitlines()
 
 
 def test_device_that_is_not_there_is_named_before_anything_is_written(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from transformers import PreTrainedTokenizerFast
 from gpu_worker.execution.build import build_runner
 from gpu_worker.execution.runner_config import RunnerConfig
 from ops.cli.perplexity import command
-from ops.perplexity import most_likely_tokens, windows
+from ops.perplexity import Score, most_likely_tokens, windows
 from shared.errors import ConfigError
 from tests.ops.quantize.layer_models import TEXT, save_model
 
@@ -95,13 +96,25 @@ def test_kv_cache_in_eight_bits_is_measured(model: Path) -> None:
     arguments = ["--model", str(model), "--text", str(model / "text.txt"), "--context", "48", "--dtype", "float32"]
     found = {}
     for kv_dtype in ("auto", "int8", "fp8"):
-        result = CliRunner().invoke(command, [*arguments, "--num-threads", "1", "--kv-dtype", kv_dtype])
+        result = CliRunner().invoke(command, [*arguments, "--num-threads", "1", "--kv-cache-dtype", kv_dtype])
         assert result.exit_code == 0, result.output
         assert f"KV cache {kv_dtype})" in result.output
         found[kv_dtype] = float(result.output.split("perplexity ")[1].split()[0])
     assert len(set(found.values())) == 3
     assert found["int8"] == pytest.approx(found["auto"], rel=0.002)
     assert found["fp8"] == pytest.approx(found["auto"], rel=0.02)
+
+
+def test_interrupted_measurement_says_what_it_had(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(*_: object) -> Iterator[Score]:
+        yield Score(math.log(3) * 7, 7)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("ops.perplexity.score", stopped)
+    result = CliRunner().invoke(command, ["--model", str(model), "--text", str(model / "text.txt"), "--context", "20"])
+    assert isinstance(result.exception, SystemExit)
+    told = "interrupted; perplexity 3.0000 over the first 7 tokens; nothing is kept: started again it begins anew"
+    assert told in result.output.splitlines()
 
 
 @pytest.mark.parametrize(
