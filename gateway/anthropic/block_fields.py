@@ -13,6 +13,7 @@ from types import MappingProxyType
 from msgspec import Raw, UnsetType
 
 from gateway.anthropic.body import BlockBody, PromptBody, SourceBody
+from gateway.api.schemas.hosted_blocks import HOSTED_CALLS, HOSTED_RESULTS
 from gateway.api.schemas.raw import given
 from gateway.api.schemas.refusals import unknown_parameter
 
@@ -25,6 +26,8 @@ _OF_TYPE = MappingProxyType(
         "tool_result": {"tool_use_id", "content", "is_error"},
         "document": {"source", "title", "context"},
         "search_result": {"source", "title", "content"},
+        **{kind: {"id", "name", "input"} for kind in HOSTED_CALLS},
+        **{kind: {"tool_use_id", "content", "is_error"} for kind in HOSTED_RESULTS},
     }
 )
 

@@ -1,17 +1,52 @@
 """From Anthropic's turns of blocks to the messages of a chat template.
 
-One turn may become several messages: each result of a tool is a message of its own, before the text of its turn.
+One turn may become several messages: each result of a tool is a message of its own, before the text of its turn. So
+are the results of tools that Anthropic's server ran amid a turn of the assistant.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from gateway.anthropic.body import BlockBody, MessageBody, PromptBody, SourceBody
 from gateway.api.schemas.decoding import require_text
+from gateway.api.schemas.hosted_blocks import HOSTED_CALLS, HOSTED_RESULTS, NO_TEXT
 from gateway.api.schemas.raw import given
 from gateway.api.schemas.refusals import invalid_value, missing_parameter, unsupported_parameter
 from shared.conversation import ChatMessage, ToolCall
+
+_HOSTED = HOSTED_CALLS | HOSTED_RESULTS
+_REASONS = MappingProxyType(
+    {
+        "image": "This server reads text alone.",
+        "compaction": "It stands for earlier turns at Anthropic's server alone: send them, or their summary as text.",
+        "container_upload": "The file lies at Anthropic's server: send its text in a document.",
+    }
+)
+
+
+@dataclass(slots=True)
+class _Said:
+    """What the assistant has said since the last result."""
+
+    texts: list[str] = field(default_factory=list)
+    thoughts: list[str] = field(default_factory=list)
+    calls: list[ToolCall] = field(default_factory=list)
+
+    @property
+    def is_anything(self) -> bool:
+        return bool(self.texts or self.thoughts or self.calls)
+
+    def message(self) -> ChatMessage:
+        return ChatMessage(
+            role="assistant",
+            content="".join(self.texts),
+            reasoning="".join(self.thoughts) or None,
+            tool_calls=tuple(self.calls),
+        )
 
 
 def chat_messages(body: PromptBody) -> tuple[ChatMessage, ...]:
@@ -23,21 +58,23 @@ def chat_messages(body: PromptBody) -> tuple[ChatMessage, ...]:
     messages: list[ChatMessage] = []
     if body.system:
         messages.append(ChatMessage(role="system", content=_text(body.system, "system")))
+    answered = _answered(body)
     for index, message in enumerate(body.messages):
         where = f"messages.[{index}].content"
-        messages += _turn(message, where)
+        messages += _turn(message, where, answered)
     return tuple(messages)
 
 
-def ends_with_assistant(body: PromptBody) -> bool:
-    """Tell whether the last turn is the beginning of the answer."""
-    return body.messages[-1].role == "assistant"
+def _answered(body: PromptBody) -> AbstractSet[str | None]:
+    """Return the calls of Anthropic's server whose results are there, which may be some turns later."""
+    turns = [message.content for message in body.messages if isinstance(message.content, list)]
+    return {block.tool_use_id for turn in turns for block in turn if block.type in HOSTED_RESULTS}
 
 
-def _turn(message: MessageBody, where: str) -> Iterable[ChatMessage]:
+def _turn(message: MessageBody, where: str, answered: AbstractSet[str | None]) -> Iterable[ChatMessage]:
     match message.role:
         case "assistant":
-            return _assistant(message, where)
+            return _assistant(message, where, answered)
         case "system":
             return (ChatMessage(role="system", content=_text(message.content, where)),)
         case "user":
@@ -58,26 +95,27 @@ def _user(message: MessageBody, where: str) -> Iterator[ChatMessage]:
         yield ChatMessage(role="user", content="\n\n".join(texts))
 
 
-def _assistant(message: MessageBody, where: str) -> Iterator[ChatMessage]:
+def _assistant(message: MessageBody, where: str, answered: AbstractSet[str | None]) -> Iterator[ChatMessage]:
     if isinstance(message.content, str):
         yield ChatMessage(role="assistant", content=message.content)
         return
-    texts: list[str] = []
-    thoughts: list[str] = []
-    calls: list[ToolCall] = []
+    said, has_hosted = _Said(), False
     for block, place in _placed(message.content, where):
-        if block.type == "tool_use":
-            calls.append(_tool_call(block, place))
+        has_hosted = has_hosted or block.type in _HOSTED
+        if block.type in HOSTED_RESULTS:
+            if said.is_anything:
+                yield said.message()
+                said = _Said()
+            yield _tool_result(block, place, NO_TEXT)
+        elif block.type == "tool_use" or (block.type in HOSTED_CALLS and block.id in answered):
+            said.calls.append(_tool_call(block, place))
         elif block.type == "thinking":
-            thoughts.append(require_text(f"{place}.thinking", _required(block.thinking, f"{place}.thinking")))
-        elif block.type != "redacted_thinking":
-            texts.append(_block_text(block, place))
-    yield ChatMessage(
-        role="assistant",
-        content="".join(texts),
-        reasoning="".join(thoughts) or None,
-        tool_calls=tuple(calls),
-    )
+            said.thoughts.append(require_text(f"{place}.thinking", _required(block.thinking, f"{place}.thinking")))
+        elif block.type not in HOSTED_CALLS and block.type != "redacted_thinking":
+            # A hosted call without its result is left out: templates refuse a call that nothing answers.
+            said.texts.append(_block_text(block, place))
+    if said.is_anything or not has_hosted:
+        yield said.message()
 
 
 def _tool_call(block: BlockBody, place: str) -> ToolCall:
@@ -91,8 +129,8 @@ def _tool_call(block: BlockBody, place: str) -> ToolCall:
     )
 
 
-def _tool_result(block: BlockBody, place: str) -> ChatMessage:
-    text = "" if block.content is None else _text(block.content, f"{place}.content")
+def _tool_result(block: BlockBody, place: str, otherwise: str = "") -> ChatMessage:
+    text = _text(block.content or "", f"{place}.content") or otherwise
     if block.is_error:
         text = f"Error: {text}"
     call_id = _required(block.tool_use_id, f"{place}.tool_use_id")
@@ -113,16 +151,21 @@ def _block_text(block: BlockBody, place: str) -> str:
             return _document(block, place)
         case "search_result":
             return _search_result(block, place)
-    known = "text, document, search_result, thinking, tool_use and tool_result"
+    reason = _REASONS.get(block.type)
+    if reason is None:
+        reason = "Supported are text, document, search_result, thinking, tool_use and tool_result."
+    if block.type in _HOSTED:
+        reason = "It may stand in a turn of the assistant alone."
     raise unsupported_parameter(
-        place, f"'{place}' has the type '{block.type[:64]}', which is not supported here. Supported are {known}."
+        place, f"'{place}' has the type '{block.type[:64]}', which is not supported here. {reason}"
     )
 
 
 def _document(block: BlockBody, place: str) -> str:
     source = block.source
     if not isinstance(source, SourceBody) or source.type not in ("text", "content"):
-        message = f"'{place}.source' must be text: {{type: text, data: ...}} or {{type: content, content: ...}}."
+        forms = "{type: text, data: ...} or {type: content, content: ...}"
+        message = f"'{place}.source' must be text: {forms}. PDFs and files that lie elsewhere are not read here."
         raise unsupported_parameter(f"{place}.source", message)
     if source.type == "content":
         text = _plain_text(source.content, f"{place}.source.content")

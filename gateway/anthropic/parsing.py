@@ -6,7 +6,7 @@ import msgspec
 
 from gateway.anthropic.block_fields import check_block_fields
 from gateway.anthropic.body import CountTokensBody, MessagesBody, PromptBody
-from gateway.anthropic.conversation import chat_messages, ends_with_assistant
+from gateway.anthropic.conversation import chat_messages
 from gateway.anthropic.tools import message_tools
 from gateway.api.schemas.conversation import estimate_messages
 from gateway.api.schemas.decoding import decode_body, require_text
@@ -67,7 +67,8 @@ def parse_count_tokens(body: bytes, allow_unknown: bool = False) -> tuple[str, T
 
 def _prompt(body: PromptBody, tools: str | None) -> Prompt:
     messages = chat_messages(body)
-    is_continued = ends_with_assistant(body)
+    # A turn may end with the result of a tool that Anthropic's server ran.
+    is_continued = bool(messages) and messages[-1].role == "assistant"
     options = ChatOptions(
         tools=tools,
         variables=_variables(body),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from gateway.api.schemas.best_of import without_ranking
 from gateway.generation import Generation
 from shared.sampling import SamplingDefaults, with_advice
 
@@ -17,4 +18,5 @@ def with_defaults(generation: Generation, defaults: SamplingDefaults | None) -> 
     if sampling.temperature == 0 and not is_deterministic:
         # As for clients that ask for a temperature of 0: equal requests look equal.
         sampling, is_deterministic = msgspec.structs.replace(sampling, seed=0), True
-    return msgspec.structs.replace(generation, sampling=sampling, deterministic=is_deterministic)
+    advised = msgspec.structs.replace(generation, sampling=sampling, deterministic=is_deterministic)
+    return without_ranking(advised) if sampling.temperature == 0 else advised

@@ -10,7 +10,13 @@ from gateway.anthropic.body import BlockBody, CountTokensBody, MessagesBody
 from gateway.anthropic.body import MessageBody as TurnBody
 from gateway.api.schemas.chat import ChatBody, PredictionBody
 from gateway.api.schemas.completion import CompletionBody
-from gateway.api.schemas.conversation import CalledFunctionBody, ContentPart, MessageBody, ToolCallBody
+from gateway.api.schemas.conversation import (
+    CalledCustomBody,
+    CalledFunctionBody,
+    ContentPart,
+    MessageBody,
+    ToolCallBody,
+)
 from gateway.api.schemas.parameters import StreamOptions
 from gateway.api.schemas.row import Kind
 from gateway.api.schemas.structured_output import JsonSchemaBody, ResponseFormatBody, StructuredOutputsBody
@@ -78,6 +84,7 @@ BODIES: dict[Kind, type[Struct]] = {
     Kind.FUNCTION: FunctionBody,
     Kind.TOOL_CALL: ToolCallBody,
     Kind.CALLED_FUNCTION: CalledFunctionBody,
+    Kind.CALLED_CUSTOM: CalledCustomBody,
 }
 
 

@@ -15,7 +15,7 @@ from shared.formats.parts.json_arguments import CallObject
 from shared.formats.tool_schemas import naming_tool
 from shared.formats.tools import Tool
 from shared.sampling import Grammar
-from shared.structured_output import decode_schema
+from shared.structured_output import decode_schema, llguidance_schema
 
 _SPACE = r"/[ \n]{1,4}/"
 
@@ -104,6 +104,11 @@ class AnswerGrammar:
         part = self._form.parts[0]
         if not self._form.bare_pattern or not isinstance(part, CallObject):
             return self._calls()
+        for tool in self._tools:
+            if tool.strict and tool.parameters:
+                # Where all are one schema, nothing says any more whose is at fault.
+                with naming_tool(tool):
+                    llguidance_schema(decode_schema(tool.parameters), strict=True)
         calls = [part.schema(tool, f"#/anyOf/{index}") for index, tool in enumerate(self._tools)]
         return self._lark.schema({"anyOf": calls})
 

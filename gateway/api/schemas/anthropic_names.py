@@ -91,7 +91,12 @@ ANTHROPIC_NAMES = (
     _refused("thread", "Send the whole conversation.", {"type": "create"}),
     Row("role", _TURN, "user or assistant, or system for what is said amid the conversation."),
     Row("content", _TURN, "A text, or a list of blocks.", holds=Kind.BLOCK),
-    Row("type", _BLOCK, "text, document, search_result, thinking, redacted_thinking, tool_use or tool_result."),
+    Row(
+        "type",
+        _BLOCK,
+        "text, document, search_result, thinking, redacted_thinking, tool_use or tool_result; in a turn of the "
+        "assistant also what Anthropic's server ran: server_tool_use, mcp_tool_use, and their results.",
+    ),
     Row("text", _BLOCK, "The text of a text block."),
     Row("thinking", _BLOCK, "What the assistant thought."),
     Row("id", _BLOCK, "The id of a tool's use."),

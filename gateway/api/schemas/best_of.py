@@ -36,3 +36,17 @@ def with_best_of(generation: Generation, best_of: int | None) -> Generation:
     ranking = Ranking(num_told=n, shows_logprobs=sampling.logprobs is not None)
     sampling = msgspec.structs.replace(sampling, logprobs=sampling.logprobs or 0)
     return msgspec.structs.replace(generation, n=best_of, sampling=sampling, ranking=ranking)
+
+
+def without_ranking(generation: Generation) -> Generation:
+    """Return a generation that makes only the sequences that are told: all of a prompt are equal.
+
+    For a temperature of 0 that its model advises, and that is not known yet when its body is read.
+    """
+    ranking = generation.ranking
+    if ranking is None:
+        return generation
+    sampling = generation.sampling
+    if not ranking.shows_logprobs:
+        sampling = msgspec.structs.replace(sampling, logprobs=None)
+    return msgspec.structs.replace(generation, n=ranking.num_told, sampling=sampling, ranking=None)

@@ -55,10 +55,18 @@ class CalledFunctionBody(Struct, kw_only=True, forbid_unknown_fields=True):
     arguments: str | Annotated[dict[Name, Any], Meta(max_length=MAX_ARGUMENTS)] | None = None
 
 
+class CalledCustomBody(Struct, kw_only=True, forbid_unknown_fields=True):
+    """Which tool with free text an earlier answer called, and the text."""
+
+    name: Name
+    input: str | None = None
+
+
 class ToolCallBody(Struct, kw_only=True, forbid_unknown_fields=True):
     """One call of an earlier answer."""
 
     function: CalledFunctionBody | None = None
+    custom: CalledCustomBody | None = None
     id: Name | None = None
     type: Name | None = None
 
@@ -175,11 +183,26 @@ def _reasoning(message: MessageBody, where: str) -> str:
 
 
 def _call(call: ToolCallBody, where: str) -> ToolCall:
-    if call.type not in (None, "function"):
-        raise unsupported_parameter(where, f"'{where}' is a call of type '{call.type}'; only 'function' is supported.")
+    if call.type not in (None, "function", "custom"):
+        known = "'function' and 'custom' are supported"
+        raise unsupported_parameter(where, f"'{where}' is a call of type '{call.type[:64]}'; {known}.")
+    call_id = _checked_name(call.id, f"{where}.id") or ""
+    if call.type == "custom":
+        if call.custom is None:
+            raise missing_parameter(f"{where}.custom")
+        return _called_custom(call.custom, call_id, f"{where}.custom")
+    if call.custom is not None:
+        raise invalid_value(f"{where}.custom", f"'{where}.custom' needs the type 'custom' beside it.")
     if call.function is None:
         raise missing_parameter(f"{where}.function")
-    return _called(call.function, _checked_name(call.id, f"{where}.id") or "", f"{where}.function")
+    return _called(call.function, call_id, f"{where}.function")
+
+
+def _called_custom(called: CalledCustomBody, call_id: str, where: str) -> ToolCall:
+    """Return a call with free text as the call of a function that takes it, as `/v1/responses` reads it too."""
+    text = require_text(f"{where}.input", called.input or "")
+    arguments = msgspec.json.encode({"input": text}).decode()
+    return ToolCall(id=call_id, name=require_text(f"{where}.name", called.name), arguments=arguments)
 
 
 def _called(function: CalledFunctionBody, call_id: str, where: str) -> ToolCall:

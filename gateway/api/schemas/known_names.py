@@ -8,6 +8,7 @@ from __future__ import annotations
 import msgspec
 from msgspec import Raw
 
+from gateway.api.schemas.hosted_blocks import read_hosted_block
 from gateway.api.schemas.hosted_items import read_hosted
 from gateway.api.schemas.refusals import unknown_parameter, unsupported_parameter
 from gateway.api.schemas.row import Kind, Use
@@ -57,7 +58,7 @@ class _Bodies:
 
     def _fields(self, fields: dict[str, Raw], kind: Kind, path: str) -> dict[str, Raw]:
         if kind in SERVED_TYPES and _is_of_other_type(fields, SERVED_TYPES[kind]):
-            return read_hosted(fields) if kind is Kind.RESPONSE_ITEM else {"type": fields["type"]}
+            return _of_other_type(fields, kind)
         rows = PARAMETERS.rows(kind)
         kept: dict[str, Raw] = {}
         for name, raw in fields.items():
@@ -71,6 +72,13 @@ class _Bodies:
             elif row.use is Use.REFUSED and not _is_one_of(raw, row.without_effect):
                 raise unsupported_parameter(where, instead=row.note)
         return kept
+
+
+def _of_other_type(fields: dict[str, Raw], kind: Kind) -> dict[str, Raw]:
+    """Return what is read of an object whose type clients do not write by themselves."""
+    if kind is Kind.RESPONSE_ITEM:
+        return read_hosted(fields)
+    return read_hosted_block(fields) if kind is Kind.BLOCK else {"type": fields["type"]}
 
 
 def _is_of_other_type(fields: dict[str, Raw], types: frozenset[str]) -> bool:

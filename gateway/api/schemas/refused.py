@@ -46,7 +46,8 @@ _STRUCTURED_OUTPUT = (
 
 _FOREVER = (
     _row("add_special_tokens", "A chat template writes the special tokens itself.", True, (False,), _CHAT),
-    _row("audio", _TEXT_ONLY, {"voice": "a"}, (), (*_CHAT, *_MESSAGE)),
+    _row("audio", _TEXT_ONLY, {"voice": "a"}, (), _CHAT),
+    _row("audio", "The sound lies at OpenAI: send its transcript as 'content'.", {"id": "audio_1"}, (), _MESSAGE),
     _row("modalities", _TEXT_ONLY, ["audio"], (["text"],), _CHAT),
     _row("verbosity", "Ask for a short or a long answer in a message.", "low", ("medium",), _CHAT),
     _row("moderation", _LEAVE_OUT, {"model": "omni-moderation-latest"}, (), _CHAT),

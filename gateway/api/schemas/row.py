@@ -46,6 +46,7 @@ class Kind(enum.Enum):
     FUNCTION = "A function that may be called"
     TOOL_CALL = "A call in a message"
     CALLED_FUNCTION = "The function of a call in a message"
+    CALLED_CUSTOM = "The custom tool of a call in a message"
 
 
 GENERATION = (Kind.CHAT, Kind.COMPLETION)

@@ -113,6 +113,12 @@ async def test_tool_is_named_beside_structured_output_too() -> None:
     assert error.param == "tools.[2].function.parameters.properties.a"
 
 
+async def test_tool_whose_calls_are_one_schema_with_the_output_is_named() -> None:
+    error = await refusal(chat(PATTERN, response_format={"type": "json_object"}), "llama-json")
+    assert error.param == "tools.[2].function.parameters.properties.a"
+    assert "the schema of 'f2': a pattern with '--'" in error.message
+
+
 async def test_reader_of_strings_without_quotes_names_the_tool() -> None:
     conditions = {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["b"]}
     error = await refusal(chat(conditions), "llama-pythonic")

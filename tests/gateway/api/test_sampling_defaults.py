@@ -63,3 +63,13 @@ def test_model_that_advises_the_likeliest_token_makes_equal_requests_equal() -> 
     assert with_defaults(chat(), greedy).deterministic
     assert with_defaults(chat(seed=7), greedy).sampling.seed == 7
     assert not with_defaults(chat(temperature=1), greedy).deterministic
+
+
+@pytest.mark.parametrize("fields", [{}, {"logprobs": True}, {"seed": 7}])
+def test_model_that_advises_the_likeliest_token_makes_no_more_sequences_than_are_told(fields: dict[str, Any]) -> None:
+    """All of a prompt are equal, as where the client asks for a temperature of 0."""
+    greedy = SamplingDefaults(temperature=0.0)
+    ranked = with_defaults(chat(best_of=5, n=2, **fields), greedy)
+    assert (ranked.n, ranked.num_choices, ranked.ranking) == (2, 2, None)
+    assert ranked.sampling == chat(n=2, temperature=0, **fields).sampling
+    assert with_defaults(chat(best_of=5, n=2, temperature=1, **fields), greedy).n == 5

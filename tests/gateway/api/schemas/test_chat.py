@@ -77,7 +77,13 @@ def test_known_role_passes(role: str) -> None:
             {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": 5}}]},
             "messages.[1].tool_calls.[0].function.arguments",
         ),
-        ({"role": "assistant", "tool_calls": [{"type": "custom"}]}, "messages.[1].tool_calls.[0]"),
+        ({"role": "assistant", "tool_calls": [{"type": "other"}]}, "messages.[1].tool_calls.[0]"),
+        ({"role": "assistant", "tool_calls": [{"type": "custom"}]}, "messages.[1].tool_calls.[0].custom"),
+        ({"role": "assistant", "tool_calls": [{"custom": {"name": "f"}}]}, "messages.[1].tool_calls.[0].custom"),
+        (
+            {"role": "assistant", "tool_calls": [{"type": "custom", "custom": {"name": "f", "input": 5}}]},
+            "messages.[1].tool_calls.[0].custom.input",
+        ),
         ({"role": "assistant", "tool_calls": [{"id": "1"}] * 513}, "messages.[1].tool_calls"),
         ({"role": "assistant", "content": "x", "function_call": {"name": "a\0"}}, "messages.[1].function_call.name"),
         ({"role": "assistant", "content": [{"type": "refusal"}]}, "messages.[1].content"),
@@ -115,6 +121,20 @@ def test_reasoning_has_two_names(name: str) -> None:
     assert message == ChatMessage(role="assistant", content="a", reasoning="hm")
     [message] = conversation([{"role": "assistant", "content": None, name: [{"type": "text", "text": "hm"}]}])
     assert message == ChatMessage(role="assistant", content="", reasoning="hm")
+
+
+def test_call_with_free_text_is_told_as_a_call_of_a_function_that_takes_it() -> None:
+    call = {"id": "call_1", "type": "custom", "custom": {"name": "f", "input": 'a "b"\n'}}
+    result = {"role": "tool", "tool_call_id": "call_1", "content": "3"}
+    assistant, _ = conversation([{"role": "assistant", "content": None, "tool_calls": [call]}, result])
+    (told,) = assistant.tool_calls
+    assert (told.id, told.name, json.loads(told.arguments)) == ("call_1", "f", {"input": 'a "b"\n'})
+
+
+def test_sound_of_an_earlier_answer_is_refused_with_what_to_send_instead() -> None:
+    error = refused([{"role": "assistant", "content": None, "audio": {"id": "audio_1"}}])
+    assert error.param == "messages.[0].audio"
+    assert "transcript" in error.message
 
 
 def test_calls_and_results_of_tools_travel() -> None:

@@ -97,6 +97,8 @@ def body(kind: Kind, fields: dict[str, Any]) -> dict[str, Any]:
     if kind is Kind.DETOKENIZE:
         return {"tokens": [1], **fields}
     chat: dict[str, Any] = {"model": "m", "messages": [message], "seed": 1}
+    if kind is Kind.CALLED_CUSTOM:
+        message["tool_calls"] = [{"id": "a", "type": "custom", "custom": {"name": "f", "input": "", **fields}}]
     if kind in (Kind.TOOL_CALL, Kind.CALLED_FUNCTION):
         called = {"name": "f", "arguments": "{}", **(fields if kind is Kind.CALLED_FUNCTION else {})}
         message["tool_calls"] = [{"id": "a", "function": called, **(fields if kind is Kind.TOOL_CALL else {})}]
