@@ -93,6 +93,11 @@ class Answer(ABC):
         """Do what the first output needs, while the generation that has just been dispatched is on its way."""
 
     @property
+    def has_begun(self) -> bool:
+        """Whether the status is out, so that the client cannot be refused any more."""
+        return self._exchange.started
+
+    @property
     def num_tokens(self) -> int:
         """Tokens that a complete answer counts against its key's tokens per minute."""
         return self.usage.prompt_tokens + self.usage.completion_tokens

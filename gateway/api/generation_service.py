@@ -71,11 +71,18 @@ class GenerationService:
         self._streamed: set[Answer] = set()
 
     async def tick_forever(self) -> None:
-        """Let streams react to silence and slow readers."""
+        """Let streams react to silence and slow readers.
+
+        A status that says 200 promises an answer. While NATS owes one, what has been asked may yet be refused with
+        the status of that, and Retry-After: its stream is not begun.
+        """
         while True:
             await asyncio.sleep(TICK_S)
             now = self._loop.time()
+            is_queue_late = self._starter.is_queue_late
             for answer in list(self._streamed):
+                if is_queue_late and not answer.has_begun:
+                    continue
                 try:
                     answer.tick(now)
                 except Exception:
