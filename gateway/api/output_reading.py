@@ -116,7 +116,8 @@ def _constrained(generation: Generation, chosen: ChatFormat, use: ToolUse) -> Sa
         raise refused_schema(use, error.tool_name, error.reason, error.path) from None
     except GrammarError as error:
         field = "tools" if generation.structured_output is None else generation.structured_output.field
-        raise ApiError(400, f"{field}{error.path}: {error.reason}", param=field, code="invalid_value") from None
+        where = f"{field}{error.path}"
+        raise ApiError(400, f"{where}: {error.reason}", param=where, code="invalid_value") from None
     except RecursionError:
         raise ApiError(400, "A schema is nested too deeply.", param="tools", code="invalid_value") from None
     if grammar is None and use.choice.mode in ("required", "named"):

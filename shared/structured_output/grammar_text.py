@@ -14,6 +14,7 @@ from shared.structured_output.gbnf_lark import gbnf_as_lark
 from shared.structured_output.lark_form import lark_regex
 from shared.structured_output.patterns import with_exact_patterns
 from shared.structured_output.property_names import with_named_properties
+from shared.structured_output.unique_items import with_unique_items
 
 # One space, or a new line with its indentation: what writers of JSON write. A model cannot go on with spaces for ever.
 WHITESPACE = r"[ \t]|\r?\n[ \t]{0,40}"
@@ -62,7 +63,7 @@ def llguidance_schema(schema: Any, *, strict: bool) -> Any:
     """Return a decoded schema as llguidance is to be given it, alone or behind `%json` in a Lark grammar.
 
     Raises:
-        GrammarError: One of its patterns is not supported.
+        GrammarError: One of its patterns is not supported, or items must be unique in a way that is not.
     """
     if isinstance(schema, bool):
         return {} if schema else False
@@ -75,7 +76,8 @@ def llguidance_schema(schema: Any, *, strict: bool) -> Any:
         "lenient": False,
         "coerce_one_of": not strict,
     }
-    return {**with_exact_patterns(with_named_properties(schema)), "x-guidance": options}
+    named = with_named_properties(with_unique_items(schema))
+    return {**with_exact_patterns(named), "x-guidance": options}
 
 
 def _encode(grammar: dict[str, Any]) -> str:

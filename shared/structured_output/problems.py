@@ -23,7 +23,11 @@ _LOOKAROUND = re.compile(r"lookarounds not supported|look-around")
 _LOOKS_AROUND = re.compile(r"\(\?<?[=!]|\\[bB]")
 _ONE_OF = re.compile(r"oneOf constraints are not supported")
 _TOO_LARGE = re.compile(r"schema too large|too big|too many|grammar size|fuel|too complex")
+_RANGE = re.compile(r"Failed to generate regex for (?:float|integer) range")
 _NO_TEXT = re.compile(r"NoExtensionBias")
+_BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
+# The least whole number that, as a float, is 2^63.
+_BEYOND = 2**63 - 512
 _PLACE_IN_GRAMMAR = re.compile(r"^(?:at )?(\d+)\((\d+)\): (.*)")
 
 # Keywords of the oldest draft, which llguidance reads over.
@@ -60,6 +64,12 @@ def named_problem(problem: str, schema: Any = None) -> GrammarError:
             "alternatives apart by a required property with another 'const' in each."
         )
         return GrammarError(reason, _path(schema, lambda s: "oneOf" in s))
+    if _RANGE.search(problem):
+        reason = (
+            "the bounds of a number must lie between -2^63 and 2^63 (about 9.22e18). Leave out those beyond, and check "
+            "the number afterwards."
+        )
+        return GrammarError(reason, _path(schema, lambda s: any(_is_beyond(s.get(name)) for name in _BOUNDS)))
     looks_around = _LOOKAROUND.search(problem) is not None
     return GrammarError(_other(problem), _path(schema, _has_lookaround) if looks_around else "")
 
@@ -114,6 +124,10 @@ def _path(schema: Any, is_it: Callable[[dict[str, Any]], bool]) -> str:
 def _has_lookaround(schema: dict[str, Any]) -> bool:
     pattern = schema.get("pattern")
     return isinstance(pattern, str) and _LOOKS_AROUND.search(pattern) is not None
+
+
+def _is_beyond(value: Any) -> bool:
+    return isinstance(value, int | float) and abs(value) >= _BEYOND
 
 
 def _starts(value: Any, prefix: str) -> bool:

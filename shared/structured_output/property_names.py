@@ -65,7 +65,20 @@ def _constraint(names: Any, root: Any) -> dict[str, Any] | None:
         return asked
     if set(asked) == {"enum"} and isinstance(asked["enum"], list):
         return {"enum": [name for name in asked["enum"] if isinstance(name, str)]}
+    if set(asked) <= {"minLength", "maxLength"}:
+        return _length_pattern(asked.get("minLength", 0), asked.get("maxLength"))
     return asked if set(asked) == {"pattern"} and isinstance(asked["pattern"], str) else None
+
+
+def _length_pattern(least: Any, most: Any) -> dict[str, Any] | None:
+    """Return names of some lengths, in characters, as a pattern; None where no name has one, or they are no lengths."""
+    if type(least) is not int or least < 0:
+        return None
+    if most is None:
+        return {"pattern": f"^[\\s\\S]{{{least},}}$"} if least else {}
+    if type(most) is not int or most < least:
+        return None
+    return {"pattern": f"^[\\s\\S]{{{least},{most}}}$"}
 
 
 def _write_pattern(schema: dict[str, Any], pattern: str) -> None:

@@ -72,6 +72,17 @@ def test_grammar_that_would_be_ignored_in_part_is_refused_with_the_reason(gramma
         ({"items": {"$ref": "https://example.com/x.json"}}, ".items", "'https://example.com/x.json' is not followed"),
         ({"items": {"$ref": "#/$defs/none"}}, ".items", "which does not exist"),
         ({"$defs": {"a": {"oneOf": [{}, {}]}}, "$ref": "#/$defs/a"}, ".$defs.a", "'oneOf' is only supported where"),
+        (
+            # What Zod writes for a number of 32 bits.
+            {
+                "properties": {
+                    "a": {"type": "number", "minimum": -3.4028234663852886e38, "maximum": 3.4028234663852886e38}
+                }
+            },
+            ".properties.a",
+            "the bounds of a number must lie between -2^63 and 2^63",
+        ),
+        ({"items": {"type": "integer", "minimum": -(2**63)}}, ".items", "the bounds of a number"),
         ({"type": "integer", "divisibleBy": 3}, "", "'divisibleBy' is not supported"),
         ({"pattern": "(?=a)b", "type": "string"}, "", "look-around"),
         ({"pattern": r"\bword", "type": "string"}, "", "edge of a word"),

@@ -20,6 +20,8 @@ SCHEMA: dict[str, Any] = {
         "g": {"not": {}},
         "h": {"properties": {"pattern": {"pattern": "(?:a|b)"}}},
         "i": {"pattern": "a(?!b)"},
+        "j": {"type": "number", "minimum": -1e18, "maximum": 2**63 - 513},
+        "k": {"type": "number", "minimum": 0, "exclusiveMaximum": 2**63 - 512},
     }
 }
 
@@ -47,6 +49,8 @@ SCHEMA: dict[str, Any] = {
         ("regex parse error:\n  (\n  ^\nerror: unclosed group\nmore", "", "is not supported: unclosed group."),
         ("lookarounds not supported here", ".properties.i", "it looks ahead, behind, or at the edge of a word."),
         ("regex parse error:\nerror: look-around is not supported", ".properties.i", "look-around is not supported."),
+        ("Failed to generate regex for float range: min=", ".properties.k", "between -2^63 and 2^63"),
+        ("Failed to generate regex for integer range: min=", ".properties.k", "between -2^63 and 2^63"),
         ("NoExtensionBias", "", "it matches no text"),
         ("invalid regex: x", "", "a regular expression is wrong, or not supported."),
         ("the schema too large", "", "it is too large or too deeply combined"),

@@ -8,6 +8,7 @@ from tests.shared.structured_output.corpus.case import Case
 
 _INTEGER = {"type": "integer"}
 _STRING = {"type": "string"}
+_FEW = {"enum": [1, 2, 3]}
 
 _ITEMS = [
     Case({"type": "array", "items": items}, [[], good, good * 3], [bad, [*good, *bad], {}])
@@ -103,12 +104,37 @@ _OTHERS = [
         [[[1]], [[1, 2, 3]], [1, 2]],
     ),
     Case({"type": "array", "items": {"type": "array", "items": {"type": "array"}}}, [[[[]]], [[]], []], [[[1]], [1]]),
-    Case({"type": "array", "items": _INTEGER, "uniqueItems": False}, [[1, 1]], [["a"]], "'uniqueItems'"),
     Case({"type": "array", "items": _INTEGER, "uniqueItems": True}, [[1, 2]], [[1, 1]], "'uniqueItems'"),
+    Case({"items": _FEW, "uniqueItems": True}, [[1, 2], 5], [[1, 1]], "'uniqueItems'"),
+    Case({"type": "array", "items": _FEW, "uniqueItems": True, "minItems": 4}, [], [[1, 2, 3, 1]], "'uniqueItems'"),
     Case({"type": "array", "contains": _INTEGER}, [["a", 1]], [["a"], []], "'contains'"),
     Case({"type": "array", "contains": _INTEGER, "minContains": 2}, [[1, 2]], [[1]], "'contains'"),
     Case(
         {"type": "array", "prefixItems": [_INTEGER], "unevaluatedItems": False}, [[1]], [[1, 2]], "'unevaluatedItems'"
+    ),
+]
+
+_UNIQUE = [
+    Case({"type": "array", "items": _INTEGER, "uniqueItems": False}, [[], [1, 1]], [["a"]]),
+    Case({"type": "array", "items": _INTEGER, "uniqueItems": True, "maxItems": 1}, [[], [1]], [["a"], [1, 2]]),
+    Case({"type": "array", "items": _FEW, "uniqueItems": True}, [[], [2], [3, 1, 2]], [[1, 1], [1, 2, 1], [4]]),
+    Case(
+        {"type": "array", "items": _FEW, "uniqueItems": True, "minItems": 1, "maxItems": 2},
+        [[2], [3, 1]],
+        [[], [1, 1], [1, 2, 3]],
+    ),
+    Case({"type": "array", "items": {"type": "boolean"}, "uniqueItems": True}, [[True, False]], [[True, True]]),
+    Case({"type": "array", "items": {"const": "a"}, "uniqueItems": True}, [[], ["a"]], [["a", "a"], ["b"]]),
+    # What Pydantic writes for a set of an enumeration.
+    Case(
+        {
+            "type": "object",
+            "properties": {"a": {"type": "array", "items": {"$ref": "#/$defs/E"}, "title": "A", "uniqueItems": True}},
+            "required": ["a"],
+            "$defs": {"E": {"enum": ["x", "y"], "title": "E", "type": "string"}},
+        },
+        [{"a": []}, {"a": ["y", "x"]}],
+        [{"a": ["x", "x"]}, {"a": ["z"]}],
     ),
 ]
 
@@ -120,4 +146,5 @@ ARRAYS = [
     ),
     *_TUPLES,
     *_OTHERS,
+    *_UNIQUE,
 ]

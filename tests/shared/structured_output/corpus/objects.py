@@ -129,7 +129,13 @@ _COUNTED = [
 ]
 
 _REFUSED = [
-    Case({"type": "object", "propertyNames": {"maxLength": 1}}, [{"a": 1}], [{"bb": 1}], "'propertyNames'"),
+    Case(
+        {"type": "object", "propertyNames": {"maxLength": 1, "pattern": "a"}},
+        [{"a": 1}],
+        [{"aa": 1}],
+        "'propertyNames'",
+    ),
+    Case(_object(_A_AND_B, propertyNames={"minLength": 1}), [{"a": 1}], [{"": 1}], "'propertyNames'"),
     Case({"type": "object", "propertyNames": {"not": {"const": "b"}}}, [{"a": 1}], [{"b": 1}], "'propertyNames'"),
     Case(_object(_A_AND_B, propertyNames={"pattern": "^a"}), [{"a": 1}], [{"b": ""}], "'propertyNames'"),
     Case(_object(_A_AND_B, propertyNames={"enum": ["a"]}), [{"a": 1}], [{"b": ""}], "'propertyNames'"),
@@ -155,6 +161,18 @@ _NAMED = [
         [{"x": "y"}],
     ),
     Case({"type": "object", "propertyNames": True}, [{}, {"x": 1}], [[]]),
+    Case({"type": "object", "propertyNames": {"maxLength": 1}}, [{}, {"a": 1}, {"日": 1}, {"": 1}], [{"bb": 1}]),
+    Case(
+        {"type": "object", "propertyNames": {"type": "string", "minLength": 1}, "additionalProperties": _INTEGER},
+        [{}, {"a": 1}, {"a b\n": 1}, {"日": 1}],
+        [{"": 1}, {"a": ""}],
+    ),
+    Case(
+        {"type": "object", "propertyNames": {"minLength": 2, "maxLength": 3}},
+        [{"aa": 1}, {"日本語": 1}, {'"\\': 1}],
+        [{"a": 1}, {"aaaa": 1}, {"日本語日": 1}],
+    ),
+    Case({"type": "object", "propertyNames": {"minLength": 0}}, [{"": 1}], [[]]),
     Case(
         {"type": "object", "propertyNames": _NAMES, "additionalProperties": _INTEGER, "required": ["a", "b"]},
         [{"a": 1, "b": 2}],
