@@ -1,7 +1,6 @@
 """Writes `uniqueItems` as an enumeration where few lists are possible; no grammar can hold longer ones to it.
 
-What may still stand in a list would depend on all that stands before it. OpenAI's strict mode does not support the
-keyword either; other servers read over it.
+What may still stand in a list would depend on all that stands before it, and llguidance does not read the keyword.
 """
 
 from __future__ import annotations
