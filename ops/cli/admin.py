@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from shared.audit import servers_in
+from ops.stack.wait_notice import told_of_nats
 from shared.config import setting
 from shared.nats_files import NatsFiles
 
 if TYPE_CHECKING:
     from nats.aio.client import Client
-
-QUIET_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +35,7 @@ async def admin_client(url: str, name: str, access: AdminAccess, timeout_s: floa
     """
     from shared.nats_connection import connect
 
-    line = f"headrace: waiting up to {timeout_s:g} s for NATS at {servers_in(url)}"
-    notice = asyncio.get_running_loop().call_later(QUIET_S, lambda: print(line, file=sys.stderr, flush=True))
-    try:
+    with told_of_nats(url, timeout_s, _tell):
         client = await connect(
             url,
             role="admin",
@@ -50,9 +45,11 @@ async def admin_client(url: str, name: str, access: AdminAccess, timeout_s: floa
             files=access,
             timeout_s=timeout_s,
         )
-    finally:
-        notice.cancel()
     try:
         yield client
     finally:
         await client.close()
+
+
+def _tell(words: str) -> None:
+    print(f"headrace: {words}", file=sys.stderr, flush=True)

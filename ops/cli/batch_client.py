@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from types import TracebackType
 from typing import Any
 
@@ -25,6 +25,7 @@ from shared.subjects import request_subject, result_subject
 # After so long without a result that is told, and then from time to time.
 SILENCE_S = 10.0
 _AGAIN_S = 60.0
+_MAX_NAMES = 5
 # A result that passed by while we were reconnecting is found in the stream.
 _LOOK_EVERY_S = 2.0
 
@@ -36,17 +37,25 @@ class _Silence:
         self._tell = tell
         self._began, self._next_at = now, now + SILENCE_S
 
-    def look(self, now: float, num_missing: int, num_all: int) -> None:
+    def look(self, now: float, missing: Iterable[str], num_missing: int, num_all: int) -> None:
+        """Tell it where it is time; `missing` are the models whose results have not come."""
         if now < self._next_at:
             return
         self._next_at = now + _AGAIN_S
         self._tell(
-            f"no result for {now - self._began:.0f} s, {num_missing} of {num_all} are missing; jobs wait in the queue "
-            "until a worker serves their model and has capacity that people do not want"
+            f"no result for {now - self._began:.0f} s, {num_missing} of {num_all} are missing, of "
+            f"{_shown(missing)}; jobs wait in the queue until a worker serves their model and has capacity that people "
+            "do not want; GET /v1/models of a gateway lists the models that are served"
         )
 
     def end(self, now: float) -> None:
         self._began, self._next_at = now, now + SILENCE_S
+
+
+def _shown(models: Iterable[str]) -> str:
+    """Return the different names, of many the first."""
+    names = sorted(set(models))
+    return ", ".join(repr(name[:64]) for name in names[:_MAX_NAMES]) + (", ..." if len(names) > _MAX_NAMES else "")
 
 
 class BatchClient:
@@ -130,10 +139,10 @@ class BatchClient:
         deadline = asyncio.get_running_loop().time() + timeout_s
         for tenant in {request.tenant for request in requests}:
             await self._client.subscribe(result_subject(tenant, "any").rpartition(".")[0] + ".*", cb=arrived.put)
-        missing = {await self.publish(request) for request in requests}
+        missing = {await self.publish(request): request.model for request in requests}
         silence = _Silence(self._tell, asyncio.get_running_loop().time())
         while missing:
-            silence.look(asyncio.get_running_loop().time(), len(missing), len(requests))
+            silence.look(asyncio.get_running_loop().time(), missing.values(), len(missing), len(requests))
             wait_s = min(_LOOK_EVERY_S, deadline - asyncio.get_running_loop().time())
             if wait_s <= 0:
                 raise DependencyError(
@@ -144,9 +153,9 @@ class BatchClient:
                 message = await asyncio.wait_for(arrived.get(), wait_s)
                 found = {message.subject: message.data} if message.subject in missing else {}
             except TimeoutError:
-                found = await self._stored(missing)
+                found = await self._stored(set(missing))
             for subject, data in found.items():
-                missing.discard(subject)
+                missing.pop(subject, None)
                 silence.end(asyncio.get_running_loop().time())
                 yield json.loads(data)
 

@@ -49,7 +49,6 @@ def run(config: DoctorConfig) -> int:
 
 
 def _findings(config: DoctorConfig) -> Iterator[Finding]:
-    from ops.doctor.finding import Finding
     from ops.doctor.machine import machine_findings
     from ops.doctor.settings import setting_findings
 
@@ -57,24 +56,39 @@ def _findings(config: DoctorConfig) -> Iterator[Finding]:
     yield from setting_findings({name: value for name, value in os.environ.items() if value})
     running = read_ready_file(config.state_dir)
     nats_url = config.nats_url or (running and running.admin_nats_url)
-    if not nats_url:
-        yield Finding("servers", f"no --nats-url is given, and no `headrace up` runs on {config.state_dir}")
-        return
-    yield from _servers(config, nats_url, is_own=config.nats_url is None)
+    if nats_url:
+        yield from _nats(config, nats_url, is_own=config.nats_url is None)
+    else:
+        yield _nowhere("nats", "HEADRACE_NATS_URL", config)
+    redis_url = config.redis_url or (running.redis_url if running else None)
+    if redis_url or running:
+        from ops.doctor.servers import redis_finding
+
+        yield asyncio.run(redis_finding(redis_url))
+    else:
+        yield _nowhere("redis", "HEADRACE_REDIS_URL", config)
     if url := config.url or (running and running.url):
         from ops.doctor.servers import gateway_findings
 
         yield from gateway_findings(url)
+    else:
+        yield _nowhere("gateway", "HEADRACE_URL", config)
 
 
-def _servers(config: DoctorConfig, nats_url: str, *, is_own: bool) -> Iterator[Finding]:
-    from ops.doctor.servers import NatsLogin, nats_findings, redis_finding
+def _nowhere(topic: str, variable: str, config: DoctorConfig) -> Finding:
+    """Return that neither a setting nor a running system says where a server is."""
+    from ops.doctor.finding import unseen
 
-    running = read_ready_file(config.state_dir)
+    text = f"no `headrace up` runs on {config.state_dir}, and {variable} is not given"
+    return unseen(topic, text, f"give HEADRACE_STATE_DIR of one that runs, or {variable}")
+
+
+def _nats(config: DoctorConfig, nats_url: str, *, is_own: bool) -> Iterator[Finding]:
+    from ops.doctor.servers import NatsLogin, nats_findings
+
     role = cast("Role", config.nats_user if config.nats_user in ROLES else "admin" if is_own else "worker")
     user, password = (None, None) if is_own else (config.nats_user, config.nats_password)
     yield from asyncio.run(nats_findings(NatsLogin(nats_url, role, user, password, config)))
-    yield asyncio.run(redis_finding(config.redis_url or (running.redis_url if running else None)))
 
 
 command = settings_command(DoctorConfig, "doctor", run)

@@ -11,6 +11,7 @@ class Level(enum.Enum):
     """How bad it is: only a problem keeps Headrace from working."""
 
     FINE = "ok"
+    UNSEEN = "--"
     WARNING = "warn"
     PROBLEM = "FAIL"
 
@@ -41,6 +42,11 @@ def warning(topic: str, text: str, remedy: str = "") -> Finding:
     return Finding(topic, text, Level.WARNING, remedy)
 
 
+def unseen(topic: str, text: str, remedy: str = "") -> Finding:
+    """Return a finding that there was nothing to look at; nothing is known of it, good or bad."""
+    return Finding(topic, text, Level.UNSEEN, remedy)
+
+
 def page(findings: Sequence[Finding], as_given: Callable[[str], str]) -> str:
     """Return the findings as a page of text, a verdict last.
 
@@ -64,13 +70,16 @@ def _printable(text: str) -> str:
 
 
 def verdict(findings: Sequence[Finding]) -> str:
-    """Return one sentence on all findings."""
+    """Return what all findings come to, and what it does not cover."""
+    missing = ", ".join(dict.fromkeys(finding.topic for finding in findings if finding.level is Level.UNSEEN))
     problems = sum(finding.level is Level.PROBLEM for finding in findings)
     warnings = sum(finding.level is Level.WARNING for finding in findings)
     if not problems and not warnings:
+        if missing:
+            return f"Nothing is wrong in what was looked at. Not found, so not looked at: {missing}."
         return "Nothing is wrong."
     counted = [_counted(number, noun) for number, noun in ((problems, "problem"), (warnings, "warning")) if number]
-    return ", ".join(counted) + "."
+    return ", ".join(counted) + "." + (f" Not found, so not looked at: {missing}." if missing else "")
 
 
 def exit_code(findings: Sequence[Finding]) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import msgspec
@@ -10,12 +11,15 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from ops.stack.plan import NatsAccess
+from ops.stack.wait_notice import told_of_nats
 from shared.batch_streams import DEFAULT_TENANT
 from shared.errors import DependencyError
 from shared.messages import Heartbeat
 from shared.nats_connection import connect
 from shared.streams import StreamLimits, ensure_streams, reshape_streams
 from shared.subjects import ALL_WORKERS
+
+CONNECT_TIMEOUT_S = 10.0
 
 _log = logging.getLogger(__name__)
 
@@ -40,8 +44,9 @@ class RollCall:
         is_forbidden: Whether NATS forbids us to listen, so that `workers` stays empty.
     """
 
-    def __init__(self, access: NatsAccess) -> None:
-        """Prepare; nothing is connected yet."""
+    def __init__(self, access: NatsAccess, tell: Callable[[str], None] = lambda words: None) -> None:
+        """Prepare; nothing is connected yet. `tell` is given words for whoever waits for NATS."""
+        self._tell = tell
         self.workers: set[int] = set()
         self.is_forbidden = False
         self._access = access
@@ -57,16 +62,18 @@ class RollCall:
             DependencyError: NATS does not answer, refuses us, is too old, or cannot make the streams.
         """
         access = self._access
-        self._client = await connect(
-            access.url,
-            role="admin",
-            name="headrace-up",
-            user=access.user,
-            password=access.password,
-            files=access.files,
-            on_error=self._on_error,
-            on_reconnect=self._on_reconnect,
-        )
+        with told_of_nats(access.url, CONNECT_TIMEOUT_S, self._tell):
+            self._client = await connect(
+                access.url,
+                role="admin",
+                name="headrace-up",
+                user=access.user,
+                password=access.password,
+                files=access.files,
+                on_error=self._on_error,
+                on_reconnect=self._on_reconnect,
+                timeout_s=CONNECT_TIMEOUT_S,
+            )
         await self._set_up()
         await self._client.subscribe(ALL_WORKERS, cb=self._on_heartbeat)
 

@@ -56,7 +56,7 @@ class Supervisor:
         self._ready_files = [state.path / READY_FILE, *([ready_file] if ready_file else [])]
         self._console = console
         self._children: list[Child] = []
-        self._roll_call = RollCall(plan.admin)
+        self._roll_call = RollCall(plan.admin, partial(console.say, "nats"))
         self._hang_timeout_s = hang_timeout_s
         self._storage = StorageWatch(state.path, self._replace_nats)
         self._watching: asyncio.Task[None] | None = None

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ops.doctor.finding import Level, page, problem, warning
+from ops.doctor.finding import Finding, Level, page, problem, unseen, verdict, warning
 from ops.doctor.servers import NatsLogin, clock_finding, gateway_findings, nats_findings, redis_finding
 from ops.doctor.settings import setting_findings, shown_value
 from ops.doctor.shown_url import place_of
@@ -154,6 +154,30 @@ async def test_redis_that_refuses_the_password_is_a_warning(tmp_path: Path) -> N
     assert refused.level is Level.WARNING
     assert "invalid username-password" in refused.text
     assert "wrong-one" not in refused.text
+
+
+def test_wrong_directory_is_no_clean_bill_of_health(tmp_path: Path) -> None:
+    done = headrace("doctor", "--state-dir", str(tmp_path))
+    assert done.returncode == 0, done.stdout
+    for topic in ("nats", "redis", "gateway"):
+        assert re.search(rf"^-- +{topic} +no `headrace up` runs on {tmp_path}, and --", done.stdout, re.MULTILINE), (
+            topic
+        )
+    assert "-> give --state-dir of one that runs, or --nats-url\n" in done.stdout
+    assert done.stdout.splitlines()[-1].endswith("Not found, so not looked at: nats, redis, gateway.")
+
+
+def test_gateway_that_is_named_is_looked_at_without_nats(tmp_path: Path) -> None:
+    done = headrace("doctor", "--state-dir", str(tmp_path), "--url", "http://127.0.0.1:1")
+    assert "FAIL  gateway" in done.stdout
+    assert done.stdout.splitlines()[-1].endswith("Not found, so not looked at: nats, redis.")
+
+
+def test_verdict_says_what_it_does_not_cover() -> None:
+    none = unseen("nats", "none is named")
+    assert verdict([none]) == "Nothing is wrong in what was looked at. Not found, so not looked at: nats."
+    assert verdict([none, problem("a", "is bad")]) == "1 problem. Not found, so not looked at: nats."
+    assert verdict([Finding("a", "is good")]) == "Nothing is wrong."
 
 
 def test_verdict_counts() -> None:

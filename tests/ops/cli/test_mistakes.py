@@ -322,6 +322,17 @@ def test_interrupt_while_waiting_for_nats_ends_at_once(arguments: tuple[str, ...
     assert "Traceback" not in text
 
 
+@pytest.mark.slow
+def test_up_says_which_nats_it_waits_for(tmp_path: Path) -> None:
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("HEADRACE_")}
+    arguments = ["up", "--simulate", "5", "--port", "0", "--state-dir", str(tmp_path), *NOWHERE]
+    command = [sys.executable, "-m", "ops.cli", *arguments]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, env=environ, text=True) as process:
+        _, text = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert text.count("nats  waiting up to 10 s for NATS at 127.0.0.1:1\n") == 1
+
+
 def test_ctrl_c_while_the_commands_are_imported_leaves_no_traceback(
     command_line: Callable[..., tuple[int, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

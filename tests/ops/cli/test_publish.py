@@ -97,6 +97,38 @@ def test_bad_requests_are_one_line_and_nothing_is_published(state_dir: Path) -> 
         assert message in done.stderr
 
 
+def test_all_bad_lines_are_told_at_once(tmp_path: Path) -> None:
+    lines = [
+        '{"text": "good", "id": "a"}',
+        '{"text": 5}',
+        "",
+        "{",
+        '{"custom_id": "c", "method": "POST", "url": "/v1/other", "body": {}}',
+        '{"text": "good", "id": "a"}',
+    ]
+    file = tmp_path / "jobs"
+    options = ["publish", "--file", str(file), "--model-name", "m", "--nats-url", "nats://127.0.0.1:1"]
+    file.write_text("\n".join(lines))
+    done = headrace(*options)
+    head, *told = done.stderr.splitlines()
+    assert (done.returncode, done.stdout) == (2, "")
+    assert head == f"headrace: --file: {file}: 4 of 5 lines are wrong, and nothing is published:"
+    assert [line[:9] for line in told] == ["  line 2:", "  line 4:", "  line 5:", "  line 6:"]
+    assert "'text' is invalid" in told[0]
+    assert "not JSON" in told[1]
+    assert "url one of" in told[2]
+    assert "id 'a' is that of line 1 too" in told[3]
+    file.write_text("{\n" * 30)
+    told = headrace(*options).stderr.splitlines()
+    assert (len(told), told[-1]) == (22, "  and 10 more")
+
+
+def test_served_models_are_named_where_nats_is_given_by_its_url(cli_system: System, state_dir: Path) -> None:
+    nats = ["--state-dir", str(state_dir), "--nats-url", cli_system.info["nats_url"]]
+    done = headrace("publish", "x", "--model-name", "unserved", *nats)
+    assert done.stderr.endswith("until one does; served: headrace-demo\n")
+
+
 def test_file_without_requests_is_said(state_dir: Path) -> None:
     done = headrace("publish", "--file", "-", "--state-dir", str(state_dir), given="\n")
     assert (done.returncode, done.stdout) == (2, "")
@@ -128,7 +160,7 @@ def test_results_that_are_missing_are_named_with_what_happens_to_their_jobs(stat
     done = headrace("publish", "--file", "-", *options, given='{"id": "waiting", "text": "a"}')
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 2)
     assert done.stderr.startswith(
-        "headrace: no worker serves 'unserved' now; its jobs wait in the queue until one does\n"
+        "headrace: no worker serves 'unserved' now; its jobs wait in the queue until one does; served: headrace-demo\n"
     )
     assert "1 of 1 results are missing, such as hr.result.default.waiting; " in done.stderr
     assert "until a worker serves its model" in done.stderr
@@ -195,4 +227,5 @@ async def test_waiting_without_results_is_told(cli_system: System, monkeypatch: 
         with pytest.raises(DependencyError, match="1 of 1 results are missing"):
             await anext(client.results([request], 0.6))
     (text,) = told
-    assert text.startswith("no result for 0 s, 1 of 1 are missing; jobs wait in the queue until a worker serves")
+    assert text.startswith("no result for 0 s, 1 of 1 are missing, of 'nobody'; jobs wait in the queue until")
+    assert text.endswith("GET /v1/models of a gateway lists the models that are served")

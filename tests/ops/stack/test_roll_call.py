@@ -8,6 +8,7 @@ from pathlib import Path
 import nats
 import pytest
 
+from ops.stack import wait_notice
 from ops.stack.plan import NatsAccess
 from ops.stack.roll_call import Beat, RollCall
 from shared.messages import encode
@@ -44,6 +45,16 @@ async def test_worker_advances_when_its_steps_do_or_it_is_idle(
     await worker.close()
     await roll_call.close()
     assert not roll_call.is_connected
+
+
+async def test_server_that_does_not_appear_is_told_while_it_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wait_notice, "QUIET_S", 0.05)
+    told: list[str] = []
+    opening = asyncio.create_task(RollCall(NatsAccess("nats://u:secret@127.0.0.1:1", None, None), told.append).open())
+    await until(lambda: told)
+    opening.cancel()
+    await asyncio.gather(opening, return_exceptions=True)
+    assert told == ["waiting up to 10 s for NATS at 127.0.0.1:1"]
 
 
 async def test_server_that_is_still_starting_is_waited_for_without_a_word(

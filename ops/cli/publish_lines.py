@@ -1,0 +1,179 @@
+"""The requests that `headrace publish` reads: a file's lines, ours or of OpenAI's Batch API, become jobs.
+
+A file with a bad line is refused whole, before anything is published, and all its bad lines are told at once. OpenAI's
+Batch API does the same: such a batch fails before it begins, and its `errors` list the lines.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from shared.errors import BadRequestError, ConfigError
+
+if TYPE_CHECKING:
+    from ops.cli.openai_batch import BatchLine
+    from ops.cli.publish import PublishConfig
+    from shared.messages import Request
+
+# Where a line stands, and its fields or why it has none.
+FoundLine = tuple[str, dict[str, Any] | BadRequestError]
+MAX_TOLD = 20
+
+
+def read_lines(file: Path | None, prompt: str | None) -> Iterator[FoundLine]:
+    """Yield each request, or why it is none, after the words that say where it stands in the file.
+
+    Raises:
+        ConfigError: The file cannot be read.
+    """
+    if (file is None) == (prompt is None):
+        raise ConfigError("HEADRACE_FILE", "give either a PROMPT or --file")
+    if file is None:
+        yield "the prompt", {"text": prompt}
+        return
+    try:
+        lines = sys.stdin.read() if str(file) == "-" else file.read_text("utf-8-sig")
+    except OSError as error:
+        raise ConfigError("HEADRACE_FILE", f"{file} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError("HEADRACE_FILE", f"{file} is not text in UTF-8: {error.reason}") from error
+    # Not splitlines(): texts in JSON may hold other ends of lines (U+2028) as they are.
+    for number, line in enumerate(lines.removeprefix("\ufeff").split("\n"), start=1):
+        if line.strip():
+            yield f"line {number}", _fields(line)
+
+
+def _fields(line: str) -> dict[str, Any] | BadRequestError:
+    try:
+        fields = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        return BadRequestError(f"not JSON: {error}")
+    return fields if isinstance(fields, dict) else BadRequestError("not a JSON object")
+
+
+def read_jobs(
+    config: PublishConfig, model: str | None, found: Sequence[FoundLine]
+) -> tuple[list[Request], dict[str, BatchLine]]:
+    """Return the jobs of all lines, and by a job's id the line of OpenAI's form that it is of.
+
+    Args:
+        config: Says what lines leave out.
+        model: For lines that name none.
+        found: What `read_lines` has found.
+
+    Raises:
+        ConfigError: Lines cannot be jobs; the message lists them. Or a line needs a model, and none is set.
+    """
+    requests: list[Request] = []
+    lines: dict[str, BatchLine] = {}
+    places: dict[tuple[str, str], str] = {}
+    problems: list[tuple[str, str]] = []
+    for place, fields in found:
+        try:
+            line, jobs = _line_jobs(config, model, place, fields)
+            name = ("id", jobs[0].id) if line is None else ("custom_id", line.custom_id)
+            if places.setdefault(name, place) != place:
+                told = f"{name[0]} {name[1][:64]!r} is that of {places[name]} too; each line needs its own"
+                raise BadRequestError(told)
+        except BadRequestError as error:
+            problems.append((place, str(error)))
+            continue
+        requests += jobs
+        if line is not None:
+            lines |= dict.fromkeys((request.id for request in jobs), line)
+    if problems:
+        raise _refusal(config.file, problems, len(found))
+    return requests, lines
+
+
+def _line_jobs(
+    config: PublishConfig, model: str | None, place: str, fields: dict[str, Any] | BadRequestError
+) -> tuple[BatchLine | None, list[Request]]:
+    """Return the jobs of a line, and the line itself where it is of OpenAI's form."""
+    from ops.cli.openai_batch import is_openai_line
+
+    if isinstance(fields, BadRequestError):
+        raise fields
+    if is_openai_line(fields):
+        line = _openai_line(config, model, fields)
+        return line, line.requests
+    return None, [_request(config, model, place, fields)]
+
+
+def _refusal(file: Path | None, problems: Sequence[tuple[str, str]], num_lines: int) -> ConfigError:
+    """Return the error that lists all bad lines, of very many the first."""
+    if len(problems) == 1:
+        return wrong_file(file, *problems[0])
+    told = [f"  {place}: {problem}" for place, problem in problems[:MAX_TOLD]]
+    more = [f"  and {len(problems) - MAX_TOLD} more"] if len(problems) > MAX_TOLD else []
+    head = f"{len(problems)} of {num_lines} lines are wrong, and nothing is published:"
+    return wrong_file(file, "", "\n".join([head, *told, *more]))
+
+
+def _openai_line(config: PublishConfig, model: str | None, fields: dict[str, Any]) -> BatchLine:
+    from ops.cli.openai_batch import read_openai_line
+
+    line = read_openai_line(fields, config.tenant, model)
+    _check_names(line.requests[0])
+    return line
+
+
+def _request(config: PublishConfig, model: str | None, place: str, fields: dict[str, Any]) -> Request:
+    import msgspec
+
+    from shared.field_problem import field_problem
+    from shared.messages import Request
+    from shared.request_fields import UnknownFieldError, check_fields
+
+    defaults: dict[str, Any] = {"id": secrets.token_hex(12), "tenant": config.tenant, "created": time.time()}
+    if model:
+        defaults["model"] = model
+    sampling = {"max_tokens": config.max_tokens, "temperature": config.temperature, "seed": config.seed}
+    given = fields.get("sampling") or {}
+    if not isinstance(given, dict):
+        raise BadRequestError("'sampling' is invalid: expected object")
+    sampling |= given
+    try:
+        check_fields(fields, Request)
+        request = msgspec.convert({**defaults, **fields, "sampling": sampling, "lane": "batch"}, Request)
+    except UnknownFieldError as error:
+        raise BadRequestError(str(error)) from error
+    except msgspec.ValidationError as error:
+        if "model" not in defaults | fields:
+            raise ConfigError("HEADRACE_MODEL_NAME", f"not set, and {place} names no model") from error
+        raise BadRequestError(field_problem(error).sentence("the request")) from error
+    if [request.text, request.messages, request.token_ids].count(None) != 2:
+        raise BadRequestError("give one of text, messages and token_ids")
+    _check_names(request)
+    try:
+        msgspec.msgpack.encode(request)
+    except UnicodeEncodeError as error:
+        raise BadRequestError(f"a text is not valid Unicode: {error.reason}") from error
+    return request
+
+
+def _check_names(request: Request) -> None:
+    """Refuse names and reply subjects that the worker would refuse, before anything is published."""
+    from shared.errors import InvalidNameError
+    from shared.subjects import encode_name, is_batch_reply, reply_prefix
+
+    for field, name in (("model", request.model), ("tenant", request.tenant)):
+        try:
+            encode_name(name)
+        except InvalidNameError as error:
+            raise BadRequestError(f"{field}: {error}") from error
+    if request.reply is not None and not is_batch_reply(request.reply, request.tenant):
+        prefix = reply_prefix(request.tenant)
+        raise BadRequestError(f"reply must begin with {prefix!r}")
+
+
+def wrong_file(file: Path | None, place: str, problem: str) -> ConfigError:
+    """Return what is wrong with a request, and where it stands."""
+    shown = None if file is None else "standard input" if str(file) == "-" else str(file)
+    return ConfigError("HEADRACE_FILE", f"{', '.join(filter(None, (shown, place)))}: {problem}")
