@@ -18,7 +18,7 @@ from shared.errors import BadRequestError, ConfigError
 
 if TYPE_CHECKING:
     from ops.cli.openai_batch import BatchLine
-    from ops.cli.publish import PublishConfig
+    from ops.cli.publish_config import PublishConfig
     from shared.messages import Request
 
 # Where a line stands, and its fields or why it has none.

@@ -9,6 +9,7 @@ import pytest
 
 from ops.cli import publish
 from ops.cli.batch_client import BatchClient
+from ops.cli.publish_config import PublishConfig
 from ops.examples import batch_publish
 from shared.errors import DependencyError
 from shared.messages import Request
@@ -150,7 +151,7 @@ def test_waiting_that_is_stopped_says_what_becomes_of_the_jobs(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(publish, "_publish", stopped)
-    config = publish.PublishConfig(nats_url=cli_system.info["nats_url"], model_name=cli_system.model, wait=True)
+    config = PublishConfig(nats_url=cli_system.info["nats_url"], model_name=cli_system.model, wait=True)
     assert publish.run(config, "x") == 130
     assert "stopped; what is published runs all the same" in capsys.readouterr().err
 
