@@ -210,7 +210,8 @@ async def test_more_bad_messages_than_a_consumer_may_hold_do_not_block_the_lane(
     request = _request(gateway)
     await _publish(gateway, encode(request))
     await make_worker()
-    assert (await _result(gateway, request.id, timeout_s=20)).finish == "length"
+    # Some thousand pulls, one after the other: two seconds, or many times that where each waits for a processor.
+    assert (await _result(gateway, request.id, timeout_s=60)).finish == "length"
     await gateway.wait_until_acknowledged(BATCH)
 
 
