@@ -266,8 +266,7 @@ async def test_streams_with_progress_survive_any_number_of_deaths(bench: Bench) 
 
 async def test_workers_that_die_together_leave_nobody_suspected(bench: Bench) -> None:
     first, second = await bench.worker("a"), await bench.worker("b")
-    second.is_pulling = False
-    await asyncio.sleep(0.6)  # the pull in progress ends
+    await second.stop_pulling()
     await bench.submit(ListSink())
     await first.claim(await first.next_request())
     await until(lambda: bench.flight.worker is not None)

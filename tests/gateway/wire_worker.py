@@ -55,6 +55,7 @@ class WireWorker:
         self.chat_format = ""
         self.tasks: tuple[Task, ...] = ("generate", "embed", "score")
         self.num_prepared = 0
+        self._has_pull = False
         self.num_reconnects = 0
         self._url = nats_url
         self._messages: dict[tuple[str, int], Msg] = {}
@@ -84,6 +85,11 @@ class WireWorker:
         self._tasks = []
         if not self.nats.is_closed:
             await self.nats.close()
+
+    async def stop_pulling(self) -> None:
+        """Pull nothing more, and wait until the pull in progress has ended."""
+        self.is_pulling = False
+        await until(lambda: not self._has_pull)
 
     async def stop_beating(self) -> None:
         """Send no heartbeat any more, but answer probes."""
@@ -244,11 +250,13 @@ class WireWorker:
             with contextlib.suppress(NatsError):
                 subscription = await js.pull_subscribe_bind(durable, stream=INTERACTIVE_STREAM)
                 while self.is_pulling:
+                    self._has_pull = True
                     with contextlib.suppress(TimeoutError):
                         for message in await subscription.fetch(64, timeout=0.5):
                             request = decode_request(message.data)
                             self._messages[(request.id, request.epoch)] = message
                             self.requests.put_nowait(request)
+            self._has_pull = False
 
 
 def token(request: Request, position: int) -> Delta:

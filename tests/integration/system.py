@@ -51,6 +51,10 @@ class System:
         assert answer.status_code == 200, answer.text
         return answer.text
 
+    def gauge(self, name: str) -> float:
+        """Return the sum of a metric over its labels."""
+        return sum(float(line.rsplit(" ", 1)[1]) for line in self.metrics().splitlines() if line.startswith(name))
+
     def headers(self) -> dict[str, str]:
         return {"Authorization": f"Bearer {self.info['api_key']}"}
 

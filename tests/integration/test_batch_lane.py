@@ -44,7 +44,9 @@ async def test_interactive_request_does_not_wait_for_running_batch_jobs(four_slo
     results = await queue.subscribe("hr.result.default.*")
     model = four_slots.model
     await _publish_jobs(queue, model)
-    await asyncio.sleep(20 * STEP_S)  # all four slots now run batch jobs
+    async with asyncio.timeout(10):
+        while four_slots.gauge("headrace_fleet_running") < 4:  # noqa: ASYNC110 - until batch jobs have all slots
+            await asyncio.sleep(STEP_S)
     async with four_slots.async_client() as client:
         started = time.monotonic()
         stream = await client.completions.create(

@@ -26,7 +26,7 @@ class CoveringTests:
     """The tests of one room, by the lines that they run."""
 
     def __init__(self, copy: Path, tests: list[str], data_file: Path) -> None:
-        """Run the room's tests in a copy of the tree, and collect what they run.
+        """Run the room's tests in a copy of the tree, and collect what they run, unless `data_file` has it already.
 
         Coverage makes the code slower and larger, which tests of times and memory notice: these are not used.
 
@@ -35,16 +35,14 @@ class CoveringTests:
         """
         self._root = copy
         self._data_file = data_file
-        command = [sys.executable, "-m", "pytest", "-q", "--no-header", "-p", "no:cacheprovider", *tests]
-        command += ["--cov", "--cov-context=test", "--cov-report=", "--durations=0", "--durations-min=0.02", "-vv"]
-        environment = {**os.environ, "COVERAGE_FILE": str(data_file)}
-        ended = subprocess.run(command, cwd=copy, env=environment, check=False, capture_output=True, text=True)
-        if ended.returncode not in (0, 1):
-            raise RuntimeError(f"pytest ended with {ended.returncode}:\n{ended.stdout[-4000:]}{ended.stderr[-4000:]}")
+        said = data_file.with_name(f"{data_file.name}.txt")
+        if not said.exists():
+            said.write_text(_run_tests(copy, tests, data_file))
+        output = said.read_text()
         self._durations: dict[str, float] = defaultdict(float)
-        for seconds, test in DURATION.findall(ended.stdout):
+        for seconds, test in DURATION.findall(output):
             self._durations[test] += float(seconds)
-        self._failed = set(FAILED.findall(ended.stdout))
+        self._failed = set(FAILED.findall(output))
         self._by_file: dict[str, tuple[PythonParser, dict[int, set[str]]]] = {}
         self._lock = threading.Lock()
 
@@ -84,6 +82,16 @@ class CoveringTests:
                 by_line[parser.first_line(line)].update(contexts)
             self._by_file[path] = parser, by_line
         return self._by_file[path]
+
+
+def _run_tests(copy: Path, tests: list[str], data_file: Path) -> str:
+    command = [sys.executable, "-m", "pytest", "-q", "--no-header", "-p", "no:cacheprovider", *tests]
+    command += ["--cov", "--cov-context=test", "--cov-report=", "--durations=0", "--durations-min=0.02", "-vv"]
+    environment = {**os.environ, "COVERAGE_FILE": str(data_file)}
+    ended = subprocess.run(command, cwd=copy, env=environment, check=False, capture_output=True, text=True)
+    if ended.returncode not in (0, 1):
+        raise RuntimeError(f"pytest ended with {ended.returncode}:\n{ended.stdout[-4000:]}{ended.stderr[-4000:]}")
+    return ended.stdout
 
 
 def mirrored(path: str, with_neighbours: bool) -> list[str]:

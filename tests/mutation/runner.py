@@ -1,7 +1,7 @@
 """Runs tests again and again, each time in a child of a process that has imported everything but the project.
 
-Importing takes longer than most tests. Reads one JSON list of pytest's arguments per line, and answers each with the
-exit status of its run and the first test that failed. Started in the copy of the tree whose tests it runs.
+Importing takes longer than most tests. Reads one JSON list of pytest's arguments per line, and answers each with how
+its run ended. Started in the copy of the tree whose tests it runs.
 """
 
 from __future__ import annotations
@@ -10,16 +10,22 @@ import contextlib
 import importlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Iterable
+from dataclasses import astuple, dataclass
 from pathlib import Path
 
 import pytest
 
 RUN_TIMEOUT_S = 300.0
 _POLL_S = 0.01
+_NO_TESTS = 5
+_OF_TIME = re.compile(r"[\w.]*Timeout\w*\b|Failed: Timeout \(>")
 _PRELOADED = (
     "hypothesis.stateful",
     "nats.aio.client",
@@ -34,6 +40,26 @@ _PRELOADED = (
     "tokenizers",
     "numpy",
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a run of tests ended.
+
+    Attributes:
+        status: pytest's exit status, negative where a signal ended the process; None where the time of the run was over.
+        failed: The first test or file that failed; the one that was running where the process or its time ended.
+        is_of_time: Whether it failed since something took too long.
+    """
+
+    status: int | None
+    failed: str | None
+    is_of_time: bool
+
+    @property
+    def has_passed(self) -> bool:
+        """Whether no test failed; there may have been none."""
+        return self.status in (0, _NO_TESTS)
 
 
 class TestRunner:
@@ -52,28 +78,13 @@ class TestRunner:
             text=True,
         )
 
-    def failure(self, options: list[str], tests: list[str]) -> str | None:
-        """Run tests, and return the first that fails; those that do not end in time fail.
-
-        A test that fails has to fail twice: on a busy machine some fail for no reason but that.
-        """
-        arguments = [*options, *tests]
-        while tests:
-            status, failed = self._run(arguments)
-            if status == 0:
-                return None
-            if failed is None or self._run([*options, failed])[0] != 0:
-                return failed or f"pytest's status {status}"
-            arguments += ["--deselect", failed]
-        return None
-
-    def _run(self, arguments: list[str]) -> tuple[int, str | None]:
+    def run(self, arguments: list[str]) -> Outcome:
+        """Run pytest with these arguments."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps(arguments) + "\n")
         self._process.stdin.flush()
-        status, failed = json.loads(self._process.stdout.readline())
-        return status, failed
+        return Outcome(*json.loads(self._process.stdout.readline()))
 
     def close(self) -> None:
         """End the process."""
@@ -92,31 +103,59 @@ def main() -> None:
     for descriptor in (1, 2):
         os.dup2(nowhere, descriptor)
     for line in sys.stdin:
-        read_end, write_end = os.pipe()
-        status = _status(json.loads(line), write_end)
-        os.close(write_end)
-        with os.fdopen(read_end) as names:
-            print(json.dumps((status, names.readline().strip() or None)), file=answers, flush=True)
+        with tempfile.TemporaryFile() as notes:
+            status = _status(json.loads(line), notes.fileno())
+            notes.seek(0)
+            outcome = outcome_of(status, notes.read().decode().splitlines())
+        print(json.dumps(astuple(outcome)), file=answers, flush=True)
 
 
-class _FirstFailure:
-    """A plugin that writes the name of the first test that fails."""
+def outcome_of(status: int | None, notes: Iterable[str]) -> Outcome:
+    """Read what the plugin wrote: the first failure, or what was running when the run ended."""
+    running: str | None = None
+    for line in notes:
+        what, name = line.split(" ", 1)
+        if what in ("failed", "late"):
+            return Outcome(status, name, what == "late")
+        running = name if what == "started" else None
+    if status in (0, _NO_TESTS):
+        return Outcome(status, None, is_of_time=False)
+    return Outcome(status, running, is_of_time=status is None)
+
+
+class _Notes:
+    """A plugin that writes which tests start, end and fail."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
 
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        self._write("started", nodeid)
+
+    def pytest_runtest_logfinish(self, nodeid: str) -> None:
+        self._write("ended", nodeid)
+
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.failed:
-            os.write(self._descriptor, f"{report.nodeid}\n".encode())
+            crash = getattr(report.longrepr, "reprcrash", None)
+            is_of_time = crash is not None and _OF_TIME.match(crash.message) is not None
+            self._write("late" if is_of_time else "failed", report.nodeid)
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed:
+            self._write("failed", report.nodeid)
+
+    def _write(self, what: str, name: str) -> None:
+        os.write(self._descriptor, f"{what} {name}\n".encode())
 
 
-def _status(arguments: list[str], failures: int) -> int:
+def _status(arguments: list[str], notes: int) -> int | None:
     child = os.fork()
     if child == 0:
         os.setsid()
         # The plugins are imported already, so that pytest cannot rewrite their assertions.
         options = ["-W", "ignore::pytest.PytestAssertRewriteWarning"]
-        os._exit(pytest.main([*arguments, *options], plugins=[_FirstFailure(failures)]))
+        os._exit(pytest.main([*arguments, *options], plugins=[_Notes(notes)]))
     until = time.monotonic() + RUN_TIMEOUT_S
     while time.monotonic() < until:
         ended, status = os.waitpid(child, os.WNOHANG)
@@ -125,7 +164,7 @@ def _status(arguments: list[str], failures: int) -> int:
         time.sleep(_POLL_S)
     os.killpg(child, signal.SIGKILL)
     os.waitpid(child, 0)
-    return -signal.SIGKILL
+    return None
 
 
 if __name__ == "__main__":

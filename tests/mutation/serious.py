@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.mutation.runner import TestRunner
+from tests.mutation.judge import Judge, Turns
 
 LISTED = Path(__file__).with_name("serious.toml")
 
@@ -42,14 +42,11 @@ def serious_mutants() -> list[SeriousMutant]:
     return [SeriousMutant(**entry) for entry in tomllib.loads(LISTED.read_text())["mutant"]]
 
 
-def run(copy: Path, wanted: str, options: list[str]) -> Iterator[tuple[SeriousMutant, str | None]]:
+def run(copy: Path, wanted: str) -> Iterator[tuple[SeriousMutant, str | None]]:
     """Try the mutants whose path begins with `wanted`, in a copy of the tree; say with each which test failed."""
-    runner = TestRunner(copy)
+    judge = Judge(copy, Turns())
     for mutant in serious_mutants():
         if mutant.path.startswith(wanted):
-            target = copy / mutant.path
-            original = target.read_text()
-            target.write_text(mutant.source(copy))
-            yield mutant, runner.failure(options, mutant.tests)
-            target.write_text(original)
-    runner.close()
+            notice = judge.notice(mutant.path, mutant.source(copy), mutant.tests)
+            yield mutant, None if notice is None else notice.test
+    judge.close()

@@ -327,8 +327,7 @@ async def test_restarted_nats_serves_old_and_new_requests(start_nats: Callable[.
         await worker.claim(held)
         await worker.say(held, 0, 2)
         await claimed.has(2)
-        worker.is_pulling = False
-        await asyncio.sleep(0.6)  # the pull in progress ends
+        await worker.stop_pulling()
         await bench.submit(unclaimed)
         await until(lambda: bench.flight.stream_seq is not None)
         server.restart()

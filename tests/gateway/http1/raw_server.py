@@ -14,6 +14,7 @@ from gateway.http1.connection_table import ConnectionLimits, ConnectionTable
 from gateway.http1.exchange import Exchange
 from gateway.http1.handler_runner import Handler
 from gateway.http1.server import HttpServer
+from tests.gateway.wire_worker import until
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
@@ -21,12 +22,37 @@ REQUEST = b"POST /x HTTP/1.1\r\nHost: t\r\nContent-Length: 2\r\n\r\nhi"
 MAX_BODY_BYTES = 1 << 20
 
 
+class CountingServer(HttpServer):
+    """A server that counts the bytes which its connections have received."""
+
+    num_received = 0
+
+    def _new_connection(self) -> Connection:
+        return CountingConnection(self)
+
+
+class CountingConnection(Connection):
+    """One of its connections."""
+
+    def __init__(self, server: CountingServer) -> None:
+        super().__init__(server.table, server._runner, server._receive_buffer)
+        self._server = server
+
+    def buffer_updated(self, nbytes: int) -> None:
+        super().buffer_updated(nbytes)
+        self._server.num_received += nbytes
+
+
 class Served:
     """A listening server. `pass_time` moves its connections' clock without waiting."""
 
-    def __init__(self, server: HttpServer, port: int) -> None:
+    def __init__(self, server: CountingServer, port: int) -> None:
         self.server = server
         self.port = port
+
+    async def has_received(self, num_bytes: int) -> None:
+        """Wait until so many bytes have come, over all connections."""
+        await until(lambda: self.server.num_received >= num_bytes)
 
     @property
     def connections(self) -> set[Connection]:
@@ -48,7 +74,7 @@ async def served(
 ) -> AsyncIterator[Served]:
     bound = socket.socket()
     bound.bind(("127.0.0.1", 0))
-    server = HttpServer(handler, limits or ConnectionLimits(), exempt_paths, on_sweep, tls=tls)
+    server = CountingServer(handler, limits or ConnectionLimits(), exempt_paths, on_sweep, tls=tls)
     await server.start(bound)
     try:
         yield Served(server, bound.getsockname()[1])

@@ -342,8 +342,7 @@ async def test_client_that_stops_in_the_middle_runs_out_of_time(said: bytes, sec
     async with served(echo) as server, connected(server) as (reader, writer):
         writer.write(said)
         await until(lambda: server.connections)
-        # Let what was said arrive.
-        await asyncio.sleep(0.05)
+        await server.has_received(len(said))
         server.pass_time(seconds - 1)
         assert len(server.connections) == 1
         server.pass_time(seconds + 1)
@@ -405,6 +404,7 @@ async def test_ended_connection_is_freed_without_the_collector(no_collector: Non
         body = await exchange.read_body(100)
         exchange.respond(200, [], body)
 
+    num_bytes = 0
     async with served(respond) as server:
         for ending in (b"", b"GET / HT", b"nonsense", b"POST /x HTTP/1.1\r\nHost: t\r\nContent-Length: 9\r\n\r\n"):
             async with connected(server) as (reader, writer):
@@ -412,7 +412,8 @@ async def test_ended_connection_is_freed_without_the_collector(no_collector: Non
                 await read_whole(reader)
                 freed += [weakref.ref(connection) for connection in server.connections]
                 writer.write(ending)
-                await asyncio.sleep(0.02)
+                num_bytes += len(REQUEST + ending)
+                await server.has_received(num_bytes)
             await until(lambda: not server.connections)
     await asyncio.sleep(0)
     assert len(freed) == 4
@@ -471,7 +472,7 @@ async def test_half_of_a_second_head_has_no_more_time_than_half_of_the_first() -
         writer.write(REQUEST)
         await read_whole(reader)
         writer.write(b"GET /x HT")
-        await asyncio.sleep(0.05)
+        await server.has_received(len(REQUEST + b"GET /x HT"))
         server.pass_time(LIMITS.head_timeout_s + 1)
         async with asyncio.timeout(5):
             assert (await read_head(reader))[0] == 408
@@ -483,9 +484,9 @@ async def test_drops_of_a_second_head_do_not_extend_its_time() -> None:
         await read_whole(reader)
         [connection] = server.connections
         deadlines = []
-        for piece in (b"GE", b"T ", b"/x"):
+        for number, piece in enumerate((b"GE", b"T ", b"/x"), 1):
             writer.write(piece)
-            await asyncio.sleep(0.02)
+            await server.has_received(len(REQUEST) + 2 * number)
             deadlines.append(connection._deadline)
         assert len(set(deadlines)) == 1
 
@@ -541,6 +542,6 @@ async def test_reader_of_a_body_is_told_that_its_client_left() -> None:
     async with served(read) as server:
         async with connected(server) as (_, writer):
             writer.write(REQUEST[:-1])
-            await asyncio.sleep(0.05)
+            await server.has_received(len(REQUEST) - 1)
         async with asyncio.timeout(5):
             await gone.wait()

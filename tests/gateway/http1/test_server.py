@@ -91,7 +91,7 @@ async def test_first_request_that_was_on_its_way_when_the_drain_began_is_served(
     async with served(echo) as server, connected(server) as (reader, writer):
         await until(lambda: server.connections)
         draining = asyncio.create_task(server.server.drain(10))
-        await asyncio.sleep(0.05)
+        await until(lambda: server.server.table.is_draining)
         writer.write(REQUEST)
         status, headers = await read_head(reader)
         assert (status, headers["connection"], await reader.read()) == (200, "close", b"hi")
@@ -238,7 +238,7 @@ async def test_drain_stops_accepting_at_once() -> None:
         writer.write(GET)
         await until(lambda: gate.num_waiting)
         draining = asyncio.create_task(server.server.drain(10))
-        await asyncio.sleep(0.05)
+        await until(lambda: server.server.table.is_draining)
         with pytest.raises(ConnectionRefusedError):
             await asyncio.open_connection("127.0.0.1", server.port)
         gate.is_open.set()

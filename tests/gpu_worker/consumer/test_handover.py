@@ -6,7 +6,6 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from gpu_worker.consumer.pull_queue import PULL_EXPIRES_S
 from shared.messages import encode
 from shared.sampling import Sampling
 from shared.streams import StreamLimits
@@ -95,7 +94,7 @@ async def test_worker_that_stands_still_swallows_no_request_that_comes_later(
     queue = frozen.worker.consumer._interactive_queue
     assert queue._task is not None
     queue._task.cancel()  # what it has pulled for, it is still sent
-    await asyncio.sleep(PULL_EXPIRES_S + 0.5)
+    await wait_until(lambda: queue.outstanding == 0)  # the pull has expired
     second = await make_worker()
     answers = await asyncio.gather(*(gateway.ask() for _ in range(8)))
     assert {worker for answer in answers for worker in answer.workers} == {second.name}
@@ -119,7 +118,11 @@ async def test_worker_that_hears_nothing_more_pulls_no_more(
         pulls.append(count)
         await pull(count)
 
+    num_unanswered = 0
+
     async def unanswered() -> str:
+        nonlocal num_unanswered
+        num_unanswered += 1
         raise TimeoutError
 
     monkeypatch.setattr(queue, "_pull", watched)
@@ -127,9 +130,9 @@ async def test_worker_that_hears_nothing_more_pulls_no_more(
     monkeypatch.setattr(queue, "_ensure_consumer", unanswered)
     assert queue._subscription is not None
     await queue._subscription.unsubscribe()
-    await asyncio.sleep(PULL_EXPIRES_S + 1.5)
+    await wait_until(lambda: num_unanswered > 0, 15)  # it has noticed
     pulls.clear()
-    await asyncio.sleep(PULL_EXPIRES_S * 3)
+    await wait_until(lambda: num_unanswered > 3, 15)
     assert pulls == []
 
 

@@ -14,6 +14,7 @@ from gpu_worker.consumer import pull_queue
 from gpu_worker.consumer.pull_queue import PullQueue
 from gpu_worker.consumer.queued_message import REDELIVER, QueuedMessage
 from shared.task_supervisor import TaskSupervisor
+from tests.gpu_worker.consumer.harness import wait_until
 
 
 class Wire:
@@ -124,10 +125,8 @@ async def test_pull_that_expired_is_made_again_for_what_it_did_not_bring(wire: W
 async def test_refused_pull_makes_sure_of_the_queue_before_the_next(wire: Wire, status: str) -> None:
     wire.end_pull(status)
     assert wire.queue.outstanding == 0
-    await asyncio.sleep(0.01)
-    wire.queue.wake()
-    await wire.settle()
-    assert (wire.pulls, wire.num_ensured, wire.queue.outstanding) == ([8, 8], 2, 8)
+    await wait_until(lambda: wire.pulls == [8, 8])
+    assert (wire.num_ensured, wire.queue.outstanding) == (2, 8)
 
 
 async def test_pull_that_could_not_be_sent_is_tried_again(wire: Wire) -> None:
@@ -136,8 +135,7 @@ async def test_pull_that_could_not_be_sent_is_tried_again(wire: Wire) -> None:
     await wire.settle()
     assert wire.queue.outstanding == 0
     wire.failure = None
-    await asyncio.sleep(0.01)
-    assert wire.pulls == [8, 16]
+    await wait_until(lambda: wire.pulls == [8, 16])
 
 
 async def test_message_of_somebody_else_in_the_inbox_is_nothing(wire: Wire) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -13,6 +12,7 @@ import pytest
 from shared.dependency_wait import RECORDS_LOG_INTERVAL_S, wait_for
 from shared.nats_connection import connect
 from shared.streams import StreamLimits, ensure_streams
+from tests.gateway.wire_worker import until
 from tests.ops.nats.secured import PASSWORDS, secured_server
 
 
@@ -22,10 +22,16 @@ async def test_missing_streams_are_one_line_that_names_setup(
 ) -> None:
     with secured_server(tmp_path) as server, caplog.at_level(logging.WARNING):
         client = await connect(server.url, role=role, name=role, user=role, password=PASSWORDS[role])
-        ensure = partial(ensure_streams, client.jetstream(timeout=0.1), StreamLimits())
+        num_attempts = 0
+
+        async def ensure() -> None:
+            nonlocal num_attempts
+            num_attempts += 1
+            await ensure_streams(client.jetstream(timeout=0.1), StreamLimits())
+
         waiting = asyncio.create_task(wait_for("the streams of batch results", ensure, 0.05, RECORDS_LOG_INTERVAL_S))
-        # Several attempts, each of which NATS refuses.
-        await asyncio.sleep(0.8)
+        # NATS refuses each.
+        await until(lambda: num_attempts > 3, 20)
         (line,) = caplog.messages
         assert line == (
             "waiting for the streams of batch results: NATS stream HR_RESULTS could not be created, because this login "

@@ -160,7 +160,7 @@ def test_second_interrupt_kills_at_once(tmp_path: Path) -> None:
         reader.start()
         assert streaming.wait(10)
         system.process.send_signal(signal.SIGINT)
-        time.sleep(0.5)
+        _wait_for(lambda: "Ctrl-C again kills" in system.log.read_text())
         assert system.process.poll() is None
         system.process.send_signal(signal.SIGINT)
         system.process.wait(5)
