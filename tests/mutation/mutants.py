@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
 import libcst as cst
 from mutmut.mutation.file_mutation import create_mutations, deep_replace
+
+from tests.mutation.mutant import Mutant
 
 _BOUNDARIES = {
     (cst.LessThan, cst.LessThanEqual),
@@ -27,28 +28,6 @@ _TIME = re.compile(r"(?:.*_)?(?:now|at|s|until|since|deadline)")
 # Methods that begin a task, whose name is for logs.
 _STARTING = ("every", "spawn", "start")
 _LOGGERS = ("_log", "_logger", "_log_limit")
-
-
-@dataclass(frozen=True, slots=True)
-class Mutant:
-    """One changed file.
-
-    Attributes:
-        path: The file, relative to the project.
-        source: Its whole changed text.
-        before: The lines that differ, without indentation, as they are.
-        after: The same lines as the mutant has them; empty where a statement is left out.
-        lines: The numbers of those lines in the file as it is.
-    """
-
-    path: str
-    source: str
-    before: str
-    after: str
-    lines: range
-
-    def __str__(self) -> str:
-        return f"{self.path}:{self.lines.start}\n    - {self.before}\n    + {self.after}"
 
 
 class MutantSource:

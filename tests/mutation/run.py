@@ -14,7 +14,7 @@ from pathlib import Path
 from tests.mutation.covering import CoveringTests, mirrored
 from tests.mutation.equivalent import equivalent_mutants
 from tests.mutation.judge import Judge, Turns
-from tests.mutation.mutants import Mutant
+from tests.mutation.mutant import Mutant
 from tests.mutation.sample import ALSO, READING, ROOMS, WITH_PROCESSES, choose, files_of
 from tests.mutation.verdicts import Count, KeptVerdicts, Verdict
 

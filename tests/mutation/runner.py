@@ -47,7 +47,7 @@ class Outcome:
     """How a run of tests ended.
 
     Attributes:
-        status: pytest's exit status, negative where a signal ended the process; None where the time of the run was over.
+        status: pytest's exit status, negative where a signal ended the process; None where the run's time was over.
         failed: The first test or file that failed; the one that was running where the process or its time ended.
         is_of_time: Whether it failed since something took too long.
     """
@@ -89,8 +89,10 @@ class TestRunner:
     def close(self) -> None:
         """End the process."""
         assert self._process.stdin is not None
+        assert self._process.stdout is not None
         self._process.stdin.close()
         self._process.wait()
+        self._process.stdout.close()
 
 
 def main() -> None:

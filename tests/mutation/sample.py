@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-from tests.mutation.mutants import Mutant, MutantSource
+from tests.mutation.mutant import Mutant
+from tests.mutation.mutants import MutantSource
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.mutation.mutants import Mutant
+from tests.mutation.mutant import Mutant
 from tests.mutation.verdicts import Count, KeptVerdicts, Verdict, claim
 
 

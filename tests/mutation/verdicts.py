@@ -12,7 +12,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.mutation.mutants import Mutant
+from tests.mutation.mutant import Mutant
 
 
 class Verdict(enum.StrEnum):
@@ -83,5 +83,7 @@ def claim(folder: Path, root: Path, paths: list[str]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     mark = folder / "code.sha256"
     if mark.exists() and mark.read_text() != digest.hexdigest():
-        raise SystemExit(f"--keep {folder} is of another state of the code; give a new folder, or go back to that state")
+        raise SystemExit(
+            f"--keep {folder} is of another state of the code; give a new folder, or go back to that state"
+        )
     mark.write_text(digest.hexdigest())
