@@ -12,10 +12,11 @@ import pytest
 from gateway.api.schemas import parse_completion
 from gateway.cache.prompt_cache import FORMAT_VERSION, TTL_JITTER, CacheKey, PromptCache, cache_key
 from gateway.cache.redis_client import RedisCache
-from gateway.generation import Generation, Prompt
+from gateway.generation import Details, Generation, Prompt
 from gateway.metrics import GatewayMetrics
 from shared.conversation import ChatMessage
 from shared.messages import Delta, Finish, Usage
+from shared.pooling import Pooling
 from shared.sampling import Sampling
 
 REVISIONS = ("revision",)
@@ -56,7 +57,14 @@ def _sampling(**changes: object) -> Sampling:
         {"model": "other"},
         {"n": 2},
         {"echo": True},
+        {"cache_salt": "salt"},
+        {"add_special_tokens": False},
+        {"truncate_prompt_tokens": 1},
+        {"details": Details(token_ids=True)},
+        {"pooling": Pooling(task="embed")},
         {"prompts": (Prompt(1, text="y"),)},
+        {"prompts": (Prompt(1, text="x", query="q"),)},
+        {"prompts": (Prompt(1, text="x", suffix="s"),)},
         {"prompts": (Prompt(1, token_ids=(1,)),)},
         {"prompts": (Prompt(1, messages=(ChatMessage(role="user", content="x"),)),)},
         {"prompts": (Prompt(1, text="x"), Prompt(1, text="x"))},

@@ -185,6 +185,19 @@ def test_shared_prefix_is_computed_once() -> None:
     assert (harness.scheduler.stats.num_prefix_hits, harness.scheduler.stats.num_prefix_queries) == (24, 58)
 
 
+def test_moved_sequence_tells_only_tokens_of_its_prompt_as_cached() -> None:
+    harness = Harness(max_num_batched_tokens=64)
+    first = make_sequence(10, max_tokens=30)
+    harness.add(first)
+    harness.run()
+    moved = make_sequence(first.token_ids[:10], emitted=first.token_ids[10:25], max_tokens=30)
+    harness.add(moved)
+    harness.run()
+    harness.assert_reference(moved)
+    assert moved.num_cached_tokens == 10
+    assert (harness.scheduler.stats.num_prefix_hits, harness.scheduler.stats.num_prefix_queries) == (10, 20)
+
+
 def test_output_of_a_running_sequence_is_findable_as_its_blocks_fill() -> None:
     harness = Harness(max_num_batched_tokens=64)
     first = make_sequence(6, max_tokens=100)

@@ -55,6 +55,18 @@ def test_one_checkpoint_stays_behind_the_prompt() -> None:
     assert blocks.states.num_checkpoints == 2
 
 
+def test_checkpoint_behind_the_prompt_from_which_somebody_has_started_stays() -> None:
+    harness, first = harness_of(max_num_batched_tokens=64), make_sequence(range(1, 31), max_tokens=40)
+    harness.add(first)
+    while len(first.token_ids) < 38:
+        harness.step()
+    prefix = first.token_ids[:37]
+    harness.add(second := make_sequence([*prefix, 7], max_tokens=1))
+    harness.run()
+    assert second.num_cached_tokens == 36
+    assert cached_tokens(harness, make_sequence([*prefix, 8], max_tokens=1)) == [36]
+
+
 def test_second_sight_of_a_prefix_makes_a_checkpoint_where_the_texts_part() -> None:
     sequences = [
         make_sequence([*range(1, 42), *range(1000 * (number + 1), 1000 * (number + 1) + 20)], max_tokens=1)
