@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from typing import Any
 
+from gateway.api.context_end import CONTEXT_FULL, is_context_full
 from gateway.api.usage import UsageTotals
 from shared.messages import Finish
 
@@ -38,11 +39,11 @@ def usage_of(totals: UsageTotals) -> dict[str, Any]:
     return usage(totals.prompt_tokens, totals.cached_tokens, totals.completion_tokens)
 
 
-def stop_fields(finish: Finish, num_calls: int) -> dict[str, Any]:
-    """Return why a message stopped."""
+def stop_fields(finish: Finish, num_calls: int, max_tokens: int | None) -> dict[str, Any]:
+    """Return why a message stopped that could have had `max_tokens`."""
     stop = finish.stop if isinstance(finish.stop, str) else None
     if finish.reason == "length":
-        reason = "max_tokens"
+        reason = CONTEXT_FULL if is_context_full(finish, max_tokens) else "max_tokens"
     elif num_calls:
         reason = "tool_use"
     else:

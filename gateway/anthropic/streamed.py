@@ -81,4 +81,4 @@ class _StreamedChoice(ReadChoice):
     def stop_fields(self) -> dict[str, str | None]:
         """Return why the message stopped."""
         assert self._finish is not None, "the answer is complete"
-        return stop_fields(self._finish, self.num_calls)
+        return stop_fields(self._finish, self.num_calls, self._answer.max_tokens)

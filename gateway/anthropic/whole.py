@@ -55,4 +55,4 @@ class _WholeChoice(ReadChoice):
     def fields(self) -> dict[str, Any]:
         """Return the content, and why it stopped."""
         assert self._finish is not None, "the answer is complete"
-        return {"content": self._blocks.blocks()} | stop_fields(self._finish, self.num_calls)
+        return {"content": self._blocks.blocks()} | stop_fields(self._finish, self.num_calls, self._answer.max_tokens)

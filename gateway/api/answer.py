@@ -70,6 +70,7 @@ class Answer(ABC):
         done: Resolves to the outcome.
         error: What went wrong, when the outcome is `FAILED`.
         first_token_at: `time.perf_counter()` at the first output, or None.
+        max_tokens: The client's limit of each choice, or None.
     """
 
     sinks: Sequence[Sink]
@@ -79,6 +80,7 @@ class Answer(ABC):
         self._exchange = exchange
         self._head = head
         self._num_unfinished = generation.num_sequences
+        self.max_tokens = generation.sampling.max_tokens
         self.usage = UsageTotals(generation.num_sequences, generation.n)
         self.done: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         self.error: ApiError | None = None

@@ -5,6 +5,7 @@ Per token only the text is escaped, between a prefix and a suffix of bytes: no d
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -68,10 +69,10 @@ class ChoiceChunks:
             return self.prefix + encode_json(delta.text) + self.suffix if delta.text else b""
         return self._chunk(delta.text, self._logprobs(delta))
 
-    def finish(self, reason: str) -> bytes:
-        """Return the chunk that says why the choice ended."""
+    def finish(self, reason: str, more: Mapping[str, str]) -> bytes:
+        """Return the chunk that says why the choice ended; `more` stands beside the reason."""
         body: dict[str, Any] = {"text": ""} if self._identity.kind == "completion" else {"delta": {}}
-        return self._encode(body | {"logprobs": None, "finish_reason": reason})
+        return self._encode(body | {"logprobs": None, "finish_reason": reason, **more})
 
     def _logprobs(self, delta: Delta) -> dict[str, Any]:
         if self._identity.kind == "chat":

@@ -5,7 +5,7 @@ As in `chunks`, what is the same in all pieces of one kind is encoded once.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gateway.api.chunks import ChoiceChunks, encode_json
@@ -70,9 +70,10 @@ class ReadChunks(ChoiceChunks):
             return self._fill(self._arguments[index], text)
         return self._delta(self._call_delta(index, {"arguments": text}), logprobs)
 
-    def end(self, reason: str, logprobs: Sequence[TokenLogprob]) -> bytes:
-        """Return the chunk that says why the choice ended."""
-        return self._delta({}, logprobs, reason)
+    def end(self, reason: str, logprobs: Sequence[TokenLogprob], more: Mapping[str, str]) -> bytes:
+        """Return the chunk that says why the choice ended; `more` stands beside the reason."""
+        fields = chat_logprobs(logprobs) if logprobs else None
+        return self._encode({"delta": {}, "logprobs": fields, "finish_reason": reason, **more})
 
     def _is_plain(self, logprobs: Sequence[TokenLogprob]) -> bool:
         """Say whether a chunk differs from others of its kind in its text alone."""
@@ -83,9 +84,9 @@ class ReadChunks(ChoiceChunks):
             return {"function_call": function}
         return {"tool_calls": [{"index": index, "function": function}]}
 
-    def _delta(self, delta: dict[str, Any], logprobs: Sequence[TokenLogprob], reason: str | None = None) -> bytes:
+    def _delta(self, delta: dict[str, Any], logprobs: Sequence[TokenLogprob]) -> bytes:
         fields = chat_logprobs(logprobs) if logprobs else None
-        return self._encode({"delta": delta, "logprobs": fields, "finish_reason": reason})
+        return self._encode({"delta": delta, "logprobs": fields, "finish_reason": None})
 
     def _template(self, delta: dict[str, Any]) -> list[bytes]:
         return self._delta(delta, ()).split(encode_json(_MARKER))

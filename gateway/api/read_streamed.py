@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from gateway.api.answer import Answer
+from gateway.api.context_end import context_fields
 from gateway.api.read_choice import ReadChoice
 from gateway.api.read_chunks import ReadChunks
 from gateway.api.tool_calls import finish_reason, new_call_id
@@ -49,7 +50,8 @@ class ReadStreamedChoice(ReadChoice):
         if finish is not None:
             self._open("")
             reason = finish_reason(finish.reason, self.num_calls, self._reading.is_function_call)
-            self._events.append(self._chunks.end(reason, self.take_logprobs()))
+            more = context_fields(finish, self._answer.max_tokens)
+            self._events.append(self._chunks.end(reason, self.take_logprobs(), more))
         if not self._events:
             return
         data = b"".join(self._events)

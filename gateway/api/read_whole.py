@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gateway.api.answer import Answer
+from gateway.api.context_end import context_fields
 from gateway.api.logprobs import chat_logprobs
 from gateway.api.read_choice import ReadChoice
 from gateway.api.tool_calls import call_fields, finish_reason, new_call_id, reasoning_fields
@@ -22,7 +23,7 @@ class ReadWholeChoice(ReadChoice):
         self._reasonings: list[str] = []
         # Name and pieces of the arguments of each call.
         self._calls: list[tuple[str, list[str]]] = []
-        self._finish_reason: str | None = None
+        self._end: dict[str, str] = {}
 
     def content(self, text: str) -> None:
         """Keep it."""
@@ -43,7 +44,8 @@ class ReadWholeChoice(ReadChoice):
     def delivered(self, finish: Finish | None) -> None:
         """Keep why the choice ended."""
         if finish is not None:
-            self._finish_reason = finish_reason(finish.reason, self.num_calls, self._reading.is_function_call)
+            reason = finish_reason(finish.reason, self.num_calls, self._reading.is_function_call)
+            self._end = {"finish_reason": reason} | context_fields(finish, self._answer.max_tokens)
 
     def fields(self, kind: Kind) -> dict[str, Any]:
         """Return the choice as a JSON object. Its content is null where there are only calls."""
@@ -64,5 +66,5 @@ class ReadWholeChoice(ReadChoice):
             "index": self._index,
             "message": message,
             "logprobs": chat_logprobs(logprobs) if logprobs else None,
-            "finish_reason": self._finish_reason,
+            **self._end,
         }

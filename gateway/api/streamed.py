@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from gateway.api.answer import ResponseHead
 from gateway.api.chunks import ChoiceChunks, encode_json, usage_event
+from gateway.api.context_end import context_fields
 from gateway.api.details import ChoiceDetails, DetailedSink
 from gateway.api.event_answer import EventAnswer
 from gateway.api.identity import AnswerIdentity
@@ -60,7 +61,8 @@ class StreamedChoice:
                 return
         if delta.finish is not None:
             self._is_plain = False
-            events += self._chunks.finish(delta.finish.reason)
+            more = context_fields(delta.finish, answer.max_tokens)
+            events += self._chunks.finish(delta.finish.reason, more)
         if events:
             self._stream.send(events)
         if delta.finish is not None:

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from gateway.api.answer import Answer, ResponseHead
+from gateway.api.context_end import context_fields
 from gateway.api.details import ChoiceDetails, DetailedSink
 from gateway.api.identity import AnswerIdentity
 from gateway.api.logprobs import chat_logprobs, completion_logprobs, first_token_text
@@ -23,7 +24,7 @@ from shared.messages import Delta, TokenLogprob
 class WholeChoice:
     """Sink of one choice: text, log probabilities and finish reason, in pieces."""
 
-    __slots__ = ("_answer", "_finish_reason", "_index", "_logprobs", "_prompt_logprobs", "_prompt_text", "_texts")
+    __slots__ = ("_answer", "_end", "_index", "_logprobs", "_prompt_logprobs", "_prompt_text", "_texts")
 
     def __init__(self, answer: WholeAnswer, index: int) -> None:
         """Start empty."""
@@ -33,7 +34,7 @@ class WholeChoice:
         self._logprobs: list[TokenLogprob] | None = None
         self._prompt_logprobs: tuple[TokenLogprob | None, ...] = ()
         self._prompt_text = ""
-        self._finish_reason: str | None = None
+        self._end: dict[str, str] = {}
 
     def deliver(self, delta: Delta) -> None:
         """Keep what is new."""
@@ -47,7 +48,8 @@ class WholeChoice:
         if delta.token_ids:
             self._answer.note_output()
         if delta.finish is not None:
-            self._finish_reason = delta.finish.reason
+            more = context_fields(delta.finish, self._answer.max_tokens)
+            self._end = {"finish_reason": delta.finish.reason} | more
             self._answer.note_output()
             self._answer.finish_choice(self._index, delta.finish)
 
@@ -62,15 +64,10 @@ class WholeChoice:
         if kind == "chat":
             message = {"role": "assistant", "content": text, "refusal": None}
             logprobs = chat_logprobs(self._logprobs or ()) if has_logprobs else None
-            return {
-                "index": self._index,
-                "message": message,
-                "logprobs": logprobs,
-                "finish_reason": self._finish_reason,
-            }
+            return {"index": self._index, "message": message, "logprobs": logprobs} | self._end
         entries: list[TokenLogprob | None] = [*self._prompt_logprobs, *(self._logprobs or ())]
         logprobs = completion_logprobs(entries, 0, self._prompt_text) if has_logprobs else None
-        return {"index": self._index, "text": text, "logprobs": logprobs, "finish_reason": self._finish_reason}
+        return {"index": self._index, "text": text, "logprobs": logprobs} | self._end
 
 
 class WholeAnswer(Answer):

@@ -92,6 +92,8 @@ class AssistantMessage(Struct, forbid_unknown_fields=True):
 
 
 FinishReason = Literal["stop", "length", "tool_calls", "function_call"]
+# Beside `length`, where the context ended the answer and not the client's limit.
+StopReason = Literal["model_context_window_exceeded"]
 
 
 class ChatChoice(Struct):
@@ -101,6 +103,7 @@ class ChatChoice(Struct):
     message: AssistantMessage
     logprobs: ChatLogprobs | None
     finish_reason: FinishReason
+    stop_reason: StopReason | UnsetType = UNSET
     token_ids: list[int] | UnsetType = UNSET
 
 
@@ -152,6 +155,7 @@ class ChatChunkChoice(Struct):
     delta: MessageDelta
     logprobs: ChatLogprobs | None
     finish_reason: FinishReason | None
+    stop_reason: StopReason | UnsetType = UNSET
     token_ids: list[int] | UnsetType = UNSET
 
 
@@ -185,6 +189,7 @@ class CompletionChoice(Struct):
     text: str
     logprobs: CompletionLogprobs | None
     finish_reason: FinishReason | None
+    stop_reason: StopReason | UnsetType = UNSET
     token_ids: list[int] | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET

@@ -155,7 +155,8 @@ def test_answer_without_a_limit_ends_with_the_context_and_says_so(
     context: int = system.client().models.list().data[0].model_dump()["max_model_len"]
     answer = client.complete([40] * (context - 6), max_tokens=max_tokens, ignore_eos=True)
     assert answer["usage"]["completion_tokens"] == 6
-    assert answer["choices"][0]["finish_reason"] == "length"
+    choice = answer["choices"][0]
+    assert (choice["finish_reason"], choice["stop_reason"]) == ("length", "model_context_window_exceeded")
 
 
 def test_chat_answer_begins_with_the_echoed_message(client: Client) -> None:

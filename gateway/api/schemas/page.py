@@ -19,7 +19,8 @@ and says what to do. A name that is not on this page is refused too, with the ne
 gateway runs with `--allow-unknown-parameters` (`HEADRACE_ALLOW_UNKNOWN_PARAMETERS`). Null always means: left out. A
 whole number may be written as 256 or 256.0. Half of a surrogate pair in a text is read as U+FFFD.
 
-`max_tokens` is a limit, not a demand: an answer that the context ends earlier has the finish reason `length`. A prompt
+`max_tokens` is a limit, not a demand: an answer that the context ends earlier has the finish reason `length`, and
+beside it `"stop_reason": "model_context_window_exceeded"`, which Anthropic's format has as its own reason. A prompt
 that leaves no room for a token is refused with the code `context_length_exceeded`. An empty prompt is the token that
 begins every text. Bodies are JSON in UTF-8; a compressed one (`Content-Encoding: gzip`) is refused with a 415.
 

@@ -37,7 +37,7 @@ class Case:
         exchange = Exchange(Channel(self.transport), request, RequestBody(lambda: None, BodyBudget(1 << 20, 1)))
         prompt = Prompt(1, messages=())
         generation = Generation(
-            "chat", "m", (prompt,), 1, Sampling(), deterministic=False, stream=stream, reading=reading
+            "chat", "m", (prompt,), 1, Sampling(max_tokens=5), deterministic=False, stream=stream, reading=reading
         )
         asked = Asked(exchange, generation, ResponseHead("req_1", 0.0, ANTHROPIC), Principal("k", "t"))
         self.answer: Answer = WholeMessage(asked)
@@ -153,6 +153,7 @@ async def test_why_a_message_stopped_is_told() -> None:
         (Finish("stop", USAGE, stop=5), ["C:x"], ("end_turn", None)),
         (Finish("length", USAGE), ["C:x"], ("max_tokens", None)),
         (Finish("length", USAGE), ["S:add", "A:{"], ("max_tokens", None)),
+        (Finish("length", Usage(7, 4)), ["C:x"], ("model_context_window_exceeded", None)),
     ]
     for finish, pieces, expected in ends:
         message = await whole(pieces, finish)

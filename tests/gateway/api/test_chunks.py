@@ -76,8 +76,9 @@ def test_streamed_offsets_go_on_from_chunk_to_chunk() -> None:
 
 
 def test_finish_and_usage_chunks_have_their_shape() -> None:
-    assert parse(ChoiceChunks(CHAT, 0, False).finish("stop"))["choices"][0]["delta"] == {}
-    assert parse(ChoiceChunks(COMPLETION, 0, False).finish("length"))["choices"][0]["text"] == ""
+    assert parse(ChoiceChunks(CHAT, 0, False).finish("stop", {}))["choices"][0]["delta"] == {}
+    last = parse(ChoiceChunks(COMPLETION, 0, False).finish("length", {"stop_reason": "why"}))["choices"][0]
+    assert (last["text"], last["finish_reason"], last["stop_reason"]) == ("", "length", "why")
     usage = parse(usage_event(CHAT, usage_fields(totals_of(Usage(3, 4, 2)))))
     assert usage["choices"] == []
     assert usage["usage"]["prompt_tokens_details"] == {"cached_tokens": 2}

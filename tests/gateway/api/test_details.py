@@ -60,7 +60,7 @@ def test_token_ids_are_those_since_the_last_chunk_and_the_prompts_come_once(kind
     details.note(Delta("r", 0, 1, (6,), ""))
     first = event(chunks.content(FIRST))
     details.note(SECOND)
-    last = event(chunks.finish("stop"))
+    last = event(chunks.finish("stop", {}))
     assert [chunk["choices"][0]["token_ids"] for chunk in (first, last)] == [[5, 6], [6, 7]]
     holder = first if kind == "chat" else first["choices"][0]
     assert holder["prompt_token_ids"] == [1, 5]
