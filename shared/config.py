@@ -1,7 +1,8 @@
 """Settings: declared once as dataclass fields, resolved once at start, from options and `HEADRACE_*` variables.
 
 A settings class is a frozen dataclass whose fields are made with `setting()`. `resolve()` builds it from explicit
-values and the environment, and fails fast with the variable's name and what is allowed. The command line makes its
+values and the environment, and fails fast with the variable's name and what is allowed. Whole numbers may be written
+as vLLM takes them, 4k (4000) or 4K (4096), and with units of bytes, 8GB or 8GiB. The command line makes its
 options from the same fields, so a setting is described in one place. A secret can be kept in a file that a second
 variable names, `HEADRACE_NATS_PASSWORD_FILE` for `HEADRACE_NATS_PASSWORD`.
 """
@@ -9,10 +10,12 @@ variable names, `HEADRACE_NATS_PASSWORD_FILE` for `HEADRACE_NATS_PASSWORD`.
 from __future__ import annotations
 
 import dataclasses
+import re
 import types
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,6 +26,7 @@ T = TypeVar("T")
 
 _BOOLEANS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 _KINDS: dict[type, str] = {int: "a whole number", float: "a number", Path: "a path"}
+_WITH_UNIT = re.compile(r"(?P<number>\d+(?:\.\d+)?) ?(?P<unit>[kmgtKMGT]|[KMGT]i?B)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +35,7 @@ class Constraint:
 
     Attributes:
         secret: It is not shown, and can be given in a file.
+        synonyms: What other servers call some of the choices.
     """
 
     help: str
@@ -39,6 +44,7 @@ class Constraint:
     choices: tuple[str, ...] | None = None
     secret: bool = False
     alias: str | None = None
+    synonyms: Mapping[str, str] | None = None
 
 
 def setting(
@@ -50,12 +56,13 @@ def setting(
     choices: tuple[str, ...] | None = None,
     secret: bool = False,
     alias: str | None = None,
+    synonyms: Mapping[str, str] | None = None,
 ) -> Any:
     """Declare a setting as a dataclass field; `alias` is a second name of its option.
 
     A callable default is called once per resolution.
     """
-    metadata = {"setting": Constraint(help, minimum, maximum, choices, secret, alias)}
+    metadata = {"setting": Constraint(help, minimum, maximum, choices, secret, alias, synonyms)}
     if callable(default):
         return field(default_factory=default, metadata=metadata)
     return field(default=default, metadata=metadata)
@@ -94,6 +101,8 @@ def resolve(cls: Callable[..., T], values: Mapping[str, Any], environ: Mapping[s
             raw = _read_secret(file_variable(variable), Path(file))
         if raw is None or raw == "":
             continue
+        if isinstance(raw, str) and constraint.synonyms:
+            raw = constraint.synonyms.get(raw, raw)
         resolved[item.name] = _checked(variable, _convert(variable, raw, hints[item.name]), constraint)
     return cls(**resolved)
 
@@ -130,9 +139,22 @@ def _convert(variable: str, raw: Any, annotation: Any) -> Any:
             raise ConfigError(variable, f"{raw!r} is not a boolean; use true or false")
         return _BOOLEANS[str(raw).lower()]
     try:
-        return kind(raw)
+        return _whole_number(raw) if kind is int else kind(raw)
     except (TypeError, ValueError):
         raise ConfigError(variable, f"{raw!r} is not {_KINDS.get(kind, 'usable')}") from None
+
+
+def _whole_number(raw: Any) -> int:
+    found = _WITH_UNIT.fullmatch(raw.strip()) if isinstance(raw, str) else None
+    if found is None:
+        return int(raw)
+    unit = found["unit"]
+    # As vLLM and GNU tools read it: k and KB are decimal, K and KiB binary.
+    is_binary = unit[0].isupper() and unit[1:] != "B"
+    value = Decimal(found["number"]) * (1024 if is_binary else 1000) ** ("KMGT".index(unit[0].upper()) + 1)
+    if value != int(value):
+        raise ValueError(raw)
+    return int(value)
 
 
 def _checked(variable: str, value: Any, constraint: Constraint) -> Any:

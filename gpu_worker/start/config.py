@@ -50,6 +50,7 @@ class WorkerConfig(NatsFiles):
         "Number format of weights, activations and KV cache; auto is the checkpoint's own where the device is fast "
         "in it.",
         choices=("auto", "float32", "bfloat16", "float16"),
+        synonyms={"half": "float16", "float": "float32"},
     )
     num_threads: int | None = setting(None, "Threads of CPU operations; all cores but one if not given.", minimum=1)
 
@@ -58,6 +59,7 @@ class WorkerConfig(NatsFiles):
         "Number format of the KV cache: fp8 and int8 hold about twice the tokens, each with scales of its own; auto is "
         "the model's.",
         choices=("auto", "fp8", "int8"),
+        synonyms={"fp8_e4m3": "fp8"},
     )
     block_size: int = setting(16, "Tokens per KV block.", minimum=1, maximum=1024)
     num_blocks: int | None = setting(

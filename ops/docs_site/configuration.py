@@ -17,7 +17,8 @@ _HEAD = """\
 
 Every setting is an option of its command and an environment variable; an option wins over its variable. A `HEADRACE_*`
 variable that nothing reads is refused, with the nearest name. Settings are resolved once, at start, and a bad one stops
-the process with one line that says what is allowed. `headrace COMMAND --help` prints the same.
+the process with one line that says what is allowed. `headrace COMMAND --help` prints the same. Whole numbers may have a
+unit: 4k is 4000, 4K and 4KiB are 4096, 8GB is 8000000000.
 
 `headrace up` takes all settings of the gateway and the worker besides its own, except their addresses.
 

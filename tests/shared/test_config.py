@@ -22,6 +22,12 @@ class _Settings:
     word: str | None = setting(None, "Word.", secret=True)
 
 
+@dataclass(frozen=True, slots=True)
+class _Sizes:
+    number: int | None = setting(None, "Number.")
+    form: str = setting("float32", "Form.", choices=("float16", "float32"), synonyms={"half": "float16"})
+
+
 def test_defaults_hold_when_nothing_is_given() -> None:
     assert resolve(_Settings, {}, {"HEADRACE_PORT": "", "PORT": "1"}) == _Settings(
         8000, None, None, "a", True, None, [], None
@@ -51,6 +57,35 @@ def test_unusable_value_names_the_variable_and_what_is_allowed(name: str, value:
     with pytest.raises(ConfigError, match=problem) as raised:
         resolve(_Settings, {}, {f"HEADRACE_{name}": value})
     assert raised.value.variable == f"HEADRACE_{name}"
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("4k", 4000),
+        ("4K", 4096),
+        ("25.6k", 25_600),
+        ("1M", 1 << 20),
+        ("2GB", 2_000_000_000),
+        ("2 GiB", 2 << 30),
+        (" 4_096 ", 4096),
+        ("1m", 1_000_000),
+    ],
+)
+def test_whole_number_may_have_a_unit(text: str, value: int) -> None:
+    assert resolve(_Sizes, {}, {"HEADRACE_NUMBER": text}).number == value
+
+
+@pytest.mark.parametrize("text", ["1.5", "0.0001k", "4kb", "4x", "k", "4K4", "-4K"])
+def test_unit_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="is not a whole number"):
+        resolve(_Sizes, {}, {"HEADRACE_NUMBER": text})
+
+
+def test_synonym_of_a_choice_is_that_choice() -> None:
+    assert resolve(_Sizes, {"form": "half"}, {}).form == "float16"
+    with pytest.raises(ConfigError, match="'double' is not one of float16, float32"):
+        resolve(_Sizes, {"form": "double"}, {})
 
 
 @pytest.mark.parametrize("value", [True, "1", "TRUE", "yes", "On"])
