@@ -12,9 +12,12 @@ import msgspec
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
+from nats.errors import StaleConnectionError, UnexpectedEOF
 from nats.errors import TimeoutError as NatsTimeoutError
 from nats.js.errors import APIError, NoStreamResponseError, NotFoundError
 
+from ops.stack.wait_notice import told_of_nats
+from shared.audit import servers_in
 from shared.errors import DependencyError
 from shared.messages import Request
 from shared.nats_connection import connect
@@ -26,6 +29,9 @@ from shared.subjects import request_subject, result_subject
 SILENCE_S = 10.0
 _AGAIN_S = 60.0
 _MAX_NAMES = 5
+_CONNECT_TIMEOUT_S = 10.0
+# That there is no connection is told once, by what is called when it is lost: each attempt to connect is an error too.
+_OF_CONNECTIONS = (OSError, UnexpectedEOF, StaleConnectionError)
 # A result that passed by while we were reconnecting is found in the stream.
 _LOOK_EVERY_S = 2.0
 
@@ -69,10 +75,14 @@ class BatchClient:
         files: NatsFiles,
         tell: Callable[[str], None] = lambda text: None,
     ) -> None:
-        """Prepare; the connection is made on entering. `tell` is for whoever waits: that results are long in coming."""
+        """Prepare; the connection is made on entering.
+
+        `tell` is for whoever waits: that NATS is long in coming, or results are, that the connection is lost and back.
+        """
         self._tell = tell
         self._access = (url, user, password, files)
         self._client: Client | None = None
+        self._is_leaving = False
         self._refusals: asyncio.Queue[str] = asyncio.Queue()
 
     async def __aenter__(self) -> BatchClient:
@@ -82,15 +92,19 @@ class BatchClient:
             DependencyError: NATS does not answer, refuses us, or is too old.
         """
         url, user, password, files = self._access
-        self._client = await connect(
-            url,
-            role="batch",
-            name="headrace-publish",
-            user=user,
-            password=password,
-            files=files,
-            on_error=self._take_note,
-        )
+        with told_of_nats(url, _CONNECT_TIMEOUT_S, self._tell):
+            self._client = await connect(
+                url,
+                role="batch",
+                name="headrace-publish",
+                user=user,
+                password=password,
+                files=files,
+                on_error=self._take_note,
+                on_disconnect=self._tell_of_loss,
+                on_reconnect=self._tell_of_return,
+                timeout_s=_CONNECT_TIMEOUT_S,
+            )
         return self
 
     async def __aexit__(
@@ -98,6 +112,7 @@ class BatchClient:
     ) -> None:
         """Disconnect."""
         assert self._client is not None
+        self._is_leaving = True
         await self._client.close()
 
     async def publish(self, request: Request) -> str:
@@ -177,8 +192,15 @@ class BatchClient:
     async def _take_note(self, error: Exception) -> None:
         if "permissions violation" in str(error).lower():
             self._refusals.put_nowait(str(error))
-        else:
+        elif self._client is not None and not isinstance(error, _OF_CONNECTIONS):
             self._tell(f"NATS reports: {error}")
+
+    async def _tell_of_loss(self) -> None:
+        if not self._is_leaving and self._client is not None:
+            self._tell(f"the connection to NATS at {servers_in(self._access[0])} is lost; waiting for it to come back")
+
+    async def _tell_of_return(self) -> None:
+        self._tell("NATS is back")
 
     async def _stored(self, subjects: set[str]) -> dict[str, bytes]:
         assert self._client is not None

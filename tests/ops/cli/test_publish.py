@@ -1,5 +1,8 @@
+import asyncio
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -230,3 +233,29 @@ async def test_waiting_without_results_is_told(cli_system: System, monkeypatch: 
     (text,) = told
     assert text.startswith("no result for 0 s, 1 of 1 are missing, of 'nobody'; jobs wait in the queue until")
     assert text.endswith("GET /v1/models of a gateway lists the models that are served")
+
+
+def test_nats_that_is_not_there_is_waited_for_in_one_line(tmp_path: Path) -> None:
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("HEADRACE_")}
+    address = ["--nats-url", "nats://127.0.0.1:1", "--model-name", "m"]
+    command = [sys.executable, "-m", "ops.cli", "publish", "x", *address]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, env=environ, text=True) as process:
+        assert process.stderr is not None
+        assert process.stderr.readline() == "headrace: waiting up to 10 s for NATS at 127.0.0.1:1\n"
+        process.send_signal(signal.SIGINT)
+        assert "NATS" not in process.communicate(timeout=20)[1]
+
+
+async def test_lost_connection_is_told_once_and_its_return_too(start_nats: Callable[..., NatsServer]) -> None:
+    server = start_nats()
+    told: asyncio.Queue[str] = asyncio.Queue()
+    async with BatchClient(server.url, None, None, NatsFiles(), told.put_nowait):
+        server.kill()
+        lost = await asyncio.wait_for(told.get(), 20)
+        # As many attempts as would each have been told of.
+        await asyncio.sleep(0.5)
+        server.start()
+        back = await asyncio.wait_for(told.get(), 20)
+    place = server.url.removeprefix("nats://")
+    assert (lost, back) == (f"the connection to NATS at {place} is lost; waiting for it to come back", "NATS is back")
+    assert told.empty()
