@@ -83,15 +83,19 @@ class SettingsCommand(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Read the options; who gives one of vLLM's, or a model without its option, is told what stands for it."""
+        given = list(args)
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
-            if (hint := advice(error.option_name)) is not None:
-                raise click.UsageError(f"No such option '{error.option_name}'. Of vLLM's: {hint}.", ctx) from None
+            # Of `-tp` only `-t` is told.
+            name = next((word for word in given if word[:2] == error.option_name), error.option_name)
+            if (hint := advice(name)) is not None:
+                raise click.UsageError(f"No such option '{name}'. Of vLLM's: {hint}.", ctx) from None
             raise
         except click.UsageError as error:
             if error.message.startswith("Got unexpected extra argument") and _takes_model(self):
-                raise click.UsageError(f"{error.message}. A model is named as --model.", ctx) from None
+                rule = "Each option has one value and a switch none; a model is named as --model."
+                raise click.UsageError(f"{error.message}. {rule}", ctx) from None
             raise
 
     def invoke(self, ctx: click.Context) -> Any:

@@ -156,7 +156,16 @@ MISTAKES: list[tuple[tuple[str, ...], str]] = [
     (("worker", "--modle", "x"), "No such option"),
     (("worker", "--tensor-parallel-size", "2"), "Of vLLM's: one model runs on one device here"),
     (("up", "--trust_remote_code"), "Of vLLM's: code of a checkpoint is never run: leave it out."),
-    (("up", "Qwen/Qwen3-0.6B"), "A model is named as --model."),
+    (("up", "Qwen/Qwen3-0.6B"), "a model is named as --model."),
+    (("up", "--served-model-name", "a", "b"), "extra argument (b). Each option has one value"),
+    (("up", "--enable-prefix-caching", "true"), "extra argument (true). Each option has one value and a switch none"),
+    (("up", "-tp", "2"), "No such option '-tp'. Of vLLM's: one model runs on one device here"),
+    (("up", "--no-enable-chunked-prefill"), "Of vLLM's: this is always on: leave it out."),
+    (("worker", "--model", MODEL, "--max-model-len", "auto"), "--max-model-len: 'auto' is not a whole number"),
+    (
+        ("worker", "--model", MODEL, "--gpu-memory-utilization", "90%"),
+        "utilization: '90%' is not a number",
+    ),
     (("serve", "Qwen/Qwen3-0.6B"), "Serve a model with `headrace up --model MODEL`."),
 ]
 
