@@ -144,9 +144,30 @@ async def _queue_and_clock(client: Client) -> list[Finding]:
         text = f"{INTERACTIVE_STREAM}: {answer['error'].get('description', 'error')}"
         return [warning("queue", text, "run `headrace setup`, or start a gateway or a worker")]
     state = answer["state"]
-    finding = Finding("queue", f"{state['messages']} interactive requests wait, {state['bytes']} bytes")
+    text = f"{state['messages']} interactive requests wait, {state['bytes']} bytes"
+    finding = cluster_finding(answer.get("cluster") or {}, text)
     clock = clock_finding(answer.get("ts", ""), (asked + time.time()) / 2)
     return [finding, *([] if clock is None else [clock])]
+
+
+def cluster_finding(cluster: dict[str, Any], text: str) -> Finding:
+    """Tell who keeps the queue, where that is a cluster: which server leads it, and which are away.
+
+    Args:
+        cluster: What NATS says of it; a single server names no others.
+        text: What there is to say of the queue itself.
+    """
+    others = cluster.get("replicas") or []
+    if not others:
+        return Finding("queue", text)
+    text = f"{text}; kept by {len(others) + 1} servers"
+    if not cluster.get("leader"):
+        return warning("queue", f"{text}, none of which leads", "wait some seconds: they elect one")
+    text += f", led by {cluster['leader']}"
+    away = sorted(other.get("name", "?") for other in others if other.get("offline"))
+    if away:
+        return warning("queue", f"{text}; away: {', '.join(away)}", "look at the log of NATS there")
+    return Finding("queue", text)
 
 
 def clock_finding(server_time: str, own_time: float) -> Finding | None:
