@@ -14,7 +14,7 @@ from types import TracebackType
 import torch
 
 from gpu_worker.models.errors import CheckpointError
-from gpu_worker.models.shard_files import SINGLE_FILE, Renaming, open_shards, with_names, with_root
+from gpu_worker.models.shard_files import SINGLE_FILE, Renaming, open_shards, own_names, stored_modules, with_names
 from gpu_worker.models.tensor_file import StoredTensor
 from gpu_worker.models.tensor_reader import TensorReader
 from gpu_worker.quantization.tensor_source import KeepsHalf
@@ -71,12 +71,14 @@ class Checkpoint:
         self._taken: set[str] = set()
         self._num_bytes_taken = 0
         try:
-            shards = with_names(open_shards(directory, single_file, self._files), renamed)
-            found = with_root(shards) if adds_root else shards
+            shards = open_shards(directory, single_file, self._files)
+            names = own_names(shards, renamed, adds_root=adds_root)
+            found = with_names(shards, names)
             self._shards = {
                 name: file for name, file in found.items() if not any(re.fullmatch(p, name) for p in unused)
             }
             self.num_unused = len(found) - len(self._shards)
+            self._stored_modules = stored_modules(names)
         except BaseException:
             self._files.close()
             raise
@@ -156,6 +158,10 @@ class Checkpoint:
     def has(self, name: str) -> bool:
         """Whether there is such a tensor."""
         return name in self._shards
+
+    def stored_module(self, name: str) -> str:
+        """Return what the checkpoint calls a module, which configurations mean; the same where it has none of it."""
+        return self._stored_modules.get(name, name)
 
     def names(self) -> tuple[str, ...]:
         """Return the names of all tensors that are not left out."""

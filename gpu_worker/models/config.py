@@ -22,6 +22,7 @@ from gpu_worker.models.block_traits import BlockTraits
 from gpu_worker.models.draft_head import DraftHead
 from gpu_worker.models.json_file import JsonFile
 from gpu_worker.models.rope_config import check_rope, max_model_len, read_rope, read_rotary_dim
+from gpu_worker.quantization import modelopt
 from gpu_worker.quantization.errors import QuantizationError
 from gpu_worker.quantization.method_reader import read_method
 from gpu_worker.quantization.quantization_method import QuantizationMethod
@@ -286,8 +287,14 @@ def read_activation(file: JsonFile, field: str = "hidden_act", default: str = "s
 
 
 def _quantization(file: JsonFile) -> QuantizationMethod | None:
+    """Read how linear layers are quantized: here, or in the file that NVIDIA's tool writes beside this one."""
+    fields, path = file.fields, file.path.parent / modelopt.OWN_FILE
+    if fields.get("quantization_config") is None and path.exists():
+        file = JsonFile.read(path)
+        found = file.nested("quantization") or JsonFile(path, {})
+        fields = {"quantization_config": {**found.fields, "quant_method": modelopt.NAME}}
     try:
-        return read_method(file.fields)
+        return read_method(fields)
     except QuantizationError as error:
         raise file.error(error.field, error.problem) from None
 

@@ -32,6 +32,7 @@ class DraftHead:
         final_norm: The normalisation before the vocabulary head.
         hands_on_normed: What the head reads of itself, one token further, is normalised by `final_norm`.
         copied: Modules below `prefix` that are copies of the model's own.
+        own_layer: What its layer consists of, where that is not what `draft_layer()` says.
     """
 
     count: int | None
@@ -44,6 +45,7 @@ class DraftHead:
     final_norm: str
     hands_on_normed: bool
     copied: tuple[str, ...] = ()
+    own_layer: LayerTraits | None = None
 
 
 def read_nextn(file: JsonFile) -> DraftHead:

@@ -6,7 +6,7 @@ Whoever opens the files closes them.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -23,6 +23,9 @@ _SHARD_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*\.safetensors")
 # What a checkpoint of layers alone calls its tensors, without the name of the model around them.
 _BARE_NAMES = ("embed_tokens.", "layers.", "norm.")
 _BARE_EMBEDDING, _ROOT = "embed_tokens.weight", "model."
+
+# What the matrix of a module is called, whichever way it is stored.
+_MATRICES = ("weight", "qweight", "weight_packed")
 
 _ENCODER_ROOT = re.compile(r"^(bert|roberta)\.")
 
@@ -69,27 +72,42 @@ def _open(path: Path, opened: ExitStack) -> TensorFile:
     return file
 
 
-def with_names(shards: dict[str, TensorFile], patterns: Renaming) -> dict[str, TensorFile]:
-    """Replace patterns in the names of tensors, in their order, in the files too."""
+def own_names(stored: Iterable[str], patterns: Renaming, *, adds_root: bool) -> dict[str, str]:
+    """Return the name that each stored tensor gets.
 
-    def new_name(name: str) -> str:
-        for pattern, replacement in patterns:
-            name = re.sub(pattern, replacement, name)
-        return name
+    Args:
+        stored: Names in the files.
+        patterns: Patterns in names, and what they are replaced by, in this order.
+        adds_root: Give the tensors of a checkpoint of layers alone the names that they have in a whole model.
+    """
+    names = {name: name for name in stored}
+    for pattern, replacement in patterns:
+        names = {name: re.sub(pattern, replacement, own) for name, own in names.items()}
+    if not adds_root:
+        return names
+    rooted = _rooted if _BARE_EMBEDDING in names.values() else _encoder_name
+    return {name: rooted(own) for name, own in names.items()}
 
-    if not patterns:
-        return shards
+
+def with_names(shards: dict[str, TensorFile], names: Mapping[str, str]) -> dict[str, TensorFile]:
+    """Call tensors by other names, in the files too."""
     for file in set(shards.values()):
-        file.rename(new_name)
-    return {new_name(name): file for name, file in shards.items()}
+        file.rename(lambda name: names.get(name, name))
+    return {names[name]: file for name, file in shards.items()}
 
 
-def with_root(shards: dict[str, TensorFile]) -> dict[str, TensorFile]:
-    """Give the tensors of a checkpoint of layers alone the names that they have in a whole model."""
-    new_name = _rooted if _BARE_EMBEDDING in shards else _encoder_name
-    for file in set(shards.values()):
-        file.rename(new_name)
-    return {new_name(name): file for name, file in shards.items()}
+def stored_modules(names: Mapping[str, str]) -> dict[str, str]:
+    """Return what the checkpoint calls the modules that have a matrix, by their own names.
+
+    Args:
+        names: Of tensors, as of `own_names()`.
+    """
+    modules = {}
+    for stored, own in names.items():
+        module, _, kind = own.rpartition(".")
+        if kind in _MATRICES:
+            modules[module] = stored.rpartition(".")[0]
+    return modules
 
 
 def _rooted(name: str) -> str:

@@ -34,8 +34,9 @@ checkpoint asks for beyond its family's row is refused at load, with the field a
   attention, a gated block with SiLU), in the form that its default options give it.
 - **On CPUs**: *fused* layers are computed in one call a step by compiled kernels; the others one operation after
   another, by compiled kernels where there is one. On GPUs all are launched operation by operation, decodes as graphs.
-- **Weights**: *all* is float32, float16, bfloat16, GPTQ, AWQ, compressed-tensors and FP8; *GGUF* is said where the
-  family's files of llama.cpp are read too, under these names. Matrices of all these forms may stand beside one another.
+- **Weights**: *all* is float32, float16, bfloat16, GPTQ, AWQ, AutoRound, compressed-tensors and FP8 (NVIDIA's too);
+  *GGUF* is said where the family's files of llama.cpp are read too, under these names. Matrices of all these forms may
+  stand beside one another.
 - **Drafts**: *all* is n-grams, a draft model, the model's own first layers, Medusa, EAGLE 1 to 3; `mtp` is the head
   that checkpoints of the family hold for this themselves (MTP, NextN), where tools have not left it out.
 - Checkpoints that also see or hear are served for text: their towers are not loaded, and a request with an image or

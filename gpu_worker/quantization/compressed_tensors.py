@@ -49,9 +49,9 @@ class Targets:
     names: frozenset[str]
     patterns: tuple[re.Pattern[str], ...]
 
-    def has_named(self, name: str) -> bool:
-        """Whether a layer's own name is meant."""
-        return name in self.names or any(pattern.match(name) for pattern in self.patterns)
+    def has_named(self, *names: str) -> bool:
+        """Whether a layer of one of these names is meant by name."""
+        return any(name in self.names or any(pattern.match(name) for pattern in self.patterns) for name in names)
 
     @property
     def has_all(self) -> bool:
@@ -73,16 +73,16 @@ class CompressedTensors:
 
     def take(self, source: TensorSource, name: str, out_features: int, in_features: int) -> WeightForm:
         """Do what `QuantizationMethod` promises."""
-        scheme = self._scheme(name)
+        scheme = self._scheme(source.stored_module(name), name)
         if scheme is None:
             return DenseWeight(source.take(f"{name}.weight", out_features, in_features))
         return take_layer(source, name, (out_features, in_features), scheme)
 
-    def _scheme(self, name: str) -> Scheme | None:
-        """Find a layer's scheme: that of the group that names it goes before one for all."""
-        if self.ignored.has_named(name) or self.ignored.has_all:
+    def _scheme(self, *names: str) -> Scheme | None:
+        """Find the scheme of a layer of these names: that of the group that names it goes before one for all."""
+        if self.ignored.has_named(*names) or self.ignored.has_all:
             return None
-        named = [scheme for targets, scheme in self.groups if targets.has_named(name)]
+        named = [scheme for targets, scheme in self.groups if targets.has_named(*names)]
         return next(iter(named + [scheme for targets, scheme in self.groups if targets.has_all]), None)
 
 

@@ -12,11 +12,20 @@ from typing import Any
 import msgspec
 
 from gpu_worker.quantization.config_fields import check_choice, read_fields
-from gpu_worker.quantization.scaled_tensors import take_activation_scale, take_float8, take_weight_scales
+from gpu_worker.quantization.scaled_tensors import (
+    check_float8,
+    check_weight_scales,
+    take_activation_scale,
+    take_float8,
+    take_weight_scales,
+)
 from gpu_worker.quantization.tensor_source import TensorSource
 from kernels.linear.forms import SCALE_BLOCK, DenseWeight, ScaledWeight, WeightForm
 
 NAME = "fp8"
+
+# What is behind the name of a tensor that holds the matrices of all experts.
+_STACK_SCALES, _STACK_INPUT_SCALES = "_scale_inv", "_activation_scale"
 
 
 class _Config(msgspec.Struct, frozen=True):
@@ -54,6 +63,31 @@ class FP8:
             return ScaledWeight(values, scales, "dynamic")
         scale = "input_scale" if source.has(f"{name}.input_scale") else "activation_scale"
         return ScaledWeight(values, scales, "static", take_activation_scale(source, f"{name}.{scale}"))
+
+    def has_stack(self, source: TensorSource, name: str) -> bool:
+        """Do what `StackMethod` promises."""
+        return source.has(f"{name}{_STACK_SCALES}")
+
+    def take_item(self, source: TensorSource, name: str, index: int, shape: tuple[int, int, int]) -> WeightForm:
+        """Do what `StackMethod` promises; matrices may be stored turned round, and then their scales are too."""
+        scale_name, (count, rows, columns) = f"{name}{_STACK_SCALES}", shape
+        stored = source.shape(name)
+        is_turned = stored != shape and stored == (count, columns, rows)
+        one = (columns, rows) if is_turned else (rows, columns)
+        if stored != (count, *one):
+            raise source.error(name, f"has shape {list(stored)}; config.json calls for {list(shape)}")
+        if source.shape(scale_name)[:1] != (count,):
+            raise source.error(scale_name, f"has shape {list(source.shape(scale_name))}; it must begin with {count}")
+        values = check_float8(source, name, source.take_raw_item(name, index), one)
+        raw = source.take_raw_item(scale_name, index)
+        scales = check_weight_scales(source, scale_name, raw, one, has_blocks=self.has_blocks)
+        if is_turned:
+            values = values.T.contiguous()
+            scales = scales.T.contiguous() if self.has_blocks else scales
+        if not self.is_static:
+            return ScaledWeight(values, scales, "dynamic")
+        inputs = f"{name}{_STACK_INPUT_SCALES}"
+        return ScaledWeight(values, scales, "static", take_activation_scale(source, inputs, index))
 
 
 def read_fp8(fields: Mapping[str, Any]) -> FP8:

@@ -63,7 +63,9 @@ class GPTQ:
 
     def take(self, source: TensorSource, name: str, out_features: int, in_features: int) -> WeightForm:
         """Do what `QuantizationMethod` promises. A layer without packed weights was left alone."""
-        settings = next((other for pattern, other in self.rules if pattern.match(name)), self.settings)
+        names = (source.stored_module(name), name)
+        meant = (other for pattern, other in self.rules if any(map(pattern.match, names)))
+        settings = next(meant, self.settings)
         if settings is None or not source.has(f"{name}.qweight"):
             return DenseWeight(source.take(f"{name}.weight", out_features, in_features))
         bits, per_word = settings.bits, 32 // settings.bits

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from gpu_worker.quantization import awq, compressed_tensors, fp8, gptq, mxfp4
+from gpu_worker.quantization import auto_round, awq, compressed_tensors, fp8, gptq, modelopt, mxfp4
 from gpu_worker.quantization.config_fields import check_choice
 from gpu_worker.quantization.errors import QuantizationError
 from gpu_worker.quantization.quantization_method import QuantizationMethod
@@ -21,6 +21,8 @@ METHODS: Mapping[str, Callable[[Mapping[str, Any]], QuantizationMethod]] = Mappi
         fp8.NAME: fp8.read_fp8,
         compressed_tensors.NAME: compressed_tensors.read_compressed_tensors,
         mxfp4.NAME: mxfp4.read_mxfp4,
+        modelopt.NAME: modelopt.read_modelopt,
+        auto_round.NAME: auto_round.read_auto_round,
     }
 )
 

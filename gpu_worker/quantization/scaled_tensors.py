@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from gpu_worker.quantization.stored_tensors import take_exact, take_scales
+from gpu_worker.quantization.stored_tensors import check_exact, check_scales
 from gpu_worker.quantization.tensor_source import TensorSource
 from kernels.linear.forms import SCALE_BLOCK
 
@@ -18,7 +18,16 @@ def take_float8(source: TensorSource, name: str, shape: tuple[int, int]) -> torc
     Raises:
         Exception: What `source.error` makes.
     """
-    values = take_exact(source, name, torch.float8_e4m3fn, shape)
+    return check_float8(source, name, source.take_raw(name), shape)
+
+
+def check_float8(source: TensorSource, name: str, values: torch.Tensor, shape: tuple[int, int]) -> torch.Tensor:
+    """Return a matrix, or one of a stack, which must be float8_e4m3fn numbers of this shape.
+
+    Raises:
+        Exception: What `source.error` makes.
+    """
+    check_exact(source, name, values, torch.float8_e4m3fn, shape)
     if ((values.view(torch.uint8) & _NAN_BITS) == _NAN_BITS).any():
         raise source.error(name, "holds values that are not numbers; the checkpoint is damaged")
     return values
@@ -32,20 +41,31 @@ def take_weight_scales(
     Raises:
         Exception: What `source.error` makes.
     """
-    rows, columns = shape
-    if has_blocks:
-        return take_scales(source, name, (-(-rows // SCALE_BLOCK), -(-columns // SCALE_BLOCK)))
-    scales = take_scales(source, name, (), (1,), (1, 1), (rows,), (rows, 1))
-    return scales.reshape(-1, 1)
+    return check_weight_scales(source, name, source.take_raw(name), shape, has_blocks=has_blocks)
 
 
-def take_activation_scale(source: TensorSource, name: str) -> torch.Tensor:
-    """Take the one scale of a layer's inputs, which divides them: above zero.
+def check_weight_scales(
+    source: TensorSource, name: str, scales: torch.Tensor, shape: tuple[int, int], *, has_blocks: bool = False
+) -> torch.Tensor:
+    """Do the same with scales that were taken, or those of one matrix of a stack.
 
     Raises:
         Exception: What `source.error` makes.
     """
-    scale = take_scales(source, name, (), (1,), (1, 1)).reshape(())
+    rows, columns = shape
+    if has_blocks:
+        return check_scales(source, name, scales, (-(-rows // SCALE_BLOCK), -(-columns // SCALE_BLOCK)))
+    return check_scales(source, name, scales, (), (1,), (1, 1), (rows,), (rows, 1)).reshape(-1, 1)
+
+
+def take_activation_scale(source: TensorSource, name: str, index: int | None = None) -> torch.Tensor:
+    """Take the one scale of a layer's inputs, which divides them: above zero; of a stack, that of the matrix `index`.
+
+    Raises:
+        Exception: What `source.error` makes.
+    """
+    raw = source.take_raw(name) if index is None else source.take_raw_item(name, index)
+    scale = check_scales(source, name, raw, (), (1,), (1, 1)).reshape(())
     if scale <= 0:
         raise source.error(name, f"is {scale.item()}; a scale of inputs must be above 0")
     return scale

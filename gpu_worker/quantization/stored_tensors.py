@@ -6,7 +6,8 @@ import torch
 
 from gpu_worker.quantization.tensor_source import TensorSource
 
-_FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+# The last has exponents alone: scales that are powers of two.
+_SCALES = (torch.float32, torch.float16, torch.bfloat16, torch.float8_e8m0fnu)
 
 
 def take_exact(source: TensorSource, name: str, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
@@ -15,7 +16,17 @@ def take_exact(source: TensorSource, name: str, dtype: torch.dtype, shape: tuple
     Raises:
         Exception: What `source.error` makes.
     """
-    tensor = source.take_raw(name)
+    return check_exact(source, name, source.take_raw(name), dtype, shape)
+
+
+def check_exact(
+    source: TensorSource, name: str, tensor: torch.Tensor, dtype: torch.dtype, shape: tuple[int, ...]
+) -> torch.Tensor:
+    """Return a tensor, or an item of it, which must be of exactly this dtype and shape.
+
+    Raises:
+        Exception: What `source.error` makes.
+    """
     if tensor.dtype is not dtype:
         raise source.error(name, f"is stored as {tensor.dtype}; its quantization needs {dtype}")
     if tuple(tensor.shape) != shape:
@@ -29,9 +40,18 @@ def take_scales(source: TensorSource, name: str, *shapes: tuple[int, ...]) -> to
     Raises:
         Exception: What `source.error` makes.
     """
-    tensor = source.take_raw(name)
-    if tensor.dtype not in _FLOATS:
-        raise source.error(name, f"is stored as {tensor.dtype}; scales must be float32, float16 or bfloat16")
+    return check_scales(source, name, source.take_raw(name), *shapes)
+
+
+def check_scales(source: TensorSource, name: str, tensor: torch.Tensor, *shapes: tuple[int, ...]) -> torch.Tensor:
+    """Return a tensor, or an item of it, as float32: it must be finite numbers of one of these shapes.
+
+    Raises:
+        Exception: What `source.error` makes.
+    """
+    if tensor.dtype not in _SCALES:
+        allowed = "float32, float16, bfloat16 or float8_e8m0fnu"
+        raise source.error(name, f"is stored as {tensor.dtype}; scales must be {allowed}")
     if tuple(tensor.shape) not in shapes:
         allowed = " or ".join(str(list(shape)) for shape in shapes)
         raise source.error(name, f"has shape {list(tensor.shape)}; config.json calls for {allowed}")

@@ -18,6 +18,10 @@ class TensorSource(Protocol):
         """Whether there is such a tensor."""
         ...
 
+    def stored_module(self, name: str) -> str:
+        """Return what the checkpoint calls a module, which is what its configuration means."""
+        ...
+
     def shape(self, name: str) -> tuple[int, ...]:
         """Return a tensor's shape: of quantized blocks, as the source counts their numbers."""
         ...

@@ -17,7 +17,7 @@ from jinja2 import nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 
-from gpu_worker.text.model_directory import ModelDirectory
+from gpu_worker.text.model_directory import ModelDirectory, read_json
 from gpu_worker.text.template_messages import TemplateNeeds
 from gpu_worker.text.template_sandbox import TemplateSandbox
 from shared.errors import BadRequestError, ConfigError
@@ -99,12 +99,21 @@ def load_chat_template(directory: ModelDirectory, name: str = "default") -> Chat
     """Return the model's chat template of this name, or None when it has none.
 
     A file `chat_template.jinja` goes before `tokenizer_config.json`, where the template is a string or a list of named
-    ones: `default`, and for conversations with tools `tool_use`.
+    ones: `default`, and for conversations with tools `tool_use`. Named ones may also be files of their own. Models that
+    also see have had theirs in `chat_template.json`.
+
+    Raises:
+        ConfigError: A template has a syntax error, or its file cannot be read.
     """
     source: Any = directory.tokenizer_config.get("chat_template")
+    named = directory.path / "additional_chat_templates" / f"{name}.jinja"
     file = directory.path / "chat_template.jinja"
+    if name != "default" and named.is_file():
+        return ChatTemplate(named.read_text(encoding="utf-8"), special_tokens(directory.tokenizer_config))
     if file.is_file():
         source = file.read_text(encoding="utf-8")
+    elif source is None:
+        source = read_json(directory.path / "chat_template.json").get("chat_template")
     if isinstance(source, list):
         source = {entry["name"]: entry["template"] for entry in source}.get(name)
     elif name != "default":

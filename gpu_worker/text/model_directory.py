@@ -88,12 +88,14 @@ def read_model_directory(path: Path) -> ModelDirectory:
             "AutoTokenizer.from_pretrained(...).save_pretrained(...) of transformers writes it from an older tokenizer"
         )
         raise ConfigError("HEADRACE_MODEL", f"{problem}, or write it: {how}")
-    bos = _token_ids(generation.get("bos_token_id"), text_config.get("bos_token_id"))
+    # Of a model that also sees, the whole's tokens go before those of its text part.
+    places = (generation, config, text_config)
+    bos = _token_ids(*(place.get("bos_token_id") for place in places))
     return ModelDirectory(
         path=path,
         vocab_size=_positive(path, text_config, "vocab_size"),
         max_model_len=_positive(path, text_config, "max_position_embeddings"),
-        eos_token_ids=frozenset(_token_ids(generation.get("eos_token_id"), text_config.get("eos_token_id"))),
+        eos_token_ids=frozenset(_token_ids(*(place.get("eos_token_id") for place in places))),
         bos_token_id=bos[0] if bos else None,
         tokenizer_config=read_json(path / "tokenizer_config.json"),
         hidden_size=_positive(path, text_config, "hidden_size"),

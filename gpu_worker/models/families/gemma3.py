@@ -6,6 +6,7 @@ The models with a vision tower are served without it.
 from __future__ import annotations
 
 from dataclasses import replace
+from types import MappingProxyType
 
 from gpu_worker.layers.layer_traits import AttentionShape, HeadNorm
 from gpu_worker.layers.rope_scaling import RopeParameters, RopeType
@@ -20,10 +21,23 @@ from gpu_worker.models.text_part import text_names, text_part
 ARCHITECTURE = "Gemma3ForCausalLM"
 ALSO = ("Gemma3ForConditionalGeneration",)
 
+# What a text part means that does not say it.
+_TEXT = MappingProxyType(
+    {
+        "vocab_size": 262208,
+        "hidden_size": 2304,
+        "intermediate_size": 9216,
+        "num_hidden_layers": 26,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "max_position_embeddings": 131072,
+    }
+)
+
 
 def read_config(file: JsonFile) -> ModelConfig:
     """Read the configuration."""
-    file = text_part(file)
+    file = text_part(file, _TEXT)
     if file.boolean("use_bidirectional_attention", False):
         raise file.error("use_bidirectional_attention", "is true; supported: attention to earlier tokens only")
     block = BlockTraits(

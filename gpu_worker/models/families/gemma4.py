@@ -7,6 +7,7 @@ earlier ones. Its mixture (26B-A4B) has experts beside the block that all tokens
 from __future__ import annotations
 
 from dataclasses import replace
+from types import MappingProxyType
 
 from gpu_worker.layers.layer_traits import (
     AttentionShape,
@@ -35,10 +36,23 @@ SAMPLE = {"num_kv_shared_layers": 2, "enable_moe_block": True, "top_k_experts": 
 
 _ACTIVATION = "gelu_pytorch_tanh"
 
+# What a text part means that does not say it.
+_TEXT = MappingProxyType(
+    {
+        "vocab_size": 262144,
+        "hidden_size": 2304,
+        "intermediate_size": 9216,
+        "num_hidden_layers": 30,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "max_position_embeddings": 131072,
+    }
+)
+
 
 def read_config(file: JsonFile) -> ModelConfig:
     """Read the configuration."""
-    file = text_part(file)
+    file = text_part(file, _TEXT)
     _refuse(file)
     length = file.integer("max_position_embeddings", 131072)
     activation = read_activation(file, "hidden_activation", _ACTIVATION)
@@ -163,7 +177,9 @@ def _attention(file: JsonFile, index: int, layer: LayerTraits, shares: bool) -> 
     shape = replace(shape, rotary=0 if is_full else 1, values_are_keys=shares and is_full)
     overrides = file.nested("per_layer_config")
     if overrides is not None:
-        return _overridden(shape, overrides.nested(str(index)) or JsonFile(file.path, {}))
+        # `transformers` puts zeros before the numbers, so that all are as long as the longest.
+        named = next((name for name in overrides.names() if name.isdecimal() and int(name) == index), "")
+        return _overridden(shape, overrides.nested(named) or JsonFile(file.path, {}))
     if not is_full:
         return shape
     num_kv_heads = shape.num_kv_heads

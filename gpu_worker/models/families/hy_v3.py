@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from gpu_worker.layers.layer_traits import AttentionShape, HeadNorm
 from gpu_worker.layers.mixture_shape import MixtureNames, MixtureShape
 from gpu_worker.models.block_traits import BlockTraits, TensorNames
 from gpu_worker.models.config import FamilyTraits, ModelConfig, read_decoder
-from gpu_worker.models.draft_head import nextn_tensors
+from gpu_worker.models.draft_head import nextn_tensors, read_nextn
 from gpu_worker.models.families.deepseek_v3 import mixture_layers
 from gpu_worker.models.json_file import JsonFile
 from gpu_worker.models.mixture_config import read_num_experts, read_top_k, with_silu_mixtures
@@ -23,7 +25,7 @@ _RENAMED = (
 
 
 def read_config(file: JsonFile) -> ModelConfig:
-    """Read the configuration. The layer behind the last one drafts, and is not taken."""
+    """Read the configuration. The layer behind the last one drafts, and is no part of the model."""
     bias, mlp_bias = file.boolean("attention_bias", False), file.boolean("mlp_bias", False)
     num_experts = read_num_experts(file, "num_experts", "num_local_experts")
     inner_size = file.integer("moe_intermediate_size", 1536)
@@ -39,10 +41,15 @@ def read_config(file: JsonFile) -> ModelConfig:
     )
     traits = FamilyTraits(
         ARCHITECTURE,
+        head_dim=128,
         attention=AttentionShape(qkv_bias=bias, output_bias=bias, head_norm=HeadNorm.HEADS),
         mlp_bias=mlp_bias,
         block=BlockTraits(names=TensorNames(renamed=_RENAMED, unused=nextn_tensors(file))),
         norm_eps=("rms_norm_eps", 1e-5),
         rope_theta=11_158_840.0,
     )
-    return with_silu_mixtures(file, read_decoder(file, traits), shape, mixture_layers(file, 1))
+    config = with_silu_mixtures(file, read_decoder(file, traits), shape, mixture_layers(file, 1))
+    # Its head for the vocabulary is stored and not used: that is the model's.
+    copied = ("embed_tokens", "shared_head")
+    head = replace(read_nextn(file), final_norm="final_layernorm", hands_on_normed=True, copied=copied)
+    return replace(config, draft_head=head)

@@ -6,6 +6,7 @@ The models with a vision tower are served without it.
 from __future__ import annotations
 
 from dataclasses import replace
+from types import MappingProxyType
 
 from gpu_worker.layers.layer_traits import AttentionShape, GatedShape, HeadNorm, QueryGrowth
 from gpu_worker.layers.mixture_shape import MixtureNames, MixtureShape
@@ -26,10 +27,25 @@ _KINDS = ("chunked_attention", "full_attention")
 _NAMES = TensorNames(renamed=((r"\.feed_forward\.", ".mlp."),))
 _MIXTURE = MixtureNames(router=("mlp.router",), is_transposed=True)
 
+# What a text part means that does not say it.
+_TEXT = MappingProxyType(
+    {
+        "vocab_size": 202048,
+        "hidden_size": 5120,
+        "intermediate_size": 8192,
+        "num_hidden_layers": 48,
+        "num_attention_heads": 40,
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 131072,
+        "num_local_experts": 16,
+        "rope_theta": 5e5,
+    }
+)
+
 
 def read_config(file: JsonFile) -> ModelConfig:
     """Read the configuration."""
-    file = text_part(file)
+    file = text_part(file, _TEXT)
     bias = file.boolean("attention_bias", False)
     # Lengths of queries and keys are made one behind the rotation, which also undoes what it multiplies them by.
     is_normalised = file.boolean("use_qk_norm", True)

@@ -9,6 +9,7 @@ from gpu_worker.layers.mixture_shape import MixtureShape
 from gpu_worker.layers.rope_scaling import RopeParameters
 from gpu_worker.models.block_traits import BlockTraits, TensorNames
 from gpu_worker.models.config import FamilyTraits, ModelConfig, read_decoder
+from gpu_worker.models.draft_head import NEXTN_FIELD, DraftHead, read_nextn
 from gpu_worker.models.families.deepseek_v3 import mixture_layers
 from gpu_worker.models.json_file import JsonFile
 from gpu_worker.models.layer_types import read_layer_types
@@ -19,8 +20,11 @@ ARCHITECTURE = "MiMoV2FlashForCausalLM"
 
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 _ROTARY_SHARE = 0.334
-# Layers that draft are not taken.
-_NAMES = TensorNames(renamed=((r"\.attention_sink_bias$", ".sinks"),), unused=(r"model\.mtp\..*",))
+_NAMES = TensorNames(
+    renamed=((r"\.attention_sink_bias$", ".sinks"), (r"\.pre_mlp_layernorm\.", ".post_attention_layernorm.")),
+    # Layers that draft are no part of the model.
+    unused=(r"model\.mtp\..*",),
+)
 
 
 def read_config(file: JsonFile) -> ModelConfig:
@@ -52,10 +56,26 @@ def read_config(file: JsonFile) -> ModelConfig:
         max_model_len=max_model_len(file, ropes[0]),
     )
     config = replace(read_decoder(file, traits), more_ropes=ropes[1:])
+    # All of them are alike here: the drafting layer has the plain block, and a window.
+    drafting = _layer(file, config.layers[-1], _SLIDING)
     layers = tuple(_layer(file, layer, kind) for layer, kind in zip(config.layers, kinds, strict=True))
     num_kv_heads = max(layer.mixer.num_kv_heads for layer in layers if isinstance(layer.mixer, AttentionShape))
-    config = replace(config, layers=layers, num_kv_heads=num_kv_heads)
+    config = replace(config, layers=layers, num_kv_heads=num_kv_heads, draft_head=_draft_head(file, drafting))
     return with_silu_mixtures(file, config, shape, _mixture_layers(file))
+
+
+def _draft_head(file: JsonFile, layer: LayerTraits) -> DraftHead:
+    """Return the first of the heads that checkpoints have; published configurations do not count them."""
+    prefix = "model.mtp.layers.0"
+    return replace(
+        read_nextn(file),
+        count=file.integer(NEXTN_FIELD, minimum=0, maximum=64) if NEXTN_FIELD in file.names() else None,
+        prefix=prefix,
+        layer=prefix,
+        final_norm="final_layernorm",
+        hands_on_normed=True,
+        own_layer=layer,
+    )
 
 
 def _layer(file: JsonFile, layer: LayerTraits, kind: str) -> LayerTraits:

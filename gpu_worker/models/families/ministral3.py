@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
+
 from gpu_worker.layers.layer_traits import AttentionShape
 from gpu_worker.models.block_traits import BlockTraits, TensorNames
 from gpu_worker.models.config import FamilyTraits, ModelConfig, read_decoder
@@ -19,10 +21,23 @@ SAMPLE = {
     }
 }
 
+# What a text part means that does not say it.
+_TEXT = MappingProxyType(
+    {
+        "vocab_size": 131072,
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 34,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 262144,
+    }
+)
+
 
 def read_config(file: JsonFile) -> ModelConfig:
     """Read the configuration, of the text part where there is a vision tower."""
-    file, windows = text_part(file), None
+    file, windows = text_part(file, _TEXT), None
     if "sliding_window" in file.names():
         windows = (file.integer("sliding_window"),) * file.integer("num_hidden_layers", maximum=1024)
     traits = FamilyTraits(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
+
 from gpu_worker.models.block_traits import BlockTraits, TensorNames
 from gpu_worker.models.config import FamilyTraits, ModelConfig, read_decoder
 from gpu_worker.models.families import ministral3
@@ -10,6 +12,19 @@ from gpu_worker.models.text_part import text_names, text_part
 
 ARCHITECTURE = "MistralForCausalLM"
 ALSO = ("Mistral3ForConditionalGeneration",)
+
+# What a text part means that does not say it.
+_TEXT = MappingProxyType(
+    {
+        "vocab_size": 32000,
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 131072,
+    }
+)
 
 
 def read_config(file: JsonFile) -> ModelConfig:
@@ -20,7 +35,7 @@ def read_config(file: JsonFile) -> ModelConfig:
             return ministral3.read_config(file)
         if model_type != "mistral":
             raise kind.error("model_type", f"is {model_type[:80]!r}; supported: 'mistral', 'ministral3'")
-    file, windows = text_part(file), None
+    file, windows = text_part(file, _TEXT), None
     if not file.is_null("sliding_window"):
         windows = (file.integer("sliding_window", 4096),) * file.integer("num_hidden_layers", maximum=1024)
     block = BlockTraits(names=text_names(TensorNames()))

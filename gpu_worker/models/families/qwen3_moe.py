@@ -5,6 +5,8 @@ Qwen3-VL-MoE, whose published experts are stored transposed, is served without i
 
 from __future__ import annotations
 
+from types import MappingProxyType
+
 from gpu_worker.layers.layer_traits import AttentionShape, HeadNorm
 from gpu_worker.layers.mixture_shape import MixtureNames, MixtureShape
 from gpu_worker.models.block_traits import BlockTraits, TensorNames
@@ -17,11 +19,29 @@ from kernels.moe import RoutingRule
 ARCHITECTURE = "Qwen3MoeForCausalLM"
 ALSO = ("Qwen3VLMoeForConditionalGeneration",)
 
+# What a text part means that does not say it.
+_TEXT = MappingProxyType(
+    {
+        "vocab_size": 151936,
+        "hidden_size": 2048,
+        "intermediate_size": 5632,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 16,
+        "max_position_embeddings": 128000,
+        "moe_intermediate_size": 1408,
+        "num_experts": 60,
+        "num_experts_per_tok": 4,
+        "norm_topk_prob": True,
+        "rope_theta": 5e5,
+    }
+)
+
 
 def read_config(file: JsonFile) -> ModelConfig:
     """Read the configuration. A sliding window, which no published checkpoint has, is one of all layers."""
     is_turned = not set(ALSO).isdisjoint(file.texts("architectures"))
-    file = text_part(file)
+    file = text_part(file, _TEXT)
     attention_bias = file.boolean("attention_bias", False)
     windows = None
     if file.boolean("use_sliding_window", False) and "sliding_window" in file.names():

@@ -113,6 +113,10 @@ class GGUFCheckpoint:
         """Whether there is such a tensor."""
         return name in self._tensors
 
+    def stored_module(self, name: str) -> str:
+        """Return the same name: no configuration of such a file names modules."""
+        return name
+
     def shape(self, name: str) -> tuple[int, ...]:
         """Return a tensor's shape, in numbers however they are stored.
 

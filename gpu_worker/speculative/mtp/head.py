@@ -34,7 +34,8 @@ from kernels.linear.dense import keeps_half
 
 def head_config(model: ModelConfig) -> ModelConfig:
     """Return the sizes and options of the head's layer, as a model of one layer."""
-    return dataclasses.replace(model, num_layers=1, layers=(draft_layer(model.layers),), tapped_layers=())
+    layer = _described(model).own_layer or draft_layer(model.layers)
+    return dataclasses.replace(model, num_layers=1, layers=(layer,), tapped_layers=())
 
 
 def open_head(directory: Path, model: ModelConfig, dtype: torch.dtype, device: torch.device) -> StoredWeights:

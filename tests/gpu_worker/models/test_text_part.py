@@ -11,15 +11,18 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from gpu_worker.models.config import ModelConfig
 from gpu_worker.models.errors import CheckpointError
+from gpu_worker.models.json_file import JsonFile
 from gpu_worker.models.loader import load_model
-from gpu_worker.models.registry import read_model_config
+from gpu_worker.models.registry import FAMILIES, read_model_config
 from gpu_worker.models.stored_weights import open_weights
 from gpu_worker.models.weights_size import weights_bytes
 from tests.gpu_worker.models.families.oracle_checks import assert_logits_equal
 from tests.gpu_worker.models.families.random_models import SIZES
 from tests.gpu_worker.models.pairs import CPU
 from tests.gpu_worker.models.variants import randomize
+from tests.gpu_worker.quantization.checkpoints import logits_of
 
 _VISION = {
     "hidden_size": 16,
@@ -136,3 +139,74 @@ def test_another_text_part_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(fields))
     with pytest.raises(CheckpointError, match=r"model_type' is 'pixels'; supported: 'mistral', 'ministral3'"):
         read_model_config(tmp_path)
+
+
+ROOT = "language_model.model.layers"
+IGNORES = {
+    "by name": ["language_model.lm_head", *(f"{ROOT}.{i}.self_attn.o_proj" for i in range(2))],
+    "by a pattern of the whole name": ["re:.*lm_head", r"re:^language_model\.model\.layers\.\d+\.self_attn\.o_proj$"],
+}
+
+
+@pytest.mark.parametrize("ignored", IGNORES)
+def test_layers_are_left_alone_by_the_names_that_the_checkpoint_has(tmp_path: Path, ignored: str) -> None:
+    """Tools for compressed-tensors name modules as the whole model does, `language_model` included."""
+    save("Mistral3", tmp_path, **MODELS["Mistral3"])
+    tensors = load_file(tmp_path / "model.safetensors")
+    for name in [name for name in tensors if name.startswith(ROOT) and name.endswith("proj.weight")]:
+        if "o_proj" not in name:
+            tensors[name] = tensors[name].mul(16).round().clamp(-127, 127) / 16
+    save_file(tensors, tmp_path / "model.safetensors")
+    expected = logits_of(load_model(tmp_path, torch.float32, CPU))
+    _store_as_int8(tmp_path, tensors, IGNORES[ignored])
+    torch.testing.assert_close(logits_of(load_model(tmp_path, torch.float32, CPU)), expected, atol=1e-4, rtol=0)
+
+
+def _store_as_int8(directory: Path, tensors: dict[str, torch.Tensor], ignored: list[str]) -> None:
+    """Store what is a sixteenth of a whole number as that, all but output projections."""
+    for name in [name for name in tensors if name.startswith(ROOT) and name.endswith("proj.weight")]:
+        if "o_proj" not in name:
+            tensors[name.replace(".weight", ".weight_scale")] = torch.full((len(tensors[name]), 1), 1 / 16)
+            tensors[name] = (tensors[name] * 16).to(torch.int8)
+    save_file(tensors, directory / "model.safetensors")
+    weights = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel"}
+    config = json.loads((directory / "config.json").read_text())
+    config["quantization_config"] = {
+        "quant_method": "compressed-tensors",
+        "format": "int-quantized",
+        "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights, "input_activations": None}},
+        "ignore": ignored,
+    }
+    (directory / "config.json").write_text(json.dumps(config))
+
+
+SEEING = {
+    "Gemma3ForConditionalGeneration": "gemma3_text",
+    "Gemma4ForConditionalGeneration": "gemma4_text",
+    "Llama4ForConditionalGeneration": "llama4_text",
+    "Mistral3ForConditionalGeneration": "mistral",
+    "Qwen2VLForConditionalGeneration": "qwen2_vl_text",
+    "Qwen2_5_VLForConditionalGeneration": "qwen2_5_vl_text",
+    "Qwen3VLForConditionalGeneration": "qwen3_vl_text",
+    "Qwen3VLMoeForConditionalGeneration": "qwen3_vl_moe_text",
+    "Qwen3_5ForConditionalGeneration": "qwen3_5_text",
+    "Qwen3_5MoeForConditionalGeneration": "qwen3_5_moe_text",
+}
+
+
+def test_each_family_that_sees_is_compared_below() -> None:
+    assert set(SEEING) == {name for name in FAMILIES if name.endswith("ForConditionalGeneration")}
+
+
+@pytest.mark.parametrize(("architecture", "kind"), SEEING.items())
+def test_an_empty_text_part_means_the_defaults_of_its_class(architecture: str, kind: str) -> None:
+    """`transformers` leaves out what is its class's default: Gemma 3 4B does not say how many heads it has."""
+    import transformers
+
+    text = transformers.AutoConfig.for_model(kind).to_dict() | {"bos_token_id": None, "eos_token_id": None}
+
+    def read(part: dict[str, Any]) -> ModelConfig:
+        fields = {"architectures": [architecture], "tie_word_embeddings": True, "text_config": part}
+        return FAMILIES[architecture](JsonFile(Path("config.json"), json.loads(json.dumps(fields))))
+
+    assert repr(read({"model_type": kind})) == repr(read(text))

@@ -174,7 +174,7 @@ def test_unsupported_field_is_named(made: Made, fields: dict[str, Any], message:
         ("scales", torch.ones(64, 2), "has shape [64, 2]; config.json calls for [2, 64]"),
         ("scales", torch.full((2, 64), torch.inf), "not finite"),
         ("scales", torch.full((2, 64), torch.nan), "not finite"),
-        ("scales", torch.ones(2, 64, dtype=torch.int32), "scales must be float32, float16 or bfloat16"),
+        ("scales", torch.ones(2, 64, dtype=torch.int32), "scales must be float32, float16, bfloat16 or"),
         ("g_idx", torch.zeros(64, dtype=torch.int32), "groups of unequal size"),
         ("g_idx", torch.arange(64, dtype=torch.int32), "names groups from 0 to 63; there are 0 to 1"),
         ("g_idx", torch.full((64,), -1, dtype=torch.int32), "names groups from -1 to -1"),

@@ -43,3 +43,12 @@ def test_size_that_is_not_usable_is_refused_by_its_field(tmp_path: Path) -> None
     complete = {**LLAMA, "num_attention_heads": 2, "num_hidden_layers": 1, "intermediate_size": 8}
     with pytest.raises(ConfigError, match=r"^HEADRACE_MODEL: .* field 'max_position_embeddings' is 0; it must be"):
         read_model_directory(write(tmp_path, complete))
+
+
+@pytest.mark.parametrize(("outer", "expected"), [({"eos_token_id": [1, 6]}, {1, 6}), ({}, {1})])
+def test_tokens_that_end_a_text_are_said_outside_of_the_text_part(
+    tmp_path: Path, outer: dict[str, Any], expected: set[int]
+) -> None:
+    text = {"vocab_size": 9, "hidden_size": 8, "max_position_embeddings": 33, "eos_token_id": 1}
+    model = read_model_directory(write(tmp_path, {"text_config": text, **outer}))
+    assert model.eos_token_ids == expected

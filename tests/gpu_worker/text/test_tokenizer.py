@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
+from gpu_worker.text.chat_template import load_chat_template
 from gpu_worker.text.model_directory import ModelDirectory, read_model_directory
 from gpu_worker.text.tokenizer import ChatSettings, ModelTokenizer
 from shared.conversation import ChatMessage, ChatOptions, ToolCall
@@ -162,6 +163,17 @@ def test_template_file_goes_before_the_configuration(demo_directory: ModelDirect
     (tmp_path / "chat_template.jinja").write_text("file")
     tokenizer = ModelTokenizer(directory)
     assert tokenizer.decode(tokenizer.encode_chat([_message("x")]).token_ids) == "file"
+
+
+def test_templates_are_found_where_models_that_see_and_newer_ones_have_them(
+    demo_directory: ModelDirectory, tmp_path: Path
+) -> None:
+    directory = _directory_with_template(demo_directory, tmp_path, None)
+    (tmp_path / "chat_template.json").write_text(json.dumps({"chat_template": "plain"}))
+    (tmp_path / "additional_chat_templates").mkdir()
+    (tmp_path / "additional_chat_templates" / "tool_use.jinja").write_text("with tools")
+    templates = [load_chat_template(directory, name) for name in ("default", "tool_use", "rag")]
+    assert [template and template.source for template in templates] == ["plain", "with tools", None]
 
 
 @pytest.mark.parametrize(

@@ -127,6 +127,10 @@ class RandomWeights:
         stored = _BLOCKS if self._config.quantization is not None else ""
         return self._stacks_experts and name.endswith((f".experts.gate_up_proj{stored}", f".experts.down_proj{stored}"))
 
+    def stored_module(self, name: str) -> str:
+        """Return the same name: nothing is stored."""
+        return name
+
     def shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of coded experts: blocks of 16 bytes, and an exponent for each."""
         stem, _, kind = name.rpartition("_")

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
+from tests.gpu_worker.models.families.composed_cases import CASES as COMPOSED
 from tests.gpu_worker.models.families.latent_cases import CASES as LATENT
 from tests.gpu_worker.models.families.mixture_cases import CASES as MIXTURES
 from tests.gpu_worker.models.families.random_models import Case, save_case
@@ -35,29 +36,57 @@ class Family:
         num_layers: Of the model that is served.
         names: The two normalisations, token and hidden vector, the projection, and the last normalisation.
         field: What counts heads, if anything.
+        prefix: What its tensors' names begin with.
+        layer: Likewise those of its layer, where that is another.
+        renamed: Names within the layer that are others there.
+        kind: Of the layer, in families that have several.
     """
 
     save: Callable[[Path], Any]
     num_layers: int
     names: tuple[str, str, str, str]
     field: str | None
+    prefix: str
+    layer: str | None = None
+    renamed: tuple[str, str] = ("", "")
+    kind: str | None = None
 
     @property
     def is_qwen(self) -> bool:
         return self.names[2] == "fc"
 
     @property
-    def prefix(self) -> str:
-        return "mtp" if self.is_qwen else f"model.layers.{self.num_layers}"
+    def hands_on_normed(self) -> bool:
+        return self.names[3] in ("norm", "final_layernorm")
 
 
 _NEXTN = ("enorm", "hnorm", "eh_proj", "shared_head.norm")
+_FINAL = ("enorm", "hnorm", "eh_proj", "final_layernorm")
 _MTP = ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "fc", "norm")
 
 
-def _nextn(case: Case) -> Family:
+def _nextn(case: Case, names: tuple[str, str, str, str] = _NEXTN) -> Family:
     larger = Case(case.family, {**case.options, "num_hidden_layers": 3})
-    return Family(partial(save_case, larger), 2, _NEXTN, "num_nextn_predict_layers")
+    return Family(partial(save_case, larger), 2, names, "num_nextn_predict_layers", "model.layers.2")
+
+
+def _mimo() -> Family:
+    """The layer of the head has a window and sinks, as no other in it has, and no experts."""
+    options = {
+        "num_hidden_layers": 3,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        "mlp_layer_types": ["dense", "sparse", "dense"],
+    }
+    case = COMPOSED["mimo-v2"]
+    return Family(
+        partial(save_case, Case(case.family, {**case.options, **options})),
+        2,
+        _FINAL,
+        "num_nextn_predict_layers",
+        "model.mtp.layers.0",
+        renamed=("post_attention_layernorm", "pre_mlp_layernorm"),
+        kind="sliding_attention",
+    )
 
 
 def _mtp(name: str, field: str | None) -> Family:
@@ -66,13 +95,15 @@ def _mtp(name: str, field: str | None) -> Family:
     def save(directory: Path) -> Any:
         return save_recurrent(name, directory, num_hidden_layers=5, layer_types=types, eos_token_id=None)
 
-    return Family(save, 4, _MTP, field)
+    return Family(save, 4, _MTP, field, "mtp", "mtp.layers.0", kind="full_attention")
 
 
 FAMILIES: Mapping[str, Family] = MappingProxyType(
     {
         "deepseek-v3": _nextn(LATENT["deepseek-v3"]),
         "glm4-moe": _nextn(MIXTURES["glm4-moe"]),
+        "hy-v3": _nextn(COMPOSED["hy-v3"], _FINAL),
+        "mimo-v2": _mimo(),
         "qwen3_5": _mtp("qwen3_5", "mtp_num_hidden_layers"),
         "qwen3_5_moe": _mtp("qwen3_5_moe", "mtp_num_hidden_layers"),
         "qwen3_next": _mtp("qwen3_next", None),
@@ -90,8 +121,8 @@ class HeadedModel:
         self.model.config.num_hidden_layers = family.num_layers
         layer.layers, layer.norm = layer.layers[-1:], torch.nn.Identity()
         layer.config.num_hidden_layers = 1
-        if family.is_qwen:
-            layer.config.layer_types = ["full_attention"]
+        if family.kind is not None:
+            layer.config.layer_types = [family.kind]
         self._layer, self._family, self._tensors = layer, family, tensors
 
     @torch.no_grad()
@@ -113,7 +144,7 @@ class HeadedModel:
         joined = torch.cat((embedded, self._normed(hidden_norm, hidden)), 1) @ self._tensors[projection].T
         stream = self._layer(inputs_embeds=joined[None], use_cache=False).last_hidden_state[0, -1]
         normed = self._normed(final_norm, stream)
-        return (normed if self._family.is_qwen else stream), self.model.lm_head(normed).log_softmax(-1)
+        return (normed if self._family.hands_on_normed else stream), self.model.lm_head(normed).log_softmax(-1)
 
     def _normed(self, name: str, x: torch.Tensor) -> torch.Tensor:
         weight = self._tensors[name] + (1 if self._family.is_qwen else 0)
@@ -147,9 +178,10 @@ def save_headed(name: str, directory: Path, *, has_copies: bool = False, **field
 
 
 def _renamed(family: Family, name: str) -> str:
-    if not family.is_qwen:
+    root = f"model.layers.{family.num_layers}."
+    if not name.startswith(root):
         return name
-    return name.replace(f"model.layers.{family.num_layers}.", "mtp.layers.0.")
+    return f"{family.layer or family.prefix}.{name.removeprefix(root)}".replace(*family.renamed)
 
 
 def _random_head(family: Family, size: int) -> dict[str, torch.Tensor]:
