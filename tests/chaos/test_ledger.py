@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.chaos.harness.ledger import Choice, Entry, Ledger, Reference, Verdict
+from tests.chaos.harness.outcome import Outcome
 
 EXPECTED = Reference(("ab",), (("a", "b"),), ("length",), 2)
 
@@ -84,3 +85,13 @@ def test_only_streams_open_during_a_fault_count_for_its_silences() -> None:
         _entry(sent_at=5.5, ended_at=9.0, status=503),
     ]
     assert ledger.during([(5.0, 6.0)]) == [ledger.entries[0]]
+
+
+def test_recovery_begins_when_the_last_of_several_faults_is_mended() -> None:
+    ledger = Ledger()
+    ledger.entries = [_entry(sent_at=1.0, ended_at=13.0), _entry(sent_at=1.0, ended_at=13.0)]
+    for entry, silence in zip(ledger.entries, ((4.0, 8.5), (9.9, 11.75)), strict=True):
+        entry.longest_silence, entry.silence_ended_at = silence[1] - silence[0], silence[1]
+    outcome = Outcome("", "")
+    outcome.count(ledger, [(6.5, 8.0), (5.0, 6.0), (5.5, 5.6), (10.0, 11.0)])
+    assert outcome.recoveries_s == [pytest.approx(0.5), pytest.approx(0.75)]

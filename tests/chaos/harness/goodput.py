@@ -16,8 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.chaos.harness.ledger import Verdict
-from tests.chaos.harness.load import Load
+from tests.chaos.harness.ledger import Entry, Ledger, Verdict
 from tests.chaos.harness.observer import Seen
 from tests.chaos.harness.system import System
 
@@ -26,11 +25,33 @@ _WARM_UP_S = 3.0
 
 
 @dataclass(frozen=True, slots=True)
+class Span:
+    """What was measured of a worker and its machine within a span.
+
+    Attributes:
+        began, ended: Monotonic times.
+        possible_per_s: Tokens that the worker could have made.
+        others: Share of the processors that processes used which are not of this scenario.
+    """
+
+    began: float
+    ended: float
+    possible_per_s: float
+    others: float
+
+    def goodput(self, ledger: Ledger) -> Goodput:
+        """Return what came of a load within the span, once all that was under way at its end has ended."""
+        right = [entry for entry in ledger.entries if ledger.verdict(entry) is Verdict.OK]
+        num_tokens = sum(_tokens_within(entry, self.began, self.ended) for entry in right)
+        return Goodput(num_tokens / (self.ended - self.began), self.possible_per_s, self.others)
+
+
+@dataclass(frozen=True, slots=True)
 class Goodput:
     """What came of a load within a span.
 
     Attributes:
-        tokens_per_s: Tokens of right answers that ended within it.
+        tokens_per_s: Tokens of right answers.
         possible_per_s: Tokens that the worker could have made.
         others: Share of the processors that processes used which are not of this scenario.
     """
@@ -45,8 +66,8 @@ class Goodput:
         return self.tokens_per_s / max(1e-9, self.possible_per_s)
 
 
-async def measure(load: Load, system: System, num_slots: int, span_s: float) -> Goodput:
-    """Measure a load that runs already, when it has become steady, against the one worker that serves it."""
+async def measure(system: System, num_slots: int, span_s: float) -> Span:
+    """Measure the one worker that serves a load that runs already, when it has become steady."""
     await asyncio.sleep(_WARM_UP_S)
     (name,) = system.observer.workers
     own_s, all_s = _cpu_s(system), _machine_cpu_s()
@@ -58,13 +79,8 @@ async def measure(load: Load, system: System, num_slots: int, span_s: float) -> 
             seen.append(system.observer.workers[name])
     ended = time.monotonic()
     others_s = (_machine_cpu_s() - all_s) - (_cpu_s(system) - own_s)
-    tokens = [
-        entry.completion_tokens or 0
-        for entry in load.ledger.entries
-        if load.ledger.verdict(entry) is Verdict.OK and entry.ended_at is not None and began < entry.ended_at <= ended
-    ]
     others = max(0.0, others_s) / ((ended - began) * (os.cpu_count() or 1))
-    return Goodput(sum(tokens) / (ended - began), possible_per_s(seen, num_slots), others)
+    return Span(began, ended, possible_per_s(seen, num_slots), others)
 
 
 def possible_per_s(seen: Sequence[Seen], num_slots: int) -> float:
@@ -78,6 +94,19 @@ def possible_per_s(seen: Sequence[Seen], num_slots: int) -> float:
     span_s = seen[-1].at - seen[0].at
     num_steps = seen[-1].heartbeat.step - seen[0].heartbeat.step
     return num_slots * num_steps / span_s / busy if busy and span_s else 0.0
+
+
+def _tokens_within(entry: Entry, began: float, ended: float) -> float:
+    """Return the part of an answer's tokens that came within a span.
+
+    Answers that are made together end together: whether the span had one more such end or one less would count for
+    one in thirty.
+    """
+    if entry.first_at is None or entry.last_at is None or entry.completion_tokens is None:
+        return 0.0
+    within_s = min(entry.last_at, ended) - max(entry.first_at, began)
+    share = within_s / (entry.last_at - entry.first_at) if entry.last_at > entry.first_at else float(within_s >= 0)
+    return entry.completion_tokens * max(0.0, share)
 
 
 def _machine_cpu_s() -> float:

@@ -8,6 +8,9 @@ from typing import Any
 
 from tests.chaos.harness.ledger import Entry, Ledger, Verdict
 
+# Faults so close behind one another are one: what begins to recover from the first one meets the second.
+_TOGETHER_S = 1.0
+
 
 class NotPossibleHereError(Exception):
     """This machine lacks what a scenario needs; the message says what."""
@@ -20,7 +23,7 @@ class Outcome:
     Attributes:
         num_failed: Admitted requests without a right end; `num_wrong` those whose text differs.
         silences_s: Longest silence of each request that was open during a fault.
-        recoveries_s: For how long each of these silences went on after the fault was mended.
+        recoveries_s: For how long each of these silences went on after the fault was mended, and those right behind it.
         problems: One sentence per broken promise; an outcome without any is a success.
         figures: What else was measured, by name.
     """
@@ -55,7 +58,8 @@ class Outcome:
         self.num_failed += len(broken) - verdicts[Verdict.WRONG_TEXT]
         disturbed = ledger.during(windows)
         self.silences_s += [entry.longest_silence for entry in disturbed]
-        self.recoveries_s += [max(entry.silent_after_s(*window) for window in windows) for entry in disturbed]
+        spans = together(windows)
+        self.recoveries_s += [max(entry.silent_after_s(*span) for span in spans) for entry in disturbed]
         self.figures |= {f"num {verdict.value}": count for verdict, count in verdicts.items()}
         for entry in broken[:5]:
             self.problems.append(_describe(entry, ledger))
@@ -86,6 +90,16 @@ def percentile(values: Sequence[float], share: float) -> float | None:
         return None
     ordered = sorted(values)
     return round(ordered[min(len(ordered) - 1, int(share * len(ordered)))], 3)
+
+
+def together(windows: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Return the spans of time in which something was at fault, or had hardly been mended."""
+    spans: list[tuple[float, float]] = []
+    for start, end in sorted(windows):
+        if spans and start <= spans[-1][1] + _TOGETHER_S:
+            start, end = spans[-1][0], max(end, spans.pop()[1])
+        spans.append((start, end))
+    return spans
 
 
 def table(outcomes: Sequence[Outcome]) -> str:

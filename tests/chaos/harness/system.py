@@ -35,6 +35,7 @@ class SystemOptions:
         worker, gateway: Settings without `HEADRACE_`, in lower case, e.g. `{"max_num_seqs": 8}`.
         worker_module: What `python -m` runs as a worker.
         has_faulty_links: Put a fault proxy between each part and each server.
+        link_bytes_per_s: What a faulty link passes while it is narrow; without it none may be.
         environ: Further variables of gateways and workers.
         nats_command_prefix: What runs nats-server, e.g. `unshare`.
         store_directory: Where NATS keeps its streams; a directory of the system's own if not given.
@@ -47,6 +48,7 @@ class SystemOptions:
     gateway: dict[str, object] = field(default_factory=dict)
     worker_module: str = "gpu_worker"
     has_faulty_links: bool = False
+    link_bytes_per_s: float | None = None
     has_redis: bool = True
     environ: dict[str, str] = field(default_factory=dict)
     nats_command_prefix: tuple[str, ...] = ()
@@ -210,7 +212,7 @@ class System:
     async def _link(self, name: str, server: str, port: int) -> int:
         if not self.options.has_faulty_links:
             return port
-        proxy = self.links[name, server] = FaultProxy(port)
+        proxy = self.links[name, server] = FaultProxy(port, bytes_per_s=self.options.link_bytes_per_s)
         await proxy.start()
         return proxy.port
 

@@ -120,10 +120,10 @@ async def overload(num_requests: int | None) -> Outcome:
 async def _goodput(load: Load, system: System, running: Coroutine[Any, Any, None]) -> Goodput:
     """Run a load for as long as it takes to measure it."""
     task = asyncio.create_task(running)
-    goodput = await measure(load, system, _NUM_SLOTS, _SPAN_S)
+    span = await measure(system, _NUM_SLOTS, _SPAN_S)
     load.stop()
     await task
-    return goodput
+    return span.goodput(load.ledger)
 
 
 async def idle_streams(num_requests: int | None) -> Outcome:

@@ -107,12 +107,12 @@ async def redis_faults(num_requests: int | None) -> Outcome:
 
 
 async def worker_link_faults(num_requests: int | None) -> Outcome:
-    """The link between one worker and NATS is partitioned, half-open, cut and slow in turn."""
-    states = (LinkState.PARTITIONED, LinkState.HALF_OPEN, LinkState.CUT, LinkState.SLOW)
+    """The link between one worker and NATS is partitioned, passes one way only, is cut and is slow in turn."""
+    states = (LinkState.PARTITIONED, LinkState.HALF_OPEN, LinkState.MUTE, LinkState.CUT, LinkState.SLOW)
     return await _disturbed(
         "worker-link-faults",
         "0 failed, p99 <= 1.5 s",
-        lambda n: [Sever(0.5, 3.0, states[n % 4], "nats", f"worker-{n // 4 % 2}")],
+        lambda n: [Sever(0.5, 3.0, states[n % len(states)], "nats", f"worker-{n // len(states) % 2}")],
         1.5,
         num_requests or 1200,
         options=_WITH_LINKS,
