@@ -65,9 +65,17 @@ class DirectClient(Client):
         if self.is_connected and not self.is_writable and self._transport is not None:
             await self._transport.drain()  # type: ignore[no-untyped-call]
 
-    async def ping(self) -> None:
-        """Ask the server for a sign of life, which `num_reads` shows."""
-        await self._send_ping()
+    async def ping(self) -> asyncio.Future[bool]:
+        """Ask the server for a sign of life, which `num_reads` shows too.
+
+        Returns:
+            What is done when the answer has come. It never is when the connection is lost before that.
+        """
+        answer: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        # As the library pings: what waits for a server that does not read is not waited for.
+        self._write_pending()
+        await super()._send_ping(answer)
+        return answer
 
     async def flush(self, timeout: float = _FLUSH_TIMEOUT_S) -> None:
         """Wait until the server has everything that was published so far.

@@ -85,7 +85,7 @@ class GenerationStarter:
     @property
     def is_queue_late(self) -> bool:
         """Whether the queue owes an answer, so that what was just asked may yet be refused."""
-        return self._dispatcher.nats_watch.is_late
+        return self._dispatcher.nats_watch.owes_answer
 
     async def with_reading(self, generation: Generation) -> Generation:
         """Return the generation as its model's defaults and chat format make it; many or large tools take a while.

@@ -3,7 +3,7 @@
 The client's own pings give a connection up after four to six seconds of silence. Until then whatever is published
 waits, unseen, in the buffers of the socket. Here silence is noticed sooner: when nothing at all has come in for a
 moment NATS is asked for a sign of life, and when it owes this answer for long it is *suspected* of being away, until
-anything comes in.
+anything comes in. So is one that is heard and does not answer (`answer_watch`): nothing that we say arrives there.
 
 Silence is counted in rounds of this process, each of which counts little: a process that is starved or stopped does not
 take its own absence for that of NATS. After an alarm that was false the next one takes twice the silence, so that a
@@ -15,6 +15,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 
+from gateway.dispatch.answer_watch import AnswerWatch
 from shared.direct_client import DirectClient
 from shared.nats_connection import is_clustered
 
@@ -44,11 +45,7 @@ class SilenceLimits:
 
 
 class NatsWatch:
-    """Owns what is known of the silence of one connection.
-
-    Attributes:
-        is_suspected: NATS has been silent for so long that it is probably away.
-    """
+    """Owns what is known of the silence of one connection."""
 
     def __init__(self, nats: DirectClient, limits: SilenceLimits | None = None) -> None:
         """Watch a connection; nothing is noticed unless `review` is called several times in `ping_after_s`."""
@@ -60,7 +57,13 @@ class NatsWatch:
         self._unanswered_s: float | None = None
         self._patience_s = self._limits.suspect_s
         self._alarmed_at = 0.0
-        self.is_suspected = False
+        self._is_silent = False
+        self._answers = AnswerWatch(nats)
+
+    @property
+    def is_suspected(self) -> bool:
+        """Whether NATS is probably away: it has been silent for long, or does not hear us."""
+        return self._is_silent or self._answers.is_lost
 
     @property
     def is_connected(self) -> bool:
@@ -80,11 +83,16 @@ class NatsWatch:
         """Whether NATS owes an answer: perhaps nobody else can be heard either."""
         return self._unanswered_s is not None and self._unanswered_s > 0
 
+    @property
+    def owes_answer(self) -> bool:
+        """Whether what was just published may not have arrived: NATS owes an answer, whatever else comes in."""
+        return self.is_late or self._answers.is_late
+
     async def ask(self) -> None:
         """Ask NATS for a sign of life, unless it owes one already."""
         if self._unanswered_s is None and self._nats.is_connected:
             self._unanswered_s = 0.0
-            await self._nats.ping()
+            await self._answers.ask()
 
     async def review(self, now: float) -> float:
         """Take note of a round at loop time `now`.
@@ -96,7 +104,10 @@ class NatsWatch:
         self._reviewed_at = now
         if not self._nats.is_connected:
             self.forget()
+            self._answers.forget_connection()
             return 0.0
+        # What is not heard at all is judged below.
+        await self._answers.review(round_s if self._silent_s < self._limits.ping_after_s else 0.0)
         if self._nats.num_reads != self._num_reads:
             return self._hear(now)
         self._silent_s += round_s
@@ -105,7 +116,7 @@ class NatsWatch:
                 await self.ask()
             return 0.0
         self._unanswered_s += round_s
-        if not self.is_suspected and self._unanswered_s >= self._patience_s:
+        if not self._is_silent and self._unanswered_s >= self._patience_s:
             self._suspect(now)
         return 0.0
 
@@ -114,16 +125,18 @@ class NatsWatch:
         self._num_reads = self._nats.num_reads
         self._silent_s = 0.0
         self._unanswered_s = None
+        self._answers.forget_pause()
 
     def disconnected(self) -> None:
         """Take note that the connection is lost. A suspicion that comes true is no reason to hesitate the next time."""
         self.forget()
-        self.is_suspected = False
+        self._answers.forget_connection()
+        self._is_silent = False
         self._patience_s = self._limits.suspect_s
 
     def _suspect(self, now: float) -> None:
         _logger.warning("NATS has been silent for %.1f s: new requests are refused until it is heard", self._silent_s)
-        self.is_suspected = True
+        self._is_silent = True
         self._patience_s = min(self._limits.max_suspect_s, 2 * self._patience_s)
         self._alarmed_at = now
 
@@ -133,9 +146,9 @@ class NatsWatch:
         self._num_reads = self._nats.num_reads
         self._silent_s = 0.0
         self._unanswered_s = None
-        if self.is_suspected:
+        if self._is_silent:
             _logger.warning("NATS is heard again")
-            self.is_suspected = False
+            self._is_silent = False
         elif now - self._alarmed_at > self._limits.calm_s:
             self._patience_s = self._limits.suspect_s
         return silent_s if was_late else 0.0

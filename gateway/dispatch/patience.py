@@ -33,10 +33,10 @@ class Patience:
             return True
         if flight.probation:
             patience_s = limits.suspect_patience_s * factor
+        elif is_disturbed:
+            patience_s = min(limits.claim_patience_s, self._disturbed_patience_s(flight) * 2**flight.num_disturbed)
         else:
             patience_s = limits.claim_patience_s * factor
-            if is_disturbed:
-                patience_s = min(limits.claim_patience_s, limits.disturbed_patience_s * 2**flight.num_disturbed)
         return waited_s > patience_s + grace_s and self._fleet.can_claim(flight.request.model)
 
     def has_lost_frames(self, flight: Flight, worker: str, now: float) -> bool:
@@ -52,3 +52,8 @@ class Patience:
         if not has_output:
             patience_s = limits.reconnect_prefill_patience_s + flight.estimated_tokens / limits.reconnect_prefill_rate
         return flight.reconnected_at < now - patience_s
+
+    def _disturbed_patience_s(self, flight: Flight) -> float:
+        """Return how long a flight waits for a claim that may have been sent to a worker that is dead or silent."""
+        is_bereaved = self._fleet.liveness.died_at(flight.request.model) >= flight.published_at
+        return self._limits.bereaved_patience_s if is_bereaved else self._limits.disturbed_patience_s

@@ -17,6 +17,8 @@ class RecoveryLimits:
         refused_retry_s: Wait until what the queue has refused is published again.
         claim_patience_s: Wait for a claim while a worker has room and the queue looks empty; doubles each time.
         disturbed_patience_s: The same while a worker is silent or has just died; doubles up to `claim_patience_s`.
+        bereaved_patience_s: The same for what was published before a worker died, which may have been sent it; doubles
+            too.
         delivered_patience_s: Wait for a claim of what some worker is known to have been sent; doubles each time.
         suspect_patience_s: Wait for a claim of a suspect, which may have to wait for others; doubles each time.
         tokens_per_patience_s: Prompt tokens that lengthen this patience by a second: tokenizing takes time too.
@@ -36,6 +38,7 @@ class RecoveryLimits:
     refused_retry_s: float = 0.5
     claim_patience_s: float = 1.0
     disturbed_patience_s: float = 0.5
+    bereaved_patience_s: float = 0.15
     delivered_patience_s: float = 2.5
     suspect_patience_s: float = 5.0
     tokens_per_patience_s: float = 10_000.0

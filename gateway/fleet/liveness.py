@@ -19,6 +19,8 @@ from gateway.fleet.resumption import Resumption
 from shared.messages import Heartbeat
 
 LATENESS_FACTOR = 3.0
+# Times `silence_s` after which a silence is no lateness: no patience would have covered it.
+_STANDSTILL_FACTOR = 2.0
 # What is left of a lateness at the next heartbeat: half of it after six seconds.
 _LATENESS_KEPT = 0.977
 # The same of what is only assumed of a worker that is new here: a tenth of it is left after two seconds on time.
@@ -154,7 +156,7 @@ class Liveness:
             self._declare_dead(worker, now, "it was restarted", is_blamed=self._can_judge(now))
             worker = None
         if worker is None:
-            lateness_s = self._max_lateness_s if self._dead.retract(heartbeat) else 0.0
+            lateness_s = self._lateness_at_return(self._dead.retract(heartbeat, now))
             self._workers[name] = _Worker(heartbeat, now, now, now, lateness_s, self._max_lateness_s)
             return
         lateness_s = now - worker.beaten_at - self._limits.heartbeat_s
@@ -165,7 +167,7 @@ class Liveness:
             worker.stepped_at = now
             if worker.is_stalled:
                 worker.is_stalled = False
-                self._dead.retract(heartbeat)
+                self._dead.retract(heartbeat, now)
         if heartbeat.num_reconnects != worker.heartbeat.num_reconnects:
             worker.resumption = Resumption()
             self.on_reconnected(name)
@@ -278,6 +280,18 @@ class Liveness:
     def deaths_since(self, model: str, since: float) -> list[Death]:
         """Return the deaths of a model's workers that were found after a loop time."""
         return self._dead.since(model, since)
+
+    def died_at(self, model: str) -> float:
+        """Return the loop time at which the last death of a model's workers was found; -inf if none has been."""
+        return self._dead.latest(model)
+
+    def _lateness_at_return(self, silent_s: float | None) -> float:
+        """Return how late the next heartbeats of a worker may come, which had been dead for `silent_s` if that is set.
+
+        One that was only late may be again. One that stood still for long was taken for dead rightly.
+        """
+        was_late = silent_s is not None and silent_s <= _STANDSTILL_FACTOR * self._limits.silence_s
+        return self._max_lateness_s if was_late else 0.0
 
     def _can_judge(self, now: float) -> bool:
         return not self._is_disconnected and now >= self._judge_after and now > -math.inf

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from dataclasses import dataclass
 
 from gateway.fleet.death import Death
@@ -34,6 +35,8 @@ class RememberedDeaths:
         self._log_of_deaths = LogLimit(_logger, LOG_INTERVAL_S)
         self._log_of_returns = LogLimit(_logger, LOG_INTERVAL_S)
         self._dead: dict[str, _DeadWorker] = {}
+        # By model, and of those that were taken back too.
+        self._latest: dict[str, float] = {}
 
     def add(self, death: Death, started: float, last_seen_at: float) -> None:
         """Remember a death.
@@ -48,18 +51,29 @@ class RememberedDeaths:
         if len(self._dead) >= _MAX_REMEMBERED:
             del self._dead[next(iter(self._dead))]
         self._dead[death.worker] = _DeadWorker(death, started, last_seen_at)
+        if len(self._latest) >= _MAX_REMEMBERED:
+            self._latest.clear()
+        self._latest[death.model] = death.found_at
         # Whoever may send heartbeats can let any number of made-up workers die.
         self._log_of_deaths.warning(death.worker, "worker %s is dead: %s", death.worker, death.why)
 
-    def retract(self, heartbeat: Heartbeat) -> bool:
-        """Retract the death of a worker when a heartbeat of the same process arrives; say whether there was one."""
+    def retract(self, heartbeat: Heartbeat, now: float) -> float | None:
+        """Retract the death of a worker when a heartbeat of the same process arrives at loop time `now`.
+
+        Returns:
+            For how long the worker had been silent; None if it was not dead.
+        """
         dead = self._dead.get(heartbeat.worker)
         if dead is None or (dead.started, dead.death.model) != process_of(heartbeat):
-            return False
+            return None
         self._log_of_returns.warning(heartbeat.worker, "worker %s is alive again", heartbeat.worker)
         dead.death.is_blamed = False
         del self._dead[heartbeat.worker]
-        return True
+        return now - dead.last_seen_at
+
+    def latest(self, model: str) -> float:
+        """Return the loop time at which the last death of a model's workers was found; -inf if none has been."""
+        return self._latest.get(model, -math.inf)
 
     def since(self, model: str, since: float) -> list[Death]:
         """Return the deaths of a model's workers that were found after a loop time."""

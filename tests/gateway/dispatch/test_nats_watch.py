@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, cast
 
 import pytest
 
+from gateway.dispatch.answer_watch import AnswerLimits
 from gateway.dispatch.nats_watch import NatsWatch, SilenceLimits
 from shared.direct_client import DirectClient
 
 ROUND_S = 0.05
 LIMITS = SilenceLimits()
+ANSWERS = AnswerLimits()
 
 
 @dataclass
@@ -21,11 +24,19 @@ class Connection:
 
     num_reads: int = 0
     is_connected: bool = True
-    num_pings: int = 0
+    pings: list[asyncio.Future[bool]] = field(default_factory=list)
     _server_info: dict[str, Any] = field(default_factory=dict)
 
-    async def ping(self) -> None:
-        self.num_pings += 1
+    async def ping(self) -> asyncio.Future[bool]:
+        self.pings.append(asyncio.get_running_loop().create_future())
+        return self.pings[-1]
+
+    def say(self, *, answers: bool) -> None:
+        """Let something come in from NATS, with the answer that it owes or without."""
+        self.num_reads += 1
+        for ping in self.pings:
+            if answers and not ping.done():
+                ping.set_result(True)
 
 
 class Rounds:
@@ -37,10 +48,13 @@ class Rounds:
         self.now = 100.0
         self.discounted_s: list[float] = []
 
-    async def run(self, for_s: float, *, is_heard: bool = False, round_s: float = ROUND_S) -> None:
+    async def run(
+        self, for_s: float, *, is_heard: bool = False, answers: bool = True, round_s: float = ROUND_S
+    ) -> None:
         for _ in range(round(for_s / round_s)):
             self.now += round_s
-            self.connection.num_reads += is_heard
+            if is_heard:
+                self.connection.say(answers=answers)
             if silent_s := await self.watch.review(self.now):
                 self.discounted_s.append(silent_s)
 
@@ -60,38 +74,41 @@ async def rounds() -> Rounds:
 
 
 async def test_silent_server_is_asked_once_and_suspected_within_a_second(rounds: Rounds) -> None:
+    num_asked = len(rounds.connection.pings)
     assert 0.5 <= await rounds.until_suspected() <= 1.05
-    assert rounds.connection.num_pings == 1
+    assert len(rounds.connection.pings) - num_asked == 1
     assert (rounds.watch.refuses, rounds.watch.is_connected) == (True, False)
     await rounds.run(5.0)
     assert rounds.watch.is_suspected
 
 
 async def test_idle_server_that_answers_is_not_suspected(rounds: Rounds) -> None:
+    num_asked = len(rounds.connection.pings)
     for _ in range(20):
         await rounds.run(LIMITS.ping_after_s + ROUND_S)
         await rounds.run(ROUND_S, is_heard=True)
-    assert rounds.connection.num_pings == 20
+    assert len(rounds.connection.pings) - num_asked == 20
     assert (rounds.watch.is_suspected, rounds.watch.is_late, rounds.discounted_s) == (False, False, [])
 
 
 async def test_answer_that_was_asked_for_early_is_owed_from_then_on(rounds: Rounds) -> None:
+    num_asked = len(rounds.connection.pings)
     await rounds.watch.ask()
     assert not rounds.watch.is_late
     await rounds.run(ROUND_S)
     assert rounds.watch.is_late
     await rounds.watch.ask()
-    assert rounds.connection.num_pings == 1
+    assert len(rounds.connection.pings) - num_asked == 1
     await rounds.run(ROUND_S, is_heard=True)
     assert not rounds.watch.is_late
     # It came soon enough to be nobody's silence, and the next one is owed anew.
     assert rounds.discounted_s == []
     await rounds.watch.ask()
-    assert rounds.connection.num_pings == 2
+    assert len(rounds.connection.pings) - num_asked == 2
     rounds.connection.is_connected = False
     await rounds.run(ROUND_S)
     await rounds.watch.ask()
-    assert rounds.connection.num_pings == 2
+    assert len(rounds.connection.pings) - num_asked == 2
 
 
 async def test_anything_that_is_heard_ends_the_suspicion_and_the_silence_is_nobodys(rounds: Rounds) -> None:
@@ -145,3 +162,33 @@ async def test_server_with_others_beside_it_is_suspected_and_refuses_nothing(rou
     rounds.connection._server_info["cluster"] = "headrace"
     await rounds.until_suspected()
     assert not rounds.watch.refuses
+
+
+async def test_server_that_is_heard_and_does_not_answer_is_suspected_until_it_does(rounds: Rounds) -> None:
+    await rounds.run(ANSWERS.lost_s - ROUND_S, is_heard=True, answers=False)
+    assert (rounds.watch.is_suspected, rounds.watch.is_late) == (False, False)
+    assert rounds.watch.owes_answer
+    await rounds.run(ANSWERS.interval_s + 2 * ROUND_S, is_heard=True, answers=False)
+    assert (rounds.watch.refuses, rounds.watch.is_connected) == (True, False)
+    # What comes in beside shows that workers are heard, and no silence of theirs is excused.
+    assert (rounds.watch.is_late, rounds.discounted_s) == (False, [])
+    await rounds.run(30.0, is_heard=True, answers=False)
+    assert rounds.watch.is_suspected
+    await rounds.run(2 * ROUND_S, is_heard=True)
+    assert (rounds.watch.is_suspected, rounds.watch.owes_answer) == (False, False)
+
+
+@pytest.mark.parametrize("ending", ["disconnected", "forget"])
+async def test_answer_that_a_lost_connection_or_a_pause_kept_away_is_not_owed(rounds: Rounds, ending: str) -> None:
+    for _ in range(5):
+        await rounds.run(ANSWERS.lost_s - 2 * ROUND_S, is_heard=True, answers=False)
+        getattr(rounds.watch, ending)()
+    assert not rounds.watch.is_suspected
+    await rounds.run(ANSWERS.interval_s + ANSWERS.lost_s + 2 * ROUND_S, is_heard=True, answers=False)
+    assert rounds.watch.is_suspected
+
+
+async def test_server_is_asked_twice_a_second_while_it_is_heard(rounds: Rounds) -> None:
+    num_asked = len(rounds.connection.pings)
+    await rounds.run(30.0, is_heard=True)
+    assert 50 <= len(rounds.connection.pings) - num_asked <= 60

@@ -278,6 +278,30 @@ async def test_patience_is_shorter_while_a_worker_may_have_died_and_does_not_gro
     assert flight.epoch == 4
 
 
+async def test_request_that_was_published_before_a_worker_died_is_not_waited_for(moves: Moves) -> None:
+    frozen = msgspec.structs.replace(BEAT, waiting=0, running=0, worker="frozen")
+    idle = msgspec.structs.replace(frozen, worker="idle")
+    now = 100.0
+    moves.fleet.note_heartbeat(frozen, now)
+    while not moves.fleet.liveness.deaths_since("m", now - 1):
+        now += 0.05
+        moves.fleet.note_heartbeat(idle, now)
+        moves.fleet.sweep(now)
+        moves.fleet.liveness.take_probes(now)
+    before, after = moves.flight("before"), moves.flight("after")
+    before.published_at, after.published_at = now - 0.01, now + 0.01
+    before.stream_seq, after.stream_seq = 10, 11
+    now += LIMITS.bereaved_patience_s + 0.02
+    moves.recovery.sweep(now)
+    await moves.settle()
+    assert moves.wire.published == [("before", 1)]
+    # Once: what nobody claims after that was not lost with that worker.
+    before.published_at, before.stream_seq = now, 12
+    moves.recovery.sweep(now + LIMITS.disturbed_patience_s - 0.01)
+    await moves.settle()
+    assert [flight for flight, _ in moves.wire.published].count("before") == 1
+
+
 async def test_request_whose_worker_nobody_knows_moves(moves: Moves) -> None:
     now = 100.0
     for _ in range(100):

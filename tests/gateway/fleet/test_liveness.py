@@ -107,16 +107,28 @@ def test_frozen_worker_that_was_always_on_time_is_dead_after_two_missed_heartbea
     assert watched.dead == watched.blamed == ["a"]
 
 
-def test_worker_that_was_taken_for_dead_has_more_time_for_a_while(watched: Watched) -> None:
+def test_worker_that_was_late_and_taken_for_dead_has_more_time_for_a_while(watched: Watched) -> None:
     watched.run(30)
     worker = watched.workers["a"]
-    for state in ("frozen", "alive"):
+    for state, span_s in (("frozen", 0.9), ("alive", 3)):
         worker.state = state
-        watched.run(3)
+        watched.run(span_s)
     assert watched.dead == ["a"]
     worker.state = "frozen"
     watched.run(0.65)
     assert watched.dead == ["a"]
+
+
+def test_worker_that_stood_still_for_long_has_no_more_time_than_a_new_one(watched: Watched) -> None:
+    watched.run(30)
+    worker = watched.workers["a"]
+    for state, span_s in (("frozen", 5), ("alive", 3)):
+        worker.state = state
+        watched.run(span_s)
+    assert watched.dead == ["a"]
+    worker.state = "frozen"
+    watched.run(0.45)
+    assert watched.dead == ["a", "a"]
 
 
 def test_worker_whose_heartbeats_are_late_has_more_time_until_it_is_on_time_again(watched: Watched) -> None:
