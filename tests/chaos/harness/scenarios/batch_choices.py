@@ -15,7 +15,7 @@ import msgspec
 from ops.cli.openai_batch import BatchLine, output_line, read_openai_line
 from shared.messages import BatchResult
 from tests.chaos.harness import aftermath
-from tests.chaos.harness.faults import Fault, FaultLog, Kill
+from tests.chaos.harness.faults import FaultLog, Kill
 from tests.chaos.harness.load import Load
 from tests.chaos.harness.mix import Body
 from tests.chaos.harness.outcome import Outcome
@@ -23,19 +23,19 @@ from tests.chaos.harness.scenarios.batch import RESULTS_TIMEOUT_S, TENANT, Publi
 from tests.chaos.harness.system import MODEL, System, SystemOptions
 
 NUM_LINES = 60
-SPAN_S = 10.0
+SPAN_S = 15.0
 _NUM_TOKENS = 48
 # Few at a time: whoever is killed holds some and has left others in the queue.
 _OPTIONS = SystemOptions(
     num_workers=2, simulate_ms=None, worker={"num_blocks": 600, "dtype": "float32", "max_num_seqs": 4}
 )
-_KILLS: tuple[Fault, ...] = (
-    Kill(1.0, 0.5, "worker-0"),
-    Kill(3.0, 0.5, "gateway-0"),
-    Kill(4.0, 0.5, "worker-1"),
-    Kill(7.0, 0.5, "worker-0"),
-    Kill(7.0, 0.5, "worker-1"),
-    Kill(7.5, 0.5, "gateway-0"),
+# One after the other: whoever is killed has started again, which takes seconds with a model.
+_KILLS: tuple[tuple[str, ...], ...] = (
+    ("worker-0",),
+    ("gateway-0",),
+    ("worker-1",),
+    ("worker-0", "worker-1"),
+    ("gateway-0", "worker-1"),
 )
 _KINDS: tuple[dict[str, Any], ...] = (
     {"n": 1},
@@ -60,7 +60,7 @@ async def kills(num_requests: int | None) -> Outcome:
         await _collect([*undisturbed.values()], publisher)
         loading = asyncio.create_task(load.run(1_000_000, 2))
         log = FaultLog()
-        killing = asyncio.create_task(log.run(system, _KILLS))
+        killing = asyncio.create_task(_kill_in_turn(system, log))
         lines = [_line(f"line-{number}", number % len(_KINDS)) for number in range(num_requests or NUM_LINES)]
         await _publish(lines, publisher, SPAN_S)
         await killing
@@ -73,6 +73,12 @@ async def kills(num_requests: int | None) -> Outcome:
         await aftermath.check(system, load, outcome, queue_timeout_s=aftermath.DEAD_GATEWAY_TIMEOUT_S)
         await publisher.die()
     return outcome
+
+
+async def _kill_in_turn(system: System, log: FaultLog) -> None:
+    for names in _KILLS:
+        await asyncio.sleep(1.0)
+        await log.run(system, [Kill(0.0, 0.5, name) for name in names])
 
 
 def _body(kind: int) -> dict[str, Any]:
