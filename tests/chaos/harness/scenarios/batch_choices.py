@@ -24,6 +24,8 @@ from tests.chaos.harness.system import MODEL, System, SystemOptions
 
 NUM_LINES = 60
 SPAN_S = 15.0
+# While both workers are dead everybody waits until one has started, with a model.
+WAIT_S = 120.0
 _NUM_TOKENS = 48
 # Few at a time: whoever is killed holds some and has left others in the queue.
 _OPTIONS = SystemOptions(
@@ -51,7 +53,7 @@ async def kills(num_requests: int | None) -> Outcome:
     outcome = Outcome("batch-choices", "one right answer each")
     async with System(_OPTIONS) as system:
         bodies = [Body("/v1/completions", _body(kind)) for kind in range(len(_KINDS))]
-        load = Load(system, bodies)
+        load = Load(system, bodies, timeout_s=WAIT_S)
         await load.learn_references()
         publisher = Publisher(system)
         await publisher.start()
