@@ -13,7 +13,6 @@ import asyncio
 import json
 import os
 import statistics
-import time
 from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
@@ -93,10 +92,9 @@ async def _turn(
         return await count_streams(address, requests, options.requests), 0.0
     async with backlog.kept_up():
         await asyncio.sleep(0.5)
-        before, started = backlog.num_tokens, time.monotonic()
+        before = backlog.num_tokens
         samples = await count_streams(address, requests, options.requests)
-        rate = (backlog.num_tokens - before) / (time.monotonic() - started)
-    return samples, rate
+        return samples, (backlog.num_tokens - before) / samples.elapsed_s
 
 
 def _rows(concurrency: int, turns: dict[bool, list[tuple[Samples, float]]]) -> list[dict[str, object]]:

@@ -1,4 +1,4 @@
-"""What the benches of engines and servers share: measuring in turn, ratios to the best peer, loads and options."""
+"""What the benches of engines and servers share: measuring in turn, rows with ratios to the best peer, options."""
 
 from __future__ import annotations
 
@@ -10,16 +10,32 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from ops.bench.engine import Load, medians
 from ops.bench.load.processes import StartError
 from ops.bench.load.served_streams import StreamError
 from ops.bench.make_model import Shape, make_model
 from ops.bench.peers.engines import PeerUnavailableError
+from ops.bench.record import ResultTable, integers
 
 OURS = "headrace"
-Measured = TypeVar("Measured")
+
+
+class Figures(Protocol):
+    """What an engine or a server did under a load: a dataclass whose fields `medians` understands."""
+
+    @property
+    def decode_rate(self) -> float:
+        """Tokens per second of all sequences together."""
+        ...
+
+    def others(self) -> dict[str, float]:
+        """Return what else is printed and recorded, by its name there."""
+        ...
+
+
+Measured = TypeVar("Measured", bound=Figures)
 Rates = Mapping[tuple[str, int], float]
 
 
@@ -60,15 +76,29 @@ def ratios(rates: Rates) -> dict[int, float | None]:
     return result
 
 
-def print_rates(title: str, rates: Rates, notes: Mapping[str, str]) -> None:
-    """Print a table of rates by engine and batch size, each line with its note, and our ratio to the best peer."""
-    batches = sorted({batch for _, batch in rates})
-    print(f"{title:<16}" + "".join(f"{f'B{batch}':>9}" for batch in batches))
-    for name in dict.fromkeys(name for name, _ in rates):
-        cells = (f"{rates[name, batch]:>9.0f}" if (name, batch) in rates else f"{'-':>9}" for batch in batches)
-        print(f"{name:<16}{''.join(cells)}{notes.get(name, '')}")
-    cells = (f"{ratio:>8.2f}x" if ratio else f"{'-':>9}" for ratio in ratios(rates).values())
-    print(f"{'of best peer':<16}{''.join(cells)}")
+def add_rows(
+    table: ResultTable,
+    results: Mapping[tuple[str, int], Measured],
+    versions: Mapping[str, str | None],
+    missing: Mapping[str, str],
+    **common: object,
+) -> None:
+    """Print and record a row an engine and batch size; ours have the ratio to the best peer. Say who is missing.
+
+    Args:
+        table: Of the bench.
+        results: By name and batch size, as `measure_in_turn` returns them.
+        versions: Of the engines.
+        missing: Why engines are missing.
+        common: What is recorded of all rows.
+    """
+    to_best = ratios({key: measured.decode_rate for key, measured in results.items()})
+    for (name, batch), measured in results.items():
+        ratio = to_best[batch] if name == OURS else None
+        row = common | {"engine": name, "engine_version": versions.get(name), "batch": batch}
+        row |= {"decode_tokens_per_s": round(measured.decode_rate, 1)} | measured.others()
+        table.add(row | ({} if ratio is None else {"of_best_peer": round(ratio, 3)}), not_available=missing)
+    print_missing(missing)
 
 
 def print_missing(missing: Mapping[str, str]) -> None:
@@ -79,7 +109,7 @@ def print_missing(missing: Mapping[str, str]) -> None:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that say how much is asked of whom."""
-    parser.add_argument("--batch", default="1,4,16,32", help="sequences at once, separated by commas")
+    parser.add_argument("--batch", type=integers, default=[1, 4, 16, 32], help="sequences at once: 1,4,16,32")
     parser.add_argument("--prompt", type=int, default=512, help="tokens of a prompt")
     parser.add_argument("--new", type=int, default=64, help="decode steps of all sequences together")
     parser.add_argument("--rounds", type=int, default=3, help="medians of so many are shown")
@@ -90,7 +120,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def loads_of(options: argparse.Namespace) -> list[Load]:
     """Return the loads that the options ask for, in order of batch size."""
-    return [Load(int(batch), options.prompt, options.new) for batch in options.batch.split(",")]
+    return [Load(batch, options.prompt, options.new) for batch in options.batch]
 
 
 @contextmanager

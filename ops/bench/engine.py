@@ -60,6 +60,11 @@ class Measurement:
     step_s: float | None = None
     bandwidth_fraction: float | None = None
 
+    def others(self) -> dict[str, float]:
+        """Return what is recorded of a comparison beside the decode rate."""
+        share = {} if self.bandwidth_fraction is None else {"bandwidth_fraction": round(self.bandwidth_fraction, 3)}
+        return {"prefill_tokens_per_s": round(self.prefill_rate, 1), **share}
+
 
 class EngineBench:
     """Owns an engine that serves one load after another."""

@@ -1,9 +1,11 @@
 """Load on a gateway: requests/s, tokens/s, TTFT, gaps between tokens, CPU per process and per token, peak memory.
 
-`python -m ops.bench.gateway --ready-file FILE` drives a running system, known by the file that `headrace up
---ready-file` writes. `--isolated` starts NATS, one gateway and a worker without an engine instead, whose texts carry
-the time they were made, so that the delay of each token is known and the gateway saturates first. Both measure, in the
-same run, the floor: an asyncio server that only writes the same bytes at the same pace. Bounded, and loopback only.
+`make bench` starts the system with a simulated engine, which makes one token per running sequence every `--step-ms`, so
+what is measured is the gateway, the queue and the worker's consumer. `python -m ops.bench.gateway --ready-file FILE`
+drives a running system, known by the file that `headrace up --ready-file` writes. `--isolated` starts NATS, one gateway
+and a worker without an engine instead, whose texts carry the time they were made, so that the delay of each token is
+known and the gateway saturates first. All measure, in the same run, the floor: an asyncio server that only writes the
+same bytes at the same pace. Bounded, and loopback only.
 """
 
 from __future__ import annotations
@@ -11,19 +13,21 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
 import subprocess
 import sys
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import uvloop
 
 from ops.bench.load.event_streams import Address, Samples, count_streams, percentile_ms
 from ops.bench.load.process_usage import cpu_seconds, descendants, peak_rss_bytes
-from ops.bench.load.systems import API_KEY, MODEL, isolated_gateway
+from ops.bench.load.processes import StartError
+from ops.bench.load.systems import API_KEY, MODEL, headrace_up, isolated_gateway
 from ops.bench.record import ResultTable, integers
 from ops.stack.tether import tethered
 
@@ -46,14 +50,18 @@ class Load:
     num_rounds: int
 
 
-def main(arguments: Sequence[str]) -> None:
-    """Measure what the command line names, print a table, and record each row."""
-    command = " ".join(["python -m ops.bench.gateway", *arguments])
-    uvloop.run(_measure_all(_parse_options(arguments), command))
+def main() -> int:
+    """Measure what the command line names, print a table, and record each row; return 1 where nothing starts."""
+    try:
+        uvloop.run(_measure_all(_parse_options()))
+    except StartError as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
 
 
-async def _measure_all(options: argparse.Namespace, command: str) -> None:
-    table = ResultTable("gateway", _COLUMNS, command)
+async def _measure_all(options: argparse.Namespace) -> None:
+    table = ResultTable("gateway", _COLUMNS)
     with _target(options) as target:
         for concurrency in options.concurrency:
             load = Load(concurrency, options.tokens, options.rounds)
@@ -69,14 +77,13 @@ async def _measure(target: Target, load: Load, spread_s: float) -> dict[str, obj
     prompts = (f"stream number {index}" for index in range(load.concurrency))
     requests = [target.address.completion(prompt, load.num_tokens) for prompt in prompts]
     cpu_before = {role: cpu_seconds(pids) for role, pids in target.pids.items()}
-    started = time.perf_counter()
     samples = await count_streams(target.address, requests, load.num_rounds, spread_s)
-    elapsed_s = time.perf_counter() - started
     cpu_s = {role: cpu_seconds(pids) - cpu_before[role] for role, pids in target.pids.items()}
-    return _row(target, load, samples, elapsed_s, cpu_s)
+    return _row(target, load, samples, cpu_s)
 
 
-def _row(target: Target, load: Load, samples: Samples, elapsed_s: float, cpu_s: dict[str, float]) -> dict[str, object]:
+def _row(target: Target, load: Load, samples: Samples, cpu_s: dict[str, float]) -> dict[str, object]:
+    elapsed_s = samples.elapsed_s
     row: dict[str, object] = {
         "target": target.name,
         "concurrency": load.concurrency,
@@ -98,16 +105,24 @@ def _row(target: Target, load: Load, samples: Samples, elapsed_s: float, cpu_s: 
 
 @contextlib.contextmanager
 def _target(options: argparse.Namespace) -> Iterator[Target]:
-    if options.ready_file is None:
+    if options.isolated:
         with isolated_gateway(options.step_ms) as (port, pids):
             yield Target("isolated", Address("127.0.0.1", port, MODEL, API_KEY), pids)
-        return
-    ready = json.loads(options.ready_file.read_text())
+    elif options.ready_file is not None:
+        yield _system(json.loads(options.ready_file.read_text()), options.model)
+    else:
+        # Steps of one length at any load: what varies is the gateway's, and the floor server's steps do not grow.
+        environ = os.environ | {"HEADRACE_SIMULATE_GROWTH": "0"}
+        with headrace_up(["--simulate", f"{options.step_ms:g}", "--gateways", options.gateways], environ) as ready:
+            yield _system(ready, options.model)
+
+
+def _system(ready: dict[str, Any], model: str) -> Target:
     address = urlsplit(ready["url"])
     if address.hostname not in ("127.0.0.1", "localhost", "::1"):
         raise SystemExit("this benchmark drives loopback only")
     pids = {role: descendants(pids) for role, pids in ready["pids"].items()}
-    yield Target("system", Address(address.hostname, address.port or 80, options.model, ready["api_key"]), pids)
+    return Target("system", Address(address.hostname, address.port or 80, model, ready["api_key"]), pids)
 
 
 @contextlib.contextmanager
@@ -129,18 +144,19 @@ _COLUMNS = (
 )
 
 
-def _parse_options(arguments: Sequence[str]) -> argparse.Namespace:
+def _parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    source = parser.add_mutually_exclusive_group(required=True)
+    source = parser.add_mutually_exclusive_group()
     source.add_argument("--ready-file", type=Path, help="Drive the running system that this file describes.")
     source.add_argument("--isolated", action="store_true", help="Start NATS, a gateway and a worker without an engine.")
+    parser.add_argument("--gateways", default="1", help="Gateway processes of the system that is started.")
     parser.add_argument("--concurrency", type=integers, default=[1, 16, 64, 256], help="Connections: 1,16,64,256.")
     parser.add_argument("--tokens", type=int, default=128, help="Tokens per request.")
     parser.add_argument("--rounds", type=int, default=3, help="Requests per connection.")
     parser.add_argument("--step-ms", type=float, default=10.0, help="Pace of the engine, and of the floor.")
     parser.add_argument("--model", default="headrace-demo", help="Model of the running system.")
-    return parser.parse_args(arguments)
+    return parser.parse_args()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    sys.exit(main())

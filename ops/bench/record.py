@@ -48,6 +48,11 @@ def integers(text: str) -> list[int]:
     return [int(part) for part in text.split(",")]
 
 
+def words(text: str) -> list[str]:
+    """Read words that are separated by commas."""
+    return text.split(",")
+
+
 def append_record(benchmark: str, command: str, row: Mapping[str, object]) -> None:
     """Append one row to the benchmark's file. Rows of one process and command are one run."""
     machine = {"cpu": _cpu_name(), "cores": os.cpu_count(), "system": platform.system()}

@@ -1,6 +1,7 @@
 """Clients of event streams: raw HTTP/1.1 on asyncio protocols, so that they cost less than what they measure.
 
-While streams run no JSON is looked at. The texts of a stamping worker carry the time at which they were made: that
+While streams run, nothing but the time of each arrival is noted, since the client shares the processor with what it
+measures; what came is looked at afterwards. The texts of a stamping worker carry the time at which they were made: that
 gives a token's delay from worker to client.
 """
 
@@ -9,8 +10,8 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import cast
 
 STAMP_DIGITS = 12
@@ -45,35 +46,43 @@ def stamp() -> str:
     return f"{time.monotonic_ns() // 1000 % 10**STAMP_DIGITS:0{STAMP_DIGITS}d}"
 
 
-class StreamConnection(asyncio.Protocol, ABC):
+@dataclass(slots=True)
+class Answer:
+    """What came of one request: bytes with their times, on the clock of `time.monotonic`, as the others here."""
+
+    sent_at: float
+    pieces: list[tuple[float, bytes]] = field(default_factory=list)
+    is_whole: bool = False
+
+
+class Stream(asyncio.Protocol):
     """One connection that makes a request `num_requests` times, the next as soon as the last has ended.
 
     Attributes:
-        num_left: Requests that have not ended.
-        sent_at: When the last one was sent, as `time.perf_counter` tells it.
+        answers: To all requests so far.
         done: Set when none is left, or the connection is lost.
     """
 
     def __init__(self, request: bytes, num_requests: int = 1) -> None:
         """Nothing is sent before `send`."""
         self._request = request
+        self._num_requests = num_requests
         self._tail = b""
         self._transport: asyncio.Transport
-        self.num_left = num_requests
-        self.sent_at = 0.0
+        self.answers: list[Answer] = []
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    @abstractmethod
-    def note(self, now: float, data: bytes) -> None:
-        """Take what has come."""
-
-    def ended(self) -> None:
-        """Take the end of an answer."""
+    @classmethod
+    async def connect(cls, address: Address, request: bytes, num_requests: int = 1) -> Stream:
+        """Open the connection."""
+        stream = cls(request, num_requests)
+        await asyncio.get_running_loop().create_connection(lambda: stream, address.host, address.port)
+        return stream
 
     def send(self) -> None:
         """Send the request."""
         self._tail = b""
-        self.sent_at = time.perf_counter()
+        self.answers.append(Answer(time.monotonic()))
         self._transport.write(self._request)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -82,12 +91,12 @@ class StreamConnection(asyncio.Protocol, ABC):
 
     def data_received(self, data: bytes) -> None:
         """Note when data came, and whether an answer has ended."""
-        self.note(time.perf_counter(), data)
+        answer = self.answers[-1]
+        answer.pieces.append((time.monotonic(), data))
         self._tail = (self._tail + data)[-16:]
         if self._tail.endswith(_END):
-            self.num_left -= 1
-            self.ended()
-            if self.num_left:
+            answer.is_whole = True
+            if len(self.answers) < self._num_requests:
                 self.send()
             else:
                 self.done.set_result(None)
@@ -101,8 +110,9 @@ class StreamConnection(asyncio.Protocol, ABC):
 
 @dataclass(slots=True)
 class Samples:
-    """What the connections of one run have seen. Times are seconds."""
+    """What the streams of one run have seen. Times are seconds."""
 
+    elapsed_s: float
     num_requests: int = 0
     num_tokens: int = 0
     num_failures: int = 0
@@ -110,58 +120,35 @@ class Samples:
     gaps_s: list[float] = field(default_factory=list)
     delays_s: list[float] = field(default_factory=list)
 
-
-class CountingConnection(StreamConnection):
-    """Counts tokens, an event each, and notes when they came."""
-
-    def __init__(self, request: bytes, num_requests: int, samples: Samples) -> None:
-        """Add to `samples`."""
-        super().__init__(request, num_requests)
-        self._samples = samples
-        self._last_at = 0.0
-
-    def note(self, now: float, data: bytes) -> None:
-        """Count the events that have a text."""
-        num_tokens = data.count(TEXT_MARKER)
-        if num_tokens:
-            samples = self._samples
-            samples.num_tokens += num_tokens
-            if self._last_at == 0.0:
-                samples.ttft_s.append(now - self.sent_at)
-            else:
-                samples.gaps_s.append(now - self._last_at)
-            self._last_at = now
+    def add(self, answer: Answer) -> None:
+        """Count the tokens of an answer, an event with a text each; one that is broken off or has none has failed."""
+        texts = [(at, data) for at, data in answer.pieces if TEXT_MARKER in data]
+        self.num_requests += answer.is_whole
+        self.num_failures += not (answer.is_whole and texts)
+        self.num_tokens += sum(data.count(TEXT_MARKER) for _, data in texts)
+        self.ttft_s += [at - answer.sent_at for at, _ in texts[:1]]
+        self.gaps_s += [later - earlier for (earlier, _), (later, _) in pairwise(texts)]
+        for at, data in texts:
             start = data.index(TEXT_MARKER) + len(TEXT_MARKER)
             digits = data[start : start + STAMP_DIGITS]
             if digits.isdigit() and len(digits) == STAMP_DIGITS:
-                samples.delays_s.append((time.monotonic_ns() // 1000 % 10**STAMP_DIGITS - int(digits)) / 1e6)
-
-    def ended(self) -> None:
-        """Count the answer; one without a token has failed."""
-        self._samples.num_failures += self._last_at == 0.0
-        self._samples.num_requests += 1
-        self._last_at = 0.0
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Count what is left as failed."""
-        if not self.done.done():
-            self._samples.num_failures += self.num_left
-        super().connection_lost(exc)
+                self.delays_s.append((at * 1e6 % 10**STAMP_DIGITS - int(digits)) / 1e6)
 
 
 async def count_streams(address: Address, requests: list[bytes], num_rounds: int, spread_s: float = 0.0) -> Samples:
     """Run one connection per request, `num_rounds` times each, their starts spread evenly; return what they saw."""
-    samples = Samples()
-    loop = asyncio.get_running_loop()
-    connections = []
-    started = loop.time()
+    streams: list[Stream] = []
+    started = time.monotonic()
     for index, request in enumerate(requests):
-        await asyncio.sleep(max(0.0, started + spread_s * index / len(requests) - loop.time()))
-        connection = CountingConnection(request, num_rounds, samples)
-        await loop.create_connection(lambda made=connection: made, address.host, address.port)  # type: ignore[misc]
-        connection.send()
-        connections.append(connection)
-    await asyncio.gather(*(connection.done for connection in connections))
+        await asyncio.sleep(max(0.0, started + spread_s * index / len(requests) - time.monotonic()))
+        streams.append(await Stream.connect(address, request, num_rounds))
+        streams[-1].send()
+    await asyncio.gather(*(stream.done for stream in streams))
+    samples = Samples(time.monotonic() - started)
+    for stream in streams:
+        samples.num_failures += num_rounds - len(stream.answers)
+        for answer in stream.answers:
+            samples.add(answer)
     return samples
 
 

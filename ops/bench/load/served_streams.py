@@ -1,7 +1,6 @@
 """Completion streams that begin together, over HTTP, and what they show of a server.
 
-While streams run, nothing but the time of each arrival is noted, since the client shares the processor with what it
-measures; tokens are counted afterwards. Answers are words of one token each, as `make_model` has them.
+Answers are words of one token each, as `make_model` has them.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from statistics import median
 
 import httptools
 
-from ops.bench.load.event_streams import Address, StreamConnection
+from ops.bench.load.event_streams import Address, Stream
 
 _TIMEOUT_S = 600.0
 _TEXT = re.compile(rb'"text": ?"((?:[^"\\]|\\.)*)"')
@@ -36,11 +35,19 @@ class Served:
         decode_rate: Tokens per second of all, from the last stream's first token to the first stream's last one.
         ttft_p50_s: Median time to the first token.
         ttft_max_s: The longest.
+        engine_alone_rate: Decode rate of the server's engine without a server, where that is measured too.
     """
 
     decode_rate: float
     ttft_p50_s: float
     ttft_max_s: float
+    engine_alone_rate: float | None = None
+
+    def others(self) -> dict[str, float]:
+        """Return what is recorded of a comparison beside the decode rate."""
+        alone = self.engine_alone_rate
+        times = {"ttft_p50_ms": round(self.ttft_p50_s * 1e3, 1), "ttft_max_ms": round(self.ttft_max_s * 1e3, 1)}
+        return times | ({} if alone is None else {"engine_alone_tokens_per_s": round(alone, 1)})
 
 
 async def serve_streams(address: Address, prompts: list[list[int]], max_tokens: int) -> Served:
@@ -49,15 +56,13 @@ async def serve_streams(address: Address, prompts: list[list[int]], max_tokens: 
     Raises:
         StreamError: Nobody listens, an answer is not what was asked for, or streams do not overlap.
     """
-    loop = asyncio.get_running_loop()
     streams = []
     for prompt in prompts:
-        stream = _RecordedStream(address.completion(prompt, max_tokens, closes=True, temperature=0))
+        request = address.completion(prompt, max_tokens, closes=True, temperature=0)
         try:
-            await loop.create_connection(lambda made=stream: made, address.host, address.port)  # type: ignore[misc]
+            streams.append(await Stream.connect(address, request))
         except OSError as error:
             raise StreamError(f"{address.host}:{address.port} takes no connection: {error.strerror}") from None
-        streams.append(stream)
     for stream in streams:
         stream.send()
     try:
@@ -65,7 +70,8 @@ async def serve_streams(address: Address, prompts: list[list[int]], max_tokens: 
             await asyncio.gather(*(stream.done for stream in streams))
     except TimeoutError:
         raise StreamError(f"answers took longer than {_TIMEOUT_S:g} s") from None
-    return measure([(stream.sent_at, token_times(stream.pieces, max_tokens)) for stream in streams])
+    answers = [answer for stream in streams for answer in stream.answers]
+    return measure([(answer.sent_at, token_times(answer.pieces, max_tokens)) for answer in answers])
 
 
 def measure(streams: list[tuple[float, list[float]]]) -> Served:
@@ -120,14 +126,3 @@ class _Body:
     def on_body(self, part: bytes) -> None:
         self.parts.append(part)
         self.moments.append(self.now)
-
-
-class _RecordedStream(StreamConnection):
-    """One request whose answer is kept in the pieces that it came in, with their times."""
-
-    def __init__(self, request: bytes) -> None:
-        super().__init__(request)
-        self.pieces: list[tuple[float, bytes]] = []
-
-    def note(self, now: float, data: bytes) -> None:
-        self.pieces.append((now, data))

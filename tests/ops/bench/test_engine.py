@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-import re
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +16,8 @@ from click.testing import CliRunner
 
 from gpu_worker.models.config import ModelConfig
 from gpu_worker.models.registry import read_model_config
-from ops.bench.comparison import OURS, print_rates, ratios
+from ops.bench import record
+from ops.bench.comparison import OURS, add_rows, ratios
 from ops.bench.engine import (
     LARGE_READ_BYTES,
     EngineBench,
@@ -28,10 +30,11 @@ from ops.bench.engine import (
 )
 from ops.bench.engine_compare import measure_all
 from ops.bench.make_model import SHAPES, Shape, Size, make_model, weight_shapes
-from ops.bench.peers.convert_to_gguf import main as convert_to_gguf
+from ops.bench.peers import convert_to_gguf
 from ops.bench.peers.engines import PeerUnavailableError, Task
 from ops.bench.traffic import bytes_per_decode_step
 from ops.cli.bench import command
+from tests.gpu_worker.quantization.gguf.llama_cpp import VARIABLE, find_llama_cpp
 
 SHAPE = Shape(96, 32, 48, 2, 4, 2, is_tied=False, max_len=64)
 
@@ -124,16 +127,24 @@ def _bytes(config: ModelConfig, batch: int, context: int) -> int:
     return result
 
 
-def test_hybrid_becomes_the_tensors_that_its_peer_reads(tmp_path: Path) -> None:
-    make_model(replace(SHAPE, attends_every=2), tmp_path)
-    convert_to_gguf(tmp_path, tmp_path / "model.gguf")
-    known = {gguf.TENSOR_NAMES[tensor] for tensor in gguf.MODEL_TENSORS[gguf.MODEL_ARCH.QWEN35]}
-    tensors = {tensor.name: list(tensor.shape) for tensor in gguf.GGUFReader(tmp_path / "model.gguf").tensors}
-    assert {
-        re.sub(r"^blk\.\d+", "blk.{bid}", name).removesuffix(".weight").removesuffix(".bias") for name in tensors
-    } <= known
-    assert tensors["blk.0.ssm_conv1d.weight"] == [4, 96]
-    assert tensors["blk.1.attn_q.weight"] == [32, 64]
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{}, {"num_experts": 4}, {"attends_every": 2}], ids=["dense", "moe", "hybrid"])
+def test_model_becomes_the_file_that_its_peer_reads(options: dict[str, int], tmp_path: Path) -> None:
+    tools = find_llama_cpp()
+    if tools is None:
+        pytest.skip(f"llama.cpp's sources are not on this machine: set {VARIABLE} to their folder")
+    shape, path = replace(SHAPE, **options), tmp_path / "model.gguf"
+    make_model(shape, tmp_path)
+    command = [sys.executable, convert_to_gguf.__file__, str(tools.sources), str(tmp_path), str(path)]
+    subprocess.run(command, check=True, capture_output=True, timeout=120)
+    reader = gguf.GGUFReader(path)
+    plain = [tensor.data for tensor in reader.tensors if tensor.tensor_type.name == "F32"]
+    assert {tensor.tensor_type.name for tensor in reader.tensors} == {"F32", "BF16"}
+    # Matrices keep their bits, but for the small ones that llama.cpp wants in float32.
+    assert sum(tensor.n_elements for tensor in reader.tensors) == sum(map(math.prod, weight_shapes(shape).values()))
+    assert all(data.size < shape.hidden_size * 16 for data in plain)
+    words = reader.fields["tokenizer.ggml.tokens"].contents()
+    assert (len(words), words[3]) == (shape.vocab_size, "\N{LOWER ONE EIGHTH BLOCK}w3")
 
 
 def test_medians_are_taken_of_each_figure() -> None:
@@ -159,15 +170,29 @@ def test_ratio_is_taken_to_the_best_peer() -> None:
     assert ratios({(OURS, 4): 30.0}) == {4: None}
 
 
-def test_table_has_rates_notes_and_the_ratio_to_the_best_peer(capsys: pytest.CaptureFixture[str]) -> None:
-    print_rates("decode", {(OURS, 1): 30.0, (OURS, 4): 90.0, ("peer", 4): 60.0}, {"peer": "   a note"})
-    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert lines == [
-        ["decode", "B1", "B4"],
-        [OURS, "30", "90"],
-        ["peer", "-", "60", "a", "note"],
-        ["of", "best", "peer", "-", "1.50x"],
+def test_rows_are_printed_and_recorded_with_the_ratio_to_the_best_peer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(record, "_RESULTS", tmp_path)
+    results = {
+        (OURS, 1): Measurement(5, 30.0, 1e-3, 0.75),
+        (OURS, 4): Measurement(7, 90.0),
+        ("peer", 4): Measurement(8, 60.0),
+    }
+    table = record.ResultTable(
+        "engine", ("engine", "batch", "decode_tokens_per_s", "of_best_peer", "prefill_tokens_per_s")
+    )
+    add_rows(table, results, {"peer": "peer 1.2"}, {"absent": "no cmake"}, model="15m")
+    assert [line.split() for line in capsys.readouterr().out.splitlines()[1:]] == [
+        [OURS, "1", "30.0", "-", "5"],
+        [OURS, "4", "90.0", "1.5", "7"],
+        ["peer", "4", "60.0", "-", "8"],
+        ["absent:", "not", "available:", "no", "cmake"],
     ]
+    rows = [json.loads(line) for line in (tmp_path / "engine.jsonl").read_text().splitlines()]
+    assert [row["engine_version"] for row in rows] == [None, None, "peer 1.2"]
+    assert [row.get("bandwidth_fraction") for row in rows] == [0.75, None, None]
+    assert {(row["model"], *row["not_available"]) for row in rows} == {("15m", "absent")}
 
 
 def test_shapes_have_the_parameters_of_their_names() -> None:
