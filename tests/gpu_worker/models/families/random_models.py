@@ -55,6 +55,15 @@ def save_case(case: Case, directory: Path) -> Any:
     return model
 
 
+def eager_model(family: str, options: Mapping[str, Any], *, seed: int, model: str | None = None) -> Any:
+    """Make a random model, as `new_model`, whose experts are the plain formula, which computes in float64 too."""
+    # A copy: `transformers` changes what it is given.
+    made = new_model(family, copy.deepcopy(dict(options)), seed=seed, model=model)
+    made.config._experts_implementation = "eager"
+    randomize_all(made)
+    return made
+
+
 def randomize_all(model: torch.nn.Module) -> None:
     """Do what `randomize` does, for buffers of routers and vectors of any name too."""
     with torch.no_grad():

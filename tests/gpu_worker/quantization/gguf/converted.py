@@ -1,19 +1,17 @@
-"""A checkpoint for llama.cpp's own converter, by its family and options.
+"""A random model as llama.cpp's converter reads and writes it, by its family and options.
 
 Options are those that the format can carry: where it has no field for something, that is as published models have it.
 """
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from tests.gpu_worker.models.families.random_models import SIZES, randomize_all
-from tests.gpu_worker.models.variants import new_model
+from tests.gpu_worker.models.families.random_models import SIZES, eager_model
 
 # Families whose normalisations are stored less one.
 _LESS_ONE = ("Qwen3Next", "Qwen3_5Text", "Qwen3_5MoeText", "Gemma", "Gemma2", "Gemma3Text", "Nemotron")
@@ -39,11 +37,7 @@ class Converted:
 
 def random_model(case: Converted) -> Any:
     """Make a random model of a family."""
-    # A copy: `transformers` changes what it is given.
-    values = copy.deepcopy({**SIZES, **case.options})
-    model = new_model(case.family, values, seed=len(repr(case)), model=case.model)
-    model.config._experts_implementation = "eager"
-    randomize_all(model)
+    model = eager_model(case.family, {**SIZES, **case.options}, seed=len(repr(case)), model=case.model)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith("A_log"):

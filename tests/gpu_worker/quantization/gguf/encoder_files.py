@@ -10,32 +10,30 @@ import gguf
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
+from tests.gpu_worker.quantization.gguf.written_file import written
+
 _SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
 
 
 def write_encoder(path: Path, model: Any, tokens: Sequence[str], separator: int, pooling: int | None = None) -> None:
     """Write BERT's layout of a model of `transformers`."""
-    config, writer = model.config, gguf.GGUFWriter(path, "bert")
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_layer_norm_eps(config.layer_norm_eps)
-    writer.add_causal_attention(False)
-    if pooling is not None:
-        writer.add_pooling_type(gguf.PoolingType(pooling))
-    add_pieces(writer, tokens)
-    writer.add_sep_token_id(separator)
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.BERT, config.num_hidden_layers)
-    for name, tensor in model.named_parameters():
-        if not name.startswith("pooler."):
-            stored = names.get_name(name, try_suffixes=(".weight", ".bias"))
-            writer.add_tensor(stored, np.ascontiguousarray(tensor.detach().numpy()))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    config, names = model.config, gguf.get_tensor_name_map(gguf.MODEL_ARCH.BERT, model.config.num_hidden_layers)
+    with written(path, "bert") as writer:
+        writer.add_context_length(config.max_position_embeddings)
+        writer.add_embedding_length(config.hidden_size)
+        writer.add_block_count(config.num_hidden_layers)
+        writer.add_feed_forward_length(config.intermediate_size)
+        writer.add_head_count(config.num_attention_heads)
+        writer.add_layer_norm_eps(config.layer_norm_eps)
+        writer.add_causal_attention(False)
+        if pooling is not None:
+            writer.add_pooling_type(gguf.PoolingType(pooling))
+        add_pieces(writer, tokens)
+        writer.add_sep_token_id(separator)
+        for name, tensor in model.named_parameters():
+            if not name.startswith("pooler."):
+                stored = names.get_name(name, try_suffixes=(".weight", ".bias"))
+                writer.add_tensor(stored, np.ascontiguousarray(tensor.detach().numpy()))
 
 
 def add_pieces(writer: Any, tokens: Sequence[str]) -> None:

@@ -15,9 +15,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from tests.gpu_worker.models.families.random_models import randomize_all
+from tests.gpu_worker.models.families.random_models import eager_model
 from tests.gpu_worker.quantization.gguf.family_fields import add_fields
 from tests.gpu_worker.quantization.gguf.gguf_models import VOCAB_SIZE, plain_vocabulary
+from tests.gpu_worker.quantization.gguf.written_file import written
 
 Array = npt.NDArray[np.float32]
 Parts = Iterator[tuple[str, Array]]
@@ -103,41 +104,25 @@ class FamilyFile:
     num_drafting: int = 0
 
 
-def make_family_oracle(case: FamilyFile) -> Any:
-    """Make the random model that a file will be written of."""
-    import transformers
-
-    torch.manual_seed(len(repr(case)))
-    values = getattr(transformers, f"{case.family}Config")(**{**SIZES, **case.options})
-    name = f"{case.family.removesuffix('Text')}ForCausalLM"
-    model = getattr(transformers, name)._from_config(values, attn_implementation="eager").eval()
-    model.config._experts_implementation = "eager"
-    randomize_all(model)
-    return model
-
-
 def write_family(path: Path, case: FamilyFile) -> Any:
     """Write a random model, and return the oracle with the numbers that the file holds."""
-    oracle = make_family_oracle(case)
-    writer: Any = gguf.GGUFWriter(path, case.architecture)
-    add_fields(writer, oracle.config, case.architecture, whole_up=case.whole_up, num_drafting=case.num_drafting)
-    plain_vocabulary(writer)
-    for name, tensor in _tensors(oracle):
-        if case.kind != "F32" and tensor.dim() > 1:
-            _round(tensor, name, case, oracle.config)
-        for stored, array in _transformed(name, tensor.detach().float().numpy(), case, oracle.config):
-            plain = array.ndim == 1 or "ffn_gate_inp" in stored or case.kind == "F32"
-            kind = gguf.GGMLQuantizationType["F32" if plain else case.kind]
-            raw = gguf.quants.quantize(np.ascontiguousarray(array), kind)
-            writer.add_tensor(stored, raw, raw_dtype=kind)
-    for index in range(case.num_drafting):
-        for part in ("attn_q.weight", "nextn.eh_proj.weight"):
-            name = f"blk.{oracle.config.num_hidden_layers + index}.{part}"
-            writer.add_tensor(name, np.ones((64, 64), np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    sizes = {**SIZES, **case.options}
+    oracle = eager_model(case.family, sizes, seed=len(repr(case)), model=case.family.removesuffix("Text"))
+    with written(path, case.architecture) as writer:
+        add_fields(writer, oracle.config, case.architecture, whole_up=case.whole_up, num_drafting=case.num_drafting)
+        plain_vocabulary(writer)
+        for name, tensor in _tensors(oracle):
+            if case.kind != "F32" and tensor.dim() > 1:
+                _round(tensor, name, case, oracle.config)
+            for stored, array in _transformed(name, tensor.detach().float().numpy(), case, oracle.config):
+                plain = array.ndim == 1 or "ffn_gate_inp" in stored or case.kind == "F32"
+                kind = gguf.GGMLQuantizationType["F32" if plain else case.kind]
+                raw = gguf.quants.quantize(np.ascontiguousarray(array), kind)
+                writer.add_tensor(stored, raw, raw_dtype=kind)
+        for index in range(case.num_drafting):
+            for part in ("attn_q.weight", "nextn.eh_proj.weight"):
+                name = f"blk.{oracle.config.num_hidden_layers + index}.{part}"
+                writer.add_tensor(name, np.ones((64, 64), np.float32))
     return oracle
 
 

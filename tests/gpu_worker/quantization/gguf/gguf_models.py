@@ -14,9 +14,10 @@ import gguf
 import numpy as np
 import torch
 
-from tests.gpu_worker.models.families.random_models import randomize_all
+from tests.gpu_worker.models.families.random_models import eager_model
 from tests.gpu_worker.quantization.gguf.gguf_experts import add_expert_fields, add_expert_parameter
 from tests.gpu_worker.quantization.gguf.raw_blocks import Bytes, dequantized, random_rows
+from tests.gpu_worker.quantization.gguf.written_file import written
 
 VOCAB_SIZE = 99
 SIZES = {
@@ -141,15 +142,8 @@ VARIANTS = {
 
 def make_oracle(variant: Variant, **options: Any) -> Any:
     """Make the random model that a file will be written of; `options` go before the variant's own."""
-    import transformers
-
-    config = getattr(transformers, f"{variant.family}Config")(**{**SIZES, **variant.options, **options})
-    torch.manual_seed(sum(repr(variant.options).encode()))
-    model = getattr(transformers, f"{variant.family}ForCausalLM")._from_config(config, attn_implementation="eager")
-    # The plain formula of experts, which can be computed in float64 too.
-    model.config._experts_implementation = "eager"
-    randomize_all(model.eval())
-    return model
+    sizes = {**SIZES, **variant.options, **options}
+    return eager_model(variant.family, sizes, seed=sum(repr(variant.options).encode()))
 
 
 def write_model(path: Path, name: str, **options: Any) -> Any:
@@ -160,30 +154,26 @@ def write_model(path: Path, name: str, **options: Any) -> Any:
 def write_oracle(path: Path, oracle: Any, variant: Variant, vocabulary: Callable[[Any], None]) -> Any:
     """Write `oracle`, whose matrices become new random ones of the variant's types, and return it."""
     config, architecture = oracle.config, variant.architecture
-    writer: Any = gguf.GGUFWriter(path, architecture)
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    if head_dim != config.hidden_size // config.num_attention_heads:
-        writer.add_key_length(head_dim)
-        writer.add_value_length(head_dim)
-    _add_rope(writer, config.rope_parameters, head_dim)
-    add_expert_fields(writer, config)
-    vocabulary(writer)
-    for seed, (name, parameter) in enumerate(oracle.named_parameters()):
-        if ".experts." in name:
-            add_expert_parameter(writer, variant.kind(name), name, parameter, config, seed)
-        else:
-            _add_parameter(writer, variant, name, parameter, config, seed)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    with written(path, architecture) as writer:
+        writer.add_context_length(config.max_position_embeddings)
+        writer.add_embedding_length(config.hidden_size)
+        writer.add_block_count(config.num_hidden_layers)
+        writer.add_feed_forward_length(config.intermediate_size)
+        writer.add_head_count(config.num_attention_heads)
+        writer.add_head_count_kv(config.num_key_value_heads)
+        writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        if head_dim != config.hidden_size // config.num_attention_heads:
+            writer.add_key_length(head_dim)
+            writer.add_value_length(head_dim)
+        _add_rope(writer, config.rope_parameters, head_dim)
+        add_expert_fields(writer, config)
+        vocabulary(writer)
+        for seed, (name, parameter) in enumerate(oracle.named_parameters()):
+            if ".experts." in name:
+                add_expert_parameter(writer, variant.kind(name), name, parameter, config, seed)
+            else:
+                _add_parameter(writer, variant, name, parameter, config, seed)
     return oracle
 
 

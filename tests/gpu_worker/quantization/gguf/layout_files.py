@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import gguf
 import numpy as np
 import numpy.typing as npt
 
 from tests.gpu_worker.quantization.gguf.converted import Converted, random_model
 from tests.gpu_worker.quantization.gguf.layout_fields import add_fields
+from tests.gpu_worker.quantization.gguf.written_file import names_of, written
 
 Array = npt.NDArray[np.float32]
 Parts = Iterator[tuple[str, Array]]
@@ -27,24 +27,18 @@ _MAMBA = {"A_log": "ssm_a", "D": "ssm_d", "dt_bias": "ssm_dt.bias"}
 def write_layout(path: Path, case: Converted) -> Any:
     """Write a random model in float32, and return it."""
     oracle = random_model(case)
-    config, writer = oracle.config, gguf.GGUFWriter(path, case.architecture)
-    add_fields(writer, config, case)
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("gpt-2")
-    writer.add_token_list([f"t{index}" for index in range(config.vocab_size)])
-    writer.add_token_merges([])
-    archs = {name: arch for arch, name in gguf.MODEL_ARCH_NAMES.items()}
-    names = gguf.get_tensor_name_map(archs[case.architecture], config.num_hidden_layers)
+    config = oracle.config
+    stored = names_of(case.architecture, config.num_hidden_layers)
     biases = [(name, buffer) for name, buffer in oracle.named_buffers() if name.endswith("correction_bias")]
-    for name, tensor in [*oracle.named_parameters(), *biases]:
-        for own, array in _transformed(name, tensor.detach().float().numpy(), config, case):
-            stored = own if own.startswith("blk.") else names.get_name(own, try_suffixes=(".weight", ".bias"))
-            assert stored is not None, own
-            writer.add_tensor(stored, np.ascontiguousarray(array))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    with written(path, case.architecture) as writer:
+        add_fields(writer, config, case)
+        writer.add_tokenizer_model("gpt2")
+        writer.add_tokenizer_pre("gpt-2")
+        writer.add_token_list([f"t{index}" for index in range(config.vocab_size)])
+        writer.add_token_merges([])
+        for name, tensor in [*oracle.named_parameters(), *biases]:
+            for own, array in _transformed(name, tensor.detach().float().numpy(), config, case):
+                writer.add_tensor(stored(own), np.ascontiguousarray(array))
     return oracle
 
 

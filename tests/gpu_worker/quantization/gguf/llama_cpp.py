@@ -16,6 +16,7 @@ import gguf
 from tests.gpu_worker.models.families.random_models import SIZES
 from tests.gpu_worker.quantization.gguf import llama_cpp_converter
 from tests.gpu_worker.quantization.gguf.converted import Converted, random_model
+from tests.gpu_worker.quantization.gguf.written_file import written
 
 VARIABLE = "HEADRACE_LLAMA_CPP"
 """Names a folder of llama.cpp's sources; what it built is in `build` there."""
@@ -112,15 +113,11 @@ def quantize(tools: LlamaCpp, source: Path, target: Path, kind: str) -> None:
 def dequantize(source: Path, target: Path) -> set[str]:
     """Write the file that `gguf`, the package, makes of another one's numbers in F32; return the types that it had."""
     reader = gguf.GGUFReader(source)
-    writer: Any = gguf.GGUFWriter(target, reader.fields["general.architecture"].contents())
-    for name, entry in reader.fields.items():
-        if not name.startswith("GGUF.") and name != "general.architecture":
-            sub_type = entry.types[-1] if entry.types[0] == gguf.GGUFValueType.ARRAY else None
-            writer.add_key_value(name, entry.contents(), entry.types[0], sub_type)
-    for tensor in reader.tensors:
-        writer.add_tensor(tensor.name, gguf.quants.dequantize(tensor.data, tensor.tensor_type))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    with written(target, reader.fields["general.architecture"].contents()) as writer:
+        for name, entry in reader.fields.items():
+            if not name.startswith("GGUF.") and name != "general.architecture":
+                sub_type = entry.types[-1] if entry.types[0] == gguf.GGUFValueType.ARRAY else None
+                writer.add_key_value(name, entry.contents(), entry.types[0], sub_type)
+        for tensor in reader.tensors:
+            writer.add_tensor(tensor.name, gguf.quants.dequantize(tensor.data, tensor.tensor_type))
     return {tensor.tensor_type.name for tensor in reader.tensors}

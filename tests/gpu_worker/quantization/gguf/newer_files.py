@@ -7,7 +7,7 @@ less one, the sign and form of decay rates, the order of heads, and experts' mat
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,81 +16,46 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from tests.gpu_worker.models.families.random_models import randomize_all
+from tests.gpu_worker.quantization.gguf.converted import Converted, random_model
 from tests.gpu_worker.quantization.gguf.family_files import SIZES
 from tests.gpu_worker.quantization.gguf.gguf_models import plain_vocabulary
+from tests.gpu_worker.quantization.gguf.written_file import names_of, written
 
 Array = npt.NDArray[np.float32]
 Parts = Iterator[tuple[str, Array]]
 
 
 @dataclass(frozen=True)
-class NewerFile:
-    """A family, by the beginnings of its classes' names, its architecture in GGUF, and options of its configuration.
+class NewerFile(Converted):
+    """A family whose file may be quantized.
 
     Attributes:
         kind: What matrices are stored as; vectors, routers and convolutions are F32.
         fuses_inputs: Queries, keys, values and gates of states are one matrix, as the first converters left them.
     """
 
-    config: str
-    model: str
-    architecture: str
-    options: Mapping[str, Any] = field(default_factory=dict)
     kind: str = "F32"
     fuses_inputs: bool = False
 
 
-def make_oracle(case: NewerFile) -> Any:
-    """Make the random model that a file will be written of."""
-    import transformers
-
-    torch.manual_seed(len(repr(case)))
-    values = getattr(transformers, f"{case.config}Config")(**{**SIZES, **case.options})
-    model_class = getattr(transformers, f"{case.model}ForCausalLM")
-    model = model_class._from_config(values, attn_implementation="eager").eval()
-    model.config._experts_implementation = "eager"
-    randomize_all(model)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if name.endswith("A_log"):
-                parameter.uniform_(-2, 1)
-            elif ".experts." in name:
-                parameter.normal_(0, parameter.shape[-1] ** -0.5)
-            elif name == "lm_head.weight":
-                # Rounding grows with the logits, which need not be large.
-                parameter.mul_(0.35)
-            if _is_less_one(case, name):
-                parameter.sub_(1)
-    return model
-
-
 def write_newer(path: Path, case: NewerFile) -> Any:
     """Write a random model, and return the oracle with the numbers that the file holds."""
-    oracle = make_oracle(case)
+    oracle = random_model(replace(case, options={**SIZES, **case.options}))
     config = oracle.config
-    writer: Any = gguf.GGUFWriter(path, case.architecture)
-    _add_fields(writer, config, case)
-    plain_vocabulary(writer)
-    named = {arch: number for number, arch in gguf.MODEL_ARCH_NAMES.items()}
-    names = gguf.get_tensor_name_map(named[case.architecture], config.num_hidden_layers)
+    stored = names_of(case.architecture, config.num_hidden_layers)
     buffers = [(n, b) for n, b in oracle.named_buffers() if n.endswith(("expert_bias", "layer_scalar"))]
-    tensors = [*oracle.named_parameters(), *buffers]
-    for name, tensor in tensors:
-        kind = _kind(name, tensor, case)
-        if kind is not gguf.GGMLQuantizationType.F32:
-            _round(tensor, kind)
-        for own, array in _transformed(name, tensor.detach().float().numpy(), config, case):
-            stored = own if own.startswith("blk.") else names.get_name(own, try_suffixes=(".weight", ".bias"))
-            assert stored is not None, own
-            raw = gguf.quants.quantize(np.ascontiguousarray(array), kind)
-            writer.add_tensor(stored, raw, raw_dtype=kind)
-    if case.architecture == "gemma4":
-        writer.add_tensor("rope_freqs.weight", _still_dimensions(case.options))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    with written(path, case.architecture) as writer:
+        _add_fields(writer, config, case)
+        plain_vocabulary(writer)
+        for name, tensor in [*oracle.named_parameters(), *buffers]:
+            kind = _kind(name, tensor, case)
+            if kind is not gguf.GGMLQuantizationType.F32:
+                _round(tensor, kind)
+            for own, array in _transformed(name, tensor.detach().float().numpy(), config, case):
+                raw = gguf.quants.quantize(np.ascontiguousarray(array), kind)
+                writer.add_tensor(stored(own), raw, raw_dtype=kind)
+        if case.architecture == "gemma4":
+            writer.add_tensor("rope_freqs.weight", _still_dimensions(case.options))
     return oracle
 
 

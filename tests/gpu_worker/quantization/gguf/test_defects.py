@@ -16,6 +16,7 @@ from gpu_worker.models.loader import load_model
 from gpu_worker.quantization.gguf.errors import GGUFError
 from gpu_worker.quantization.gguf.file import GGUFFile
 from tests.gpu_worker.quantization.gguf.conftest import GGUFPair
+from tests.gpu_worker.quantization.gguf.written_file import written
 
 Change = Callable[["Parts"], Any]
 Q, K = "blk.0.attn_q.weight", "blk.0.attn_k.weight"
@@ -40,25 +41,21 @@ class Parts:
         self.tensors[name] = (0, np.ones(shape, np.float32).reshape(-1, shape[-1]).view(np.uint8), shape)
 
     def write(self, path: Path) -> None:
-        writer: Any = gguf.GGUFWriter(path, self.fields.pop("general.architecture", "none"))
-        for key, value in self.fields.items():
-            if isinstance(value, list | np.ndarray):
-                if len(value):
-                    writer.add_array(key, list(value) if isinstance(value, list) else value.tolist())
-            elif isinstance(value, str):
-                writer.add_string(key, value)
-            elif isinstance(value, bool):
-                writer.add_bool(key, value)
-            else:
-                (writer.add_float32 if isinstance(value, float) else writer.add_uint32)(key, value)
-        for name, (number, raw, shape) in self.tensors.items():
-            kind = gguf.GGMLQuantizationType(number)
-            data = raw.view(np.float32).reshape(shape) if number == 0 else raw
-            writer.add_tensor(name, data, raw_dtype=None if number == 0 else kind)
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-        writer.close()
+        with written(path, self.fields.pop("general.architecture", "none")) as writer:
+            for key, value in self.fields.items():
+                if isinstance(value, list | np.ndarray):
+                    if len(value):
+                        writer.add_array(key, list(value) if isinstance(value, list) else value.tolist())
+                elif isinstance(value, str):
+                    writer.add_string(key, value)
+                elif isinstance(value, bool):
+                    writer.add_bool(key, value)
+                else:
+                    (writer.add_float32 if isinstance(value, float) else writer.add_uint32)(key, value)
+            for name, (number, raw, shape) in self.tensors.items():
+                kind = gguf.GGMLQuantizationType(number)
+                data = raw.view(np.float32).reshape(shape) if number == 0 else raw
+                writer.add_tensor(name, data, raw_dtype=None if number == 0 else kind)
 
 
 def field(name: str, value: Any) -> Change:

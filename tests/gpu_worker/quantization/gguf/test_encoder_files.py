@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import gguf
 import numpy as np
 import pytest
 import torch
@@ -40,6 +39,7 @@ from tests.gpu_worker.quantization.gguf.encoder_files import (
 )
 from tests.gpu_worker.quantization.gguf.test_defects import Change, Parts, field, without
 from tests.gpu_worker.quantization.gguf.vocabularies import CORPUS, TEXTS
+from tests.gpu_worker.quantization.gguf.written_file import written
 
 _TOKENS = [*("[PAD]", "[UNK]", "[CLS]", "x3", "x4", "[SEP]"), *(f"x{index}" for index in range(6, SIZES["vocab_size"]))]
 
@@ -114,12 +114,8 @@ def test_a_tensor_that_encoders_do_not_have_is_refused(encoder: tuple[Path, Any]
 
 def of_file(path: Path, write: Any) -> Tokenizer:
     """Return the tokenizer of a file that has nothing else."""
-    writer = gguf.GGUFWriter(path, "bert")
-    write(writer)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    with written(path, "bert") as writer:
+        write(writer)
     with GGUFFile(path) as file:
         return Tokenizer.from_str(tokenizer_json(file.metadata).decode())
 

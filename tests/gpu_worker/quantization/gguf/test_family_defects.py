@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from gpu_worker.quantization.gguf.errors import GGUFError
 from tests.gpu_worker.quantization.gguf.family_files import write_family
 from tests.gpu_worker.quantization.gguf.test_defects import Change, Parts, field, without
 from tests.gpu_worker.quantization.gguf.test_families import FILES
+from tests.gpu_worker.quantization.gguf.written_file import once_each
 
 DEFECTS: dict[str, tuple[str, Change, str]] = {
     "window of a family without": (
@@ -67,15 +67,7 @@ DEFECTS: dict[str, tuple[str, Change, str]] = {
 
 @pytest.fixture(scope="module")
 def family_file(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Write a family's file once."""
-
-    @functools.cache
-    def make(name: str) -> Path:
-        path = tmp_path_factory.mktemp("gguf") / f"{name}.gguf"
-        write_family(path, FILES[name])
-        return path
-
-    return make
+    return once_each(tmp_path_factory, lambda path, name: write_family(path, FILES[name]))
 
 
 @pytest.mark.parametrize("defect", DEFECTS)

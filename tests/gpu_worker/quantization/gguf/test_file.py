@@ -18,6 +18,7 @@ from gpu_worker.quantization.gguf.file import GGUFFile
 from shared.errors import HeadraceError
 from tests.gpu_worker.quantization.gguf.conftest import GGUFPair
 from tests.gpu_worker.quantization.gguf.hand_made import array, field, file, tensor, text
+from tests.gpu_worker.quantization.gguf.written_file import written
 
 HUGE = 2**63
 U32 = struct.Struct("<I")
@@ -53,14 +54,11 @@ def read(path: Path, content: bytes) -> GGUFFile:
 
 def test_all_value_types_are_read(tmp_path: Path) -> None:
     path = tmp_path / "values.gguf"
-    writer: Any = gguf.GGUFWriter(path, "llama")
-    for key, (kind, value) in VALUES.items():
-        writer.add_key_value(key, value, kind)
-    for key, values in ARRAYS.items():
-        writer.add_array(key, values)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.close()
+    with written(path, "llama") as writer:
+        for key, (kind, value) in VALUES.items():
+            writer.add_key_value(key, value, kind)
+        for key, values in ARRAYS.items():
+            writer.add_array(key, values)
     with GGUFFile(path) as opened:
         fields = opened.metadata.fields
     assert {key: fields[key] for key in VALUES} == {key: value for key, (_, value) in VALUES.items()}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from tests.gpu_worker.quantization.gguf.layout_files import write_layout
 from tests.gpu_worker.quantization.gguf.llama_cpp_cases import CASES
 from tests.gpu_worker.quantization.gguf.test_defects import Change, Parts, field, without
 from tests.gpu_worker.quantization.gguf.test_families import FILES
+from tests.gpu_worker.quantization.gguf.written_file import once_each
 
 DEFECTS: dict[str, tuple[str, Change, str]] = {
     "heads with a normalisation each": (
@@ -68,15 +68,7 @@ DEFECTS: dict[str, tuple[str, Change, str]] = {
 
 @pytest.fixture(scope="module")
 def layout_file(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Write a family's file once."""
-
-    @functools.cache
-    def make(name: str) -> Path:
-        path = tmp_path_factory.mktemp("gguf") / f"{name}.gguf"
-        write_layout(path, CASES[name])
-        return path
-
-    return make
+    return once_each(tmp_path_factory, lambda path, name: write_layout(path, CASES[name]))
 
 
 @pytest.mark.parametrize("defect", DEFECTS)

@@ -16,7 +16,6 @@ import pytest
 import torch
 
 from gpu_worker.core.pooling import PoolingPlan
-from gpu_worker.models.loader import load_model
 from gpu_worker.models.registry import read_model_config
 from gpu_worker.quantization.gguf.encoder_names import ENCODER
 from gpu_worker.quantization.gguf.model_facts import ARCHITECTURES
@@ -25,8 +24,6 @@ from tests.gpu_worker.execution.engine_run import make_runner, run
 from tests.gpu_worker.execution.test_encoders import FAMILIES as ENCODERS
 from tests.gpu_worker.execution.test_encoders import answer, prompt_of, saved, sequence_of, vectors_of
 from tests.gpu_worker.models.families.random_models import SIZES
-from tests.gpu_worker.models.paged_run import PagedRun
-from tests.gpu_worker.models.variants import oracle_logits
 from tests.gpu_worker.quantization.gguf.converted import Converted
 from tests.gpu_worker.quantization.gguf.llama_cpp import (
     VARIABLE,
@@ -41,10 +38,12 @@ from tests.gpu_worker.quantization.gguf.llama_cpp import (
 )
 from tests.gpu_worker.quantization.gguf.llama_cpp_cases import CASES
 from tests.gpu_worker.quantization.gguf.llama_cpp_converter import PUBLISHED
+from tests.gpu_worker.quantization.gguf.written_file import assert_file_equals, file_logits
 
 pytestmark = pytest.mark.slow
 
-LENGTH = 60
+# A prompt in two chunks, then two tokens one by one.
+CHUNKS = (35, 23, 1, 1)
 # In so wide models, rows of most matrices have whole blocks of 256 numbers; the others get what they have blocks for.
 WIDE = {"hidden_size": 256, "intermediate_size": 256}
 KINDS = ("Q4_0", "Q8_0", "Q4_K_M", "Q6_K")
@@ -89,16 +88,6 @@ def files(tools: LlamaCpp, tmp_path_factory: pytest.TempPathFactory) -> Files:
     return Files(directory, convert(tools, jobs, directory), oracles)
 
 
-def tokens() -> torch.Tensor:
-    return torch.randint(SIZES["vocab_size"], (LENGTH,), generator=torch.Generator().manual_seed(7))
-
-
-def logits_of(path: Path) -> torch.Tensor:
-    """A prompt in two chunks, then two tokens one by one."""
-    run = PagedRun(load_model(path, torch.float32, torch.device("cpu")), [tokens()])
-    return torch.cat([run.step({0: count})[0] for count in (35, LENGTH - 37, 1, 1)])
-
-
 def test_every_architecture_has_a_case() -> None:
     assert {case.architecture for case in CASES.values()} | {ENCODER} == set(ARCHITECTURES)
 
@@ -108,9 +97,7 @@ def test_logits_of_a_converted_file_equal_transformers(files: Files, name: str) 
     path = files.directory / f"{name}.gguf"
     assert str(path) not in files.failures, files.failures[str(path)]
     assert gguf.GGUFReader(path).fields["general.architecture"].contents() == CASES[name].architecture
-    expected = oracle_logits(files.oracles[name], tokens())
-    assert expected.std() > 0.05
-    torch.testing.assert_close(logits_of(path), expected, atol=1e-4, rtol=1e-4)
+    assert_file_equals(path, files.oracles[name], CHUNKS)
 
 
 @pytest.mark.parametrize(("name", "how"), FUSED_CASES)
@@ -118,7 +105,7 @@ def test_matrices_that_the_converter_put_together_are_read(files: Files, name: s
     path = files.directory / f"{name}-fused.gguf"
     assert str(path) not in files.failures, files.failures[str(path)]
     assert any(tensor.name.endswith(FUSES[how]) for tensor in gguf.GGUFReader(path).tensors)
-    torch.testing.assert_close(logits_of(path), oracle_logits(files.oracles[name], tokens()), atol=1e-4, rtol=1e-4)
+    assert_file_equals(path, files.oracles[name], CHUNKS)
 
 
 @pytest.mark.parametrize("family", ENCODERS)
@@ -184,4 +171,6 @@ def test_logits_of_a_quantized_file_equal_those_of_its_numbers(
         quantize(tools, wide_files / f"{name}-f32.gguf", path, kind)
     types = dequantize(path, tmp_path / "numbers.gguf")
     assert kind.upper().removesuffix("_M") in types
-    torch.testing.assert_close(logits_of(path), logits_of(tmp_path / "numbers.gguf"), atol=2e-3, rtol=1e-3)
+    tokens = torch.randint(SIZES["vocab_size"], (sum(CHUNKS),), generator=torch.Generator().manual_seed(7))
+    logits, expected = (file_logits(file, tokens, CHUNKS) for file in (path, tmp_path / "numbers.gguf"))
+    torch.testing.assert_close(logits, expected, atol=2e-3, rtol=1e-3)
