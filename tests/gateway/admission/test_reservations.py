@@ -84,6 +84,8 @@ def test_equal_requests_of_one_key_have_a_place_each(book: ReservationBook) -> N
         assert len(book) == expected
         reservation = book.find(caller(), SIZE, now)
         assert reservation is not None
+        # The first one first: the others may still be waited for.
+        assert reservation.at == NOW + tolds[-expected].wait_s
         book.use(reservation)
     assert book.find(caller(), SIZE, now) is None
 
@@ -160,6 +162,9 @@ def test_reservation_of_another_gateway_is_taken_over_once_and_while_there_is_ro
     # One tenant has at most half of the places.
     assert [book.get(ticket) is not None for ticket in tickets] == [True, True, False]
     assert sum(book.calendar._booked.values()) == pytest.approx(2 * COST_S)
+    # It is kept for no longer here than there.
+    assert book.expire(NOW + 60 + GRACE_S) == 2
+    assert len(book) == 0
 
 
 def test_one_tenants_line_is_not_in_the_way_of_another(book: ReservationBook) -> None:

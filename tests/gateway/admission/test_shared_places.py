@@ -116,6 +116,14 @@ async def test_another_key_or_a_first_attempt_or_a_late_one_finds_nothing(gatewa
     assert await gateways.ask(1, late, caller("mine")) is not None
 
 
+async def test_first_attempt_leaves_the_place_for_whom_it_is_kept(gateways: Gateways) -> None:
+    wait_s = await told(gateways, caller("mine"))
+    gateways.now += wait_s
+    late = replace(gateways.nearly, queued_tokens=12_000)
+    assert await gateways.ask(1, late, caller("mine", x_stainless_retry_count="0")) is not None
+    assert await gateways.places[0].take(gateways.full.model, caller("mine")) is not None
+
+
 async def test_two_who_come_at_once_do_not_get_one_place_both(gateways: Gateways) -> None:
     wait_s = await told(gateways, caller("mine"))
     gateways.now += wait_s

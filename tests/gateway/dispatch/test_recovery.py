@@ -227,8 +227,10 @@ async def test_request_that_a_frozen_worker_was_sent_is_published_again_although
     now = 100.0
     full = {"running": 8, "queue_pending": 5, "waiting": 3}
     moves.fleet.note_heartbeat(msgspec.structs.replace(BEAT, **full), now)
-    sent, waiting = moves.flight("a"), moves.flight("b")
-    sent.stream_seq, waiting.stream_seq = 50, 52
+    sent, waiting, suspect = (moves.flight(name) for name in "abc")
+    sent.stream_seq, waiting.stream_seq, suspect.stream_seq = 50, 52, 49
+    # Perhaps a worker has given it back to the queue: later requests prove nothing.
+    suspect.probation = 1
     moves.recovery.sweep(now)
     moves.fleet.note_heartbeat(msgspec.structs.replace(BEAT, **full, last_pulled=51), now)
     moves.recovery.sweep(now)

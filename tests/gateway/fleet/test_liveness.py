@@ -88,6 +88,14 @@ def test_gateways_expect_heartbeats_as_often_as_workers_send_them() -> None:
     assert FleetLimits().heartbeat_s == INTERVAL_S
 
 
+def test_silent_workers_are_not_probed_with_every_sweep(watched: Watched) -> None:
+    limits = FleetLimits()
+    now = watched.now + limits.probe_after_s + 0.01
+    everybody = ["a", "b", "c"]
+    probed = [watched.liveness.take_probes(now + after_s) for after_s in (0.0, 0.1, limits.probe_interval_s + 0.01)]
+    assert probed == [everybody, [], everybody]
+
+
 def test_frozen_worker_that_is_new_has_more_time(watched: Watched) -> None:
     watched.workers["a"].state = "frozen"
     watched.run(0.55)

@@ -92,6 +92,15 @@ def test_sequence_that_fills_the_pool_starts_where_nothing_runs() -> None:
     assert alone.status is SequenceStatus.RUNNING
 
 
+def test_what_was_contributed_to_an_answer_before_a_preemption_is_computed_again() -> None:
+    parts = Parts()
+    sequence = parts.run(4)
+    sequence.pooled.append(b"vector")
+    parts.admission.preempt(sequence)
+    parts.admission.start(parts.live.waiting["interactive"], 9.0)
+    assert sequence.pooled == []
+
+
 def test_time_of_the_first_start_stays() -> None:
     parts = Parts()
     sequence = parts.run(4)

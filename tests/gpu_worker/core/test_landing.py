@@ -99,6 +99,16 @@ def test_accepted_drafts_are_tokens_and_counted(landed: Landed) -> None:
     assert len(sequence.block_table) == 2
 
 
+def test_table_from_which_the_blocks_of_wrong_drafts_were_taken_is_another_list(landed: Landed) -> None:
+    sequence = landed.parts.run(4, max_tokens=20)
+    plan = landed.parts.decode(sequence, drafts=5)
+    landed.parts.blocks.cover(sequence, 9)
+    table = sequence.block_table
+    landed.land(plan, SampledTokens((11,), num_drafted=5))
+    # Runners take a table that is the same list to have only grown.
+    assert (len(table), len(sequence.block_table)) == (3, 2)
+
+
 def test_drafts_behind_a_stop_are_not_taken(landed: Landed) -> None:
     sequence = landed.parts.run(4, max_tokens=20)
     plan = landed.parts.decode(sequence, drafts=3)
