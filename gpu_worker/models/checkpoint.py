@@ -78,6 +78,7 @@ class Checkpoint:
                 name: file for name, file in found.items() if not any(re.fullmatch(p, name) for p in unused)
             }
             self.num_unused = len(found) - len(self._shards)
+            self._stored_names = {own: stored for stored, own in names.items()}
             self._stored_modules = stored_modules(names)
         except BaseException:
             self._files.close()
@@ -196,9 +197,9 @@ class Checkpoint:
         return item
 
     def error(self, name: str, problem: str) -> CheckpointError:
-        """Make the error that names a tensor and the file that holds it; the directory where none does."""
+        """Make the error that names a tensor as it is stored, and the file that holds it, or else the directory."""
         path = self._shards[name].path if name in self._shards else self._directory
-        return CheckpointError(path, f"tensor {name!r} {problem}")
+        return CheckpointError(path, f"tensor {self._stored_names.get(name, name)!r} {problem}")
 
     def discard(self, pattern: str) -> None:
         """Count tensors whose whole name matches as taken: the model has no use for them."""
@@ -214,9 +215,10 @@ class Checkpoint:
         """
         unexpected = sorted(self._shards.keys() - self._taken)
         if unexpected:
-            path = self._shards[unexpected[0]].path
+            path, name = self._shards[unexpected[0]].path, self._stored_names[unexpected[0]]
             more = f" and {len(unexpected) - 1} more" if len(unexpected) > 1 else ""
-            raise CheckpointError(path, f"holds tensor {unexpected[0]!r}{more}, which config.json has no place for")
+            problem = f"holds tensor {name!r}{more}, which config.json has no place for"
+            raise CheckpointError(path, f"{problem}; config.json is another model's, or says less than the model has")
 
     def _read(self, name: str, out: torch.Tensor) -> None:
         file = self._shards[name]
@@ -246,7 +248,10 @@ class Checkpoint:
 
     def _stored(self, name: str) -> StoredTensor:
         if name not in self._shards:
-            raise CheckpointError(self._directory, f"has no tensor {name!r}, which config.json calls for")
+            problem = f"has no tensor {name!r}, which config.json calls for"
+            raise CheckpointError(
+                self._directory, f"{problem}; copy the files again: some are missing or another model's"
+            )
         return self._shards[name].tensors[name]
 
     def _item(self, name: str, index: int) -> StoredTensor:

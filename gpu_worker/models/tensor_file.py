@@ -72,7 +72,9 @@ class TensorFile:
             CheckpointError: It is missing, or not a whole safetensors file.
         """
         if not path.is_file():
-            raise CheckpointError(path, "is missing; weights are read from safetensors files only")
+            raise CheckpointError(
+                path, f"is missing; weights are read from safetensors files only{_other_weights(path)}"
+            )
         self.path = path
         try:
             # The format's own library checks the header against the file: every byte belongs to exactly one tensor.
@@ -93,6 +95,16 @@ class TensorFile:
     def close(self) -> None:
         """Close the file."""
         os.close(self.fd)
+
+
+def _other_weights(path: Path) -> str:
+    """Say what can be done where a folder has weights in another form."""
+    if (path.parent / "consolidated.safetensors").is_file():
+        return "; consolidated.safetensors is Mistral's own form: take the same model in Hugging Face's format"
+    if next(path.parent.glob("*.bin"), None) is not None:
+        how = "AutoModelForCausalLM.from_pretrained(...).save_pretrained(...)"
+        return f"; {how} of transformers writes them from the .bin files here"
+    return ""
 
 
 def _remedy(path: Path) -> str:

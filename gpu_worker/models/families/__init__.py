@@ -1,6 +1,7 @@
 """The model families that can be served, a file each: `ARCHITECTURE` and `read_config(file) -> ModelConfig`.
 
-A family whose checkpoints have several names in `architectures` has the others in `ALSO`.
+A family whose checkpoints have several names in `architectures` has the others in `ALSO`. One whose reader needs fields
+that `support_page.SAMPLE` has not, or whose row there should show an option, has them in a `SAMPLE` of its own.
 
 A file in this folder is a family: nothing else lists them.
 """

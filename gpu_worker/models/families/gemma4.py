@@ -25,7 +25,7 @@ from gpu_worker.models.families import gemma2
 from gpu_worker.models.json_file import JsonFile
 from gpu_worker.models.layer_types import all_but_every, read_windows
 from gpu_worker.models.mixture_config import read_num_experts, read_top_k
-from gpu_worker.models.rope_config import has_ropes_by_type, read_rope
+from gpu_worker.models.rope_config import has_ropes_by_type, read_rope, rope_fields
 from gpu_worker.models.text_part import text_names, text_part
 from kernels.activation import Activation
 from kernels.moe import GELU_TANH, RoutingRule
@@ -57,6 +57,10 @@ def read_config(file: JsonFile) -> ModelConfig:
     length = file.integer("max_position_embeddings", 131072)
     activation = read_activation(file, "hidden_activation", _ACTIVATION)
     by_type = has_ropes_by_type(file)
+    if not by_type and rope_fields(file).names():
+        raise rope_fields(file).error(
+            "rope_type", "is of all layers; supported: rope_parameters for each kind of layer"
+        )
     full = RopeParameters(RopeType.PROPORTIONAL, 1e6, length, turning_share=0.25)
     sliding = RopeParameters(RopeType.DEFAULT, 1e4, length)
     traits = FamilyTraits(

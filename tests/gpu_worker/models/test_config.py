@@ -102,9 +102,12 @@ def test_unknown_architecture_is_told_where_the_supported_ones_stand(tmp_path: P
     assert len(message) < 800
 
 
-def test_unknown_architecture_is_told_the_nearest_names(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"nearest by name: .*Qwen3ForCausalLM"):
-        read(tmp_path, {**LLAMA, "architectures": ["Qwen33ForCausalLM"]})
+@pytest.mark.parametrize(
+    ("asked", "nearest"), [("Qwen33ForCausalLM", ".*Qwen3ForCausalLM"), ("LlamaForCausaLM", "LlamaForCausalLM")]
+)
+def test_unknown_architecture_is_told_the_nearest_names(tmp_path: Path, asked: str, nearest: str) -> None:
+    with pytest.raises(CheckpointError, match=rf"nearest by name: {nearest}"):
+        read(tmp_path, {**LLAMA, "architectures": [asked]})
 
 
 @pytest.mark.parametrize(

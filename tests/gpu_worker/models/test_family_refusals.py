@@ -29,6 +29,11 @@ def read(architecture: str, fields: dict[str, Any]) -> ModelConfig:
         (GPT2, {"scale_attn_by_inverse_layer_idx": True}, "field 'scale_attn_by_inverse_layer_idx' is true"),
         (GPT2, {"add_cross_attention": True}, "field 'add_cross_attention' is true"),
         (GPT2, {"n_embd": None}, "field 'n_embd' is missing"),
+        (
+            "Gemma4ForCausalLM",
+            {"rope_scaling": {"type": "linear", "factor": 2.0}},
+            "is of all layers; supported: rope_p",
+        ),
         (OPT, {"do_layer_norm_before": False}, "field 'do_layer_norm_before' is false"),
         (OPT, {"word_embed_proj_dim": 128}, r"field 'word_embed_proj_dim' is 128; it must be hidden_size \(256\)"),
         (OPT, {"layer_norm_elementwise_affine": False}, "field 'layer_norm_elementwise_affine' is false"),

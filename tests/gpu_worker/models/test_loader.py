@@ -19,6 +19,8 @@ from gpu_worker.models.errors import CheckpointError
 from gpu_worker.models.loader import load_model
 from gpu_worker.models.weights_size import weights_bytes
 from kernels.linear.dense import dispatch
+from tests.gpu_worker.models.families.composed_cases import CASES
+from tests.gpu_worker.models.families.random_models import save_case
 from tests.gpu_worker.models.paged_run import PagedRun
 from tests.gpu_worker.models.pairs import CPU, Pair
 from tests.gpu_worker.models.variants import save_variant
@@ -230,10 +232,32 @@ def test_file_that_shrinks_while_it_is_read_is_an_error(directory: Path, dtype: 
             take_all(checkpoint, shapes)
 
 
-def test_pickled_weights_are_not_read(directory: Path) -> None:
-    (directory / "model.safetensors").rename(directory / "pytorch_model.bin")
-    with pytest.raises(CheckpointError, match="safetensors files only"):
+@pytest.mark.parametrize(
+    ("file", "remedy"),
+    [
+        ("pytorch_model.bin", r"save_pretrained\(\.\.\.\) of transformers writes them from the \.bin files"),
+        ("consolidated.safetensors", "is Mistral's own form: take the same model in Hugging Face's"),
+    ],
+)
+def test_weights_in_another_form_are_refused_with_what_helps(directory: Path, file: str, remedy: str) -> None:
+    (directory / "model.safetensors").rename(directory / file)
+    with pytest.raises(
+        CheckpointError, match=rf"model\.safetensors: is missing; .* safetensors files only; .*{remedy}"
+    ):
         load(directory)
+
+
+def test_tensors_are_named_as_they_are_stored(tmp_path: Path) -> None:
+    """The engine's own name for a tensor is in no file that the user has."""
+    save_case(CASES["gpt2"], tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    name = "transformer.h.1.ln_2.weight"
+    save_file({**tensors, name: torch.ones(3)}, tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"tensor 'transformer\.h\.1\.ln_2\.weight' has shape \[3\]"):
+        load(tmp_path)
+    save_file({**tensors, "transformer.h.1.ln_9.weight": torch.ones(3)}, tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"holds tensor 'transformer\.h\.1\.ln_9\.weight', .* is another model's"):
+        load(tmp_path)
 
 
 @pytest.mark.parametrize(

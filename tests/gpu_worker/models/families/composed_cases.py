@@ -46,6 +46,7 @@ _AFMOE = {
     "sliding_window": 9,
     "global_attn_every_n_layers": 2,
 }
+_CWM = {"head_dim": 12, "sliding_window": 9, "num_hidden_layers": 3, "bos_token_id": 1, "eos_token_id": 96}
 _PLAIN = {"rope_type": "default", "rope_theta": 80.0}
 _MIMO = {
     "n_routed_experts": 6,
@@ -176,6 +177,7 @@ CASES: Mapping[str, Case] = MappingProxyType(
             {"ffn_dim": 56, "word_embed_proj_dim": 48, "enable_bias": False, "tie_word_embeddings": False},
             torch.bfloat16,
         ),
+        "cwm": Case("Cwm", {**_CWM, "rope_parameters": _PLAIN}),
         "lfm2-moe": Case("Lfm2Moe", _LFM2),
         "lfm2-moe-no-bias": Case("Lfm2Moe", {**_LFM2, "use_expert_bias": False, "norm_topk_prob": False}),
     }
