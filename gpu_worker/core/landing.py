@@ -7,7 +7,7 @@ sequence can end while a later step computes for it; that step's tokens are drop
 from __future__ import annotations
 
 from gpu_worker.core.live_sequences import LiveSequences
-from gpu_worker.core.sequence import SequenceStatus
+from gpu_worker.core.sequence import Sequence, SequenceStatus
 from gpu_worker.core.sequence_blocks import SequenceBlocks
 from gpu_worker.core.speculation import Speculation
 from gpu_worker.core.step import SampledTokens, ScheduledSequence, SequenceEvent, StepPlan, StepResult
@@ -26,6 +26,7 @@ class Landing:
     def apply(self, plan: StepPlan, result: StepResult, events: list[SequenceEvent]) -> None:
         """Apply a step, and append what it did to each sequence to `events`."""
         self._blocks.land_states(plan, result)
+        written: list[tuple[Sequence, int]] = []
         for item, sampled in zip(plan.scheduled, result.sampled, strict=True):
             sequence, new = item.sequence, sampled.token_ids
             token_ids = sequence.token_ids
@@ -34,7 +35,7 @@ class Landing:
             if (
                 len(new) == 1
                 and new[0] not in sequence.stop_ids
-                and (num_before < sequence.next_publish or self._continue_decode(item, num_before, new[0]))
+                and (num_before < sequence.next_publish or self._goes_on(item, num_before, new[0], written))
             ):
                 token_ids.append(new[0])
                 num_output = num_before - sequence.num_prompt_tokens
@@ -43,9 +44,12 @@ class Landing:
                 event = self._apply(item, sampled)
                 if event is not None:
                     events.append(event)
+        self._blocks.publish(written)
 
-    def _continue_decode(self, item: ScheduledSequence, num_known: int, token_id: int) -> bool:
-        """Say whether a decode goes on with its next token, which stops nothing, and do what is due before that."""
+    def _goes_on(
+        self, item: ScheduledSequence, num_known: int, token_id: int, written: list[tuple[Sequence, int]]
+    ) -> bool:
+        """Say whether a decode goes on with its next token, which stops nothing; if so, add what is to be published."""
         sequence, constraint = item.sequence, item.sequence.constraint
         if (
             item.num_tokens > 1
@@ -55,7 +59,7 @@ class Landing:
             or (constraint is not None and not constraint.advance_inside(token_id))
         ):
             return False
-        self._blocks.publish(sequence, num_known)
+        written.append((sequence, num_known))
         if constraint is None:
             # With a constraint each token is looked at.
             sequence.next_publish = min(self._blocks.next_publish(num_known), sequence.max_num_tokens - 1)
@@ -84,7 +88,7 @@ class Landing:
             self._record_drafts(item, sampled, accepted)
         if not item.samples and num_computed == len(sequence.token_ids):
             finish = finish_reason(sequence)
-        self._blocks.publish(sequence, num_computed)
+        self._blocks.publish([(sequence, num_computed)])
         of_prompt = sampled.prompt_logprobs[max(0, sequence.num_prompt_logprobs - item.start) :]
         sequence.num_prompt_logprobs += len(of_prompt)
         if sampled.pooled is not None:

@@ -117,16 +117,15 @@ class Planner:
             False when somebody would have to be preempted while a step is in flight.
         """
         running, blocks = self._running, self._blocks
-        due = running.due_among(lane, decodes)
+        due = running.take_due(lane, decodes)
         growing = [*due, *running.catching_up[lane].values()]
         while growing and not blocks.try_grow(growing):
             if self._live.in_flight:
+                running.put_back(lane, due)
                 return False
             victim = running.worst()
             self._admission.preempt(victim)
             growing = [sequence for sequence in growing if sequence is not victim]
-        for sequence in due:
-            running.due[lane].pop(sequence.id, None)
         return True
 
     def _batch_decodes(self, allowance: BatchAllowance, num_tokens_left: int) -> list[Sequence]:
@@ -223,11 +222,8 @@ class Planner:
             if num_computed >= sequence.next_boundary:
                 places.append(len(scheduled))
             scheduled.append(ScheduledSequence(sequence, start, 1, True))
-        block_size = self._config.block_size
-        for place in places:
-            sequence = scheduled[place].sequence
-            num_filled = sequence.num_computed_tokens // block_size
-            self._running.reach_boundary(sequence, (num_filled + 1) * block_size)
+        if places:
+            self._running.reach_boundaries([scheduled[place].sequence for place in places], self._config.block_size)
         return scheduled, places
 
     def _take(self, sequence: Sequence, num_tokens: int, step: int) -> ScheduledSequence:

@@ -8,6 +8,7 @@ once costs one digest, and nothing is ever hashed twice. Only full blocks have a
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from collections.abc import Sequence as Values
 from hashlib import sha256
 from struct import Struct
@@ -60,27 +61,32 @@ class PrefixCache:
                 num_known = rule.resumable(sequence.block_digests, num_known)
         return num_known
 
-    def publish(self, sequence: Sequence, num_written: int) -> None:
-        """Make the blocks findable that the sequence's first `num_written` tokens fill, as far as they were not yet."""
-        first, end = sequence.num_findable_blocks, num_written // self._block_size
-        sequence.num_findable_blocks = end
-        if first >= end:
-            return
-        table, digests = sequence.block_table, sequence.block_digests
-        if len(digests) < end:
-            self.chain(sequence, end)
-        for index in range(first, end):
-            self._pool.label(table[index], digests[index])
+    def publish(self, written: Iterable[tuple[Sequence, int]]) -> None:
+        """Make the blocks findable that so many first tokens of sequences fill, as far as they were not yet."""
+        size, label, digest_of = self._block_size, self._pool.label, self._digest_of
+        for sequence, num_written in written:
+            place, end = sequence.num_findable_blocks, num_written // size
+            sequence.num_findable_blocks = end
+            table, digests = sequence.block_table, sequence.block_digests
+            while place < end:
+                if place == len(digests):
+                    digests.append(digest_of(sequence, place))
+                label(table[place], digests[place])
+                place += 1
 
     def chain(self, sequence: Sequence, num_blocks: int) -> None:
         """Make the digests of the sequence's first blocks, whose tokens are known."""
-        digests, token_ids, size = sequence.block_digests, sequence.token_ids, self._block_size
-        digest = digests[-1] if digests else sha256(sequence.salt).digest()
-        for end in range((len(digests) + 1) * size, num_blocks * size + 1, size):
-            digest = sha256(digest + self._pack(*token_ids[end - size : end])).digest()
-            digests.append(digest)
+        digests = sequence.block_digests
+        for place in range(len(digests), num_blocks):
+            digests.append(self._digest_of(sequence, place))
 
     def _digest(self, sequence: Sequence, index: int) -> bytes:
         """Return the digest of full block `index`; those before it have been asked for already."""
         self.chain(sequence, index + 1)
         return sequence.block_digests[index]
+
+    def _digest_of(self, sequence: Sequence, place: int) -> bytes:
+        """Compute the digest of a full block; those of all blocks before it are known."""
+        parent = sequence.block_digests[-1] if place else sha256(sequence.salt).digest()
+        start = place * self._block_size
+        return sha256(parent + self._pack(*sequence.token_ids[start : start + self._block_size])).digest()

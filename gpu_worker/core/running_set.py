@@ -8,7 +8,7 @@ A batch sequence that no step names for a while is paused: it keeps its blocks, 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from itertools import chain
 from operator import attrgetter
 
@@ -73,25 +73,30 @@ class RunningSet:
             self._take(sequence)
         self._place(sequence)
 
-    def reach_boundary(self, sequence: Sequence, next_boundary: int) -> None:
-        """Take in that a decode was planned that fills a block, or the first since it was classified.
+    def reach_boundaries(self, sequences: Iterable[Sequence], block_size: int) -> None:
+        """Take in that decodes were planned that fill blocks of so many tokens, or the first since classification."""
+        due = self.due
+        for sequence in sequences:
+            num_computed, last = sequence.num_computed_tokens, sequence.max_num_tokens - 1
+            if num_computed >= last:
+                self.reclassify(sequence)
+                continue
+            due[sequence.lane][sequence.id] = sequence
+            boundary = num_computed - num_computed % block_size + block_size
+            sequence.next_boundary = boundary if boundary < last else last
 
-        Args:
-            sequence: It decodes.
-            next_boundary: Computed tokens with which it fills the next block.
-        """
-        if sequence.num_computed_tokens + 1 >= sequence.max_num_tokens:
-            self.reclassify(sequence)
-            return
-        self.due[sequence.lane][sequence.id] = sequence
-        sequence.next_boundary = min(next_boundary, sequence.max_num_tokens - 1)
-
-    def due_among(self, lane: Lane, decodes: Collection[Sequence]) -> list[Sequence]:
-        """Return those that are due of a lane's decodes in a step."""
+    def take_due(self, lane: Lane, decodes: Collection[Sequence]) -> list[Sequence]:
+        """Return those that are due of a lane's decodes in a step; from now on they are not."""
         due = self.due[lane]
         if not due or len(decodes) == len(self.decoding[lane]):
-            return list(due.values())
-        return [sequence for sequence in decodes if sequence.id in due]
+            taken = list(due.values())
+            due.clear()
+            return taken
+        return [due.pop(sequence.id) for sequence in decodes if sequence.id in due]
+
+    def put_back(self, lane: Lane, sequences: Iterable[Sequence]) -> None:
+        """Let decodes that `take_due` has returned be due as before."""
+        self.due[lane].update((sequence.id, sequence) for sequence in sequences)
 
     def take_departed(self) -> list[Sequence]:
         """Return the sequences that have left since the last call, each once."""

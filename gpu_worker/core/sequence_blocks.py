@@ -125,13 +125,18 @@ class SequenceBlocks:
             False, with nothing given, where the pools have too few.
         """
         size = self._block_size
-        short = [(s, count) for s in sequences if (count := -(-s.num_tokens // size) - len(s.block_table)) > 0]
-        if sum([count for _, count in short]) > self.pool.num_available:
+        short: list[Sequence] = []
+        for sequence in sequences:
+            # The last of these tokens is the next to be computed, unless more are known.
+            last, last_known = sequence.num_computed_tokens, len(sequence.token_ids) - 1
+            count = (last if last > last_known else last_known) // size + 1 - len(sequence.block_table)
+            if count > 0:
+                short += [sequence] * count
+        if len(short) > self.pool.num_available:
             return False
         if self._has_windows and not self.windows.can_grow(sequences):
             return False
-        for sequence, count in short:
-            self._extend(sequence, count)
+        self._extend(short)
         if self._has_windows:
             for sequence in sequences:
                 self.windows.grow(sequence, sequence.num_computed_tokens + 1)
@@ -157,7 +162,7 @@ class SequenceBlocks:
         missing = self._config.num_blocks_for(num_tokens) - len(sequence.block_table)
         count = min(missing, self.pool.num_available)
         if count > 0:
-            self._extend(sequence, count)
+            self._extend([sequence] * count)
         num_tokens = min(num_tokens, len(sequence.block_table) * self._block_size)
         num_tokens = self.windows.reach(sequence, num_tokens, takes_promised=True)
         self.windows.grow(sequence, num_tokens)
@@ -174,15 +179,16 @@ class SequenceBlocks:
             self._num_promised += self._promised(sequence) - promised
         self.windows.trim(sequence)
 
-    def publish(self, sequence: Sequence, num_written: int) -> None:
-        """Take in that the sequence's first `num_written` tokens are in its blocks for good.
+    def publish(self, written: Values[tuple[Sequence, int]]) -> None:
+        """Take in that so many first tokens of sequences are in their blocks for good.
 
         Others may find the blocks that these fill. What no later token reads is given back.
         """
         if self._cache:
-            self._cache.publish(sequence, num_written)
+            self._cache.publish(written)
         if self._has_windows:
-            self.windows.publish(sequence, num_written, is_findable=self._cache is not None)
+            for sequence, num_written in written:
+                self.windows.publish(sequence, num_written, is_findable=self._cache is not None)
 
     def next_publish(self, num_written: int) -> int:
         """Return behind how many written tokens, more than `num_written`, `publish` has something to do."""
@@ -284,12 +290,15 @@ class SequenceBlocks:
             return known, len(known)
         return known[: self._cache.num_resumable(sequence, len(known))], len(known)
 
-    def _extend(self, sequence: Sequence, count: int) -> None:
-        """Let a sequence take blocks, of those that it was promised as long as there are any."""
-        table = sequence.block_table
-        if (promised := sequence.expected_blocks - len(table)) > 0:
-            self._num_promised -= min(promised, count)
-        table += self.pool.allocate(count)
+    def _extend(self, sequences: list[Sequence]) -> None:
+        """Give each of these a block, of those that it was promised as long as there are any.
+
+        One that gets several is named as often.
+        """
+        for sequence, block in zip(sequences, self.pool.allocate(len(sequences)), strict=True):
+            if sequence.expected_blocks > len(sequence.block_table):
+                self._num_promised -= 1
+            sequence.block_table.append(block)
 
     def _distances(self) -> list[int]:
         """For each offset in a block, return how many more tokens are written until `publish` has something to do."""

@@ -9,7 +9,7 @@ BLOCK = 4
 def computed(cache: PrefixCache, pool: BlockPool, sequence: Sequence) -> Sequence:
     """The sequence after all its tokens were computed and published."""
     sequence.block_table = pool.allocate(-(-sequence.num_tokens // BLOCK))
-    cache.publish(sequence, sequence.num_tokens)
+    cache.publish([(sequence, sequence.num_tokens)])
     return sequence
 
 
@@ -62,7 +62,7 @@ def test_miss_costs_one_digest_and_nothing_is_hashed_twice() -> None:
     digests = list(sequence.block_digests)
     assert len(digests) == 250
     sequence.num_findable_blocks = 250
-    cache.publish(sequence, sequence.num_tokens)
+    cache.publish([(sequence, sequence.num_tokens)])
     assert all(before is after for before, after in zip(digests, sequence.block_digests, strict=True))
 
 
@@ -72,6 +72,6 @@ def test_content_that_filled_up_gradually_equals_content_hashed_at_once() -> Non
     sequence = make_sequence([1, 2, 3])
     sequence.block_table = pool.allocate(3)
     for token_id in range(4, 11):
-        cache.publish(sequence, sequence.num_tokens)
+        cache.publish([(sequence, sequence.num_tokens)])
         sequence.token_ids.append(token_id)
     assert cache.match(make_sequence(range(1, 11))) == sequence.block_table[:2]

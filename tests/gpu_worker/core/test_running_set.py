@@ -21,29 +21,30 @@ def running() -> RunningSet:
 def test_new_decode_is_due_until_it_was_looked_at(running: RunningSet) -> None:
     sequence = decoding(running)
     decodes = running.decodes("interactive", is_behind=False)
-    assert running.due_among("interactive", decodes) == [sequence]
-    running.due["interactive"].clear()
-    assert running.due_among("interactive", decodes) == []
+    assert running.take_due("interactive", decodes) == [sequence]
+    assert running.take_due("interactive", decodes) == []
+    running.put_back("interactive", [sequence])
+    assert running.take_due("interactive", decodes) == [sequence]
     running.check_integrity()
 
 
 def test_decode_that_fills_a_block_is_due_again(running: RunningSet) -> None:
     sequence = decoding(running)
-    running.due["interactive"].clear()
+    running.take_due("interactive", [sequence])
     sequence.num_computed_tokens = 8
-    running.reach_boundary(sequence, 12)
-    assert list(running.due["interactive"].values()) == [sequence]
+    running.reach_boundaries([sequence], 4)
     assert sequence.next_boundary == 12
+    assert running.take_due("interactive", [sequence]) == [sequence]
     # The last token comes before the next block is full.
-    sequence.num_computed_tokens = 12
-    running.reach_boundary(sequence, 16)
+    sequence.num_computed_tokens = 13
+    running.reach_boundaries([sequence], 4)
     assert sequence.next_boundary == 15
 
 
 def test_decode_whose_next_token_is_its_last_lands(running: RunningSet) -> None:
     sequence = decoding(running)
     sequence.num_computed_tokens = 15
-    running.reach_boundary(sequence, 16)
+    running.reach_boundaries([sequence], 4)
     assert list(running.landing.values()) == [sequence]
     assert not running.due["interactive"]
     running.check_integrity()
@@ -51,8 +52,8 @@ def test_decode_whose_next_token_is_its_last_lands(running: RunningSet) -> None:
 
 def test_only_decodes_of_the_step_are_looked_at(running: RunningSet) -> None:
     first, second = decoding(running), decoding(running)
-    assert running.due_among("interactive", [second]) == [second]
-    assert running.due_among("interactive", [first, second]) == [first, second]
+    assert running.take_due("interactive", [second]) == [second]
+    assert running.take_due("interactive", [first, second]) == [first]
 
 
 def test_sequence_that_leaves_is_not_due(running: RunningSet) -> None:
