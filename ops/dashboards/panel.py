@@ -149,8 +149,22 @@ def _panel(panel: Panel, number: int) -> dict[str, Any]:
         "datasource": _SOURCE,
         "fieldConfig": {"defaults": defaults, "overrides": []},
         "options": _OPTIONS[panel.kind],
+        "transformations": _merged(panel) if panel.kind == "table" else [],
         "targets": [_target(query, panel, place) for place, query in enumerate(panel.queries)],
     }
+
+
+def _merged(panel: Panel) -> list[dict[str, Any]]:
+    """One table of all queries, a column each under its legend; without it, Grafana shows the first query's alone."""
+    names = {f"Value #{_letter(place)}": query.legend for place, query in enumerate(panel.queries)}
+    return [
+        {"id": "merge", "options": {}},
+        {"id": "organize", "options": {"excludeByName": {"Time": True}, "renameByName": names}},
+    ]
+
+
+def _letter(place: int) -> str:
+    return chr(ord("A") + place)
 
 
 _OPTIONS: dict[str, dict[str, Any]] = {
@@ -166,7 +180,7 @@ _OPTIONS: dict[str, dict[str, Any]] = {
 def _target(query: Query, panel: Panel, place: int) -> dict[str, Any]:
     is_table = panel.kind == "table"
     return {
-        "refId": chr(ord("A") + place),
+        "refId": _letter(place),
         "datasource": _SOURCE,
         "expr": query.expression,
         "legendFormat": query.legend,

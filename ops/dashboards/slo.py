@@ -44,7 +44,7 @@ SLO = Dashboard(
             (
                 Query(
                     'sum(increase(headrace_promises_total{reason="kept"}[6h])) / '
-                    'sum(increase(headrace_promises_total{reason=~"kept|broken"}[6h]))'
+                    '(sum(increase(headrace_promises_total{reason=~"kept|broken"}[6h])) > 0)'
                 ),
             ),
             unit="percentunit",

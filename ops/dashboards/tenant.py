@@ -61,9 +61,13 @@ TENANT = Dashboard(
             "Use in the chosen time",
             "Tokens by tenant and model.",
             (
-                Query(f"sum by (tenant, model) (increase(headrace_tenant_prompt_tokens_total{{{_MATCH}}}[$__range]))"),
                 Query(
-                    f"sum by (tenant, model) (increase(headrace_tenant_completion_tokens_total{{{_MATCH}}}[$__range]))"
+                    f"sum by (tenant, model) (increase(headrace_tenant_prompt_tokens_total{{{_MATCH}}}[$__range]))",
+                    "prompt tokens",
+                ),
+                Query(
+                    f"sum by (tenant, model) (increase(headrace_tenant_completion_tokens_total{{{_MATCH}}}[$__range]))",
+                    "generated tokens",
                 ),
             ),
             kind="table",

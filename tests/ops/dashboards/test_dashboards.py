@@ -67,6 +67,19 @@ def test_file_is_current_and_has_the_form_that_grafana_loads(dashboard: Dashboar
 
 
 @BY_NAME
+def test_tables_show_every_query_in_a_column_of_its_own(dashboard: Dashboard) -> None:
+    # Grafana shows the first frame of a table and hides the others behind a list, unless they are merged.
+    for panel in loaded(dashboard)["panels"]:
+        if panel["type"] == "table":
+            merge, organize = panel["transformations"]
+            assert merge["id"] == "merge"
+            columns = {f"Value #{target['refId']}": target["legendFormat"] for target in panel["targets"]}
+            assert organize["options"]["renameByName"] == columns
+            assert "__auto" not in columns.values()
+            assert len(set(columns.values())) == len(columns)
+
+
+@BY_NAME
 def test_panels_do_not_overlap(dashboard: Dashboard) -> None:
     taken: set[tuple[int, int]] = set()
     panels = loaded(dashboard)["panels"]
