@@ -49,6 +49,7 @@ def test_killed_redis_causes_no_error(stack: System) -> None:
         assert _ask(stack, "b")
 
 
+@pytest.mark.slow
 def test_restarted_nats_ends_streams_explicitly_and_serves_again_within_5_s(stack: System) -> None:
     outcomes: list[str] = []
 

@@ -95,8 +95,10 @@ class MortalFleet:
             await asyncio.sleep(0.005)
 
 
-@pytest.mark.parametrize("num_workers", [1, 2, 3])
-@pytest.mark.parametrize("deadly_token", [0, 3])
+@pytest.mark.parametrize(
+    ("num_workers", "deadly_token"),
+    [(1, 0), (2, 3), *(pytest.param(*pair, marks=pytest.mark.slow) for pair in [(1, 3), (2, 0), (3, 0), (3, 3)])],
+)
 async def test_poison_among_neighbours_is_quarantined_alone(bench: Bench, num_workers: int, deadly_token: int) -> None:
     fleet = MortalFleet(bench, num_workers, deadly_token)
     neighbours, poisoned = [ListSink() for _ in range(NUM_NEIGHBOURS)], ListSink()

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import httpx2
 import pytest
 
-from tests.gateway.gateway_process import API_KEY, GatewayProcess, running_gateway, starting_gateway
+from tests.gateway.gateway_process import API_KEY, GatewayProcess, running_gateway
 from tests.gateway.known_worker import known_worker
 
 ORIGIN = "https://chat.example.com"
@@ -63,12 +63,3 @@ async def test_page_of_another_origin_is_allowed_nothing(gateway: GatewayProcess
             assert answer.status_code in (401, 405)
             assert not [name for name in answer.headers if name.startswith("access-control")]
             assert answer.headers["vary"] == "origin"
-
-
-@pytest.mark.parametrize("origins", ["*", "chat.example.com", "https://chat.example.com/page"])
-def test_setting_that_names_no_origin_is_refused(
-    nats_url: str, tmp_path_factory: pytest.TempPathFactory, origins: str
-) -> None:
-    with starting_gateway(tmp_path_factory.mktemp("gateway"), nats_url, cors_origins=origins) as gateway:
-        assert gateway.process.wait(20) != 0
-        assert "HEADRACE_CORS_ORIGINS" in gateway.log

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import psutil
+import pytest
 
 from gateway.process.gateway import GC_THRESHOLDS
 from shared.nats_connection import connect
@@ -117,6 +118,7 @@ def test_dead_task_ends_the_gateway_and_is_named(nats_url: str) -> None:
     assert f"collected {GC_THRESHOLDS} True" in done.stderr
 
 
+@pytest.mark.slow
 def test_taken_port_is_named(nats_url: str, tmp_path: Path) -> None:
     with running_gateway(tmp_path, nats_url) as gateway:
         environ = os.environ | {

@@ -156,6 +156,8 @@ async def test_number_of_an_event_is_taken_up_to_what_the_error_says(
     for refused in (10**9 + 1, -1):
         with pytest.raises(openai.BadRequestError, match="whole number from 0 to 1000000000"):
             await client.responses.retrieve(response.id, stream=True, starting_after=refused)
+    # Of a response that goes on, the stream would say nothing for ten seconds.
+    await batch.end(await batch.take(), TEXT)
     stream = await client.responses.retrieve(response.id, stream=True, starting_after=10**9)
     await stream.close()
 

@@ -34,9 +34,23 @@ _values = st.recursive(
 _structures = st.dictionaries(st.sampled_from(_FIELDS), _values).map(lambda fields: {"type": "request"} | fields)
 
 
-@settings(max_examples=300, deadline=None)
-@given(payload=st.binary(max_size=200) | st.builds(msgspec.msgpack.encode, _structures | _values))
+_payloads = st.binary(max_size=200) | st.builds(msgspec.msgpack.encode, _structures | _values)
+
+
+@settings(max_examples=60, deadline=None)
+@given(payload=_payloads)
 def test_any_payload_is_a_request_or_unreadable(payload: bytes) -> None:
+    _check_payload(payload)
+
+
+@pytest.mark.slow
+@settings(max_examples=1000, deadline=None)
+@given(payload=_payloads)
+def test_any_of_many_payloads_is_a_request_or_unreadable(payload: bytes) -> None:
+    _check_payload(payload)
+
+
+def _check_payload(payload: bytes) -> None:
     try:
         request = read_request(payload)
     except UnreadableRequestError as error:

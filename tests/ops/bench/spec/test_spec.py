@@ -28,7 +28,7 @@ def test_known_drafts_are_right_as_often_as_asked_for() -> None:
         return KnowingProposer(answers, 0.8, 4096)
 
     batches = [[prompt] for prompt in copying_prompts(DEMO_MODEL, 2)]
-    comparison = compare(make_runner(), batches, 70, 3, 1, known, lessons=2)
+    comparison = compare(make_runner(), batches, 40, 3, 1, known, lessons=1)
     assert 0.65 < comparison.row()["acceptance"] < 0.95  # type: ignore[operator]
     assert comparison.fixed[0].num_steps < comparison.plain[0].num_steps
     assert comparison.fixed[0].drafting_share > 0.9

@@ -212,6 +212,7 @@ def test_missing_package_is_named_with_a_remedy(monkeypatch: pytest.MonkeyPatch)
         steps.DECODE_8B.checks(CPU)
 
 
+@pytest.mark.slow
 def test_whole_steps_need_only_what_a_bare_gpu_machine_has() -> None:
     blocked = ("nats", "uvloop", "starlette", "uvicorn", "redis", "httptools", "prometheus_client")
     code = """

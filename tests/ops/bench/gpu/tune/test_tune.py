@@ -26,7 +26,6 @@ from ops.bench.gpu.tune.choice import Tuning, checks_at, choose
 from ops.bench.gpu.tune.table_file import TableFile
 from ops.bench.gpu.tune.table_process import tune
 from ops.bench.gpu.tune.tables import ALL_TABLES, ROOT, TunedTable
-from tests.ops.bench.bare_machine import run_without
 from tests.ops.bench.gpu.step.tiny_models import CPU
 from tests.ops.bench.gpu.step.tiny_models import QWEN as TINY
 
@@ -334,13 +333,3 @@ def test_table_whose_process_dies_leaves_the_files_as_they_are(
     assert not tune_tables(["sampling"], tmp_path, limit_s=60.0)
     assert "sampling: its process ended with exit code 1; its other entries stay as they are" in capsys.readouterr().out
     assert not list(tmp_path.iterdir())
-
-
-def test_tuning_needs_only_torch() -> None:
-    blocked = ("msgspec", "nats", "transformers", "triton", "gpu_worker")
-    code = """
-from ops.bench.gpu.tune.__main__ import main
-sys.exit(main([]))
-"""
-    done = run_without(blocked, code)
-    assert done.returncode == 2, done.stderr
