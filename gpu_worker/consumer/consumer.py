@@ -97,7 +97,7 @@ class Consumer:
         outbox.on_unsent = self._abandon
         outbox.on_too_large = self._refuse_too_large
         outbox.is_heard = self._subscribers.has
-        self._subscribers.on_found = outbox.look_again
+        self._subscribers.on_found = self._greet_gateways
 
     async def start(self) -> None:
         """Wait for the interactive queue, subscribe, and begin to pull.
@@ -153,9 +153,7 @@ class Consumer:
         """Publish the worker's state, unless NATS is away: nobody needs an old one when it is back."""
         if not self._nats.is_connected:
             return
-        queue = self._interactive_queue
-        heartbeat = self._source.heartbeat(queue.backlog, queue.last_pulled, self._metrics.metrics())
-        await self._nats.publish(worker_subject(heartbeat.model, heartbeat.worker), encode(heartbeat))
+        await self._nats.publish(*self._heartbeat())
 
     def disconnected(self) -> None:
         """Keep frames until NATS is back; log it, unless this worker has closed the connection."""
@@ -209,6 +207,21 @@ class Consumer:
         what = "the streams of batch results and dead letters"
         action = partial(ensure_streams, self._js, self._limits)
         await wait_for(what, action, RECORDS_RETRY_S, RECORDS_LOG_INTERVAL_S)
+
+    def _heartbeat(self) -> tuple[str, bytes]:
+        """Return the subject and the content of a heartbeat."""
+        queue = self._interactive_queue
+        heartbeat = self._source.heartbeat(queue.backlog, queue.last_pulled, self._metrics.metrics())
+        return worker_subject(heartbeat.model, heartbeat.worker), encode(heartbeat)
+
+    def _greet_gateways(self) -> None:
+        """Send what was kept for gateways that listen again, and a heartbeat.
+
+        They tell from two heartbeats what was lost with a connection. The first one need not wait for its turn.
+        """
+        self._outbox.look_again()
+        with contextlib.suppress(*SEND_ERRORS):
+            self._nats.send(*self._heartbeat())
 
     def _interactive_capacity(self) -> int:
         return self._capacity.interactive(self._interactive_queue.backlog)

@@ -94,8 +94,10 @@ class FrameSubscribers:
             else:
                 if search is not self._search:
                     return
+                is_anyone_found = len(search.absent) < len(search.missing)
                 search.missing = set(search.absent)
-                self.on_found()
+                if is_anyone_found:
+                    self.on_found()
             if search.missing:
                 await asyncio.sleep(_RETRY_S)
             if search is not self._search:

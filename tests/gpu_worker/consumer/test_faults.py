@@ -7,14 +7,16 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
+import msgspec
 import pytest
+from nats.aio.msg import Msg
 
 from gpu_worker.consumer.outbox import Outbox
-from shared.messages import Delta, GatewayHeartbeat, encode
+from shared.messages import Delta, GatewayHeartbeat, Heartbeat, encode
 from shared.nats_connection import connect
 from shared.sampling import Sampling
 from shared.streams import StreamLimits, ensure_streams
-from shared.subjects import gateway_subject, request_subject
+from shared.subjects import ALL_WORKERS, gateway_subject, request_subject
 from shared.task_supervisor import TaskSupervisor
 from tests.gpu_worker.consumer.harness import Answer, RunningWorker, TestGateway, start_worker, wait_until
 from tests.servers import NatsServer
@@ -79,6 +81,32 @@ async def test_what_is_generated_while_nats_and_then_the_gateway_are_away_arrive
     assert len(answer.token_ids) > num_before
     # And it is told that something may be lost.
     assert worker.worker.consumer._source.num_reconnects == 1
+    await worker.close()
+    await nats.close()
+
+
+async def test_gateway_that_listens_again_after_nats_was_away_has_a_heartbeat_at_once(
+    start_nats: Callable[..., NatsServer], model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # None comes because it is time for one.
+    monkeypatch.setattr("gpu_worker.consumer.consumer.INTERVAL_S", 3600.0)
+    server = start_nats()
+    worker = await start_worker(server.url, model, simulate=10.0)
+    nats = await connect(server.url, role="gateway", name="test")
+    gateway = TestGateway(nats, model)
+    await gateway.start()
+    answer = await gateway.publish(gateway.request(sampling=ENDLESS))
+    await answer.wait_for_tokens(2)
+    heard: list[int] = []
+
+    async def receive(message: Msg) -> None:
+        heard.append(msgspec.msgpack.decode(message.data, type=Heartbeat).num_reconnects)
+
+    await nats.subscribe(ALL_WORKERS, cb=receive)
+    await nats.flush()
+    server.restart()
+    await wait_until(lambda: bool(heard))
+    assert heard[0] == 1
     await worker.close()
     await nats.close()
 
