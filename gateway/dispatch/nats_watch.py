@@ -104,7 +104,6 @@ class NatsWatch:
         self._reviewed_at = now
         if not self._nats.is_connected:
             self.forget()
-            self._answers.forget_connection()
             return 0.0
         # What is not heard at all is judged below.
         await self._answers.review(round_s if self._silent_s < self._limits.ping_after_s else 0.0)

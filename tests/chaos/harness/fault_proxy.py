@@ -145,6 +145,8 @@ class FaultProxy:
             elif self.state is LinkState.NARROW and self._bytes_per_s is not None:
                 passed_at = max(passed_at, loop.time()) + len(data) / self._bytes_per_s
                 await asyncio.sleep(passed_at - loop.time())
+            if writer.is_closing():
+                return  # whom it was for went away meanwhile
             writer.write(data)
             await writer.drain()
         await self._until_open(is_reply)

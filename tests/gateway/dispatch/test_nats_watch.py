@@ -132,6 +132,16 @@ async def test_false_alarm_makes_the_next_one_come_later_until_it_has_been_quiet
     assert await rounds.until_suspected() == pytest.approx(delays_s[0], abs=0.11)
 
 
+async def test_suspicion_of_not_being_heard_stands_until_the_end_of_the_connection_is_told(rounds: Rounds) -> None:
+    await rounds.run(ANSWERS.interval_s + ANSWERS.lost_s + 2 * ROUND_S, is_heard=True, answers=False)
+    assert rounds.watch.is_suspected
+    rounds.connection.is_connected = False
+    await rounds.run(0.5)
+    assert rounds.watch.is_suspected
+    rounds.watch.disconnected()
+    assert not rounds.watch.is_suspected
+
+
 async def test_suspicion_that_comes_true_makes_the_next_one_no_later(rounds: Rounds) -> None:
     first_s = await rounds.until_suspected()
     rounds.connection.is_connected = False
