@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+import time
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -33,6 +34,9 @@ MAX_UNSENT_BYTES = 64 << 10
 
 _FLUSH_TIMEOUT_S = 10.0
 
+# While the server is heard, its answer to a ping may be so late: it lies behind what a narrow link has still to bring.
+_MAX_ANSWER_S = 20.0
+
 _MESSAGE = re.compile(rb"MSG (\S+) (\d+) (?:(\S+) )?(\d+)\r\n")
 
 Handler = Callable[[Msg], None]
@@ -53,6 +57,8 @@ class DirectClient(Client):
         self._handlers: dict[int, Handler] = {}
         # Something was written in this turn of the loop: the rest of the turn's publications go out together.
         self._is_corked = False
+        # When the oldest open ping was sent, or the last answer came.
+        self._pinged_at = 0.0
         self.num_reads = 0
 
     @property
@@ -74,6 +80,8 @@ class DirectClient(Client):
         answer: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         # As the library pings: what waits for a server that does not read is not waited for.
         self._write_pending()
+        if not self._pongs:
+            self._pinged_at = time.monotonic()
         await super()._send_ping(answer)
         return answer
 
@@ -146,11 +154,17 @@ class DirectClient(Client):
         return None
 
     async def _send_ping(self, future: asyncio.Future[bool] | None = None) -> None:
+        if not self._pongs:
+            self._pinged_at = time.monotonic()
         # The library writes a ping past what waits. The answer to one that somebody waits for tells that the server has
         # everything that was published before.
         if not self._write_pending() and future is not None:
             await super()._flush_pending(force_flush=True)
         await super()._send_ping(future)
+
+    async def _process_pong(self) -> None:
+        self._pinged_at = time.monotonic()
+        await super()._process_pong()
 
     async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
         handler = self._handlers.get(sid)
@@ -218,6 +232,9 @@ class DirectClient(Client):
     def _take(self, data: bytes) -> bytes:
         """Handle the complete messages at the front that are for direct subscriptions; return the rest."""
         self.num_reads += 1
+        if self._pings_outstanding and time.monotonic() - self._pinged_at < _MAX_ANSWER_S:
+            # The library would give a connection up after two pings, over which all the same something comes in.
+            self._pings_outstanding = 0
         parser = self._ps
         reader: Any = cast("TcpTransport", self._transport)._io_reader
         # What came before, and the library has not looked at yet, comes first.

@@ -5,6 +5,7 @@ and requests wait for a claim that cannot come. So NATS is asked for an answer t
 long although other things come in, what we say is taken to be lost, until the answer is there.
 
 A link that is too narrow for what comes in delays answers as much: whoever asked now would wait as long for a token.
+What is awaited over it is late, too, and not lost: moved all the same, it would only be said once more over this link.
 """
 
 from __future__ import annotations
@@ -24,10 +25,12 @@ class AnswerLimits:
 
     Attributes:
         interval_s: From an answer to the next question.
+        late_s: Wait for an answer after which nothing that is awaited counts as lost.
         lost_s: Wait for an answer after which nothing that is said is heard.
     """
 
     interval_s: float = 0.5
+    late_s: float = 0.5
     lost_s: float = 2.0
 
 
@@ -48,9 +51,14 @@ class AnswerWatch:
         self.is_lost = False
 
     @property
-    def is_late(self) -> bool:
+    def is_owed(self) -> bool:
         """Whether an answer has been owed for a round or more."""
         return self._answer is not None and not self._answer.done() and self._waited_s > 0
+
+    @property
+    def is_late(self) -> bool:
+        """Whether an answer has been owed for long."""
+        return self.is_owed and self._waited_s >= self._limits.late_s
 
     async def ask(self) -> None:
         """Ask NATS for an answer, unless it owes one already."""
@@ -58,8 +66,12 @@ class AnswerWatch:
             self._answer = await self._nats.ping()
             self._waited_s = 0.0
 
-    async def review(self, round_s: float) -> None:
-        """Take note of a round of this process that counts `round_s`, in which NATS is heard."""
+    async def review(self, round_s: float) -> float:
+        """Take note of a round of this process that counts `round_s`, in which NATS is heard.
+
+        Returns:
+            How long NATS has owed the answer that has come, if it was late; otherwise 0.
+        """
         self._waited_s += round_s
         if self._answer is None:
             if self._waited_s >= self._limits.interval_s:
@@ -67,7 +79,9 @@ class AnswerWatch:
         elif self._answer.done():
             if self.is_lost:
                 _logger.warning("NATS hears us again")
+            waited_s = self._waited_s
             self.forget_connection()
+            return waited_s if waited_s >= self._limits.late_s else 0.0
         elif self._waited_s >= self._limits.lost_s and not self.is_lost:
             self.is_lost = True
             _logger.warning(

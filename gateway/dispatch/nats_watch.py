@@ -80,13 +80,13 @@ class NatsWatch:
 
     @property
     def is_late(self) -> bool:
-        """Whether NATS owes an answer: perhaps nobody else can be heard either."""
-        return self._unanswered_s is not None and self._unanswered_s > 0
+        """Whether NATS owes an answer: perhaps nobody else can be heard either, or not yet."""
+        return self._answers.is_late or (self._unanswered_s is not None and self._unanswered_s > 0)
 
     @property
     def owes_answer(self) -> bool:
         """Whether what was just published may not have arrived: NATS owes an answer, whatever else comes in."""
-        return self.is_late or self._answers.is_late
+        return self.is_late or self._answers.is_owed
 
     async def ask(self) -> None:
         """Ask NATS for a sign of life, unless it owes one already."""
@@ -98,7 +98,7 @@ class NatsWatch:
         """Take note of a round at loop time `now`.
 
         Returns:
-            How long NATS has been silent, if it is heard again and its answer was late; otherwise 0.
+            How long NATS has been silent, or has owed an answer, if that has come late; otherwise 0.
         """
         round_s = 0.0 if self._reviewed_at is None else min(now - self._reviewed_at, _LONGEST_ROUND_S)
         self._reviewed_at = now
@@ -106,9 +106,9 @@ class NatsWatch:
             self.forget()
             return 0.0
         # What is not heard at all is judged below.
-        await self._answers.review(round_s if self._silent_s < self._limits.ping_after_s else 0.0)
+        owed_s = await self._answers.review(round_s if self._silent_s < self._limits.ping_after_s else 0.0)
         if self._nats.num_reads != self._num_reads:
-            return self._hear(now)
+            return max(owed_s, self._hear(now))
         self._silent_s += round_s
         if self._unanswered_s is None:
             if self._silent_s >= self._limits.ping_after_s:

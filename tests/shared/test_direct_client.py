@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 
 import pytest
@@ -214,6 +215,22 @@ async def test_answer_that_comes_after_a_flush_was_given_up_harms_nothing(
     await guest.flush(5.0)
     assert len(received) == 1
     assert guest.is_connected
+
+
+@pytest.mark.parametrize(("owed_s", "is_kept"), [(1.0, True), (60.0, False)])
+async def test_connection_that_brings_something_is_kept_while_answers_are_late(
+    guest: DirectClient, monkeypatch: pytest.MonkeyPatch, owed_s: float, is_kept: bool
+) -> None:
+    received: list[Msg] = []
+    await guest.subscribe_direct("s", received.append)
+    await guest.flush()
+    # As the library counts them: two pings, to which there has been no answer.
+    guest._pongs.append(asyncio.get_running_loop().create_future())
+    guest._pings_outstanding = 2
+    guest._pinged_at = time.monotonic() - owed_s
+    guest.send("s")
+    await wait_until(lambda: bool(received))
+    assert (guest._pings_outstanding == 0) is is_kept
 
 
 async def test_flush_says_at_once_that_the_server_is_away(server: NatsServer, guest: DirectClient) -> None:

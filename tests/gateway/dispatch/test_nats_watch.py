@@ -176,12 +176,10 @@ async def test_server_with_others_beside_it_is_suspected_and_refuses_nothing(rou
 
 async def test_server_that_is_heard_and_does_not_answer_is_suspected_until_it_does(rounds: Rounds) -> None:
     await rounds.run(ANSWERS.lost_s - ROUND_S, is_heard=True, answers=False)
-    assert (rounds.watch.is_suspected, rounds.watch.is_late) == (False, False)
+    assert not rounds.watch.is_suspected
     assert rounds.watch.owes_answer
     await rounds.run(ANSWERS.interval_s + 2 * ROUND_S, is_heard=True, answers=False)
     assert (rounds.watch.refuses, rounds.watch.is_connected) == (True, False)
-    # What comes in beside shows that workers are heard, and no silence of theirs is excused.
-    assert (rounds.watch.is_late, rounds.discounted_s) == (False, [])
     await rounds.run(30.0, is_heard=True, answers=False)
     assert rounds.watch.is_suspected
     await rounds.run(2 * ROUND_S, is_heard=True)
@@ -196,6 +194,17 @@ async def test_answer_that_a_lost_connection_or_a_pause_kept_away_is_not_owed(ro
     assert not rounds.watch.is_suspected
     await rounds.run(ANSWERS.interval_s + ANSWERS.lost_s + 2 * ROUND_S, is_heard=True, answers=False)
     assert rounds.watch.is_suspected
+
+
+async def test_what_is_awaited_while_an_answer_is_late_is_not_lost(rounds: Rounds) -> None:
+    await rounds.run(ANSWERS.interval_s, is_heard=True, answers=False)
+    assert not rounds.watch.is_late
+    await rounds.run(1.0, is_heard=True, answers=False)
+    # Nothing is moved, and nobody is taken for dead, for what does not come meanwhile.
+    assert rounds.watch.is_late
+    await rounds.run(ROUND_S, is_heard=True)
+    assert not rounds.watch.is_late
+    assert rounds.discounted_s == [pytest.approx(1.5, abs=0.2)]
 
 
 async def test_server_is_asked_twice_a_second_while_it_is_heard(rounds: Rounds) -> None:
