@@ -87,6 +87,7 @@ class AnswerWatch:
             _logger.warning(
                 "NATS has owed an answer for %.1f s: new requests are refused until it comes", self._waited_s
             )
+        return 0.0
 
     def forget_pause(self) -> None:
         """Take note that this process was paused: the answer may lie unread."""

@@ -326,7 +326,8 @@ class Dispatcher:
                     self._recovery.discount_pause(pauses.lost_s, now)
             with self._isolated("the watch of NATS"):
                 await self._watch_nats(now)
-            if not self.nats_watch.is_late:
+            # Whether workers can be heard at all must be known before they are judged.
+            if not self.nats_watch.owes_answer:
                 await self._sweep_fleet(now)
             # There may be thousands of flights, and their times are long.
             if is_odd:
@@ -338,7 +339,6 @@ class Dispatcher:
             self.fleet.sweep(now)
         probed = self.fleet.liveness.take_probes(now)
         if probed:
-            # Whether they can be heard at all must be known before they are judged.
             with self._isolated("a ping"):
                 await self.nats_watch.ask()
         for worker in probed:
