@@ -19,7 +19,7 @@ FAMILIES = find_families()
 _INDEXED = frozenset({"DeepseekV32ForCausalLM", "DeepseekV4ForCausalLM", "GlmMoeDsaForCausalLM"})
 
 # What else a family's checkpoints are saved as: layers alone, or with a head that scores classes.
-_LAYERS, _CLASSES, _GENERATES = "Model", "ForSequenceClassification", "ForCausalLM"
+_LAYERS, _CLASSES, _GENERATES, _WITH_HEAD = "Model", "ForSequenceClassification", "ForCausalLM", "LMHeadModel"
 
 
 def read_model_config(directory: Path) -> ModelConfig:
@@ -38,7 +38,9 @@ def read_model_config(directory: Path) -> ModelConfig:
             return FAMILIES[name](file)
         for suffix in (_LAYERS, _CLASSES):
             stem = name.removesuffix(suffix)
-            family = FAMILIES.get(stem + _GENERATES) or FAMILIES.get(stem + _LAYERS)
+            family = next(
+                (FAMILIES[stem + end] for end in (_GENERATES, _WITH_HEAD, _LAYERS) if stem + end in FAMILIES), None
+            )
             if name.endswith(suffix) and family is not None:
                 return _without_head(family(file), num_classes(file) if suffix == _CLASSES else 0)
     given = ", ".join(repr(name[:80]) for name in file.texts("architectures")[:4]) or "missing"

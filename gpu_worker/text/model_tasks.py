@@ -20,6 +20,8 @@ from shared.errors import BadRequestError
 from shared.pooling import Task
 
 _LAYERS, _CLASSES = "Model", "ForSequenceClassification"
+# What whole models of GPT-2 are called, whose name ends as that of layers alone.
+_WITH_HEAD = "LMHeadModel"
 _ROWS: dict[str, Rows] = {"cls": "first", "mean": "mean", "lasttoken": "last"}
 _FLAGS = {"pooling_mode_cls_token": "cls", "pooling_mode_mean_tokens": "mean", "pooling_mode_lasttoken": "lasttoken"}
 _GGUF_ROWS: dict[int, Rows] = {1: "mean", 2: "first", 3: "last"}
@@ -136,7 +138,7 @@ def read_model_tasks(directory: ModelDirectory, tokenizer: ModelTokenizer) -> Mo
     if architecture.endswith(_CLASSES):
         return ModelTasks(False, Unserved(_NO_VECTORS), _class_score(config, settings))
     embedding = _embedding(directory, config, modules)
-    if architecture.endswith(_LAYERS):
+    if architecture.endswith(_LAYERS) and not architecture.endswith(_WITH_HEAD):
         return ModelTasks(False, embedding, Unserved("it has no head that scores"))
     if modules is not None and "LogitScore" not in modules.paths:
         return ModelTasks(True, embedding, Unserved("its files say that it makes vectors"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from gpu_worker.models.config import ModelConfig
 from gpu_worker.models.errors import CheckpointError
 from gpu_worker.models.json_file import JsonFile
-from gpu_worker.models.registry import FAMILIES
+from gpu_worker.models.registry import FAMILIES, read_model_config
 from gpu_worker.models.support_page import SAMPLE
 
 SIZES = {**SAMPLE, "n_embd": 64, "n_head": 4, "n_layer": 2}
@@ -59,6 +60,14 @@ def test_options_that_no_layer_has_are_refused_by_their_field(
     given = {"moe_intermediate_size": 512} if architecture == HUNYUAN else {}
     with pytest.raises(CheckpointError, match=problem):
         read(architecture, {**given, **fields})
+
+
+@pytest.mark.parametrize(("name", "num_classes"), [("GPT2Model", 0), ("GPT2ForSequenceClassification", 3)])
+def test_layers_of_gpt2_are_found_by_a_name_that_ends_as_the_whole_models(
+    tmp_path: Path, name: str, num_classes: int
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({**SIZES, "architectures": [name], "num_labels": 3}))
+    assert read_model_config(tmp_path).num_classes == num_classes
 
 
 def test_published_names_of_mimo_mean_what_those_of_transformers_do() -> None:

@@ -107,6 +107,13 @@ def test_every_family_of_encoders_needs_its_prompts_whole(tasks_of: Tasks) -> No
         assert embedding.is_whole, f"{model_type} is missing among the encoders of model_tasks.py"
 
 
+def test_every_family_of_decoders_generates(tasks_of: Tasks) -> None:
+    encoders = [name for name, read in FAMILIES.items() if "read_encoder" in read.__globals__]  # type: ignore[attr-defined]
+    decoders = sorted(FAMILIES.keys() - set(encoders))
+    assert "GPT2LMHeadModel" in decoders
+    assert [name for name in decoders if not tasks_of(architectures=[name]).generates] == []
+
+
 def test_layers_alone_only_make_vectors(tasks_of: Tasks) -> None:
     assert tasks_of(architectures=["Qwen3Model"]).names == ("embed",)
 
