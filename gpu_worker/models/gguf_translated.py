@@ -18,6 +18,7 @@ from gpu_worker.models.gguf_layers import num_layers, read_eps
 from gpu_worker.models.gguf_llama4 import LLAMA4
 from gpu_worker.models.gguf_mamba import MAMBA_FAMILIES
 from gpu_worker.models.gguf_rope import proportional_share
+from gpu_worker.models.gguf_sigmoid import SIGMOID_FAMILIES
 from gpu_worker.models.json_file import JsonFile
 from gpu_worker.quantization.gguf.errors import GGUFError
 from gpu_worker.quantization.gguf.file import GGUFFile
@@ -214,6 +215,7 @@ _FAMILIES: Mapping[str, TranslatedFamily] = MappingProxyType(
         "qwen35moe": TranslatedFamily(qwen3_5_moe.read_config, _qwen_fields, _finish_qwen),
         "gemma4": TranslatedFamily(gemma4.read_config, _gemma4_fields),
         **MAMBA_FAMILIES,
+        **SIGMOID_FAMILIES,
         "llama4": LLAMA4,
         "lfm2": TranslatedFamily(lfm2.read_config, _lfm2_fields, with_rope),
         "lfm2moe": TranslatedFamily(lfm2_moe.read_config, _lfm2_moe_fields, with_rope),

@@ -63,6 +63,8 @@ ARCHITECTURES: Mapping[str, str] = MappingProxyType(
         "phimoe": "PhiMoEForCausalLM",
         "gptneox": "GPTNeoXForCausalLM",
         "stablelm": "StableLmForCausalLM",
+        "hy_v3": "HYV3ForCausalLM",
+        "afmoe": "AfmoeForCausalLM",
         ENCODER: "BertModel",
     }
 )

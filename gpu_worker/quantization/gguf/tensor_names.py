@@ -155,6 +155,14 @@ _FAMILIES: Mapping[str, Mapping[str, str]] = MappingProxyType(
                 "ffn_up": "mlp.gate_up_proj",
             }
         ),
+        "afmoe": MappingProxyType(
+            {
+                "attn_gate": "self_attn.gate_proj",
+                "ffn_norm": "pre_mlp_layernorm",
+                "post_attention_norm": "post_attention_layernorm",
+                "post_ffw_norm": "post_mlp_layernorm",
+            }
+        ),
         "starcoder2": MappingProxyType({"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"}),
         "deepseek2": MappingProxyType(
             {
@@ -190,6 +198,8 @@ _FAMILIES_WHOLE: Mapping[str, Mapping[str, str]] = MappingProxyType(
         "lfm2moe": MappingProxyType({"exp_probs_b.bias": "mlp.expert_bias"}),
         # Its converter leaves `.weight` out.
         "falcon-h1": MappingProxyType({**_MAMBA_WHOLE, "ffn_norm": "pre_ff_layernorm.weight"}),
+        # So does that of HY3, here.
+        "hy_v3": MappingProxyType({"exp_probs_b": "mlp.gate.e_score_correction_bias"}),
         "granitehybrid": _MAMBA_WHOLE,
         "mamba2": _MAMBA_WHOLE,
         "nemotron_h": _MAMBA_WHOLE,

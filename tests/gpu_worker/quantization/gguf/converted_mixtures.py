@@ -66,6 +66,25 @@ _EXAONE_MOE = {
     "num_nextn_predict_layers": 0,
     "head_dim": 12,
 }
+_HY_V3 = {
+    **_EXPERTS,
+    "num_experts": 6,
+    "head_dim": 12,
+    "router_scaling_factor": 1.7,
+    "rope_parameters": _PLAIN,
+}
+_AFMOE = {
+    **_EXPERTS,
+    "num_experts": 6,
+    "num_hidden_layers": 5,
+    "num_dense_layers": 2,
+    "num_shared_experts": 2,
+    "head_dim": 12,
+    "sliding_window": 8,
+    "global_attn_every_n_layers": 4,
+    "mup_enabled": True,
+    "route_scale": 1.7,
+}
 _LLAMA4 = {
     "head_dim": 12,
     "num_hidden_layers": 5,
@@ -124,6 +143,11 @@ MIXTURES: Mapping[str, Converted] = MappingProxyType(
             },
             "Gemma4",
         ),
+        "hy-v3": Converted("hy_v3", "HYV3", {**_HY_V3, "num_hidden_layers": 3}),
+        "hy-v3-layers": Converted(
+            "hy_v3", "HYV3", {**_HY_V3, "num_shared_experts": 2, "mlp_layer_types": ["sparse", "dense"]}
+        ),
+        "afmoe": Converted("afmoe", "Afmoe", _AFMOE),
         "phimoe": Converted(
             "phimoe",
             "Phimoe",
