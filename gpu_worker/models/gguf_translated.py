@@ -14,6 +14,7 @@ from gpu_worker.models.block_traits import NormKind
 from gpu_worker.models.config import ModelConfig
 from gpu_worker.models.families import gemma4, lfm2, lfm2_moe, qwen3_5, qwen3_5_moe, qwen3_next
 from gpu_worker.models.gguf_fields import MAX_HEADS, Fields, TranslatedFamily, by_layer, state_heads, with_rope
+from gpu_worker.models.gguf_gpt2 import GPT2
 from gpu_worker.models.gguf_layers import num_layers, read_eps
 from gpu_worker.models.gguf_llama4 import LLAMA4
 from gpu_worker.models.gguf_mamba import MAMBA_FAMILIES
@@ -217,6 +218,7 @@ _FAMILIES: Mapping[str, TranslatedFamily] = MappingProxyType(
         **MAMBA_FAMILIES,
         **SIGMOID_FAMILIES,
         "llama4": LLAMA4,
+        "gpt2": GPT2,
         "lfm2": TranslatedFamily(lfm2.read_config, _lfm2_fields, with_rope),
         "lfm2moe": TranslatedFamily(lfm2_moe.read_config, _lfm2_moe_fields, with_rope),
     }

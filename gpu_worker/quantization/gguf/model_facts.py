@@ -63,6 +63,7 @@ ARCHITECTURES: Mapping[str, str] = MappingProxyType(
         "phimoe": "PhiMoEForCausalLM",
         "gptneox": "GPTNeoXForCausalLM",
         "stablelm": "StableLmForCausalLM",
+        "gpt2": "GPT2LMHeadModel",
         "hy_v3": "HYV3ForCausalLM",
         "afmoe": "AfmoeForCausalLM",
         ENCODER: "BertModel",

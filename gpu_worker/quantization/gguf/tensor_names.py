@@ -26,6 +26,7 @@ _MODEL: Mapping[str, str] = MappingProxyType(
         "output.weight": "lm_head.weight",
         "output_norm.bias": "model.norm.bias",
         "output.bias": "lm_head.bias",
+        "position_embd.weight": "model.embed_positions.weight",
         # What LFM2's files call the normalisation before the head.
         "token_embd_norm.weight": "model.norm.weight",
         "per_layer_token_embd.weight": "model.embed_tokens_per_layer.weight",
@@ -153,6 +154,16 @@ _FAMILIES: Mapping[str, Mapping[str, str]] = MappingProxyType(
                 "post_attention_norm": "post_self_attn_layernorm",
                 "post_ffw_norm": "post_mlp_layernorm",
                 "ffn_up": "mlp.gate_up_proj",
+            }
+        ),
+        "gpt2": MappingProxyType(
+            {
+                "attn_norm": "ln_1",
+                "attn_qkv": "self_attn.c_attn",
+                "attn_output": "self_attn.c_proj",
+                "ffn_norm": "ln_2",
+                "ffn_up": "mlp.c_fc",
+                "ffn_down": "mlp.c_proj",
             }
         ),
         "afmoe": MappingProxyType(

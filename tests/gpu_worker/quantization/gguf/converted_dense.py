@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from tests.gpu_worker.models.families.random_models import SIZES
 from tests.gpu_worker.quantization.gguf.converted import Converted
 
 _THETA = {"rope_theta": 500.0}
@@ -47,6 +48,7 @@ DENSE: Mapping[str, Converted] = MappingProxyType(
         ),
         "llama-yarn": Converted("llama", "Llama", {"rope_parameters": _YARN}),
         "mistral": Converted("llama", "Mistral", {"sliding_window": None, "head_dim": 20}),
+        "gpt2": Converted("gpt2", "GPT2", {"n_inner": 4 * SIZES["hidden_size"]}, published={"n_ctx": 128}),
         "qwen2": Converted("qwen2", "Qwen2", {"tie_word_embeddings": True}),
         "qwen2-yarn": Converted("qwen2", "Qwen2", {"rope_parameters": _YARN}),
         "qwen3": Converted("qwen3", "Qwen3", {"head_dim": 32}),
