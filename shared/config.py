@@ -121,7 +121,8 @@ def base_type(annotation: Any) -> type:
 
 def _read_secret(variable: str, file: Path) -> str:
     try:
-        secret = file.read_text("utf-8").strip()
+        # Editors of Windows put the mark of UTF-8 first.
+        secret = file.read_text("utf-8-sig").strip()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not text in UTF-8"
         raise ConfigError(variable, f"{file} cannot be read: {reason}") from error

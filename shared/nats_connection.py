@@ -42,6 +42,8 @@ _OPTIONS: dict[str, Any] = {
 SEND_ERRORS: tuple[type[Exception], ...] = (NatsError, OSError)
 
 _NO_FILES = NatsFiles()
+# OpenSSL's X509_V_ERR_CERT_NOT_YET_VALID and X509_V_ERR_CERT_HAS_EXPIRED.
+_NOT_VALID_NOW = (9, 10)
 _SCHEMES = ("nats", "tls")
 
 _log = logging.getLogger(__name__)
@@ -220,6 +222,9 @@ def _failure_message(url: str, failures: list[Exception], timeout_s: float) -> s
     for failure in failures:
         if isinstance(failure, ClearTextError):
             return f"NATS at {place} does not offer TLS, which tls:// requires; nothing was sent to it."
+        if isinstance(failure, ssl.SSLCertVerificationError) and failure.verify_code in _NOT_VALID_NOW:
+            why = f"NATS at {place} is not trusted ({failure.verify_message})"
+            return f"{why}: renew its certificate, or set this machine's clock."
         if isinstance(failure, ssl.SSLCertVerificationError):
             return f"NATS at {place} is not trusted ({failure.verify_message}): check HEADRACE_NATS_CA_FILE."
         if isinstance(failure, ssl.SSLError):

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from shared.certificate_files import CertificateFileError, load_certificate
 from shared.config import setting, variable_name
 from shared.errors import ConfigError
 
@@ -84,15 +85,11 @@ def tls_context(files: NatsFiles) -> ssl.SSLContext:
         except (ssl.SSLError, UnicodeDecodeError):
             raise ConfigError(variable, f"{ca} holds no certificates in PEM form") from None
     if cert is not None:
-        variable = variable_name("nats_cert_file")
-        for named, file in ((variable, cert), (variable_name("nats_key_file"), key)):
-            if file is not None:
-                _read(named, file)
         try:
-            # A key that asks for a password would ask on the terminal.
-            context.load_cert_chain(cert, key, password=lambda: b"")
-        except (ssl.SSLError, OSError):
-            raise ConfigError(variable, f"{cert} and {key or 'the key in it'} are no certificate and its key") from None
+            load_certificate(context, cert, key)
+        except CertificateFileError as error:
+            named = "nats_key_file" if error.is_key else "nats_cert_file"
+            raise ConfigError(variable_name(named), str(error)) from None
     elif key is not None:
         raise ConfigError(variable_name("nats_key_file"), "needs HEADRACE_NATS_CERT_FILE beside it")
     return context

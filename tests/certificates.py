@@ -27,9 +27,9 @@ def make_authority(directory: Path, name: str = "authority") -> Certificate:
     return made
 
 
-def make_certificate(directory: Path, authority: Certificate, name: str, address: str) -> Certificate:
-    """Make a certificate for an IP address, signed by `authority`."""
-    return _make(directory, authority, name, f"IP:{address}")
+def make_certificate(directory: Path, authority: Certificate, name: str, address: str, *, days: int = 2) -> Certificate:
+    """Make a certificate for an IP address, signed by `authority`; with days below 0 it has expired."""
+    return _make(directory, authority, name, f"IP:{address}", days)
 
 
 def make_named_certificate(directory: Path, authority: Certificate, host: str) -> Certificate:
@@ -37,13 +37,14 @@ def make_named_certificate(directory: Path, authority: Certificate, host: str) -
     return _make(directory, authority, host, f"DNS:{host}")
 
 
-def _make(directory: Path, authority: Certificate, name: str, subject: str) -> Certificate:
+def _make(directory: Path, authority: Certificate, name: str, subject: str, days: int = 2) -> Certificate:
     made = Certificate(directory / f"{name}.pem", directory / f"{name}.key")
     request, extensions = directory / f"{name}.csr", directory / f"{name}.ext"
     extensions.write_text(f"subjectAltName={subject}\n")
     _openssl("req", *_NEW_KEY, "-keyout", made.key, "-out", request, "-subj", f"/CN={name}")
     signer = ("-CA", authority.certificate, "-CAkey", authority.key, "-CAcreateserial")
-    _openssl("x509", "-req", "-in", request, *signer, "-out", made.certificate, "-days", "2", "-extfile", extensions)
+    made_of = ("-in", request, "-extfile", extensions, "-days", str(days))
+    _openssl("x509", "-req", *made_of, *signer, "-out", made.certificate)
     return made
 
 

@@ -6,6 +6,7 @@ it is created, and stored nowhere.
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import fcntl
 import hashlib
@@ -77,7 +78,8 @@ def list_keys(path: Path) -> list[KeyRecord]:
         ConfigError: The file cannot be read or is not a key file.
     """
     try:
-        content = path.read_bytes()
+        # Editors of Windows put the mark of UTF-8 first.
+        content = path.read_bytes().removeprefix(codecs.BOM_UTF8)
     except FileNotFoundError:
         return []
     except OSError as error:

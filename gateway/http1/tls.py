@@ -5,13 +5,19 @@ Files are read once at start; a new certificate comes into force when the proces
 
 from __future__ import annotations
 
+import logging
 import ssl
+import time
 from pathlib import Path
 
+from shared.certificate_files import CertificateFileError, load_certificate, validity_problem
 from shared.errors import ConfigError
 
 CERT_VARIABLE = "HEADRACE_TLS_CERT_FILE"
+KEY_VARIABLE = "HEADRACE_TLS_KEY_FILE"
 CLIENT_CA_VARIABLE = "HEADRACE_TLS_CLIENT_CA_FILE"
+
+_log = logging.getLogger(__name__)
 
 
 def server_tls(cert: Path | None, key: Path | None, client_ca: Path | None) -> ssl.SSLContext | None:
@@ -33,11 +39,12 @@ def server_tls(cert: Path | None, key: Path | None, client_ca: Path | None) -> s
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(["http/1.1"])
     try:
-        # A key that asks for a password would ask on the terminal.
-        context.load_cert_chain(cert, key, password=lambda: b"")
-    except OSError as error:
-        reason = "hold no certificate and its key" if isinstance(error, ssl.SSLError) else error.strerror
-        raise ConfigError(CERT_VARIABLE, f"{cert} and {key or 'the key in it'}: {reason}") from None
+        load_certificate(context, cert, key)
+    except CertificateFileError as error:
+        raise ConfigError(KEY_VARIABLE if error.is_key else CERT_VARIABLE, str(error)) from None
+    if (problem := validity_problem(cert, time.time())) is not None:
+        # A clock may be wrong, or the file be replaced before anybody comes: it is no reason to serve nobody.
+        _log.warning("%s: clients refuse it", problem)
     if client_ca is not None:
         try:
             context.load_verify_locations(cafile=client_ca)

@@ -7,6 +7,7 @@ moment, because it stands still, drains or is gone, is accepted by another proce
 
 from __future__ import annotations
 
+import errno
 import socket
 from dataclasses import dataclass
 
@@ -16,6 +17,9 @@ from shared.errors import ConfigError
 BACKLOG = 2048
 
 _FREE_PORT_ATTEMPTS = 10
+# No other port would do: the address is not this machine's.
+_NOT_OURS = (errno.EADDRNOTAVAIL, errno.EINVAL, errno.EAFNOSUPPORT)
+_HOST_FORMS = "name one of this machine without scheme, brackets and port: 127.0.0.1, 0.0.0.0, ::"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +62,12 @@ def bind_listeners(config: GatewayConfig) -> Listeners:
     Raises:
         ConfigError: A port cannot be used.
     """
-    public = _bind("HEADRACE_PORT", config.host, config.port, config.processes)
+    public = _bind("HEADRACE_PORT", "HEADRACE_HOST", config.host, config.port, config.processes)
     operator = None
     if config.operator_port is not None:
         try:
-            [operator] = _bind("HEADRACE_OPERATOR_PORT", config.operator_host, config.operator_port, 1)
+            host, port = config.operator_host, config.operator_port
+            [operator] = _bind("HEADRACE_OPERATOR_PORT", "HEADRACE_OPERATOR_HOST", host, port, 1)
         except ConfigError:
             Listeners(public, None).close()
             raise
@@ -75,14 +80,19 @@ def url_of(listener: socket.socket, scheme: str = "http") -> str:
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
-def _bind(variable: str, host: str, port: int, count: int) -> tuple[socket.socket, ...]:
+def _bind(variable: str, host_variable: str, host: str, port: int, count: int) -> tuple[socket.socket, ...]:
     for attempt in range(_FREE_PORT_ATTEMPTS):
         try:
             # A port that is shared can be bound by anyone of the same user: look first whether it is taken.
             with _bind_socket(host, port, is_shared=False) as probe:
                 chosen = int(probe.getsockname()[1])
             return tuple(_bind_socket(host, chosen, is_shared=count > 1) for _ in range(count))
+        except socket.gaierror:
+            raise ConfigError(host_variable, f"{host!r} is no address; {_HOST_FORMS}") from None
         except OSError as error:
+            if error.errno in _NOT_OURS:
+                problem = f"{host} is no address that can be listened on here ({error.strerror}); {_HOST_FORMS}"
+                raise ConfigError(host_variable, problem) from None
             if port or attempt == _FREE_PORT_ATTEMPTS - 1:
                 raise ConfigError(variable, f"{host}:{port} cannot be used: {error.strerror}") from None
     raise AssertionError("unreachable")

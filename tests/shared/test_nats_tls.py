@@ -153,6 +153,15 @@ async def test_clear_text_url_of_a_server_that_is_not_trusted_is_refused_and_doe
 
 
 @needs_openssl
+async def test_server_whose_certificate_has_expired_is_told_from_one_of_another_authority(
+    start_nats: Callable[..., NatsServer], authorities: Authorities, tmp_path: Path
+) -> None:
+    _, url = _tls_server(start_nats, make_certificate(tmp_path, authorities.trusted, "old", "127.0.0.1", days=-1))
+    with pytest.raises(DependencyError, match=r"is not trusted \(certificate has expired\): renew its certificate, or"):
+        await connect(url, role="worker", name="w", files=NatsFiles(nats_ca_file=authorities.trusted.certificate))
+
+
+@needs_openssl
 async def test_server_that_falls_back_to_clear_text_after_a_restart_is_not_reconnected_to(
     start_nats: Callable[..., NatsServer], authorities: Authorities
 ) -> None:
@@ -219,9 +228,9 @@ def test_unusable_files_are_one_line_each(tmp_path: Path, authorities: Authoriti
         (["--nats-ca-file", missing], "--nats-ca-file: "),
         (["--nats-ca-file", str(junk)], "holds no certificates in PEM form"),
         (["--nats-cert-file", missing], "--nats-cert-file: "),
-        (["--nats-cert-file", good], "are no certificate and its key"),
+        (["--nats-cert-file", good], "--nats-key-file: "),
         (["--nats-cert-file", good, "--nats-key-file", missing], "--nats-key-file: "),
-        (["--nats-cert-file", good, "--nats-key-file", str(authorities.server.key)], "are no certificate and its key"),
+        (["--nats-cert-file", good, "--nats-key-file", str(authorities.server.key)], "--nats-key-file: the key in "),
         (["--nats-key-file", str(authorities.client.key)], "needs --nats-cert-file beside it"),
     ]:
         done = headrace("setup", "--nats-url", url, "--timeout-s", "0.5", *options)

@@ -48,6 +48,12 @@ def test_revoked_key_stays_listed_with_the_time_of_its_end(path: Path) -> None:
     assert revoke_key(path, record.id) == revoked
 
 
+def test_mark_of_utf_8_at_the_beginning_is_read_over(path: Path) -> None:
+    create_key(path, tenant="t")
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    assert [record.tenant for record in list_keys(path)] == ["t"]
+
+
 def test_unknown_key_and_bad_tenant_are_refused(path: Path) -> None:
     with pytest.raises(KeyNotFoundError):
         revoke_key(path, "key_x")

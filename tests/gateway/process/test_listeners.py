@@ -85,6 +85,14 @@ def test_taken_port_is_refused_by_its_variable_even_where_processes_would_share_
             bind_listeners(GatewayConfig(port=0, operator_port=taken))
 
 
+@pytest.mark.parametrize("host", ["127.0.0.1:8000", "http://127.0.0.1", "[::1]", "192.0.2.1", "nobody.invalid"])
+def test_address_that_is_none_of_this_machine_is_told_by_its_variable_and_not_the_ports(host: str) -> None:
+    with pytest.raises(ConfigError, match=r"^HEADRACE_HOST: .*name one of this machine without scheme, brackets and"):
+        bind_listeners(GatewayConfig(host=host, port=0))
+    with pytest.raises(ConfigError, match=r"^HEADRACE_OPERATOR_HOST: "):
+        bind_listeners(GatewayConfig(port=0, operator_host=host, operator_port=0))
+
+
 @pytest.mark.parametrize(("wanted", "num_taken", "num_attempts"), [(0, 9, 10), (0, 10, None), (8000, 1, None)])
 def test_free_port_is_looked_for_several_times_and_a_port_that_is_asked_for_once(
     monkeypatch: pytest.MonkeyPatch, wanted: int, num_taken: int, num_attempts: int | None
