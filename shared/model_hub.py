@@ -18,6 +18,8 @@ _ID = re.compile(r"(?P<id>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(@(?P<revision>[
 _REVISION = re.compile(r"\w[\w-]*(\.[\w-]+)*(/\w[\w-]*(\.[\w-]+)*)*")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _MAX_CHARACTERS = 512
+# An address as a path has it, whose slashes are single ones.
+_PAGE = re.compile(r"(?:https?:/)?(?:huggingface\.co|hf\.co)/(?P<id>[\w.-]+/[\w.-]+)(?:/.*)?")
 FORMS = "a folder in Hugging Face's format, a .gguf file, or an id at the hub"
 _DOWNLOADED = Path(".cache", "huggingface", "download", "config.json.metadata")
 _PATTERNS = ["*.json", "*.jinja", "*.safetensors"]
@@ -89,11 +91,23 @@ def existing_model(model: Path, variable: str, forms: str = FORMS) -> Path:
     is_gguf = (path.is_file() and path.suffix == ".gguf") or any(path.glob("*.gguf"))
     if not is_gguf and not (path / "config.json").is_file():
         problem = "has no config.json and is no .gguf file" if path.exists() else "does not exist"
-        raise ConfigError(variable, f"{path} {problem}; name {forms}{model_below(path)}")
+        raise ConfigError(variable, f"{path} {problem}; name {forms}{model_meant(path)}")
     return path
 
 
-def model_below(folder: Path) -> str:
-    """Return the question whether the one folder with a model in this one is meant; empty where it is not just one."""
-    found = [file.parent for file in islice(folder.glob("*/config.json"), 2)]
+def model_meant(path: Path) -> str:
+    """Return the question whether another path or id is meant; empty where none is likely.
+
+    That is the one folder with a model in this one, the folder that a file of a model lies in, the id in an address of
+    the hub, or the path in the user's own folder that a shell did not fill in.
+    """
+    home = Path.home().joinpath(*path.parts[1:]) if path.parts[:1] == ("~",) else path
+    if (page := _PAGE.fullmatch(str(path))) is not None:
+        found = [Path(page["id"])]
+    elif path.is_file():
+        found = [path.parent] if (path.parent / "config.json").is_file() else []
+    elif home != path and home.exists():
+        found = [home]
+    else:
+        found = [file.parent for file in islice(path.glob("*/config.json"), 2)]
     return f"; did you mean {found[0]}?" if len(found) == 1 else ""

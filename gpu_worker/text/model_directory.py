@@ -17,7 +17,7 @@ from gpu_worker.quantization.gguf.special_tokens import end_token_ids, token_id
 from gpu_worker.text.gguf_tokenizer import tokenizer_config, tokenizer_json
 from gpu_worker.text.sampling_defaults import read_sampling_defaults
 from shared.errors import ConfigError, HeadraceError
-from shared.model_hub import model_below
+from shared.model_hub import model_meant
 from shared.sampling import SamplingDefaults
 
 
@@ -76,8 +76,8 @@ def read_model_directory(path: Path) -> ModelDirectory:
         return _read_gguf(gguf)
     if not path.is_dir():
         problem = f"{path} is no directory of a model in Hugging Face's format, and no .gguf file"
-        raise ConfigError("HEADRACE_MODEL", problem)
-    if not (path / "config.json").is_file() and (question := model_below(path)):
+        raise ConfigError("HEADRACE_MODEL", problem + model_meant(path))
+    if not (path / "config.json").is_file() and (question := model_meant(path)):
         raise ConfigError("HEADRACE_MODEL", f"{path / 'config.json'} is missing{question}")
     config = read_json(path / "config.json", required=True)
     text_config = config.get("text_config") or config

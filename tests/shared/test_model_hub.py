@@ -16,7 +16,7 @@ from unittest.mock import Mock
 import pytest
 
 from shared.errors import ConfigError
-from shared.model_hub import hub_id, local_model, model_below
+from shared.model_hub import hub_id, local_model, model_meant
 
 COMMIT = "a" * 40
 FILES = {
@@ -147,4 +147,25 @@ def test_only_the_one_model_below_a_folder_is_asked_about(
     for name in folders:
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text("{}")
-    assert model_below(tmp_path) == question.format(tmp_path)
+    assert model_meant(tmp_path) == question.format(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("named", "meant"),
+    [
+        ("https://huggingface.co/Qwen/Qwen3-0.6B", "Qwen/Qwen3-0.6B"),
+        ("hf.co/Qwen/Qwen3-0.6B/tree/main", "Qwen/Qwen3-0.6B"),
+        ("{}/tiny/config.json", "{}/tiny"),
+        ("~/tiny", "{}/tiny"),
+        ("~/none", None),
+        ("https://example.com/Qwen/Qwen3-0.6B", None),
+    ],
+)
+def test_model_that_is_likely_meant_is_asked_about(
+    named: str, meant: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "tiny").mkdir()
+    (tmp_path / "tiny" / "config.json").write_text("{}")
+    question = "" if meant is None else f"; did you mean {meant.format(tmp_path)}?"
+    assert model_meant(Path(named.format(tmp_path))) == question
