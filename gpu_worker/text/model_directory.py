@@ -75,10 +75,15 @@ def read_model_directory(path: Path) -> ModelDirectory:
     if (gguf := find_gguf(path)) is not None:
         return _read_gguf(gguf)
     if not path.is_dir():
-        problem = f"{path} is no directory of a model in Hugging Face's format, and no .gguf file"
+        problem = f"{path} is no directory of a model in Hugging Face's format, no .gguf file, and no id at the hub"
         raise ConfigError("HEADRACE_MODEL", problem + model_meant(path))
-    if not (path / "config.json").is_file() and (question := model_meant(path)):
-        raise ConfigError("HEADRACE_MODEL", f"{path / 'config.json'} is missing{question}")
+    if not (path / "config.json").is_file():
+        if (path / "adapter_config.json").is_file():
+            raise ConfigError(
+                "HEADRACE_MODEL", f"{path} holds an adapter alone; merge it into its model's weights first"
+            )
+        if question := model_meant(path):
+            raise ConfigError("HEADRACE_MODEL", f"{path / 'config.json'} is missing{question}")
     config = read_json(path / "config.json", required=True)
     text_config = config.get("text_config") or config
     generation = read_json(path / "generation_config.json")

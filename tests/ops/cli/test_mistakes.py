@@ -29,6 +29,8 @@ MISTAKES: list[tuple[tuple[str, ...], str]] = [
     (("worker",), "--model: is required"),
     (("worker", "--model", "{files}/none"), "--model: {files}/none is no directory of a model"),
     (("worker", "--model", "{files}/empty"), "config.json is missing"),
+    (("worker", "--model", "{files}/adapter"), "adapter holds an adapter alone; merge it into its model's weights"),
+    (("worker", "--model", "{files}/torn/config.json"), "and no id at the hub; did you mean {files}/torn?"),
     (("worker", "--model", "{files}/torn"), "; copy it again from where the model came from"),
     (("worker", "--model", "{files}/bloom"), "unsupported architecture ('BloomForCausalLM'); ops/docs/models.md lists"),
     (("worker", "--model", "{files}/none.gguf"), "--model: {files}/none.gguf is no directory of a model"),
@@ -181,6 +183,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "above" / "model").mkdir(parents=True)
     (folder / "above" / "model" / "config.json").write_text("{}")
     (folder / "torn.gguf").touch()
+    (folder / "adapter").mkdir()
+    (folder / "adapter" / "adapter_config.json").write_text("{}")
     (folder / "text.txt").write_text("some text\n" * 20)
     (folder / "jobs.jsonl").write_text('{"text": "a"}\n\n{"text": 5}\n')
     (folder / "jobs2.jsonl").write_text('{"text": "a", "sampling": [1]}\n')
