@@ -7,6 +7,7 @@ import secrets
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Literal
 from urllib.parse import quote
 
@@ -176,11 +177,18 @@ def _plan_redis(
     port, password = free_port(), secrets.token_hex(16)
     # A private file, because everyone on the machine can read a command line.
     file = state.redis / "redis.conf"
-    lines = [f'include "{commands.REDIS_CONFIG}"', f"port {port}", f'dir "{state.redis}"', f"requirepass {password}"]
+    include, folder = _redis_text(commands.REDIS_CONFIG), _redis_text(state.redis)
+    lines = [f"include {include}", f"port {port}", f"dir {folder}", f"requirepass {password}"]
     write_private(file, "\n".join(lines) + "\n")
     command = (binary, *commands.REDIS[1:], str(file))
     spec = ChildSpec("redis", "redis", command, dict(base), EXIT_S, HealthCheck(port, REDIS_QUESTION))
     return spec, f"redis://:{password}@127.0.0.1:{port}/0"
+
+
+def _redis_text(path: Path) -> str:
+    """Return a path as Redis's configuration has it, whatever characters it is made of."""
+    plain = set(range(0x20, 0x7F)) - set(b'"\\')
+    return '"' + "".join(chr(byte) if byte in plain else f"\\x{byte:02x}" for byte in os.fsencode(path)) + '"'
 
 
 def _operator_access(settings: GatewayConfig, state: StateDirectory) -> tuple[int, str]:

@@ -1,5 +1,7 @@
 import re
 import stat
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -8,8 +10,9 @@ import pytest
 from ops.stack import plan as plan_module
 from ops.stack.banner import banner
 from ops.stack.config import UpConfig
-from ops.stack.plan import NatsAccess, Plan, make_plan
+from ops.stack.plan import NatsAccess, Plan, _redis_text, make_plan
 from ops.stack.ports import free_port
+from ops.stack.servers import find_redis_server
 from ops.stack.state import StateDirectory
 from shared.config import resolve
 from shared.errors import ConfigError
@@ -139,3 +142,19 @@ def test_children_write_to_the_audit_log_of_the_state_directory_unless_told_othe
     files = {spec.environ["HEADRACE_AUDIT_FILE"] for spec in (plan.gateway, *plan.workers)}
     assert {Path(file).name for file in files} == {"audit.jsonl"}
     assert make({"HEADRACE_AUDIT_FILE": "/x"}).gateway.environ["HEADRACE_AUDIT_FILE"] == "/x"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+@pytest.mark.parametrize("name", ["a 'b' \"c\" $HOME", "back\\slash", "new\nline", "Größe"])
+def test_redis_reads_any_folder_of_its_configuration(name: str, tmp_path: Path) -> None:
+    folder, file = tmp_path / name, tmp_path / "redis.conf"
+    folder.mkdir()
+    file.write_text(f"port 0\nunixsocket {tmp_path}/s\ndir {_redis_text(folder)}\ndbfilename here\n")
+    binary = find_redis_server()
+    assert binary is not None
+    with subprocess.Popen([binary, str(file)], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        # At the wrong place it would not begin, or it would look for its data elsewhere.
+        assert any("eady to accept connections" in line for line in process.stdout)
+        assert Path(f"/proc/{process.pid}/cwd").resolve() == folder
+        process.kill()

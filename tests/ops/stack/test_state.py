@@ -1,4 +1,7 @@
+import os
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -45,3 +48,11 @@ def test_ready_file_is_read_back_and_private(tmp_path: Path) -> None:
 
 def test_no_ready_file_means_nothing_runs(tmp_path: Path) -> None:
     assert read_ready_file(tmp_path) is None
+
+
+def test_private_file_is_utf_8_whatever_the_locale(tmp_path: Path) -> None:
+    code = "import sys; from pathlib import Path; from ops.stack.state import write_private; "
+    code += "write_private(Path(sys.argv[1]), 'Gr\\xf6\\xdfe')"
+    locale = {"LC_ALL": "POSIX", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    subprocess.run([sys.executable, "-c", code, str(tmp_path / "file")], env={**os.environ, **locale}, check=True)
+    assert (tmp_path / "file").read_text("utf-8") == "Größe"
