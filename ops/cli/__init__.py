@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
 
 from shared.errors import HeadraceError
 
 _EXIT_BAD_SETTINGS = 2
 _EXIT_INTERRUPTED = 130
+_OF_FULL_DISKS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 def main() -> None:
     """Run the command line and exit: 2 with one line on standard error when a setting or a server is at fault."""
     try:
-        code = _run()
+        code = _EXIT_BAD_SETTINGS if _is_nowhere() else _run()
     except KeyboardInterrupt:  # also while the command's code is still being imported
         code = _EXIT_INTERRUPTED
     sys.exit(code)
@@ -44,8 +47,21 @@ def _run() -> int:
         sys.stdout = None
         code = 1
     except OSError as error:
-        if error.filename is None:
+        if error.filename is None and error.errno not in _OF_FULL_DISKS:
             raise
-        print(f"headrace: {error.filename}: {error.strerror}", file=sys.stderr)
+        # Of files that are opened the name is known; what is printed has none.
+        print(f"headrace: {error.filename or 'what it prints cannot be written'}: {error.strerror}", file=sys.stderr)
         code = _EXIT_BAD_SETTINGS
+        if error.filename is None:
+            sys.stdout = None
     return code
+
+
+def _is_nowhere() -> bool:
+    """Tell who stands in a folder that is no more: every relative path would fail, at a place that explains nothing."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        print("headrace: the working directory does not exist any more; change to one that does", file=sys.stderr)
+        return True
+    return False

@@ -357,3 +357,22 @@ def test_ctrl_c_while_the_commands_are_imported_leaves_no_traceback(
 
     monkeypatch.setitem(sys.modules, "ops.cli.group", Interrupted())  # type: ignore[arg-type]
     assert command_line("--version") == (130, "")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_output_that_cannot_be_written_is_one_line() -> None:
+    command = [sys.executable, "-m", "ops.cli", "--version"]
+    with Path("/dev/full").open("wb", buffering=0) as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
+    line = "headrace: what it prints cannot be written: No space left on device\n"
+    assert (done.returncode, done.stderr) == (2, line)
+
+
+def test_working_directory_that_is_gone_is_one_line(
+    command_line: Callable[..., tuple[int, str]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    status, text = command_line("doctor")
+    assert (status, text) == (2, "headrace: the working directory does not exist any more; change to one that does\n")
