@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.clients.calling_model import save_calling_model
 from tests.clients.environment import AGENTS, HERE, ROOT, Environment
 from tests.clients.long_model import save_long_model
 from tests.clients.table import Cells, write_table
@@ -43,6 +44,8 @@ CLIENTS = {
 }
 # Those that try what a model does that thinks.
 THINKING = ("openai_client.py", "openai.mjs", "anthropic_client.py", "ai_sdk.mjs", "pydantic_ai_client.py")
+# Those that try what becomes of a call of a tool that was not offered.
+CALLING = (*THINKING, "langchain_client.py")
 CLIENT_TIMEOUT_S = 600
 
 
@@ -80,6 +83,16 @@ def thinking_system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System
 
 
 @pytest.fixture(scope="module")
+def calling_system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
+    """A system whose model calls a tool that it was not offered."""
+    directory = tmp_path_factory.mktemp("calling")
+    save_calling_model(directory / "model")
+    environ = {"HEADRACE_CHAT_FORMAT": "hermes"}
+    with running_system(directory, "--model", str(directory / "model"), environ=environ) as system:
+        yield system
+
+
+@pytest.fixture(scope="module")
 def table() -> Iterator[Cells]:
     """What works in which client; written down once all have run."""
     cells: Cells = {}
@@ -102,10 +115,12 @@ def test_every_feature_of_the_client_works(
         # Nobody is told of these runs.
         "LITELLM_LOCAL_MODEL_COST_MAP": "true",
     }
-    if script.name in THINKING:
-        thinking: System = request.getfixturevalue("thinking_system")
-        environ |= {"HEADRACE_THINKING_URL": thinking.url, "HEADRACE_THINKING_KEY": thinking.info["api_key"]}
-        environ |= {"HEADRACE_THINKING_MODEL": thinking.model}
+    for kind, scripts in (("thinking", THINKING), ("calling", CALLING)):
+        if script.name in scripts:
+            other: System = request.getfixturevalue(f"{kind}_system")
+            prefix = f"HEADRACE_{kind.upper()}"
+            environ |= {f"{prefix}_URL": other.url, f"{prefix}_KEY": other.info["api_key"]}
+            environ |= {f"{prefix}_MODEL": other.model}
     done = subprocess.run(
         environment.command(script),
         env=environ,

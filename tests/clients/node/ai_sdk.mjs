@@ -6,7 +6,8 @@ import { createOpenAICompatible } from "@ai-sdk/openai-compatible";
 import { embed, generateObject, generateText, stepCountIs, streamText, tool } from "ai";
 import { z } from "zod";
 import {
-  KEY, MODEL, NUM_TURNS, THINKING_KEY, THINKING_MODEL, THINKING_URL, URL, check, checkPerson, run,
+  CALLING_KEY, CALLING_MODEL, CALLING_URL, KEY, MODEL, NUM_TURNS, THINKING_KEY, THINKING_MODEL, THINKING_URL, URL, check,
+  checkPerson, run,
 } from "./cells.mjs";
 
 const openai = createOpenAI({ baseURL: `${URL}/v1`, apiKey: KEY });
@@ -44,6 +45,20 @@ await run({
   "JSON schema": async () => {
     const answer = await generateObject({ ...common, model: compatible(MODEL), schema, maxOutputTokens: 400 });
     checkPerson(answer.object);
+  },
+  records: async () => {
+    const places = z.object({ places: z.record(z.enum(["x", "y"]), z.number().int().min(0).max(99)) });
+    for (const model of [compatible(MODEL), openai(MODEL)]) {
+      const answer = await generateObject({ ...common, model, schema: places, maxOutputTokens: 200 });
+      check(Object.keys(answer.object.places).sort().join() === "x,y", answer.object);
+    }
+  },
+  "call of a tool that was not offered": async () => {
+    const model = createOpenAI({ baseURL: `${CALLING_URL}/v1`, apiKey: CALLING_KEY }).chat(CALLING_MODEL);
+    const tools = { person: tool({ inputSchema: schema, execute: async () => "stored" }) };
+    const answer = await generateText({ ...common, model, tools, maxOutputTokens: 50, stopWhen: stepCountIs(2) });
+    const calls = answer.steps.flatMap((step) => step.toolCalls);
+    check(calls.length === 2 && calls.every((call) => call.toolName === "nobody" && call.invalid), calls);
   },
   "loop of tool calls": () => loop(openai.chat(MODEL)),
   embeddings: async () => {

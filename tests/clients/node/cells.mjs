@@ -7,6 +7,10 @@ export const MODEL = process.env.HEADRACE_MODEL;
 export const THINKING_URL = process.env.HEADRACE_THINKING_URL;
 export const THINKING_KEY = process.env.HEADRACE_THINKING_KEY;
 export const THINKING_MODEL = process.env.HEADRACE_THINKING_MODEL;
+// A third one, whose model calls the tool `nobody`, whatever it is asked.
+export const CALLING_URL = process.env.HEADRACE_CALLING_URL;
+export const CALLING_KEY = process.env.HEADRACE_CALLING_KEY;
+export const CALLING_MODEL = process.env.HEADRACE_CALLING_MODEL;
 export const NUM_TURNS = 20;
 
 export const SCHEMA = {

@@ -1,12 +1,16 @@
 // OpenAI's own library for Node.
 
 import OpenAI from "openai";
+import { z } from "zod";
 import {
-  KEY, MODEL, NUM_TURNS, SCHEMA, THINKING_KEY, THINKING_MODEL, THINKING_URL, URL, check, checkPerson, run,
+  CALLING_KEY, CALLING_MODEL, CALLING_URL, KEY, MODEL, NUM_TURNS, SCHEMA, THINKING_KEY, THINKING_MODEL, THINKING_URL, URL,
+  check, checkPerson, run,
 } from "./cells.mjs";
 
 const client = new OpenAI({ baseURL: `${URL}/v1`, apiKey: KEY, maxRetries: 0, timeout: 120_000 });
 const thinking = new OpenAI({ baseURL: `${THINKING_URL}/v1`, apiKey: THINKING_KEY, maxRetries: 0, timeout: 120_000 });
+const calling = new OpenAI({ baseURL: `${CALLING_URL}/v1`, apiKey: CALLING_KEY, maxRetries: 0, timeout: 120_000 });
+const point = z.object({ places: z.record(z.enum(["x", "y"]), z.number().int().min(0).max(99)) });
 const thought = { model: THINKING_MODEL, input: "hello", max_output_tokens: 16 };
 const messages = [{ role: "user", content: "Somebody, please." }];
 const tool = { type: "function", function: { name: "person", parameters: SCHEMA, strict: true } };
@@ -31,6 +35,11 @@ await run({
       model: MODEL, messages, max_tokens: 4, n: 3, seed: 1, logprobs: true, top_logprobs: 2,
     });
     check(answer.choices.length === 3 && answer.choices[0].logprobs.content[0].top_logprobs.length === 2, answer);
+  },
+  best_of: async () => {
+    const answer = await client.completions.create({ model: MODEL, prompt: "x", max_tokens: 4, best_of: 3, ignore_eos: true });
+    // Those that were not chosen count too.
+    check(answer.choices.length === 1 && answer.usage.completion_tokens === 12, answer);
   },
   stop: async () => {
     const ask = { model: MODEL, prompt: "x", max_tokens: 12, temperature: 0 };
@@ -134,6 +143,40 @@ await run({
     check(output[0].encrypted_content, output);
     const input = [{ role: "user", content: "hello" }, { ...output[0], content: undefined }, { role: "user", content: "b" }];
     check((await thinking.responses.create({ ...thought, ...keep, input })).output[0].encrypted_content);
+  },
+  records: async () => {
+    // Its own helper for zod makes no schemas of records.
+    const format = { name: "point", schema: z.toJSONSchema(point), strict: true };
+    const whole = await client.chat.completions.create({
+      model: MODEL, messages, max_tokens: 200, response_format: { type: "json_schema", json_schema: format },
+    });
+    point.parse(JSON.parse(whole.choices[0].message.content));
+    const response = await client.responses.create({
+      model: MODEL, input: "where", max_output_tokens: 200, text: { format: { type: "json_schema", ...format } },
+    });
+    point.parse(JSON.parse(response.output_text));
+  },
+  "call of a tool that was not offered": async () => {
+    const history = [...messages];
+    for (let turn = 0; turn < 2; turn++) {
+      const tools = [{ type: "function", function: { name: "person", parameters: SCHEMA } }];
+      const [choice] = (await calling.chat.completions.create({ model: CALLING_MODEL, messages: history, tools })).choices;
+      check(choice.finish_reason === "tool_calls" && choice.message.tool_calls[0].function.name === "nobody", choice);
+      const id = choice.message.tool_calls[0].id;
+      history.push(choice.message, { role: "tool", tool_call_id: id, content: "There is no such tool." });
+    }
+  },
+  "history of the provider's own tools": async () => {
+    const asked = { role: "user", content: "Who?" };
+    const input = [
+      asked,
+      { type: "web_search_call", id: "ws_1", status: "completed", action: { type: "search", query: "somebody" } },
+      { type: "mcp_call", id: "mcp_1", name: "find", server_label: "people", arguments: "{}", output: "somebody" },
+      { type: "shell_call", id: "sh_1", call_id: "c", status: "completed", action: { commands: ["ls"] } },
+      { type: "shell_call_output", call_id: "c", output: [{ stdout: "a", stderr: "", outcome: { type: "exit", exit_code: 0 } }] },
+      asked,
+    ];
+    check((await client.responses.create({ model: MODEL, input, max_output_tokens: 8, store: false })).output_text);
   },
   "typed errors": async () => {
     try {

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import anthropic
+from anthropic.types import ServerToolUseBlock, WebSearchResultBlock, WebSearchToolResultBlock
 from cells import (
+    CALLING_KEY,
+    CALLING_MODEL,
+    CALLING_URL,
     KEY,
     MODEL,
     NUM_TURNS,
@@ -18,6 +22,7 @@ from cells import (
 
 client = anthropic.Anthropic(base_url=URL, api_key=KEY, max_retries=0, timeout=120)
 thinking = anthropic.Anthropic(base_url=THINKING_URL, api_key=THINKING_KEY, max_retries=0, timeout=120)
+calling = anthropic.Anthropic(base_url=CALLING_URL, api_key=CALLING_KEY, max_retries=0, timeout=120)
 MESSAGES = [{"role": "user", "content": "Somebody, please."}]
 TOOL = {"name": "person", "description": "Store.", "input_schema": SCHEMA, "strict": True}
 # The library knows no temperature any more.
@@ -137,6 +142,32 @@ def search_results() -> None:
     assert message.usage.input_tokens > 5
 
 
+def hosted_history() -> None:
+    call = ServerToolUseBlock(id="srvtoolu_1", name="web_search", input={"query": "somebody"}, type="server_tool_use")
+    found = WebSearchResultBlock(
+        type="web_search_result", title="A page", url="https://example.com/", encrypted_content="AAAA", page_age=None
+    )
+    result = WebSearchToolResultBlock(tool_use_id=call.id, type="web_search_tool_result", content=[found])
+    history = [*MESSAGES, {"role": "assistant", "content": [call, result, {"type": "text", "text": "Me."}]}, *MESSAGES]
+    message = client.messages.create(model=MODEL, max_tokens=8, messages=history)
+    assert message.content[0].text
+    few = client.messages.count_tokens(model=MODEL, messages=[*MESSAGES, *MESSAGES]).input_tokens
+    assert message.usage.input_tokens > few + 20
+
+
+def tool_not_offered() -> None:
+    messages: list[object] = list(MESSAGES)
+    for _ in range(2):
+        asked = {"model": CALLING_MODEL, "max_tokens": 50, "messages": messages, "tools": [{**TOOL, "strict": False}]}
+        message = calling.messages.create(**asked)
+        [call] = message.content
+        assert (message.stop_reason, call.name, call.input) == ("tool_use", "nobody", {"who": "me"})
+        with calling.messages.stream(**asked) as events:
+            assert events.get_final_message().content[0].name == "nobody"
+        result = {"type": "tool_result", "tool_use_id": call.id, "content": "There is no such tool.", "is_error": True}
+        messages += [{"role": "assistant", "content": message.content}, {"role": "user", "content": [result]}]
+
+
 def errors() -> None:
     try:
         client.with_options(api_key="wrong").messages.create(model=MODEL, max_tokens=1, messages=MESSAGES)
@@ -171,6 +202,8 @@ run(
         "thinking": thoughts,
         "bash, text editor, memory": defined_tools,
         "results of searches": search_results,
+        "history of the provider's own tools": hosted_history,
+        "call of a tool that was not offered": tool_not_offered,
         "typed errors": errors,
     }
 )

@@ -15,6 +15,10 @@ MODEL = os.environ["HEADRACE_MODEL"]
 THINKING_URL = os.environ.get("HEADRACE_THINKING_URL", "")
 THINKING_KEY = os.environ.get("HEADRACE_THINKING_KEY", "")
 THINKING_MODEL = os.environ.get("HEADRACE_THINKING_MODEL", "")
+# A third one, whose model calls the tool `nobody`, whatever it is asked.
+CALLING_URL = os.environ.get("HEADRACE_CALLING_URL", "")
+CALLING_KEY = os.environ.get("HEADRACE_CALLING_KEY", "")
+CALLING_MODEL = os.environ.get("HEADRACE_CALLING_MODEL", "")
 
 SCHEMA = {
     "type": "object",
@@ -24,6 +28,12 @@ SCHEMA = {
     },
     "required": ["name", "age"],
     "additionalProperties": False,
+}
+# A record of two numbers, by names that are given.
+POINT = {
+    "type": "object",
+    "propertyNames": {"enum": ["x", "y"]},
+    "additionalProperties": {"type": "integer", "minimum": 0, "maximum": 99},
 }
 # A model that has learned nothing of tools is made to call one by the grammar; this many turns are an agent's day.
 NUM_TURNS = 20

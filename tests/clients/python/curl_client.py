@@ -6,7 +6,7 @@ import json
 import subprocess
 from typing import Any
 
-from cells import KEY, MODEL, SCHEMA, URL, check_person, run
+from cells import KEY, MODEL, POINT, SCHEMA, URL, check_person, run
 
 MESSAGES = [{"role": "user", "content": "Somebody, please."}]
 FUNCTION = {"name": "person", "parameters": SCHEMA, "strict": True}
@@ -56,6 +56,11 @@ def choices_and_logprobs() -> None:
     assert len(answer["choices"][1]["logprobs"]["tokens"]) == len(answer["choices"][1]["logprobs"]["token_logprobs"])
 
 
+def best_of() -> None:
+    answer = ask("/v1/completions", prompt="x", max_tokens=4, best_of=3, n=2, ignore_eos=True)
+    assert (len(answer["choices"]), answer["usage"]["completion_tokens"]) == (2, 12)
+
+
 def stop() -> None:
     whole = ask("/v1/completions", prompt="x", max_tokens=12, temperature=0)["choices"][0]["text"]
     cut = ask("/v1/completions", prompt="x", max_tokens=12, temperature=0, stop=whole[3:6])["choices"][0]["text"]
@@ -66,6 +71,12 @@ def json_schema() -> None:
     wanted = {"type": "json_schema", "json_schema": {"name": "person", "schema": SCHEMA, "strict": True}}
     answer = ask("/v1/chat/completions", messages=MESSAGES, max_tokens=400, response_format=wanted)
     check_person(json.loads(answer["choices"][0]["message"]["content"]))
+
+
+def records() -> None:
+    wanted = {"type": "json_schema", "json_schema": {"name": "point", "schema": POINT, "strict": True}}
+    answer = ask("/v1/chat/completions", messages=MESSAGES, max_tokens=200, response_format=wanted)
+    assert set(json.loads(answer["choices"][0]["message"]["content"])) <= {"x", "y"}
 
 
 def tool_call() -> None:
@@ -126,8 +137,10 @@ run(
         "stream with usage": stream,
         "text completion": text,
         "choices and logprobs": choices_and_logprobs,
+        "best_of": best_of,
         "stop": stop,
         "JSON schema": json_schema,
+        "records": records,
         "tool call": tool_call,
         "streamed tool call": streamed_tool_call,
         "embeddings": embeddings,

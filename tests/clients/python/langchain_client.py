@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cells import KEY, MODEL, NUM_TURNS, SCHEMA, URL, check_person, run
+from cells import CALLING_KEY, CALLING_MODEL, CALLING_URL, KEY, MODEL, NUM_TURNS, SCHEMA, URL, check_person, run
 from langchain_core.messages import HumanMessage, ToolMessage
 from langchain_openai import ChatOpenAI, OpenAIEmbeddings
 from pydantic import BaseModel, Field
@@ -67,6 +67,17 @@ def embeddings() -> None:
     assert len(found.embed_documents(["a", "b"])) == 2
 
 
+def tool_not_offered() -> None:
+    place = {"base_url": f"{CALLING_URL}/v1", "api_key": CALLING_KEY, "model": CALLING_MODEL}
+    bound = ChatOpenAI(**place, max_tokens=50, max_retries=0).bind_tools([Person])
+    messages: list[object] = [HumanMessage("somebody")]
+    for _ in range(2):
+        answer = bound.invoke(messages)
+        [call] = answer.tool_calls
+        assert (call["name"], call["args"]) == ("nobody", {"who": "me"})
+        messages += [answer, ToolMessage("There is no such tool.", tool_call_id=call["id"], status="error")]
+
+
 def response() -> None:
     assert model(use_responses_api=True).invoke("hello").text
 
@@ -81,5 +92,6 @@ run(
         "loop of tool calls": tool_loop,
         "embeddings": embeddings,
         "Responses": response,
+        "call of a tool that was not offered": tool_not_offered,
     }
 )

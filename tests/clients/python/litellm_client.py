@@ -35,6 +35,18 @@ def text() -> None:
     assert answer.choices[0].text
 
 
+def best_of() -> None:
+    answer = litellm.text_completion(
+        model=f"text-completion-openai/{MODEL}",
+        prompt="x",
+        max_tokens=4,
+        best_of=3,
+        extra_body={"ignore_eos": True},
+        **PLACE,
+    )
+    assert (len(answer.choices), answer.usage.completion_tokens) == (1, 12)
+
+
 def json_schema() -> None:
     wanted = {"type": "json_schema", "json_schema": {"name": "person", "schema": SCHEMA, "strict": True}}
     check_person(json.loads(ask(max_tokens=400, response_format=wanted).choices[0].message.content))
@@ -69,6 +81,7 @@ run(
         "chat": chat,
         "stream with usage": stream,
         "text completion": text,
+        "best_of": best_of,
         "JSON schema": json_schema,
         "tool call": tool_call,
         "embeddings": embeddings,

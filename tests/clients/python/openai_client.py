@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+from typing import Annotated, Literal
 
 import openai
 from cells import (
+    CALLING_KEY,
+    CALLING_MODEL,
+    CALLING_URL,
     KEY,
     MODEL,
     NUM_TURNS,
@@ -17,10 +21,18 @@ from cells import (
     check_person,
     run,
 )
+from openai.types.responses import (
+    ResponseCodeInterpreterToolCall,
+    ResponseCustomToolCall,
+    ResponseFileSearchToolCall,
+    ResponseFunctionWebSearch,
+)
+from openai.types.responses.response_output_item import McpCall
 from pydantic import BaseModel, Field
 
 client = openai.OpenAI(base_url=f"{URL}/v1", api_key=KEY, max_retries=0, timeout=120)
 thinking = openai.OpenAI(base_url=f"{THINKING_URL}/v1", api_key=THINKING_KEY, max_retries=0, timeout=120)
+calling = openai.OpenAI(base_url=f"{CALLING_URL}/v1", api_key=CALLING_KEY, max_retries=0, timeout=120)
 THOUGHT = {"model": THINKING_MODEL, "input": "hello", "max_output_tokens": 16}
 MESSAGES = [{"role": "user", "content": "Somebody, please."}]
 TOOL = {"type": "function", "function": {"name": "person", "description": "Store.", "parameters": SCHEMA}}
@@ -30,6 +42,35 @@ RESPONSE_TOOL = {"type": "function", "name": "person", "parameters": SCHEMA, "st
 class Person(BaseModel):
     name: str = Field(max_length=8)
     age: int = Field(ge=0, le=120)
+
+
+class Point(BaseModel):
+    places: dict[Literal["x", "y"], Annotated[int, Field(ge=0, le=99)]]
+
+
+# What OpenAI's own tools leave in a history, as its library reads it.
+HOSTED = [
+    ResponseFunctionWebSearch(
+        id="ws_1", type="web_search_call", status="completed", action={"type": "search", "query": "somebody"}
+    ),
+    ResponseFileSearchToolCall(
+        id="fs_1",
+        type="file_search_call",
+        status="completed",
+        queries=["somebody"],
+        results=[{"file_id": "f", "filename": "a.txt", "score": 0.5, "text": "Somebody is here."}],
+    ),
+    ResponseCodeInterpreterToolCall(
+        id="ci_1",
+        type="code_interpreter_call",
+        status="completed",
+        container_id="c",
+        code="print(1)",
+        outputs=[{"type": "logs", "logs": "1"}],
+    ),
+    McpCall(id="mcp_1", type="mcp_call", name="find", server_label="people", arguments="{}", output="somebody"),
+    ResponseCustomToolCall(id="ct_1", type="custom_tool_call", call_id="call_1", name="free", input="who?"),
+]
 
 
 def chat() -> None:
@@ -269,6 +310,39 @@ def cancelled_stream() -> None:
     assert (events[-1].type, events[-1].response.status) == ("response.failed", "cancelled")
 
 
+def hosted_history() -> None:
+    asked = {"role": "user", "content": "Who?"}
+    result = {"type": "custom_tool_call_output", "call_id": "call_1", "output": "me"}
+    # As the library's users send it on: the items themselves.
+    history = [asked, *HOSTED, result, asked]
+    answer = client.responses.create(model=MODEL, input=history, max_output_tokens=8, store=False)
+    assert answer.output_text
+    plain = client.responses.create(model=MODEL, input=[asked, asked], max_output_tokens=8, store=False)
+    assert answer.usage.input_tokens > plain.usage.input_tokens + 50
+
+
+def records() -> None:
+    parsed = client.chat.completions.parse(model=MODEL, messages=MESSAGES, max_tokens=200, response_format=Point)
+    assert set(parsed.choices[0].message.parsed.places) <= {"x", "y"}
+    parsed = client.responses.parse(model=MODEL, input="where", max_output_tokens=200, text_format=Point)
+    assert set(parsed.output_parsed.places) <= {"x", "y"}
+
+
+def tool_not_offered() -> None:
+    messages: list[object] = list(MESSAGES)
+    for _ in range(2):
+        asked = {"model": CALLING_MODEL, "messages": messages, "max_tokens": 50, "tools": [TOOL]}
+        [choice] = calling.chat.completions.create(**asked).choices
+        assert choice.finish_reason == "tool_calls", choice
+        [call] = choice.message.tool_calls
+        assert (call.function.name, json.loads(call.function.arguments)) == ("nobody", {"who": "me"})
+        with calling.chat.completions.stream(**asked) as events:
+            assert events.get_final_completion().choices[0].message.tool_calls[0].function.name == "nobody"
+        messages += [choice.message, {"role": "tool", "tool_call_id": call.id, "content": "There is no such tool."}]
+    answer = calling.responses.create(model=CALLING_MODEL, input="hello", tools=[RESPONSE_TOOL | {"strict": False}])
+    assert [(item.type, item.name) for item in answer.output] == [("function_call", "nobody")]
+
+
 def _strict(tool: dict[str, object]) -> dict[str, object]:
     return tool | {"function": {**tool["function"], "strict": True}}
 
@@ -300,5 +374,8 @@ run(
         "reasoning in Responses": response_reasoning,
         "reasoning as summaries": reasoning_summary,
         "encrypted reasoning": encrypted_reasoning,
+        "history of the provider's own tools": hosted_history,
+        "records": records,
+        "call of a tool that was not offered": tool_not_offered,
     }
 )

@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from cells import KEY, MODEL, NUM_TURNS, THINKING_KEY, THINKING_MODEL, THINKING_URL, URL, run
+from cells import (
+    CALLING_KEY,
+    CALLING_MODEL,
+    CALLING_URL,
+    KEY,
+    MODEL,
+    NUM_TURNS,
+    THINKING_KEY,
+    THINKING_MODEL,
+    THINKING_URL,
+    URL,
+    run,
+)
 from pydantic import BaseModel, Field
 from pydantic_ai import Agent, ModelRetry, NativeOutput, ToolOutput
 from pydantic_ai.direct import model_request_sync
+from pydantic_ai.exceptions import UnexpectedModelBehavior
 from pydantic_ai.messages import ModelRequest, ThinkingPart
 from pydantic_ai.models.anthropic import AnthropicModel
 from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
@@ -35,6 +48,12 @@ class Choice(BaseModel):
     """One of two, without bounds: the library takes them out of what it sends to Anthropic."""
 
     name: Literal["one", "other"]
+
+
+class Point(BaseModel):
+    """Somewhere."""
+
+    places: dict[Literal["x", "y"], Annotated[int, Field(ge=0, le=99)]]
 
 
 def chat() -> None:
@@ -90,6 +109,28 @@ def thoughts(model: object, **settings: object) -> None:
         messages += [answer, ModelRequest.user_text_prompt("again")]
 
 
+def records() -> None:
+    agent = Agent(CHAT, output_type=NativeOutput(Point, strict=True), model_settings={"max_tokens": 200})
+    assert set(agent.run_sync("where").output.places) <= {"x", "y"}
+
+
+def tool_not_offered(model: object) -> None:
+    """Let an agent tell the model that there is no such tool, until it gives up."""
+    agent = Agent(model, model_settings={"max_tokens": 50}, retries=1)
+
+    # A strict tool would be the only one that the model can call.
+    @agent.tool_plain(strict=False)
+    def person(name: str) -> str:
+        return name
+
+    try:
+        agent.run_sync("somebody")
+    except UnexpectedModelBehavior as error:
+        assert "nobody" in f"{error} {error.__cause__}", error
+    else:
+        raise AssertionError("an agent ran a tool that it does not have")
+
+
 run(
     {
         "chat": chat,
@@ -103,6 +144,10 @@ run(
         "reasoning in chat": lambda: thoughts(OpenAIChatModel(THINKING_MODEL, provider=THINKING_OPENAI)),
         "reasoning as summaries": lambda: thoughts(
             OpenAIResponsesModel(THINKING_MODEL, provider=THINKING_OPENAI), openai_reasoning_summary="auto"
+        ),
+        "records": records,
+        "call of a tool that was not offered": lambda: tool_not_offered(
+            OpenAIChatModel(CALLING_MODEL, provider=OpenAIProvider(base_url=f"{CALLING_URL}/v1", api_key=CALLING_KEY))
         ),
         "thinking": lambda: thoughts(AnthropicModel(THINKING_MODEL, provider=THINKING_ANTHROPIC)),
     }
