@@ -7,11 +7,12 @@ import dataclasses
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ops.doctor.finding import Finding, Level, page, problem, unseen, verdict, warning
-from ops.doctor.servers import NatsLogin, clock_finding, gateway_findings, nats_findings, redis_finding
+from ops.doctor.servers import NatsLogin, clock_finding, cluster_finding, gateway_findings, nats_findings, redis_finding
 from ops.doctor.settings import setting_findings, shown_value
 from ops.doctor.shown_url import place_of
 from ops.stack.config import DEMO_MODEL
@@ -240,3 +241,22 @@ def _worker_url(cli_system: System) -> str:
     )
     password = environ["HEADRACE_NATS_PASSWORD"]
     return environ["HEADRACE_NATS_URL"].replace("://", f"://worker:{password}@")
+
+
+@pytest.mark.parametrize(
+    ("cluster", "level", "told"),
+    [
+        ({}, Level.FINE, "5 wait"),
+        ({"leader": "a"}, Level.FINE, "5 wait"),
+        (
+            {"leader": "a", "replicas": [{"name": "b"}, {"name": "c"}]},
+            Level.FINE,
+            "5 wait; kept by 3 servers, led by a",
+        ),
+        ({"replicas": [{"name": "b"}, {"name": "c"}]}, Level.WARNING, "kept by 3 servers, none of which leads"),
+        ({"leader": "a", "replicas": [{"name": "b", "offline": True}]}, Level.WARNING, "led by a; away: b"),
+    ],
+)
+def test_who_keeps_the_queue_is_told_of_a_cluster(cluster: dict[str, Any], level: Level, told: str) -> None:
+    found = cluster_finding(cluster, "5 wait")
+    assert (found.level, told in found.text) == (level, True)
