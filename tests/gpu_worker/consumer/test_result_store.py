@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from nats.aio.msg import Msg
 from nats.js.api import DiscardPolicy, StreamConfig
 
 from gpu_worker.consumer.queued_message import QueuedMessage
@@ -139,3 +140,25 @@ async def test_results_of_a_job_that_was_published_twice_are_written_at_the_same
     await wait_until(lambda: not store._tasks)
     assert [record for record in caplog.records if record.levelname == "ERROR"] == []
     assert await _num_stored(gateway) == 1
+
+
+async def test_result_on_its_way_answers_the_last_delivery_of_its_own_message_and_no_other(
+    gateway: TestGateway,
+) -> None:
+    answered: list[str] = []
+
+    async def hear(message: Msg) -> None:
+        answered.append(message.subject)
+
+    await gateway.nats.subscribe("ack.*", cb=hear)
+    store = ResultStore(gateway.nats)
+    job = gateway.request(lane="batch", tenant="acme", reply=None)
+    result = BatchResult(id=job.id, model=job.model, tenant="acme", text="", finish="failed")
+    first, again, other = (
+        QueuedMessage("s", b"", f"ack.{name}", number, num_delivered, 0)
+        for name, number, num_delivered in (("first", 1, 1), ("again", 1, 2), ("other", 2, 1))
+    )
+    store.put("key", job, first, result)
+    assert [store.has("key", message) for message in (again, other)] == [True, False]
+    await wait_until(lambda: bool(answered))
+    assert answered == ["ack.again"]
