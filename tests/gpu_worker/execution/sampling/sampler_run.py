@@ -25,12 +25,17 @@ class SamplerRun:
         self.device = torch.device(device)
         self.sampler = Sampler(NUM_ROWS, vocab_size, self.device)
         self._rows: dict[Sequence, int] = {}
+        self._free = list(range(NUM_ROWS - 2, -1, -1))
 
     def sample(self, logits: torch.Tensor, sequences: Values[Sequence]) -> list[SampledTokens]:
         """Choose the next token of each sequence."""
         rows = self._place(sequences)
         positions = np.array([sequence.num_output_tokens for sequence in sequences])
         return self._sample(logits, SampledRows(np.arange(len(rows)), rows, positions), None)
+
+    def leave(self, sequence: Sequence) -> None:
+        """Give a sequence's row to the next one."""
+        self._free.append(self._rows.pop(sequence))
 
     def verify(self, logits: torch.Tensor, sequences: Values[Sequence], drafts: list[Draft]) -> list[SampledTokens]:
         """Choose as many tokens of each sequence as its draft was right, and one more."""
@@ -42,7 +47,7 @@ class SamplerRun:
     def _place(self, sequences: Values[Sequence]) -> np.ndarray:
         newcomers = [sequence for sequence in sequences if sequence not in self._rows]
         for sequence in newcomers:
-            self._rows[sequence] = sequence.row = len(self._rows)
+            self._rows[sequence] = sequence.row = self._free.pop()
         upload = Upload(self.device)
         self.sampler.assign(newcomers, upload)
         upload.send()

@@ -160,6 +160,37 @@ def test_kept_sampler_equals_new_sampler_while_sequences_come_and_go() -> None:
     assert all(sequence.num_output_tokens > 50 for sequence in everyone)
 
 
+ASKING = {
+    "nothing": Sampling(temperature=0.0),
+    "a bias": Sampling(temperature=0.0, logit_bias={7: 50.0}),
+    "another bias": Sampling(temperature=0.0, logit_bias={9: 50.0}),
+    "frequency": Sampling(temperature=0.0, frequency_penalty=2.0),
+    "presence": Sampling(temperature=0.0, presence_penalty=2.0),
+    "repetition": Sampling(temperature=0.0, repetition_penalty=1.8),
+    "allowed tokens": Sampling(temperature=0.0, allowed_token_ids=(3, 5)),
+    "a part": Sampling(top_k=3, seed=1),
+    "log probabilities": Sampling(temperature=0.0, logprobs=2),
+}
+
+
+@pytest.mark.parametrize("former", ASKING)
+def test_row_remembers_nothing_of_its_former_sequence(former: str) -> None:
+    logits = random_logits(1, 40, scale=0.5)
+    for asked in ASKING.values():
+        kept, fresh = SamplerRun(40), SamplerRun(40)
+        leaving = make_sequence(ASKING[former])
+        for _ in range(6):
+            leaving.token_ids += sample_ids(logits, [leaving], kept)
+        kept.leave(leaving)
+        # What the former one has drawn stands in the prompt of the next.
+        following, alone = (make_sequence(asked, prompt=tuple(leaving.token_ids)) for _ in range(2))
+        for _ in range(6):
+            (sampled,), (expected,) = kept.sample(logits, [following]), fresh.sample(logits, [alone])
+            assert sampled == expected
+            following.token_ids += sampled.token_ids
+            alone.token_ids += expected.token_ids
+
+
 @pytest.mark.parametrize(
     "sampling",
     [
