@@ -158,6 +158,16 @@ async def test_batch_request_does_not_begin_beside_a_suspect(make_worker: MakeWo
     await gateway.wait_until_acknowledged(batch_stream("t"))
 
 
+async def test_probation_ends_with_so_many_tokens_and_not_deltas(make_worker: MakeWorker, gateway: TestGateway) -> None:
+    worker = await make_worker(simulate=200.0)
+    suspect = await gateway.publish(gateway.request(probation=3, sampling=LONG))
+    await suspect.claimed.wait()
+    lane, (held,) = worker.worker.consumer._interactive, worker.worker.consumer._held
+    assert lane.has_suspect
+    lane.advance(held, Delta(held.request.id, held.request.epoch, 0, (1, 2, 3), "abc"))
+    assert not lane.has_suspect
+
+
 async def test_worker_answers_a_gateways_probe_and_nobody_elses(worker: RunningWorker, gateway: TestGateway) -> None:
     reply = await gateway.nats.request(probe_subject(worker.name), b"", timeout=2)
     assert reply.data == b""

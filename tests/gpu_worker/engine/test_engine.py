@@ -226,6 +226,19 @@ def test_step_of_errors_alone_blames_no_sequence_of_a_broken_runner() -> None:
         run(engine)
 
 
+def test_error_of_a_sequence_that_was_aborted_meanwhile_is_no_failed_step() -> None:
+    bad = make_sequence(5, max_tokens=7)
+    runner = InvalidRowsRunner({bad.id}, from_length=6)
+    runner.max_steps_in_flight = 2
+    engine = Engine(make_scheduler(), runner)
+    engine.add(bad)
+    engine.step()
+    engine.step()
+    assert (engine.abort(bad.id), engine.num_steps_in_flight) == (bad, 1)
+    assert engine.land() == []
+    assert engine.stats.num_failed_steps == 0
+
+
 def test_step_of_errors_alone_ends_all_its_sequences_when_the_runner_computes_others() -> None:
     sequences = [make_sequence(5, seed=seed) for seed in range(3)]
     engine = Engine(make_scheduler(), InvalidRowsRunner({sequence.id for sequence in sequences}))

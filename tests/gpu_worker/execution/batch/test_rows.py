@@ -58,6 +58,7 @@ def test_table_whose_upload_was_never_sent_is_written_again_after_its_row_was_re
     item = ScheduledSequence(sequence, 0, 1, True)
     rows.place([item], Upload(CPU))
     rows.release([sequence])
+    rows.tables[:] = 0
     upload = Upload(CPU)
     (row,), newcomers = rows.place([item], upload)
     upload.send()
