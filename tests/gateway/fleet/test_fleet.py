@@ -75,6 +75,17 @@ def test_load_adds_up_live_workers_and_all_gateways(watched: Watched) -> None:
     assert (load.max_model_len, load.prefill_rate) == (500, 200.0)
 
 
+def test_prompts_are_bounded_by_the_worker_that_takes_the_longest_and_not_while_one_has_no_bound() -> None:
+    fleet = Fleet("gw", FleetLimits(), OwnRequests(lambda model: (0, 0), dict))
+    bounds = []
+    for worker, bound in (("a", 100), ("b", 200), ("c", 150), ("d", 0)):
+        fleet.note_heartbeat(msgspec.structs.replace(BEAT, worker=worker, max_prompt_characters=bound), 100.0)
+        load = fleet.load("m")
+        assert load is not None
+        bounds.append(load.max_prompt_characters)
+    assert bounds == [100, 200, 200, 0]
+
+
 def test_what_waits_at_another_gateway_counts_for_its_own_model_alone(watched: Watched) -> None:
     watched.hear(worker="w2", model="other")
 
