@@ -207,6 +207,18 @@ def test_workers_that_end_together_are_dead_without_blame(watched: Watched, stat
     assert watched.blamed == []
 
 
+def test_last_worker_that_ended_together_with_one_whose_death_was_found_before_is_not_blamed() -> None:
+    watched = Watched("a", "b")
+    watched.workers["a"].state, watched.workers["b"].state = "gone", "frozen"
+    for _ in range(20):
+        if not watched.dead:
+            watched.run(0.05)
+    assert watched.dead == ["a"]
+    watched.workers["b"].state = "gone"
+    watched.run(2)
+    assert (watched.dead, watched.blamed) == (["a", "b"], [])
+
+
 def test_workers_that_end_one_after_the_other_are_each_blamed(watched: Watched) -> None:
     for name in ("a", "b", "c"):
         watched.workers[name].state = "gone"
