@@ -152,7 +152,8 @@ async def test_request_that_was_dropped_runs_again_when_its_gateway_is_heard_aga
     assert answer.finish.reason == "handoff"
     monkeypatch.setattr("gpu_worker.consumer.gateway_watch.SILENCE_S", 5.0)
     await _beat(gateway)
-    await wait_until(lambda: answer.finish is not None and answer.finish.reason == "length")
+    # All of the endless answer.
+    await wait_until(lambda: answer.finish is not None and answer.finish.reason == "length", 30)
 
 
 async def test_request_of_a_gateway_that_is_silent_waits_until_it_is_heard_again(
