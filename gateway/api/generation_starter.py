@@ -94,7 +94,7 @@ class GenerationStarter:
             ApiError: 400; the model cannot do what is asked of its answer. 404 for a model that nobody serves. 503
                 while no worker has said how the model calls tools, and the answer may have calls.
         """
-        load = self._dispatcher.fleet.load(generation.model)
+        load = self._dispatcher.fleet.shown(generation.model)
         if load is None:
             raise model_not_found(generation.model)
         _check_format_is_known(generation, load)
@@ -112,7 +112,7 @@ class GenerationStarter:
             ApiError: 404 for a model that nobody serves; 400 for one that does not generate, for a prompt that is too
                 long for it, or a grammar that cannot be obeyed.
         """
-        load = self._dispatcher.fleet.load(generation.model)
+        load = self._dispatcher.fleet.shown(generation.model)
         if load is None:
             raise model_not_found(generation.model)
         _check_task(generation, load)
@@ -121,7 +121,7 @@ class GenerationStarter:
 
     def fingerprint(self, model: str) -> str | None:
         """Return what names the files of a model's workers, or None where they have not told."""
-        load = self._dispatcher.fleet.load(model)
+        load = self._dispatcher.fleet.shown(model)
         return None if load is None else load.fingerprint
 
     async def start(self, generation: Generation, caller: Caller, sinks: Sequence[Sink], is_fresh: bool) -> Ticket:
@@ -136,7 +136,7 @@ class GenerationStarter:
         Raises:
             ApiError: It was not admitted, or cannot be queued. Later failures go to the sinks.
         """
-        load = self._dispatcher.fleet.load(generation.model)
+        load = self._dispatcher.fleet.shown(generation.model)
         _check_task(generation, load)
         _check_length(generation, load)
         generation = await self._grammars.checked(generation, caller.tenant)
@@ -144,7 +144,7 @@ class GenerationStarter:
             prediction = await self._admit(generation, caller)
             window = self._dispatch(generation, caller, sinks)
             return Ticket(window.cancel, partial(_num_tokens_of_flights, window.flights, generation.n), prediction)
-        load = self._dispatcher.fleet.load(generation.model)
+        load = self._dispatcher.fleet.shown(generation.model)
         key = cache_key(caller.tenant, generation, load.revisions if load else ())
         # The deadline is part of what is shared.
         flight_key = key.digest + struct.pack("d", generation.timeout_s or 0.0)
@@ -163,9 +163,8 @@ class GenerationStarter:
     ) -> Prediction | None:
         """Give a new shared generation its deltas. It may have members who joined while this one waits."""
         try:
-            load = self._dispatcher.fleet.load(generation.model)
             cached = self._cache.remembered(key)
-            if cached is None and _is_free(load, generation):
+            if cached is None and _is_free(self._dispatcher.fleet.load(generation.model), generation):
                 return await self._fill_at_once(shared, key, generation, caller)
             if cached is None:
                 cached = await self._cache.get(key)
@@ -221,11 +220,11 @@ class GenerationStarter:
 
     async def _admit(self, generation: Generation, caller: Caller) -> Prediction:
         fleet = self._dispatcher.fleet
-        await self._shedder.recall(fleet.load(generation.model), generation, caller)
+        await self._shedder.recall(fleet.shown(generation.model), generation, caller)
         return self._shedder.admit(fleet.load(generation.model), generation, caller)
 
     def _dispatch(self, generation: Generation, caller: Caller, sinks: Sequence[Sink]) -> SequenceWindow:
-        load = self._dispatcher.fleet.load(generation.model)
+        load = self._dispatcher.fleet.shown(generation.model)
         timeout_s = generation.timeout_s or self._timeout_s
         reply, names = self._dispatcher.reply, (caller.request_id, caller.traceparent)
         requests = wire_requests(generation, caller.tenant, reply, timeout_s, *names)

@@ -13,7 +13,7 @@ from typing import TypeVar
 import msgspec
 
 from gateway.fleet.claims import OwnRequests, credible_waiting
-from gateway.fleet.fleet_load import FleetLoad
+from gateway.fleet.fleet_load import FleetLoad, fingerprint_of
 from gateway.fleet.liveness import FleetLimits, Liveness
 from shared.messages import GatewayHeartbeat, Heartbeat
 from shared.sampling import SamplingDefaults
@@ -48,10 +48,8 @@ class Fleet:
         # Those of the workers that each model had last: while all of them are away, requests that wait for them are
         # read as they will be answered.
         self._traits: dict[str, _AnswerTraits] = {}
-        # Sums of the heartbeats, until the next one changes them: the hot path asks once per request.
+        # Sums of the heartbeats, until the next one changes them.
         self._loads: dict[str, FleetLoad] = {}
-        # With this gateway's own requests: of which load, of how many requests and tokens, and the result.
-        self._latest: dict[str, tuple[FleetLoad, tuple[int, int], FleetLoad]] = {}
         self._gateways: dict[str, tuple[GatewayHeartbeat, float]] = {}
         self.liveness = Liveness(limits)
         self.started = time.time()
@@ -129,31 +127,22 @@ class Fleet:
         """Count the live workers of a model that take new requests."""
         return len(self._takers(model))
 
-    def load(self, model: str) -> FleetLoad | None:
+    def shown(self, model: str) -> FleetLoad | None:
         """Return the sums over a model's workers that take new requests; None for one without workers for minutes.
 
-        While no worker at all can be heard, no model is unknown: it has no workers.
+        While no worker at all can be heard, no model is unknown: it has no workers. What this gateway has queued since
+        the last heartbeats is left out, so that asking costs next to nothing.
         """
-        load = self._loads.get(model)
-        if load is None:
-            workers = self._takers(model)
-            if not workers and model not in self._known_models and any(True for _ in self.liveness.live()):
-                return None
-            gateways = [heartbeat for heartbeat, _ in self._gateways.values()]
-            waiting = credible_waiting(model, workers, gateways, self._own.awaited())
-            traits = _answer_traits(workers) if workers else self._traits.get(model, _AnswerTraits())
-            load = _fleet_load(model, workers, gateways, waiting, traits)
-            self._loads[model] = load
+        return self._loads.get(model) or self._sum_up(model)
+
+    def load(self, model: str) -> FleetLoad | None:
+        """Return the same with what this gateway has queued since: who decides about the queue asks for this."""
+        load = self.shown(model)
         own = self._own.unshown(model)
-        if own[0] == 0:
+        if load is None or own[0] == 0:
             return load
-        # Asked for several times in each request, while nothing of this changes.
-        latest = self._latest.get(model)
-        if latest is None or latest[0] is not load or latest[1] != own:
-            queued_requests, queued_tokens = load.queued_requests + own[0], load.queued_tokens + own[1]
-            shown = msgspec.structs.replace(load, queued_requests=queued_requests, queued_tokens=queued_tokens)
-            latest = self._latest[model] = (load, own, shown)
-        return latest[2]
+        queued_requests, queued_tokens = load.queued_requests + own[0], load.queued_tokens + own[1]
+        return msgspec.structs.replace(load, queued_requests=queued_requests, queued_tokens=queued_tokens)
 
     def can_claim(self, model: str) -> bool:
         """Whether some worker of a model has room and sees an empty queue: what still waits then is lost."""
@@ -162,6 +151,16 @@ class Fleet:
     def last_pulled(self, model: str) -> int:
         """Return the highest stream sequence that a model's workers were sent: all before it are with somebody."""
         return max((h.last_pulled for h in self.liveness.live() if h.model == model), default=0)
+
+    def _sum_up(self, model: str) -> FleetLoad | None:
+        workers = self._takers(model)
+        if not workers and model not in self._known_models and any(True for _ in self.liveness.live()):
+            return None
+        gateways = [heartbeat for heartbeat, _ in self._gateways.values()]
+        waiting = credible_waiting(model, workers, gateways, self._own.awaited())
+        traits = _answer_traits(workers) if workers else self._traits.get(model, _AnswerTraits())
+        load = self._loads[model] = _fleet_load(model, workers, gateways, waiting, traits)
+        return load
 
     def _forget_models(self, now: float) -> None:
         # While NATS is away, the workers that were heard before still count.
@@ -173,7 +172,6 @@ class Fleet:
             del self._known_models[model]
             self._traits.pop(model, None)
             self._loads.pop(model, None)
-            self._latest.pop(model, None)
 
     def _note_traits(self, model: str) -> None:
         workers = self._takers(model) or [h for h in self.liveness.live() if h.model == model]
@@ -192,6 +190,7 @@ def _fleet_load(
     traits: _AnswerTraits,
 ) -> FleetLoad:
     unclaimed = [_unclaimed(gateway, model) for gateway in gateways]
+    revisions = tuple(sorted({h.revision for h in workers}))
     return FleetLoad(
         model=model,
         num_workers=len(workers),
@@ -206,7 +205,8 @@ def _fleet_load(
         max_model_len=min((h.max_model_len for h in workers), default=0),
         longest_model_len=max((h.max_model_len for h in workers), default=0),
         free_slots=sum(max(0, h.max_num_seqs - h.running) for h in workers),
-        revisions=tuple(sorted({h.revision for h in workers})),
+        revisions=revisions,
+        fingerprint=fingerprint_of(revisions),
         num_gateways=1 + len(gateways),
         tasks=frozenset(task for h in workers for task in h.tasks),
         chat_format=traits.chat_format,

@@ -29,6 +29,7 @@ class FleetLoad(Struct, frozen=True):
         chat_format: How the model writes reasoning and tool calls, by most of its workers, or the last that was
             heard while it has none; "" while unknown.
         sampling_defaults: What the model's files advise for requests that do not say, told as `chat_format` is.
+        fingerprint: What answers of the same files of the model have in common; None where no worker has told.
         spec_decode_num_drafts: Times that sequences verified drafts, since these workers started.
         spec_decode_num_draft_tokens: Draft tokens verified.
         spec_decode_num_accepted_tokens: Those of them that were accepted.
@@ -56,14 +57,15 @@ class FleetLoad(Struct, frozen=True):
     tasks: frozenset[Task] = frozenset({"generate"})
     chat_format: str = ""
     sampling_defaults: SamplingDefaults | None = None
-
-    @property
-    def fingerprint(self) -> str | None:
-        """What answers of the same files of the model have in common; None where no worker has told."""
-        if not any(self.revisions):
-            return None
-        return "fp_" + hashlib.sha256("\n".join(self.revisions).encode()).hexdigest()[:12]
+    fingerprint: str | None = None
 
     def prompt_tokens(self, estimate: float) -> float:
         """Return an estimate of one prompt's tokens, without what no worker computes: a longer prompt is refused."""
         return min(estimate, self.longest_model_len) if self.longest_model_len else estimate
+
+
+def fingerprint_of(revisions: tuple[str, ...]) -> str | None:
+    """Return what names the files of a model's workers; None where none has told."""
+    if not any(revisions):
+        return None
+    return "fp_" + hashlib.sha256("\n".join(revisions).encode()).hexdigest()[:12]
