@@ -22,17 +22,12 @@ class RequestLog:
         self._filled_at = clock()
         self._num_left_out = 0
 
-    @property
-    def is_on(self) -> bool:
-        """Whether any line is written, so that it is worth collecting what stands in it."""
-        return self._max_per_s > 0
-
-    def write(self, message: str, fields: Mapping[str, object]) -> None:
-        """Log a line, or count it; fields that are None are left out."""
+    def write(self, message: str, fields: Callable[[], Mapping[str, object]]) -> None:
+        """Log a line with what `fields` returns, or count it; fields that are None are left out."""
         if not self._take():
             self._num_left_out += 1
             return
-        extra = {name: value for name, value in fields.items() if value is not None}
+        extra = {name: value for name, value in fields().items() if value is not None}
         if self._num_left_out:
             extra["left_out"], self._num_left_out = self._num_left_out, 0
         self._logger.info(message, extra=extra)

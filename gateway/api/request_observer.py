@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from gateway.admission.auth import Principal
@@ -102,8 +103,7 @@ class RequestObserver:
 
     def end(self, record: RequestRecord, status: int) -> None:
         """Tell of a request that has ended with an HTTP status; 499 where its client left."""
-        if self._log.is_on:
-            self._log.write("request", self._fields(record, status))
+        self._log.write("request", partial(self._fields, record, status))
         if self._tracing is not None and record.span is not None:
             self._end_span(self._tracing, record, record.span, status)
 

@@ -7,6 +7,7 @@ own with its own epoch. There is no text of prompts or answers in them.
 from __future__ import annotations
 
 import time
+from functools import partial
 
 from gpu_worker.consumer.held_request import HeldRequest
 from shared.request_log import RequestLog
@@ -25,8 +26,7 @@ class RequestObserver:
     def removed(self, held: HeldRequest) -> None:
         """Tell of a request that is not held any more."""
         traceparent = held.request.traceparent
-        if self._log.is_on:
-            self._log.write("request", _fields(held))
+        self._log.write("request", partial(_fields, held))
         if self._tracing is not None and traceparent is not None:
             self._add_spans(self._tracing, held, traceparent)
 

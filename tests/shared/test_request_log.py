@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 
@@ -28,21 +29,25 @@ def lines() -> Iterator[list[logging.LogRecord]]:
     logger.removeHandler(kept)
 
 
+def fail() -> dict[str, object]:
+    raise AssertionError("fields of a line that is not written")
+
+
 def test_burst_is_cut_and_the_next_line_says_by_how_many(lines: list[logging.LogRecord]) -> None:
     now = [100.0]
     log = RequestLog(logging.getLogger("tests.requests"), 5.0, lambda: now[0])
     for number in range(12):
-        log.write("request", {"number": number, "nothing": None})
+        log.write("request", partial(dict, number=number, nothing=None))
     assert [line.number for line in lines] == [0, 1, 2, 3, 4]  # type: ignore[attr-defined]
     assert not hasattr(lines[0], "nothing")
     now[0] += 0.2
-    log.write("request", {"number": 12})
-    log.write("request", {"number": 13})
+    log.write("request", partial(dict, number=12))
+    log.write("request", fail)
     assert [line.number for line in lines[5:]] == [12]  # type: ignore[attr-defined]
     assert lines[5].left_out == 7  # type: ignore[attr-defined]
     now[0] += 3600
     for _ in range(9):
-        log.write("request", {})
+        log.write("request", dict)
     assert len(lines) == 6 + 5
 
 
@@ -50,13 +55,12 @@ def test_less_than_one_line_a_second_is_possible(lines: list[logging.LogRecord])
     now = [0.0]
     log = RequestLog(logging.getLogger("tests.requests"), 0.1, lambda: now[0])
     now[0] = 11.0
-    log.write("request", {})
-    log.write("request", {})
+    log.write("request", dict)
+    log.write("request", dict)
     assert len(lines) == 1
 
 
-def test_zero_writes_nothing_and_says_so(lines: list[logging.LogRecord]) -> None:
+def test_zero_writes_nothing_and_collects_nothing(lines: list[logging.LogRecord]) -> None:
     log = RequestLog(logging.getLogger("tests.requests"), 0)
-    assert not log.is_on
-    log.write("request", {})
+    log.write("request", fail)
     assert lines == []

@@ -19,12 +19,8 @@ class Lines(RequestLog):
     def __init__(self) -> None:
         self.lines: list[dict[str, Any]] = []
 
-    @property
-    def is_on(self) -> bool:
-        return True
-
     def write(self, message: str, fields: Any) -> None:
-        self.lines.append(dict(fields))
+        self.lines.append(dict(fields()))
 
 
 CHAT = b'{"model": "m", "messages": [{"role": "system", "content": "s"}, {"role": "user", "content": "secret"}]}'

@@ -21,14 +21,12 @@ MESSAGE = QueuedMessage("s", b"", "ack", 1, 1, 0)
 class Told(RequestLog):
     """Keeps lines and spans."""
 
-    is_on = True
-
     def __init__(self) -> None:
         self.lines: list[dict[str, Any]] = []
         self.spans: dict[str, tuple[float, float, dict[str, Any], str | None]] = {}
 
     def write(self, message: str, fields: Any) -> None:
-        self.lines.append(dict(fields))
+        self.lines.append(dict(fields()))
 
     def add(
         self, name: str, parent: str, began: float, ended: float, attributes: Any, error: str | None = None
