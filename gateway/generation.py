@@ -18,8 +18,7 @@ from shared.sampling import Grammar, Sampling
 Kind = Literal["chat", "completion", "embedding", "score"]
 
 
-@dataclass(frozen=True, slots=True)
-class Prompt:
+class Prompt(Struct, frozen=True):
     """One prompt: a conversation, a text, or token ids. Exactly one of these fields is set.
 
     `chat` goes with a conversation: what the template gets besides the messages. `query` goes with a text that is to be
@@ -209,9 +208,10 @@ class Generation(Struct, frozen=True):
     @property
     def num_at_once(self) -> int:
         """Sequences that are queued or computed at once, at most."""
-        return min(self.num_sequences, MAX_SEQUENCES)
+        return min(len(self.prompts) * self.n, MAX_SEQUENCES)
 
     @property
     def estimated_prompt_tokens(self) -> int:
         """Estimated prompt tokens over all prompts, each counted once."""
-        return sum(prompt.estimated_tokens for prompt in self.prompts)
+        prompts = self.prompts
+        return prompts[0].estimated_tokens if len(prompts) == 1 else sum(prompt.estimated_tokens for prompt in prompts)

@@ -8,7 +8,6 @@ Source: A. K. Choudhury and E. L. Hahne, "Dynamic queue length thresholds for sh
 
 from __future__ import annotations
 
-from collections import Counter
 from enum import Enum, auto
 
 
@@ -34,12 +33,12 @@ class Shares:
         self.total = total
         self.used = 0
         self._multiple = multiple
-        self._held: Counter[str] = Counter()
+        self._held: dict[str, int] = {}
 
     def take(self, key: str, num: int = 1) -> Refusal | None:
         """Give a key `num` more units, or say why not. A key without any gets its first as long as there are some."""
         free = self.total - self.used - num
-        held = self._held[key]
+        held = self._held.get(key, 0)
         if free < 0:
             return Refusal.ALL_TAKEN
         if held and held + num > self._multiple * free:
@@ -51,9 +50,9 @@ class Shares:
     def give_back(self, key: str, num: int = 1) -> None:
         """Take back `num` units that a key holds."""
         self.used -= num
-        self._held[key] -= num
-        if not self._held[key]:
-            del self._held[key]
+        held = self._held.pop(key, 0) - num
+        if held:
+            self._held[key] = held
 
     def held(self, key: str) -> int:
         """Return how many units a key holds."""

@@ -116,7 +116,7 @@ class DirectClient(Client):
         if self.is_closed:
             raise ConnectionClosedError
         command = pub_cmd(subject, reply, payload)
-        if not self.is_writable and len(command) + self._pending_data_size > self._max_pending_size:
+        if len(command) + self._pending_data_size > self._max_pending_size and not self.is_writable:
             raise OutboundBufferLimitError
         self.stats["out_msgs"] += 1
         self.stats["out_bytes"] += len(payload)

@@ -117,5 +117,7 @@ class Sampling(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 def with_advice(sampling: Sampling, left_out: Iterable[str], defaults: SamplingDefaults | None) -> Sampling:
     """Return how to sample where the parameters in `left_out` are as a model's files advise, as far as they do."""
-    advised = {name: value for name in left_out if (value := getattr(defaults, name, None)) is not None}
+    if defaults is None:
+        return sampling
+    advised = {name: value for name in left_out if (value := getattr(defaults, name)) is not None}
     return msgspec.structs.replace(sampling, **advised) if advised else sampling

@@ -12,7 +12,10 @@ requests waited, compared with what was predicted for them, corrects all predict
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gateway.config import GatewayConfig
 from gateway.fleet.fleet_load import FleetLoad
@@ -88,24 +91,29 @@ class Experience:
             self.output_tokens += weight * (output_tokens - self.output_tokens)
 
 
-@dataclass(frozen=True, slots=True)
-class Excess:
+class Excess(Struct, frozen=True):
     """One bound on the queue, and by how many seconds of draining it is exceeded; negative while there is room.
 
     Attributes:
+        text: Tells a client of it, with a place for each of `values`: hardly any is told.
         is_exceeded: Also where the rate is unknown and `seconds` is therefore 0.
         is_elastic: Somebody who was promised a place may exceed it a little.
     """
 
     reason: str
-    message: str
+    text: str
+    values: tuple[object, ...]
     seconds: float
     is_exceeded: bool
     is_elastic: bool = True
 
+    @property
+    def message(self) -> str:
+        """What a client is told."""
+        return self.text.format(*self.values)
 
-@dataclass(frozen=True, slots=True)
-class Forecast:
+
+class Forecast(Struct, frozen=True):
     """What admitting one request means. Seconds.
 
     Attributes:
@@ -126,52 +134,55 @@ class Forecast:
 def forecast(load: FleetLoad, generation: Generation, experience: Experience, config: GatewayConfig) -> Forecast:
     """Predict what admitting a request means under the present load."""
     ratio = experience.tokens_per_estimate
-    own_tokens = sum(load.prompt_tokens(prompt.estimated_tokens * ratio) for prompt in generation.prompts)
+    own_tokens = sum([load.prompt_tokens(prompt.estimated_tokens * ratio) for prompt in generation.prompts])
     own_s = _prefill_s(load, own_tokens)
     correction = experience.correction
     departure_s = correction * _departure_s(load, experience)
     wait_s = correction * _prefill_s(load, load.queued_tokens) + _capacity_wait_s(load, own_tokens, departure_s)
-    bounds = [_time(generation.timeout_s, wait_s, own_s, config.interactive_ttft_slo_s)]
+    excess = _time(generation.timeout_s, wait_s, own_s, config.interactive_ttft_slo_s)
     # What an idle fleet is asked for is never too much.
     if load.queued_requests > 0:
-        bounds.insert(0, _requests(load, generation.num_at_once, departure_s, config.max_queued_requests))
-        bounds.insert(1, _tokens(load, own_tokens, config.max_queued_tokens))
+        requests = _requests(load, generation.num_at_once, departure_s, config.max_queued_requests)
+        excess = _worst(requests, _tokens(load, own_tokens, config.max_queued_tokens), excess)
     # What generates nothing leaves when its prompt is computed.
     decode_s = generation.num_sequences * departure_s if generation.pooling is None else 0.0
     uncorrected_s = wait_s / correction if experience.is_mature else 0.0
-    return Forecast(wait_s, uncorrected_s, own_s, max(own_s, decode_s), _worst(bounds))
+    return Forecast(wait_s, uncorrected_s, own_s, max(own_s, decode_s), excess)
 
 
-def _worst(bounds: list[Excess]) -> Excess:
-    """Return the first bound that is exceeded, with the time until none is; the last bound is the one of time."""
-    exceeded = [bound for bound in bounds if bound.is_exceeded]
-    if not exceeded:
+def _worst(requests: Excess, tokens: Excess, time: Excess) -> Excess:
+    """Return the first bound that is exceeded, with the time until none is; without any, the nearest one."""
+    exceeded = [bound for bound in (requests, tokens, time) if bound.is_exceeded]
+    if exceeded:
+        seconds = max(requests.seconds, tokens.seconds, time.seconds)
+        return replace(exceeded[0], seconds=seconds, is_elastic=all(bound.is_elastic for bound in exceeded))
+    nearest = time
+    for bound in (requests, tokens):
         # How far a bound is away in time is 0 while the rate is unknown, which is not near.
-        *others, time = bounds
-        return max([time, *(bound for bound in others if bound.seconds < 0)], key=lambda bound: bound.seconds)
-    worst = max(bounds, key=lambda bound: bound.seconds)
-    return replace(exceeded[0], seconds=worst.seconds, is_elastic=all(bound.is_elastic for bound in exceeded))
+        if nearest.seconds < bound.seconds < 0:
+            nearest = bound
+    return nearest
 
 
 def _time(timeout_s: float | None, wait_s: float, own_s: float, slo_s: float) -> Excess:
     # A prompt's own time is nobody's congestion: it takes at most half of the objective, so that a prompt of any length
     # is served by an idle fleet.
     seconds = wait_s + (min(own_s, slo_s / 2) - slo_s if timeout_s is None else own_s - timeout_s)
-    message = f"The first token would take about {wait_s + own_s:.1f} s at the present load."
-    return Excess("overloaded", message, seconds, seconds > 0, is_elastic=timeout_s is None)
+    text = "The first token would take about {:.1f} s at the present load."
+    return Excess("overloaded", text, (wait_s + own_s,), seconds, seconds > 0, is_elastic=timeout_s is None)
 
 
 def _requests(load: FleetLoad, num_sequences: int, departure_s: float, max_requests: int) -> Excess:
     excess = load.queued_requests + num_sequences - max_requests
-    message = f"{load.queued_requests} requests are waiting for `{load.model}` already."
+    values = load.queued_requests, load.model
     seconds = excess * max(_prefill_s(load, load.queued_tokens / load.queued_requests), departure_s)
-    return Excess("queue_full", message, seconds, excess > 0)
+    return Excess("queue_full", "{} requests are waiting for `{}` already.", values, seconds, excess > 0)
 
 
 def _tokens(load: FleetLoad, own_tokens: float, max_tokens: int) -> Excess:
     excess = load.queued_tokens + own_tokens - max_tokens
-    message = f"{load.queued_tokens} prompt tokens are waiting for `{load.model}` already."
-    return Excess("queue_full", message, _prefill_s(load, excess), excess > 0)
+    values, text = (load.queued_tokens, load.model), "{} prompt tokens are waiting for `{}` already."
+    return Excess("queue_full", text, values, _prefill_s(load, excess), excess > 0)
 
 
 def _prefill_s(load: FleetLoad, num_tokens: float) -> float:

@@ -12,7 +12,8 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from gateway.admission.caller import Caller
 from gateway.admission.forecast import Excess, Experience, Forecast, forecast
@@ -39,8 +40,7 @@ FULL_QUEUE_TOLERANCE = 0.5
 IDLE_SHARE = 0.25
 
 
-@dataclass(frozen=True, slots=True)
-class Prediction:
+class Prediction(Struct, frozen=True):
     """What was expected of an admitted request; `ttft_s` is None while the fleet's rates are unknown.
 
     Attributes:
@@ -111,7 +111,9 @@ class Shedder:
         if load.num_workers == 0:
             message = f"No worker serves `{load.model}` at the moment."
             raise self._refusal("no_worker", message, self._jittered(UNKNOWN_RETRY_S))
-        experience = self._experience.setdefault(load.model, Experience())
+        experience = self._experience.get(load.model)
+        if experience is None:
+            experience = self._experience[load.model] = Experience()
         expected = forecast(load, generation, experience, self._config)
         _check_timeout(generation.timeout_s, expected)
         book = self._books.get(load.model)
@@ -119,8 +121,10 @@ class Shedder:
             book = self._books[load.model] = ReservationBook(self._uniform)
         book.calendar.num_gateways = load.num_gateways
         now = self._clock()
-        self._metrics.promises["unused"] += book.expire(now)
-        found = book.find(caller, _size(generation), now)
+        found = None
+        if book:
+            self._metrics.promises["unused"] += book.expire(now)
+            found = book.find(caller, _size(generation), now)
         if not self._may_begin(book, found, caller, expected, now):
             raise self._turn_away(load, book, found, caller, _size(generation), expected, now)
         if found is not None:

@@ -81,7 +81,7 @@ class Answer(ABC):
         self._head = head
         self._num_unfinished = generation.num_sequences
         self.max_tokens = generation.sampling.max_tokens
-        self.usage = UsageTotals(generation.num_sequences, generation.n)
+        self.usage = UsageTotals(generation.n)
         self.done: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         self.error: ApiError | None = None
         asked = generation.structured_output

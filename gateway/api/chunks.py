@@ -65,8 +65,10 @@ class ChoiceChunks:
         if not (delta.logprobs or delta.prompt_logprobs):
             if self.details is not None:
                 return self._chunk(delta.text) if delta.text else b""
+            if not delta.text:
+                return b""
             self.prepare()
-            return self.prefix + encode_json(delta.text) + self.suffix if delta.text else b""
+            return self.prefix + encode_json(delta.text) + self.suffix
         return self._chunk(delta.text, self._logprobs(delta))
 
     def finish(self, reason: str, more: Mapping[str, str]) -> bytes:

@@ -35,7 +35,9 @@ class Entrance:
 
     async def __call__(self, exchange: Exchange) -> None:
         """Serve one request."""
-        path = exchange.path = self._paths.route_path(exchange.path)
+        path = exchange.path
+        if path not in self._endpoints:
+            path = exchange.path = self._paths.route_path(path)
         exchange.more_headers = self._cross_origin.answer_headers(exchange)
         if self._cross_origin.answer_preflight(exchange):
             return

@@ -8,10 +8,9 @@ it.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from gateway.admission.auth import KeyStore, Principal
 from gateway.admission.caller import Caller
@@ -112,7 +111,8 @@ class GenerationService:
     async def _answer(self, endpoint: Endpoint, exchange: Exchange, head: ResponseHead, record: RequestRecord) -> int:
         principal = self._keys.authenticate(exchange.head.headers)
         body = await exchange.read_body(self._config.max_body_bytes, principal.body_owner)
-        with self._place(principal.key_id):
+        self._take_place(principal.key_id)
+        try:
             generation = await endpoint.generation(body, principal)
             record.parsed(principal, generation)
             principal.check_model(generation.model)
@@ -125,7 +125,8 @@ class GenerationService:
             caller = Caller(principal.key_id, principal.tenant, exchange.head.headers, body, *names)
             tokens_used: int | None = None
             try:
-                is_fresh = _wants_fresh(exchange.head.headers)
+                # What is random is nobody else's in any case.
+                is_fresh = generation.deterministic and _wants_fresh(exchange.head.headers)
                 ticket = await endpoint.start(self._starter, asked, answer, caller, is_fresh)
                 record.dispatched_at = time.monotonic()
                 answer.make_ready()
@@ -147,6 +148,9 @@ class GenerationService:
                 self._streamed.discard(answer)
                 answer.close()
                 lease.release(tokens_used)
+        finally:
+            self._places.give_back(principal.key_id)
+            self._metrics.active_streams = self._places.used
 
     async def _admit(self, principal: Principal, generation: Generation) -> tuple[Generation, Lease]:
         """Count a generation against its key's limits, and return it with what its model's chat format needs."""
@@ -157,8 +161,7 @@ class GenerationService:
             lease.release(0)
             raise
 
-    @contextlib.contextmanager
-    def _place(self, key_id: str) -> Iterator[None]:
+    def _take_place(self, key_id: str) -> None:
         """Count a request among those that are answered, once it has arrived whole."""
         refusal = self._places.take(key_id)
         if refusal is Refusal.ALL_TAKEN:
@@ -169,11 +172,6 @@ class GenerationService:
             message = f"This gateway answers {num} requests of this key, and keeps what is free for others."
             raise ApiError(429, f"{message} Try again shortly.", code="too_many_streams", retry_after_s=1.0)
         self._metrics.active_streams = self._places.used
-        try:
-            yield
-        finally:
-            self._places.give_back(key_id)
-            self._metrics.active_streams = self._places.used
 
     def _new_answer(self, endpoint: Endpoint, asked: Asked) -> Answer:
         if not asked.generation.stream:

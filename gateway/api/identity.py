@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import secrets
 import time
-from dataclasses import dataclass
+from os import urandom
 from typing import Any
+
+from msgspec import Struct
 
 from gateway.generation import Generation, Kind
 
 
-@dataclass(frozen=True, slots=True)
-class AnswerIdentity:
+class AnswerIdentity(Struct, frozen=True):
     """Id, format, model and time of an answer; `created` is in Unix seconds, `fingerprint` names the model's files."""
 
     id: str
@@ -24,7 +24,7 @@ class AnswerIdentity:
     def new(cls, generation: Generation, fingerprint: str | None = None) -> AnswerIdentity:
         """Identify a new answer; its id has the prefix that its endpoint's clients know."""
         prefix = "chatcmpl-" if generation.kind == "chat" else "cmpl-"
-        return cls(prefix + secrets.token_hex(12), generation.kind, generation.model, int(time.time()), fingerprint)
+        return cls(prefix + urandom(12).hex(), generation.kind, generation.model, int(time.time()), fingerprint)
 
     def fields(self, streamed: bool) -> dict[str, Any]:
         """Return the leading fields of the JSON object."""

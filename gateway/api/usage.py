@@ -8,51 +8,48 @@ from shared.messages import Usage
 
 
 class UsageTotals:
-    """Adds up the usage of `num_prompts * n` sequences, in which each prompt was computed for `n` choices.
+    """Adds up the usage of the sequences of an answer, in which each prompt was computed for `n` choices.
 
     Attributes:
+        prompt_tokens: Prompt tokens, each prompt counted once whatever its number of choices.
+        cached_tokens: Prompt tokens that needed no computation, as the first choice of each prompt saw it.
+        completion_tokens: Generated tokens of all choices.
+        longest_completion: Generated tokens of the longest choice.
+        accepted_prediction_tokens: Generated tokens that were accepted drafts of speculative decoding.
+        rejected_prediction_tokens: Draft tokens of speculative decoding that were not accepted.
         reasoning_tokens: Generated tokens of all choices that were reasoning; added by who reads the text.
     """
 
-    def __init__(self, num_sequences: int, n: int) -> None:
-        """Expect one usage per sequence."""
-        self._usages: list[Usage | None] = [None] * num_sequences
+    __slots__ = (
+        "_n",
+        "accepted_prediction_tokens",
+        "cached_tokens",
+        "completion_tokens",
+        "longest_completion",
+        "prompt_tokens",
+        "reasoning_tokens",
+        "rejected_prediction_tokens",
+    )
+
+    def __init__(self, n: int) -> None:
+        """Know of no sequence yet."""
         self._n = n
+        self.prompt_tokens = self.cached_tokens = 0
+        self.completion_tokens = self.longest_completion = 0
+        self.accepted_prediction_tokens = self.rejected_prediction_tokens = 0
         self.reasoning_tokens = 0
 
     def add(self, index: int, usage: Usage | None) -> None:
-        """Note the usage of the sequence of choice `index`; None if it is not known."""
-        self._usages[index] = usage
-
-    @property
-    def prompt_tokens(self) -> int:
-        """Prompt tokens, each prompt counted once whatever its number of choices."""
-        return sum(usage.prompt_tokens for usage in self._usages[:: self._n] if usage)
-
-    @property
-    def cached_tokens(self) -> int:
-        """Prompt tokens that needed no computation, as the first choice of each prompt saw it."""
-        return sum(usage.cached_tokens for usage in self._usages[:: self._n] if usage)
-
-    @property
-    def completion_tokens(self) -> int:
-        """Generated tokens of all choices."""
-        return sum(usage.completion_tokens for usage in self._usages if usage)
-
-    @property
-    def longest_completion(self) -> int:
-        """Generated tokens of the longest choice."""
-        return max((usage.completion_tokens for usage in self._usages if usage), default=0)
-
-    @property
-    def accepted_prediction_tokens(self) -> int:
-        """Generated tokens that were accepted drafts of speculative decoding."""
-        return sum(usage.accepted_prediction_tokens for usage in self._usages if usage)
-
-    @property
-    def rejected_prediction_tokens(self) -> int:
-        """Draft tokens of speculative decoding that were not accepted."""
-        return sum(usage.rejected_prediction_tokens for usage in self._usages if usage)
+        """Add the usage of the sequence of choice `index`, once; None if it is not known."""
+        if usage is None:
+            return
+        if index % self._n == 0:
+            self.prompt_tokens += usage.prompt_tokens
+            self.cached_tokens += usage.cached_tokens
+        self.completion_tokens += usage.completion_tokens
+        self.longest_completion = max(self.longest_completion, usage.completion_tokens)
+        self.accepted_prediction_tokens += usage.accepted_prediction_tokens
+        self.rejected_prediction_tokens += usage.rejected_prediction_tokens
 
 
 def usage_fields(totals: UsageTotals) -> dict[str, Any]:

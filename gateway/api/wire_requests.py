@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
-import secrets
 import time
+from base64 import urlsafe_b64encode
+from os import urandom
 
 import msgspec
 
@@ -34,7 +35,7 @@ def wire_requests(
         traceparent: Names the span that they are part of, when requests are traced.
     """
     now = time.time()
-    base = secrets.token_urlsafe(12)
+    base = urlsafe_b64encode(urandom(12)).decode()
     whole = Request(
         id=base,
         model=generation.model,

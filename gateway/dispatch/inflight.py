@@ -7,9 +7,10 @@ on the event loop's thread.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import msgspec
+from msgspec import Struct, field
 
 from gateway.dispatch.sinks import Sink
 from gateway.fleet.death import Death
@@ -29,9 +30,10 @@ class Loss:
     is_solo: bool
 
 
-@dataclass(slots=True, eq=False)
-class Flight:
+class Flight(Struct, eq=False):
     """One sequence between its publication and its one terminal event.
+
+    A struct of msgspec, as `Generation` is, because every request makes one.
 
     Attributes:
         request: As first published: epoch 0, nothing emitted. Its deadline is renewed with each epoch, so that it is
@@ -115,6 +117,8 @@ class Flight:
 
     def attempt(self) -> Request:
         """Return the request of the current epoch, to continue after what has been emitted."""
+        if not (self.epoch or self.emitted or self.has_prompt_output or self.probation):
+            return self.request
         request = self.request
         sampling = request.sampling
         # What is told of the prompt comes with the first token.
@@ -167,12 +171,12 @@ class FlightTable:
 
     def add(self, flight: Flight) -> None:
         """Take in a flight that nobody has claimed yet."""
-        self.by_id[flight.id] = flight
+        self.by_id[flight.request.id] = flight
         self._count_in(flight, self._unclaimed.setdefault(flight.request.model, _Count()))
 
     def remove(self, flight: Flight) -> bool:
         """Let go of a flight; False if it had ended already."""
-        if self.by_id.pop(flight.id, None) is None:
+        if self.by_id.pop(flight.request.id, None) is None:
             return False
         self._count_out(flight)
         self.note_output(flight)

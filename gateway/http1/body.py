@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from gateway.errors import ApiError
 from gateway.shares import Refusal, Shares
@@ -18,8 +19,7 @@ class ClientGoneError(Exception):
     """The client left before its request was complete; there is nobody to answer."""
 
 
-@dataclass(frozen=True, slots=True)
-class BodyOwner:
+class BodyOwner(Struct, frozen=True):
     """Against whom a body counts while it is on its way in.
 
     Attributes:
@@ -51,7 +51,8 @@ class BodyBudget:
 
     def take_bytes(self, owner: BodyOwner, num: int) -> ApiError | None:
         """Count bytes that have arrived, or return why they are too many."""
-        return _refusal("bytes of request bodies", "too_many_body_bytes", self.bytes.take(owner.key_id, num))
+        refusal = self.bytes.take(owner.key_id, num)
+        return None if refusal is None else _refusal("bytes of request bodies", "too_many_body_bytes", refusal)
 
     def take_body(self, owner: BodyOwner) -> ApiError | None:
         """Count a body that is waited for, or return why there are too many."""
@@ -59,12 +60,11 @@ class BodyBudget:
         if limit is not None and self.bodies.held(owner.key_id) >= limit:
             message = f"This key may run {limit} sequences at once, and as many of its requests are still on their way."
             return ApiError(429, f"{message} Try again shortly.", code="too_many_bodies", retry_after_s=1.0)
-        return _refusal("request bodies", "too_many_bodies", self.bodies.take(owner.key_id))
+        refusal = self.bodies.take(owner.key_id)
+        return None if refusal is None else _refusal("request bodies", "too_many_bodies", refusal)
 
 
-def _refusal(what: str, code: str, refusal: Refusal | None) -> ApiError | None:
-    if refusal is None:
-        return None
+def _refusal(what: str, code: str, refusal: Refusal) -> ApiError:
     if refusal is Refusal.KEY_HAS_ITS_SHARE:
         message = f"Too many {what} of this key are on their way to this gateway. Try again shortly."
         return ApiError(429, message, code=code, retry_after_s=1.0)

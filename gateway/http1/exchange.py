@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import http
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Protocol
 
 from gateway.errors import ApiError
@@ -42,13 +43,9 @@ class ResponseChannel(Protocol):
         """Learn that the answer is complete."""
 
 
-def status_line(status: int) -> bytes:
-    """Return the first line of a response."""
-    try:
-        phrase = http.HTTPStatus(status).phrase
-    except ValueError:
-        phrase = ""
-    return f"HTTP/1.1 {status} {phrase}\r\n".encode()
+_STATUS_LINES: Mapping[int, bytes] = MappingProxyType(
+    {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in http.HTTPStatus}
+)
 
 
 def head_bytes(status: int, headers: Iterable[tuple[bytes, bytes]]) -> bytes:
@@ -57,13 +54,13 @@ def head_bytes(status: int, headers: Iterable[tuple[bytes, bytes]]) -> bytes:
     Raises:
         ValueError: A header would break out of its line.
     """
-    lines = [status_line(status)]
-    for name, value in headers:
-        if b"\n" in value or b"\r" in value:
-            raise ValueError(f"header {name!r} must not contain line breaks")
-        lines.append(b"%b: %b\r\n" % (name, value))
-    lines.append(b"\r\n")
-    return b"".join(lines)
+    lines = [b"%b: %b\r\n" % header for header in headers]
+    fields = b"".join(lines)
+    if fields.count(b"\r") + fields.count(b"\n") != 2 * len(lines):
+        broken = next(line for line in lines if line.count(b"\r") + line.count(b"\n") != 2)
+        raise ValueError(f"header {broken.partition(b':')[0]!r} must not contain line breaks")
+    status_line = _STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status
+    return status_line + fields + b"\r\n"
 
 
 class Exchange:

@@ -23,7 +23,7 @@ class HandlerRunner:
         self._handler = handler
         self._exempt_paths = exempt_paths
         self._loop = asyncio.get_running_loop()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[Exchange, asyncio.Task[None]] = {}
 
     def run(self, exchange: Exchange, *, is_limited: bool) -> None:
         """Answer an exchange. On a connection that is one too many (`is_limited`), most are refused."""
@@ -31,16 +31,16 @@ class HandlerRunner:
             message = "This gateway holds as many connections as it may. Try again shortly."
             exchange.refuse(ApiError(503, message, code="too_many_connections", retry_after_s=1.0))
             return
-        task = self._loop.create_task(self._run(exchange))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks[exchange] = self._loop.create_task(self._run(exchange))
 
     async def cancel_all(self) -> None:
         """End the handlers that still run."""
-        tasks = list(self._tasks)
+        tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        # One that had not begun has not taken itself out.
+        self._tasks.clear()
 
     async def _run(self, exchange: Exchange) -> None:
         try:
@@ -55,5 +55,6 @@ class HandlerRunner:
             if not exchange.started:
                 exchange.refuse(ApiError(500, "The server failed to handle the request.", code="internal_error"))
         finally:
+            del self._tasks[exchange]
             # Cutting the connection is the only way left to say that an answer is incomplete.
             exchange.abandon()

@@ -7,11 +7,11 @@ an upgrade that a client offers cannot change how its body is read.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NoReturn
 from urllib.parse import unquote
 
 import httptools
+from msgspec import Struct
 
 from gateway.errors import ApiError
 
@@ -22,9 +22,10 @@ MAX_TARGET_BYTES = 8 << 10
 HeaderList = list[tuple[bytes, bytes]]
 
 
-@dataclass(frozen=True, slots=True)
-class RequestHead:
+class RequestHead(Struct, frozen=True):
     """What a request says before its body.
+
+    A struct of msgspec, as `Generation` is, because every request makes one.
 
     Attributes:
         path: Percent-decoded path, without the query.

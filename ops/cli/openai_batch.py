@@ -141,7 +141,7 @@ def _check_is_kept(generation: Generation) -> None:
 
 def _texts(line: BatchLine, results: list[BatchResult]) -> dict[str, Any]:
     generation = line.generation
-    totals = UsageTotals(len(results), generation.n)
+    totals = UsageTotals(generation.n)
     for place, result in enumerate(results):
         totals.add(place, Usage(result.prompt_tokens, result.completion_tokens, result.cached_tokens))
     choices = []

@@ -5,10 +5,10 @@ The bounds are those of `shared.bounds`; what a type cannot say is checked in `t
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Annotated, Any
 
 from msgspec import Meta, Struct
+from msgspec.structs import replace
 
 from gateway.api.schemas.decoding import require_text
 from gateway.api.schemas.model_name import ModelName, checked_model

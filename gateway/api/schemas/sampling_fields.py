@@ -5,7 +5,7 @@ A body may have more parameters that `Sampling` has too: they are taken over by 
 
 from __future__ import annotations
 
-import secrets
+from os import urandom
 from typing import Annotated, Any
 
 from msgspec import Meta, Struct
@@ -52,7 +52,6 @@ _OTHER_FORMS = {"seed", "stop", "top_k", "max_tokens", "logprobs", "prompt_logpr
 _COPIED = tuple(name for name in Sampling.__struct_fields__ if name not in _OTHER_FORMS)
 
 _DEFAULTED = SamplingDefaults.__struct_fields__
-_OTHER_NAMES = {"repetition_penalty": "repeat_penalty"}
 
 
 def sampling_of(body: SamplingFields, max_tokens: int | None, logprobs: int | None, **more: Any) -> Sampling:
@@ -68,18 +67,25 @@ def sampling_of(body: SamplingFields, max_tokens: int | None, logprobs: int | No
         ApiError: 400; a stop string cannot be a text.
     """
     values: dict[str, Any] = {
-        name: _wire_form(value) for name in _COPIED if (value := getattr(body, name, None)) is not None
+        name: tuple(dict.fromkeys(value)) if isinstance(value, list) else value
+        for name in _COPIED
+        if (value := getattr(body, name, None)) is not None
     }
-    stops = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
-    values |= {"stop": tuple(require_text("stop", stop) for stop in stops), "top_k": max(0, body.top_k or 0)}
-    seed = seed_of(body.seed, body.temperature)
-    return Sampling(max_tokens=max_tokens, logprobs=logprobs, seed=seed, **(values | more))
+    values |= more
+    if body.stop:
+        stops = (body.stop,) if isinstance(body.stop, str) else body.stop
+        values["stop"] = tuple([require_text("stop", stop) for stop in stops])
+    if body.top_k is not None:
+        values["top_k"] = max(0, body.top_k)
+    return Sampling(max_tokens=max_tokens, logprobs=logprobs, seed=seed_of(body.seed, body.temperature), **values)
 
 
 def left_out(body: Struct) -> tuple[str, ...]:
     """Return the parameters that a body does not name and its model may have defaults for."""
     names = [name for name in _DEFAULTED if getattr(body, name, None) is None]
-    return tuple([name for name in names if getattr(body, _OTHER_NAMES.get(name, name), None) is None])
+    if getattr(body, "repeat_penalty", None) is not None and "repetition_penalty" in names:
+        names.remove("repetition_penalty")
+    return tuple(names)
 
 
 def seed_of(seed: int | None, temperature: float | None) -> int:
@@ -90,13 +96,9 @@ def seed_of(seed: int | None, temperature: float | None) -> int:
     """
     if seed is not None and seed != _RANDOM_SEED:
         return seed
-    return 0 if temperature == 0 else secrets.randbits(62)
+    return 0 if temperature == 0 else int.from_bytes(urandom(8)) >> 2
 
 
 def is_deterministic(body: SamplingFields) -> bool:
     """Tell whether the same request must get the same answer: greedy, or with a seed of the client's choice."""
     return body.temperature == 0 or body.seed not in (None, _RANDOM_SEED)
-
-
-def _wire_form(value: object) -> object:
-    return tuple(dict.fromkeys(value)) if isinstance(value, list) else value

@@ -92,7 +92,7 @@ def test_usage_tells_how_many_tokens_were_guessed_over_all_choices() -> None:
 
 
 def totals_of(*usages: Usage) -> UsageTotals:
-    totals = UsageTotals(len(usages), len(usages))
+    totals = UsageTotals(len(usages))
     for index, usage in enumerate(usages):
         totals.add(index, usage)
     return totals
@@ -126,7 +126,7 @@ def test_first_token_is_what_the_others_leave_of_the_text() -> None:
 
 
 def test_usage_counts_each_prompt_once() -> None:
-    totals = UsageTotals(4, 2)
+    totals = UsageTotals(2)
     for index, usage in enumerate([Usage(5, 1, 4), Usage(5, 2, 5), Usage(7, 3, 0), None]):
         totals.add(index, usage)
     assert (totals.prompt_tokens, totals.completion_tokens, totals.cached_tokens) == (12, 6, 4)

@@ -12,7 +12,7 @@ from shared.messages import Usage
 
 
 def totals(*completions: int, cached: int = 0) -> UsageTotals:
-    usage = UsageTotals(len(completions), len(completions))
+    usage = UsageTotals(len(completions))
     for index, completion in enumerate(completions):
         usage.add(index, Usage(10, completion, cached))
     return usage
@@ -33,6 +33,6 @@ def test_prompt_of_several_choices_counts_once_and_the_longest_choice_is_told() 
 def test_answer_that_was_broken_off_has_no_latency_but_counts_for_its_tenant() -> None:
     metrics = GatewayMetrics()
     generation = parse_completion(b'{"model": "m", "prompt": "x"}')
-    count_answer(metrics, generation, "t", UsageTotals(1, 1), time.perf_counter(), is_complete=False)
+    count_answer(metrics, generation, "t", UsageTotals(1), time.perf_counter(), is_complete=False)
     assert metrics.by_model.tenant("m", "t").requests == 1
     assert metrics.by_model.model("m").e2e_s.count == metrics.by_model.model("m").longest_outputs.count == 0

@@ -53,7 +53,7 @@ def test_span_of_a_complete_answer_says_what_was_asked_and_what_it_took(spans: S
     assert record.traceparent == "00-own"
     record.parsed(Principal("key", "tenant"), parse_completion(BODY))
     record.dispatched_at, record.first_token_at = record.began_at + 1.0, record.began_at + 3.0
-    record.outcome, record.usage = "completed", UsageTotals(2, 2)
+    record.outcome, record.usage = "completed", UsageTotals(2)
     record.usage.add(0, Usage(5, 3, 4))
     observer.end(record, 200)
     ((span, name, attributes, error),) = spans.ended

@@ -7,7 +7,7 @@ from shared.messages import Usage
 
 
 def test_prompts_count_once_and_choices_each() -> None:
-    totals = UsageTotals(4, 2)
+    totals = UsageTotals(2)
     for index, usage in enumerate((Usage(10, 1, 4), Usage(10, 2, 9), Usage(20, 3, 5), Usage(20, 40, 9))):
         totals.add(index, usage)
     assert (totals.prompt_tokens, totals.cached_tokens, totals.completion_tokens) == (30, 9, 46)
@@ -21,7 +21,7 @@ def test_prompts_count_once_and_choices_each() -> None:
 
 
 def test_what_is_not_known_counts_nothing() -> None:
-    totals = UsageTotals(3, 1)
+    totals = UsageTotals(1)
     assert (totals.prompt_tokens, totals.completion_tokens, totals.longest_completion) == (0, 0, 0)
     totals.add(1, Usage(5, 3, 0, 1, 2))
     totals.add(2, None)
@@ -31,7 +31,7 @@ def test_what_is_not_known_counts_nothing() -> None:
 
 def test_drafts_and_reasoning_are_told_where_there_were_any() -> None:
     def details(usage: Usage, reasoning: int) -> object:
-        totals = UsageTotals(2, 2)
+        totals = UsageTotals(2)
         totals.add(0, usage)
         totals.add(1, usage)
         totals.reasoning_tokens = reasoning

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from gateway.dispatch.inflight import Flight, FlightTable
@@ -72,6 +73,10 @@ def test_next_attempt_continues_after_what_was_emitted(emitted: list[int], has_p
     sampling = Sampling(prompt_logprobs=2)
     one.request = Request(id="a", model="m", text="x", echo=True, sampling=sampling, return_prompt_token_ids=True)
     assert one.attempt() == one.request
+    one.probation = 5
+    assert one.attempt() == msgspec.structs.replace(one.request, probation=5)
+    one.probation, one.emitted = 0, [7]
+    assert one.attempt().emitted == (7,)
     one.epoch, one.emitted, one.has_prompt_output = 2, emitted, has_prompt_output
     attempt = one.attempt()
     assert (attempt.epoch, attempt.emitted, attempt.echo) == (2, tuple(emitted), False)

@@ -35,7 +35,7 @@ class Noting:
 async def outcome(handler: Handler, exchange: Noting, *, is_limited: bool = False) -> list[tuple[str, object]]:
     runner = HandlerRunner(handler, frozenset({"/health"}))
     runner.run(cast("Any", exchange), is_limited=is_limited)
-    await asyncio.gather(*runner._tasks)
+    await asyncio.gather(*runner._tasks.values())
     return exchange.log
 
 
