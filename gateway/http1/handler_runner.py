@@ -55,6 +55,6 @@ class HandlerRunner:
             if not exchange.started:
                 exchange.refuse(ApiError(500, "The server failed to handle the request.", code="internal_error"))
         finally:
-            del self._tasks[exchange]
+            self._tasks.pop(exchange, None)
             # Cutting the connection is the only way left to say that an answer is incomplete.
             exchange.abandon()
