@@ -118,8 +118,7 @@ class GenerationService:
             principal.check_model(generation.model)
             generation, lease = await self._admit(principal, generation)
             head.limits = lease.headers
-            fingerprint = self._starter.fingerprint(generation.model)
-            asked = Asked(exchange, generation, head, principal, fingerprint)
+            asked = Asked(exchange, generation, head, principal, self._starter.fingerprint(generation.model))
             answer = self._new_answer(endpoint, asked)
             names = (head.request_id, record.traceparent)
             caller = Caller(principal.key_id, principal.tenant, exchange.head.headers, body, *names)
@@ -149,8 +148,7 @@ class GenerationService:
                 answer.close()
                 lease.release(tokens_used)
         finally:
-            self._places.give_back(principal.key_id)
-            self._metrics.active_streams = self._places.used
+            self._give_place_back(principal.key_id)
 
     async def _admit(self, principal: Principal, generation: Generation) -> tuple[Generation, Lease]:
         """Count a generation against its key's limits, and return it with what its model's chat format needs."""
@@ -171,6 +169,10 @@ class GenerationService:
             num = self._places.held(key_id)
             message = f"This gateway answers {num} requests of this key, and keeps what is free for others."
             raise ApiError(429, f"{message} Try again shortly.", code="too_many_streams", retry_after_s=1.0)
+        self._metrics.active_streams = self._places.used
+
+    def _give_place_back(self, key_id: str) -> None:
+        self._places.give_back(key_id)
         self._metrics.active_streams = self._places.used
 
     def _new_answer(self, endpoint: Endpoint, asked: Asked) -> Answer:
