@@ -14,7 +14,8 @@ Three situations, told apart at every step:
 - Nobody is there. A step is as long as is needed for `_FULL_SPEED` of the highest throughput: with a fixed part `f`, a
   step of length `f / (1 - share)` reaches that share. The first person to come waits for no more than that.
 
-Owns what it remembers of people and of past plans; the planner writes it, at every plan.
+Owns what it remembers of people and of past plans; the planner writes it, at every plan. While there is no batch work,
+nothing is asked of it.
 """
 
 from __future__ import annotations
@@ -140,24 +141,23 @@ class BatchThrottle:
             num_interactive: Interactive sequences in the step.
             num_more_tokens: Their tokens in the step, beyond the first of each.
         """
-        if num_interactive:
-            self._last_people = now
-        self._is_quiet = now - self._last_people > _PEOPLE_MEMORY_S
         model = self._model
         if not model.is_known or self._is_unlimited:
             return BatchAllowance(math.inf, model)
         if num_interactive:
             return BatchAllowance(self._beside_people_s(num_interactive, num_more_tokens), model, is_throttled=True)
-        if self._is_quiet:
+        if now - self._last_people > _PEOPLE_MEMORY_S:
             return BatchAllowance(self._full_speed_s, model, is_first_free=True)
         first_token_s = self._first_token_s or model.predict(1, 0, 0)
         seconds = _WAIT_SHARE * first_token_s - model.fixed_s
         return BatchAllowance(seconds, model, is_first_free=True, is_throttled=True)
 
-    def planned(self, num_interactive: int, num_more_tokens: int, num_batch: int) -> None:
-        """Record a step that was planned with so many sequences of each lane."""
+    def planned(self, now: float, num_interactive: int, num_more_tokens: int, num_batch: int) -> None:
+        """Record a step that was planned at `now` with so many sequences of each lane; see `allowance`."""
         if not num_interactive:
+            self._is_quiet = now - self._last_people > _PEOPLE_MEMORY_S
             return
+        self._last_people, self._is_quiet = now, False
         if num_batch:
             self._num_steps_with += 1
             self._num_steps_without = 0

@@ -80,19 +80,22 @@ class Planner:
         if not num_interactive and running.decoding["interactive"]:
             return None
         num_more_tokens = max(0, num_tokens - num_interactive)
-        allowance = self._throttle.allowance(now, num_interactive, num_more_tokens)
         batch_decodes: list[Sequence] = []
         chunks: list[tuple[Sequence, int]] = []
-        if num_tokens < budget and not allowance.is_spent:
-            batch_decodes = self._batch_decodes(allowance, budget - num_tokens)
-            if not self._grow("batch", batch_decodes):
-                return None
-            batch_decodes = [sequence for sequence in batch_decodes if sequence.status is SequenceStatus.RUNNING]
-            chunks = self._batch_chunks(allowance, budget - num_tokens - len(batch_decodes), batch_decodes, now)
-        self._throttle.planned(num_interactive, num_more_tokens, len(batch_decodes) + len(chunks))
+        is_throttled = False
+        if running.num_batch or self._live.waiting["batch"]:
+            allowance = self._throttle.allowance(now, num_interactive, num_more_tokens)
+            is_throttled = allowance.is_throttled
+            if num_tokens < budget and not allowance.is_spent:
+                batch_decodes = self._batch_decodes(allowance, budget - num_tokens)
+                if not self._grow("batch", batch_decodes):
+                    return None
+                batch_decodes = [sequence for sequence in batch_decodes if sequence.status is SequenceStatus.RUNNING]
+                chunks = self._batch_chunks(allowance, budget - num_tokens - len(batch_decodes), batch_decodes, now)
+        self._throttle.planned(now, num_interactive, num_more_tokens, len(batch_decodes) + len(chunks))
         if batch_decodes:
             decodes = [*decodes, *batch_decodes]
-        return self._share_out(step, decodes, prompts, chunks, len(batch_decodes), is_throttled=allowance.is_throttled)
+        return self._share_out(step, decodes, prompts, chunks, len(batch_decodes), is_throttled=is_throttled)
 
     def plan_again(self, step: int, items: Iterable[ScheduledSequence]) -> StepPlan:
         """Plan step number `step` with shares of one that was rolled back, without drafts.

@@ -37,6 +37,9 @@ _LARGEST_DEVIATION = 3.0
 """A step that errs by more than both, the second in standard deviations of the prediction, is taken for a disturbance,
 and counts as no more."""
 
+_ALIKE_STEPS = 4
+"""Of steps in a row that have as many sequences and tokens, one in so many is taken in: the others tell little more."""
+
 
 class StepTimeModel:
     """Predicts durations in seconds. Written by the scheduler when a step lands."""
@@ -45,6 +48,8 @@ class StepTimeModel:
         """Know nothing."""
         self._costs_s: list[float] = []
         self._covariance: list[list[float]] = []
+        self._last_kind = (0, 0, 0)
+        self._num_alike = 0
 
     @property
     def is_known(self) -> bool:
@@ -79,8 +84,11 @@ class StepTimeModel:
     def observe_step(self, plan: StepPlan, num_drafted: int, duration_s: float) -> None:
         """Take in how long a step took that computed `num_drafted` drafts beside its plan."""
         num_batch, num_sequences = plan.num_batch, len(plan.scheduled)
-        num_more_tokens = plan.num_tokens - num_sequences + num_drafted
-        self.observe(num_sequences - num_batch, num_batch, num_more_tokens, duration_s)
+        kind = (num_sequences - num_batch, num_batch, plan.num_tokens - num_sequences + num_drafted)
+        self._num_alike = self._num_alike + 1 if kind == self._last_kind else 0
+        self._last_kind = kind
+        if self._num_alike % _ALIKE_STEPS == 0:
+            self.observe(*kind, duration_s)
 
     def observe(self, num_interactive: int, num_batch: int, num_more_tokens: int, duration_s: float) -> None:
         """Take in how long a step took."""
@@ -89,22 +97,22 @@ class StepTimeModel:
         counts = (1, num_interactive, num_batch, num_more_tokens)
         if not self._costs_s:
             self._begin(counts, duration_s)
-        predicted = self.predict(*counts[1:])
-        # The derivatives of the logarithm of the prediction.
-        shares = [(part, self._costs_s[part] * count / predicted) for part, count in enumerate(counts) if count]
-        shared = [sum([row[part] * share for part, share in shares]) for row in self._covariance]
-        uncertainty = sum([shared[part] * share for part, share in shares])
-        deviation = math.sqrt(uncertainty + _NOISE**2)
-        largest = max(_LARGEST_ERROR, _LARGEST_DEVIATION * deviation)
+        # Written out for the four parts: this runs in every step.
+        costs, covariance = self._costs_s, self._covariance
+        a, b, c, d = [cost * count for cost, count in zip(costs, counts, strict=True)]
+        predicted = a + b + c + d
+        # The derivatives of the logarithm of the prediction are the parts' shares of it.
+        shared = [(p * a + q * b + r * c + s * d) / predicted for p, q, r, s in covariance]
+        w, x, y, z = shared
+        uncertainty = (w * a + x * b + y * c + z * d) / predicted
+        largest = max(_LARGEST_ERROR, _LARGEST_DEVIATION * math.sqrt(uncertainty + _NOISE**2))
         error = max(-largest, min(largest, math.log(duration_s / predicted)))
         # Derivatives say little about far away: after a large error it is not as sure as they say.
         variance = uncertainty + _NOISE**2 + min((error / 2) ** 2, uncertainty)
-        for part, covariance in enumerate(shared):
-            gain = covariance / variance
-            self._costs_s[part] *= math.exp(gain * error)
-            row = self._covariance[part]
-            for other, its in enumerate(shared):
-                row[other] -= gain * its
+        gains = [value / variance for value in shared]
+        self._costs_s = [cost * math.exp(gain * error) for cost, gain in zip(costs, gains, strict=True)]
+        rows = zip(covariance, gains, strict=True)
+        self._covariance = [[p - g * w, q - g * x, r - g * y, s - g * z] for (p, q, r, s), g in rows]
         self._drift()
 
     def _begin(self, counts: tuple[int, ...], duration_s: float) -> None:

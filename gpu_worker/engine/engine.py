@@ -14,7 +14,6 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from msgspec import Struct
 
@@ -30,8 +29,7 @@ MAX_CONTROL_STEPS = 3
 """Attempts at a step that any runner can compute, before the runner counts as broken."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Flight:
+class _Flight(Struct, frozen=True):
     """A step in flight.
 
     Attributes:

@@ -62,10 +62,11 @@ class StepHead:
     def stage(self, step: AssembledStep, upload: Upload) -> StagedHead:
         """Prepare what follows the hidden vectors of any step."""
         tiles = [self._stage_tile(tile, step, upload) for tile in step.sampled_rows().tiles(self._max_tile_rows)]
-        scheduled = () if step.is_decode else step.scheduled
-        chunks = prompt_chunks(scheduled, step.layout.query_starts)
+        if step.is_decode:
+            return StagedHead(tiles, [], [])
+        chunks = prompt_chunks(step.scheduled, step.layout.query_starts)
         targets = [upload.add(np.array(chunk.targets, dtype=np.int64)) for chunk in chunks]
-        pooled = pooled_chunks(scheduled, step.layout.query_starts)
+        pooled = pooled_chunks(step.scheduled, step.layout.query_starts)
         return StagedHead(tiles, list(zip(chunks, targets, strict=True)), pooled)
 
     def outputs(self, step: AssembledStep, staged: StagedHead, hidden: torch.Tensor) -> StepOutputs:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
+from msgspec import Struct
 
 from gpu_worker.layers.layer_state import LayerState
 from kernels.layer_cache import LayerCache
 from kernels.state_rows import StateRows
 
 
-@dataclass(frozen=True, slots=True)
-class WindowContext:
+class WindowContext(Struct, frozen=True):
     """Where the tokens of a step lie in a group of layers that keeps the last ones only.
 
     Attributes:
@@ -25,8 +24,7 @@ class WindowContext:
     block_tables: torch.Tensor
 
 
-@dataclass(frozen=True, slots=True)
-class AttentionContext:
+class AttentionContext(Struct, frozen=True):
     """Describes the batch of one step. Made by the model runner, passed explicitly to every layer.
 
     Tokens of all sequences are laid end to end. Sequence `s` owns rows `query_starts[s] : query_starts[s + 1]`; they

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
+from msgspec import structs
 
 from gpu_worker.execution.memory.budget import shown_bytes
 from gpu_worker.execution.memory.kv_cache import allocate_groups
@@ -149,7 +150,7 @@ class LayerPass:
         """Return the stream of a window behind layer `index`."""
         memory, vectors = self._layout.layers[index], self._token_vectors
         if isinstance(memory, ReadsLayer):
-            context = replace(context, caches=[_copied(self._kept[memory.layer][number], self._device)])
+            context = structs.replace(context, caches=[_copied(self._kept[memory.layer][number], self._device)])
         inputs = None if vectors is None else vectors.of(index, number).to(self._device)
         window = self.hidden[number].to(self._device, copy=True)
         added, stream = layer(window, None, self._positions, context, inputs)

@@ -88,15 +88,14 @@ def lay_out(
     ends = lengths.cumsum()
     query_starts[1:] = ends
     token_rows = np.repeat(rows, lengths)
-    positions = np.arange(len(token_rows)) + np.repeat(starts - ends + lengths, lengths)
-    blocks, offsets = np.divmod(positions, block_size)
-    positions, tree_masks = _branch(positions, query_starts, drafts)
+    places = np.arange(len(token_rows)) + np.repeat(starts - ends + lengths, lengths)
+    positions, tree_masks = _branch(places, query_starts, drafts)
     context_lens = starts + lengths
     return StepLayout(
         token_ids=np.array(_token_ids(scheduled, drafts), dtype=np.int64),
         token_rows=token_rows,
         positions=positions,
-        slots=tables[token_rows, blocks] * np.int64(block_size) + offsets,
+        slots=_slots(tables, token_rows, places, block_size),
         rows=rows,
         query_starts=query_starts,
         context_lens=context_lens.astype(np.int32),
@@ -104,7 +103,7 @@ def lay_out(
         tree_masks=tree_masks,
         max_context_len=int(context_lens.max()),
         num_kept=num_kept,
-        window_slots=_slots_in(window_tables, token_rows, blocks, offsets, block_size),
+        window_slots=tuple(_slots(table, token_rows, places, block_size) for table in window_tables),
     )
 
 
@@ -135,26 +134,24 @@ def _lay_out_decodes(
         places.append(place)
         token_ids.append(known[place] if place < len(known) else TOKEN_ON_DEVICE)
     positions = np.array(places, dtype=np.int64)
-    blocks, offsets = np.divmod(positions, block_size)
     return StepLayout(
         token_ids=np.array(token_ids, dtype=np.int64),
         token_rows=rows,
         positions=positions,
-        slots=tables[rows, blocks] * np.int64(block_size) + offsets,
+        slots=_slots(tables, rows, positions, block_size),
         rows=rows,
         query_starts=np.arange(len(places) + 1, dtype=np.int32),
         context_lens=(positions + 1).astype(np.int32),
         max_query_len=1,
         max_context_len=max(places) + 1,
-        window_slots=_slots_in(window_tables, rows, blocks, offsets, block_size),
+        window_slots=tuple([_slots(table, rows, positions, block_size) for table in window_tables]),
     )
 
 
-def _slots_in(
-    window_tables: Values[Int32s], token_rows: Int64s, blocks: Int64s, offsets: Int64s, block_size: int
-) -> tuple[Int64s, ...]:
-    """Return where tokens go in the blocks of further groups."""
-    return tuple(table[token_rows, blocks] * np.int64(block_size) + offsets for table in window_tables)
+def _slots(tables: Int32s, token_rows: Int64s, places: Int64s, block_size: int) -> Int64s:
+    """Return where the tokens at these places of their sequences go, in the blocks of one group of layers."""
+    blocks = places // block_size
+    return (tables[token_rows, blocks] - blocks) * block_size + places
 
 
 def _branch(places: Int64s, query_starts: Int32s, drafts: Values[Draft] | None) -> tuple[Int64s, Int64s | None]:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import torch
+from msgspec import structs
 
 from gpu_worker.layers.attention_context import AttentionContext
 
@@ -34,7 +33,7 @@ class SingleSteps:
         self._positions = _aligned(positions)
         self._slots = _aligned(torch.where(takes_part, slots, -1))
         self._context_lens = _aligned(torch.where(takes_part, positions + 1, 0).int())
-        self._context = dataclasses.replace(
+        self._context = structs.replace(
             context,
             block_tables=tables,
             query_starts=torch.arange(len(limits) + 1, dtype=torch.int32, device=limits.device),
@@ -43,7 +42,7 @@ class SingleSteps:
 
     def step(self, number: int) -> tuple[torch.Tensor, AttentionContext]:
         """Return the positions and the batch of a step."""
-        return self._positions[number], dataclasses.replace(
+        return self._positions[number], structs.replace(
             self._context,
             slot_mapping=self._slots[number],
             context_lens=self._context_lens[number],

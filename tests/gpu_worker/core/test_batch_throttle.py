@@ -31,7 +31,7 @@ def gpu() -> StepTimeModel:
 def num_decodes(throttle: BatchThrottle, now: float, num_interactive: int) -> int:
     """Batch decodes of a step that is planned with so many people, when any number is to be had."""
     count = throttle.allowance(now, num_interactive, 0).take_decodes(1000)
-    throttle.planned(num_interactive, 0, count)
+    throttle.planned(now, num_interactive, 0, count)
     return count
 
 
@@ -64,7 +64,7 @@ def test_step_with_a_prompt_of_people_is_never_the_long_one(cpu: StepTimeModel) 
     throttle = BatchThrottle(cpu, 0.05)
     for _ in range(1100):
         assert throttle.allowance(0.0, 2, 20).take_decodes(1000) <= 0.05 * cpu.predict(2, 0, 20) / cpu.batch_sequence_s
-        throttle.planned(2, 20, 0)
+        throttle.planned(0.0, 2, 20, 0)
     assert num_decodes(throttle, 0.0, 2) > 5
 
 
@@ -83,8 +83,7 @@ def test_one_step_of_people_in_65_goes_without_batch_work(gpu: StepTimeModel) ->
 
 def test_batch_steps_are_short_for_ten_seconds_after_people(cpu: StepTimeModel) -> None:
     throttle = BatchThrottle(cpu, 0.05)
-    throttle.allowance(100.0, 1, 20)
-    throttle.planned(1, 20, 0)
+    throttle.planned(100.0, 1, 20, 0)
     assert num_decodes(throttle, 109.9, 0) == 1
     assert throttle.allowance(109.9, 0, 0).is_throttled
     assert num_decodes(throttle, 110.1, 0) > 50
@@ -93,8 +92,7 @@ def test_batch_steps_are_short_for_ten_seconds_after_people(cpu: StepTimeModel) 
 
 def test_people_whose_first_token_takes_long_allow_longer_batch_steps(cpu: StepTimeModel) -> None:
     throttle = BatchThrottle(cpu, 0.05)
-    throttle.allowance(0.0, 1, 500)
-    throttle.planned(1, 500, 0)
+    throttle.planned(0.0, 1, 500, 0)
     count = num_decodes(throttle, 1.0, 0)
     assert cpu.predict(0, count, 0) <= 0.2 * cpu.predict(1, 0, 500) < cpu.predict(0, count + 1, 0)
 

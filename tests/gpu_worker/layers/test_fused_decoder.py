@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 import torch.nn.functional as F
+from msgspec import structs
 
 from gpu_worker.layers.attention_context import AttentionContext
 from gpu_worker.layers.embedding import Embedding
@@ -218,7 +219,7 @@ def test_step_on_eight_bits_equals_the_layered_decoder(dtype: torch.dtype, cache
 def one_prompt(length: int, cache_dtype: torch.dtype) -> tuple[torch.Tensor, AttentionContext]:
     """The first of `two_prompts`, or its first tokens: their positions, and where they are."""
     _, positions, context = two_prompts(cache_dtype)
-    return positions[:length], replace(
+    return positions[:length], structs.replace(
         context,
         slot_mapping=context.slot_mapping[:length],
         block_tables=context.block_tables[:1],
@@ -235,7 +236,7 @@ def test_guesses_of_a_tree_equal_their_paths_alone(cache_dtype: torch.dtype) -> 
     masks[6:9] = torch.tensor([~0b10, ~0b100, ~0b1010])
     positions[5:9] = torch.tensor([5, 5, 6, 6])
     for decoder in make_decoders(Variant(), torch.float32):
-        result = decoder(tokens, positions, replace(context, tree_masks=masks))
+        result = decoder(tokens, positions, structs.replace(context, tree_masks=masks))
         for path in ([], [5], [6], [6, 7], [6, 8]):
             places = [0, 1, 2, 3, 4, *path]
             expected = decoder(tokens[places], *one_prompt(len(places), cache_dtype))
@@ -249,7 +250,7 @@ def test_padding_tokens_write_nothing_and_change_no_other_row() -> None:
     tokens, positions, context = two_prompts(torch.float32)
     # One block more in front: that is where a write to slot -1 would go.
     whole = torch.full((NUM_LAYERS, 7, BLOCK, SHAPE.num_kv_heads, SHAPE.head_dim), float("nan"))
-    padded = replace(
+    padded = structs.replace(
         context, caches=[replace(cache, keys=keys[1:]) for cache, keys in zip(context.caches, whole, strict=True)]
     )
     padded.slot_mapping[9:] = -1
