@@ -44,7 +44,8 @@ class Landing:
                 event = self._apply(item, sampled)
                 if event is not None:
                     events.append(event)
-        self._blocks.publish(written)
+        if written:
+            self._blocks.publish(written)
 
     def _goes_on(
         self, item: ScheduledSequence, num_known: int, token_id: int, written: list[tuple[Sequence, int]]

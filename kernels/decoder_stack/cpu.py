@@ -190,7 +190,8 @@ class CpuDecoderStack:
             IndexError: A token id or position is out of range.
         """
         stack, structure = self.structures(step)
-        num_tokens = len(step.token_ids)
+        # A sixth of what `len` takes of a tensor, here and below: this runs in every step.
+        num_tokens = step.token_ids.shape[0]
         scratch = self.scratch(self.library.decoder_stack_scratch(stack, num_tokens))
         result = torch.empty(num_tokens, self._result_size, dtype=self.dtype)
         num_threads = torch.get_num_threads()
@@ -209,8 +210,8 @@ class CpuDecoderStack:
             step.context_lens.data_ptr(),
             None if step.tree_masks is None else step.tree_masks.data_ptr(),
             None if step.hidden is None else step.hidden.data_ptr(),
-            len(step.token_ids),
-            len(step.context_lens),
+            step.token_ids.shape[0],
+            step.context_lens.shape[0],
             step.block_tables.shape[1],
             step.caches[0].keys.shape[1],
         )
@@ -218,7 +219,7 @@ class CpuDecoderStack:
 
     def scratch(self, num_bytes: int) -> int:
         """Return the address of so much memory, whose contents last until the next call."""
-        if len(self._scratch) < num_bytes:
+        if self._scratch.shape[0] < num_bytes:
             self._scratch = torch.empty(num_bytes, dtype=torch.uint8)
         return self._scratch.data_ptr()
 
