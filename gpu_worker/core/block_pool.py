@@ -63,8 +63,7 @@ class BlockPool:
         """Make a block in use findable by its content; another block with the same content keeps the name."""
         assert self._ref_counts[block] > 0
         assert self._digests[block] is None
-        if digest not in self._block_of:
-            self._block_of[digest] = block
+        if self._block_of.setdefault(digest, block) == block:
             self._digests[block] = digest
 
     def unlabel(self, blocks: list[int]) -> None:
