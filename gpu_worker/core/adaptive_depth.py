@@ -2,15 +2,14 @@
 
 The value of a depth is the expected tokens of a step over its expected time. Tokens follow from each sequence's own
 share of accepted drafts, and from how that share holds at each place of a draft; times are measured (`StepCosts`). The
-best depth is exploited. Now and then a few steps explore another, as rarely as they are expensive. Where no drafts are
-best the policy backs off: it is not asked for some steps, as long as the batch is the same.
+best depth is exploited. Now and then a few steps explore another, as rarely as they turn out to be expensive. Where no
+drafts are best the policy backs off: it is not asked for some steps, as long as the batch is the same.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections import Counter, defaultdict
-from collections.abc import Iterable
 from functools import partial
 from operator import mul
 
@@ -24,9 +23,6 @@ _ENGINE_WEIGHT = 0.01
 
 _LEAST_GAIN = 1.03
 """How much faster drafts must be expected to be, so that what remains of noise does not make them slower."""
-
-_EXPLORATION_SHARE = 0.01
-"""Share of all time that exploration may lose."""
 
 _BACK_OFF_STEPS = 64
 _LEVELS = 32
@@ -44,7 +40,8 @@ class AdaptiveDepth:
         # By place in a draft: how often tokens were accepted, and how often they should have been by the acceptance.
         self._accepted, self._expected = [0.5] * max_depth, [0.5] * max_depth
         self._costs: defaultdict[int, StepCosts] = defaultdict(partial(StepCosts, max_depth))
-        self._num_sequences = self._num_backing_off = self._num_exploring = self._explored = self._num_explorations = 0
+        self._num_sequences = self._num_backing_off = self._num_exploring = self._num_explorations = 0
+        self._explored = self._exploited = self._num_accepted = 0
         self._is_changing = self._is_exploration = False
 
     @property
@@ -59,7 +56,7 @@ class AdaptiveDepth:
         if self._num_backing_off:
             self._num_backing_off -= 1
             return False
-        self._is_changing, self._is_exploration = is_changing, False
+        self._is_changing, self._is_exploration, self._num_accepted = is_changing, False, 0
         return num_sequences > 0 and self._costs[num_sequences.bit_length()].is_known
 
     def depths(self, sequences: list[Sequence], limits: list[int]) -> list[int]:
@@ -70,7 +67,7 @@ class AdaptiveDepth:
             best = self._best_depths(levels, costs.all())
             if self._is_changing or costs.until_exploration > 0:
                 if not any(best):
-                    self._num_backing_off = max(0, min(_BACK_OFF_STEPS, costs.until_exploration - 1))
+                    self._num_backing_off = max(0, min(_BACK_OFF_STEPS, int(costs.until_exploration) - 1))
                 return [min(depth, max(0, limit)) for depth, limit in zip(best, limits, strict=True)]
             optimistic = [(3 * level + _LEVELS) // 4 for level in levels]
             self._explore(costs, _mean(best), _mean(self._best_depths(optimistic, costs.all(is_exploration=True))))
@@ -84,6 +81,7 @@ class AdaptiveDepth:
     def learn(self, sequence: Sequence, num_drafted: int, accepted: tuple[int, ...]) -> None:
         """Move the sequence's acceptance rate, and that of all."""
         acceptance = self._acceptance_of(sequence)
+        self._num_accepted += len(accepted)
         for place, expected in enumerate(itertools.accumulate([acceptance] * min(num_drafted, self._max_depth), mul)):
             self._expected[place] += _ENGINE_WEIGHT * (expected - self._expected[place])
             self._accepted[place] += _ENGINE_WEIGHT * ((place in accepted) - self._accepted[place])
@@ -95,9 +93,15 @@ class AdaptiveDepth:
 
     def time(self, num_sequences: int, num_drafted: int, duration_s: float) -> None:
         """Take in how long a step took, unless the clock is too coarse to tell."""
-        if duration_s > 0:
-            depth = min(self._max_depth, -(-num_drafted // num_sequences))
-            costs = self._costs[num_sequences.bit_length()]
+        if duration_s <= 0:
+            return
+        depth, costs = min(self._max_depth, -(-num_drafted // num_sequences)), self._costs[num_sequences.bit_length()]
+        if self._is_exploration:
+            # With what steps before have put off; less what drafts have brought where none would have been made.
+            num_lost = costs.num_steps(self._exploited, duration_s) - 1.0
+            costs.charge(abs(num_lost) if self._exploited else num_lost - self._num_accepted / num_sequences)
+        # A proposer that was asked in vain has computed all the same: that is no cost of steps without drafts.
+        if depth or not (self._is_exploration and self._explored):
             costs.measure(depth, duration_s, is_exploration=self._is_exploration)
 
     def _switch_to(self, num_sequences: int) -> None:
@@ -110,10 +114,8 @@ class AdaptiveDepth:
         """Choose no drafts, which others are compared with, or the depth that is best if more drafts are accepted."""
         self._num_explorations += 1
         self._explored = 0 if best and (hoped == best or self._num_explorations % 2) else max(1, hoped)
-        self._num_exploring = MEASURED_STEPS
-        known = costs.all(is_exploration=True)
-        num_lost_steps = MEASURED_STEPS * abs(known[self._explored] / known[best] - 1.0)
-        costs.until_exploration = max(_BACK_OFF_STEPS, round(num_lost_steps / _EXPLORATION_SHARE))
+        self._num_exploring, self._exploited = MEASURED_STEPS, best
+        costs.until_exploration = _BACK_OFF_STEPS
 
     def _best_depths(self, levels: list[int], costs: list[float]) -> list[int]:
         """Return the depths, by sequence, that make the most tokens a second; `levels` are of their acceptance."""
@@ -143,7 +145,6 @@ class AdaptiveDepth:
         return (1 + _FIRST_ACCEPTANCE) / 2 if self._drafts_predictions and sequence.prediction else self._acceptance
 
 
-def _mean(depths: Iterable[int]) -> int:
+def _mean(depths: list[int]) -> int:
     """Return the mean depth, rounded up: the first draft of a step may cost more than any other."""
-    values = list(depths)
-    return -(-sum(values) // len(values))
+    return -(-sum(depths) // len(depths))

@@ -10,6 +10,9 @@ MEASURED_STEPS = 4
 
 _PACE_WEIGHT = 0.05
 
+_EXPLORATION_SHARE = 0.01
+"""Share of all time that exploration may lose."""
+
 
 class StepCosts:
     """Times of steps over a pace that all depths share, and how long it is until another depth should be explored.
@@ -25,7 +28,7 @@ class StepCosts:
         self._pace_s = 0.0
         self._costs: list[float | None] = [None] * (max_depth + 1)
         self._samples: list[list[float]] = [[] for _ in self._costs]
-        self.until_exploration = 0
+        self.until_exploration = 0.0
 
     @property
     def is_known(self) -> bool:
@@ -45,6 +48,17 @@ class StepCosts:
             measured = statistics.median(samples[1:])
             self._costs[depth] = measured if cost is None else (cost + measured) / 2
             samples.clear()
+
+    def num_steps(self, depth: int, duration_s: float) -> float:
+        """Return how many steps of a depth take as long; that of no drafts is known."""
+        return duration_s / self._pace_s / self.all(is_exploration=True)[depth]
+
+    def charge(self, num_steps: float) -> None:
+        """Put the next exploration off for as long as makes these steps, which this one has lost, its share of all.
+
+        A step that was long because the host paused counts up to a limit.
+        """
+        self.until_exploration += min(max(0.0, num_steps), 1 / _EXPLORATION_SHARE) / _EXPLORATION_SHARE
 
     def resume(self) -> None:
         """Say that steps of another size came in between: the pace is an old one for some steps."""

@@ -253,6 +253,23 @@ def test_exploration_loses_no_more_than_its_share_however_expensive_it_is() -> N
     assert world.run(20_000) > 0.98 * world.plain()
 
 
+def test_exploration_loses_no_more_than_its_share_where_steps_before_have_put_work_off() -> None:
+    world, num_put_off = World(compute_bound, [0.3] * 4), 0
+
+    def step_s(num_tokens: int) -> float:
+        nonlocal num_put_off
+        if num_tokens == 4:
+            num_put_off = min(num_put_off + 4, 600)
+            return compute_bound(4)
+        # What a proposer has to know of the tokens before, it computes when it is asked.
+        late_s, num_put_off = 0.2 * num_put_off, 0
+        return compute_bound(num_tokens) + late_s
+
+    world.step_s = step_s
+    world.run(500)
+    assert world.run(20_000) > 0.98 * world.plain()
+
+
 def test_exploration_waits_after_steps_of_another_size() -> None:
     world = World(lambda num_tokens: 1.0 + 0.2 * (num_tokens - 1), [0.9])
     world.run(3000)
