@@ -151,6 +151,19 @@ inline float horizontal_sum(Floats vector) {
   }
 }
 
+// Says whether any lane of a comparison holds.
+inline bool any(Ints mask) {
+#if defined(__AVX512F__)
+  return _mm512_test_epi32_mask((__m512i)mask, (__m512i)mask) != 0;
+#elif defined(__AVX2__)
+  return _mm256_movemask_ps((__m256)mask) != 0;
+#else
+  int32_t lanes = 0;
+  for (int i = 0; i < kLanes; ++i) lanes |= mask[i];
+  return lanes != 0;
+#endif
+}
+
 // exp(x) for x <= 0 (results below 2^-126 come out as about 2^-126): range reduction by ln 2, then the degree-5 polynomial of Cephes' expf.
 inline Floats exp_nonpositive(Floats x) {
   x = x < -87.33f ? splat(-87.33f) : x;

@@ -19,7 +19,7 @@ namespace headrace {
 namespace {
 
 constexpr int kItemRows = 48;             // Rows of an item at most, unless more heads share one KV head.
-constexpr int kSequencesPerThread = 4;    // From which on an item takes all KV heads of a decoded sequence.
+constexpr int kItemsPerThread = 2;        // Items of decoded sequences take as many KV heads as leave so many items.
 constexpr int64_t kSerialWork = 1 << 17;  // Multiply-adds below which waking other threads costs more than it saves.
 
 // Whether queries of bf16 are multiplied with keys of bf16, which those in eight bits become.
@@ -167,8 +167,11 @@ struct Sequence {
 
   Span<Cache> span(int number) const {
     const CacheStrides &key = a.key_strides, &value = a.value_strides;
-    Span<Cache> span{{}, key.token, value.token, key.head, value.head, a.head_dim, a.value_dim, a.block_size};
-    for (int t = 0; t < kSpanTiles; ++t) span.tiles[t] = tile(number * kSpanTiles + t);
+    Span<Cache> span{{}, key.token, value.token, key.head, value.head, a.head_dim, a.value_dim, a.block_size, true};
+    for (int t = 0; t < kSpanTiles; ++t) {
+      span.tiles[t] = tile(number * kSpanTiles + t);
+      span.is_whole &= span.tiles[t].count == kTile;
+    }
     return span;
   }
 };
@@ -256,11 +259,14 @@ struct Cursor {
   }
 };
 
-// A sequence's KV heads lie side by side in memory, so one item takes all of them where there are sequences enough to
-// keep all threads busy.
+// A sequence's KV heads lie side by side in memory, so an item takes as many of them as leave work to all threads.
 int heads_per_decode(const AttentionArguments& a, const Division& division) {
-  const bool is_busy = a.num_seqs >= kSequencesPerThread * omp_get_num_threads();
-  return is_busy && a.num_heads <= division.max_rows ? a.num_kv_heads : 1;
+  const int num_threads = omp_get_num_threads(), num_items = num_threads == 1 ? 1 : kItemsPerThread * num_threads;
+  int heads = division.parts == 1 ? a.num_kv_heads : 1;
+  while (heads > 1 && (a.num_kv_heads % heads || heads * division.group > division.max_rows ||
+                       a.num_seqs * (a.num_kv_heads / heads) < num_items))
+    --heads;
+  return heads;
 }
 
 bool is_serial(const AttentionArguments& a, int num_threads) {

@@ -32,8 +32,14 @@ inline Floats put_weights(float* target, Floats weights) {
 }
 
 inline Floats put_weights(bfloat16* target, Floats weights) {
+#ifdef __AVX512BF16__
+  const __m256i rounded = (__m256i)_mm512_cvtneps_pbh((__m512)weights);
+  std::memcpy(target, &rounded, sizeof(rounded));
+  return (Floats)_mm512_slli_epi32(_mm512_cvtepu16_epi32(rounded), 16);
+#else
   store(target, weights);
   return load(target);
+#endif
 }
 
 // Which of the keys from `distance` before a row's own on are hidden.
@@ -49,6 +55,24 @@ inline Ints hidden_lanes(uint64_t hidden, int distance) {
   for (int t = 0; t < kSpanTiles; ++t) scores[t] = tangent(scores[t] * scale);
 }
 
+// Which keys of a tile a row sees.
+template <typename Word, typename Cache>
+inline Ints seen_keys(const QueryRows<Word>& rows, int row, const Tile<Cache>& tile) {
+  const int begin = rows.first_position[row] - tile.start;
+  const int end = std::min(rows.last_position[row] + 1 - tile.start, tile.count);
+  Ints seen = (kLaneNumbers >= begin) & (kLaneNumbers < end);
+  if (rows.hidden[row]) seen &= ~hidden_lanes(rows.hidden[row], rows.last_position[row] - tile.start);
+  return seen;
+}
+
+// Says whether a row sees all keys of a span.
+template <typename Word, typename Cache>
+inline bool sees_all(const QueryRows<Word>& rows, int row, const Span<Cache>& span) {
+  const Tile<Cache>& last = span.tiles[kSpanTiles - 1];
+  return span.is_whole && !rows.hidden[row] && rows.first_position[row] <= span.tiles[0].start &&
+         rows.last_position[row] >= last.start + kTile - 1;
+}
+
 // Brings a row's maximum, sum and output up to date with its scores of a span; stores the keys' weights. In eight bits
 // the scale of a key multiplies its scores, the scale of a value its weights.
 template <typename Word, typename Cache>
@@ -59,16 +83,14 @@ inline void weigh(QueryRows<Word>& rows, int row, const Span<Cache>& span, const
   if constexpr (EightBits<Cache>::kIs)
     for (int t = 0; t < kSpanTiles; ++t) scores[t] *= packed.scales[t].key;
   if (rows.cap_scale > 0.0f) cap_scores(scores, rows.cap_scale);
+  const bool has_hidden = !sees_all(rows, row, span);
   for (int t = 0; t < kSpanTiles; ++t) {
-    const Tile<Cache>& tile = span.tiles[t];
-    const int begin = rows.first_position[row] - tile.start;
-    const int end = std::min(rows.last_position[row] + 1 - tile.start, tile.count);
-    Ints seen = (kLaneNumbers >= begin) & (kLaneNumbers < end);
-    if (rows.hidden[row]) seen &= ~hidden_lanes(rows.hidden[row], rows.last_position[row] - tile.start);
-    scores[t] = seen ? scores[t] * rows.scale : unseen;
+    scores[t] *= rows.scale;
+    if (has_hidden) scores[t] = seen_keys(rows, row, span.tiles[t]) ? scores[t] : unseen;
     best = scores[t] > best ? scores[t] : best;
   }
-  const float previous = rows.maximum[row], maximum = std::max(previous, horizontal_max(best));
+  const float previous = rows.maximum[row];
+  const float maximum = any(best > previous) ? std::max(previous, horizontal_max(best)) : previous;
   if (maximum != previous) {
     const Floats correction = exp_nonpositive(splat(previous - maximum));
     rows.maximum[row] = maximum;
@@ -87,13 +109,27 @@ inline void weigh(QueryRows<Word>& rows, int row, const Span<Cache>& span, const
   }
 }
 
+// Adds the products of R rows and a panel to sums, which are in registers meanwhile: an array that others know would be
+// written behind each word.
+template <int R, typename Word>
+[[gnu::noinline]] void add_products(Floats (*sums)[kPanelVectors], const int32_t* panel, int words, const Word* x,
+                                    int64_t x_stride) {
+  if (words <= 0) return;
+  NothingAhead ahead;
+  Floats kept[R][kPanelVectors];
+  for (int r = 0; r < R; ++r)
+    for (int v = 0; v < kPanelVectors; ++v) kept[r][v] = sums[r][v];
+  multiply_panel<Word, R>(kept, panel, words, x, x_stride, ahead);
+  for (int r = 0; r < R; ++r)
+    for (int v = 0; v < kPanelVectors; ++v) sums[r][v] = kept[r][v];
+}
+
 // Advances R rows by one span. A key that a row does not see has weight 0 there.
 template <int R, typename Word, typename Cache>
 inline void advance(QueryRows<Word>& rows, int row, const Span<Cache>& span, const PackedSpan<Word>& packed) {
-  NothingAhead ahead;
   const int key_words = (span.head_dim + kPerWord<Word> - 1) / kPerWord<Word>;
   Floats sums[R][kPanelVectors] = {};
-  multiply_panel<Word, R>(sums, packed.keys, key_words, rows.query + row * rows.width, rows.width, ahead);
+  add_products<R>(sums, packed.keys, key_words, rows.query + row * rows.width, rows.width);
   alignas(64) Word weights[R * kSpanKeys];
   for (int r = 0; r < R; ++r) weigh(rows, row + r, span, packed, sums[r], weights + r * kSpanKeys);
   const int value_words = (packed.num_keys + kPerWord<Word> - 1) / kPerWord<Word>;
@@ -102,7 +138,7 @@ inline void advance(QueryRows<Word>& rows, int row, const Span<Cache>& span, con
     const int32_t* panel = packed.values + first * (kSpanKeys / kPerWord<Word>);
     for (int r = 0; r < R; ++r)
       for (int v = 0; v < kPanelVectors; ++v) sums[r][v] = load(output + r * rows.value_width + v * kLanes);
-    multiply_panel<Word, R>(sums, panel, value_words, weights, kSpanKeys, ahead);
+    add_products<R>(sums, panel, value_words, weights, kSpanKeys);
     for (int r = 0; r < R; ++r)
       for (int v = 0; v < kPanelVectors; ++v) store(output + r * rows.value_width + v * kLanes, sums[r][v]);
   }

@@ -33,6 +33,7 @@ struct Span {
   int64_t key_stride, value_stride;            // Elements from one token to the next,
   int64_t key_head_stride, value_head_stride;  // and from one KV head to the next.
   int head_dim, value_dim, block_size;
+  bool is_whole;  // All tiles are full, and no position lies between them.
 };
 
 // The span for a KV head that is `head` after the one of `span`.
@@ -136,28 +137,32 @@ struct RowsAhead {
   }
 };
 
-// Lays keys side by side: a vector of each word, with that word of every key of the tile.
+// Lays keys side by side: a vector of each word, with that word of every key of the tile. Words that are whole stay in
+// registers: where some may be missing, the block goes through memory.
+template <typename Word, bool kIsWhole, typename Cache>
+inline void pack_key_words(const Tile<Cache>& tile, const Span<Cache>& span, int first, int32_t* target,
+                           RowsAhead<Cache> ahead) {
+  Ints block[kLanes];
+  const Cache* key = tile.keys + first;
+  const int count = kIsWhole ? kLanes * kPerWord<Word> : span.head_dim - first;
+#pragma GCC unroll 16
+  for (int j = 0; j < kLanes; ++j, key += span.key_stride) {
+    block[j] = kIsWhole || j < tile.count ? load_words<Word>(key, count) : Ints{};
+    ahead.ask(j, first);
+  }
+  transpose(block);
+#pragma GCC unroll 16
+  for (int word = 0; word < kLanes; ++word) std::memcpy(target + word * kPanel, &block[word], sizeof(Ints));
+}
+
 template <typename Word, typename Cache>
 inline void pack_keys(const Tile<Cache>& tile, const Span<Cache>& span, int32_t* target, RowsAhead<Cache> ahead) {
   constexpr int kElements = kLanes * kPerWord<Word>;
-  for (int first = 0; first < span.head_dim; first += kElements) {
-    Ints block[kLanes];
-    const Cache* key = tile.keys + first;
-    const int count = span.head_dim - first;
-    if (tile.count == kLanes && count >= kElements) {
-      for (int j = 0; j < kLanes; ++j, key += span.key_stride) {
-        block[j] = load_words<Word>(key, kElements);
-        ahead.ask(j, first);
-      }
-    } else {
-      for (int j = 0; j < kLanes; ++j, key += span.key_stride) {
-        block[j] = j < tile.count ? load_words<Word>(key, count) : Ints{};
-        ahead.ask(j, first);
-      }
-    }
-    transpose(block);
-    for (int word = 0; word < kLanes; ++word)
-      std::memcpy(target + (first / kPerWord<Word> + word) * kPanel, &block[word], sizeof(Ints));
+  for (int first = 0; first < span.head_dim; first += kElements, target += kLanes * kPanel) {
+    if (tile.count == kTile && span.head_dim - first >= kElements)
+      pack_key_words<Word, true>(tile, span, first, target, ahead);
+    else
+      pack_key_words<Word, false>(tile, span, first, target, ahead);
   }
 }
 
