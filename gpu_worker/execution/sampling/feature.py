@@ -50,7 +50,8 @@ class Feature(Protocol):
 
         Args:
             sampled: The rows of logits.
-            places: Those whose sequence asks for the feature, at least one.
+            places: Those whose sequence asks for the feature, at least one. The same array as in the step before where
+                the rows are the same and none was assigned since.
             upload: Carries what the device needs.
         """
         ...

@@ -26,6 +26,9 @@ class GrammarMask:
         self._num_words = -(-vocab_size // 32)
         self._device = device
         self._constraints: dict[int, OutputConstraint] = {}
+        # Those of the last step, and its places: the sampler hands the same on as long as no row changes.
+        self._asking: list[OutputConstraint] = []
+        self._places: Int64s | None = None
         self._words: Int32s = np.zeros((num_rows, self._num_words), dtype=np.int32)
         self._masks = HostMasks(self._words)
 
@@ -37,10 +40,14 @@ class GrammarMask:
         """See `Feature`."""
         assert sequence.constraint is not None, "a sequence with a grammar has no constraint"
         self._constraints[row] = sequence.constraint
+        self._places = None
 
     def stage(self, sampled: SampledRows, places: Int64s, upload: Upload) -> StagedGrammarMask:
         """See `Feature`."""
-        constraints = [self._constraints[row] for row in sampled.rows[places].tolist()]
+        if places is not self._places:
+            self._asking = [self._constraints[row] for row in sampled.rows[places].tolist()]
+            self._places = places
+        constraints = self._asking
         paths = None if sampled.paths is None else [sampled.paths[place] for place in places.tolist()]
         masks = self._masks_of(len(constraints))
         return StagedGrammarMask(upload.add(places), constraints, paths, masks, self._device)

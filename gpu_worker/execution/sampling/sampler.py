@@ -78,6 +78,22 @@ class DrawnTokens(Struct, frozen=True, gc=False):
     scores: TokenScores | None = None
 
 
+class _Asked(Struct, frozen=True, gc=False):
+    """What the rows of a step ask for; a step of the same rows asks for the same.
+
+    Attributes:
+        rows: Their numbers, as bytes.
+        may_truncate: Whether any draws from a part of its distribution.
+        logprobs: Places of those that report log probabilities; None without.
+        features: Those that are asked for, each with the places of the rows that do.
+    """
+
+    rows: bytes
+    may_truncate: bool
+    logprobs: Int64s | None
+    features: list[tuple[Feature, Int64s]]
+
+
 class Sampler:
     """Owns what is kept of sampling for each row of the batch."""
 
@@ -89,6 +105,7 @@ class Sampler:
         # What each row asks for: the bits below, and above them one for each feature.
         self._asks = np.zeros(num_rows, dtype=np.int64)
         self._is_any_asking = False
+        self._asked: _Asked | None = None
 
     def assign(self, newcomers: Values[Sequence], upload: Upload) -> None:
         """Keep what sequences ask for that were given a row."""
@@ -105,6 +122,7 @@ class Sampler:
                     self._asks[row] |= 1 << bit
         # Rows that nobody has any more count too: then a step looks at its rows.
         self._is_any_asking = bool(self._asks.any())
+        self._asked = None
 
     def _asked_by(self, sampling: Sampling) -> int:
         truncation = _TRUNCATION if self._distributions.is_truncated_by(sampling) else 0
@@ -115,17 +133,29 @@ class Sampler:
         if not self._is_any_asking:
             draw = self._distributions.stage(sampled, upload, may_truncate=False)
             return StagedSampling(upload.add(sampled.rows), draw)
-        asks = self._asks[sampled.rows]
-        asked = int(np.bitwise_or.reduce(asks))
-        draw = self._distributions.stage(sampled, upload, may_truncate=bool(asked & _TRUNCATION))
+        asked = self._asked_in(sampled.rows)
+        draw = self._distributions.stage(sampled, upload, may_truncate=asked.may_truncate)
         staged = StagedSampling(upload.add(sampled.rows), draw)
-        if asked & _LOGPROBS:
-            staged.logprobs = self._logprobs.stage(sampled, _places(asks & _LOGPROBS), upload)
-        if asked >> _NUM_BITS:
-            for bit, feature in enumerate(self._features, start=_NUM_BITS):
-                if asked >> bit & 1:
-                    staged.features.append(feature.stage(sampled, _places(asks & 1 << bit), upload))
+        if asked.logprobs is not None:
+            staged.logprobs = self._logprobs.stage(sampled, asked.logprobs, upload)
+        for feature, places in asked.features:
+            staged.features.append(feature.stage(sampled, places, upload))
         return staged
+
+    def _asked_in(self, rows: Int64s) -> _Asked:
+        """Return what these rows ask for, which is usually what those of the step before did."""
+        key, asked = rows.tobytes(), self._asked
+        if asked is None or asked.rows != key:
+            asks = self._asks[rows]
+            of_any = int(np.bitwise_or.reduce(asks))
+            logprobs = _places(asks & _LOGPROBS) if of_any & _LOGPROBS else None
+            features = [
+                (feature, _places(asks & 1 << bit))
+                for bit, feature in enumerate(self._features, start=_NUM_BITS)
+                if of_any >> bit & 1
+            ]
+            self._asked = asked = _Asked(key, bool(of_any & _TRUNCATION), logprobs, features)
+        return asked
 
     def sample(self, logits: torch.Tensor, staged: StagedSampling) -> DrawnTokens:
         """Draw a token for each row.
