@@ -65,6 +65,7 @@ SCENARIOS: dict[str, Scenario] = {
 QUICK: dict[str, int | None] = {
     "worker-sigkill": 300,
     "worker-sigstop": 300,
+    "worker-sigterm": 200,
     "nats-restart": 200,
     "redis-faults": 200,
     "poison": None,
