@@ -134,3 +134,20 @@ async def test_drain_hands_over_a_request_that_is_being_encoded(
     await answer.wait()
     assert [delta.finish is not None and delta.finish.reason for delta in answer.deltas] == ["handoff"]
     await gateway.wait_until_acknowledged()
+
+
+async def test_prediction_is_encoded_as_what_follows_a_prompt_and_begins_none(
+    make_worker: MakeWorker, gateway: TestGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = await make_worker()
+    encoder = worker.worker.consumer._interactive._intake._encoder
+    encode = encoder.encode
+    asked: list[tuple[object, bool]] = []
+
+    async def watched(prompt: Any, **options: Any) -> Any:
+        asked.append((prompt, options["add_special_tokens"]))
+        return await encode(prompt, **options)
+
+    monkeypatch.setattr(encoder, "encode", watched)
+    await gateway.ask("x = ", prediction="1 + 1")
+    assert asked == [("x = ", True), ("1 + 1", False)]
