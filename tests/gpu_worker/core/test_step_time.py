@@ -116,3 +116,22 @@ def test_covariance_stays_one_however_long_parts_are_not_seen(monkeypatch: pytes
     for part, row in enumerate(rows):
         assert 0 < row[part] <= _FIRST_DEVIATION**2 * 1.001
         assert row == pytest.approx([other[part] for other in rows])
+
+
+def test_of_steps_alike_in_a_row_one_in_four_is_taken_in() -> None:
+    taken: list[tuple[int, int, int]] = []
+
+    class Watched(StepTimeModel):
+        def observe(self, num_interactive: int, num_batch: int, num_more_tokens: int, duration_s: float) -> None:
+            taken.append((num_interactive, num_batch, num_more_tokens))
+            super().observe(num_interactive, num_batch, num_more_tokens, duration_s)
+
+    def plan(num_tokens: int) -> StepPlan:
+        return StepPlan(1, [ScheduledSequence(make_sequence(num_tokens), 0, num_tokens, True)], num_tokens)
+
+    model = Watched()
+    for num_tokens in (1, 1, 1, 1, 1, 1, 9, 1, 1, 9):
+        model.observe_step(plan(num_tokens), 0, 0.01)
+    model.observe_step(plan(9), 3, 0.01)
+    # The first of each kind at once, and of six alike the first and the fifth.
+    assert taken == [(1, 0, 0), (1, 0, 0), (1, 0, 8), (1, 0, 0), (1, 0, 8), (1, 0, 11)]
