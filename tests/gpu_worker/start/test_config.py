@@ -35,7 +35,7 @@ DEMO_MODEL = Path("ops/demo_model/model")
         ("block_size", "0", "0 is too small; the least allowed is 1"),
         ("block_size", "16.5", "'16.5' is not a whole number"),
         ("num_blocks", "0", "0 is too small; the least allowed is 1"),
-        ("kv_cache_bytes", "4GB", "'4GB' is not a whole number"),
+        ("kv_cache_bytes", "4 apples", "'4 apples' is not a whole number"),
         ("dtype", "int8", "'int8' is not one of auto, float32, bfloat16, float16"),
     ],
 )
