@@ -20,7 +20,8 @@ JOB_TOKENS = 80
 
 @pytest.fixture(scope="module")
 def four_slots(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
-    environ = {"HEADRACE_MAX_NUM_SEQS": "4"}
+    # So much slowdown holds nothing back for people: batch jobs take all slots at once.
+    environ = {"HEADRACE_MAX_NUM_SEQS": "4", "HEADRACE_BATCH_SLOWDOWN": "1"}
     arguments = ("--simulate", str(STEP_S * 1000))
     with running_system(tmp_path_factory.mktemp("four-slots"), *arguments, environ=environ) as running:
         yield running

@@ -71,8 +71,9 @@ async def test_errors_of_every_path_have_the_form_of_the_client_that_asks(gatewa
             assert answer.headers["request-id"] == answer.headers["x-request-id"]
 
 
-async def test_errors_have_anthropics_form(gateway: GatewayProcess) -> None:
-    async with httpx2.AsyncClient() as http:
+async def test_errors_have_anthropics_form(gateway: GatewayProcess, nats_url: str) -> None:
+    # While no worker at all is heard no model is unknown.
+    async with known_worker(nats_url, gateway), httpx2.AsyncClient() as http:
         for path in ("/v1/messages", "/v1/messages/count_tokens"):
             url = gateway.url + path
             answer = await http.post(url, json=body("m"))

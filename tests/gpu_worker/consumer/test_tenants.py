@@ -41,7 +41,7 @@ def test_tenant_is_in_the_hash_of_every_block(gateway: TestGateway) -> None:
         sequence = reader.sequence(gateway.request(LONG, tenant=tenant), tenant, prompt_ids, [])
         pool = BlockPool(256)
         sequence.block_table = pool.allocate(len(prompt_ids) // 16)
-        PrefixCache(pool, 16).publish(sequence, len(prompt_ids) // 16 * 16)
+        PrefixCache(pool, 16).publish([(sequence, len(prompt_ids) // 16 * 16)])
         digests.append(set(sequence.block_digests))
     assert len(digests[0]) == len(digests[1]) == len(prompt_ids) // 16
     assert not digests[0] & digests[1]

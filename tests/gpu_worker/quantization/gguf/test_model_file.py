@@ -32,7 +32,9 @@ def test_directory_in_hugging_faces_format_is_left_alone(tmp_path: Path) -> None
 def test_other_paths_are_no_gguf_files(tmp_path: Path, name: str) -> None:
     (tmp_path / "model.safetensors").touch()
     assert find_gguf(tmp_path / name) is None
-    with pytest.raises(ConfigError, match=r"no directory of a model in Hugging Face's format, no \.gguf file, and no id at the hub"):
+    with pytest.raises(
+        ConfigError, match=r"no directory of a model in Hugging Face's format, no \.gguf file, and no id at the hub"
+    ):
         read_model_directory(tmp_path / name)
 
 
