@@ -42,6 +42,8 @@ test computing-tests waiting-tests: export PYTHONDONTWRITEBYTECODE =
 
 ifeq ($(strip $(ARGS)),)
 test: $(VENV)/.test
+	@echo "compiling the CPU kernels, once"
+	@$(BIN)/python -c "from kernels.cpu_library import compile_cpu_library; compile_cpu_library(lambda *_: None)"
 	@$(MAKE) --no-print-directory -k -j 2 computing-tests waiting-tests
 
 computing-tests:

@@ -11,7 +11,7 @@ import contextlib
 import logging
 import os
 import ssl
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Literal
 
 from nats.aio.client import Client
@@ -110,7 +110,7 @@ async def connect(
     log = _ErrorLog(client, on_error)
     try:
         async with asyncio.timeout(timeout_s):
-            await client.connect(
+            connecting = client.connect(
                 servers=[part.strip() for part in url.split(",")],
                 name=name,
                 error_cb=log.report,
@@ -122,6 +122,7 @@ async def connect(
                 **tls,
                 **_OPTIONS,
             )
+            await _cancellable(connecting)
             await _check_inbox(client, url, role, scope, log)
     except (TimeoutError, OSError, NatsError):
         await _discard(client)
@@ -137,6 +138,22 @@ async def connect(
     log.was_connected = True
     await _check_version(client)
     return client
+
+
+async def _cancellable(work: Coroutine[Any, Any, None]) -> None:
+    """Wait for work, and end it when we are cancelled, however often it takes.
+
+    Before Python 3.12 `asyncio.wait_for`, with which the client connects, loses a cancellation that comes in the moment
+    in which a server refuses the connection: Ctrl-C did nothing.
+    """
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.wait({task})
+    finally:
+        while not task.done():
+            task.cancel()
+            await asyncio.wait({task}, timeout=0.1)
+    await task
 
 
 def has_jetstream(client: Client) -> bool:

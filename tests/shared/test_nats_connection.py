@@ -100,3 +100,26 @@ async def test_killed_server_is_noticed_and_found_again(start_nats: Callable[...
     await client.publish("s", b"x")
     assert await asyncio.wait_for(received.get(), 5) == b"x"
     await client.close()
+
+
+async def test_interrupt_that_the_client_loses_ends_the_wait_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    num_lost = 0
+
+    async def connect_as_wait_for_does(self: object, **options: object) -> None:
+        nonlocal num_lost
+        while num_lost < 3:
+            try:
+                await asyncio.sleep(30)
+            except asyncio.CancelledError:
+                num_lost += 1
+        await asyncio.sleep(30)
+
+    monkeypatch.setattr("shared.nats_connection.NatsClient.connect", connect_as_wait_for_does)
+    waiting = asyncio.create_task(connect("nats://127.0.0.1:1", role="batch", name="test"))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    waiting.cancel()
+    async with asyncio.timeout(10):
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+    assert num_lost == 3
