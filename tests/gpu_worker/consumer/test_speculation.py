@@ -4,11 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
+import pytest
+
+from ops.bench.spec.fixed_depth import FixedDepth
 from shared.sampling import Sampling
 from tests.gpu_worker.consumer.harness import TOKENIZER, RunningWorker, TestGateway
 
 REAL = {"simulate": None, "device": "cpu", "num_threads": 1, "num_blocks": 400, "max_num_seqs": 8}
 MakeWorker = Callable[..., Awaitable[RunningWorker]]
+
+
+@pytest.fixture(autouse=True)
+def always_drafting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether drafts are worth their time is measured, and another answer on a busy machine; here they are made."""
+    monkeypatch.setattr("gpu_worker.start.engine_setup.AdaptiveDepth", lambda depth, **_: FixedDepth(depth))
 
 
 async def test_predicted_answer_is_the_same_and_its_accepted_tokens_are_counted(
