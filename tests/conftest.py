@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -19,6 +20,12 @@ if not any(Path("/dev").glob("nvidia[0-9]*")):
     os.environ.setdefault("TRITON_INTERPRET", "1")
 # Tests share their cores with other tests: threads that wait for each other must not hold one meanwhile.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+
+def pytest_sessionstart() -> None:
+    """Let the processes that tests start be interrupted: they inherit that SIGINT is ignored from a shell's `... &`."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -68,9 +68,11 @@ async def test_what_is_generated_while_nats_and_then_the_gateway_are_away_arrive
     await gateway.start()
     answer = await gateway.publish(gateway.request(sampling=Sampling(max_tokens=60, ignore_eos=True)))
     await answer.wait_for_tokens(5)
+    # In this order: what is sent to a NATS where nobody listens any more would be lost however long that lasts.
+    server.kill()
     await nats.close()
     num_before = len(answer.token_ids)
-    server.restart()
+    server.start()
     await wait_until(lambda: worker.nats.stats["reconnects"] == 1)
     await asyncio.sleep(0.2)
     nats = await connect(server.url, role="gateway", name="test")
