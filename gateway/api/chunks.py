@@ -13,10 +13,15 @@ import msgspec
 from gateway.api.details import ChoiceDetails
 from gateway.api.identity import AnswerIdentity
 from gateway.api.logprobs import chat_logprobs, completion_logprobs, first_token_text
-from gateway.http1.dialect import server_sent_event
+from gateway.http1.dialect import one_line, server_sent_event
 from shared.messages import Delta, TokenLogprob
 
 encode_json = msgspec.json.Encoder().encode
+
+
+def encode_text(text: str) -> bytes:
+    """Return a text as JSON for an event."""
+    return encode_json(text) if text.isascii() else one_line(encode_json(text))
 
 
 def usage_event(identity: AnswerIdentity, usage: dict[str, Any]) -> bytes:
@@ -68,7 +73,7 @@ class ChoiceChunks:
             if not delta.text:
                 return b""
             self.prepare()
-            return self.prefix + encode_json(delta.text) + self.suffix
+            return self.prefix + encode_text(delta.text) + self.suffix
         return self._chunk(delta.text, self._logprobs(delta))
 
     def finish(self, reason: str, more: Mapping[str, str]) -> bytes:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gateway.api.chunks import ChoiceChunks, encode_json
+from gateway.api.chunks import ChoiceChunks, encode_json, encode_text
 from gateway.api.details import ChoiceDetails
 from gateway.api.identity import AnswerIdentity
 from gateway.api.logprobs import chat_logprobs
@@ -93,4 +93,4 @@ class ReadChunks(ChoiceChunks):
 
     @staticmethod
     def _fill(template: list[bytes], text: str) -> bytes:
-        return encode_json(text).join(template)
+        return encode_text(text).join(template)

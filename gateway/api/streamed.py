@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gateway.api.answer import ResponseHead
-from gateway.api.chunks import ChoiceChunks, encode_json, usage_event
+from gateway.api.chunks import ChoiceChunks, encode_text, usage_event
 from gateway.api.context_end import context_fields
 from gateway.api.details import ChoiceDetails, DetailedSink
 from gateway.api.event_answer import EventAnswer
@@ -39,7 +39,7 @@ class StreamedChoice:
         """Turn a delta into events. The first branch runs once per token and stream: it is the hot path."""
         if self._is_plain and delta.finish is None and delta.logprobs is None:
             if delta.text:
-                self._stream.send(self._prefix + encode_json(delta.text) + self._suffix)
+                self._stream.send(self._prefix + encode_text(delta.text) + self._suffix)
             return
         self._deliver_any(delta)
 

@@ -6,7 +6,7 @@ import json
 import math
 from typing import Any
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gateway.api.chunks import ChoiceChunks, usage_event
@@ -18,6 +18,7 @@ from shared.messages import Delta, Finish, TokenLogprob, Usage
 
 CHAT = AnswerIdentity("chatcmpl-1", "chat", "m", 7)
 COMPLETION = AnswerIdentity("cmpl-1", "completion", "m", 7)
+LINE_ENDS = "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029\\\u2028"
 
 
 def entry(token: str, logprob: float = -0.5, top: tuple[TokenLogprob, ...] = ()) -> TokenLogprob:
@@ -28,10 +29,13 @@ def parse(event: bytes) -> dict[str, Any]:
     assert event.startswith(b"data: ")
     assert event.endswith(b"\n\n")
     assert event.count(b"\n") == 2
+    # As clients split a stream that take it for a text.
+    assert len(event.decode().splitlines()) == 2
     parsed: dict[str, Any] = json.loads(event[6:])
     return parsed
 
 
+@example(LINE_ENDS, CHAT, False)
 @given(st.text(), st.sampled_from([CHAT, COMPLETION]), st.booleans())
 def test_any_text_survives_the_template(text: str, identity: AnswerIdentity, with_usage: bool) -> None:
     chunks = ChoiceChunks(identity, 3, with_usage)
