@@ -19,6 +19,7 @@ from starlette.types import ASGIApp
 
 from gateway.api.endpoint import Endpoint
 from gateway.api.routes import KeyRoute, Routes, RouteServices, dialect_of, error_response
+from gateway.api.unserved_paths import instead_of
 from gateway.errors import ApiError
 from gateway.http1.body import ClientGoneError
 from gateway.http1.dialect import OPENAI, Dialect
@@ -103,7 +104,10 @@ async def _only_post(request: Request) -> Response:
 def _http_error(request: Request, error: Exception, dialect: Dialect) -> Response:
     assert isinstance(error, HTTPException)
     status = error.status_code
-    message = f"{request.method} {request.scope['path'][:128]}: {error.detail}."
+    path = request.scope["path"]
+    message = f"{request.method} {path[:128]}: {error.detail}."
+    if status == 404 and (instead := instead_of(path)) is not None:
+        message = f"{message} {instead}"
     return error_response(
         ApiError(status, message, code=_CODES.get(status), headers=dict(error.headers or {})), dialect
     )

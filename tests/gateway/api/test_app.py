@@ -239,6 +239,32 @@ async def test_unknown_path_wrong_method_and_trailing_slash_have_the_four_keys(h
         assert answer.headers["allow"] == "POST"
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "named"),
+    [
+        ("GET", "/", "/v1/models"),
+        ("POST", "/v1/files", "headrace publish"),
+        ("POST", "/v1/batches", "headrace publish"),
+        ("POST", "/v1/messages/batches", "headrace publish"),
+        ("POST", "/v1/conversations", "previous_response_id"),
+        ("POST", "/v1/audio/transcriptions", "text only"),
+        ("POST", "/v1/images/generations", "text only"),
+        ("GET", "/api/tags", "OpenAI-compatible"),
+        ("POST", "/api/chat", "OpenAI-compatible"),
+        ("POST", "/generate", "/v1/completions"),
+        ("POST", "/v2/embed", "/v1/embeddings"),
+        ("GET", "/metrics", "operator's port"),
+    ],
+)
+async def test_path_of_another_server_is_a_404_that_says_what_stands_for_it(
+    http: httpx2.AsyncClient, method: str, path: str, named: str
+) -> None:
+    error = assert_error(await http.request(method, path), 404, "unknown_url")
+    assert error["message"].startswith(f"{method} {path}: Not Found. ")
+    assert named in error["message"]
+    assert assert_error(await http.get("/v1/nothing"), 404)["message"] == "GET /v1/nothing: Not Found."
+
+
 async def test_head_is_answered_like_get(http: httpx2.AsyncClient) -> None:
     assert (await http.head("/health/live")).status_code == 200
 
