@@ -25,6 +25,7 @@ PYTHON_PACKAGES = {
     "llama_index_client.py": "llama-index-llms-openai-like",
     "dspy_client.py": "dspy",
     "guidellm_tool.py": "guidellm",
+    "agents_sdk_client.py": "openai-agents",
     "aiperf_tool.py": "aiperf",
     "lm_eval_tool.py": "lm_eval[api] transformers",
 }

@@ -9,7 +9,9 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -33,6 +35,7 @@ CLIENTS = {
     "LiteLLM": "python/litellm_client.py",
     "instructor": "python/instructor_client.py",
     "pydantic-ai": "python/pydantic_ai_client.py",
+    "OpenAI Agents": "python/agents_sdk_client.py",
     "llama-index": "python/llama_index_client.py",
     "DSPy": "python/dspy_client.py",
     "curl": "python/curl_client.py",
@@ -41,6 +44,15 @@ CLIENTS = {
     "GuideLLM": "python/guidellm_tool.py",
     "AIPerf": "python/aiperf_tool.py",
     "lm-eval": "python/lm_eval_tool.py",
+}
+# By the name of a system, what makes its model (None: the demo model), and the chat format of its worker.
+MODELS: dict[str, tuple[Callable[[Path], None] | None, str]] = {
+    "demo": (None, "hermes"),
+    # With room for the prompts of coding agents.
+    "long": (save_long_model, "hermes"),
+    "thinking": (save_thinking_model, "hermes-thinking"),
+    # It calls a tool that it was not offered.
+    "calling": (save_calling_model, "hermes"),
 }
 # Those that try what a model does that thinks.
 THINKING = ("openai_client.py", "openai.mjs", "anthropic_client.py", "ai_sdk.mjs", "pydantic_ai_client.py")
@@ -56,40 +68,22 @@ def environment() -> Environment:
 
 
 @pytest.fixture(scope="module")
-def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
-    environ = {"HEADRACE_CHAT_FORMAT": "hermes"}
-    with running_system(tmp_path_factory.mktemp("system"), environ=environ) as system:
-        yield system
+def system_of(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], System]]:
+    """Starts the system of a model when it is first wanted. All run until the last client is done."""
+    with ExitStack() as running:
 
+        @cache
+        def started(name: str) -> System:
+            save, chat_format = MODELS[name]
+            directory = tmp_path_factory.mktemp(name)
+            options: tuple[str, ...] = ()
+            if save is not None:
+                save(directory / "model")
+                options = ("--model", str(directory / "model"))
+            environ = {"HEADRACE_CHAT_FORMAT": chat_format}
+            return running.enter_context(running_system(directory, *options, environ=environ))
 
-@pytest.fixture(scope="module")
-def long_system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
-    """A system whose model has room for the prompts of coding agents."""
-    directory = tmp_path_factory.mktemp("long")
-    save_long_model(directory / "model")
-    environ = {"HEADRACE_CHAT_FORMAT": "hermes"}
-    with running_system(directory, "--model", str(directory / "model"), environ=environ) as system:
-        yield system
-
-
-@pytest.fixture(scope="module")
-def thinking_system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
-    """A system whose model thinks."""
-    directory = tmp_path_factory.mktemp("thinking")
-    save_thinking_model(directory / "model")
-    environ = {"HEADRACE_CHAT_FORMAT": "hermes-thinking"}
-    with running_system(directory, "--model", str(directory / "model"), environ=environ) as system:
-        yield system
-
-
-@pytest.fixture(scope="module")
-def calling_system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
-    """A system whose model calls a tool that it was not offered."""
-    directory = tmp_path_factory.mktemp("calling")
-    save_calling_model(directory / "model")
-    environ = {"HEADRACE_CHAT_FORMAT": "hermes"}
-    with running_system(directory, "--model", str(directory / "model"), environ=environ) as system:
-        yield system
+        yield started
 
 
 @pytest.fixture(scope="module")
@@ -103,10 +97,10 @@ def table() -> Iterator[Cells]:
 
 @pytest.mark.parametrize("client", CLIENTS)
 def test_every_feature_of_the_client_works(
-    client: str, environment: Environment, request: pytest.FixtureRequest, table: Cells, tmp_path: Path
+    client: str, environment: Environment, system_of: Callable[[str], System], table: Cells, tmp_path: Path
 ) -> None:
     script = HERE / CLIENTS[client]
-    system: System = request.getfixturevalue("long_system" if script.name in AGENTS else "system")
+    system = system_of("long" if script.name in AGENTS else "demo")
     info = system.info
     environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {
         "HEADRACE_URL": info["url"],
@@ -117,7 +111,7 @@ def test_every_feature_of_the_client_works(
     }
     for kind, scripts in (("thinking", THINKING), ("calling", CALLING)):
         if script.name in scripts:
-            other: System = request.getfixturevalue(f"{kind}_system")
+            other = system_of(kind)
             prefix = f"HEADRACE_{kind.upper()}"
             environ |= {f"{prefix}_URL": other.url, f"{prefix}_KEY": other.info["api_key"]}
             environ |= {f"{prefix}_MODEL": other.model}
