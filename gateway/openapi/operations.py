@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from msgspec import Struct
 
-from gateway.anthropic.body import BlockBody, CountTokensBody, MessagesBody
+from gateway.anthropic.body import BlockBody, CountTokensBody, MessagesBody, OutputBody, ThinkingBody
 from gateway.anthropic.body import MessageBody as TurnBody
 from gateway.api.schemas.chat import ChatBody, PredictionBody
 from gateway.api.schemas.completion import CompletionBody
@@ -43,6 +43,7 @@ from gateway.openapi.other_answers import (
 )
 from gateway.openapi.pooling_answers import EmbeddingList, Ranking, ScoreList
 from gateway.openapi.response_answers import (
+    CompactedConversation,
     DeletedResponse,
     InputItemList,
     InputTokenCount,
@@ -80,6 +81,8 @@ BODIES: dict[Kind, type[Struct]] = {
     Kind.COUNT_TOKENS: CountTokensBody,
     Kind.TURN: TurnBody,
     Kind.BLOCK: BlockBody,
+    Kind.OUTPUT_CONFIG: OutputBody,
+    Kind.THINKING: ThinkingBody,
     Kind.TOOL: ToolBody,
     Kind.FUNCTION: FunctionBody,
     Kind.TOOL_CALL: ToolCallBody,
@@ -116,6 +119,7 @@ OPERATIONS = (
         "post", "/v1/responses", "Answer a conversation and keep it.", ResponseAnswer, ResponseBody, ResponseEvent
     ),
     Operation("post", "/v1/responses/input_tokens", "Count the tokens of a prompt.", InputTokenCount, ResponseBody),
+    Operation("post", "/v1/responses/compact", "Summarize a conversation.", CompactedConversation, ResponseBody),
     Operation("get", "/v1/responses/{response_id}", "Show a response.", ResponseAnswer, event=ResponseEvent),
     Operation("delete", "/v1/responses/{response_id}", "Forget a response.", DeletedResponse),
     Operation("post", "/v1/responses/{response_id}/cancel", "Stop a background response.", ResponseAnswer),

@@ -60,6 +60,17 @@ class InputTokenCount(Struct, forbid_unknown_fields=True):
     input_tokens: int
 
 
+class CompactedConversation(Struct, forbid_unknown_fields=True):
+    """What a client goes on with in the place of a conversation: the user's messages, then an item `compaction`."""
+
+    id: str
+    object: Literal["response.compaction"]
+    created_at: int
+    output: list[dict[str, Any]]
+    usage: ResponseUsage
+    incomplete_details: dict[str, Any] | None = None
+
+
 class InputItemList(Struct, forbid_unknown_fields=True):
     """What a response was asked, page by page."""
 

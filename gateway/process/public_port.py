@@ -15,6 +15,7 @@ from gateway.llama_cpp.infill import InfillEndpoint
 from gateway.llama_cpp.routes import LlamaCppRoutes
 from gateway.openapi.route import OPENAPI_ROUTE
 from gateway.pooling.endpoints import EmbeddingsEndpoint, RerankEndpoint, ScoreEndpoint
+from gateway.responses.compact_endpoint import CompactEndpoint
 from gateway.responses.endpoint import ResponsesEndpoint
 from gateway.responses.input_tokens import input_tokens_route
 from gateway.responses.store import ResponseStore
@@ -47,6 +48,7 @@ def public_app(services: RouteServices, responses: ResponseStore) -> tuple[Publi
         CompletionEndpoint(allow_unknown),
         MessagesEndpoint(allow_unknown),
         responses_endpoint,
+        CompactEndpoint(responses, allow_unknown),
         EmbeddingsEndpoint(allow_unknown),
         RerankEndpoint(allow_unknown),
         ScoreEndpoint(allow_unknown),

@@ -23,7 +23,7 @@ from gateway.errors import ApiError
 from gateway.generation import PLAIN_READING, Generation
 from gateway.responses.draft import ResponseError, ResponseGeneration, ResponseUsage, Status, response_fields
 from gateway.responses.events import EventWriter
-from gateway.responses.output import EventSink, ResponseOutput, no_events
+from gateway.responses.output import CompactionOutput, EventSink, ResponseOutput, no_events
 from gateway.responses.reasoning_seal import Seal
 from shared.background_tasks import BackgroundTasks
 from shared.messages import Finish
@@ -87,7 +87,8 @@ class ResponseAnswer(Answer):
         self._draft = generation.draft
         self._keep = keeping.keep
         self._tasks = BackgroundTasks()
-        self._output = ResponseOutput(self._draft, emit, keeping.seal)
+        kind = CompactionOutput if self._draft.is_compaction else ResponseOutput
+        self._output = kind(self._draft, emit, keeping.seal)
         self.sinks = (ResponseChoice(self, generation, self._output),)
 
     def delivered(self) -> None:
@@ -95,9 +96,14 @@ class ResponseAnswer(Answer):
 
     def finish_choice(self, index: int, finish: Finish) -> None:
         """Store the response, then complete the answer."""
-        if not self.done.done():
-            self.usage.add(index, finish.usage)
-            self._tasks.spawn(self._conclude("incomplete" if finish.reason == "length" else "completed"))
+        if self.done.done():
+            return
+        self.usage.add(index, finish.usage)
+        if self._draft.is_compaction and not self._output.items:
+            message = "The model wrote no summary of the conversation, so it stays as it is. Ask again."
+            self.fail(ApiError(502, message, code="no_summary"))
+            return
+        self._tasks.spawn(self._conclude("incomplete" if finish.reason == "length" else "completed"))
 
     def close(self) -> None:
         """Let go of what refers back to the answer."""

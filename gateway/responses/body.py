@@ -9,7 +9,7 @@ from msgspec import Meta, Struct
 
 from gateway.api.schemas.model_name import ModelName
 from gateway.api.schemas.sampling_fields import SamplingFields
-from gateway.api.schemas.template_options import ReasoningEffort
+from gateway.api.schemas.template_options import ReasoningEffort, Verbosity
 from gateway.api.schemas.tools import Choice
 from gateway.responses.text_format import TextFormatBody
 from gateway.responses.tools import ResponseToolBody, ResponseToolChoiceBody
@@ -85,7 +85,7 @@ class TextBody(Struct, kw_only=True, forbid_unknown_fields=True):
     """What the text is to look like."""
 
     format: TextFormatBody | None = None
-    verbosity: Literal["low", "medium", "high"] | None = None
+    verbosity: Verbosity | None = None
 
 
 class ResponseBody(SamplingFields, kw_only=True, forbid_unknown_fields=True):

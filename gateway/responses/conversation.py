@@ -1,7 +1,8 @@
 """From the items of a conversation to the messages that a chat template gets.
 
 What an assistant thought, said and called stands in several items, and in one message. So those that follow one another
-become one message, in this order; anything out of order begins the next one.
+become one message, in this order; anything out of order begins the next one. Before a summary of the conversation there
+is only what was said to the model.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from gateway.api.schemas.decoding import require_text
 from gateway.api.schemas.hosted_items import HOSTED_ITEMS, HostedItem
 from gateway.api.schemas.refusals import invalid_value, missing_parameter, unsupported_parameter
 from gateway.responses.body import ItemBody, PartBody
+from gateway.responses.compaction import COMPACTION, PREFACE, remaining
 from gateway.responses.tools import NamespacedName
 from shared.conversation import ChatMessage, ToolCall
 
@@ -61,7 +63,7 @@ class _Conversation:
         self._names: dict[str, str] = {}
 
     def read(self, items: Sequence[ItemBody]) -> tuple[ChatMessage, ...]:
-        for index, item in enumerate(items):
+        for index, item in remaining(items):
             self._add(item, f"input.[{index - self._num_earlier}]")
         self._end_turn()
         return tuple(self._messages)
@@ -76,6 +78,8 @@ class _Conversation:
             self._add_call_output(item, where)
         elif kind == "reasoning":
             self._add_reasoning(item, where)
+        elif kind == COMPACTION:
+            self._add_summary(item, where)
         elif kind in HOSTED_ITEMS:
             self._add_hosted(item, HOSTED_ITEMS[kind], where)
         else:
@@ -103,6 +107,13 @@ class _Conversation:
             turn.reasoning.append(_text(item.content, f"{where}.content"))
         elif item.summary:
             turn.reasoning.append(_text(item.summary, f"{where}.summary"))
+
+    def _add_summary(self, item: ItemBody, where: str) -> None:
+        if item.content is None:
+            raise missing_parameter(f"{where}.encrypted_content")
+        self._end_turn()
+        text = f"{PREFACE}\n\n{_text(item.content, f'{where}.content')}"
+        self._messages.append(ChatMessage(role="user", content=text))
 
     def _add_call(self, item: ItemBody, where: str) -> None:
         call_id = _required(item.call_id, f"{where}.call_id")

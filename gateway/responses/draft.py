@@ -29,6 +29,7 @@ class ResponseDraft(Struct, frozen=True, kw_only=True):
         has_encrypted_reasoning: Reasoning items carry what the client needs to give them back.
         has_logprobs: Messages carry log probabilities.
         has_summary: Reasoning stands in the summaries of its items.
+        is_compaction: Its only item is a summary of the conversation, for the client to go on with.
         namespaced_names: How the client names functions of namespaces, by the names that the model sees.
     """
 
@@ -42,6 +43,7 @@ class ResponseDraft(Struct, frozen=True, kw_only=True):
     has_encrypted_reasoning: bool = False
     has_logprobs: bool = False
     has_summary: bool = False
+    is_compaction: bool = False
     namespaced_names: dict[str, NamespacedName] = {}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -15,18 +16,27 @@ from gateway.api.endpoint import Asked, Endpoint, StreamParts
 from gateway.api.generation_starter import GenerationStarter, Ticket
 from gateway.responses.answers import Keeping, StreamedResponse, WholeResponse
 from gateway.responses.background import BackgroundAnswer, FollowedResponse, QueuedResponse, Submission
-from gateway.responses.body import ItemBody
+from gateway.responses.body import ItemBody, ResponseBody
 from gateway.responses.draft import ResponseDraft, ResponseGeneration
 from gateway.responses.events import RESPONSES
 from gateway.responses.history import History
 from gateway.responses.log import ResponseLogError
-from gateway.responses.reasoning_seal import opened_items
+from gateway.responses.reasoning_seal import opened_items, opened_summaries
 from gateway.responses.record import ResponseRecord
 from gateway.responses.request import own_items, parse_body, to_generation
 from gateway.responses.store import ResponseStore
 from shared.log_limit import LogLimit
 
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """What a request is about: the items before it, its own, and the ids of the responses that it continues."""
+
+    history: list[ItemBody]
+    items: list[ItemBody]
+    ancestors: tuple[str, ...]
 
 
 class ResponsesEndpoint(Endpoint):
@@ -47,16 +57,35 @@ class ResponsesEndpoint(Endpoint):
     async def generation(self, body: bytes, principal: Principal) -> ResponseGeneration:
         """Parse the body, and read what it refers to."""
         request = parse_body(body, self._allow_unknown)
+        return self.to_generation(request, await self.conversation(request, principal))
+
+    async def conversation(self, request: ResponseBody, principal: Principal) -> Conversation:
+        """Return the conversation of a request.
+
+        Raises:
+            ApiError: Something that it refers to is not there, or an item cannot be decrypted.
+        """
         principal.check_model(request.model)
         history: list[ItemBody] = []
         ancestors: tuple[str, ...] = ()
         if request.previous_response_id is not None:
             history, ancestors = await self._history.before(principal, request.previous_response_id)
-        items = opened_items(own_items(request), principal.tenant, self._store.seals)
-        items = await self._history.resolved(principal, items)
-        generation = to_generation(request, history, items, ancestors)
-        if generation.draft.has_encrypted_reasoning:
-            self._store.check_seals()
+        tenant, seals = principal.tenant, self._store.seals
+        items = await self._history.resolved(principal, opened_items(own_items(request), tenant, seals))
+        return Conversation(
+            opened_summaries(history, "previous_response_id", tenant, seals),
+            opened_summaries(items, "input", tenant, seals),
+            ancestors,
+        )
+
+    def to_generation(self, request: ResponseBody, conversation: Conversation) -> ResponseGeneration:
+        """Return what is to be generated.
+
+        Raises:
+            ApiError: 400; it is not complete, or something is not served here.
+        """
+        generation = to_generation(request, conversation.history, conversation.items, conversation.ancestors)
+        self._store.check_seals(generation.draft)
         return generation
 
     def whole_answer(self, asked: Asked) -> Answer:

@@ -20,6 +20,8 @@ _OF_TYPE = MappingProxyType(
         "function_call_output": _OF_ALL | {"call_id", "name", "namespace", "output"},
         "reasoning": _OF_ALL | {"content", "summary", "encrypted_content"},
         "item_reference": _OF_ALL,
+        "compaction": _OF_ALL | {"encrypted_content"},
+        "compaction_trigger": _OF_ALL,
     }
 )
 # Whatever an item of another type holds, it is refused by its type.

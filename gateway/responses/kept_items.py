@@ -19,6 +19,7 @@ _FIELDS = {
     "function_call_output": ("call_id", "name", "output"),
     # What was encrypted is content by now.
     "reasoning": ("content", "summary"),
+    "compaction": ("encrypted_content",),
     **dict.fromkeys(HOSTED_ITEMS, ("call_id", "name", "namespace", "arguments", "output")),
 }
 
@@ -29,6 +30,16 @@ def kept_item(item: ItemBody) -> ItemBody:
     values: dict[str, Any] = {name: _kept_value(getattr(item, name)) for name in names}
     kept = ItemBody(**values)
     return _one_form(kept) if kept.type == "reasoning" else kept
+
+
+def listed_item(item: ItemBody) -> dict[str, Any]:
+    """Return an item as it is listed: its content is a list of parts."""
+    fields: dict[str, Any] = msgspec.to_builtins(item)
+    if isinstance(item.content, str):
+        is_own = item.role == "assistant"
+        part = {"type": "output_text" if is_own else "input_text", "text": item.content}
+        fields["content"] = [part | {"annotations": []} if is_own else part]
+    return fields
 
 
 def _kept_value(value: str | Parts | None) -> str | Parts | None:

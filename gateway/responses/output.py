@@ -82,7 +82,7 @@ class ResponseOutput:
         index = len(self.items)
         item_id = output_item_id(kind.prefix, self._draft.id, index)
         self._open = kind(item_id, index, self._emit, name)
-        if isinstance(self._open, _Reasoning):
+        if isinstance(self._open, _Reasoning | _Compaction):
             self._open.seal = self._seal
         elif isinstance(self._open, _Call):
             self._open.namespace = namespace
@@ -93,6 +93,36 @@ class ResponseOutput:
         if self._open is not None:
             self.items.append(self._open.end(status))
             self._open = None
+
+
+class CompactionOutput(ResponseOutput):
+    """The output of a response that summarizes its conversation: one item with all of the text, if there is any.
+
+    What the model thinks, and what it calls although nothing is offered to it, is no part of a summary.
+    """
+
+    def __init__(self, draft: ResponseDraft, emit: EventSink = no_events, seal: Seal | None = None) -> None:
+        """Begin without items; events go to `emit`. The summary is encrypted by `seal`."""
+        super().__init__(draft, emit)
+        self._seal = seal
+
+    def content(self, text: str, logprobs: list[Fields] | None = None) -> None:
+        """Take more of the summary."""
+        if self._open is not None or text.strip():
+            (self._open or self._begin(_Compaction)).add(text)
+
+    def reasoning(self, text: str) -> None:
+        """Leave it out."""
+
+    def call_started(self, name: str) -> None:
+        """Leave it out."""
+
+    def call_arguments(self, text: str) -> None:
+        """Leave them out."""
+
+    def finish(self, *, is_complete: bool = True) -> None:
+        """End the item."""
+        self._end("completed" if is_complete else "incomplete")
 
 
 class _OpenItem(ABC):
@@ -207,6 +237,22 @@ class _Summary(_Reasoning):
 
     def _place(self) -> Fields:
         return {"item_id": self._id, "output_index": self._index, "summary_index": 0}
+
+
+class _Compaction(_OpenItem):
+    """A summary of the conversation. Its events say that it grows, and nothing of the text, which clients only keep."""
+
+    prefix = "cmp"
+    seal: Seal | None = None
+
+    def add(self, text: str, logprobs: list[Fields] | None = None) -> None:
+        self._texts.append(text)
+        self.emit("response.compaction.compacting", {"item_id": self._id, "output_index": self._index})
+
+    def fields(self, status: str) -> Fields:
+        assert self.seal is not None, "a request for a summary is refused where nothing encrypts it"
+        sealed = "" if status == "in_progress" else self.seal(self._id, self._text)
+        return {"id": self._id, "type": "compaction", "encrypted_content": sealed}
 
 
 class _Call(_OpenItem):

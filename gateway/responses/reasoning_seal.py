@@ -1,6 +1,6 @@
-"""The `encrypted_content` of reasoning items: what a client that stores nothing here gives back with its next request.
+"""The `encrypted_content` of items of reasoning and of summaries: what a client gives back with its next request.
 
-It is the reasoning, encrypted and authenticated with a key that is made of the operator's secret, for one tenant. So
+It is the text, encrypted and authenticated with a key that is made of the operator's secret, for one tenant. So
 every gateway with the same secret reads it, and nobody else; what was changed, or is another tenant's or another
 provider's, is refused. The same text of the same item is always encrypted to the same bytes, because the events of a
 background response are told again by whichever gateway is asked.
@@ -79,14 +79,40 @@ def opened_items(items: Sequence[ItemBody], tenant: str, seals: ReasoningSeals |
         ApiError: 400; it names the item that cannot be read.
     """
     return [
-        _opened(item, item.encrypted_content, f"input.[{index}]", tenant, seals)
+        msgspec.structs.replace(
+            item,
+            content=_opened(item.encrypted_content, f"input.[{index}]", tenant, seals),
+            encrypted_content=None,
+        )
         if item.type == "reasoning" and item.encrypted_content is not None
         else item
         for index, item in enumerate(items)
     ]
 
 
-def _opened(item: ItemBody, content: str, where: str, tenant: str, seals: ReasoningSeals | None) -> ItemBody:
+def opened_summaries(
+    items: Sequence[ItemBody], where: str, tenant: str, seals: ReasoningSeals | None
+) -> list[ItemBody]:
+    """Return items with the text of summaries beside their encrypted form, which is what is kept of them.
+
+    Args:
+        items: Of a request or of the conversation before it.
+        where: The field of the request that they come from.
+        tenant: Whose they are.
+        seals: What has encrypted them.
+
+    Raises:
+        ApiError: 400; it names the item that cannot be read.
+    """
+    return [
+        msgspec.structs.replace(item, content=_opened(item.encrypted_content, f"{where}.[{index}]", tenant, seals))
+        if item.type == "compaction" and item.encrypted_content is not None
+        else item
+        for index, item in enumerate(items)
+    ]
+
+
+def _opened(content: str, where: str, tenant: str, seals: ReasoningSeals | None) -> list[PartBody]:
     text = None if seals is None else seals.open(tenant, content)
     if text is None:
         message = (
@@ -94,8 +120,7 @@ def _opened(item: ItemBody, content: str, where: str, tenant: str, seals: Reason
             "changed, or was not made by this server for this tenant. Send the item as you got it, or leave it out."
         )
         raise ApiError(400, message, param=f"{where}.encrypted_content", code="invalid_encrypted_content")
-    parts = [PartBody(type="reasoning_text", text=text)]
-    return msgspec.structs.replace(item, content=parts, encrypted_content=None)
+    return [PartBody(type="reasoning_text", text=text)]
 
 
 def _shown(content: str) -> str:

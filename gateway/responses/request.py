@@ -17,8 +17,10 @@ from gateway.api.schemas.row import Kind
 from gateway.api.schemas.sampling_fields import is_deterministic, left_out, sampling_of
 from gateway.api.schemas.structured_output import constrained
 from gateway.api.schemas.template_options import may_reason, template_variables
+from gateway.api.schemas.tools import NO_TOOLS
 from gateway.generation import Prompt
 from gateway.responses.body import ItemBody, ResponseBody, TextBody
+from gateway.responses.compaction import REQUEST, asks_for_compaction
 from gateway.responses.conversation import to_messages
 from gateway.responses.draft import ResponseDraft, ResponseGeneration
 from gateway.responses.includes import ENCRYPTED_REASONING, LOGPROBS, check_includes
@@ -37,7 +39,7 @@ from gateway.responses.tools import (
 )
 from shared.conversation import ChatMessage, ChatOptions
 
-_ITEM_PREFIXES = {"function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
+_ITEM_PREFIXES = {"function_call": "fc", "function_call_output": "fco", "reasoning": "rs", "compaction": "cmp"}
 
 _decoder = msgspec.json.Decoder(ResponseBody)
 
@@ -80,6 +82,8 @@ def to_generation(
     """
     functions = flat_functions(body.tools)
     names = namespaced_names(functions)
+    is_compaction = asks_for_compaction(body, items)
+    items = items[:-1] if is_compaction else items
     messages = to_messages([*history, *items], len(history), names)
     if body.instructions:
         # Those of earlier requests are no part of the conversation.
@@ -89,6 +93,9 @@ def to_generation(
         raise invalid_value("input", "'input' must not be empty.")
     tools = response_tools(functions, body.tool_choice, body.parallel_tool_calls is not False)
     output = text_output(None if body.text is None else body.text.format)
+    if is_compaction:
+        # A summary is text, whatever form and tools the other turns have.
+        messages, tools, output = (*messages, REQUEST), NO_TOOLS, None
     variables = _variables(body)
     options = ChatOptions(
         tools=tools.template, variables=msgspec.json.encode(variables).decode() if variables else None
@@ -108,7 +115,7 @@ def to_generation(
         timeout_s=body.timeout,
         tools=tools.use,
         may_reason=may_reason(variables),
-        draft=_draft(body, items, ancestors, names),
+        draft=_draft(body, items, ancestors, names, is_compaction),
     )
 
 
@@ -120,14 +127,18 @@ def own_items(body: ResponseBody) -> list[ItemBody]:
 
 
 def _draft(
-    body: ResponseBody, items: Sequence[ItemBody], ancestors: tuple[str, ...], names: dict[str, NamespacedName]
+    body: ResponseBody,
+    items: Sequence[ItemBody],
+    ancestors: tuple[str, ...],
+    names: dict[str, NamespacedName],
+    is_compaction: bool,
 ) -> ResponseDraft:
     response_id = new_response_id()
     return ResponseDraft(
         id=response_id,
         created_at=int(time.time()),
         parameters=msgspec.json.encode(_parameters(body)),
-        input=[_identified(item, response_id, index) for index, item in enumerate(items)],
+        input=[identified_item(item, response_id, index) for index, item in enumerate(items)],
         ancestors=ancestors,
         is_stored=body.store is not False,
         is_background=bool(body.background),
@@ -135,6 +146,7 @@ def _draft(
         has_encrypted_reasoning=ENCRYPTED_REASONING in (body.include or ()),
         has_logprobs=_has_logprobs(body),
         has_summary=_summary(body) is not None,
+        is_compaction=is_compaction,
     )
 
 
@@ -144,7 +156,8 @@ def _summary(body: ResponseBody) -> str | None:
     return None if reasoning is None else reasoning.summary or reasoning.generate_summary
 
 
-def _identified(item: ItemBody, response_id: str, index: int) -> ItemBody:
+def identified_item(item: ItemBody, response_id: str, index: int) -> ItemBody:
+    """Return what is kept of the item that stands at `index` in the input of a response, with an id."""
     kind = item.type or "message"
     item_id = item.id or input_item_id(_ITEM_PREFIXES.get(kind, "msg"), response_id, index)
     return kept_item(msgspec.structs.replace(item, type=kind, id=item_id, status=item.status or "completed"))
@@ -186,11 +199,9 @@ def _has_logprobs(body: ResponseBody) -> bool:
 
 
 def _variables(body: ResponseBody) -> dict[str, Raw]:
-    """Return the variables of the chat template. One that knows no verbosity does not look at it."""
-    variables = template_variables(None, None if body.reasoning is None else body.reasoning.effort)
-    if body.text is not None and body.text.verbosity is not None:
-        variables["verbosity"] = Raw(msgspec.json.encode(body.text.verbosity))
-    return variables
+    """Return the variables of the chat template."""
+    effort = None if body.reasoning is None else body.reasoning.effort
+    return template_variables(None, effort, verbosity=None if body.text is None else body.text.verbosity)
 
 
 def _without_nulls(choice: str | ResponseToolChoiceBody) -> Any:

@@ -17,7 +17,7 @@ import msgspec
 from gateway.admission.limit_account import KeyAccount
 from gateway.api.schemas.refusals import unsupported_parameter
 from gateway.errors import ApiError
-from gateway.responses.draft import response_fields
+from gateway.responses.draft import ResponseDraft, response_fields
 from gateway.responses.includes import ENCRYPTED_REASONING
 from gateway.responses.job import JobReader, error_of, status_of
 from gateway.responses.job_queue import JobQueue, JobRef
@@ -49,7 +49,7 @@ class ResponseStore:
 
     Attributes:
         followers: The streams that follow a job, or will as soon as it is queued.
-        seals: What encrypts reasoning; None where the operator has given no secret for it.
+        seals: What encrypts reasoning and summaries; None where the operator has given no secret for it.
     """
 
     def __init__(self, log: ResponseLog, jobs: JobQueue, seals: ReasoningSeals | None = None) -> None:
@@ -99,18 +99,19 @@ class ResponseStore:
         """Return what encrypts the reasoning of a tenant's responses, if anything does."""
         return None if self.seals is None else partial(self.seals.seal, tenant)
 
-    def check_seals(self) -> None:
+    def check_seals(self, draft: ResponseDraft) -> None:
         """Refuse to encrypt where there is no secret.
 
         Raises:
             ApiError: 400; it names the operator's setting.
         """
-        if self.seals is None:
-            message = (
-                f"'{ENCRYPTED_REASONING}' needs a secret that all gateways share, and the operator has set none "
-                f"({SECRET_VARIABLE}). Leave it out of 'include'."
-            )
-            raise unsupported_parameter("include", message)
+        if self.seals is not None:
+            return
+        reason = f"needs a secret that all gateways share, and the operator has set none ({SECRET_VARIABLE})."
+        if draft.is_compaction:
+            raise unsupported_parameter("input", f"Compaction {reason} Shorten the conversation at the client.")
+        if draft.has_encrypted_reasoning:
+            raise unsupported_parameter("include", f"'{ENCRYPTED_REASONING}' {reason} Leave it out of 'include'.")
 
     async def get(self, tenant: str, response_id: str, budget: PieceBudget | None = None) -> ResponseRecord | None:
         """Return a response as it is now, or None if there is none; see `ResponseLog.get`.

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
@@ -14,10 +11,10 @@ from gateway.api.routes import KeyRoute, json_response
 from gateway.api.schemas.refusals import invalid_value, unknown_parameter
 from gateway.errors import ApiError
 from gateway.http1.event_stream import EVENT_STREAM_HEADERS
-from gateway.responses.body import ItemBody
 from gateway.responses.follower import Follower
 from gateway.responses.includes import ENCRYPTED_REASONING, LOGPROBS, check_includes
 from gateway.responses.item_ids import is_response_id
+from gateway.responses.kept_items import listed_item
 from gateway.responses.record import ResponseRecord
 from gateway.responses.store import ResponseStore
 
@@ -93,7 +90,7 @@ class StoredResponses:
         if order not in ("asc", "desc"):
             raise invalid_value("order", "'order' must be 'asc' or 'desc'.")
         limit = _number(query.get("limit"), "limit", _DEFAULT_ITEMS, 1, _MAX_ITEMS)
-        items = [_listed(item) for item in record.draft.input]
+        items = [listed_item(item) for item in record.draft.input]
         if order == "desc":
             items.reverse()
         after = query.get("after")
@@ -150,16 +147,6 @@ def _check_include(request: Request, record: ResponseRecord) -> None:
     for value in values:
         if not made.get(value, True):
             raise invalid_value("include", f"'{value}' has to be in 'include' when the response is made. Leave it out.")
-
-
-def _listed(item: ItemBody) -> dict[str, Any]:
-    """Return an item as it is listed: its content is a list of parts."""
-    fields: dict[str, Any] = msgspec.to_builtins(item)
-    if isinstance(item.content, str):
-        is_own = item.role == "assistant"
-        part = {"type": "output_text" if is_own else "input_text", "text": item.content}
-        fields["content"] = [part | {"annotations": []} if is_own else part]
-    return fields
 
 
 def _number(text: str | None, name: str, default: int, least: int, most: int) -> int:

@@ -13,6 +13,8 @@ _COUNT = (Kind.COUNT_TOKENS,)
 _BOTH = (*_MESSAGES, *_COUNT)
 _TURN = (Kind.TURN,)
 _BLOCK = (Kind.BLOCK,)
+_OUTPUT = (Kind.OUTPUT_CONFIG,)
+_THINKING = (Kind.THINKING,)
 _TOOL = {"name": "f", "input_schema": {"type": "object"}}
 _FORMAT = {"type": "json_schema", "schema": {"type": "object"}}
 
@@ -42,7 +44,17 @@ ANTHROPIC_NAMES = (
     ),
     Row("tools", _BOTH, "Tools that the model may use.", [_TOOL]),
     Row("tool_choice", _BOTH, "Whether a tool has to be used; only with `tools`."),
-    Row("thinking", _BOTH, "Whether the model thinks first, where its template can say so.", {"type": "disabled"}),
+    Row(
+        "thinking",
+        _BOTH,
+        "Whether the model thinks first, where its template can say so.",
+        {"type": "disabled"},
+        holds=Kind.THINKING,
+    ),
+    Row("type", _THINKING, "`enabled`, `disabled`, or `adaptive`, which leaves it to the template."),
+    Row("budget_tokens", _THINKING, "Checked, and otherwise the model's own affair."),
+    Row("display", _THINKING, "`omitted` leaves the thinking out of the answer.", "omitted"),
+    _ignored("block_binding", "Thinking is taken as it is.", {"prefix_mismatch_behavior": "drop_block"}, _THINKING),
     Row("max_tokens", _MESSAGES, "Tokens to generate at most."),
     Row("temperature", _MESSAGES, "0 takes the most likely token each time.", 0.5),
     Row("top_p", _MESSAGES, "Draw from the most likely tokens that have this probability together.", 0.9),
@@ -52,8 +64,18 @@ ANTHROPIC_NAMES = (
     Row(
         "output_config",
         _MESSAGES,
-        "`format`: a JSON schema of the text; `effort`: how much the model thinks.",
+        "What is asked of the answer as a whole.",
         {"format": _FORMAT},
+        holds=Kind.OUTPUT_CONFIG,
+    ),
+    Row("format", _OUTPUT, "A JSON schema of the text.", _FORMAT),
+    Row("effort", _OUTPUT, "How much the model thinks, where its template can say so.", "low"),
+    Row(
+        "task_budget",
+        _OUTPUT,
+        "No model here has learned to count it down. Use 'max_tokens', and end the loop at the client.",
+        {"type": "tokens", "total": 20000},
+        use=Use.REFUSED,
     ),
     Row("output_format", _MESSAGES, "The same as `format` in `output_config`.", _FORMAT),
     _ignored("metadata", "Names the end user to Anthropic.", {"user_id": "someone"}, _BOTH),

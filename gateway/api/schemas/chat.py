@@ -31,6 +31,7 @@ from gateway.api.schemas.template_options import (
     ReasoningEffort,
     Template,
     Variables,
+    Verbosity,
     chat_options,
     may_reason,
     template_variables,
@@ -71,6 +72,7 @@ class ChatBody(CommonBody, kw_only=True):
     functions: FunctionBodies | None = None
     function_call: Choice | NamedFunction | None = None
     reasoning_effort: ReasoningEffort | None = None
+    verbosity: Verbosity | None = None
     include_reasoning: bool | None = None
     chat_template: Template | None = None
     chat_template_kwargs: Variables | None = None
@@ -96,7 +98,7 @@ def parse_chat(body: bytes, allow_unknown: bool = False) -> Generation:
     logprobs = _num_logprobs(chat)
     messages = flatten_messages(chat.messages)
     tools = _tools(chat)
-    variables = template_variables(chat.chat_template_kwargs, chat.reasoning_effort, chat.documents)
+    variables = template_variables(chat.chat_template_kwargs, chat.reasoning_effort, chat.documents, chat.verbosity)
     options = chat_options(chat, messages, tools.template, variables)
     prompt = Prompt(estimate_messages(messages, options), messages=messages, chat=options)
     limit = check_truncation(chat)

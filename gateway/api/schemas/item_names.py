@@ -8,7 +8,17 @@ from __future__ import annotations
 
 from gateway.api.schemas.row import Kind, Row, Use
 
-ITEM_TYPES = frozenset({"message", "function_call", "function_call_output", "reasoning", "item_reference"})
+ITEM_TYPES = frozenset(
+    {
+        "message",
+        "function_call",
+        "function_call_output",
+        "reasoning",
+        "item_reference",
+        "compaction",
+        "compaction_trigger",
+    }
+)
 PART_TYPES = frozenset({"input_text", "output_text", "text", "summary_text", "reasoning_text", "refusal"})
 
 _ITEM = (Kind.RESPONSE_ITEM,)
@@ -25,9 +35,9 @@ ITEM_NAMES = (
     Row(
         "type",
         _ITEM,
-        "`message` if left out, `function_call`, `function_call_output`, `reasoning`, `item_reference`. Calls of "
-        "OpenAI's own tools and their results (`mcp_call`, `shell_call`, `custom_tool_call`) are read as those of "
-        "functions.",
+        "`message` if left out, `function_call`, `function_call_output`, `reasoning`, `item_reference`, `compaction`; "
+        "`compaction_trigger` as the last one asks for a summary of the conversation. Calls of OpenAI's own tools and "
+        "their results (`mcp_call`, `shell_call`, `custom_tool_call`) are read as those of functions.",
     ),
     Row("id", _ITEM, "Its id; of an `item_reference`, which item is meant."),
     Row("status", _ITEM, "Repeated where the items of a response are listed."),
@@ -39,7 +49,11 @@ ITEM_NAMES = (
     Row("arguments", _ITEM, "Of a call: JSON text."),
     Row("output", _ITEM, "Of a result: a text, or a list of parts.", holds=Kind.RESPONSE_PART),
     Row("summary", _ITEM, "Of reasoning: its text, where `content` has none.", holds=Kind.RESPONSE_PART),
-    Row("encrypted_content", _ITEM, "Of reasoning: what this server has encrypted for the same tenant."),
+    Row(
+        "encrypted_content",
+        _ITEM,
+        "Of reasoning and of `compaction`: what this server has encrypted for the same tenant.",
+    ),
     _ignored("phase", "Whether a message was the last of its turn; no template reads it.", "commentary"),
     _ignored("end_turn", "Whether a message was the last of its turn; no template reads it.", True),
     _ignored("caller", "Who called a function: always the model.", {"type": "direct"}),

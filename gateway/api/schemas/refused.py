@@ -49,7 +49,6 @@ _FOREVER = (
     _row("audio", _TEXT_ONLY, {"voice": "a"}, (), _CHAT),
     _row("audio", "The sound lies at OpenAI: send its transcript as 'content'.", {"id": "audio_1"}, (), _MESSAGE),
     _row("modalities", _TEXT_ONLY, ["audio"], (["text"],), _CHAT),
-    _row("verbosity", "Ask for a short or a long answer in a message.", "low", ("medium",), _CHAT),
     _row("moderation", _LEAVE_OUT, {"model": "omni-moderation-latest"}, (), _CHAT),
     _row("web_search_options", "Put what was found into a message.", {"a": 1}, (), _CHAT),
     _row("length_penalty", "It belongs to beam search, which is not served.", 2.0, (1, 1.0)),

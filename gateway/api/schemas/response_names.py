@@ -69,7 +69,12 @@ RESPONSE_NAMES = (
     _ignored("stream_options", "Streams are never padded, and always end with usage.", {"include_obfuscation": False}),
     _refused("truncation", "Shorten the conversation before it is too long.", "auto", ("disabled",)),
     _refused("conversation", "Use 'previous_response_id'.", "conv_1"),
-    _refused("context_management", "Shorten the conversation before it is too long.", [{"type": "compaction"}], ([],)),
+    _refused(
+        "context_management",
+        "Compact the conversation at /v1/responses/compact, or with an item 'compaction_trigger'.",
+        [{"type": "compaction"}],
+        ([],),
+    ),
     _refused("prompt", "Send the prompt itself as 'instructions' and 'input'.", {"id": "pmpt_1"}),
     _refused("moderation", "Leave it out.", {"model": "omni-moderation-latest"}),
     _refused("access_programs", "Leave it out.", {"cyber": "standard"}, ({},)),

@@ -56,6 +56,7 @@ _TOOLS = (
 _CHAT_AND_TOKENIZE = (Kind.CHAT, Kind.TOKENIZE)
 _TEMPLATE = (
     Row("reasoning_effort", _CHAT, "How much to think: `none` to `max`, where the template knows it.", "high"),
+    Row("verbosity", _CHAT, "How long answers are: `low`, `medium` or `high`, where the template knows it.", "low"),
     Row("include_reasoning", _CHAT, "False: leave the reasoning out of the answer.", False),
     Row("chat_template", _CHAT_AND_TOKENIZE, "A template to use; only where the operator allows it.", "x"),
     Row("chat_template_kwargs", _CHAT_AND_TOKENIZE, "Variables of the template.", {"enable_thinking": False}),

@@ -24,6 +24,7 @@ _RESERVED = frozenset(
 _FALSE = b"false"
 
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+Verbosity = Literal["low", "medium", "high"]
 Template = Annotated[str, Meta(max_length=MAX_TEMPLATE_CHARACTERS)]
 Variables = Annotated[dict[Name, Raw], Meta(max_length=MAX_VARIABLES)]
 Documents = Annotated[list[Annotated[dict[Name, Raw], Meta(max_length=MAX_VARIABLES)]], Meta(max_length=MAX_DOCUMENTS)]
@@ -39,12 +40,15 @@ class TemplateBody(Protocol):
 
 
 def template_variables(
-    named: Variables | None, effort: ReasoningEffort | None = None, documents: Documents | None = None
+    named: Variables | None,
+    effort: ReasoningEffort | None = None,
+    documents: Documents | None = None,
+    verbosity: Verbosity | None = None,
 ) -> dict[str, Raw]:
     """Return the variables of the template.
 
-    Templates know the effort by different names: a scale, or a switch that is on or off. What the client names itself
-    is stronger.
+    Templates know the effort by different names: a scale, or a switch that is on or off. One that knows no verbosity
+    does not look at it. What the client names itself is stronger.
 
     Raises:
         ApiError: 400; a name is reserved, or they are too large.
@@ -55,6 +59,8 @@ def template_variables(
         variables |= {"enable_thinking": is_on, "thinking": is_on}
         if effort != "none":
             variables["reasoning_effort"] = Raw(msgspec.json.encode(effort))
+    if verbosity is not None:
+        variables["verbosity"] = Raw(msgspec.json.encode(verbosity))
     if documents:
         variables["documents"] = Raw(msgspec.json.encode(documents))
     for name in named or ():

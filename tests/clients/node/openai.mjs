@@ -178,6 +178,12 @@ await run({
     ];
     check((await client.responses.create({ model: MODEL, input, max_output_tokens: 8, store: false })).output_text);
   },
+  compaction: async () => {
+    const compacted = await client.responses.compact({ model: MODEL, input: messages, max_output_tokens: 16 });
+    check(compacted.output.map((item) => item.type).join() === "message,compaction", compacted);
+    const input = [...compacted.output, ...messages];
+    check((await client.responses.create({ model: MODEL, input, max_output_tokens: 8 })).output_text);
+  },
   "typed errors": async () => {
     try {
       await client.chat.completions.create({ model: "nobody", messages });

@@ -17,8 +17,9 @@ CONFIG = """
 model = "{model}"
 model_provider = "headrace"
 web_search = "disabled"
+{more}
 [model_providers.headrace]
-name = "Headrace"
+name = "{name}"
 base_url = "{url}/v1"
 env_key = "HEADRACE_KEY"
 wire_api = "responses"
@@ -27,13 +28,15 @@ stream_max_retries = 0
 """
 
 
-def ask(tool: str | None) -> tuple[list[dict[str, object]], list[dict[str, object]]]:
+def ask(
+    tool: str | None, name: str = "Headrace", more: str = ""
+) -> tuple[list[dict[str, object]], list[dict[str, object]]]:
     """Let the agent do one turn; return its events and the requests that it sent."""
     with (
         forcing_proxy(URL, tool, {"type": "function", "name": TOOL}) as proxy,
         tempfile.TemporaryDirectory() as home,
     ):
-        Path(home, "config.toml").write_text(CONFIG.format(model=MODEL, url=proxy.url))
+        Path(home, "config.toml").write_text(CONFIG.format(model=MODEL, url=proxy.url, name=name, more=more))
         command = ["codex", "exec", "--json", "--skip-git-repo-check", "--sandbox", "read-only", "Say hello."]
         environ = os.environ | {"CODEX_HOME": home, "HEADRACE_KEY": KEY}
         done = subprocess.run(
@@ -59,4 +62,13 @@ def turn_with_tool() -> None:
     assert "function_call_output" in kinds, kinds
 
 
-run({"turn of an agent": turn, "turn with a tool": turn_with_tool})
+def compacted_turn() -> None:
+    # Of a provider of this name it asks that the server compacts, here as soon as the tool has been called.
+    events, requests = ask(TOOL, "OpenAI", "model_auto_compact_token_limit = 1000")
+    assert any(event["type"] == "turn.completed" for event in events), events
+    kinds = [[item.get("type") for item in request["input"]] for request in requests]
+    assert any("compaction_trigger" in each for each in kinds), kinds
+    assert "compaction" in kinds[-1], kinds
+
+
+run({"turn of an agent": turn, "turn with a tool": turn_with_tool, "compaction": compacted_turn})

@@ -321,6 +321,17 @@ def hosted_history() -> None:
     assert answer.usage.input_tokens > plain.usage.input_tokens + 50
 
 
+def compaction() -> None:
+    asked = [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "Me."}, MESSAGES[0]]
+    compacted = client.responses.compact(model=MODEL, input=asked, extra_body={"max_output_tokens": 16})
+    assert [item.type for item in compacted.output] == ["message", "message", "compaction"]
+    answer = client.responses.create(model=MODEL, input=[*compacted.output, MESSAGES[0]], max_output_tokens=8)
+    assert answer.output_text
+    history = [*asked, {"type": "compaction_trigger"}]
+    [item] = client.responses.create(model=MODEL, input=history, max_output_tokens=16, store=False).output
+    assert item.type == "compaction"
+
+
 def records() -> None:
     parsed = client.chat.completions.parse(model=MODEL, messages=MESSAGES, max_tokens=200, response_format=Point)
     assert set(parsed.choices[0].message.parsed.places) <= {"x", "y"}
@@ -375,6 +386,7 @@ run(
         "reasoning as summaries": reasoning_summary,
         "encrypted reasoning": encrypted_reasoning,
         "history of the provider's own tools": hosted_history,
+        "compaction": compaction,
         "records": records,
         "call of a tool that was not offered": tool_not_offered,
     }

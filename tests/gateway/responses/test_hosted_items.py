@@ -116,7 +116,6 @@ def test_call_that_ran_at_openai_and_has_no_result_is_left_out(item: dict[str, A
     [
         {"type": "image_generation_call", "id": "i", "result": "AAAA", "status": "completed"},
         {"type": "computer_call_output", "call_id": "c", "output": {"type": "computer_screenshot"}},
-        {"type": "compaction", "id": "c", "encrypted_content": "x"},
         {"type": "tool_search_output", "id": "c", "tools": []},
     ],
 )

@@ -63,6 +63,8 @@ PARSERS: dict[Kind, Callable[..., Any]] = {
     Kind.COUNT_TOKENS: parse_count_tokens,
     Kind.TURN: parse_messages,
     Kind.BLOCK: parse_messages,
+    Kind.OUTPUT_CONFIG: parse_messages,
+    Kind.THINKING: parse_messages,
 }
 RESPONSES = {
     Kind.RESPONSE,
@@ -73,7 +75,14 @@ RESPONSES = {
     Kind.TEXT_FORMAT,
 }
 POOLING = {Kind.EMBEDDINGS, Kind.RERANK, Kind.SCORE, Kind.DOCUMENT}
-ANTHROPIC = {Kind.ANTHROPIC_MESSAGES, Kind.COUNT_TOKENS, Kind.TURN, Kind.BLOCK}
+ANTHROPIC = {
+    Kind.ANTHROPIC_MESSAGES,
+    Kind.COUNT_TOKENS,
+    Kind.TURN,
+    Kind.BLOCK,
+    Kind.OUTPUT_CONFIG,
+    Kind.THINKING,
+}
 # Served, and without influence on what is generated.
 CHECKED_ONLY = {"user"}
 NAMES_OF_SCHEMAS = {"name", "description"}
@@ -144,6 +153,10 @@ def anthropic_body(kind: Kind, fields: dict[str, Any]) -> dict[str, Any]:
     if kind is not Kind.COUNT_TOKENS:
         # Without it every request has a seed of its own.
         prompt |= {"max_tokens": 5, "temperature": 0}
+    if kind is Kind.OUTPUT_CONFIG:
+        prompt["output_config"] = fields
+    if kind is Kind.THINKING:
+        prompt["thinking"] = {"type": "adaptive", **fields}
     return prompt | (fields if kind in (Kind.ANTHROPIC_MESSAGES, Kind.COUNT_TOKENS) else {})
 
 

@@ -188,6 +188,8 @@ def test_last_message_of_the_assistant_can_be_continued() -> None:
         ),
         ({"chat_template_kwargs": {"enable_thinking": False, "a": [1]}}, {"enable_thinking": False, "a": [1]}, False),
         ({"chat_template_kwargs": {"thinking": False}}, {"thinking": False}, False),
+        ({"verbosity": "low"}, {"verbosity": "low"}, True),
+        ({"verbosity": "low", "chat_template_kwargs": {"verbosity": "x"}}, {"verbosity": "x"}, True),
         (
             {"reasoning_effort": "none", "chat_template_kwargs": {"enable_thinking": True, "thinking": True}},
             {"enable_thinking": True, "thinking": True},

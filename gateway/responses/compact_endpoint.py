@@ -1,0 +1,52 @@
+"""`POST /v1/responses/compact`: the items that a client goes on with in the place of a conversation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from gateway.admission.auth import Principal
+from gateway.api.answer import Answer
+from gateway.api.endpoint import Asked
+from gateway.responses.answers import WholeResponse
+from gateway.responses.compaction import compacting, user_messages
+from gateway.responses.draft import ResponseGeneration
+from gateway.responses.endpoint import ResponsesEndpoint
+from gateway.responses.kept_items import listed_item
+from gateway.responses.request import identified_item, parse_body
+
+
+class CompactEndpoint(ResponsesEndpoint):
+    """Answers with the user's messages and a summary of everything. Stores nothing."""
+
+    path = "/v1/responses/compact"
+    name = "responses_compact"
+
+    async def generation(self, body: bytes, principal: Principal) -> ResponseGeneration:
+        """Parse the body, and read what it refers to."""
+        request = compacting(parse_body(body, self._allow_unknown))
+        conversation = await self.conversation(request, principal)
+        generation = self.to_generation(request, conversation)
+        draft = generation.draft
+        told = user_messages([*conversation.history, *conversation.items])
+        told = [identified_item(item, draft.id, index) for index, item in enumerate(told)]
+        return msgspec.structs.replace(generation, draft=msgspec.structs.replace(draft, input=told))
+
+    def whole_answer(self, asked: Asked) -> Answer:
+        """Return an answer as one JSON body."""
+        return _CompactedResponse(asked, self._keeping(asked))
+
+
+class _CompactedResponse(WholeResponse):
+    def _send(self, response: dict[str, Any]) -> None:
+        fields = {
+            "id": response["id"],
+            "object": "response.compaction",
+            "created_at": response["created_at"],
+            "output": [*map(listed_item, self._draft.input), *response["output"]],
+            "usage": response["usage"],
+        }
+        # A summary that was cut off is there all the same.
+        cut = {name: response[name] for name in ("incomplete_details",) if response[name] is not None}
+        self._respond(msgspec.json.encode(fields | cut))
