@@ -72,6 +72,7 @@ class StreamLimits:
     responses_max_bytes: int = 1 << 30
     responses_max_age_s: float = 7 * 86400.0
     ack_wait_s: float = 10.0
+    max_ack_pending: int = 10_000
     batch_max_deliver: int = 5
 
 
@@ -178,7 +179,7 @@ def consumer_config(model: str, lane: Lane, limits: StreamLimits, tenant: str) -
         filter_subject=request_subject(model, lane, tenant),
         ack_policy=AckPolicy.EXPLICIT,
         ack_wait=limits.ack_wait_s,
-        max_ack_pending=10_000,
+        max_ack_pending=limits.max_ack_pending,
         max_deliver=-1,
     )
 

@@ -35,7 +35,7 @@ class Receiver:
     url: str = ""
     spans: list[ReceivedSpan] = field(default_factory=list)
 
-    def wait_for(self, count: int, trace_id: str, timeout_s: float = 15.0) -> dict[str, list[ReceivedSpan]]:
+    def wait_for(self, count: int, trace_id: str, timeout_s: float = 30.0) -> dict[str, list[ReceivedSpan]]:
         """Return the spans of a trace by name, once there are as many."""
         deadline = time.monotonic() + timeout_s
         while True:

@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from pathlib import Path
 
-START_TIMEOUT_S = 15.0
+START_TIMEOUT_S = 30.0
 
 
 def find_binary(name: str) -> str:

@@ -142,7 +142,10 @@ async def test_text_stays_the_same_when_workers_with_and_without_speculation_tak
     start_nats: Callable[..., NatsServer], tmp_path: Path
 ) -> None:
     nats = start_nats()
-    with running_gateway(tmp_path / "gateway", nats.url) as gateway, running_workers(nats.url, tmp_path) as workers:
+    with (
+        running_gateway(tmp_path / "gateway", nats.url, is_patient=False) as gateway,
+        running_workers(nats.url, tmp_path) as workers,
+    ):
         workers.start("eagle")
         url = f"{gateway.url}/v1"
         async with openai.AsyncOpenAI(base_url=url, api_key=API_KEY, max_retries=0, timeout=60.0) as client:

@@ -1,4 +1,8 @@
-"""A gateway as its own process, `python -m gateway`, known only through its log and its ports."""
+"""A gateway as its own process, `python -m gateway`, known only through its log and its ports.
+
+Its workers beat in the test's own process, which does much else: unless a test is about deaths, its gateway is more
+patient with them than people would like.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 API_KEY = "sk-test"
-START_TIMEOUT_S = 20.0
+START_TIMEOUT_S = 60.0
+AS_SHIPPED = ("-m", "gateway")
+PATIENT = """
+import functools
+import sys
+
+from gateway.__main__ import run
+from gateway.dispatch import dispatcher
+
+dispatcher.FleetLimits = functools.partial(dispatcher.FleetLimits, silence_s=20.0, punctual_silence_s=20.0)
+waits = {name: 20.0 for name in ("claim_patience_s", "disturbed_patience_s", "delivered_patience_s", "ack_timeout_s")}
+dispatcher.RecoveryLimits = functools.partial(dispatcher.RecoveryLimits, **waits)
+sys.exit(run())
+"""
 
 
 @dataclass
@@ -51,9 +68,12 @@ class GatewayProcess:
 
 
 @contextmanager
-def running_gateway(directory: Path, nats_url: str, **settings: object) -> Iterator[GatewayProcess]:
+def running_gateway(
+    directory: Path, nats_url: str, *, is_patient: bool = True, **settings: object
+) -> Iterator[GatewayProcess]:
     """Run a gateway on a free port with these settings until the block ends, which begins once it serves."""
-    with starting_gateway(directory, nats_url, **settings) as gateway:
+    command = ("-c", PATIENT) if is_patient else AS_SHIPPED
+    with starting_gateway(directory, nats_url, command, **settings) as gateway:
         deadline = time.monotonic() + START_TIMEOUT_S
         while " serving " not in gateway.log:
             assert gateway.process.poll() is None, gateway.log
@@ -63,7 +83,9 @@ def running_gateway(directory: Path, nats_url: str, **settings: object) -> Itera
 
 
 @contextmanager
-def starting_gateway(directory: Path, nats_url: str, **settings: object) -> Iterator[GatewayProcess]:
+def starting_gateway(
+    directory: Path, nats_url: str, command: tuple[str, ...] = AS_SHIPPED, **settings: object
+) -> Iterator[GatewayProcess]:
     """Run a gateway on a free port with these settings until the block ends, which begins at once."""
     directory.mkdir(parents=True, exist_ok=True)
     values = {"nats_url": nats_url, "port": 0, "api_key": API_KEY, "drain_timeout_s": 2} | settings
@@ -71,7 +93,7 @@ def starting_gateway(directory: Path, nats_url: str, **settings: object) -> Iter
     environ |= {f"HEADRACE_{name.upper()}": str(value) for name, value in values.items()}
     log_file = directory / "gateway.log"
     with log_file.open("wb") as output:
-        process = subprocess.Popen([sys.executable, "-m", "gateway"], env=environ, stderr=output, stdout=output)
+        process = subprocess.Popen([sys.executable, *command], env=environ, stderr=output, stdout=output)
     gateway = GatewayProcess(process, log_file)
     try:
         yield gateway

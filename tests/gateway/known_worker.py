@@ -31,7 +31,7 @@ async def until_known(gateway: GatewayProcess, model: str) -> None:
         TimeoutError: It does not.
     """
     head = b"GET /v1/models/%b HTTP/1.1\r\nHost: t\r\nAuthorization: Bearer %b\r\n\r\n"
-    for _ in range(200):
+    for _ in range(1000):
         async with connected(gateway) as client:
             client.post("/v1/completions", {"model": model, "prompt": []})
             client.writer.write(head % (model.encode(), API_KEY.encode()))

@@ -167,11 +167,12 @@ async def test_idle_connections_beyond_the_limit_deny_nobody(gateway: GatewayPro
 
 
 async def test_head_that_came_while_the_gateway_stood_still_is_answered(gateway: GatewayProcess) -> None:
+    await until(lambda: num_connections(gateway) == 0)
     async with connected(gateway) as client:
-        await asyncio.sleep(0.4 * HEAD_TIMEOUT_S)
+        await until(lambda: num_connections(gateway) == 1)
         gateway.process.send_signal(signal.SIGSTOP)
         client.writer.write(LIVE)
-        await asyncio.sleep(0.7 * HEAD_TIMEOUT_S)
+        await asyncio.sleep(1.1 * HEAD_TIMEOUT_S)
         gateway.process.send_signal(signal.SIGCONT)
         assert (await client.whole())[0] == 200
 

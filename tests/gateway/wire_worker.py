@@ -31,7 +31,7 @@ def expected_text(num_tokens: int) -> str:
     return "".join(map(token_text, range(num_tokens)))
 
 
-async def until(condition: Callable[[], object], timeout_s: float = 5.0) -> None:
+async def until(condition: Callable[[], object], timeout_s: float = 10.0) -> None:
     """Wait for something that no event announces."""
     async with asyncio.timeout(timeout_s):
         while not condition():  # noqa: ASYNC110

@@ -19,7 +19,7 @@ import openai
 import pytest
 
 START_TIMEOUT_S = 60.0
-STOP_TIMEOUT_S = 20.0
+STOP_TIMEOUT_S = 40.0
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 from tests.integration.system import System
 
-# The answer would take 7.5 s more.
-LIMIT_S = 3.0
+# The answer would take 8 s more.
+LIMIT_S = 6.0
 
 
 def _wait_until(condition: Callable[[], bool]) -> None:
@@ -23,8 +23,8 @@ def test_disconnect_gives_blocks_back_long_before_the_answer_would_end(simulated
     idle_free = simulated.gauge("headrace_fleet_free_blocks")
     stream = simulated.client().completions.create(
         model=simulated.model,
-        prompt="x " * 400,
-        max_tokens=1500,
+        prompt="x " * 200,
+        max_tokens=1600,
         stream=True,
         extra_body={"ignore_eos": True},
     )

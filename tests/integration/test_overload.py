@@ -114,9 +114,17 @@ async def test_request_rate_of_a_key_is_a_429_with_retry_after(with_keys: System
 async def test_concurrency_of_a_key_is_limited(with_keys: System, limited_keys: dict[str, str]) -> None:
     model = with_keys.model
     async with with_keys.async_client(api_key=limited_keys["concurrency"]) as client:
-        outcomes = await asyncio.gather(*(_ask(client, model) for _ in range(6)), return_exceptions=True)
-        refused = [outcome for outcome in outcomes if isinstance(outcome, openai.RateLimitError)]
-        assert len(refused) == 4
+        running = [
+            await client.completions.create(
+                model=model, prompt="x = ", max_tokens=1500, stream=True, extra_body={"ignore_eos": True}
+            )
+            for _ in range(2)
+        ]
+        outcomes = await asyncio.gather(*(_ask(client, model) for _ in range(4)), return_exceptions=True)
+        assert [type(outcome) for outcome in outcomes] == [openai.RateLimitError] * 4
+        for stream in running:
+            await stream.close()
+    async with with_keys.async_client(api_key=limited_keys["concurrency"], max_retries=8) as client:
         await _ask(client, model)
 
 

@@ -35,7 +35,7 @@ def observed(receiver: Receiver, tmp_path_factory: pytest.TempPathFactory) -> It
 
 def lines_of(path: Path, request_id: str) -> list[dict[str, Any]]:
     """Return the lines about the end of a request, which come a moment after its answer."""
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 30
     while True:
         every = [json.loads(line) for line in path.read_text().splitlines() if line.startswith("{")]
         found = [line for line in every if line.get("request_id") == request_id and line["message"] == "request"]

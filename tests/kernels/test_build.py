@@ -91,8 +91,10 @@ def test_build_that_fails_leaves_no_compiler_running(
 ) -> None:
     bin_dir = tmp_path / "bin"
     bin_dir.mkdir()
-    # The first source is refused at once; the second is compiled for a minute, by a program that g++ starts.
-    slow, broken = f"sleep 60 & echo $! > {tmp_path}/pid; wait", "sleep 0.5; exit 1"
+    # The first source is refused as soon as the second is compiled, for a minute, by a program that g++ starts.
+    pid = tmp_path / "pid"
+    slow = f"sleep 60 & echo $! > {pid}.new; mv {pid}.new {pid}; wait"
+    broken = f"while ! [ -e {pid} ]; do sleep 0.05; done; exit 1"
     (bin_dir / "g++").write_text(f'#!/bin/sh\ncase "$*" in *slow*) {slow};; *broken*) {broken};; esac\n')
     (bin_dir / "g++").chmod(0o755)
     monkeypatch.setenv("PATH", f"{bin_dir}:/usr/bin:/bin")
@@ -101,12 +103,12 @@ def test_build_that_fails_leaves_no_compiler_running(
     monkeypatch.setattr(build, "SOURCES", ("broken.cpp", "slow.cpp"))
     with pytest.raises(KernelBuildError):
         build_library(tmp_path / "cache")
-    assert has_ended(int((tmp_path / "pid").read_text()))
+    assert has_ended(int(pid.read_text()))
 
 
 def has_ended(pid: int) -> bool:
-    """Say whether a process ends within a second; whose child it was may not have asked how."""
-    for _ in range(100):
+    """Say whether a process ends long before its minute is over; whose child it was may not have asked how."""
+    for _ in range(1000):
         try:
             state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
         except FileNotFoundError:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable
@@ -16,7 +15,7 @@ from hypothesis import strategies as st
 from gateway.admission.auth import Principal
 from gateway.admission.limit_store import LEASE_TTL_S
 from gateway.admission.limit_window import WINDOW_S
-from gateway.admission.limits import RENEW_S, RETRY_S, Lease, RateLimiter, reserved_tokens
+from gateway.admission.limits import RETRY_S, Lease, RateLimiter, reserved_tokens
 from gateway.api.schemas import parse_completion
 from gateway.cache.redis_client import RedisCache
 from gateway.errors import ApiError
@@ -25,6 +24,7 @@ from tests.gateway.wire_worker import until
 from tests.servers import RedisServer
 
 REDIS_TIMEOUT_S = 2.0
+SHORT_S = 0.1
 
 
 @dataclass
@@ -178,6 +178,8 @@ async def test_statement_that_redis_does_not_confirm_is_repeated_without_haste(
     async def no_answer(*_: object) -> None:
         asked.append(time.monotonic())
 
+    # Nothing is stated because it is time for it.
+    monkeypatch.setattr("gateway.admission.limits.RENEW_S", 3600.0)
     limiter = RateLimiter(redis, GatewayMetrics(), Clock())
     lease = await limiter.admit(limited(concurrent=1), 1, 1)
     monkeypatch.setattr(redis, "run_script", no_answer)
@@ -185,7 +187,7 @@ async def test_statement_that_redis_does_not_confirm_is_repeated_without_haste(
     stating = asyncio.create_task(limiter.state_forever())
     await until(lambda: len(asked) >= 3)
     stating.cancel()
-    assert 1.9 * RETRY_S <= asked[2] - asked[0] < 1.9 * RENEW_S
+    assert asked[2] - asked[0] >= 1.9 * RETRY_S
 
 
 async def test_many_clients_at_once_on_two_gateways_share_one_limit(redis: RedisCache) -> None:
@@ -201,28 +203,26 @@ async def test_redis_killed_in_the_middle_leaves_each_gateway_with_its_own_limit
     start_redis: Callable[..., RedisServer],
 ) -> None:
     server = start_redis()
-    caches = [RedisCache(server.url, 0.1, GatewayMetrics()) for _ in range(2)]
+    caches = [RedisCache(server.url, SHORT_S, GatewayMetrics()) for _ in range(2)]
     for cache in caches:
         await cache.start()
     limiters = [RateLimiter(cache, GatewayMetrics()) for cache in caches]
     principal = limited(requests=40)
     admitted = [0, 0]
-    slowest, statuses = 0.0, set()
-    # A full collection over all that other tests have left behind would count as waiting for Redis.
-    gc.collect()
+    statuses = set()
     for i in range(200):
         if i == 20:
             server.kill()
-        begin = time.monotonic()
+            killed_at = time.monotonic()
         try:
             await limiters[i % 2].admit(principal, 1, 1)
             admitted[i % 2] += 1
         except ApiError as error:
             statuses.add(error.status)
-        slowest = max(slowest, time.monotonic() - begin)
     assert admitted == [40, 40]
     assert statuses == {429}
-    assert slowest < 0.4
+    # Had each waited for Redis, it would have been three times as long.
+    assert time.monotonic() - killed_at < 60 * SHORT_S
     for cache in caches:
         await cache.close()
 

@@ -22,6 +22,7 @@ from gateway.http1.flush import Flusher
 from gateway.http1.head import parse_head
 from shared.messages import Delta, Finish, Usage
 from shared.sampling import Sampling
+from tests.gateway.wire_worker import until
 
 IDENTITY = AnswerIdentity("cmpl-1", "completion", "m", 7)
 LIMITS = EventStreamLimits(buffer_bytes=1000, send_timeout_s=5, head_delay_s=1, keep_alive_s=10)
@@ -73,11 +74,16 @@ class Streamed:
             identity.kind, "m", (prompt,), n, Sampling(), deterministic=False, stream=True, reading=reading
         )
         head = ResponseHead("req_1", 0.0)
-        flusher = Flusher(asyncio.get_running_loop())
-        self.answer = StreamedAnswer(self.exchange, generation, identity, head, flusher, LIMITS, 0.0)
+        self._flusher = Flusher(asyncio.get_running_loop())
+        self.answer = StreamedAnswer(self.exchange, generation, identity, head, self._flusher, LIMITS, 0.0)
 
     def say(self, position: int, text: str = "t", choice: int = 0, finish: Finish | None = None) -> None:
         self.answer.sinks[choice].deliver(Delta("r", 0, position, (position,), text, finish))
+
+    async def flushed(self) -> None:
+        """Wait until whatever was to be flushed has been."""
+        await asyncio.sleep(0)
+        await until(lambda: not self._flusher._is_scheduled)
 
     @property
     def sent(self) -> bytes:
@@ -113,7 +119,7 @@ async def test_first_token_is_written_at_once_and_the_rest_together() -> None:
     for position in range(1, 5):
         streamed.say(position)
     assert len(streamed.transport.writes) == 1
-    await asyncio.sleep(0.01)
+    await streamed.flushed()
     assert len(streamed.transport.writes) == 2
     assert streamed.sent.count(b'"text":"t"') == 5
 
@@ -123,7 +129,7 @@ async def test_tokens_that_wait_for_a_flush_are_all_written(num_waiting: int) ->
     streamed = Streamed()
     for position in range(1 + num_waiting):
         streamed.say(position)
-    await asyncio.sleep(0.01)
+    await streamed.flushed()
     assert len(events(streamed.sent)) == 1 + num_waiting
 
 
@@ -144,7 +150,7 @@ async def test_last_token_finish_and_done_are_one_write() -> None:
     assert streamed.transport.writes[1].endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
     assert streamed.answer.done.result() is Outcome.COMPLETED
     assert streamed.channel.num_answers == 1
-    await asyncio.sleep(0.01)
+    await streamed.flushed()
     assert len(streamed.transport.writes) == 2
 
 
@@ -172,7 +178,7 @@ async def test_nothing_follows_an_error_event() -> None:
     sent = streamed.sent
     streamed.say(1)
     streamed.answer.sinks[0].fail(ApiError(500, "again"))
-    await asyncio.sleep(0.01)
+    await streamed.flushed()
     assert streamed.sent == sent
     assert sent.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
 
@@ -182,9 +188,9 @@ async def test_paused_stream_is_held_and_then_resumed_in_order() -> None:
     streamed.say(0, "a")
     streamed.exchange.paused_since = 0.0
     streamed.say(1, "b")
-    await asyncio.sleep(0.01)
+    await streamed.flushed()
     streamed.say(2, "c")
-    await asyncio.sleep(0.01)
+    await streamed.flushed()
     assert b'"text":"b"' not in streamed.sent
     streamed.exchange.resume()
     sent = streamed.sent
@@ -197,7 +203,7 @@ async def test_answer_that_ends_while_paused_has_everything_that_was_held() -> N
     streamed.say(0, "a")
     streamed.exchange.paused_since = 0.0
     streamed.say(1, "b")
-    await asyncio.sleep(0.01)
+    await streamed.flushed()
     streamed.say(2, "c", finish=Finish("stop", Usage(1, 3)))
     sent = streamed.sent
     assert sent.index(b'"text":"a"') < sent.index(b'"text":"b"') < sent.index(b'"text":"c"') < sent.index(b"[DONE]")
@@ -210,7 +216,7 @@ async def test_reader_that_pauses_often_and_catches_up_is_not_cut() -> None:
     for position in range(1, 4):
         streamed.exchange.paused_since = 0.0
         streamed.say(position, "x" * 500)
-        await asyncio.sleep(0.01)
+        await streamed.flushed()
         streamed.exchange.resume()
     assert streamed.sent.count(b"x" * 500) == 3
     assert not streamed.answer.done.done()
@@ -222,7 +228,7 @@ async def test_reader_with_too_much_waiting_is_cut_with_an_error() -> None:
     streamed.exchange.paused_since = 0.0
     for position in range(1, 4):
         streamed.say(position, "x" * 500)
-        await asyncio.sleep(0.01)
+        await streamed.flushed()
     assert streamed.answer.done.result() is Outcome.SLOW_READER
     assert b'"code":"slow_reader"' in streamed.sent
     assert b"x" * 500 not in streamed.sent
@@ -258,7 +264,7 @@ async def test_closed_answer_is_freed_without_the_collector(no_collector: None) 
     streamed.say(0)
     for choice in range(2):
         streamed.say(1, choice=choice, finish=Finish("stop", Usage(1, 1)))
-    await asyncio.sleep(0.01)
+    await streamed.flushed()
     streamed.answer.close()
     answer = weakref.ref(streamed.answer)
     del streamed.answer

@@ -188,11 +188,12 @@ async def test_repeated_answer_has_the_same_calls_under_new_ids(worker: WireWork
     # The answer is kept a moment after it was given.
     for _ in range(100):
         client.post(PATH, body(worker, temperature=0))
-        waiting = asyncio.create_task(message(client))
-        await asyncio.wait([waiting], timeout=1.0)
+        waiting, asked_again = asyncio.create_task(message(client)), asyncio.create_task(worker.next_request())
+        await asyncio.wait([waiting, asked_again], return_when=asyncio.FIRST_COMPLETED)
         if waiting.done():
+            asked_again.cancel()
             break
-        await worker.answer(await worker.next_request(), CALL)
+        await worker.answer(await asked_again, CALL)
         await waiting
     again, reason, usage = waiting.result()
     assert reason == "tool_calls"

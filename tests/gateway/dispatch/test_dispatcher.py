@@ -197,13 +197,13 @@ async def test_request_that_no_worker_keeps_fails_explicitly(bench: Bench) -> No
 
 
 async def test_handoff_moves_the_request_at_once(bench: Bench) -> None:
+    # No other reason to move it comes in time.
+    bench.dispatcher._recovery._limits = RecoveryLimits(stall_s=60.0, claim_patience_s=60.0)
     worker, sink = await bench.worker("a"), ListSink()
     await bench.submit(sink)
     request = await worker.begin(2)
-    started = time.monotonic()
     await worker.end(request, 2, Finish("handoff"))
     moved = await worker.next_request()
-    assert time.monotonic() - started < 0.3
     assert moved.emitted == (0, 1)
     assert bench.moves == ["handoff"]
     await worker.claim(moved)
@@ -449,15 +449,14 @@ async def test_new_requests_are_refused_while_nats_is_silent_and_streams_stay_wh
         bench = Bench(server.url, stack)
         await bench.start()
         worker, stream, sink = await bench.worker("a"), ListSink(), ListSink()
+        outage_patience_s = bench.limits.outage_patience_s
         await bench.submit(stream)
         request = await worker.begin(4)
         await stream.has(4)
         server.pause()
         # It is published before anybody can know: NATS never says that it has it.
-        began = time.monotonic()
         refused = await bench.submit(sink)
-        await sink.end(3.0)
-        assert time.monotonic() - began < 2.0
+        await sink.end(outage_patience_s / 2)
         for error in (sink.error, await refusal(bench)):
             assert error is not None
             assert (error.status, error.code) == (503, "queue_unavailable")
@@ -502,6 +501,15 @@ _UNDECODABLE = (
 )
 
 
+async def until_there_are_two(bench: Bench, worker: WireWorker) -> None:
+    """Beat for another worker, behind whatever has been sent, until both are known."""
+    beat = encode(msgspec.structs.replace(worker._heartbeat(), worker="b"))
+    async with asyncio.timeout(20):
+        while bench.dispatcher.fleet.num_workers(worker.model) < 2:
+            await worker.nats.publish(worker_subject(worker.model, "b"), beat)
+            await asyncio.sleep(0.01)
+
+
 async def test_junk_heartbeats_are_dropped_and_logged_once_a_minute(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -514,8 +522,7 @@ async def test_junk_heartbeats_are_dropped_and_logged_once_a_minute(
         for junk in (b"junk", *_UNDECODABLE):
             await worker.nats.publish("hr.worker.m.liar", junk)
         await worker.nats.publish("hr.gateway.liar", encode(gateway))
-    await worker.nats.publish(worker_subject(beat.model, "b"), encode(msgspec.structs.replace(beat, worker="b")))
-    await until(lambda: bench.dispatcher.fleet.num_workers(beat.model) == 2)
+    await until_there_are_two(bench, worker)
     load = bench.dispatcher.fleet.load(beat.model)
     assert load is not None
     assert load.queued_requests == 0
@@ -537,8 +544,7 @@ async def test_heartbeat_on_the_subject_of_somebody_else_counts_for_nobody(
     ]
     for subject, lie in lies:
         await worker.nats.publish(subject, encode(lie))
-    await worker.nats.publish(worker_subject(beat.model, "b"), encode(msgspec.structs.replace(beat, worker="b")))
-    await until(lambda: bench.dispatcher.fleet.num_workers(beat.model) == 2)
+    await until_there_are_two(bench, worker)
     load = bench.dispatcher.fleet.load(beat.model)
     assert load is not None
     assert (load.num_workers, load.num_gateways) == (2, 1)

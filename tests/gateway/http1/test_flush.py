@@ -1,9 +1,13 @@
 from __future__ import annotations
 
 import asyncio
-import time
+from collections.abc import Callable
+from typing import cast
 
-from gateway.http1.flush import Flusher
+import pytest
+
+from gateway.http1 import flush
+from gateway.http1.flush import MAX_DELAY_S, Flusher
 from tests.gateway.wire_worker import until
 
 
@@ -18,21 +22,61 @@ class Stream:
             raise RuntimeError("this stream is broken")
 
 
-async def test_next_flush_waits_as_long_as_the_last_one_took() -> None:
-    flusher = Flusher(asyncio.get_running_loop())
-    ended = []
+class Clock:
+    """A clock and an event loop that a test drives by hand."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.delays: list[float] = []
+        self._callbacks: list[Callable[[], None]] = []
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def call_soon(self, callback: Callable[[], None]) -> None:
+        self.call_later(0.0, callback)
+
+    def call_later(self, delay: float, callback: Callable[[], None]) -> None:
+        self.delays.append(delay)
+        self._callbacks.append(callback)
+
+    def run(self) -> None:
+        self.now += self.delays[-1]
+        self._callbacks.pop()()
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(flush, "time", clock)
+    return clock
+
+
+@pytest.mark.parametrize(
+    ("took_s", "delay_s"),
+    [(0.03, 0.03), pytest.param(2.0, MAX_DELAY_S, id="process was paused")],
+)
+def test_next_flush_waits_as_long_as_the_last_one_took_and_not_as_long_as_a_pause(
+    clock: Clock, took_s: float, delay_s: float
+) -> None:
+    flusher = Flusher(cast("asyncio.AbstractEventLoop", clock))
 
     class SlowStream(Stream):
         def flush(self) -> None:
-            time.sleep(0.03)
-            ended.append(time.monotonic())
+            super().flush()
+            clock.now += took_s
 
-    flusher.add(SlowStream())
-    await until(lambda: len(ended) == 1)
-    flusher.add(SlowStream())
-    await until(lambda: len(ended) == 2)
-    # The second began when the first had been over for as long as it took, and took as long again.
-    assert ended[1] - ended[0] >= 0.055
+    slow, streams = SlowStream(), [Stream(), Stream()]
+    flusher.add(slow)
+    clock.run()
+    for stream in streams:
+        flusher.add(stream)
+    assert clock.delays == [0.0, pytest.approx(delay_s)]
+    clock.run()
+    assert [stream.num_flushes for stream in (slow, *streams)] == [1, 1, 1]
+    # These took no time.
+    flusher.add(slow)
+    assert clock.delays[2:] == [0.0]
 
 
 async def test_one_streams_exception_loses_no_neighbours_flush() -> None:
@@ -46,20 +90,3 @@ async def test_one_streams_exception_loses_no_neighbours_flush() -> None:
 
     await flush_all(1)
     await flush_all(2)
-
-
-async def test_flush_in_which_the_process_was_paused_does_not_put_off_the_next_one() -> None:
-    flusher = Flusher(asyncio.get_running_loop())
-
-    class PausedStream(Stream):
-        def flush(self) -> None:
-            super().flush()
-            time.sleep(2.0)  # the process stands still
-
-    paused, stream = PausedStream(), Stream()
-    flusher.add(paused)
-    await until(lambda: paused.num_flushes == 1)
-    flusher.add(stream)
-    began = time.monotonic()
-    await until(lambda: stream.num_flushes == 1)
-    assert time.monotonic() - began < 1.0

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import os
 import select
-import time
+from types import SimpleNamespace
 
 import pytest
 
 from gateway.config import GatewayConfig
+from gateway.process import processes
 from gateway.process.listeners import Listeners, bind_listeners
 from gateway.process.parent_link import ProcessState
 from gateway.process.processes import RESTART_MIN_S, ProcessGroup, _Child
 
 PIDS = (101, 102)
+# Its clock stands still.
+NOW = 5000.0
 
 
 class ParentOfTwo:
@@ -24,13 +27,14 @@ class ParentOfTwo:
         self.calls: list[str] = []
         self.killed: list[tuple[int, int]] = []
         self.forked: list[tuple[int, float]] = []
+        monkeypatch.setattr(processes, "time", SimpleNamespace(monotonic=lambda: NOW))
         listeners = bind_listeners(GatewayConfig(port=0, processes=2))
         self.listeners = listeners
         self.group = ProcessGroup(2, listeners, lambda slot, link: 0, self.freed.append)
         self.group._starts.clear()
         self.pipes = [os.pipe() for _ in PIDS]
         for number, (pid, (read, _)) in enumerate(zip(PIDS, self.pipes, strict=True)):
-            self.group._children[pid] = _Child(number, number, pid, read, time.monotonic(), RESTART_MIN_S)
+            self.group._children[pid] = _Child(number, number, pid, read, NOW, RESTART_MIN_S)
             self.group._poll.register(read, select.POLLIN)
         for name in ("listen", "refuse", "close"):
             monkeypatch.setattr(Listeners, name, lambda _, name=name: self.calls.append(name))
@@ -47,7 +51,7 @@ class ParentOfTwo:
 
     def starts_in(self) -> list[float]:
         """Return in how many seconds processes are to be started."""
-        return [round(start.at - time.monotonic(), 1) for start in self.group._starts]
+        return [start.at - NOW for start in self.group._starts]
 
     def close(self) -> None:
         for listener in self.listeners.sockets:

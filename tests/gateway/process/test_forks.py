@@ -6,13 +6,12 @@ import logging
 import os
 import select
 import signal
-import time
 
 import pytest
 
 from gateway.process.parent_link import ParentLink
 from gateway.process.processes import ProcessGroup
-from tests.gateway.process.parent_of_two import PIDS, ParentOfTwo
+from tests.gateway.process.parent_of_two import NOW, PIDS, ParentOfTwo
 
 
 def test_forked_process_gets_the_first_free_socket_and_pipes_that_never_block(
@@ -20,11 +19,10 @@ def test_forked_process_gets_the_first_free_socket_and_pipes_that_never_block(
 ) -> None:
     parent.child(PIDS[0]).is_leaving = True
     monkeypatch.setattr(os, "fork", lambda: 777)
-    began = time.monotonic()
     ProcessGroup._fork(parent.group, 5, 4.0)
     child = parent.child(777)
     assert (child.slot, child.socket_index, child.pid, child.delay_s, child.state) == (5, 0, 777, 4.0, None)
-    assert began <= child.started_at <= time.monotonic()
+    assert child.started_at == NOW
     assert not os.get_blocking(child.state_pipe)
     # Its writer is the child alone: this parent sees the end.
     assert parent.group._poll.poll(0) == [(child.state_pipe, select.POLLHUP)]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import signal
-import time
 
 import pytest
 
@@ -20,7 +19,7 @@ from gateway.process.processes import (
     START_ROUNDS,
     _Child,
 )
-from tests.gateway.process.parent_of_two import PIDS, ParentOfTwo
+from tests.gateway.process.parent_of_two import NOW, PIDS, ParentOfTwo
 
 SERVING, DRAINING = ProcessState.SERVING, ProcessState.DRAINING
 
@@ -35,7 +34,7 @@ def test_process_that_fails_soon_is_started_later_and_later(parent: ParentOfTwo)
     for _ in range(7):
         parent.group._note_exit(parent.child(PIDS[0]), 1)
         (start,) = parent.group._starts
-        delays.append(round(start.at - time.monotonic(), 1))
+        delays.append(start.at - NOW)
         parent.child(PIDS[0]).delay_s = start.delay_s
         parent.group._starts.clear()
     assert delays == [0.5, 1.0, 2.0, 4.0, 8.0, RESTART_MAX_S, RESTART_MAX_S]
@@ -217,11 +216,10 @@ def test_process_that_drains_or_has_ended_is_not_told_to(parent: ParentOfTwo) ->
 
 
 def test_due_processes_are_started_in_free_slots_and_others_wait(parent: ParentOfTwo) -> None:
-    now = time.monotonic()
     parent.group._starts = [
-        processes._Start(now + 60, 1.0),
-        processes._Start(now - 1, 2.0),
-        processes._Start(now - 2, 4.0),
+        processes._Start(NOW + 60, 1.0),
+        processes._Start(NOW - 1, 2.0),
+        processes._Start(NOW - 2, 4.0),
     ]
     parent.child(PIDS[0]).slot = 1
     parent.child(PIDS[1]).slot = 2

@@ -42,8 +42,8 @@ def fresh_name(prefix: str) -> str:
     return f"{prefix}-{time.time_ns()}-{next(_names)}"
 
 
-async def wait_until(check: Callable[[], bool | Awaitable[bool]], timeout_s: float = 5.0) -> None:
-    """Wait for a condition that nothing announces."""
+async def wait_until(check: Callable[[], bool | Awaitable[bool]], timeout_s: float = 9.0) -> None:
+    """Wait for a condition that nothing announces; the queue delivers again what is unanswered after ten seconds."""
     deadline = time.monotonic() + timeout_s
     while True:
         result = check()
@@ -165,7 +165,7 @@ class RunningWorker:
         await self.worker.close()
         await self.nats.close()
 
-    async def wait_for_heartbeat(self, accept: Callable[[Heartbeat], bool], timeout_s: float = 5.0) -> Heartbeat:
+    async def wait_for_heartbeat(self, accept: Callable[[Heartbeat], bool], timeout_s: float = 9.0) -> Heartbeat:
         """Wait for the first acceptable heartbeat from now on."""
         self.heartbeats.clear()
         await wait_until(lambda: any(map(accept, self.heartbeats)), timeout_s)

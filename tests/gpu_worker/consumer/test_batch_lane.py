@@ -171,7 +171,7 @@ async def test_job_under_a_subject_that_encodes_no_name_is_discarded(
     subject = f"hr.req.{gateway.model}.batch.{token}"
     # No stream has such a subject but one that an operator has given it.
     worker.worker.consumer._batch.take(QueuedMessage(subject, encode(_request(gateway)), acknowledgements, 1, 1, 0))
-    assert (await told.next_msg(timeout=2)).data == b"+TERM"
+    assert (await told.next_msg(timeout=10)).data == b"+TERM"
 
 
 async def test_first_result_stays(worker: RunningWorker, gateway: TestGateway) -> None:
@@ -206,13 +206,16 @@ async def test_request_that_can_never_run_has_a_failed_result(
 async def test_more_bad_messages_than_a_consumer_may_hold_do_not_block_the_lane(
     make_worker: MakeWorker, gateway: TestGateway
 ) -> None:
-    for payload in [b"", b"{", b"\xc1"] * 3350:
+    limits = StreamLimits(max_ack_pending=200)
+    for payload in [b"", b"{", b"\xc1"] * 100:
         await gateway.nats.publish(request_subject(gateway.model, "batch", "acme"), payload)
     request = _request(gateway)
     await _publish(gateway, encode(request))
-    await make_worker()
-    # Some thousand pulls, one after the other: two seconds, or many times that where each waits for a processor.
+    await make_worker(limits=limits)
+    # A hundred pulls, one after the other: long where each waits for a processor.
     assert (await _result(gateway, request.id, timeout_s=60)).finish == "length"
+    info = await gateway.js.consumer_info(BATCH, f"{gateway.model}-batch")
+    assert info.config.max_ack_pending == limits.max_ack_pending
     await gateway.wait_until_acknowledged(BATCH)
 
 
@@ -259,7 +262,7 @@ async def test_draining_worker_gives_batch_work_back_at_once(make_worker: MakeWo
     second = await make_worker(simulate=0.0)
     await first.drain(0.02)
     # The first one would take twenty seconds, and the queue delivers what nobody answers after ten.
-    assert (await _result(gateway, request.id, timeout_s=7)).worker == second.name
+    assert (await _result(gateway, request.id, timeout_s=9)).worker == second.name
 
 
 async def test_job_that_is_delivered_again_while_it_runs_is_answered_by_its_last_delivery(

@@ -18,7 +18,7 @@ from shared.sampling import Sampling
 from shared.streams import StreamLimits, ensure_streams
 from shared.subjects import ALL_WORKERS, gateway_subject, request_subject
 from shared.task_supervisor import TaskSupervisor
-from tests.gpu_worker.consumer.harness import Answer, RunningWorker, TestGateway, start_worker, wait_until
+from tests.gpu_worker.consumer.harness import Answer, RunningWorker, TestGateway, wait_until
 from tests.servers import NatsServer
 
 MakeWorker = Callable[..., Awaitable[RunningWorker]]
@@ -41,32 +41,32 @@ async def small_payload_gateway(small_payload_server: NatsServer, model: str) ->
     await nats.close()
 
 
-async def test_restarted_nats_is_pulled_from_again(start_nats: Callable[..., NatsServer], model: str) -> None:
+async def test_restarted_nats_is_pulled_from_again(
+    start_nats: Callable[..., NatsServer], make_worker: MakeWorker, model: str
+) -> None:
     server = start_nats()
-    worker = await start_worker(server.url, model)
+    worker = await make_worker(server.url)
     nats = await connect(server.url, role="gateway", name="test")
     gateway = TestGateway(nats, model)
     await gateway.start()
     await gateway.ask()
     server.restart()
-    restarted_at = time.monotonic()
     await wait_until(lambda: nats.stats["reconnects"] == worker.nats.stats["reconnects"] == 1)
     await ensure_streams(gateway.js, StreamLimits())
     assert (await gateway.ask()).finish.reason == "length"
-    assert time.monotonic() - restarted_at < 5
-    await worker.close()
     await nats.close()
 
 
 async def test_what_is_generated_while_nats_and_then_the_gateway_are_away_arrives(
-    start_nats: Callable[..., NatsServer], model: str
+    start_nats: Callable[..., NatsServer], make_worker: MakeWorker, model: str
 ) -> None:
     server = start_nats()
-    worker = await start_worker(server.url, model, simulate=10.0)
+    # Steps so long that few are made while the death of NATS is not known yet.
+    worker = await make_worker(server.url, simulate=40.0)
     nats = await connect(server.url, role="gateway", name="test")
     gateway = TestGateway(nats, model)
     await gateway.start()
-    answer = await gateway.publish(gateway.request(sampling=Sampling(max_tokens=60, ignore_eos=True)))
+    answer = await gateway.publish(gateway.request(sampling=Sampling(max_tokens=30, ignore_eos=True)))
     await answer.wait_for_tokens(5)
     # In this order: what is sent to a NATS where nobody listens any more would be lost however long that lasts.
     server.kill()
@@ -79,21 +79,20 @@ async def test_what_is_generated_while_nats_and_then_the_gateway_are_away_arrive
     await nats.subscribe(gateway.reply, cb=gateway.receive)
     await answer.wait()
     # What was on its way when the connections ended is lost: then the gateway sees a gap.
-    assert 60 - len(answer.token_ids) <= 5
+    assert 30 - len(answer.token_ids) <= 5
     assert len(answer.token_ids) > num_before
     # And it is told that something may be lost.
     assert worker.worker.consumer._source.num_reconnects == 1
-    await worker.close()
     await nats.close()
 
 
 async def test_gateway_that_listens_again_after_nats_was_away_has_a_heartbeat_at_once(
-    start_nats: Callable[..., NatsServer], model: str, monkeypatch: pytest.MonkeyPatch
+    start_nats: Callable[..., NatsServer], make_worker: MakeWorker, model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # None comes because it is time for one.
     monkeypatch.setattr("gpu_worker.consumer.consumer.INTERVAL_S", 3600.0)
     server = start_nats()
-    worker = await start_worker(server.url, model, simulate=10.0)
+    await make_worker(server.url, simulate=10.0)
     nats = await connect(server.url, role="gateway", name="test")
     gateway = TestGateway(nats, model)
     await gateway.start()
@@ -109,7 +108,6 @@ async def test_gateway_that_listens_again_after_nats_was_away_has_a_heartbeat_at
     server.restart()
     await wait_until(lambda: bool(heard))
     assert heard[0] == 1
-    await worker.close()
     await nats.close()
 
 
@@ -123,49 +121,54 @@ async def _beat(gateway: TestGateway) -> None:
     await gateway.nats.publish(gateway_subject(gateway.name), encode(heartbeat))
 
 
-async def _ask_and_fall_silent(gateway: TestGateway, monkeypatch: pytest.MonkeyPatch) -> Answer:
-    """Ask for endless text and send one heartbeat, to a worker that soon takes silence for a death."""
+@pytest.fixture
+async def impatient(make_worker: MakeWorker, monkeypatch: pytest.MonkeyPatch) -> RunningWorker:
+    """A worker that soon takes silence for a death: long before it has said an endless text."""
     monkeypatch.setattr("gpu_worker.consumer.gateway_watch.SILENCE_S", 0.5)
+    monkeypatch.setattr("gpu_worker.consumer.consumer.GATEWAY_CHECK_INTERVAL_S", 0.3)
     monkeypatch.setattr("gpu_worker.consumer.interactive_lane.REDELIVER_LATER", b'-NAK {"delay": 300000000}')
-    answer = await gateway.publish(gateway.request(sampling=ENDLESS))
+    return await make_worker(simulate=5.0)
+
+
+async def _ask_and_fall_silent(gateway: TestGateway, sampling: Sampling = ENDLESS) -> Answer:
+    """Ask, send one heartbeat, and return what has come until the worker gave the request back."""
+    answer = await gateway.publish(gateway.request(sampling=sampling))
     await _beat(gateway)
+    await answer.wait()
+    assert answer.finish.reason == "handoff"
     return answer
 
 
 async def test_requests_of_a_silent_gateway_are_dropped(
-    worker: RunningWorker, gateway: TestGateway, monkeypatch: pytest.MonkeyPatch
+    impatient: RunningWorker, gateway: TestGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    answer = await _ask_and_fall_silent(gateway, monkeypatch)
-    await answer.claimed.wait()
-    await worker.wait_for_heartbeat(lambda heartbeat: heartbeat.running == 0)
-    # The queue keeps the request, and a gateway that wakes up reads that nobody works on it.
+    # A gateway that wakes up reads that nobody works on it, and the queue keeps the request.
+    answer = await _ask_and_fall_silent(gateway)
+    await impatient.wait_for_heartbeat(lambda heartbeat: heartbeat.running == 0)
     assert await gateway.num_queued() == 1
-    assert answer.finish.reason == "handoff"
     monkeypatch.setattr("gpu_worker.consumer.gateway_watch.GIVE_UP_S", 0.6)
     await gateway.wait_until_acknowledged()
     assert sum(delta.prompt_tokens is not None for delta in answer.deltas) == 1
 
 
 async def test_request_that_was_dropped_runs_again_when_its_gateway_is_heard_again(
-    worker: RunningWorker, gateway: TestGateway, monkeypatch: pytest.MonkeyPatch
+    impatient: RunningWorker, gateway: TestGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    answer = await _ask_and_fall_silent(gateway, monkeypatch)
-    await answer.wait()
-    assert answer.finish.reason == "handoff"
-    monkeypatch.setattr("gpu_worker.consumer.gateway_watch.SILENCE_S", 5.0)
+    answer = await _ask_and_fall_silent(gateway, Sampling(max_tokens=400, ignore_eos=True))
+    monkeypatch.setattr("gpu_worker.consumer.gateway_watch.SILENCE_S", 60.0)
     await _beat(gateway)
-    # All of the endless answer.
+    # All of the answer.
     await wait_until(lambda: answer.finish is not None and answer.finish.reason == "length", 30)
 
 
 async def test_request_of_a_gateway_that_is_silent_waits_until_it_is_heard_again(
-    worker: RunningWorker, gateway: TestGateway, monkeypatch: pytest.MonkeyPatch
+    impatient: RunningWorker, gateway: TestGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await (await _ask_and_fall_silent(gateway, monkeypatch)).wait()
+    await _ask_and_fall_silent(gateway)
     late = await gateway.publish(gateway.request())
     await asyncio.sleep(0.5)
     assert (late.deltas, await gateway.num_queued()) == ([], 2)
-    monkeypatch.setattr("gpu_worker.consumer.gateway_watch.SILENCE_S", 5.0)
+    monkeypatch.setattr("gpu_worker.consumer.gateway_watch.SILENCE_S", 60.0)
     await _beat(gateway)
     assert (await late.wait()).finish.reason == "length"
 
@@ -194,11 +197,11 @@ async def test_worker_that_stood_still_drops_nothing(
 async def test_request_that_came_while_the_worker_stood_still_is_taken(
     make_worker: MakeWorker, gateway: TestGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gpu_worker.consumer.gateway_watch.SILENCE_S", 0.2)
     monkeypatch.setattr("gpu_worker.consumer.consumer.GATEWAY_CHECK_INTERVAL_S", 60.0)
     await make_worker()
     await _beat(gateway)
     await gateway.ask()  # the worker has heard the gateway, and waits for the next message
+    monkeypatch.setattr("gpu_worker.consumer.gateway_watch.SILENCE_S", 0.2)
     request = gateway.request(sampling=Sampling(max_tokens=5, ignore_eos=True))
     answer = gateway.answer(request.id, request.epoch)
     gateway.nats.send(request_subject(gateway.model, "interactive", "t"), encode(request))

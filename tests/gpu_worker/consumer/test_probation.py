@@ -169,12 +169,12 @@ async def test_probation_ends_with_so_many_tokens_and_not_deltas(make_worker: Ma
 
 
 async def test_worker_answers_a_gateways_probe_and_nobody_elses(worker: RunningWorker, gateway: TestGateway) -> None:
-    reply = await gateway.nats.request(probe_subject(worker.name), b"", timeout=2)
+    reply = await gateway.nats.request(probe_subject(worker.name), b"", timeout=10)
     assert reply.data == b""
     assert not reply.headers
     forged = await gateway.nats.subscribe("hr.cancel.forged")
     await gateway.nats.publish(probe_subject(worker.name), b"", reply="hr.cancel.forged")
-    await gateway.nats.request(probe_subject(worker.name), b"", timeout=2)
+    await gateway.nats.request(probe_subject(worker.name), b"", timeout=10)
     assert forged.pending_msgs == 0
 
 

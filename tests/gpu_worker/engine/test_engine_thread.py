@@ -235,12 +235,12 @@ def test_draining_stop_finishes_the_work(start: Start) -> None:
 
 
 def test_draining_stop_gives_up_in_time(start: Start) -> None:
-    running = start(SimulatedRunner(5, range(10, 20)))
+    running = start(SimulatedRunner(20, range(10, 20)))
     sequence = make_sequence(5, max_tokens=190)
     running.thread.add(sequence)
-    started = time.monotonic()
+    # It would have ended after four seconds.
     assert running.thread.stop(drain_s=0.05) == [sequence]
-    assert time.monotonic() - started < 0.5
+    assert sequence.num_output_tokens < 100
 
 
 def test_stopping_a_thread_that_never_started_returns_at_once() -> None:

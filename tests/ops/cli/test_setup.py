@@ -53,7 +53,7 @@ async def test_setup_brings_streams_of_an_earlier_version_up_to_date(start_nats:
     assert headrace("setup", "--nats-url", server.url).returncode == 0
     heard = await client.subscribe("hr.stored.*.*")
     await js.publish("hr.result.default.new", b"new")
-    assert (await heard.next_msg(timeout=2)).subject == "hr.stored.default.new"
+    assert (await heard.next_msg(timeout=10)).subject == "hr.stored.default.new"
     assert (await js.get_last_msg("HR_RESULTS", "hr.result.default.kept", direct=True)).data == b"old"
     assert (await js.stream_info("HR_RESULTS")).config.max_bytes == 12345678
     await client.close()

@@ -34,7 +34,9 @@ class Connection:
     async def is_refused(self) -> bool:
         """Whether the server has refused anything since the last time this was asked."""
         await self.client.flush()
-        await asyncio.sleep(0.02)
+        # A refusal came before the answer to this: what it calls takes a turn of the loop or two.
+        for _ in range(3):
+            await asyncio.sleep(0)
         refused = [text for text in self.refusals if "permissions violation" in text]
         self.refusals.clear()
         return bool(refused)

@@ -172,9 +172,9 @@ async def test_interactive_request_travels_from_gateway_to_worker(as_role: Conne
     kept = await gateway.client.jetstream().publish("hr.req.travel.interactive", b"kept")
     dropped = await gateway.client.jetstream().publish("hr.req.travel.interactive", b"dropped")
     await gateway.client.jetstream().delete_msg(INTERACTIVE_STREAM, dropped.seq)
-    (message,) = await subscription.fetch(1, timeout=2)
+    (message,) = await subscription.fetch(1, timeout=10)
     await message.in_progress()
-    await message.ack_sync(timeout=2)
+    await message.ack_sync(timeout=10)
     assert (message.data, message.metadata.sequence.stream) == (b"kept", kept.seq)
     assert not await gateway.is_refused()
     assert not await worker.is_refused()
@@ -197,7 +197,7 @@ async def test_worker_answers_tokenizer_calls_though_it_may_not_publish_to_inbox
 
     await worker.client.subscribe("hr.tokenizer.m", queue="tokenizers", cb=answer)
     await worker.client.flush()
-    reply = await gateway.client.request("hr.tokenizer.m", b"text", timeout=2)
+    reply = await gateway.client.request("hr.tokenizer.m", b"text", timeout=10)
     assert reply.data == b"tokens"
     assert reply.subject.startswith(inbox_prefix("gateway"))
 

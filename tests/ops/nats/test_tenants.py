@@ -48,15 +48,15 @@ async def test_job_is_queued_pulled_and_its_result_heard_once_and_read_back(as_r
     queue = worker.client.jetstream()
     consumer = await ensure_consumer(queue, "readback", "batch", StreamLimits())
     subscription = await queue.pull_subscribe_bind(consumer, BATCH_STREAM)
-    (message,) = await subscription.fetch(1, timeout=2)
+    (message,) = await subscription.fetch(1, timeout=10)
     assert (message.subject, message.data) == ("hr.req.readback.batch.default", b"job")
     await queue.publish("hr.result.default.readback", b"first", headers=FIRST_ONLY)
     with pytest.raises(APIError, match="wrong last sequence"):
         await queue.publish("hr.result.default.readback", b"second", headers=FIRST_ONLY)
-    await message.ack_sync(timeout=2)
+    await message.ack_sync(timeout=10)
     stored = await batch.client.jetstream().get_last_msg(RESULTS_STREAM, "hr.result.default.readback", direct=True)
     assert stored.data == b"first"
-    live = await heard.next_msg(timeout=2)
+    live = await heard.next_msg(timeout=10)
     assert (live.subject, live.data) == ("hr.result.default.readback", b"first")
     await batch.client.flush()
     assert heard.pending_msgs == 0
@@ -70,9 +70,9 @@ async def test_any_client_reads_a_result_with_the_credentials_in_its_url_alone(
     worker = await as_role("worker")
     await worker.client.jetstream().publish("hr.result.default.anyclient", b"done")
     client = await nats.connect(secured_nats.url.replace("//", f"//batch:{PASSWORDS['batch']}@"))
-    reply = await client.request("$JS.API.DIRECT.GET.HR_RESULTS.hr.result.default.anyclient", timeout=2)
+    reply = await client.request("$JS.API.DIRECT.GET.HR_RESULTS.hr.result.default.anyclient", timeout=10)
     assert reply.data == b"done"
-    missing = await client.request("$JS.API.DIRECT.GET.HR_RESULTS.hr.result.default.nothing", timeout=2)
+    missing = await client.request("$JS.API.DIRECT.GET.HR_RESULTS.hr.result.default.nothing", timeout=10)
     assert (missing.data, (missing.headers or {})["Status"]) == (b"", "404")
     await client.close()
 
@@ -83,7 +83,7 @@ async def test_reply_to_a_subject_of_the_job_s_tenant_arrives(as_role: Connect) 
     await batch.client.flush()
     assert not await other.can_subscribe("hr.reply.default.here")
     await worker.client.publish("hr.reply.default.here", b"result")
-    assert (await mine.next_msg(timeout=2)).data == b"result"
+    assert (await mine.next_msg(timeout=10)).data == b"result"
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -119,13 +119,13 @@ async def test_acknowledgements_of_interactive_messages_cannot_be_forged(as_role
     consumer = await ensure_consumer(queue, "forge", "interactive", StreamLimits())
     subscription = await queue.pull_subscribe_bind(consumer, INTERACTIVE_STREAM)
     await gateway.client.jetstream().publish("hr.req.forge.interactive", b"precious")
-    (message,) = await subscription.fetch(1, timeout=2)
+    (message,) = await subscription.fetch(1, timeout=10)
     for subject in ("hr.req.m.batch.default", "$JS.API.DIRECT.GET.HR_RESULTS.hr.result.default.none", message.reply):
         await batch.client.publish(subject, b"", reply=message.reply)
     await batch.client.flush()
     await asyncio.sleep(0.05)
     assert (await queue.consumer_info(INTERACTIVE_STREAM, consumer)).num_ack_pending == 1
-    await message.ack_sync(timeout=2)
+    await message.ack_sync(timeout=10)
 
 
 async def test_consumers_streams_and_information_of_the_main_account_are_out_of_reach(as_role: Connect) -> None:

@@ -82,9 +82,9 @@ async def test_worker_does_what_its_model_needs(as_worker: AsWorker, server: Nat
             gateway = await connect(server.url, role="gateway", name="g", user="gateway", password=password)
             subject = f"hr.req.{token}.interactive" if lane == "interactive" else f"hr.req.{token}.batch.default"
             await gateway.jetstream().publish(subject, b"job")
-            (message,) = await subscription.fetch(1, timeout=2)
+            (message,) = await subscription.fetch(1, timeout=10)
             assert message.data == b"job"
-            await message.ack_sync(timeout=2)
+            await message.ack_sync(timeout=10)
             await gateway.close()
         assert not await worker.is_refused()
 
@@ -121,7 +121,7 @@ async def test_consumer_of_its_own_name_cannot_be_made_for_the_requests_of_anoth
     config = {"durable_name": "m-interactive", "name": "m-interactive", "ack_policy": "explicit", **filters}
     body = json.dumps({"stream_name": INTERACTIVE_STREAM, "config": config}).encode()
     subject = f"$JS.API.CONSUMER.CREATE.{INTERACTIVE_STREAM}.m-interactive.hr.req.m.interactive"
-    answer = json.loads((await worker.client.request(subject, body, timeout=2)).data)
+    answer = json.loads((await worker.client.request(subject, body, timeout=10)).data)
     assert "did not match" in answer["error"]["description"]
 
 

@@ -24,7 +24,7 @@ def _is_alive(pid: int) -> bool:
         return False
 
 
-def _wait_for(condition: Callable[[], object], timeout_s: float = 10.0) -> None:
+def _wait_for(condition: Callable[[], object], timeout_s: float = 30.0) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, "waited in vain"
@@ -50,7 +50,7 @@ class Watched:
         self.exits.append(exit_)
         return True
 
-    async def until(self, condition: Callable[[], object], timeout_s: float = 10.0) -> None:
+    async def until(self, condition: Callable[[], object], timeout_s: float = 30.0) -> None:
         async with asyncio.timeout(timeout_s):
             while not condition():  # noqa: ASYNC110 - the condition may be about another process
                 await asyncio.sleep(0.01)

@@ -96,11 +96,11 @@ def test_long_text_of_few_tokens_stays_fast() -> None:
     generator = random.Random(1)
     sequence, proposer = make_sequence([generator.randrange(2) for _ in range(100_000)]), NgramProposer(MANY)
     draft_of(sequence, 5, proposer)
-    started = time.perf_counter()
+    started = time.process_time()
     for _ in range(200):
         sequence.token_ids.append(generator.randrange(2))
         draft_of(sequence, 5, proposer)
-    assert (time.perf_counter() - started) / 200 < 0.002
+    assert (time.process_time() - started) / 200 < 0.002
 
 
 def test_long_prompts_are_indexed_over_several_steps_and_what_is_indexed_is_found() -> None:
