@@ -19,9 +19,10 @@ from nats.errors import AuthorizationError
 from nats.errors import Error as NatsError
 
 from shared.direct_client import DirectClient
-from shared.errors import ConfigError, DependencyError
+from shared.errors import DependencyError
 from shared.nats_client import ClearTextError, NatsClient, TlsClient
 from shared.nats_files import NatsFiles, identity_options, is_tls_required, tls_context
+from shared.nats_url import check_url, login_in
 
 Role = Literal["gateway", "worker", "batch", "admin"]
 AsyncCallback = Callable[[], Awaitable[None]]
@@ -44,7 +45,6 @@ SEND_ERRORS: tuple[type[Exception], ...] = (NatsError, OSError)
 _NO_FILES = NatsFiles()
 # OpenSSL's X509_V_ERR_CERT_NOT_YET_VALID and X509_V_ERR_CERT_HAS_EXPIRED.
 _NOT_VALID_NOW = (9, 10)
-_SCHEMES = ("nats", "tls")
 
 _log = logging.getLogger(__name__)
 
@@ -103,7 +103,7 @@ async def connect(
             certificate that is not trusted, or is too old.
     """
     check_url(url)
-    identity = identity_options(files) or {"user": user, "password": password}
+    identity = identity_options(files) or _login(url, user, password)
     is_tls = is_tls_required(url, files)
     tls: dict[str, Any] = {"tls": tls_context(files)} if is_tls else {}
     client = TlsClient() if is_tls else NatsClient()
@@ -156,6 +156,13 @@ async def _cancellable(work: Coroutine[Any, Any, None]) -> None:
     await task
 
 
+def _login(url: str, user: str | None, password: str | None) -> dict[str, str | None]:
+    """Return the login of the settings, else the one in the URL, as the client's options."""
+    if user is None and (login := login_in(url)) is not None:
+        user, password = login
+    return {"user": user, "password": password}
+
+
 def has_jetstream(client: Client) -> bool:
     """Say whether the server that a client is connected to runs JetStream."""
     return bool(client._server_info.get("jetstream", False))
@@ -164,18 +171,6 @@ def has_jetstream(client: Client) -> bool:
 def is_clustered(client: Client) -> bool:
     """Say whether the server that a client is connected to has others beside it."""
     return bool(client._server_info.get("cluster"))
-
-
-def check_url(url: str) -> None:
-    """Refuse a URL that is none of NATS.
-
-    Raises:
-        ConfigError: It is not.
-    """
-    for part in url.split(","):
-        scheme, mark, _ = part.strip().partition("://")
-        if mark and scheme not in _SCHEMES:
-            raise ConfigError("HEADRACE_NATS_URL", f"begins with {scheme[:20]}://; allowed: {', '.join(_SCHEMES)}")
 
 
 class _ErrorLog:

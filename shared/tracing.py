@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from shared.errors import ConfigError
 
@@ -78,6 +79,24 @@ def traceparent(span: Span) -> str:
     return f"00-{context.trace_id:032x}-{context.span_id:016x}-{int(context.trace_flags):02x}"
 
 
+def check_endpoint(endpoint: str | None) -> None:
+    """Refuse an endpoint to which nothing could be sent; None is none.
+
+    Raises:
+        ConfigError: It is no URL of a host.
+    """
+    if not endpoint:
+        return
+    try:
+        place = urlsplit(endpoint)
+        is_url = place.scheme in ("http", "https") and bool(place.hostname) and place.port != 0
+    except ValueError:
+        is_url = False
+    if not is_url:
+        problem = f"is {endpoint!r}; allowed: a URL that begins with http:// or https:// and names a host"
+        raise ConfigError("HEADRACE_OTLP_ENDPOINT", problem)
+
+
 def make_tracing(endpoint: str | None, ratio: float, role: str, instance: str) -> Tracing | None:
     """Return what makes the spans of this process; None without an endpoint.
 
@@ -90,12 +109,9 @@ def make_tracing(endpoint: str | None, ratio: float, role: str, instance: str) -
     Raises:
         ConfigError: OpenTelemetry is not installed, or the endpoint is no URL.
     """
+    check_endpoint(endpoint)
     if not endpoint:
         return None
-    if not endpoint.startswith(("http://", "https://")):
-        raise ConfigError(
-            "HEADRACE_OTLP_ENDPOINT", f"is {endpoint!r}; allowed: a URL that begins with http:// or https://"
-        )
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.resources import Resource

@@ -21,8 +21,8 @@ from ops.stack.ports import claim_port, free_port
 from ops.stack.servers import find_nats_server, find_redis_server
 from ops.stack.state import StateDirectory, write_private
 from shared.config import resolve, variable_name
-from shared.nats_connection import check_url
 from shared.nats_files import NatsFiles
+from shared.nats_url import check_url
 
 # Time for running streams to finish at shutdown, and for a process to end after that.
 DRAIN_S = 6.0
@@ -68,8 +68,8 @@ class NatsAccess:
         """URL with the credentials in it, for a client that is given nothing else."""
         if self.user is None:
             return self.url
-        scheme, _, place = self.url.partition("://")
-        return f"{scheme}://{quote(self.user, safe='')}:{quote(self.password or '', safe='')}@{place}"
+        login = f"{quote(self.user, safe='')}:{quote(self.password or '', safe='')}"
+        return ",".join(_with_login(part.strip(), login) for part in self.url.split(","))
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +92,11 @@ class Plan:
     redis: ChildSpec | None
     gateway: ChildSpec
     workers: tuple[ChildSpec, ...]
+
+
+def _with_login(url: str, login: str) -> str:
+    scheme, mark, place = url.rpartition("://")
+    return f"{scheme if mark else 'nats'}://{login}@{place.rpartition('@')[2]}"
 
 
 def make_plan(config: UpConfig, state: StateDirectory, environ: Mapping[str, str]) -> Plan:

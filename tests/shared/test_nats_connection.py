@@ -34,6 +34,13 @@ async def test_wrong_password_raises_naming_the_settings(start_nats: Callable[..
     await client.close()
 
 
+async def test_login_in_the_url_is_read_as_that_of_every_url(start_nats: Callable[..., NatsServer]) -> None:
+    server = start_nats("--user", "u@home", "--pass", "a/b#c,d%")
+    url = server.url.replace("://", "://u%40home:a%2Fb%23c%2Cd%25@")
+    client = await connect(url, role="worker", name="w")
+    await client.close()
+
+
 async def test_login_of_another_role_is_refused_and_nothing_is_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -131,6 +131,10 @@ def test_credentials_are_escaped_in_the_url() -> None:
     assert NatsAccess("nats://h:1", "a@b", "c/d:e").full_url == "nats://a%40b:c%2Fd%3Ae@h:1"
 
 
+def test_every_server_of_a_url_gets_the_credentials() -> None:
+    assert NatsAccess("tls://a:1, b:2", "u", "p").full_url == "tls://u:p@a:1,nats://u:p@b:2"
+
+
 def test_gateway_has_its_drain_time_before_it_is_killed_and_workers_follow(make: Make) -> None:
     plan = make(drain_timeout_s=20)
     assert float(plan.gateway.environ["HEADRACE_DRAIN_TIMEOUT_S"]) == 20 < plan.gateway.stop_timeout_s

@@ -1,0 +1,56 @@
+"""What a URL of NATS may be: one server, or several with commas between them, each with a login or without."""
+
+from __future__ import annotations
+
+from urllib.parse import SplitResult, unquote, urlsplit
+
+from shared.errors import ConfigError
+
+_VARIABLE = "HEADRACE_NATS_URL"
+_SCHEMES = ("nats", "tls")
+_FORMS = (
+    "write nats://host:4222, an IPv6 address in brackets (nats://[::1]:4222), several servers with commas between them, "
+    "and in a password / ? # @ , as %2F %3F %23 %40 %2C"
+)
+
+
+def check_url(url: str) -> None:
+    """Refuse a URL that is none of NATS, or whose host and port cannot be told.
+
+    Raises:
+        ConfigError: It is not; the message quotes nothing that may be a password.
+    """
+    parts = url.split(",")
+    for number, part in enumerate(parts, 1):
+        scheme, mark, _ = part.strip().partition("://")
+        if mark and scheme not in _SCHEMES:
+            raise ConfigError(_VARIABLE, f"begins with {scheme[:20]}://; allowed: {', '.join(_SCHEMES)}")
+        if not _is_place(part):
+            which = "" if len(parts) == 1 else f"server {number} of it "
+            raise ConfigError(_VARIABLE, f"{which}is no host and port; {_FORMS}")
+
+
+def login_in(url: str) -> tuple[str, str] | None:
+    """Return the user and password of a URL that passes `check_url`; None where it has none, or has several.
+
+    The library would send them as they are written, `%2F` for a slash, and to no server of a cluster that the URL does
+    not name.
+    """
+    places = map(_split, url.split(","))
+    logins = {(unquote(place.username or ""), unquote(place.password)) for place in places if place.password}
+    return logins.pop() if len(logins) == 1 else None
+
+
+def _is_place(part: str) -> bool:
+    """Say whether a part is a host, with nothing behind its port: that would be the rest of an unquoted password."""
+    try:
+        place = _split(part)
+        _ = place.port
+    except ValueError:
+        return False
+    return bool(place.hostname) and place.path in ("", "/") and not place.query and not place.fragment
+
+
+def _split(part: str) -> SplitResult:
+    part = part.strip()
+    return urlsplit(part if "://" in part else f"nats://{part}")
