@@ -67,6 +67,7 @@ class GatewayMetrics:
             start, as of the last sweep.
         disconnects: Requests whose client left early; `slow_readers` were cut by us.
         redis_failures: Redis calls that failed or came too late; `is_redis_open` while the breaker is open.
+        key_reload_failures: Changes of the key file that could not be read; `is_keys_file_unread` until one can.
         prediction_error_s: Actual minus predicted time to first token.
         retry_after_error_s: How much longer than told clients waited for a place; 0 for promises that were kept.
         by_model: What is measured of each model's requests.
@@ -85,6 +86,7 @@ class GatewayMetrics:
         "connections_limited",
         "dead_letters",
         "disconnects",
+        "is_keys_file_unread",
         "is_nats_connected",
         "is_redis_open",
         "key_reload_failures",
@@ -124,6 +126,7 @@ class GatewayMetrics:
         self.slow_readers = 0
         self.redis_failures = 0
         self.is_redis_open = False
+        self.is_keys_file_unread = False
         self.is_nats_connected = False
         self.nats_disconnects = 0
         self.key_reload_failures = 0
@@ -156,6 +159,7 @@ _COUNTERS = {
 _GAUGES = {
     "active_streams": "Requests being answered.",
     "connections": "Open client connections.",
+    "is_keys_file_unread": "1: the key file has changed and cannot be read: the keys of before stay in force.",
     "is_redis_open": "1: Redis is away.",
     "is_nats_connected": "1: the connection to NATS is up.",
 }

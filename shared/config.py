@@ -10,6 +10,7 @@ variable names, `HEADRACE_NATS_PASSWORD_FILE` for `HEADRACE_NATS_PASSWORD`.
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 import types
 import typing
@@ -161,8 +162,8 @@ def _whole_number(raw: Any) -> int:
 def _checked(variable: str, value: Any, constraint: Constraint) -> Any:
     if constraint.choices is not None and value not in constraint.choices:
         raise ConfigError(variable, f"{value!r} is not one of {', '.join(constraint.choices)}")
-    if isinstance(value, float) and value != value:
-        raise ConfigError(variable, "must be a number, not NaN")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ConfigError(variable, f"must be a finite number, not {value}")
     if constraint.minimum is not None and value < constraint.minimum:
         raise ConfigError(variable, f"{value} is too small; the least allowed is {shown_bound(constraint.minimum)}")
     if constraint.maximum is not None and value > constraint.maximum:

@@ -9,8 +9,8 @@ from shared.errors import ConfigError
 _VARIABLE = "HEADRACE_NATS_URL"
 _SCHEMES = ("nats", "tls")
 _FORMS = (
-    "write nats://host:4222, an IPv6 address in brackets (nats://[::1]:4222), several servers with commas between them, "
-    "and in a password / ? # @ , as %2F %3F %23 %40 %2C"
+    "write nats://host:4222, an IPv6 address in brackets (nats://[::1]:4222), several servers with commas between "
+    "them, and in a password / ? # @ , as %2F %3F %23 %40 %2C"
 )
 
 

@@ -183,8 +183,11 @@ def revoke_key(path: Path, key_id: str) -> KeyRecord:
 
 @contextlib.contextmanager
 def _exclusive(path: Path) -> Iterator[None]:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    lock = os.open(path.with_name(path.name + ".lock"), os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = os.open(path.with_name(path.name + ".lock"), os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError as error:
+        raise _unwritable(path, error) from None
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
@@ -195,13 +198,22 @@ def _exclusive(path: Path) -> Iterator[None]:
 def _write(path: Path, records: list[KeyRecord]) -> None:
     content = msgspec.json.format(msgspec.json.encode(records), indent=2) + b"\n"
     # mkstemp makes the file readable by its owner alone; the rename shows readers either the old list or the new one.
-    descriptor, temporary = tempfile.mkstemp(prefix=path.name, dir=path.parent)
+    try:
+        descriptor, temporary = tempfile.mkstemp(prefix=path.name, dir=path.parent)
+    except OSError as error:
+        raise _unwritable(path, error) from None
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
         Path(temporary).replace(path)
-    except BaseException:
+    except BaseException as error:
         Path(temporary).unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            raise _unwritable(path, error) from None
         raise
+
+
+def _unwritable(path: Path, error: OSError) -> ConfigError:
+    return ConfigError("HEADRACE_KEYS_FILE", f"{path} cannot be written: {error.strerror}")

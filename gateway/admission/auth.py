@@ -156,8 +156,10 @@ class KeyStore:
             records = list_keys(self._path)
         except ConfigError as error:
             self._metrics.key_reload_failures += 1
+            self._metrics.is_keys_file_unread = True
             _logger.error("keys not reloaded, the old ones stay in force: %s", error)
             return
+        self._metrics.is_keys_file_unread = False
         self._principals = self._index(records)
         _logger.info("keys reloaded: %d valid", len(self._principals))
 

@@ -22,9 +22,8 @@ from typing import Any, TypeVar
 
 import uvloop
 
-from gateway.admission.auth import KeyStore, check_auth_settings
+from gateway.admission.auth import KeyStore
 from gateway.admission.limits import RateLimiter
-from gateway.admission.operator_access import check_operator_settings
 from gateway.admission.shared_places import SharedPlaces
 from gateway.admission.shedding import Shedder
 from gateway.api.entrance import ALWAYS_SERVED
@@ -54,6 +53,7 @@ from gateway.process.processes import SLOTS_PER_PROCESS, ProcessGroup
 from gateway.process.public_port import public_handler
 from gateway.process.resources import affordable_connections, return_freed_memory
 from gateway.process.scraping import scrape_registry
+from gateway.process.settings_check import check_settings
 from gateway.responses.job_queue import JobQueue
 from gateway.responses.log import ResponseLog
 from gateway.responses.reasoning_seal import ReasoningSeals
@@ -81,9 +81,7 @@ def main(config: GatewayConfig) -> int:
     Raises:
         HeadraceError: A setting is wrong, or a server we need is missing.
     """
-    check_operator_settings(config)
-    _tls(config)
-    check_auth_settings(asks_for_key=config.auth, host=config.host)
+    check_settings(config)
     if config.processes == 1:
         _configure_logging(config)
         with contextlib.closing(bind_listeners(config)) as listeners:

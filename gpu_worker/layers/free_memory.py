@@ -1,16 +1,30 @@
-"""How much of the host's memory nobody uses, within this process's control group."""
+"""How much of the host's memory nobody uses, within this process's control group and its own limit (`ulimit -v`)."""
 
 from __future__ import annotations
 
 import os
+import resource
 from pathlib import Path
 
 _CONTROL_GROUP = Path("/sys/fs/cgroup")
+_UNLIMITED = 1 << 62
 
 
 def free_host_bytes() -> int:
-    """Return how much memory nobody uses, within this process's control group."""
-    return min(_machine_free_bytes(), control_group_free_bytes(_CONTROL_GROUP))
+    """Return how much memory nobody uses, within this process's control group and its own limit."""
+    return min(_machine_free_bytes(), control_group_free_bytes(_CONTROL_GROUP), address_space_free_bytes())
+
+
+def address_space_free_bytes() -> int:
+    """Return what this process may still map by its limit of addresses, which `ulimit -v` sets."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit == resource.RLIM_INFINITY:
+        return _UNLIMITED
+    try:
+        num_pages = int(Path("/proc/self/statm").read_text().split()[0])
+    except (OSError, ValueError):
+        num_pages = 0
+    return max(0, limit - num_pages * os.sysconf("SC_PAGE_SIZE"))
 
 
 def control_group_free_bytes(group: Path) -> int:
@@ -20,7 +34,7 @@ def control_group_free_bytes(group: Path) -> int:
         statistics = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
         return int(limit) - int(current) + int(statistics["inactive_file"])
     except (OSError, ValueError, KeyError):
-        return 1 << 62
+        return _UNLIMITED
 
 
 def _machine_free_bytes() -> int:

@@ -6,8 +6,10 @@ import errno
 import os
 import sys
 
+from ops.cli.out_of_memory import out_of_memory
 from shared.errors import HeadraceError
 
+_EXIT_FAILED = 1
 _EXIT_BAD_SETTINGS = 2
 _EXIT_INTERRUPTED = 130
 _OF_FULL_DISKS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
@@ -45,16 +47,27 @@ def _run() -> int:
     except BrokenPipeError:
         # Whoever read our output has gone, as with `headrace ... | head`; do not fail again while flushing at exit.
         sys.stdout = None
-        code = 1
+        code = _EXIT_FAILED
+    except (MemoryError, ImportError, RuntimeError) as error:
+        code = _exit_without_memory(error)
     except OSError as error:
         if error.filename is None and error.errno not in _OF_FULL_DISKS:
-            raise
+            return _exit_without_memory(error)
         # Of files that are opened the name is known; what is printed has none.
         print(f"headrace: {error.filename or 'what it prints cannot be written'}: {error.strerror}", file=sys.stderr)
         code = _EXIT_BAD_SETTINGS
         if error.filename is None:
             sys.stdout = None
     return code
+
+
+def _exit_without_memory(error: Exception) -> int:
+    """Say that memory is short, and return the exit status; raise any other error again."""
+    told = out_of_memory(error)
+    if told is None:
+        raise error
+    print(f"headrace: {told}", file=sys.stderr)
+    return _EXIT_FAILED
 
 
 def _is_nowhere() -> bool:

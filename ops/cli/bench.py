@@ -55,6 +55,8 @@ def run(config: BenchEngineConfig) -> int:
     if config.model is None:
         raise ConfigError("HEADRACE_MODEL", "is required: the directory of a model")
     batches = _batches(config.batch)
+    if config.json is not None:
+        _check_writable(config.json)
     bench = EngineBench(
         existing_model(config.model, "HEADRACE_MODEL"),
         dtype=config.dtype,
@@ -72,6 +74,18 @@ def run(config: BenchEngineConfig) -> int:
     if config.json is not None:
         config.json.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return 0
+
+
+def _check_writable(file: Path) -> None:
+    """Find out before minutes are spent on what cannot be written then.
+
+    Raises:
+        ConfigError: It cannot.
+    """
+    try:
+        file.open("a").close()
+    except OSError as error:
+        raise ConfigError("HEADRACE_JSON", f"{file} cannot be written: {error.strerror}") from None
 
 
 def _measure(bench: EngineBench, load: Load, config: BenchEngineConfig) -> dict[str, object]:

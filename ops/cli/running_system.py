@@ -44,7 +44,11 @@ class Endpoint:
         Raises:
             ServerRefusedError: The server is not there or refuses.
         """
-        return [model["id"] for model in json.loads(self._open("GET", "/v1/models").read())["data"]]
+        body = self._open("GET", "/v1/models").read()
+        try:
+            return [str(model["id"]) for model in json.loads(body)["data"]]
+        except (ValueError, KeyError, TypeError):
+            raise self._stranger(body) from None
 
     def stream(self, path: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
         """Post a request with `stream` set, and yield the chunks as they come.
@@ -60,15 +64,28 @@ class Endpoint:
                     return
                 if not data or not line.startswith(b"data: "):
                     continue
-                chunk = json.loads(data)
-                if "error" in chunk:
-                    raise ServerRefusedError(0, chunk["error"]["message"])
-                yield chunk
+                yield self._chunk(data)
         except (OSError, http.client.HTTPException) as error:
             raise ServerRefusedError(0, f"the answer broke off: {error!r}") from error
         finally:
             response.close()
         raise ServerRefusedError(0, "the answer broke off: the connection was closed")
+
+    def _chunk(self, data: bytes) -> dict[str, Any]:
+        try:
+            chunk = json.loads(data)
+            error = chunk.get("error")
+        except (ValueError, AttributeError):
+            raise self._stranger(data) from None
+        if error is not None:
+            raise ServerRefusedError(0, _error_words(data)[0])
+        if not isinstance(chunk.get("choices"), list):
+            raise self._stranger(data)
+        return dict(chunk)
+
+    def _stranger(self, body: bytes) -> ServerRefusedError:
+        words = body[:80].decode(errors="replace")
+        return ServerRefusedError(0, f"{self.url} answers, but is no server of OpenAI's API: it says {words!r}")
 
     def _open(self, method: str, path: str, body: dict[str, Any] | None = None) -> http.client.HTTPResponse:
         place = urlsplit(self.url)
@@ -97,6 +114,8 @@ def find_endpoint(url: str | None, api_key: str | None, state_dir: Path) -> Endp
         ConfigError: No URL is given and nothing runs on the state directory.
     """
     running = read_ready_file(state_dir)
+    if url is not None and not is_http_url(url):
+        raise ConfigError("HEADRACE_URL", f"{url!r} is no URL of a server; write http://host:port")
     if url is None and running is None:
         raise ConfigError(
             "HEADRACE_URL", f"not set, and no `headrace up` runs on {state_dir}; {_WHAT_TO_GIVE} --url and --api-key"
@@ -104,6 +123,16 @@ def find_endpoint(url: str | None, api_key: str | None, state_dir: Path) -> Endp
     if running is None or (url is not None and url != running.url):
         return Endpoint(url or "", api_key)
     return Endpoint(running.url, api_key or running.api_key)
+
+
+def is_http_url(url: str) -> bool:
+    """Say whether a text is a URL of a server that speaks HTTP."""
+    try:
+        place = urlsplit(url)
+        _ = place.port
+    except ValueError:
+        return False
+    return place.scheme in ("http", "https") and bool(place.hostname)
 
 
 def find_nats(url: str | None, state_dir: Path) -> tuple[str, ReadyFile | None]:

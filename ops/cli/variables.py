@@ -29,6 +29,8 @@ _OTHERS = frozenset(
         "SPOT_CLOUD",
     )
 )
+# Of 1: a name of four letters of which two have changed places has 0.75.
+_LIKENESS = 0.7
 # NATS takes the passwords of its users from the environment; a file of tenants may ask for more of them.
 _NATS_PASSWORD = re.compile(PREFIX + r"NATS_[A-Z0-9_]+_PASSWORD")
 
@@ -45,7 +47,8 @@ def check_variables(own: Collection[str], environ: Mapping[str, str]) -> None:
         environ: Usually `os.environ`.
 
     Raises:
-        UnknownVariableError: There is one; the message names the most similar variable that exists.
+        UnknownVariableError: There is one; the message names the most similar variable that exists, if possible one of
+            this command.
     """
     strange = sorted(name for name in environ if name.startswith(PREFIX) and name not in own)
     if not strange:
@@ -53,14 +56,16 @@ def check_variables(own: Collection[str], environ: Mapping[str, str]) -> None:
     known = known_variables()
     for name in strange:
         if name not in known and not _NATS_PASSWORD.fullmatch(name):
-            names = sorted(variable.removeprefix(PREFIX) for variable in known)
-            nearest = difflib.get_close_matches(name.removeprefix(PREFIX), names, 1)
-            hint = (
-                f"did you mean {PREFIX}{nearest[0]}?"
-                if nearest
-                else "`headrace COMMAND --help` names those that there are"
-            )
+            nearest = _nearest(name, own) or _nearest(name, known)
+            hint = f"did you mean {nearest}?" if nearest else "`headrace COMMAND --help` names those that there are"
             raise UnknownVariableError(name, f"there is no such setting; {hint}")
+
+
+def _nearest(name: str, variables: Collection[str]) -> str | None:
+    """Return the variable whose name is most like this one, without what all of them begin with; None if none is."""
+    names = sorted(variable.removeprefix(PREFIX) for variable in variables)
+    nearest = difflib.get_close_matches(name.removeprefix(PREFIX), names, 1, _LIKENESS)
+    return PREFIX + nearest[0] if nearest else None
 
 
 def known_variables() -> frozenset[str]:

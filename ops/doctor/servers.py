@@ -17,9 +17,11 @@ import msgspec
 from nats.aio.client import Client
 from nats.errors import Error as NatsError
 
+from gateway.cache.redis_url import check_redis_url
+from ops.cli.running_system import is_http_url
 from ops.doctor.finding import Finding, Level, problem, warning
 from ops.doctor.shown_url import place_of, shown_url
-from shared.errors import HeadraceError
+from shared.errors import ConfigError, HeadraceError
 from shared.messages import Heartbeat
 from shared.nats_connection import Role, WrongRoleError, connect, has_jetstream
 from shared.nats_files import NatsFiles
@@ -213,6 +215,11 @@ async def redis_finding(url: str | None) -> Finding:
     from redis.asyncio import Redis
     from redis.exceptions import RedisError
 
+    try:
+        check_redis_url(url)
+    except ConfigError as error:
+        # Gateways that are given it do not start.
+        return problem("redis", f"its URL {error.problem}", "correct HEADRACE_REDIS_URL")
     place = place_of(url)
     try:
         async with Redis.from_url(url, socket_connect_timeout=2, socket_timeout=2) as redis:
@@ -220,9 +227,6 @@ async def redis_finding(url: str | None) -> Finding:
             await redis.ping()
             text = f"{place} answers in {(time.monotonic() - began) * 1e3:.1f} ms"
             return Finding("redis", text)
-    except ValueError:
-        # Its message would quote pieces of the URL, and so of a password.
-        return warning("redis", f"{place} cannot be used: the URL is malformed", "check HEADRACE_REDIS_URL")
     except (RedisError, OSError) as error:
         remedy = "start it, or check HEADRACE_REDIS_URL and its password; requests are served without it"
         return warning("redis", f"{place} cannot be used: {error}", remedy)
@@ -233,13 +237,12 @@ def gateway_findings(url: str) -> Iterator[Finding]:
     import http.client
 
     shown = shown_url(url)
-    try:
-        place = urlsplit(url)
-        kind: Any = http.client.HTTPSConnection if place.scheme == "https" else http.client.HTTPConnection
-        connection = kind(place.hostname or "", place.port, timeout=5)
-    except (ValueError, http.client.HTTPException):
-        yield problem("gateway", f"{shown} is no URL", "give --url as http://host:port")
+    if not is_http_url(url):
+        yield problem("gateway", f"{shown} is no URL of a server", "give HEADRACE_URL as http://host:port")
         return
+    place = urlsplit(url)
+    kind: Any = http.client.HTTPSConnection if place.scheme == "https" else http.client.HTTPConnection
+    connection = kind(place.hostname, place.port, timeout=5)
     try:
         connection.request("GET", "/health/ready")
         response = connection.getresponse()

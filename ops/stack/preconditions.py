@@ -9,7 +9,6 @@ import dataclasses
 import subprocess
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 
 import msgspec
 
@@ -18,7 +17,7 @@ from gpu_worker.start.config import WorkerConfig
 from gpu_worker.start.settings_problem import EXIT_BAD_SETTINGS, SettingsProblem
 from ops.stack.console import Console
 from ops.stack.plan import Plan
-from shared.config import resolve, variable_name
+from shared.config import resolve
 from shared.errors import ConfigError, HeadraceError
 
 # Many times what it takes: a draft model that is named by its id at the hub may be downloaded meanwhile.
@@ -45,7 +44,7 @@ def check_parts(plan: Plan, console: Console, *, is_demo: bool) -> None:
     Raises:
         HeadraceError: They could not; the message names the setting.
     """
-    _check_gateway(plan.gateway.environ)
+    _check_gateway(plan)
     environ = plan.workers[0].environ
     settings = resolve(WorkerConfig, {}, environ)
     chosen = [
@@ -57,26 +56,14 @@ def check_parts(plan: Plan, console: Console, *, is_demo: bool) -> None:
         _check_worker(environ, console)
 
 
-def _check_gateway(environ: Mapping[str, str]) -> None:
-    """Ask the gateway's own checks; what they import takes a moment, so only about what was chosen."""
-    settings = resolve(GatewayConfig, {}, environ)
-    if settings.keys_file is not None and Path(settings.keys_file).exists():
-        from gateway.admission.api_keys import list_keys
+def _check_gateway(plan: Plan) -> None:
+    """Ask the gateway's own checks; what they import takes a moment, so only where something was chosen."""
+    settings = resolve(GatewayConfig, {}, plan.gateway.environ)
+    if plan.redis is not None:
+        settings = dataclasses.replace(settings, redis_url=None)
+    from gateway.process.settings_check import check_settings
 
-        list_keys(Path(settings.keys_file))
-    if settings.redis_url is not None:
-        _check_redis_url(settings.redis_url)
-    from gateway.admission.operator_access import check_operator_settings
-
-    check_operator_settings(settings)
-    from gateway.responses.seal_secrets import read_secrets
-
-    read_secrets(settings.responses_secret)
-
-
-def _check_redis_url(url: str) -> None:
-    if not url.startswith(("redis://", "rediss://", "unix://")):
-        raise ConfigError(variable_name("redis_url"), "begins with none of redis://, rediss:// and unix://")
+    check_settings(settings)
 
 
 def _check_worker(environ: Mapping[str, str], console: Console) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import pwd
 import secrets
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -54,7 +55,7 @@ class StateDirectory:
                 directory.mkdir(mode=_PRIVATE_DIRECTORY, parents=True, exist_ok=True)
             self._lock = self._acquire(self.path / "lock")
         except OSError as error:
-            raise ConfigError("HEADRACE_STATE_DIR", f"{self.path} cannot be used: {error.strerror}") from error
+            raise ConfigError("HEADRACE_STATE_DIR", f"{self.path} cannot be used: {_reason(error)}") from error
 
     @property
     def logs(self) -> Path:
@@ -82,11 +83,18 @@ class StateDirectory:
         return self.path / "keys.json"
 
     def key(self, name: str) -> str:
-        """Return the key of this name, such as `api_key`, of this directory; make one the first time."""
+        """Return the key of this name, such as `api_key`, of this directory; make one the first time.
+
+        Raises:
+            ConfigError: Its file cannot be read or made.
+        """
         file = self.path / name
-        if not file.exists() or not file.read_text().strip():
-            write_private(file, f"hr-{secrets.token_urlsafe(24)}\n")
-        return file.read_text().strip()
+        try:
+            if not file.exists() or not file.read_text().strip():
+                write_private(file, f"hr-{secrets.token_urlsafe(24)}\n")
+            return file.read_text().strip()
+        except OSError as error:
+            raise ConfigError("HEADRACE_STATE_DIR", f"{file} cannot be used: {_reason(error)}") from error
 
     def close(self) -> None:
         """Let another `headrace up` use the directory."""
@@ -108,6 +116,31 @@ class StateDirectory:
         lock.write(str(os.getpid()))
         lock.flush()
         return lock
+
+
+def _reason(error: OSError) -> str:
+    """Say why a file or folder cannot be used, and whose it is where that is why."""
+    if isinstance(error, FileExistsError | NotADirectoryError):
+        return "it, or a folder above it, is a file; name a folder, which is made if need be"
+    if isinstance(error, PermissionError) and error.filename is not None:
+        place, owner = _nearest_owner(Path(error.filename))
+        return f"{error.strerror}: {place} belongs to {_user(owner)}, and this is {_user(os.geteuid())}"
+    return str(error.strerror)
+
+
+def _nearest_owner(place: Path) -> tuple[Path, int]:
+    """Return a file, or the nearest folder above it that can be looked at, and the number of whom it belongs to."""
+    try:
+        return place, place.stat().st_uid
+    except OSError:
+        return _nearest_owner(place.parent)
+
+
+def _user(number: int) -> str:
+    try:
+        return pwd.getpwuid(number).pw_name
+    except KeyError:
+        return f"user {number}"
 
 
 def write_private(path: Path, text: str) -> None:

@@ -8,6 +8,7 @@ disk after there was room for a whole round, it is replaced. What it acknowledge
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -46,5 +47,7 @@ class StorageWatch:
         """Watch for ever."""
         while True:
             await asyncio.sleep(ROUND_S)
-            if self.note_round(shutil.disk_usage(self._directory).free):
-                self._replace()
+            # Somebody may delete the directory of a running system, which serves people all the same.
+            with contextlib.suppress(FileNotFoundError):
+                if self.note_round(shutil.disk_usage(self._directory).free):
+                    self._replace()

@@ -63,6 +63,7 @@ class Supervisor:
         self._stop = asyncio.Event()
         self._failure: DependencyError | None = None
         self._written: ReadyFile | None = None
+        self._unwritten: str | None = None
         self._progress: dict[str, StartProgress] = {}
 
     async def start(self) -> bool:
@@ -230,10 +231,18 @@ class Supervisor:
         )
         if readiness == self._written:
             return
-        self._written = readiness
+        untold = None
         for path in self._ready_files:
-            with contextlib.suppress(FileNotFoundError):
+            try:
                 write_ready_file(path, readiness)
+            except OSError as error:
+                # On a full disk, say: what runs goes on, children are started anew, and this is tried again.
+                untold = f"{path} cannot be written: {error.strerror}; what reads it takes the system for what it was"
+        if untold is None:
+            self._written = readiness
+        elif untold != self._unwritten:
+            self._console.say("headrace", untold)
+        self._unwritten = untold
 
     def _remove_ready_files(self) -> None:
         for path in self._ready_files:

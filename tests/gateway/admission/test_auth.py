@@ -141,10 +141,11 @@ def test_damaged_file_leaves_the_old_keys_in_force_and_is_counted(path: Path, cl
         path.unlink()
     clock.now += CHECK_INTERVAL_S
     assert store.authenticate(bearer(key)).tenant == "a"
-    assert metrics.key_reload_failures == 1
+    assert (metrics.key_reload_failures, metrics.is_keys_file_unread) == (1, True)
     path.write_bytes(good.replace(b'"a"', b'"z"'))
     clock.now += CHECK_INTERVAL_S
     assert store.authenticate(bearer(key)).tenant == "z"
+    assert (metrics.key_reload_failures, metrics.is_keys_file_unread) == (1, False)
 
 
 def test_key_file_that_appears_later_is_read(path: Path, clock: Clock) -> None:

@@ -22,6 +22,7 @@ MODEL = str(DEMO_MODEL)
 NOWHERE = ("--nats-url", "nats://127.0.0.1:1")
 BLOOM = {"architectures": ["BloomForCausalLM"], "hidden_size": 8, "n_layer": 1, "n_head": 1, "vocab_size": 9}
 UP = ("up", "--state-dir", "{files}/state", "--port", "0", "--simulate", "5")
+GATEWAY = ("gateway", "--api-key", "k", "--port", "0", *NOWHERE)
 QUANTIZE = ("quantize", "--method", "int8")
 
 # (arguments, part of the message); {files} is a folder with the files below.
@@ -58,6 +59,17 @@ MISTAKES: list[tuple[tuple[str, ...], str]] = [
         "--port: 127.0.0.1:{taken} cannot be used",
     ),
     (("gateway", "--api-key", "k", "--port", "0", "--operator-port", "0"), "--operator-key: not set"),
+    (
+        (*GATEWAY, "--processes", "2", "--cors-origins", "chat.example.com"),
+        "--cors-origins: 'chat.example.com' is no origin; write scheme, host and port alone",
+    ),
+    ((*GATEWAY, "--processes", "2", "--redis-url", "redis://:se/cret@h"), "--redis-url: has no host and port"),
+    ((*GATEWAY, "--redis-url", "redis://h:1/people"), "--redis-url: has something behind its host and port"),
+    ((*GATEWAY, "--redis-url", "redis://h?foo=1"), "--redis-url: has an option behind its ? that cannot be used: "),
+    ((*GATEWAY, "--processes", "2", "--otlp-endpoint", "h:4318"), "--otlp-endpoint: is 'h:4318'; allowed: a URL"),
+    ((*GATEWAY, "--processes", "2", "--nats-ca-file", "{files}/none"), "--nats-ca-file: {files}/none cannot be read"),
+    (("gateway", "--port", "0", "--processes", "2", *NOWHERE), "--keys-file: no key file is set, and --api-key"),
+    (("gateway", "--api-key", "k", "--nats-url", "nats://::1:4222"), "--nats-url: is no host and port; write nats://h"),
     (("up", "--model", "{files}/none"), "--model: {files}/none does not exist; name a folder"),
     (("up", "--model", "{files}/empty"), "--model: {files}/empty has no config.json and is no .gguf file; name"),
     (("worker", "--model", "{files}/above"), "config.json is missing; did you mean {files}/above/model?"),
@@ -68,6 +80,9 @@ MISTAKES: list[tuple[tuple[str, ...], str]] = [
     (("up", "--ready-file", "{files}/none/ready"), "--ready-file: {files}/none is not a directory"),
     (("up", "--state-dir", "{files}/state", "--block-size", "0"), "--block-size: 0 is too small"),
     (("up", "--state-dir", "{files}/state", "--port", "{taken}"), "--port: port {taken} is taken"),
+    ((*UP, "--cors-origins", "chat.example.com"), "--cors-origins: 'chat.example.com' is no origin"),
+    ((*UP, "--nats-url", "nats://u:p#secret@h"), "--nats-url: is no host and port; write nats://host:4222"),
+    (("up", "--state-dir", "/dev/null"), "--state-dir: /dev/null cannot be used: it, or a folder above it, is a file"),
     ((*UP, "--redis-url", "localhost"), "--redis-url: begins with none of redis://"),
     ((*UP, "--nats-url", "ws://localhost"), "--nats-url: begins with ws://; allowed: nats"),
     ((*UP, "--operator-key", "short"), "--operator-key: has fewer than 16 characters"),
@@ -104,6 +119,10 @@ MISTAKES: list[tuple[tuple[str, ...], str]] = [
         "--text: is required",
     ),
     (("bench", "engine"), "--model: is required"),
+    (
+        ("bench", "engine", "--model", MODEL, "--json", "{files}/none/results"),
+        "--json: {files}/none/results cannot be written: No such file",
+    ),
     (("bench", "engine", "--model", MODEL, "--batch", "x"), "--batch: 'x' is not a list of batch sizes"),
     (("publish",), "--file: give either a PROMPT or --file"),
     (("publish", "x", *NOWHERE), "--model-name: not set, and the prompt names no model"),
@@ -144,6 +163,8 @@ MISTAKES: list[tuple[tuple[str, ...], str]] = [
     (("keys", "--keys-file", "{files}/keys5.json", "list"), "keys5.json: the list of keys is invalid: expected array"),
     (("publish", "x", "--model-name", "m", "--timeout-s", "0", *NOWHERE), "--timeout-s: 0.0 is too small"),
     (("chat", "hi", "--state-dir", "{files}/empty"), "--url: not set, and no `headrace up` runs on"),
+    (("chat", "hi", "--url", "127.0.0.1:8000"), "--url: '127.0.0.1:8000' is no URL of a server; write http://"),
+    (("chat", "hi", "--url", "http://127.0.0.1:port"), "--url: 'http://127.0.0.1:port' is no URL of a server"),
     (("chat", "hi", "--url", "http://127.0.0.1:1"), "http://127.0.0.1:1 does not answer"),
     (("dead", "--state-dir", "{files}/empty", "list"), "--nats-url: not set"),
     (("tenant", "acme", "--nkey", "x"), "--nkey: a user's public NKey is"),
@@ -151,7 +172,10 @@ MISTAKES: list[tuple[tuple[str, ...], str]] = [
     (("keys", "--keys-file", "{files}/text.txt", "list"), "text.txt"),
     (("dead", "list", "--state-dir", "x"), "It belongs before the command: headrace dead --state-dir ..."),
     (("publsh", "x"), "No such command 'publsh'. Did you mean 'publish'?"),
-    (("keys", "--keys-file", "{files}/text.txt/keys.json", "create"), "text.txt"),
+    (
+        ("keys", "--keys-file", "{files}/text.txt/k.json", "--audit-file", "/dev/null", "create"),
+        "--keys-file: {files}/text.txt/k.json cannot be written: ",
+    ),
     (("keys", "--keys-file", "{files}/keys.json", "revoke", "nobody"), "nobody"),
     (("keys", "--keys-file", "{files}/k.json", "--audit-file", "{files}", "create"), "--audit-file: {files} cannot be"),
     (("wroker",), "No such command 'wroker'"),

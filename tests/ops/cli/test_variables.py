@@ -25,6 +25,8 @@ WITHOUT_VARIABLE = {"dead"}
         ("HEADRACE_MAX_NUM_SEQ", "did you mean HEADRACE_MAX_NUM_SEQS?"),
         ("HEADRACE_NATS_USR", "did you mean HEADRACE_NATS_USER?"),
         ("HEADRACE_SPECULATION", "did you mean HEADRACE_SPECULATIVE?"),
+        # PROMPT is more like it, but of another command.
+        ("HEADRACE_PROT", "did you mean HEADRACE_PORT?"),
         ("HEADRACE_XYZZY", "`headrace COMMAND --help` names those that there are"),
     ],
 )

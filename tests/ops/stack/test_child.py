@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from ops.stack.child import Child, ChildSpec, Exit
+from ops.stack.child_log import ChildLog
 from ops.stack.console import Console
 
 SLEEP = "import time; time.sleep(60)"
@@ -168,6 +169,28 @@ asyncio.run(main())
             parent.kill()
             with contextlib.suppress(ProcessLookupError):
                 os.kill(child, signal.SIGKILL)
+
+
+async def test_child_is_kept_running_where_its_log_cannot_be_written(tmp_path: Path) -> None:
+    watched = Watched(tmp_path / "gone", "import sys; print('here'); sys.exit(7)")
+    watched.child.start()
+    await watched.until(lambda: len(watched.exits) == 2)
+    await watched.child.stop()
+    assert watched.exits == [Exit(7, ("here",))] * 2
+
+
+async def test_log_goes_on_when_its_folder_is_there_again(tmp_path: Path) -> None:
+    log, output, lines = ChildLog(tmp_path / "logs" / "sample.log"), asyncio.StreamReader(), list[bytes]()
+    reading = asyncio.create_task(log.read_from(output, lines.append))
+    output.feed_data(b"lost\n")
+    while not lines:  # noqa: ASYNC110 - the other task sets it
+        await asyncio.sleep(0)
+    (tmp_path / "logs").mkdir()
+    output.feed_data(b"kept\n")
+    output.feed_eof()
+    await reading
+    log.close()
+    assert (tmp_path / "logs" / "sample.log").read_bytes() == b"kept\n"
 
 
 def test_full_log_moves_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@ import os
 import stat
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,31 @@ def test_unusable_state_directory_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match=r"HEADRACE_STATE_DIR.*file/state"):
         StateDirectory(tmp_path / "file" / "state")
+
+
+@pytest.mark.parametrize("path", ["/dev/null", "/dev/null/state"])
+def test_state_directory_that_is_a_file_is_told_as_that(path: str) -> None:
+    with pytest.raises(ConfigError, match=rf"HEADRACE_STATE_DIR: {path} cannot be used: .* is a file; name a folder"):
+        StateDirectory(Path(path))
+
+
+@pytest.fixture
+def closed_directory(tmp_path: Path) -> Iterator[Path]:
+    """A folder that is not ours to use; root becomes somebody else meanwhile."""
+    (tmp_path / "closed").mkdir()
+    (tmp_path / "closed").chmod(0)
+    is_root = os.geteuid() == 0
+    if is_root:
+        os.seteuid(65534)
+    yield tmp_path / "closed"
+    if is_root:
+        os.seteuid(0)
+    (tmp_path / "closed").chmod(0o700)
+
+
+def test_state_directory_of_another_user_says_whose_it_is(closed_directory: Path) -> None:
+    with pytest.raises(ConfigError, match=r"Permission denied: .* belongs to \S+, and this is \S+"):
+        StateDirectory(closed_directory / "state")
 
 
 def test_ready_file_is_read_back_and_private(tmp_path: Path) -> None:

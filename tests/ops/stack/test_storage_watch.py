@@ -61,3 +61,19 @@ async def test_running_watch_replaces_the_server_while_its_disk_has_room(
             watch.note_line(COMPLAINT)
             await asyncio.sleep(0.001)
     running.cancel()
+
+
+async def test_watch_goes_on_where_the_directory_is_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = asyncio.Event()
+
+    def usage(directory: Path) -> None:
+        looks.set() if is_deleted.is_set() else is_deleted.set()
+        raise FileNotFoundError(directory)
+
+    is_deleted = asyncio.Event()
+    monkeypatch.setattr(storage_watch, "ROUND_S", 0.01)
+    monkeypatch.setattr("shutil.disk_usage", usage)
+    running = asyncio.create_task(StorageWatch(tmp_path, lambda: None).run())
+    async with asyncio.timeout(10):
+        await looks.wait()
+    running.cancel()
