@@ -5,6 +5,7 @@ Owns the view of gateways and the sums over workers; nobody else writes them. `l
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Hashable
 from dataclasses import dataclass
@@ -24,6 +25,8 @@ _T = TypeVar("_T", bound=Hashable)
 GATEWAY_SILENCE_S = 5.0
 # A model without workers for so long is unknown again: it was taken out of service, not interrupted.
 MODEL_MEMORY_S = 300.0
+# How often that is looked at.
+REVIEW_INTERVAL_S = 1.0
 # Workers, and models, that are told apart: NATS takes no more connections. A worker that lies about its name cannot
 # make a gateway keep, and sum up, more than that.
 MAX_WORKERS = 4096
@@ -48,6 +51,9 @@ class Fleet:
         # Those of the workers that each model had last: while all of them are away, requests that wait for them are
         # read as they will be answered.
         self._traits: dict[str, _AnswerTraits] = {}
+        # Models of whose workers something was heard that changes that.
+        self._changed_models: set[str] = set()
+        self._models_reviewed_at = -math.inf
         # Sums of the heartbeats, until the next one changes them.
         self._loads: dict[str, FleetLoad] = {}
         self._gateways: dict[str, tuple[GatewayHeartbeat, float]] = {}
@@ -79,7 +85,7 @@ class Fleet:
         previous = self.liveness.last_heartbeat(heartbeat.worker)
         self.liveness.note_heartbeat(heartbeat, now)
         if previous is None or _told_of_traits(previous) != _told_of_traits(heartbeat):
-            self._note_traits(heartbeat.model)
+            self._changed_models.add(heartbeat.model)
 
     def note_gateway_heartbeat(self, heartbeat: GatewayHeartbeat, now: float) -> None:
         """Take in another gateway's heartbeat."""
@@ -107,13 +113,17 @@ class Fleet:
         silent = [name for name, (_, last_seen_at) in self._gateways.items() if now - last_seen_at > GATEWAY_SILENCE_S]
         for name in silent:
             del self._gateways[name]
+        # As long as those that die now are there.
+        self._note_traits()
         has_deaths = self.liveness.sweep(now)
         if has_deaths or silent:
             self._loads.clear()
         if has_deaths:
-            for model in self._traits:
-                self._note_traits(model)
-        self._forget_models(now)
+            self._changed_models.update(self._traits)
+            self._note_traits()
+        if now - self._models_reviewed_at >= REVIEW_INTERVAL_S:
+            self._models_reviewed_at = now
+            self._forget_models(now)
 
     def models(self) -> list[str]:
         """Return the models that live workers serve, sorted."""
@@ -158,8 +168,13 @@ class Fleet:
             return None
         gateways = [heartbeat for heartbeat, _ in self._gateways.values()]
         waiting = credible_waiting(model, workers, gateways, self._own.awaited())
+        if not workers:
+            self._note_traits()
         traits = _answer_traits(workers) if workers else self._traits.get(model, _AnswerTraits())
-        load = self._loads[model] = _fleet_load(model, workers, gateways, waiting, traits)
+        load = _fleet_load(model, workers, gateways, waiting, traits)
+        # While no worker is heard, clients may name any number of models.
+        if model in self._known_models:
+            self._loads[model] = load
         return load
 
     def _forget_models(self, now: float) -> None:
@@ -173,10 +188,17 @@ class Fleet:
             self._traits.pop(model, None)
             self._loads.pop(model, None)
 
-    def _note_traits(self, model: str) -> None:
-        workers = self._takers(model) or [h for h in self.liveness.live() if h.model == model]
-        if workers:
-            self._traits[model] = _answer_traits(workers)
+    def _note_traits(self) -> None:
+        """Add up what was changed. All at once: whoever may send heartbeats can make up any number of workers."""
+        if not self._changed_models:
+            return
+        heard: dict[str, list[Heartbeat]] = {}
+        for heartbeat in self.liveness.live():
+            if heartbeat.model in self._changed_models:
+                heard.setdefault(heartbeat.model, []).append(heartbeat)
+        self._changed_models.clear()
+        for model, workers in heard.items():
+            self._traits[model] = _answer_traits([h for h in workers if not h.draining] or workers)
 
     def _takers(self, model: str) -> list[Heartbeat]:
         return [h for h in self.liveness.live() if h.model == model and not h.draining]

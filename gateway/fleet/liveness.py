@@ -114,6 +114,8 @@ class Liveness:
         self._unsettled_until = -math.inf
         self._max_lateness_s = (limits.silence_s - limits.punctual_silence_s) / LATENESS_FACTOR
         self._swept_at = -math.inf
+        # When the worker that was heard last was heard, as of this sweep; those that are known to be gone apart.
+        self._latest_seen_at = -math.inf
         self.on_dead: Callable[[Death], None] = lambda death: None
         self.on_reconnected: Callable[[str], None] = lambda worker: None
 
@@ -244,7 +246,17 @@ class Liveness:
         self._swept_at = now
         if not self._can_judge(now):
             return False
-        causes = [(name, worker, self._cause(worker, now)) for name, worker in self._workers.items()]
+        present = [worker.last_seen_at for worker in self._workers.values() if not worker.is_absent]
+        self._latest_seen_at = max(present, default=-math.inf)
+        heard_after = now - self._limits.punctual_silence_s
+        stepped_after = now - self._limits.stall_s
+        # Nearly all are heard and make steps.
+        doubtful = [
+            (name, worker)
+            for name, worker in self._workers.items()
+            if worker.last_seen_at < heard_after or worker.stepped_at < stepped_after or worker.is_absent
+        ]
+        causes = [(name, worker, self._cause(worker, now)) for name, worker in doubtful]
         # All are judged before any is removed, because workers that ended together are not blamed.
         dead = [(name, worker, why, self._is_blamed(worker, now)) for name, worker, why in causes if why is not None]
         for name, worker, why, is_blamed in dead:
@@ -316,9 +328,7 @@ class Liveness:
 
     def _has_survivors(self, worker: _Worker) -> bool:
         """Whether another worker was heard more than a heartbeat after this one, so that not all ended together."""
-        latest = worker.last_seen_at + 1.1 * self._limits.heartbeat_s
-        others = (other for other in self._workers.values() if other is not worker)
-        return any(other.last_seen_at > latest and not other.is_absent for other in others)
+        return self._latest_seen_at > worker.last_seen_at + 1.1 * self._limits.heartbeat_s
 
     def _is_blamed(self, worker: _Worker, now: float) -> bool:
         if now < self._unsettled_until and not worker.is_absent:

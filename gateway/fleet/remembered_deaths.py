@@ -46,8 +46,13 @@ class RememberedDeaths:
             started: When the process began that died, Unix seconds.
             last_seen_at: When it was last heard, loop time.
         """
-        for old in [key for key, dead in self._dead.items() if death.found_at - dead.death.found_at > _MEMORY_S]:
-            del self._dead[old]
+        # In the order in which they were found.
+        self._dead.pop(death.worker, None)
+        while self._dead:
+            oldest = next(iter(self._dead.values()))
+            if death.found_at - oldest.death.found_at <= _MEMORY_S:
+                break
+            del self._dead[oldest.death.worker]
         if len(self._dead) >= _MAX_REMEMBERED:
             del self._dead[next(iter(self._dead))]
         self._dead[death.worker] = _DeadWorker(death, started, last_seen_at)

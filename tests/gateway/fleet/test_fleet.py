@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 
 import msgspec
 import pytest
@@ -134,6 +135,15 @@ def test_nothing_is_unknown_while_no_worker_is_heard() -> None:
     assert load.num_workers == 0
 
 
+def test_names_that_clients_make_up_are_not_kept_while_no_worker_is_heard(watched: Watched) -> None:
+    fleet = watched.fleet
+    watched.run(3)
+    assert fleet.shown("m") is fleet.shown("m")
+    made_up = fleet.shown("made up")
+    assert made_up == fleet.shown("made up")
+    assert made_up is not fleet.shown("made up")
+
+
 def test_draining_worker_is_not_ready_but_alive(watched: Watched) -> None:
     watched.hear(draining=True)
     assert not watched.fleet.is_ready("m")
@@ -234,6 +244,7 @@ def test_gateways_that_heard_the_workers_in_another_order_sample_alike(are_away:
 def test_traits_are_added_up_when_they_change_and_not_with_each_heartbeat(
     watched: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    watched.fleet.sweep(watched.now)
     added_up: list[list[str]] = []
     add_up = fleet_module._answer_traits
     monkeypatch.setattr(
@@ -241,8 +252,34 @@ def test_traits_are_added_up_when_they_change_and_not_with_each_heartbeat(
     )
     for chat_format in ("", "", "hermes", "hermes"):
         watched.hear(chat_format=chat_format)
+        watched.fleet.sweep(watched.now)
     watched.hear(worker="w2", chat_format="hermes")
-    assert added_up == [["hermes"], ["hermes", "hermes"]]
+    watched.hear(worker="w3", chat_format="hermes")
+    watched.fleet.sweep(watched.now)
+    assert added_up == [["hermes"], ["hermes", "hermes", "hermes"]]
+
+
+def test_workers_that_are_made_up_cost_no_look_at_all_others_each(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    num_workers, num_looks = 300, 0
+    live = watched.fleet.liveness.live
+
+    def counted() -> Iterator[Heartbeat]:
+        nonlocal num_looks
+        for heartbeat in live():
+            num_looks += 1
+            yield heartbeat
+
+    monkeypatch.setattr(watched.fleet.liveness, "live", counted)
+    for beat in range(3):
+        for number in range(num_workers):
+            watched.hear(worker=f"w{number}", model=f"m{number}", chat_format=f"f{beat}")
+        watched.fleet.sweep(watched.now)
+    watched.run(3)
+    assert watched.fleet.liveness.num_workers == 0
+    # A few times all, and not all for each one.
+    assert num_looks < 20 * num_workers
 
 
 def test_worker_beyond_the_limit_has_no_room_and_those_that_are_known_keep_theirs() -> None:
