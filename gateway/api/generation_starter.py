@@ -227,6 +227,7 @@ class GenerationStarter:
         load = self._dispatcher.fleet.shown(generation.model)
         timeout_s = generation.timeout_s or self._timeout_s
         reply, names = self._dispatcher.reply, (caller.request_id, caller.traceparent)
+        expires_at = asyncio.get_running_loop().time() + timeout_s
         requests = wire_requests(generation, caller.tenant, reply, timeout_s, *names)
 
         def submit(index: int, sink: Sink) -> Flight:
@@ -235,7 +236,7 @@ class GenerationStarter:
             tokens = 0 if choice else generation.prompts[prompt].estimated_tokens
             if load is not None:
                 tokens = int(load.prompt_tokens(tokens))
-            return self._dispatcher.submit(requests[index], sink, tokens)
+            return self._dispatcher.submit(requests[index], sink, tokens, expires_at)
 
         window = SequenceWindow(submit, self._dispatcher.cancel, sinks, generation.num_at_once)
         window.begin()

@@ -146,11 +146,18 @@ class Dispatcher:
         """Requests in flight."""
         return len(self._flights)
 
-    def submit(self, request: Request, sink: Sink, estimated_tokens: int) -> Flight:
+    def submit(self, request: Request, sink: Sink, estimated_tokens: int, expires_at: float | None = None) -> Flight:
         """Publish a request; its tokens go to `sink`.
 
         While the connection to NATS has just been lost, the request waits for it to be back, which takes a moment. It
         does not while NATS is silent on a connection that stands.
+
+        Args:
+            request: What is asked of a worker.
+            sink: Is told of all that comes.
+            estimated_tokens: Of its prompt.
+            expires_at: Loop time of its deadline. Without it, the wall clock says how far that is away; it may have
+                been moved since the request was made.
 
         Raises:
             ApiError: It cannot be queued. Later failures go to the sink.
@@ -158,7 +165,8 @@ class Dispatcher:
         if self.nats_watch.refuses:
             raise queue_unavailable()
         now = self._loop.time()
-        expires_at = None if request.deadline is None else now + request.deadline - time.time()
+        if expires_at is None and request.deadline is not None:
+            expires_at = now + request.deadline - time.time()
         flight = Flight(request, sink, estimated_tokens, published_at=now, expires_at=expires_at, submitted_at=now)
         is_suspect = self._recovery.is_suspect(flight)
         self._flights.add(flight)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import itertools
+import time
 from collections.abc import Sequence
 from typing import cast
 
@@ -63,8 +66,8 @@ class Queue:
         self.flights = FlightTable()
         self.fleet = Fleet("gw", FleetLimits(), OwnRequests(self.flights.unshown, lambda: {BEAT.model: (50, 10**6)}))
 
-    def submit(self, request: Request, sink: Sink, estimated_tokens: int) -> Flight:
-        flight = Flight(request, sink, estimated_tokens, published_at=0.0)
+    def submit(self, request: Request, sink: Sink, estimated_tokens: int, expires_at: float) -> Flight:
+        flight = Flight(request, sink, estimated_tokens, published_at=0.0, expires_at=expires_at)
         self.flights.add(flight)
         return flight
 
@@ -168,6 +171,17 @@ async def test_token_ids_that_fit_one_of_the_workers_are_queued(gateway: Gateway
 async def test_each_prompt_of_a_request_is_counted_as_a_context_at_most(gateway: Gateway) -> None:
     await gateway.start("tenant", inflated(), inflated(), Prompt(7, text="x"))
     assert gateway.queue.flights.unclaimed() == (3, 2 * MODEL_LEN + 7)
+
+
+async def test_deadlines_are_those_of_the_moment_of_asking_whatever_the_wall_clock_does_meanwhile(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = time.time
+    moments = itertools.count()
+    monkeypatch.setattr(time, "time", lambda: now() + 3600 * next(moments))
+    await gateway.start("tenant", Prompt(1, text="x"), Prompt(1, text="y"))
+    due = asyncio.get_running_loop().time() + 60
+    assert [flight.expires_at for flight in gateway.queue.flights] == [pytest.approx(due, abs=30)] * 2
 
 
 async def test_job_for_a_model_that_does_not_generate_is_a_400(gateway: Gateway) -> None:

@@ -240,6 +240,21 @@ async def test_request_that_its_worker_calls_expired_at_its_deadline_ends_with_a
     assert sink.error.status == 408
 
 
+async def test_wall_clock_that_jumps_before_a_request_is_published_does_not_end_it(bench: Bench) -> None:
+    worker, sink = await bench.worker("a"), ListSink()
+    request = Request(id="a", model=bench.model, text="x", reply=bench.dispatcher.reply, deadline=time.time() - 3600)
+    expires_at = asyncio.get_running_loop().time() + 60
+    flight = bench.dispatcher.submit(request, sink, 1, expires_at)
+    assert flight.expires_at == expires_at
+    taken = await worker.next_request()
+    await worker.end(taken, 0, Finish("expired"))
+    again = await worker.next_request()
+    assert again.deadline == pytest.approx(time.time() + 60, abs=5)
+    await worker.end(again, 0)
+    await sink.end()
+    assert sink.error is None
+
+
 async def test_wall_clock_that_jumps_ends_no_request_and_changes_no_deadline(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
