@@ -149,9 +149,10 @@ class JobReader:
             self._flush()
             self._kind = kind
         self._pending += text
-        while len(self._pending) >= _PIECE_CHARACTERS:
-            piece, self._pending = self._pending[:_PIECE_CHARACTERS], self._pending[_PIECE_CHARACTERS:]
-            self._write(piece)
+        whole = len(self._pending) // _PIECE_CHARACTERS * _PIECE_CHARACTERS
+        for start in range(0, whole, _PIECE_CHARACTERS):
+            self._write(self._pending[start : start + _PIECE_CHARACTERS])
+        self._pending = self._pending[whole:]
 
     def _flush(self) -> None:
         if self._pending:

@@ -88,6 +88,30 @@ def test_events_depend_on_the_text_alone(
     assert is_parallel or sum(item["type"] == "function_call" for item in items) <= 1
 
 
+class Copied(str):
+    """A text that counts the characters of those that are made of it."""
+
+    num_characters = 0
+
+    def __add__(self, other: str) -> Copied:
+        Copied.num_characters += len(self) + len(other)
+        return Copied(super().__add__(other))
+
+    def __getitem__(self, key: Any) -> Copied:
+        part = Copied(super().__getitem__(key))
+        Copied.num_characters += len(part)
+        return part
+
+
+def test_long_text_that_comes_at_once_is_copied_a_few_times_and_not_once_for_each_piece() -> None:
+    reader = JobReader(reading(), ResponseOutput(DRAFT))
+    reader._pending = Copied("")
+    Copied.num_characters = 0
+    assert reader.read("word " * 20_000, in_reasoning=False)
+    reader.finish(is_complete=True)
+    assert 100_000 < Copied.num_characters < 400_000
+
+
 def test_text_that_begins_otherwise_is_not_read() -> None:
     reader = JobReader(reading(), ResponseOutput(DRAFT))
     assert reader.read("", in_reasoning=False)
