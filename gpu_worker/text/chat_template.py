@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from pathlib import Path
 from typing import Any, NoReturn
 
 import jinja2
@@ -56,10 +57,13 @@ class ChatTemplate:
         self._environment = environment
         try:
             self._template = environment.from_string(source)
+            self._texts = frozenset(node.value for node in environment.parse(source).find_all(nodes.Const))
         except jinja2.TemplateSyntaxError as error:
             raise ConfigError("HEADRACE_MODEL", f"the chat template has a syntax error: {error}") from error
+        # What Python itself cannot compile of what Jinja has made of it.
+        except (RecursionError, MemoryError, SyntaxError, ValueError) as error:
+            raise ConfigError("HEADRACE_MODEL", f"the chat template is nested too deeply: {error}") from error
         self._special_tokens = dict(special_tokens)
-        self._texts = frozenset(node.value for node in environment.parse(source).find_all(nodes.Const))
 
     def has_text(self, text: str) -> bool:
         """Say whether the template's own code names this text, as it names a role that it knows."""
@@ -109,18 +113,27 @@ def load_chat_template(directory: ModelDirectory, name: str = "default") -> Chat
     named = directory.path / "additional_chat_templates" / f"{name}.jinja"
     file = directory.path / "chat_template.jinja"
     if name != "default" and named.is_file():
-        return ChatTemplate(named.read_text(encoding="utf-8"), special_tokens(directory.tokenizer_config))
+        return ChatTemplate(_text_of(named), special_tokens(directory.tokenizer_config))
     if file.is_file():
-        source = file.read_text(encoding="utf-8")
+        source = _text_of(file)
     elif source is None:
         source = read_json(directory.path / "chat_template.json").get("chat_template")
     if isinstance(source, list):
-        source = {entry["name"]: entry["template"] for entry in source}.get(name)
+        # Of what is no named template there is none.
+        entries = [entry for entry in source if isinstance(entry, dict)]
+        source = next((entry.get("template") for entry in reversed(entries) if entry.get("name") == name), None)
     elif name != "default":
         return None
     if not isinstance(source, str):
         return None
     return ChatTemplate(source, special_tokens(directory.tokenizer_config))
+
+
+def _text_of(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError("HEADRACE_MODEL", f"{file} cannot be read: {error}") from None
 
 
 def special_tokens(config: Mapping[str, Any]) -> dict[str, str]:

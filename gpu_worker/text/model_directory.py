@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, overload
@@ -16,7 +17,9 @@ from gpu_worker.quantization.gguf.model_file import find_gguf
 from gpu_worker.quantization.gguf.special_tokens import end_token_ids, token_id
 from gpu_worker.text.gguf_tokenizer import tokenizer_config, tokenizer_json
 from gpu_worker.text.sampling_defaults import read_sampling_defaults
+from shared.bounds import MAX_TOKEN_ID
 from shared.errors import ConfigError, HeadraceError
+from shared.messages import UNDECODABLE
 from shared.model_hub import model_meant
 from shared.sampling import SamplingDefaults
 
@@ -86,6 +89,8 @@ def read_model_directory(path: Path) -> ModelDirectory:
             raise ConfigError("HEADRACE_MODEL", f"{path / 'config.json'} is missing{question}")
     config = read_json(path / "config.json", required=True)
     text_config = config.get("text_config") or config
+    if not isinstance(text_config, dict):
+        raise ConfigError("HEADRACE_MODEL", f"text_config in {path / 'config.json'} is not an object")
     generation = read_json(path / "generation_config.json")
     if not (path / "tokenizer.json").is_file():
         problem = f"{path} has no tokenizer.json; copy it from where the model came from"
@@ -95,12 +100,12 @@ def read_model_directory(path: Path) -> ModelDirectory:
         raise ConfigError("HEADRACE_MODEL", f"{problem}, or write it: {how}")
     # Of a model that also sees, the whole's tokens go before those of its text part.
     places = (generation, config, text_config)
-    bos = _token_ids(*(place.get("bos_token_id") for place in places))
+    bos = _token_ids(path, "bos_token_id", places)
     return ModelDirectory(
         path=path,
         vocab_size=_positive(path, text_config, "vocab_size"),
         max_model_len=_positive(path, text_config, "max_position_embeddings"),
-        eos_token_ids=frozenset(_token_ids(*(place.get("eos_token_id") for place in places))),
+        eos_token_ids=frozenset(_token_ids(path, "eos_token_id", places)),
         bos_token_id=bos[0] if bos else None,
         tokenizer_config=read_json(path / "tokenizer_config.json"),
         hidden_size=_positive(path, text_config, "hidden_size"),
@@ -146,14 +151,14 @@ def read_json(path: Path, *, kind: type[Any] = dict, required: bool = False) -> 
         return kind()
     try:
         return msgspec.json.decode(path.read_bytes(), type=expected)
-    except msgspec.DecodeError as error:
+    except (OSError, *UNDECODABLE) as error:
         problem = f"{path} is not usable: {error}; copy it again from where the model came from"
         raise ConfigError("HEADRACE_MODEL", problem) from error
 
 
 def _positive(path: Path, config: dict[str, Any], name: str) -> int:
     value = config.get(name)
-    if not isinstance(value, int) or value <= 0:
+    if not isinstance(value, int) or not 0 < value < 2**31:
         value = _described(path, name)
     if value is None:
         raise ConfigError("HEADRACE_MODEL", f"{path / 'config.json'} has no usable {name}")
@@ -183,11 +188,19 @@ def _described(path: Path, name: str) -> int | None:
     return described
 
 
-def _token_ids(*candidates: Any) -> list[int]:
-    """Return the first candidate that is a token id or a list of them, as a list."""
-    for candidate in candidates:
-        if isinstance(candidate, int):
-            return [candidate]
-        if isinstance(candidate, list) and candidate:
-            return candidate
+def _token_ids(path: Path, name: str, places: Iterable[dict[str, Any]]) -> list[int]:
+    """Return the first token id, or list of them, that one of these objects names, as a list.
+
+    Raises:
+        ConfigError: It is something else.
+    """
+    for place in places:
+        found = place.get(name)
+        if found is None or found == []:
+            continue
+        ids = found if isinstance(found, list) else [found]
+        if not all(type(token_id) is int and 0 <= token_id <= MAX_TOKEN_ID for token_id in ids):
+            problem = f"{name} of {path} is {str(found)[:80]}; it must be a token id or a list of token ids"
+            raise ConfigError("HEADRACE_MODEL", problem)
+        return ids
     return []

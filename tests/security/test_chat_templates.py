@@ -131,3 +131,18 @@ def test_steps_are_counted_for_each_rendering_apart() -> None:
     template = ChatTemplate("{% for a in range(60000) %}{% endfor %}ok", {})
     for _ in range(40):
         assert template.render([], add_generation_prompt=True) == "ok"
+
+
+@pytest.mark.parametrize("is_trusted", [True, False])
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ " + "(" * 3000 + "1" + ")" * 3000 + " }}",
+        "{{ " + "[" * 300 + "]" * 300 + " }}",
+        "{% for a in b %}" * 400 + "{% endfor %}" * 400,
+        "{{ 1" + " + 1" * 3000 + " }}",
+    ],
+)
+def test_template_that_is_nested_too_deeply_is_refused(source: str, is_trusted: bool) -> None:
+    with pytest.raises(ConfigError, match="chat template"):
+        ChatTemplate(source, {}, is_trusted=is_trusted)

@@ -23,6 +23,7 @@ MAMBA2 = {
     "state_size": 4,
 }
 LLAMA = {"architectures": ["LlamaForCausalLM"], "vocab_size": 9, "hidden_size": 8, "max_position_embeddings": 0}
+COMPLETE = {**LLAMA, "num_attention_heads": 2, "num_hidden_layers": 1, "intermediate_size": 8}
 
 
 def write(folder: Path, config: dict[str, Any]) -> Path:
@@ -40,9 +41,8 @@ def test_sizes_that_the_family_names_otherwise_are_its_descriptions(
 
 
 def test_size_that_is_not_usable_is_refused_by_its_field(tmp_path: Path) -> None:
-    complete = {**LLAMA, "num_attention_heads": 2, "num_hidden_layers": 1, "intermediate_size": 8}
     with pytest.raises(ConfigError, match=r"^HEADRACE_MODEL: .* field 'max_position_embeddings' is 0; it must be"):
-        read_model_directory(write(tmp_path, complete))
+        read_model_directory(write(tmp_path, COMPLETE))
 
 
 @pytest.mark.parametrize(("outer", "expected"), [({"eos_token_id": [1, 6]}, {1, 6}), ({}, {1})])
@@ -52,3 +52,22 @@ def test_tokens_that_end_a_text_are_said_outside_of_the_text_part(
     text = {"vocab_size": 9, "hidden_size": 8, "max_position_embeddings": 33, "eos_token_id": 1}
     model = read_model_directory(write(tmp_path, {"text_config": text, **outer}))
     assert model.eos_token_ids == expected
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "problem"),
+    [
+        ("generation_config.json", "[" * 50_000, "generation_config.json is not usable"),
+        ("generation_config.json", '{"eos_token_id": [[1]]}', "eos_token_id of .* is .*; it must be a token id"),
+        ("generation_config.json", '{"eos_token_id": "</s>"}', "eos_token_id of .*; it must be a token id"),
+        ("generation_config.json", '{"bos_token_id": -1}', "bos_token_id of .*; it must be a token id"),
+        ("tokenizer_config.json", '{"a": "\xff"}', "tokenizer_config.json is not usable"),
+        ("config.json", '{"text_config": ["a"]}', "text_config in .* is not an object"),
+        ("config.json", json.dumps({**COMPLETE, "max_position_embeddings": 9, "vocab_size": 10**30}), "vocab_size"),
+    ],
+)
+def test_hostile_file_is_refused_by_its_name(tmp_path: Path, file: str, content: str, problem: str) -> None:
+    write(tmp_path, {**LLAMA, "max_position_embeddings": 9})
+    (tmp_path / file).write_bytes(content.encode("latin-1"))
+    with pytest.raises(ConfigError, match=problem):
+        read_model_directory(tmp_path)
