@@ -122,5 +122,5 @@ class BlockList:
 def _object(text: str) -> Any:
     try:
         return _decode(text)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return {}
