@@ -10,7 +10,7 @@ import uvloop
 
 from tests.chaos.harness import aftermath
 from tests.chaos.harness.faults import Fault, FaultLog
-from tests.chaos.harness.load import Load
+from tests.chaos.harness.load import ANSWER_TIMEOUT_S, Load
 from tests.chaos.harness.mix import Body
 from tests.chaos.harness.outcome import Outcome, percentile
 from tests.chaos.harness.system import System, SystemOptions
@@ -30,6 +30,7 @@ class Disturbance:
         num_requests: How many to ask; None asks for as long as one round of the schedule lasts.
         tail_s: How long to go on asking after the last fault, when `num_requests` is None.
         queue_timeout_s: When the queues must be empty after all this.
+        timeout_s: A request that takes longer counts as without an end.
         max_silence_p99_s: Promise about the silences of requests that were open during a fault; None promises nothing.
         max_recovery_p99_s: Promise about the part of these silences that comes after the fault was mended, where the
             part that is broken has to be back before anybody can go on.
@@ -46,6 +47,7 @@ class Disturbance:
     max_silence_p99_s: float | None = None
     max_recovery_p99_s: float | None = None
     queue_timeout_s: float = aftermath.SETTLE_TIMEOUT_S
+    timeout_s: float = ANSWER_TIMEOUT_S
 
 
 async def run(disturbance: Disturbance) -> Outcome:
@@ -62,7 +64,7 @@ def run_alone(disturbance: Disturbance) -> Outcome:
 async def run_on(system: System, disturbance: Disturbance) -> Outcome:
     """Disturb a running system, and say what came of it."""
     outcome = Outcome(disturbance.case, disturbance.promise)
-    load = Load(system, disturbance.bodies)
+    load = Load(system, disturbance.bodies, timeout_s=disturbance.timeout_s)
     await load.learn_references()
     log = FaultLog()
     num_requests = disturbance.num_requests

@@ -13,6 +13,7 @@ from tests.chaos.harness.mix import Body
 from tests.chaos.harness.stream_client import ask
 from tests.chaos.harness.system import API_KEY, System
 
+ANSWER_TIMEOUT_S = 40.0
 _PAUSE_S = 0.05
 _MAX_PAUSE_S = 1.0
 _LAG_TICK_S = 0.05
@@ -34,7 +35,7 @@ class Load:
         bodies: Sequence[Body],
         *,
         key: str = API_KEY,
-        timeout_s: float = 40.0,
+        timeout_s: float = ANSWER_TIMEOUT_S,
         pause_s: float | None = None,
         gateways: Sequence[str] | None = None,
     ) -> None:
