@@ -115,13 +115,13 @@ SPLIT_ATTENTION_8BIT = _tunings(
     _SPLIT_PROBLEMS,
     EIGHT_BITS,
 )  # fmt: skip
-# None of these spills registers on Hopper.
+# None of these spills registers on Hopper: 64 rows of heads of 256 need more than four warps.
 CHUNK_ATTENTION = _tunings(
     "CHUNK_ATTENTION",
     "block_m block_n",
     lambda tile: (
         (128, tile, 8, 2), (128, tile, 8, 3), (128, tile, 8, 5), (128, tile // 2, 8, 3), (128, tile // 2, 8, 5),
-        (64, tile, 4, 3), (64, tile, 8, 3), (64, tile // 2, 4, 3), (64, tile // 2, 4, 5),
+        (64, tile, 8, 3), (64, tile // 2, 4, 3), (64, tile // 2, 4, 5), *([(64, tile, 4, 3)] if tile > 32 else []),
     ),
     (1, 2, 4),
     _CHUNK_CHECKS,
