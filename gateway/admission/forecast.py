@@ -95,7 +95,7 @@ class Excess(Struct, frozen=True):
     """One bound on the queue, and by how many seconds of draining it is exceeded; negative while there is room.
 
     Attributes:
-        text: Tells a client of it, with a place for each of `values`: hardly any is told.
+        text: What a client is told, with a place for each of `values`. Few are told, so it is filled in only then.
         is_exceeded: Also where the rate is unknown and `seconds` is therefore 0.
         is_elastic: Somebody who was promised a place may exceed it a little.
     """

@@ -6,7 +6,8 @@ Everything between is the same for all of them and stands in `GenerationService`
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from gateway.admission.auth import Principal
 from gateway.admission.caller import Caller
@@ -23,9 +24,8 @@ from gateway.http1.exchange import Exchange
 from gateway.http1.flush import Flusher
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """A request that is to be answered.
+class Asked(Struct, frozen=True):
+    """A request that is to be answered; a struct of msgspec, as `Generation` is, because there is one a request.
 
     Attributes:
         exchange: Where the answer goes.
@@ -42,8 +42,7 @@ class Asked:
     fingerprint: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class StreamParts:
+class StreamParts(Struct, frozen=True):
     """What every event stream works with. `now` is loop time."""
 
     flusher: Flusher

@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
+
+from msgspec import Struct
 
 from gateway.admission.caller import Caller
 from gateway.admission.shedding import UNKNOWN_RETRY_S, Prediction, Shedder
@@ -44,8 +45,7 @@ _TASKS: Mapping[Task, str] = MappingProxyType(
 MAX_SPECULATIVE_TOKENS = 256
 
 
-@dataclass(frozen=True, slots=True)
-class Ticket:
+class Ticket(Struct, frozen=True):
     """A client's part in a generation.
 
     Attributes:
@@ -94,7 +94,7 @@ class GenerationStarter:
             ApiError: 400; the model cannot do what is asked of its answer. 404 for a model that nobody serves. 503
                 while no worker has said how the model calls tools, and the answer may have calls.
         """
-        load = self._dispatcher.fleet.shown(generation.model)
+        load = self._dispatcher.fleet.reported_load(generation.model)
         if load is None:
             raise model_not_found(generation.model)
         _check_format_is_known(generation, load)
@@ -112,7 +112,7 @@ class GenerationStarter:
             ApiError: 404 for a model that nobody serves; 400 for one that does not generate, for a prompt that is too
                 long for it, or a grammar that cannot be obeyed.
         """
-        load = self._dispatcher.fleet.shown(generation.model)
+        load = self._dispatcher.fleet.reported_load(generation.model)
         if load is None:
             raise model_not_found(generation.model)
         _check_task(generation, load)
@@ -121,7 +121,7 @@ class GenerationStarter:
 
     def fingerprint(self, model: str) -> str | None:
         """Return what names the files of a model's workers, or None where they have not told."""
-        load = self._dispatcher.fleet.shown(model)
+        load = self._dispatcher.fleet.reported_load(model)
         return None if load is None else load.fingerprint
 
     async def start(self, generation: Generation, caller: Caller, sinks: Sequence[Sink], is_fresh: bool) -> Ticket:
@@ -136,7 +136,7 @@ class GenerationStarter:
         Raises:
             ApiError: It was not admitted, or cannot be queued. Later failures go to the sinks.
         """
-        load = self._dispatcher.fleet.shown(generation.model)
+        load = self._dispatcher.fleet.reported_load(generation.model)
         _check_task(generation, load)
         _check_length(generation, load)
         generation = await self._grammars.checked(generation, caller.tenant)
@@ -144,7 +144,7 @@ class GenerationStarter:
             prediction = await self._admit(generation, caller)
             window = self._dispatch(generation, caller, sinks)
             return Ticket(window.cancel, partial(_num_tokens_of_flights, window.flights, generation.n), prediction)
-        load = self._dispatcher.fleet.shown(generation.model)
+        load = self._dispatcher.fleet.reported_load(generation.model)
         key = cache_key(caller.tenant, generation, load.revisions if load else ())
         # The deadline is part of what is shared.
         flight_key = key.digest + struct.pack("d", generation.timeout_s or 0.0)
@@ -220,11 +220,11 @@ class GenerationStarter:
 
     async def _admit(self, generation: Generation, caller: Caller) -> Prediction:
         fleet = self._dispatcher.fleet
-        await self._shedder.recall(fleet.shown(generation.model), generation, caller)
+        await self._shedder.recall(fleet.reported_load(generation.model), generation, caller)
         return self._shedder.admit(fleet.load(generation.model), generation, caller)
 
     def _dispatch(self, generation: Generation, caller: Caller, sinks: Sequence[Sink]) -> SequenceWindow:
-        load = self._dispatcher.fleet.shown(generation.model)
+        load = self._dispatcher.fleet.reported_load(generation.model)
         timeout_s = generation.timeout_s or self._timeout_s
         reply, names = self._dispatcher.reply, (caller.request_id, caller.traceparent)
         expires_at = asyncio.get_running_loop().time() + timeout_s

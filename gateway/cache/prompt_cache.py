@@ -13,7 +13,6 @@ import logging
 import random
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import msgspec
 
@@ -29,8 +28,7 @@ TTL_JITTER = 0.2
 _logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class CacheKey:
+class CacheKey(msgspec.Struct, frozen=True):
     """Whose answer, and to what."""
 
     tenant: str

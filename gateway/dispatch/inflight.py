@@ -118,6 +118,7 @@ class Flight(Struct, eq=False):
     def attempt(self) -> Request:
         """Return the request of the current epoch, to continue after what has been emitted."""
         if not (self.epoch or self.emitted or self.has_prompt_output or self.probation):
+            # The first attempt of nearly every request: nothing has changed.
             return self.request
         request = self.request
         sampling = request.sampling

@@ -80,7 +80,7 @@ class NatsWatch:
 
     @property
     def is_late(self) -> bool:
-        """Whether NATS owes an answer: perhaps nobody else can be heard either, or not yet."""
+        """Whether NATS is silent or answers late, so that what others say may come late or not at all."""
         return self._answers.is_late or (self._unanswered_s is not None and self._unanswered_s > 0)
 
     @property

@@ -137,17 +137,18 @@ class Fleet:
         """Count the live workers of a model that take new requests."""
         return len(self._takers(model))
 
-    def shown(self, model: str) -> FleetLoad | None:
-        """Return the sums over a model's workers that take new requests; None for one without workers for minutes.
+    def reported_load(self, model: str) -> FleetLoad | None:
+        """Return what the heartbeats say of a model, summed up over the workers that take new requests.
 
-        While no worker at all can be heard, no model is unknown: it has no workers. What this gateway has queued since
-        the last heartbeats is left out, so that asking costs next to nothing.
+        None for one without workers for minutes. While no worker at all can be heard, no model is unknown: it has no
+        workers. What this gateway has queued since the last heartbeats is left out, so that asking costs next to
+        nothing.
         """
         return self._loads.get(model) or self._sum_up(model)
 
     def load(self, model: str) -> FleetLoad | None:
-        """Return the same with what this gateway has queued since: who decides about the queue asks for this."""
-        load = self.shown(model)
+        """Return `reported_load` with what this gateway has queued since: to decide about the queue."""
+        load = self.reported_load(model)
         own = self._own.unshown(model)
         if load is None or own[0] == 0:
             return load

@@ -89,6 +89,7 @@ class RequestBody:
         "_on_wanted",
         "_owner",
         "_waiting",
+        "_whole",
         "is_wanted",
     )
 
@@ -98,6 +99,7 @@ class RequestBody:
         self._budget = budget
         self._owner = WITHOUT_KEY
         self._data = bytearray()
+        self._whole = b""
         self._max_bytes = 0
         self._error: Exception | None = None
         self._is_complete = False
@@ -127,6 +129,9 @@ class RequestBody:
         self.is_wanted = False
         if self._error is not None:
             raise self._take_error()
+        if self._whole:
+            whole, self._whole = self._whole, b""
+            return whole
         data = bytes(self._data)
         self._clear()
         return data
@@ -144,8 +149,9 @@ class RequestBody:
             else:
                 self.fail(refusal)
 
-    def complete(self) -> None:
-        """Note that everything has arrived."""
+    def complete(self, whole: bytes = b"") -> None:
+        """Note that everything has arrived; `whole` is a body of which nothing was fed before."""
+        self._whole = whole
         self._is_complete = True
         self._wake()
 

@@ -112,7 +112,7 @@ class Connection(asyncio.BufferedProtocol):
                 self.transport.abort()
             return
         self._input.data += self._receive_buffer[:nbytes]
-        self._advance()
+        self._advance(at_once=True)
 
     def eof_received(self) -> None:
         """Take the end of the client's bytes for its leaving: the transport closes when it has sent what it holds."""
@@ -205,13 +205,17 @@ class Connection(asyncio.BufferedProtocol):
 
     # The states.
 
-    def _advance(self) -> None:
-        """Do what the input allows, and read on only while there is room."""
+    def _advance(self, *, at_once: bool = False) -> None:
+        """Do what the input allows, and read on only while there is room.
+
+        With `at_once` the handler of the first request begins in this call; those behind it wait for their turn.
+        """
         while self._input.data and not self._is_lingering:
             exchange = self._exchange
             if exchange is None:
-                if self.paused_since is not None or not self._begin():
+                if self.paused_since is not None or not self._begin(at_once=at_once):
                     break
+                at_once = False
             elif self._framing is None or not exchange.body.is_wanted or not self._take_body(exchange, self._framing):
                 break
         self._read_while(self._input.room > 0)
@@ -224,7 +228,7 @@ class Connection(asyncio.BufferedProtocol):
             else:
                 self.transport.pause_reading()
 
-    def _begin(self) -> bool:
+    def _begin(self, *, at_once: bool) -> bool:
         """Begin a request if its head is complete; return whether it was."""
         try:
             head = self._input.take_head()
@@ -232,13 +236,13 @@ class Connection(asyncio.BufferedProtocol):
             self._refuse(error)
             return False
         if head is not None:
-            self._start(head)
+            self._start(head, at_once=at_once)
         elif not self._is_head_timed:
             self._is_head_timed = True
             self._set_deadline(self._limits.head_timeout_s)
         return head is not None
 
-    def _start(self, head: RequestHead) -> None:
+    def _start(self, head: RequestHead, *, at_once: bool) -> None:
         self._table.note_busy(self)
         body = RequestBody(self._want_body, self._table.body_budget)
         self._exchange = Exchange(self, head, body)
@@ -249,11 +253,17 @@ class Connection(asyncio.BufferedProtocol):
             length = head.content_length
             self._framing = ChunkedFraming() if length is None else LengthFraming(length)
             self._set_deadline(self._limits.body_timeout_s)
-        self._runner.run(self._exchange, is_limited=self.is_limited)
+        self._runner.run(self._exchange, is_limited=self.is_limited, at_once=at_once)
 
     def _want_body(self) -> None:
-        exchange = self._exchange
-        if exchange is None or self._framing is None:
+        exchange, framing = self._exchange, self._framing
+        if exchange is None or framing is None:
+            return
+        if not exchange.body and framing.remaining is not None and framing.remaining <= len(self._input.data):
+            # It came with its head, as nearly all bodies do. It is not counted, because nobody waits for the rest.
+            self._framing = self._deadline = None
+            exchange.body.complete(bytes(framing.take(self._input.data)))
+            self._read_while(has_room=True)
             return
         if exchange.head.expects_continue and not self._input.data and not self.transport.is_closing():
             self.transport.write(CONTINUE)

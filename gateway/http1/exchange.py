@@ -56,6 +56,7 @@ def head_bytes(status: int, headers: Iterable[tuple[bytes, bytes]]) -> bytes:
     """
     lines = [b"%b: %b\r\n" % header for header in headers]
     fields = b"".join(lines)
+    # Each line has one of both, at its end: counting all at once is cheaper than looking into each value.
     if fields.count(b"\r") + fields.count(b"\n") != 2 * len(lines):
         broken = next(line for line in lines if line.count(b"\r") + line.count(b"\n") != 2)
         raise ValueError(f"header {broken.partition(b':')[0]!r} must not contain line breaks")

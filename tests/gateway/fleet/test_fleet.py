@@ -113,7 +113,7 @@ def test_load_follows_this_gateways_own_requests_and_the_heartbeats() -> None:
     idle = queued()
     for own[0] in ((1, 10), (1, 10), (2, 10), (1, 30), (0, 0), (1, 10)):
         assert queued() == (idle[0] + own[0][0], idle[1] + own[0][1])
-        shown = fleet.shown("m")
+        shown = fleet.reported_load("m")
         assert shown is not None
         assert (shown.queued_requests, shown.queued_tokens) == idle
     fleet.note_heartbeat(msgspec.structs.replace(BEAT, waiting=BEAT.waiting + 5), 100.2)

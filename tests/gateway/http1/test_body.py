@@ -29,6 +29,14 @@ async def test_pieces_are_joined() -> None:
     assert await Source(b"12345", b"", b"67890").body.read(10) == b"1234567890"
 
 
+async def test_body_that_comes_whole_is_given_once_and_counted_against_nobody() -> None:
+    budget = BodyBudget(1, 0)
+    body = RequestBody(lambda: body.complete(b"12345"), budget)
+    assert await body.read(10) == b"12345"
+    assert await body.read(10) == b""
+    assert (budget.bytes.used, budget.bodies.used) == (0, 0)
+
+
 async def test_pieces_that_come_later_are_waited_for() -> None:
     source = Source(b"123", is_complete=False)
     reading = asyncio.create_task(source.body.read(10))
