@@ -4,8 +4,9 @@
 what is measured is the gateway, the queue and the worker's consumer. `python -m ops.bench.gateway --ready-file FILE`
 drives a running system, known by the file that `headrace up --ready-file` writes. `--isolated` starts NATS, one gateway
 and a worker without an engine instead, whose texts carry the time they were made, so that the delay of each token is
-known and the gateway saturates first. All measure, in the same run, the floor: an asyncio server that only writes the
-same bytes at the same pace. Bounded, and loopback only.
+known and the gateway saturates first; beside it runs a bare gateway, which takes the same way and does nothing of its
+own. All measure, in the same run, the floor: an asyncio server that only writes the same bytes at the same pace.
+Bounded, and loopback only.
 """
 
 from __future__ import annotations
@@ -62,13 +63,14 @@ def main() -> int:
 
 async def _measure_all(options: argparse.Namespace) -> None:
     table = ResultTable("gateway", _COLUMNS)
-    with _target(options) as target:
+    with _targets(options) as targets:
         for concurrency in options.concurrency:
             load = Load(concurrency, options.tokens, options.rounds)
             # Streams that all begin at once would measure how long a crowd waits at the door.
             spread_s = min(5.0, options.tokens * options.step_ms / 1000)
-            await _measure(target, Load(concurrency, 4, 1), 0.0)
-            table.add(await _measure(target, load, spread_s), step_ms=options.step_ms)
+            for target in targets:
+                await _measure(target, Load(concurrency, 4, 1), 0.0)
+                table.add(await _measure(target, load, spread_s), step_ms=options.step_ms)
             with _floor(options.step_ms, options.tokens) as floor:
                 table.add(await _measure(floor, load, spread_s), step_ms=options.step_ms)
 
@@ -104,17 +106,19 @@ def _row(target: Target, load: Load, samples: Samples, cpu_s: dict[str, float]) 
 
 
 @contextlib.contextmanager
-def _target(options: argparse.Namespace) -> Iterator[Target]:
+def _targets(options: argparse.Namespace) -> Iterator[list[Target]]:
     if options.isolated:
-        with isolated_gateway(options.step_ms) as (port, pids):
-            yield Target("isolated", Address("127.0.0.1", port, MODEL, API_KEY), pids)
+        with isolated_gateway(options.step_ms) as run:
+            ours = Target("isolated", Address("127.0.0.1", run.port, MODEL, API_KEY), run.pids)
+            bare_pids = run.pids | {"gateway": [run.bare_pid]}
+            yield [ours, Target("bare", Address("127.0.0.1", run.bare_port, MODEL), bare_pids)]
     elif options.ready_file is not None:
-        yield _system(json.loads(options.ready_file.read_text()), options.model)
+        yield [_system(json.loads(options.ready_file.read_text()), options.model)]
     else:
         # Steps of one length at any load: what varies is the gateway's, and the floor server's steps do not grow.
         environ = os.environ | {"HEADRACE_SIMULATE_GROWTH": "0"}
         with headrace_up(["--simulate", f"{options.step_ms:g}", "--gateways", options.gateways], environ) as ready:
-            yield _system(ready, options.model)
+            yield [_system(ready, options.model)]
 
 
 def _system(ready: dict[str, Any], model: str) -> Target:

@@ -80,13 +80,29 @@ def parts() -> Iterator[Parts]:
         yield Parts(stack, Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="headrace-bench-"))))
 
 
+@dataclass(frozen=True, slots=True)
+class Isolated:
+    """A gateway, and one that does nothing of its own (`bare_gateway`), before the same NATS and the same worker.
+
+    Attributes:
+        port, bare_port: Where the two listen.
+        pids: Of all processes but the bare gateway, by role.
+    """
+
+    port: int
+    bare_port: int
+    bare_pid: int
+    pids: dict[str, list[int]]
+
+
 @contextmanager
-def isolated_gateway(step_ms: float) -> Iterator[tuple[int, dict[str, list[int]]]]:
-    """Run NATS, a gateway and a stamping worker; yield the gateway's port and the pids by role."""
+def isolated_gateway(step_ms: float) -> Iterator[Isolated]:
+    """Run NATS, a gateway, a bare one and a stamping worker."""
     with parts() as system:
         nats, nats_url = system.start_nats()
         command = [sys.executable, "-m", "ops.bench.load.stamping_worker", nats_url, MODEL, str(step_ms)]
         worker, _ = system.start(command, "worker", "")
         gateway, port = system.start_gateway(["gateway"], nats_url, DRAIN_TIMEOUT_S=1)
+        bare, log = system.start([sys.executable, "-m", "ops.bench.load.bare_gateway", nats_url], "bare_gateway", "\n")
         time.sleep(1.0)  # heartbeats arrive
-        yield port, {"nats": [nats], "worker": [worker], "gateway": [gateway]}
+        yield Isolated(port, int(log), bare, {"nats": [nats], "worker": [worker], "gateway": [gateway]})
