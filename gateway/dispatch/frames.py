@@ -94,8 +94,9 @@ class FrameReceiver:
                 self._refuse(delta, None, now)
                 continue
             try:
+                emitted = flight.emitted
                 if (
-                    delta.seq == len(flight.emitted)
+                    delta.seq == len(emitted)
                     and delta.finish is None
                     and delta.prompt_tokens is None
                     and delta.epoch == flight.epoch
@@ -108,7 +109,7 @@ class FrameReceiver:
                             model, since, num_streams = flight.request.model, flight.progressed_at, 0
                         num_streams += 1
                     flight.progressed_at = now
-                    flight.emitted += delta.token_ids
+                    emitted += delta.token_ids
                     if flight.awaited_in is not None:
                         self._flights.note_output(flight)
                     flight.sink.deliver(delta)

@@ -116,7 +116,7 @@ async def serve(nats_url: str) -> None:
     """Serve until killed."""
     loop = asyncio.get_running_loop()
     address = urlsplit(nats_url)
-    _, queue = await loop.create_connection(_Queue, address.hostname, address.port)
+    _, queue = await loop.create_connection(_Queue, str(address.hostname), address.port or 4222)
     server = await loop.create_server(lambda: _Connection(queue), HOST, 0)
     print(server.sockets[0].getsockname()[1], flush=True)
     await asyncio.Event().wait()
