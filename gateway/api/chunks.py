@@ -6,6 +6,7 @@ Per token only the text is escaped, between a prefix and a suffix of bytes: no d
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -56,7 +57,8 @@ class ChoiceChunks:
         if not self.prefix:
             details, self.details = self.details, None
             marker = "\x00text\x00"
-            self.prefix, self.suffix = self._chunk(marker).split(encode_json(marker))
+            self.prefix, suffix = self._chunk(marker).split(encode_json(marker))
+            self.suffix = _shared(suffix)
             self.details = details
 
     def opening(self) -> bytes:
@@ -107,6 +109,12 @@ class ChoiceChunks:
             usage = {"usage": so_far}
         fields = self._identity.fields(streamed=True) | {"choices": [choice]} | usage
         return _event(fields | details.take_answer_fields())
+
+
+@lru_cache(maxsize=64)
+def _shared(suffix: bytes) -> bytes:
+    """Return one object for all that are equal: thousands of streams have the same few, and each token reads one."""
+    return suffix
 
 
 def _event(fields: dict[str, Any]) -> bytes:

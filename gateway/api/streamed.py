@@ -20,10 +20,21 @@ from gateway.http1.flush import Flusher
 from shared.messages import Delta
 
 
-class StreamedChoice:
+class _PlainPath:
+    """What each plain token reads, in one place of memory as in `_Progress` of a flight."""
+
+    __slots__ = ("_is_plain", "_prefix", "_stream", "_suffix")
+
+    _is_plain: bool
+    _prefix: bytes
+    _stream: EventStream
+    _suffix: bytes
+
+
+class StreamedChoice(_PlainPath):
     """Sink of one choice. Its first output is written at once; later text waits for the flush."""
 
-    __slots__ = ("_answer", "_chunks", "_has_begun", "_index", "_is_plain", "_prefix", "_stream", "_suffix")
+    __slots__ = ("_answer", "_chunks", "_has_begun", "_index")
 
     def __init__(self, answer: StreamedAnswer, stream: EventStream, chunks: ChoiceChunks, index: int) -> None:
         """Encode with `chunks` into `stream`."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 from collections.abc import Callable
 from typing import Protocol
 
@@ -84,7 +85,8 @@ class FrameReceiver:
     def accept(self, frame: Frame) -> None:
         """Accept all deltas of one engine step."""
         by_id = self._by_id
-        worker = frame.worker
+        # One object for all frames of a worker, so that holders are compared without looking at their names.
+        worker = sys.intern(frame.worker)
         now = self._loop.time()
         # Streams of one worker nearly all got their last token with its frame before: their gap is counted once.
         model, since, num_streams = "", -1.0, 0

@@ -39,7 +39,18 @@ class EventStreamLimits:
     keep_alive_s: float = 10.0
 
 
-class EventStream:
+class _SendPath:
+    """What each event reads, in one place of memory as in `_Progress` of a flight."""
+
+    __slots__ = ("_exchange", "_flusher", "_has_written", "_unflushed")
+
+    _exchange: Exchange
+    _flusher: Flusher
+    _has_written: bool
+    _unflushed: bytes
+
+
+class EventStream(_SendPath):
     """Bytes of one streamed answer, between the sinks that write them and the transport that takes them.
 
     Attributes:
@@ -48,16 +59,12 @@ class EventStream:
 
     __slots__ = (
         "_dialect",
-        "_exchange",
-        "_flusher",
-        "_has_written",
         "_head",
         "_held",
         "_held_size",
         "_limits",
         "_opened",
         "_quiet_since",
-        "_unflushed",
         "on_cut",
     )
 

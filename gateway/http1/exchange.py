@@ -64,7 +64,20 @@ def head_bytes(status: int, headers: Iterable[tuple[bytes, bytes]]) -> bytes:
     return status_line + fields + b"\r\n"
 
 
-class Exchange:
+class _WritePath:
+    """What each write reads, in one place of memory as in `_Progress` of a flight."""
+
+    __slots__ = ("_chunked", "_response_head", "_transport", "closed", "paused_since", "started")
+
+    _chunked: bool
+    _response_head: bytes
+    _transport: asyncio.WriteTransport
+    closed: bool
+    paused_since: float | None
+    started: bool
+
+
+class Exchange(_WritePath):
     """One request and its answer.
 
     Attributes:
@@ -81,20 +94,14 @@ class Exchange:
 
     __slots__ = (
         "_channel",
-        "_chunked",
         "_closes",
-        "_response_head",
-        "_transport",
         "body",
-        "closed",
         "disconnected",
         "head",
         "more_headers",
         "on_disconnect",
         "on_writable",
         "path",
-        "paused_since",
-        "started",
     )
 
     def __init__(self, channel: ResponseChannel, head: RequestHead, body: RequestBody) -> None:
@@ -109,7 +116,7 @@ class Exchange:
         self._closes = False
         self._response_head = b""
         self.started = False
-        self.paused_since: float | None = None
+        self.paused_since = None
         self.closed = False
         self.disconnected = False
         self.on_disconnect: Callable[[], None] | None = None
