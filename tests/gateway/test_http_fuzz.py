@@ -128,9 +128,10 @@ async def _speak(worker: WireWorker, request: Request, is_over: asyncio.Event) -
     """
     position, longest, last = 0, 0.0, time.monotonic()
     while not is_over.is_set():
-        if not worker.requests.empty():
-            request = await worker.begin()
-            position = len(request.emitted)
+        # The queue also delivers it again because this worker does not say that it works on it.
+        if not worker.requests.empty() and (again := await worker.next_request()).epoch > request.epoch:
+            request, position = again, len(again.emitted)
+            await worker.claim(request)
         await worker.say(request, position, position + 1)
         position += 1
         with contextlib.suppress(TimeoutError):

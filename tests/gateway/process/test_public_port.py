@@ -35,7 +35,7 @@ def test_every_endpoint_leaves_unknown_parameters_out_if_the_settings_say_so(is_
     allows = {endpoint.path: getattr(endpoint, "_allow_unknown", None) for endpoint in endpoints}
     # It reads the settings each time.
     assert allows.pop("/infill") is None
-    assert len(allows) == 7
+    assert len(allows) == 8
     assert set(allows.values()) == {is_allowed}
 
 
