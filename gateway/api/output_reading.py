@@ -6,6 +6,7 @@ Which format a model speaks, its workers' heartbeats say; a template that came w
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Set
 
 import msgspec
 
@@ -14,7 +15,7 @@ from gateway.errors import ApiError
 from gateway.generation import Generation, OutputReading, ToolUse
 from shared.bounds import MAX_GRAMMAR_CHARACTERS
 from shared.formats import ChatFormat, OutputReader, ToolChoice, ToolSchemaError, detect_format, format_named
-from shared.sampling import Sampling
+from shared.sampling import Grammar, Sampling
 from shared.structured_output import GrammarError
 from shared.structured_output.bounds import MAX_CHARACTERS
 
@@ -62,6 +63,25 @@ def with_reading(generation: Generation, chat_format: str) -> Generation:
         sampling = declared
     looser = None if sampling.grammar == declared.grammar else declared.grammar
     return msgspec.structs.replace(generation, sampling=sampling, looser_grammar=looser, reading=reading)
+
+
+def held_to(generation: Generation, names: Set[str]) -> Grammar | None:
+    """Return the grammar of an answer whose calls keep to the schemas of these tools, and of the strict ones.
+
+    Args:
+        generation: As `with_reading` has made it.
+        names: Of its tools.
+
+    Raises:
+        ApiError: 400; the format of the model cannot hold a call to such a schema, or the grammar becomes too large.
+    """
+    use, reading, asked = generation.tools, generation.reading, generation.structured_output
+    if use is None or reading is None or reading.format_name is None:
+        return None
+    tools = tuple(dataclasses.replace(tool, strict=tool.strict or tool.name in names) for tool in use.tools)
+    content = msgspec.structs.replace(generation.sampling, grammar=None if asked is None else asked.grammar)
+    alone = msgspec.structs.replace(generation, sampling=content)
+    return _constrained(alone, format_named(reading.format_name), dataclasses.replace(use, tools=tools)).grammar
 
 
 def is_costly(generation: Generation) -> bool:

@@ -8,8 +8,10 @@ import contextlib
 import msgspec
 
 from gateway.api.grammar_errors import refused_schema
+from gateway.api.output_reading import held_to
 from gateway.errors import ApiError
 from gateway.generation import Generation, ToolUse
+from shared.formats import Tool
 from shared.sampling import Grammar
 from shared.structured_output import GrammarError, LlguidanceMissingError
 from shared.structured_output.checker import MAX_WAIT_S, CheckerBusyError, CheckerFailedError, GrammarChecker
@@ -27,7 +29,8 @@ class StructuredOutputAdmission:
     async def checked(self, generation: Generation, tenant: str) -> Generation:
         """Return a generation whose output can be constrained.
 
-        Where its grammar cannot be compiled, and it has a looser one that promises no less, this takes its place.
+        Where its grammar cannot be compiled, and it has a looser one that promises no less, this takes its place, or
+        one between the two: with the schemas of those tools that can be compiled.
 
         Raises:
             ApiError: 400, the grammar is refused; 429, other grammars of the tenant are checked before; 503, it cannot
@@ -51,10 +54,38 @@ class StructuredOutputAdmission:
         except ApiError as error:
             if error.status != 400:
                 raise
-            await self._check_calls(looser, generation.tools, tenant)
-            sampling = msgspec.structs.replace(generation.sampling, grammar=looser)
+            held = await self._held(generation, tenant)
+            if held is None:
+                await self._check_calls(looser, generation.tools, tenant)
+            sampling = msgspec.structs.replace(generation.sampling, grammar=held or looser)
             return msgspec.structs.replace(generation, sampling=sampling)
         return generation
+
+    async def _held(self, generation: Generation, tenant: str) -> Grammar | None:
+        """Return a grammar that holds calls to the schemas of all tools but those that cannot be compiled.
+
+        None where there is no such grammar, or not in time: the verdicts on its tools are there for the next request.
+        """
+        use = generation.tools
+        # A strict tool that cannot be compiled is refused, with its name, by who checks the looser grammar.
+        no_grammar = (ApiError, GrammarError, TimeoutError, CheckerBusyError, CheckerFailedError)
+        with contextlib.suppress(*no_grammar):
+            async with asyncio.timeout(MAX_WAIT_S):
+                names = [tool.name for tool in (() if use is None else use.tools) if await self._compiles(tool, tenant)]
+                grammar = await asyncio.to_thread(held_to, generation, frozenset(names)) if names else None
+                if grammar is not None:
+                    await self._checker.check(tenant, grammar)
+                return grammar
+        return None
+
+    async def _compiles(self, tool: Tool, tenant: str) -> bool:
+        if tool.parameters is None:
+            return False
+        try:
+            await self._checker.check(tenant, Grammar(kind="json_schema", source=tool.parameters, strict=True))
+        except GrammarError:
+            return False
+        return True
 
     async def _check_calls(self, grammar: Grammar, use: ToolUse | None, tenant: str) -> None:
         """Check a grammar with the schemas of strict tools, of which the one at fault is named."""

@@ -18,7 +18,7 @@ _OLLAMA = (
 # By the first part of the path, or the first two, after `/v1` where it begins so.
 _INSTEAD = MappingProxyType(
     {
-        "": "The API begins at /v1: GET /v1/models lists the models.",
+        "": "The API begins at /v1: GET /v1/models lists the models, POST /v1/chat/completions asks one.",
         **dict.fromkeys(("files", "batches", "uploads", "messages/batches"), _JOBS),
         **dict.fromkeys(("conversations", "assistants", "threads"), _RESPONSES),
         **dict.fromkeys(("images", "audio", "videos"), _TEXT_ONLY),

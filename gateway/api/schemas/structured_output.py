@@ -6,6 +6,7 @@ OpenAI's `response_format`, vLLM's `structured_outputs` and older `guided_*`, ll
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import MappingProxyType
 from typing import Annotated
 
 import msgspec
@@ -24,7 +25,10 @@ Text = Annotated[str, Meta(min_length=1, max_length=MAX_CHARACTERS)]
 Choices = Annotated[list[Text], Meta(min_length=1, max_length=MAX_ALTERNATIVES)]
 
 _ANY_OBJECT = '{"type":"object"}'
-_FORMATS = ("text", "json_object", "json_schema")
+# The types of `response_format`, and what may stand beside each.
+_FORMATS = MappingProxyType(
+    {"text": (), "json_object": ("schema", "value"), "json_schema": ("json_schema",), "json": ("value",)}
+)
 # Characters that mean something in a regular expression.
 _ESCAPED = {ord(character): f"\\{character}" for character in r"\.+*?()|[]{}^$#&-~"}
 
@@ -39,11 +43,12 @@ class JsonSchemaBody(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class ResponseFormatBody(Struct, kw_only=True, forbid_unknown_fields=True):
-    """OpenAI's way. `schema` beside `json_object` is llama.cpp's."""
+    """OpenAI's way. `schema` beside `json_object` is llama.cpp's; `value`, and the type `json`, are Hugging Face's."""
 
     type: Annotated[str, Meta(max_length=64)]
     json_schema: JsonSchemaBody | None = None
     schema: Raw | UnsetType = UNSET
+    value: Raw | UnsetType = UNSET
 
 
 class StructuredOutputsBody(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -129,16 +134,11 @@ def _of_response_format(body: ResponseFormatBody | None) -> Iterator[StructuredO
     if body is None:
         return
     name = "response_format"
-    if body.type == "structural_tag":
-        raise unsupported_parameter(f"{name}.type", f"'{name}.type': 'structural_tag' is not supported. Use 'tools'.")
-    if body.type not in _FORMATS:
-        raise invalid_value(f"{name}.type", f"'{name}.type' must be one of {', '.join(_FORMATS)}.")
-    stated = (("json_schema", body.json_schema is not None), ("schema", given(body.schema) is not None))
-    for field, is_stated in stated:
-        if is_stated and body.type != ("json_schema" if field == "json_schema" else "json_object"):
-            raise invalid_value(f"{name}.{field}", f"'{name}.{field}' does not belong to the type '{body.type}'.")
-    if body.type == "json_object":
-        asked = list(_of_schema(f"{name}.schema", body.schema))
+    _check_format(body, name)
+    if body.type == "json" and given(body.value) is None:
+        raise missing_parameter(f"{name}.value")
+    if body.type in ("json_object", "json"):
+        asked = [*_of_schema(f"{name}.schema", body.schema), *_of_schema(f"{name}.value", body.value)]
         yield from asked or [StructuredOutput(name, Grammar(kind="json_schema", source=_ANY_OBJECT))]
     if body.type == "json_schema":
         if body.json_schema is None:
@@ -147,6 +147,18 @@ def _of_response_format(body: ResponseFormatBody | None) -> Iterator[StructuredO
         if schema is None:
             raise missing_parameter(field)
         yield schema_output(field, schema, strict=bool(body.json_schema.strict))
+
+
+def _check_format(body: ResponseFormatBody, name: str) -> None:
+    """Refuse a type that there is not, and what does not belong to a type."""
+    if body.type == "structural_tag":
+        raise unsupported_parameter(f"{name}.type", f"'{name}.type': 'structural_tag' is not supported. Use 'tools'.")
+    if body.type not in _FORMATS:
+        raise invalid_value(f"{name}.type", f"'{name}.type' must be one of {', '.join(_FORMATS)}.")
+    given_fields = {"json_schema": body.json_schema, "schema": given(body.schema), "value": given(body.value)}
+    for field, stated in given_fields.items():
+        if stated is not None and field not in _FORMATS[body.type]:
+            raise invalid_value(f"{name}.{field}", f"'{name}.{field}' does not belong to the type '{body.type}'.")
 
 
 def _of_structured_outputs(body: StructuredOutputsBody | None) -> Iterator[StructuredOutput]:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Literal
 
 from agents import (
     Agent,
+    Model,
     ModelSettings,
     OpenAIChatCompletionsModel,
     OpenAIResponsesModel,
     Runner,
+    RunResult,
     SQLiteSession,
     function_tool,
     set_tracing_disabled,
@@ -22,15 +25,26 @@ from pydantic import BaseModel
 
 # It sends traces to OpenAI otherwise.
 set_tracing_disabled(True)
-client = AsyncOpenAI(base_url=f"{URL}/v1", api_key=KEY, max_retries=0, timeout=120)
-CHAT = OpenAIChatCompletionsModel(MODEL, openai_client=client)
-RESPONSES = OpenAIResponsesModel(MODEL, openai_client=client)
-SHORT = ModelSettings(max_tokens=8)
+# It takes a response that a limit has ended for a failure.
+SHORT = ModelSettings(max_tokens=400, extra_body={"stop": ["("]})
 CALLING = ModelSettings(max_tokens=100, tool_choice="required", parallel_tool_calls=False)
 
 
 class Choice(BaseModel):
     name: Literal["one", "other"]
+
+
+def chat_model() -> OpenAIChatCompletionsModel:
+    return OpenAIChatCompletionsModel(MODEL, openai_client=new_client())
+
+
+def responses_model() -> OpenAIResponsesModel:
+    return OpenAIResponsesModel(MODEL, openai_client=new_client())
+
+
+def new_client() -> AsyncOpenAI:
+    # One for each run: a client belongs to the event loop of its first request.
+    return AsyncOpenAI(base_url=f"{URL}/v1", api_key=KEY, max_retries=0, timeout=120)
 
 
 @function_tool
@@ -39,17 +53,18 @@ def age(number: Literal[1, 2, 3]) -> str:
     return "stored"
 
 
-def answer(model: object, **more: object) -> object:
-    return Runner.run_sync(Agent("a", instructions="Be brief.", model=model, model_settings=SHORT), "hello", **more)
+def answer(new_model: Callable[[], Model], **more: object) -> RunResult:
+    agent = Agent("a", instructions="Be brief.", model=new_model(), model_settings=SHORT)
+    return Runner.run_sync(agent, "hello", **more)
 
 
-def text(model: object) -> None:
-    assert answer(model).final_output
+def text(new_model: Callable[[], Model]) -> None:
+    assert answer(new_model).final_output
 
 
-def stream(model: object) -> None:
+def stream(new_model: Callable[[], Model]) -> None:
     async def kinds() -> set[str]:
-        result = Runner.run_streamed(Agent("a", model=model, model_settings=SHORT), "hello")
+        result = Runner.run_streamed(Agent("a", model=new_model(), model_settings=SHORT), "hello")
         found = {event.type async for event in result.stream_events()}
         assert result.final_output
         return found
@@ -57,52 +72,54 @@ def stream(model: object) -> None:
     assert "raw_response_event" in asyncio.run(kinds())
 
 
-def schema(model: object) -> None:
-    agent = Agent("a", model=model, output_type=Choice, model_settings=ModelSettings(max_tokens=60))
+def schema(new_model: Callable[[], Model]) -> None:
+    agent = Agent("a", model=new_model(), output_type=Choice, model_settings=ModelSettings(max_tokens=60))
     assert Runner.run_sync(agent, "which").final_output.name in ("one", "other")
 
 
-def tool_loop(model: object) -> None:
-    agent = Agent("a", model=model, tools=[age], model_settings=CALLING, reset_tool_choice=False)
+def tool_loop(new_model: Callable[[], Model]) -> None:
+    agent = Agent("a", model=new_model(), tools=[age], model_settings=CALLING, reset_tool_choice=False)
     try:
         Runner.run_sync(agent, "somebody", max_turns=NUM_TURNS)
     except MaxTurnsExceeded as stopped:
-        calls = [item for item in stopped.run_data.new_items if item.type == "tool_call_output_item"]
-        assert len(calls) == NUM_TURNS, calls
-        assert all(call.output == "stored" for call in calls), calls
+        results = [item.output for item in stopped.run_data.new_items if item.type == "tool_call_output_item"]
+        assert results == ["stored"] * NUM_TURNS, results
     else:
         raise AssertionError("a model that has to call a tool in every turn did not")
 
 
-def handoff(model: object) -> None:
-    other = Agent("other", model=model, model_settings=SHORT)
-    assert Runner.run_sync(Agent("a", model=model, handoffs=[other], model_settings=CALLING), "hi").last_agent is other
+def handoffs() -> None:
+    for new_model in (chat_model, responses_model):
+        other = Agent("other", model=new_model(), model_settings=SHORT)
+        agent = Agent("a", model=new_model(), handoffs=[other], model_settings=CALLING)
+        assert Runner.run_sync(agent, "hello").last_agent is other
 
 
-def session(model: object) -> None:
-    kept = SQLiteSession("kept")
-    for _ in range(2):
-        assert answer(model, session=kept).final_output
-    assert len(asyncio.run(kept.get_items())) >= 4
+def sessions() -> None:
+    for new_model in (chat_model, responses_model):
+        kept = SQLiteSession(new_model.__name__)
+        for _ in range(2):
+            assert answer(new_model, session=kept).final_output
+        assert len(asyncio.run(kept.get_items())) >= 4
 
 
 def stored() -> None:
-    first = answer(RESPONSES)
-    assert answer(RESPONSES, previous_response_id=first.last_response_id).final_output
+    first = answer(responses_model)
+    assert answer(responses_model, previous_response_id=first.last_response_id).final_output
 
 
 run(
     {
-        "chat": lambda: text(CHAT),
-        "stream": lambda: stream(CHAT),
-        "JSON schema": lambda: schema(CHAT),
-        "loop of tool calls": lambda: tool_loop(CHAT),
-        "Responses": lambda: text(RESPONSES),
-        "streamed Responses": lambda: stream(RESPONSES),
-        "Responses with a schema": lambda: schema(RESPONSES),
-        "Responses with tools": lambda: tool_loop(RESPONSES),
-        "handoffs": lambda: [handoff(model) for model in (CHAT, RESPONSES)],
-        "sessions": lambda: [session(model) for model in (CHAT, RESPONSES)],
-        "stored conversations": stored,
+        "chat": lambda: text(chat_model),
+        "stream": lambda: stream(chat_model),
+        "JSON schema": lambda: schema(chat_model),
+        "loop of tool calls": lambda: tool_loop(chat_model),
+        "Responses": lambda: text(responses_model),
+        "streamed Responses": lambda: stream(responses_model),
+        "Responses with a schema": lambda: schema(responses_model),
+        "Responses with tools": lambda: tool_loop(responses_model),
+        "handoffs": handoffs,
+        "conversations kept by the client": sessions,
+        "conversations kept by the server": stored,
     }
 )

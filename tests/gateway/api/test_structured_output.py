@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -7,6 +8,8 @@ import msgspec
 import pytest
 
 from gateway.api.answer import Answer, ResponseHead
+from gateway.api.output_reading import with_reading
+from gateway.api.schemas import parse_chat
 from gateway.api.structured_output import StructuredOutputAdmission
 from gateway.errors import ApiError
 from gateway.generation import Generation, Prompt, StructuredOutput
@@ -75,6 +78,36 @@ async def test_looser_grammar_takes_the_place_of_one_that_cannot_be_compiled() -
     assert (await admission.checked(asked, "t")).sampling.grammar == looser
     fine = msgspec.structs.replace(asked, sampling=Sampling(grammar=looser), looser_grammar=exact)
     assert await admission.checked(fine, "t") is fine
+
+
+def offering(*tools: dict[str, Any]) -> Generation:
+    """Return a generation that has to call one of these functions."""
+    functions = [{"type": "function", "function": tool} for tool in tools]
+    body = {"model": "m", "messages": [{"role": "user", "content": "x"}], "tools": functions, "tool_choice": "required"}
+    return with_reading(parse_chat(json.dumps(body).encode()), "hermes")
+
+
+def takes(name: str, kind: str, **more: Any) -> dict[str, Any]:
+    schema = {"type": "object", "properties": {f"of_{name}": {"type": kind}}, "required": [f"of_{name}"]}
+    return {"name": name, "parameters": schema, **more}
+
+
+async def test_tool_that_cannot_be_compiled_does_not_loosen_the_others() -> None:
+    admission = StructuredOutputAdmission(cast("GrammarChecker", Checker()))
+    # No type of JSON Schema, which programs write all the same.
+    checked = await admission.checked(offering(takes("f", "integer"), takes("final_answer", "any")), "t")
+    grammar = checked.sampling.grammar
+    assert grammar is not None
+    check_grammar(grammar)
+    assert ("of_f" in grammar.source, "of_final_answer" in grammar.source) == (True, False)
+    alone = offering(takes("final_answer", "any"))
+    assert (await admission.checked(alone, "t")).sampling.grammar == alone.looser_grammar
+
+
+async def test_strict_tool_that_cannot_be_compiled_is_named_beside_others() -> None:
+    error = await refusal(Checker(), offering(takes("f", "integer"), takes("g", "any", strict=True)))
+    assert "'g'" in error.message
+    assert (error.param or "").startswith("tools.[1].function.parameters")
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,9 @@ ASKED: list[tuple[dict[str, Any], str, Grammar]] = [
         "response_format.schema",
         schema_grammar(),
     ),
+    # As `huggingface_hub` writes it, and as its documentation does.
+    ({"response_format": {"type": "json_object", "value": SCHEMA}}, "response_format.value", schema_grammar()),
+    ({"response_format": {"type": "json", "value": SCHEMA}}, "response_format.value", schema_grammar()),
     (
         {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}}},
         "response_format.json_schema.schema",
@@ -120,6 +123,10 @@ def test_two_fields_that_say_what_the_answer_looks_like_are_both_named(
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
         ({"response_format": {"type": "json_schema", "json_schema": {"name": "a"}}}, "response_format.json_schema"),
         ({"response_format": {"type": "json_object", "json_schema": {"schema": {}}}}, "response_format.json_schema"),
+        ({"response_format": {"type": "text", "value": {}}}, "response_format.value"),
+        ({"response_format": {"type": "json"}}, "response_format.value"),
+        ({"response_format": {"type": "json", "schema": {}}}, "response_format.schema"),
+        ({"response_format": {"type": "json_object", "schema": {}, "value": {}}}, "response_format.value"),
         ({"response_format": {"type": "text", "schema": {}}}, "response_format.schema"),
         ({"response_format": {"type": "json_object", "strict": True}}, "response_format.strict"),
         ({"structured_outputs": {"structural_tag": "{}"}}, "structured_outputs.structural_tag"),
