@@ -59,6 +59,7 @@ ITEM_NAMES = (
     _ignored("caller", "Who called a function: always the model.", {"type": "direct"}),
     _ignored("async", "Whether OpenAI's model waits for the result of a call.", False),
     _ignored("created_by", "Names who made an item at OpenAI.", "someone"),
+    _ignored("internal_chat_message_metadata_passthrough", "Codex's notes about a turn, for OpenAI.", {"turn_id": "a"}),
     _ignored("parsed_arguments", "OpenAI's SDK puts them beside `arguments`.", {"a": 1}),
     _ignored("provider_specific_fields", "LiteLLM's notes on an earlier item.", {"a": 1}),
     _ignored("signature", "Proves to another provider that its model has thought so.", "a"),

@@ -11,7 +11,7 @@ from pathlib import Path
 from cells import KEY, MODEL, URL, run
 from forcing_proxy import forcing_proxy
 
-TIMEOUT_S = 240
+TIMEOUT_S = 400
 TOOL = "create_goal"
 CONFIG = """
 model = "{model}"
