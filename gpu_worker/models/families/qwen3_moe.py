@@ -19,7 +19,7 @@ from kernels.moe import RoutingRule
 ARCHITECTURE = "Qwen3MoeForCausalLM"
 ALSO = ("Qwen3VLMoeForConditionalGeneration",)
 
-# What a text part means that does not say it.
+# What a text part means that does not say it. The number of experts has two names: this is the one that gives way.
 _TEXT = MappingProxyType(
     {
         "vocab_size": 151936,
@@ -30,7 +30,7 @@ _TEXT = MappingProxyType(
         "num_key_value_heads": 16,
         "max_position_embeddings": 128000,
         "moe_intermediate_size": 1408,
-        "num_experts": 60,
+        "num_local_experts": 60,
         "num_experts_per_tok": 4,
         "norm_topk_prob": True,
         "rope_theta": 5e5,

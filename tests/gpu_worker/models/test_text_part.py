@@ -210,3 +210,11 @@ def test_an_empty_text_part_means_the_defaults_of_its_class(architecture: str, k
         return FAMILIES[architecture](JsonFile(Path("config.json"), json.loads(json.dumps(fields))))
 
     assert repr(read({"model_type": kind})) == repr(read(text))
+
+
+@pytest.mark.parametrize("name", ["num_experts", "num_local_experts"])
+def test_the_number_of_experts_is_said_by_either_of_its_names(name: str) -> None:
+    architecture = "Qwen3VLMoeForConditionalGeneration"
+    fields = {"architectures": [architecture], "tie_word_embeddings": True, "text_config": {name: 7}}
+    config = FAMILIES[architecture](JsonFile(Path("config.json"), fields))
+    assert {layer.mixture.num_experts for layer in config.layers if layer.mixture is not None} == {7}
