@@ -18,7 +18,7 @@ class PoolingPlan(Struct, frozen=True, gc=False):
     """Which hidden vectors count, and what is computed from them.
 
     Attributes:
-        rows: Those of the first, of the last, or of all tokens; of all, their sum.
+        rows: Those of the first, of the last, or of all tokens; of all, their sum, or their mean where a head reads it.
         is_whole: All tokens have to be computed in one step, because each attends to all others.
         readout: The vector itself, the model's scores of it for its classes, or for these tokens.
     """

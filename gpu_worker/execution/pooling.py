@@ -83,11 +83,15 @@ def pool(model: CausalLM, hidden: torch.Tensor, chunks: Values[PooledChunk]) -> 
 
 
 def _pooled_row(hidden: torch.Tensor, chunk: PooledChunk) -> torch.Tensor:
-    """Return the one row, or the sum of all in the numbers of `_on_grid`, `[1, hidden_size]`."""
+    """Return the one row, or the sum of all in the numbers of `_on_grid`, `[1, hidden_size]`; their mean to a head."""
     rows = hidden[chunk.first_row : chunk.first_row + chunk.num_rows]
     if chunk.plan.rows != "mean":
         return rows.float()
-    return torch.stack([_on_grid(part).sum(0) for part in torch.split(rows, _ROWS_AT_ONCE)]).sum(0, keepdim=True)
+    total = torch.stack([_on_grid(part).sum(0) for part in torch.split(rows, _ROWS_AT_ONCE)]).sum(0, keepdim=True)
+    if chunk.plan.readout == "hidden":
+        return total
+    assert chunk.plan.is_whole, "a mean is known when all tokens are"
+    return total / chunk.num_rows
 
 
 def _on_grid(rows: torch.Tensor) -> torch.Tensor:

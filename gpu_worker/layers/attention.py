@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 
 from gpu_worker.layers.attention_context import AttentionContext
-from gpu_worker.layers.layer_traits import HeadNorm, QueryGrowth
+from gpu_worker.layers.layer_traits import HeadNorm
 from gpu_worker.layers.layer_weights import AttentionWeights
+from gpu_worker.layers.query_growth import GrowthTable
 from kernels.activation import times_sigmoid
 from kernels.linear import Linear
 from kernels.paged_attention import paged_attention
@@ -38,7 +39,7 @@ class Attention:
         self._output = output
         self._cos_sin = cos_sin
         growth = weights.shape.query_growth
-        self._growth = None if growth is None else _growth_table(growth, len(cos_sin), cos_sin.device)
+        self._growth = None if growth is None else GrowthTable(growth, len(cos_sin), cos_sin.device)
         self._scale = weights.shape.head_dim**-0.5 if weights.shape.scale is None else weights.shape.scale
 
     def __call__(self, x: torch.Tensor, positions: torch.Tensor, context: AttentionContext) -> torch.Tensor:
@@ -92,11 +93,7 @@ class Attention:
         """Return rotated queries times what the layer has for them, if anything."""
         if self._weights.query_factors is not None:
             query = query * self._weights.query_factors
-        if (growth := self._shape.query_growth) is not None:
-            assert self._growth is not None
-            factors = self._growth.index_select(0, (positions + growth.shift) // growth.length)
-            query = query * factors.to(query.dtype)[:, None, None]
-        return query
+        return query if self._growth is None else self._growth.scaled(query, positions)
 
     def _split_gate(self, qkv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Return the queries, keys and values side by side, and the gates, `[num_tokens, num_heads * head_dim]`."""
@@ -131,12 +128,3 @@ class Attention:
         query, key = qkv[:, :num_query], qkv[:, num_query : num_query + num_key]
         query.copy_(rms_norm(query, norm.query, norm.eps))
         key.copy_(rms_norm(key, norm.key, norm.eps))
-
-
-def _growth_table(growth: QueryGrowth, num_positions: int, device: torch.device) -> torch.Tensor:
-    """Return what queries are multiplied by, for each stretch of positions, float32.
-
-    A table, because torch's logarithm on a CPU rounds by where a number lies among those of the step.
-    """
-    num_stretches = (num_positions - 1 + growth.shift) // growth.length + 1
-    return 1 + growth.factor * torch.log1p(torch.arange(num_stretches, device=device))

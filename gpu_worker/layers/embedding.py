@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
+from gpu_worker.layers.layer_norm import Norm
+
 
 @dataclass(frozen=True, slots=True)
 class Embedding:
@@ -25,3 +27,23 @@ class Embedding:
         """Return `[num_tokens, size]`."""
         rows = torch.embedding(self.weight, token_ids).to(self.dtype)
         return rows if self.scale == 1 else rows.mul_(self.scale)
+
+
+@dataclass(frozen=True, slots=True)
+class NormedEmbedding:
+    """From tokens to a normalised stream.
+
+    Attributes:
+        words: Rows of the tokens.
+        norm: Of each row.
+        segment: `[size]`, which is added to each row before; None where nothing is.
+    """
+
+    words: Embedding
+    norm: Norm
+    segment: torch.Tensor | None = None
+
+    def __call__(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """Return `[num_tokens, size]`."""
+        rows = self.words(token_ids)
+        return self.norm(rows if self.segment is None else rows.add_(self.segment))

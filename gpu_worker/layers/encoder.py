@@ -14,7 +14,7 @@ import torch
 from gpu_worker.layers.attention_context import AttentionContext
 from gpu_worker.layers.layer_norm import LayerNorm
 from gpu_worker.layers.layer_weights import Projection
-from gpu_worker.layers.whole_attention import WholeAttention
+from gpu_worker.layers.whole_attention import WholeAttention, sequences_of
 from kernels.activation import Activation, activate
 from kernels.linear import LinearFactory
 
@@ -92,7 +92,7 @@ class EncoderLayer:
             x, result: `[num_tokens, hidden_size]`
         """
         heads = self._qkv(x).view(len(x), 3, self._num_heads, -1).permute(1, 2, 0, 3)
-        x = self._attention_norm(x + self._output(attention(heads).transpose(0, 1).reshape(x.shape)))
+        x = self._attention_norm(x + self._output(attention(*heads).transpose(0, 1).reshape(x.shape)))
         return self._norm(x + self._outer(activate(self._inner(x), self._activation)))
 
 
@@ -108,8 +108,7 @@ class Encoder:
 
     def __call__(self, token_ids: torch.Tensor, positions: torch.Tensor, context: AttentionContext) -> torch.Tensor:
         """Do what `DecoderForm` promises, without a cache: of each sequence all tokens are in the step."""
-        places = torch.arange(len(token_ids), device=token_ids.device)
-        sequences = torch.searchsorted(context.query_starts[1:].long(), places, right=True)
+        sequences = sequences_of(context.query_starts, len(token_ids))
         # Tokens of padding may belong to no sequence.
         starts = context.query_starts.long().index_select(0, sequences.clamp(max=len(context.query_starts) - 1))
         attention = WholeAttention(context.query_starts, sequences)

@@ -13,6 +13,7 @@ import torch
 
 from gpu_worker.layers.attention_context import AttentionContext
 from gpu_worker.layers.layer_weights import LatentWeights
+from gpu_worker.layers.query_growth import GrowthTable
 from kernels.linear import Linear
 from kernels.linear.dense import make_head_linear
 from kernels.paged_attention import paged_attention
@@ -26,6 +27,7 @@ class LatentAttention:
     __slots__ = (
         "_cos_sin",
         "_eps",
+        "_growth",
         "_index",
         "_key_up",
         "_latent",
@@ -71,6 +73,8 @@ class LatentAttention:
         self._latent = latent
         self._output = output
         self._cos_sin = cos_sin
+        growth = weights.shape.query_growth
+        self._growth = None if growth is None else GrowthTable(growth, len(cos_sin), cos_sin.device)
 
     def __call__(self, x: torch.Tensor, positions: torch.Tensor, context: AttentionContext) -> torch.Tensor:
         """Write the latent vectors of `x` into the cache, and attend from `x` to the cache.
@@ -93,7 +97,7 @@ class LatentAttention:
             is_interleaved=shape.interleaved,
         )
         attended = paged_attention(
-            query,
+            query if self._growth is None else self._growth.scaled(query, positions),
             cache.keys,
             cache.values,
             context.block_tables,

@@ -38,6 +38,7 @@ def can_pack(traits: LayerTraits) -> bool:
         and mixer.reads_layer is None
         and mixer.value_dim is None
         and mixer.rotary is not None
+        and not mixer.sees_later
         and mixer.head_norm not in (HeadNorm.WHOLE, HeadNorm.ROTATED)
         and not (mixer.has_sinks or mixer.output_gate or mixer.value_norm)
         and (

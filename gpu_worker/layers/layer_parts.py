@@ -10,6 +10,7 @@ import torch
 
 from gpu_worker.layers.attention import Attention
 from gpu_worker.layers.attention_context import AttentionContext
+from gpu_worker.layers.bidirectional_attention import BidirectionalAttention
 from gpu_worker.layers.dense_and_mixture import DenseAndMixture
 from gpu_worker.layers.gated_delta_net import GatedDeltaNet
 from gpu_worker.layers.gated_mlp import GatedMLP
@@ -117,6 +118,13 @@ def _attention(parts: LayerParts, index: int, weights: AttentionWeights) -> Atte
     return Attention(index, weights, qkv, output, parts.rotations.of(weights.shape))
 
 
+def _either_attention(parts: LayerParts, index: int, weights: AttentionWeights) -> Attention | BidirectionalAttention:
+    if not weights.shape.sees_later:
+        return _attention(parts, index, weights)
+    qkv, output = parts.linear(weights.qkv), parts.linear(weights.output)
+    return BidirectionalAttention(weights, qkv, output, parts.rotations.of(weights.shape))
+
+
 def _latent(parts: LayerParts, index: int, weights: LatentWeights) -> LatentAttention:
     down = None if weights.query_down is None else parts.linear(weights.query_down)
     query, latent, output = map(parts.linear, (weights.query, weights.latent, weights.output))
@@ -174,7 +182,7 @@ def _dense_and_mixture(parts: LayerParts, weights: DenseAndMixtureWeights) -> De
 
 
 _MIXERS: dict[type, Callable[[LayerParts, int, Any], MixerBlock]] = {
-    AttentionWeights: _attention,
+    AttentionWeights: _either_attention,
     LatentWeights: _latent,
     GatedDeltaWeights: _gated_delta,
     ShortConvWeights: _short_conv,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from gpu_worker.layers.mixture_shape import MixtureShape
-from kernels.activation import Activation
+from kernels.activation import Activation, Xielu
 from kernels.gated_delta import DeltaSizes
 from kernels.ssd import SsdSizes
 
@@ -63,6 +63,8 @@ class AttentionShape:
         reads_layer: The earlier layer whose keys and values this one attends to, having none of its own. That layer
             has the same heads, window and rotation.
         value_dim: Numbers of a value head; None is `head_dim`.
+        sees_later: Tokens see later ones too, so that all tokens of a sequence have to be in one step. A window
+            reaches as far to the other side, then.
     """
 
     num_heads: int = 0
@@ -88,6 +90,7 @@ class AttentionShape:
     by_head: bool = False
     reads_layer: int | None = None
     value_dim: int | None = None
+    sees_later: bool = False
 
     @property
     def value_size(self) -> int:
@@ -111,6 +114,7 @@ class LatentShape:
         scale: What scores are multiplied by.
         interleaved: Dimensions are paired with the next, not with the one half of `rotary_dim` further on.
         has_bias: Projections from and to the stream have a bias, but for that of the queries where it is one matrix.
+        query_growth: By how much queries grow with their position, if they do.
     """
 
     num_heads: int
@@ -122,6 +126,7 @@ class LatentShape:
     scale: float
     interleaved: bool = True
     has_bias: bool = False
+    query_growth: QueryGrowth | None = None
 
     @property
     def key_dim(self) -> int:
@@ -145,10 +150,14 @@ class GatedShape:
 
 @dataclass(frozen=True, slots=True)
 class PlainShape:
-    """A feed-forward block `down(activation(up(x)))`; with `has_bias`, both matrices have one."""
+    """A feed-forward block `down(activation(up(x)))`; with `has_bias`, both matrices have one.
+
+    `Activation.XIELU` is a function whose numbers are tensors of the layer; where they are known already, it is the
+    function itself.
+    """
 
     inner_size: int
-    activation: Activation
+    activation: Activation | Xielu
     has_bias: bool = False
 
 

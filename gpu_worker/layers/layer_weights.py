@@ -308,6 +308,7 @@ class LayerWeights:
         residual_scale: What both blocks add is multiplied by this.
         stream_scale: The residual stream behind the layer is multiplied by this.
         layer_input: Of the layer's input of each token, in models that have such.
+        is_post_norm: The normalisations behind both are of the stream with what they add.
     """
 
     mixer: Mixer | None
@@ -317,3 +318,4 @@ class LayerWeights:
     residual_scale: float = 1.0
     stream_scale: float = 1.0
     layer_input: LayerInputWeights | None = None
+    is_post_norm: bool = False

@@ -9,7 +9,7 @@ import torch
 
 from gpu_worker.layers.attention_context import AttentionContext
 from gpu_worker.layers.dense_and_mixture import DenseAndMixture
-from gpu_worker.layers.embedding import Embedding
+from gpu_worker.layers.embedding import Embedding, NormedEmbedding
 from gpu_worker.layers.expert_loads import ExpertLoads
 from gpu_worker.layers.layer_inputs import LayerInputs
 from gpu_worker.layers.layer_norm import make_norm
@@ -17,6 +17,7 @@ from gpu_worker.layers.layer_parts import LayerParts, RecurrentBlock
 from gpu_worker.layers.layer_state import LayerState
 from gpu_worker.layers.layer_weights import LayerWeights, NormWeights
 from gpu_worker.layers.mixture import Mixture
+from gpu_worker.layers.post_norm_layer import PostNormLayer
 from kernels.state_rows import StateRows
 
 
@@ -120,6 +121,10 @@ class DecoderLayer:
         return x if self._residual_scale == 1 else x.mul_(self._residual_scale)
 
 
+def _layer(index: int, weights: LayerWeights, parts: LayerParts) -> DecoderLayer | PostNormLayer:
+    return (PostNormLayer if weights.is_post_norm else DecoderLayer)(index, weights, parts)
+
+
 class LayeredDecoder:
     """Holds weights only: every call's state is in its arguments."""
 
@@ -127,9 +132,9 @@ class LayeredDecoder:
 
     def __init__(
         self,
-        embedding: Embedding,
+        embedding: Embedding | NormedEmbedding,
         layers: Iterable[LayerWeights],
-        final_norm: NormWeights,
+        final_norm: NormWeights | None,
         parts: LayerParts,
         tapped_layers: Sequence[int] = (),
         layer_inputs: LayerInputs | None = None,
@@ -137,8 +142,8 @@ class LayeredDecoder:
     ) -> None:
         """Make the layers by `parts`; the streams before those that are tapped are returned too."""
         self._embedding = embedding
-        self._layers = [DecoderLayer(index, weights, parts) for index, weights in enumerate(layers)]
-        self._norm = make_norm(final_norm)
+        self._layers = [_layer(index, weights, parts) for index, weights in enumerate(layers)]
+        self._norm = None if final_norm is None else make_norm(final_norm)
         self._tapped_layers = tapped_layers
         self._layer_inputs = layer_inputs
         self._positions = positions
@@ -155,7 +160,10 @@ class LayeredDecoder:
             if index in self._tapped_layers:
                 streams[index] = x.clone() if residual is None else x + residual
             x, residual = layer(x, residual, positions, context, None if inputs is None else inputs[index])
-        result = self._norm(x) if residual is None else self._norm.add(x, residual)
+        if self._norm is None:
+            result = x if residual is None else residual.add_(x)
+        else:
+            result = self._norm(x) if residual is None else self._norm.add(x, residual)
         return torch.cat((result, *(streams[index] for index in self._tapped_layers)), 1) if streams else result
 
     def replay_drafts(self, places: torch.Tensor, states: Sequence[LayerState | None], rows: StateRows) -> None:

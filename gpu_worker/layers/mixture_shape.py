@@ -59,6 +59,7 @@ class MixtureShape:
         has_expert_biases: The projections of experts have biases.
         weighs_inputs: A token's weight multiplies what its expert is given, not what it gives. One expert a token.
         shared_size: Features between the matrices of the shared expert; 0 where there is none.
+        shared_scale: What it gives is multiplied by.
         has_shared_biases: Its projections have biases.
         has_shared_gate: The shared expert's result is multiplied by the sigmoid of a score.
         scales: The tensor of numbers, one an expert, that the weights of tokens are multiplied by; None is none.
@@ -76,6 +77,7 @@ class MixtureShape:
     has_expert_biases: bool = False
     weighs_inputs: bool = False
     shared_size: int = 0
+    shared_scale: float = 1.0
     has_shared_biases: bool = False
     has_shared_gate: bool = False
     scales: str | None = None

@@ -37,12 +37,23 @@ class PositionTable:
 
 
 @dataclass(frozen=True, slots=True)
+class EmbeddingTraits:
+    """What is done to the tokens' embeddings before the first layer: they are normalised.
+
+    Attributes:
+        num_segments: Rows of a table whose first one is added before; 0 where there is none.
+    """
+
+    num_segments: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class TensorNames:
     """Names within a layer. A normalisation without a name does not exist; several names are matrices as one.
 
     Attributes:
         before_mixer, before_feed_forward: Normalisations of what the blocks read.
-        after_mixer, after_feed_forward: Normalisations of what they add to the stream.
+        after_mixer, after_feed_forward: Normalisations of what they add to the stream, or of the stream behind them.
         qkv: Three, or one where the checkpoint has one matrix; four where gates of the output have one of their own,
             behind that of the queries.
         gate_up: Two, or one.
@@ -85,6 +96,10 @@ class BlockTraits:
     Attributes:
         norm: Kind of all normalisations but those of heads without weights.
         names: Of tensors, and which normalisations there are.
+        is_post_norm: The normalisations behind blocks are of the stream, with what the blocks add to it.
+        first_is_bare: The first layer has no normalisation of what its mixer reads.
+        has_final_norm: The stream is normalised behind the last layer.
+        embeddings: What is done to the tokens' embeddings; None is nothing.
         is_parallel: Both blocks of a layer read the stream before it, by one normalisation or by one each.
         residual_scale: What blocks add to the stream is multiplied by this.
         embedding_scale: What the tokens' embeddings are multiplied by.
@@ -97,6 +112,10 @@ class BlockTraits:
 
     norm: NormKind = field(default_factory=NormKind)
     names: TensorNames = field(default_factory=TensorNames)
+    is_post_norm: bool = False
+    first_is_bare: bool = False
+    has_final_norm: bool = True
+    embeddings: EmbeddingTraits | None = None
     is_parallel: bool = False
     residual_scale: float = 1.0
     embedding_scale: float = 1.0
@@ -117,4 +136,5 @@ class BlockTraits:
             and self.residual_scale == self.embedding_scale == 1
             and self.layer_inputs is None
             and self.positions is None
+            and self.embeddings is None
         )

@@ -5,8 +5,10 @@ from __future__ import annotations
 import torch
 
 from gpu_worker.layers.class_head import ClassHead
+from gpu_worker.layers.layer_norm import LayerNorm
 from gpu_worker.models.config import ModelConfig
 from gpu_worker.models.weight_source import WeightSource
+from kernels.activation import Activation
 from kernels.linear import LinearFactory
 
 
@@ -19,6 +21,8 @@ def take_class_head(config: ModelConfig, source: WeightSource, linears: LinearFa
     def take(name: str, *shape: int) -> torch.Tensor:
         return source.take(name, *shape).float()
 
+    if config.architecture == "ModernBertModel":
+        return _take_modern(config, source, linears)
     if config.encoder is None:
         return ClassHead(linears.make(take("score.weight", count, size)))
     is_bert = config.architecture == "BertModel"
@@ -27,3 +31,19 @@ def take_class_head(config: ModelConfig, source: WeightSource, linears: LinearFa
         linears.make(take(f"{out}.weight", count, size), take(f"{out}.bias", count)),
         linears.make(take(f"{dense}.weight", size, size), take(f"{dense}.bias", size)),
     )
+
+
+def _take_modern(config: ModelConfig, source: WeightSource, linears: LinearFactory) -> ClassHead:
+    """Take ModernBERT's head, whose first matrix is followed by a normalisation too."""
+    size, count, kind = config.hidden_size, config.num_classes, config.block.norm
+
+    def take(name: str, *shape: int) -> torch.Tensor | None:
+        return source.take(name, *shape).float() if source.has(name) else None
+
+    def norm() -> LayerNorm:
+        bias = source.take("head.norm.bias", size).float() if kind.has_bias else None
+        return LayerNorm(source.take("head.norm.weight", size).float(), bias, config.rms_norm_eps)
+
+    dense = linears.make(source.take("head.dense.weight", size, size).float(), take("head.dense.bias", size))
+    classes = linears.make(source.take("classifier.weight", count, size).float(), take("classifier.bias", count))
+    return ClassHead(classes, dense, Activation.GELU, norm())

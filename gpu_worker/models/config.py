@@ -43,7 +43,7 @@ _ACTIVATIONS = {
 
 @dataclass(frozen=True, slots=True)
 class EncoderTraits:
-    """What a model has that attends in both directions, and no decoder has.
+    """What BERT and its descendants have, and no other model.
 
     Attributes:
         activation: Between the matrices of the feed-forward block.
@@ -82,8 +82,7 @@ class ModelConfig:
         tapped_layers: Layers before which the residual stream is reported, behind the hidden vectors that the head
             reads, to a proposer of drafts.
         num_classes: Classes that the checkpoint's own head scores; 0 when it has no such head.
-        encoder: Of a model that attends in both directions, whose prompts are computed in one step each, without a
-            cache; None for a decoder.
+        encoder: Of BERT and its descendants, whose layers are described by this alone; None for all others.
         draft_head: Where checkpoints of the family have a head that predicts further tokens; None where none has.
     """
 
@@ -121,6 +120,12 @@ class ModelConfig:
     def ropes(self) -> tuple[RopeParameters, ...]:
         """All rotations, as `AttentionShape.rotary` counts them."""
         return () if self.rope is None else (self.rope, *self.more_ropes)
+
+    @property
+    def is_bidirectional(self) -> bool:
+        """Whether tokens see later ones, so that a prompt is computed in one step, without a cache."""
+        attention = [layer.mixer for layer in self.layers if isinstance(layer.mixer, AttentionShape)]
+        return self.encoder is not None or any(mixer.sees_later for mixer in attention)
 
     @property
     def has_states(self) -> bool:

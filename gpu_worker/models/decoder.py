@@ -10,9 +10,10 @@ import torch
 
 from gpu_worker.layers.attention_context import AttentionContext
 from gpu_worker.layers.decoder_form import DecoderForm
-from gpu_worker.layers.embedding import Embedding
+from gpu_worker.layers.embedding import Embedding, NormedEmbedding
 from gpu_worker.layers.expert_loads import ExpertLoads
 from gpu_worker.layers.fused_decoder import FusedDecoder, fusing_library
+from gpu_worker.layers.layer_norm import make_norm
 from gpu_worker.layers.layer_packing import can_pack
 from gpu_worker.layers.layer_parts import LayerParts
 from gpu_worker.layers.layer_state import LayerState
@@ -172,19 +173,30 @@ def _decoder(
     source = LayerSource(config, checkpoint, projections)
     # One after another, so that only one layer has both its plain and its packed weights.
     layers = map(source.take, range(config.num_layers))
-    final_norm = source.norm("model.norm")
+    final_norm = source.norm("model.norm") if config.block.has_final_norm else None
     shape, library = stack_shape(config), _fusing_library(config, dtype, embedding.device)
     if library is not None:
+        assert final_norm is not None, "fused kernels normalise the stream at the end"
         cos_sin = rotations.of(config.attention_shape(0))
         taps = config.tapped_layers
         return FusedDecoder(library, shape, dtype, embedding, layers, final_norm.weight, cos_sin, taps)
     scale = torch.tensor(config.block.embedding_scale, dtype=dtype).item()
-    embed = Embedding(embedding, dtype, scale)
+    embed = _embedding(source, Embedding(embedding, dtype, scale))
     parts = LayerParts.made_by(linears, rotations)
     inputs = take_layer_inputs(source, parts, dtype)
     table = take_positions(config, checkpoint)
     learned = None if table is None else Embedding(table, dtype)
     return LayeredDecoder(embed, layers, final_norm, parts, config.tapped_layers, inputs, learned)
+
+
+def _embedding(source: LayerSource, words: Embedding) -> Embedding | NormedEmbedding:
+    traits, size = source.config.block.embeddings, source.config.hidden_size
+    if traits is None:
+        return words
+    segment = None
+    if traits.num_segments:
+        segment = source.checkpoint.take("model.segments.weight", traits.num_segments, size)[0].to(words.dtype)
+    return NormedEmbedding(words, make_norm(source.norm("model.embedding_norm")), segment)
 
 
 def take_positions(config: ModelConfig, checkpoint: WeightSource) -> torch.Tensor | None:

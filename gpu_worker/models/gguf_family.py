@@ -131,6 +131,7 @@ _FAMILIES: Mapping[str, GGUFFamily] = MappingProxyType(
         "hunyuan-dense": GGUFFamily(head_norm=HeadNorm.ROTATED),
         "hunyuan-moe": GGUFFamily(head_norm=HeadNorm.ROTATED),
         "arcee": GGUFFamily(activation=Activation.RELU_SQUARED, is_gated=False),
+        "jais2": GGUFFamily(norm=_WITH_BIAS, activation=Activation.RELU_SQUARED, is_gated=False),
         "nemotron": GGUFFamily(norm=_WITH_BIAS, activation=Activation.RELU_SQUARED, is_gated=False, turns_in_part=True),
         "phi2": GGUFFamily(
             names=TensorNames(before_feed_forward=None),

@@ -13,12 +13,15 @@ from gpu_worker.layers.layer_traits import GatedDeltaShape, MixerShape
 from gpu_worker.models.block_traits import NormKind
 from gpu_worker.models.config import ModelConfig
 from gpu_worker.models.families import gemma4, lfm2, lfm2_moe, qwen3_5, qwen3_5_moe, qwen3_next
+from gpu_worker.models.gguf_apertus import APERTUS
 from gpu_worker.models.gguf_fields import MAX_HEADS, Fields, TranslatedFamily, by_layer, state_heads, with_rope
 from gpu_worker.models.gguf_gpt2 import GPT2
 from gpu_worker.models.gguf_layers import num_layers, read_eps
 from gpu_worker.models.gguf_llama4 import LLAMA4
 from gpu_worker.models.gguf_mamba import MAMBA_FAMILIES
+from gpu_worker.models.gguf_mimo import MIMO
 from gpu_worker.models.gguf_rope import proportional_share
+from gpu_worker.models.gguf_rotary_encoder import ROTARY_ENCODERS
 from gpu_worker.models.gguf_sigmoid import SIGMOID_FAMILIES
 from gpu_worker.models.json_file import JsonFile
 from gpu_worker.quantization.gguf.errors import GGUFError
@@ -217,8 +220,11 @@ _FAMILIES: Mapping[str, TranslatedFamily] = MappingProxyType(
         "gemma4": TranslatedFamily(gemma4.read_config, _gemma4_fields),
         **MAMBA_FAMILIES,
         **SIGMOID_FAMILIES,
+        **ROTARY_ENCODERS,
         "llama4": LLAMA4,
         "gpt2": GPT2,
+        "apertus": APERTUS,
+        "mimo2": MIMO,
         "lfm2": TranslatedFamily(lfm2.read_config, _lfm2_fields, with_rope),
         "lfm2moe": TranslatedFamily(lfm2_moe.read_config, _lfm2_moe_fields, with_rope),
     }

@@ -8,6 +8,7 @@ from gpu_worker.layers.layer_traits import LatentShape
 from gpu_worker.layers.rope_scaling import score_scale
 from gpu_worker.models.config import FamilyTraits, ModelConfig, read_decoder
 from gpu_worker.models.json_file import JsonFile
+from gpu_worker.models.rope_config import read_query_growth
 
 # What the kernels of attention take: a row of the cache, and the part of it that values are.
 MAX_KEY_DIM, MAX_LATENT_DIM = 576, 512
@@ -34,6 +35,7 @@ def read_latent_decoder(file: JsonFile, traits: FamilyTraits, *, is_interleaved:
         scale=(plain_dim + rotary_dim) ** -0.5 * score_scale(config.rope),
         interleaved=is_interleaved,
         has_bias=file.boolean("attention_bias", False),
+        query_growth=read_query_growth(file),
     )
     _check(file, shape)
     layers = tuple(replace(layer, mixer=shape) for layer in config.layers)

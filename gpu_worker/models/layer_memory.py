@@ -27,7 +27,7 @@ from kernels.layer_cache import CacheShape
 
 def cache_layout(config: ModelConfig) -> CacheLayout:
     """Describe what each layer keeps: nothing in a model that attends in both directions."""
-    if config.encoder is not None:
+    if config.is_bidirectional:
         return CacheLayout((None,) * config.num_layers)
     return CacheLayout(tuple(_layer_memory(config, layer) for layer in range(config.num_layers)))
 

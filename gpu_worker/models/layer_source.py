@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -71,7 +71,11 @@ class LayerSource:
 
     def take(self, index: int) -> LayerWeights:
         """Take the weights of one layer."""
-        return self.take_named(f"model.layers.{index}", self.config.layer(index))
+        source, block = self, self.config.block
+        if index == 0 and block.first_is_bare:
+            block = replace(block, names=replace(block.names, before_mixer=None))
+            source = replace(self, config=replace(self.config, block=block))
+        return source.take_named(f"model.layers.{index}", self.config.layer(index))
 
     def take_named(self, prefix: str, traits: LayerTraits) -> LayerWeights:
         """Take the weights of a layer whose tensors' names begin with `prefix`."""
@@ -95,6 +99,7 @@ class LayerSource:
             block.residual_scale,
             self.checkpoint.take(f"{prefix}.{names.stream_scale}", 1).item() if names.stream_scale else 1.0,
             None if block.layer_inputs is None else self._layer_input(prefix, block.layer_inputs),
+            block.is_post_norm,
         )
 
     def _layer_input(self, prefix: str, shape: LayerInputShape) -> LayerInputWeights:
@@ -269,17 +274,13 @@ def _take_plain(source: LayerSource, prefix: str, shape: PlainShape) -> PlainWei
 
 
 def _take_xielu(checkpoint: WeightSource, name: str) -> Xielu:
-    """Take the numbers of a layer's function; checkpoints have the first two before the softplus that bounds them."""
+    """Take the numbers of a layer's function."""
 
     def take(part: str, default: float) -> float:
         return checkpoint.take_float32(f"{name}.{part}").item() if checkpoint.has(f"{name}.{part}") else default
 
-    positive, negative = (
-        torch.nn.functional.softplus(checkpoint.take_float32(f"{name}.{part}", 1)).item()
-        for part in ("alpha_p", "alpha_n")
-    )
-    linear = take("beta", 0.5)
-    return Xielu(positive, linear + negative, linear, take("eps", -1e-6))
+    above, below = (checkpoint.take_float32(f"{name}.{part}", 1).item() for part in ("alpha_p", "alpha_n"))
+    return Xielu.learned(above, below, take("beta", 0.5), take("eps", -1e-6))
 
 
 _MIXERS: dict[type, Callable[[LayerSource, str, Any], Mixer]] = {

@@ -79,9 +79,9 @@ def _take_shared(projections: Projections, layer: str, shape: MixtureShape, hidd
     if shape.has_shared_gate:
         scores = f"{layer}.{names.shared_gate}"
         gate = _plain_where_stored_so(projections, scores).take([scores], [1], hidden_size)
-    return SharedExpertWeights(
-        gate_up, projections.take([down], [hidden_size], inner, has_bias=shape.has_shared_biases), gate
-    )
+    scales = [(hidden_size, shape.shared_scale)]
+    outer = projections.take([down], [hidden_size], inner, has_bias=shape.has_shared_biases, scales=scales)
+    return SharedExpertWeights(gate_up, outer, gate)
 
 
 def _plain_where_stored_so(projections: Projections, name: str) -> Projections:

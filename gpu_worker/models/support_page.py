@@ -102,7 +102,7 @@ def _weights(config: ModelConfig) -> str:
 
 
 def _drafts(config: ModelConfig) -> str:
-    if config.encoder is not None:
+    if config.is_bidirectional:
         return "none"
     kinds = "chains; not `self`" if config.has_states else "all"
     return kinds if config.draft_head is None else f"{kinds}; `mtp`"
@@ -138,6 +138,7 @@ def _mixers(config: ModelConfig) -> Iterable[str]:
 
 
 _ATTENTION: tuple[tuple[str, Callable[[AttentionShape], bool]], ...] = (
+    ("attention in both directions", lambda shape: shape.sees_later),
     ("sliding windows", lambda shape: shape.sliding_window is not None),
     ("chunked attention", lambda shape: shape.chunk_size is not None),
     ("no rotation", lambda shape: shape.rotary is None),
@@ -166,6 +167,7 @@ def _feed_forwards(config: ModelConfig) -> Iterable[str]:
             has_shared = " and a shared one" if shape.shared_size else ""
             yield f"experts by {shape.rule.score.replace('_', ' ')}{has_shared}"
         elif isinstance(shape, PlainShape):
+            assert isinstance(shape.activation, Activation)
             yield f"a block without gate ({_ACTIVATIONS[shape.activation]})"
         elif isinstance(shape, GatedShape) and shape.activation is not Activation.SILU:
             yield f"a gated block with {_ACTIVATIONS[shape.activation]}"
@@ -184,26 +186,27 @@ _ACTIVATIONS: Mapping[Activation, str] = MappingProxyType(
 
 
 def _blocks(config: ModelConfig) -> Iterable[str]:
-    block, names = config.block, config.block.names
-    if block.norm.is_centered:
-        yield "LayerNorm"
-    if names.after_mixer is not None:
-        is_before = names.before_mixer is not None
-        yield f"normalisation {'before and after' if is_before else 'after instead of before'} each block"
-    if block.is_parallel:
-        yield "parallel blocks"
-    if block.residual_scale != 1:
-        yield "scaled blocks"
-    if block.layer_inputs is not None:
-        yield "an input of each token for each layer"
-    if block.positions is not None:
-        yield "learned positions"
-    if block.embedding_scale != 1:
-        yield "scaled embeddings"
-    if block.logit_scale != 1:
-        yield "scaled logits"
-    if block.logit_soft_cap is not None:
-        yield "bounded logits"
+    block = config.block
+    phrases = {
+        "LayerNorm": block.norm.is_centered,
+        _norm_places(config): block.names.after_mixer is not None,
+        "parallel blocks": block.is_parallel,
+        "scaled blocks": block.residual_scale != 1,
+        "an input of each token for each layer": block.layer_inputs is not None,
+        "learned positions": block.positions is not None,
+        "normalised embeddings": block.embeddings is not None,
+        "scaled embeddings": block.embedding_scale != 1,
+        "scaled logits": block.logit_scale != 1,
+        "bounded logits": block.logit_soft_cap is not None,
+    }
+    return [phrase for phrase, is_so in phrases.items() if is_so]
+
+
+def _norm_places(config: ModelConfig) -> str:
+    if config.block.is_post_norm:
+        return "the stream normalised behind each block"
+    is_before = config.block.names.before_mixer is not None
+    return f"normalisation {'before and after' if is_before else 'after instead of before'} each block"
 
 
 def _spoken(kind: type) -> str:

@@ -183,7 +183,7 @@ def _sizes(config: WorkerConfig, model: ModelConfig, device: str) -> SchedulerCo
         raise ConfigError("HEADRACE_MAX_MODEL_LEN", problem)
     max_model_len = config.max_model_len or longest
     default_budget = CPU_BATCHED_TOKENS if device == "cpu" else GPU_BATCHED_TOKENS
-    if model.encoder is not None:
+    if model.is_bidirectional:
         # A prompt is computed in one step.
         default_budget = max(default_budget, max_model_len)
     sizes = _scheduler_config(config, 1, max_model_len, default_budget)

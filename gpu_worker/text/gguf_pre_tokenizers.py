@@ -116,6 +116,7 @@ PRE_TOKENIZERS: Mapping[str, PreTokenizer] = MappingProxyType(
         "deepseek-r1-qwen": PreTokenizer(_QWEN2),
         "tekken": PreTokenizer(_TEKKEN, ignores_merges=True, adds_bos=True),
         "olmo": _GPT_2,
+        "modern-bert": PreTokenizer(composes=True),
         "exaone4": _GPT_2,
         "starcoder": _SINGLE_DIGITS,
         "refact": _SINGLE_DIGITS,

@@ -10,7 +10,7 @@ from typing import Any, overload
 
 import msgspec
 
-from gpu_worker.quantization.gguf.encoder_names import ENCODER
+from gpu_worker.quantization.gguf.encoder_names import ENCODERS
 from gpu_worker.quantization.gguf.file import GGUFFile
 from gpu_worker.quantization.gguf.model_facts import model_facts
 from gpu_worker.quantization.gguf.model_file import find_gguf
@@ -125,7 +125,7 @@ def _read_gguf(path: Path) -> ModelDirectory:
             tokenizer_config=tokenizer_config(file.metadata),
             hidden_size=facts.hidden_size,
             pooling_type=facts.pooling_type,
-            is_encoder=facts.architecture == ENCODER,
+            is_encoder=facts.architecture in ENCODERS,
             num_classes=facts.num_classes,
         )
 

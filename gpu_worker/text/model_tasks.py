@@ -25,7 +25,7 @@ _WITH_HEAD = "LMHeadModel"
 _ROWS: dict[str, Rows] = {"cls": "first", "mean": "mean", "lasttoken": "last"}
 _FLAGS = {"pooling_mode_cls_token": "cls", "pooling_mode_mean_tokens": "mean", "pooling_mode_lasttoken": "lasttoken"}
 _GGUF_ROWS: dict[int, Rows] = {1: "mean", 2: "first", 3: "last"}
-_ENCODERS = ("bert", "roberta", "xlm-roberta")
+_ENCODERS = ("bert", "roberta", "xlm-roberta", "modernbert", "nomic_bert", "jina_embeddings_v3", "eurobert")
 _YES, _NO = "yes", "no"
 _NO_VECTORS = "its head scores texts, and its vectors were not made to be compared"
 
@@ -170,7 +170,7 @@ def _embedding(
 def _gguf_encoder(directory: ModelDirectory) -> ModelTasks:
     if not directory.num_classes:
         return ModelTasks(False, _gguf_embedding(directory), Unserved("its file has no head that scores"))
-    score = _classes_form(directory.num_classes, RerankerSettings("sigmoid"), is_encoder=True)
+    score = _classes_form(directory.num_classes, RerankerSettings("sigmoid"), "first", is_encoder=True)
     return ModelTasks(False, Unserved(_NO_VECTORS), score)
 
 
@@ -192,13 +192,19 @@ def _pooling_modes(config: dict[str, Any]) -> list[str]:
 def _class_score(config: dict[str, Any], settings: RerankerSettings) -> ScoreForm | Unserved:
     labels = config.get("id2label")
     num_classes = len(labels) if isinstance(labels, dict) else config.get("num_labels", 2)
-    return _classes_form(num_classes, settings, is_encoder=config.get("model_type") in _ENCODERS)
+    is_encoder = config.get("model_type") in _ENCODERS
+    rows = _ROWS.get(config.get("classifier_pooling", "cls")) if is_encoder else "last"
+    if rows is None:
+        return Unserved(f"its head reads {config['classifier_pooling']}; served is one of {', '.join(_ROWS)}")
+    return _classes_form(num_classes, settings, rows, is_encoder=is_encoder)
 
 
-def _classes_form(num_classes: object, settings: RerankerSettings, *, is_encoder: bool) -> ScoreForm | Unserved:
+def _classes_form(
+    num_classes: object, settings: RerankerSettings, rows: Rows, *, is_encoder: bool
+) -> ScoreForm | Unserved:
     if num_classes != 1:
         return Unserved(f"its head has {num_classes} classes, and a score needs exactly one")
-    return _score_form(PoolingPlan("first" if is_encoder else "last", "classes", is_encoder), settings)
+    return _score_form(PoolingPlan(rows, "classes", is_encoder), settings)
 
 
 def _token_score(

@@ -29,6 +29,12 @@ class Xielu:
     linear: float
     limit: float
 
+    @classmethod
+    def learned(cls, alpha_p: float, alpha_n: float, beta: float, eps: float) -> Xielu:
+        """Return the function of the numbers that checkpoints have: of the first two, softplus keeps what is meant."""
+        above, below = (torch.nn.functional.softplus(torch.tensor(alpha)).item() for alpha in (alpha_p, alpha_n))
+        return cls(above, beta + below, beta, eps)
+
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Return the function of every number of `x`, computed in float32 and rounded once.
 

@@ -54,7 +54,7 @@ def check_job(config: ModelConfig, job: QuantizeJob, method: Method) -> None:
     if config.quantization is not None:
         remedy = "serve it as it is, or name the model that it was made from"
         raise ConfigError("HEADRACE_MODEL", f"{job.model} is quantized already ({config.quantization.name}); {remedy}")
-    if config.encoder is not None:
+    if config.is_bidirectional:
         problem = "attention in both directions; serve it in its own numbers"
         raise ConfigError("HEADRACE_MODEL", f"{job.model} ({config.architecture}) has {problem}")
     if method.scales_inputs and (reason := _unscalable(config)) is not None:
@@ -106,8 +106,8 @@ def _check_group_size(config: ModelConfig, method: Method) -> None:
     allowed = [size for size in (32, 64, 128, 256) if all(count % size == 0 for _, count in sizes)]
     if method.group_size not in allowed:
         given = ", ".join(f"{name} {count}" for name, count in sizes)
-        choices = ", ".join(map(str, allowed)) or "none: use int8 or fp8"
-        problem = f"{method.group_size} does not divide the model's input sizes ({given}); possible: {choices}"
+        remedy = f"name {' or '.join(map(str, allowed))}" if allowed else "no group size does: use int8 or fp8"
+        problem = f"is {method.group_size}, which must divide the input features of all matrices ({given}); {remedy}"
         raise ConfigError("HEADRACE_GROUP_SIZE", problem)
 
 

@@ -19,11 +19,20 @@ NAMES = TensorNames(
 
 def read_config(file: JsonFile) -> ModelConfig:
     """Read the configuration."""
+    return read_decoder(file, gemma2_traits(file, ARCHITECTURE, NAMES))
+
+
+def gemma2_traits(file: JsonFile, architecture: str, names: TensorNames) -> FamilyTraits:
+    """Return what Gemma 2 and VaultGemma have in common.
+
+    Raises:
+        CheckpointError: Tokens attend to later ones.
+    """
     if file.boolean("use_bidirectional_attention", False):
         raise file.error("use_bidirectional_attention", "is true; supported: attention to earlier tokens only")
     block = BlockTraits(
         norm=NormKind(is_offset=True),
-        names=NAMES,
+        names=names,
         embedding_scale=file.integer("hidden_size") ** 0.5,
         logit_soft_cap=read_soft_cap(file, "final_logit_softcapping", 30.0),
     )
@@ -31,8 +40,8 @@ def read_config(file: JsonFile) -> ModelConfig:
         scale=file.number("query_pre_attn_scalar", 256) ** -0.5,
         soft_cap=read_soft_cap(file, "attn_logit_softcapping", 50.0),
     )
-    traits = FamilyTraits(
-        ARCHITECTURE,
+    return FamilyTraits(
+        architecture,
         head_dim=256,
         attention=attention,
         layer_windows=read_windows(file, all_but_every(2)),
@@ -40,7 +49,6 @@ def read_config(file: JsonFile) -> ModelConfig:
         activation=read_activation(file, "hidden_activation", "gelu_pytorch_tanh"),
         is_tied=True,
     )
-    return read_decoder(file, traits)
 
 
 def read_soft_cap(file: JsonFile, name: str, default: float | None) -> float | None:

@@ -6,7 +6,7 @@ from types import MappingProxyType
 
 from gpu_worker.models.block_traits import BlockTraits, TensorNames
 from gpu_worker.models.config import FamilyTraits, ModelConfig, read_decoder
-from gpu_worker.models.families import ministral3
+from gpu_worker.models.families import ministral3, mistral4
 from gpu_worker.models.json_file import JsonFile
 from gpu_worker.models.text_part import text_names, text_part
 
@@ -25,16 +25,19 @@ _TEXT = MappingProxyType(
         "max_position_embeddings": 131072,
     }
 )
+# Newer text parts in models of the same name.
+_OTHERS = MappingProxyType({"ministral3": ministral3.read_config, "mistral4": mistral4.read_config})
 
 
 def read_config(file: JsonFile) -> ModelConfig:
     """Read the configuration. An absent window is the first release's 4096; null is none."""
     if (kind := file.nested("text_config")) is not None:
         model_type = kind.text("model_type", "mistral")
-        if model_type == "ministral3":
-            return ministral3.read_config(file)
+        if model_type in _OTHERS:
+            return _OTHERS[model_type](file)
         if model_type != "mistral":
-            raise kind.error("model_type", f"is {model_type[:80]!r}; supported: 'mistral', 'ministral3'")
+            problem = f"is {model_type[:80]!r}; supported: 'mistral', {', '.join(map(repr, _OTHERS))}"
+            raise kind.error("model_type", problem)
     file, windows = text_part(file, _TEXT), None
     if not file.is_null("sliding_window"):
         windows = (file.integer("sliding_window", 4096),) * file.integer("num_hidden_layers", maximum=1024)

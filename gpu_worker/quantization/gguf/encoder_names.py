@@ -9,6 +9,9 @@ from types import MappingProxyType
 ENCODER = "bert"
 """The architecture of such files."""
 
+ENCODERS = frozenset({ENCODER, "modern-bert", "nomic-bert", "jina-bert-v3", "eurobert"})
+"""The architectures of files whose models attend in both directions."""
+
 _MODEL: Mapping[str, str] = MappingProxyType(
     {
         "token_embd": "embeddings.word_embeddings",

@@ -63,10 +63,17 @@ ARCHITECTURES: Mapping[str, str] = MappingProxyType(
         "phimoe": "PhiMoEForCausalLM",
         "gptneox": "GPTNeoXForCausalLM",
         "stablelm": "StableLmForCausalLM",
+        "jais2": "Jais2ForCausalLM",
         "gpt2": "GPT2LMHeadModel",
         "hy_v3": "HYV3ForCausalLM",
         "afmoe": "AfmoeForCausalLM",
+        "apertus": "ApertusForCausalLM",
+        "mimo2": "MiMoV2FlashForCausalLM",
         ENCODER: "BertModel",
+        "modern-bert": "ModernBertModel",
+        "nomic-bert": "NomicBertModel",
+        "jina-bert-v3": "JinaEmbeddingsV3Model",
+        "eurobert": "EuroBertModel",
     }
 )
 """What GGUF calls the families that can be served."""
@@ -77,6 +84,9 @@ SAME_FILES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "MixtralForCausalLM": ("llama",),
         "DeepseekV3ForCausalLM": ("deepseek2",),
         "Glm4MoeLiteForCausalLM": ("deepseek2",),
+        "YoutuForCausalLM": ("deepseek2",),
+        "InternLM3ForCausalLM": ("llama",),
+        "IQuestCoderForCausalLM": ("llama",),
         "Olmo3ForCausalLM": ("olmo2",),
         "GraniteMoeSharedForCausalLM": ("granitemoe",),
         # Of models with attention alone.

@@ -111,6 +111,9 @@ _LFM2: Mapping[str, str] = MappingProxyType(
         "ffn_down_exps": "mlp.experts.w2",
     }
 )
+_POST_NORM: Mapping[str, str] = MappingProxyType(
+    {"attn_output_norm": "post_attention_layernorm", "layer_output_norm": "post_mlp_layernorm"}
+)
 # What families have besides, or call otherwise.
 _FAMILIES: Mapping[str, Mapping[str, str]] = MappingProxyType(
     {
@@ -166,6 +169,7 @@ _FAMILIES: Mapping[str, Mapping[str, str]] = MappingProxyType(
                 "ffn_down": "mlp.c_proj",
             }
         ),
+        "apertus": MappingProxyType({"attn_norm": "attention_layernorm", "ffn_norm": "feedforward_layernorm"}),
         "afmoe": MappingProxyType(
             {
                 "attn_gate": "self_attn.gate_proj",
@@ -174,6 +178,17 @@ _FAMILIES: Mapping[str, Mapping[str, str]] = MappingProxyType(
                 "post_ffw_norm": "post_mlp_layernorm",
             }
         ),
+        "modern-bert": MappingProxyType(
+            {
+                "attn_norm": "attn_norm",
+                "attn_output": "self_attn.Wo",
+                "ffn_norm": "mlp_norm",
+                "ffn_up": "mlp.Wi",
+                "ffn_down": "mlp.Wo",
+            }
+        ),
+        "nomic-bert": _POST_NORM,
+        "jina-bert-v3": MappingProxyType({**_POST_NORM, "ffn_up": "mlp.fc1", "ffn_down": "mlp.fc2"}),
         "starcoder2": MappingProxyType({"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"}),
         "deepseek2": MappingProxyType(
             {
@@ -217,6 +232,16 @@ _FAMILIES_WHOLE: Mapping[str, Mapping[str, str]] = MappingProxyType(
         "nemotron_h_moe": _MAMBA_WHOLE,
     }
 )
+_NORMED_EMBEDDING: Mapping[str, str] = MappingProxyType(
+    {
+        **{f"token_embd_norm.{kind}": f"model.embedding_norm.{kind}" for kind in ("weight", "bias")},
+        "token_types.weight": "model.segments.weight",
+    }
+)
+# What is outside of layers, where another family has the name for something else.
+_FAMILIES_MODEL: Mapping[str, Mapping[str, str]] = MappingProxyType(
+    dict.fromkeys(("modern-bert", "nomic-bert", "jina-bert-v3"), _NORMED_EMBEDDING)
+)
 _ANY_LAYER = re.compile(r"blk\.(0|[1-9][0-9]{0,3})\.")
 _LAYER_NAME = re.compile(
     r"blk\.(0|[1-9][0-9]{0,3})\.([a-z0-9_]+(?:\.(?:in_proj|out_proj|conv))?)(?:\.(weight|bias|scale))?"
@@ -233,22 +258,25 @@ def tensors_by_name(file: GGUFFile) -> dict[str, TensorInfo]:
     architecture = file.metadata.text("general.architecture", "")
     layer = {**_LAYER, **_FAMILIES.get(architecture, {})}
     whole = {**_WHOLE, **_FAMILIES_WHOLE.get(architecture, {})}
+    outside = {**_MODEL, **_FAMILIES_MODEL.get(architecture, {})}
     for info in file.tensors.values():
         if _drafts(file, architecture, info.name):
             continue
         is_encoder = architecture == ENCODER
-        name = encoder_name(info.name) if is_encoder else _checkpoint_name(info.name, layer, whole)
+        name = encoder_name(info.name) if is_encoder else _checkpoint_name(info.name, layer, whole, outside)
         if name is None:
             raise GGUFError(file.path, f"tensor {info.name!r}", "is in no model that can be served")
         tensors[name] = info
     return tensors
 
 
-def _checkpoint_name(name: str, parts: Mapping[str, str], wholes: Mapping[str, str]) -> str | None:
+def _checkpoint_name(
+    name: str, parts: Mapping[str, str], wholes: Mapping[str, str], outside: Mapping[str, str]
+) -> str | None:
     """Return what a checkpoint calls the tensor, or None when no model that we serve has it."""
     match = _LAYER_NAME.fullmatch(name)
     if match is None:
-        return _MODEL.get(name)
+        return outside.get(name)
     layer, part, kind = match.groups()
     if (whole := wholes.get(part if kind is None else f"{part}.{kind}")) is not None:
         return f"model.layers.{layer}.{whole}"

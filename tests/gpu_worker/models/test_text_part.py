@@ -87,6 +87,24 @@ _DEEP = {"vision_config": {"hidden_size": 16, "depth": 1, "num_heads": 2, "out_h
 SLOW_MODELS: dict[str, dict[str, Any]] = {
     "Qwen2_5_VL": {"text": {"rope_parameters": {**_MROPE, "rope_type": "mrope"}}, **_DEEP},
     "Qwen3VL": {"text": {"head_dim": 12, "rope_parameters": {**_MROPE, "mrope_interleaved": True}}, **_DEEP},
+    "Kimi_K25": {
+        "text": {
+            "num_key_value_heads": 4,
+            "kv_lora_rank": 24,
+            "q_lora_rank": 20,
+            "qk_nope_head_dim": 12,
+            "qk_rope_head_dim": 8,
+            "v_head_dim": 20,
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 24,
+            "first_k_dense_replace": 1,
+            "n_group": 1,
+            "topk_group": 1,
+        },
+        "vision_config": {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2},
+        "tie_word_embeddings": False,
+    },
     "Qwen3VLMoe": {
         "text": {
             "head_dim": 12,
@@ -137,7 +155,7 @@ def test_weights_of_the_tower_take_no_memory(tmp_path: Path) -> None:
 def test_another_text_part_is_refused_by_name(tmp_path: Path) -> None:
     fields = {"architectures": ["Mistral3ForConditionalGeneration"], "text_config": {"model_type": "pixels"}}
     (tmp_path / "config.json").write_text(json.dumps(fields))
-    with pytest.raises(CheckpointError, match=r"model_type' is 'pixels'; supported: 'mistral', 'ministral3'"):
+    with pytest.raises(CheckpointError, match=r"'pixels'; supported: 'mistral', 'ministral3', 'mistral4'"):
         read_model_config(tmp_path)
 
 
@@ -181,6 +199,8 @@ def _store_as_int8(directory: Path, tensors: dict[str, torch.Tensor], ignored: l
 
 
 SEEING = {
+    "KimiK25ForConditionalGeneration": "deepseek_v3",
+    "Kimi_K25ForConditionalGeneration": "deepseek_v3",
     "Gemma3ForConditionalGeneration": "gemma3_text",
     "Gemma4ForConditionalGeneration": "gemma4_text",
     "Llama4ForConditionalGeneration": "llama4_text",

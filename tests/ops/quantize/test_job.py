@@ -279,7 +279,7 @@ def test_unfinished_folder_of_another_job_is_refused(model: Path, tmp_path: Path
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"group_size": 128}, "possible: 32"),
+        ({"group_size": 128}, "is 128, which must divide .*; name 32$"),
         ({"calibration": None}, "HEADRACE_CALIBRATION"),
         ({"calibration": Path("/nowhere/text")}, "cannot be read"),
     ],
@@ -365,3 +365,9 @@ def test_device_that_is_not_there_is_named_before_anything_is_written(tmp_path: 
     with pytest.raises(ConfigError, match="--device: is 'cuda:99'; this machine has: cpu"):
         command.main(arguments, standalone_mode=False)
     assert not (tmp_path / "out").exists()
+
+
+def test_sizes_that_no_group_divides_are_refused_with_the_methods_that_do_without(tmp_path: Path) -> None:
+    save_model(tmp_path, intermediate_size=100)
+    with pytest.raises(ConfigError, match=r"GROUP_SIZE: is 32, which .*; no group size does: use int8 or fp8$"):
+        next(quantize(replace(job_for(tmp_path, tmp_path / "out", "rtn-int4"), calibration=None)))

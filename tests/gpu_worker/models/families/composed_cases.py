@@ -59,6 +59,36 @@ _MIMO = {
     "sliding_window": 9,
     "layer_types": ["full_attention", "sliding_attention", "full_attention"],
 }
+_FACTORS = {
+    "attention_multiplier": 0.2,
+    "residual_multiplier": 0.7,
+    "embedding_multiplier": 3.0,
+    "logits_scaling": 0.8,
+}
+_GRANITE_MOE = {
+    **_FACTORS,
+    "num_hidden_layers": 3,
+    "sliding_window": 9,
+    "num_local_experts": 5,
+    "num_experts_per_tok": 2,
+}
+_MELLUM = {
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "num_hidden_layers": 3,
+    "head_dim": 20,
+    "sliding_window": 9,
+}
+_COHERE_MOE = {
+    "num_experts": 5,
+    "num_experts_per_tok": 2,
+    "num_hidden_layers": 5,
+    "head_dim": 12,
+    "sliding_window": 9,
+    "sliding_window_pattern": 2,
+    "logit_scale": 0.5,
+}
 _LFM2 = {
     "num_experts": 5,
     "num_experts_per_tok": 2,
@@ -178,6 +208,95 @@ CASES: Mapping[str, Case] = MappingProxyType(
             torch.bfloat16,
         ),
         "cwm": Case("Cwm", {**_CWM, "rope_parameters": _PLAIN}),
+        "internlm3": Case("InternLM3", {"head_dim": 20}, model="Llama", architecture="InternLM3ForCausalLM"),
+        "internlm3-biases": Case(
+            "InternLM3",
+            {"head_dim": 12, "attention_bias": True, "mlp_bias": True},
+            model="Llama",
+            architecture="InternLM3ForCausalLM",
+        ),
+        "iquestcoder": Case(
+            "IQuestCoder",
+            {"head_dim": 20, "num_key_value_heads": 1},
+            model="Llama",
+            architecture="IQuestCoderForCausalLM",
+        ),
+        "helium": Case("Helium", {"head_dim": 12}),
+        "helium-bf16": Case("Helium", {"head_dim": 12, "attention_bias": True, "mlp_bias": True}, torch.bfloat16),
+        "jais2": Case("Jais2"),
+        "jais2-no-biases": Case("Jais2", {"attention_bias": False, "mlp_bias": False, "head_dim": 20}, torch.bfloat16),
+        "hyperclovax": Case("HyperCLOVAX", _FACTORS),
+        "hyperclovax-no-post-norm": Case(
+            "HyperCLOVAX", {"use_post_norm": False, "attention_bias": True, "mlp_bias": True, "head_dim": 20}
+        ),
+        "vaultgemma": Case("VaultGemma", {"head_dim": 20, "sliding_window": 9, "query_pre_attn_scalar": 16}),
+        "granite-swa": Case("GraniteSWA", {**_FACTORS, "num_hidden_layers": 3, "sliding_window": 9}),
+        "granite-swa-thetas": Case(
+            "GraniteSWA",
+            {
+                "num_hidden_layers": 4,
+                "attention_bias": True,
+                "sliding_window": 9,
+                "attention_multiplier": 0.3,
+                "layer_rope_theta": [500.0, 0, 80.0, 500.0],
+                "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
+                "tie_word_embeddings": False,
+            },
+        ),
+        "granite-moe-swa": Case("GraniteMoeSWA", _GRANITE_MOE),
+        "granite-moe-swa-shared": Case(
+            "GraniteMoeSWA",
+            {**_GRANITE_MOE, "shared_intermediate_size": 28, "layer_rope_theta": [0, 80.0, 0]},
+        ),
+        "flex-olmo": Case("FlexOlmo", {"num_experts": 5, "num_experts_per_tok": 2}),
+        "flex-olmo-mqa": Case(
+            "FlexOlmo",
+            {"num_experts": 4, "num_experts_per_tok": 3, "norm_topk_prob": True, "num_key_value_heads": 1},
+        ),
+        "mellum": Case("Mellum", _MELLUM),
+        "mellum-windows": Case(
+            "Mellum",
+            {
+                **_MELLUM,
+                "norm_topk_prob": False,
+                "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+                "mlp_layer_types": ["sparse", "dense", "sparse"],
+                "rope_parameters": {
+                    "full_attention": {
+                        "rope_type": "yarn",
+                        "rope_theta": 500.0,
+                        "factor": 4.0,
+                        "original_max_position_embeddings": 32,
+                    },
+                    "sliding_attention": _PLAIN,
+                },
+            },
+        ),
+        "cohere2-moe": Case("Cohere2Moe", _COHERE_MOE),
+        "cohere2-moe-options": Case(
+            "Cohere2Moe",
+            {
+                **_COHERE_MOE,
+                "rms_norm_eps": 1e-5,
+                "num_shared_experts": 2,
+                "expert_selection_fn": "sigmoid",
+                "first_k_dense_replace": 2,
+                "prefix_dense_intermediate_size": 56,
+                "attention_bias": True,
+            },
+        ),
+        "cohere2-moe-sum": Case(
+            "Cohere2Moe",
+            {
+                **_COHERE_MOE,
+                "num_shared_experts": 1,
+                "shared_expert_combination_strategy": "sum",
+                "expert_selection_fn": "sigmoid",
+                "norm_topk_prob": False,
+                "first_k_dense_replace": 1,
+                "prefix_dense_sliding_window_pattern": 2,
+            },
+        ),
         "lfm2-moe": Case("Lfm2Moe", _LFM2),
         "lfm2-moe-no-bias": Case("Lfm2Moe", {**_LFM2, "use_expert_bias": False, "norm_topk_prob": False}),
     }

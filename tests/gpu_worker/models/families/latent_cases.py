@@ -30,6 +30,8 @@ _LATENT = {
     "moe_intermediate_size": 24,
     "first_k_dense_replace": 1,
 }
+# Those that a dense decoder has too.
+_SIZES = ("num_key_value_heads", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 _V3 = {**_LATENT, "q_lora_rank": 20, "n_group": 4, "topk_group": 2, "routed_scaling_factor": 1.7}
 
 CASES: Mapping[str, Case] = MappingProxyType(
@@ -55,6 +57,26 @@ MORE_CASES: Mapping[str, Case] = MappingProxyType(
         "deepseek-v3-yarn": Case("DeepseekV3", {**_V3, "rope_parameters": _YARN, "rope_interleave": False}),
         "deepseek-v3-wide": Case("DeepseekV3", {**_V3, "kv_lora_rank": 40, "qk_rope_head_dim": 16, "v_head_dim": 44}),
         "deepseek-v3-bfloat16": Case("DeepseekV3", _V3, torch.bfloat16),
+        "youtu": Case("Youtu", {name: _LATENT[name] for name in _SIZES} | {"q_lora_rank": None}),
+        "youtu-rank": Case(
+            "Youtu",
+            {name: _LATENT[name] for name in _SIZES}
+            | {"q_lora_rank": 20, "tie_word_embeddings": False, "rope_interleave": False},
+        ),
+        "mistral4": Case(
+            "Mistral4",
+            {**_LATENT, "q_lora_rank": 20, "rope_parameters": {**_YARN, "llama_4_scaling_beta": 0.3}},
+        ),
+        "mistral4-groups": Case(
+            "Mistral4",
+            {
+                **_V3,
+                "q_lora_rank": None,
+                "first_k_dense_replace": 0,
+                "norm_topk_prob": False,
+                "rope_parameters": {**_YARN, "original_max_position_embeddings": 16, "llama_4_scaling_beta": 0.5},
+            },
+        ),
         "glm4-moe-lite": Case("Glm4MoeLite", {**_V3, "mlp_layer_types": ["sparse", "dense"]}),
     }
 )

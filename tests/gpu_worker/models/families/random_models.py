@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,6 +35,7 @@ class Case:
         dtype: What is saved; the oracle computes in float32 with the same numbers.
         saved: Options of `save_pretrained`.
         model: Beginning of the model's class, where it is not that of the configuration's.
+        architecture: What published checkpoints are called, where it is not the model's class.
     """
 
     family: str
@@ -41,6 +43,7 @@ class Case:
     dtype: torch.dtype = torch.float32
     saved: Mapping[str, Any] = field(default_factory=dict)
     model: str | None = None
+    architecture: str | None = None
 
 
 def save_case(case: Case, directory: Path) -> Any:
@@ -52,6 +55,9 @@ def save_case(case: Case, directory: Path) -> Any:
             parameter.copy_(parameter.to(case.dtype))
     # A copy, because frequencies of the rotation would be rounded with the weights.
     copy.deepcopy(model).to(case.dtype).save_pretrained(directory, **case.saved)
+    if case.architecture is not None:
+        path = directory / "config.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), "architectures": [case.architecture]}))
     return model
 
 

@@ -12,6 +12,13 @@ _THETA = {"rope_theta": 500.0}
 _PLAIN = {"rope_type": "default", **_THETA}
 _HALF = {**_PLAIN, "partial_rotary_factor": 0.5}
 _YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, **_THETA}
+_LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 4.0,
+    "original_max_position_embeddings": 32,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+}
 _WINDOW = {"sliding_window": 8, "head_dim": 16}
 _GRANITE = {
     "attention_multiplier": 0.2,
@@ -33,14 +40,7 @@ DENSE: Mapping[str, Converted] = MappingProxyType(
             "llama",
             "Llama",
             {
-                "rope_parameters": {
-                    **_THETA,
-                    "rope_type": "llama3",
-                    "factor": 4.0,
-                    "original_max_position_embeddings": 32,
-                    "low_freq_factor": 1.0,
-                    "high_freq_factor": 4.0,
-                }
+                "rope_parameters": {**_LLAMA3, **_THETA},
             },
         ),
         "llama-linear": Converted(
@@ -49,6 +49,8 @@ DENSE: Mapping[str, Converted] = MappingProxyType(
         "llama-yarn": Converted("llama", "Llama", {"rope_parameters": _YARN}),
         "mistral": Converted("llama", "Mistral", {"sliding_window": None, "head_dim": 20}),
         "gpt2": Converted("gpt2", "GPT2", {"n_inner": 4 * SIZES["hidden_size"]}, published={"n_ctx": 128}),
+        "apertus": Converted("apertus", "Apertus", {"rope_parameters": {**_LLAMA3, **_THETA}, "head_dim": 12}),
+        "apertus-biases": Converted("apertus", "Apertus", {"rope_parameters": _PLAIN, "attention_bias": True}),
         "qwen2": Converted("qwen2", "Qwen2", {"tie_word_embeddings": True}),
         "qwen2-yarn": Converted("qwen2", "Qwen2", {"rope_parameters": _YARN}),
         "qwen3": Converted("qwen3", "Qwen3", {"head_dim": 32}),
@@ -113,6 +115,13 @@ DENSE: Mapping[str, Converted] = MappingProxyType(
         "stablelm-parallel": Converted(
             "stablelm", "StableLm", {"partial_rotary_factor": 0.5, "use_parallel_residual": True}
         ),
+        "internlm3": Converted(
+            "llama", "InternLM3", {"head_dim": 12}, "Llama", {"architectures": ["InternLM3ForCausalLM"]}
+        ),
+        "iquestcoder": Converted(
+            "llama", "IQuestCoder", {"head_dim": 12}, "Llama", {"architectures": ["IQuestCoderForCausalLM"]}
+        ),
+        "jais2": Converted("jais2", "Jais2"),
         "gptneox": Converted(
             "gptneox", "GPTNeoX", {"rope_parameters": {**_HALF, "rope_theta": 10_000.0}}, published={"rotary_pct": 0.5}
         ),

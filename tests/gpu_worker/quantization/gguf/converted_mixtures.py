@@ -31,6 +31,8 @@ _LATENT = {
     "n_shared_experts": 2,
     "num_experts_per_tok": 3,
 }
+_DENSE_LATENT = ("num_key_value_heads", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim", "kv_lora_rank")
+_YOUTU = {name: _LATENT[name] for name in _DENSE_LATENT}
 _V2 = {**_LATENT, "topk_method": "greedy", "n_group": 1, "topk_group": 1, "norm_topk_prob": False}
 _LATENT_YARN = {**_YARN, "mscale": 0.7, "mscale_all_dim": 0.7}
 _GRANITE = {
@@ -72,6 +74,40 @@ _HY_V3 = {
     "head_dim": 12,
     "router_scaling_factor": 1.7,
     "rope_parameters": _PLAIN,
+}
+_MIMO = {
+    **_EXPERTS,
+    "n_routed_experts": 6,
+    "num_hidden_layers": 3,
+    "num_key_value_heads": 1,
+    "head_dim": 24,
+    "v_head_dim": 12,
+    "sliding_window": 9,
+    "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
+    "rope_parameters": {
+        "full_attention": {**_PLAIN, "partial_rotary_factor": 0.334},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 80.0, "partial_rotary_factor": 0.334},
+    },
+}
+# The window is told by the tokens before a query.
+_MIMO_PUBLISHED = {
+    "hybrid_layer_pattern": [0, 1, 1],
+    "moe_layer_freq": [0, 1, 1],
+    "layer_types": None,
+    "mlp_layer_types": None,
+    "rope_parameters": None,
+    "rope_theta": 500.0,
+    "swa_rope_theta": 80.0,
+    "partial_rotary_factor": 0.334,
+    "swa_head_dim": 24,
+    "swa_v_head_dim": 12,
+    "swa_num_attention_heads": 4,
+    "swa_num_key_value_heads": 2,
+    "sliding_window": 8,
+    "sliding_window_size": 8,
+    "layernorm_epsilon": 1e-5,
+    "topk_method": "noaux_tc",
+    "scoring_func": "sigmoid",
 }
 _AFMOE = {
     **_EXPERTS,
@@ -146,6 +182,14 @@ MIXTURES: Mapping[str, Converted] = MappingProxyType(
         "hy-v3": Converted("hy_v3", "HYV3", {**_HY_V3, "num_hidden_layers": 3}),
         "hy-v3-layers": Converted(
             "hy_v3", "HYV3", {**_HY_V3, "num_shared_experts": 2, "mlp_layer_types": ["sparse", "dense"]}
+        ),
+        "youtu": Converted("deepseek2", "Youtu", {**_YOUTU, "q_lora_rank": 24}),
+        "mimo2": Converted("mimo2", "MiMoV2Flash", _MIMO, published=_MIMO_PUBLISHED),
+        "mimo2-biases": Converted(
+            "mimo2",
+            "MiMoV2Flash",
+            {**_MIMO, "attention_bias": True, "attention_value_scale": None},
+            published={**_MIMO_PUBLISHED, "attention_value_scale": None},
         ),
         "afmoe": Converted("afmoe", "Afmoe", _AFMOE),
         "phimoe": Converted(

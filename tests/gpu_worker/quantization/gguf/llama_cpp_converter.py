@@ -23,6 +23,10 @@ PUBLISHED = "published.json"
 """Holds fields of a checkpoint's `config.json` as published ones have them, where `transformers` reads others."""
 
 
+NULLS = "nulls"
+"""Names fields there that the converter wants to see as null: others that are null are left out."""
+
+
 def main(sources: Path, jobs: Path) -> None:
     """Convert all."""
     sys.path[:0] = [str(sources), str(sources / "gguf-py")]
@@ -40,12 +44,15 @@ def main(sources: Path, jobs: Path) -> None:
                 published = json.loads((Path(model) / PUBLISHED).read_text())
                 fields = {**base.load_hparams(Path(model), False), **published}
                 fields = {name: value for name, value in fields.items() if name not in published or value is not None}
+                fields |= dict.fromkeys(fields.pop(NULLS, ()))
                 name = conversion.get_model_architecture(fields, conversion.ModelType.TEXT)
                 made_by = conversion.get_model_class(name)
                 for text_model in _below(conversion.TextModel):
                     text_model.get_vocab_base_pre = lambda self, tokenizer: "gpt-2"
                     if text_model.__name__ not in _DELEGATES and "set_vocab" in vars(text_model):
                         text_model.set_vocab = lambda self: self._set_vocab_gpt2()
+                    if "_is_tokenizer_xlmroberta" in vars(text_model):
+                        text_model._is_tokenizer_xlmroberta = lambda self: False
                 made_by(Path(model), types[kind], Path(target), hparams=fields, **options).write()
             except (Exception, SystemExit) as error:
                 failures[target] = f"{type(error).__name__}: {error}\n{traceback.format_exc(limit=-6)}"

@@ -5,6 +5,7 @@ Its sources are looked for where the benchmarks keep them, or in what `HEADRACE_
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -17,12 +18,13 @@ import torch
 
 from gpu_worker.core.pooling import PoolingPlan
 from gpu_worker.models.registry import read_model_config
-from gpu_worker.quantization.gguf.encoder_names import ENCODER
+from gpu_worker.quantization.gguf.encoder_names import ENCODERS as ENCODER_FILES
 from gpu_worker.quantization.gguf.model_facts import ARCHITECTURES
 from gpu_worker.text.model_directory import read_model_directory
 from tests.gpu_worker.execution.engine_run import make_runner, run
 from tests.gpu_worker.execution.test_encoders import FAMILIES as ENCODERS
 from tests.gpu_worker.execution.test_encoders import answer, prompt_of, saved, sequence_of, vectors_of
+from tests.gpu_worker.execution.test_rotary_encoders import saved as saved_rotary
 from tests.gpu_worker.models.families.random_models import SIZES
 from tests.gpu_worker.quantization.gguf.converted import Converted
 from tests.gpu_worker.quantization.gguf.llama_cpp import (
@@ -37,7 +39,7 @@ from tests.gpu_worker.quantization.gguf.llama_cpp import (
     write_tokenizer,
 )
 from tests.gpu_worker.quantization.gguf.llama_cpp_cases import CASES
-from tests.gpu_worker.quantization.gguf.llama_cpp_converter import PUBLISHED
+from tests.gpu_worker.quantization.gguf.llama_cpp_converter import NULLS, PUBLISHED
 from tests.gpu_worker.quantization.gguf.written_file import assert_file_equals, file_logits
 
 pytestmark = pytest.mark.slow
@@ -58,6 +60,7 @@ FUSES = {"fuse_qkv": "attn_qkv.weight", "fuse_gate_up_exps": "ffn_gate_up_exps.w
 FUSED_QKV = (
     *("llama", "llama-biases", "mixtral", "qwen2", "qwen3moe", "smollm3", "arcee", "ernie4_5-moe", "llama4", "gemma3"),
     *("command-r", "olmo2", "ministral3", "granite", "phi2", "stablelm", "minimax-m2", "granitehybrid", "nemotron_h"),
+    *("apertus", "mimo2"),
 )
 FUSED_CASES = (*((name, "fuse_qkv") for name in FUSED_QKV), ("qwen35moe", "fuse_gate_up_exps"))
 
@@ -89,7 +92,7 @@ def files(tools: LlamaCpp, tmp_path_factory: pytest.TempPathFactory) -> Files:
 
 
 def test_every_architecture_has_a_case() -> None:
-    assert {case.architecture for case in CASES.values()} | {ENCODER} == set(ARCHITECTURES)
+    assert {case.architecture for case in CASES.values()} | ENCODER_FILES == set(ARCHITECTURES)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -122,6 +125,42 @@ def test_vectors_of_a_converted_encoder_equal_transformers(tools: LlamaCpp, tmp_
         expected = vectors_of(model, sequence.token_ids, "mean")
         np.testing.assert_allclose(answer(sequence) / count, expected / count, atol=1e-4, rtol=0)
     assert read_model_config(path).architecture == ("BertModel" if family == "Bert" else "RobertaModel")
+
+
+# Fields of published checkpoints, which the converter reads.
+ROTARY: Mapping[str, Mapping[str, Any]] = {
+    "modernbert": {"global_attn_every_n_layers": 3},
+    "modernbert-options": {"layer_types": None, "global_attn_every_n_layers": 2},
+    "nomic": {
+        **{"n_positions": 2048, "max_trained_positions": 2048, "activation_function": "swiglu", "causal": False},
+        **{"qkv_proj_bias": False, "mlp_fc1_bias": False, "mlp_fc2_bias": False, "prenorm": False},
+        **{"rotary_emb_fraction": 1.0, "rotary_emb_interleaved": False, NULLS: ["rotary_emb_scale_base"]},
+    },
+    "jina-v3": {"architectures": ["XLMRobertaModel"], "lora_adaptations": ["one"], "rotary_emb_base": 20_000.0},
+    "eurobert": {"classifier_pooling": "mean"},
+    "eurobert-mqa": {"classifier_pooling": "mean", "head_dim": 12},
+}
+# Of its layers all but every second have windows, since that is all that its file can say.
+ROTARY_OPTIONS = {
+    "modernbert-options": {"layer_types": ["full_attention", "sliding_attention"] * 2},
+    "eurobert-mqa": {"head_dim": 12},
+}
+
+
+@pytest.mark.parametrize("name", ROTARY)
+def test_vectors_of_a_converted_rotary_encoder_equal_transformers(tools: LlamaCpp, tmp_path: Path, name: str) -> None:
+    model = saved_rotary(tmp_path, name, **ROTARY_OPTIONS.get(name, {}))
+    write_tokenizer(tmp_path)
+    (tmp_path / PUBLISHED).write_text(json.dumps(ROTARY[name]))
+    path = tmp_path / "encoder.gguf"
+    assert convert(tools, [Job(tmp_path, path)], tmp_path) == {}
+    sequences = [sequence_of(str(length), prompt_of(length), PoolingPlan("mean", is_whole=True)) for length in (3, 40)]
+    run(make_runner(path, dtype="float32"), sequences, token_budget=64)
+    for sequence in sequences:
+        count = sequence.num_prompt_tokens
+        expected = vectors_of(model, sequence.token_ids, "mean")
+        np.testing.assert_allclose(answer(sequence) / count, expected / count, atol=1e-4, rtol=0)
+    assert read_model_directory(path).is_encoder
 
 
 @pytest.mark.parametrize("family", ["Roberta", "XLMRoberta"])

@@ -1,0 +1,72 @@
+"""Cohere 2 with experts: its windows and parallel blocks, behind first layers that are dense and may all rotate."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gpu_worker.layers.layer_traits import AttentionShape, GatedShape, LayerTraits
+from gpu_worker.layers.mixture_shape import MixtureNames, MixtureShape
+from gpu_worker.models.block_traits import NormKind
+from gpu_worker.models.config import ModelConfig, read_decoder
+from gpu_worker.models.families.cohere import cohere_traits
+from gpu_worker.models.families.deepseek_v3 import mixture_layers
+from gpu_worker.models.json_file import JsonFile
+from gpu_worker.models.layer_types import all_but_every, read_windows
+from gpu_worker.models.mixture_config import read_num_experts, read_top_k, with_silu_mixtures
+from kernels.moe import RoutingRule
+
+ARCHITECTURE = "Cohere2MoeForCausalLM"
+
+_DENSE_PERIOD, _DENSE_SIZE = "prefix_dense_sliding_window_pattern", "prefix_dense_intermediate_size"
+_COMBINED, _CHOICE = "shared_expert_combination_strategy", "expert_selection_fn"
+
+
+def read_config(file: JsonFile) -> ModelConfig:
+    """Read the configuration."""
+    traits = replace(cohere_traits(file, ARCHITECTURE), head_dim=128, layer_windows=_windows(file))
+    if "rms_norm_eps" in file.names():
+        traits = replace(traits, norm_eps=("rms_norm_eps", 1e-6), block=replace(traits.block, norm=NormKind()))
+    config = read_decoder(file, traits)
+    sparse, dense_period = mixture_layers(file, 0), file.integer(_DENSE_PERIOD, 1)
+    dense_size = file.integer(_DENSE_SIZE, config.intermediate_size)
+
+    def changed(index: int, layer: LayerTraits) -> LayerTraits:
+        assert isinstance(layer.mixer, AttentionShape)
+        assert isinstance(layer.feed_forward, GatedShape)
+        turns = layer.mixer.sliding_window is not None or (dense_period == 1 and index not in sparse)
+        block = replace(layer.feed_forward, inner_size=dense_size)
+        return replace(layer, mixer=replace(layer.mixer, rotary=0 if turns else None), feed_forward=block)
+
+    config = replace(config, layers=tuple(changed(index, layer) for index, layer in enumerate(config.layers)))
+    return with_silu_mixtures(file, config, _mixture(file, config.intermediate_size), sparse)
+
+
+def _mixture(file: JsonFile, inner_size: int) -> MixtureShape:
+    num_experts, num_shared = read_num_experts(file, "num_experts"), file.integer("num_shared_experts", 0, minimum=0)
+    top_k, score = read_top_k(file, num_experts, 2), file.text(_CHOICE, "softmax")
+    if score not in ("softmax", "sigmoid"):
+        raise file.error(_CHOICE, f"is {score[:80]!r}; supported: 'softmax', 'sigmoid'")
+    combined = file.text(_COMBINED, "average")
+    if combined not in ("average", "sum"):
+        raise file.error(_COMBINED, f"is {combined[:80]!r}; supported: 'average', 'sum'")
+    scale = 0.5 if num_shared and combined == "average" else 1.0
+    if score == "softmax":
+        rule = RoutingRule(top_k, score="softmax_after_topk", scale=scale)
+    else:
+        rule = RoutingRule(top_k, score="sigmoid", renormalize=file.boolean("norm_topk_prob", True), scale=scale)
+    return MixtureShape(
+        num_experts,
+        inner_size,
+        rule,
+        MixtureNames(shared="mlp.shared_experts"),
+        shared_size=inner_size * num_shared,
+        shared_scale=scale,
+    )
+
+
+def _windows(file: JsonFile) -> tuple[int | None, ...]:
+    """Read the windows: the pattern begins anew behind the dense layers, which have one of their own."""
+    num_dense = file.integer("first_k_dense_replace", 0, minimum=0)
+    slides = all_but_every(file.integer("sliding_window_pattern", 4))
+    dense_slides = all_but_every(file.integer(_DENSE_PERIOD, 1))
+    return read_windows(file, lambda layer: dense_slides(layer) if layer < num_dense else slides(layer - num_dense))
