@@ -46,6 +46,13 @@ def test_action_that_fails_is_written_with_its_error_and_raised(tmp_path: Path) 
     assert (entry["outcome"], entry["error"]) == ("failed", "ValueError: no such key")
 
 
+def test_action_that_is_interrupted_is_written_too(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt), audited(tmp_path / "a", "drain"):
+        raise KeyboardInterrupt
+    (entry,) = entries(tmp_path / "a")
+    assert (entry["outcome"], entry["error"]) == ("failed", "KeyboardInterrupt: ")
+
+
 def test_nothing_is_done_when_the_log_cannot_be_written(tmp_path: Path) -> None:
     done = []
     with pytest.raises(ConfigError, match="HEADRACE_AUDIT_FILE"), audited(tmp_path, "setup"):

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator, Callable
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from nats.aio.client import Client
@@ -99,3 +102,18 @@ async def test_stream_of_an_earlier_version_is_replaced_once_it_is_empty(nats: C
     await ensure_streams(js, StreamLimits(), ["a"])
     with pytest.raises(NotFoundError):
         await js.stream_info("HR_BATCH")
+
+
+class Pages:
+    """Answers as NATS does, which tells 1024 streams at a time, with fewer."""
+
+    streams = tuple(f"HR_BATCH_t{number}" for number in range(10))
+
+    async def request(self, subject: str, payload: bytes, timeout: float) -> SimpleNamespace:
+        offset = json.loads(payload)["offset"]
+        page = {"total": len(self.streams), "offset": offset, "limit": 4, "streams": self.streams[offset : offset + 4]}
+        return SimpleNamespace(data=json.dumps(page).encode())
+
+
+async def test_tenants_of_all_pages_are_found() -> None:
+    assert await batch_tenants(cast("Client", Pages()), "m") == [f"t{number}" for number in range(10)]

@@ -109,6 +109,59 @@ async def test_killed_server_is_noticed_and_found_again(start_nats: Callable[...
     await client.close()
 
 
+@pytest.mark.slow
+async def test_connection_is_tried_again_however_often_it_fails(
+    start_nats: Callable[..., NatsServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(nats_connection._OPTIONS, "reconnect_time_wait", 0.001)
+    server = start_nats()
+    num_failures, is_back = 0, asyncio.Event()
+
+    async def count(error: Exception) -> None:
+        nonlocal num_failures
+        num_failures += 1
+
+    async def back() -> None:
+        is_back.set()
+
+    client = await connect(server.url, role="gateway", name="g", on_error=count, on_reconnect=back)
+    server.kill()
+    async with asyncio.timeout(60):
+        # The library's own limit is 60.
+        while num_failures < 70:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        server.restart()
+        await is_back.wait()
+    await client.close()
+
+
+async def test_login_that_is_refused_for_a_while_is_tried_again(start_nats: Callable[..., NatsServer]) -> None:
+    server = start_nats("--user", "u", "--pass", "p")
+    refusals, is_back = asyncio.Event(), asyncio.Event()
+
+    async def note(error: Exception) -> None:
+        if "authorization" in str(error).lower():
+            refusals.set()
+
+    async def back() -> None:
+        is_back.set()
+
+    client = await connect(
+        server.url, role="gateway", name="g", user="u", password="p", on_error=note, on_reconnect=back
+    )
+    arguments = server.arguments
+    server.kill()
+    server.arguments = ("--user", "u", "--pass", "other")
+    server.start()
+    async with asyncio.timeout(30):
+        await refusals.wait()
+        server.kill()
+        server.arguments = arguments
+        server.start()
+        await is_back.wait()
+    await client.close()
+
+
 async def test_interrupt_that_the_client_loses_ends_the_wait_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     num_lost = 0
 

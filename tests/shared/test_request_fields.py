@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import msgspec
+import pytest
 from msgspec import Struct
 
 from shared.messages import Request
-from shared.request_fields import _OBJECTS
+from shared.request_fields import _OBJECTS, UnknownFieldError, check_fields
 
 
 def objects_of(struct: type[Struct]) -> Iterator[tuple[str, type[Struct]]]:
@@ -33,3 +34,9 @@ def structs_in(kind: object) -> Iterator[type[Struct]]:
 
 def test_every_object_below_a_request_is_looked_into() -> None:
     assert dict(objects_of(Request)) == dict(_OBJECTS)
+
+
+def test_tag_of_a_message_is_a_field_of_the_message_alone() -> None:
+    check_fields({"type": "request", "sampling": {"seed": 1}}, Request)
+    with pytest.raises(UnknownFieldError, match="sampling has no field 'type'"):
+        check_fields({"type": "request", "sampling": {"type": "request"}}, Request)

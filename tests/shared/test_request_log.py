@@ -49,6 +49,7 @@ def test_burst_is_cut_and_the_next_line_says_by_how_many(lines: list[logging.Log
     for _ in range(9):
         log.write("request", dict)
     assert len(lines) == 6 + 5
+    assert [getattr(line, "left_out", 0) for line in lines[6:]] == [1, 0, 0, 0, 0]
 
 
 def test_less_than_one_line_a_second_is_possible(lines: list[logging.LogRecord]) -> None:

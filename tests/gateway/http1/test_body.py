@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from gateway.errors import ApiError
-from gateway.http1.body import BodyBudget, ClientGoneError, RequestBody, check_body_headers
+from gateway.http1.body import BodyBudget, BodyOwner, ClientGoneError, RequestBody, check_body_headers
 
 
 class Source:
@@ -45,6 +45,19 @@ async def test_pieces_that_come_later_are_waited_for() -> None:
     source.is_complete = True
     source.give()
     assert await reading == b"12345"
+
+
+async def test_bytes_and_places_of_a_body_are_those_of_its_key_and_given_back_to_it() -> None:
+    budget = BodyBudget(1 << 20, 10)
+    source = Source(b"123", is_complete=False, budget=budget)
+    reading = asyncio.create_task(source.body.read(10, BodyOwner("key")))
+    await asyncio.sleep(0)
+    assert (budget.bytes.held("key"), budget.bodies.held("key")) == (3, 1)
+    source.is_complete = True
+    source.give()
+    await reading
+    assert (budget.bytes.held("key"), budget.bodies.held("key")) == (0, 0)
+    assert (budget.bytes.used, budget.bodies.used) == (0, 0)
 
 
 async def test_nothing_is_taken_before_it_is_read() -> None:

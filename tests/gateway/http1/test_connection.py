@@ -307,9 +307,10 @@ async def test_short_body_nobody_read_is_dropped_and_the_connection_goes_on() ->
             writer.write(b"x" * MAX_DROPPED_BODY_BYTES)
 
 
-async def test_body_that_goes_on_after_the_answer_is_cut() -> None:
+@pytest.mark.parametrize("framing", [b"Content-Length: 1000000000", b"Transfer-Encoding: chunked"])
+async def test_body_that_goes_on_after_the_answer_is_cut(framing: bytes) -> None:
     async with served(never_read) as server, connected(server) as (reader, writer):
-        writer.write(b"POST /x HTTP/1.1\r\nHost: t\r\nContent-Length: 1000000000\r\n\r\n")
+        writer.write(b"POST /x HTTP/1.1\r\nHost: t\r\n%b\r\n\r\n" % framing)
         assert (await read_head(reader))[1]["connection"] == "close"
         with pytest.raises(ConnectionError):
             await flood(writer)

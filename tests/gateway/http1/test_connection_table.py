@@ -60,6 +60,17 @@ def table() -> Table:
     return Table()
 
 
+def test_connection_that_is_one_too_many_makes_no_room_while_it_sends_its_body(table: Table) -> None:
+    members = [table.add() for _ in range(4)]
+    for member in members:
+        table.table.note_busy(member)
+    limited = table.add()
+    table.table.note_busy(limited)
+    table.table.note_receiving(limited)
+    assert table.add().is_limited
+    assert limited.told == []
+
+
 def test_oldest_waiting_connection_makes_room(table: Table) -> None:
     members = [table.add() for _ in range(4)]
     table.table.note_busy(members[0])
