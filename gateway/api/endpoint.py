@@ -57,11 +57,13 @@ class Endpoint(ABC):
         path: Of the route, without a host.
         name: Of the route in metrics.
         dialect: How it tells errors and ends streams.
+        is_repeatable: What it reads follows from the body alone, and it starts generations as this class does.
     """
 
     path: str
     name: str
     dialect: Dialect = OPENAI
+    is_repeatable: bool = False
 
     @abstractmethod
     async def generation(self, body: bytes, principal: Principal) -> Generation:
@@ -91,6 +93,8 @@ class Endpoint(ABC):
 
 
 class _OpenAiEndpoint(Endpoint):
+    is_repeatable = True
+
     def __init__(self, allow_unknown: bool = False) -> None:
         """Leave unknown parameters out if `allow_unknown`, instead of refusing them."""
         self._allow_unknown = allow_unknown

@@ -20,6 +20,7 @@ from gateway.api.answer import Answer, Outcome, ResponseHead
 from gateway.api.counting import count_answer
 from gateway.api.endpoint import Asked, Endpoint, StreamParts
 from gateway.api.generation_starter import GenerationStarter, Ticket
+from gateway.api.repeated_requests import RepeatedAnswer
 from gateway.api.request_observer import RequestObserver, RequestRecord
 from gateway.config import GatewayConfig
 from gateway.errors import ApiError
@@ -113,10 +114,12 @@ class GenerationService:
         body = await exchange.read_body(self._config.max_body_bytes, principal.body_owner)
         self._take_place(principal.key_id)
         try:
-            generation = await endpoint.generation(body, principal)
+            known = self._repeated(endpoint, principal, exchange, body)
+            generation = await endpoint.generation(body, principal) if known is None else known.generation
             record.parsed(principal, generation)
             principal.check_model(generation.model)
-            generation, lease = await self._admit(principal, generation)
+            traits = self._starter.repeated.traits(generation.model)
+            generation, lease = await self._admit(principal, generation, is_read=known is not None)
             head.limits = lease.headers
             asked = Asked(exchange, generation, head, principal, self._starter.fingerprint(generation.model))
             answer = self._new_answer(endpoint, asked)
@@ -126,7 +129,13 @@ class GenerationService:
             try:
                 # What is random is nobody else's in any case.
                 is_fresh = generation.deterministic and _wants_fresh(exchange.head.headers)
-                ticket = await endpoint.start(self._starter, asked, answer, caller, is_fresh)
+                if known is not None:
+                    ticket = self._starter.repeat(known, answer.sinks)
+                else:
+                    ticket = await endpoint.start(self._starter, asked, answer, caller, is_fresh)
+                if endpoint.is_repeatable and ticket.cache_key is not None and traits is not None:
+                    key = ticket.cache_key
+                    self._starter.repeated.keep(endpoint.name, principal.tenant, body, generation, key, traits)
                 record.dispatched_at = time.monotonic()
                 answer.make_ready()
                 # A stream may last for minutes: it does not keep its request's bytes.
@@ -150,9 +159,20 @@ class GenerationService:
         finally:
             self._give_place_back(principal.key_id)
 
-    async def _admit(self, principal: Principal, generation: Generation) -> tuple[Generation, Lease]:
+    def _repeated(
+        self, endpoint: Endpoint, principal: Principal, exchange: Exchange, body: bytes
+    ) -> RepeatedAnswer | None:
+        """Return the request with its answer, if it was answered from the cache lately and may be so again."""
+        if not endpoint.is_repeatable:
+            return None
+        known = self._starter.repeated.find(endpoint.name, principal.tenant, body)
+        return None if known is None or _wants_fresh(exchange.head.headers) else known
+
+    async def _admit(self, principal: Principal, generation: Generation, *, is_read: bool) -> tuple[Generation, Lease]:
         """Count a generation against its key's limits, and return it with what its model's chat format needs."""
         lease = await self._limiter.admit(principal, generation.num_at_once, reserved_tokens(generation))
+        if is_read:
+            return generation, lease
         try:
             return await self._starter.with_reading(generation), lease
         except BaseException:

@@ -17,6 +17,7 @@ from msgspec import Struct
 from gateway.admission.caller import Caller
 from gateway.admission.shedding import UNKNOWN_RETRY_S, Prediction, Shedder
 from gateway.api.output_reading import is_costly, with_reading
+from gateway.api.repeated_requests import RepeatedAnswer, RepeatedRequests
 from gateway.api.sampling_defaults import with_defaults
 from gateway.api.sequence_window import SequenceWindow
 from gateway.api.structured_output import StructuredOutputAdmission
@@ -52,15 +53,21 @@ class Ticket(Struct, frozen=True):
         leave: Takes the client out of it; what nobody waits for any more is cancelled. To be called once, at the end.
         tokens_used: Prompt and generated tokens so far, each prompt counted once; for an answer that did not finish.
         prediction: What the shedder expected, if the generation is new.
+        cache_key: Of the answer that was repeated, if it came from the cache.
     """
 
     leave: Callable[[], None]
     tokens_used: Callable[[], int]
     prediction: Prediction | None = None
+    cache_key: CacheKey | None = None
 
 
 class GenerationStarter:
-    """Starts generations on behalf of answers."""
+    """Starts generations on behalf of answers.
+
+    Attributes:
+        repeated: The requests that need not be read, because they were answered from the cache lately.
+    """
 
     def __init__(
         self,
@@ -81,6 +88,7 @@ class GenerationStarter:
         self._single_flight = SingleFlight()
         self._one_costly = asyncio.Lock()
         self._tasks = BackgroundTasks()
+        self.repeated = RepeatedRequests(dispatcher.fleet, cache)
 
     @property
     def is_queue_late(self) -> bool:
@@ -156,7 +164,16 @@ class GenerationStarter:
         shared = self._single_flight.lead(flight_key, generation.num_sequences)
         shared.join(sinks)
         expected = await self._fill(shared, key, generation, caller)
-        return Ticket(partial(shared.leave, sinks), partial(_num_tokens_of_shared, shared, generation.n), expected)
+        tokens_used = partial(_num_tokens_of_shared, shared, generation.n)
+        return Ticket(partial(shared.leave, sinks), tokens_used, expected, key if shared.is_repeated else None)
+
+    def repeat(self, answer: RepeatedAnswer, sinks: Sequence[Sink]) -> Ticket:
+        """Let the deltas of an answer that is known flow into `sinks`, one per sequence."""
+        self._metrics.cache_hits += 1
+        for sink, deltas in zip(sinks, answer.sequences, strict=True):
+            for delta in deltas:
+                sink.deliver(delta)
+        return Ticket(_do_nothing, partial(_num_tokens, answer.sequences, answer.generation.n))
 
     async def _fill(
         self, shared: SharedGeneration, key: CacheKey, generation: Generation, caller: Caller
@@ -202,6 +219,7 @@ class GenerationStarter:
 
     def _repeat(self, shared: SharedGeneration, cached: list[list[Delta]]) -> None:
         self._metrics.cache_hits += 1
+        shared.is_repeated = True
         for sequence, deltas in zip(shared.sequences, cached, strict=True):
             for delta in deltas:
                 sequence.deliver(delta)
@@ -298,5 +316,9 @@ def _num_tokens_of_flights(flights: Sequence[Flight], n: int) -> int:
 
 
 def _num_tokens_of_shared(shared: SharedGeneration, n: int) -> int:
-    counts = [tokens_so_far(sequence.deltas) for sequence in shared.sequences]
+    return _num_tokens([sequence.deltas for sequence in shared.sequences], n)
+
+
+def _num_tokens(sequences: Sequence[Sequence[Delta]], n: int) -> int:
+    counts = [tokens_so_far(deltas) for deltas in sequences]
     return sum(prompt for prompt, _ in counts[::n]) + sum(generated for _, generated in counts)

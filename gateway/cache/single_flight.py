@@ -61,6 +61,7 @@ class SharedGeneration:
         sequences: The sinks to dispatch to.
         on_abandoned: Called when the last member has left before the end.
         on_complete: Called when all sequences have finished well.
+        is_repeated: Its deltas come from the cache.
     """
 
     def __init__(self, num_sequences: int, remove: Callable[[], None]) -> None:
@@ -70,6 +71,7 @@ class SharedGeneration:
         self._members: list[Sequence[Sink]] = []
         self._num_unfinished = num_sequences
         self._has_ended = False
+        self.is_repeated = False
         self.on_abandoned: Callable[[], None] = lambda: None
         self.on_complete: Callable[[], None] = lambda: None
 

@@ -258,6 +258,11 @@ async def test_repeated_greedy_request_comes_from_the_cache(serving: WireWorker,
         if second["usage"]["prompt_tokens_details"]["cached_tokens"]:
             break
     assert second["choices"] == first["choices"]
+    # Its bytes are known now: it is not read any more, and answered all the same with an id of its own.
+    client.post("/v1/chat/completions", body)
+    _, third = await client.whole()
+    assert (third["choices"], third["usage"]) == (second["choices"], second["usage"])
+    assert len({answer["id"] for answer in (first, second, third)}) == 3
     assert second["id"] != first["id"]
     assert second["usage"]["prompt_tokens_details"]["cached_tokens"] == 3
     client.post("/v1/chat/completions", body | {"stream": True})
