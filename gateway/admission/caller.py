@@ -23,6 +23,7 @@ class Caller:
         key_id, tenant: Whose request it is.
         request_id: Names the request in log lines.
         traceparent: Names its span, when requests are traced.
+        body: Its body.
         ticket: The ticket that it shows, or None.
         is_retry: Whether it says that it was sent before; None when it does not say.
     """
@@ -43,7 +44,7 @@ class Caller:
         self.traceparent = traceparent
         self.ticket: str | None = None
         self.is_retry: bool | None = None
-        self._body = body
+        self.body = body
         for name, value in headers:
             if name == TICKET_HEADER and len(value) <= _MAX_TICKET_BYTES:
                 self.ticket = value.decode("latin-1")
@@ -53,4 +54,4 @@ class Caller:
     @cached_property
     def identity(self) -> bytes:
         """A hash that is the same when the same key sends the same body again."""
-        return hashlib.blake2b(self._body, digest_size=16, key=hashlib.sha256(self.key_id.encode()).digest()).digest()
+        return hashlib.blake2b(self.body, digest_size=16, key=hashlib.sha256(self.key_id.encode()).digest()).digest()

@@ -20,7 +20,7 @@ from gateway.api.answer import Answer, Outcome, ResponseHead
 from gateway.api.counting import count_answer
 from gateway.api.endpoint import Asked, Endpoint, StreamParts
 from gateway.api.generation_starter import GenerationStarter, Ticket
-from gateway.api.repeated_requests import RepeatedAnswer
+from gateway.api.repeated_requests import RepeatedAnswer, Traits
 from gateway.api.request_observer import RequestObserver, RequestRecord
 from gateway.config import GatewayConfig
 from gateway.errors import ApiError
@@ -114,7 +114,7 @@ class GenerationService:
         body = await exchange.read_body(self._config.max_body_bytes, principal.body_owner)
         self._take_place(principal.key_id)
         try:
-            known = self._repeated(endpoint, principal, exchange, body)
+            known = self._known(endpoint, principal, exchange, body)
             generation = await endpoint.generation(body, principal) if known is None else known.generation
             record.parsed(principal, generation)
             principal.check_model(generation.model)
@@ -127,15 +127,10 @@ class GenerationService:
             caller = Caller(principal.key_id, principal.tenant, exchange.head.headers, body, *names)
             tokens_used: int | None = None
             try:
-                # What is random is nobody else's in any case.
-                is_fresh = generation.deterministic and _wants_fresh(exchange.head.headers)
-                if known is not None:
-                    ticket = self._starter.repeat(known, answer.sinks)
+                if known is None:
+                    ticket = await self._start(endpoint, asked, answer, caller, traits)
                 else:
-                    ticket = await endpoint.start(self._starter, asked, answer, caller, is_fresh)
-                if endpoint.is_repeatable and ticket.cache_key is not None and traits is not None:
-                    key = ticket.cache_key
-                    self._starter.repeated.keep(endpoint.name, principal.tenant, body, generation, key, traits)
+                    ticket = self._starter.repeat(known, answer.sinks)
                 record.dispatched_at = time.monotonic()
                 answer.make_ready()
                 # A stream may last for minutes: it does not keep its request's bytes.
@@ -159,7 +154,7 @@ class GenerationService:
         finally:
             self._give_place_back(principal.key_id)
 
-    def _repeated(
+    def _known(
         self, endpoint: Endpoint, principal: Principal, exchange: Exchange, body: bytes
     ) -> RepeatedAnswer | None:
         """Return the request with its answer, if it was answered from the cache lately and may be so again."""
@@ -167,6 +162,19 @@ class GenerationService:
             return None
         known = self._starter.repeated.find(endpoint.name, principal.tenant, body)
         return None if known is None or _wants_fresh(exchange.head.headers) else known
+
+    async def _start(
+        self, endpoint: Endpoint, asked: Asked, answer: Answer, caller: Caller, traits: Traits | None
+    ) -> Ticket:
+        """Let a generation begin; `traits` are those of its model with which it was read."""
+        generation = asked.generation
+        # What is random is nobody else's in any case.
+        is_fresh = generation.deterministic and _wants_fresh(asked.exchange.head.headers)
+        ticket = await endpoint.start(self._starter, asked, answer, caller, is_fresh)
+        key = ticket.cache_key
+        if endpoint.is_repeatable and key is not None and traits is not None:
+            self._starter.repeated.keep(endpoint.name, caller.tenant, caller.body, generation, key, traits)
+        return ticket
 
     async def _admit(self, principal: Principal, generation: Generation, *, is_read: bool) -> tuple[Generation, Lease]:
         """Count a generation against its key's limits, and return it with what its model's chat format needs."""

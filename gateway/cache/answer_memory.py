@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 
 # What an entry takes beside its value: key, tuple, number, and their places in the table.
@@ -28,6 +29,10 @@ class AnswerMemory:
             return None
         self._entries.move_to_end(digest)
         return value
+
+    def expires_at(self, digest: bytes) -> float:
+        """Return when the time of an answer is over; -inf if it is not there."""
+        return self._entries.get(digest, (b"", -math.inf))[1]
 
     def put(self, digest: bytes, value: bytes, expires_at: float) -> None:
         """Keep an answer until `expires_at`, or until others have been wanted more recently."""

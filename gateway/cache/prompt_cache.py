@@ -96,6 +96,10 @@ class PromptCache:
         value = None if self._redis is None else self._memory.get(key.digest, self._clock())
         return None if value is None else self._read(key, value)
 
+    def expires_at(self, key: CacheKey) -> float:
+        """Return when the time of an answer that is remembered is over, in Unix seconds; -inf for another one."""
+        return self._memory.expires_at(key.digest)
+
     async def get(self, key: CacheKey) -> list[list[Delta]] | None:
         """Return the deltas of each sequence of a cached answer, or None; each sequence has its end."""
         remembered = self.remembered(key)

@@ -37,7 +37,7 @@ class Gateway:
         self.fleet = Fleet("gw", FleetLimits(), OwnRequests(lambda model: (0, 0), dict))
         self.hear()
         self.cache = PromptCache(cast("Any", Keeping()), 60, 10_000, 1 << 20, clock=lambda: self.now)
-        self.repeated = RepeatedRequests(self.fleet, self.cache)
+        self.repeated = RepeatedRequests(self.fleet, self.cache, clock=lambda: self.now)
 
     def hear(self, **changes: object) -> None:
         self.fleet.note_heartbeat(msgspec.structs.replace(BEAT, **changes), 0.0)
@@ -57,7 +57,9 @@ class Gateway:
         if found is None:
             return None
         assert found.generation is GENERATION
-        return "".join(delta.text for [delta] in found.sequences)
+        [[content, end]] = found.sequences
+        assert (content.finish, end.text, end.finish) == (None, "", Finish("stop", Usage(7, 1, 7)))
+        return content.text
 
 
 @pytest.fixture
