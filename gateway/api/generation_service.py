@@ -114,10 +114,7 @@ class GenerationService:
         body = await exchange.read_body(self._config.max_body_bytes, principal.body_owner)
         self._take_place(principal.key_id)
         try:
-            known = self._known(endpoint, principal, exchange, body)
-            generation = await endpoint.generation(body, principal) if known is None else known.generation
-            record.parsed(principal, generation)
-            principal.check_model(generation.model)
+            generation, known = await self._read(endpoint, exchange, principal, body, record)
             traits = self._starter.repeated.traits(generation.model)
             generation, lease = await self._admit(principal, generation, is_read=known is not None)
             head.limits = lease.headers
@@ -154,14 +151,19 @@ class GenerationService:
         finally:
             self._give_place_back(principal.key_id)
 
-    def _known(
-        self, endpoint: Endpoint, principal: Principal, exchange: Exchange, body: bytes
-    ) -> RepeatedAnswer | None:
-        """Return the request with its answer, if it was answered from the cache lately and may be so again."""
-        if not endpoint.is_repeatable:
-            return None
-        known = self._starter.repeated.find(endpoint.name, principal.tenant, body)
-        return None if known is None or _wants_fresh(exchange.head.headers) else known
+    async def _read(
+        self, endpoint: Endpoint, exchange: Exchange, principal: Principal, body: bytes, record: RequestRecord
+    ) -> tuple[Generation, RepeatedAnswer | None]:
+        """Return what is asked for, and the answer if the same was answered from the cache lately, and may be again."""
+        known = None
+        if endpoint.is_repeatable:
+            known = self._starter.repeated.find(endpoint.name, principal.tenant, body)
+        if known is not None and _wants_fresh(exchange.head.headers):
+            known = None
+        generation = await endpoint.generation(body, principal) if known is None else known.generation
+        record.parsed(principal, generation)
+        principal.check_model(generation.model)
+        return generation, known
 
     async def _start(
         self, endpoint: Endpoint, asked: Asked, answer: Answer, caller: Caller, traits: Traits | None
