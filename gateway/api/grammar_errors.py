@@ -17,7 +17,20 @@ def naming_field(error: ApiError, field: str) -> ApiError:
     return ApiError(error.status, message, param=field, code=error.code, retry_after_s=error.retry_after_s)
 
 
-def refused_schema(use: ToolUse, tool_name: str, reason: str, path: str = "") -> ApiError:
+class RefusedSchemaError(ApiError):
+    """A 400 about the schema of one tool.
+
+    Attributes:
+        tool_name: Whose schema it is.
+    """
+
+    def __init__(self, message: str, param: str, tool_name: str) -> None:
+        """Refuse with a message about the field `param`."""
+        super().__init__(400, message, param=param, code="invalid_value")
+        self.tool_name = tool_name
+
+
+def refused_schema(use: ToolUse, tool_name: str, reason: str, path: str = "") -> RefusedSchemaError:
     """Return the refusal of a tool's schema, which names the tool and where in the body its schema stands.
 
     Args:
@@ -29,4 +42,4 @@ def refused_schema(use: ToolUse, tool_name: str, reason: str, path: str = "") ->
     names = [tool.name for tool in use.tools]
     is_placed = len(names) == len(use.schema_places) and tool_name in names
     where = f"{use.schema_places[names.index(tool_name)]}{path}" if is_placed else "tools"
-    return ApiError(400, f"{where}: the schema of '{tool_name}': {reason}", param=where, code="invalid_value")
+    return RefusedSchemaError(f"{where}: the schema of '{tool_name}': {reason}", where, tool_name)

@@ -10,7 +10,7 @@ from collections.abc import Set
 
 import msgspec
 
-from gateway.api.grammar_errors import refused_schema
+from gateway.api.grammar_errors import RefusedSchemaError, refused_schema
 from gateway.errors import ApiError
 from gateway.generation import Generation, OutputReading, ToolUse
 from shared.bounds import MAX_GRAMMAR_CHARACTERS
@@ -23,6 +23,8 @@ MAX_SCHEMA_CHARACTERS = 128 << 10
 # More than this is not made into a grammar between two tokens of other streams.
 _MAX_INLINE_CHARACTERS = 16 << 10
 _MAX_INLINE_TOOLS = 16
+# Tools whose schemas are given up one by one: each costs another grammar.
+_MAX_LOOSENED = 4
 
 NO_TOOLS = ToolUse((), ToolChoice("none"))
 
@@ -55,14 +57,30 @@ def with_reading(generation: Generation, chat_format: str) -> Generation:
     reading = reading_of(name, use, generation.includes_reasoning)
     if declared.grammar is None or not use.tools:
         return msgspec.structs.replace(generation, sampling=declared, reading=reading)
-    # Where calls are constrained at all, arguments keep to the schemas of all tools, if these are supported.
-    exact = dataclasses.replace(use, tools=tuple(dataclasses.replace(tool, strict=True) for tool in use.tools))
-    try:
-        sampling = _constrained(generation, chosen, exact)
-    except ApiError:
-        sampling = declared
+    sampling = _held_to_most(generation, chosen, use) or declared
     looser = None if sampling.grammar == declared.grammar else declared.grammar
     return msgspec.structs.replace(generation, sampling=sampling, looser_grammar=looser, reading=reading)
+
+
+def _held_to_most(generation: Generation, chosen: ChatFormat, use: ToolUse) -> Sampling | None:
+    """Return a sampling that keeps arguments to the schemas of all tools, but for a few that the format cannot hold.
+
+    So it is wherever calls are constrained at all. None where there is no such grammar, or too many tools are at fault.
+    """
+    names = {tool.name for tool in use.tools}
+    for _ in range(1 + _MAX_LOOSENED):
+        try:
+            return _constrained(generation, chosen, _strict(use, names))
+        except RefusedSchemaError as error:
+            names.discard(error.tool_name)
+        except ApiError:
+            break
+    return None
+
+
+def _strict(use: ToolUse, names: Set[str]) -> ToolUse:
+    tools = tuple(dataclasses.replace(tool, strict=tool.strict or tool.name in names) for tool in use.tools)
+    return dataclasses.replace(use, tools=tools)
 
 
 def held_to(generation: Generation, names: Set[str]) -> Grammar | None:
@@ -78,10 +96,9 @@ def held_to(generation: Generation, names: Set[str]) -> Grammar | None:
     use, reading, asked = generation.tools, generation.reading, generation.structured_output
     if use is None or reading is None or reading.format_name is None:
         return None
-    tools = tuple(dataclasses.replace(tool, strict=tool.strict or tool.name in names) for tool in use.tools)
     content = msgspec.structs.replace(generation.sampling, grammar=None if asked is None else asked.grammar)
     alone = msgspec.structs.replace(generation, sampling=content)
-    return _constrained(alone, format_named(reading.format_name), dataclasses.replace(use, tools=tools)).grammar
+    return _constrained(alone, format_named(reading.format_name), _strict(use, names)).grammar
 
 
 def is_costly(generation: Generation) -> bool:

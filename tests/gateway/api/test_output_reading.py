@@ -146,6 +146,15 @@ def test_hostile_tools_become_a_grammar_or_a_refusal_soon(name: str, kind: str) 
     assert time.thread_time() - started < 5
 
 
+def test_tool_that_the_format_cannot_hold_loosens_itself_alone() -> None:
+    schemas = {name: {"type": "object", "properties": {f"of_{name}": {"type": "integer"}}} for name in "fgh"}
+    schemas["g"] |= {"oneOf": [{}]}
+    tools = tuple(Tool(name, json.dumps(schema)) for name, schema in schemas.items())
+    grammar = with_reading(generation(tools=ToolUse(tools, ToolChoice("required"))), "qwen-coder").sampling.grammar
+    assert grammar is not None
+    assert [f"of_{name}" in grammar.source for name in schemas] == [True, False, True]
+
+
 def test_calls_that_are_constrained_keep_to_the_schemas_of_tools_that_are_not_strict() -> None:
     tools = (Tool("f", '{"type":"object","properties":{"a":{"type":"integer"}},"required":["a"]}'),)
     forced = with_reading(generation(tools=ToolUse(tools, ToolChoice("required"))), "hermes")
