@@ -25,8 +25,6 @@ _LEAST_GAIN = 1.03
 """How much faster drafts must be expected to be, so that what remains of noise does not make them slower."""
 
 _BACK_OFF_STEPS = 64
-_LEVELS = 32
-"""Sequences whose acceptance rounds to the same level are treated alike."""
 
 
 class AdaptiveDepth:
@@ -62,14 +60,16 @@ class AdaptiveDepth:
     def depths(self, sequences: list[Sequence], limits: list[int]) -> list[int]:
         """Return the depths that make the most tokens a second, or those to explore."""
         costs = self._costs[len(sequences).bit_length()]
-        levels = [round(self._acceptance_of(sequence) * _LEVELS) for sequence in sequences]
+        # To half of what one draft moves it by: sequences that are alike are looked at together.
+        unit = _SEQUENCE_WEIGHT / 2
+        rounded = [round(self._acceptance_of(sequence) / unit) * unit for sequence in sequences]
         if not self._num_exploring or self._is_changing:
-            best = self._best_depths(levels, costs.all())
+            best = self._best_depths(rounded, costs.all())
             if self._is_changing or costs.until_exploration > 0:
                 if not any(best):
                     self._num_backing_off = max(0, min(_BACK_OFF_STEPS, int(costs.until_exploration) - 1))
                 return [min(depth, max(0, limit)) for depth, limit in zip(best, limits, strict=True)]
-            optimistic = [(3 * level + _LEVELS) // 4 for level in levels]
+            optimistic = [(3 * acceptance + 1) / 4 for acceptance in rounded]
             self._explore(costs, _mean(best), _mean(self._best_depths(optimistic, costs.all(is_exploration=True))))
         self._num_exploring -= 1
         self._is_exploration = True
@@ -117,26 +117,26 @@ class AdaptiveDepth:
         self._num_exploring, self._exploited = MEASURED_STEPS, best
         costs.until_exploration = _BACK_OFF_STEPS
 
-    def _best_depths(self, levels: list[int], costs: list[float]) -> list[int]:
-        """Return the depths, by sequence, that make the most tokens a second; `levels` are of their acceptance."""
-        chances, counts = [], Counter(levels)
-        for level in counts:
+    def _best_depths(self, acceptances: list[float], costs: list[float]) -> list[int]:
+        """Return the depths, by sequence, that make the most tokens a second."""
+        chances, counts, num_sequences = [], Counter(acceptances), len(acceptances)
+        for acceptance in counts:
             chance = 1.0
             for place, (accepted, expected) in enumerate(zip(self._accepted, self._expected, strict=True), start=1):
                 # Drafts of a sequence come in their order: each is at most as likely as the one before.
-                chance = min(chance, (level / _LEVELS) ** place * accepted / expected)
-                chances.append((chance, level))
+                chance = min(chance, acceptance**place * accepted / expected)
+                chances.append((chance, acceptance))
         chances.sort(reverse=True)
-        num_tokens, num_drafted, num_best, fastest = float(len(levels)), 0, 0, _LEAST_GAIN * len(levels) / costs[0]
-        for count, (chance, level) in enumerate(chances, start=1):
-            num_tokens, num_drafted = num_tokens + chance * counts[level], num_drafted + counts[level]
-            depth = -(-num_drafted // len(levels))
+        num_tokens, num_drafted, num_best, fastest = float(num_sequences), 0, 0, _LEAST_GAIN * num_sequences / costs[0]
+        for count, (chance, acceptance) in enumerate(chances, start=1):
+            num_tokens, num_drafted = num_tokens + chance * counts[acceptance], num_drafted + counts[acceptance]
+            depth = -(-num_drafted // num_sequences)
             if depth >= len(costs):
                 break
             if num_tokens / costs[depth] > fastest:
                 num_best, fastest = count, num_tokens / costs[depth]
-        depths = Counter(level for _, level in chances[:num_best])
-        return [depths[level] for level in levels]
+        depths = Counter(acceptance for _, acceptance in chances[:num_best])
+        return [depths[acceptance] for acceptance in acceptances]
 
     def _acceptance_of(self, sequence: Sequence) -> float:
         if sequence.acceptance is not None:
