@@ -24,7 +24,7 @@ class MedusaRecipe(Recipe):
 
     def recognizes(self, files: DraftFiles) -> bool:
         """Look at the file's name and the configuration."""
-        from gpu_worker.speculative.medusa.heads import WEIGHTS_FILE
+        from gpu_worker.speculative.medusa.proposer import WEIGHTS_FILE
 
         config = files.config
         return config is not None and (
@@ -37,7 +37,7 @@ class MedusaRecipe(Recipe):
     def needs(self, settings: Settings, config: RunnerConfig) -> Needs:
         """Return the size of the heads."""
         from gpu_worker.speculative.draft_files import weights_num_bytes
-        from gpu_worker.speculative.medusa.heads import WEIGHTS_FILE
+        from gpu_worker.speculative.medusa.proposer import WEIGHTS_FILE
         from gpu_worker.speculative.sizes import draft_dtype
 
         assert settings.draft_model is not None
@@ -46,8 +46,7 @@ class MedusaRecipe(Recipe):
     def build(self, settings: Settings, config: RunnerConfig, runner: TorchModelRunner) -> Proposer:
         """Load the heads."""
         from gpu_worker.execution.runner_config import choose_draft_dtype
-        from gpu_worker.speculative.medusa.heads import load_medusa_heads
-        from gpu_worker.speculative.medusa.proposer import MedusaProposer
+        from gpu_worker.speculative.medusa.proposer import MedusaProposer, load_medusa_heads
 
         assert settings.draft_model is not None
         model = runner.model

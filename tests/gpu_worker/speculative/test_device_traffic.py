@@ -19,8 +19,7 @@ from gpu_worker.speculative.eagle import layer as eagle_layer
 from gpu_worker.speculative.eagle.layer import load_eagle_layer
 from gpu_worker.speculative.hidden_vectors.entry_rows import EntryRows
 from gpu_worker.speculative.hidden_vectors.proposer import HiddenVectorProposer
-from gpu_worker.speculative.medusa.heads import load_medusa_heads
-from gpu_worker.speculative.medusa.proposer import MedusaProposer
+from gpu_worker.speculative.medusa.proposer import MedusaProposer, load_medusa_heads
 from ops.bench.spec.fixed_depth import FixedDepth
 from shared.sampling import Sampling
 from tests.gpu_worker.models.pairs import Pair
