@@ -35,7 +35,7 @@ class Landing:
             if (
                 len(new) == 1
                 and new[0] not in sequence.stop_ids
-                and (num_before < sequence.next_publish or self._goes_on(item, num_before, new[0], written))
+                and (num_before < sequence.next_publish or self._try_continue(item, num_before, new[0], written))
             ):
                 token_ids.append(new[0])
                 num_output = num_before - sequence.num_prompt_tokens
@@ -47,10 +47,14 @@ class Landing:
         if written:
             self._blocks.publish(written)
 
-    def _goes_on(
+    def _try_continue(
         self, item: ScheduledSequence, num_known: int, token_id: int, written: list[tuple[Sequence, int]]
     ) -> bool:
-        """Say whether a decode goes on with its next token, which stops nothing; if so, add what is to be published."""
+        """Let a decode go on with its next token, which stops nothing, and add what is then written for good.
+
+        Returns:
+            False, with nothing done, where more is to be done than to append the token.
+        """
         sequence, constraint = item.sequence, item.sequence.constraint
         if (
             item.num_tokens > 1

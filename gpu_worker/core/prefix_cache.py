@@ -62,7 +62,11 @@ class PrefixCache:
         return num_known
 
     def publish(self, written: Iterable[tuple[Sequence, int]]) -> None:
-        """Make the blocks findable that so many first tokens of sequences fill, as far as they were not yet."""
+        """Make the blocks of sequences findable that are full, as far as they were not yet.
+
+        Args:
+            written: Sequences, each with how many of its first tokens are in its blocks for good.
+        """
         size, label, digest_of = self._block_size, self._pool.label, self._digest_of
         for sequence, num_written in written:
             place, end = sequence.num_findable_blocks, num_written // size

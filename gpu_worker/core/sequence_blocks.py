@@ -180,9 +180,10 @@ class SequenceBlocks:
         self.windows.trim(sequence)
 
     def publish(self, written: Values[tuple[Sequence, int]]) -> None:
-        """Take in that so many first tokens of sequences are in their blocks for good.
+        """Let others find the blocks that are full, and give back what no later token reads.
 
-        Others may find the blocks that these fill. What no later token reads is given back.
+        Args:
+            written: Sequences, each with how many of its first tokens are in its blocks for good.
         """
         if self._cache:
             self._cache.publish(written)
@@ -291,9 +292,9 @@ class SequenceBlocks:
         return known[: self._cache.num_resumable(sequence, len(known))], len(known)
 
     def _extend(self, sequences: list[Sequence]) -> None:
-        """Give each of these a block, of those that it was promised as long as there are any.
+        """Give each sequence of the list a block; one that needs several is in the list as often.
 
-        One that gets several is named as often.
+        A block counts against what the sequence was promised, as long as that lasts.
         """
         for sequence, block in zip(sequences, self.pool.allocate(len(sequences)), strict=True):
             if sequence.expected_blocks > len(sequence.block_table):

@@ -151,6 +151,7 @@ def _lay_out_decodes(
 def _slots(tables: Int32s, token_rows: Int64s, places: Int64s, block_size: int) -> Int64s:
     """Return where the tokens at these places of their sequences go, in the blocks of one group of layers."""
     blocks = places // block_size
+    # A block's number times its size, and the offset in it, which is `places - blocks * block_size`.
     return (tables[token_rows, blocks] - blocks) * block_size + places
 
 
