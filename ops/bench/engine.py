@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
 from collections.abc import Sequence as Values
 from dataclasses import dataclass, fields
 from functools import partial
@@ -153,11 +152,6 @@ def _timed(engine: Engine) -> float:
     started = time.perf_counter()
     step(engine)
     return time.perf_counter() - started
-
-
-def median_of(measure: Callable[[], Measurement], rounds: int) -> Measurement:
-    """Measure several times and take the median of each figure, since other processes come and go."""
-    return medians([measure() for _ in range(rounds)])
 
 
 def medians(results: Values[Figures]) -> Figures:

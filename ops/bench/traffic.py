@@ -29,7 +29,8 @@ def bytes_per_decode_step(
 ) -> int | None:
     """Return what a decode step reads at least: every multiplied weight, the KV of its sequences, their states.
 
-    None where a layer neither attends with keys and values nor is a gated delta net.
+    None where weights are stored in codes, whose bytes the sizes do not tell, and where a layer neither attends with
+    keys and values nor is a gated delta net.
 
     Of experts, those count that tokens meet on average, if each chooses by chance.
 
@@ -40,7 +41,9 @@ def bytes_per_decode_step(
         context: Tokens of each.
         weight_dtype: Of the weights in memory; None is that of the cache.
     """
-    if not all(isinstance(layer.mixer, AttentionShape | GatedDeltaShape | None) for layer in model.layers):
+    if model.quantization is not None or not all(
+        isinstance(layer.mixer, AttentionShape | GatedDeltaShape | None) for layer in model.layers
+    ):
         return None
     weights = model.vocab_size * model.hidden_size
     cache = 0

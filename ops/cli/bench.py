@@ -45,9 +45,9 @@ class BenchEngineConfig:
 def run(config: BenchEngineConfig) -> int:
     """Measure the engine alone, without queue and gateway.
 
-    It prints prefill and decode rates, the median time of a decode step, and how fast the step reads weights and KV, as
-    a share of the fastest read of so many bytes: a plain one with the same threads, or the step's own where that is
-    faster. What fits into a cache is read from there by both.
+    It prints prefill and decode rates, the median time of a decode step, and, unless the weights are quantized, how
+    fast the step reads weights and KV, as a share of the fastest read of so many bytes: a plain one with the same
+    threads, or the step's own where that is faster. What fits into a cache is read from there by both.
     """
     require("worker", "torch", "numpy", "safetensors")
     from ops.bench.engine import EngineBench, Load, read_bandwidth
@@ -90,10 +90,10 @@ def _check_writable(file: Path) -> None:
 
 def _measure(bench: EngineBench, load: Load, config: BenchEngineConfig) -> dict[str, object]:
     """Measure a load, print its row and return it."""
-    from ops.bench.engine import bandwidth_share, median_of, read_bandwidth, share_text
+    from ops.bench.engine import bandwidth_share, medians, read_bandwidth, share_text
     from ops.bench.traffic import bytes_per_decode_step
 
-    result = median_of(lambda: bench.measure(load, temperature=config.temperature), config.rounds)
+    result = medians([bench.measure(load, temperature=config.temperature) for _ in range(config.rounds)])
     step_s = load.batch / result.decode_rate if result.step_s is None else result.step_s
     context = load.prompt + load.new // 2
     step_bytes = bytes_per_decode_step(bench.model_config, bench.dtype, load.batch, context, bench.weight_dtype)

@@ -16,6 +16,7 @@ from click.testing import CliRunner
 
 from gpu_worker.models.config import ModelConfig
 from gpu_worker.models.registry import read_model_config
+from gpu_worker.quantization.fp8 import FP8
 from ops.bench import record
 from ops.bench.comparison import OURS, add_rows, ratios
 from ops.bench.engine import (
@@ -24,7 +25,7 @@ from ops.bench.engine import (
     Load,
     Measurement,
     bandwidth_share,
-    median_of,
+    medians,
     read_bandwidth,
     share_text,
 )
@@ -121,6 +122,11 @@ def test_experts_that_tokens_meet_are_counted_once(tmp_path: Path) -> None:
     assert all_ - one == 2 * 2 * (2 * expert)
 
 
+def test_bytes_of_weights_in_codes_are_not_guessed(model: Path) -> None:
+    quantized = replace(read_model_config(model), quantization=FP8(is_static=False, has_blocks=False))
+    assert bytes_per_decode_step(quantized, torch.bfloat16, 1, 0) is None
+
+
 def _bytes(config: ModelConfig, batch: int, context: int) -> int:
     result = bytes_per_decode_step(config, torch.bfloat16, batch, context)
     assert result is not None
@@ -148,8 +154,8 @@ def test_model_becomes_the_file_that_its_peer_reads(options: dict[str, int], tmp
 
 
 def test_medians_are_taken_of_each_figure() -> None:
-    results = iter([Measurement(1, 30, 3), Measurement(2, 10, 1), Measurement(3, 20, 2)])
-    assert median_of(lambda: next(results), 3) == Measurement(2, 20, 2)
+    results = [Measurement(1, 30, 3), Measurement(2, 10, 1), Measurement(3, 20, 2)]
+    assert medians(results) == Measurement(2, 20, 2)
 
 
 def test_engine_that_cannot_run_is_reported_and_the_others_are_measured() -> None:
