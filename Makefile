@@ -80,7 +80,7 @@ mutants: $(VENV)/.mutants
 	@exec $(BIN)/python -m tests.mutation $(ARGS)
 
 bench: $(VENV)/.test
-	@exec $(BIN)/python -m ops.bench $(ARGS)
+	@exec $(BIN)/python -m ops.bench.gateway $(ARGS)
 
 bench-engine: $(VENV)/.test
 	@exec $(BIN)/python -m ops.bench.engine_compare $(ARGS)

@@ -10,19 +10,18 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import os
 import statistics
+from collections.abc import Sequence
 from typing import Any
-from urllib.parse import urlsplit
-from urllib.request import Request, urlopen
 
 from ops.bench.load.batch_backlog import Backlog
-from ops.bench.load.event_streams import Address, Samples, count_streams
-from ops.bench.load.systems import headrace_up
-from ops.bench.record import ResultTable, integers
+from ops.bench.load.event_streams import Address, Samples, count_streams, percentile
+from ops.bench.load.systems import address_of, headrace_up
+from ops.bench.options import add_list, bench_parser
+from ops.bench.record import ResultTable
+from ops.stack.plan import DEMO_MODEL_NAME
 
-_TIMEOUT_S = 60.0
 _SETTLE_S = 14.0
 """The worker fills the machine when nobody has been there for ten seconds; starting it asks for an answer."""
 
@@ -31,32 +30,23 @@ _COLUMNS = ("load", "concurrency", *_FIGURES, "batch_tokens_per_s")
 _PROMPT = "Once upon a time there was a"
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print a table, and record it."""
-    parser = argparse.ArgumentParser(prog="python -m ops.bench.batch_lane")
+    parser = bench_parser("batch_lane", __doc__)
     parser.add_argument("--num-threads", type=int, default=1, help="Threads of the engine.")
-    parser.add_argument("--concurrency", type=integers, default=[1, 8])
+    add_list(parser, "--concurrency", int, [1, 8], "Connections.")
     parser.add_argument("--turns", type=int, default=4, help="Turns of each kind.")
     parser.add_argument("--requests", type=int, default=25, help="Streams of a connection in a turn.")
     parser.add_argument("--tokens", type=int, default=100, help="Tokens of a stream.")
     parser.add_argument("--alone-s", type=float, default=8.0, help="Seconds for which the backlog runs alone.")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     environ = os.environ | {"HEADRACE_NUM_THREADS": str(options.num_threads)}
     with headrace_up([], environ) as info:
         asyncio.run(_measure(info, options))
 
 
-def _address(info: dict[str, Any]) -> Address:
-    """Return where the system listens, and the name of the model that it serves."""
-    url, headers = urlsplit(info["url"]), {"Authorization": f"Bearer {info['api_key']}"}
-    assert url.hostname is not None
-    assert url.port is not None
-    with urlopen(Request(f"{info['url']}/v1/models", headers=headers), timeout=_TIMEOUT_S) as answer:
-        return Address(url.hostname, url.port, str(json.load(answer)["data"][0]["id"]), info["api_key"])
-
-
 async def _measure(info: dict[str, Any], options: argparse.Namespace) -> None:
-    address = _address(info)
+    address = address_of(info, DEMO_MODEL_NAME)
     backlog = await Backlog.connect(info["nats_url"], info["admin_nats_url"], address.model)
     table = ResultTable("batch_lane", _COLUMNS)
     try:
@@ -115,9 +105,9 @@ def _figures(turns: list[Samples]) -> dict[str, float]:
     failures = sum(samples.num_failures for samples in turns)
     if failures:
         raise SystemExit(f"{failures} streams failed")
-    gaps = sorted(gap for samples in turns for gap in samples.gaps_s)
-    waits = sorted(wait for samples in turns for wait in samples.ttft_s)
-    percentiles = (values[int(len(values) * share)] for values in (gaps, waits) for share in (0.5, 0.99))
+    gaps = [gap for samples in turns for gap in samples.gaps_s]
+    waits = [wait for samples in turns for wait in samples.ttft_s]
+    percentiles = (percentile(values, percent) for values in (gaps, waits) for percent in (50, 99))
     return dict(zip(_FIGURES, (value * 1e3 for value in percentiles), strict=True))
 
 

@@ -15,9 +15,10 @@ from typing import Protocol, TypeVar
 from ops.bench.engine import Load, medians
 from ops.bench.load.processes import StartError
 from ops.bench.load.served_streams import StreamError
-from ops.bench.make_model import Shape, make_model
+from ops.bench.make_model import Shape, Size, make_model
+from ops.bench.options import add_list
 from ops.bench.peers.engines import PeerUnavailableError
-from ops.bench.record import ResultTable, integers
+from ops.bench.record import ResultTable
 
 OURS = "headrace"
 
@@ -107,15 +108,30 @@ def print_missing(missing: Mapping[str, str]) -> None:
         print(f"{name}: not available: {reason}")
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
+def add_load_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that say how much is asked of whom."""
-    parser.add_argument("--batch", type=integers, default=[1, 4, 16, 32], help="sequences at once: 1,4,16,32")
+    add_list(parser, "--batch", int, [1, 4, 16, 32], "sequences at once: 1,4,16,32")
     parser.add_argument("--prompt", type=int, default=512, help="tokens of a prompt")
     parser.add_argument("--new", type=int, default=64, help="decode steps of all sequences together")
     parser.add_argument("--rounds", type=int, default=3, help="medians of so many are shown")
     parser.add_argument("--num-threads", type=int, default=len(os.sched_getaffinity(0)), help="of every engine")
     default_cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "headrace" / "bench"
     parser.add_argument("--cache", type=Path, default=default_cache, help="where the peers are installed")
+
+
+def add_shapes(parser: argparse.ArgumentParser) -> None:
+    """Add the option that says which models are made."""
+    add_list(parser, "--shapes", str, ["15m", "160m"], "models with random weights", [size.value for size in Size])
+
+
+def add_model(
+    parser: argparse.ArgumentParser, help: str, *, model: Path | None = None, shape: Size | None = None
+) -> None:
+    """Add the options that name a model, or the shape of one with random weights; `model` or `shape` is the default."""
+    source = parser.add_mutually_exclusive_group()
+    source.add_argument("--model", type=Path, default=model, help=help)
+    sizes = [size.value for size in Size]
+    source.add_argument("--shape", default=shape, choices=sizes, help="instead of a model: one with random weights")
 
 
 def loads_of(options: argparse.Namespace) -> list[Load]:

@@ -7,15 +7,15 @@ appends them to `results/engine.jsonl`. `--shapes 1b --rounds 1` takes a model o
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
-from ops.bench.comparison import OURS, add_options, add_rows, loads_of, measure_in_turn, model_of
+from ops.bench.comparison import OURS, add_load_options, add_rows, add_shapes, loads_of, measure_in_turn, model_of
 from ops.bench.engine import Measurement
-from ops.bench.make_model import SHAPES, Size
+from ops.bench.make_model import SHAPES
+from ops.bench.options import add_list, bench_parser
 from ops.bench.peers.engines import Task, measure_ours, peers
-from ops.bench.record import ResultTable, command_line, words
+from ops.bench.record import ResultTable, command_line
 
 Measure = Callable[[Task], dict[int, Measurement]]
 Results = dict[tuple[str, int], Measurement]
@@ -32,18 +32,18 @@ def measure_all(engines: dict[str, Measure], task: Task, rounds: int) -> tuple[R
     return measure_in_turn({name: partial(in_round, call) for name, call in engines.items()}, rounds)
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Compare on every shape."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shapes", type=words, default=["15m", "160m"], help=f"of {', '.join(s.value for s in Size)}")
-    parser.add_argument("--peers", type=words, help="only these, separated by commas")
-    add_options(parser)
-    options = parser.parse_args()
+    parser = bench_parser("engine_compare", __doc__)
+    add_shapes(parser)
+    add_list(parser, "--peers", str, None, "only these, separated by commas")
+    add_load_options(parser)
+    options = parser.parse_args(arguments)
     found = [peer for peer in peers(options.cache) if options.peers is None or peer.name in options.peers]
     engines = {OURS: measure_ours} | {peer.name: peer.measure for peer in found}
     table = ResultTable("engine", _COLUMNS, command_line("engine_compare"))
     for shape in options.shapes:
-        with model_of(SHAPES[Size(shape)]) as model:
+        with model_of(SHAPES[shape]) as model:
             task = Task(model, loads_of(options), options.num_threads)
             results, missing = measure_all(engines, task, options.rounds)
         versions = {peer.name: peer.version() for peer in found if peer.name not in missing}

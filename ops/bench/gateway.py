@@ -15,22 +15,21 @@ import argparse
 import contextlib
 import json
 import os
-import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import uvloop
 
-from ops.bench.load.event_streams import Address, Samples, count_streams, percentile_ms
+from ops.bench.load.event_streams import Address, Samples, count_streams, percentile
 from ops.bench.load.process_usage import cpu_seconds, descendants, peak_rss_bytes
-from ops.bench.load.processes import StartError
-from ops.bench.load.systems import API_KEY, MODEL, headrace_up, isolated_gateway
-from ops.bench.record import ResultTable, integers
-from ops.stack.tether import tethered
+from ops.bench.load.processes import HOST, StartError
+from ops.bench.load.systems import API_KEY, MODEL, address_of, headrace_up, isolated_gateway, parts
+from ops.bench.options import add_list, bench_parser
+from ops.bench.record import ResultTable
+from ops.stack.plan import DEMO_MODEL_NAME
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +50,11 @@ class Load:
     num_rounds: int
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Measure what the command line names, print a table, and record each row; return 1 where nothing starts."""
+    options = _parser().parse_args(arguments)
     try:
-        uvloop.run(_measure_all(_parse_options()))
+        uvloop.run(_measure_all(options))
     except StartError as error:
         print(error, file=sys.stderr)
         return 1
@@ -100,8 +100,8 @@ def _row(target: Target, load: Load, samples: Samples, cpu_s: dict[str, float]) 
         "rss_mb": round(peak_rss_bytes(target.pids["gateway"]) / 2**20),
     }
     for name, values in (("ttft", samples.ttft_s), ("gap", samples.gaps_s), ("delay", samples.delays_s)):
-        for percentile in (50, 95, 99):
-            row[f"{name}_p{percentile}_ms"] = percentile_ms(values, percentile)
+        for percent in (50, 95, 99):
+            row[f"{name}_p{percent}_ms"] = round(percentile(values, percent) * 1e3, 2) if values else None
     return row
 
 
@@ -109,9 +109,9 @@ def _row(target: Target, load: Load, samples: Samples, cpu_s: dict[str, float]) 
 def _targets(options: argparse.Namespace) -> Iterator[list[Target]]:
     if options.isolated:
         with isolated_gateway(options.step_ms) as run:
-            ours = Target("isolated", Address("127.0.0.1", run.port, MODEL, API_KEY), run.pids)
+            ours = Target("isolated", Address(HOST, run.port, MODEL, API_KEY), run.pids)
             bare_pids = run.pids | {"gateway": [run.bare_pid]}
-            yield [ours, Target("bare", Address("127.0.0.1", run.bare_port, MODEL), bare_pids)]
+            yield [ours, Target("bare", Address(HOST, run.bare_port, MODEL), bare_pids)]
     elif options.ready_file is not None:
         yield [_system(json.loads(options.ready_file.read_text()), options.model)]
     else:
@@ -122,24 +122,16 @@ def _targets(options: argparse.Namespace) -> Iterator[list[Target]]:
 
 
 def _system(ready: dict[str, Any], model: str) -> Target:
-    address = urlsplit(ready["url"])
-    if address.hostname not in ("127.0.0.1", "localhost", "::1"):
-        raise SystemExit("this benchmark drives loopback only")
     pids = {role: descendants(pids) for role, pids in ready["pids"].items()}
-    return Target("system", Address(address.hostname, address.port or 80, model, ready["api_key"]), pids)
+    return Target("system", address_of(ready, model), pids)
 
 
 @contextlib.contextmanager
 def _floor(step_ms: float, num_tokens: int) -> Iterator[Target]:
     command = [sys.executable, "-m", "ops.bench.load.floor_server", str(step_ms), str(num_tokens)]
-    process = subprocess.Popen(tethered(command), stdout=subprocess.PIPE)
-    try:
-        assert process.stdout is not None
-        port = int(process.stdout.readline())
-        yield Target("floor", Address("127.0.0.1", port, "any"), {"gateway": [process.pid]})
-    finally:
-        process.kill()
-        process.communicate()
+    with parts() as system:
+        pid, port = system.start(command, "floor", "\n")
+        yield Target("floor", Address(HOST, int(port), "any"), {"gateway": [pid]})
 
 
 _COLUMNS = (
@@ -148,18 +140,18 @@ _COLUMNS = (
 )
 
 
-def _parse_options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+def _parser() -> argparse.ArgumentParser:
+    parser = bench_parser("gateway", __doc__)
     source = parser.add_mutually_exclusive_group()
     source.add_argument("--ready-file", type=Path, help="Drive the running system that this file describes.")
     source.add_argument("--isolated", action="store_true", help="Start NATS, a gateway and a worker without an engine.")
     parser.add_argument("--gateways", default="1", help="Gateway processes of the system that is started.")
-    parser.add_argument("--concurrency", type=integers, default=[1, 16, 64, 256], help="Connections: 1,16,64,256.")
+    add_list(parser, "--concurrency", int, [1, 16, 64, 256], "Connections: 1,16,64,256.")
     parser.add_argument("--tokens", type=int, default=128, help="Tokens per request.")
     parser.add_argument("--rounds", type=int, default=3, help="Requests per connection.")
     parser.add_argument("--step-ms", type=float, default=10.0, help="Pace of the engine, and of the floor.")
-    parser.add_argument("--model", default="headrace-demo", help="Model of the running system.")
-    return parser.parse_args()
+    parser.add_argument("--model", default=DEMO_MODEL_NAME, help="Model of the running system.")
+    return parser
 
 
 if __name__ == "__main__":

@@ -9,14 +9,13 @@ tokens share a step.
 
 from __future__ import annotations
 
-import argparse
 import json
 import time
+from collections.abc import Sequence as Values
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, median
 
-import ops
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.engine.engine import Engine
 from gpu_worker.execution.build import build_runner
@@ -24,11 +23,12 @@ from gpu_worker.execution.runner_config import RunnerConfig
 from gpu_worker.structured_output.compiled_grammar import CompiledGrammar, compile_grammar
 from gpu_worker.text.model_directory import read_model_directory
 from gpu_worker.text.tokenizer import ModelTokenizer
-from ops.bench.record import ResultTable, integers
+from ops.bench.options import add_list, bench_parser
+from ops.bench.record import ResultTable
 from ops.bench.stepping import engine_of, step, step_while
+from ops.stack.config import DEMO_MODEL
 from shared.sampling import Grammar, Sampling
 
-MODEL = Path(ops.__file__).parent / "demo_model" / "model"
 FREE = "free"
 ITEM = {
     "type": "object",
@@ -163,16 +163,16 @@ def measure(bench: Bench, batch: int, table: ResultTable) -> None:
         )
 
 
-def main() -> None:
+def main(arguments: Values[str] | None = None) -> None:
     """Print the table and append its rows to the results."""
-    parser = argparse.ArgumentParser(prog="python -m ops.bench.guided", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--model", type=Path, default=MODEL, help="Directory of the model.")
-    parser.add_argument("--batches", type=integers, default=[1, 32], help="Sequences at once, separated by commas.")
-    parser.add_argument("--threads", type=int, default=1, help="Threads of CPU operations.")
-    options = parser.parse_args()
-    bench = Bench(options.model, max(options.batches), options.threads)
+    parser = bench_parser("guided", __doc__)
+    parser.add_argument("--model", type=Path, default=DEMO_MODEL, help="directory of the model")
+    add_list(parser, "--batch", int, [1, 32], "sequences at once: 1,32")
+    parser.add_argument("--num-threads", type=int, default=1, help="of CPU operations")
+    options = parser.parse_args(arguments)
+    bench = Bench(options.model, max(options.batch), options.num_threads)
     table = ResultTable("guided")
-    for batch in options.batches:
+    for batch in options.batch:
         measure(bench, batch, table)
 
 

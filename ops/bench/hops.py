@@ -8,7 +8,6 @@ and loopback only.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import socket
 import statistics
@@ -16,19 +15,20 @@ import sys
 import time
 from bisect import bisect
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from ops.bench.load.bare_chain import CHAINS, make_queue, round_trips
-from ops.bench.load.event_streams import Address
+from ops.bench.load.event_streams import Address, percentile
 from ops.bench.load.processes import HOST, free_port
 from ops.bench.load.systems import API_KEY, Parts, parts
-from ops.bench.record import append_record
+from ops.bench.options import bench_parser
+from ops.bench.record import append_record, command_line
 from ops.stack.config import DEMO_MODEL
+from ops.stack.plan import DEMO_MODEL_NAME
 from ops.stack.servers import find_redis_server
 
-MODEL = "headrace-demo"
 CASES = ("cached", "simulated", "demo")
 FLOOR = "floor"
 NUM_WARM = 10
@@ -42,40 +42,39 @@ class Trial:
     first_byte: int
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Measure what the command line names, print a table for each case, and record it."""
-    parser = argparse.ArgumentParser(prog="python -m ops.bench.hops", description=__doc__.splitlines()[0])
+    parser = bench_parser("hops", __doc__)
     parser.add_argument("--requests", type=int, default=200, help="Requests of each case.")
     parser.add_argument("--case", choices=(*CASES, FLOOR), action="append", help="Only this case; may be repeated.")
     parser.add_argument("--pause-ms", type=float, default=30.0, help="Time between requests: caches cool meanwhile.")
     parser.add_argument("--no-marks", action="store_true", help="Only the whole time, without the cost of the marks.")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     for case in options.case or (*CASES, FLOOR):
+        asked = {"case": case, "pause_ms": options.pause_ms, "num_requests": options.requests}
         if case == FLOOR:
-            _measure_floor(options.requests, options.pause_ms)
-            continue
-        marks, trials = _measure(case, options.requests, options.pause_ms / 1000, is_marked=not options.no_marks)
-        whole_ms = sorted((trial.first_byte - trial.sent) / 1e6 for trial in trials)
-        p50, p99 = (round(whole_ms[len(whole_ms) * percent // 100], 3) for percent in (50, 99))
-        hops = _hops(marks, trials)
-        print(f"\n{case}: time to first byte p50 {p50} ms, p99 {p99} ms, {len(trials)} requests")
-        before = 0.0
-        for name, micros in hops.items():
-            print(f"  {micros:7.0f} µs  +{micros - before:5.0f}  {name}")
-            before = micros
-        row = {
-            "case": case,
-            "pause_ms": options.pause_ms,
-            "ttft_p50_ms": p50,
-            "ttft_p99_ms": p99,
-            "num_requests": len(trials),
-            "hops_us": hops,
-        }
-        append_record("hops", "python -m ops.bench.hops " + " ".join(sys.argv[1:]), row)
+            found = _measure_floor(options.requests, options.pause_ms / 1000)
+        else:
+            found = _measure_case(case, options.requests, options.pause_ms / 1000, is_marked=not options.no_marks)
+        append_record("hops", command_line("hops"), asked | found)
 
 
-def _measure_floor(num_requests: int, pause_ms: float) -> None:
-    """Print and record what the hops take without this system, chain by chain."""
+def _measure_case(case: str, num_requests: int, pause_s: float, *, is_marked: bool) -> dict[str, object]:
+    """Measure one case, print it, and return what is recorded of it."""
+    marks, trials = _measure(case, num_requests, pause_s, is_marked=is_marked)
+    whole_ms = [(trial.first_byte - trial.sent) / 1e6 for trial in trials]
+    p50, p99 = (round(percentile(whole_ms, percent), 3) for percent in (50, 99))
+    hops = _hops(marks, trials)
+    print(f"\n{case}: time to first byte p50 {p50} ms, p99 {p99} ms, {len(trials)} requests")
+    before = 0.0
+    for name, micros in hops.items():
+        print(f"  {micros:7.0f} µs  +{micros - before:5.0f}  {name}")
+        before = micros
+    return {"ttft_p50_ms": p50, "ttft_p99_ms": p99, "hops_us": hops}
+
+
+def _measure_floor(num_requests: int, pause_s: float) -> dict[str, object]:
+    """Print and return what the hops take without this system, chain by chain."""
     medians = {}
     print("\nfloor: the same hops, nothing parsed or checked")
     with parts() as system:
@@ -83,11 +82,10 @@ def _measure_floor(num_requests: int, pause_ms: float) -> None:
         nats_port, redis_port = int(nats_url.rpartition(":")[2]), _start_redis(system)
         make_queue(nats_port)
         for chain in CHAINS:
-            taken = round_trips(chain, nats_port, redis_port, NUM_WARM + num_requests, pause_ms / 1000)[NUM_WARM:]
+            taken = round_trips(chain, nats_port, redis_port, NUM_WARM + num_requests, pause_s)[NUM_WARM:]
             medians[chain] = round(statistics.median(taken) * 1e6, 1)
             print(f"  {medians[chain]:7.0f} µs  {chain}")
-    row = {"case": FLOOR, "pause_ms": pause_ms, "num_requests": num_requests, "chains_us": medians}
-    append_record("hops", "python -m ops.bench.hops " + " ".join(sys.argv[1:]), row)
+    return {"chains_us": medians}
 
 
 def _start_redis(system: Parts) -> int:
@@ -104,7 +102,7 @@ def _measure(
     case: str, num_requests: int, pause_s: float, *, is_marked: bool
 ) -> tuple[list[tuple[int, str]], list[Trial]]:
     with _system(None if case == "demo" else 0.0, is_marked=is_marked) as (port, traces):
-        with socket.create_connection(("127.0.0.1", port)) as client:
+        with socket.create_connection((HOST, port)) as client:
             client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             # The last warm one of the cached case has filled the cache.
             seeds = [0 if case == "cached" else n for n in range(NUM_WARM + num_requests)]
@@ -119,7 +117,7 @@ def _measure(
 
 def _ask(client: socket.socket, seed: int, pause_s: float) -> Trial:
     time.sleep(pause_s)
-    address = Address(HOST, 0, MODEL, API_KEY)
+    address = Address(HOST, 0, DEMO_MODEL_NAME, API_KEY)
     request = address.completion(f"def f{seed}(a, b):", 3, ignore_eos=False, temperature=1.0, seed=seed)
     sent = time.monotonic_ns()
     client.sendall(request)
@@ -160,7 +158,7 @@ def _system(simulate_ms: float | None, *, is_marked: bool) -> Iterator[tuple[int
         for trace in traces:
             trace.touch()
             modules.append(["ops.bench.load.hop_marks", trace.stem, str(trace)] if is_marked else [trace.stem])
-        settings: dict[str, object] = {"NATS_URL": nats_url, "MODEL": DEMO_MODEL, "SERVED_MODEL_NAME": MODEL}
+        settings: dict[str, object] = {"NATS_URL": nats_url, "MODEL": DEMO_MODEL, "SERVED_MODEL_NAME": DEMO_MODEL_NAME}
         if simulate_ms is not None:
             settings["SIMULATE"] = simulate_ms
         system.start([sys.executable, "-m", *modules[0]], "gpu_worker", " serving ", **settings)

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections.abc import Sequence
 
 import torch
 
 from kernels.layer_cache import LayerCache, allocate_layer_cache
 from kernels.paged_attention import paged_attention
 from kernels.quantized_kv import quantize_heads
+from ops.bench.options import bench_parser
 from ops.bench.record import ResultTable
 
 BLOCK_SIZE = 16
@@ -55,8 +57,9 @@ def measure(num_heads: int, num_kv_heads: int, head_dim: int, context: int) -> d
     return {name: statistics.median(times[2:]) for name, times in samples.items()}
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Print the table and append its rows to the results."""
+    bench_parser("kv_cache", __doc__).parse_args(arguments)
     torch.set_num_threads(1)
     print(f"{NUM_SEQS} decodes, one thread")
     table = ResultTable("kv_cache")

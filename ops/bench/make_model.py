@@ -5,11 +5,11 @@ Run as `python -m ops.bench.make_model --shape 160m --out DIR`. What a step cost
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from enum import Enum
+from enum import StrEnum
 from pathlib import Path
 from types import MappingProxyType
 
@@ -18,6 +18,7 @@ from safetensors.torch import save_file
 
 from ops.bench.gpu.shapes import ModelShape
 from ops.bench.gpu.step.random_model import random_model
+from ops.bench.options import bench_parser
 
 SHARD_BYTES = 4 << 30
 _DRAWN = 1 << 22
@@ -50,7 +51,7 @@ class Shape:
         return self.hidden_size // self.num_heads
 
 
-class Size(Enum):
+class Size(StrEnum):
     """The names of the shapes."""
 
     M15 = "15m"
@@ -189,14 +190,14 @@ def _save_tokenizer(vocab_size: int, directory: Path) -> None:
     (directory / "tokenizer_config.json").write_text(json.dumps(settings))
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Make the model that the command line names."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = bench_parser("make_model", __doc__)
     parser.add_argument("--shape", choices=[size.value for size in Size], required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--max-len", type=int, default=2048, help="tokens of a sequence at most")
-    arguments = parser.parse_args()
-    make_model(replace(SHAPES[Size(arguments.shape)], max_len=arguments.max_len), arguments.out)
+    options = parser.parse_args(arguments)
+    make_model(replace(SHAPES[options.shape], max_len=options.max_len), options.out)
 
 
 if __name__ == "__main__":

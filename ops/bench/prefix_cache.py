@@ -8,10 +8,10 @@ from it in its last hundredth. The table is printed, and appended to `results/pr
 
 from __future__ import annotations
 
-import argparse
 import math
 import statistics
 import time
+from collections.abc import Sequence as Values
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -26,8 +26,9 @@ from gpu_worker.execution.build import build_runner
 from gpu_worker.execution.runner import TorchModelRunner
 from gpu_worker.execution.runner_config import RunnerConfig
 from gpu_worker.execution.simulated_runner import SimulatedRunner
-from ops.bench.comparison import model_of
+from ops.bench.comparison import add_model, model_of
 from ops.bench.make_model import SHAPES, Size
+from ops.bench.options import bench_parser
 from ops.bench.record import ResultTable
 from ops.bench.stepping import Prompts, make_engine, step_while
 from shared.errors import ConfigError
@@ -210,20 +211,18 @@ def _rows(misses: MissCost, per_token_s: float, first: FirstTokens, load: MissLo
     ]
 
 
-def main() -> None:
+def main(arguments: Values[str] | None = None) -> None:
     """Measure, print and record."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    source = parser.add_mutually_exclusive_group()
-    source.add_argument("--model", type=Path, help="directory of a model")
-    source.add_argument("--shape", default="15m", choices=[size.value for size in Size], help="with random weights")
+    parser = bench_parser("prefix_cache", __doc__)
+    add_model(parser, "directory of a model", shape=Size.M15)
     parser.add_argument("--prompt", type=int, default=8192, help="tokens of the prompts that hit")
     parser.add_argument("--rounds", type=int, default=200, help="pairs of loads that miss")
     parser.add_argument("--hit-rounds", type=int, default=9, help="pairs of a cold prompt and one that hits")
     parser.add_argument("--num-threads", type=int, help="of CPU operations; as many as a worker takes if not given")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     load = MissLoad()
     per_token_s = cache_seconds_per_token(max(2, options.rounds // 8))
-    shape = replace(SHAPES[Size(options.shape)], max_len=max(options.prompt + 1, load.prompt + load.new))
+    shape = replace(SHAPES[options.shape], max_len=max(options.prompt + 1, load.prompt + load.new))
     with nullcontext(options.model) if options.model is not None else model_of(shape) as model:
         runner = load_runner(model, options.prompt, load, options.num_threads)
         vocab_size = runner.model_config.vocab_size

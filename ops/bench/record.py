@@ -25,32 +25,30 @@ class ResultTable:
         self._benchmark = benchmark
         self._columns = columns
         self._command = command_line(benchmark) if command is None else command
-        self._has_head = False
+        self._widths: dict[str, int] = {}
 
     def add(self, row: Mapping[str, object], **others: object) -> None:
         """Print a row, and record it with what else is known of it."""
-        widths = {name: max(len(name), _LEAST_WIDTH) for name in self._columns or row}
-        if not self._has_head:
-            print("  ".join(f"{name:>{width}}" for name, width in widths.items()))
-            self._has_head = True
-        cells = {name: "-" if row.get(name) is None else str(row[name]) for name in widths}
-        print("  ".join(f"{cells[name]:>{width}}" for name, width in widths.items()), flush=True)
-        append_record(self._benchmark, self._command, {**row, **others})
+        self.add_all([row], **others)
+
+    def add_all(self, rows: Sequence[Mapping[str, object]], **others: object) -> None:
+        """Print rows, columns as wide as the first of them need, and record each with what else is known of all."""
+        if not self._widths:
+            for name in self._columns or rows[0]:
+                self._widths[name] = max(len(name), _LEAST_WIDTH, *(len(_cell(row, name)) for row in rows))
+            print("  ".join(f"{name:>{width}}" for name, width in self._widths.items()))
+        for row in rows:
+            print("  ".join(f"{_cell(row, name):>{width}}" for name, width in self._widths.items()), flush=True)
+            append_record(self._benchmark, self._command, {**row, **others})
+
+
+def _cell(row: Mapping[str, object], name: str) -> str:
+    return "-" if row.get(name) is None else str(row[name])
 
 
 def command_line(module: str) -> str:
     """Return how a bench was called, as it is recorded."""
     return " ".join([f"python -m ops.bench.{module}", *sys.argv[1:]])
-
-
-def integers(text: str) -> list[int]:
-    """Read numbers that are separated by commas, as options of benchmarks have them."""
-    return [int(part) for part in text.split(",")]
-
-
-def words(text: str) -> list[str]:
-    """Read words that are separated by commas."""
-    return text.split(",")
 
 
 def append_record(benchmark: str, command: str, row: Mapping[str, object]) -> None:

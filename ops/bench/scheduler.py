@@ -15,20 +15,20 @@ from __future__ import annotations
 import statistics
 import time
 from collections import deque
+from collections.abc import Sequence as Values
 from dataclasses import dataclass
 
 from gpu_worker.core.scheduler import Scheduler, SchedulerConfig
 from gpu_worker.core.scheduler_config import StateConfig, WindowConfig
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.step import SampledTokens, StepPlan, StepResult
+from ops.bench.options import bench_parser
 from ops.bench.record import ResultTable
 from shared.sampling import Sampling
 
 NUM_RUNNING = 256
 PROMPT_TOKENS = 64
 NUM_STEPS = 2000
-
-
 BLOCK = 16
 BLOCKS = NUM_RUNNING * (PROMPT_TOKENS + NUM_STEPS + 100) // BLOCK
 
@@ -114,8 +114,9 @@ def measure(load: Load) -> list[float]:
     return durations[50:]
 
 
-def main() -> None:
+def main(arguments: Values[str] | None = None) -> None:
     """Print the table and append its rows to the results."""
+    bench_parser("scheduler", __doc__).parse_args(arguments)
     table = ResultTable("scheduler")
     for load in LOADS:
         percentiles = statistics.quantiles(measure(load), n=100)

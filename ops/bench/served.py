@@ -12,21 +12,22 @@ import argparse
 import asyncio
 import random
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from ops.bench.comparison import OURS, add_options, add_rows, loads_of, measure_in_turn
+from ops.bench.comparison import OURS, add_load_options, add_rows, add_shapes, loads_of, measure_in_turn
 from ops.bench.engine import Load
 from ops.bench.load.event_streams import Address
 from ops.bench.load.served_streams import Served, serve_streams
 from ops.bench.make_model import SHAPES, Shape, Size, make_model
+from ops.bench.options import add_list, bench_parser
 from ops.bench.peers.engines import Task, measure_ours
 from ops.bench.peers.servers import Server, max_tokens, servers
 from ops.bench.quant.checkpoints import HEAD, make_checkpoints, random_words
-from ops.bench.record import ResultTable, words
+from ops.bench.record import ResultTable
 
 # By the name of a precision: the method of ours, whose checkpoint vLLM reads too, and llama.cpp's own, which rounds the
 # head as well.
@@ -57,22 +58,22 @@ async def _serve(address: Address, loads: list[Load], vocab_size: int, number: i
     return {load.batch: await serve(load, load.new) for load in loads}
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Compare on every shape and precision."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shapes", type=words, default=["15m", "160m"], help=f"of {', '.join(s.value for s in Size)}")
-    parser.add_argument("--precisions", type=words, default=["bfloat16"], help=f"of {', '.join(PRECISIONS)}")
-    parser.add_argument("--servers", type=words, help="ours and only these, separated by commas")
-    add_options(parser)
-    options = parser.parse_args()
+    parser = bench_parser("served", __doc__)
+    add_shapes(parser)
+    add_list(parser, "--precisions", str, ["bfloat16"], "what the models are rounded to", PRECISIONS)
+    add_list(parser, "--servers", str, None, "ours and only these, separated by commas")
+    add_load_options(parser)
+    options = parser.parse_args(arguments)
     table = ResultTable("served", _COLUMNS)
     for size in options.shapes:
         for precision in options.precisions:
-            _compare(Size(size), precision, options, table)
+            _compare(size, precision, options, table)
 
 
-def _compare(size: Size, precision: str, options: argparse.Namespace, table: ResultTable) -> None:
-    shape, (method, llama_precision) = SHAPES[size], PRECISIONS[precision]
+def _compare(size: str, precision: str, options: argparse.Namespace, table: ResultTable) -> None:
+    shape, (method, llama_precision) = SHAPES[Size(size)], PRECISIONS[precision]
     with _models(shape, method) as (plain, model):
         found = servers(options.cache, plain, llama_precision)
         if options.servers is not None:
@@ -82,7 +83,7 @@ def _compare(size: Size, precision: str, options: argparse.Namespace, table: Res
         results, missing = measure_in_turn(in_round, options.rounds)
         versions = {server.name: server.version() for server in found if server.name not in missing}
     asked = {"threads": options.num_threads, "prompt": options.prompt, "new": options.new}
-    add_rows(table, results, versions, missing, model=size.value, dtype=precision, **asked)
+    add_rows(table, results, versions, missing, model=size, dtype=precision, **asked)
 
 
 @contextmanager

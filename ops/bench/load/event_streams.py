@@ -152,9 +152,7 @@ async def count_streams(address: Address, requests: list[bytes], num_rounds: int
     return samples
 
 
-def percentile_ms(values: list[float], percentile: int) -> float | None:
-    """Return a percentile of seconds in milliseconds; None of nothing."""
-    if not values:
-        return None
+def percentile(values: list[float], percent: int) -> float:
+    """Return the value below which so many percent of all lie; there must be one."""
     ordered = sorted(values)
-    return round(ordered[min(len(ordered) - 1, len(ordered) * percentile // 100)] * 1000, 2)
+    return ordered[min(len(ordered) - 1, len(ordered) * percent // 100)]

@@ -12,7 +12,9 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
+from ops.bench.load.event_streams import Address
 from ops.bench.load.processes import HOST, START_TIMEOUT_S, accepts, free_port, own_settings, running
 from ops.stack.servers import find_nats_server
 
@@ -35,6 +37,18 @@ def headrace_up(
         command += ["--ready-file", str(ready), *arguments]
         with running(command, Path(folder) / "up.log", ready.exists, environ, timeout_s):
             yield json.loads(ready.read_text())
+
+
+def address_of(ready: Mapping[str, Any], model: str) -> Address:
+    """Return where the system of a ready file answers for a model.
+
+    Raises:
+        SystemExit: That is not on this machine.
+    """
+    url = urlsplit(ready["url"])
+    if url.hostname not in (HOST, "localhost", "::1"):
+        raise SystemExit(f"{ready['url']} is not on loopback, and this benchmark drives nothing else")
+    return Address(url.hostname, url.port or 80, model, ready["api_key"])
 
 
 @dataclass(frozen=True, slots=True)

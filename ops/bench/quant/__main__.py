@@ -14,19 +14,21 @@ import argparse
 import shutil
 import sys
 import tempfile
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from ops.bench.comparison import add_options, loads_of, print_missing
+from ops.bench.comparison import add_load_options, add_model, loads_of, print_missing
 from ops.bench.engine import Load, Measurement
 from ops.bench.engine_compare import Measure, measure_all
 from ops.bench.make_model import SHAPES, Size, make_model
+from ops.bench.options import add_list, bench_parser
 from ops.bench.peers.engines import Task, converted_model, measure_llama, measure_ours
 from ops.bench.quant.checkpoints import PLAIN, all_methods, make_checkpoints, random_words, training_text, weight_bytes
 from ops.bench.quant.quality import with_quality
 from ops.bench.quant.result import Result
-from ops.bench.record import append_record, command_line
+from ops.bench.record import ResultTable
 from ops.stack.config import DEMO_MODEL
 
 LLAMA_PRECISIONS = ("BF16", "Q8_0", "Q4_0")
@@ -58,69 +60,48 @@ def _measure_at(model: Path, task: Task) -> dict[int, Measurement]:
     return measure_ours(replace(task, model=model))
 
 
-def print_table(title: str, results: list[Result]) -> None:
-    """Print a line a result, with decode rates beside those of bfloat16."""
-    print(f"\n{title}")
+def rows(results: list[Result]) -> Iterator[dict[str, object]]:
+    """Return the figures of each result, its decode rates also as multiples of those of the first one."""
     plain = results[0].measured
-    heads = "".join(f"{f'B{batch}':>15}" for batch in plain)
-    print(f"{'decode tok/s':<16}{'MB':>8}{'perplexity':>12}{'same token':>12}{heads}{'prefill':>10}")
     for result in results:
-        cells = "".join(
-            f"{result.measured[batch].decode_rate:>8.0f} {result.measured[batch].decode_rate / one.decode_rate:>5.2f}x"
-            if batch in result.measured
-            else f"{'-':>15}"
-            for batch, one in plain.items()
-        )
-        quality = "-" if result.quality is None else f"{result.quality.perplexity:.3f}"
-        alike = "-" if result.quality is None else f"{result.quality.same_token:.2%}"
-        prefill = "-" if result.prefill_rate is None else f"{result.prefill_rate:.0f}"
-        print(f"{result.name:<16}{result.num_bytes / 1e6:>8.1f}{quality:>12}{alike:>12}{cells}{prefill:>10}")
+        common = plain.keys() & result.measured.keys()
+        rates = {batch: result.measured[batch].decode_rate / plain[batch].decode_rate for batch in sorted(common)}
+        yield result.figures() | {f"of_{PLAIN}_at_{batch}": round(rate, 3) for batch, rate in rates.items()}
 
 
-def record(title: str, task: Task, results: list[Result]) -> None:
-    """Append the results, a line each."""
-    load = task.loads[0]
-    for result in results:
-        shared = {"model": title, "threads": task.num_threads, "prompt": load.prompt, "new": load.new}
-        append_record("quant", command_line("quant"), shared | result.figures())
-
-
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Make the checkpoints and measure them."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    source = parser.add_mutually_exclusive_group()
-    source.add_argument("--shape", choices=[size.value for size in Size], default=Size.M160.value)
-    source.add_argument("--model", type=Path, help=f"calibrated on Python code, as {DEMO_MODEL.name} was trained")
-    parser.add_argument("--methods", help="separated by commas; all if not given")
+    parser = bench_parser("quant", __doc__)
+    add_model(parser, f"calibrated on Python code, as {DEMO_MODEL.name} was trained", shape=Size.M160)
+    add_list(parser, "--methods", str, all_methods(), "how it is rounded", all_methods())
     parser.add_argument("--perplexity", action="store_true", help="quality on the demo model's held-out text")
-    add_options(parser)
-    arguments = parser.parse_args()
+    add_load_options(parser)
+    options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory(prefix="headrace-quant-") as folder:
-        _run(arguments, loads_of(arguments), Path(folder))
+        _run(options, loads_of(options), Path(folder))
 
 
-def _run(arguments: argparse.Namespace, loads: list[Load], folder: Path) -> None:
-    shape = SHAPES[Size(arguments.shape)]
-    if arguments.model is None:
+def _run(options: argparse.Namespace, loads: list[Load], folder: Path) -> None:
+    if options.model is None:
+        shape = SHAPES[options.shape]
         make_model(shape, folder / PLAIN)
         calibration = random_words(shape.vocab_size, folder / "calibration.txt")
     else:
-        shutil.copytree(arguments.model, folder / PLAIN)
+        shutil.copytree(options.model, folder / PLAIN)
         calibration = training_text(folder / "calibration.txt")
     models = {PLAIN: folder / PLAIN}
-    methods = all_methods() if arguments.methods is None else arguments.methods.split(",")
-    for name, path in make_checkpoints(models[PLAIN], folder, methods, calibration):
+    for name, path in make_checkpoints(models[PLAIN], folder, options.methods, calibration):
         print(f"made {name}", file=sys.stderr, flush=True)
         models[name] = path
-    task = Task(models[PLAIN], loads, arguments.num_threads)
-    results = measure(task, models, arguments.cache / "llama", arguments.rounds)
-    if arguments.perplexity:
-        results = with_quality(results, models, arguments.num_threads)
-    title = arguments.shape if arguments.model is None else arguments.model.resolve().name
-    print_table(
-        f"{title}, {arguments.num_threads} threads, prompt {loads[0].prompt}, {loads[0].new} decode steps", results
-    )
-    record(title, task, results)
+    task = Task(models[PLAIN], loads, options.num_threads)
+    results = measure(task, models, options.cache / "llama", options.rounds)
+    if options.perplexity:
+        results = with_quality(results, models, options.num_threads)
+    title = options.shape if options.model is None else options.model.resolve().name
+    asked = {"model": title, "threads": options.num_threads, "prompt": options.prompt, "new": options.new}
+    made = list(rows(results))
+    columns = dict.fromkeys(name for row in made for name in row)
+    ResultTable("quant", list(columns)).add_all([asked | row for row in made])
 
 
 if __name__ == "__main__":

@@ -6,8 +6,10 @@ file is written by hand.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
+from ops.bench.options import bench_parser
 from ops.bench.report.goal import Goal, Section
 from ops.bench.report.goals import GOALS
 from ops.bench.report.plots import decode_plot, goals_plot
@@ -118,8 +120,9 @@ def _unmeasured(standings: list[Standing]) -> str:
     return f"{NOT_MEASURED.capitalize()}.\n\n{cells}"
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Write the report."""
+    bench_parser("report", __doc__).parse_args(arguments)
     write(_FOLDER / "results", _FOLDER)
 
 

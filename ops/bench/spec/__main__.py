@@ -18,7 +18,7 @@ import argparse
 import itertools
 import statistics
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -34,8 +34,9 @@ from gpu_worker.execution.runner import TorchModelRunner
 from gpu_worker.execution.runner_config import RunnerConfig
 from gpu_worker.start.config import WorkerConfig
 from gpu_worker.start.proposer_setup import build_proposer
-from ops.bench.comparison import model_of
-from ops.bench.make_model import SHAPES, Size
+from ops.bench.comparison import add_model, model_of
+from ops.bench.make_model import SHAPES
+from ops.bench.options import add_list, bench_parser
 from ops.bench.record import ResultTable
 from ops.bench.spec.fixed_depth import FixedDepth
 from ops.bench.spec.loads import (
@@ -172,26 +173,19 @@ def _runner_config(model: Path, options: argparse.Namespace) -> RunnerConfig:
     )
 
 
-def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    source = parser.add_mutually_exclusive_group()
-    source.add_argument("--model", type=Path, default=DEMO_MODEL, help="default: the demo model")
-    source.add_argument("--shape", choices=[size.value for size in Size], help="random weights, with known drafts")
-    parser.add_argument(
-        "--proposer",
-        nargs="+",
-        default=_PROPOSERS,
-        choices=_PROPOSERS,
-        help="of a model; what draft, medusa and eagle draft by lies beside it, in folders of these names",
-    )
-    parser.add_argument("--batch", type=int, nargs="+", default=[1, 4, 16, 32])
-    parser.add_argument("--acceptance", type=float, nargs="+", default=[0.6, 0.8, 0.95], help="of known drafts")
+def _parser() -> argparse.ArgumentParser:
+    parser = bench_parser("spec", __doc__)
+    add_model(parser, "default: the demo model", model=DEMO_MODEL)
+    proposers = "what drafts; what draft, medusa and eagle draft by lies beside the model, in folders of these names"
+    add_list(parser, "--proposer", str, _PROPOSERS, proposers, _PROPOSERS)
+    add_list(parser, "--batch", int, [1, 4, 16, 32], "sequences at once: 1,4,16,32")
+    add_list(parser, "--acceptance", float, [0.6, 0.8, 0.95], "of the known drafts of a --shape")
     parser.add_argument("--new", type=int, default=128, help="tokens of an answer")
     parser.add_argument("--depth", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--num-threads", type=int, help="of CPU operations; as many as a worker takes if not given")
-    return parser.parse_args()
+    return parser
 
 
 def _rows(model: Path, options: argparse.Namespace) -> Iterator[dict[str, object]]:
@@ -237,10 +231,10 @@ def _same(proposer: Proposer, answers: Prompts) -> Proposer:
     return proposer
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print and record."""
-    options = _options()
-    with nullcontext(options.model) if options.shape is None else model_of(SHAPES[Size(options.shape)]) as model:
+    options = _parser().parse_args(arguments)
+    with nullcontext(options.model) if options.shape is None else model_of(SHAPES[options.shape]) as model:
         table = ResultTable("spec")
         for row in _rows(model, options):
             table.add(row)

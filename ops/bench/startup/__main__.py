@@ -1,13 +1,12 @@
 """How long the engine takes to start from a checkpoint on disk, beside a plain read of the same files.
 
-`python -m ops.bench.startup --shape 8b` writes a checkpoint of that shape into a temporary folder and starts from it:
+`python -m ops.bench.startup --shapes 8b` writes a checkpoint of that shape into a temporary folder and starts from it:
 once with its files evicted from the page cache (`cold`) and once with them in it (`warm`). Each start is a process of
 its own. `transformers` loads the same files where it is installed and they fit the memory twice.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
@@ -18,7 +17,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from ops.bench.make_model import SHAPES, Size, write_checkpoint
+from ops.bench.comparison import add_shapes
+from ops.bench.make_model import SHAPES, write_checkpoint
+from ops.bench.options import bench_parser
 from ops.bench.record import ResultTable
 from ops.stack.tether import tethered
 
@@ -42,17 +43,16 @@ _COLUMNS = (
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, print a table, record a line for cold and one for warm files."""
-    parser = argparse.ArgumentParser(prog="python -m ops.bench.startup", description=__doc__)
-    parser.add_argument("--shape", choices=[size.value for size in Size], nargs="+", required=True)
+    parser = bench_parser("startup", __doc__)
+    add_shapes(parser)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cpu")
     parser.add_argument("--folder", type=Path, help="where the temporary folder is made; choose a real disk")
     options = parser.parse_args(arguments)
-    command = f"python -m ops.bench.startup --shape {' '.join(options.shape)} --device {options.device}"
-    table = ResultTable("startup", _COLUMNS, command)
-    for shape in options.shape:
+    table = ResultTable("startup", _COLUMNS)
+    for shape in options.shapes:
         with tempfile.TemporaryDirectory(prefix="headrace-startup-", dir=options.folder) as name:
             directory = Path(name)
-            num_bytes = write_checkpoint(SHAPES[Size(shape)], directory)
+            num_bytes = write_checkpoint(SHAPES[shape], directory)
             for files in ("cold", "warm"):
                 facts: dict[str, object] = {"shape": shape, "gb": round(num_bytes / 1e9, 2), "files": files}
                 row = facts | measure(directory, num_bytes, options.device, is_cold=files == "cold")

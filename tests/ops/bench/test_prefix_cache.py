@@ -57,8 +57,7 @@ def test_model_with_short_sequences_is_refused_with_a_remedy(model: Path) -> Non
 def test_run_appends_what_it_measured(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ops.bench.record._RESULTS", tmp_path)
     arguments = ["--model", str(model), "--prompt", "800", "--rounds", "2", "--hit-rounds", "1", "--num-threads", "1"]
-    monkeypatch.setattr("sys.argv", ["prefix_cache", *arguments])
-    prefix_cache.main()
+    prefix_cache.main(arguments)
     misses, hits = (json.loads(line) for line in (tmp_path / "prefix_cache.jsonl").read_text().splitlines())
     low, high = misses["cost_percent_interval"]
     assert low <= misses["cost_percent"] <= high

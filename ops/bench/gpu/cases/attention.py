@@ -216,17 +216,21 @@ def _variant(shape: AttentionShape, num_seqs: int, context: int, num_queries: in
     return _spec(shape, label, [(num_queries, context)] * num_seqs, variant_case)
 
 
+DECODES_CHECKED: dict[str, Lengths] = {
+    "one long": [(1, 9001)],
+    "ragged": [(1, 1), (1, 15), (1, 16), (1, 777), (1, 4096)],
+    "many": [(1, 100 + 7 * row) for row in range(70)],
+    "verified drafts": [(5, 5), (5, 300), (5, 1029)],
+}
+CHUNKS_CHECKED: dict[str, Lengths] = {
+    "whole prompt": [(1000, 1000)],
+    "chunk": [(333, 2000)],
+    "mixed": [(1, 700), (200, 200), (1, 33), (65, 1000), (1, 1)],
+    "cache hits": [(17, 9001), (128, 5000), (1, 3000)],
+}
 DECODE_ATTENTION = OpSuite(
     "decode_attention",
-    partial(
-        _checks,
-        batches={
-            "one long": [(1, 9001)],
-            "ragged": [(1, 1), (1, 15), (1, 16), (1, 777), (1, 4096)],
-            "many": [(1, 100 + 7 * row) for row in range(70)],
-            "verified drafts": [(5, 5), (5, 300), (5, 1029)],
-        },
-    ),
+    partial(_checks, batches=DECODES_CHECKED),
     (
         _decodes(LLAMA_ATTENTION, 64, 8192),
         _decodes(LLAMA_ATTENTION, 1, 32_768),
@@ -241,15 +245,7 @@ DECODE_ATTENTION = OpSuite(
 )
 CHUNK_ATTENTION = OpSuite(
     "chunk_attention",
-    partial(
-        _checks,
-        batches={
-            "whole prompt": [(1000, 1000)],
-            "chunk": [(333, 2000)],
-            "mixed": [(1, 700), (200, 200), (1, 33), (65, 1000), (1, 1)],
-            "cache hits": [(17, 9001), (128, 5000), (1, 3000)],
-        },
-    ),
+    partial(_checks, batches=CHUNKS_CHECKED),
     (
         _chunk(LLAMA_ATTENTION, 8192, 8192),
         _chunk(LLAMA_ATTENTION, 2048, 8192),

@@ -9,7 +9,14 @@ from functools import partial
 import torch
 
 from ops.bench.gpu.case import Case, CaseSpec, Check, Entry
-from ops.bench.gpu.cases.attention import LLAMA_ATTENTION, attention_case, attention_error, eight_bit_case
+from ops.bench.gpu.cases.attention import (
+    CHUNKS_CHECKED,
+    DECODES_CHECKED,
+    LLAMA_ATTENTION,
+    attention_case,
+    attention_error,
+    eight_bit_case,
+)
 from ops.bench.gpu.cases.attention_batch import AttentionShape, Lengths
 from ops.bench.gpu.tune.choice import Tuning, entries_of
 
@@ -20,21 +27,11 @@ _SHAPES = {
     64: replace(LLAMA_ATTENTION, name="heads of 64", head_dim=64),
     256: replace(LLAMA_ATTENTION, name="heads of 256", num_heads=16, head_dim=256),
 }
-_SPLIT_CHECKS: dict[str, Lengths] = {
-    "one long": [(1, 9001)],
-    "ragged": [(1, 1), (1, 15), (1, 16), (1, 777), (1, 4096)],
-    "verified drafts": [(5, 5), (5, 300), (5, 1029)],
-}
 _SPLIT_PROBLEMS: dict[str, Lengths] = {
     "64 x 8192": [(1, 8192)] * 64,
     "256 x 1024": [(1, 1024)] * 256,
     "8 x 1024": [(1, 1024)] * 8,
     "1 x 32768": [(1, 32_768)],
-}
-_CHUNK_CHECKS: dict[str, Lengths] = {
-    "whole prompt": [(1000, 1000)],
-    "mixed": [(1, 700), (200, 200), (1, 33), (65, 1000), (1, 1)],
-    "cache hits": [(17, 9001), (128, 5000)],
 }
 _CHUNK_PROBLEMS: dict[str, Lengths] = {
     "8192 at 8192": [(8192, 8192)],
@@ -99,7 +96,7 @@ SPLIT_ATTENTION = _tunings(
         (2 * tile, 4, 3), (2 * tile, 8, 3), (2 * tile, 8, 5), (tile // 2, 4, 5), (tile // 2, 4, 7),
     ),
     (2, 4, 8),
-    _SPLIT_CHECKS,
+    DECODES_CHECKED,
     _SPLIT_PROBLEMS,
 )  # fmt: skip
 # These keep converted tiles in registers.
@@ -111,7 +108,7 @@ SPLIT_ATTENTION_8BIT = _tunings(
         (tile // 2, 4, 3), (tile // 2, 4, 5), (tile // 2, 4, 7), (tile // 2, 8, 5),
     ),
     (2, 4, 8),
-    _SPLIT_CHECKS,
+    DECODES_CHECKED,
     _SPLIT_PROBLEMS,
     EIGHT_BITS,
 )  # fmt: skip
@@ -124,6 +121,6 @@ CHUNK_ATTENTION = _tunings(
         (64, tile, 8, 3), (64, tile // 2, 4, 3), (64, tile // 2, 4, 5), *([(64, tile, 4, 3)] if tile > 32 else []),
     ),
     (1, 2, 4),
-    _CHUNK_CHECKS,
+    CHUNKS_CHECKED,
     _CHUNK_PROBLEMS,
 )  # fmt: skip

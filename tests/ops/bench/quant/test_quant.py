@@ -10,7 +10,7 @@ import pytest
 from ops.bench.engine import Load, Measurement
 from ops.bench.make_model import Shape, make_model
 from ops.bench.peers.engines import Task, measure_ours
-from ops.bench.quant.__main__ import measure, print_table
+from ops.bench.quant.__main__ import measure, rows
 from ops.bench.quant.checkpoints import (
     METHODS,
     PLAIN,
@@ -84,18 +84,13 @@ def test_figures_name_batch_sizes_and_leave_out_what_was_not_measured() -> None:
     assert (figures["perplexity"], figures["same_token_percent"], figures["held_out_tokens"]) == (17.5, 98.77, 500)
 
 
-def test_table_has_rates_beside_those_of_the_first_line(capsys: pytest.CaptureFixture[str]) -> None:
-    print_table(
-        "model",
-        [
-            Result("bf16", 4, {1: Measurement(50.0, 10.0)}),
-            Result("int8", 2, {1: Measurement(50.0, 25.0)}, Quality(17.25, 0.9, 9)),
-        ],
-    )
-    last = capsys.readouterr().out.splitlines()[-1]
-    assert "2.50x" in last
-    assert "17.250" in last
-    assert "90.00%" in last
+def test_rates_are_multiples_of_those_of_the_first_row_too() -> None:
+    plain = Result("bf16", 4, {1: Measurement(50.0, 10.0), 4: Measurement(50.0, 20.0)})
+    int8 = Result("int8", 2, {1: Measurement(50.0, 25.0)}, Quality(17.25, 0.9, 9))
+    first, second = rows([plain, int8])
+    assert (first["of_bf16_at_1"], first["of_bf16_at_4"]) == (1.0, 1.0)
+    assert second["of_bf16_at_1"] == 2.5
+    assert "of_bf16_at_4" not in second
 
 
 def test_calibration_text_is_of_the_corpus(tmp_path: Path) -> None:

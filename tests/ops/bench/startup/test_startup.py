@@ -33,7 +33,7 @@ def test_run_records_cold_and_warm_starts(
 ) -> None:
     monkeypatch.setattr(record, "_RESULTS", tmp_path)
     monkeypatch.setattr(startup, "SHAPES", {Size.M15: TINY})
-    assert startup.main(["--shape", "15m", "--folder", str(tmp_path)]) == 0
+    assert startup.main(["--shapes", "15m", "--folder", str(tmp_path)]) == 0
     rows = [json.loads(line) for line in (tmp_path / "startup.jsonl").read_text().splitlines()]
     assert [row["files"] for row in rows] == ["cold", "warm"]
     for row in rows:

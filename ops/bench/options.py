@@ -1,0 +1,73 @@
+"""The command lines of the benches: one kind of parser, and lists of values."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Collection, Sequence
+from typing import TypeVar
+
+Value = TypeVar("Value")
+
+
+def bench_parser(module: str, description: str | None) -> argparse.ArgumentParser:
+    """Return a parser for `python -m ops.bench.MODULE`, which refuses options that it does not know."""
+    return argparse.ArgumentParser(
+        f"python -m ops.bench.{module}",
+        description=description,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+
+
+def add_list(
+    parser: argparse.ArgumentParser,
+    option: str,
+    read: Callable[[str], Value],
+    default: list[Value] | None,
+    help: str,
+    allowed: Collection[Value] = (),
+) -> None:
+    """Add an option of several values, separated by commas or spaces.
+
+    Args:
+        parser: To add to.
+        option: Its name.
+        read: Turns the text of a value into it, or raises ValueError.
+        default: What is taken where the option is not given.
+        help: What the option says; what is allowed follows it.
+        allowed: The values there are; any where empty.
+    """
+
+    def read_all(text: str) -> list[Value]:
+        try:
+            values = [read(part) for part in text.split(",")]
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+        for value in values:
+            if allowed and value not in allowed:
+                raise argparse.ArgumentTypeError(f"{value!r} is none of {_joined(allowed)}")
+        return values
+
+    text = f"{help}; of {_joined(allowed)}" if allowed else help
+    metavar = option.lstrip("-").replace("-", "_").upper()
+    parser.add_argument(
+        option, nargs="+", type=read_all, action=_Flattened, default=default, metavar=metavar, help=text
+    )
+
+
+class _Flattened(argparse.Action):
+    """Keeps the values of all its arguments as one list."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: str | Sequence[object] | None,
+        option_string: str | None = None,
+    ) -> None:
+        assert isinstance(values, list)
+        setattr(namespace, self.dest, [value for part in values for value in part])
+
+
+def _joined(values: Collection[object]) -> str:
+    return ", ".join(map(str, values))

@@ -1,0 +1,72 @@
+"""Every bench says what it measures and what it can be told, and runs nothing when it is told something else."""
+
+from __future__ import annotations
+
+import re
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+import ops.bench
+from ops.bench.options import add_list, bench_parser
+
+FOLDER = Path(ops.bench.__file__).parent
+DOCUMENTED = sorted(
+    {
+        command
+        for page in (FOLDER / "README.md", FOLDER / "gpu" / "METHOD.md", FOLDER.parents[1] / "Makefile")
+        for command in re.findall(r"python3? -m ops\.bench\.([\w.]*\w)", page.read_text().partition("report: begin")[0])
+    }
+)
+
+
+@pytest.mark.parametrize("command", DOCUMENTED)
+def test_command_explains_itself_and_refuses_what_it_does_not_know(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = f"ops.bench.{command}"
+    is_room = bool(spec := find_spec(name)) and spec.submodule_search_locations is not None
+    main = import_module(f"{name}.__main__" if is_room else name).main
+    with pytest.raises(SystemExit) as ended:
+        main(["--help"])
+    assert ended.value.code in (0, None)
+    assert f"python -m {name}" in capsys.readouterr().out
+    with pytest.raises(SystemExit) as ended:
+        main(["--no-such-option"])
+    assert ended.value.code == 2
+    assert "unrecognized arguments: --no-such-option" in capsys.readouterr().err
+
+
+def test_all_commands_are_found() -> None:
+    assert {"gateway", "engine_compare", "scheduler", "spec", "gpu", "gpu.tune", "report"} <= set(DOCUMENTED)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "values"),
+    [([], [1, 4]), (["--batch", "2"], [2]), (["--batch", "2,3"], [2, 3]), (["--batch", "2", "3,5"], [2, 3, 5])],
+)
+def test_values_are_separated_by_commas_or_spaces(arguments: list[str], values: list[int]) -> None:
+    parser = bench_parser("any", None)
+    add_list(parser, "--batch", int, [1, 4], "sequences at once")
+    assert parser.parse_args(arguments).batch == values
+
+
+@pytest.mark.parametrize(("text", "problem"), [("8b,9b", "'9b' is none of 1b, 8b"), ("1b,", "'' is none of 1b, 8b")])
+def test_value_that_is_not_allowed_is_told_with_those_that_are(
+    text: str, problem: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parser = bench_parser("any", None)
+    add_list(parser, "--shapes", str, ["1b"], "models", ["1b", "8b"])
+    with pytest.raises(SystemExit):
+        parser.parse_args(["--shapes", text])
+    assert problem in capsys.readouterr().err
+
+
+def test_text_that_is_no_number_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    parser = bench_parser("any", None)
+    add_list(parser, "--batch", int, [1], "sequences at once")
+    with pytest.raises(SystemExit):
+        parser.parse_args(["--batch", "1,x"])
+    assert "argument --batch: invalid literal for int() with base 10: 'x'" in capsys.readouterr().err
