@@ -33,6 +33,7 @@ _NO_LEADER = (
     "server and is impossible while most servers are away; or HEADRACE_NATS_USER may not make these calls (`headrace "
     "setup` and `headrace dead` need the admin user)."
 )
+_NO_CONNECTION = "the connection to NATS is lost; it is tried again until NATS is back."
 _NO_JETSTREAM = "NATS runs without JetStream: start it with JetStream enabled, as `nats-server -js` or ops/nats does."
 
 _PREFIX = "HR_BATCH_"
@@ -86,6 +87,8 @@ async def ensure_batch_stream(js: JetStreamContext, config: StreamConfig) -> Non
 
 def jetstream_problem(js: JetStreamContext) -> str:
     """Say why a call to JetStream was not answered: NATS lets only those that may ask hear an answer."""
+    if not js._nc.is_connected:
+        return _NO_CONNECTION
     if not has_jetstream(js._nc):
         return _NO_JETSTREAM
     return _NO_LEADER if is_clustered(js._nc) else _NO_ANSWER

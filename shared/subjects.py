@@ -21,7 +21,7 @@ from __future__ import annotations
 import re
 
 from shared.bounds import MAX_NAME_BYTES
-from shared.errors import InvalidNameError
+from shared.errors import ConfigError, InvalidNameError
 from shared.messages import Lane
 
 _PLAIN = re.compile(r"[A-Za-z0-9-]")
@@ -39,6 +39,18 @@ def encode_name(name: str) -> str:
         InvalidNameError: As `check_name`.
     """
     return "".join(chr(b) if _PLAIN.match(chr(b)) else f"_{b:02x}" for b in check_name(name))
+
+
+def check_setting(variable: str, name: str) -> None:
+    """Refuse a name that a setting gives and that cannot be encoded.
+
+    Raises:
+        ConfigError: As `check_name`, with the setting that is wrong.
+    """
+    try:
+        check_name(name)
+    except InvalidNameError as error:
+        raise ConfigError(variable, f"name {error.name[:40]!r} {error.problem}") from None
 
 
 def check_name(name: str) -> bytes:

@@ -92,6 +92,9 @@ def list_keys(path: Path) -> list[KeyRecord]:
 
 def _problem(content: bytes, error: Exception) -> str:
     """Say where a file is wrong, by line or by key, and how."""
+    if not content.strip():
+        # Not the same as no keys: it may be on its way here.
+        return " is empty; a file without keys holds []"
     try:
         # msgspec's own error of this kind has the position within one string, not within the file.
         content.decode()

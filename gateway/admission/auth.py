@@ -151,9 +151,9 @@ class KeyStore:
             return
         self._file_state = state
         try:
+            records = list_keys(self._path)
             if state is None:
                 raise ConfigError("HEADRACE_KEYS_FILE", f"{self._path} has disappeared")
-            records = list_keys(self._path)
         except ConfigError as error:
             self._metrics.key_reload_failures += 1
             self._metrics.is_keys_file_unread = True

@@ -171,7 +171,9 @@ class FrameReceiver:
                 flight.sink.deliver(msgspec.structs.replace(delta, finish=None))
             self._endings.hand_over(flight)
         elif finish.reason == "expired" and flight.expires_at is not None and now < flight.expires_at - EARLY_S:
-            self._endings.lose(flight, "early", "its worker's wall clock says that the deadline has passed")
+            self._endings.lose(
+                flight, "early", f"by the clock of {flight.worker or 'its worker'} its deadline has passed"
+            )
         elif finish.reason == "expired":
             self._endings.fail(flight, timeout_error())
         elif finish.reason == "failed" and finish.error_param is not None:

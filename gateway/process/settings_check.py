@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from gateway.admission.api_keys import list_keys
 from gateway.admission.auth import KeyStore, check_auth_settings
 from gateway.admission.operator_access import check_operator_settings
 from gateway.api.cross_origin import CrossOrigin
@@ -16,9 +17,12 @@ from gateway.config import GatewayConfig
 from gateway.http1.tls import server_tls
 from gateway.metrics import GatewayMetrics
 from gateway.responses.seal_secrets import read_secrets
+from shared.errors import ConfigError
 from shared.nats_files import identity_options, is_tls_required, tls_context
 from shared.nats_url import check_url
 from shared.tracing import check_endpoint
+
+_ALL_ADDRESSES = ("0.0.0.0", "::")
 
 
 def check_settings(config: GatewayConfig) -> None:
@@ -28,9 +32,16 @@ def check_settings(config: GatewayConfig) -> None:
         ConfigError: They are of that kind; it names the setting.
     """
     check_operator_settings(config)
+    if config.operator_port and config.operator_port == config.port:
+        raise ConfigError(
+            "HEADRACE_OPERATOR_PORT", f"{config.port} is HEADRACE_PORT too; choose another for one of them"
+        )
     server_tls(config.tls_cert_file, config.tls_key_file, config.tls_client_ca_file)
     check_auth_settings(asks_for_key=config.auth, host=config.host)
     keys_file = Path(config.keys_file) if config.keys_file else None
+    if keys_file is not None:
+        # A file that may not be looked at is no file that is yet to be made.
+        list_keys(keys_file)
     KeyStore(keys_file, config.api_key, GatewayMetrics(), asks_for_key=config.auth)
     CrossOrigin(config.cors_origins or "")
     read_secrets(config.responses_secret)
@@ -40,3 +51,11 @@ def check_settings(config: GatewayConfig) -> None:
     identity_options(config)
     if is_tls_required(config.nats_url, config):
         tls_context(config)
+
+
+def _check_ports_differ(config: GatewayConfig) -> None:
+    """Refuse one port for both: both sockets can be bound to it, and the second one fails when it listens."""
+    hosts = {config.host, config.operator_host}
+    is_one_host = len(hosts) == 1 or not hosts.isdisjoint(_ALL_ADDRESSES)
+    if config.port and config.port == config.operator_port and is_one_host:
+        raise ConfigError("HEADRACE_OPERATOR_PORT", f"{config.port} is HEADRACE_PORT too; choose another for one")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -61,7 +62,9 @@ def bind_health_port(host: str, port: int | None) -> socket.socket | None:
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             bound.bind((host, port))
         except OSError as error:
-            raise ConfigError("HEADRACE_HEALTH_PORT", f"{host}:{port} cannot be used: {error.strerror}") from None
+            is_of_host = isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL
+            variable = "HEADRACE_HEALTH_HOST" if is_of_host else "HEADRACE_HEALTH_PORT"
+            raise ConfigError(variable, f"{host}:{port} cannot be used: {error.strerror}") from None
         stack.pop_all()
     return bound
 

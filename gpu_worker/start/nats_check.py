@@ -16,6 +16,8 @@ from gpu_worker.start.model_revision import revision_difference
 from shared.errors import ConfigError, DependencyError
 from shared.messages import Heartbeat
 from shared.nats_connection import NatsRefusedError, connect, has_jetstream
+from shared.server_clock import WARN_SKEW_S, ask_skew, told_skew
+from shared.streams import INTERACTIVE_STREAM
 from shared.subjects import encode_name, worker_subject
 
 # NATS may start after us, and there is the time until the model is loaded for it.
@@ -70,6 +72,16 @@ async def check_revision(client: Client, identity: Identity) -> None:
         )
 
 
+async def _check_clock(client: Client) -> None:
+    """Tell who reads this log that requests expire here at once, or too late. The wrong clock may be that of NATS."""
+    skew = await ask_skew(client, INTERACTIVE_STREAM)
+    if skew is not None and abs(skew) > WARN_SKEW_S:
+        _log.warning(
+            "this machine's clock is %s: set both (NTP); requests whose deadline has passed here are given back",
+            told_skew(skew),
+        )
+
+
 async def _connect_once(config: WorkerConfig, identity: Identity) -> None:
     client = await connect(
         config.nats_url,
@@ -84,6 +96,7 @@ async def _connect_once(config: WorkerConfig, identity: Identity) -> None:
     if not has_jetstream(client):
         _log.warning("NATS runs without JetStream: start it with JetStream enabled (-js)")
     try:
+        await _check_clock(client)
         if not config.allow_revision_change:
             await check_revision(client, identity)
     finally:

@@ -21,7 +21,7 @@ from gpu_worker.text.vocabulary_check import check_vocabulary
 from shared.config import resolve
 from shared.errors import ConfigError, HeadraceError
 from shared.model_hub import local_model
-from shared.subjects import encode_name
+from shared.subjects import check_setting
 
 
 def check_settings(config: WorkerConfig) -> None:
@@ -32,9 +32,10 @@ def check_settings(config: WorkerConfig) -> None:
     """
     if (model := config.model) is None:
         raise ConfigError("HEADRACE_MODEL", "is required")
-    for name in (config.served_model_name, config.worker_id):
-        if name is not None:
-            encode_name(name)
+    if config.served_model_name is not None:
+        check_setting("HEADRACE_SERVED_MODEL_NAME", config.served_model_name)
+    if config.worker_id is not None:
+        check_setting("HEADRACE_WORKER_ID", config.worker_id)
     if config.draft_model is not None:
         config = dataclasses.replace(config, draft_model=local_model(config.draft_model, "HEADRACE_DRAFT_MODEL"))
     directory = read_model_directory(model)

@@ -44,7 +44,7 @@ from shared.model_hub import hub_id, local_model
 from shared.nats_connection import connect
 from shared.streams import StreamLimits
 from shared.structured_output import LlguidanceMissingError
-from shared.subjects import encode_name
+from shared.subjects import check_setting, encode_name
 from shared.telemetry import configure_logging
 
 # The engine's thread gets the interpreter back from the loop after so long; the default of 5 ms is several steps.
@@ -87,15 +87,15 @@ def _identity(config: WorkerConfig) -> Identity:
     """Return the worker's names.
 
     Raises:
-        ConfigError: There is no model.
-        InvalidNameError: A name cannot be part of a subject.
+        ConfigError: There is no model, or a name cannot be part of a subject.
     """
     if config.model is None:
         raise ConfigError("HEADRACE_MODEL", "is required: a directory in Hugging Face's format, or a .gguf file")
     model = config.served_model_name or Path(config.model).resolve().name.removesuffix(SUFFIX)
     worker = config.worker_id or f"worker-{secrets.token_hex(4)}"
-    encode_name(model)
-    encode_name(worker)
+    # A folder whose name cannot be one needs this setting too.
+    check_setting("HEADRACE_SERVED_MODEL_NAME", model)
+    check_setting("HEADRACE_WORKER_ID", worker)
     return Identity(worker, model, served_revision(config))
 
 

@@ -49,14 +49,14 @@ def run(config: BenchEngineConfig) -> int:
     fast the step reads weights and KV, as a share of the fastest read of so many bytes: a plain one with the same
     threads, or the step's own where that is faster. What fits into a cache is read from there by both.
     """
-    require("worker", "torch", "numpy", "safetensors")
-    from ops.bench.engine import EngineBench, Load, read_bandwidth
-
     if config.model is None:
         raise ConfigError("HEADRACE_MODEL", "is required: the directory of a model")
     batches = _batches(config.batch)
     if config.json is not None:
         _check_writable(config.json)
+    require("worker", "torch", "numpy", "safetensors")
+    from ops.bench.engine import EngineBench, Load, read_bandwidth
+
     bench = EngineBench(
         existing_model(config.model, "HEADRACE_MODEL"),
         dtype=config.dtype,

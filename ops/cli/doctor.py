@@ -13,6 +13,7 @@ from ops.cli.options import as_given, settings_command
 from ops.stack.config import DEFAULT_STATE_DIR
 from ops.stack.state import read_ready_file
 from shared.config import setting
+from shared.errors import ConfigError
 from shared.nats_files import NatsFiles
 
 if TYPE_CHECKING:
@@ -49,12 +50,17 @@ def run(config: DoctorConfig) -> int:
 
 
 def _findings(config: DoctorConfig) -> Iterator[Finding]:
+    from ops.doctor.finding import problem
     from ops.doctor.machine import machine_findings
     from ops.doctor.settings import setting_findings
 
     yield from machine_findings(config.state_dir, os.environ)
     yield from setting_findings({name: value for name, value in os.environ.items() if value})
-    running = read_ready_file(config.state_dir)
+    try:
+        running = read_ready_file(config.state_dir)
+    except ConfigError as error:
+        running = None
+        yield problem("state", str(error))
     nats_url = config.nats_url or (running and running.admin_nats_url)
     if nats_url:
         yield from _nats(config, nats_url, is_own=config.nats_url is None)

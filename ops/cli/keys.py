@@ -54,11 +54,17 @@ def _key_option(name: str, *names: str, **attributes: Any) -> Callable[[Callable
 def create(config: KeysConfig, /, models: tuple[str, ...], first: bool, **record: Any) -> None:
     """Create a key and print it. It is shown only now: only its SHA-256 is kept."""
     from gateway.admission.api_keys import ALL_MODELS, create_key, list_keys
+    from shared.errors import InvalidNameError
+    from shared.subjects import check_name
 
     if first and (number := len(list_keys(config.keys_file))):
         noun = "a key, which was" if number == 1 else f"{number} keys, which were"
         click.echo(f"{config.keys_file} has {noun} shown when made; without --first one more is made", err=True)
         return
+    try:
+        check_name(record["tenant"])
+    except InvalidNameError as error:
+        raise click.BadParameter(str(error), param_hint="'--tenant'") from None
     models = models or (ALL_MODELS,)
     with audited(config.audit_log, "keys.create", keys_file=config.keys_file, models=models, **record) as what:
         made, key = create_key(config.keys_file, models=models, **record)
@@ -73,11 +79,12 @@ def list_(config: KeysConfig) -> None:
     """List the keys: what they may do, never the keys themselves."""
     from gateway.admission.api_keys import list_keys
 
+    records = list_keys(config.keys_file)
     if not config.keys_file.exists():
         click.echo(f"there is no {config.keys_file} yet; `headrace keys create` makes it", err=True)
     heads = ("ID", "TENANT", "MODELS", "REQ/MIN", "TOK/MIN", "CONCURRENT", "CREATED", "REVOKED", "NAME")
     rows: list[tuple[str, ...]] = [heads]
-    for record in list_keys(config.keys_file):
+    for record in records:
         limits = (record.requests_per_minute, record.tokens_per_minute, record.max_concurrent)
         shown = tuple("-" if limit is None else str(limit) for limit in limits)
         dates = (_day(record.created), "-" if record.revoked is None else _day(record.revoked))

@@ -93,8 +93,7 @@ class SettingsCommand(click.Command):
                 raise click.UsageError(f"No such option '{name}'. Of vLLM's: {hint}.", ctx) from None
             raise
         except click.UsageError as error:
-            if error.message.startswith("Got unexpected extra argument") and _takes_model(self):
-                rule = "Each option has one value and a switch none; a model is named as --model."
+            if error.message.startswith("Got unexpected extra argument") and (rule := _rule_of_arguments(self)):
                 raise click.UsageError(f"{error.message}. {rule}", ctx) from None
             raise
 
@@ -115,8 +114,13 @@ class SettingsCommand(click.Command):
                 formatter.write_dl(records)
 
 
-def _takes_model(command: click.Command) -> bool:
-    return any("--model" in option.opts for option in command.params)
+def _rule_of_arguments(command: click.Command) -> str | None:
+    """Return what whoever gives one argument too many may have meant."""
+    if any(isinstance(parameter, click.Argument) and parameter.name == "prompt" for parameter in command.params):
+        return "A prompt of several words stands in quotes."
+    if any("--model" in option.opts for option in command.params):
+        return "Each option has one value and a switch none; a model is named as --model."
+    return None
 
 
 class SettingsGroup(click.Group):

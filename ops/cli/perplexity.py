@@ -45,6 +45,9 @@ def run(config: PerplexityConfig) -> int:
 
     Windows of the text slide by a stride; each token is scored once, with at least a window less a stride before it.
     """
+    if config.model is None or config.text is None:
+        missing = "model" if config.model is None else "text"
+        raise ConfigError(f"HEADRACE_{missing.upper()}", "is required; see headrace perplexity --help")
     require("worker", "torch", "numpy", "safetensors", "tokenizers")
     from gpu_worker.execution.build import build_runner
     from gpu_worker.execution.runner_config import RunnerConfig
@@ -53,9 +56,6 @@ def run(config: PerplexityConfig) -> int:
     from ops.perplexity import score
     from ops.quantize.calibration import read_text
 
-    if config.model is None or config.text is None:
-        missing = "model" if config.model is None else "text"
-        raise ConfigError(f"HEADRACE_{missing.upper()}", "is required; see headrace perplexity --help")
     check_device(config.device)
     model = existing_model(config.model, "HEADRACE_MODEL")
     directory = read_model_directory(model)

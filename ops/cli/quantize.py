@@ -51,15 +51,15 @@ def run(config: QuantizeConfig) -> int:
     Works layer by layer, so that the model need not fit into memory. Interrupted, it goes on where it was when it is
     started again with the same options.
     """
+    if config.method is None or config.model is None or config.out is None:
+        missing = next(name for name in ("method", "model", "out") if getattr(config, name) is None)
+        raise ConfigError(f"HEADRACE_{missing.upper()}", "is required; see headrace quantize --help")
     require("worker", "torch", "numpy", "safetensors")
     from gpu_worker.models.registry import read_model_config
     from ops.quantize.job import quantize
     from ops.quantize.job_settings import QuantizeJob
     from ops.quantize.layer_blocks import unrounded_parts
 
-    if config.method is None or config.model is None or config.out is None:
-        missing = next(name for name in ("method", "model", "out") if getattr(config, name) is None)
-        raise ConfigError(f"HEADRACE_{missing.upper()}", "is required; see headrace quantize --help")
     check_device(config.device)
     job = QuantizeJob(
         existing_model(config.model, "HEADRACE_MODEL", "a folder in Hugging Face's format, or an id at the hub"),

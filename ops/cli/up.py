@@ -6,6 +6,8 @@ import dataclasses
 import os
 from typing import Any
 
+import click
+
 from gateway.config import GatewayConfig
 from gpu_worker.start.config import WorkerConfig
 from ops.cli.options import SettingOption, SettingsCommand, options, resolve_settings
@@ -31,6 +33,30 @@ def run(**values: Any) -> int:
     return run_stack(resolve_settings(UpConfig, own), {**os.environ, **passed})
 
 
+class UpCommand(SettingsCommand):
+    """`headrace up`, which chooses some settings of its parts itself: who gives one is told who takes it."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Read the options."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            name = error.option_name.removeprefix("--").replace("-", "_")
+            if name not in CHOSEN_SETTINGS:
+                raise
+            told = f"`headrace up` chooses this itself; {_OF_PARTS.get(name, _OF_GATEWAYS)}"
+            raise click.UsageError(f"No such option '{error.option_name}': {told}.", ctx) from None
+
+
+_OF_GATEWAYS = "`headrace gateway` has it: see ops/docs/two-hosts.md"
+_OF_WORKERS = "`headrace worker` has it: see ops/docs/two-hosts.md"
+_OF_PARTS = {
+    "processes": "--gateways says how many processes share the port",
+    "health_port": _OF_WORKERS,
+    "health_host": _OF_WORKERS,
+}
+
+
 def _all_options() -> list[SettingOption]:
     gateway = options(GatewayConfig, "Of the gateway", without=_OWN | CHOSEN_SETTINGS)
     named = {option.name or "" for option in gateway}
@@ -42,4 +68,4 @@ _OWN = frozenset(field.name for field in dataclasses.fields(UpConfig))
 _OPTIONS = _all_options()
 _VARIABLES = {option.name or "": option.variable for option in _OPTIONS}
 
-command = SettingsCommand("up", callback=run, params=[*_OPTIONS], help=run.__doc__)
+command = UpCommand("up", callback=run, params=[*_OPTIONS], help=run.__doc__)

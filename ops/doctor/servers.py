@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import datetime
 import json
 import secrets
 import time
@@ -25,6 +24,7 @@ from shared.errors import ConfigError, HeadraceError
 from shared.messages import Heartbeat
 from shared.nats_connection import Role, WrongRoleError, connect, has_jetstream
 from shared.nats_files import NatsFiles
+from shared.server_clock import MOST_SKEW_S, WARN_SKEW_S, skew_s, told_skew
 from shared.streams import INTERACTIVE_STREAM
 from shared.subjects import (
     ALL_WORKERS,
@@ -40,9 +40,6 @@ from shared.subjects import (
 LISTEN_S = 0.6
 _SETTLE_S = 0.1
 _REQUEST_TIMEOUT_S = 2.0
-# Deadlines are times of day: with clocks apart, requests expire too early or too late.
-_WARN_SKEW_S = 0.5
-_MOST_SKEW_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,16 +171,13 @@ def cluster_finding(cluster: dict[str, Any], text: str) -> Finding:
 
 def clock_finding(server_time: str, own_time: float) -> Finding | None:
     """Compare NATS's time of day with ours; None where it tells none."""
-    with contextlib.suppress(ValueError):
-        # Python reads microseconds, NATS writes nanoseconds.
-        head, _, fraction = server_time.rstrip("Z").partition(".")
-        theirs = datetime.datetime.fromisoformat(f"{head}+00:00").timestamp() + float(f"0.{fraction or 0}")
-        skew = own_time - theirs
-        text = f"{abs(skew):.3f} s {'ahead of' if skew > 0 else 'behind'} NATS"
-        if abs(skew) > _MOST_SKEW_S:
-            return problem("clock", text, "set both clocks (NTP): deadlines are times of day")
-        return warning("clock", text, "set both clocks (NTP)") if abs(skew) > _WARN_SKEW_S else Finding("clock", text)
-    return None
+    skew = skew_s(server_time, own_time)
+    if skew is None:
+        return None
+    text = told_skew(skew)
+    if abs(skew) > MOST_SKEW_S:
+        return problem("clock", text, "set both clocks (NTP): deadlines are times of day")
+    return warning("clock", text, "set both clocks (NTP)") if abs(skew) > WARN_SKEW_S else Finding("clock", text)
 
 
 async def _fleet(client: Client, model: str | None) -> Finding:
@@ -255,4 +249,5 @@ def gateway_findings(url: str) -> Iterator[Finding]:
     if response.status == http.client.OK:
         yield Finding("gateway", f"{shown} is ready")
     else:
-        yield problem("gateway", f"{shown} is not ready ({response.status}): {body}", "see `workers` above")
+        told = f"{shown} is not ready ({response.status}): {body}"
+        yield problem("gateway", told, "see `nats` above" if "no_queue" in body else "see `workers` above")

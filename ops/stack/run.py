@@ -33,6 +33,8 @@ def run(config: UpConfig, environ: Mapping[str, str]) -> int:
     existing_model(config.model or DEMO_MODEL, "HEADRACE_MODEL")
     if config.ready_file is not None and not config.ready_file.absolute().parent.is_dir():
         raise ConfigError("HEADRACE_READY_FILE", f"{config.ready_file.absolute().parent} is not a directory")
+    if config.ready_file is not None and config.ready_file.is_dir():
+        raise ConfigError("HEADRACE_READY_FILE", f"{config.ready_file} is a directory; name a file")
     state = StateDirectory(config.state_dir)
     try:
         return asyncio.run(_run(config, state, environ, Console()))

@@ -26,7 +26,7 @@ DEMO_MODEL = Path("ops/demo_model/model")
     [
         ("gpu_memory_utilization", "0", "0.0 is too small; the least allowed is 0.05"),
         ("gpu_memory_utilization", "1.01", "1.01 is too large; the most allowed is 1"),
-        ("gpu_memory_utilization", "nan", "must be a number, not NaN"),
+        ("gpu_memory_utilization", "nan", "must be a finite number, not nan"),
         ("gpu_memory_utilization", "90%", "'90%' is not a number"),
         ("max_model_len", "1", "1 is too small; the least allowed is 2"),
         ("max_num_seqs", "0", "0 is too small; the least allowed is 1"),

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -14,6 +16,7 @@ from gpu_worker.start.nats_check import check_nats
 from shared.errors import ConfigError
 from shared.messages import Heartbeat
 from shared.nats_connection import connect
+from shared.streams import StreamLimits, ensure_interactive_stream
 from shared.subjects import worker_subject
 
 
@@ -52,6 +55,20 @@ async def test_another_revision_under_the_same_name_is_refused_unless_allowed(na
         with pytest.raises(ConfigError, match=r"worker other serves another revision of 'check-a' \(rev1; this one is"):
             await join(nats_url, "check-a", "rev2")
         await join(nats_url, "check-a", "rev2", allow_revision_change=True)
+
+
+async def test_clock_that_is_wrong_is_told_before_the_model_is_loaded(
+    nats_url: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = await connect(nats_url, role="worker", name="other")
+    await ensure_interactive_stream(client.jetstream(), StreamLimits())
+    await client.close()
+    await join(nats_url, "clocks", "r")
+    assert "clock" not in caplog.text
+    wrong = time.time() + 3600
+    monkeypatch.setattr(time, "time", lambda: wrong)
+    await join(nats_url, "clocks", "r")
+    assert re.search(r"this machine's clock is 3(599|600)\.\d+ s ahead of NATS: set both", caplog.text)
 
 
 async def test_worker_that_drains_does_not_keep_its_successor_out(nats_url: str) -> None:

@@ -64,6 +64,10 @@ MISTAKES: list[tuple[tuple[str, ...], str]] = [
         "--cors-origins: 'chat.example.com' is no origin; write scheme, host and port alone",
     ),
     ((*GATEWAY, "--processes", "2", "--redis-url", "redis://:se/cret@h"), "--redis-url: has no host and port"),
+    (
+        ("gateway", "--api-key", "k", "--port", "9", "--operator-port", "9", "--operator-without-key"),
+        "--operator-port: 9 is --port too; choose another",
+    ),
     ((*GATEWAY, "--redis-url", "redis://h:1/people"), "--redis-url: has something behind its host and port"),
     ((*GATEWAY, "--redis-url", "redis://h?foo=1"), "--redis-url: has an option behind its ? that cannot be used: "),
     ((*GATEWAY, "--processes", "2", "--otlp-endpoint", "h:4318"), "--otlp-endpoint: is 'h:4318'; allowed: a URL"),
@@ -161,6 +165,9 @@ MISTAKES: list[tuple[tuple[str, ...], str]] = [
     (("keys", "--keys-file", "{files}/keys3.json", "list"), "--keys-file: {files}/keys3.json, line 2: not JSON"),
     (("keys", "--keys-file", "{files}/keys4.json", "list"), "keys4.json, key 1 (a): 'sha256' is missing"),
     (("keys", "--keys-file", "{files}/keys5.json", "list"), "keys5.json: the list of keys is invalid: expected array"),
+    (("keys", "--keys-file", "{files}/none.json", "create"), "--keys-file: {files}/none.json is empty; a file without"),
+    (("keys", "create", "--tenant", ""), "Invalid value for '--tenant': name '' must be 1 to 128 bytes"),
+    (("worker", "--model", MODEL, "--worker-id", "w" * 200), "--worker-id: name 'wwww"),
     (("publish", "x", "--model-name", "m", "--timeout-s", "0", *NOWHERE), "--timeout-s: 0.0 is too small"),
     (("chat", "hi", "--state-dir", "{files}/empty"), "--url: not set, and no `headrace up` runs on"),
     (("chat", "hi", "--url", "127.0.0.1:8000"), "--url: '127.0.0.1:8000' is no URL of a server; write http://"),
@@ -185,6 +192,17 @@ MISTAKES: list[tuple[tuple[str, ...], str]] = [
     (("up", "Qwen/Qwen3-0.6B"), "a model is named as --model."),
     (("up", "--served-model-name", "a", "b"), "extra argument (b). Each option has one value"),
     (("up", "--enable-prefix-caching", "true"), "extra argument (true). Each option has one value and a switch none"),
+    (("up", "--processes", "2"), "'--processes': `headrace up` chooses this itself; --gateways says how many"),
+    (("up", "--tls-cert-file", "x"), "`headrace up` chooses this itself; `headrace gateway` has it"),
+    (("up", "--health-port", "1"), "`headrace up` chooses this itself; `headrace worker` has it"),
+    (("up", "--ready-file", "{files}"), "--ready-file: {files} is a directory; name a file"),
+    (("publish", "two", "words"), "extra argument (words). A prompt of several words stands in quotes."),
+    (("chat", "two", "words"), "extra argument (words). A prompt of several words stands in quotes."),
+    (("publish", "x", "--model-name", "m", "--seed", "1" + "0" * 19, *NOWHERE), "--seed: 10000000000000000000 is too"),
+    (
+        ("worker", "--model", MODEL, "--health-port", "0", "--health-host", "256.1.1.1"),
+        "--health-host: 256.1.1.1:0 cannot be used: ",
+    ),
     (("up", "-tp", "2"), "No such option '-tp'. Of vLLM's: one model runs on one device here"),
     (("up", "--no-enable-chunked-prefill"), "Of vLLM's: this is always on: leave it out."),
     (("worker", "--model", MODEL, "--max-model-len", "auto"), "--max-model-len: 'auto' is not a whole number"),
@@ -209,6 +227,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "torn.gguf").touch()
     (folder / "adapter").mkdir()
     (folder / "adapter" / "adapter_config.json").write_text("{}")
+    (folder / "none.json").touch()
     (folder / "text.txt").write_text("some text\n" * 20)
     (folder / "jobs.jsonl").write_text('{"text": "a"}\n\n{"text": 5}\n')
     (folder / "jobs2.jsonl").write_text('{"text": "a", "sampling": [1]}\n')
