@@ -6,6 +6,7 @@ import errno
 import os
 import sys
 
+from ops.cli.lost_interrupts import interrupts_kept
 from ops.cli.out_of_memory import out_of_memory
 from shared.errors import HeadraceError
 
@@ -18,7 +19,8 @@ _OF_FULL_DISKS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 def main() -> None:
     """Run the command line and exit: 2 with one line on standard error when a setting or a server is at fault."""
     try:
-        code = _EXIT_BAD_SETTINGS if _is_nowhere() else _run()
+        with interrupts_kept():
+            code = _EXIT_BAD_SETTINGS if _is_nowhere() else _run()
     except KeyboardInterrupt:  # also while the command's code is still being imported
         code = _EXIT_INTERRUPTED
     sys.exit(code)

@@ -237,7 +237,7 @@ class Supervisor:
                 write_ready_file(path, readiness)
             except OSError as error:
                 # On a full disk, say: what runs goes on, children are started anew, and this is tried again.
-                untold = f"{path} cannot be written: {error.strerror}; what reads it takes the system for what it was"
+                untold = f"{path} cannot be written: {error.strerror}; other commands may not find what runs"
         if untold is None:
             self._written = readiness
         elif untold != self._unwritten:
