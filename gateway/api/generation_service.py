@@ -115,7 +115,7 @@ class GenerationService:
         self._take_place(principal.key_id)
         try:
             generation, known = await self._read(endpoint, exchange, principal, body, record)
-            traits = self._starter.repeated.traits(generation.model)
+            traits = self._starter.repeated.traits(generation.model) if generation.deterministic else None
             generation, lease = await self._admit(principal, generation, is_read=known is not None)
             head.limits = lease.headers
             asked = Asked(exchange, generation, head, principal, self._starter.fingerprint(generation.model))

@@ -208,7 +208,8 @@ class Connection(asyncio.BufferedProtocol):
     def _advance(self, *, at_once: bool = False) -> None:
         """Do what the input allows, and read on only while there is room.
 
-        With `at_once` the handler of the first request begins in this call; those behind it wait for their turn.
+        With `at_once` the handler of the first request may begin in this call. Those behind it wait for their turn, or
+        they would keep the loop from all other connections.
         """
         while self._input.data and not self._is_lingering:
             exchange = self._exchange
