@@ -16,7 +16,6 @@ import pytest
 
 from ops.stack.config import DEMO_MODEL
 from tests.chaos.test_guided_worker_death import num_redispatches
-from tests.gpu_worker.models.recurrent_models import save_case
 from tests.integration.system import System, running_system
 
 pytestmark = [pytest.mark.chaos, pytest.mark.slow, pytest.mark.timeout(300)]
@@ -32,6 +31,9 @@ FREE: Any = {"ignore_eos": True}
 @pytest.fixture
 def two_workers(tmp_path: Path) -> Iterator[System]:
     """Serve random weights with the demo's tokenizer, speculating with n-grams."""
+    # Here, because every run of tests imports this module, and hardly any this.
+    from tests.gpu_worker.models.recurrent_models import save_case
+
     model = tmp_path / "recurrent"
     sizes = {"vocab_size": 4096, "max_position_embeddings": 2048}
     save_case("qwen3_5", model, **sizes, eos_token_id=0, bos_token_id=0, pad_token_id=0)

@@ -6,9 +6,6 @@ import json
 import shutil
 from pathlib import Path
 
-import torch
-from transformers import LlamaConfig, LlamaForCausalLM
-
 from tests.clients.environment import ROOT
 
 _DEMO_MODEL = ROOT / "ops/demo_model/model"
@@ -19,6 +16,10 @@ _SIZE = 32
 
 def save_calling_model(directory: Path) -> None:
     """Write the model: the call is one token, which follows whatever the prompt ends with; the end follows it."""
+    # Here, because every run of tests imports this module, and hardly any this.
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
     directory.mkdir()
     config = LlamaConfig(
         vocab_size=_CALL_ID + 1,

@@ -5,9 +5,6 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-import torch
-from transformers import LlamaConfig, LlamaForCausalLM
-
 from tests.clients.environment import ROOT
 
 _DEMO_MODEL = ROOT / "ops/demo_model/model"
@@ -16,6 +13,10 @@ _CONTEXT_LENGTH = 1 << 18
 
 def save_long_model(directory: Path) -> None:
     """Write the model, with the demo model's tokenizer and chat template."""
+    # Here, because every run of tests imports this module, and hardly any this.
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=4096,
