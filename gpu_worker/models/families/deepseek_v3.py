@@ -49,6 +49,8 @@ _TEXT = MappingProxyType(
         "num_nextn_predict_layers": 1,
     }
 )
+# What `transformers` 5 calls the layers of Kimi K2.5 where it saves them; published checkpoints have the usual name.
+_RENAMED = ((r"^model\.blocks\.", "model.layers."),)
 NAMES = MixtureNames(shared="mlp.shared_experts")
 
 
@@ -69,7 +71,7 @@ def read_latent_mixtures(file: JsonFile, architecture: str) -> ModelConfig:
         has_choice_bias=True,
         shared_size=inner * file.integer("n_shared_experts", 1, minimum=0),
     )
-    names = text_names(TensorNames(unused=nextn_tensors(file)))
+    names = text_names(TensorNames(renamed=_RENAMED, unused=nextn_tensors(file)))
     traits = FamilyTraits(architecture, block=BlockTraits(names=names))
     config = read_latent_decoder(file, traits, is_interleaved=file.boolean("rope_interleave", True))
     config = with_silu_mixtures(file, config, shape, mixture_layers(file, 3))
