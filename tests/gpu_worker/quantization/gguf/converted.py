@@ -35,9 +35,10 @@ class Converted:
     published: Mapping[str, Any] = field(default_factory=dict)
 
 
-def random_model(case: Converted) -> Any:
-    """Make a random model of a family."""
-    model = eager_model(case.family, {**SIZES, **case.options}, seed=len(repr(case)), model=case.model)
+def random_model(case: Converted, seed: int | None = None) -> Any:
+    """Make a random model of a family, by default the same for the same case."""
+    seed = len(repr(case)) if seed is None else seed
+    model = eager_model(case.family, {**SIZES, **case.options}, seed=seed, model=case.model)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith("A_log"):
