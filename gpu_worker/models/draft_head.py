@@ -32,7 +32,7 @@ class DraftHead:
         final_norm: The normalisation before the vocabulary head.
         hands_on_normed: What the head reads of itself, one token further, is normalised by `final_norm`.
         copied: Modules below `prefix` that are copies of the model's own.
-        own_layer: What its layer consists of, where that is not what `draft_layer()` says.
+        own_layer: What its layer consists of; None is what `draft_layer()` takes from the model.
     """
 
     count: int | None

@@ -53,7 +53,7 @@ def _nearest(file: JsonFile) -> str:
     """Return words that name the families whose names are most like the one that is not supported."""
     stems = {name.removesuffix(_GENERATES): name for name in FAMILIES}
     asked = (file.texts("architectures") or ("",))[0]
-    # Behind the whole name, which may be misspelt, the name without its end, which all families have alike.
+    # The family whose whole name this may be, misspelt; then those whose names without the common end are like it.
     misspelt = difflib.get_close_matches(asked, FAMILIES, 1, cutoff=0.9)
     likely = [stems[stem] for stem in difflib.get_close_matches(asked.removesuffix(_GENERATES), stems, 3)]
     names = list(dict.fromkeys([*misspelt, *likely]))

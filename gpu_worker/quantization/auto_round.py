@@ -42,21 +42,20 @@ def read_auto_round(fields: Mapping[str, Any]) -> QuantizationMethod:
     config = read_fields(fields, _Config)
     check_choice("packing_format", config.packing_format, (_GPTQ, _AWQ))
     check_choice("data_type", config.data_type, ("int",))
-    own = {name: changes for name, changes in config.extra_config.items() if _is_quantized(config, changes)}
+    own = {name: changes for name, changes in config.extra_config.items() if _differs(config, changes)}
     if config.packing_format == _AWQ:
         if own:
             name = next(iter(own))
-            raise QuantizationError(
-                f"extra_config.{name[:80]}", "is of other bits; in this layout 16 alone are supported"
-            )
+            problem = f"is quantized in another way than the rest; with {_AWQ!r} layers are so, or left alone (16 bits)"
+            raise QuantizationError(f"extra_config.{name[:80]}", problem)
         return read_awq({"bits": config.bits, "group_size": config.group_size})
     method = read_gptq({"bits": config.bits, "group_size": config.group_size, "sym": config.sym})
     rules = [(re.compile(re.escape(name) + r"\Z"), _settings(config, name, changes)) for name, changes in own.items()]
     return GPTQ(method.settings, method.has_true_zeros, tuple(rules))
 
 
-def _is_quantized(config: _Config, changes: Mapping[str, Any]) -> bool:
-    """Whether a layer is quantized, and in another way than the others."""
+def _differs(config: _Config, changes: Mapping[str, Any]) -> bool:
+    """Whether a layer is quantized in another way than the rest; one that was left alone is known by its tensors."""
     bits = changes.get("bits", config.bits)
     if not isinstance(bits, int) or bits >= _PLAIN_BITS:
         return False

@@ -24,7 +24,7 @@ from kernels.linear.forms import SCALE_BLOCK, DenseWeight, ScaledWeight, WeightF
 
 NAME = "fp8"
 
-# What is behind the name of a tensor that holds the matrices of all experts.
+# Where one tensor holds the matrices of all experts, these follow its name in those of its scales and of its inputs'.
 _STACK_SCALES, _STACK_INPUT_SCALES = "_scale_inv", "_activation_scale"
 
 

@@ -47,7 +47,7 @@ def take_weight_scales(
 def check_weight_scales(
     source: TensorSource, name: str, scales: torch.Tensor, shape: tuple[int, int], *, has_blocks: bool = False
 ) -> torch.Tensor:
-    """Do the same with scales that were taken, or those of one matrix of a stack.
+    """Return the scales of a matrix, or of one of a stack, which were taken already, in the same form.
 
     Raises:
         Exception: What `source.error` makes.

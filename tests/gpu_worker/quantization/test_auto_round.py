@@ -42,7 +42,11 @@ def test_the_layout_of_awq(tmp_path: Path) -> None:
         ({"data_type": "mx_fp"}, "data_type", "supported: 'int'"),
         ({"bits": 2}, "bits", "supported: 4, 8"),
         ({"extra_config": {"x": {"bits": 3}}}, "extra_config.x.bits", "supported: 4, 8"),
-        ({"extra_config": {"x": {"bits": 8}}, "packing_format": "auto_round:auto_awq"}, "extra_config.x", "other bits"),
+        (
+            {"extra_config": {"x": {"bits": 8}}, "packing_format": "auto_round:auto_awq"},
+            "extra_config.x",
+            "in another way",
+        ),
         ({"extra_config": []}, "extra_config", "cannot be read"),
     ],
 )

@@ -45,6 +45,9 @@ def test_a_family_equals_transformers(tmp_path: Path, name: str) -> None:
         "opt",
         "apertus",
         "mimo-v2",
+        "granite-swa-thetas",
+        "cohere2-moe-options",
+        "mellum-windows",
     ],
 )
 def test_pressure_changes_no_answer_over_a_cache_of_eight_bits(tmp_path: Path, name: str) -> None:
