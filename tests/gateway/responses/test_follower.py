@@ -125,6 +125,17 @@ async def test_queue_that_stays_away_ends_the_stream_after_the_last_number(monke
         assert ([event["sequence_number"] for event in events], events[-1]["code"]) == (numbers, "queue_unavailable")
 
 
+async def test_each_absence_of_the_queue_has_a_time_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(follower_module, "OUTAGE_S", 0.02)
+
+    async def wait(self: Follower, wait_s: float) -> None:
+        await asyncio.sleep(0.03)
+
+    monkeypatch.setattr(Follower, "_wait", wait)
+    follower, _ = following(AWAY, JobState(True, "a" * 40), AWAY, result("a" * 40))
+    assert (await events_of(follower))[-1]["type"] == "response.completed"
+
+
 async def test_text_that_is_shorter_for_a_while_is_waited_for() -> None:
     states = [JobState(True, "a" * 70), JobState(True, ""), JobState(True, "a" * 33), JobState(True, "a" * 70)]
     follower, _ = following(*states, result("a" * 90))

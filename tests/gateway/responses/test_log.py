@@ -119,6 +119,19 @@ def test_tenants_at_their_bounds_do_not_push_out_the_responses_of_others() -> No
     assert 6 * most <= StreamLimits().responses_max_bytes
 
 
+async def test_tenant_is_looked_at_once_for_so_many_pieces(nats: DirectClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    log, purged = ResponseLog(nats), []
+
+    async def purge(tenant: str) -> None:
+        purged.append(tenant)
+
+    monkeypatch.setattr(log, "_purge", purge)
+    for num_pieces in (log_module.PIECES_BETWEEN_PURGES - 1, 1, 1, 1):
+        log._bound("t", num_pieces)
+    await log.close()
+    assert purged == ["t"]
+
+
 async def test_long_conversation_is_refused_before_it_is_read(nats: DirectClient, tenant: str) -> None:
     log, written = ResponseLog(nats), record(tenant, 3 * PIECE_BYTES)
     await log.put(written)
