@@ -133,7 +133,7 @@ def read_model_tasks(directory: ModelDirectory, tokenizer: ModelTokenizer) -> Mo
     if find_gguf(directory.path) is not None:
         return ModelTasks(True, _gguf_embedding(directory), _token_score(tokenizer, None, RerankerSettings("sigmoid")))
     config = read_json(directory.path / "config.json", required=True)
-    architecture = str((config.get("architectures") or [""])[0])
+    architecture = str(next(iter(_listed(config, "architectures")), ""))
     modules, settings = SentenceModules.read(directory.path), RerankerSettings.read(directory.path, config)
     if architecture.endswith(_CLASSES):
         return ModelTasks(False, Unserved(_NO_VECTORS), _class_score(config, settings))
@@ -148,7 +148,7 @@ def read_model_tasks(directory: ModelDirectory, tokenizer: ModelTokenizer) -> Mo
 def _embedding(
     directory: ModelDirectory, config: dict[str, Any], modules: SentenceModules | None
 ) -> EmbeddingForm | Unserved:
-    sizes = tuple(size for size in config.get("matryoshka_dimensions") or () if isinstance(size, int))
+    sizes = tuple(size for size in _listed(config, "matryoshka_dimensions") if isinstance(size, int))
     is_encoder = config.get("model_type") in _ENCODERS
     if modules is None:
         # As sentence-transformers takes an encoder without its files.
@@ -165,6 +165,12 @@ def _embedding(
         given = ", ".join(modes) or "none"
         return Unserved(f"its pooling is {given}; served is one of {', '.join(_ROWS)}")
     return EmbeddingForm(rows, "Normalize" in modules.paths, directory.hidden_size, sizes, is_encoder)
+
+
+def _listed(config: dict[str, Any], name: str) -> list[Any]:
+    """Return a field that is a list; what is none has nothing in it."""
+    value = config.get(name)
+    return value if isinstance(value, list) else []
 
 
 def _gguf_encoder(directory: ModelDirectory) -> ModelTasks:
@@ -193,7 +199,7 @@ def _class_score(config: dict[str, Any], settings: RerankerSettings) -> ScoreFor
     labels = config.get("id2label")
     num_classes = len(labels) if isinstance(labels, dict) else config.get("num_labels", 2)
     is_encoder = config.get("model_type") in _ENCODERS
-    rows = _ROWS.get(config.get("classifier_pooling", "cls")) if is_encoder else "last"
+    rows = _ROWS.get(str(config.get("classifier_pooling", "cls"))) if is_encoder else "last"
     if rows is None:
         return Unserved(f"its head reads {config['classifier_pooling']}; served is one of {', '.join(_ROWS)}")
     return _classes_form(num_classes, settings, rows, is_encoder=is_encoder)

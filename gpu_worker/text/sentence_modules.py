@@ -64,7 +64,7 @@ class RerankerSettings:
         named = named or (older.get("activation_fn") if isinstance(older, dict) else None)
         named = named or config.get("sbert_ce_default_activation_function") or "Sigmoid"
         prompts = settings.get("prompts")
-        prompt = prompts.get(settings.get("default_prompt_name")) if isinstance(prompts, dict) else None
+        prompt = prompts.get(str(settings.get("default_prompt_name"))) if isinstance(prompts, dict) else None
         return cls(class_name(named).lower(), prompt if isinstance(prompt, str) and prompt else None)
 
 

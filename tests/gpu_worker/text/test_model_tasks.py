@@ -203,3 +203,19 @@ def test_matryoshka_sizes_are_read(tasks_of: Tasks) -> None:
     embedding = tasks_of(matryoshka_dimensions=[64, 128]).embedding
     assert isinstance(embedding, EmbeddingForm)
     assert embedding.sizes == (64, 128)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"architectures": 7}, {"architectures": [[1]]}, {"architectures": []}, {"matryoshka_dimensions": 5}],
+    ids=repr,
+)
+def test_field_of_another_type_says_nothing(tasks_of: Tasks, fields: dict[str, Any]) -> None:
+    assert tasks_of(**fields).names == ("generate", "embed", "score")
+
+
+def test_pooling_of_a_classifier_that_is_no_name_is_not_served(tasks_of: Tasks) -> None:
+    config = {"architectures": ["BertForSequenceClassification"], "model_type": "bert", "id2label": {"0": "x"}}
+    assert tasks_of(**config, classifier_pooling=["cls"]).names == ()
+    settings = {"config_sentence_transformers.json": {"prompts": {"a": "b"}, "default_prompt_name": ["a"]}}
+    assert tasks_of(settings).score_form == tasks_of().score_form
