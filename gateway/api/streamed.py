@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gateway.api.answer import ResponseHead
-from gateway.api.chunks import ChoiceChunks, encode_text, usage_event
+from gateway.api.chunks import ChoiceChunks, encode_json, encode_text, usage_event
 from gateway.api.context_end import context_fields
 from gateway.api.details import ChoiceDetails, DetailedSink
 from gateway.api.event_answer import EventAnswer
@@ -49,8 +49,11 @@ class StreamedChoice(_PlainPath):
     def deliver(self, delta: Delta) -> None:
         """Turn a delta into events. The first branch runs once per token and stream: it is the hot path."""
         if self._is_plain and delta.finish is None and delta.logprobs is None:
-            if delta.text:
-                self._stream.send(self._prefix + encode_text(delta.text) + self._suffix)
+            text = delta.text
+            if text:
+                # As `encode_text` does, without its call for what is ASCII.
+                encoded = encode_json(text) if text.isascii() else encode_text(text)
+                self._stream.send(self._prefix + encoded + self._suffix)
             return
         self._deliver_any(delta)
 

@@ -16,6 +16,8 @@ from typing import cast
 
 STAMP_DIGITS = 12
 TEXT_MARKER = b'"text":"'
+# In the event that tells why an answer ended, which is no token.
+_NO_TEXT = TEXT_MARKER + b'"'
 _END = b"\r\n0\r\n\r\n"
 
 
@@ -125,7 +127,7 @@ class Samples:
         texts = [(at, data) for at, data in answer.pieces if TEXT_MARKER in data]
         self.num_requests += answer.is_whole
         self.num_failures += not (answer.is_whole and texts)
-        self.num_tokens += sum(data.count(TEXT_MARKER) for _, data in texts)
+        self.num_tokens += sum(data.count(TEXT_MARKER) - data.count(_NO_TEXT) for _, data in texts)
         self.ttft_s += [at - answer.sent_at for at, _ in texts[:1]]
         self.gaps_s += [later - earlier for (earlier, _), (later, _) in pairwise(texts)]
         for at, data in texts:
