@@ -170,7 +170,7 @@ class GenerationService:
     ) -> Ticket:
         """Let a generation begin; `traits` are those of its model with which it was read."""
         generation = asked.generation
-        # What is random is nobody else's in any case.
+        # A random answer is shared with nobody, so there is no kept one to pass by.
         is_fresh = generation.deterministic and _wants_fresh(asked.exchange.head.headers)
         ticket = await endpoint.start(self._starter, asked, answer, caller, is_fresh)
         key = ticket.cache_key
