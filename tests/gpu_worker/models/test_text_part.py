@@ -87,6 +87,14 @@ _DEEP = {"vision_config": {"hidden_size": 16, "depth": 1, "num_heads": 2, "out_h
 SLOW_MODELS: dict[str, dict[str, Any]] = {
     "Qwen2_5_VL": {"text": {"rope_parameters": {**_MROPE, "rope_type": "mrope"}}, **_DEEP},
     "Qwen3VL": {"text": {"head_dim": 12, "rope_parameters": {**_MROPE, "mrope_interleaved": True}}, **_DEEP},
+    "Exaone4_5_": {
+        "text": {"model_type": "exaone4", "head_dim": 12, "num_hidden_layers": 4, "sliding_window": 9},
+        **_DEEP,
+    },
+    "Lfm2Vl": {
+        "text": {"layer_types": ["conv", "full_attention"], "block_multiple_of": 8},
+        "projector_hidden_size": 24,
+    },
     "Kimi_K25": {
         "text": {
             "num_key_value_heads": 4,
@@ -199,6 +207,8 @@ def _store_as_int8(directory: Path, tensors: dict[str, torch.Tensor], ignored: l
 
 
 SEEING = {
+    "Exaone4_5_ForConditionalGeneration": "exaone4",
+    "Lfm2VlForConditionalGeneration": "lfm2",
     "KimiK25ForConditionalGeneration": "deepseek_v3",
     "Kimi_K25ForConditionalGeneration": "deepseek_v3",
     "Gemma3ForConditionalGeneration": "gemma3_text",
