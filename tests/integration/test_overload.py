@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import openai
 import pytest
@@ -61,8 +62,15 @@ def _new_key(keys_file: Path, *limits: str) -> str:
     return next(word for word in output.split() if word.startswith("hr-"))
 
 
-async def _ask(client: openai.AsyncOpenAI, model: str) -> float:
-    """Return the time to first token of one request in seconds."""
+class Times(NamedTuple):
+    """Seconds to the first token of a request, and from there to its last."""
+
+    first_s: float
+    rest_s: float
+
+
+async def _ask(client: openai.AsyncOpenAI, model: str) -> Times:
+    """Return how long one request took."""
     started = time.monotonic()
     stream = await client.completions.create(
         model=model, prompt="x = ", max_tokens=MAX_TOKENS, stream=True, extra_body={"ignore_eos": True}
@@ -72,7 +80,7 @@ async def _ask(client: openai.AsyncOpenAI, model: str) -> float:
         if first is None and chunk.choices:
             first = time.monotonic() - started
     assert first is not None
-    return first
+    return Times(first, time.monotonic() - started - first)
 
 
 async def test_sdk_that_honours_retry_after_gets_every_answer_in_the_end(small: System) -> None:
@@ -88,15 +96,17 @@ async def test_overload_is_refused_with_retry_after_and_the_admitted_are_served(
     async with small.async_client() as client:
         outcomes = await asyncio.gather(*(_ask(client, model) for _ in range(120)), return_exceptions=True)
     refused = [outcome for outcome in outcomes if isinstance(outcome, openai.InternalServerError)]
-    served = [outcome for outcome in outcomes if isinstance(outcome, float)]
+    served = [outcome for outcome in outcomes if isinstance(outcome, Times)]
     assert len(refused) + len(served) == 120
     assert served
     assert refused
     for error in refused:
         assert error.status_code == 503
         assert 1 <= int(error.response.headers["retry-after"]) <= 60
-    # Twice the promise: heartbeats, on which the prediction rests, are a quarter of a second old.
-    assert max(served) < 4
+    # Twice the promise: heartbeats, on which the prediction rests, are a quarter of a second old. On a busy machine
+    # steps take longer, of which nobody could know.
+    slowdown = max(times.rest_s for times in served) / (STEP_S * (MAX_TOKENS - 1))
+    assert max(times.first_s for times in served) < 4 * max(1.0, slowdown)
 
 
 async def test_request_rate_of_a_key_is_a_429_with_retry_after(with_keys: System, limited_keys: dict[str, str]) -> None:
