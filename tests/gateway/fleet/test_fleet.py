@@ -138,10 +138,10 @@ def test_nothing_is_unknown_while_no_worker_is_heard() -> None:
 def test_names_that_clients_make_up_are_not_kept_while_no_worker_is_heard(watched: Watched) -> None:
     fleet = watched.fleet
     watched.run(3)
-    assert fleet.shown("m") is fleet.shown("m")
-    made_up = fleet.shown("made up")
-    assert made_up == fleet.shown("made up")
-    assert made_up is not fleet.shown("made up")
+    assert fleet.reported_load("m") is fleet.reported_load("m")
+    made_up = fleet.reported_load("made up")
+    assert made_up == fleet.reported_load("made up")
+    assert made_up is not fleet.reported_load("made up")
 
 
 def test_draining_worker_is_not_ready_but_alive(watched: Watched) -> None:
