@@ -45,6 +45,8 @@ class LazyGroup(click.Group):
                 raise click.UsageError(
                     f"{error.message} Serve a model with `headrace up --model MODEL`.", ctx
                 ) from None
+            if args[0] in ("help", "version"):
+                raise click.UsageError(f"{error.message} Did you mean `headrace --{args[0]}`?", ctx) from None
             if nearest := difflib.get_close_matches(args[0], _COMMANDS, 1):
                 raise click.UsageError(f"{error.message} Did you mean '{nearest[0]}'?", ctx) from None
             raise

@@ -185,6 +185,7 @@ MISTAKES: list[tuple[tuple[str, ...], str]] = [
     ),
     (("keys", "--keys-file", "{files}/keys.json", "revoke", "nobody"), "nobody"),
     (("keys", "--keys-file", "{files}/k.json", "--audit-file", "{files}", "create"), "--audit-file: {files} cannot be"),
+    (("help",), "No such command 'help'. Did you mean `headrace --help`?"),
     (("wroker",), "No such command 'wroker'"),
     (("worker", "--modle", "x"), "No such option"),
     (("worker", "--tensor-parallel-size", "2"), "Of vLLM's: one model runs on one device here"),

@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ops.cli.parts import import_interruptibly, require
+from shared.errors import DependencyError
+
+# What PyTorch's compiled code does while it imports NumPy.
+SWALLOWS = """
+import signal
+try:
+    signal.raise_signal(signal.SIGINT)
+    for _ in range(1000):
+        pass
+except BaseException:
+    pass
+"""
+
+
+@pytest.fixture(autouse=True)
+def interruptible() -> Iterator[None]:
+    """Whoever runs the tests in the background may have SIGINT ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.syspath_prepend(tmp_path)
+    yield tmp_path / "package_of_a_test.py"
+    sys.modules.pop("package_of_a_test", None)
+
+
+@pytest.mark.parametrize("then", ["", "raise ImportError('numpy')"])
+def test_interrupt_that_an_import_swallows_is_raised_behind_it(package: Path, then: str) -> None:
+    package.write_text(SWALLOWS + then)
+    with pytest.raises(KeyboardInterrupt):
+        import_interruptibly("package_of_a_test")
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_import_that_swallowed_an_interrupt_is_ended_by_the_next_one(package: Path) -> None:
+    package.write_text(SWALLOWS + "import time\ntime.sleep(60)\n")
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        import_interruptibly("package_of_a_test")
+    assert time.monotonic() - began < 30
+
+
+def test_import_without_an_interrupt_is_an_import(package: Path) -> None:
+    package.write_text("value = 5")
+    import_interruptibly("package_of_a_test")
+    assert sys.modules["package_of_a_test"].value == 5
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_missing_packages_are_named_with_what_installs_them() -> None:
+    with pytest.raises(DependencyError, match=r"no_such_package not installed: `pip install 'headrace\[worker\]'`"):
+        require("worker", "sys", "no_such_package")
