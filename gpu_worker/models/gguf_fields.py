@@ -76,8 +76,17 @@ def has_qkv_bias(parts: frozenset[str]) -> bool:
 
 
 def with_rope(file: GGUFFile, prefix: str, config: ModelConfig) -> ModelConfig:
-    """Return the model with the rotation that the file names."""
-    attention = next(layer.mixer for layer in config.layers if hasattr(layer.mixer, "rotary_dim"))
+    """Return the model with the rotation that the file names.
+
+    Raises:
+        GGUFError: No layer attends.
+    """
+    attention = next((layer.mixer for layer in config.layers if hasattr(layer.mixer, "rotary_dim")), None)
+    if attention is None:
+        field = f"{prefix}.block_count"
+        raise file.metadata.error(
+            field, f"is {config.num_layers}, and none of these layers attends; copy the file again"
+        )
     rotary_dim = getattr(attention, "rotary_dim", None) or config.head_dim
     rope = read_gguf_rope(file, prefix, rotary_dim, config.max_model_len)
     return replace(config, rope=rope, max_model_len=reached_len(rope, config.max_model_len))

@@ -18,6 +18,7 @@ from tests.gpu_worker.execution.engine_run import make_runner, make_sequence, ru
 from tests.gpu_worker.models.variants import oracle_logits
 from tests.gpu_worker.quantization.gguf.gguf_models import VOCAB_SIZE
 from tests.gpu_worker.quantization.gguf.newer_files import NewerFile, write_newer
+from tests.gpu_worker.quantization.gguf.test_defects import Parts
 from tests.gpu_worker.quantization.gguf.written_file import assert_file_equals
 
 _DELTA = {
@@ -160,3 +161,14 @@ def test_files_are_served(tmp_path: Path, name: str) -> None:
     answer = run(runner, [make_sequence("0", prompt, Sampling(temperature=0.0, max_tokens=9))]).tokens["0"]
     expected = oracle_logits(oracle, torch.tensor([*prompt, *answer]))[len(prompt) - 1 : -1]
     assert answer == expected.argmax(1).tolist()
+
+
+@pytest.mark.slow
+def test_file_of_which_no_layer_attends_is_refused_by_its_field(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    write_newer(path, FILES["lfm2"])
+    parts = Parts(path)
+    parts.fields["lfm2.block_count"] = 1
+    parts.write(path)
+    with pytest.raises(GGUFError, match=r"'lfm2.block_count' is 1, and none of these layers attends"):
+        read_model_config(path)
