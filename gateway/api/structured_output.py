@@ -93,8 +93,6 @@ class StructuredOutputAdmission:
             await self._check(grammar, tenant, _TOOLS)
         except ApiError as error:
             if error.status == 400 and use is not None:
-                # A handler that has not waited for anything yet has no task, which the timeout needs.
-                await asyncio.sleep(0)
                 # Without a verdict in time the error names no tool.
                 with contextlib.suppress(TimeoutError, CheckerBusyError, CheckerFailedError):
                     async with asyncio.timeout(MAX_WAIT_S):

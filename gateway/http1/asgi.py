@@ -25,8 +25,6 @@ class AsgiHandler:
 
     async def __call__(self, exchange: Exchange) -> None:
         """Answer one request."""
-        # Applications, and what they use, may ask for the task that they run in: there is one from here on.
-        await asyncio.sleep(0)
         scope = _scope(exchange)
         call = _Call(exchange, self._max_body_bytes, scope["state"])
         await self._app(scope, call.receive, call.send)

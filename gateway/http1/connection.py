@@ -112,7 +112,7 @@ class Connection(asyncio.BufferedProtocol):
                 self.transport.abort()
             return
         self._input.data += self._receive_buffer[:nbytes]
-        self._advance(at_once=True)
+        self._advance()
 
     def eof_received(self) -> None:
         """Take the end of the client's bytes for its leaving: the transport closes when it has sent what it holds."""
@@ -205,18 +205,13 @@ class Connection(asyncio.BufferedProtocol):
 
     # The states.
 
-    def _advance(self, *, at_once: bool = False) -> None:
-        """Do what the input allows, and read on only while there is room.
-
-        With `at_once` the handler of the first request may begin in this call. Those behind it wait for their turn, or
-        they would keep the loop from all other connections.
-        """
+    def _advance(self) -> None:
+        """Do what the input allows, and read on only while there is room."""
         while self._input.data and not self._is_lingering:
             exchange = self._exchange
             if exchange is None:
-                if self.paused_since is not None or not self._begin(at_once=at_once):
+                if self.paused_since is not None or not self._begin():
                     break
-                at_once = False
             elif self._framing is None or not exchange.body.is_wanted or not self._take_body(exchange, self._framing):
                 break
         self._read_while(self._input.room > 0)
@@ -229,7 +224,7 @@ class Connection(asyncio.BufferedProtocol):
             else:
                 self.transport.pause_reading()
 
-    def _begin(self, *, at_once: bool) -> bool:
+    def _begin(self) -> bool:
         """Begin a request if its head is complete; return whether it was."""
         try:
             head = self._input.take_head()
@@ -237,13 +232,13 @@ class Connection(asyncio.BufferedProtocol):
             self._refuse(error)
             return False
         if head is not None:
-            self._start(head, at_once=at_once)
+            self._start(head)
         elif not self._is_head_timed:
             self._is_head_timed = True
             self._set_deadline(self._limits.head_timeout_s)
         return head is not None
 
-    def _start(self, head: RequestHead, *, at_once: bool) -> None:
+    def _start(self, head: RequestHead) -> None:
         self._table.note_busy(self)
         body = RequestBody(self._want_body, self._table.body_budget)
         self._exchange = Exchange(self, head, body)
@@ -254,7 +249,7 @@ class Connection(asyncio.BufferedProtocol):
             length = head.content_length
             self._framing = ChunkedFraming() if length is None else LengthFraming(length)
             self._set_deadline(self._limits.body_timeout_s)
-        self._runner.run(self._exchange, is_limited=self.is_limited, at_once=at_once)
+        self._runner.run(self._exchange, is_limited=self.is_limited)
 
     def _want_body(self) -> None:
         exchange, framing = self._exchange, self._framing

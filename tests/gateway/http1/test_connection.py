@@ -78,20 +78,6 @@ async def test_pipelined_requests_are_answered_one_after_the_other() -> None:
             assert await read_chunked(reader) == b"".join(b"%b-%d;" % (name, i) for i in range(3)) + b"end"
 
 
-async def test_of_pipelined_requests_the_first_is_begun_as_it_is_read_and_each_other_in_its_turn() -> None:
-    begun: list[tuple[str, bool]] = []
-
-    async def note(exchange: Exchange) -> None:
-        begun.append((exchange.path, asyncio.current_task() is None))
-        await echo(exchange)
-
-    async with served(note) as server, connected(server) as (reader, writer):
-        writer.write(REQUEST + REQUEST.replace(b"/x", b"/y") + REQUEST.replace(b"/x", b"/z"))
-        for _ in range(3):
-            assert await read_whole(reader) == (200, b"hi")
-    assert begun == [("/x", True), ("/y", False), ("/z", False)]
-
-
 async def test_any_number_of_pipelined_requests_is_answered_by_a_handler_that_waits_for_nothing() -> None:
     async with served(echo) as server, connected(server) as (reader, writer):
         writer.write(REQUEST * 2000)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -33,11 +32,9 @@ class Noting:
         self.log.append(("abandon", None))
 
 
-async def outcome(
-    handler: Handler, exchange: Noting, *, is_limited: bool = False, at_once: bool = False
-) -> list[tuple[str, object]]:
+async def outcome(handler: Handler, exchange: Noting, *, is_limited: bool = False) -> list[tuple[str, object]]:
     runner = HandlerRunner(handler, frozenset({"/health"}))
-    runner.run(cast("Any", exchange), is_limited=is_limited, at_once=at_once)
+    runner.run(cast("Any", exchange), is_limited=is_limited)
     await asyncio.gather(*runner._tasks.values())
     return exchange.log
 
@@ -63,7 +60,6 @@ async def test_connection_that_is_one_too_many_is_answered_on_exempt_paths_alone
     assert await outcome(answer, Noting("/health"), is_limited=True) == [("answer", None), ("abandon", None)]
 
 
-@pytest.mark.parametrize("at_once", [False, True])
 @pytest.mark.parametrize(
     ("error", "told"),
     [
@@ -73,63 +69,27 @@ async def test_connection_that_is_one_too_many_is_answered_on_exempt_paths_alone
     ],
 )
 async def test_failure_is_told_unless_the_answer_has_begun(
-    error: Exception, told: list[tuple[str, object]], at_once: bool, caplog: pytest.LogCaptureFixture
+    error: Exception, told: list[tuple[str, object]], caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert await outcome(failing(error), Noting(), at_once=at_once) == [*told, ("abandon", None)]
-    assert await outcome(failing(error), Noting(started=True), at_once=at_once) == [("abandon", None)]
+    assert await outcome(failing(error), Noting()) == [*told, ("abandon", None)]
+    assert await outcome(failing(error), Noting(started=True)) == [("abandon", None)]
     assert ("a request failed" in caplog.text) is isinstance(error, RuntimeError)
 
 
-async def test_handler_that_waits_for_nothing_has_ended_with_the_call() -> None:
-    exchange = Noting()
-    runner = HandlerRunner(answer)
-    runner.run(cast("Any", exchange), is_limited=False, at_once=True)
-    assert exchange.log == [("answer", None), ("abandon", None)]
-    assert not runner._tasks
-
-
-async def test_handler_that_waits_goes_on_in_a_task_with_what_it_waited_for() -> None:
-    first: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-    second: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-    noted: list[object] = []
+async def test_handler_has_a_task_of_its_own_before_it_waits_for_anything() -> None:
+    tasks: list[asyncio.Task[Any] | None] = []
 
     async def handle(exchange: Exchange) -> None:
-        noted.append(asyncio.current_task())
-        noted.append(await first)
+        # Asks for the task that it may have to cancel.
         async with asyncio.timeout(10):
-            try:
-                await second
-            except ValueError as error:
-                noted.append(str(error))
+            tasks.append(asyncio.current_task())
+            await answer(exchange)
 
-    exchange = Noting()
-    runner = HandlerRunner(handle)
-    runner.run(cast("Any", exchange), is_limited=False, at_once=True)
-    [task] = runner._tasks.values()
-    assert noted == [asyncio.current_task()]
-    first.set_result(1)
-    await asyncio.sleep(0)
-    second.set_exception(ValueError("a failure"))
-    await task
-    assert (noted[1:], exchange.log) == ([1, "a failure"], [("abandon", None)])
+    assert await outcome(handle, Noting()) == [("answer", None), ("abandon", None)]
+    assert tasks[0] not in (None, asyncio.current_task())
 
 
-async def test_failure_of_what_a_handler_waits_for_first_reaches_it() -> None:
-    awaited: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-    async def handle(exchange: Exchange) -> None:
-        with contextlib.suppress(ValueError):
-            await awaited
-        # Waits once more, in the middle of the failure's way.
-        await asyncio.sleep(0)
-        await answer(exchange)
-
-    asyncio.get_running_loop().call_soon(awaited.set_exception, ValueError("a failure"))
-    assert await outcome(handle, Noting(), at_once=True) == [("answer", None), ("abandon", None)]
-
-
-@pytest.mark.parametrize("at_once", [False, True])
-async def test_handlers_that_still_run_are_ended(at_once: bool) -> None:
+async def test_handlers_that_still_run_are_ended() -> None:
     exchanges = [Noting(), Noting()]
 
     async def wait(exchange: Exchange) -> None:
@@ -137,7 +97,7 @@ async def test_handlers_that_still_run_are_ended(at_once: bool) -> None:
 
     runner = HandlerRunner(wait)
     for exchange in exchanges:
-        runner.run(cast("Any", exchange), is_limited=False, at_once=at_once)
+        runner.run(cast("Any", exchange), is_limited=False)
     await asyncio.sleep(0)
     await runner.cancel_all()
     assert [exchange.log for exchange in exchanges] == [[("abandon", None)]] * 2

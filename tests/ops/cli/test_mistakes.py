@@ -108,7 +108,7 @@ MISTAKES: list[tuple[tuple[str, ...], str]] = [
     ),
     (
         ("quantize", "--method", "rtn-int4", "--model", MODEL, "--out", "{files}/q", "--group-size", "33"),
-        "--group-size: 33",
+        "--group-size: is 33, which must divide",
     ),
     (("perplexity", "--model", MODEL), "--text: is required"),
     (
