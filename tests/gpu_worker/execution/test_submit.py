@@ -158,7 +158,7 @@ class ValuelessModel:
         vocab_size=VOCAB,
         max_model_len=MAX_LEN,
         num_layers=1,
-        encoder=None,
+        is_bidirectional=False,
         layer=lambda index: SimpleNamespace(mixer=None),
         attention_shape=lambda layer: AttentionShape(1, 1, 4),
         layer_windows=(None,),
