@@ -9,12 +9,13 @@ from gateway.anthropic.body import CountTokensBody, MessagesBody, PromptBody
 from gateway.anthropic.conversation import chat_messages
 from gateway.anthropic.tools import message_tools
 from gateway.api.schemas.conversation import estimate_messages
-from gateway.api.schemas.decoding import decode_body, require_text
+from gateway.api.schemas.decoding import decode_body
 from gateway.api.schemas.model_name import checked_model
 from gateway.api.schemas.refusals import invalid_value
 from gateway.api.schemas.row import Kind
 from gateway.api.schemas.sampling_fields import left_out, seed_of
 from gateway.api.schemas.structured_output import constrained, schema_output
+from gateway.api.schemas.texts import require_text
 from gateway.generation import Generation, Prompt, StructuredOutput
 from shared.conversation import ChatOptions
 from shared.sampling import Sampling

@@ -5,8 +5,8 @@ from __future__ import annotations
 from gateway.anthropic.body import PromptBody, ToolBody, ToolChoiceBody
 from gateway.anthropic.client_tools import CLIENT_TOOLS
 from gateway.api.schemas import tools as chat
-from gateway.api.schemas.decoding import require_text
 from gateway.api.schemas.refusals import invalid_value, missing_parameter, unknown_parameter, unsupported_parameter
+from gateway.api.schemas.texts import require_text
 
 _WITH_CHARACTERS = "text_editor_20250728"
 # Dates follow, and there are more with each of them.

@@ -8,20 +8,9 @@ from msgspec import Struct
 
 from gateway.anthropic.body import BlockBody, CountTokensBody, MessagesBody, OutputBody, ThinkingBody
 from gateway.anthropic.body import MessageBody as TurnBody
-from gateway.api.schemas.chat import ChatBody, PredictionBody
-from gateway.api.schemas.completion import CompletionBody
-from gateway.api.schemas.conversation import (
-    CalledCustomBody,
-    CalledFunctionBody,
-    ContentPart,
-    MessageBody,
-    ToolCallBody,
-)
-from gateway.api.schemas.parameters import StreamOptions
+from gateway.api.schemas.bodies import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from gateway.api.schemas.row import Kind
-from gateway.api.schemas.structured_output import JsonSchemaBody, ResponseFormatBody, StructuredOutputsBody
-from gateway.api.schemas.tokenizer import DetokenizeBody, TokenizeBody
-from gateway.api.schemas.tools import FunctionBody, ToolBody
+from gateway.api.schemas.served import READERS
 from gateway.llama_cpp.infill import InfillBody
 from gateway.openapi.chat_answers import ChatCompletion, ChatCompletionChunk, Completion
 from gateway.openapi.other_answers import (
@@ -56,8 +45,7 @@ from gateway.responses.text_format import TextFormatBody
 
 # The struct that reads each object of the table of parameters.
 BODIES: dict[Kind, type[Struct]] = {
-    Kind.CHAT: ChatBody,
-    Kind.COMPLETION: CompletionBody,
+    **READERS,
     Kind.RESPONSE: ResponseBody,
     Kind.RESPONSE_ITEM: InputItemBody,
     Kind.RESPONSE_PART: InputPartBody,
@@ -68,26 +56,12 @@ BODIES: dict[Kind, type[Struct]] = {
     Kind.RERANK: RerankBody,
     Kind.SCORE: ScoreBody,
     Kind.DOCUMENT: Document,
-    Kind.TOKENIZE: TokenizeBody,
-    Kind.DETOKENIZE: DetokenizeBody,
-    Kind.STREAM_OPTIONS: StreamOptions,
-    Kind.MESSAGE: MessageBody,
-    Kind.CONTENT_PART: ContentPart,
-    Kind.PREDICTION: PredictionBody,
-    Kind.RESPONSE_FORMAT: ResponseFormatBody,
-    Kind.JSON_SCHEMA: JsonSchemaBody,
-    Kind.STRUCTURED_OUTPUTS: StructuredOutputsBody,
     Kind.ANTHROPIC_MESSAGES: MessagesBody,
     Kind.COUNT_TOKENS: CountTokensBody,
     Kind.TURN: TurnBody,
     Kind.BLOCK: BlockBody,
     Kind.OUTPUT_CONFIG: OutputBody,
     Kind.THINKING: ThinkingBody,
-    Kind.TOOL: ToolBody,
-    Kind.FUNCTION: FunctionBody,
-    Kind.TOOL_CALL: ToolCallBody,
-    Kind.CALLED_FUNCTION: CalledFunctionBody,
-    Kind.CALLED_CUSTOM: CalledCustomBody,
 }
 
 

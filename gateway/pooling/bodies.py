@@ -7,11 +7,13 @@ from typing import Annotated, Any, Literal, cast
 import msgspec
 from msgspec import Meta, Struct
 
-from gateway.api.schemas.completion import TokenIds, token_prompt
-from gateway.api.schemas.decoding import decode_body, estimate_tokens, require_text
+from gateway.api.schemas.bodies import TokenIds
+from gateway.api.schemas.completion import token_prompt
+from gateway.api.schemas.decoding import decode_body
 from gateway.api.schemas.model_name import ModelName, checked_model
 from gateway.api.schemas.refusals import invalid_value
 from gateway.api.schemas.row import Kind
+from gateway.api.schemas.texts import estimate_tokens, require_text
 from gateway.generation import Generation, Prompt
 from shared.bounds import (
     MAX_DIMENSIONS,

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from gateway.api.schemas.decoding import require_text
 from gateway.api.schemas.hosted_items import HOSTED_ITEMS, HostedItem
 from gateway.api.schemas.refusals import invalid_value, missing_parameter, unsupported_parameter
+from gateway.api.schemas.texts import require_text
 from gateway.responses.body import ItemBody, PartBody
 from gateway.responses.compaction import COMPACTION, PREFACE, remaining
 from gateway.responses.tools import NamespacedName

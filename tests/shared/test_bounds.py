@@ -9,9 +9,7 @@ import msgspec
 import pytest
 from msgspec import inspect
 
-from gateway.api.schemas.chat import ChatBody
-from gateway.api.schemas.completion import CompletionBody
-from gateway.api.schemas.tokenizer import DetokenizeBody, TokenizeBody
+from gateway.api.schemas.bodies import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from gateway.pooling.bodies import EmbeddingsBody, RerankBody, ScoreBody
 from gpu_worker.consumer.unreadable import RequestEnvelope, UnreadableRequestError, read_request
 from shared.messages import GatewayHeartbeat, Heartbeat, Request, decode_request

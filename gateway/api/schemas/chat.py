@@ -1,18 +1,14 @@
-"""The body of `POST /v1/chat/completions`."""
+"""What a body of `POST /v1/chat/completions` asks for."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
-
 import msgspec
-from msgspec import Meta, Struct
 
 from gateway.api.schemas.best_of import with_best_of
-from gateway.api.schemas.conversation import Content, MessageBodies, content_text, estimate_messages, flatten_messages
+from gateway.api.schemas.bodies import ChatBody
+from gateway.api.schemas.conversation import content_text, estimate_messages, flatten_messages
 from gateway.api.schemas.decoding import decode_body
 from gateway.api.schemas.parameters import (
-    AskedLogprobs,
-    CommonBody,
     check_names,
     check_sequences,
     check_stream_options,
@@ -27,59 +23,17 @@ from gateway.api.schemas.row import Kind
 from gateway.api.schemas.sampling_fields import is_deterministic, left_out
 from gateway.api.schemas.structured_output import asked_output, constrained
 from gateway.api.schemas.template_options import (
-    Documents,
-    ReasoningEffort,
-    Template,
-    Variables,
-    Verbosity,
     chat_options,
     may_reason,
     template_variables,
 )
 from gateway.api.schemas.tools import (
-    Choice,
-    FunctionBodies,
-    NamedFunction,
     OfferedTools,
-    ToolBodies,
-    ToolChoiceBody,
     offered_functions,
     offered_tools,
 )
 from gateway.generation import Generation, Prompt
-from shared.bounds import MAX_OUTPUT_TOKENS
 from shared.conversation import ChatMessage
-
-
-class PredictionBody(Struct, kw_only=True, forbid_unknown_fields=True):
-    """What the client expects the answer to resemble: a file before an edit, for instance."""
-
-    type: Literal["content"]
-    content: Content
-
-
-class ChatBody(CommonBody, kw_only=True):
-    """The whole body."""
-
-    messages: MessageBodies
-    max_completion_tokens: Annotated[int, Meta(ge=1, le=MAX_OUTPUT_TOKENS)] | None = None
-    logprobs: bool | None = None
-    top_logprobs: AskedLogprobs | None = None
-    prediction: PredictionBody | None = None
-    tools: ToolBodies | None = None
-    tool_choice: Choice | ToolChoiceBody | None = None
-    parallel_tool_calls: bool | None = None
-    functions: FunctionBodies | None = None
-    function_call: Choice | NamedFunction | None = None
-    reasoning_effort: ReasoningEffort | None = None
-    verbosity: Verbosity | None = None
-    include_reasoning: bool | None = None
-    chat_template: Template | None = None
-    chat_template_kwargs: Variables | None = None
-    documents: Documents | None = None
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
-
 
 _decoder = msgspec.json.Decoder(ChatBody)
 

@@ -1,17 +1,15 @@
-"""The body of `POST /v1/completions`."""
+"""What a body of `POST /v1/completions` asks for."""
 
 from __future__ import annotations
 
-from typing import Annotated, cast
+from typing import cast
 
 import msgspec
-from msgspec import Meta
 
 from gateway.api.schemas.best_of import with_best_of
-from gateway.api.schemas.decoding import decode_body, estimate_tokens
+from gateway.api.schemas.bodies import CompletionBody
+from gateway.api.schemas.decoding import decode_body
 from gateway.api.schemas.parameters import (
-    AskedLogprobs,
-    CommonBody,
     check_names,
     check_sequences,
     check_stream_options,
@@ -25,22 +23,10 @@ from gateway.api.schemas.reporting import details, num_logprobs, prompt_logprobs
 from gateway.api.schemas.row import Kind
 from gateway.api.schemas.sampling_fields import is_deterministic, left_out
 from gateway.api.schemas.structured_output import asked_output, constrained
+from gateway.api.schemas.texts import estimate_tokens
 from gateway.generation import Generation, Prompt
-from shared.bounds import MAX_PROMPT_TOKENS, TokenId
 
 DEFAULT_MAX_TOKENS = 16
-
-TokenIds = Annotated[list[TokenId], Meta(max_length=MAX_PROMPT_TOKENS)]
-
-
-class CompletionBody(CommonBody, kw_only=True):
-    """The whole body."""
-
-    prompt: str | Annotated[list[str | TokenId | TokenIds], Meta(min_length=1, max_length=MAX_PROMPT_TOKENS)]
-    logprobs: AskedLogprobs | None = None
-    suffix: str | None = None
-    add_special_tokens: bool | None = None
-
 
 _decoder = msgspec.json.Decoder(CompletionBody)
 

@@ -11,8 +11,9 @@ from typing import Annotated, Any, cast
 import msgspec
 from msgspec import Meta, Struct
 
-from gateway.api.schemas.decoding import estimate_tokens, require_text
+from gateway.api.schemas.described import described
 from gateway.api.schemas.refusals import invalid_value, missing_parameter, unsupported_parameter
+from gateway.api.schemas.texts import estimate_tokens, require_text
 from gateway.errors import ApiError
 from shared.bounds import MAX_MESSAGES, MAX_TOOLS
 from shared.conversation import ChatMessage, ChatOptions, ToolCall
@@ -27,6 +28,8 @@ MAX_ARGUMENTS = 1024
 _TOKENS_PER_MESSAGE = 4
 _TEXT_PARTS = ("text", "input_text", "output_text")
 
+_CALL = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+
 Name = Annotated[str, Meta(max_length=256)]
 
 
@@ -39,10 +42,16 @@ class ThinkingPart(Struct):
 class ContentPart(Struct, forbid_unknown_fields=True):
     """One part of a message's content; only parts of text are supported."""
 
-    type: Annotated[str, Meta(max_length=64)]
-    text: str | None = None
-    refusal: str | None = None
-    thinking: str | Annotated[list[ThinkingPart], Meta(max_length=MAX_MESSAGES)] | None = None
+    type: Annotated[
+        Annotated[str, Meta(max_length=64)],
+        described("The form of the part: `text`, `input_text`, `output_text`, `refusal` or `thinking`."),
+    ]
+    text: Annotated[str | None, described("The text of the part.")] = None
+    refusal: Annotated[str | None, described("The text of a part of the type `refusal`.")] = None
+    thinking: Annotated[
+        str | Annotated[list[ThinkingPart], Meta(max_length=MAX_MESSAGES)] | None,
+        described("The text of a part of the type `thinking`, or a list of parts."),
+    ] = None
 
 
 Content = str | Annotated[list[ContentPart], Meta(max_length=MAX_MESSAGES)]
@@ -51,38 +60,53 @@ Content = str | Annotated[list[ContentPart], Meta(max_length=MAX_MESSAGES)]
 class CalledFunctionBody(Struct, kw_only=True, forbid_unknown_fields=True):
     """Which function an earlier answer called. The arguments are JSON text; some clients send the object itself."""
 
-    name: Name
-    arguments: str | Annotated[dict[Name, Any], Meta(max_length=MAX_ARGUMENTS)] | None = None
+    name: Annotated[Name, described("The function's name.", "g")]
+    arguments: Annotated[
+        str | Annotated[dict[Name, Any], Meta(max_length=MAX_ARGUMENTS)] | None,
+        described("JSON text of the arguments.", '{"a":1}'),
+    ] = None
 
 
 class CalledCustomBody(Struct, kw_only=True, forbid_unknown_fields=True):
     """Which tool with free text an earlier answer called, and the text."""
 
-    name: Name
-    input: str | None = None
+    name: Annotated[Name, described("The tool's name.", "g")]
+    input: Annotated[str | None, described("The text that it was given.", "x")] = None
 
 
 class ToolCallBody(Struct, kw_only=True, forbid_unknown_fields=True):
     """One call of an earlier answer."""
 
-    function: CalledFunctionBody | None = None
-    custom: CalledCustomBody | None = None
-    id: Name | None = None
-    type: Name | None = None
+    function: Annotated[CalledFunctionBody | None, described("What was called.")] = None
+    custom: Annotated[
+        CalledCustomBody | None,
+        described("The tool of a call of type `custom`; told as a function with the argument `input`."),
+    ] = None
+    id: Annotated[Name | None, described("Names the call.", "call_2")] = None
+    type: Annotated[Name | None, described("`function` or `custom`.")] = None
 
 
 class MessageBody(Struct, kw_only=True, forbid_unknown_fields=True):
     """One message as the client wrote it."""
 
-    role: Annotated[str, Meta(max_length=64)]
-    content: Content | None = None
-    name: Name | None = None
-    refusal: str | None = None
-    reasoning_content: Content | None = None
-    reasoning: Content | None = None
-    tool_calls: Annotated[list[ToolCallBody], Meta(max_length=MAX_TOOLS)] | None = None
-    tool_call_id: Name | None = None
-    function_call: CalledFunctionBody | None = None
+    role: Annotated[
+        Annotated[str, Meta(max_length=64)], described("system, developer, user, assistant, tool or function.")
+    ]
+    content: Annotated[Content | None, described("A text, or a list of parts.")] = None
+    name: Annotated[Name | None, described("Who speaks.", "Ann")] = None
+    refusal: Annotated[str | None, described("Text of an earlier answer that declined.", "no")] = None
+    reasoning_content: Annotated[
+        Content | None, described("What the model thought before an earlier answer.", "hm")
+    ] = None
+    reasoning: Annotated[Content | None, described("Another name of `reasoning_content`.", "hm")] = None
+    tool_calls: Annotated[
+        Annotated[list[ToolCallBody], Meta(max_length=MAX_TOOLS)] | None,
+        described("The calls of an earlier answer.", [_CALL]),
+    ] = None
+    tool_call_id: Annotated[Name | None, described("The call whose result the message is.", "call_1")] = None
+    function_call: Annotated[
+        CalledFunctionBody | None, described("The older form of `tool_calls`.", _CALL["function"])
+    ] = None
 
 
 MessageBodies = Annotated[list[MessageBody], Meta(min_length=1, max_length=MAX_MESSAGES)]

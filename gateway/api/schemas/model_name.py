@@ -6,8 +6,8 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from gateway.api.schemas.decoding import require_text
 from gateway.api.schemas.refusals import invalid_value
+from gateway.api.schemas.texts import require_text
 from shared.bounds import MAX_NAME_BYTES
 
 ModelName = Annotated[str, Meta(min_length=1, max_length=MAX_NAME_BYTES)]

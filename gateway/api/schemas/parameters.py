@@ -10,11 +10,12 @@ from typing import Annotated, Any
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from gateway.api.schemas.decoding import require_text
+from gateway.api.schemas.described import described
 from gateway.api.schemas.model_name import ModelName, checked_model
 from gateway.api.schemas.refusals import invalid_value
 from gateway.api.schemas.sampling_fields import sampling_of
 from gateway.api.schemas.structured_output import StructuredOutputFields
+from gateway.api.schemas.texts import require_text
 from gateway.generation import Prompt
 from shared.bounds import (
     MAX_ALLOWED_TOKENS,
@@ -40,36 +41,81 @@ AskedLogprobs = Annotated[int, Meta(ge=-1, le=MAX_LOGPROBS)]
 class StreamOptions(Struct, forbid_unknown_fields=True):
     """What a stream reports besides its text."""
 
-    include_usage: bool | None = None
-    continuous_usage_stats: bool | None = None
+    include_usage: Annotated[bool | None, described("End the stream with a chunk that counts tokens.", True)] = None
+    continuous_usage_stats: Annotated[bool | None, described("Count tokens in every chunk.", True)] = None
 
 
 class CommonBody(StructuredOutputFields, kw_only=True, forbid_unknown_fields=True):
     """Fields of both bodies. None always means: left out."""
 
-    model: ModelName
+    model: Annotated[ModelName, described("The model to use.")]
     # -1 is how some clients say that only the context bounds the answer; of llama.cpp's `n_predict`, -2 too.
-    max_tokens: Annotated[int, Meta(ge=-1, le=MAX_OUTPUT_TOKENS)] | None = None
-    n_predict: Annotated[int, Meta(ge=-2, le=MAX_OUTPUT_TOKENS)] | None = None
-    min_tokens: NumOutputTokens | None = None
-    n: Annotated[int, Meta(ge=1, le=MAX_SEQUENCES)] | None = None
-    best_of: Annotated[int, Meta(ge=1, le=MAX_SEQUENCES)] | None = None
-    stop_token_ids: Annotated[list[TokenId], Meta(max_length=MAX_STOP_TOKENS)] | None = None
-    include_stop_str_in_output: bool | None = None
-    skip_special_tokens: bool | None = None
-    repeat_penalty: RepetitionPenalty | None = None
-    logit_bias: Biases | None = None
-    allowed_token_ids: Annotated[list[TokenId], Meta(min_length=1, max_length=MAX_ALLOWED_TOKENS)] | None = None
-    bad_words: Annotated[list[BadWord], Meta(max_length=MAX_BAD_WORDS)] | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    user: Annotated[str, Meta(max_length=512)] | None = None
-    prompt_logprobs: AskedLogprobs | None = None
-    return_token_ids: bool | None = None
-    return_tokens_as_token_ids: bool | None = None
-    truncate_prompt_tokens: NumTruncatedTokens | None = None
-    cache_salt: CacheSalt | None = None
-    echo: bool | None = None
+    max_tokens: Annotated[
+        Annotated[int, Meta(ge=-1, le=MAX_OUTPUT_TOKENS)] | None,
+        described("Tokens to generate at most; -1 for no limit but the context, which may end the answer earlier.", 3),
+    ] = None
+    n_predict: Annotated[
+        Annotated[int, Meta(ge=-2, le=MAX_OUTPUT_TOKENS)] | None, described("llama.cpp's name of `max_tokens`.", 3)
+    ] = None
+    min_tokens: Annotated[
+        NumOutputTokens | None,
+        described("The answer does not end before it has so many tokens, unless nothing else may follow.", 2),
+    ] = None
+    n: Annotated[Annotated[int, Meta(ge=1, le=MAX_SEQUENCES)] | None, described("Answers to the same prompt.", 2)] = (
+        None
+    )
+    best_of: Annotated[
+        Annotated[int, Meta(ge=1, le=MAX_SEQUENCES)] | None,
+        described(
+            "Generate so many answers to each prompt, and tell the `n` likeliest by the mean log probability of their "
+            "tokens, the best first; not with `stream`. `usage` counts the tokens of all.",
+            2,
+        ),
+    ] = None
+    stop_token_ids: Annotated[
+        Annotated[list[TokenId], Meta(max_length=MAX_STOP_TOKENS)] | None, described("Tokens that end the answer.", [7])
+    ] = None
+    include_stop_str_in_output: Annotated[
+        bool | None, described("The text that ended the answer is part of it.", True)
+    ] = None
+    skip_special_tokens: Annotated[bool | None, described("False leaves special tokens in the text.", False)] = None
+    repeat_penalty: Annotated[RepetitionPenalty | None, described("llama.cpp's name of `repetition_penalty`.", 1.1)] = (
+        None
+    )
+    logit_bias: Annotated[Biases | None, described("Token id to what is added to its logit.", {"5": -100})] = None
+    allowed_token_ids: Annotated[
+        Annotated[list[TokenId], Meta(min_length=1, max_length=MAX_ALLOWED_TOKENS)] | None,
+        described("No other tokens are generated.", [5, 6]),
+    ] = None
+    bad_words: Annotated[
+        Annotated[list[BadWord], Meta(max_length=MAX_BAD_WORDS)] | None,
+        described(
+            "Texts that are not generated, as the tokens that spell them with a space before and without.", ["bad"]
+        ),
+    ] = None
+    stream: Annotated[bool | None, described("Send the answer as server-sent events.", True)] = None
+    stream_options: Annotated[
+        StreamOptions | None, described("What a stream reports besides text; only with `stream`.")
+    ] = None
+    user: Annotated[
+        Annotated[str, Meta(max_length=512)] | None,
+        described("The end user, checked and without influence.", "someone"),
+    ] = None
+    prompt_logprobs: Annotated[
+        AskedLogprobs | None,
+        described("Report the log probabilities of the prompt, with so many alternatives; -1 for 20.", 2),
+    ] = None
+    return_token_ids: Annotated[bool | None, described("Report the token ids of prompt and answer.", True)] = None
+    return_tokens_as_token_ids: Annotated[
+        bool | None, described("Log probabilities call tokens `token_id:5`.", True)
+    ] = None
+    truncate_prompt_tokens: Annotated[
+        NumTruncatedTokens | None,
+        described("Use only so many of the prompt's last tokens; -1 for what fits beside `max_tokens`.", 5),
+    ] = None
+    cache_salt: Annotated[
+        CacheSalt | None, described("What is cached is shared only with requests that have the same salt.", "mine")
+    ] = None
 
 
 def to_sampling(

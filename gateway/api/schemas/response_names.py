@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from gateway.api.schemas.described import rows_of
 from gateway.api.schemas.row import Kind, Row, Use
+from gateway.api.schemas.sampling_fields import SamplingFields
 
 _RESPONSE = (Kind.RESPONSE,)
 _REASONING = (Kind.RESPONSE_REASONING,)
@@ -23,6 +25,7 @@ def _refused(name: str, instead: str, example: object, without_effect: tuple[obj
 
 
 RESPONSE_NAMES = (
+    *rows_of(SamplingFields, Kind.RESPONSE),
     _served("model", "The model to use."),
     _served(
         "input",
@@ -44,19 +47,7 @@ RESPONSE_NAMES = (
         "reasoning", "How much the model thinks, and where that is told.", {"effort": "low"}, Kind.RESPONSE_REASONING
     ),
     _served("max_output_tokens", "Tokens to generate at most, reasoning included.", 3),
-    _served("temperature", "0 takes the most likely token each time.", 0.5),
-    _served("top_p", "Draw from the most likely tokens that have this probability together.", 0.9),
-    _served("top_k", "Draw from so many most likely tokens; 0 and -1 keep all.", 40),
-    _served("min_p", "Drop tokens less likely than this times the most likely one.", 0.1),
     _served("top_logprobs", "Report the log probability of each token, and of so many likely alternatives.", 2),
-    _served("stop", "A text, or a list of texts, before which the answer ends.", ["END"]),
-    _served("seed", "The same seed and request give the same answer; -1 is the same as none.", 42),
-    _served("presence_penalty", "Subtracted from the logit of each token that the answer has.", 0.5),
-    _served("frequency_penalty", "The same, times the number of its occurrences.", 0.5),
-    _served("repetition_penalty", "Divides positive logits of tokens in prompt and answer.", 1.1),
-    _served("ignore_eos", "Go on after the end-of-sequence token.", True),
-    _served("priority", "Larger runs earlier among the requests that wait.", 5),
-    _served("timeout", "Seconds until the answer must be complete.", 60.0),
     _served("user", "The end user, repeated in the response.", "someone"),
     _served("safety_identifier", "Repeated in the response.", "someone"),
     _served("prompt_cache_key", "Repeated in the response. Prompts are cached by their content.", "a"),

@@ -10,7 +10,8 @@ from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
-from gateway.api.schemas.decoding import require_text
+from gateway.api.schemas.described import described
+from gateway.api.schemas.texts import require_text
 from shared.bounds import (
     MAX_STOPS,
     MAX_TOKEN_ID,
@@ -27,21 +28,39 @@ from shared.sampling import Sampling, SamplingDefaults
 
 
 class SamplingFields(Struct, kw_only=True, forbid_unknown_fields=True):
-    """Fields of a body. None always means: left out."""
+    """Fields of a body, which say themselves what they do. None always means: left out."""
 
-    temperature: Temperature | None = None
-    top_p: Probability | None = None
+    temperature: Annotated[Temperature | None, described("0 takes the most likely token each time.", 0.5)] = None
+    top_p: Annotated[
+        Probability | None, described("Draw from the most likely tokens that have this probability together.", 0.9)
+    ] = None
     # -1 is how vLLM's clients say that all tokens are kept.
-    top_k: Annotated[int, Meta(ge=-1, le=MAX_TOKEN_ID)] | None = None
-    min_p: Probability | None = None
-    seed: Seed | None = None
-    stop: StopString | Annotated[list[StopString], Meta(max_length=MAX_STOPS)] | None = None
-    presence_penalty: Penalty | None = None
-    frequency_penalty: Penalty | None = None
-    repetition_penalty: RepetitionPenalty | None = None
-    ignore_eos: bool | None = None
-    priority: Priority | None = None
-    timeout: TimeoutSeconds | None = None
+    top_k: Annotated[
+        Annotated[int, Meta(ge=-1, le=MAX_TOKEN_ID)] | None,
+        described("Draw from so many most likely tokens; 0 and -1 keep all.", 40),
+    ] = None
+    min_p: Annotated[
+        Probability | None, described("Drop tokens less likely than this times the most likely one.", 0.1)
+    ] = None
+    seed: Annotated[
+        Seed | None, described("The same seed and request give the same answer; -1 is the same as none.", 42)
+    ] = None
+    stop: Annotated[
+        StopString | Annotated[list[StopString], Meta(max_length=MAX_STOPS)] | None,
+        described("A text, or a list of texts, before which the answer ends.", ["END"]),
+    ] = None
+    presence_penalty: Annotated[
+        Penalty | None, described("Subtracted from the logit of each token that the answer has.", 0.5)
+    ] = None
+    frequency_penalty: Annotated[Penalty | None, described("The same, times the number of its occurrences.", 0.5)] = (
+        None
+    )
+    repetition_penalty: Annotated[
+        RepetitionPenalty | None, described("Divides positive logits of tokens in prompt and answer.", 1.1)
+    ] = None
+    ignore_eos: Annotated[bool | None, described("Go on after the end-of-sequence token.", True)] = None
+    priority: Annotated[Priority | None, described("Larger runs earlier among the requests that wait.", 5)] = None
+    timeout: Annotated[TimeoutSeconds | None, described("Seconds until the answer must be complete.", 60.0)] = None
 
 
 # How clients of vLLM and llama.cpp say that each answer is to have a seed of its own.

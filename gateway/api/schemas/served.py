@@ -1,206 +1,46 @@
-"""The parameters that are served. Each is a field of the body's struct in this folder."""
+"""The parameters that are served: the fields of the structs that read bodies."""
 
 from __future__ import annotations
 
-from gateway.api.schemas.row import GENERATION, Kind, Row
+from types import MappingProxyType
 
-_CHAT = (Kind.CHAT,)
-_COMPLETION = (Kind.COMPLETION,)
-_TOKENIZE = (Kind.TOKENIZE,)
+from msgspec import Struct
 
-_FUNCTION = {"name": "f"}
-_TOOL = {"type": "function", "function": _FUNCTION}
-_CALL = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
-
-_TOOLS = (
-    Row("tools", (Kind.CHAT, Kind.TOKENIZE), "Functions that the answer may call.", [_TOOL], holds=Kind.TOOL),
-    Row("tool_choice", _CHAT, "`none`, `auto`, `required`, one function, or the allowed ones: what may be called."),
-    Row("parallel_tool_calls", _CHAT, "False: at most one call an answer."),
-    Row("functions", _CHAT, "The older form of `tools`.", [_FUNCTION], holds=Kind.FUNCTION),
-    Row("function_call", _CHAT, "The older form of `tool_choice`: `none`, `auto`, or one function."),
-    Row("type", (Kind.TOOL,), "Always `function`."),
-    Row("function", (Kind.TOOL,), "The function.", holds=Kind.FUNCTION),
-    Row("name", (Kind.FUNCTION,), "At most 64 letters, digits, `_` and `-`."),
-    Row("description", (Kind.FUNCTION,), "What it does, for the model.", "Adds."),
-    Row("parameters", (Kind.FUNCTION,), "JSON schema of the object of its arguments.", {"type": "object"}),
-    Row("strict", (Kind.FUNCTION,), "The arguments keep to the schema.", True),
-    Row("tool_calls", (Kind.MESSAGE,), "The calls of an earlier answer.", [_CALL], holds=Kind.TOOL_CALL),
-    Row("tool_call_id", (Kind.MESSAGE,), "The call whose result the message is.", "call_1"),
-    Row(
-        "function_call",
-        (Kind.MESSAGE,),
-        "The older form of `tool_calls`.",
-        {"name": "f", "arguments": "{}"},
-        holds=Kind.CALLED_FUNCTION,
-    ),
-    Row("id", (Kind.TOOL_CALL,), "Names the call.", "call_2"),
-    Row("type", (Kind.TOOL_CALL,), "`function` or `custom`."),
-    Row("function", (Kind.TOOL_CALL,), "What was called.", holds=Kind.CALLED_FUNCTION),
-    Row(
-        "custom",
-        (Kind.TOOL_CALL,),
-        "The tool of a call of type `custom`; told as a function with the argument `input`.",
-        holds=Kind.CALLED_CUSTOM,
-    ),
-    Row("name", (Kind.CALLED_CUSTOM,), "The tool's name.", "g"),
-    Row("input", (Kind.CALLED_CUSTOM,), "The text that it was given.", "x"),
-    Row("name", (Kind.CALLED_FUNCTION,), "The function's name.", "g"),
-    Row("arguments", (Kind.CALLED_FUNCTION,), "JSON text of the arguments.", '{"a":1}'),
-    Row("reasoning_content", (Kind.MESSAGE,), "What the model thought before an earlier answer.", "hm"),
-    Row("reasoning", (Kind.MESSAGE,), "Another name of `reasoning_content`.", "hm"),
-    Row("refusal", (Kind.MESSAGE,), "Text of an earlier answer that declined.", "no"),
-    Row("refusal", (Kind.CONTENT_PART,), "The text of a part of the type `refusal`."),
-    Row("thinking", (Kind.CONTENT_PART,), "The text of a part of the type `thinking`, or a list of parts."),
+from gateway.api.schemas.bodies import ChatBody, CompletionBody, DetokenizeBody, PredictionBody, TokenizeBody
+from gateway.api.schemas.conversation import (
+    CalledCustomBody,
+    CalledFunctionBody,
+    ContentPart,
+    MessageBody,
+    ToolCallBody,
 )
+from gateway.api.schemas.described import rows_of
+from gateway.api.schemas.parameters import StreamOptions
+from gateway.api.schemas.row import Kind
+from gateway.api.schemas.structured_output import JsonSchemaBody, ResponseFormatBody, StructuredOutputsBody
+from gateway.api.schemas.tools import FunctionBody, ToolBody
 
-_CHAT_AND_TOKENIZE = (Kind.CHAT, Kind.TOKENIZE)
-_TEMPLATE = (
-    Row("reasoning_effort", _CHAT, "How much to think: `none` to `max`, where the template knows it.", "high"),
-    Row("verbosity", _CHAT, "How long answers are: `low`, `medium` or `high`, where the template knows it.", "low"),
-    Row("include_reasoning", _CHAT, "False: leave the reasoning out of the answer.", False),
-    Row("chat_template", _CHAT_AND_TOKENIZE, "A template to use; only where the operator allows it.", "x"),
-    Row("chat_template_kwargs", _CHAT_AND_TOKENIZE, "Variables of the template.", {"enable_thinking": False}),
-    Row("documents", _CHAT, "Documents for templates that know them.", [{"text": "a"}]),
-    Row("add_generation_prompt", _CHAT_AND_TOKENIZE, "Open the assistant's turn at the end.", False),
-    Row("continue_final_message", _CHAT_AND_TOKENIZE, "The answer goes on after the last message."),
+# The struct that reads each object.
+READERS: MappingProxyType[Kind, type[Struct]] = MappingProxyType(
+    {
+        Kind.CHAT: ChatBody,
+        Kind.COMPLETION: CompletionBody,
+        Kind.TOKENIZE: TokenizeBody,
+        Kind.DETOKENIZE: DetokenizeBody,
+        Kind.STREAM_OPTIONS: StreamOptions,
+        Kind.MESSAGE: MessageBody,
+        Kind.CONTENT_PART: ContentPart,
+        Kind.PREDICTION: PredictionBody,
+        Kind.RESPONSE_FORMAT: ResponseFormatBody,
+        Kind.JSON_SCHEMA: JsonSchemaBody,
+        Kind.STRUCTURED_OUTPUTS: StructuredOutputsBody,
+        Kind.TOOL: ToolBody,
+        Kind.FUNCTION: FunctionBody,
+        Kind.TOOL_CALL: ToolCallBody,
+        Kind.CALLED_FUNCTION: CalledFunctionBody,
+        Kind.CALLED_CUSTOM: CalledCustomBody,
+    }
 )
+_KINDS = {struct: kind for kind, struct in READERS.items()}
 
-SERVED = (
-    Row("model", (*GENERATION, Kind.TOKENIZE, Kind.DETOKENIZE), "The model to use."),
-    Row("messages", (Kind.CHAT, Kind.TOKENIZE), "The conversation.", holds=Kind.MESSAGE),
-    Row("prompt", _COMPLETION, "A text, a list of texts, a list of token ids, or a list of such lists."),
-    Row("prompt", _TOKENIZE, "The text to turn into tokens; `messages` is the other choice."),
-    Row(
-        "max_tokens",
-        GENERATION,
-        "Tokens to generate at most; -1 for no limit but the context, which may end the answer earlier.",
-        3,
-    ),
-    Row("n_predict", GENERATION, "llama.cpp's name of `max_tokens`.", 3),
-    Row(
-        "min_tokens",
-        GENERATION,
-        "The answer does not end before it has so many tokens, unless nothing else may follow.",
-        2,
-    ),
-    Row("max_completion_tokens", _CHAT, "The newer name of `max_tokens`, and stronger.", 3),
-    Row("temperature", GENERATION, "0 takes the most likely token each time.", 0.5),
-    Row("top_p", GENERATION, "Draw from the most likely tokens that have this probability together.", 0.9),
-    Row("top_k", GENERATION, "Draw from so many most likely tokens; 0 and -1 keep all.", 40),
-    Row("min_p", GENERATION, "Drop tokens less likely than this times the most likely one.", 0.1),
-    Row("n", GENERATION, "Answers to the same prompt.", 2),
-    Row(
-        "best_of",
-        GENERATION,
-        "Generate so many answers to each prompt, and tell the `n` likeliest by the mean log probability of their "
-        "tokens, the best first; not with `stream`. `usage` counts the tokens of all.",
-        2,
-    ),
-    Row("stop", GENERATION, "A text, or a list of texts, before which the answer ends.", ["END"]),
-    Row("include_stop_str_in_output", GENERATION, "The text that ended the answer is part of it.", True),
-    Row("skip_special_tokens", GENERATION, "False leaves special tokens in the text.", False),
-    Row("stop_token_ids", GENERATION, "Tokens that end the answer.", [7]),
-    Row("seed", GENERATION, "The same seed and request give the same answer; -1 is the same as none.", 42),
-    Row("presence_penalty", GENERATION, "Subtracted from the logit of each token that the answer has.", 0.5),
-    Row("frequency_penalty", GENERATION, "The same, times the number of its occurrences.", 0.5),
-    Row("repetition_penalty", GENERATION, "Divides positive logits of tokens in prompt and answer.", 1.1),
-    Row("repeat_penalty", GENERATION, "llama.cpp's name of `repetition_penalty`.", 1.1),
-    Row("logit_bias", GENERATION, "Token id to what is added to its logit.", {"5": -100}),
-    Row("allowed_token_ids", GENERATION, "No other tokens are generated.", [5, 6]),
-    Row(
-        "bad_words",
-        GENERATION,
-        "Texts that are not generated, as the tokens that spell them with a space before and without.",
-        ["bad"],
-    ),
-    Row("ignore_eos", GENERATION, "Go on after the end-of-sequence token.", True),
-    Row("stream", GENERATION, "Send the answer as server-sent events.", True),
-    Row(
-        "stream_options",
-        GENERATION,
-        "What a stream reports besides text; only with `stream`.",
-        holds=Kind.STREAM_OPTIONS,
-    ),
-    Row("user", GENERATION, "The end user, checked and without influence.", "someone"),
-    Row("priority", GENERATION, "Larger runs earlier among the requests that wait.", 5),
-    Row("timeout", GENERATION, "Seconds until the answer must be complete.", 60.0),
-    Row(
-        "prompt_logprobs",
-        GENERATION,
-        "Report the log probabilities of the prompt, with so many alternatives; -1 for 20.",
-        2,
-    ),
-    Row("return_token_ids", GENERATION, "Report the token ids of prompt and answer.", True),
-    Row("return_tokens_as_token_ids", GENERATION, "Log probabilities call tokens `token_id:5`.", True),
-    Row(
-        "truncate_prompt_tokens",
-        GENERATION,
-        "Use only so many of the prompt's last tokens; -1 for what fits beside `max_tokens`.",
-        5,
-    ),
-    Row("cache_salt", GENERATION, "What is cached is shared only with requests that have the same salt.", "mine"),
-    Row("logprobs", _CHAT, "Report the log probability of each token.", True),
-    Row("top_logprobs", _CHAT, "Report so many likely alternatives too, -1 for 20; only with `logprobs`."),
-    Row("logprobs", _COMPLETION, "Report log probabilities with so many alternatives; -1 for 20.", 2),
-    Row("echo", _COMPLETION, "Begin the answer with the prompt.", True),
-    Row("echo", _CHAT, "Begin the answer with the last message, where it is the assistant's.", True),
-    Row("add_special_tokens", _COMPLETION, "False: the prompt gets no tokens but its own.", False),
-    Row("suffix", _COMPLETION, "What follows the answer; for models with tokens that mark prefix and suffix.", "x"),
-    Row(
-        "prediction",
-        _CHAT,
-        "What the answer is expected to resemble; makes it faster, never different.",
-        {"type": "content", "content": "abc"},
-        holds=Kind.PREDICTION,
-    ),
-    Row(
-        "response_format",
-        GENERATION,
-        "The answer is JSON, or matches a schema.",
-        {"type": "json_object"},
-        holds=Kind.RESPONSE_FORMAT,
-    ),
-    Row(
-        "structured_outputs",
-        GENERATION,
-        "The same in the form of vLLM, and regular expressions, choices and grammars.",
-        {"json_object": True},
-        holds=Kind.STRUCTURED_OUTPUTS,
-    ),
-    Row("guided_json", GENERATION, "A JSON schema that the answer matches.", {"type": "object"}),
-    Row("guided_regex", GENERATION, "A regular expression that the answer matches.", "a+"),
-    Row("guided_choice", GENERATION, "Texts, one of which is the answer.", ["yes", "no"]),
-    Row("guided_grammar", GENERATION, "A grammar in GBNF or Lark that the answer matches.", 'root ::= "a"'),
-    Row("json_schema", GENERATION, "A JSON schema that the answer matches.", {"type": "object"}),
-    Row("grammar", GENERATION, "A grammar in GBNF or Lark that the answer matches; empty for none.", 'root ::= "a"'),
-    Row("type", (Kind.RESPONSE_FORMAT,), "`text`, `json_object` or `json_schema`; `json` with a `value`."),
-    Row("json_schema", (Kind.RESPONSE_FORMAT,), "The schema, with `json_schema`.", holds=Kind.JSON_SCHEMA),
-    Row("schema", (Kind.RESPONSE_FORMAT,), "A schema beside `json_object`.", {"type": "object", "maxProperties": 0}),
-    Row("value", (Kind.RESPONSE_FORMAT,), "The same, as Hugging Face's clients write it.", {"type": "object"}),
-    Row("name", (Kind.JSON_SCHEMA,), "A name for the reader, without influence.", "thing"),
-    Row("description", (Kind.JSON_SCHEMA,), "A note for the reader, without influence.", "A thing."),
-    Row("schema", (Kind.JSON_SCHEMA,), "The JSON schema that the answer matches.", {"type": "array"}),
-    Row("strict", (Kind.JSON_SCHEMA,), "Refuse a `oneOf` whose alternatives may overlap, instead of `anyOf`.", True),
-    Row("json", (Kind.STRUCTURED_OUTPUTS,), "A JSON schema that the answer matches.", {"type": "object"}),
-    Row("regex", (Kind.STRUCTURED_OUTPUTS,), "A regular expression that the answer matches.", "a+"),
-    Row("choice", (Kind.STRUCTURED_OUTPUTS,), "Texts, one of which is the answer.", ["yes", "no"]),
-    Row("grammar", (Kind.STRUCTURED_OUTPUTS,), "A grammar in GBNF or Lark that the answer matches.", 'root ::= "a"'),
-    Row("json_object", (Kind.STRUCTURED_OUTPUTS,), "The answer is a JSON object.", True),
-    Row("include_usage", (Kind.STREAM_OPTIONS,), "End the stream with a chunk that counts tokens.", True),
-    Row("continuous_usage_stats", (Kind.STREAM_OPTIONS,), "Count tokens in every chunk.", True),
-    Row("role", (Kind.MESSAGE,), "system, developer, user, assistant, tool or function."),
-    Row("content", (Kind.MESSAGE,), "A text, or a list of parts.", holds=Kind.CONTENT_PART),
-    Row("name", (Kind.MESSAGE,), "Who speaks.", "Ann"),
-    Row(
-        "type",
-        (Kind.CONTENT_PART,),
-        "The form of the part: `text`, `input_text`, `output_text`, `refusal` or `thinking`.",
-    ),
-    Row("text", (Kind.CONTENT_PART,), "The text of the part."),
-    Row("type", (Kind.PREDICTION,), "Always `content`."),
-    Row("content", (Kind.PREDICTION,), "A text, or a list of parts.", holds=Kind.CONTENT_PART),
-    Row("add_special_tokens", _TOKENIZE, "Add the tokens that begin every prompt, as for completions.", True),
-    Row("tokens", (Kind.DETOKENIZE,), "The token ids to turn into text."),
-    *_TOOLS,
-    *_TEMPLATE,
-)
+SERVED = tuple(row for kind, struct in READERS.items() for row in rows_of(struct, kind, _KINDS))

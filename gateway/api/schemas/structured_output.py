@@ -12,10 +12,11 @@ from typing import Annotated
 import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
-from gateway.api.schemas.decoding import require_text
+from gateway.api.schemas.described import described
 from gateway.api.schemas.raw import given
 from gateway.api.schemas.refusals import invalid_value, missing_parameter, unsupported_parameter
 from gateway.api.schemas.sampling_fields import SamplingFields
+from gateway.api.schemas.texts import require_text
 from gateway.generation import StructuredOutput
 from shared.sampling import Grammar, Sampling
 from shared.structured_output.bounds import MAX_ALTERNATIVES, MAX_CHARACTERS
@@ -36,42 +37,70 @@ _ESCAPED = {ord(character): f"\\{character}" for character in r"\.+*?()|[]{}^$#&
 class JsonSchemaBody(Struct, kw_only=True, forbid_unknown_fields=True):
     """A schema with its name, which says nothing about the answer."""
 
-    name: Annotated[str, Meta(max_length=256)] | None = None
-    description: str | None = None
-    schema: Raw | UnsetType = UNSET
-    strict: bool | None = None
+    name: Annotated[
+        Annotated[str, Meta(max_length=256)] | None, described("A name for the reader, without influence.", "thing")
+    ] = None
+    description: Annotated[str | None, described("A note for the reader, without influence.", "A thing.")] = None
+    schema: Annotated[Raw | UnsetType, described("The JSON schema that the answer matches.", {"type": "array"})] = UNSET
+    strict: Annotated[
+        bool | None, described("Refuse a `oneOf` whose alternatives may overlap, instead of `anyOf`.", True)
+    ] = None
 
 
 class ResponseFormatBody(Struct, kw_only=True, forbid_unknown_fields=True):
     """OpenAI's way. `schema` beside `json_object` is llama.cpp's; `value`, and the type `json`, are Hugging Face's."""
 
-    type: Annotated[str, Meta(max_length=64)]
-    json_schema: JsonSchemaBody | None = None
-    schema: Raw | UnsetType = UNSET
-    value: Raw | UnsetType = UNSET
+    type: Annotated[
+        Annotated[str, Meta(max_length=64)], described("`text`, `json_object` or `json_schema`; `json` with a `value`.")
+    ]
+    json_schema: Annotated[JsonSchemaBody | None, described("The schema, with `json_schema`.")] = None
+    schema: Annotated[
+        Raw | UnsetType, described("A schema beside `json_object`.", {"type": "object", "maxProperties": 0})
+    ] = UNSET
+    value: Annotated[
+        Raw | UnsetType, described("The same, as Hugging Face's clients write it.", {"type": "object"})
+    ] = UNSET
 
 
 class StructuredOutputsBody(Struct, kw_only=True, forbid_unknown_fields=True):
     """The way of vLLM."""
 
-    json: Raw | UnsetType = UNSET
-    regex: Text | None = None
-    choice: Choices | None = None
-    grammar: Text | None = None
-    json_object: bool | None = None
+    json: Annotated[Raw | UnsetType, described("A JSON schema that the answer matches.", {"type": "object"})] = UNSET
+    regex: Annotated[Text | None, described("A regular expression that the answer matches.", "a+")] = None
+    choice: Annotated[Choices | None, described("Texts, one of which is the answer.", ["yes", "no"])] = None
+    grammar: Annotated[Text | None, described("A grammar in GBNF or Lark that the answer matches.", 'root ::= "a"')] = (
+        None
+    )
+    json_object: Annotated[bool | None, described("The answer is a JSON object.", True)] = None
 
 
 class StructuredOutputFields(SamplingFields, kw_only=True, forbid_unknown_fields=True):
     """The fields of a body that say what its answer must look like. At most one of them may."""
 
-    response_format: ResponseFormatBody | None = None
-    structured_outputs: StructuredOutputsBody | None = None
-    guided_json: Raw | UnsetType = UNSET
-    guided_regex: Text | None = None
-    guided_choice: Choices | None = None
-    guided_grammar: Text | None = None
-    json_schema: Raw | UnsetType = UNSET
-    grammar: Annotated[str, Meta(max_length=MAX_CHARACTERS)] | None = None
+    response_format: Annotated[
+        ResponseFormatBody | None, described("The answer is JSON, or matches a schema.", {"type": "json_object"})
+    ] = None
+    structured_outputs: Annotated[
+        StructuredOutputsBody | None,
+        described(
+            "The same in the form of vLLM, and regular expressions, choices and grammars.", {"json_object": True}
+        ),
+    ] = None
+    guided_json: Annotated[Raw | UnsetType, described("A JSON schema that the answer matches.", {"type": "object"})] = (
+        UNSET
+    )
+    guided_regex: Annotated[Text | None, described("A regular expression that the answer matches.", "a+")] = None
+    guided_choice: Annotated[Choices | None, described("Texts, one of which is the answer.", ["yes", "no"])] = None
+    guided_grammar: Annotated[
+        Text | None, described("A grammar in GBNF or Lark that the answer matches.", 'root ::= "a"')
+    ] = None
+    json_schema: Annotated[Raw | UnsetType, described("A JSON schema that the answer matches.", {"type": "object"})] = (
+        UNSET
+    )
+    grammar: Annotated[
+        Annotated[str, Meta(max_length=MAX_CHARACTERS)] | None,
+        described("A grammar in GBNF or Lark that the answer matches; empty for none.", 'root ::= "a"'),
+    ] = None
 
 
 def asked_output(body: StructuredOutputFields) -> StructuredOutput | None:

@@ -1,8 +1,10 @@
 """What becomes of each name that a client may write: served, ignored because it changes nothing here, or refused.
 
-`served.py`, `ignored.py`, `refused.py` and `other_servers.py` hold the rows of OpenAI's first endpoints, and files like
-`response_names.py` those of one other endpoint each; from them come the decoding of bodies, the page
-`ops/docs/parameters.md` and the tests. A name that is in no row is refused too, unless its value is null.
+The fields of the structs in this folder say themselves what they do: from them come the rows of `served.py`. What of
+OpenAI's first endpoints is not served stands in `ignored.py`, `refused.py` and `other_servers.py`. What becomes of the
+names of other endpoints, whose structs stand in other rooms, stands in files like `response_names.py`. From all rows
+come the decoding of bodies, the page `ops/docs/parameters.md` and the tests. A name that is in no row is refused too,
+unless its value is null.
 """
 
 from __future__ import annotations

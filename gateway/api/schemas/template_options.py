@@ -8,8 +8,9 @@ import msgspec
 from msgspec import Meta, Raw
 
 from gateway.api.schemas.conversation import Name
-from gateway.api.schemas.decoding import require_text
+from gateway.api.schemas.described import described
 from gateway.api.schemas.refusals import invalid_value
+from gateway.api.schemas.texts import require_text
 from shared.conversation import ChatMessage, ChatOptions
 
 MAX_TEMPLATE_CHARACTERS = 64 << 10
@@ -25,18 +26,26 @@ _FALSE = b"false"
 
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 Verbosity = Literal["low", "medium", "high"]
-Template = Annotated[str, Meta(max_length=MAX_TEMPLATE_CHARACTERS)]
 Variables = Annotated[dict[Name, Raw], Meta(max_length=MAX_VARIABLES)]
 Documents = Annotated[list[Annotated[dict[Name, Raw], Meta(max_length=MAX_VARIABLES)]], Meta(max_length=MAX_DOCUMENTS)]
+
+# Fields of chat completions and of `/tokenize`.
+GenerationPrompt = Annotated[bool | None, described("Open the assistant's turn at the end.", False)]
+Continuation = Annotated[bool | None, described("The answer goes on after the last message.")]
+OwnTemplate = Annotated[
+    Annotated[str, Meta(max_length=MAX_TEMPLATE_CHARACTERS)] | None,
+    described("A template to use; only where the operator allows it.", "x"),
+]
+OwnVariables = Annotated[Variables | None, described("Variables of the template.", {"enable_thinking": False})]
 
 
 class TemplateBody(Protocol):
     """The fields that chat completions and `/tokenize` have in common. None always means: left out."""
 
-    add_generation_prompt: bool | None
-    continue_final_message: bool | None
-    chat_template: Template | None
-    chat_template_kwargs: Variables | None
+    add_generation_prompt: GenerationPrompt
+    continue_final_message: Continuation
+    chat_template: OwnTemplate
+    chat_template_kwargs: OwnVariables
 
 
 def template_variables(

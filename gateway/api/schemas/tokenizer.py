@@ -1,41 +1,18 @@
-"""The bodies of `POST /tokenize` and `POST /detokenize`, in vLLM's shapes."""
+"""What bodies of `POST /tokenize` and `POST /detokenize` ask for, in vLLM's shapes."""
 
 from __future__ import annotations
 
 import msgspec
-from msgspec import Struct
 
-from gateway.api.schemas.completion import TokenIds
-from gateway.api.schemas.conversation import MessageBodies, flatten_messages
+from gateway.api.schemas.bodies import DetokenizeBody, TokenizeBody
+from gateway.api.schemas.conversation import flatten_messages
 from gateway.api.schemas.decoding import decode_body
-from gateway.api.schemas.model_name import ModelName, checked_model
+from gateway.api.schemas.model_name import checked_model
 from gateway.api.schemas.refusals import invalid_value
 from gateway.api.schemas.row import Kind
-from gateway.api.schemas.template_options import Template, Variables, chat_options, template_variables
-from gateway.api.schemas.tools import ToolBodies, offered_tools
+from gateway.api.schemas.template_options import chat_options, template_variables
+from gateway.api.schemas.tools import offered_tools
 from shared.tokenizer_calls import DetokenizeCall, TokenizeCall
-
-
-class TokenizeBody(Struct, kw_only=True, forbid_unknown_fields=True):
-    """A text, or a conversation, to turn into token ids."""
-
-    model: ModelName | None = None
-    prompt: str | None = None
-    messages: MessageBodies | None = None
-    add_special_tokens: bool | None = None
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
-    chat_template: Template | None = None
-    chat_template_kwargs: Variables | None = None
-    tools: ToolBodies | None = None
-
-
-class DetokenizeBody(Struct, kw_only=True, forbid_unknown_fields=True):
-    """Token ids to turn into text."""
-
-    tokens: TokenIds
-    model: ModelName | None = None
-
 
 _tokenize_decoder = msgspec.json.Decoder(TokenizeBody)
 _detokenize_decoder = msgspec.json.Decoder(DetokenizeBody)

@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Meta, Raw, Struct
 
 from gateway.api.schemas.conversation import Name
+from gateway.api.schemas.described import described
 from gateway.api.schemas.refusals import invalid_value, missing_parameter, unsupported_parameter
 from gateway.generation import ToolUse
 from shared.bounds import MAX_TOOLS
@@ -28,17 +29,19 @@ Parameters = Annotated[dict[Name, Raw], Meta(max_length=MAX_SCHEMA_KEYS)]
 class FunctionBody(Struct, kw_only=True, forbid_unknown_fields=True):
     """A function that the model may call. `parameters` is a JSON schema."""
 
-    name: FunctionName
-    description: str | None = None
-    parameters: Parameters | None = None
-    strict: bool | None = None
+    name: Annotated[FunctionName, described("At most 64 letters, digits, `_` and `-`.")]
+    description: Annotated[str | None, described("What it does, for the model.", "Adds.")] = None
+    parameters: Annotated[
+        Parameters | None, described("JSON schema of the object of its arguments.", {"type": "object"})
+    ] = None
+    strict: Annotated[bool | None, described("The arguments keep to the schema.", True)] = None
 
 
 class ToolBody(Struct, kw_only=True, forbid_unknown_fields=True):
     """A tool; functions are the only ones."""
 
-    type: Choice = "function"
-    function: FunctionBody | None = None
+    type: Annotated[Choice, described("Always `function`.")] = "function"
+    function: Annotated[FunctionBody | None, described("The function.")] = None
 
 
 class NamedFunction(Struct, kw_only=True):
@@ -69,7 +72,10 @@ class ToolChoiceBody(Struct, kw_only=True, forbid_unknown_fields=True):
     allowed_tools: AllowedTools | None = None
 
 
-ToolBodies = Annotated[list[ToolBody], Meta(max_length=MAX_TOOLS)]
+ToolBodies = Annotated[
+    Annotated[list[ToolBody], Meta(max_length=MAX_TOOLS)] | None,
+    described("Functions that the answer may call.", [{"type": "function", "function": {"name": "f"}}]),
+]
 FunctionBodies = Annotated[list[FunctionBody], Meta(max_length=MAX_TOOLS)]
 
 

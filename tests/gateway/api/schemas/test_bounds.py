@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from gateway.api.schemas import parse_chat, parse_completion
-from gateway.api.schemas.chat import ChatBody
-from gateway.api.schemas.completion import CompletionBody
+from gateway.api.schemas.bodies import ChatBody, CompletionBody
 from gateway.errors import ApiError
 from gateway.generation import Generation
 from tests.bounded_types import Leaf, Number, illegal_numbers, leaves, legal_numbers

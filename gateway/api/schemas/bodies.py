@@ -1,0 +1,119 @@
+"""The bodies of chat completions, text completions, and the tokenizer's endpoints. None always means: left out."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+
+from gateway.api.schemas.conversation import Content, MessageBodies
+from gateway.api.schemas.described import described
+from gateway.api.schemas.model_name import ModelName
+from gateway.api.schemas.parameters import AskedLogprobs, CommonBody
+from gateway.api.schemas.template_options import (
+    Continuation,
+    Documents,
+    GenerationPrompt,
+    OwnTemplate,
+    OwnVariables,
+    ReasoningEffort,
+    Verbosity,
+)
+from gateway.api.schemas.tools import Choice, FunctionBodies, NamedFunction, ToolBodies, ToolChoiceBody
+from shared.bounds import MAX_OUTPUT_TOKENS, MAX_PROMPT_TOKENS, TokenId
+
+TokenIds = Annotated[list[TokenId], Meta(max_length=MAX_PROMPT_TOKENS)]
+
+
+class PredictionBody(Struct, kw_only=True, forbid_unknown_fields=True):
+    """What the client expects the answer to resemble: a file before an edit, for instance."""
+
+    type: Annotated[Literal["content"], described("Always `content`.")]
+    content: Annotated[Content, described("A text, or a list of parts.")]
+
+
+class ChatBody(CommonBody, kw_only=True):
+    """The body of `POST /v1/chat/completions`."""
+
+    echo: Annotated[
+        bool | None, described("Begin the answer with the last message, where it is the assistant's.", True)
+    ] = None
+    messages: Annotated[MessageBodies, described("The conversation.")]
+    max_completion_tokens: Annotated[
+        Annotated[int, Meta(ge=1, le=MAX_OUTPUT_TOKENS)] | None,
+        described("The newer name of `max_tokens`, and stronger.", 3),
+    ] = None
+    logprobs: Annotated[bool | None, described("Report the log probability of each token.", True)] = None
+    top_logprobs: Annotated[
+        AskedLogprobs | None, described("Report so many likely alternatives too, -1 for 20; only with `logprobs`.")
+    ] = None
+    prediction: Annotated[
+        PredictionBody | None,
+        described(
+            "What the answer is expected to resemble; makes it faster, never different.",
+            {"type": "content", "content": "abc"},
+        ),
+    ] = None
+    tools: ToolBodies = None
+    tool_choice: Annotated[
+        Choice | ToolChoiceBody | None,
+        described("`none`, `auto`, `required`, one function, or the allowed ones: what may be called."),
+    ] = None
+    parallel_tool_calls: Annotated[bool | None, described("False: at most one call an answer.")] = None
+    functions: Annotated[FunctionBodies | None, described("The older form of `tools`.", [{"name": "f"}])] = None
+    function_call: Annotated[
+        Choice | NamedFunction | None, described("The older form of `tool_choice`: `none`, `auto`, or one function.")
+    ] = None
+    reasoning_effort: Annotated[
+        ReasoningEffort | None, described("How much to think: `none` to `max`, where the template knows it.", "high")
+    ] = None
+    verbosity: Annotated[
+        Verbosity | None,
+        described("How long answers are: `low`, `medium` or `high`, where the template knows it.", "low"),
+    ] = None
+    include_reasoning: Annotated[bool | None, described("False: leave the reasoning out of the answer.", False)] = None
+    chat_template: OwnTemplate = None
+    chat_template_kwargs: OwnVariables = None
+    documents: Annotated[Documents | None, described("Documents for templates that know them.", [{"text": "a"}])] = None
+    add_generation_prompt: GenerationPrompt = None
+    continue_final_message: Continuation = None
+
+
+class CompletionBody(CommonBody, kw_only=True):
+    """The body of `POST /v1/completions`."""
+
+    echo: Annotated[bool | None, described("Begin the answer with the prompt.", True)] = None
+    prompt: Annotated[
+        str | Annotated[list[str | TokenId | TokenIds], Meta(min_length=1, max_length=MAX_PROMPT_TOKENS)],
+        described("A text, a list of texts, a list of token ids, or a list of such lists."),
+    ]
+    logprobs: Annotated[
+        AskedLogprobs | None, described("Report log probabilities with so many alternatives; -1 for 20.", 2)
+    ] = None
+    suffix: Annotated[
+        str | None, described("What follows the answer; for models with tokens that mark prefix and suffix.", "x")
+    ] = None
+    add_special_tokens: Annotated[bool | None, described("False: the prompt gets no tokens but its own.", False)] = None
+
+
+class TokenizeBody(Struct, kw_only=True, forbid_unknown_fields=True):
+    """A text, or a conversation, to turn into token ids."""
+
+    model: Annotated[ModelName | None, described("The model to use.")] = None
+    prompt: Annotated[str | None, described("The text to turn into tokens; `messages` is the other choice.")] = None
+    messages: Annotated[MessageBodies | None, described("The conversation.")] = None
+    add_special_tokens: Annotated[
+        bool | None, described("Add the tokens that begin every prompt, as for completions.", True)
+    ] = None
+    add_generation_prompt: GenerationPrompt = None
+    continue_final_message: Continuation = None
+    chat_template: OwnTemplate = None
+    chat_template_kwargs: OwnVariables = None
+    tools: ToolBodies = None
+
+
+class DetokenizeBody(Struct, kw_only=True, forbid_unknown_fields=True):
+    """Token ids to turn into text."""
+
+    tokens: Annotated[TokenIds, described("The token ids to turn into text.")]
+    model: Annotated[ModelName | None, described("The model to use.")] = None
