@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 
@@ -16,53 +16,51 @@ from gpu_worker.layers.layer_weights import (
     Projection,
 )
 from gpu_worker.layers.mixture_shape import MixtureShape
-from kernels.activation import Activation
 from kernels.cpu_library import CpuLibrary
 from kernels.decoder_stack import StackLayer
 from kernels.linear.forms import SplitWeight
 from kernels.linear.panels import PanelMatrix, pack_panels
 from kernels.moe import GatedActivation
-from kernels.moe.cpu import MAX_EXPERTS, CpuMixture, make_cpu_mixture
+from kernels.moe.cpu import MAX_EXPERTS, CpuMixture, can_route_by, make_cpu_mixture
+
+# Fields whose every value the kernels compute, or that are settled when weights are read. Any other field, such as one
+# that is added later, must have its default: no layer of an unknown form is packed as if it were a plain one.
+_ATTENTION_FIELDS = frozenset(
+    {"num_heads", "num_kv_heads", "head_dim", "sliding_window", "rotary", "rotary_dim", "interleaved", "head_norm"}
+    | {"qkv_bias", "output_bias", "output_scale", "values_are_keys", "by_head"}
+)
+_GATED_FIELDS = frozenset({"inner_size", "has_bias", "gate_scale", "down_scale"})
+_MIXTURE_FIELDS = frozenset(
+    {"num_experts", "expert_size", "rule", "names", "activation", "has_router_bias", "has_choice_bias"}
+    | {"has_expert_biases", "shared_scale", "has_shared_biases", "has_shared_gate"}
+)
+_HEAD_NORMS = (HeadNorm.NONE, HeadNorm.HEADS, HeadNorm.UNWEIGHTED)
 
 
 def can_pack(traits: LayerTraits) -> bool:
     """Say whether the fused kernels compute such a layer: rotated attention, and a gated block with SiLU or experts."""
     mixer, feed_forward = traits.mixer, traits.feed_forward
-    if not (isinstance(mixer, AttentionShape) and isinstance(feed_forward, GatedShape | MixtureShape)):
+    if not (isinstance(mixer, AttentionShape) and _is_plain_but_for(_ATTENTION_FIELDS, mixer)):
         return False
-    return (
-        mixer.scale is None
-        and mixer.chunk_size is None
-        and mixer.soft_cap is None
-        and mixer.query_growth is None
-        and mixer.reads_layer is None
-        and mixer.value_dim is None
-        and mixer.rotary is not None
-        and not mixer.sees_later
-        and mixer.head_norm not in (HeadNorm.WHOLE, HeadNorm.ROTATED)
-        and not (mixer.has_sinks or mixer.output_gate or mixer.value_norm)
-        and (
-            _can_pack_mixture(feed_forward) if isinstance(feed_forward, MixtureShape) else _can_pack_gated(feed_forward)
-        )
-    )
-
-
-def _can_pack_gated(shape: GatedShape) -> bool:
-    return shape.activation is Activation.SILU
+    if mixer.rotary is None or mixer.head_norm not in _HEAD_NORMS:
+        return False
+    if isinstance(feed_forward, GatedShape):
+        return _is_plain_but_for(_GATED_FIELDS, feed_forward)
+    return isinstance(feed_forward, MixtureShape) and _can_pack_mixture(feed_forward)
 
 
 def _can_pack_mixture(shape: MixtureShape) -> bool:
-    is_even = shape.expert_size % 2 == 0
     return (
-        shape.num_experts <= MAX_EXPERTS
-        and is_even
-        and shape.shared_size == 0
-        and not shape.weighs_inputs
-        and shape.scales is None
-        and shape.rule.score != "sparse_mixer"
-        and shape.latent_size == 0
+        _is_plain_but_for(_MIXTURE_FIELDS, shape)
+        and shape.num_experts <= MAX_EXPERTS
+        and shape.expert_size % 2 == 0
+        and can_route_by(shape.rule)
         and isinstance(shape.activation, GatedActivation)
     )
+
+
+def _is_plain_but_for(names: frozenset[str], shape: AttentionShape | GatedShape | MixtureShape) -> bool:
+    return all(field.name in names or getattr(shape, field.name) == field.default for field in fields(shape))
 
 
 @dataclass(frozen=True, slots=True)

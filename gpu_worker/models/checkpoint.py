@@ -14,7 +14,15 @@ from types import TracebackType
 import torch
 
 from gpu_worker.models.errors import CheckpointError
-from gpu_worker.models.shard_files import SINGLE_FILE, Renaming, open_shards, own_names, stored_modules, with_names
+from gpu_worker.models.shard_files import (
+    SINGLE_FILE,
+    Renaming,
+    check_distinct,
+    open_shards,
+    own_names,
+    stored_modules,
+    with_names,
+)
 from gpu_worker.models.tensor_file import StoredTensor
 from gpu_worker.models.tensor_reader import TensorReader
 from gpu_worker.quantization.tensor_source import KeepsHalf
@@ -60,7 +68,7 @@ class Checkpoint:
             adds_root: Give the tensors of a checkpoint of layers alone the names that they have in a whole model.
 
         Raises:
-            CheckpointError: A file is missing, damaged, or outside the directory.
+            CheckpointError: A file is missing, damaged, or outside the directory, or two tensors get the same name.
         """
         self._directory = directory
         self._dtype = dtype
@@ -73,11 +81,11 @@ class Checkpoint:
         try:
             shards = open_shards(directory, single_file, self._files)
             names = own_names(shards, renamed, adds_root=adds_root)
+            used = {name: own for name, own in names.items() if not any(re.fullmatch(each, own) for each in unused)}
+            check_distinct(directory, used)
             found = with_names(shards, names)
-            self._shards = {
-                name: file for name, file in found.items() if not any(re.fullmatch(p, name) for p in unused)
-            }
-            self.num_unused = len(found) - len(self._shards)
+            self._shards = {own: found[own] for own in used.values()}
+            self.num_unused = len(names) - len(used)
             self._stored_names = {own: stored for stored, own in names.items()}
             self._stored_modules = stored_modules(names)
         except BaseException:

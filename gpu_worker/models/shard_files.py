@@ -89,6 +89,24 @@ def own_names(stored: Iterable[str], patterns: Renaming, *, adds_root: bool) -> 
     return {name: rooted(own) for name, own in names.items()}
 
 
+def check_distinct(directory: Path, names: Mapping[str, str]) -> None:
+    """Check that no two of the tensors that are used get the same name.
+
+    Args:
+        directory: Of the files.
+        names: Of tensors, as of `own_names()`.
+
+    Raises:
+        CheckpointError: Two do.
+    """
+    stored_as: dict[str, str] = {}
+    for stored, own in names.items():
+        other = stored_as.setdefault(own, stored)
+        if other != stored:
+            problem = f"holds {other!r} and {stored!r}, which are both the model's {own!r}; remove one of them"
+            raise CheckpointError(directory, problem)
+
+
 def with_names(shards: dict[str, TensorFile], names: Mapping[str, str]) -> dict[str, TensorFile]:
     """Call tensors by other names, in the files too."""
     for file in set(shards.values()):

@@ -27,6 +27,11 @@ def can_route(logits: torch.Tensor) -> bool:
     return logits.is_cpu and logits.dtype is torch.float32 and logits.shape[1] <= MAX_EXPERTS
 
 
+def can_route_by(rule: RoutingRule) -> bool:
+    """Return True where the kernel knows the rule."""
+    return rule.score in _SCORES and rule.group_score in _NUM_BEST
+
+
 def route_cpu(library: CpuLibrary, logits: torch.Tensor, rule: RoutingRule) -> tuple[torch.Tensor, torch.Tensor]:
     """Do what `kernels.moe.route` promises."""
     logits = logits.contiguous()

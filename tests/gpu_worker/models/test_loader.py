@@ -260,6 +260,15 @@ def test_tensors_are_named_as_they_are_stored(tmp_path: Path) -> None:
         load(tmp_path)
 
 
+def test_two_tensors_that_are_the_same_to_the_model_are_refused(tmp_path: Path) -> None:
+    save_case(CASES["gpt2"], tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    save_file({**tensors, "h.1.ln_2.weight": torch.ones(3)}, tmp_path / "model.safetensors")
+    both = r"holds '(transformer\.)?h\.1\.ln_2\.weight' and '(transformer\.)?h\.1\.ln_2\.weight'"
+    with pytest.raises(CheckpointError, match=both):
+        load(tmp_path)
+
+
 @pytest.mark.parametrize(
     "name",
     [
