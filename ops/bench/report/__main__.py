@@ -1,4 +1,4 @@
-"""Writes where we stand into `ops/bench/README.md`, and its plots, from what the benchmarks recorded.
+"""Writes where we stand into `ops/bench/README.md`, from what the benchmarks recorded.
 
 Run as `python -m ops.bench.report` after a benchmark. Everything between the two markers is replaced; the rest of the
 file is written by hand.
@@ -12,12 +12,12 @@ from pathlib import Path
 from ops.bench.options import bench_parser
 from ops.bench.report.goal import Goal, Section
 from ops.bench.report.goals import GOALS
-from ops.bench.report.plots import decode_plot, goals_plot
 from ops.bench.report.records import Run, read_runs
 from ops.bench.report.tables import (
     NOT_MEASURED,
     Footnotes,
     Standing,
+    decode_table,
     goals_table,
     results_table,
     standing,
@@ -26,7 +26,7 @@ from ops.bench.report.tables import (
 )
 
 BEGIN, END = "<!-- report: begin -->", "<!-- report: end -->"
-GOALS_PLOT, DECODE_PLOT = "plot_goals.svg", "plot_decode.svg"
+# Whose decode rates are shown beside those of all other engines.
 MODELS = ("15m", "160m")
 
 _FOLDER = Path(__file__).parents[1]
@@ -45,17 +45,15 @@ class MissingMarkersError(ValueError):
         super().__init__(f"{path} needs the lines {BEGIN!r} and {END!r}, in this order; put them where the report goes")
 
 
-def render(results: Path, goals: tuple[Goal, ...] = GOALS) -> dict[str, str]:
-    """Return the report by file name: the part between the markers under `README.md`, and the plots.
+def render(results: Path, goals: tuple[Goal, ...] = GOALS) -> str:
+    """Return the report, in Markdown.
 
     Raises:
         MalformedResultError: A results file holds a line that is not a result.
     """
     names = [*(section.value for section in Section), "scheduler", "startup", "quant"]
     runs = {name: read_runs(results / f"{name}.jsonl") for name in names}
-    standings = [standing(goal, runs[goal.section.value]) for goal in goals]
-    plots = {GOALS_PLOT: goals_plot(standings), DECODE_PLOT: decode_plot(runs["engine"], MODELS)}
-    return {"README.md": _markdown(runs, standings), **plots}
+    return _markdown(runs, [standing(goal, runs[goal.section.value]) for goal in goals])
 
 
 def between_markers(path: Path, text: str) -> str:
@@ -71,13 +69,9 @@ def between_markers(path: Path, text: str) -> str:
     return f"{before}{begin}\n{text}\n{end}{after}"
 
 
-def write(results: Path, folder: Path) -> None:
-    """Bring the README and the plots of a folder up to date."""
-    rendered = render(results)
-    readme = folder / "README.md"
-    readme.write_text(between_markers(readme, rendered.pop("README.md")), encoding="utf-8")
-    for name, text in rendered.items():
-        (folder / name).write_text(text, encoding="utf-8")
+def write(results: Path, readme: Path) -> None:
+    """Bring a file up to date."""
+    readme.write_text(between_markers(readme, render(results)), encoding="utf-8")
 
 
 def _markdown(runs: dict[str, list[Run]], standings: list[Standing]) -> str:
@@ -87,10 +81,10 @@ def _markdown(runs: dict[str, list[Run]], standings: list[Standing]) -> str:
         own = [one for one in standings if one.goal.section is section]
         return goals_table(own, notes) if any(one.found for one in own) else _unmeasured(own)
 
-    parts = [summary(standings), _EXPLANATION, f"![Fraction of each goal that is reached]({GOALS_PLOT})"]
+    parts = [summary(standings), _EXPLANATION]
     parts += ["### Gateway and queue", goals_of(Section.GATEWAY)]
     parts += ["### Engine on a CPU", goals_of(Section.ENGINE)]
-    parts += [f"![Decode tokens per second by batch size]({DECODE_PLOT})"]
+    parts += [cells for model in MODELS if (cells := decode_table(runs["engine"], model, notes))]
     parts += ["### Over HTTP, beside other servers on a CPU", goals_of(Section.SERVED)]
     if runs["served"]:
         parts += ["<details><summary>All servers</summary>", results_table(runs["served"], notes), "</details>"]
@@ -123,7 +117,7 @@ def _unmeasured(standings: list[Standing]) -> str:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Write the report."""
     bench_parser("report", __doc__).parse_args(arguments)
-    write(_FOLDER / "results", _FOLDER)
+    write(_FOLDER / "results", _FOLDER / "README.md")
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""Writes the report's Markdown: a table of goals a section, and tables of results that no goal is set for."""
+"""Writes the report's Markdown: a table of goals a section, decode rates, and results that no goal is set for."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from ops.bench.report.figures import Figure
+from ops.bench.report.figures import OURS, Figure, engine_name
 from ops.bench.report.goal import Goal
 from ops.bench.report.records import Row, Run, latest
 
@@ -74,6 +74,30 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Write a table."""
     lines = ["| " + " | ".join(cells) + " |" for cells in (columns, *rows)]
     return "\n".join([lines[0], "|" + "---|" * len(columns), *lines[1:]])
+
+
+def decode_table(runs: list[Run], model: str, notes: Footnotes) -> str:
+    """Write decode rates by batch size, a line an engine and precision, ours first; nothing where none was compared."""
+    found = latest(runs, lambda run: _decode_rates(run, model))
+    if found is None:
+        return ""
+    run, rates = found
+    batches = sorted({batch for by_batch in rates.values() for batch in by_batch})
+    names = sorted(rates, key=lambda name: (not name.startswith(OURS), name))
+    lines = ([name, *(number(rates[name][one]) if one in rates[name] else "" for one in batches)] for name in names)
+    cells = table([f"{model.upper()}, decode tokens/s at batch", *map(str, batches)], lines)
+    return f"{cells}\n\nRun {notes.number(run)}."
+
+
+def _decode_rates(run: Run, model: str) -> dict[str, dict[int, float]] | None:
+    """Return the rates by engine and batch size, where ours and another engine have any."""
+    rates: dict[str, dict[int, float]] = {}
+    engines = set()
+    for row in run.rows:
+        if row.get("model") == model and row.get("decode_tokens_per_s"):
+            engines.add(row["engine"])
+            rates.setdefault(engine_name(row), {})[int(row["batch"])] = float(row["decode_tokens_per_s"])
+    return rates if OURS in engines and len(engines) > 1 else None
 
 
 def results_table(runs: list[Run], notes: Footnotes) -> str:
