@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -150,7 +151,8 @@ def read_json(path: Path, *, kind: type[Any] = dict, required: bool = False) -> 
             raise ConfigError("HEADRACE_MODEL", f"{path} is missing")
         return kind()
     try:
-        return msgspec.json.decode(path.read_bytes(), type=expected)
+        # Published configurations have `Infinity`, which Python reads and JSON does not know.
+        return msgspec.convert(json.loads(path.read_bytes()), expected)
     except (OSError, *UNDECODABLE) as error:
         problem = f"{path} is not usable: {error}; copy it again from where the model came from"
         raise ConfigError("HEADRACE_MODEL", problem) from error

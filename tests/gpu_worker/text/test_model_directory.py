@@ -40,6 +40,13 @@ def test_sizes_that_the_family_names_otherwise_are_its_descriptions(
     assert (model.vocab_size, model.hidden_size, model.max_model_len) == (9, 8, length)
 
 
+def test_infinity_of_published_configurations_is_read(tmp_path: Path) -> None:
+    """Python writes it bare, and most files of models with Mamba-2 have it."""
+    write(tmp_path, {**LLAMA, "max_position_embeddings": 9, "time_step_limit": [0.0, float("inf")]})
+    assert "Infinity" in (tmp_path / "config.json").read_text()
+    assert read_model_directory(tmp_path).max_model_len == 9
+
+
 def test_size_that_is_not_usable_is_refused_by_its_field(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"^HEADRACE_MODEL: .* field 'max_position_embeddings' is 0; it must be"):
         read_model_directory(write(tmp_path, COMPLETE))
