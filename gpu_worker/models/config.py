@@ -22,6 +22,7 @@ from gpu_worker.models.block_traits import BlockTraits
 from gpu_worker.models.draft_head import DraftHead
 from gpu_worker.models.json_file import JsonFile
 from gpu_worker.models.rope_config import check_rope, max_model_len, read_rope, read_rotary_dim
+from gpu_worker.models.stored_dtype import stored_dtype
 from gpu_worker.quantization import modelopt
 from gpu_worker.quantization.errors import QuantizationError
 from gpu_worker.quantization.method_reader import read_method
@@ -315,9 +316,11 @@ def _head_dim(file: JsonFile, num_heads: int, default: int | None) -> int:
 
 
 def read_dtype(file: JsonFile) -> torch.dtype:
-    """Read what the checkpoint's weights are stored in."""
+    """Read what the checkpoint's weights are stored in; where no field says it, its files do."""
     field = "dtype" if "dtype" in file.names() else "torch_dtype"
-    name = file.text(field, "float32")
+    if field not in file.names():
+        return stored_dtype(file.path.parent) or torch.float32
+    name = file.text(field)
     if name not in DTYPES:
         raise file.error(field, f"is {name[:80]!r}; supported: {', '.join(DTYPES)}")
     return DTYPES[name]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 from gpu_worker.models.config import ModelConfig
 from gpu_worker.models.errors import CheckpointError
@@ -17,6 +19,22 @@ FAMILIES = find_families()
 
 # Attention of these reads the tokens that a second network, the indexer, has chosen.
 _INDEXED = frozenset({"DeepseekV32ForCausalLM", "DeepseekV4ForCausalLM", "GlmMoeDsaForCausalLM"})
+
+# What can be served in place of models that many ask for.
+_INSTEAD: Mapping[str, str] = MappingProxyType(
+    {
+        "ChatGLMModel": "the same GLM-4 is published as GlmForCausalLM (names that end in -hf), which is",
+        "DeciLMForCausalLM": "Llama 3.3, of which it was made, is",
+        "ExaoneForCausalLM": "EXAONE 4 is",
+        "Gemma3TextModel": "EmbeddingGemma has layers behind its pooling; Qwen3-Embedding and BGE-M3 are",
+        "Gemma3nForConditionalGeneration": "Gemma 4 E2B and E4B, which followed it, are",
+        "InternLM2ForCausalLM": "InternLM 3 is",
+        "MllamaForConditionalGeneration": "Llama 3.1, whose layers for text it has, is",
+        "Phi3VForCausalLM": "Phi-3.5-mini, its part for text, is",
+        "Phi4MMForCausalLM": "Phi-4-mini, its part for text, is",
+        "QWenLMHeadModel": "Qwen 2 and later are",
+    }
+)
 
 # What else a family's checkpoints are saved as: layers alone, or with a head that scores classes.
 _LAYERS, _CLASSES, _GENERATES, _WITH_HEAD = "Model", "ForSequenceClassification", "ForCausalLM", "LMHeadModel"
@@ -43,6 +61,8 @@ def read_model_config(directory: Path) -> ModelConfig:
             )
             if name.endswith(suffix) and family is not None:
                 return _without_head(family(file), num_classes(file) if suffix == _CLASSES else 0)
+        if name in _INSTEAD:
+            raise file.error("architectures", f"is {name!r}, which is not supported; {_INSTEAD[name]}")
     given = ", ".join(repr(name[:80]) for name in file.texts("architectures")[:4]) or "missing"
     raise CheckpointError(
         file.path, f"unsupported architecture ({given}); ops/docs/models.md lists what is served{_nearest(file)}"

@@ -110,9 +110,12 @@ def read_query_growth(file: JsonFile) -> QueryGrowth | None:
 def max_model_len(file: JsonFile, rope: RopeParameters | None) -> int:
     """Return how many tokens the model reaches, scaling included.
 
-    Llama 3's `max_position_embeddings` is the scaled length already; the others' is not, or may not be.
+    Llama 3's `max_position_embeddings` is the scaled length already; the others' is not, or may not be. Qwen's models
+    of a million tokens attend by chunks behind their first one, within which that is plain attention.
     """
-    trained = _trained_len(file)
+    trained, chunks = _trained_len(file), file.nested("dual_chunk_attention_config")
+    if chunks is not None:
+        trained = min(trained, chunks.integer(_ORIGINAL, trained))
     if rope is None or rope.rope_type in (RopeType.DEFAULT, RopeType.LLAMA3, RopeType.PROPORTIONAL):
         return trained
     reached = rope.original_max_len * rope.factor

@@ -29,6 +29,8 @@ def read_config(file: JsonFile) -> ModelConfig:
         config = map_attention(config, lambda shape: replace(shape, rotary=None))
     name = "layer_types" if "layer_types" in file.names() else "layers_block_type"
     types = read_layer_types(file, _KINDS, lambda layer: _RECURRENT[0], name)
+    if set(types).isdisjoint(_RECURRENT):
+        return config
     return with_mixers(config, types, dict.fromkeys(_RECURRENT, read_mamba2(file)))
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from types import MappingProxyType
 
-from gpu_worker.layers.layer_traits import AttentionShape, GatedShape, HeadNorm, LayerTraits, ShortConvShape
+from gpu_worker.layers.layer_traits import AttentionShape, HeadNorm, ShortConvShape
 from gpu_worker.models.block_traits import BlockTraits, TensorNames
 from gpu_worker.models.config import FamilyTraits, ModelConfig, read_decoder
 from gpu_worker.models.hybrid_config import MAX_CONV_WIDTH, with_mixers
@@ -55,10 +55,8 @@ _NAMES = TensorNames(
 def read_config(file: JsonFile) -> ModelConfig:
     """Read the configuration."""
     file = text_part(file, _TEXT)
-    config = with_convolutions(file, read_decoder(file, lfm2_traits(file, ARCHITECTURE)))
-    inner_size = _inner_size(file)
-    layers = tuple(LayerTraits(layer.mixer, _resized(layer, inner_size)) for layer in config.layers)
-    return replace(config, layers=layers, intermediate_size=inner_size)
+    traits = replace(lfm2_traits(file, ARCHITECTURE), inner_size=_inner_size(file))
+    return with_convolutions(file, read_decoder(file, traits))
 
 
 def lfm2_traits(file: JsonFile, architecture: str) -> FamilyTraits:
@@ -85,14 +83,12 @@ def _types(file: JsonFile) -> tuple[str, ...]:
     return read_layer_types(file, _KINDS, lambda layer: _KINDS[layer in attending])
 
 
-def _resized(layer: LayerTraits, inner_size: int) -> GatedShape:
-    assert isinstance(layer.feed_forward, GatedShape)
-    return replace(layer.feed_forward, inner_size=inner_size)
-
-
 def _inner_size(file: JsonFile) -> int:
-    """Return the size of the feed-forward block, which is two thirds of what the configuration says, rounded up."""
-    size = file.integer("block_ff_dim", file.integer("intermediate_size"))
+    """Return the size of the feed-forward block, which is two thirds of what the configuration says, rounded up.
+
+    The first release says it in a field of its own, and has no other.
+    """
+    size = file.integer("block_ff_dim" if "block_ff_dim" in file.names() else "intermediate_size")
     if not file.boolean("block_auto_adjust_ff_dim", True):
         return size
     multiplier = file.number("block_ffn_dim_multiplier", 1.0)

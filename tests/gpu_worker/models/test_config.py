@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from gpu_worker.layers.rope_scaling import RopeParameters, RopeType
 from gpu_worker.models.config import ModelConfig
 from gpu_worker.models.errors import CheckpointError
-from gpu_worker.models.registry import read_model_config
+from gpu_worker.models.registry import _INSTEAD, FAMILIES, read_model_config
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -51,6 +52,22 @@ def test_end_tokens_come_from_both_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize("field", ["dtype", "torch_dtype"])
 def test_dtype_is_read_under_both_names(tmp_path: Path, field: str) -> None:
     assert read(tmp_path, {**LLAMA, field: "bfloat16"}).dtype is torch.bfloat16
+
+
+def test_files_say_the_dtype_that_no_field_does(tmp_path: Path) -> None:
+    """As of gpt-oss: small vectors may be wider, and what is quantized says nothing."""
+    assert read(tmp_path, LLAMA).dtype is torch.float32
+    tensors = {"a": torch.ones(8, 8).bfloat16(), "b": torch.ones(3), "c": torch.ones(99, 99, dtype=torch.uint8)}
+    save_file(tensors, tmp_path / "model-00001-of-00002.safetensors")
+    assert read(tmp_path, LLAMA).dtype is torch.bfloat16
+    assert read(tmp_path, {**LLAMA, "dtype": "float16"}).dtype is torch.float16
+    (tmp_path / "model-00001-of-00002.safetensors").write_bytes(b"torn")
+    assert read(tmp_path, LLAMA).dtype is torch.float32
+
+
+def test_attention_by_chunks_is_served_as_far_as_it_is_plain(tmp_path: Path) -> None:
+    chunks = {"chunk_size": 1024, "local_size": 64, "original_max_position_embeddings": 1024}
+    assert read(tmp_path, {**QWEN2, "dual_chunk_attention_config": chunks}).max_model_len == 1024
 
 
 def test_old_and_new_rope_forms_mean_the_same(tmp_path: Path) -> None:
@@ -108,6 +125,12 @@ def test_unknown_architecture_is_told_where_the_supported_ones_stand(tmp_path: P
 def test_unknown_architecture_is_told_the_nearest_names(tmp_path: Path, asked: str, nearest: str) -> None:
     with pytest.raises(CheckpointError, match=rf"nearest by name: {nearest}"):
         read(tmp_path, {**LLAMA, "architectures": [asked]})
+
+
+def test_models_that_many_ask_for_are_refused_with_what_stands_for_them(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"'MllamaForConditionalGeneration', which is not .*; Llama 3\.1, .* is$"):
+        read(tmp_path, {**LLAMA, "architectures": ["MllamaForConditionalGeneration"]})
+    assert FAMILIES.keys().isdisjoint(_INSTEAD)
 
 
 @pytest.mark.parametrize(
@@ -203,3 +226,18 @@ def test_quarter_of_a_head_turns_where_a_hybrid_says_nothing(tmp_path: Path) -> 
     hybrid = {**LLAMA, "architectures": ["Qwen3_5ForCausalLM"], "head_dim": 32}
     assert read(tmp_path, hybrid).attention_shape(3).rotary_dim == 8
     assert read(tmp_path, {**hybrid, "partial_rotary_factor": 0.5}).attention_shape(3).rotary_dim == 16
+
+
+def test_first_release_of_lfm2_says_the_size_of_its_blocks_in_a_field_of_its_own(tmp_path: Path) -> None:
+    first = {**LLAMA, "architectures": ["Lfm2ForCausalLM"], "block_ff_dim": 12288, "intermediate_size": None}
+    assert read(tmp_path, first).intermediate_size == 8192
+    assert read(tmp_path, {**first, "intermediate_size": 48}).intermediate_size == 8192
+
+
+def test_granite_without_recurrent_layers_needs_no_sizes_of_them(tmp_path: Path) -> None:
+    """Granite 4 Micro attends in all layers."""
+    micro = {**LLAMA, "architectures": ["GraniteMoeHybridForCausalLM"], "num_local_experts": 0}
+    types = ["attention"] * micro["num_hidden_layers"]
+    assert not read(tmp_path, {**micro, "layer_types": types}).has_states
+    with pytest.raises(CheckpointError, match="field 'mamba_d_state' is missing"):
+        read(tmp_path, {**micro, "layer_types": ["mamba", *types[1:]], "mamba_n_heads": 2, "mamba_d_head": "auto"})
