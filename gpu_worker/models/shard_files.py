@@ -108,7 +108,16 @@ def check_distinct(directory: Path, names: Mapping[str, str]) -> None:
 
 
 def with_names(shards: dict[str, TensorFile], names: Mapping[str, str]) -> dict[str, TensorFile]:
-    """Call tensors by other names, in the files too."""
+    """Call tensors by other names, in the files too.
+
+    Raises:
+        CheckpointError: Two tensors have the same name then: which of them is meant nobody knows.
+    """
+    first: dict[str, str] = {}
+    for stored, own in names.items():
+        if (other := first.setdefault(own, stored)) != stored:
+            problem = f"holds tensor {stored!r}, which is the same of the model as {other!r}; copy the files again"
+            raise CheckpointError(shards[stored].path, problem)
     for file in set(shards.values()):
         file.rename(lambda name: names.get(name, name))
     return {names[name]: file for name, file in shards.items()}

@@ -178,6 +178,16 @@ def test_unexpected_tensor_is_named(directory: Path) -> None:
         load(directory)
 
 
+def test_two_tensors_of_one_place_in_the_model_are_named(tmp_path: Path) -> None:
+    """Either would be taken without a word, whichever is stored last."""
+    other = f"language_model.{QUERY_0}"
+    save_variant("mistral", tmp_path)
+    change_tensors(tmp_path, lambda t: t.update({other: torch.zeros(64, 64)}))
+    with pytest.raises(CheckpointError) as raised:
+        load(tmp_path)
+    assert all(repr(name) in str(raised.value) for name in (other, QUERY_0))
+
+
 def test_bias_that_the_config_denies_is_refused(directory: Path) -> None:
     change_tensors(directory, lambda t: t.update({"model.layers.0.self_attn.q_proj.bias": torch.zeros(64)}))
     with pytest.raises(CheckpointError, match=r"q_proj\.bias"):
