@@ -8,7 +8,7 @@ from enum import Enum, auto
 import msgspec
 
 from gpu_worker.quantization.config_fields import check_choice
-from gpu_worker.quantization.errors import QuantizationError
+from gpu_worker.quantization.errors import OTHER_FORMS, QuantizationError
 from kernels.linear.forms import SCALE_BLOCK, Activation
 
 _ORDERED = (True, "group", "dynamic")
@@ -119,7 +119,8 @@ def _layout(place: str, name: str, weights: Arguments) -> Layout:
     layout = layouts.get((name, weights.type.lower()))
     if layout is None:
         allowed = ", ".join(f"{kind} of {values}" for kind, values in layouts)
-        raise QuantizationError(f"{place}.format", f"is {name[:80]!r} of {weights.type[:80]}; supported: {allowed}")
+        problem = f"is {name[:80]!r} of {weights.type[:80]}; supported: {allowed}; {OTHER_FORMS}"
+        raise QuantizationError(f"{place}.format", problem)
     return layout
 
 

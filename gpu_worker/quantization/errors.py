@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from shared.errors import HeadraceError
 
+OTHER_FORMS = "take the same model in 16 bits, which `headrace quantize` makes smaller, or in FP8, GPTQ, AWQ or GGUF"
+"""What helps where no part of a form is served."""
+
 
 class QuantizationError(HeadraceError):
     """A field of a `quantization_config` is missing, malformed or not supported.

@@ -10,8 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 from gpu_worker.quantization import auto_round, awq, compressed_tensors, fp8, gptq, modelopt, mxfp4
-from gpu_worker.quantization.config_fields import check_choice
-from gpu_worker.quantization.errors import QuantizationError
+from gpu_worker.quantization.errors import OTHER_FORMS, QuantizationError
 from gpu_worker.quantization.quantization_method import QuantizationMethod
 
 METHODS: Mapping[str, Callable[[Mapping[str, Any]], QuantizationMethod]] = MappingProxyType(
@@ -39,5 +38,7 @@ def read_method(config: Mapping[str, Any]) -> QuantizationMethod | None:
     if not isinstance(fields, Mapping):
         raise QuantizationError("", f"is {str(fields)[:80]!r}; it must be an object")
     name = str(fields.get("quant_method"))
-    check_choice("quant_method", name, tuple(METHODS))
+    if name not in METHODS:
+        known = ", ".join(map(repr, METHODS))
+        raise QuantizationError("quant_method", f"is {name[:80]!r}; supported: {known}; {OTHER_FORMS}")
     return METHODS[name](fields)

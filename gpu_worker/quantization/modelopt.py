@@ -10,7 +10,8 @@ from typing import Any
 
 import msgspec
 
-from gpu_worker.quantization.config_fields import check_choice, read_fields
+from gpu_worker.quantization.config_fields import read_fields
+from gpu_worker.quantization.errors import OTHER_FORMS, QuantizationError
 from gpu_worker.quantization.fp8 import FP8
 
 NAME = "modelopt"
@@ -30,5 +31,6 @@ def read_modelopt(fields: Mapping[str, Any]) -> FP8:
         QuantizationError: A field is missing, malformed or not supported.
     """
     config = read_fields(fields, _Config)
-    check_choice("quant_algo", config.quant_algo.upper(), ("FP8",))
+    if config.quant_algo.upper() != "FP8":
+        raise QuantizationError("quant_algo", f"is {config.quant_algo[:80]!r}; supported: 'FP8'; {OTHER_FORMS}")
     return FP8(is_static=True, has_blocks=False)

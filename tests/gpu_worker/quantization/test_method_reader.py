@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gpu_worker.quantization.errors import QuantizationError
+from gpu_worker.quantization.errors import OTHER_FORMS, QuantizationError
 from gpu_worker.quantization.method_reader import read_method
 
 
@@ -36,6 +36,28 @@ def test_other_method_is_refused_with_those_that_are_supported(name: object) -> 
         read_method({"quantization_config": {"quant_method": name, "bits": 4}})
     assert raised.value.field == "quantization_config.quant_method"
     assert "supported: 'gptq', 'awq', 'fp8', 'compressed-tensors'" in raised.value.problem
+    assert raised.value.problem.endswith(OTHER_FORMS)
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "quant_algo"),
+        (
+            {
+                "quant_method": "compressed-tensors",
+                "format": "nvfp4-pack-quantized",
+                "config_groups": {"group_0": {"targets": ["Linear"], "weights": {"num_bits": 4, "type": "float"}}},
+            },
+            "config_groups.group_0.format",
+        ),
+    ],
+)
+def test_four_bits_of_nvidia_are_refused_with_what_helps(fields: dict[str, Any], field: str) -> None:
+    with pytest.raises(QuantizationError) as raised:
+        read_method({"quantization_config": fields})
+    assert raised.value.field == f"quantization_config.{field}"
+    assert raised.value.problem.endswith(OTHER_FORMS)
 
 
 @pytest.mark.parametrize("fields", [[], "gptq", 1])
