@@ -128,8 +128,7 @@ class GenerationService:
                     ticket = await self._start(endpoint, asked, answer, caller, traits)
                 else:
                     ticket = self._starter.repeat(known, answer.sinks)
-                record.dispatched_at = time.monotonic()
-                answer.make_ready()
+                self._begin(answer, record, is_streamed=generation.stream)
                 # A stream may last for minutes: it does not keep its request's bytes.
                 del body, caller, asked
                 try:
@@ -209,9 +208,14 @@ class GenerationService:
         if not asked.generation.stream:
             return endpoint.whole_answer(asked)
         parts = StreamParts(self._flusher, self._stream_limits, self._loop.time())
-        answer = endpoint.streamed_answer(asked, parts)
-        self._streamed.add(answer)
-        return answer
+        return endpoint.streamed_answer(asked, parts)
+
+    def _begin(self, answer: Answer, record: RequestRecord, *, is_streamed: bool) -> None:
+        """Look after an answer that is admitted: what is not may yet be refused, with a status of its own."""
+        record.dispatched_at = time.monotonic()
+        if is_streamed:
+            self._streamed.add(answer)
+        answer.make_ready()
 
     def _note(
         self,

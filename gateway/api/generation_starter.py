@@ -229,7 +229,7 @@ class GenerationStarter:
     ) -> tuple[Prediction, SequenceWindow]:
         """Admit and dispatch the sequences of a shared generation."""
         prediction = await self._admit(generation, caller)
-        shared.on_complete = partial(self._keep, shared, key)
+        shared.on_complete = partial(self._keep, shared, key, generation.model)
         window = self._dispatch(generation, caller, shared.sequences)
         shared.on_abandoned = window.cancel
         if not shared.is_wanted:
@@ -260,7 +260,11 @@ class GenerationStarter:
         window.begin()
         return window
 
-    def _keep(self, shared: SharedGeneration, key: CacheKey) -> None:
+    def _keep(self, shared: SharedGeneration, key: CacheKey, model: str) -> None:
+        load = self._dispatcher.fleet.reported_load(model)
+        if load is None or load.revisions != key.revisions:
+            # A worker of another revision may have begun or ended it: it is no answer of those that the key names.
+            return
         self._tasks.spawn(self._cache.put(key, [sequence.deltas for sequence in shared.sequences]))
 
 

@@ -29,10 +29,17 @@ _logger = logging.getLogger(__name__)
 
 
 class CacheKey(msgspec.Struct, frozen=True):
-    """Whose answer, and to what."""
+    """Whose answer, and to what.
+
+    Attributes:
+        tenant: Whose.
+        digest: Of everything that decides the answer.
+        revisions: Of the model's workers, which are part of that.
+    """
 
     tenant: str
     digest: bytes
+    revisions: tuple[str, ...] = ()
 
 
 class _Stored(msgspec.Struct, frozen=True, array_like=True):
@@ -65,7 +72,7 @@ def cache_key(tenant: str, generation: Generation, revisions: tuple[str, ...]) -
     reading = (generation.add_special_tokens, generation.truncate_prompt_tokens, generation.cache_salt)
     options = (generation.n, generation.echo, reading, has_token_ids)
     material = (FORMAT_VERSION, tenant, model, prompts, sampling, biases, options, generation.pooling)
-    return CacheKey(tenant, hashlib.sha256(msgspec.msgpack.encode(material)).digest())
+    return CacheKey(tenant, hashlib.sha256(msgspec.msgpack.encode(material)).digest(), revisions)
 
 
 class PromptCache:

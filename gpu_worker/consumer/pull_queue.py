@@ -37,7 +37,7 @@ class PullQueue:
 
     Attributes:
         outstanding: Messages that the server may still send for pulls made so far.
-        last_pulled: Highest stream sequence received.
+        last_pulled: Highest stream sequence received since the queue was lost, if it was.
         num_redelivered: Messages received that NATS had delivered before.
     """
 
@@ -163,6 +163,8 @@ class PullQueue:
         self._is_lost = False
         self.outstanding = 0
         self._last_pending = 0
+        # A queue that was made anew may count from less, if the clock of whoever made the last one was ahead.
+        self.last_pulled = 0
         return True
 
     async def _retry_later(self) -> None:

@@ -15,7 +15,7 @@ from gateway.admission.caller import Caller
 from gateway.admission.shedding import Shedder
 from gateway.api.generation_starter import GenerationStarter, Ticket
 from gateway.api.structured_output import StructuredOutputAdmission
-from gateway.cache.prompt_cache import PromptCache
+from gateway.cache.prompt_cache import CacheKey, PromptCache
 from gateway.config import GatewayConfig
 from gateway.dispatch.dispatcher import Dispatcher
 from gateway.dispatch.inflight import Flight, FlightTable
@@ -297,3 +297,33 @@ async def test_generation_that_cannot_be_queued_fails_its_clients_and_is_not_joi
         assert (broken.error.status, broken.error.code) == (500, "internal_error")
     await gateway.share([ListSink()])
     assert (len(gateway.queue.flights), gateway.metrics.cache_shared) == (1, 0)
+
+
+async def test_answer_of_a_fleet_whose_revisions_changed_meanwhile_is_not_kept(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept: list[tuple[str, ...]] = []
+
+    async def put(cache: PromptCache, key: CacheKey, sequences: object) -> None:
+        kept.append(key.revisions)
+
+    async def answer() -> None:
+        (flight,) = gateway.queue.flights
+        gateway.queue.flights.remove(flight)
+        flight.sink.deliver(Delta(flight.id, 0, 0, (1,), "a", prompt_tokens=5))
+        flight.sink.deliver(Delta(flight.id, 0, 1, finish=Finish("stop")))
+        await asyncio.sleep(0)
+
+    monkeypatch.setattr(PromptCache, "put", put)
+    gateway.hear(revision="old")
+    await gateway.share([ListSink()])
+    await answer()
+    assert kept == [("old",)]
+    await gateway.share([ListSink()])
+    gateway.hear(worker="w2", revision="new")
+    # Whoever has begun it, the other may have gone on with it.
+    await answer()
+    assert kept == [("old",)]
+    await gateway.share([ListSink()])
+    await answer()
+    assert kept == [("old",), ("new", "old")]

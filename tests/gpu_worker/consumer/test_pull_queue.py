@@ -129,6 +129,15 @@ async def test_refused_pull_makes_sure_of_the_queue_before_the_next(wire: Wire, 
     assert (wire.num_ensured, wire.queue.outstanding) == (2, 8)
 
 
+async def test_numbers_of_a_queue_that_was_lost_say_nothing_of_the_one_after_it(wire: Wire) -> None:
+    wire.bring(3_600_000_041)
+    wire.queue.forget()
+    await wait_until(lambda: wire.num_ensured == 2)
+    assert wire.queue.last_pulled == 0
+    wire.bring(41)
+    assert wire.queue.last_pulled == 41
+
+
 async def test_pull_that_could_not_be_sent_is_tried_again(wire: Wire) -> None:
     wire.failure, wire.capacity = OSError("away"), 16
     wire.queue.wake()
