@@ -17,6 +17,7 @@ from gateway.admission.caller import Caller
 from gateway.admission.limits import Lease, RateLimiter, reserved_tokens
 from gateway.admission.shedding import Shedder
 from gateway.api.answer import Answer, Outcome, ResponseHead
+from gateway.api.answer_places import AnswerPlaces
 from gateway.api.counting import count_answer
 from gateway.api.endpoint import Asked, Endpoint, StreamParts
 from gateway.api.generation_starter import GenerationStarter, Ticket
@@ -31,11 +32,8 @@ from gateway.http1.exchange import Exchange
 from gateway.http1.flush import Flusher
 from gateway.http1.request_id import request_id_of
 from gateway.metrics import GatewayMetrics
-from gateway.shares import Refusal, Shares
 
 TICK_S = 0.25
-# A key may have so many times the free places for streams: 7/8 of all if it is alone.
-_STREAMS_PER_FREE_PLACE = 7
 
 # No status of HTTP's: nobody reads it.
 _CLIENT_LEFT = 499
@@ -67,7 +65,7 @@ class GenerationService:
         self._loop = asyncio.get_running_loop()
         self._flusher = Flusher(self._loop)
         self._stream_limits = EventStreamLimits(config.stream_buffer_bytes, config.send_timeout_s)
-        self._places = Shares(config.max_streams, _STREAMS_PER_FREE_PLACE)
+        self._places = AnswerPlaces(config.max_streams)
         self._streamed: set[Answer] = set()
 
     async def tick_forever(self) -> None:
@@ -112,7 +110,8 @@ class GenerationService:
     async def _answer(self, endpoint: Endpoint, exchange: Exchange, head: ResponseHead, record: RequestRecord) -> int:
         principal = self._keys.authenticate(exchange.head.headers)
         body = await exchange.read_body(self._config.max_body_bytes, principal.body_owner)
-        self._take_place(principal.key_id)
+        place = self._places.take(principal.key_id)
+        self._metrics.active_streams = self._places.num_used
         try:
             generation, known = await self._read(endpoint, exchange, principal, body, record)
             traits = self._starter.repeated.traits(generation.model) if generation.deterministic else None
@@ -148,7 +147,8 @@ class GenerationService:
                 answer.close()
                 lease.release(tokens_used)
         finally:
-            self._give_place_back(principal.key_id)
+            self._places.give_back(principal.key_id, place)
+            self._metrics.active_streams = self._places.num_used
 
     async def _read(
         self, endpoint: Endpoint, exchange: Exchange, principal: Principal, body: bytes, record: RequestRecord
@@ -187,22 +187,6 @@ class GenerationService:
         except BaseException:
             lease.release(0)
             raise
-
-    def _take_place(self, key_id: str) -> None:
-        """Count a request among those that are answered, once it has arrived whole."""
-        refusal = self._places.take(key_id)
-        if refusal is Refusal.ALL_TAKEN:
-            message = f"This gateway answers {self._places.total} requests at once, and does. Try again shortly."
-            raise ApiError(503, message, code="too_many_streams", retry_after_s=1.0)
-        if refusal is Refusal.KEY_HAS_ITS_SHARE:
-            num = self._places.held(key_id)
-            message = f"This gateway answers {num} requests of this key, and keeps what is free for others."
-            raise ApiError(429, f"{message} Try again shortly.", code="too_many_streams", retry_after_s=1.0)
-        self._metrics.active_streams = self._places.used
-
-    def _give_place_back(self, key_id: str) -> None:
-        self._places.give_back(key_id)
-        self._metrics.active_streams = self._places.used
 
     def _new_answer(self, endpoint: Endpoint, asked: Asked) -> Answer:
         if not asked.generation.stream:

@@ -251,6 +251,7 @@ def _texts(content: Content, where: str) -> tuple[str, str]:
     texts: list[str] = []
     thoughts: list[str] = []
     for part in content:
+        _check_fields(part, where)
         if part.type == "thinking" and part.thinking is not None:
             thinking = part.thinking
             thoughts += [thinking] if isinstance(thinking, str) else [each.text for each in thinking]
@@ -261,6 +262,19 @@ def _texts(content: Content, where: str) -> tuple[str, str]:
         else:
             raise _unreadable(part, where)
     return "".join(texts), "".join(thoughts)
+
+
+def _check_fields(part: ContentPart, where: str) -> None:
+    """Refuse the text of another type of part: it would be left out in silence.
+
+    Raises:
+        ApiError: 400; it names the field.
+    """
+    own = "text" if part.type in _TEXT_PARTS else part.type
+    names = ("text", "refusal", "thinking")
+    for name in names if own in names else ():
+        if name != own and getattr(part, name):
+            raise invalid_value(where, f"'{where}' has a part of type '{part.type[:64]}' with '{name}'. Leave it out.")
 
 
 def _unreadable(part: ContentPart, where: str) -> ApiError:

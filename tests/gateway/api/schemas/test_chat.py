@@ -102,6 +102,21 @@ def test_text_part_of_every_name_is_text(kind: str) -> None:
     assert message.content == "a"
 
 
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "text", "text": "a", "refusal": "b"},
+        {"type": "refusal", "refusal": "b", "text": "a"},
+        {"type": "thinking", "thinking": "c", "text": "a"},
+    ],
+)
+def test_text_of_another_type_of_part_is_refused_and_not_left_out(part: dict[str, str]) -> None:
+    error = refused([{"role": "assistant", "content": [part]}])
+    assert error.param == "messages.[0].content"
+    assert f"'{list(part)[-1]}'" in error.message
+    assert conversation([{"role": "assistant", "content": [part | {list(part)[-1]: None}]}])
+
+
 def test_refusal_is_content_and_thinking_is_reasoning() -> None:
     parts = [
         {"type": "thinking", "thinking": "hm", "signature": "s"},

@@ -1,0 +1,74 @@
+"""Places for the requests that a gateway answers at once: who gets one, and when the next is expected to be free."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable
+
+from gateway.admission.limit_account import KeyAccount
+from gateway.errors import ApiError
+from gateway.shares import Refusal, Shares
+
+# A key may have so many times the free places: 7/8 of all if it is alone.
+_PLACES_PER_FREE_PLACE = 7
+
+
+class AnswerPlaces:
+    """Owns the places of one gateway, and since when each is taken: that is how long they are expected to be."""
+
+    def __init__(self, total: int, clock: Callable[[], float] = time.monotonic) -> None:
+        """Have `total` places, shared fairly among keys."""
+        self._shares = Shares(total, _PLACES_PER_FREE_PLACE)
+        self._clock = clock
+        self._all = KeyAccount()
+        self._accounts: defaultdict[str, KeyAccount] = defaultdict(KeyAccount)
+
+    @property
+    def num_used(self) -> int:
+        """Places that are taken."""
+        return self._shares.used
+
+    def take(self, key_id: str) -> object:
+        """Give a key a place until `give_back`, and return what names it.
+
+        Raises:
+            ApiError: 503 when all are taken; 429 when the key has its share.
+        """
+        refusal = self._shares.take(key_id)
+        if refusal is not None:
+            raise self._refused(refusal, key_id)
+        place, now = object(), self._clock()
+        for account in (self._all, self._accounts[key_id]):
+            account.begin(place, now, 1)
+            account.usage.running += 1
+        return place
+
+    def give_back(self, key_id: str, place: object) -> None:
+        """Take a place back."""
+        self._shares.give_back(key_id)
+        account, now = self._accounts[key_id], self._clock()
+        self._all.end(place, now)
+        account.end(place, now)
+        if not account.usage.running:
+            del self._accounts[key_id]
+
+    def _refused(self, refusal: Refusal, key_id: str) -> ApiError:
+        if refusal is Refusal.ALL_TAKEN:
+            wait_s = self._wait_s(self._all)
+            message = f"This gateway answers {self._shares.total} requests at once, and does. {_advice(wait_s)}"
+            return ApiError(503, message, code="too_many_streams", retry_after_s=wait_s)
+        wait_s = self._wait_s(self._accounts[key_id])
+        num = self._shares.held(key_id)
+        message = f"This gateway answers {num} requests of this key, and keeps what is free for others."
+        return ApiError(429, f"{message} {_advice(wait_s)}", code="too_many_streams", retry_after_s=wait_s)
+
+    def _wait_s(self, account: KeyAccount) -> float:
+        """Return when one of an account's places is expected to be given back."""
+        now = self._clock()
+        # The header has whole seconds, and the text says the same.
+        return max(1.0, account.slot_wait_s(now, 1, account.usage.running, account.hold_s(now)))
+
+
+def _advice(wait_s: float) -> str:
+    return f"Try again in {wait_s:.0f} s, when one of them is expected to have ended."
