@@ -110,8 +110,7 @@ class GenerationService:
     async def _answer(self, endpoint: Endpoint, exchange: Exchange, head: ResponseHead, record: RequestRecord) -> int:
         principal = self._keys.authenticate(exchange.head.headers)
         body = await exchange.read_body(self._config.max_body_bytes, principal.body_owner)
-        place = self._places.take(principal.key_id)
-        self._metrics.active_streams = self._places.num_used
+        place = self._take_place(principal.key_id)
         try:
             generation, known = await self._read(endpoint, exchange, principal, body, record)
             traits = self._starter.repeated.traits(generation.model) if generation.deterministic else None
@@ -147,8 +146,7 @@ class GenerationService:
                 answer.close()
                 lease.release(tokens_used)
         finally:
-            self._places.give_back(principal.key_id, place)
-            self._metrics.active_streams = self._places.num_used
+            self._give_place_back(principal.key_id, place)
 
     async def _read(
         self, endpoint: Endpoint, exchange: Exchange, principal: Principal, body: bytes, record: RequestRecord
@@ -187,6 +185,16 @@ class GenerationService:
         except BaseException:
             lease.release(0)
             raise
+
+    def _take_place(self, key_id: str) -> object:
+        """Count a request among those that are answered, once it has arrived whole."""
+        place = self._places.take(key_id)
+        self._metrics.active_streams = self._places.num_used
+        return place
+
+    def _give_place_back(self, key_id: str, place: object) -> None:
+        self._places.give_back(key_id, place)
+        self._metrics.active_streams = self._places.num_used
 
     def _new_answer(self, endpoint: Endpoint, asked: Asked) -> Answer:
         if not asked.generation.stream:

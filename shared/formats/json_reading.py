@@ -19,11 +19,17 @@ Sink = Callable[[str], None]
 _IN_STRING = markers('"', "\\")
 _BEHIND_SCALAR = markers(",", "}", "]", " ", "\n", "\r", "\t")
 _CONTROL = re.compile(r"[\x00-\x1f]")
+_HALF = re.compile("[\ud800-\udfff]")
 
 
 def escaped(text: str) -> str:
     """Return text as it stands inside a JSON string."""
     return json.dumps(text, ensure_ascii=False)[1:-1]
+
+
+def with_halves_escaped(text: str) -> str:
+    """Return JSON text that was the value of a string, with escapes for halves of surrogate pairs: none can be sent."""
+    return _HALF.sub(lambda half: f"\\u{ord(half.group()):04x}", text)
 
 
 def parsed(text: str) -> Any:

@@ -149,9 +149,13 @@ def as_json(text: str, types: frozenset[str]) -> str:
     if types != {"string"}:
         bare = _PYTHON_WORDS.get(bare, bare)
         try:
-            name = type_name(parsed(bare))
+            value = parsed(bare)
         except ValueError:
-            name = "string"
+            value = ""
+        name = type_name(value)
+        is_whole = isinstance(value, float) and value.is_integer()
+        if is_whole and "integer" in types and not types & {"number", "string"}:
+            return str(int(value))
         if name != "string" and (name in types or (name == "integer" and "number" in types)):
             return bare
     return f'"{escaped(text)}"'

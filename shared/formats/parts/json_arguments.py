@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from shared.formats.call_reading import CallReading
-from shared.formats.json_reading import escaped, parsed, read_string, read_value
+from shared.formats.json_reading import escaped, parsed, read_string, read_value, with_halves_escaped
 from shared.formats.lark_text import LarkText
 from shared.formats.schema import moved
 from shared.formats.text_source import Reading
@@ -101,7 +101,7 @@ def _tell_at_once(call: CallReading, arguments: str) -> bool:
         return False
     if arguments.startswith('"'):
         try:
-            arguments = str(parsed(arguments)).strip()
+            arguments = with_halves_escaped(str(parsed(arguments)).strip())
         except ValueError:
             return False
     if arguments in ("", "null"):
