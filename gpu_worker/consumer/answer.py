@@ -10,11 +10,11 @@ import time
 
 from gpu_worker.consumer.held_request import HeldRequest, Prelude
 from gpu_worker.consumer.pooled_answers import PooledAnswers
+from gpu_worker.consumer.refused_end import refused_end
 from gpu_worker.core.step import SequenceEvent
 from gpu_worker.text.token_logprobs import to_token_logprob
 from gpu_worker.text.tokenizer import ModelTokenizer
 from shared.messages import Delta, Finish, FinishReason, Timing, Usage
-from shared.structured_output import GRAMMAR_PARAM, GrammarError
 
 _NOTHING = Prelude()
 
@@ -93,9 +93,8 @@ class AnswerWriter:
         if pooling is not None and reason == "length":
             # Its prompt is computed, which is all that was wanted.
             return Finish("stop", usage, vector=self._pooled.vector(pooling, sequence), timing=_timing(held))
-        constraint = sequence.constraint
-        if reason == "failed" and constraint is not None and constraint.is_at_fault and event.error == constraint.error:
-            refused = GrammarError(f"{event.error}.", param=GRAMMAR_PARAM)
+        refused = refused_end(event, held.request.sampling) if reason == "failed" else None
+        if refused is not None:
             return Finish(reason, usage, str(refused), error_param=refused.param, error_code=refused.code)
         return Finish(reason, usage, event.error, stop=_stop(held, event, reason), timing=_timing(held))
 
