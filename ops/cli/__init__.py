@@ -2,81 +2,18 @@
 
 from __future__ import annotations
 
-import errno
-import os
 import sys
 
-from ops.cli.lost_interrupts import interrupts_kept
-from ops.cli.out_of_memory import out_of_memory
-from shared.errors import HeadraceError
-
-_EXIT_FAILED = 1
-_EXIT_BAD_SETTINGS = 2
 _EXIT_INTERRUPTED = 130
-_OF_FULL_DISKS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 def main() -> None:
     """Run the command line and exit: 2 with one line on standard error when a setting or a server is at fault."""
     try:
-        with interrupts_kept():
-            code = _EXIT_BAD_SETTINGS if _is_nowhere() else _run()
-    except KeyboardInterrupt:  # also while the command's code is still being imported
+        # Within: what is imported here is most of the first moment, in which Ctrl-C may come as well.
+        from ops.cli.command_line import run
+
+        code = run()
+    except KeyboardInterrupt:
         code = _EXIT_INTERRUPTED
     sys.exit(code)
-
-
-def _run() -> int:
-    import logging
-
-    import click
-
-    from ops.cli.group import headrace
-
-    # Warnings of a command that keeps no log, such as what NATS refused.
-    if logging.lastResort is not None:
-        logging.lastResort.setFormatter(logging.Formatter("headrace: %(message)s"))
-    try:
-        code: int = headrace.main(prog_name="headrace", standalone_mode=False)
-    except click.ClickException as error:
-        error.show()
-        code = error.exit_code
-    except click.Abort:
-        code = _EXIT_INTERRUPTED
-    except HeadraceError as error:
-        print(f"headrace: {error}", file=sys.stderr)
-        code = _EXIT_BAD_SETTINGS
-    except BrokenPipeError:
-        # Whoever read our output has gone, as with `headrace ... | head`; do not fail again while flushing at exit.
-        sys.stdout = None
-        code = _EXIT_FAILED
-    except (MemoryError, ImportError, RuntimeError) as error:
-        code = _exit_without_memory(error)
-    except OSError as error:
-        if error.filename is None and error.errno not in _OF_FULL_DISKS:
-            return _exit_without_memory(error)
-        # Of files that are opened the name is known; what is printed has none.
-        print(f"headrace: {error.filename or 'what it prints cannot be written'}: {error.strerror}", file=sys.stderr)
-        code = _EXIT_BAD_SETTINGS
-        if error.filename is None:
-            sys.stdout = None
-    return code
-
-
-def _exit_without_memory(error: Exception) -> int:
-    """Say that memory is short, and return the exit status; raise any other error again."""
-    told = out_of_memory(error)
-    if told is None:
-        raise error
-    print(f"headrace: {told}", file=sys.stderr)
-    return _EXIT_FAILED
-
-
-def _is_nowhere() -> bool:
-    """Tell who stands in a folder that is no more: every relative path would fail, at a place that explains nothing."""
-    try:
-        os.getcwd()
-    except FileNotFoundError:
-        print("headrace: the working directory does not exist any more; change to one that does", file=sys.stderr)
-        return True
-    return False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -39,8 +39,8 @@ def run(config: DoctorConfig) -> int:
     """Say what is wrong with this installation, and what to do.
 
     Prints one page, without secrets, that can be pasted into an issue: versions, processor, GPU, compiler, memory,
-    disk, settings, and NATS (rights, queue, clock, workers), Redis and a gateway where they are named or a `headrace
-    up` runs. The exit status is 1 where something keeps Headrace from working.
+    disk, settings, and processes, NATS (rights, queue, clock, workers), Redis and a gateway where they are named or a
+    `headrace up` runs. The exit status is 1 where something keeps Headrace from working.
     """
     from ops.doctor.finding import exit_code, page
 
@@ -52,6 +52,7 @@ def run(config: DoctorConfig) -> int:
 def _findings(config: DoctorConfig) -> Iterator[Finding]:
     from ops.doctor.finding import problem
     from ops.doctor.machine import machine_findings
+    from ops.doctor.processes import process_findings
     from ops.doctor.settings import setting_findings
 
     yield from machine_findings(config.state_dir, os.environ)
@@ -62,8 +63,10 @@ def _findings(config: DoctorConfig) -> Iterator[Finding]:
         running = None
         yield problem("state", str(error))
     nats_url = config.nats_url or (running and running.admin_nats_url)
+    yield from process_findings(config.state_dir, running if config.nats_url is None else None, nats_url)
     if nats_url:
-        yield from _nats(config, nats_url, is_own=config.nats_url is None)
+        workers = running.pids.get("worker", []) if running and config.nats_url is None else []
+        yield from _nats(config, nats_url, workers, is_own=config.nats_url is None)
     else:
         yield _nowhere("nats", "HEADRACE_NATS_URL", config)
     redis_url = config.redis_url or (running.redis_url if running else None)
@@ -89,12 +92,12 @@ def _nowhere(topic: str, variable: str, config: DoctorConfig) -> Finding:
     return unseen(topic, text, f"give HEADRACE_STATE_DIR of one that runs, or {variable}")
 
 
-def _nats(config: DoctorConfig, nats_url: str, *, is_own: bool) -> Iterator[Finding]:
+def _nats(config: DoctorConfig, nats_url: str, workers: Sequence[int], *, is_own: bool) -> Iterator[Finding]:
     from ops.doctor.servers import NatsLogin, nats_findings
 
     role = cast("Role", config.nats_user if config.nats_user in ROLES else "admin" if is_own else "worker")
     user, password = (None, None) if is_own else (config.nats_user, config.nats_password)
-    yield from asyncio.run(nats_findings(NatsLogin(nats_url, role, user, password, config)))
+    yield from asyncio.run(nats_findings(NatsLogin(nats_url, role, user, password, config), workers=workers))
 
 
 command = settings_command(DoctorConfig, "doctor", run)

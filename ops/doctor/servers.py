@@ -7,7 +7,7 @@ import contextlib
 import json
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
@@ -63,8 +63,14 @@ class NatsLogin:
         return None if self.model is None else encode_name(self.model)
 
 
-async def nats_findings(login: NatsLogin, timeout_s: float = 2.0) -> list[Finding]:
-    """Connect once and look at what this login may do, which streams there are, what time it is, and who serves."""
+async def nats_findings(login: NatsLogin, timeout_s: float = 2.0, workers: Sequence[int] = ()) -> list[Finding]:
+    """Connect once and look at what this login may do, which streams there are, what time it is, and who serves.
+
+    Args:
+        login: How to connect.
+        timeout_s: How long NATS may take.
+        workers: Process ids of workers that should be heard.
+    """
     refused: list[str] = []
 
     async def note(error: Exception) -> None:
@@ -93,7 +99,7 @@ async def nats_findings(login: NatsLogin, timeout_s: float = 2.0) -> list[Findin
         # A login without the rights is refused this too: one cause is told once.
         has_rights = all(one.level is not Level.PROBLEM for one in rights)
         findings += [one for one in await _queue_and_clock(client) if has_rights or one.level is not Level.PROBLEM]
-        findings.append(await _fleet(client, login.model))
+        findings.append(await _fleet(client, login.model, workers))
         return findings
     finally:
         await client.close()
@@ -180,7 +186,7 @@ def clock_finding(server_time: str, own_time: float) -> Finding | None:
     return warning("clock", text, "set both clocks (NTP)") if abs(skew) > WARN_SKEW_S else Finding("clock", text)
 
 
-async def _fleet(client: Client, model: str | None) -> Finding:
+async def _fleet(client: Client, model: str | None, expected: Sequence[int]) -> Finding:
     heard: dict[str, Heartbeat] = {}
     with contextlib.suppress(NatsError):
         subscription = await client.subscribe(ALL_WORKERS if model is None else f"hr.worker.{encode_name(model)}.*")
@@ -193,7 +199,12 @@ async def _fleet(client: Client, model: str | None) -> Finding:
         await subscription.unsubscribe()
     if not heard:
         return warning("workers", "none is heard", "start one: `headrace worker`; see its log if it runs")
-    return Finding("workers", "; ".join(_described(heartbeat) for heartbeat in heard.values()))
+    text = "; ".join(_described(heartbeat) for heartbeat in heard.values())
+    silent = sorted(set(expected) - {heartbeat.pid for heartbeat in heard.values()})
+    if silent:
+        text += f"; not heard: process {', '.join(map(str, silent))}"
+        return warning("workers", text, "it still loads its model, or stands still: see its log")
+    return Finding("workers", text)
 
 
 def _described(beat: Heartbeat) -> str:

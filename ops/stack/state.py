@@ -14,6 +14,7 @@ from typing import TextIO
 from shared.errors import ConfigError
 
 READY_FILE = "ready.json"
+LOCK_FILE = "lock"
 _PRIVATE_DIRECTORY = 0o700
 _PRIVATE_FILE = 0o600
 
@@ -53,7 +54,7 @@ class StateDirectory:
         try:
             for directory in (self.path, self.logs, self.nats, self.redis):
                 directory.mkdir(mode=_PRIVATE_DIRECTORY, parents=True, exist_ok=True)
-            self._lock = self._acquire(self.path / "lock")
+            self._lock = self._acquire(self.path / LOCK_FILE)
         except OSError as error:
             raise ConfigError("HEADRACE_STATE_DIR", f"{self.path} cannot be used: {_reason(error)}") from error
 
@@ -116,6 +117,14 @@ class StateDirectory:
         lock.write(str(os.getpid()))
         lock.flush()
         return lock
+
+
+def holder_of(state_dir: Path) -> int | None:
+    """Return the process id of the `headrace up` that runs, or last ran, on a state directory."""
+    try:
+        return int((state_dir / LOCK_FILE).read_text())
+    except (OSError, ValueError):
+        return None
 
 
 def _reason(error: OSError) -> str:

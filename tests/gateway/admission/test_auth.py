@@ -130,7 +130,9 @@ def test_file_is_not_touched_more_than_once_an_interval(
 
 
 @pytest.mark.parametrize("damage", ["broken", "gone"])
-def test_damaged_file_leaves_the_old_keys_in_force_and_is_counted(path: Path, clock: Clock, damage: str) -> None:
+def test_damaged_file_leaves_the_old_keys_in_force_and_is_counted(
+    path: Path, clock: Clock, damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
     _, key = create_key(path, tenant="a")
     metrics = GatewayMetrics()
     store = KeyStore(path, None, metrics, clock)
@@ -142,6 +144,9 @@ def test_damaged_file_leaves_the_old_keys_in_force_and_is_counted(path: Path, cl
     clock.now += CHECK_INTERVAL_S
     assert store.authenticate(bearer(key)).tenant == "a"
     assert (metrics.key_reload_failures, metrics.is_keys_file_unread) == (1, True)
+    (line,) = caplog.messages
+    assert line.startswith("keys not reloaded, the old ones stay in force: ")
+    assert str(path) in line
     path.write_bytes(good.replace(b'"a"', b'"z"'))
     clock.now += CHECK_INTERVAL_S
     assert store.authenticate(bearer(key)).tenant == "z"

@@ -103,18 +103,19 @@ async def test_cancelled_caller_does_not_disturb_the_others(cache: RedisCache) -
     assert await cache.get("rc:c") == b"3"
 
 
-async def test_redis_that_is_not_there_is_a_miss(metrics: GatewayMetrics) -> None:
+async def test_redis_that_is_not_there_is_a_miss(metrics: GatewayMetrics, caplog: pytest.LogCaptureFixture) -> None:
     cache = RedisCache("redis://127.0.0.1:1", TIMEOUT_S, metrics)
     await cache.start()
     assert await cache.get("a") is None
     assert not await cache.set("a", b"", 1)
     assert await cache.run_script(Script("return 1"), [], []) is None
     assert metrics.is_redis_open
+    assert [message.count("redis cannot be reached") for message in caplog.messages] == [1]
     await cache.close()
 
 
 async def test_redis_killed_and_started_again_recovers_by_itself(
-    start_redis: Callable[..., RedisServer], metrics: GatewayMetrics
+    start_redis: Callable[..., RedisServer], metrics: GatewayMetrics, caplog: pytest.LogCaptureFixture
 ) -> None:
     server = start_redis()
     cache = RedisCache(server.url, TIMEOUT_S, metrics)
@@ -124,6 +125,7 @@ async def test_redis_killed_and_started_again_recovers_by_itself(
     assert await asyncio.gather(*(cache.get("a") for _ in range(50))) == [None] * 50
     assert metrics.is_redis_open
     assert metrics.redis_failures >= 50
+    assert "redis is away" in caplog.messages[0]
     server.start()
     await until_available(cache)
     assert await cache.set("a", b"2", 60)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack
@@ -240,7 +241,9 @@ async def test_request_that_its_worker_calls_expired_at_its_deadline_ends_with_a
     assert sink.error.status == 408
 
 
-async def test_wall_clock_that_jumps_before_a_request_is_published_does_not_end_it(bench: Bench) -> None:
+async def test_wall_clock_that_jumps_before_a_request_is_published_does_not_end_it(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
     worker, sink = await bench.worker("a"), ListSink()
     request = Request(id="a", model=bench.model, text="x", reply=bench.dispatcher.reply, deadline=time.time() - 3600)
     expires_at = asyncio.get_running_loop().time() + 60
@@ -250,6 +253,7 @@ async def test_wall_clock_that_jumps_before_a_request_is_published_does_not_end_
     await worker.end(taken, 0, Finish("expired"))
     again = await worker.next_request()
     assert again.deadline == pytest.approx(time.time() + 60, abs=5)
+    assert re.search(r"by the clock of a-\S+ its deadline has passed", caplog.text)
     await worker.end(again, 0)
     await sink.end()
     assert sink.error is None

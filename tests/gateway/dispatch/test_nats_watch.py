@@ -73,13 +73,16 @@ async def rounds() -> Rounds:
     return rounds
 
 
-async def test_silent_server_is_asked_once_and_suspected_within_a_second(rounds: Rounds) -> None:
+async def test_silent_server_is_asked_once_and_suspected_within_a_second(
+    rounds: Rounds, caplog: pytest.LogCaptureFixture
+) -> None:
     num_asked = len(rounds.connection.pings)
     assert 0.5 <= await rounds.until_suspected() <= 1.05
     assert len(rounds.connection.pings) - num_asked == 1
     assert (rounds.watch.refuses, rounds.watch.is_connected) == (True, False)
     await rounds.run(5.0)
     assert rounds.watch.is_suspected
+    assert [message.startswith("NATS has been silent for ") for message in caplog.messages] == [True]
 
 
 async def test_idle_server_that_answers_is_not_suspected(rounds: Rounds) -> None:

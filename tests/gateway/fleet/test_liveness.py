@@ -102,6 +102,7 @@ def test_frozen_worker_that_is_new_has_more_time(watched: Watched) -> None:
     assert watched.dead == []
     watched.run(0.6)
     assert watched.dead == watched.blamed == ["a"]
+    assert watched.deaths[0].why.startswith("nothing was heard for ")
 
 
 @pytest.mark.parametrize("on_time_s", [3, 30])

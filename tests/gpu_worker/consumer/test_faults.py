@@ -58,7 +58,7 @@ async def test_restarted_nats_is_pulled_from_again(
 
 
 async def test_what_is_generated_while_nats_and_then_the_gateway_are_away_arrives(
-    start_nats: Callable[..., NatsServer], make_worker: MakeWorker, model: str
+    start_nats: Callable[..., NatsServer], make_worker: MakeWorker, model: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     server = start_nats()
     # Steps so long that few are made while the death of NATS is not known yet.
@@ -74,6 +74,7 @@ async def test_what_is_generated_while_nats_and_then_the_gateway_are_away_arrive
     num_before = len(answer.token_ids)
     server.start()
     await wait_until(lambda: worker.nats.stats["reconnects"] == 1)
+    assert caplog.messages.count("connection to NATS lost") == 1
     await asyncio.sleep(0.2)
     nats = await connect(server.url, role="gateway", name="test")
     await nats.subscribe(gateway.reply, cb=gateway.receive)

@@ -13,6 +13,7 @@ from nats.aio.msg import Msg
 from gpu_worker.consumer import pull_queue
 from gpu_worker.consumer.pull_queue import PullQueue
 from gpu_worker.consumer.queued_message import REDELIVER, QueuedMessage
+from shared.errors import DependencyError
 from shared.task_supervisor import TaskSupervisor
 from tests.gpu_worker.consumer.harness import wait_until
 
@@ -29,6 +30,7 @@ class Wire:
         self.failure: Exception | None = None
         self.capacity = 8
         self.num_ensured = 0
+        self.refusals = 0
         self.receive: Callable[[Msg], None] = lambda message: None
         self.queue = PullQueue(
             self,  # type: ignore[arg-type]
@@ -50,6 +52,9 @@ class Wire:
         pass
 
     async def ensure(self) -> str:
+        if self.refusals:
+            self.refusals -= 1
+            raise DependencyError("this login may not")
         self.num_ensured += 1
         return "c"
 
@@ -122,11 +127,22 @@ async def test_pull_that_expired_is_made_again_for_what_it_did_not_bring(wire: W
 
 
 @pytest.mark.parametrize("status", ["409", "503"])
-async def test_refused_pull_makes_sure_of_the_queue_before_the_next(wire: Wire, status: str) -> None:
+async def test_refused_pull_makes_sure_of_the_queue_before_the_next(
+    wire: Wire, status: str, caplog: pytest.LogCaptureFixture
+) -> None:
     wire.end_pull(status)
     assert wire.queue.outstanding == 0
     await wait_until(lambda: wire.pulls == [8, 8])
     assert (wire.num_ensured, wire.queue.outstanding) == (2, 8)
+    assert caplog.messages == ["pull refused"]
+
+
+async def test_queue_that_cannot_be_made_is_told_and_tried_again(wire: Wire, caplog: pytest.LogCaptureFixture) -> None:
+    wire.refusals = 2
+    wire.end_pull("409")
+    await wait_until(lambda: wire.pulls == [8, 8])
+    assert caplog.messages == ["pull refused", *["queue is not available"] * 2]
+    assert "may not" in vars(caplog.records[1])["error"]
 
 
 async def test_numbers_of_a_queue_that_was_lost_say_nothing_of_the_one_after_it(wire: Wire) -> None:

@@ -218,7 +218,7 @@ def test_truncated_file_is_refused(directory: Path, size: int) -> None:
 
 def test_pointer_of_git_lfs_is_told_how_to_fetch_the_file(directory: Path) -> None:
     (directory / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
-    with pytest.raises(CheckpointError, match="pointer of Git LFS: run `git lfs pull`"):
+    with pytest.raises(CheckpointError, match="it is a pointer of Git LFS: run `git lfs pull`"):
         load(directory)
 
 

@@ -34,7 +34,17 @@ def test_running_system_is_described_in_one_page_without_secrets(cli_system: Sys
     secret = {"HEADRACE_OPERATOR_KEY": "very-secret", "HEADRACE_MODEL": str(DEMO_MODEL)}
     done = headrace("doctor", "--state-dir", state, **secret)
     assert (done.returncode, done.stderr) == (0, ""), done.stdout
-    for topic in ("versions", "packages", "processor", "memory", "compiler", "nats rights", "queue", "clock"):
+    for topic in (
+        "versions",
+        "packages",
+        "processor",
+        "memory",
+        "compiler",
+        "processes",
+        "nats rights",
+        "queue",
+        "clock",
+    ):
         assert re.search(rf"^ok +{topic} ", done.stdout, re.MULTILINE), topic
     assert re.search(r"^ok +workers +worker-\S+ serves headrace-demo", done.stdout, re.MULTILINE)
     assert f"{info['url']} is ready" in done.stdout
@@ -47,6 +57,14 @@ def test_running_system_is_described_in_one_page_without_secrets(cli_system: Sys
     ]
     assert [text for text in hidden if text in done.stdout] == []
     assert len(done.stdout.splitlines()) < 60
+
+
+async def test_worker_that_runs_and_is_not_heard_is_a_warning(cli_system: System) -> None:
+    login, workers = NatsLogin(cli_system.info["admin_nats_url"], "admin"), cli_system.info["pids"]["worker"]
+    heard, missed = [await nats_findings(login, workers=each) for each in (workers, [*workers, 2**22 + 1])]
+    assert heard[-1].level is Level.FINE
+    assert (missed[-1].topic, missed[-1].level) == ("workers", Level.WARNING)
+    assert missed[-1].text.endswith(f"; not heard: process {2**22 + 1}")
 
 
 def test_what_is_wrong_has_a_remedy_and_exit_code_1(tmp_path: Path) -> None:

@@ -390,14 +390,15 @@ def test_up_says_which_nats_it_waits_for(tmp_path: Path) -> None:
     assert text.count("nats  waiting up to 10 s for NATS at 127.0.0.1:1\n") == 1
 
 
+@pytest.mark.parametrize("module", ["ops.cli.command_line", "ops.cli.group"])
 def test_ctrl_c_while_the_commands_are_imported_leaves_no_traceback(
-    command_line: Callable[..., tuple[int, str]], monkeypatch: pytest.MonkeyPatch
+    module: str, command_line: Callable[..., tuple[int, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Interrupted:
         def __getattr__(self, name: str) -> object:
             raise KeyboardInterrupt
 
-    monkeypatch.setitem(sys.modules, "ops.cli.group", Interrupted())  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, module, Interrupted())  # type: ignore[arg-type]
     assert command_line("--version") == (130, "")
 
 

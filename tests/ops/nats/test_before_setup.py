@@ -10,6 +10,7 @@ from typing import Literal
 import pytest
 
 from shared.dependency_wait import RECORDS_LOG_INTERVAL_S, wait_for
+from shared.errors import DependencyError
 from shared.nats_connection import connect
 from shared.streams import StreamLimits, ensure_streams
 from tests.gateway.wire_worker import until
@@ -42,4 +43,13 @@ async def test_missing_streams_are_one_line_that_names_setup(
         await asyncio.wait_for(waiting, 5)
         assert caplog.messages == [line]
         await admin.close()
+        await client.close()
+
+
+async def test_login_that_may_not_ask_for_streams_is_told_as_that(tmp_path: Path) -> None:
+    half = '{ user: half, password: "passwordhalf", permissions: { publish: { deny: ["$JS.API.STREAM.INFO.>"] } } }'
+    with secured_server(tmp_path, half) as server:
+        client = await connect(server.url, role="admin", name="half", user="half", password="passwordhalf")
+        with pytest.raises(DependencyError, match="NATS does not answer JetStream calls: check HEADRACE_NATS_USER"):
+            await ensure_streams(client.jetstream(timeout=0.1), StreamLimits())
         await client.close()

@@ -28,7 +28,7 @@ def test_keys_are_kept_and_private(tmp_path: Path) -> None:
 
 def test_second_user_of_a_state_directory_is_refused_until_the_first_closes(tmp_path: Path) -> None:
     first = StateDirectory(tmp_path)
-    with pytest.raises(ConfigError, match="in use by another"):
+    with pytest.raises(ConfigError, match="is in use by another `headrace up`"):
         StateDirectory(tmp_path)
     first.close()
     StateDirectory(tmp_path).close()
