@@ -62,7 +62,7 @@ def _findings(config: DoctorConfig) -> Iterator[Finding]:
     except ConfigError as error:
         running = None
         yield problem("state", str(error))
-    nats_url = config.nats_url or (running and running.admin_nats_url)
+    nats_url = config.nats_url or (running.admin_nats_url if running else None)
     yield from process_findings(config.state_dir, running if config.nats_url is None else None, nats_url)
     if nats_url:
         workers = running.pids.get("worker", []) if running and config.nats_url is None else []
