@@ -14,6 +14,7 @@ import time
 import msgspec
 
 from gpu_worker.consumer.batch_progress import ProgressRecords, is_due
+from gpu_worker.consumer.batch_trials import BatchTrials
 from gpu_worker.consumer.held_request import HeldRequest, HeldRequests, log_fields
 from gpu_worker.consumer.intake import Intake
 from gpu_worker.consumer.outbox import Outbox
@@ -39,7 +40,11 @@ _log = logging.getLogger(__name__)
 
 
 class BatchLane:
-    """Takes and ends batch requests."""
+    """Takes and ends batch requests.
+
+    Attributes:
+        trials: Those that may kill workers; the consumer tells it when others may.
+    """
 
     def __init__(
         self,
@@ -72,6 +77,7 @@ class BatchLane:
         self._results = results
         self._progress = progress
         self._tasks = BackgroundTasks()
+        self.trials = BatchTrials(held, lambda suspect: intake.begin(suspect, self))
 
     def take(self, message: QueuedMessage) -> None:
         """Take a message from the queue."""
@@ -172,6 +178,7 @@ class BatchLane:
 
     async def save_followed(self) -> None:
         """Record what requests have that somebody follows, where that has become more."""
+        self.trials.review()
         for held in self._held:
             if is_due(held, time.monotonic()):
                 await self._save(held)
@@ -182,6 +189,8 @@ class BatchLane:
         if delta.logprobs:
             held.total_logprob += sum(entry.logprob for entry in delta.logprobs)
         held.num_output_tokens = delta.seq + len(delta.token_ids)
+        if held.num_failed and self.trials.note_output(held, len(delta.token_ids)):
+            self._tasks.spawn(self._save(held), f"progress of {held.key}")
         if delta.finish is not None:
             usage, held.vector = delta.finish.usage, delta.finish.vector
             num_output = delta.seq + len(delta.token_ids) if usage is None else usage.completion_tokens
@@ -202,29 +211,37 @@ class BatchLane:
 
     async def _resume(self, held: HeldRequest) -> None:
         """Continue a request that was delivered before; one that cannot be must not be held for ever."""
+        self.trials.num_coming += 1
         try:
             await self._continue(held)
         except Exception:
             _log.exception("batch request not continued", extra=log_fields(held.request))
             if self._held.is_current(held):
                 self.fail(held, "the worker could not continue the request")
+        finally:
+            self.trials.num_coming -= 1
 
     async def _continue(self, held: HeldRequest) -> None:
-        """Begin where the record of a request ends, or give it up when that has failed too often."""
+        """Continue where the record of a request ends, after a trial if it is a suspect; or give it up."""
         request, message = held.request, held.message
         record = await self._progress.load(request.tenant, request.id, message)
         if not self._held.is_current(held):
             return
-        num_failed = held.message.num_delivered - 1 - record.num_delivered
+        held.num_failed = max(0, held.message.num_delivered - 1 - record.num_delivered)
         if len(record.token_ids) > len(request.emitted):
             # The prompt's echo is in the recorded text.
             held.request = msgspec.structs.replace(request, emitted=record.token_ids, echo=False)
             held.parts = [record.text]
             held.total_logprob = record.total_logprob
             held.resume(len(record.token_ids))
-        if num_failed >= self._max_attempts:
+        if held.num_failed >= self._max_attempts:
             error = f"given up after {self._max_attempts} attempts: each lost its worker"
             self._end(held, "failed", error=error, letter=self._letter(held, error))
+        elif held.num_failed:
+            # Deaths while it waits are not its own.
+            await self._progress.save(held)
+            if self._held.is_current(held):
+                self.trials.add(held)
         else:
             self._intake.begin(held, self)
 
@@ -248,6 +265,7 @@ class BatchLane:
 
     def _remove(self, held: HeldRequest) -> None:
         self._held.remove(held)
+        self.trials.forget(held)
         if held.sequence is not None and held.sequence.status is not SequenceStatus.FINISHED:
             self._engine.abort(held.sequence.id)
 

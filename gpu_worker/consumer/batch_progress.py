@@ -58,7 +58,7 @@ class ProgressRecords:
     async def save(self, held: HeldRequest) -> bool:
         """Record what a request has; say whether that is stored."""
         request, message = held.request, held.message
-        token_ids: list[int] = []
+        token_ids = list(request.emitted)
         if held.sequence is not None:
             start = held.sequence.num_prompt_tokens
             token_ids = held.sequence.token_ids[start : start + held.num_output_tokens]
@@ -66,7 +66,7 @@ class ProgressRecords:
             hashlib.sha256(message.data).digest(),
             message.stream_seq,
             self._revision,
-            message.num_delivered,
+            message.num_delivered - held.num_failed,
             tuple(token_ids),
             "".join(held.parts),
             held.in_reasoning,

@@ -94,6 +94,7 @@ class Consumer:
         self._batch_queue = BatchQueues(nats, source.model, limits, self._batch_capacity, batch.take, tasks)
         self._gpu = gpu
         self._metrics = MetricsSource(engine, self._interactive_queue, self._batch_queue, batch, gpu, experts)
+        batch.trials.is_clear = lambda: not interactive.has_suspect
         outbox.on_unsent = self._abandon
         outbox.on_too_large = self._refuse_too_large
         outbox.is_heard = self._subscribers.has
@@ -230,7 +231,7 @@ class Consumer:
         if self._interactive.has_suspect:
             # A batch request that kills its worker must not be taken for the suspect beside it.
             return 0
-        if self._batch.is_blocked:
+        if self._batch.is_blocked or self._batch.trials.is_active:
             return 0
         return self._capacity.batch(self._interactive_queue.backlog, self._engine.stats.max_batch_seqs)
 

@@ -53,6 +53,8 @@ class HeldRequest:
         outcome: How it ended here: a finish reason, or `dropped` when nobody was told anything.
         first_output_at: Monotonic seconds of the first output that was written here; None before.
         probation: Tokens that it still has to produce while it is suspected of killing workers.
+        num_failed: Deliveries of a batch request since its last progress that ended with their worker.
+        is_parked: It waits for its trial (`batch_trials`), and nothing is done about it.
     """
 
     key: str
@@ -72,6 +74,8 @@ class HeldRequest:
     num_recorded_tokens: int = 0
     recorded_at: float = 0.0
     probation: int = 0
+    num_failed: int = 0
+    is_parked: bool = False
     first_output_at: float | None = None
     taken_at: float = field(default_factory=time.monotonic)
     queued_s: float = 0.0
@@ -90,8 +94,13 @@ class HeldRequest:
     def is_untried(self) -> bool:
         """Whether it may begin to compute, but has produced nothing here yet."""
         is_waiting = self.sequence is None or self.sequence.status is SequenceStatus.WAITING
-        if self.request.lane == "batch" and is_waiting:
+        if self.request.lane == "batch" and is_waiting and (self.is_parked or not self.probation):
             return False  # it may wait for as long as interactive requests come
+        return self.is_without_output
+
+    @property
+    def is_without_output(self) -> bool:
+        """Whether it has produced nothing here yet."""
         return self.num_output_tokens == self.num_earlier_tokens
 
 

@@ -25,7 +25,10 @@ async def check(system: System, load: Load, outcome: Outcome, *, queue_timeout_s
     for part in [part for part in system.parts if not part.is_running]:
         part.num_exits += 1
         await part.start()
-    await system.wait_ready()
+    try:
+        await system.wait_ready()
+    except TimeoutError:
+        outcome.problems.append(f"not all workers are heard: {_logs_of_unheard(system)}")
     outcome.expect(
         await _within(lambda: _is_idle(system), SETTLE_TIMEOUT_S), f"workers still hold something: {_held(system)}"
     )
@@ -44,6 +47,12 @@ async def _within(condition: Callable[[], Awaitable[bool]], timeout_s: float) ->
             return False
         await asyncio.sleep(0.1)
     return True
+
+
+def _logs_of_unheard(system: System) -> dict[str, str]:
+    """Return the end of each worker's log whose heartbeats the observer has not heard lately, by the worker's part."""
+    heard = {seen.worker for seen in system.observer.live_workers(1.0)}
+    return {part.name: part.log[-1500:] for part in system.workers if not any(name in part.log for name in heard)}
 
 
 async def _is_idle(system: System) -> bool:

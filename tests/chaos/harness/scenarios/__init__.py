@@ -8,6 +8,7 @@ from tests.chaos.harness.outcome import Outcome
 from tests.chaos.harness.scenarios import (
     batch,
     batch_choices,
+    batch_poison,
     clients,
     clock,
     disk,
@@ -51,6 +52,7 @@ SCENARIOS: dict[str, Scenario] = {
     "gateway-sigterm": gateway_deaths.sigterm,
     "batch-kills": batch.kills,
     "batch-choices": batch_choices.kills,
+    "batch-poison": batch_poison.poison,
     "full-disk": disk.full,
     "clock-jump": clock.jumps,
     "moments": moments.all_moments,

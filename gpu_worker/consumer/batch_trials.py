@@ -1,0 +1,88 @@
+"""Trials of batch requests whose workers have died: which of them is to blame shows when each begins apart.
+
+A worker that dies of one request takes its neighbours with it, and all of them are delivered again. What has lost a
+worker since it has last shown progress is a suspect: it waits here until everything else in the batch lane has
+produced something, and begins while no other suspect does. So a request that kills workers dies of its own trials, and
+its neighbours do not share them often enough to be given up. Those with the fewest losses are tried first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Callable
+
+from gpu_worker.consumer.held_request import HeldRequest, HeldRequests
+
+HARMLESS_TOKENS = 32
+"""Who has produced so many is no suspect any more. Faults on a GPU are often reported some steps after their cause."""
+
+SETTLE_S = 0.5
+"""What was lost together comes back together: the first trial waits until nothing has come for so long."""
+
+
+class BatchTrials:
+    """Owns which suspects wait and which one is tried.
+
+    Attributes:
+        num_coming: Requests that were delivered again, of which it is being looked up whether they are suspects.
+        is_clear: Says whether anything dangerous may begin as far as the other lane is concerned.
+    """
+
+    def __init__(self, held: HeldRequests, begin: Callable[[HeldRequest], None]) -> None:
+        """Try requests of `held`; `begin` takes one to the engine."""
+        self._held = held
+        self._begin = begin
+        self._waiting: list[HeldRequest] = []
+        self._tried: HeldRequest | None = None
+        self._settled_at = -math.inf
+        self.num_coming = 0
+        self.is_clear: Callable[[], bool] = lambda: True
+
+    @property
+    def is_active(self) -> bool:
+        """Whether there may be suspects here: what begins now could be taken for one of them, or they for it."""
+        return bool(self._waiting) or self._tried is not None or self.num_coming > 0
+
+    def add(self, held: HeldRequest) -> None:
+        """Let a suspect wait for its trial."""
+        held.probation = 1 if held.num_failed == 1 else HARMLESS_TOKENS
+        held.is_parked = True
+        self._waiting.append(held)
+        self._settled_at = time.monotonic() + SETTLE_S
+
+    def note_output(self, held: HeldRequest, num_tokens: int) -> bool:
+        """Take note that a suspect has produced tokens; say whether it has just shown that it is harmless."""
+        held.probation = max(0, held.probation - num_tokens)
+        if held is self._tried and not held.probation:
+            self._tried = None
+            self.review()
+        if held.num_output_tokens - held.num_earlier_tokens < HARMLESS_TOKENS:
+            return False
+        held.num_failed = 0
+        return True
+
+    def forget(self, held: HeldRequest) -> None:
+        """Take note that a request is not held any more."""
+        if held.is_parked:
+            self._waiting.remove(held)
+            held.is_parked = False
+        elif held is self._tried:
+            self._tried = None
+            # Not in this call: many that are refused at once would be as many calls deep.
+            asyncio.get_running_loop().call_soon(self.review)
+
+    def review(self) -> None:
+        """Begin the next trial if it is time. Called several times a second, too."""
+        if self._tried is not None or self.num_coming or not self._waiting:
+            return
+        if time.monotonic() < self._settled_at or not self.is_clear():
+            return
+        if any(held.request.lane == "batch" and not held.is_parked and held.is_without_output for held in self._held):
+            return
+        # Of equals the first that came.
+        self._tried = min(self._waiting, key=lambda held: held.num_failed)
+        self._waiting.remove(self._tried)
+        self._tried.is_parked = False
+        self._begin(self._tried)

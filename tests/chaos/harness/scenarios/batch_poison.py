@@ -1,0 +1,59 @@
+"""Batch jobs that kill every worker which begins them, among others: only they may fail, and no person notices."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+
+from tests.chaos.harness import aftermath
+from tests.chaos.harness.load import Load
+from tests.chaos.harness.mix import mixed_bodies, plain_bodies
+from tests.chaos.harness.outcome import Outcome
+from tests.chaos.harness.poisoned_worker import POISON_SEED
+from tests.chaos.harness.scenarios.batch import NUM_KINDS, RESULTS_TIMEOUT_S, Publisher, judge, learn_results
+from tests.chaos.harness.system import System, SystemOptions
+
+NUM_JOBS = 16
+_PAUSE_S = 4.0
+_RESTART_S = 0.3
+# A job is delivered again ten seconds after the death of its worker, and dies of its sixth delivery.
+_GIVEN_UP_S = 2 * RESULTS_TIMEOUT_S
+_OPTIONS = SystemOptions(num_workers=3, simulate_ms=5.0, worker_module="tests.chaos.harness.poisoned_worker")
+
+
+async def poison(num_requests: int | None) -> Outcome:
+    """Eight jobs and a poisonous one every four seconds, beside people; `num_requests` are the jobs that are none."""
+    outcome = Outcome("batch-poison", "0 neighbours failed, poison said to be")
+    async with System(_OPTIONS) as system:
+        load = Load(system, [*plain_bodies(300, 4), *plain_bodies(5, 4), *mixed_bodies(40, 8)])
+        await load.learn_references()
+        publisher = Publisher(system)
+        await publisher.start()
+        expected = await learn_results(publisher)
+        supervising = asyncio.create_task(system.supervise(_RESTART_S))
+        loading = asyncio.create_task(load.run(1_000_000, 8))
+        began = time.monotonic()
+        poisons, jobs = [], []
+        for number in range(math.ceil((num_requests or NUM_JOBS) / NUM_KINDS)):
+            poisons.append(f"poison-{number}")
+            await publisher.publish_surely(poisons[-1], POISON_SEED)
+            for kind in range(NUM_KINDS):
+                jobs.append(f"job-{number}-{kind}")
+                await publisher.publish_surely(jobs[-1], kind)
+            await asyncio.sleep(_PAUSE_S)
+        given_up = await publisher.results(poisons, _GIVEN_UP_S)
+        load.stop()
+        await loading
+        judge(outcome, jobs, await publisher.results(jobs, RESULTS_TIMEOUT_S), expected)
+        told = [result.get("error") or "" for result in given_up.values() if result["finish"] == "failed"]
+        outcome.expect(
+            sum("given up" in error for error in told) == len(poisons), f"the poisonous jobs are told {told}"
+        )
+        outcome.count(load.ledger, [(began, time.monotonic())])
+        supervising.cancel()
+        await asyncio.gather(supervising, return_exceptions=True)
+        outcome.figures |= {"poisons": len(poisons), "worker deaths": sum(part.num_exits for part in system.workers)}
+        await aftermath.check(system, load, outcome)
+        await publisher.die()
+    return outcome

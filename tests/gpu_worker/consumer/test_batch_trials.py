@@ -1,0 +1,97 @@
+"""When batch requests that may kill workers begin."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from gpu_worker.consumer import batch_trials
+from gpu_worker.consumer.batch_trials import HARMLESS_TOKENS, BatchTrials
+from gpu_worker.consumer.held_request import HeldRequest, HeldRequests
+from gpu_worker.consumer.queued_message import QueuedMessage
+from shared.messages import Request
+
+
+class Lane:
+    """Requests of a batch lane, those that have begun, and the trials of those that have lost workers."""
+
+    def __init__(self) -> None:
+        self.held = HeldRequests()
+        self.begun: list[str] = []
+        self.trials = BatchTrials(self.held, lambda suspect: self.begun.append(suspect.key))
+
+    def hold(self, name: str, num_failed: int = 0) -> HeldRequest:
+        message = QueuedMessage("s", b"", "r", stream_seq=1, num_delivered=1 + num_failed, num_pending=0)
+        held = HeldRequest(name, Request(id=name, model="m", lane="batch", text="x"), message, num_failed=num_failed)
+        self.held.add(held)
+        if num_failed:
+            self.trials.add(held)
+        return held
+
+    def write(self, held: HeldRequest, num_tokens: int) -> bool:
+        held.num_output_tokens += num_tokens
+        return bool(held.num_failed) and self.trials.note_output(held, num_tokens)
+
+    def end(self, held: HeldRequest) -> None:
+        self.held.remove(held)
+        self.trials.forget(held)
+
+
+@pytest.fixture
+def lane(monkeypatch: pytest.MonkeyPatch) -> Lane:
+    monkeypatch.setattr(batch_trials, "SETTLE_S", 0.0)
+    return Lane()
+
+
+def test_suspects_begin_one_after_the_other_those_with_fewest_losses_first(lane: Lane) -> None:
+    worst, first, second = lane.hold("worst", 3), lane.hold("first", 1), lane.hold("second", 1)
+    lane.trials.review()
+    lane.trials.review()
+    assert lane.begun == ["first"]
+    assert (first.is_untried, worst.is_untried) == (True, False)
+    assert not lane.write(first, 1)
+    assert lane.begun == ["first", "second"]
+    lane.write(second, 1)
+    assert lane.begun == ["first", "second", "worst"]
+    assert lane.trials.is_active
+    # Who has lost several workers is tried for longer.
+    lane.write(worst, HARMLESS_TOKENS - 1)
+    assert lane.trials.is_active
+    assert lane.write(worst, 1)
+    assert (worst.num_failed, lane.trials.is_active) == (0, False)
+
+
+def test_suspect_waits_for_what_has_begun_beside_it_and_for_the_other_lane(lane: Lane) -> None:
+    new = lane.hold("new")
+    lane.hold("suspect", 1)
+    lane.trials.review()
+    assert lane.begun == []
+    lane.write(new, 1)
+    lane.trials.is_clear = lambda: False
+    lane.trials.review()
+    assert lane.begun == []
+    lane.trials.is_clear = lambda: True
+    lane.trials.num_coming = 1
+    lane.trials.review()
+    assert lane.begun == []
+    lane.trials.num_coming = 0
+    lane.trials.review()
+    assert lane.begun == ["suspect"]
+
+
+def test_suspect_waits_until_what_was_lost_with_it_has_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch_trials, "SETTLE_S", 60.0)
+    lane = Lane()
+    lane.hold("suspect", 1)
+    lane.trials.review()
+    assert lane.begun == []
+
+
+async def test_end_of_a_trial_and_of_one_that_waits_lets_the_next_begin(lane: Lane) -> None:
+    tried, cancelled, _ = lane.hold("tried", 1), lane.hold("cancelled", 2), lane.hold("next", 3)
+    lane.trials.review()
+    lane.end(cancelled)
+    lane.end(tried)
+    await asyncio.sleep(0)
+    assert lane.begun == ["tried", "next"]
