@@ -71,8 +71,8 @@ class GenerationService:
     async def tick_forever(self) -> None:
         """Let streams react to silence and slow readers.
 
-        A status that says 200 promises an answer. While NATS owes one, what has been asked may yet be refused with
-        the status of that, and Retry-After: its stream is not begun.
+        A status that says 200 promises an answer. While NATS owes one or is away, what has been asked may yet be
+        refused with the status of that, and Retry-After: its stream is not begun.
         """
         while True:
             await asyncio.sleep(TICK_S)

@@ -92,8 +92,9 @@ class GenerationStarter:
 
     @property
     def is_queue_late(self) -> bool:
-        """Whether the queue owes an answer, so that what was just asked may yet be refused."""
-        return self._dispatcher.nats_watch.owes_answer
+        """Whether the queue is away or owes an answer, so that what was just asked may yet be refused."""
+        watch = self._dispatcher.nats_watch
+        return watch.owes_answer or not watch.is_connected
 
     async def with_reading(self, generation: Generation) -> Generation:
         """Return the generation as its model's defaults and chat format make it; many or large tools take a while.

@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import time
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import cast
 
 import msgspec
@@ -297,6 +298,16 @@ async def test_generation_that_cannot_be_queued_fails_its_clients_and_is_not_joi
         assert (broken.error.status, broken.error.code) == (500, "internal_error")
     await gateway.share([ListSink()])
     assert (len(gateway.queue.flights), gateway.metrics.cache_shared) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    ("owes", "is_there", "is_late"), [(False, True, False), (True, True, True), (False, False, True)]
+)
+async def test_queue_is_late_while_nats_owes_an_answer_or_is_away(
+    gateway: Gateway, owes: bool, is_there: bool, is_late: bool
+) -> None:
+    gateway.queue.nats_watch = SimpleNamespace(owes_answer=owes, is_connected=is_there)  # type: ignore[attr-defined]
+    assert gateway.generator.is_queue_late == is_late
 
 
 async def test_answer_of_a_fleet_whose_revisions_changed_meanwhile_is_not_kept(
