@@ -126,6 +126,7 @@ _FAMILIES: Mapping[str, GGUFFamily] = MappingProxyType(
         "chatglm": GGUFFamily(names=TensorNames(gate_up=("gate_up_proj",)), interleaved=True, turns_in_part=True),
         "exaone-moe": GGUFFamily(window_period=4, only_windows_turn=True),
         "minimax-m2": GGUFFamily(turns_in_part=True),
+        "mellum": GGUFFamily(window_period=4, has_plain_windows=True),
         "ernie4_5": GGUFFamily(interleaved=True),
         "ernie4_5-moe": GGUFFamily(interleaved=True),
         "hunyuan-dense": GGUFFamily(head_norm=HeadNorm.ROTATED),

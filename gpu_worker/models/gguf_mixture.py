@@ -36,6 +36,7 @@ _KINDS = {
     "ernie4_5-moe": _Kind(renormalizes=True),
     "exaone-moe": _Kind(renormalizes=True, score="sigmoid"),
     "hunyuan-moe": _Kind(renormalizes=True),
+    "mellum": _Kind(renormalizes=True),
     "minimax-m2": _Kind(renormalizes=True, score="sigmoid"),
     "phimoe": _Kind(score="sparse_mixer", jitter=0.01),
     "gpt-oss": _Kind(score="softmax_after_topk", activation=clamped_swiglu(1.702, 7.0)),

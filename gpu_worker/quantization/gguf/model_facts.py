@@ -69,6 +69,7 @@ ARCHITECTURES: Mapping[str, str] = MappingProxyType(
         "afmoe": "AfmoeForCausalLM",
         "apertus": "ApertusForCausalLM",
         "mimo2": "MiMoV2FlashForCausalLM",
+        "mellum": "MellumForCausalLM",
         ENCODER: "BertModel",
         "modern-bert": "ModernBertModel",
         "nomic-bert": "NomicBertModel",

@@ -54,6 +54,8 @@ _GEMMA4 = {
         "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
     },
 }
+_FULL, _SLIDING = "full_attention", "sliding_attention"
+_MELLUM = {**_EXPERTS, "num_experts": 6, "head_dim": 20}
 _DIVISORS = [1.0 + 0.1 * pair for pair in range(6)]
 _PHI_MOE_SCALE = 1.243163121016122
 _EXAONE_MOE = {
@@ -285,5 +287,17 @@ MIXTURES: Mapping[str, Converted] = MappingProxyType(
             published={"rotary_dim": 8, "scoring_func": "sigmoid"},
         ),
         "llama4": Converted("llama4", "Llama4Text", _LLAMA4, "Llama4"),
+        "mellum": Converted("mellum", "Mellum", {**_MELLUM, "rope_parameters": {_FULL: _PLAIN, _SLIDING: _PLAIN}}),
+        "mellum-windows": Converted(
+            "mellum",
+            "Mellum",
+            {
+                **_MELLUM,
+                "num_hidden_layers": 3,
+                "sliding_window": 9,
+                "layer_types": [_SLIDING, _FULL, _SLIDING],
+                "rope_parameters": {_FULL: _YARN, _SLIDING: {"rope_type": "default", "rope_theta": 80.0}},
+            },
+        ),
     }
 )
