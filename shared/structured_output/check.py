@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import contextlib
+import json
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 from shared.sampling import Grammar
 from shared.structured_output.endless import refuse_endless
@@ -16,6 +20,8 @@ if TYPE_CHECKING:
 INITIAL_LEXER_FUEL = 500_000
 MAX_GRAMMAR_SIZE = 200_000
 
+# A schema in a Lark grammar: of the calls of tools, or a client's own.
+_EMBEDDED = re.compile(r"%json\s*(?=\{)")
 _ONE_OF_AS_ANY_OF = "oneOf not fully supported"
 
 
@@ -47,17 +53,26 @@ def check_grammar(grammar: Grammar) -> None:
     limits = parser_limits()
     from llguidance import LLMatcher
 
-    schema = None
-    if grammar.kind == "json_schema":
-        schema = decode_schema(grammar.source)
-        refuse_old_keywords(schema)
+    schema = decode_schema(grammar.source) if grammar.kind == "json_schema" else None
+    schemas = [schema] if grammar.kind == "json_schema" else list(_embedded_schemas(grammar))
+    for each in schemas:
+        refuse_old_keywords(each)
     for form in {grammar, grammar.begun_in_reasoning()}:
         # A warning says that something was ignored: that is refused like an error.
         _, problems = LLMatcher.validate_grammar_with_warnings(grammar_text(form), limits=limits)
         for problem in problems:
             if grammar.strict or not problem.startswith(_ONE_OF_AS_ANY_OF):
                 raise named_problem(problem, schema)
-    refuse_endless(schema)
+    for each in schemas:
+        refuse_endless(each)
+
+
+def _embedded_schemas(grammar: Grammar) -> Iterator[Any]:
+    decode = json.JSONDecoder().raw_decode
+    for found in _EMBEDDED.finditer(grammar.source if grammar.kind == "lark" else ""):
+        # What is none, as in a comment, llguidance sees for itself.
+        with contextlib.suppress(ValueError, RecursionError):
+            yield decode(grammar.source, found.end())[0]
 
 
 def try_compiling(grammar: Grammar) -> None:

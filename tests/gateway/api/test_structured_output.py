@@ -110,6 +110,13 @@ async def test_strict_tool_that_cannot_be_compiled_is_named_beside_others() -> N
     assert (error.param or "").startswith("tools.[1].function.parameters")
 
 
+@pytest.mark.parametrize("schema", [{"$ref": "#"}, {"type": "object", "properties": {"a": {"divisibleBy": 2}}}])
+async def test_strict_tool_whose_schema_llguidance_would_read_over_is_named(schema: dict[str, Any]) -> None:
+    error = await refusal(Checker(), offering({"name": "g", "parameters": schema, "strict": True}))
+    assert error.message.startswith("tools.[0].function.parameters")
+    assert "'g'" in error.message
+
+
 @pytest.mark.parametrize(
     ("raised", "status", "headers"),
     [

@@ -32,6 +32,7 @@ def schema_grammar(schema: Any, is_strict: bool = True) -> Grammar:
         Grammar(kind="regex", source=r"a/b\/c\d{3}"),
         Grammar(kind="regex", source="a\nb"),
         Grammar(kind="lark", source='start: "a" | b\nb: %json {"type": "integer"}'),
+        Grammar(kind="lark", source='start: "a" // %json {"a"\n'),
         Grammar(kind="gbnf", source='root ::= "(" root? ")"'),
     ],
 )
@@ -54,6 +55,12 @@ def test_grammar_that_can_be_compiled_is_accepted(grammar: Grammar) -> None:
         (
             Grammar(kind="lark", source='start: %json {"x-guidance": {"lenient": true}, "not": {}}'),
             "'not' is not supported",
+        ),
+        # llguidance would read over the one and never end the other.
+        (Grammar(kind="lark", source='start: a\na: "x" %json {"divisibleBy": 2}'), "'divisibleBy' is not supported"),
+        (
+            Grammar(kind="lark", source='start: %json {"type": "array", "minItems": 1, "items": {"$ref": "#"}}'),
+            "finite length",
         ),
     ],
 )
