@@ -35,10 +35,11 @@ from gpu_worker.execution.batch.step_context import step_context
 from gpu_worker.execution.batch.step_tensors import StagedStep, StepTensors
 from gpu_worker.execution.batch.transfers import Downloads, Upload
 from gpu_worker.execution.drafts.accepted_states import replay_accepted
+from gpu_worker.execution.drafts.computed_steps import ComputedStep
 from gpu_worker.execution.drafts.drafting import Drafting
 from gpu_worker.execution.drafts.forced_tokens import forced_drafts
 from gpu_worker.execution.drafts.proposer import Proposer
-from gpu_worker.execution.drafts.verification import ComputedStep, move_accepted
+from gpu_worker.execution.drafts.verification import move_accepted
 from gpu_worker.execution.memory.kv_cache import KVCache
 from gpu_worker.execution.memory.state_pool import allocate_states
 from gpu_worker.execution.sampling.sampler import Sampler
@@ -105,7 +106,7 @@ class TorchModelRunner:
         self._downloads = Downloads(self._device)
         self._graphs: StepGraphs | None = None
         self._drafting: Drafting | None = None
-        # Submitted with a proposer, and its result not asked for yet.
+        # Submitted with a proposer that wants to see it, and its result not asked for yet.
         self._unlanded: deque[AssembledStep] = deque(maxlen=self.max_steps_in_flight)
 
     @property
@@ -259,11 +260,12 @@ class TorchModelRunner:
             outputs, hidden = self._replay_decode(graphs, shape, step, upload)
         else:
             outputs, hidden = self._replay_mixture(graphs, shape, step, upload)
-        land = None
-        if self._drafting is not None:
+        land, drafting = None, self._drafting
+        is_observed = drafting is not None and drafting.wants_hidden
+        if is_observed:
             self._unlanded.append(step)
-        if self._drafting is not None or (self._states is not None and step.drafts is not None):
-            land = partial(self._land, self._drafting, step, hidden)
+        if is_observed or step.drafts is not None:
+            land = partial(self._land, drafting, step, hidden)
         return SubmittedStep(plan.step, outputs, self._downloads, land)
 
     def _assemble(self, plan: StepPlan, upload: Upload) -> AssembledStep:
@@ -317,17 +319,18 @@ class TorchModelRunner:
     def _land(
         self, drafting: Drafting | None, step: AssembledStep, hidden: torch.Tensor, sampled: list[SampledTokens]
     ) -> None:
-        """Let what is kept know accepted draft tokens, and show the proposer what the step left behind."""
+        """Let what is kept know accepted draft tokens, and the proposer what the step left behind."""
         if step in self._unlanded:
             self._unlanded.remove(step)
-        accepted = {place: tokens.accepted for place, tokens in enumerate(sampled)}
-        with self._on_device(), torch.inference_mode():
-            if step.drafts is not None:
+        accepted = {}
+        if step.drafts is not None:
+            accepted = {place: tokens.accepted for place, tokens in enumerate(sampled)}
+            with self._on_device(), torch.inference_mode():
                 move_accepted(self._cache, step.layout, step.drafts, accepted)
-            if self._states is not None:
-                replay_accepted(self._model, self._states, step.layout, accepted)
-            if drafting is not None and drafting.wants_hidden:
-                drafting.observe(ComputedStep(step.scheduled, step.layout, hidden, sampled, accepted, step.departed))
+                if self._states is not None:
+                    replay_accepted(self._model, self._states, step.layout, accepted)
+        if drafting is not None and drafting.wants_hidden:
+            drafting.observe(ComputedStep(step.scheduled, step.layout, hidden, sampled, accepted, step.departed))
 
     def _compute(self, step: StepTensors, shape: GraphShape) -> ComputedRows:
         hidden = self._forward(step, self.max_model_len, knows_tokens=False)

@@ -33,7 +33,7 @@ class LMHead:
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return float32 logits `[num_rows, vocab_size]` for `hidden: [num_rows, hidden_size]`."""
-        logits = self._projection.to_float32(hidden.to(self._dtype))
+        logits = self._projection.to_float32(hidden if hidden.dtype is self._dtype else hidden.to(self._dtype))
         if self._scale != 1:
             logits.mul_(self._scale)
         if self._soft_cap is not None:

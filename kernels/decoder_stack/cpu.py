@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -70,9 +70,10 @@ class StackLayer:
     sliding_window: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class StackStep:
+class StackStep(NamedTuple):
     """The tokens of a step; shapes are those of `kernels.rope_kv_write` and `kernels.paged_attention`.
+
+    A tuple, since one is made in every step: a frozen dataclass of so many fields takes four times as long.
 
     Attributes:
         hidden: `[num_tokens, hidden_size]`, contiguous, for a stack whose inputs are embeddings and hidden vectors.

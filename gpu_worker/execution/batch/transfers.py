@@ -110,6 +110,14 @@ class Upload:
         return packed
 
 
+def uploaded(array: npt.NDArray[np.generic], device: torch.device) -> torch.Tensor:
+    """Return a single array on the device, which nothing waits for."""
+    upload = Upload(device)
+    staged = upload.add(array)
+    upload.send()
+    return staged.tensor
+
+
 class Download:
     """Tensors on their way to the host."""
 

@@ -1,16 +1,16 @@
-"""The drafts of a step: asked from a proposer and made harmless; and what the step computed, shown to it."""
+"""The drafts of a step: asked from a proposer and made harmless; and what steps computed, shown to it before it is asked."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
 from collections.abc import Sequence as Values
 
 from gpu_worker.core.constraint import OutputConstraint
 from gpu_worker.core.draft import MAX_DRAFT_TOKENS, NO_DRAFT, Draft
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.step import ScheduledSequence
-from gpu_worker.execution.drafts.proposer import ComputedTokens, DraftRequest, Proposer
+from gpu_worker.execution.drafts.computed_steps import ComputedStep, KeptSteps
+from gpu_worker.execution.drafts.proposer import DraftRequest, Proposer
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +43,7 @@ class Drafting:
             has_states: The model has recurrent layers, which take tokens in one order: all sequences get chains.
         """
         self._proposer: Proposer | None = proposer
+        self._kept = KeptSteps()
         self._draws_from_trees = draws_from_trees
         self._vocab_size = vocab_size
         self._can_branch = not has_states and (sliding_window is None or sliding_window > MAX_DRAFT_TOKENS)
@@ -62,7 +63,10 @@ class Drafting:
             forced: Drafts of those, none of the others; None when there are no such sequences.
         """
         places = [place for place, item in enumerate(scheduled) if item.num_draft_tokens and not item.is_forced]
-        self.forget(departed)
+        if departed:
+            self.forget(departed)
+        if places or self._kept.is_full:
+            self._show_kept()
         drafts = [NO_DRAFT] * len(scheduled) if forced is None else forced
         if self._proposer is not None and places:
             try:
@@ -72,22 +76,29 @@ class Drafting:
                 self._give_up()
         return drafts if any(drafts) else None
 
-    def forget(self, departed: Iterable[Sequence]) -> None:
+    def forget(self, departed: Values[Sequence]) -> None:
         """Let the proposer drop what it keeps for sequences that have left the batch."""
         if self._proposer is None:
             return
+        self._kept.forget(departed)
         try:
             for sequence in departed:
                 self._proposer.forget(sequence)
         except Exception:
             self._give_up()
 
-    def observe(self, computed: Iterable[ComputedTokens]) -> None:
-        """Show what a step computed."""
+    def observe(self, step: ComputedStep) -> None:
+        """Take in what a step computed. The proposer is shown it when it is next asked."""
+        if self._proposer is not None:
+            self._kept.add(step)
+
+    def _show_kept(self) -> None:
+        """Show the proposer what steps computed since it was last asked."""
         if self._proposer is None:
             return
         try:
-            self._proposer.observe(computed)
+            for computed in self._kept.take():
+                self._proposer.observe(computed)
         except Exception:
             self._give_up()
 
@@ -106,7 +117,7 @@ class Drafting:
     def _give_up(self) -> None:
         """Call it while an exception is handled."""
         logger.exception("the proposer of drafts failed; speculation is off until the worker starts again")
-        self._proposer, self.wants_hidden = None, False
+        self._proposer, self.wants_hidden, self._kept = None, False, KeptSteps()
 
 
 def _allowed(draft: Draft, constraint: OutputConstraint | None) -> Draft:

@@ -27,10 +27,10 @@ class DraftRequest(Struct, frozen=True, gc=False):
 
 
 class ComputedTokens(Struct, frozen=True, gc=False):
-    """What a step left behind for one sequence.
+    """What a step, or several that followed one another, left behind for one sequence.
 
     Attributes:
-        sequence: As it was before the step: what is new is below.
+        sequence: Its tokens up to `start` are what they were before the step; more may be known by now.
         start: Position of the first of the tokens.
         token_ids: Tokens whose KV is in the blocks now, accepted draft tokens included, and the one that follows them,
             which has none yet: sampled, or the prompt's next.
@@ -61,7 +61,10 @@ class Proposer(Protocol):
         ...
 
     def observe(self, computed: Iterable[ComputedTokens]) -> None:
-        """Take in what a step computed, for each of its sequences; it may be kept, to be asked for that later."""
+        """Take in what was computed of each sequence; it may be kept, to be asked for that later.
+
+        Called in the order of the steps, before `propose`, and now and then while nothing is drafted.
+        """
         ...
 
     def forget(self, sequence: Sequence) -> None:

@@ -16,10 +16,9 @@ class PendingEntries:
         shifted: Has that token at position `i`.
         start: Position of the first vector.
         count: Vectors that are kept.
-        has_prompt: Some came several at a time.
     """
 
-    __slots__ = ("_chunks", "_original", "count", "has_prompt", "shifted", "start")
+    __slots__ = ("_chunks", "_original", "count", "shifted", "start")
 
     def __init__(self, original: Sequence) -> None:
         """Keep nothing."""
@@ -32,11 +31,15 @@ class PendingEntries:
         """Position behind the last vector."""
         return self.start + self.count
 
+    @property
+    def has_prompt(self) -> bool:
+        """Say whether the first vector is one of the prompt."""
+        return self.count > 0 and self.start < self.shifted.num_prompt_tokens
+
     def clear(self) -> None:
         """Let all vectors go."""
         self._chunks: list[torch.Tensor] = []
         self.start = self.count = 0
-        self.has_prompt = False
 
     def add(self, computed: ComputedTokens) -> None:
         """Keep what a step computed; vectors that it does not follow go."""
@@ -48,7 +51,6 @@ class PendingEntries:
             self.start = start
         self._chunks.append(computed.hidden)
         self.count += len(new)
-        self.has_prompt |= len(new) > 1
         token_ids = self.shifted.token_ids
         if len(token_ids) != start:
             known = min(len(token_ids), start)
@@ -64,5 +66,4 @@ class PendingEntries:
         self._chunks = [rows[count:].clone()] if count < self.count else []
         self.start += count
         self.count -= count
-        self.has_prompt = self.count > 1
         return item, rows[:count]

@@ -103,4 +103,5 @@ def linear_cpu(library: CpuLibrary, x: torch.Tensor, packed: DensePanels, *, to_
         to_float32,
         torch.get_num_threads(),
     )
-    return result.to(dtype)
+    # Also where it would change nothing, `to` takes as long as any operation of torch.
+    return result if result.dtype is dtype else result.to(dtype)

@@ -1,4 +1,4 @@
-"""Proposers that fail are left out, whatever they were asked for; what steps leave behind keeps no more than itself."""
+"""Proposers that fail are left out, whatever they were asked for; they are shown steps when they are asked."""
 
 from __future__ import annotations
 
@@ -13,16 +13,25 @@ from gpu_worker.core.draft import ROOT, Draft
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.step import SampledTokens, ScheduledSequence
 from gpu_worker.execution.batch.layout import lay_out
+from gpu_worker.execution.drafts.computed_steps import MAX_KEPT_TOKENS, ComputedStep, KeptSteps, _apart
 from gpu_worker.execution.drafts.drafting import Drafting
 from gpu_worker.execution.drafts.forced_tokens import forced_drafts
 from gpu_worker.execution.drafts.proposer import ComputedTokens, DraftRequest
-from gpu_worker.execution.drafts.verification import ComputedStep, _apart
 from gpu_worker.speculative.hidden_vectors.pending_entries import PendingEntries
 from shared.sampling import Grammar, Sampling
 from tests.gpu_worker.core.sequences import make_sequence
 from tests.gpu_worker.structured_output.tiny_tokenizer import VOCAB, constraint_of, tokens_of
 
 HIDDEN_SIZE = 8
+
+
+def decode_step(sequences: list[Sequence], start: int) -> ComputedStep:
+    """Return a step that computed the token at `start` of each sequence, and sampled `100 + start` behind it."""
+    scheduled = [ScheduledSequence(sequence, start, 1, True) for sequence in sequences]
+    rows, tables = np.arange(len(sequences)), np.zeros((len(sequences), 16), dtype=np.int32)
+    hidden = torch.randn(len(sequences), HIDDEN_SIZE)
+    sampled = [SampledTokens((100 + start,)) for _ in sequences]
+    return ComputedStep(scheduled, lay_out(scheduled, rows, tables, 4), hidden, sampled, {}, set())
 
 
 class FailingProposer:
@@ -57,8 +66,8 @@ def test_proposer_that_fails_is_never_called_again(failing: str) -> None:
     scheduled = [ScheduledSequence(make_sequence(3), 2, 1, True, 1)]
     for _ in range(3):
         drafting.drafts(scheduled, [make_sequence(3)])
-        drafting.observe([])
-    assert proposer.num_calls == {"propose": 2, "observe": 3, "forget": 1}[failing]
+        drafting.observe(decode_step([make_sequence(3)], 2))
+    assert proposer.num_calls == {"propose": 2, "observe": 4, "forget": 1}[failing]
     assert drafting.drafts(scheduled, []) is None
     assert not drafting.wants_hidden
 
@@ -102,6 +111,69 @@ def test_only_sequences_that_go_on_are_shown() -> None:
     assert (computed.sequence, computed.start) == (goes_on, 3)
     assert computed.token_ids == (goes_on.token_ids[3], 0)
     assert torch.equal(computed.hidden, hidden[:1])
+
+
+class ShownProposer(FailingProposer):
+    """Keeps what it is shown."""
+
+    def __init__(self) -> None:
+        super().__init__("")
+        self.shown: list[ComputedTokens] = []
+
+    def observe(self, computed: Iterable[ComputedTokens]) -> None:
+        self.shown += computed
+
+
+def test_proposer_is_shown_steps_when_it_is_asked() -> None:
+    proposer, sequences = ShownProposer(), [make_sequence(4), make_sequence(4)]
+    drafting, steps = Drafting(proposer, VOCAB), []
+    for start in (3, 4, 5):
+        steps.append(decode_step(sequences, start))
+        assert drafting.drafts(steps[-1].scheduled, []) is None
+        drafting.observe(steps[-1])
+        for sequence in sequences:
+            sequence.token_ids.append(100 + start)
+    assert not proposer.shown
+    drafting.drafts([ScheduledSequence(sequences[0], 6, 1, True, 1)], [])
+    assert [(item.sequence, item.start) for item in proposer.shown] == [(sequence, 3) for sequence in sequences]
+    for place, item in enumerate(proposer.shown):
+        assert item.token_ids == (sequences[place].token_ids[3], 103, 104, 105)
+        assert torch.equal(item.hidden, torch.stack([step.hidden[place] for step in steps]))
+
+
+def test_proposer_that_is_never_asked_is_shown_steps_before_they_are_too_many() -> None:
+    proposer, sequences = ShownProposer(), [make_sequence(4) for _ in range(MAX_KEPT_TOKENS // 2 + 1)]
+    drafting = Drafting(proposer, VOCAB)
+    for start in (3, 4, 5):
+        step = decode_step(sequences, start)
+        drafting.drafts(step.scheduled, [])
+        drafting.observe(step)
+        for sequence in sequences:
+            sequence.token_ids.append(100 + start)
+    assert [item.token_ids[1:] for item in proposer.shown] == [(103, 104)] * len(sequences)
+
+
+def test_steps_that_do_not_follow_one_another_are_shown_apart() -> None:
+    a, b = make_sequence(9), make_sequence(9)
+    kept, steps = KeptSteps(), [decode_step([a, b], 3), decode_step([a, b], 4), decode_step([a, b], 4)]
+    for step in (*steps, decode_step([a], 5), decode_step([b, a], 5)):
+        kept.add(step)
+    shown = [[(item.sequence, item.start, len(item.hidden)) for item in computed] for computed in kept.take()]
+    assert shown == [[(a, 3, 2), (b, 3, 2)], [(a, 4, 1), (b, 4, 1)], [(a, 5, 1)], [(b, 5, 1), (a, 5, 1)]]
+    assert kept.take() == []
+
+
+def test_nothing_is_shown_of_sequences_that_left_before_the_proposer_was_asked() -> None:
+    proposer, stays, leaves = ShownProposer(), make_sequence(9), make_sequence(9)
+    drafting = Drafting(proposer, VOCAB)
+    drafting.observe(decode_step([stays, leaves], 3))
+    drafting.observe(decode_step([stays, leaves], 4))
+    # One that was preempted may come back at once, as if it were new.
+    drafting.drafts([], [leaves])
+    drafting.observe(decode_step([stays, leaves], 5))
+    drafting.drafts([ScheduledSequence(stays, 6, 1, True, 1)], [])
+    shown = [(item.sequence, item.start, len(item.hidden)) for item in proposer.shown]
+    assert shown == [(stays, 3, 2), (stays, 5, 1), (leaves, 5, 1)]
 
 
 def test_rows_of_few_tokens_do_not_keep_the_whole_step() -> None:

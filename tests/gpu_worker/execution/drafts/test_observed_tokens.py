@@ -29,11 +29,14 @@ class WatchingProposer:
         self.random = random.Random(2)
         self.hidden: dict[str, dict[int, torch.Tensor]] = {}
         self.tokens: dict[str, dict[int, int]] = {}
+        self.num_missing = 0
 
     def propose(self, requests: Values[DraftRequest]) -> list[Draft]:
         for request in requests:
             seen = self.tokens[request.sequence.id]
             known = request.sequence.token_ids
+            # What a prefix hit spared was shown when another sequence computed it; the last token was never computed.
+            self.num_missing += len(set(range(16, len(known) - 1)) - set(self.hidden[request.sequence.id]))
             assert [seen.get(position, token_id) for position, token_id in enumerate(known)] == known
         return [self._draft(request.sequence, request.num_tokens) for request in requests]
 
@@ -88,6 +91,7 @@ def test_hidden_vectors_are_those_of_the_whole_text(tiny: tuple[Path, Any], load
     proposer = WatchingProposer(plain)
     outcome = run(make_runner(directory, proposer=proposer), sequences(), policy=FixedDepth(3), **load)
     assert outcome.tokens == plain
+    assert proposer.num_missing == 0
     assert outcome.speculation is not None
     assert outcome.speculation.num_accepted_tokens > 50
     if "num_blocks" in load:
@@ -97,8 +101,8 @@ def test_hidden_vectors_are_those_of_the_whole_text(tiny: tuple[Path, Any], load
         with torch.no_grad():
             expected = model.model(torch.tensor([token_ids])).last_hidden_state[0]
         seen = proposer.hidden[sequence.id]
-        # What a prefix hit spared was shown when another sequence computed it; the last token is never computed.
-        assert set(range(16, len(token_ids) - 1)) <= set(seen) <= set(range(len(token_ids) - 1))
+        assert len(seen) > 20
+        assert set(seen) <= set(range(len(token_ids) - 1))
         for position, row in seen.items():
             torch.testing.assert_close(row, expected[position], atol=2e-4, rtol=2e-4)
             assert proposer.tokens[sequence.id][position + 1] == token_ids[position + 1]

@@ -1,0 +1,163 @@
+"""What steps left behind, kept as it is until the proposer is next asked for drafts.
+
+Most steps of a batch that drafts nothing are never looked at: a sequence departs before anybody asks. What is kept of
+them is a reference. Decodes of the same sequences, one step after another, are shown as one chunk of each sequence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from collections.abc import Sequence as Values
+
+import numpy as np
+import torch
+
+from gpu_worker.core.sequence import Sequence
+from gpu_worker.core.step import SampledTokens, ScheduledSequence
+from gpu_worker.execution.batch.layout import StepLayout
+from gpu_worker.execution.batch.transfers import uploaded
+from gpu_worker.execution.drafts.proposer import ComputedTokens
+from gpu_worker.execution.drafts.verification import Accepted
+
+MAX_KEPT_TOKENS = 512
+"""Tokens of steps that are kept before the proposer is shown them in any case: their vectors take memory."""
+
+_FEW_ROWS = 64
+"""Of a sequence: more draft tokens than a step verifies, fewer tokens than most chunks of a prompt."""
+
+
+class ComputedStep:
+    """What a step left behind of each sequence that goes on, worked out when somebody asks for it.
+
+    Attributes:
+        scheduled: The step's sequences.
+        sampled: What it sampled for each.
+        hidden: `[num_tokens, hidden_size]`, of all tokens of the layout.
+        departed: Sequences that have left the batch since the step was submitted; they are not shown.
+        is_whole_decode: It computed one token of each sequence, all of which go on.
+    """
+
+    __slots__ = ("_accepted", "_layout", "_places", "departed", "hidden", "is_whole_decode", "sampled", "scheduled")
+
+    def __init__(
+        self,
+        scheduled: Values[ScheduledSequence],
+        layout: StepLayout,
+        hidden: torch.Tensor,
+        sampled: Values[SampledTokens],
+        accepted: Accepted,
+        departed: set[Sequence],
+    ) -> None:
+        """Keep these, and which sequences failed: no others are known to go on by what is known now."""
+        self.scheduled = scheduled
+        self.hidden = hidden
+        self.sampled = sampled
+        self.departed = departed
+        self._layout = layout
+        self._accepted = accepted
+        # Where the step before failed, nobody knows which token this one computed.
+        self._places = [
+            place
+            for place, item in enumerate(scheduled)
+            if sampled[place].error is None and item.start + item.num_tokens <= len(item.sequence.token_ids)
+        ]
+        self.is_whole_decode = (
+            layout.max_query_len == 1
+            and len(self._places) == len(scheduled)
+            and all([tokens.token_ids for tokens in sampled])
+        )
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that the step computed."""
+        return len(self._layout.token_ids)
+
+    def __iter__(self) -> Iterator[ComputedTokens]:
+        """Return what is known of each sequence."""
+        places = [place for place in self._places if self.scheduled[place].sequence not in self.departed]
+        token_ids, rows = [], []
+        for place in places:
+            item = self.scheduled[place]
+            first, end = int(self._layout.query_starts[place]), item.start + item.num_tokens
+            following = self.sampled[place].token_ids or tuple(item.sequence.token_ids[end : end + 1])
+            token_ids.append((*item.sequence.token_ids[item.start : end], *following))
+            path = self._accepted.get(place, ())
+            num_known = len(token_ids[-1]) - 1 - len(path)
+            rows.append([*range(first, first + num_known), *(first + item.num_tokens + draft for draft in path)])
+        vectors = _apart(self.hidden, rows)
+        items = [self.scheduled[place] for place in places]
+        columns = zip(items, token_ids, vectors, strict=True)
+        return iter([ComputedTokens(item.sequence, item.start, tokens, vector) for item, tokens, vector in columns])
+
+    def continues(self, before: ComputedStep) -> bool:
+        """Say whether both are decodes of the same sequences, and this one computed the next token of each."""
+        if not (self.is_whole_decode and before.is_whole_decode) or len(self.scheduled) != len(before.scheduled):
+            return False
+        pairs = zip(self.scheduled, before.scheduled, strict=True)
+        return self.departed == before.departed and all(
+            [item.sequence is last.sequence and item.start == last.start + 1 for item, last in pairs]
+        )
+
+
+class DecodeRun:
+    """Steps of which each continues the one before: as one step that computed all their tokens."""
+
+    def __init__(self, steps: Values[ComputedStep]) -> None:
+        """Keep the steps, at least one."""
+        self._steps = steps
+
+    def __iter__(self) -> Iterator[ComputedTokens]:
+        """Return what is known of each sequence."""
+        first = self._steps[0]
+        hidden = torch.stack([step.hidden for step in self._steps], dim=1)
+        for place, (item, vectors) in enumerate(zip(first.scheduled, hidden.unbind(), strict=True)):
+            if item.sequence not in first.departed:
+                sampled = [step.sampled[place].token_ids[0] for step in self._steps]
+                token_ids = (item.sequence.token_ids[item.start], *sampled)
+                yield ComputedTokens(item.sequence, item.start, token_ids, vectors)
+
+
+class KeptSteps:
+    """Owns the steps that the proposer has not been shown."""
+
+    def __init__(self) -> None:
+        """Keep nothing yet."""
+        self._steps: list[ComputedStep] = []
+        self._num_tokens = 0
+
+    @property
+    def is_full(self) -> bool:
+        """Say whether the proposer should be shown them even if it is not asked."""
+        return self._num_tokens > MAX_KEPT_TOKENS
+
+    def add(self, step: ComputedStep) -> None:
+        """Keep a step, which landed after all that are kept."""
+        self._steps.append(step)
+        self._num_tokens += step.num_tokens
+
+    def forget(self, departed: Iterable[Sequence]) -> None:
+        """Show nothing of sequences that have left the batch, should they come back or not."""
+        for step in self._steps:
+            step.departed.update(departed)
+
+    def take(self) -> list[Iterable[ComputedTokens]]:
+        """Return what is to be shown, in order, and keep it no longer."""
+        runs: list[list[ComputedStep]] = []
+        for step in self._steps:
+            if runs and step.continues(runs[-1][-1]):
+                runs[-1].append(step)
+            else:
+                runs.append([step])
+        self._steps, self._num_tokens = [], 0
+        return [DecodeRun(run) if run[0].is_whole_decode else run[0] for run in runs]
+
+
+def _apart(hidden: torch.Tensor, places: list[list[int]]) -> list[torch.Tensor]:
+    """Return the rows at these places, a part each: many are views, the few of all others are copied together.
+
+    A view keeps the whole step in memory, and may be kept for long.
+    """
+    few = [part for part in places if len(part) <= _FEW_ROWS]
+    rows = uploaded(np.array([row for part in few for row in part], dtype=np.int64), hidden.device)
+    copies = iter(hidden.index_select(0, rows).split_with_sizes([len(part) for part in few]))
+    return [next(copies) if len(part) <= _FEW_ROWS else hidden[part[0] : part[-1] + 1] for part in places]
