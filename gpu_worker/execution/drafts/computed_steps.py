@@ -64,7 +64,7 @@ class ComputedStep:
         self.is_whole_decode = (
             layout.max_query_len == 1
             and len(self._places) == len(scheduled)
-            and all([tokens.token_ids for tokens in sampled])
+            and all(tokens.token_ids for tokens in sampled)
         )
 
     @property
@@ -95,7 +95,7 @@ class ComputedStep:
             return False
         pairs = zip(self.scheduled, before.scheduled, strict=True)
         return self.departed == before.departed and all(
-            [item.sequence is last.sequence and item.start == last.start + 1 for item, last in pairs]
+            item.sequence is last.sequence and item.start == last.start + 1 for item, last in pairs
         )
 
 

@@ -1,4 +1,4 @@
-"""The drafts of a step: asked from a proposer and made harmless; and what steps computed, shown to it before it is asked."""
+"""The drafts of a step: asked from a proposer, which is shown what steps computed before that, and made harmless."""
 
 from __future__ import annotations
 
