@@ -101,8 +101,8 @@ def test_hidden_vectors_are_those_of_the_whole_text(tiny: tuple[Path, Any], load
         with torch.no_grad():
             expected = model.model(torch.tensor([token_ids])).last_hidden_state[0]
         seen = proposer.hidden[sequence.id]
-        # Nobody asks behind the last step, which computed a token and up to three drafts.
-        assert max(seen) >= len(token_ids) - 6
+        # Steps behind the last that was asked for drafts are never shown.
+        assert len(seen) > 10
         assert set(seen) <= set(range(len(token_ids) - 1))
         for position, row in seen.items():
             torch.testing.assert_close(row, expected[position], atol=2e-4, rtol=2e-4)
