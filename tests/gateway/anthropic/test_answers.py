@@ -151,6 +151,7 @@ async def test_why_a_message_stopped_is_told() -> None:
         (Finish("stop", USAGE), ["C:x"], ("end_turn", None)),
         (Finish("stop", USAGE, stop="END"), ["C:x"], ("stop_sequence", "END")),
         (Finish("stop", USAGE, stop=5), ["C:x"], ("end_turn", None)),
+        (Finish("stop", USAGE, stop="END"), ["S:add", "A:{}"], ("tool_use", "END")),
         (Finish("length", USAGE), ["C:x"], ("max_tokens", None)),
         (Finish("length", USAGE), ["S:add", "A:{"], ("max_tokens", None)),
         (Finish("length", Usage(7, 4)), ["C:x"], ("model_context_window_exceeded", None)),

@@ -7,7 +7,7 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from gateway.api.repeated_requests import MAX_BODY_BYTES, MAX_TOTAL_BYTES, RepeatedRequests
+from gateway.api.repeated_requests import MAX_BODY_BYTES, MAX_TOTAL_BYTES, RepeatedRequests, Traits
 from gateway.cache.prompt_cache import PromptCache, cache_key
 from gateway.fleet.claims import OwnRequests
 from gateway.fleet.fleet import Fleet
@@ -42,15 +42,17 @@ class Gateway:
     def hear(self, **changes: object) -> None:
         self.fleet.note_heartbeat(msgspec.structs.replace(BEAT, **changes), 0.0)
 
-    async def answer(self, body: bytes = BODY) -> None:
-        """Answer a request of tenant `t` to `chat` from the cache."""
-        traits = self.repeated.traits("m")
+    async def answer(self, body: bytes = BODY, traits: Traits | None = None, answer: list[Delta] = ANSWER) -> None:
+        """Answer a request of tenant `t` to `chat` from the cache, which has had the answer for 40 s."""
+        traits = traits or self.repeated.traits("m")
         load = self.fleet.reported_load("m")
         assert traits is not None
         assert load is not None
         key = cache_key("t", GENERATION, load.revisions)
-        await self.cache.put(key, [ANSWER])
+        await self.cache.put(key, [answer])
+        self.now += 40
         self.repeated.keep("chat", "t", body, GENERATION, key, traits)
+        self.now -= 40
 
     def text(self, endpoint: str = "chat", tenant: str = "t", body: bytes = BODY) -> str | None:
         found = self.repeated.find(endpoint, tenant, body)
@@ -102,9 +104,16 @@ async def test_request_is_unknown_once_its_model_reads_or_refuses_otherwise(
     assert gateway.text() == "answer"
 
 
+async def test_request_is_unknown_if_its_model_changed_while_it_was_read(gateway: Gateway) -> None:
+    before = gateway.repeated.traits("m")
+    gateway.hear(chat_format="hermes")
+    await gateway.answer(traits=before)
+    assert gateway.text() is None
+
+
 async def test_request_is_unknown_when_the_time_of_its_answer_is_over(gateway: Gateway) -> None:
     await gateway.answer()
-    gateway.now += 2 * 60
+    gateway.now += 90
     assert gateway.text() is None
 
 
@@ -124,3 +133,19 @@ async def test_long_body_is_not_kept(gateway: Gateway) -> None:
         body = b" " * size
         await gateway.answer(body)
         assert gateway.text(body=body) == text
+
+
+async def test_long_answers_count_with_what_they_take_in_memory(gateway: Gateway) -> None:
+    answer = [msgspec.structs.replace(ANSWER[0], text="x" * 9000)]
+    bodies = [b"%d" % number for number in range(40)]
+    for body in bodies:
+        await gateway.answer(body, answer=answer)
+    num_known = sum(gateway.text(body=body) is not None for body in bodies)
+    assert MAX_TOTAL_BYTES * 0.9 < num_known * 8 * 9000 <= MAX_TOTAL_BYTES
+
+
+async def test_request_that_is_answered_again_and_again_counts_once(gateway: Gateway) -> None:
+    body = b" " * MAX_BODY_BYTES
+    for _ in range(MAX_TOTAL_BYTES // len(body)):
+        await gateway.answer(body)
+    assert gateway.text(body=body) == "answer"

@@ -36,6 +36,7 @@ async def outcome(handler: Handler, exchange: Noting, *, is_limited: bool = Fals
     runner = HandlerRunner(handler, frozenset({"/health"}))
     runner.run(cast("Any", exchange), is_limited=is_limited)
     await asyncio.gather(*runner._tasks.values())
+    assert not runner._tasks
     return exchange.log
 
 
@@ -102,3 +103,11 @@ async def test_handlers_that_still_run_are_ended() -> None:
     await runner.cancel_all()
     assert [exchange.log for exchange in exchanges] == [[("abandon", None)]] * 2
     assert not runner._tasks
+
+
+async def test_handler_that_has_not_begun_is_let_go() -> None:
+    exchange = Noting()
+    runner = HandlerRunner(answer)
+    runner.run(cast("Any", exchange), is_limited=False)
+    await runner.cancel_all()
+    assert (exchange.log, runner._tasks) == ([], {})

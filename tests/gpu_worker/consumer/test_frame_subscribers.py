@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from nats.aio.msg import Msg
@@ -80,8 +82,19 @@ async def test_who_listens_later_is_found_later(watched: Watched, gateway: Direc
 
 async def test_who_never_listens_is_given_up(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "GIVE_UP_S", 0.1)
+    questions: list[str] = []
+    send = watched.nats.send
+
+    def note(subject: str, payload: bytes, reply: str = "") -> None:
+        questions.append(subject)
+        send(subject, payload, reply)
+
+    monkeypatch.setattr(watched.nats, "send", note)
     watched.subscribers.reconnected([watched.absent])
     await wait_until(lambda: watched.heard == [True, True])
+    # What was kept for them goes out.
+    assert watched.num_found == 1
+    assert 1 <= len(questions) <= 5
 
 
 async def test_nats_that_does_not_answer_is_waited_for_no_longer_than_a_gateway(
@@ -110,3 +123,45 @@ async def test_search_begins_anew_with_each_connection(watched: Watched) -> None
 async def test_connection_that_is_lost_unannounced_reaches_nobody(watched: Watched) -> None:
     await watched.nats.close()
     assert watched.heard == [False, False]
+
+
+class AnsweredByHand:
+    """A connection of which the test says when NATS has answered, and what."""
+
+    is_connected = True
+
+    def __init__(self) -> None:
+        self.questions: list[str] = []
+        self.answered: asyncio.Queue[None] = asyncio.Queue()
+        self.receive: Callable[[Any], None] = lambda message: None
+
+    def new_inbox(self) -> str:
+        return "_INBOX_worker.x"
+
+    async def subscribe_direct(self, subject: str, callback: Callable[[Any], None]) -> None:
+        self.receive = callback
+
+    def send(self, subject: str, payload: bytes, reply: str) -> None:
+        self.questions.append(reply)
+
+    async def flush(self, timeout_s: float) -> None:
+        await self.answered.get()
+
+    def nobody_listens(self, question: int) -> None:
+        self.receive(SimpleNamespace(subject=self.questions[question], headers={"Status": "503"}))
+
+
+async def test_late_answer_to_an_earlier_question_says_nothing_of_this_one() -> None:
+    nats = AnsweredByHand()
+    subscribers = FrameSubscribers(cast("Any", nats), "w")
+    await subscribers.start()
+    subscribers.reconnected(["hr.tok.a"])
+    await wait_until(lambda: len(nats.questions) == 1)
+    nats.nobody_listens(0)
+    nats.answered.put_nowait(None)
+    await wait_until(lambda: len(nats.questions) == 2)
+    assert not subscribers.has("hr.tok.a")
+    nats.nobody_listens(0)
+    nats.answered.put_nowait(None)
+    await wait_until(lambda: subscribers.has("hr.tok.a"))
+    assert len(nats.questions) == 2

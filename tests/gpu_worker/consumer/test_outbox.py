@@ -152,6 +152,7 @@ async def test_close_sends_what_is_left_once(outbox: Outbox, connection: Connect
     await asyncio.sleep(0)
     await outbox.close()
     assert len(connection.frames("hr.tok.a")) == 1
+    outbox.put("hr.tok.a", Delta("a", 0, 1, (1,), "x"))
     connection.writable.set()
     for _ in range(5):
         await asyncio.sleep(0)
@@ -272,3 +273,22 @@ async def test_only_so_many_bytes_are_kept_and_who_has_most_of_them_loses_them(
     assert unsent == deltas
     assert outbox.replies == ["hr.tok.b"]
     assert connection.sent == []
+
+
+async def test_what_is_withdrawn_makes_room_for_what_is_kept(
+    outbox: Outbox, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deltas = [Delta(request_id, 0, 0, (1,), "x" * 100) for request_id in "abc"]
+    monkeypatch.setattr(module, "MAX_KEPT_BYTES", 2 * len(encode(deltas[0])))
+    unsent: list[Delta] = []
+    outbox.on_unsent = unsent.extend
+    outbox.is_heard = lambda reply: False
+    for delta in deltas[:2]:
+        outbox.put("hr.tok.a", delta)
+    outbox.flush()
+    outbox.withdraw("hr.tok.a", "a", 0)
+    outbox.put("hr.tok.a", deltas[2])
+    outbox.flush()
+    assert unsent == []
+    await outbox.close()
+    assert [delta.id for frame in connection.frames("hr.tok.a") for delta in frame.deltas] == ["b", "c"]
