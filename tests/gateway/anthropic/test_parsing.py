@@ -134,6 +134,18 @@ def test_thinking_decides_the_templates_variable() -> None:
     assert not disabled.may_reason
 
 
+def test_thinking_is_told_unless_its_display_is_omitted() -> None:
+    enabled = {"type": "enabled", "budget_tokens": 1024}
+    displays: list[dict[str, str]] = [{}, {"display": "summarized"}, {"display": "omitted"}]
+    told = [parsed(thinking=enabled | display).includes_reasoning for display in displays]
+    assert (told, parsed().includes_reasoning) == ([True, True, False], True)
+
+
+def test_turn_of_the_assistant_in_which_nothing_is_said_is_a_turn() -> None:
+    generation = parsed(messages=[{"role": role, "content": []} for role in ("user", "assistant")])
+    assert messages_of(generation) == (ChatMessage(role="assistant", content=""),)
+
+
 def test_sampling_is_what_the_body_says() -> None:
     generation = parsed(
         temperature=0,
@@ -239,6 +251,10 @@ def test_block_that_is_not_served_is_refused_by_its_type_whatever_it_holds() -> 
         ({"type": "text", "text": "a", "input": {}}, "input"),
         ({"type": "tool_result", "tool_use_id": "t", "text": "a"}, "text"),
         ({"type": "document", "source": TEXT_SOURCE, "content": "b"}, "content"),
+        (
+            {"type": "document", "source": {"type": "content", "content": [{"type": "text", "text": "a", "id": "b"}]}},
+            "id",
+        ),
         ({"type": "tool_result", "tool_use_id": "t", "content": [{"type": "text", "text": "a", "id": "b"}]}, "id"),
     ],
 )
@@ -251,6 +267,14 @@ def test_field_of_another_type_of_block_is_refused_by_name(block: dict[str, Any]
     del body["max_tokens"]
     with pytest.raises(ApiError):
         parse_count_tokens(json.dumps(body).encode())
+
+
+def test_document_in_a_document_is_refused_by_its_type_whatever_it_holds() -> None:
+    block: dict[str, Any] = {"type": "text", "text": "a", "id": "b"}
+    for _ in range(3):
+        block = {"type": "document", "source": {"type": "content", "content": [block]}}
+    error = refused(**user_block(**block))
+    assert (error.param, error.code) == ("messages.[0].content.[0].source.content.[0]", "unsupported_parameter")
 
 
 def test_image_is_refused_by_its_type() -> None:

@@ -207,6 +207,16 @@ def test_call_ends_reasoning_whose_close_then_says_nothing_once(name: str) -> No
     said = understood(read(spoken, [f"{opens}hm{call} {closes} after {closes} more"], tools()))
     assert (said.reasoning, said.content) == ("hm", f"after {closes} more")
     assert [called for called, _ in said.calls] == ["get_weather"]
+    said = understood(read(spoken, [f"{opens}hm{call}{call} {closes} after"], tools()))
+    assert (said.reasoning, said.content, len(said.calls)) == ("hm", "after", 2)
+
+
+@pytest.mark.parametrize("name", ["mistral-list", "lfm"])
+def test_what_follows_a_call_and_is_none_is_told(name: str) -> None:
+    call = WRITERS[name]([("get_weather", {"city": "a"})]).rpartition("]")[0]
+    said = understood(read(format_named(name), [call, ', {"x": 1} and more'], tools()))
+    assert said.content.lstrip(", ") == '{"x": 1} and more'
+    assert [called for called, _ in said.calls] == ["get_weather"]
 
 
 @pytest.mark.parametrize("name", ["deepseek-v3.1", "gemma", "llama-json"])
