@@ -97,6 +97,14 @@ async def test_frame_that_is_too_large_is_sent_in_parts_in_order(outbox: Outbox,
     assert all(len(payload) <= MAX_PAYLOAD for _, payload in connection.sent)
 
 
+async def test_frame_of_just_the_greatest_size_is_sent(outbox: Outbox, connection: Connection) -> None:
+    delta = Delta("a", 0, 0, (1,), "x")
+    connection.max_payload = len(encode(Frame("w", 0, [delta])))
+    outbox.put("hr.tok.a", delta)
+    outbox.flush()
+    assert [frame.deltas for frame in connection.frames("hr.tok.a")] == [[delta]]
+
+
 async def test_delta_that_no_frame_holds_is_reported_and_its_neighbours_are_sent(
     outbox: Outbox, connection: Connection
 ) -> None:

@@ -246,6 +246,8 @@ def test_members_of_a_call_that_say_nothing_are_not_its_arguments(call: str) -> 
 
 @pytest.mark.parametrize("name", ["hermes", "llama-json"])
 def test_object_with_a_member_that_no_call_has_is_text(name: str) -> None:
-    text = WRITERS[name]([("get_weather", {"city": "a"})]).replace('{"name"', '{"name": "get_weather", "x": 1, "name"', 1)
+    text = WRITERS[name]([("get_weather", {"city": "a"})]).replace(
+        '{"name"', '{"name": "get_weather", "x": 1, "name"', 1
+    )
     said = understood(read(format_named(name), [text], tools()))
     assert ('"x": 1' in said.content, said.calls) == (True, ())
