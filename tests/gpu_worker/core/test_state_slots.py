@@ -90,11 +90,77 @@ def test_checkpoint_that_costs_least_to_compute_again_is_evicted() -> None:
 
 
 def test_checkpoint_that_nobody_uses_gives_way_in_the_end() -> None:
-    harness = harness_of(num_slots=3, max_num_seqs=1)
+    # Of blocks there are enough for all.
+    harness = harness_of(num_slots=3, max_num_seqs=1, num_blocks=512)
     long = make_sequence(100, max_tokens=1)
     cached_tokens(harness, long)
     cached_tokens(harness, *(make_sequence(20, max_tokens=1) for _ in range(12)))
     assert cached_tokens(harness, make_sequence(long.token_ids[:100], max_tokens=1)) == [0]
+
+
+def test_checkpoint_that_is_used_again_and_again_stays() -> None:
+    harness = harness_of(num_slots=4, max_num_seqs=1, num_blocks=512)
+    first = make_sequence(20, max_tokens=1)
+    cached_tokens(harness, first)
+    for _ in range(6):
+        again = make_sequence(first.token_ids[:20], max_tokens=1)
+        assert cached_tokens(harness, make_sequence(20, max_tokens=1), again) == [0, 16]
+
+
+@pytest.mark.parametrize(("num_others", "num_found"), [(2, 40), (3, 0)])
+def test_checkpoint_whose_ancestor_is_gone_costs_more_and_ages_all_the_same(num_others: int, num_found: int) -> None:
+    harness = harness_of(num_slots=3, interval=5, max_num_seqs=1, num_blocks=512)
+    # Checkpoints behind 20 and 40 tokens: without the first one, the second costs twice as much.
+    long = make_sequence(41, max_tokens=1)
+    cached_tokens(harness, long, *(make_sequence(17, max_tokens=1) for _ in range(num_others)))
+    assert cached_tokens(harness, make_sequence(long.token_ids[:41], max_tokens=1)) == [num_found]
+
+
+def test_cost_is_counted_from_the_nearest_checkpoint_before() -> None:
+    harness = harness_of(num_slots=4, interval=5, max_num_seqs=1, num_blocks=512)
+    long = make_sequence(61, max_tokens=1)
+    cached_tokens(harness, long, *(make_sequence(17, max_tokens=1) for _ in range(2)))
+    # Behind 20 tokens there is none any more, so that the one behind 60 was cheaper than the one behind 40.
+    assert cached_tokens(harness, make_sequence(long.token_ids[:61], max_tokens=1)) == [40]
+
+
+def test_checkpoint_that_was_pinned_when_another_had_to_go_can_be_evicted_later() -> None:
+    harness = harness_of(num_slots=4, max_num_seqs=4, num_blocks=512, max_num_batched_tokens=256)
+    long, short = (make_sequence(length, max_tokens=1) for length in (61, 17))
+    cached_tokens(harness, long, short)
+    harness.add(make_sequence([*short.token_ids[:16], 7], max_tokens=1), make_sequence(33, max_tokens=1))
+    harness.run()
+    sequences = [make_sequence(9, max_tokens=3) for _ in range(4)]
+    harness.add(*sequences)
+    harness.run()
+    harness.assert_reference(*sequences)
+
+
+def test_two_that_compute_the_same_prompt_at_once_leave_one_checkpoint() -> None:
+    harness = harness_of(max_num_batched_tokens=256)
+    harness.add(*(make_sequence(range(1, 31), max_tokens=1) for _ in range(2)))
+    harness.run()
+    states = harness.scheduler._blocks.states
+    assert states is not None
+    assert len([plan for plan in harness.runner.plans if len(plan.scheduled) == 2]) == 1
+    states.check_integrity([])
+    assert (states.num_checkpoints, states.num_available) == (1, states.num_slots)
+
+
+def test_prompt_of_whole_blocks_leaves_a_checkpoint_for_itself_and_one_for_who_goes_on() -> None:
+    harness, first = harness_of(), make_sequence(range(1, 33), max_tokens=1)
+    assert cached_tokens(harness, first, make_sequence(range(1, 33), max_tokens=1)) == [0, 28]
+    assert saves_of(harness, first) == [28, 32]
+    assert cached_tokens(harness, make_sequence([*range(1, 33), 7, 8], max_tokens=1)) == [32]
+
+
+def test_checkpoints_of_the_interval_stay_behind_the_prompt() -> None:
+    harness, sequence = harness_of(interval=4), make_sequence(range(1, 10), max_tokens=60)
+    cached_tokens(harness, sequence)
+    states = harness.scheduler._blocks.states
+    assert states is not None
+    # Behind 8 tokens, 16, 32, 48 and 64, and the last full block.
+    assert states.num_checkpoints == 6
 
 
 def test_hits_on_one_checkpoint_leave_no_entries_behind() -> None:
@@ -207,6 +273,8 @@ def test_checkpoint_that_may_be_wrong_is_found_by_nobody_while_it_is_read_and_fr
     harness.add(second)
     harness.schedule()
     assert second.state_slot is not None
+    # Its own slot, and the one that it is about to read.
+    assert states.num_used == 2
     states.hide(second)
     states.check_integrity([second.state_slot])
     assert states.num_checkpoints == 0
@@ -214,6 +282,18 @@ def test_checkpoint_that_may_be_wrong_is_found_by_nobody_while_it_is_read_and_fr
     harness.run()
     assert states.num_available == states.num_slots
     assert cached_tokens(harness, third) == [0]
+
+
+def test_all_checkpoints_of_a_sequence_that_may_be_wrong_are_found_by_nobody() -> None:
+    harness, sequence = harness_of(interval=2), make_sequence(range(1, 31), max_tokens=8)
+    harness.add(sequence)
+    while len(sequence.token_ids) < 34:
+        harness.step()
+    states = harness.scheduler._blocks.states
+    assert states is not None
+    assert states.num_checkpoints >= 3
+    states.hide(sequence)
+    assert states.num_checkpoints == 0
 
 
 @pytest.mark.parametrize(("num_slots", "interval"), [(6, 2), (40, 64)])
