@@ -9,7 +9,7 @@ import time
 import pytest
 
 from shared.errors import ConfigError
-from shared.tracing import Tracing, make_tracing, traceparent
+from shared.tracing import Tracing, check_endpoint, make_tracing, traceparent
 from tests.otlp_receiver import otlp_receiver
 
 PARENT = "00-" + "ab" * 16 + "-" + "cd" * 8 + "-01"
@@ -85,3 +85,9 @@ def test_missing_packages_are_named_with_the_remedy(monkeypatch: pytest.MonkeyPa
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
     with pytest.raises(ConfigError, match=r"pip install 'headrace\[tracing\]'"):
         make_tracing("http://x", 1.0, "worker", "w")
+
+
+def test_endpoint_may_be_reached_over_tls() -> None:
+    check_endpoint("https://collector:4318/v1/traces")
+    with pytest.raises(ConfigError):
+        check_endpoint("ftp://collector:4318/v1/traces")

@@ -328,6 +328,13 @@ def test_wrong_value_is_a_400_that_names_it(fields: dict[str, Any], param: str) 
     assert refused(**fields).param == param
 
 
+@pytest.mark.parametrize("name", ["output_format", "output_config.format"])
+def test_schema_that_is_none_is_named_by_its_place(name: str) -> None:
+    output: dict[str, Any] = {"type": "json_schema", "schema": 5}
+    fields = {"output_format": output} if name == "output_format" else {"output_config": {"format": output}}
+    assert (refused(**fields).param or "").startswith(f"{name}.schema")
+
+
 def test_context_management_that_changes_nothing_passes() -> None:
     parsed(context_management={"edits": []})
     parsed(context_management={"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]})

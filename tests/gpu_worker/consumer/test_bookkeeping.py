@@ -120,6 +120,7 @@ def test_cancellation_covers_its_epoch_and_older_ones() -> None:
     assert not cancellations.covers("r", 3, 1.0)
     cancellations.add("r", 1, 1.0)
     assert cancellations.covers("r", 2, 1.0)
+    assert not cancellations.covers("r", 3, 1.0)
     cancellations.add("r", None, 2.0)
     cancellations.add("r", 3, 3.0)
     assert cancellations.covers("r", 99, 3.0)
@@ -174,3 +175,22 @@ def test_gateways_that_are_made_up_push_out_the_one_silent_for_longest() -> None
     assert watch.is_silent("hr.tok.g0")
     assert watch.is_silent("hr.tok.new")
     assert not watch.is_silent("hr.tok.g1")  # forgotten, and so not known to be silent
+
+
+def test_gateway_that_is_pushed_out_is_silent_no_longer() -> None:
+    watch = GatewayWatch()
+    watch.note_heartbeat("hr.gateway.a", 0.0)
+    watch.review(SILENCE_S + 1)
+    assert watch.is_silent("hr.tok.a")
+    for number in range(MAX_GATEWAYS):
+        watch.note_heartbeat(f"hr.gateway.g{number}", SILENCE_S + 1)
+    assert not watch.is_silent("hr.tok.a")
+
+
+def test_gateway_of_long_ago_is_forgotten_with_the_next_pause() -> None:
+    watch = GatewayWatch()
+    watch.note_heartbeat("hr.gateway.a", 0.0)
+    watch.note_heartbeat("hr.gateway.b", 900.0)
+    watch.restart(1000.0)
+    watch.review(1000.0 + SILENCE_S + 1)
+    assert (watch.is_silent("hr.tok.a"), watch.is_silent("hr.tok.b")) == (False, True)

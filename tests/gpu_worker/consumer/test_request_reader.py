@@ -132,3 +132,9 @@ def test_prelude_holds_the_prompt_that_counts(reader: RequestReader) -> None:
     prelude = reader.prelude(asked, [5])
     assert prelude.token_ids == (5,)
     assert prelude.text != "x y"
+
+
+def test_request_for_another_model_names_the_field(reader: RequestReader) -> None:
+    with pytest.raises(BadRequestError, match="serves 'm', not 'other'") as error:
+        reader.prompt(Request(id="r", model="other", text="x"))
+    assert error.value.param == "model"

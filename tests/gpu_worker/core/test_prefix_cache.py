@@ -1,3 +1,5 @@
+from collections.abc import Sequence as Values
+
 from gpu_worker.core.block_pool import BlockPool
 from gpu_worker.core.prefix_cache import PrefixCache
 from gpu_worker.core.sequence import Sequence
@@ -75,3 +77,19 @@ def test_content_that_filled_up_gradually_equals_content_hashed_at_once() -> Non
         cache.publish([(sequence, sequence.num_tokens)])
         sequence.token_ids.append(token_id)
     assert cache.match(make_sequence(range(1, 11))) == sequence.block_table[:2]
+
+
+class BlocksBehindWhichAGroupGoesOn:
+    """A group that can go on behind these numbers of blocks."""
+
+    def __init__(self, *allowed: int) -> None:
+        self.allowed = allowed
+
+    def resumable(self, digests: Values[bytes], num_blocks: int) -> int:
+        return max(number for number in self.allowed if number <= num_blocks)
+
+
+def test_prefix_is_gone_on_behind_where_all_groups_can() -> None:
+    # What the second group leaves, the first one cannot go on behind, and so on.
+    rules = BlocksBehindWhichAGroupGoesOn(0, 2, 5, 8), BlocksBehindWhichAGroupGoesOn(0, 2, 4, 6)
+    assert PrefixCache(BlockPool(1), BLOCK, rules).num_resumable(make_sequence(40), 9) == 2

@@ -88,3 +88,17 @@ def test_exploration_is_put_off_after_steps_of_another_size() -> None:
     measure(costs, 0, 1.0)
     costs.resume()
     assert costs.until_exploration > 20
+
+
+def put_off(num_steps: float) -> float:
+    """Return for how many steps a loss puts the next exploration off."""
+    costs = StepCosts(1)
+    before = costs.until_exploration
+    costs.charge(num_steps)
+    return costs.until_exploration - before
+
+
+def test_loss_puts_the_next_exploration_off_in_proportion_and_up_to_a_limit() -> None:
+    assert 0.0 == put_off(-1.0) < put_off(1.0)
+    assert put_off(2.0) == pytest.approx(2 * put_off(1.0))
+    assert put_off(3.0) < put_off(1e6) == put_off(1e9)

@@ -76,3 +76,32 @@ def test_models_without_windows_have_no_groups() -> None:
     assert none.free_share(77) == 77
     assert none.reach(sequence, 30) == 30
     assert none.can_grow([sequence])
+
+
+def test_blocks_of_a_token_that_is_computed_ahead_are_not_taken_back(groups: WindowGroups) -> None:
+    sequence = opened(groups)
+    before = [table.blocks for table in sequence.window_tables]
+    groups.grow(sequence, 40)
+    # A step in flight computes token 33, which is not known yet.
+    sequence.num_computed_tokens = 32
+    groups.trim(sequence)
+    assert [len(table.blocks) for table in sequence.window_tables] == [9, 9]
+    # Runners take the same list to have only grown.
+    assert all(table.blocks is not old for table, old in zip(sequence.window_tables, before, strict=True))
+
+
+def test_what_is_held_beyond_what_was_expected_is_counted(groups: WindowGroups) -> None:
+    sequence = opened(groups)
+    groups.grow(sequence, 12)
+    assert groups.num_counted([sequence]) == [3, 3]
+
+
+def test_block_that_was_given_back_is_not_found_for_what_it_held(groups: WindowGroups) -> None:
+    sequence = opened(groups)
+    groups.grow(sequence, 16)
+    groups.publish(sequence, 12, is_findable=False)
+    sequence.block_digests = [bytes([place]) for place in range(3)]
+    groups.publish(sequence, 12, is_findable=True)
+    for group, table in zip(groups, sequence.window_tables, strict=True):
+        found = [group.pool.find(digest) is not None for digest in sequence.block_digests]
+        assert found == [place >= table.num_released for place in range(3)]

@@ -167,3 +167,12 @@ def test_what_is_no_json_or_nested_too_deeply_is_refused(options: dict[str, Any]
     with pytest.raises(BadRequestError) as raised:
         render(PLAIN, USER, **options)
     assert raised.value.param == param
+
+
+def test_turn_with_calls_keeps_what_was_said_before_them() -> None:
+    said = ChatMessage(role="assistant", content="I add.", tool_calls=(CALL,))
+    assert render(DEEPSEEK, USER, said, RESULT) == "2+3?;I add.;5;"
+
+
+def test_json_has_its_keys_in_order_where_a_template_wants_it() -> None:
+    assert render("{{ {'b': 1, 'a': 2} | tojson(sort_keys=true) }}", USER) == '{"a": 2, "b": 1}'

@@ -44,6 +44,11 @@ def test_other_dropped_exceptions_are_told_as_before(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(sys, "unraisablehook", lambda dropped: told.append(str(dropped.exc_value)))
     thing = Thing()
     reference = weakref.ref(thing, fail)
+    before = sys.unraisablehook
     with interrupts_kept():
         del thing
     assert (told, reference()) == (["a bug"], None)
+    assert sys.unraisablehook is before
+    with pytest.raises(ZeroDivisionError), interrupts_kept():
+        raise ZeroDivisionError
+    assert sys.unraisablehook is before
