@@ -82,7 +82,7 @@ class SettingsCommand(click.Command):
     """A command whose errors name a setting as the user gave it: by its option, or by its variable."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Read the options; who gives one of vLLM's, or a model without its option, is told what stands for it."""
+        """Read the options; who gives another server's, or a model without its option, is told what stands for it."""
         given = list(args)
         try:
             return super().parse_args(ctx, args)
@@ -90,7 +90,7 @@ class SettingsCommand(click.Command):
             # Of `-tp` only `-t` is told.
             name = next((word for word in given if word[:2] == error.option_name), error.option_name)
             if (hint := advice(name)) is not None:
-                raise click.UsageError(f"No such option '{name}'. Of vLLM's: {hint}.", ctx) from None
+                raise click.UsageError(f"No such option '{name}'. {hint}.", ctx) from None
             raise
         except click.UsageError as error:
             if error.message.startswith("Got unexpected extra argument") and (rule := _rule_of_arguments(self)):

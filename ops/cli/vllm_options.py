@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from ops.cli.sglang_options import SGLANG_OPTIONS
+
 _ONE_DEVICE = "one model runs on one device here; a quantized copy may fit (`headrace quantize`)"
 _ALWAYS = "this is always on: leave it out"
 _CHOSEN = "this is chosen by itself: leave it out"
@@ -79,6 +81,9 @@ VLLM_OPTIONS: Mapping[str, str] = MappingProxyType(
 
 
 def advice(option: str) -> str | None:
-    """Return what to do instead of an option of vLLM's that we lack; None for any other."""
+    """Return whose an option is that we lack, vLLM's or SGLang's, and what to do instead; None for any other."""
     option = option.replace("_", "-")
-    return VLLM_OPTIONS.get(option) or VLLM_OPTIONS.get(option.replace("--no-", "--", 1))
+    for owner, options in (("vLLM", VLLM_OPTIONS), ("SGLang", SGLANG_OPTIONS)):
+        if told := options.get(option) or options.get(option.replace("--no-", "--", 1)):
+            return f"Of {owner}'s: {told}"
+    return None
