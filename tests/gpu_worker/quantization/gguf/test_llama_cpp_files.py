@@ -60,7 +60,7 @@ FUSES = {"fuse_qkv": "attn_qkv.weight", "fuse_gate_up_exps": "ffn_gate_up_exps.w
 FUSED_QKV = (
     *("llama", "llama-biases", "mixtral", "qwen2", "qwen3moe", "smollm3", "arcee", "ernie4_5-moe", "llama4", "gemma3"),
     *("command-r", "olmo2", "ministral3", "granite", "phi2", "stablelm", "minimax-m2", "granitehybrid", "nemotron_h"),
-    *("apertus", "mimo2", "mellum"),
+    *("apertus", "mimo2"),
 )
 FUSED_CASES = (*((name, "fuse_qkv") for name in FUSED_QKV), ("qwen35moe", "fuse_gate_up_exps"))
 
