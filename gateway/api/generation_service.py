@@ -108,27 +108,26 @@ class GenerationService:
         self._observer.end(record, status)
 
     async def _answer(self, endpoint: Endpoint, exchange: Exchange, head: ResponseHead, record: RequestRecord) -> int:
-        principal = self._keys.authenticate(exchange.head.headers)
+        principal = self._keys.authenticate(exchange.head.headers, exchange.head.notes)
         body = await exchange.read_body(self._config.max_body_bytes, principal.body_owner)
         place = self._take_place(principal.key_id)
         try:
             generation, known = await self._read(endpoint, exchange, principal, body, record)
-            traits = self._starter.repeated.traits(generation.model) if generation.deterministic else None
+            is_new = known is None and generation.deterministic
+            traits = self._starter.repeated.traits(generation.model) if is_new else None
             generation, lease = await self._admit(principal, generation, is_read=known is not None)
             head.limits = lease.headers
             asked = Asked(exchange, generation, head, principal, self._starter.fingerprint(generation.model))
             answer = self._new_answer(endpoint, asked)
-            names = (head.request_id, record.traceparent)
-            caller = Caller(principal.key_id, principal.tenant, exchange.head.headers, body, *names)
             tokens_used: int | None = None
             try:
                 if known is None:
-                    ticket = await self._start(endpoint, asked, answer, caller, traits)
+                    ticket = await self._start(endpoint, asked, answer, body, record.traceparent, traits)
                 else:
                     ticket = self._starter.repeat(known, answer.sinks)
                 self._begin(answer, record, is_streamed=generation.stream)
                 # A stream may last for minutes: it does not keep its request's bytes.
-                del body, caller, asked
+                del body, asked
                 try:
                     outcome = await answer.done
                 finally:
@@ -163,12 +162,19 @@ class GenerationService:
         return generation, known
 
     async def _start(
-        self, endpoint: Endpoint, asked: Asked, answer: Answer, caller: Caller, traits: Traits | None
+        self,
+        endpoint: Endpoint,
+        asked: Asked,
+        answer: Answer,
+        body: bytes,
+        traceparent: str | None,
+        traits: Traits | None,
     ) -> Ticket:
         """Let a generation begin; `traits` are those of its model with which it was read."""
-        generation = asked.generation
+        generation, principal, headers = asked.generation, asked.principal, asked.exchange.head.headers
+        caller = Caller(principal.key_id, principal.tenant, headers, body, asked.head.request_id, traceparent)
         # A random answer is shared with nobody, so there is no kept one to pass by.
-        is_fresh = generation.deterministic and _wants_fresh(asked.exchange.head.headers)
+        is_fresh = generation.deterministic and _wants_fresh(headers)
         ticket = await endpoint.start(self._starter, asked, answer, caller, is_fresh)
         key = ticket.cache_key
         if endpoint.is_repeatable and key is not None and traits is not None:

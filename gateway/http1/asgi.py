@@ -97,7 +97,8 @@ def _scope(exchange: Exchange) -> dict[str, Any]:
         "raw_path": head.raw_path,
         "query_string": head.query,
         "root_path": "",
-        "headers": head.headers,
+        # A copy, because the head may come again.
+        "headers": [*head.headers],
         "client": exchange.client,
         "server": None,
         "state": {},

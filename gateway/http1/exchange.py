@@ -54,14 +54,13 @@ def head_bytes(status: int, headers: Iterable[tuple[bytes, bytes]]) -> bytes:
     Raises:
         ValueError: A header would break out of its line.
     """
-    lines = [b"%b: %b\r\n" % header for header in headers]
-    fields = b"".join(lines)
-    # Each line has one of both, at its end: counting all at once is cheaper than looking into each value.
+    lines = [*map(b": ".join, headers), b"\r\n"]
+    fields = b"\r\n".join(lines)
+    # A line break behind each line and at the end: counting all at once is cheaper than looking into each value.
     if fields.count(b"\r") + fields.count(b"\n") != 2 * len(lines):
-        broken = next(line for line in lines if line.count(b"\r") + line.count(b"\n") != 2)
+        broken = next(line for line in lines if b"\r" in line or b"\n" in line)
         raise ValueError(f"header {broken.partition(b':')[0]!r} must not contain line breaks")
-    status_line = _STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status
-    return status_line + fields + b"\r\n"
+    return (_STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status) + fields
 
 
 class _WritePath:

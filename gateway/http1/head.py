@@ -11,7 +11,7 @@ from typing import NoReturn
 from urllib.parse import unquote
 
 import httptools
-from msgspec import Struct
+from msgspec import Struct, field
 
 from gateway.errors import ApiError
 
@@ -33,6 +33,7 @@ class RequestHead(Struct, frozen=True):
         headers: Names in lower case; values without surrounding blanks.
         keep_alive: Whether the connection may serve another request afterwards; never with HTTP/1.0.
         content_length: Announced length of the body in bytes; 0 without a body, None for a chunked one.
+        notes: What others have made of the headers alone, by a name of theirs: the same head comes again and again.
     """
 
     method: str
@@ -44,6 +45,7 @@ class RequestHead(Struct, frozen=True):
     keep_alive: bool
     content_length: int | None
     expects_continue: bool
+    notes: dict[str, str] = field(default_factory=dict)
 
 
 def bad_request(message: str) -> ApiError:

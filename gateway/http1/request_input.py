@@ -1,7 +1,8 @@
 """What one connection has received and nobody has taken: the bytes of heads, bodies and pipelined requests.
 
 Holds `MAX_HEAD_BYTES` at most; the connection stops reading while it is full. Finds the end of a head without looking
-at a byte twice, however slowly the head drips in.
+at a byte twice, however slowly the head drips in. A client that keeps its connection mostly sends one head again and
+again: the last one is remembered with what was read of it, unless it is long.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from __future__ import annotations
 from gateway.http1.head import MAX_HEAD_BYTES, RequestHead, bad_request, head_too_large, parse_head
 
 MAX_BLANK_BYTES = 64
+# What an idle connection keeps of its last head at most; in memory it is about three times as much.
+MAX_REMEMBERED_BYTES = 1 << 10
 
 
 class RequestInput:
@@ -18,13 +21,15 @@ class RequestInput:
         data: The bytes; the framing of a body takes its share from the front.
     """
 
-    __slots__ = ("_num_blank", "_searched", "data")
+    __slots__ = ("_last", "_last_bytes", "_num_blank", "_searched", "data")
 
     def __init__(self) -> None:
         """Start empty."""
         self.data = bytearray()
         self._searched = 0
         self._num_blank = 0
+        self._last_bytes = b""
+        self._last: RequestHead | None = None
 
     @property
     def room(self) -> int:
@@ -40,9 +45,10 @@ class RequestInput:
         """Forget everything."""
         self.data = bytearray()
         self._searched = self._num_blank = 0
+        self._last_bytes, self._last = b"", None
 
     def take_head(self) -> RequestHead | None:
-        """Remove the first head and return it; None while it is incomplete.
+        """Remove the first head and return it, one object for equal ones in a row; None while it is incomplete.
 
         Raises:
             ApiError: 431 for a head that is too large, and what `parse_head` raises.
@@ -50,6 +56,10 @@ class RequestInput:
         data = self.data
         if data[0] in b"\r\n" and not self._skip_blank():
             return None
+        last = self._last
+        if last is not None and data.startswith(self._last_bytes):
+            self._remove(len(self._last_bytes))
+            return last
         if not ord("A") <= data[0] <= ord("Z"):
             raise bad_request("The request does not begin with a method.")
         end = data.find(b"\r\n\r\n", self._searched) + 4
@@ -58,10 +68,20 @@ class RequestInput:
                 raise head_too_large()
             self._searched = max(0, len(data) - 3)
             return None
-        head = bytes(data[:end])
-        del data[:end]
+        return self._parse(self._remove(end))
+
+    def _remove(self, end: int) -> bytes:
+        """Remove a head of so many bytes and return it."""
+        head = bytes(self.data[:end])
+        del self.data[:end]
         self._searched = self._num_blank = 0
-        return parse_head(head)
+        return head
+
+    def _parse(self, data: bytes) -> RequestHead:
+        head = parse_head(data)
+        if len(data) <= MAX_REMEMBERED_BYTES:
+            self._last, self._last_bytes = head, data
+        return head
 
     def _skip_blank(self) -> bool:
         """Drop empty lines before a head; return whether something is left."""

@@ -52,6 +52,18 @@ def test_key_opens_its_tenant_and_limits(path: Path) -> None:
     assert (caught.value.status, caught.value.code) == (404, "model_not_found")
 
 
+def test_key_of_a_head_that_comes_again_is_refused_once_it_is_revoked(path: Path, clock: Clock) -> None:
+    record, key = create_key(path, tenant="a")
+    store, notes = KeyStore(path, None, GatewayMetrics(), clock), dict[str, str]()
+    assert store.authenticate(bearer(key), notes) == store.authenticate(bearer(key), notes)
+    revoke_key(path, record.id)
+    clock.now += CHECK_INTERVAL_S
+    with pytest.raises(ApiError) as caught:
+        store.authenticate(bearer(key), notes)
+    assert caught.value.status == 401
+    assert key not in "".join(notes.values())
+
+
 def test_bootstrap_key_is_unlimited_and_of_the_default_tenant() -> None:
     principal = KeyStore(None, "secret", GatewayMetrics()).authenticate(bearer("secret"))
     assert (principal.tenant, principal.models, principal.is_unlimited) == ("default", None, True)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from gateway.errors import ApiError
 from gateway.http1.head import MAX_HEAD_BYTES, RequestHead
-from gateway.http1.request_input import MAX_BLANK_BYTES, RequestInput
+from gateway.http1.request_input import MAX_BLANK_BYTES, MAX_REMEMBERED_BYTES, RequestInput
 
 HEAD = b"GET /x HTTP/1.1\r\nHost: t\r\n\r\n"
 
@@ -69,3 +69,27 @@ def test_any_capital_letter_may_begin_a_method(method: str) -> None:
     received = RequestInput()
     received.data += method[:1].encode()
     assert received.take_head() is None
+
+
+def test_equal_heads_in_a_row_are_read_once_and_others_anew() -> None:
+    other = HEAD.replace(b"/x", b"/y")
+    longer = HEAD.replace(b"Host: t", b"Host: t\r\nX: 1")
+    heads, received = heads_of([HEAD, HEAD[:9], HEAD[9:] + HEAD, other, HEAD, longer, HEAD])
+    assert [head.path for head in heads] == ["/x", "/x", "/x", "/y", "/x", "/x", "/x"]
+    assert heads[0] is heads[1]
+    assert heads[1] is heads[2]
+    assert len(heads[5].headers) == 2
+    assert heads[6].headers == heads[0].headers
+    assert not received.has_begun_head
+
+
+def test_long_head_is_not_remembered_and_nothing_is_of_a_connection_that_has_ended() -> None:
+    long = HEAD[:-2] + b"X: ".ljust(MAX_REMEMBERED_BYTES, b"a") + b"\r\n\r\n"
+    (first, second), received = heads_of([long, long])
+    assert first == second
+    assert first is not second
+    received.data += HEAD
+    before = received.take_head()
+    received.clear()
+    received.data += HEAD
+    assert received.take_head() is not before
