@@ -65,11 +65,11 @@ async def _at_once(*arguments: object) -> Any:
 async def test_stream_is_not_begun_before_it_is_admitted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(generation_service, "TICK_S", 0.0)
     principal = SimpleNamespace(key_id="k", tenant="t", body_owner="k", check_model=lambda model: None)
-    head = SimpleNamespace(headers=[])
+    head = SimpleNamespace(headers=[], notes={})
     exchange = SimpleNamespace(head=head, read_body=lambda *bounds: _at_once(b""))
     starter = SimpleNamespace(is_queue_late=False, with_reading=_at_once, fingerprint=lambda model: None)
     starter.repeated = SimpleNamespace(traits=lambda model: None)
-    keys = SimpleNamespace(authenticate=lambda headers: principal)
+    keys = SimpleNamespace(authenticate=lambda headers, notes: principal)
     limiter = SimpleNamespace(admit=lambda *asked: _at_once())
     parts: list[Any] = [keys, limiter, None, starter, GatewayMetrics(), None]
     service = GenerationService(GatewayConfig(), *parts)
