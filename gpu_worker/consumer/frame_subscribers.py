@@ -1,8 +1,8 @@
 """Which gateways listen again after NATS was away: frames to one that is not back yet would be lost.
 
 NATS gives a message to those who are subscribed at that moment. After a restart everybody connects again within a
-fraction of a second, in any order. So whoever is to get frames is asked first, with a frame that holds nothing: NATS
-answers by itself when nobody is subscribed.
+fraction of a second, in any order. So each gateway that is to get frames is sent an empty frame first, as a request:
+NATS itself answers when nobody is subscribed.
 """
 
 from __future__ import annotations

@@ -117,7 +117,7 @@ class InteractiveLane:
 
     def abandon(self, held: HeldRequest) -> None:
         """Stop working on a request without acknowledging it: the queue delivers it again, after a while."""
-        # A claim that went out now would keep the gateway from whoever gets the request next.
+        # A claim that is sent now would make the gateway refuse the worker that gets the request next.
         if held.request.reply is not None:
             self._outbox.withdraw(held.request.reply, held.request.id, held.request.epoch)
         self._remove(held)
@@ -135,7 +135,7 @@ class InteractiveLane:
             if self._outbox.withdraw(held.request.reply, held.request.id, held.request.epoch):
                 self.abandon(held)
             else:
-                # The claim is on its way, and may still arrive: whoever hears it hears behind it that it is over.
+                # The claim is on its way and may still arrive; what `give_back` sends arrives after it.
                 self.give_back(held)
 
     def admitted(self, held: HeldRequest) -> None:

@@ -107,7 +107,7 @@ class RunningSet:
         """Return the sequences of a lane that decode in a step.
 
         Args:
-            lane: Theirs.
+            lane: Of the sequences.
             is_behind: The step is planned behind one in flight: those that need their last token, which that one
                 samples, are left out.
         """

@@ -97,7 +97,7 @@ class Scheduler:
     def pause_s(self, now: float) -> float:
         """Return for how many seconds it is better to compute nothing than batch work, because people may come back.
 
-        Whoever drives the scheduler may wait so long for something new; a step is planned whenever one is asked for.
+        The caller may wait so long for new requests; `schedule` plans a step whenever it is called.
 
         Args:
             now: Monotonic seconds.

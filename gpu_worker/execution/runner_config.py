@@ -37,7 +37,7 @@ class RunnerConfig:
         proposer_block_bytes: What it will take for each block of the KV cache.
         state_checkpoint_ratio: Bytes for checkpoints of recurrent states for each byte of keys and values.
         tapped_layers: Layers of the model that the proposer reads.
-        keeps_all_tokens: Layers with a window keep all tokens too, because whoever makes plans knows no windows.
+        keeps_all_tokens: Layers with a window keep all tokens too, for a draft model, whose plans know no windows.
         cuda_graphs: Steps that a GPU captures: `off`, `decode`, or `all`, which has small steps with prompt tokens too.
     """
 

@@ -72,8 +72,8 @@ class AttentionWeights:
         head_norm: Of query and key heads: `[head_dim]` each, or `[num_heads * head_dim]` and
             `[num_kv_heads * head_dim]`, as the shape says. Where there are no keys their weights mean nothing.
         sinks: `[num_heads]` float32, where the shape says so.
-        query_factors: `[head_dim]`, what rotated queries are multiplied by: where heads are normalised behind the
-            rotation, the weights of queries times those of keys, so that keys are kept without theirs.
+        query_factors: `[head_dim]`, what rotated queries are multiplied by: where heads are normalised after the
+            rotation, the norm's weights of queries times those of keys. Keys are cached without their weights.
     """
 
     shape: AttentionShape

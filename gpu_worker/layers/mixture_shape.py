@@ -53,7 +53,7 @@ class MixtureShape:
     Attributes:
         expert_size: Features between the matrices of an expert.
         rule: Of routing; a bias for the choice is not in it yet.
-        activation: Of the experts; that of the shared one is SiLU, or without a gate where theirs is.
+        activation: Of the experts. The shared expert has SiLU, or squared ReLU without a gate where they have it.
         has_router_bias: Logits of the router have a bias.
         has_choice_bias: The checkpoint has a bias for the choice alone.
         has_expert_biases: The projections of experts have biases.

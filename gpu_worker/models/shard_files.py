@@ -1,6 +1,6 @@
 """The safetensors files of a model directory, by the tensors that they hold, and the names that tensors get.
 
-Whoever opens the files closes them.
+The caller closes the files, by the `ExitStack` that it passes.
 """
 
 from __future__ import annotations

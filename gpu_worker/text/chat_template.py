@@ -103,8 +103,8 @@ def load_chat_template(directory: ModelDirectory, name: str = "default") -> Chat
     """Return the model's chat template of this name, or None when it has none.
 
     A file `chat_template.jinja` goes before `tokenizer_config.json`, where the template is a string or a list of named
-    ones: `default`, and for conversations with tools `tool_use`. Named ones may also be files of their own. Models that
-    also see have had theirs in `chat_template.json`.
+    ones: `default`, and for conversations with tools `tool_use`. Named ones may also be files of their own. Some models
+    of images and text have their template in `chat_template.json`.
 
     Raises:
         ConfigError: A template has a syntax error, or its file cannot be read.

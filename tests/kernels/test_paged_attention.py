@@ -166,7 +166,7 @@ def test_paths_of_trees_equal_sequences_of_their_own(shape: Shape, sliding_windo
 
 
 @pytest.mark.parametrize("block_size", [1, 4, 16])
-def test_guesses_reach_over_many_blocks(block_size: int) -> None:
+def test_drafts_reach_over_many_blocks(block_size: int) -> None:
     shape = Shape(4, 2, 24, block_size)
     trees = [random_tree(length, 63, seed=length) for length in (64, 90)]
     batch, masks = tree_batch(trees, shape)

@@ -14,7 +14,7 @@ def ask_for_huge_pages() -> None:
     """Let torch ask the kernel for pages of 2 MiB for large tensors. Call it before the process makes its first tensor.
 
     Weights are read once a step, from end to end. With pages of 4 KiB the processor looks up an address for every 64
-    cache lines, and its prefetcher starts anew. Whoever set the variable already is left alone.
+    cache lines, and its prefetcher starts anew. A value that is set already stays.
     """
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 

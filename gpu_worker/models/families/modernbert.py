@@ -30,7 +30,7 @@ _NAMES = TensorNames(
         (r"^layers\.", "model.layers."),
         (r"\.attn\.", ".self_attn."),
     ),
-    # Of the head that guesses words.
+    # Of the head that predicts masked words.
     unused=(r"decoder\..*",),
 )
 

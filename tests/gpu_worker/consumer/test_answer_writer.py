@@ -79,7 +79,7 @@ def test_answer_is_the_same_however_its_tokens_are_grouped(data: st.DataObject, 
         assert summed(rest)[0] == summed(alone[num_emitted:])[0]
 
 
-def test_guesses_behind_a_stop_string_do_not_count_as_accepted() -> None:
+def test_drafts_behind_a_stop_string_do_not_count_as_accepted() -> None:
     token_ids = TOKENIZER.encode_text("one two three four five six")
     held, sequence = held_request(Sampling(stop=("two",)), [], echo=False)
     sequence.num_drafted_tokens, sequence.num_accepted_tokens = len(token_ids) + 2, len(token_ids) - 1

@@ -229,7 +229,7 @@ def one_prompt(length: int, cache_dtype: torch.dtype) -> tuple[torch.Tensor, Att
 
 
 @pytest.mark.parametrize("cache_dtype", [torch.float32, *EIGHT_BITS], ids=str)
-def test_guesses_of_a_tree_equal_their_paths_alone(cache_dtype: torch.dtype) -> None:
+def test_drafts_of_a_tree_equal_their_paths_alone(cache_dtype: torch.dtype) -> None:
     tokens, positions, context = two_prompts(cache_dtype)
     # The first prompt's last tokens are guesses: one, another in its place, and two ways on from that.
     masks = torch.full((14,), -1)

@@ -89,7 +89,7 @@ class Measurements:
     """What was measured, and the memory that is left for copies larger than what was loaded: half of what is free.
 
     Attributes:
-        spare_bytes: That memory; None until it is first asked for, when all weights and the KV cache have theirs.
+        spare_bytes: That memory. None until the first product, which comes after weights and KV cache are allocated.
         names: The forms that were chosen, for each kind of matrix.
     """
 

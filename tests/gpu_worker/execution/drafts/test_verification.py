@@ -243,7 +243,7 @@ def draft_model_proposer(runner: TorchModelRunner) -> DraftModelProposer:
     return DraftModelProposer(runner, vocab_size=VOCAB, max_model_len=runner.max_model_len, max_num_batched_tokens=64)
 
 
-def test_guesses_of_the_same_model_are_right_also_where_tokens_are_drawn(
+def test_drafts_of_the_same_model_are_right_also_where_tokens_are_drawn(
     directory: Path, plain: dict[str, list[int]]
 ) -> None:
     proposer = draft_model_proposer(make_runner(directory))
@@ -258,7 +258,7 @@ def test_guesses_of_the_same_model_are_right_also_where_tokens_are_drawn(
     assert outcome.speculation.num_accepted_tokens == outcome.speculation.num_draft_tokens > 150
 
 
-def test_guesses_of_another_model_leave_tokens_unchanged(
+def test_drafts_of_another_model_leave_tokens_unchanged(
     tmp_path: Path, directory: Path, plain: dict[str, list[int]]
 ) -> None:
     save_tiny_model(tmp_path, seed=6)
