@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from gateway.api.schemas.row import Kind, Row, Use
+from functools import partial
+
+from gateway.api.schemas.row import Kind, Row, Use, ignored, refused
 
 BLOCK_TYPES = frozenset(
     {"text", "document", "search_result", "thinking", "redacted_thinking", "tool_use", "tool_result"}
@@ -19,13 +21,7 @@ _TOOL = {"name": "f", "input_schema": {"type": "object"}}
 _FORMAT = {"type": "json_schema", "schema": {"type": "object"}}
 
 
-def _ignored(name: str, note: str, example: object, kinds: tuple[Kind, ...]) -> Row:
-    return Row(name, kinds, note, example, use=Use.IGNORED)
-
-
-def _refused(name: str, instead: str, example: object, without_effect: tuple[object, ...] = ()) -> Row:
-    return Row(name, _BOTH, instead, example, without_effect, use=Use.REFUSED)
-
+_refused = partial(refused, kinds=_BOTH)
 
 ANTHROPIC_NAMES = (
     Row("model", _BOTH, "The model to use."),
@@ -54,7 +50,7 @@ ANTHROPIC_NAMES = (
     Row("type", _THINKING, "`enabled`, `disabled`, or `adaptive`, which leaves it to the template."),
     Row("budget_tokens", _THINKING, "Checked, and otherwise the model's own affair."),
     Row("display", _THINKING, "`omitted` leaves the thinking out of the answer.", "omitted"),
-    _ignored("block_binding", "Thinking is taken as it is.", {"prefix_mismatch_behavior": "drop_block"}, _THINKING),
+    ignored("block_binding", "Thinking is taken as it is.", {"prefix_mismatch_behavior": "drop_block"}, _THINKING),
     Row("max_tokens", _MESSAGES, "Tokens to generate at most."),
     Row("temperature", _MESSAGES, "0 takes the most likely token each time.", 0.5),
     Row("top_p", _MESSAGES, "Draw from the most likely tokens that have this probability together.", 0.9),
@@ -78,16 +74,16 @@ ANTHROPIC_NAMES = (
         use=Use.REFUSED,
     ),
     Row("output_format", _MESSAGES, "The same as `format` in `output_config`.", _FORMAT),
-    _ignored("metadata", "Names the end user to Anthropic.", {"user_id": "someone"}, _BOTH),
-    _ignored("service_tier", "There is one tier.", "auto", _BOTH),
-    _ignored("speed", "There is one speed.", "standard", _BOTH),
-    _ignored("diagnostics", "They tell why Anthropic's cache missed.", {"previous_message_id": None}, _BOTH),
-    _ignored("billing_policy", "Nobody is billed here.", {"type": "billing_policy"}, _BOTH),
-    _ignored("fallback_credit_token", "Nobody is billed here.", "abc", _BOTH),
-    _ignored("inference_geo", "The queue chooses the worker.", "us", _BOTH),
-    _ignored("cache_control", "Prompts are always cached.", {"type": "ephemeral"}, (*_BOTH, *_BLOCK)),
+    ignored("metadata", "Names the end user to Anthropic.", {"user_id": "someone"}, _BOTH),
+    ignored("service_tier", "There is one tier.", "auto", _BOTH),
+    ignored("speed", "There is one speed.", "standard", _BOTH),
+    ignored("diagnostics", "They tell why Anthropic's cache missed.", {"previous_message_id": None}, _BOTH),
+    ignored("billing_policy", "Nobody is billed here.", {"type": "billing_policy"}, _BOTH),
+    ignored("fallback_credit_token", "Nobody is billed here.", "abc", _BOTH),
+    ignored("inference_geo", "The queue chooses the worker.", "us", _BOTH),
+    ignored("cache_control", "Prompts are always cached.", {"type": "ephemeral"}, (*_BOTH, *_BLOCK)),
     *(
-        _ignored(name, "It does not change the prompt.", example, _COUNT)
+        ignored(name, "It does not change the prompt.", example, _COUNT)
         for name, example in (
             ("max_tokens", 10),
             ("temperature", 0.5),
@@ -135,9 +131,9 @@ ANTHROPIC_NAMES = (
     ),
     Row("title", _BLOCK, "The title of a document or of a result of a search, put before its text."),
     Row("context", _BLOCK, "What a document is about, put before its text."),
-    _ignored("citations", "No answer cites.", {"enabled": False}, _BLOCK),
-    _ignored("signature", "Proves to Anthropic that thinking is its own; thinking is taken as it is.", "abc", _BLOCK),
-    _ignored("data", "Thinking that only Anthropic can read.", "abc", _BLOCK),
-    _ignored("caller", "Who used a tool: always the model.", {"type": "direct"}, _BLOCK),
-    _ignored("toolset_name", "Of which of Anthropic's sets the tool is.", "browser", _BLOCK),
+    ignored("citations", "No answer cites.", {"enabled": False}, _BLOCK),
+    ignored("signature", "Proves to Anthropic that thinking is its own; thinking is taken as it is.", "abc", _BLOCK),
+    ignored("data", "Thinking that only Anthropic can read.", "abc", _BLOCK),
+    ignored("caller", "Who used a tool: always the model.", {"type": "direct"}, _BLOCK),
+    ignored("toolset_name", "Of which of Anthropic's sets the tool is.", "browser", _BLOCK),
 )

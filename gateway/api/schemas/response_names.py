@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from gateway.api.schemas.described import rows_of
-from gateway.api.schemas.row import Kind, Row, Use
+from gateway.api.schemas.row import Kind, Row, Use, ignored, refused
 from gateway.api.schemas.sampling_fields import SamplingFields
 
 _RESPONSE = (Kind.RESPONSE,)
@@ -16,13 +18,7 @@ def _served(name: str, note: str, example: object = None, holds: Kind | None = N
     return Row(name, _RESPONSE, note, example, holds=holds)
 
 
-def _ignored(name: str, note: str, example: object) -> Row:
-    return Row(name, _RESPONSE, note, example, use=Use.IGNORED)
-
-
-def _refused(name: str, instead: str, example: object, without_effect: tuple[object, ...] = ()) -> Row:
-    return Row(name, _RESPONSE, instead, example, without_effect, use=Use.REFUSED)
-
+_ignored, _refused = partial(ignored, kinds=_RESPONSE), partial(refused, kinds=_RESPONSE)
 
 RESPONSE_NAMES = (
     *rows_of(SamplingFields, Kind.RESPONSE),

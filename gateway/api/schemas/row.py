@@ -75,3 +75,19 @@ class Row:
     without_effect: tuple[object, ...] = ()
     holds: Kind | None = None
     use: Use = field(default=Use.SERVED, kw_only=True)
+
+
+def ignored(name: str, note: str, example: object, kinds: tuple[Kind, ...] = GENERATION) -> Row:
+    """Return the row of a name that changes nothing."""
+    return Row(name, kinds, note, example, use=Use.IGNORED)
+
+
+def refused(
+    name: str,
+    instead: str,
+    example: object,
+    without_effect: tuple[object, ...] = (),
+    kinds: tuple[Kind, ...] = GENERATION,
+) -> Row:
+    """Return the row of a name that would change the answer and is not served."""
+    return Row(name, kinds, instead, example, without_effect, use=Use.REFUSED)
