@@ -1,10 +1,14 @@
 import asyncio
+import contextlib
+import ssl
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import psutil
 import pytest
+from nats.errors import Error as NatsError
 
 from shared import nats_connection
 from shared.errors import DependencyError
@@ -24,6 +28,41 @@ async def test_missing_server_raises_naming_the_place() -> None:
         DependencyError, match=r"127\.0\.0\.1:1 did not answer .* \(Connection refused\).*HEADRACE_NATS_URL"
     ):
         await connect("nats://127.0.0.1:1", role="worker", name="w", timeout_s=0.3)
+
+
+@pytest.mark.parametrize(
+    ("code", "remedy"), [(9, "machine's clock"), (10, "machine's clock"), (18, "HEADRACE_NATS_CA")]
+)
+def test_certificate_that_is_not_valid_now_is_told_from_one_that_is_never_trusted(code: int, remedy: str) -> None:
+    error = ssl.SSLCertVerificationError()
+    error.verify_code, error.verify_message = code, "no"
+    message = nats_connection._failure_message("tls://u:secret@h:4222", [error], 1.0)
+    assert (remedy in message, "secret" in message) == (True, False)
+
+
+async def test_errors_are_logged_unless_somebody_is_told_of_them(caplog: pytest.LogCaptureFixture) -> None:
+    connected: Any = SimpleNamespace(is_connected=True)
+    told: list[Exception] = []
+
+    async def tell(error: Exception) -> None:
+        told.append(error)
+
+    denied = NatsError('nats: Permissions Violation for Publish to "$JS.API.STREAM.MSG.GET.HR_X"')
+    await nats_connection._ErrorLog(connected, tell).report(NatsError("slow"))
+    log = nats_connection._ErrorLog(connected, None)
+    await log.report(denied)
+    assert (len(told), caplog.text) == (1, "")
+    await log.report(NatsError("slow"))
+    assert "slow" in caplog.text
+    # Why a server refuses is said although something else has failed since.
+    assert log.failures[0] is denied
+
+
+@pytest.mark.parametrize(("patch", "is_enough"), [(12, True), (11, False)])
+async def test_oldest_server_that_is_enough_is_enough(patch: int, is_enough: bool) -> None:
+    version = SimpleNamespace(major=2, minor=12, patch=patch)
+    with contextlib.nullcontext() if is_enough else pytest.raises(DependencyError, match=r"2\.12\.12 or newer"):
+        await nats_connection._check_version(cast("Any", SimpleNamespace(connected_server_version=version)))
 
 
 async def test_wrong_password_raises_naming_the_settings(start_nats: Callable[..., NatsServer]) -> None:

@@ -96,6 +96,7 @@ async def test_job_that_expired_without_its_text_keeps_what_was_told() -> None:
     follower, _ = following(JobState(True, "a" * 40), result("", finish="expired"))
     last = (await events_of(follower))[-1]
     assert (last["type"], last["response"]["error"]["code"]) == ("response.failed", "server_error")
+    assert last["response"]["usage"] is None
     assert last["response"]["output"][0]["content"][0]["text"] == "a" * 40
 
 

@@ -9,6 +9,7 @@ import httpx2
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from nacl.secret import Aead
 
 from gateway.admission.auth import Principal
 from gateway.errors import ApiError
@@ -35,6 +36,12 @@ def test_what_was_sealed_is_opened_for_its_tenant_alone(tenant: str, item_id: st
     assert ReasoningSeals([NEW]).open(tenant, sealed) is None
     # Events that are told again are the same; items are not.
     assert SEALS.seal(tenant, item_id, text) == sealed != SEALS.seal(tenant, item_id + "x", text)
+
+
+def test_no_two_texts_are_encrypted_with_the_same_nonce() -> None:
+    items = [("t", "rs_1", TEXT), ("t", "rs_1", TEXT + "."), ("u", "rs_1", TEXT), ("t", "rs_2", TEXT)]
+    sealed = [base64.urlsafe_b64decode(SEALS.seal(*item).removeprefix("hr1.")) for item in items]
+    assert len({each[: Aead.NONCE_SIZE] for each in sealed}) == len(items)
 
 
 def test_every_changed_bit_is_noticed() -> None:
