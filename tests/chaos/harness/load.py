@@ -18,6 +18,7 @@ _PAUSE_S = 0.05
 _MAX_PAUSE_S = 1.0
 _LAG_TICK_S = 0.05
 _NUM_REFERENCES_AT_ONCE = 40
+_NUM_REFERENCE_TRIES = 10
 
 
 class Load:
@@ -70,7 +71,7 @@ class Load:
         gateway = self._system.gateways[0].name
         for start in range(0, len(self._bodies), _NUM_REFERENCES_AT_ONCE):
             numbers = range(start, min(start + _NUM_REFERENCES_AT_ONCE, len(self._bodies)))
-            entries = await asyncio.gather(*(self._ask(number, gateway, is_reference=True) for number in numbers))
+            entries = await asyncio.gather(*(self._ask_undisturbed(number, gateway) for number in numbers))
             for number, entry in zip(numbers, entries, strict=True):
                 verdict = entry.judge(None)
                 if verdict is not Verdict.OK:
@@ -124,6 +125,16 @@ class Load:
         names = self._gateways or [part.name for part in self._system.gateways]
         alive = [name for name in names if self._system.part(name).is_running] or names
         return alive[turn % len(alive)]
+
+    async def _ask_undisturbed(self, number: int, gateway: str) -> Entry:
+        """Ask for a reference, again where it is refused: grammars are checked one after the other."""
+        entry = await self._ask(number, gateway, is_reference=True)
+        for _ in range(_NUM_REFERENCE_TRIES):
+            if entry.judge(None) is not Verdict.REFUSED:
+                break
+            await asyncio.sleep(entry.retry_after_s or 0.0)
+            entry = await self._ask(number, gateway, is_reference=True)
+        return entry
 
     async def _ask(self, number: int, gateway: str, *, is_reference: bool = False) -> Entry:
         entry = Entry(number, gateway, time.monotonic(), self._bodies[number].is_stream)

@@ -46,6 +46,26 @@ def plain_bodies(num_tokens: int, num_bodies: int, prompt_words: int = 8) -> lis
     return [_completion(_prompt(chance, prompt_words), index, num_tokens) for index in range(num_bodies)]
 
 
+def constrained_bodies(num_tokens: int) -> list[Body]:
+    """Return bodies whose recovery carries over more than tokens: grammars, tool calls, the best of several, echoes."""
+    chat = {name: value for name, value in _completion("", 3, num_tokens).json.items() if name != "prompt"}
+    chat |= {"messages": [{"role": "user", "content": "Count the files."}], "temperature": 0.8}
+    plain = _completion("count = ", 5, num_tokens).json
+    whole = {name: value for name, value in plain.items() if not name.startswith("stream")}
+    schema = {"type": "array", "items": {"type": "string", "maxLength": 8}, "minItems": 500}
+    arguments = {"type": "object", "properties": {"words": schema}, "required": ["words"]}
+    tool = {"type": "function", "function": {"name": "count", "parameters": arguments}}
+    kind = {"type": "json_schema", "json_schema": {"name": "words", "schema": schema}}
+    return [
+        Body("/v1/chat/completions", chat | {"response_format": kind}),
+        Body("/v1/chat/completions", chat | {"tools": [tool], "tool_choice": "required"}),
+        Body("/v1/completions", plain | {"guided_regex": "([a-f]+-[0-9]+ ){400}", "temperature": 1.0}),
+        Body("/v1/completions", whole | {"n": 2, "best_of": 4, "temperature": 1.0}),
+        Body("/v1/completions", plain | {"echo": True, "logprobs": 1, "n": 2}),
+        Body("/v1/completions", whole | {"prompt": ["one", "two", "three"], "temperature": 0.5}),
+    ]
+
+
 def _body(index: int, num_tokens: int, chance: random.Random) -> Body:
     length = chance.randint(num_tokens // 2, num_tokens * 3 // 2)
     body = _completion(_prompt(chance, chance.choice((4, 12, 60))), index, length)

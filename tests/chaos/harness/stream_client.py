@@ -135,7 +135,10 @@ class StreamClient(asyncio.Protocol):
     def _read_choice(self, fields: dict[str, Any]) -> None:
         choice = self._entry.choices.setdefault(fields["index"], Choice())
         message = fields.get("delta") or fields.get("message") or fields
-        text = message.get("text") or message.get("content") or ""
+        calls = message.get("tool_calls") or ()
+        # Of a call only what a model has written: its id is new in each answer.
+        arguments = "".join(call["function"].get("arguments") or "" for call in calls)
+        text = message.get("text") or message.get("content") or arguments
         logprobs = fields.get("logprobs") or {}
         tokens = logprobs.get("tokens") or [entry["token"] for entry in logprobs.get("content") or ()]
         if fields.get("finish_reason"):
