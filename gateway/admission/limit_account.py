@@ -6,11 +6,8 @@ under a number by which they are applied once: whatever is not confirmed is stat
 
 from __future__ import annotations
 
+from gateway.admission.hold_times import HoldTimes
 from gateway.admission.limit_window import BATCH_S, WINDOW_S, KeyUsage
-
-# Weight of the latest request in the mean of how long requests run.
-_SMOOTHING = 0.2
-MAX_WAIT_S = 60.0
 
 
 class KeyAccount:
@@ -18,6 +15,7 @@ class KeyAccount:
 
     Attributes:
         usage: The window, and the count of running sequences.
+        holds: How long requests run.
         num_pending: Sequences about which Redis is being asked.
         num_calls: Statements under way to Redis.
         version: Of the last statement made.
@@ -28,9 +26,8 @@ class KeyAccount:
 
     __slots__ = (
         "_corrections",
-        "_hold_s",
-        "_leases",
         "_sent",
+        "holds",
         "is_counted",
         "is_dirty",
         "num_calls",
@@ -43,22 +40,20 @@ class KeyAccount:
     def __init__(self) -> None:
         """Begin unused."""
         self.usage = KeyUsage()
+        self.holds = HoldTimes()
         self.num_pending = 0
         self.num_calls = 0
         self.version = 0
         self.is_dirty = False
         self.is_counted = False
         self.stated_at = 0.0
-        self._hold_s: float | None = None
-        # Start and sequences by lease, oldest first.
-        self._leases: dict[object, tuple[float, int]] = {}
         self._corrections: dict[int, int] = {}
         self._sent: tuple[int, dict[int, int]] | None = None
 
     @property
     def is_idle(self) -> bool:
         """Whether nothing would be lost with the account."""
-        is_busy = self.num_calls or self._leases or self.usage.batches
+        is_busy = self.num_calls or not self.holds.is_empty or self.usage.batches
         return not (is_busy or self.is_dirty or self._corrections or self._sent)
 
     @property
@@ -66,16 +61,9 @@ class KeyAccount:
         """Sequences to tell Redis: those that run, and those that will if it admits them."""
         return self.usage.running + self.num_pending
 
-    def begin(self, lease: object, now: float, num_sequences: int) -> None:
-        """Note that a request runs."""
-        self._leases[lease] = (now, num_sequences)
-
     def end(self, lease: object, now: float) -> None:
         """Note that a request has ended."""
-        started, num_sequences = self._leases.pop(lease)
-        self.usage.running -= num_sequences
-        held_s = max(0.0, now - started)
-        self._hold_s = held_s if self._hold_s is None else self._hold_s + _SMOOTHING * (held_s - self._hold_s)
+        self.usage.running -= self.holds.end(lease, now)
         self.is_dirty |= self.is_counted
 
     def correct(self, first_ms: int, tokens: int, now: float) -> None:
@@ -100,24 +88,3 @@ class KeyAccount:
         if self._sent is not None and self._sent[0] == number:
             self._sent = None
         self.is_dirty |= bool(self._corrections)
-
-    def hold_s(self, now: float) -> float:
-        """Return how long requests usually run; while none has ended, twice as long as the oldest has run."""
-        if self._hold_s is not None:
-            return self._hold_s
-        return 2 * max((now - started for started, _ in self._leases.values()), default=0.0)
-
-    def slot_wait_s(self, now: float, missing: int, running: int, hold_s: float) -> float:
-        """Predict when `missing` more sequences will have ended.
-
-        Two estimates, of which the longer counts: the rate at which `running` sequences end that run `hold_s` each
-        (Little's law), and the age of those that run here: after a burst none of them ends before its time.
-        """
-        by_rate_s = missing * hold_s / max(1, running)
-        by_age_s = 0.0
-        for started, num_sequences in self._leases.values():
-            missing -= num_sequences
-            by_age_s = started + hold_s - now
-            if missing <= 0:
-                break
-        return min(MAX_WAIT_S, max(by_rate_s, by_age_s, 0.0))

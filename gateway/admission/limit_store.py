@@ -133,7 +133,7 @@ class LimitStore:
             gateway=self._gateway,
             version=account.version,
             running=account.running - num_asked,
-            hold_ms=_milliseconds(account.hold_s(now)),
+            hold_ms=_milliseconds(account.holds.mean_s(now)),
             number=number,
             corrections=corrections,
             **wishes,

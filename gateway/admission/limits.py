@@ -133,14 +133,14 @@ class RateLimiter:
         now = self._clock()
         if reply is None:
             verdict, lease.batch = account.usage.admit(now, limits, tokens, num_sequences)
-            running, hold_s = account.usage.running, account.hold_s(now)
+            running, hold_s = account.usage.running, account.holds.mean_s(now)
         else:
             verdict, running, hold_s = reply.verdict, reply.running, reply.hold_s
             if verdict.exceeded is None:
                 lease.batch, lease.first_ms = account.usage.record(now, tokens, num_sequences), reply.first_ms
         if verdict.exceeded is not None:
             raise self._refusal(limits, self._with_slot_wait(account, verdict, limits, num_sequences, running, hold_s))
-        account.begin(lease, now, num_sequences)
+        account.holds.begin(lease, now, num_sequences)
         lease.headers = _headers(limits, verdict)
         return lease
 
@@ -186,7 +186,7 @@ class RateLimiter:
         if verdict.exceeded != "concurrency" or limits.concurrency is None:
             return verdict
         missing = running + num_sequences - limits.concurrency
-        wait_s = account.slot_wait_s(self._clock(), missing, running, hold_s)
+        wait_s = account.holds.wait_s(self._clock(), missing, running, hold_s)
         # The header has whole seconds, and the text says the same.
         return replace(verdict, retry_after_s=max(1.0, wait_s))
 

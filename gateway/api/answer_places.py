@@ -6,7 +6,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 
-from gateway.admission.limit_account import KeyAccount
+from gateway.admission.hold_times import HoldTimes
 from gateway.errors import ApiError
 from gateway.shares import Refusal, Shares
 
@@ -21,8 +21,8 @@ class AnswerPlaces:
         """Have `total` places, shared fairly among keys."""
         self._shares = Shares(total, _PLACES_PER_FREE_PLACE)
         self._clock = clock
-        self._all = KeyAccount()
-        self._accounts: defaultdict[str, KeyAccount] = defaultdict(KeyAccount)
+        self._all = HoldTimes()
+        self._keys: defaultdict[str, HoldTimes] = defaultdict(HoldTimes)
 
     @property
     def num_used(self) -> int:
@@ -39,35 +39,28 @@ class AnswerPlaces:
         if refusal is not None:
             raise self._refused(refusal, key_id)
         place, now = object(), self._clock()
-        for account in (self._all, self._accounts[key_id]):
-            account.begin(place, now, 1)
-            account.usage.running += 1
+        self._all.begin(place, now)
+        self._keys[key_id].begin(place, now)
         return place
 
     def give_back(self, key_id: str, place: object) -> None:
         """Take a place back."""
         self._shares.give_back(key_id)
-        account, now = self._accounts[key_id], self._clock()
+        holds, now = self._keys[key_id], self._clock()
         self._all.end(place, now)
-        account.end(place, now)
-        if not account.usage.running:
-            del self._accounts[key_id]
+        holds.end(place, now)
+        if holds.is_empty:
+            del self._keys[key_id]
 
     def _refused(self, refusal: Refusal, key_id: str) -> ApiError:
         if refusal is Refusal.ALL_TAKEN:
-            wait_s = self._wait_s(self._all)
+            wait_s = self._all.retry_after_s(self._clock())
             message = f"This gateway answers {self._shares.total} requests at once, and does. {_advice(wait_s)}"
             return ApiError(503, message, code="too_many_streams", retry_after_s=wait_s)
-        wait_s = self._wait_s(self._accounts[key_id])
+        wait_s = self._keys[key_id].retry_after_s(self._clock())
         num = self._shares.held(key_id)
         message = f"This gateway answers {num} requests of this key, and keeps what is free for others."
         return ApiError(429, f"{message} {_advice(wait_s)}", code="too_many_streams", retry_after_s=wait_s)
-
-    def _wait_s(self, account: KeyAccount) -> float:
-        """Return when one of an account's places is expected to be given back."""
-        now = self._clock()
-        # The header has whole seconds, and the text says the same.
-        return max(1.0, account.slot_wait_s(now, 1, account.usage.running, account.hold_s(now)))
 
 
 def _advice(wait_s: float) -> str:

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from gateway.admission.limit_account import KeyAccount
+from gateway.admission.hold_times import HoldTimes
 from gateway.api.schemas.refusals import unsupported_parameter
 from gateway.errors import ApiError
 from gateway.responses.draft import ResponseDraft, response_fields
@@ -59,7 +59,7 @@ class ResponseStore:
         self.seals = seals
         self.followers: set[Following] = set()
         # Since when each tenant's streams run, and how long they usually do: that is when the next one ends.
-        self._accounts: defaultdict[str, KeyAccount] = defaultdict(KeyAccount)
+        self._tenants: defaultdict[str, HoldTimes] = defaultdict(HoldTimes)
 
     def add_follower(self, follower: Following) -> None:
         """Count a stream of a tenant until `remove_follower`.
@@ -67,28 +67,26 @@ class ResponseStore:
         Raises:
             ApiError: 429; the tenant has enough.
         """
-        account, now = self._accounts[follower.tenant], time.monotonic()
-        num_streams = account.usage.running
-        if num_streams >= MAX_FOLLOWERS:
-            wait_s = max(1.0, account.slot_wait_s(now, 1, num_streams, account.hold_s(now)))
+        streams, now = self._tenants[follower.tenant], time.monotonic()
+        if streams.num_held >= MAX_FOLLOWERS:
+            wait_s = streams.retry_after_s(now)
             message = (
                 f"This gateway follows {MAX_FOLLOWERS} responses of this tenant already. Try again in {wait_s:.0f} s, "
                 "when one of their streams is expected to have ended."
             )
             raise ApiError(429, message, code="too_many_streams", retry_after_s=wait_s)
         self.followers.add(follower)
-        account.begin(follower, now, 1)
-        account.usage.running += 1
+        streams.begin(follower, now)
 
     def remove_follower(self, follower: Following) -> None:
         """Count a stream no longer, if it was counted."""
         if follower not in self.followers:
             return
         self.followers.remove(follower)
-        account = self._accounts[follower.tenant]
-        account.end(follower, time.monotonic())
-        if not account.usage.running:
-            del self._accounts[follower.tenant]
+        streams = self._tenants[follower.tenant]
+        streams.end(follower, time.monotonic())
+        if streams.is_empty:
+            del self._tenants[follower.tenant]
 
     def cut_followers(self, error: ApiError) -> None:
         """End all streams that follow a job. Their clients go on with another gateway."""

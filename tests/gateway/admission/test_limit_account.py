@@ -1,10 +1,10 @@
-"""What a gateway remembers of one key: how long requests run, and what Redis has yet to be told."""
+"""What a gateway remembers of one key: what runs, and what Redis has yet to be told."""
 
 from __future__ import annotations
 
 import pytest
 
-from gateway.admission.limit_account import MAX_WAIT_S, KeyAccount
+from gateway.admission.limit_account import KeyAccount
 from gateway.admission.limit_window import BATCH_S, WINDOW_S
 
 
@@ -15,7 +15,7 @@ def account() -> KeyAccount:
 
 def begin(account: KeyAccount, lease: str, now: float, num_sequences: int = 1) -> None:
     account.usage.running += num_sequences
-    account.begin(lease, now, num_sequences)
+    account.holds.begin(lease, now, num_sequences)
 
 
 def test_running_sequences_are_those_that_run_and_those_that_are_asked_about(account: KeyAccount) -> None:
@@ -36,21 +36,6 @@ def test_end_is_told_to_redis_only_where_sequences_are_limited(account: KeyAccou
     begin(account, "b", 0.0)
     account.end("b", 1.0)
     assert account.is_dirty
-
-
-def test_time_that_requests_run_is_a_running_mean(account: KeyAccount) -> None:
-    assert account.hold_s(5.0) == 0.0
-    begin(account, "a", 10.0)
-    begin(account, "b", 12.0)
-    # None has ended: twice what the oldest has run.
-    assert account.hold_s(15.0) == 10.0
-    account.end("b", 16.0)
-    assert account.hold_s(99.0) == 4.0
-    account.end("a", 24.0)
-    assert account.hold_s(99.0) == pytest.approx(4.0 + 0.2 * 10.0)
-    begin(account, "c", 50.0)
-    account.end("c", 40.0)
-    assert account.hold_s(99.0) == pytest.approx(6.0 - 0.2 * 6.0)
 
 
 def test_corrections_of_a_batch_add_up_and_are_sent_until_confirmed(account: KeyAccount) -> None:
@@ -104,28 +89,8 @@ def test_account_is_idle_when_nothing_would_be_lost(account: KeyAccount) -> None
     assert not account.is_idle
 
 
-@pytest.mark.parametrize(
-    ("missing", "running", "wait_s"),
-    [
-        # Two sequences began at 0 and one at 4; each runs 10 s; it is 5.
-        (1, 3, 5.0),
-        (2, 3, 10.0 * 2 / 3),
-        (3, 3, 10.0),
-        (3, 30, 9.0),
-        (4, 30, 9.0),
-        (1, 0, 10.0),
-        (9, 1, MAX_WAIT_S),
-    ],
-)
-def test_place_is_expected_when_enough_have_ended(
-    account: KeyAccount, missing: int, running: int, wait_s: float
-) -> None:
-    begin(account, "a", 0.0, 2)
-    begin(account, "b", 4.0)
-    assert account.slot_wait_s(5.0, missing, running, 10.0) == pytest.approx(wait_s)
-
-
-def test_place_that_is_overdue_is_expected_at_once(account: KeyAccount) -> None:
-    begin(account, "a", 0.0)
-    assert account.slot_wait_s(50.0, 0, 1, 10.0) == 0.0
-    assert account.slot_wait_s(50.0, 1, 10, 10.0) == 1.0
+def test_account_of_a_request_without_sequences_is_not_idle(account: KeyAccount) -> None:
+    begin(account, "a", 0.0, 0)
+    assert not account.is_idle
+    account.end("a", 1.0)
+    assert account.is_idle

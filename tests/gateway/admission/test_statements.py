@@ -32,7 +32,7 @@ class Stated:
         account.is_counted, account.is_dirty, account.stated_at = is_counted, is_dirty, self.now
         account.usage.running = running
         for number in range(running):
-            account.begin(number, self.now, 1)
+            account.holds.begin(number, self.now, 1)
         return account
 
     async def states(self, after_s: float) -> list[str]:
