@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from ops import cli
+from ops.cli import command_line, main
 from ops.cli.out_of_memory import out_of_memory
 from ops.stack.config import DEMO_MODEL
 
@@ -39,9 +39,9 @@ def test_errors_of_too_little_memory_are_one_line(error: Exception, monkeypatch:
 )
 def test_other_errors_are_raised_as_they_are(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     assert out_of_memory(error) is None
-    monkeypatch.setattr(cli, "_run", lambda: cli._exit_without_memory(error))
+    monkeypatch.setattr(command_line, "_run", lambda: command_line._exit_without_memory(error))
     with pytest.raises(type(error)):
-        cli.main()
+        main()
 
 
 @pytest.mark.slow
