@@ -155,7 +155,14 @@ async def _each(
     selection: Selection,
     action: Callable[[DeadLetterBox, StoredLetter], Awaitable[None]],
 ) -> None:
-    """Do something to each selected letter, named `name` in the audit log; none is touched when an id is missing."""
+    """Do something to each selected letter, named `name` in the audit log; none is touched when an id is missing.
+
+    Raises:
+        NotRetriedError: It could not be done to some; it was done to all others.
+    """
+    from ops.cli.dead_letter_box import NotRetriedError
+
+    refused = []
     user = nats_login(config.nats_user, find_admin_nats(config.nats_url, config.state_dir), config)
     async with _box(config) as box:
         found = [stored async for stored in box.letters(selection)]
@@ -163,8 +170,13 @@ async def _each(
         for stored in found:
             request = stored.letter.request
             what = {"id": request.id, "tenant": request.tenant, "model": request.model, "lane": request.lane}
-            with audited(config.audit_file, name, nats_user=user, **what):
-                await action(box, stored)
+            try:
+                with audited(config.audit_file, name, nats_user=user, **what):
+                    await action(box, stored)
+            except NotRetriedError as error:
+                refused.append(str(error))
+    if refused:
+        raise NotRetriedError("; ".join(refused))
 
 
 def _check_missing(selection: Selection, found: list[StoredLetter]) -> None:

@@ -154,6 +154,15 @@ def test_retry_of_a_request_that_has_a_good_result_is_refused_and_changes_nothin
     assert len(_listed(server)) == 3
 
 
+def test_one_that_cannot_be_retried_keeps_no_other_from_it(server: NatsServer) -> None:
+    _store_result(server, "stop")
+    done = _dead(server, "retry", "--all")
+    assert (done.returncode, done.stderr.count("has a result already")) == (2, 1)
+    retried = [(each["id"], each["tenant"]) for each in map(json.loads, done.stdout.splitlines())]
+    assert retried == [("one", "acme"), ("two", "b")]
+    assert _listed(server) == [("two", "acme", "batch")]
+
+
 def test_unknown_id_is_named_in_one_line_and_nothing_is_touched(server: NatsServer) -> None:
     done = _dead(server, "drop", "one", "nope")
     assert (done.returncode, done.stdout) == (2, "")
