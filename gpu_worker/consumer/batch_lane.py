@@ -141,7 +141,8 @@ class BatchLane:
                 self._end(held, "cancelled", num_output=held.num_output_tokens)
 
     async def announce(self, held: HeldRequest, num_prompt_tokens: int) -> None:
-        """Do nothing: a batch request has no answer before its result."""
+        """Record that a trial begins, so that the next worker knows of what this one has died."""
+        await self._progress.save(held)
 
     def admitted(self, held: HeldRequest) -> None:
         """Do nothing: a batch request has no answer before its result."""

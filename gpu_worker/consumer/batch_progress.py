@@ -2,8 +2,8 @@
 
 Written from time to time while it runs, several times a second where somebody follows it, and when it is given back;
 read when a request is delivered again. A worker continues after the tokens that are recorded, and deliveries up to the
-recorded one are no failed attempts: a drain is none, and progress clears the count. A record is for one message and one
-revision of the model; any other is ignored.
+recorded one are no failed attempts: a drain is none, and progress clears the count. The delivery of a suspect counts
+once its trial has begun. A record is for one message and one revision of the model; any other is ignored.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class ProgressRecords:
             hashlib.sha256(message.data).digest(),
             message.stream_seq,
             self._revision,
-            message.num_delivered - held.num_failed,
+            message.num_delivered - held.num_failed - held.is_charged,
             tuple(token_ids),
             "".join(held.parts),
             held.in_reasoning,

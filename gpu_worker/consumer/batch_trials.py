@@ -60,11 +60,12 @@ class BatchTrials:
             self.review()
         if held.num_output_tokens - held.num_earlier_tokens < HARMLESS_TOKENS:
             return False
-        held.num_failed = 0
+        held.num_failed, held.is_charged = 0, False
         return True
 
     def forget(self, held: HeldRequest) -> None:
         """Take note that a request is not held any more."""
+        held.is_charged = False
         if held.is_parked:
             self._waiting.remove(held)
             held.is_parked = False
@@ -84,5 +85,5 @@ class BatchTrials:
         # Of equals the first that came.
         self._tried = min(self._waiting, key=lambda held: held.num_failed)
         self._waiting.remove(self._tried)
-        self._tried.is_parked = False
+        self._tried.is_parked, self._tried.is_charged = False, True
         self._begin(self._tried)

@@ -55,6 +55,7 @@ class HeldRequest:
         probation: Tokens that it still has to produce while it is suspected of killing workers.
         num_failed: Deliveries of a batch request since its last progress that ended with their worker.
         is_parked: It waits for its trial (`batch_trials`), and nothing is done about it.
+        is_charged: Its trial has begun and has not cleared it: should this worker die now, that counts as its failure.
     """
 
     key: str
@@ -76,6 +77,7 @@ class HeldRequest:
     probation: int = 0
     num_failed: int = 0
     is_parked: bool = False
+    is_charged: bool = False
     first_output_at: float | None = None
     taken_at: float = field(default_factory=time.monotonic)
     queued_s: float = 0.0

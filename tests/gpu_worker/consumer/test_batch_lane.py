@@ -462,6 +462,32 @@ async def test_record_of_another_request_under_the_same_id_is_not_used(
     assert moved.token_ids == (await _result(gateway, alone.id)).token_ids
 
 
+def _num_begun(worker: RunningWorker) -> tuple[int, int]:
+    """Return how many requests of a worker its engine has, and how many it holds."""
+    held = list(worker.worker.consumer._held)
+    return sum(each.sequence is not None for each in held), len(held)
+
+
+async def test_death_of_a_worker_counts_against_what_it_tried_and_not_against_what_waited(
+    make_worker: MakeWorker, gateway: TestGateway
+) -> None:
+    limits = StreamLimits(ack_wait_s=1.0, batch_max_deliver=2)
+    requests = [_request(gateway, sampling=Sampling(max_tokens=40, ignore_eos=True)) for _ in range(2)]
+    for request in requests:
+        await _publish(gateway, encode(request))
+    # Both have begun on the first worker. The second tries one of them, and the other waits.
+    for num_begun in (2, 1):
+        worker = await make_worker(limits=limits, simulate=1500.0)
+        await wait_until(lambda: _num_begun(worker) == (num_begun, 2), 15)  # noqa: B023
+        # What ends is not heard of any more, as of a worker that was killed.
+        await worker.nats.close()
+    await make_worker(limits=limits, simulate=0.0)
+    results = [await _result(gateway, request.id) for request in requests]
+    assert sorted((result.finish, result.completion_tokens) for result in results) == [("failed", 0), ("length", 40)]
+    (failed,) = (result for result in results if result.finish == "failed")
+    assert failed.error == "given up after 2 attempts: each lost its worker"
+
+
 async def test_request_that_is_given_up_leaves_a_dead_letter(make_worker: MakeWorker, gateway: TestGateway) -> None:
     limits = StreamLimits(ack_wait_s=1.0, batch_max_deliver=1)
     first = await make_worker(limits=limits, simulate=20.0)
