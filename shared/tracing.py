@@ -10,9 +10,9 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 from shared.errors import ConfigError
+from shared.http_url import is_http_url
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
@@ -85,14 +85,7 @@ def check_endpoint(endpoint: str | None) -> None:
     Raises:
         ConfigError: It is no URL of a host.
     """
-    if not endpoint:
-        return
-    try:
-        place = urlsplit(endpoint)
-        is_url = place.scheme in ("http", "https") and bool(place.hostname) and place.port != 0
-    except ValueError:
-        is_url = False
-    if not is_url:
+    if endpoint and not is_http_url(endpoint):
         problem = f"is {endpoint!r}; allowed: a URL that begins with http:// or https:// and names a host"
         raise ConfigError("HEADRACE_OTLP_ENDPOINT", problem)
 

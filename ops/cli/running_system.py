@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 from ops.stack.state import ReadyFile, read_ready_file
 from shared.errors import ConfigError, HeadraceError
+from shared.http_url import is_http_url
 
 CONNECT_TIMEOUT_S = 10.0
 _WHAT_TO_GIVE = "give --state-dir of one that runs, or"
@@ -123,16 +124,6 @@ def find_endpoint(url: str | None, api_key: str | None, state_dir: Path) -> Endp
     if running is None or (url is not None and url != running.url):
         return Endpoint(url or "", api_key)
     return Endpoint(running.url, api_key or running.api_key)
-
-
-def is_http_url(url: str) -> bool:
-    """Say whether a text is a URL of a server that speaks HTTP."""
-    try:
-        place = urlsplit(url)
-        _ = place.port
-    except ValueError:
-        return False
-    return place.scheme in ("http", "https") and bool(place.hostname)
 
 
 def find_nats(url: str | None, state_dir: Path) -> tuple[str, ReadyFile | None]:

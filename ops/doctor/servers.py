@@ -17,10 +17,10 @@ from nats.aio.client import Client
 from nats.errors import Error as NatsError
 
 from gateway.cache.redis_url import check_redis_url
-from ops.cli.running_system import is_http_url
 from ops.doctor.finding import Finding, Level, problem, warning
 from ops.doctor.shown_url import place_of, shown_url
 from shared.errors import ConfigError, HeadraceError
+from shared.http_url import is_http_url
 from shared.messages import Heartbeat
 from shared.nats_connection import Role, WrongRoleError, connect, has_jetstream
 from shared.nats_files import NatsFiles
