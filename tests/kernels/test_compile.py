@@ -12,6 +12,9 @@ from kernels.gpu_config import GpuGeneration
 from tests.kernels.compile_checks import CompiledKernel, compile_launches
 from tests.kernels.published_launches import CHECKED
 
+# Where nothing is compiled yet, the first test of the session waits for a minute of the compiler's work.
+pytestmark = pytest.mark.timeout(600)
+
 CAPABILITIES = (80, 90)
 # Instructions of PTX. Sixteen bytes: of an asynchronous copy, a load and a store.
 WGMMA, MMA = r"wgmma\.mma_async", r"mma\.sync"
