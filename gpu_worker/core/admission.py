@@ -30,7 +30,7 @@ class Admission:
         self._live = live
         self.num_preemptions = 0
 
-    def admit_people(self, now: float) -> bool:
+    def admit_interactive(self, now: float) -> bool:
         """Start waiting interactive sequences in order, as long as this step has tokens and the pool has blocks.
 
         Returns:
@@ -77,7 +77,7 @@ class Admission:
         self.num_preemptions += 1
 
     def _victims(self, sequence: Sequence) -> list[Sequence]:
-        """Return the batch work, best first, that may be preempted for this one of people; none if not enough."""
+        """Return the running batch sequences, best first, if preempting them makes room for it; else none."""
         victims = sorted(self._live.running.batch(), key=attrgetter("order"))
         return victims if self._blocks.would_fit_without(sequence, victims) else []
 

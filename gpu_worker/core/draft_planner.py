@@ -72,7 +72,7 @@ def _with_drafts(item: ScheduledSequence, count: int, *, is_forced: bool = False
 
 
 def _draft_limits(decodes: list[ScheduledSequence], *, is_throttled: bool) -> list[int]:
-    """Return how many drafts each decode may verify: none of batch sequences while people set the pace."""
+    """Return how many drafts each decode may verify: none of batch sequences while these are throttled."""
     # The last token that a sequence may have is sampled, never drafted.
     return [
         0 if is_throttled and item.sequence.lane == "batch" else item.sequence.max_num_tokens - item.start - 2

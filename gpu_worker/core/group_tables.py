@@ -1,4 +1,8 @@
-"""What a sequence holds of the cache groups besides the one that keeps all its tokens. Values only."""
+"""What a sequence holds in the cache groups other than the one that keeps all its tokens. Values only.
+
+The number of a block is its place in the sequence, counted from 0. "The end of block `n`" means behind its first `n`
+blocks, where `n * block_size` tokens have been computed.
+"""
 
 from __future__ import annotations
 
@@ -10,53 +14,51 @@ class WindowTable:
     """The blocks of a sequence in a group that keeps its last tokens.
 
     Attributes:
-        blocks: By their place in the sequence, as in `Sequence.block_table`. Those before `num_released` were given
-            back; the ids that stand there are of blocks that were written to, and what is in them means nothing.
-        num_released: How many of the first are not held any more.
-        expected: Blocks that admission counted; those that are not held are promised.
-        num_findable: Blocks from the first that were considered for the prefix cache.
-        anchors: Numbers of blocks of prefixes that others are likely to share: the blocks that a window needs behind
-            one of them are found for longer.
-        last_anchor: The largest of these.
+        blocks: Ids of blocks, in the order of the sequence, as in `Sequence.block_table`. The first `num_released` ids
+            are stale: those blocks were given back. A stale id is still one that may be read, but never used.
+        num_released: How many of the first blocks were given back.
+        num_expected: Blocks that admission reserved; those that are not held yet are promised to the sequence.
+        num_findable: Blocks from the first that were offered to the prefix cache.
+        shared_ends: Lengths, in blocks, of prefixes that other sequences are likely to share. The window before such
+            an end is evicted later than other blocks, because a prefix hit there needs all of it.
+        last_shared_end: The largest of these.
     """
 
     blocks: list[int]
     num_released: int
-    expected: int
+    num_expected: int
     num_findable: int
-    anchors: tuple[int, ...] = ()
-    last_anchor: int = field(init=False)
+    shared_ends: tuple[int, ...] = ()
+    last_shared_end: int = field(init=False)
 
     def __post_init__(self) -> None:
-        self.last_anchor = max(self.anchors, default=0)
+        self.last_shared_end = max(self.shared_ends, default=0)
 
     @property
     def num_held(self) -> int:
-        """Blocks that are held."""
+        """Blocks that were not given back."""
         return len(self.blocks) - self.num_released
 
 
 @dataclass(slots=True, eq=False)
 class StateSlot:
-    """Where the state of a running sequence is.
+    """Where the recurrent state of a running sequence is. A checkpoint is named by the length of its prefix in blocks.
 
     Attributes:
-        slot: Its own, which each step changes.
-        source: Slot of the checkpoint that it starts from; None starts from nothing.
-        is_loaded: A step was planned that starts from `source` or from nothing.
-        origin: Blocks of the checkpoint that it starts from.
-        branch: Blocks of the longest prefix that somebody has computed before; 0 when it starts there.
-        reserved: Checkpoints that steps in flight write, by number of blocks: their slots.
-        chain: Numbers of blocks of the checkpoints that it has made or started from, in order; those that were evicted
-            may be missing.
-        tail: Number of blocks of the last checkpoint behind its prompt, which the next one replaces.
+        slot: The sequence's own slot, which each step updates.
+        source: Slot of the checkpoint that the sequence starts from; None starts from the zero state.
+        known_end: Length, in blocks, of the longest prefix that another sequence has computed; 0 when this sequence
+            starts there. Prefixes part there, so a checkpoint is made there.
+        is_loaded: The first step, which copies `source` into `slot`, was planned.
+        reserved: Slots of the checkpoints that steps in flight will write, by checkpoint.
+        checkpoints: The checkpoints that the sequence has made or started from, in order; evicted ones may be missing.
+        output_checkpoint: The last checkpoint behind the prompt, which the next one replaces.
     """
 
     slot: int
     source: int | None
-    origin: int
-    branch: int
+    known_end: int
     is_loaded: bool = False
     reserved: dict[int, int] = field(default_factory=dict)
-    chain: list[int] = field(default_factory=list)
-    tail: int | None = None
+    checkpoints: list[int] = field(default_factory=list)
+    output_checkpoint: int | None = None

@@ -20,8 +20,8 @@ class Isolation:
     """The groups of one failed step that are still to be computed.
 
     Attributes:
-        is_active: Such a step was not computed completely yet; nothing else may be computed meanwhile.
-        is_runner_proven: A group or a control step succeeded since it failed.
+        is_active: Groups are left to compute; nothing else may be computed meanwhile.
+        is_runner_proven: A group or a control step has succeeded since the step failed.
     """
 
     def __init__(self) -> None:
@@ -31,9 +31,9 @@ class Isolation:
         self._groups: deque[Group] = deque()
 
     def split(self, group: Group) -> Sequence | None:
-        """Split the shares of a step that failed; return the sequence that has failed alone, if it is one.
+        """Halve the shares of a step that failed; return the sequence at fault where it was alone in a repeated step.
 
-        The failure may be a passing one, so a sequence that was alone in the first step is computed once more.
+        A failure may be transient, so a sequence that was alone in the first step is computed once more.
         """
         is_first = not self.is_active
         if is_first:
@@ -52,25 +52,25 @@ class Isolation:
         return None
 
 
-def begun_again(shares: list[ScheduledSequence], token_budget: int) -> list[ScheduledSequence]:
-    """Return shares for sequences that begin again before those of a step that failed.
+def restarted_shares(shares: list[ScheduledSequence], token_budget: int) -> list[ScheduledSequence]:
+    """Return shares for sequences that restart before their shares of a failed step, because of a recurrent state.
 
-    They end where those do, as far as all of them fit into one step. One that others have meanwhile computed a longer
-    prefix of begins behind its old share, and gets one token.
+    Each new share ends where the old one did, as far as all of them fit into one step. A sequence may also restart
+    behind its old share, when another has meanwhile computed a longer prefix of it; it gets one token.
     """
-    again = []
+    restarted = []
     for item in shares:
         start = item.sequence.num_computed_tokens
         num_tokens = max(1, min(item.start + item.num_tokens - start, token_budget // len(shares)))
-        again.append(ScheduledSequence(item.sequence, start, num_tokens, item.samples))
-    return again
+        restarted.append(ScheduledSequence(item.sequence, start, num_tokens, item.samples))
+    return restarted
 
 
 def control_share(sequence: Sequence, block_size: int) -> ScheduledSequence:
-    """Return a share of a step that any runner can compute: one token of a sequence that nobody asked for.
+    """Return a share that any working runner can compute: one token of a sequence made for this.
 
-    It writes into blocks of `sequence`: those where its next token belongs, which are in no other table and not
-    findable; and into its state.
+    It writes to the block and the state of `sequence` where that one's next token would go: no other sequence shares
+    them, nobody can find them, and `sequence` itself is about to end.
     """
     place = sequence.num_computed_tokens // block_size
     control = Sequence("control", [0], 1, Sampling(temperature=0.0), 1, block_table=[sequence.block_table[place]])

@@ -2,30 +2,32 @@
 
 Who starts is the admission's decision, and who verifies drafts the draft planner's. The rules of all three:
 
-- People go first: their decodes, one token each, then their prompts, in order of priority and arrival. So a long prompt
-  never delays a running stream by more than the token budget allows.
-- Batch sequences get what is left of the budget, and no more than `BatchThrottle` allows: decodes, then prompts, then
-  newcomers. Those that get nothing are paused: they keep their blocks and their slot until somebody needs these.
-- When running sequences outgrow the pool, the last in order is preempted: its blocks go back (findable as long as
-  nobody reuses them), and it waits again at its old place and is recomputed.
-- Drafts get what is left of the budget and of the blocks after all this, for one step.
-- A sequence that needs its last token is left out of the steps behind one that samples for it; others go on, but batch
-  work does not go on alone while people's sequences wait so.
-- Nobody is preempted while a step is in flight: it may be computing for the victim, and what it ends may make the
-  room. Planning stops there until the step has landed; sequences that were given blocks or admitted by then keep them.
+- Interactive sequences go first: their decodes, one token each, then their prompts, in order of priority and arrival.
+  So a long prompt never delays a running stream by more than the token budget allows.
+- Batch sequences get what is left of the budget, and no more than `BatchThrottle` allows: decodes, then running
+  prompts, then waiting ones. Those that get nothing are paused: they keep blocks and slot until others need these.
+- When running sequences outgrow the pool, the last in order is preempted. Its blocks go back, and can be found until
+  they are reused. It waits again at its old place, and is recomputed.
+- Drafts get what is then left of the budget and of the blocks, for one step.
+- A sequence that needs its last token on the host is left out of steps behind one in flight that samples for it. Others
+  go on, but batch work does not go on alone while interactive sequences wait so.
+- Nobody is preempted while a step is in flight: it may be computing for the victim, and sequences that it ends may free
+  enough blocks. Planning stops until it has landed; sequences that got blocks or were admitted by then keep them.
 
-What a step costs the host grows with the decodes, so a decode is only looked at when it fills a block or reaches its
-last token (`Sequence.next_boundary`); else it costs the making of its share.
+The host's work grows with the number of decodes. So a decode is looked at only when it fills a block or reaches its
+last token (`Sequence.next_boundary`); otherwise its share is made, and nothing else.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
 from heapq import nsmallest
 from operator import attrgetter
 
 from gpu_worker.core.admission import Admission
-from gpu_worker.core.batch_throttle import BatchAllowance, BatchThrottle
+from gpu_worker.core.batch_allowance import BatchAllowance
+from gpu_worker.core.batch_throttle import BatchThrottle
 from gpu_worker.core.draft_planner import DraftPlanner
 from gpu_worker.core.live_sequences import LiveSequences
 from gpu_worker.core.scheduler_config import SchedulerConfig
@@ -34,6 +36,21 @@ from gpu_worker.core.sequence_blocks import SequenceBlocks
 from gpu_worker.core.speculation import DraftPolicy
 from gpu_worker.core.step import ScheduledSequence, StepPlan
 from shared.messages import Lane
+
+
+@dataclass(frozen=True, slots=True)
+class _BatchWork:
+    """The batch lane's share of one step.
+
+    Attributes:
+        decodes: Sequences that decode.
+        chunks: Sequences that compute so many tokens of their prompts.
+        is_throttled: Interactive sequences limit it.
+    """
+
+    decodes: list[Sequence] = field(default_factory=list)
+    chunks: list[tuple[Sequence, int]] = field(default_factory=list)
+    is_throttled: bool = False
 
 
 class Planner:
@@ -71,31 +88,21 @@ class Planner:
         running, budget = self._running, self._config.max_num_batched_tokens
         is_behind = bool(self._live.in_flight)
         decodes = running.decodes("interactive", is_behind=is_behind)
-        if not self._grow("interactive", decodes) or not self._admission.admit_people(now):
+        if not self._grow("interactive", decodes) or not self._admission.admit_interactive(now):
             return None
         decodes = running.decodes("interactive", is_behind=is_behind)
         prompts = running.ordered_catching_up("interactive")
         num_tokens = min(budget, len(decodes) + sum([sequence.num_uncomputed_tokens for sequence in prompts]))
         num_interactive = len(decodes) + len(prompts)
         if not num_interactive and running.decoding["interactive"]:
+            # All of them need a token that a step in flight samples. Batch work alone would make them wait longer.
             return None
         num_more_tokens = max(0, num_tokens - num_interactive)
-        batch_decodes: list[Sequence] = []
-        chunks: list[tuple[Sequence, int]] = []
-        is_throttled = False
-        if running.num_batch or self._live.waiting["batch"]:
-            allowance = self._throttle.allowance(now, num_interactive, num_more_tokens)
-            is_throttled = allowance.is_throttled
-            if num_tokens < budget and not allowance.is_spent:
-                batch_decodes = self._batch_decodes(allowance, budget - num_tokens)
-                if not self._grow("batch", batch_decodes):
-                    return None
-                batch_decodes = [sequence for sequence in batch_decodes if sequence.status is SequenceStatus.RUNNING]
-                chunks = self._batch_chunks(allowance, budget - num_tokens - len(batch_decodes), batch_decodes, now)
-        self._throttle.planned(now, num_interactive, num_more_tokens, len(batch_decodes) + len(chunks))
-        if batch_decodes:
-            decodes = [*decodes, *batch_decodes]
-        return self._share_out(step, decodes, prompts, chunks, len(batch_decodes), is_throttled=is_throttled)
+        batch = self._batch_work(now, num_interactive, num_more_tokens, budget - num_tokens)
+        if batch is None:
+            return None
+        self._throttle.planned(now, num_interactive, num_more_tokens, len(batch.decodes) + len(batch.chunks))
+        return self._share_out(step, decodes, prompts, batch)
 
     def plan_again(self, step: int, items: Iterable[ScheduledSequence]) -> StepPlan:
         """Plan step number `step` with shares of one that was rolled back, without drafts.
@@ -104,7 +111,7 @@ class Planner:
         """
         shares = [(item.sequence, self._blocks.reach(item.sequence, item.num_tokens)) for item in items]
         scheduled = [self._take(sequence, num_tokens, step) for sequence, num_tokens in shares]
-        # Decodes first; what began again may have become one.
+        # Decodes first: a share that was restarted may have become one.
         scheduled.sort(key=lambda item: item.num_tokens > 1 or not item.samples)
         self._blocks.add_state_work(scheduled, range(len(scheduled)))
         num_decodes = sum(item.num_tokens == 1 and item.samples for item in scheduled)
@@ -131,8 +138,27 @@ class Planner:
             growing = [sequence for sequence in growing if sequence is not victim]
         return True
 
+    def _batch_work(self, now: float, num_interactive: int, num_more_tokens: int, num_left: int) -> _BatchWork | None:
+        """Return the batch work that fits into `num_left` tokens and that the throttle allows; blocks are taken for it.
+
+        Returns:
+            None when a step in flight has to land first.
+        """
+        if not self._running.num_batch and not self._live.waiting["batch"]:
+            return _BatchWork()
+        allowance = self._throttle.allowance(now, num_interactive, num_more_tokens)
+        if num_left <= 0 or allowance.is_spent:
+            return _BatchWork(is_throttled=allowance.is_throttled)
+        decodes = self._batch_decodes(allowance, num_left)
+        if not self._grow("batch", decodes):
+            return None
+        # Growing may have preempted some.
+        decodes = [sequence for sequence in decodes if sequence.status is SequenceStatus.RUNNING]
+        chunks = self._batch_chunks(allowance, num_left - len(decodes), decodes, now)
+        return _BatchWork(decodes, chunks, allowance.is_throttled)
+
     def _batch_decodes(self, allowance: BatchAllowance, num_tokens_left: int) -> list[Sequence]:
-        """Return the batch sequences that decode in this step; the others of them are paused."""
+        """Return the batch sequences that decode in this step, the first in order; the others are paused."""
         decodes = self._running.decodes("batch", is_behind=bool(self._live.in_flight))
         count = allowance.take_decodes(min(len(decodes), num_tokens_left))
         return list(decodes) if count == len(decodes) else nsmallest(count, decodes, key=attrgetter("order"))
@@ -140,9 +166,9 @@ class Planner:
     def _batch_chunks(
         self, allowance: BatchAllowance, num_left: int, batch_decodes: list[Sequence], now: float
     ) -> list[tuple[Sequence, int]]:
-        """Return which batch prompts get how many of `num_left` tokens: those that run, then those that start now.
+        """Share `num_left` tokens among batch prompts: first those that run, then waiting ones, which start now.
 
-        What starts with a single token to compute is appended to `batch_decodes`.
+        A sequence that starts with a single token to compute (a resumed one, say) is appended to `batch_decodes`.
         """
         chunks: list[tuple[Sequence, int]] = []
         for sequence in self._running.ordered_catching_up("batch"):
@@ -167,23 +193,29 @@ class Planner:
         return chunks
 
     def _share_out(
-        self,
-        step: int,
-        decodes: Iterable[Sequence],
-        prompts: list[Sequence],
-        batch_chunks: list[tuple[Sequence, int]],
-        num_batch: int,
-        *,
-        is_throttled: bool,
+        self, step: int, decodes: Collection[Sequence], prompts: list[Sequence], batch: _BatchWork
     ) -> StepPlan:
-        """Schedule the decodes, what the budget leaves for the prompts of people, and the chunks of batch prompts.
-
-        So many of the decodes are batch work.
-        """
-        scheduled, state_places = self._decodes(decodes)
+        """Schedule all decodes, then interactive prompts, batch prompts and drafts with the tokens that are left."""
+        scheduled, state_places = self._decodes([*decodes, *batch.decodes] if batch.decodes else decodes)
         num_decodes = len(scheduled)
         left = self._config.max_num_batched_tokens - num_decodes
-        num_batch_tokens = sum([num_tokens for _, num_tokens in batch_chunks])
+        left = self._add_prompts(scheduled, prompts, left, sum([count for _, count in batch.chunks]), step)
+        num_before = len(scheduled)
+        left = self._add_batch_chunks(scheduled, batch.chunks, left, step)
+        num_batch = len(batch.decodes) + len(scheduled) - num_before
+        departed = self._running.take_departed() if scheduled else []
+        is_changing = num_decodes < len(scheduled) or bool(departed)
+        is_alone = self._add_drafts(
+            scheduled, num_decodes, left, is_changing=is_changing, is_throttled=batch.is_throttled
+        )
+        self._blocks.add_state_work(scheduled, (*state_places, *range(num_decodes, len(scheduled))))
+        num_tokens = self._config.max_num_batched_tokens - left
+        return StepPlan(step, scheduled, num_tokens, departed, num_decodes, batch.is_throttled, is_alone, num_batch)
+
+    def _add_prompts(
+        self, scheduled: list[ScheduledSequence], prompts: list[Sequence], left: int, num_batch_tokens: int, step: int
+    ) -> int:
+        """Give interactive prompts what batch chunks leave of `left` tokens; return how many are left then."""
         for sequence in prompts:
             num_tokens = self._blocks.reach(sequence, min(sequence.num_uncomputed_tokens, left - num_batch_tokens))
             if num_tokens < sequence.num_uncomputed_tokens and sequence.needs_one_step:
@@ -191,26 +223,46 @@ class Planner:
             if num_tokens > 0:
                 scheduled.append(self._take(sequence, num_tokens, step))
                 left -= num_tokens
-        for sequence, wanted in batch_chunks:
+        return left
+
+    def _add_batch_chunks(
+        self, scheduled: list[ScheduledSequence], chunks: list[tuple[Sequence, int]], left: int, step: int
+    ) -> int:
+        """Schedule batch chunks as far as the windows' blocks reach; return how many of `left` tokens are left then."""
+        for sequence, wanted in chunks:
             num_tokens = self._blocks.reach(sequence, wanted)
             if num_tokens > 0 and (num_tokens == wanted or not sequence.needs_one_step):
                 scheduled.append(self._take(sequence, num_tokens, step))
                 left -= num_tokens
-                num_batch += 1
-        departed = self._running.take_departed() if scheduled else []
+        return left
+
+    def _add_drafts(
+        self,
+        scheduled: list[ScheduledSequence],
+        num_decodes: int,
+        left: int,
+        *,
+        is_changing: bool,
+        is_throttled: bool,
+    ) -> bool:
+        """Let decodes verify forced tokens and drafts; say whether any are forced.
+
+        Args:
+            scheduled: All shares of the step, decodes first.
+            num_decodes: How many are decodes.
+            left: Tokens of the budget that nobody else wants.
+            is_changing: The batch is not that of the step before.
+            is_throttled: Drafts of batch sequences would delay interactive ones.
+        """
         num_forced = 0
         if self._running.num_needing_last_token and not self._live.in_flight:
             num_forced = self._drafts.add_forced(scheduled, num_decodes, left, is_throttled=is_throttled)
-        if self._policy is not None:
-            is_changing = num_decodes < len(scheduled) or bool(departed)
-            # The batch may have changed behind a step in flight, whose tokens drafts would have to follow.
-            if self._policy.may_draft(num_decodes, is_changing=is_changing) and not self._live.in_flight:
-                self._drafts.add_drafts(
-                    self._policy, scheduled, num_decodes, left - num_forced, is_throttled=is_throttled
-                )
-        self._blocks.add_state_work(scheduled, (*state_places, *range(num_decodes, len(scheduled))))
-        num_tokens = self._config.max_num_batched_tokens - left
-        return StepPlan(step, scheduled, num_tokens, departed, num_decodes, is_throttled, num_forced > 0, num_batch)
+        # The policy is asked even when a step is in flight, because it follows how the batch changes. But drafts would
+        # have to follow the tokens of that step.
+        policy = self._policy
+        if policy is not None and policy.may_draft(num_decodes, is_changing=is_changing) and not self._live.in_flight:
+            self._drafts.add_drafts(policy, scheduled, num_decodes, left - num_forced, is_throttled=is_throttled)
+        return num_forced > 0
 
     def _decodes(self, sequences: Iterable[Sequence]) -> tuple[list[ScheduledSequence], list[int]]:
         """Schedule decodes; return also the places of those that fill a block, or are the first of their sequence.
@@ -239,10 +291,10 @@ class Planner:
         self._running.reclassify(sequence)
         return ScheduledSequence(sequence, start, num_tokens, samples)
 
-    def go_back(self, sequence: Sequence) -> None:
-        """Let a running sequence, whose counters were set back, compute again what steps were undone.
+    def roll_back(self, sequence: Sequence) -> None:
+        """Let a running sequence compute again what undone steps computed; its counters were set back already.
 
-        A recurrent state cannot be set back: there it begins again, or waits when its blocks are not enough for that.
+        A recurrent state cannot be set back: the sequence restarts, or is preempted when blocks are too few for that.
         """
         if self._blocks.states is None:
             self._blocks.trim(sequence)

@@ -1,9 +1,10 @@
-"""The sequences that hold blocks and a slot, kept apart by what they need from the next step.
+"""The sequences that hold blocks and a slot, kept apart by their phase: what they need from the next step.
 
-A *decoding* sequence has exactly one token to compute and samples after it, so it costs one token of every step's
-budget. Sequences are *catching up* with a prompt, a prompt recomputed after preemption, several tokens accepted at
-once. A *landing* sequence needs nothing more: a step in flight computes the last that it may have, and ends it.
-A batch sequence that no step names for a while is paused: it keeps its blocks, its slot and its side.
+- *Decoding*: one token is to be computed, and the next is sampled behind it. It costs one token of a step's budget.
+- *Catching up*: several tokens are to be computed, of a new prompt, of a preempted sequence, or of accepted drafts.
+- *Finishing*: nothing is to be computed. A step in flight computes the last token, and ends the sequence.
+
+A batch sequence that the planner leaves out of steps for a while is paused: it keeps its blocks, slot and phase.
 """
 
 from __future__ import annotations
@@ -19,37 +20,37 @@ _order = attrgetter("order")
 
 
 class RunningSet:
-    """Running sequences by id, decoding and catching up ones by lane too. Only the scheduler changes it.
+    """Running sequences by phase and id, those that decode or catch up by lane too. Only the scheduler changes it.
 
     Attributes:
-        due: Decoding sequences that the planner has to look at before their next step: they are new to their side, or
-            have filled a block. Those of a lane by id.
+        due: By lane and id, the decoding sequences that need a block before their next step, or may: they have just
+            begun to decode, or have filled a block. The planner looks at no others.
         num_batch: Sequences of the batch lane.
-        num_needing_last_token: Sequences that need their last token.
-        departed: Sequences that have left since the last plan took this list, or of which the runner must know
-            nothing any more.
+        num_needing_last_token: Sequences whose sampling or constraint needs the last token on the host
+            (`Sequence.needs_last_token`).
+        departed: Sequences that the runner must forget with the next plan: they have left, or a step was rolled back.
     """
 
     def __init__(self) -> None:
         self.decoding: dict[Lane, dict[str, Sequence]] = {"interactive": {}, "batch": {}}
         self.catching_up: dict[Lane, dict[str, Sequence]] = {"interactive": {}, "batch": {}}
-        self.landing: dict[str, Sequence] = {}
-        self._sides = (*self.decoding.values(), *self.catching_up.values(), self.landing)
+        self.finishing: dict[str, Sequence] = {}
+        self._phases = (*self.decoding.values(), *self.catching_up.values(), self.finishing)
         self.due: dict[Lane, dict[str, Sequence]] = {"interactive": {}, "batch": {}}
         self.num_batch = 0
         self.num_needing_last_token = 0
         self.departed: list[Sequence] = []
 
     def __len__(self) -> int:
-        return sum(map(len, self._sides))
+        return sum(map(len, self._phases))
 
     def __iter__(self) -> Iterator[Sequence]:
-        return chain.from_iterable(side.values() for side in self._sides)
+        return chain.from_iterable(phase.values() for phase in self._phases)
 
     @property
     def num_tokens_behind(self) -> int:
-        """Tokens that the sequences that are catching up have not computed."""
-        return sum(s.num_uncomputed_tokens for side in self.catching_up.values() for s in side.values())
+        """Tokens that are still to be computed of the sequences that are catching up."""
+        return sum(s.num_uncomputed_tokens for lane in self.catching_up.values() for s in lane.values())
 
     def add(self, sequence: Sequence) -> None:
         """Add an admitted sequence."""
@@ -65,16 +66,20 @@ class RunningSet:
         self.departed.append(sequence)
 
     def reclassify(self, sequence: Sequence) -> None:
-        """Move a sequence, whose counters have changed, to the side where they put it, and forget what was due when.
+        """Put a sequence whose counters have changed into its phase, and let the planner look at it.
 
-        It keeps its place where the side is the same.
+        In the same phase as before it keeps its place among the others.
         """
-        if sequence.id not in self._side(sequence):
+        if sequence.id not in self._phase_of(sequence):
             self._take(sequence)
         self._place(sequence)
 
     def reach_boundaries(self, sequences: Iterable[Sequence], block_size: int) -> None:
-        """Take in that decodes were planned that fill blocks of so many tokens, or the first since classification."""
+        """Let the planner look at decodes again that it has planned up to `Sequence.next_boundary`.
+
+        That is where they fill a block of `block_size` tokens, or reach their last token, which ends the phase. A
+        sequence that has just begun to decode has no boundary yet.
+        """
         due = self.due
         for sequence in sequences:
             num_computed, last = sequence.num_computed_tokens, sequence.max_num_tokens - 1
@@ -86,7 +91,7 @@ class RunningSet:
             sequence.next_boundary = boundary if boundary < last else last
 
     def take_due(self, lane: Lane, decodes: Collection[Sequence]) -> list[Sequence]:
-        """Return those that are due of a lane's decodes in a step; from now on they are not."""
+        """Return which of a lane's decodes in a step are due, and take them off `due`."""
         due = self.due[lane]
         if not due or len(decodes) == len(self.decoding[lane]):
             taken = list(due.values())
@@ -95,7 +100,7 @@ class RunningSet:
         return [due.pop(sequence.id) for sequence in decodes if sequence.id in due]
 
     def put_back(self, lane: Lane, sequences: Iterable[Sequence]) -> None:
-        """Let decodes that `take_due` has returned be due as before."""
+        """Undo `take_due`: the step was not planned."""
         self.due[lane].update((sequence.id, sequence) for sequence in sequences)
 
     def take_departed(self) -> list[Sequence]:
@@ -108,8 +113,8 @@ class RunningSet:
 
         Args:
             lane: Of the sequences.
-            is_behind: The step is planned behind one in flight: those that need their last token, which that one
-                samples, are left out.
+            is_behind: The step is planned behind one in flight. Sequences whose last token that one samples, and that
+                need it on the host, are left out.
         """
         decodes = self.decoding[lane].values()
         if not is_behind or not self.num_needing_last_token:
@@ -129,31 +134,31 @@ class RunningSet:
         return max(self, key=_order)
 
     def check_integrity(self) -> None:
-        """Assert that every sequence is where its counters put it."""
+        """Assert that every sequence is in the phase that its counters say."""
         for sequence in self:
-            assert self._side(sequence).get(sequence.id) is sequence, f"{sequence.id} is on the wrong side"
+            assert self._phase_of(sequence).get(sequence.id) is sequence, f"{sequence.id} is in the wrong phase"
         for lane, due in self.due.items():
             assert due.keys() <= self.decoding[lane].keys()
         assert self.num_batch == sum(sequence.lane == "batch" for sequence in self)
         assert self.num_needing_last_token == sum(sequence.needs_last_token for sequence in self)
 
     def _place(self, sequence: Sequence) -> None:
-        """Put a sequence on its side."""
-        side = self._side(sequence)
-        side[sequence.id] = sequence
+        """Put a sequence into its phase."""
+        phase = self._phase_of(sequence)
+        phase[sequence.id] = sequence
         sequence.next_boundary = sequence.next_publish = 0
-        if side is self.decoding[sequence.lane]:
+        if phase is self.decoding[sequence.lane]:
             self.due[sequence.lane][sequence.id] = sequence
 
     def _take(self, sequence: Sequence) -> None:
         self.due[sequence.lane].pop(sequence.id, None)
-        for side in self._sides:
-            if side.pop(sequence.id, None) is not None:
+        for phase in self._phases:
+            if phase.pop(sequence.id, None) is not None:
                 return
         raise AssertionError(f"{sequence.id} does not run")
 
-    def _side(self, sequence: Sequence) -> dict[str, Sequence]:
+    def _phase_of(self, sequence: Sequence) -> dict[str, Sequence]:
         num_uncomputed, wants_token = sequence.num_uncomputed_tokens, sequence.wants_token
         if num_uncomputed == 0 or (sequence.num_pending_tokens and not wants_token):
-            return self.landing
+            return self.finishing
         return (self.decoding if num_uncomputed == 1 and wants_token else self.catching_up)[sequence.lane]

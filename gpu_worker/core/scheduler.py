@@ -17,7 +17,7 @@ from collections.abc import Iterable
 
 from gpu_worker.core.batch_throttle import BatchThrottle
 from gpu_worker.core.deadlines import Deadlines
-from gpu_worker.core.isolation import begun_again, control_share
+from gpu_worker.core.isolation import control_share, restarted_shares
 from gpu_worker.core.landing import Landing
 from gpu_worker.core.live_sequences import LiveSequences
 from gpu_worker.core.planner import Planner
@@ -80,7 +80,7 @@ class Scheduler:
         )
 
     def is_saturated_by(self, plan: StepPlan) -> bool:
-        """Say whether no more sequences could have run in a step: not where batch work waits for the sake of people."""
+        """Say whether no more sequences could have run in a step; batch work that was throttled does not count."""
         if len(plan.scheduled) >= self.config.max_num_seqs or self._waiting["interactive"]:
             return True
         return bool(self._waiting["batch"]) and not plan.is_throttled
@@ -95,7 +95,7 @@ class Scheduler:
         return bool(self._live or self._events or self._in_flight)
 
     def pause_s(self, now: float) -> float:
-        """Return for how many seconds it is better to compute nothing than batch work, because people may come back.
+        """Return for how many seconds batch work should wait, because interactive requests are likely to come.
 
         The caller may wait so long for new requests; `schedule` plans a step whenever it is called.
 
@@ -209,9 +209,9 @@ class Scheduler:
         self._running.departed += touched
         for sequence in touched:
             if sequence.status is SequenceStatus.RUNNING:
-                self._planner.go_back(sequence)
+                self._planner.roll_back(sequence)
         shares = [item for item in oldest.scheduled if item.sequence.status is SequenceStatus.RUNNING]
-        return shares if self._blocks.states is None else begun_again(shares, self.config.max_num_batched_tokens)
+        return shares if self._blocks.states is None else restarted_shares(shares, self.config.max_num_batched_tokens)
 
     def schedule_again(self, items: Iterable[ScheduledSequence]) -> StepPlan | None:
         """Plan a step of nothing but some of the shares that `roll_back` returned, without their drafts.

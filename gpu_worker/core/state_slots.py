@@ -1,12 +1,18 @@
 """Slots of recurrent state: one for each running sequence, and checkpoints that others start from.
 
 Owns which slot is whose, and the index from a prefix's digest to its checkpoint. A checkpoint is made where a later
-sequence is likely to start: at the end of the prompt, where a known prefix was left, every so many blocks, and behind
-the prompt at the last full block, which replaces the one before. It counts as made when its step has landed.
+sequence is likely to start:
 
-Who is evicted: the checkpoint that costs least to compute again for its bytes, which are the same for all. The cost
-is the number of tokens since the nearest checkpoint before it, on top of what was evicted last, so that one that
-nobody uses gives way in the end.
+- at the end of the prompt;
+- at the end of the longest prefix that was known when the sequence started;
+- every `interval_blocks` blocks;
+- at the last full block of the output, where it replaces the checkpoint of the full block before.
+
+Others can find it when its step has landed.
+
+When no slot is free, the checkpoint of least priority is evicted. All have the same size, so the priority is the cost
+of computing it again (the tokens since the nearest checkpoint before it) plus the priority of the checkpoint that was
+evicted last before this one was used. The second term ages checkpoints: those that are used later get a larger one.
 Source: Cao and Irani, Cost-Aware WWW Proxy Caching Algorithms, 1997 (GreedyDual-Size).
 """
 
@@ -28,11 +34,11 @@ class _Checkpoint:
     """A state that can be found.
 
     Attributes:
-        ancestors: Number of blocks and digest of checkpoints before it in the same text, in order, that there were.
-        base: What the last eviction had cost when this one was made or used last.
-        num_pins: Sequences that are about to start from it.
+        ancestors: Earlier checkpoints of the same text when this one was made, in order: lengths in blocks and digests.
+        base: Priority of the last eviction when this checkpoint was made or last used (`L` in GreedyDual-Size).
+        num_pins: Sequences that will start from it, so that its slot must not be reused.
         num_uses: Sequences that have started from it.
-        entry: Number of its entry in the heap; those of other numbers are stale.
+        entry: Number of its current entry in the heap; its entries of other numbers are stale.
     """
 
     slot: int
@@ -47,7 +53,7 @@ class _Checkpoint:
 
 
 class StateSlots:
-    """Writes `StateSlot`."""
+    """Hands out slots and keeps checkpoints; writes `StateSlot`."""
 
     def __init__(self, config: StateConfig, block_size: int) -> None:
         """Manage the slots that `config` describes."""
@@ -95,22 +101,22 @@ class StateSlots:
             num_hits: What `resumable` returned.
             num_known: Blocks of its prefix that somebody has computed before.
         """
-        branch = num_known if num_known > num_hits else 0
+        known_end = num_known if num_known > num_hits else 0
         if num_hits == 0:
             slot = self._take()
             assert slot is not None, "open() without asking num_available first"
-            return StateSlot(slot, None, 0, branch)
+            return StateSlot(slot, None, known_end)
         checkpoint = self._found[digests[num_hits - 1]]
         checkpoint.num_uses += 1
         self._pin(checkpoint)
         slot = self._take()
         if slot is None:
-            # It is the last one that nobody runs in: the sequence goes on in it.
+            # The checkpoint's own slot is the last that no sequence runs in: the sequence takes it, and goes on there.
             self._forget(checkpoint)
             del self._pinned[checkpoint.slot]
-            return StateSlot(checkpoint.slot, checkpoint.slot, num_hits, branch)
+            return StateSlot(checkpoint.slot, checkpoint.slot, known_end)
         self._push(checkpoint)
-        return StateSlot(slot, checkpoint.slot, num_hits, branch, chain=[num_hits])
+        return StateSlot(slot, checkpoint.slot, known_end, checkpoints=[num_hits])
 
     def plan(self, item: ScheduledSequence, *, makes_checkpoints: bool) -> StateWork | None:
         """Return what the runner has to do with the state in a sequence's share of a step, None where it only goes on.
@@ -144,22 +150,24 @@ class StateSlots:
             num_blocks = (start + num_tokens) // self._block_size
             assert state.reserved.pop(num_blocks) == slot
             digest = digests[num_blocks - 1]
-            ancestors = [(place, digests[place - 1]) for place in state.chain if digests[place - 1] in self._found]
+            ancestors = [
+                (place, digests[place - 1]) for place in state.checkpoints if digests[place - 1] in self._found
+            ]
             if digest in self._found:
                 self._free.append(slot)
             else:
                 checkpoint = _Checkpoint(slot, digest, num_blocks, ancestors, self._last_cost)
                 self._found[digest] = checkpoint
                 self._push(checkpoint)
-            # Those that were evicted are left out: the list would grow with the text.
-            state.chain = [*(place for place, _ in ancestors), num_blocks]
-            self._replace_tail(sequence, state, num_blocks)
+            # Evicted ones are dropped here, or the list would grow with the text.
+            state.checkpoints = [*(place for place, _ in ancestors), num_blocks]
+            self._replace_output_checkpoint(sequence, state, num_blocks)
 
     def hide(self, sequence: Sequence) -> None:
         """Let nobody find the states that the sequence has made or started from: they may be wrong."""
         state = sequence.state_slot
         assert state is not None
-        for num_blocks in state.chain:
+        for num_blocks in state.checkpoints:
             if (checkpoint := self._found.get(sequence.block_digests[num_blocks - 1])) is not None:
                 self._drop(checkpoint)
 
@@ -184,7 +192,7 @@ class StateSlots:
         assert pins == {slot: checkpoint.num_pins for slot, checkpoint in self._pinned.items()}
 
     def _wanted(self, item: ScheduledSequence, state: StateSlot) -> list[int]:
-        """Return behind how many blocks a share should leave checkpoints, in order."""
+        """Return the checkpoints that a sequence's share of a step should make, in order."""
         sequence, size = item.sequence, self._block_size
         first, last = item.start // size + 1, (item.start + item.num_tokens) // size
         if first > last:
@@ -193,32 +201,32 @@ class StateSlots:
             return [last]
         interval = self._config.interval_blocks
         wanted = set(range(-(-first // interval) * interval, last + 1, interval))
-        wanted |= {place for place in (state.branch, self._prompt_end(sequence)) if first <= place <= last}
+        wanted |= {place for place in (state.known_end, self._prompt_end(sequence)) if first <= place <= last}
         if item.samples:
             wanted.add(last)
         return sorted(wanted)
 
     def _prompt_end(self, sequence: Sequence) -> int:
-        """Return the last block behind which the same prompt can start again: it leaves one token to compute."""
+        """Return the last checkpoint that a sequence of the same prompt can start from: one token must be left."""
         return (sequence.num_prompt_tokens - 1) // self._block_size
 
-    def _replace_tail(self, sequence: Sequence, state: StateSlot, num_blocks: int) -> None:
-        """Drop the checkpoint before this one if both are behind the prompt, unless it has a use of its own."""
+    def _replace_output_checkpoint(self, sequence: Sequence, state: StateSlot, num_blocks: int) -> None:
+        """Drop the output's last checkpoint for this newer one, unless it lies on the interval or has been used."""
         if num_blocks * self._block_size <= sequence.num_prompt_tokens:
             return
-        previous, state.tail = state.tail, num_blocks
+        previous, state.output_checkpoint = state.output_checkpoint, num_blocks
         if previous is None or previous % self._config.interval_blocks == 0:
             return
         checkpoint = self._found.get(sequence.block_digests[previous - 1])
         if checkpoint is not None and checkpoint.num_uses == 0:
-            state.chain.remove(previous)
+            state.checkpoints.remove(previous)
             self._drop(checkpoint)
 
     def _take(self) -> int | None:
         """Return a free slot, or that of the checkpoint that costs least to compute again."""
         if self._free:
             return self._free.pop()
-        aside = []
+        pinned = []
         slot = None
         while self._heap:
             entry = heapq.heappop(self._heap)
@@ -226,16 +234,16 @@ class StateSlots:
                 continue
             priority, _, checkpoint = entry
             if checkpoint.num_pins:
-                aside.append(checkpoint)
+                pinned.append(checkpoint)
             elif checkpoint.base + self._cost(checkpoint) > priority:
-                # One before it was evicted since.
+                # An ancestor was evicted since it was pushed: it costs more now.
                 self._push(checkpoint, is_used=False)
             else:
                 self._last_cost = priority
                 self._forget(checkpoint)
                 slot = checkpoint.slot
                 break
-        for checkpoint in aside:
+        for checkpoint in pinned:
             self._push(checkpoint, is_used=False)
         return slot
 
@@ -256,7 +264,7 @@ class StateSlots:
         checkpoint.entry = self._num_pushed
         heapq.heappush(self._heap, (checkpoint.priority, self._num_pushed, checkpoint))
         if len(self._heap) > 2 * self._config.num_slots:
-            # Stale entries of those that were used or dropped: as long as slots are free, nobody takes them out.
+            # `_take` pops stale entries only while no slot is free: without this the heap would grow until then.
             self._heap = [entry for entry in self._heap if self._is_current(entry)]
             heapq.heapify(self._heap)
 
@@ -270,7 +278,7 @@ class StateSlots:
         self._pinned[checkpoint.slot] = checkpoint
 
     def _unpin(self, state: StateSlot) -> None:
-        """Take in that the sequence has its own copy of what it starts from, or needs none."""
+        """Release the checkpoint that the sequence starts from: its state has been copied, or is not needed."""
         source, state.source = state.source, None
         if source is None or source == state.slot:
             return
@@ -282,7 +290,7 @@ class StateSlots:
                 self._free.append(source)
 
     def _drop(self, checkpoint: _Checkpoint) -> None:
-        """Let nobody find a checkpoint; its slot is free when nobody is about to start from it."""
+        """Let nobody find a checkpoint; its slot is free at once, or when the last sequence has copied it."""
         self._forget(checkpoint)
         if checkpoint.num_pins == 0:
             self._free.append(checkpoint.slot)

@@ -68,7 +68,7 @@ class StepPlan(Struct, frozen=True, gc=False):
             preempted. What the runner keeps for them goes first: one that was preempted may be scheduled again at
             once, as if it were new. Some the runner may never have seen.
         num_decodes: How many of `scheduled` are decodes.
-        is_throttled: Batch work was allowed only as far as people permit.
+        is_throttled: Batch work was limited for the sake of interactive sequences.
         is_alone: It verifies tokens that constraints force: no step may be planned behind it.
         num_batch: How many of `scheduled` are of the batch lane.
     """

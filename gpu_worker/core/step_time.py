@@ -99,13 +99,13 @@ class StepTimeModel:
             self._begin(counts, duration_s)
         # Written out for the four parts: this runs in every step.
         costs, covariance = self._costs_s, self._covariance
-        fixed, people, batch, more = [cost * count for cost, count in zip(costs, counts, strict=True)]
-        predicted = fixed + people + batch + more
+        fixed, interactive, batch, more = [cost * count for cost, count in zip(costs, counts, strict=True)]
+        predicted = fixed + interactive + batch + more
         # The derivatives of the logarithm of the prediction are the parts' shares of it. First the covariance of each
         # part with the prediction, then the prediction's own variance.
-        shared = [(a * fixed + b * people + c * batch + d * more) / predicted for a, b, c, d in covariance]
-        of_fixed, of_people, of_batch, of_more = shared
-        uncertainty = (of_fixed * fixed + of_people * people + of_batch * batch + of_more * more) / predicted
+        shared = [(a * fixed + b * interactive + c * batch + d * more) / predicted for a, b, c, d in covariance]
+        of_fixed, of_interactive, of_batch, of_more = shared
+        uncertainty = (of_fixed * fixed + of_interactive * interactive + of_batch * batch + of_more * more) / predicted
         largest = max(_LARGEST_ERROR, _LARGEST_DEVIATION * math.sqrt(uncertainty + _NOISE**2))
         error = max(-largest, min(largest, math.log(duration_s / predicted)))
         # Derivatives say little about far away: after a large error it is not as sure as they say.
@@ -114,7 +114,7 @@ class StepTimeModel:
         self._costs_s = [cost * math.exp(gain * error) for cost, gain in zip(costs, gains, strict=True)]
         rows = zip(covariance, gains, strict=True)
         self._covariance = [
-            [a - gain * of_fixed, b - gain * of_people, c - gain * of_batch, d - gain * of_more]
+            [a - gain * of_fixed, b - gain * of_interactive, c - gain * of_batch, d - gain * of_more]
             for (a, b, c, d), gain in rows
         ]
         self._drift()

@@ -1,9 +1,9 @@
 """Blocks of the layers that read only a sequence's last tokens.
 
-Owns the group's pool and the count of promised blocks; writes `WindowTable`. Blocks are taken as steps need them, and
-given back when a landed step has left them behind the window, so that between steps a sequence holds the window and
-one block at most. Given back, a block can be found until it is reused, but is reused before others, unless it lies
-where prefixes are likely to part: a hit needs the whole window before it.
+Owns the group's pool and the count of promised blocks; writes `WindowTable`. A sequence takes a block when a step needs
+it, and gives it back when a landed step has moved the window past it. So between steps a sequence holds the window and
+one block at most. A block that was given back can be found until it is reused. It is reused before other blocks, unless
+it lies in the window before an end of a shared prefix (`WindowTable.shared_ends`).
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class WindowBlocks:
         """Return how many more blocks must be free to admit a sequence that is counted with `expected`."""
         return expected - (self.pool.num_available - self._num_promised)
 
-    def open(self, digests: Values[bytes], num_hits: int, expected: int, anchors: tuple[int, ...]) -> WindowTable:
+    def open(self, digests: Values[bytes], num_hits: int, expected: int, shared_ends: tuple[int, ...]) -> WindowTable:
         """Give a sequence that goes on behind `num_hits` known blocks those in its window, and one for the next token.
 
         The pool must have as many as are expected.
@@ -61,7 +61,7 @@ class WindowBlocks:
         assert len(hits) == num_hits - first, "the prefix was matched without asking this group"
         self.pool.share(hits)
         held = hits + self.pool.allocate(1)
-        table = WindowTable([held[0]] * first + held, first, expected, num_hits, anchors)
+        table = WindowTable([held[0]] * first + held, first, expected, num_hits, shared_ends)
         self._num_promised += _promised(table)
         return table
 
@@ -112,9 +112,9 @@ class WindowBlocks:
             return
         promised = _promised(table)
         for place in range(table.num_released, first):
-            # Most places lie behind the last anchor, which is in the prompt.
-            is_near = place < table.last_anchor and any(
-                anchor - self.most_blocks <= place < anchor for anchor in table.anchors
+            # The first comparison is for speed: all ends are in the prompt, and most places are behind it.
+            is_near = place < table.last_shared_end and any(
+                end - self.most_blocks <= place < end for end in table.shared_ends
             )
             self.pool.release([table.blocks[place]], is_spent=not is_near)
         table.num_released = first
@@ -149,5 +149,5 @@ class WindowBlocks:
 
 
 def _promised(table: WindowTable) -> int:
-    promised = table.expected - len(table.blocks) + table.num_released
+    promised = table.num_expected - len(table.blocks) + table.num_released
     return promised if promised > 0 else 0

@@ -51,7 +51,7 @@ class WindowGroups:
     def num_counted(self, sequences: Values[Sequence]) -> list[int]:
         """Return for each group how many blocks these running sequences hold or were promised."""
         return [
-            sum(max(table.expected, table.num_held) for table in tables)
+            sum(max(table.num_expected, table.num_held) for table in tables)
             for tables in ([s.window_tables[number] for s in sequences] for number in range(len(self._groups)))
         ]
 
@@ -65,10 +65,10 @@ class WindowGroups:
         """
         if not self._groups:
             return
-        anchors = (num_hits, num_known, sequence.num_prompt_tokens // self._block_size)
+        shared_ends = (num_hits, num_known, sequence.num_prompt_tokens // self._block_size)
         digests, expected = sequence.block_digests, sequence.expected_blocks
         sequence.window_tables = tuple(
-            group.open(digests, num_hits, min(expected, group.most_blocks), anchors) for group in self._groups
+            group.open(digests, num_hits, min(expected, group.most_blocks), shared_ends) for group in self._groups
         )
 
     def can_grow(self, sequences: Values[Sequence]) -> bool:
@@ -99,7 +99,7 @@ class WindowGroups:
             group.trim(table, max(sequence.num_tokens, sequence.num_computed_tokens + 1))
 
     def publish(self, sequence: Sequence, num_written: int, *, is_findable: bool) -> None:
-        """Take in that the first `num_written` tokens are in the blocks for good; give back what no later one reads.
+        """Publish the blocks that the first `num_written` tokens fill; give back those that no later token reads.
 
         Args:
             sequence: The digests of its blocks are known up to there if others may find them.

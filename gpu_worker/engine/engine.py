@@ -34,13 +34,13 @@ class _Flight(Struct, frozen=True):
 
     Attributes:
         started: When it was planned, in seconds of the engine's clock.
-        is_trial: It computes a part of a failed step again.
+        is_retry: It computes again a part of a step that failed.
     """
 
     plan: StepPlan
     pending: PendingStep
     started: float
-    is_trial: bool
+    is_retry: bool
 
 
 class EngineStats(Struct, frozen=True, kw_only=True):
@@ -48,7 +48,7 @@ class EngineStats(Struct, frozen=True, kw_only=True):
 
     Attributes:
         step: Completed steps.
-        max_batch_seqs: Batch sequences that it is worth having in the engine at present; people set the limit.
+        max_batch_seqs: Batch sequences that it is worth having in the engine at present (`BatchThrottle`).
         waiting_tokens: Tokens known and not computed yet, of waiting and running sequences.
         free_blocks: Blocks that can be handed out, those with findable content included.
         groups: Each kind of KV memory with its blocks in use, or slots, and how many there are.
@@ -213,7 +213,7 @@ class Engine:
             # A step that was submitted behind another one has had the device only since that one landed.
             began, self._landed_at = max(flight.started, self._landed_at), self._clock()
             self._measure(plan, events, self._landed_at - began)
-            if flight.is_trial:
+            if flight.is_retry:
                 self._isolation.is_runner_proven = True
             else:
                 self._time_drafts(plan, result, self._landed_at - began)
@@ -273,7 +273,7 @@ class Engine:
         return bool(plan.scheduled)
 
     def _next_plan(self, now: float) -> StepPlan | None:
-        """Plan the next group of a trial, or else a step of all that there is to do."""
+        """Plan the next group of a failed step, or else a step of all that there is to do."""
         while self._isolation.is_active:
             group = self._isolation.next_group()
             if group is not None and (plan := self._scheduler.schedule_again(group)) is not None:

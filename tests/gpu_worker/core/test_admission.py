@@ -7,7 +7,7 @@ from tests.gpu_worker.core.parts import Parts
 def test_people_start_in_order_until_the_slots_are_taken() -> None:
     parts = Parts()
     first, second, third = (parts.wait(4, arrival=float(number)) for number in range(3))
-    assert parts.admission.admit_people(7.0)
+    assert parts.admission.admit_interactive(7.0)
     assert list(parts.live.running) == [first, second]
     assert (first.status, first.scheduled_at, third.scheduled_at) == (SequenceStatus.RUNNING, 7.0, None)
     assert not parts.admission.fits(third)
@@ -19,14 +19,14 @@ def test_people_start_only_as_long_as_the_step_has_tokens() -> None:
     # One token of eight is a decode's; a prompt of seven takes the others.
     parts.wait(7, arrival=1e6)
     late = parts.wait(1, arrival=2e6)
-    parts.admission.admit_people(0.0)
+    parts.admission.admit_interactive(0.0)
     assert len(parts.live.running) == 2
     assert late.status is SequenceStatus.WAITING
     other = Parts(max_num_seqs=4, budget=8)
     other.run(4)
     other.wait(6, arrival=1e6)
     other.wait(1, arrival=2e6)
-    other.admission.admit_people(0.0)
+    other.admission.admit_interactive(0.0)
     assert len(other.live.running) == 3
     assert running.status is SequenceStatus.RUNNING
 
@@ -37,10 +37,10 @@ def test_prompts_that_are_being_computed_take_tokens_too() -> None:
     parts.admission.start(parts.live.waiting["interactive"], 0.0)
     long.num_computed_tokens = 2
     waiting = parts.wait(1, arrival=1e6)
-    parts.admission.admit_people(0.0)
+    parts.admission.admit_interactive(0.0)
     assert waiting.status is SequenceStatus.WAITING
     long.num_computed_tokens = 3
-    parts.admission.admit_people(0.0)
+    parts.admission.admit_interactive(0.0)
     assert waiting.status is SequenceStatus.RUNNING
 
 
@@ -49,7 +49,7 @@ def test_person_takes_the_slot_of_the_worst_batch_sequence_and_no_more() -> None
     better, worse = parts.run(4, lane="batch", priority=1), parts.run(4, lane="batch")
     parts.run(4)
     person = parts.wait(4, arrival=1e6)
-    assert parts.admission.admit_people(0.0)
+    assert parts.admission.admit_interactive(0.0)
     assert (person.status, better.status, worse.status) == (
         SequenceStatus.RUNNING,
         SequenceStatus.RUNNING,
@@ -63,7 +63,7 @@ def test_person_takes_blocks_of_as_many_as_it_needs() -> None:
     parts = Parts(num_blocks=4, max_num_seqs=4)
     first, second = parts.run(7, lane="batch", max_tokens=1), parts.run(7, lane="batch", max_tokens=1)
     person = parts.wait(12, max_tokens=1, arrival=1e6)
-    parts.admission.admit_people(0.0)
+    parts.admission.admit_interactive(0.0)
     assert {first.status, second.status} == {SequenceStatus.PREEMPTED}
     assert (person.status, parts.admission.num_preemptions) == (SequenceStatus.RUNNING, 2)
 
@@ -73,14 +73,14 @@ def test_nobody_is_preempted_in_vain_or_under_a_step_in_flight() -> None:
     person, batch = parts.run(7, max_tokens=1), parts.run(7, lane="batch", max_tokens=1)
     # All that batch work holds would not be enough.
     large = parts.wait(12, max_tokens=1, arrival=1e6)
-    assert parts.admission.admit_people(0.0)
+    assert parts.admission.admit_interactive(0.0)
     parts.live.finish(large)
     small = parts.wait(7, max_tokens=1, arrival=1e6)
     plan = parts.decode(person)
-    assert not parts.admission.admit_people(0.0)
+    assert not parts.admission.admit_interactive(0.0)
     assert (batch.status, small.status) == (SequenceStatus.RUNNING, SequenceStatus.WAITING)
     parts.live.land(plan)
-    assert parts.admission.admit_people(0.0)
+    assert parts.admission.admit_interactive(0.0)
     assert (batch.status, small.status) == (SequenceStatus.PREEMPTED, SequenceStatus.RUNNING)
 
 
@@ -88,7 +88,7 @@ def test_sequence_that_fills_the_pool_starts_where_nothing_runs() -> None:
     parts = Parts(num_blocks=2)
     alone = parts.wait(8, max_tokens=1)
     assert parts.admission.fits(alone)
-    parts.admission.admit_people(0.0)
+    parts.admission.admit_interactive(0.0)
     assert alone.status is SequenceStatus.RUNNING
 
 

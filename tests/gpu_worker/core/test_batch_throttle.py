@@ -2,20 +2,12 @@ import math
 
 import pytest
 
-from gpu_worker.core.batch_throttle import MIN_CHUNK_TOKENS, BatchAllowance, BatchThrottle
+from gpu_worker.core.batch_throttle import BatchThrottle
 from gpu_worker.core.step import ScheduledSequence, StepPlan
 from gpu_worker.core.step_time import StepTimeModel
 from shared.messages import Lane
+from tests.gpu_worker.core.learned_times import model_of
 from tests.gpu_worker.core.sequences import make_sequence
-
-
-def model_of(fixed_s: float, sequence_s: float, token_s: float) -> StepTimeModel:
-    """A model that has learned these costs."""
-    model = StepTimeModel()
-    for _ in range(400):
-        for interactive, batch, more in ((1, 0, 0), (0, 1, 0), (0, 60, 0), (0, 1, 300), (30, 0, 0)):
-            model.observe(interactive, batch, more, fixed_s + sequence_s * (interactive + batch) + token_s * more)
-    return model
 
 
 @pytest.fixture(scope="module")
@@ -115,29 +107,6 @@ def test_step_without_people_holds_several_sequences_whatever_the_fixed_part_is_
     assert throttle.max_batch_seqs(256) >= 3
 
 
-def test_chunk_shrinks_to_what_is_left_but_not_below_what_is_worth_a_step(gpu: StepTimeModel) -> None:
-    def allowance(seconds: float, *, is_first_free: bool = False) -> BatchAllowance:
-        return BatchAllowance(seconds, gpu, is_first_free=is_first_free)
-
-    enough = gpu.batch_sequence_s + 100 * gpu.token_s
-    assert allowance(enough).take_chunk(1000) in (100, 101)
-    assert allowance(enough).take_chunk(50) == 50
-    assert allowance(gpu.batch_sequence_s + 3 * gpu.token_s).take_chunk(1000) == 0
-    assert allowance(gpu.batch_sequence_s + 3 * gpu.token_s).take_chunk(4) in (0, 4)
-    assert allowance(0.0, is_first_free=True).take_chunk(1000) == MIN_CHUNK_TOKENS
-    assert allowance(-1.0, is_first_free=True).take_chunk(5) == 5
-
-
-def test_one_sequence_at_most_is_free(cpu: StepTimeModel) -> None:
-    allowance = BatchAllowance(-1.0, cpu, is_first_free=True)
-    assert allowance.has_room
-    assert not allowance.is_spent
-    assert allowance.take_decodes(8) == 1
-    assert not allowance.has_room
-    assert allowance.is_spent
-    assert (allowance.take_decodes(7), allowance.take_chunk(20)) == (0, 0)
-
-
 def plan_of(lane: Lane) -> StepPlan:
     return StepPlan(1, [ScheduledSequence(make_sequence(4, lane=lane), 4, 1, True)], 1, num_batch=int(lane == "batch"))
 
@@ -177,12 +146,3 @@ def test_slowdown_of_one_holds_nothing_back(cpu: StepTimeModel) -> None:
         assert (num_decodes(throttle, 5.0, 0) == 1000) is is_unlimited
         assert (throttle.pause_s(5.0) == 0.0) is is_unlimited
         assert (throttle.max_batch_seqs(1000) == 1000) is is_unlimited
-
-
-def test_whole_prompt_is_taken_if_all_of_it_fits_or_as_the_first_that_is_free(gpu: StepTimeModel) -> None:
-    enough = gpu.batch_sequence_s + 100 * gpu.token_s
-    assert BatchAllowance(enough, gpu).take_whole(100)
-    assert not BatchAllowance(enough, gpu).take_whole(103)
-    allowance = BatchAllowance(0.0, gpu, is_first_free=True)
-    assert allowance.take_whole(1000)
-    assert not allowance.take_whole(1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpu_worker.core.group_tables import StateSlot
-from gpu_worker.core.isolation import Isolation, begun_again, control_share
+from gpu_worker.core.isolation import Isolation, control_share, restarted_shares
 from gpu_worker.core.step import ScheduledSequence, StateWork
 from tests.gpu_worker.core.sequences import make_sequence
 
@@ -33,7 +33,7 @@ def test_sequence_alone_in_a_step_is_computed_once_more_before_it_is_at_fault() 
 
 
 def test_shares_that_begin_again_fit_into_one_step() -> None:
-    assert [item.num_tokens for item in begun_again(shares(30, 5), 16)] == [8, 5]
+    assert [item.num_tokens for item in restarted_shares(shares(30, 5), 16)] == [8, 5]
 
 
 def test_control_step_begins_a_state_of_its_own_in_the_slot_of_the_sequence() -> None:
@@ -41,7 +41,7 @@ def test_control_step_begins_a_state_of_its_own_in_the_slot_of_the_sequence() ->
     sequence.block_table = [7, 8]
     sequence.num_computed_tokens = 5
     assert control_share(sequence, BLOCK).state is None
-    sequence.state_slot = StateSlot(2, None, 0, 0)
+    sequence.state_slot = StateSlot(2, None, 0)
     share = control_share(sequence, BLOCK)
     assert (share.sequence.block_table, share.sequence.state_slot) == ([8], sequence.state_slot)
     assert share.state == StateWork(is_first=True)

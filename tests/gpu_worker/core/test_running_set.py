@@ -45,7 +45,7 @@ def test_decode_whose_next_token_is_its_last_lands(running: RunningSet) -> None:
     sequence = decoding(running)
     sequence.num_computed_tokens = 15
     running.reach_boundaries([sequence], 4)
-    assert list(running.landing.values()) == [sequence]
+    assert list(running.finishing.values()) == [sequence]
     assert not running.due["interactive"]
     running.check_integrity()
 

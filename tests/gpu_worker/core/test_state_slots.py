@@ -306,5 +306,7 @@ def test_what_is_known_of_checkpoints_does_not_grow_with_the_text(num_slots: int
     states = harness.scheduler._blocks.states
     assert states is not None
     assert len(states._heap) <= 2 * num_slots
-    assert [len(sequence.state_slot.chain) <= num_slots for sequence in sequences if sequence.state_slot] == [True] * 4
+    assert [len(sequence.state_slot.checkpoints) <= num_slots for sequence in sequences if sequence.state_slot] == [
+        True
+    ] * 4
     harness.scheduler.check_integrity()

@@ -18,7 +18,7 @@ def test_checkpoints_are_copied_when_the_upload_arrives_though_their_slots_are_w
     # Slots 1 and 2 change places.
     scheduled = []
     for slot, source in ((1, 2), (2, 1)):
-        sequence = Sequence(str(slot), [7, 8], 2, Sampling(), 1, state_slot=StateSlot(slot, source, 0, 0))
+        sequence = Sequence(str(slot), [7, 8], 2, Sampling(), 1, state_slot=StateSlot(slot, source, 0))
         scheduled.append(ScheduledSequence(sequence, 1, 1, True, state=StateWork(True, source)))
     rows, tables = np.array([0, 1], dtype=np.int64), np.zeros((2, 1), dtype=np.int32)
     upload = Upload(torch.device("cpu"))

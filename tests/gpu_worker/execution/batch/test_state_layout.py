@@ -8,7 +8,7 @@ from shared.sampling import Sampling
 
 
 def share(slot: int | None, work: StateWork | None = None) -> ScheduledSequence:
-    state = None if slot is None else StateSlot(slot, None, 0, 0)
+    state = None if slot is None else StateSlot(slot, None, 0)
     return ScheduledSequence(Sequence("a", [1], 1, Sampling(), 1, state_slot=state), 0, 1, True, state=work)
 
 
