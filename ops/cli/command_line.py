@@ -5,10 +5,14 @@ from __future__ import annotations
 import errno
 import os
 import sys
+from typing import TYPE_CHECKING
 
 from ops.cli.lost_interrupts import interrupts_kept
 from ops.cli.out_of_memory import out_of_memory
 from shared.errors import HeadraceError
+
+if TYPE_CHECKING:
+    import click
 
 _EXIT_FAILED = 1
 _EXIT_BAD_SETTINGS = 2
@@ -39,7 +43,7 @@ def _run() -> int:
     try:
         code: int = headrace.main(prog_name="headrace", standalone_mode=False)
     except click.ClickException as error:
-        error.show()
+        _show(error)
         code = error.exit_code
     except click.Abort:
         code = _EXIT_INTERRUPTED
@@ -61,6 +65,12 @@ def _run() -> int:
         if error.filename is None:
             sys.stdout = None
     return code
+
+
+def _show(error: click.ClickException) -> None:
+    from ops.cli.elsewhere.options import nearest_first
+
+    nearest_first(error).show()
 
 
 def _exit_without_memory(error: Exception) -> int:

@@ -8,6 +8,10 @@ import importlib.metadata
 
 import click
 
+from ops.cli.elsewhere.commands import instead_of
+
+# A name so like one of ours is a misspelt one, whoever else has a command of that name.
+_LIKENESS = 0.85
 _COMMANDS = (
     "up",
     "gateway",
@@ -34,19 +38,28 @@ class LazyGroup(click.Group):
         """Return the names in the order in which one meets them."""
         return list(_COMMANDS)
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Read the options; `help COMMAND` and `version` are what people type for `COMMAND --help` and `--version`."""
+        if args[:1] == ["help"]:
+            args = [*args[1:], "--help"]
+        elif args == ["version"]:
+            args = ["--version"]
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            raise click.UsageError(f"{error.message} Options stand behind a command: headrace up ...", ctx) from None
+
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command; one that there is not is told the nearest."""
+        """Find the command; of one that there is not the nearest is told, or what does the same."""
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
-            if args[0] == "serve":
-                raise click.UsageError(
-                    f"{error.message} Serve a model with `headrace up --model MODEL`.", ctx
-                ) from None
-            if args[0] in ("help", "version"):
-                raise click.UsageError(f"{error.message} Did you mean `headrace --{args[0]}`?", ctx) from None
+            if nearest := difflib.get_close_matches(args[0].lower(), _COMMANDS, 1, _LIKENESS):
+                raise click.UsageError(f"{error.message} Did you mean '{nearest[0]}'?", ctx) from None
+            if told := instead_of(args):
+                raise click.UsageError(f"{error.message} {told}", ctx) from None
             if nearest := difflib.get_close_matches(args[0], _COMMANDS, 1):
                 raise click.UsageError(f"{error.message} Did you mean '{nearest[0]}'?", ctx) from None
             raise
@@ -73,7 +86,13 @@ def _print_version(ctx: click.Context, _param: click.Parameter, value: bool) -> 
     "An option wins over its variable. A HEADRACE_* variable that nothing reads is refused.",
 )
 @click.option(
-    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_print_version, help="Print the version."
+    "-V",
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_print_version,
+    help="Print the version.",
 )
 def headrace() -> None:
     """Serve language models on a queue: an OpenAI-compatible gateway, NATS JetStream, and workers.

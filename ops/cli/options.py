@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 
 import click
 
+from ops.cli.elsewhere.options import explain
 from ops.cli.variables import UnknownVariableError, check_variables
-from ops.cli.vllm_options import advice
 from shared.config import PREFIX, Constraint, base_type, file_variable, resolve, shown_bound, variable_name
 from shared.errors import HeadraceError
 
@@ -87,15 +87,21 @@ class SettingsCommand(click.Command):
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
-            # Of `-tp` only `-t` is told.
-            name = next((word for word in given if word[:2] == error.option_name), error.option_name)
-            if (hint := advice(name)) is not None:
-                raise click.UsageError(f"No such option '{name}'. {hint}.", ctx) from None
+            told = self.explain(_as_typed(error.option_name, given, self._names()))
+            if told is not None:
+                raise click.UsageError(told, ctx) from None
             raise
         except click.UsageError as error:
             if error.message.startswith("Got unexpected extra argument") and (rule := _rule_of_arguments(self)):
                 raise click.UsageError(f"{error.message}. {rule}", ctx) from None
             raise
+
+    def explain(self, option: str) -> str | None:
+        """Return what to say of an option that there is not, as it was typed; None for click's own words."""
+        return explain(option, self.name or "", self._names())
+
+    def _names(self) -> set[str]:
+        return {name for parameter in self.params for name in (*parameter.opts, *parameter.secondary_opts)}
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run it."""
@@ -112,6 +118,15 @@ class SettingsCommand(click.Command):
         for section, records in sections.items():
             with formatter.section(section):
                 formatter.write_dl(records)
+
+
+def _as_typed(option: str, given: Sequence[str], known: Collection[str]) -> str:
+    """Return the word that an option was part of: of `-tp` click tells `-t`, and of `-hf` (where `-h` is one) `-f`."""
+    words = [word.split("=")[0] for word in given]
+    if option.startswith("--") or option in words:
+        return option
+    clusters = (word for word in words if word.startswith("-") and word[:2] != "--" and option[1:] in word[1:])
+    return next((word for word in clusters if word not in known), option)
 
 
 def _rule_of_arguments(command: click.Command) -> str | None:

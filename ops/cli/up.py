@@ -6,8 +6,6 @@ import dataclasses
 import os
 from typing import Any
 
-import click
-
 from gateway.config import GatewayConfig
 from gpu_worker.start.config import WorkerConfig
 from ops.cli.options import SettingOption, SettingsCommand, options, resolve_settings
@@ -36,16 +34,12 @@ def run(**values: Any) -> int:
 class UpCommand(SettingsCommand):
     """`headrace up`, which chooses some settings of its parts itself: who gives one is told who takes it."""
 
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Read the options."""
-        try:
-            return super().parse_args(ctx, args)
-        except click.NoSuchOption as error:
-            name = error.option_name.removeprefix("--").replace("-", "_")
-            if name not in CHOSEN_SETTINGS:
-                raise
-            told = f"`headrace up` chooses this itself; {_OF_PARTS.get(name, _OF_GATEWAYS)}"
-            raise click.UsageError(f"No such option '{error.option_name}': {told}.", ctx) from None
+    def explain(self, option: str) -> str | None:
+        """Return what to say of an option that there is not."""
+        name = option.removeprefix("--").replace("-", "_")
+        if name not in CHOSEN_SETTINGS:
+            return super().explain(option)
+        return f"No such option '{option}': `headrace up` chooses this itself; {_OF_PARTS.get(name, _OF_GATEWAYS)}."
 
 
 _OF_GATEWAYS = "`headrace gateway` has it: see ops/docs/two-hosts.md"

@@ -7,6 +7,7 @@ import re
 import yaml
 
 from ops.docs_site.configuration import page
+from ops.docs_site.other_options import page as other_options
 from tests.architecture.source import ROOT
 
 DOCS = ROOT / "ops" / "docs"
@@ -22,3 +23,8 @@ def test_every_page_is_in_the_sites_navigation() -> None:
     pages = {str(path.relative_to(DOCS)) for path in DOCS.glob("*.md")}
     assert pages - named == set()
     assert [name for name in named if not (DOCS / name).exists()] == []
+
+
+def test_page_of_other_servers_options_is_current() -> None:
+    current = (DOCS / "other-options.md").read_text(encoding="utf-8")
+    assert other_options() == current, "run: python -m ops.docs_site.other_options > ops/docs/other-options.md"

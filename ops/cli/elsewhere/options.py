@@ -1,0 +1,108 @@
+"""The table of options of other servers, and what whoever types one of them is told.
+
+An option that there is not is looked for in three places: among the options of other servers and what people guess,
+among the options of our other commands, and among those of this command whose names are like it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from collections.abc import Collection, Iterable, Iterator
+from functools import cache
+
+import click
+
+from ops.cli.elsewhere.llama_cpp import ROWS as LLAMA_CPP
+from ops.cli.elsewhere.others import GUESSED, OLLAMA, TGI
+from ops.cli.elsewhere.sglang import ROWS as SGLANG
+from ops.cli.elsewhere.vllm import ROWS as VLLM
+
+SERVERS = (("vLLM", VLLM), ("SGLang", SGLANG), ("llama.cpp", LLAMA_CPP), ("TGI", TGI), ("Ollama", OLLAMA))
+_SERVERS = ("up", "worker", "gateway")
+_COMMANDS = (*_SERVERS, "chat", "publish")
+_LIKENESS = 0.6
+_SHOWN = 3
+
+
+def rows() -> Iterator[tuple[str | None, str, str]]:
+    """Yield whose an option is (None: nobody's, people guess it), its name, and what stands for it here."""
+    for owner, told in (*SERVERS, (None, GUESSED)):
+        for advice, names in told:
+            for name in names.split():
+                yield owner, name, advice
+
+
+@cache
+def _table() -> dict[str, tuple[str | None, str]]:
+    return {name: (owner, advice) for owner, name, advice in rows()}
+
+
+def explain(option: str, command: str, known: Collection[str]) -> str | None:
+    """Return what to say of an option that a command does not have, beginning with "No such option"; None if nothing.
+
+    Args:
+        option: As it was typed, without its value.
+        command: The name of the command.
+        known: The options that the command has.
+    """
+    name = option.replace("_", "-") if option.startswith("--") else option
+    if name in known:
+        return f"No such option '{option}'. {did_you_mean([name])}"
+    # What a server's option is to `chat` is one of its own: `--temp`, `--max-new-tokens`.
+    if command not in _SERVERS and (near := nearest(name, known)):
+        return f"No such option '{option}'. {did_you_mean(near)}"
+    for found in (name, name.replace("--no-", "--", 1)):
+        if found in _table():
+            return _told(option, *_table()[found], known)
+    if others := [f"`headrace {other}`" for other in _COMMANDS if other != command and name in _options(other)][:2]:
+        has = "has" if len(others) == 1 else "have"
+        return f"No such option '{option}' of `headrace {command}`; {' and '.join(others)} {has} it."
+    near = nearest(name, known)
+    return f"No such option '{option}'. {did_you_mean(near)}" if near else None
+
+
+def nearest(option: str, known: Iterable[str]) -> list[str]:
+    """Return the options whose names are like this one, the most like first, then those that begin like it."""
+    names = sorted(known)
+    like = difflib.get_close_matches(option, names, _SHOWN, _LIKENESS)
+    if option.startswith("--") and len(option) > len("--"):
+        parts = set(option.removeprefix("--").split("-"))
+        like += [name for name in names if name not in like and parts <= set(name.removeprefix("--").split("-"))]
+        like += [name for name in names if name not in like and name.startswith(option)]
+    return like[:_SHOWN]
+
+
+def nearest_first(error: click.ClickException) -> click.ClickException:
+    """Return an error with what was meant in the order of likeness, where click would sort these names by letter."""
+    if not isinstance(error, click.NoSuchOption) or error.ctx is None:
+        return error
+    known = {name for parameter in error.ctx.command.get_params(error.ctx) for name in parameter.opts}
+    near = nearest(error.option_name, known)
+    return click.UsageError(f"{error.message} {did_you_mean(near)}", error.ctx) if near else error
+
+
+def did_you_mean(names: list[str]) -> str:
+    """Ask whether one of these names was meant; the nearest stands first."""
+    quoted = [f"'{name}'" for name in names]
+    return f"Did you mean {' or '.join([', '.join(quoted[:-1]), quoted[-1]] if quoted[1:] else quoted)}?"
+
+
+def _told(option: str, owner: str | None, advice: str, known: Collection[str]) -> str:
+    whose = f" ({owner}'s)" if owner else ""
+    return f"No such option '{option}'{whose}: {_instead(advice, known)}."
+
+
+def _instead(advice: str, known: Collection[str]) -> str:
+    """Return the advice; one that only names an option says what to do with it, or which command has it."""
+    name = advice.split()[0].rstrip(",;:")
+    if not name.startswith("--") or "of `headrace" in advice:
+        return advice
+    if name in known:
+        return f"use {advice}"
+    return f"`headrace {next(other for other in _COMMANDS if name in _options(other))}` has {advice}"
+
+
+def _options(command: str) -> set[str]:
+    found: click.Command = importlib.import_module(f"ops.cli.{command}").command
+    return {name for parameter in found.params for name in (*parameter.opts, *parameter.secondary_opts)}

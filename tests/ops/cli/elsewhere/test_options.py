@@ -1,0 +1,93 @@
+"""Options of other servers: advice is about none that we have, names only what there is, and reaches who types one."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from pathlib import Path
+
+import click
+import pytest
+
+import ops
+from ops.cli.elsewhere.options import explain, nearest, rows
+from ops.cli.gateway import command as gateway
+from ops.cli.keys import command as keys
+from ops.cli.up import command as up
+from ops.cli.worker import command as worker
+
+NAMES = [name for _, name, _ in rows()]
+PAGES = Path(ops.__file__).parent / "docs"
+# What the documentation of the others names first; none of it may be without an answer.
+WELL_KNOWN = """
+--tensor-parallel-size -tp --trust-remote-code --enforce-eager --swap-space --max-loras --api-server-count --uds
+--mem-fraction-static --context-length --disable-radix-cache --schedule-policy --nnodes --enable-torch-compile
+-ngl -c --ctx-size -np -fa -hf -ctk --mlock --n-gpu-layers --jinja --temp --lora --mmproj --api-key-file -t -v
+--num-shard --max-input-tokens --max-total-tokens --quantize --model-id --keepalive --format --gpu --cpu --debug
+"""
+
+
+def _options(*commands: click.Command) -> set[str]:
+    return {name for command in commands for option in command.params for name in option.opts + option.secondary_opts}
+
+
+def _explained(option: str, command: click.Command) -> str | None:
+    return explain(option, command.name or "", _options(command))
+
+
+def test_advice_is_for_options_that_up_and_worker_lack_each_once() -> None:
+    assert _options(up, worker) & set(NAMES) == set()
+    assert [name for name, count in Counter(NAMES).items() if count > 1] == []
+
+
+def test_advice_names_options_that_there_are() -> None:
+    named = {name for _, _, text in rows() for name in re.findall(r"--[a-z][a-z-]+", text)}
+    assert named - _options(up, worker, gateway) == set()
+
+
+def test_pages_that_advice_names_exist() -> None:
+    named = {name for _, _, text in rows() for name in re.findall(r"ops/docs/([\w-]+\.md)", text)}
+    assert {"two-hosts.md", "gpu-fleet.md"} <= named
+    assert [name for name in named if not (PAGES / name).exists()] == []
+
+
+@pytest.mark.parametrize("command", [up, worker, gateway], ids=lambda command: str(command.name))
+def test_every_option_of_other_servers_is_answered(command: click.Command) -> None:
+    own = _options(command)
+    assert [name for name in set(NAMES) - own if _explained(name, command) is None] == []
+
+
+def test_well_known_options_are_in_the_table() -> None:
+    assert set(WELL_KNOWN.split()) <= set(NAMES)
+
+
+@pytest.mark.parametrize(
+    ("option", "command", "told"),
+    [
+        ("--trust_remote_code", up, "No such option '--trust_remote_code' (vLLM's): code of a checkpoint is never run"),
+        ("--model-path", up, "No such option '--model-path' (SGLang's): use --model."),
+        ("--model-path", gateway, "No such option '--model-path' (SGLang's): `headrace up` has --model."),
+        ("--no-mmap", worker, "No such option '--no-mmap' (llama.cpp's): this is chosen by itself: leave it out."),
+        ("--no-enable-chunked-prefill", up, "(vLLM's): this is always on: leave it out."),
+        ("--model", gateway, "of `headrace gateway`; `headrace up` and `headrace worker` have it."),
+        ("--port", worker, "of `headrace worker`; `headrace up` and `headrace gateway` have it."),
+        ("--max_model_len", up, "No such option '--max_model_len'. Did you mean '--max-model-len'?"),
+    ],
+)
+def test_who_types_another_servers_option_is_told_what_stands_for_it(
+    option: str, command: click.Command, told: str
+) -> None:
+    assert told in (_explained(option, command) or "")
+
+
+def test_an_option_like_no_other_is_not_explained() -> None:
+    assert _explained("--xyzzy", up) is None
+
+
+def test_the_most_like_name_is_told_first() -> None:
+    assert nearest("--modle", _options(up))[0] == "--model"
+    assert nearest("--wrokers", _options(up))[0] == "--workers"
+    assert nearest("--max-conc", _options(*keys.commands.values())) == ["--max-concurrent"]
+    # Not like it as a whole, but one of its words.
+    assert nearest("--blocks", _options(up))[0] == "--num-blocks"
+    assert nearest("--kv", _options(up)) == ["--kv-cache-bytes", "--kv-cache-dtype"]
