@@ -46,6 +46,8 @@ def _exit_status(command: Command) -> int:
     server.stdin.flush()
     if not select.select([server.stdout], [], [], TIMEOUT_S)[0]:
         server.kill()
+        # One command that hangs fails its own test, and not all that come after it.
+        _server.cache_clear()
         raise subprocess.TimeoutExpired(command.arguments, TIMEOUT_S)
     return int(server.stdout.readline())
 

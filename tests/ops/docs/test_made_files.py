@@ -33,7 +33,7 @@ def made_files() -> dict[str, Path]:
 def test_what_commands_make_is_ignored_by_git(tmp_path: Path) -> None:
     # Beside a key file lies the one that its writers lock.
     made = made_files() | {"keys.json.lock": ROOT / "ops/docs/security.md"}
-    assert {"first-key", "passwords.yaml", "key", "tls/ca.key", "acme.conf"} <= set(made)
+    assert {"mine/first-key", "mine/ca.key", "mine/there/passwords.yaml", "key", "tls/ca.key", "acme.conf"} <= set(made)
     subprocess.run(["git", "init", "-q", tmp_path], check=True)
     shutil.copy(ROOT / ".gitignore", tmp_path)
     for folder in {"tls", "jetstream", "nats-conf", "demo-int8"} & set(made):
