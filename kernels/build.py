@@ -1,27 +1,24 @@
 """Compiles the CPU kernels once per machine into a cache folder.
 
 The result is a shared library with a plain C interface, so nothing of torch or Python is compiled in: a build takes
-seconds, and one library serves every version of both. It is deliberately not linked against an OpenMP runtime: its
-calls bind to the one torch has already loaded, so that torch and the kernels share one team of threads.
+seconds, and one library serves every version of both. It is not linked against an OpenMP runtime, on purpose: its calls
+bind to the runtime that torch has loaded already, so that torch and the kernels share one team of threads.
 """
 
 from __future__ import annotations
 
 import hashlib
 import logging
-import os
 import platform
 import shutil
-import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from pathlib import Path
 
 from kernels import build_folder
-from shared.errors import HeadraceError
+from kernels.compilers import BUILD_TIMEOUT_S, POLL_INTERVAL_S, KernelBuildError, run_compilers
 
 logger = logging.getLogger(__name__)
 
@@ -93,29 +90,8 @@ COMPILE_FLAGS = (
 )
 LINK_FLAGS = ("-shared", "-nodefaultlibs")
 LIBRARIES = ("-lc", "-lm", "-lgcc")
-# Long enough for a machine whose processors are all taken: without the library a worker is many times slower.
-BUILD_TIMEOUT_S = 600.0
-_LOOK_EVERY_S = 0.2
-# Runs a compiler in a session of its own, and ends that session when nobody holds the other end of the pipe any more
-# that is the standard input: whichever signal has ended the worker, and however few processes it has reached.
-_GUARDED = """
-exec 3<&0
-{ read -r _ <&3; kill -KILL 0; } </dev/null >/dev/null 2>&1 &
-"$@" </dev/null 3<&-
-status=$?
-kill -KILL $!
-exit $status
-"""
 
 Progress = Callable[[int, int], None]
-
-
-class KernelBuildError(HeadraceError):
-    """The CPU kernels cannot be compiled here."""
-
-    def __init__(self, problem: str) -> None:
-        """Say what is missing or failed."""
-        super().__init__(problem)
 
 
 def cache_dir(environ: Mapping[str, str]) -> Path:
@@ -162,9 +138,9 @@ def build_library(directory: Path, progress: Progress | None = None) -> Path:
 
 @contextmanager
 def _only_builder(directory: Path, library: Path, progress: Progress) -> Iterator[None]:
-    """Hold a lock on the folder; go on without it once the library is there, or nobody can have built for so long.
+    """Wait for a lock on the folder, and hold it; who gets it removes what killed builds have left.
 
-    Who gets the lock removes what killed builds have left.
+    The wait ends without the lock when the library is there, and after the longest time that a build may take.
     """
     deadline = time.monotonic() + BUILD_TIMEOUT_S
     with ExitStack() as held:
@@ -175,7 +151,7 @@ def _only_builder(directory: Path, library: Path, progress: Progress) -> Iterato
                 break
             except BlockingIOError:
                 progress(0, len(SOURCES))
-                time.sleep(_LOOK_EVERY_S)
+                time.sleep(POLL_INTERVAL_S)
         yield
 
 
@@ -187,72 +163,19 @@ def _compile(compiler: str, workplace: Path, library: Path, progress: Progress) 
     """Compile the sources side by side, link them, and move the library into place."""
     objects = [workplace / f"{index}.o" for index in range(len(SOURCES))]
     linked = workplace / "linked.so"
-    with _lifeline() as lifeline, ExitStack() as compilers:
-        processes = []
-        for source, target in zip(SOURCES, objects, strict=True):
-            command = [compiler, *COMPILE_FLAGS, "-c", str(SOURCE_ROOT / source), "-o", str(target)]
-            process = compilers.enter_context(_start(command, lifeline))
-            # When one fails, the others are not waited for.
-            compilers.callback(_end, process)
-            processes.append(process)
-        for process in processes:
-            _finish(process, partial(_report, processes, progress))
-        command = [compiler, *LINK_FLAGS, *map(str, objects), "-o", str(linked), *LIBRARIES]
-        _finish(_start(command, lifeline), lambda: None)
+    commands = [
+        [compiler, *COMPILE_FLAGS, "-c", str(SOURCE_ROOT / source), "-o", str(target)]
+        for source, target in zip(SOURCES, objects, strict=True)
+    ]
+
+    def report(num_ended: int) -> None:
+        # The last one counts only when the library is linked.
+        progress(min(num_ended, len(SOURCES) - 1), len(SOURCES))
+
+    run_compilers(commands, report)
+    run_compilers([[compiler, *LINK_FLAGS, *map(str, objects), "-o", str(linked), *LIBRARIES]], lambda _: None)
     linked.replace(library)
     progress(len(SOURCES), len(SOURCES))
-
-
-def _report(processes: Sequence[subprocess.Popen[str]], progress: Progress) -> None:
-    """Report how many compilers have ended; the whole is done only when the library is linked."""
-    progress(min(sum(process.poll() is not None for process in processes), len(processes) - 1), len(processes))
-
-
-@contextmanager
-def _lifeline() -> Iterator[int]:
-    """Open a pipe whose other end this process alone holds, and return the end that compilers watch."""
-    watched, held = os.pipe()
-    try:
-        yield watched
-    finally:
-        os.close(watched)
-        os.close(held)
-
-
-def _start(command: list[str], lifeline: int) -> subprocess.Popen[str]:
-    """Start a compiler with a group of its own: what it starts ends with it, and all of it with this process."""
-    return subprocess.Popen(
-        ["/bin/sh", "-c", _GUARDED, "sh", *command],
-        stdin=lifeline,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-
-
-def _end(process: subprocess.Popen[str]) -> None:
-    """End a compiler that runs, and the programs that it has started."""
-    if process.poll() is None:
-        os.killpg(process.pid, signal.SIGKILL)
-
-
-def _finish(process: subprocess.Popen[str], waiting: Callable[[], None]) -> None:
-    """Wait for the end of a compiler, calling `waiting` meanwhile."""
-    deadline = time.monotonic() + BUILD_TIMEOUT_S
-    while True:
-        waiting()
-        try:
-            _, messages = process.communicate(timeout=_LOOK_EVERY_S)
-            break
-        except subprocess.TimeoutExpired:
-            if time.monotonic() < deadline:
-                continue
-            _end(process)
-            process.communicate()
-            raise KernelBuildError(f"the compiler did not finish within {BUILD_TIMEOUT_S:g} s") from None
-    if process.returncode:
-        raise KernelBuildError(f"the compiler failed: {messages.strip()[-2000:]}")
 
 
 def _fingerprint(compiler: str) -> str:

@@ -1,0 +1,112 @@
+"""What is known of a runner before anything is loaded: types, layout of the cache, memory that it needs."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+import torch
+
+from gpu_worker.execution.memory.budget import CacheDemand
+from gpu_worker.execution.memory.group_shares import GroupShares
+from gpu_worker.execution.memory.kv_cache import fixed_num_blocks
+from gpu_worker.execution.memory.state_pool import slot_bytes, state_pool_bytes
+from gpu_worker.execution.memory.state_sizes import num_sure_slots
+from gpu_worker.execution.runner_config import RunnerConfig, choose_dtype, choose_kv_cache_dtype
+from gpu_worker.models.config import ModelConfig
+from gpu_worker.models.decoder import is_fused
+from gpu_worker.models.layer_memory import cache_layout
+from gpu_worker.models.registry import read_model_config
+from gpu_worker.models.weights_size import weights_bytes
+from kernels.linear.dense import keeps_half
+
+
+@dataclass(frozen=True, slots=True)
+class BuildPlan:
+    """What follows from the settings and the model's files alone.
+
+    Attributes:
+        config: The settings.
+        model_config: The model's configuration.
+        dtype: What the model computes in.
+        kv_cache_dtype: Of keys and values.
+        device: Where it runs.
+        shares: How the cache's memory is divided among groups of layers.
+        demand: What the cache takes for a block, and at least.
+        fixed: The setting that fixes the size of the cache and the blocks that it means; None sizes it by memory.
+        weights_bytes: Memory of the weights.
+    """
+
+    config: RunnerConfig
+    model_config: ModelConfig
+    dtype: torch.dtype
+    kv_cache_dtype: torch.dtype
+    device: torch.device
+    shares: GroupShares
+    demand: CacheDemand
+    fixed: tuple[str, int] | None
+    weights_bytes: int
+
+    @property
+    def shared_demand(self) -> CacheDemand:
+        """The same demand with what the proposer of drafts keeps for each block."""
+        block_bytes = self.demand.block_bytes + self.config.proposer_block_bytes
+        return dataclasses.replace(self.demand, block_bytes=block_bytes)
+
+    @property
+    def state_bytes(self) -> int:
+        """Memory of the states of recurrent layers that are there however large the cache is."""
+        return state_pool_bytes(self.shares.layout, self.num_state_slots(0), self.config.max_draft_tokens)
+
+    def num_state_slots(self, num_blocks: int) -> int:
+        """Return the slots of states beside so many blocks."""
+        sure = num_sure_slots(self.config.max_num_seqs, has_blocks=self.demand.block_bytes > 0)
+        return sure + self.shares.num_checkpoints(num_blocks)
+
+    @property
+    def dtype_name(self) -> str:
+        """The type that the model computes in."""
+        return _dtype_name(self.dtype)
+
+    @property
+    def matrix_dtype_name(self) -> str:
+        """The type that matrices have in memory."""
+        stored = self.model_config.dtype
+        is_kept = keeps_half(stored, self.model_config.hidden_size, self.dtype, self.device)
+        return _dtype_name(stored if is_kept else self.dtype)
+
+
+def make_plan(config: RunnerConfig) -> BuildPlan:
+    """Read the model's configuration and settle what depends on it; nothing is loaded.
+
+    Raises:
+        HeadraceError: The model cannot be read.
+        ConfigError: A setting cannot be used.
+    """
+    device = torch.device(config.device)
+    model_config = read_model_config(config.model)
+    dtype = choose_dtype(config.dtype, model_config.dtype, device)
+    max_model_len = min(config.max_model_len or model_config.max_model_len, model_config.max_model_len)
+    kv_cache_dtype = choose_kv_cache_dtype(config.kv_cache_dtype, dtype, device)
+    layout = cache_layout(model_config).within(max_model_len)
+    if config.keeps_all_tokens or is_fused(model_config, dtype, device):
+        layout = layout.flat()
+    shares = GroupShares(
+        layout,
+        config.block_size,
+        max_model_len,
+        config.max_num_batched_tokens,
+        kv_cache_dtype,
+        slot_bytes(layout, config.max_draft_tokens),
+        config.state_checkpoint_ratio,
+    )
+    demand = shares.demand
+    weights = weights_bytes(
+        config.model, dtype, device, is_tied=model_config.tie_word_embeddings, names=model_config.block.names
+    )
+    fixed = fixed_num_blocks(config, demand)
+    return BuildPlan(config, model_config, dtype, kv_cache_dtype, device, shares, demand, fixed, weights)
+
+
+def _dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
