@@ -1,14 +1,16 @@
-"""Drafts by a smaller model with the same vocabulary, which keeps KV blocks of its own.
+"""Drafts by a smaller model with the same vocabulary, the draft model, which keeps KV blocks of its own.
 
-Each sequence has a double here: its tokens, then the draft of the last time. What was not accepted is taken back, and
-the double's `num_computed_tokens` catches up with the rest by the rule that all sequences follow. Draft tokens are
-sampled as the request's own, with the same uniform numbers: where the models' distributions agree, so do the samples.
+For each sequence of the batch the draft model has one of its own: the same tokens, then the draft that it made last.
+Before the next draft, rejected draft tokens are dropped, and its `num_computed_tokens` catches up with the tokens that
+are known now, as in the engine. Draft tokens are sampled with the request's own parameters and uniform numbers: where
+both models' distributions agree, so do the samples.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from collections.abc import Sequence as Values
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from gpu_worker.core.block_pool import BlockPool
@@ -21,7 +23,7 @@ from gpu_worker.speculative.plain_sampling import plain_sampling
 
 
 class DraftRunner(Protocol):
-    """Executes plans of doubles on the smaller model."""
+    """Executes plans on the draft model."""
 
     @property
     def block_size(self) -> int:
@@ -42,8 +44,8 @@ class DraftRunner(Protocol):
         ...
 
 
-class _Double:
-    """The smaller model's view of a sequence. The first `num_known` of its tokens are the sequence's own."""
+class _Shadow:
+    """A sequence as the draft model has it. The first `num_known` of its tokens are the original's own."""
 
     __slots__ = ("num_known", "sequence")
 
@@ -53,7 +55,7 @@ class _Double:
         self.sequence = Sequence(original.id, [], original.num_prompt_tokens, sampling, 0)
 
     def follow(self, token_ids: list[int]) -> list[int]:
-        """Take over the sequence's tokens, and return those that are new here; KV of rejected draft tokens is void."""
+        """Take over the original's tokens, and return those that are new here; rejected draft tokens are dropped."""
         mine = self.sequence.token_ids
         same, end = self.num_known, min(len(mine), len(token_ids))
         while same < end and mine[same] == token_ids[same]:
@@ -61,16 +63,31 @@ class _Double:
         new = token_ids[same:]
         mine[same:] = new
         self.num_known = len(mine)
-        # The last token is computed in any case, since a draft needs its logits.
+        # At least the last token is computed again, since the draft is sampled from its logits.
         self.sequence.num_computed_tokens = min(self.sequence.num_computed_tokens, same, len(mine) - 1)
         return new
 
 
-class DraftModelProposer:
-    """Owns the doubles of the batch's sequences and the blocks of the smaller model's cache.
+@dataclass(slots=True, eq=False)
+class _Drafting:
+    """A draft in the making.
 
-    Prompts are computed in chunks, some in every call, so that a long one delays nobody; until its double has caught
-    up, there is no draft for a sequence, nor where no block is free.
+    Attributes:
+        sequence: As the draft model has it.
+        num_wanted: Draft tokens at most.
+        token_ids: Those sampled so far.
+    """
+
+    sequence: Sequence
+    num_wanted: int
+    token_ids: list[int] = field(default_factory=list)
+
+
+class DraftModelProposer:
+    """Owns the draft model's sequences and the blocks of its cache.
+
+    Each call computes one step of prompts at most before it drafts, so that a long prompt delays nobody. A sequence
+    gets no draft until the draft model has caught up with it, nor where no block is free.
     """
 
     wants_hidden = False
@@ -81,8 +98,8 @@ class DraftModelProposer:
         """Draft with `runner`.
 
         Args:
-            runner: Runs the smaller model.
-            vocab_size: Tokens that the smaller model knows; a sequence with others gets no draft.
+            runner: Runs the draft model.
+            vocab_size: Tokens that the draft model knows; a sequence with others gets no draft.
             max_model_len: Tokens of a sequence that it can take.
             max_num_batched_tokens: Tokens to compute at once.
         """
@@ -91,75 +108,70 @@ class DraftModelProposer:
         self._max_model_len = max_model_len
         self._max_num_batched_tokens = max_num_batched_tokens
         self._pool = BlockPool(runner.num_blocks)
-        self._doubles: dict[Sequence, _Double | None] = {}
+        # None for a sequence with tokens that the draft model does not know.
+        self._shadows: dict[Sequence, _Shadow | None] = {}
 
     def propose(self, requests: Values[DraftRequest]) -> list[Draft]:
-        """Return the smaller model's tokens."""
-        doubles = [self._double(request) for request in requests]
-        drafts: list[list[int]] = [[] for _ in requests]
-        unfinished = self._run([index for index, double in enumerate(doubles) if double], doubles, drafts)
-        while unfinished := [index for index in unfinished if len(drafts[index]) < requests[index].num_tokens]:
-            unfinished = self._run(unfinished, doubles, drafts)
-        return [Draft(tuple(token_ids)) for token_ids in drafts]
+        """Return the draft model's tokens."""
+        drafts = [self._begin(request) for request in requests]
+        unfinished = [draft for draft in drafts if draft is not None]
+        while unfinished:
+            unfinished = [draft for draft in self._step(unfinished) if len(draft.token_ids) < draft.num_wanted]
+        return [Draft() if draft is None else Draft(tuple(draft.token_ids)) for draft in drafts]
 
     def observe(self, computed: Iterable[ComputedTokens]) -> None:
         """Ignore it."""
 
     def forget(self, sequence: Sequence) -> None:
-        """Drop a sequence's double and take its blocks back."""
-        double = self._doubles.pop(sequence, None)
-        if double is not None:
-            self._drop(double)
+        """Drop the draft model's sequence and take its blocks back."""
+        shadow = self._shadows.pop(sequence, None)
+        if shadow is not None:
+            self._drop(shadow)
 
-    def _double(self, request: DraftRequest) -> Sequence | None:
-        """Return the double, up to date and with blocks for the draft; None when it cannot have one."""
+    def _begin(self, request: DraftRequest) -> _Drafting | None:
+        """Bring the draft model's sequence up to date, with blocks for the draft; None when it cannot have one."""
         original = request.sequence
-        if original not in self._doubles:
-            self._doubles[original] = _Double(original)
-        double = self._doubles[original]
+        if original not in self._shadows:
+            self._shadows[original] = _Shadow(original)
+        shadow = self._shadows[original]
         num_tokens = len(original.token_ids) + request.num_tokens
-        if double is None or num_tokens > self._max_model_len:
+        if shadow is None or num_tokens > self._max_model_len:
             return None
-        if max(double.follow(original.token_ids), default=0) >= self._vocab_size:
-            self._drop(double)
-            self._doubles[original] = None
+        if max(shadow.follow(original.token_ids), default=0) >= self._vocab_size:
+            self._drop(shadow)
+            self._shadows[original] = None
             return None
-        table = double.sequence.block_table
+        table = shadow.sequence.block_table
         missing = -(-num_tokens // self._runner.block_size) - len(table)
         if missing > self._pool.num_available:
             return None
         table += self._pool.allocate(max(0, missing))
-        return double.sequence
+        return _Drafting(shadow.sequence, request.num_tokens)
 
-    def _drop(self, double: _Double) -> None:
-        self._pool.release(double.sequence.block_table)
-        self._runner.release([double.sequence])
+    def _drop(self, shadow: _Shadow) -> None:
+        self._pool.release(shadow.sequence.block_table)
+        self._runner.release([shadow.sequence])
 
-    def _run(self, indices: list[int], doubles: list[Sequence | None], drafts: list[list[int]]) -> list[int]:
-        """Compute what these doubles lack, as far as a step goes; add a token where that is all, and return where."""
+    def _step(self, drafts: list[_Drafting]) -> list[_Drafting]:
+        """Compute what sequences lack, in order, as far as one step goes; return those that got a token."""
         left = self._max_num_batched_tokens
         scheduled: list[ScheduledSequence] = []
-        scheduled_indices: list[int] = []
-        for index in indices:
-            double = doubles[index]
-            assert double is not None
-            num_tokens = min(double.num_uncomputed_tokens, left)
+        for draft in drafts:
+            sequence = draft.sequence
+            num_tokens = min(sequence.num_uncomputed_tokens, left)
             if num_tokens == 0:
                 break
             left -= num_tokens
-            samples = num_tokens == double.num_uncomputed_tokens
-            scheduled.append(ScheduledSequence(double, double.num_computed_tokens, num_tokens, samples))
-            scheduled_indices.append(index)
+            samples = num_tokens == sequence.num_uncomputed_tokens
+            scheduled.append(ScheduledSequence(sequence, sequence.num_computed_tokens, num_tokens, samples))
         if not scheduled:
             return []
-        plan = StepPlan(0, scheduled, self._max_num_batched_tokens - left)
+        result = self._runner.submit(StepPlan(0, scheduled, self._max_num_batched_tokens - left)).result()
         sampling = []
-        for index, item, sampled in zip(
-            scheduled_indices, scheduled, self._runner.submit(plan).result().sampled, strict=True
-        ):
+        for draft, item, sampled in zip(drafts[: len(scheduled)], scheduled, result.sampled, strict=True):
             item.sequence.num_computed_tokens += item.num_tokens
             if item.samples:
                 item.sequence.token_ids += sampled.token_ids
-                drafts[index] += sampled.token_ids
-                sampling.append(index)
+                draft.token_ids += sampled.token_ids
+                sampling.append(draft)
         return sampling

@@ -85,7 +85,7 @@ def check_nothing_is_left(traffic: Traffic, last: str) -> None:
     if isinstance(proposer, DraftModelProposer):
         proposer._pool.check_integrity()
         # The policy may have asked for no draft of the last one.
-        num_held = sum(len(double.sequence.block_table) for double in proposer._doubles.values() if double is not None)
+        num_held = sum(len(double.sequence.block_table) for double in proposer._shadows.values() if double is not None)
         assert proposer._pool.num_available == proposer._pool.num_blocks - num_held
 
 

@@ -133,4 +133,4 @@ def test_nothing_is_kept_of_sequences_that_the_smaller_model_cannot_take() -> No
         assert drafts_of(proposer, [DraftRequest(long, 2), DraftRequest(unknown, 2)]) == [(), ()]
         proposer.forget(long)
         proposer.forget(unknown)
-    assert not proposer._doubles
+    assert not proposer._shadows
