@@ -18,7 +18,8 @@ from typing import Any, cast
 
 import torch
 
-from kernels.build import KernelBuildError, Progress, build_library, cache_dir, kernels_allowed
+from kernels.build import Progress, build_library, cache_dir, kernels_allowed
+from kernels.compilers import KernelBuildError
 from kernels.cpu_abi import check_abi
 
 logger = logging.getLogger(__name__)

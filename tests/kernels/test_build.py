@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from kernels import build, build_folder
-from kernels.build import KernelBuildError, build_library, cache_dir
+from kernels.build import build_library, cache_dir
+from kernels.compilers import KernelBuildError
 from kernels.cpu_abi import AbiMismatchError
 from kernels.cpu_library import cpu_library, load_library
 
