@@ -145,10 +145,10 @@ class FrameReceiver:
             return
         delta = believable(delta, flight.request, flight.estimated_tokens, position + len(delta.token_ids))
         self._advance(flight, delta, now)
-        if delta.finish is None:
-            flight.sink.deliver(delta)
-        else:
+        if delta.finish is not None:
             self._finish(flight, delta, delta.finish, now)
+        elif not _is_announcement(delta):
+            flight.sink.deliver(delta)
 
     def _advance(self, flight: Flight, delta: Delta, now: float) -> None:
         if flight.emitted and (delta.token_ids or delta.finish is None):
@@ -219,3 +219,8 @@ class FrameReceiver:
             self._strays.clear()
         self._strays[attempt] = now
         return True
+
+
+def _is_announcement(delta: Delta) -> bool:
+    """Say whether a delta that is no end holds nothing: a worker has a suspect, whose prompt it has not read yet."""
+    return delta.prompt_tokens is None and not (delta.token_ids or delta.text)

@@ -133,6 +133,11 @@ def _stop(held: HeldRequest, event: SequenceEvent, reason: FinishReason) -> str 
     return last if last in held.request.sampling.stop_token_ids else None
 
 
+def announcement(held: HeldRequest) -> Delta:
+    """Return a delta that says nothing but who holds the request, before anything is known of its prompt."""
+    return Delta(held.request.id, held.request.epoch, len(held.request.emitted))
+
+
 def claim(held: HeldRequest, num_prompt_tokens: int) -> Delta:
     """Return the first delta of an attempt: the gateway learns from its frame which worker holds the request."""
     request = held.request

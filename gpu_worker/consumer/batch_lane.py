@@ -14,6 +14,7 @@ import time
 import msgspec
 
 from gpu_worker.consumer.batch_progress import ProgressRecords, is_due
+from gpu_worker.consumer.batch_subject import mismatch, queue_names
 from gpu_worker.consumer.batch_trials import BatchTrials
 from gpu_worker.consumer.held_request import HeldRequest, HeldRequests, log_fields
 from gpu_worker.consumer.intake import Intake
@@ -30,7 +31,6 @@ from shared.errors import BadRequestError, InvalidNameError
 from shared.log_limit import LogLimit
 from shared.messages import BatchResult, Cancel, Delta, FinishReason, Request
 from shared.sampling import SamplingDefaults, with_advice
-from shared.subjects import decode_name, is_batch_reply, reply_prefix
 
 PROGRESS_INTERVAL_S = 5.0
 _SAVED_TOKENS = 64
@@ -82,7 +82,7 @@ class BatchLane:
     def take(self, message: QueuedMessage) -> None:
         """Take a message from the queue."""
         try:
-            model, tenant = _names(message.subject)
+            model, tenant = queue_names(message.subject)
             request = read_request(message.data)
         except InvalidNameError as error:
             # Publishers may use encoded names only, so this is no job of a tenant, and nobody waits for a result.
@@ -94,7 +94,7 @@ class BatchLane:
         except UnreadableRequestError as error:
             self._refuse_unreadable(message, error, model, tenant)
             return
-        problem = _mismatch(request, model, tenant)
+        problem = mismatch(request, model, tenant)
         request = self._completed(request, model, tenant, message.stored_at)
         if problem is not None:
             self._refuse_unheld(message, request, problem)
@@ -103,6 +103,9 @@ class BatchLane:
         current = self._held.get(key)
         if current is not None and current.message.stream_seq == message.stream_seq:
             current.message = message
+            if current.is_looked_up:
+                # This worker was late to say that it is in progress, which is no failure of the request.
+                self._tasks.spawn(self._save(current), f"progress of {key}")
             return
         if current is not None:
             # Published twice; the first answers both.
@@ -115,9 +118,10 @@ class BatchLane:
         if request.deadline is not None and request.deadline <= time.time():
             self._end(held, "expired")
         elif message.num_delivered > 1:
+            held.is_looked_up = False
             self._tasks.spawn(self._resume(held), f"resume {held.key}")
         else:
-            self._intake.begin(held, self)
+            self._begin(held)
 
     def _completed(self, request: Request, model: str, tenant: str, stored_at: float) -> Request:
         """Return a request with the names of its subject, and with what its publisher has left out."""
@@ -137,12 +141,35 @@ class BatchLane:
         if not self._held.count("batch"):
             return
         for held in self._held:
-            if held.request.lane == "batch" and held.request.id in cancel.ids:
+            if held.request.lane != "batch" or held.request.id not in cancel.ids:
+                continue
+            if held.is_looked_up:
                 self._end(held, "cancelled", num_output=held.num_output_tokens)
+            else:
+                held.outcome = "cancelled"  # and ends as soon as it is known what it has
 
-    async def announce(self, held: HeldRequest, num_prompt_tokens: int) -> None:
-        """Record that a trial begins, so that the next worker knows of what this one has died."""
-        await self._progress.save(held)
+    def make_way(self) -> None:
+        """Give back what has produced nothing yet: people's suspects begin where nothing else can be to blame."""
+        for held in self._held:
+            is_waiting = held.is_parked or not held.is_looked_up
+            if held.request.lane == "batch" and held.is_without_output and not is_waiting:
+                self.give_back(held)
+
+    def give_back_suspects(self) -> None:
+        """Give back what waits for its trial: this worker drains."""
+        for held in self._held:
+            if held.is_parked:
+                self.give_back(held)
+
+    async def announce(self, held: HeldRequest) -> bool:
+        """Record that a trial begins, so that the next worker knows of what this one has died.
+
+        Who cannot be recorded waits, or it could kill one worker after the other.
+        """
+        is_recorded = await self._progress.save(held)
+        if not is_recorded and self._held.is_current(held):
+            self.trials.put_off(held)
+        return is_recorded
 
     def admitted(self, held: HeldRequest) -> None:
         """Do nothing: a batch request has no answer before its result."""
@@ -169,7 +196,8 @@ class BatchLane:
         """Let another worker do it, from where it is."""
         held.outcome = "handoff"
         self._remove(held)
-        self._tasks.spawn(self._hand_over(held), f"hand over {held.key}")
+        if held.is_looked_up:
+            self._tasks.spawn(self._hand_over(held), f"hand over {held.key}")
 
     async def save_progress(self) -> None:
         """Record what running requests have, where that has become much more."""
@@ -190,7 +218,8 @@ class BatchLane:
         if delta.logprobs:
             held.total_logprob += sum(entry.logprob for entry in delta.logprobs)
         held.num_output_tokens = delta.seq + len(delta.token_ids)
-        if held.num_failed and self.trials.note_output(held, len(delta.token_ids)):
+        is_cleared = held.num_failed and self.trials.note_output(held, len(delta.token_ids))
+        if is_cleared or (held.was_lost and is_due(held, time.monotonic())):
             self._tasks.spawn(self._save(held), f"progress of {held.key}")
         if delta.finish is not None:
             usage, held.vector = delta.finish.usage, delta.finish.vector
@@ -224,18 +253,13 @@ class BatchLane:
 
     async def _continue(self, held: HeldRequest) -> None:
         """Continue where the record of a request ends, after a trial if it is a suspect; or give it up."""
-        request, message = held.request, held.message
-        record = await self._progress.load(request.tenant, request.id, message)
+        await self._look_up(held)
         if not self._held.is_current(held):
-            return
-        held.num_failed = max(0, held.message.num_delivered - 1 - record.num_delivered)
-        if len(record.token_ids) > len(request.emitted):
-            # The prompt's echo is in the recorded text.
-            held.request = msgspec.structs.replace(request, emitted=record.token_ids, echo=False)
-            held.parts = [record.text]
-            held.total_logprob = record.total_logprob
-            held.resume(len(record.token_ids))
-        if held.num_failed >= self._max_attempts:
+            if held.outcome == "handoff":
+                await self._hand_over(held)
+        elif held.outcome == "cancelled":
+            self._end(held, "cancelled", num_output=held.num_output_tokens)
+        elif held.num_failed >= self._max_attempts:
             error = f"given up after {self._max_attempts} attempts: each lost its worker"
             self._end(held, "failed", error=error, letter=self._letter(held, error))
         elif held.num_failed:
@@ -244,7 +268,27 @@ class BatchLane:
             if self._held.is_current(held):
                 self.trials.add(held)
         else:
+            self._begin(held)
+
+    def _begin(self, held: HeldRequest) -> None:
+        if self.trials.is_clear():
             self._intake.begin(held, self)
+        else:
+            self.give_back(held)
+
+    async def _look_up(self, held: HeldRequest) -> None:
+        """Take from the record of a request what it has, and how many of its deliveries have failed since."""
+        request, num_delivered = held.request, held.message.num_delivered
+        record = await self._progress.find(held, lambda: self._held.is_current(held))
+        held.num_failed = max(0, num_delivered - 1 - record.num_delivered)
+        held.was_lost = held.num_failed > 0
+        if len(record.token_ids) > len(request.emitted):
+            # The prompt's echo is in the recorded text.
+            held.request = msgspec.structs.replace(request, emitted=record.token_ids, echo=False)
+            held.parts = [record.text]
+            held.total_logprob, held.in_reasoning = record.total_logprob, record.in_reasoning
+            held.resume(len(record.token_ids))
+        held.is_looked_up = True
 
     async def _save(self, held: HeldRequest) -> None:
         if held.request.lane == "batch" and self._held.is_current(held):
@@ -291,14 +335,14 @@ class BatchLane:
     def _result(self, held: HeldRequest, reason: FinishReason, num_output: int, error: str | None) -> BatchResult:
         request, sequence = held.request, held.sequence
         num_prompt = 0 if sequence is None else sequence.num_prompt_tokens
-        output = [] if sequence is None else sequence.token_ids[num_prompt : num_prompt + num_output]
+        output = request.emitted if sequence is None else sequence.token_ids[num_prompt : num_prompt + num_output]
         return BatchResult(
             id=request.id,
             model=request.model,
             tenant=request.tenant,
             text="".join(held.parts),
             finish=reason,
-            token_ids=tuple(output),
+            token_ids=tuple(output[:num_output]),
             prompt_tokens=num_prompt,
             completion_tokens=num_output,
             error=error,
@@ -334,24 +378,3 @@ class BatchLane:
         """Store that a job failed before anything was done about it."""
         held = HeldRequest(f"{request.tenant}/{request.id}", request, message)
         self._results.put(held.key, request, message, self._result(held, "failed", 0, error))
-
-
-def _names(subject: str) -> tuple[str, str]:
-    """Return the model and the tenant of a queue's subject, `hr.req.<model>.batch.<tenant>`.
-
-    Raises:
-        InvalidNameError: One of them is not the encoding of a name.
-    """
-    _, _, model, _, tenant = subject.split(".")
-    return decode_name(model), decode_name(tenant)
-
-
-def _mismatch(request: Request, model: str, tenant: str) -> str | None:
-    """Return what a job claims that its subject does not allow, or None."""
-    if request.tenant != tenant:
-        return f"the job says tenant {request.tenant[:64]!r}, but was published for tenant {tenant[:64]!r}"
-    if request.model != model:
-        return f"the job says model {request.model[:64]!r}, but was published for model {model[:64]!r}"
-    if request.reply is not None and not is_batch_reply(request.reply, tenant):
-        return f"reply must be a subject that begins with {reply_prefix(tenant)!r}"
-    return None

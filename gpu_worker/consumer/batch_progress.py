@@ -4,12 +4,17 @@ Written from time to time while it runs, several times a second where somebody f
 read when a request is delivered again. A worker continues after the tokens that are recorded, and deliveries up to the
 recorded one are no failed attempts: a drain is none, and progress clears the count. The delivery of a suspect counts
 once its trial has begun. A record is for one message and one revision of the model; any other is ignored.
+
+Who has lost a worker is recorded more often: what kills at a late token would otherwise be continued from far before
+that, again and again.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import logging
+from collections.abc import Callable
 
 import msgspec
 from nats.aio.client import Client
@@ -27,9 +32,13 @@ FOLLOWED_INTERVAL_S = 0.25
 # this, however long its text is.
 _RECORDED_TOKENS_PER_S = 8192
 
+_LOST_TOKENS = 32
+"""Of who has lost a worker, what it has is recorded when so many tokens have come since the last record."""
+
+_NUM_READS = 5
+_READ_INTERVAL_S = 1.0
 _TIMEOUT_S = 2.0
 _ERRORS: tuple[type[Exception], ...] = (APIError, *SEND_ERRORS)
-_UNREADABLE: tuple[type[Exception], ...] = (*_ERRORS, msgspec.MsgspecError)
 
 _log = logging.getLogger(__name__)
 
@@ -38,11 +47,13 @@ NO_PROGRESS = BatchProgress(b"", 0, "", 0)
 
 
 def is_due(held: HeldRequest, now: float) -> bool:
-    """Say whether the progress of a request that is followed is to be recorded again; `now` is monotonic time."""
-    if not held.request.is_followed or held.num_output_tokens <= held.num_recorded_tokens:
+    """Say whether a request that is followed, or has lost a worker, is to be recorded again; `now` is monotonic."""
+    num_new = held.num_output_tokens - held.num_recorded_tokens
+    is_at_risk = held.was_lost and num_new >= _LOST_TOKENS
+    if num_new <= 0 or not (held.request.is_followed or is_at_risk):
         return False
-    pause_s = max(FOLLOWED_INTERVAL_S, held.num_output_tokens / _RECORDED_TOKENS_PER_S)
-    return now >= held.recorded_at + pause_s
+    interval_s = 0.0 if is_at_risk else FOLLOWED_INTERVAL_S
+    return now >= held.recorded_at + max(interval_s, held.num_output_tokens / _RECORDED_TOKENS_PER_S)
 
 
 class ProgressRecords:
@@ -79,18 +90,42 @@ class ProgressRecords:
             return False
         return True
 
-    async def load(self, tenant: str, request_id: str, message: QueuedMessage) -> BatchProgress:
-        """Return the record of a request; an empty one when there is none that can be used."""
+    async def find(self, held: HeldRequest, is_wanted: Callable[[], bool]) -> BatchProgress:
+        """Return the record of a request, trying again while NATS does not answer and `is_wanted`.
+
+        Nobody is given up for want of a record, which may have made room for others: without one, deliveries before the
+        last count as no failures.
+        """
+        request, message = held.request, held.message
+        for _ in range(_NUM_READS):
+            record = await self.load(request.tenant, request.id, message)
+            if record is not None:
+                return record
+            await asyncio.sleep(_READ_INTERVAL_S)
+            if not is_wanted():
+                break
+        return _unknown(message)
+
+    async def load(self, tenant: str, request_id: str, message: QueuedMessage) -> BatchProgress | None:
+        """Return the record of a request, an empty one when there is none that can be used; None: NATS does not say."""
         try:
             found = await self._js.get_last_msg(PROGRESS_STREAM, progress_subject(tenant, request_id))
             record = self._decode(found.data or b"")
         except NotFoundError:
-            return NO_PROGRESS
-        except _UNREADABLE as error:
+            return _unknown(message)
+        except msgspec.MsgspecError as error:
+            _log.warning("progress of a batch request is malformed", extra={"id": request_id, "error": repr(error)})
+            return _unknown(message)
+        except _ERRORS as error:
             _log.warning("progress of a batch request not read", extra={"id": request_id, "error": repr(error)})
-            return NO_PROGRESS
+            return None
         if (record.digest, record.stream_seq) != (hashlib.sha256(message.data).digest(), message.stream_seq):
             return NO_PROGRESS
         if record.revision != self._revision:
             return msgspec.structs.replace(record, token_ids=(), text="")
         return record
+
+
+def _unknown(message: QueuedMessage) -> BatchProgress:
+    """Return what counts as the record of a request without one: its last delivery has failed, others are unknown."""
+    return msgspec.structs.replace(NO_PROGRESS, num_delivered=max(0, message.num_delivered - 2))

@@ -52,6 +52,11 @@ class BatchTrials:
         self._waiting.append(held)
         self._settled_at = time.monotonic() + SETTLE_S
 
+    def put_off(self, held: HeldRequest) -> None:
+        """Let a suspect wait again whose trial could not begin."""
+        self._tried, held.is_charged = None, False
+        self.add(held)
+
     def note_output(self, held: HeldRequest, num_tokens: int) -> bool:
         """Take note that a suspect has produced tokens; say whether it has just shown that it is harmless."""
         held.probation = max(0, held.probation - num_tokens)

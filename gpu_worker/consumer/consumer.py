@@ -95,6 +95,7 @@ class Consumer:
         self._gpu = gpu
         self._metrics = MetricsSource(engine, self._interactive_queue, self._batch_queue, batch, gpu, experts)
         batch.trials.is_clear = lambda: not interactive.has_suspect
+        interactive.make_way = batch.make_way
         outbox.on_unsent = self._abandon
         outbox.on_too_large = self._refuse_too_large
         outbox.is_heard = self._subscribers.has
@@ -185,6 +186,7 @@ class Consumer:
             await self.send_heartbeat()
         await asyncio.gather(self._interactive_queue.drain(), self._batch_queue.drain())
         self._interactive.give_back_waiting()
+        self._batch.give_back_suspects()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self._held.is_empty.wait()

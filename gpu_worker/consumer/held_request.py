@@ -54,6 +54,8 @@ class HeldRequest:
         first_output_at: Monotonic seconds of the first output that was written here; None before.
         probation: Tokens that it still has to produce while it is suspected of killing workers.
         num_failed: Deliveries of a batch request since its last progress that ended with their worker.
+        is_looked_up: What its record says of earlier deliveries is known, or this is the first.
+        was_lost: It has lost a worker; should it lose another, that is to find more of it recorded than usual.
         is_parked: It waits for its trial (`batch_trials`), and nothing is done about it.
         is_charged: Its trial has begun and has not cleared it: should this worker die now, that counts as its failure.
     """
@@ -76,6 +78,8 @@ class HeldRequest:
     recorded_at: float = 0.0
     probation: int = 0
     num_failed: int = 0
+    is_looked_up: bool = True
+    was_lost: bool = False
     is_parked: bool = False
     is_charged: bool = False
     first_output_at: float | None = None

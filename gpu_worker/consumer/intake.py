@@ -24,8 +24,8 @@ _log = logging.getLogger(__name__)
 class Lane(Protocol):
     """What intake tells a lane about a request."""
 
-    async def announce(self, held: HeldRequest, num_prompt_tokens: int) -> None:
-        """It goes to the engine next. A request on probation is claimed here, before the engine can die of it."""
+    async def announce(self, held: HeldRequest) -> bool:
+        """Make it known that a request on probation begins, before this worker can die of it; say whether it may."""
 
     def admitted(self, held: HeldRequest) -> None:
         """The engine has it."""
@@ -63,10 +63,27 @@ class Intake:
 
     def begin(self, held: HeldRequest, lane: Lane) -> None:
         """Take a request that has just been added to the table towards the engine; a long prompt takes a while."""
+        if held.probation:
+            self._tasks.spawn(self._announce_and_begin(held, lane), f"announce {held.key}")
+        else:
+            self._begin(held, lane)
+
+    async def _announce_and_begin(self, held: HeldRequest, lane: Lane) -> None:
+        # A tokenizer or a grammar can end the process as well as a kernel: nothing is done with it before.
+        try:
+            may_begin = await lane.announce(held)
+        except Exception as error:
+            if self._held.is_current(held):
+                self._reject(held, lane, error)
+            return
+        if may_begin and self._held.is_current(held):
+            self._begin(held, lane)
+
+    def _begin(self, held: HeldRequest, lane: Lane) -> None:
         try:
             prompt, prediction = self._reader.prompt(held.request), held.request.prediction
             is_short = isinstance(prompt, list) or self._encoder.is_short(prompt)
-            is_plain = not prediction and not held.probation and held.request.sampling.grammar is None
+            is_plain = not prediction and held.request.sampling.grammar is None
             if is_short and is_plain:
                 encoded = self._encode_now(held, prompt)
                 self._admit(held, lane, self._prompt_ids(held, encoded), [], None)
@@ -88,8 +105,6 @@ class Intake:
                 prediction_ids = (await self._encode(held, prediction, add_special_tokens=False)).token_ids
             is_wanted = partial(self._held.is_current, held)
             constraint = await self._constraints.constraint(held.request, is_wanted, in_reasoning=held.in_reasoning)
-            if held.probation and self._held.is_current(held):
-                await lane.announce(held, len(prompt_ids))
             if self._held.is_current(held):
                 self._admit(held, lane, prompt_ids, prediction_ids, constraint)
         except Exception as error:

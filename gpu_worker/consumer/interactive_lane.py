@@ -12,10 +12,11 @@ from __future__ import annotations
 import logging
 import re
 import time
+from collections.abc import Callable
 
 import msgspec
 
-from gpu_worker.consumer.answer import claim, ending
+from gpu_worker.consumer.answer import announcement, claim, ending
 from gpu_worker.consumer.cancellations import Cancellations
 from gpu_worker.consumer.gateway_watch import GatewayWatch
 from gpu_worker.consumer.held_request import HeldRequest, HeldRequests, log_fields
@@ -44,6 +45,7 @@ class InteractiveLane:
 
     Attributes:
         gateways: Which gateways still send heartbeats; the consumer feeds it.
+        make_way: Called when a suspect wants to begin: what else could be dangerous, and is not people's, is to go.
     """
 
     def __init__(self, intake: Intake, engine: EngineThread, held: HeldRequests, outbox: Outbox) -> None:
@@ -57,6 +59,7 @@ class InteractiveLane:
         self._suspect: HeldRequest | None = None
         self._reserved_until = 0.0
         self.gateways = GatewayWatch()
+        self.make_way: Callable[[], None] = lambda: None
 
     def take(self, message: QueuedMessage) -> None:
         """Take a message from the queue."""
@@ -122,27 +125,28 @@ class InteractiveLane:
             self._outbox.withdraw(held.request.reply, held.request.id, held.request.epoch)
         self._remove(held)
 
-    async def announce(self, held: HeldRequest, num_prompt_tokens: int) -> None:
-        """Claim a request on probation before the engine has it: if it kills this worker, its gateway knows."""
+    async def announce(self, held: HeldRequest) -> bool:
+        """Claim a request on probation before anything is done with it: if it kills this worker, its gateway knows."""
         assert held.request.reply is not None
-        self._put(held, claim(held, num_prompt_tokens))
+        self._put(held, announcement(held))
         try:
             await self._outbox.deliver(held.request.reply)
         except SEND_ERRORS as error:
             _log.warning("request on probation not announced", extra=log_fields(held.request) | {"error": repr(error)})
             if not self._held.is_current(held):
-                return
+                return False
             if self._outbox.withdraw(held.request.reply, held.request.id, held.request.epoch):
                 self.abandon(held)
             else:
                 # The claim is on its way and may still arrive; what `give_back` sends arrives after it.
                 self.give_back(held)
+            return False
+        return True
 
     def admitted(self, held: HeldRequest) -> None:
-        """Claim a request that the engine has, unless it has been announced."""
-        if held is not self._suspect:
-            assert held.sequence is not None
-            self._put(held, claim(held, held.sequence.num_prompt_tokens))
+        """Claim a request that the engine has, and tell what is known of its prompt by now."""
+        assert held.sequence is not None
+        self._put(held, claim(held, held.sequence.num_prompt_tokens))
 
     def refuse(self, held: HeldRequest, error: BadRequestError) -> None:
         """End a request that can never run."""
@@ -200,7 +204,10 @@ class InteractiveLane:
             return bool(request.emitted) or not self.has_suspect
         if self._suspect is not None:
             return False
-        if not any(held.is_untried for held in self._held):
+        is_alone = not any(held.is_untried for held in self._held)
+        # Beside people a batch prompt may take minutes, in which no new request would begin here.
+        self.make_way()
+        if is_alone:
             return True
         # Without this a stream of new requests would keep it away for ever.
         self._reserved_until = time.monotonic() + RESERVED_S

@@ -11,7 +11,7 @@ import pytest
 
 from gateway.errors import ApiError
 from shared.dead_letters import DeadLetter
-from shared.messages import Request
+from shared.messages import Delta, Request
 from shared.sampling import Sampling
 from shared.streams import DEAD_STREAM, INTERACTIVE_STREAM
 from shared.subjects import dead_letter_subject, request_subject
@@ -43,7 +43,11 @@ class ProbationRule:
 
 
 class MortalFleet:
-    """Workers that die of poison; each is replaced by a new one."""
+    """Workers that die of poison; each is replaced by a new one.
+
+    They die when it has produced its `deadly_token`, and with -1 when they read its prompt: before they claim it,
+    unless it is a suspect.
+    """
 
     def __init__(self, bench: Bench, size: int, deadly_token: int) -> None:
         self.bench = bench
@@ -85,6 +89,10 @@ class MortalFleet:
                 if not rule.may_begin(request):
                     await worker.refuse(request)
                     continue
+                if request.text == POISON and self.deadly_token < 0:
+                    if request.probation and request.reply is not None:
+                        await worker.send(request.reply, [Delta(request.id, request.epoch, len(request.emitted))])
+                    return
                 await worker.claim(request)
                 running[request.id] = (request, len(request.emitted))
             worker.forget_cancelled(running)
@@ -97,7 +105,11 @@ class MortalFleet:
 
 @pytest.mark.parametrize(
     ("num_workers", "deadly_token"),
-    [(1, 0), (2, 3), *(pytest.param(*pair, marks=pytest.mark.slow) for pair in [(1, 3), (2, 0), (3, 0), (3, 3)])],
+    [
+        (1, 0),
+        (2, 3),
+        *(pytest.param(*pair, marks=pytest.mark.slow) for pair in [(1, 3), (2, 0), (3, 0), (3, 3), (1, -1), (2, -1)]),
+    ],
 )
 async def test_poison_among_neighbours_is_quarantined_alone(bench: Bench, num_workers: int, deadly_token: int) -> None:
     fleet = MortalFleet(bench, num_workers, deadly_token)

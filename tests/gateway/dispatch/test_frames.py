@@ -131,6 +131,21 @@ async def test_claim_of_a_worker_that_serves_another_model_is_dropped(
     assert (flight.worker, flight.emitted) == ("fresh", [7])
 
 
+async def test_announcement_claims_a_flight_and_is_told_to_nobody(
+    flights: FlightTable, receiver: FrameReceiver, recorder: Recorder
+) -> None:
+    sink = ListSink()
+    flight = held(flights, "r", sink=sink)
+    flight.worker, flight.progressed_at = None, 0.0
+    receiver.accept(Frame("w", 1, [Delta("r", 0, 2)]))
+    assert flight.worker == "w"
+    assert flight.progressed_at > 0.0
+    assert sink.deltas == []
+    # What is known of its prompt comes behind it.
+    receiver.accept(Frame("w", 2, [Delta("r", 0, 2, prompt_tokens=3)]))
+    assert (flight.prompt_tokens, len(sink.deltas)) == (3, 1)
+
+
 async def test_jump_ahead_is_a_loss_and_a_repetition_is_not(
     flights: FlightTable, receiver: FrameReceiver, recorder: Recorder
 ) -> None:

@@ -83,7 +83,8 @@ async def test_suspect_is_claimed_before_the_engine_has_it(
     monkeypatch.setattr(engine, "add", lambda sequence: (events.append("added"), add(sequence)))
     answer = await gateway.ask(probation=1)
     assert events == ["delivered", "added"]
-    assert [delta.prompt_tokens is not None for delta in answer.deltas] == [True] + [False] * 8
+    # Nothing is known of its prompt when it is announced.
+    assert [delta.prompt_tokens is not None for delta in answer.deltas] == [False, True] + [False] * 8
 
 
 async def test_suspect_that_cannot_be_announced_is_left_to_the_queue(
@@ -200,9 +201,9 @@ async def test_suspect_begins_when_all_else_has_produced_a_token_although_new_re
     beside: list[bool] = []
     announce = lane.announce
 
-    async def watched_announce(suspect: HeldRequest, num_prompt_tokens: int) -> None:
+    async def watched_announce(suspect: HeldRequest) -> bool:
         beside.append(any(other.is_untried for other in held if other is not suspect))
-        await announce(suspect, num_prompt_tokens)
+        return await announce(suspect)
 
     monkeypatch.setattr(lane, "announce", watched_announce)
 

@@ -1,0 +1,268 @@
+"""Batch requests that are delivered again: what is known of them, when that is recorded, and for whom they make way."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+
+from gpu_worker.consumer import batch_progress, batch_trials
+from gpu_worker.consumer.batch_lane import BatchLane
+from gpu_worker.consumer.batch_progress import NO_PROGRESS, ProgressRecords, is_due
+from gpu_worker.consumer.held_request import HeldRequest, HeldRequests
+from gpu_worker.consumer.queued_message import REDELIVER, QueuedMessage
+from gpu_worker.text.prompt_encoder import PromptEncoder
+from shared.batch_progress import BatchProgress
+from shared.messages import BatchResult, Cancel, Request, encode
+from shared.sampling import Sampling
+from shared.streams import StreamLimits
+from shared.subjects import request_subject, result_subject
+from tests.gpu_worker.consumer.harness import RunningWorker, TestGateway, wait_until
+
+MakeWorker = Callable[..., Awaitable[RunningWorker]]
+
+
+class Records:
+    """What is recorded of requests, as far as it may be read and written."""
+
+    def __init__(self) -> None:
+        self.record = NO_PROGRESS
+        self.may_be_read = asyncio.Event()
+        self.may_be_written = True
+        self.saved: list[tuple[tuple[int, ...], int]] = []
+
+    async def find(self, held: HeldRequest, is_wanted: Callable[[], bool]) -> BatchProgress:
+        await self.may_be_read.wait()
+        return self.record
+
+    async def save(self, held: HeldRequest) -> bool:
+        if self.may_be_written:
+            num_good = held.message.num_delivered - held.num_failed - held.is_charged
+            self.saved.append((held.request.emitted, num_good))
+        return self.may_be_written
+
+
+class Bench:
+    """A batch lane whose requests begin nowhere."""
+
+    def __init__(self) -> None:
+        self.held, self.records = HeldRequests(), Records()
+        self.begun: list[str] = []
+        self.sent: list[bytes] = []
+        self.results: list[BatchResult] = []
+        nothing: Any = None
+        intake: Any = SimpleNamespace(begin=lambda held, lane: self.begun.append(held.request.id))
+        results: Any = SimpleNamespace(
+            has=lambda key, message: False,
+            put=lambda key, job, message, result, letter: self.results.append(result),
+        )
+        nats: Any = SimpleNamespace(send=lambda subject, data: self.sent.append(data))
+        records: Any = self.records
+        self.lane = BatchLane("w", 5, intake, nothing, self.held, nothing, results, records, nats)
+
+    def take(self, name: str, num_delivered: int) -> HeldRequest:
+        job = Request(id=name, model="m", tenant="acme", text="x")
+        subject = request_subject("m", "batch", "acme")
+        self.lane.take(QueuedMessage(subject, encode(job), "ack", len(name), num_delivered, 0))
+        held = self.held.get(f"acme/{name}")
+        assert held is not None
+        return held
+
+    async def settle(self) -> None:
+        await self.lane._tasks.wait()
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
+    monkeypatch.setattr(batch_trials, "SETTLE_S", 0.0)
+    return Bench()
+
+
+async def test_trial_that_cannot_be_recorded_does_not_begin(bench: Bench) -> None:
+    bench.records.may_be_read.set()
+    held = bench.take("suspect", 2)
+    await bench.settle()
+    bench.lane.trials.review()
+    assert (held.is_parked, held.is_charged) == (False, True)
+    bench.records.may_be_written = False
+    assert not await bench.lane.announce(held)
+    assert (held.is_parked, held.is_charged) == (True, False)
+    bench.records.may_be_written = True
+    bench.lane.trials.review()
+    assert await bench.lane.announce(held)
+    # It waited, which is no failure; now it begins.
+    assert bench.records.saved == [((), 1), ((), 0)]
+    assert bench.begun == ["suspect"] * 2
+
+
+async def test_request_given_back_while_its_record_is_read_keeps_what_is_recorded(bench: Bench) -> None:
+    held = bench.take("moved", 4)
+    await asyncio.sleep(0)
+    bench.lane.give_back(held)
+    bench.records.record = BatchProgress(b"", 0, "", 2, (5, 6), "ab")
+    bench.records.may_be_read.set()
+    await bench.settle()
+    # One of its deliveries has failed, and still counts.
+    assert bench.records.saved == [((5, 6), 3)]
+    assert (bench.sent, bench.begun) == ([REDELIVER], [])
+
+
+async def test_request_cancelled_while_its_record_is_read_ends_with_what_is_recorded(bench: Bench) -> None:
+    held = bench.take("cancelled", 2)
+    await asyncio.sleep(0)
+    bench.lane.cancel(Cancel(("cancelled",)))
+    bench.records.record = BatchProgress(b"", 0, "", 1, (5, 6), "ab", in_reasoning=True)
+    bench.records.may_be_read.set()
+    await bench.settle()
+    (result,) = bench.results
+    assert (result.finish, result.text, result.token_ids, result.completion_tokens, result.in_reasoning) == (
+        "cancelled",
+        "ab",
+        (5, 6),
+        2,
+        True,
+    )
+    assert not bench.held.is_current(held)
+
+
+async def test_cancelled_suspect_ends_with_what_is_recorded(bench: Bench) -> None:
+    bench.records.record = BatchProgress(b"", 0, "", 1, (5, 6), "ab")
+    bench.records.may_be_read.set()
+    held = bench.take("cancelled", 3)
+    await bench.settle()
+    assert held.is_parked
+    bench.lane.cancel(Cancel(("cancelled",)))
+    (result,) = bench.results
+    assert (result.finish, result.text, result.token_ids, result.completion_tokens) == ("cancelled", "ab", (5, 6), 2)
+    assert not bench.lane.trials.is_active
+
+
+async def test_delivery_to_the_worker_that_holds_it_is_no_failure(bench: Bench) -> None:
+    bench.records.may_be_read.set()
+    held = bench.take("slow", 2)
+    await bench.settle()
+    for num_delivered in (3, 4, 5, 6):
+        bench.take("slow", num_delivered)
+        await bench.settle()
+    assert (held.is_parked, held.num_failed) == (True, 1)
+    # Whoever gets it next finds that of six deliveries five are no failures.
+    assert bench.records.saved[-1] == ((), 5)
+
+
+async def test_what_has_produced_nothing_makes_way_for_a_suspect_of_people(bench: Bench) -> None:
+    bench.records.may_be_read.set()
+    parked, new, writing = bench.take("parked", 2), bench.take("new", 1), bench.take("writing", 1)
+    await bench.settle()
+    writing.num_output_tokens = 1
+    bench.lane.make_way()
+    await bench.settle()
+    assert {held.request.id for held in bench.held} == {"parked", "writing"}
+    assert parked.is_parked
+    assert bench.sent == [REDELIVER]
+    bench.lane.trials.is_clear = lambda: False
+    late = QueuedMessage(new.message.subject, new.message.data, "ack", 9, 1, 0)
+    bench.lane.take(late)
+    await bench.settle()
+    assert bench.sent == [REDELIVER] * 2
+    # Neither is a failure.
+    assert bench.records.saved[-2:] == [((), 1)] * 2
+    assert bench.begun == ["new", "writing"]
+
+
+async def test_worker_that_drains_gives_back_what_waits_for_its_trial(bench: Bench) -> None:
+    bench.records.may_be_read.set()
+    bench.take("parked", 2)
+    bench.take("new", 1)
+    await bench.settle()
+    bench.lane.give_back_suspects()
+    await bench.settle()
+    assert ([held.request.id for held in bench.held], bench.sent) == (["new"], [REDELIVER])
+    assert not bench.lane.trials.is_active
+
+
+@pytest.mark.parametrize(("num_unread", "num_failed"), [(0, 3), (3, 3), (9, 1)])
+async def test_record_that_nats_does_not_tell_is_asked_for_again_and_nobody_given_up_for_it(
+    monkeypatch: pytest.MonkeyPatch, num_unread: int, num_failed: int
+) -> None:
+    monkeypatch.setattr(batch_progress, "_READ_INTERVAL_S", 0.0)
+    nats: Any = SimpleNamespace(jetstream=lambda timeout: None)
+    records = ProgressRecords(nats, "revision")
+    answers: list[BatchProgress | None] = [*([None] * num_unread), BatchProgress(b"", 0, "", 6)]
+
+    async def load(tenant: str, request_id: str, message: QueuedMessage) -> BatchProgress | None:
+        return answers.pop(0)
+
+    monkeypatch.setattr(records, "load", load)
+    message = QueuedMessage("s", b"", "r", stream_seq=1, num_delivered=10, num_pending=0)
+    record = await records.find(HeldRequest("k", Request(id="r", model="m"), message), lambda: True)
+    assert message.num_delivered - 1 - record.num_delivered == num_failed
+
+
+async def test_request_whose_record_had_to_make_room_is_not_given_up(gateway: TestGateway) -> None:
+    message = QueuedMessage("s", b"job", "ack", stream_seq=7, num_delivered=9, num_pending=0)
+    record = await ProgressRecords(gateway.nats, "own").load("acme", "nobody", message)
+    assert record is not None
+    assert (record.num_delivered, record.token_ids) == (7, ())
+
+
+@pytest.mark.parametrize(("num_new", "was_lost", "after_s", "expected"), [
+    (32, True, 0.1, True), (31, True, 9.0, False), (32, False, 9.0, False), (8192, True, 0.9, False),
+])  # fmt: skip
+def test_who_has_lost_a_worker_is_recorded_more_often(
+    num_new: int, was_lost: bool, after_s: float, expected: bool
+) -> None:
+    message = QueuedMessage("s", b"", "r", stream_seq=1, num_delivered=2, num_pending=0)
+    held = HeldRequest("k", Request(id="r", model="m"), message, was_lost=was_lost, recorded_at=100.0)
+    held.num_output_tokens = num_new
+    assert is_due(held, 100.0 + after_s) is expected
+
+
+@pytest.mark.slow
+async def test_batch_prompt_makes_way_for_a_suspect_of_people_and_is_computed_after_it(
+    make_worker: MakeWorker, gateway: TestGateway
+) -> None:
+    worker = await make_worker(simulate=1500.0)
+    table = worker.worker.consumer._held
+    one_token = Sampling(max_tokens=1, ignore_eos=True)
+    job = gateway.request(lane="batch", tenant="t", reply=None, sampling=one_token)
+    await gateway.js.publish(request_subject(gateway.model, "batch", "t"), encode(job))
+    await wait_until(lambda: any(held.sequence is not None and held.is_without_output for held in table))
+    suspect = await gateway.publish(gateway.request(probation=1, sampling=one_token))
+    await suspect.claimed.wait()
+    assert table.count("batch") == 0
+    await suspect.wait()
+    subject = result_subject("t", job.id)
+    results = await gateway.js.subscribe(subject)
+    message = await results.next_msg(timeout=30)
+    result = msgspec.json.decode(message.data, type=BatchResult)
+    assert (result.finish, result.completion_tokens) == ("length", 1)
+
+
+@pytest.mark.slow
+async def test_job_that_kills_workers_while_its_prompt_is_read_is_given_up(
+    make_worker: MakeWorker, gateway: TestGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = 0
+
+    async def never_end(*_: Any, **__: Any) -> None:
+        nonlocal begun
+        begun += 1
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(PromptEncoder, "is_short", lambda *_: False)
+    monkeypatch.setattr(PromptEncoder, "encode", never_end)
+    limits = StreamLimits(ack_wait_s=1.0, batch_max_deliver=2)
+    job = gateway.request(lane="batch", tenant="t", reply=None)
+    await gateway.js.publish(request_subject(gateway.model, "batch", "t"), encode(job))
+    for num_begun in (1, 2):
+        worker = await make_worker(limits=limits)
+        await wait_until(lambda: begun == num_begun, 20)  # noqa: B023
+        await worker.nats.close()
+    await make_worker(limits=limits)
+    results = await gateway.js.subscribe(result_subject("t", job.id))
+    result = msgspec.json.decode((await results.next_msg(timeout=20)).data, type=BatchResult)
+    assert (result.finish, result.error) == ("failed", "given up after 2 attempts: each lost its worker")
