@@ -20,7 +20,7 @@ from shared.errors import DependencyError
 from shared.messages import PROTOCOL_VERSION, Request, encode
 from shared.subjects import dead_letter_subject
 
-DeadReason = Literal["worker_lost", "step_failed", "attempts_exhausted"]
+DeadReason = Literal["worker_lost", "attempts_exhausted"]
 
 # Room beside the payload for the subject and the headers of the publication.
 _MARGIN_BYTES = 1024
@@ -50,8 +50,8 @@ class DeadLetter(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="dea
 
     Attributes:
         request: As it would have been sent again: `emitted` holds what the client has received already.
-        reason: `worker_lost`: workers died or hung while they ran it. `step_failed`: the engine failed on it when it
-            ran alone. `attempts_exhausted`: given up after too many attempts for other causes.
+        reason: `worker_lost`: workers died or hung while they ran it. `attempts_exhausted`: given up after too many
+            attempts for other causes.
         error: Message that the client received.
         attempts: The failed attempts, oldest first.
         quarantined_by: Gateway or worker that wrote this.
@@ -72,7 +72,8 @@ class DeadLetter(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="dea
 async def publish_dead_letter(nats: Client, letter: DeadLetter) -> int:
     """Store a dead letter and return its number in the stream.
 
-    Two publications of one attempt of one request, by a gateway and by a worker, are stored once.
+    Two publications of one attempt of one request are stored once. What an operator retries is a new request of the
+    same id, which may be given up again at once: its time of creation tells it from the first.
 
     Raises:
         DependencyError: The stream is missing or does not answer.
@@ -80,7 +81,7 @@ async def publish_dead_letter(nats: Client, letter: DeadLetter) -> int:
     request = letter.request
     subject = dead_letter_subject(request.model, request.lane, request.tenant)
     payload = fit_dead_letter(letter, nats.max_payload - _MARGIN_BYTES)
-    headers = {"Nats-Msg-Id": f"{subject}/{request.id}/{request.epoch}"}
+    headers = {"Nats-Msg-Id": f"{subject}/{request.id}/{request.epoch}/{request.created}"}
     try:
         ack = await nats.jetstream().publish(subject, payload, timeout=_PUBLISH_TIMEOUT_S, headers=headers)
     except NoStreamResponseError as error:

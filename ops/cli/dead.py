@@ -42,8 +42,8 @@ class DeadConfig(AdminAccess):
 def command(ctx: click.Context, /, **values: Any) -> None:
     """List, show, retry and drop requests in quarantine.
 
-    A request is quarantined when its attempts took workers down, when the engine failed on it alone, or when it was
-    given up. Needs an administrator's credentials.
+    A request is quarantined when its attempts took workers down, or when it was given up. Needs an administrator's
+    credentials.
     """
     ctx.obj = resolve_settings(DeadConfig, values)
 

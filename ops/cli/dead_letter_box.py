@@ -21,6 +21,7 @@ from shared.streams import DEAD_STREAM, RESULTS_STREAM, StreamLimits, tenant_str
 from shared.subjects import dead_letter_filter, request_subject, result_subject
 
 _FINISHED = ("stop", "length")
+_QUEUE_FULL = 10077
 
 
 class NotRetriedError(HeadraceError):
@@ -86,7 +87,8 @@ class DeadLetterBox:
         An interactive request becomes a batch job of its tenant: the client who waited for it has been answered.
 
         Raises:
-            NotRetriedError: The request has a good result already, or its prompt was not kept.
+            NotRetriedError: The request has a good result already, its prompt was not kept, or its tenant's queue is
+                full.
             DependencyError: The queue refuses it or does not answer.
         """
         request = stored.letter.request
@@ -101,6 +103,10 @@ class DeadLetterBox:
             subject = request_subject(request.model, "batch", request.tenant)
             await self._js.publish(subject, encode(_fresh(request)), headers=headers)
         except (APIError, NatsError) as error:
+            if isinstance(error, APIError) and error.err_code == _QUEUE_FULL:
+                raise NotRetriedError(
+                    f"request {request.id!r}: the batch queue of tenant {request.tenant!r} is full; retry it later"
+                ) from error
             raise DependencyError(f"request {request.id!r} could not be put back: {error!r}") from error
         await self.drop(stored)
         return result

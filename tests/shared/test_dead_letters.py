@@ -54,6 +54,16 @@ async def test_same_attempt_told_by_gateway_and_worker_is_stored_once(nats: Clie
     assert numbers == [1, 1, 2, 3]
 
 
+async def test_request_that_is_given_up_again_right_after_a_retry_has_a_letter_again(nats: Client) -> None:
+    await ensure_streams(nats.jetstream(), StreamLimits())
+    first = letter(lane="batch", epoch=0)
+    retried = msgspec.structs.replace(first, request=msgspec.structs.replace(first.request, created=1_000.5))
+    number = await publish_dead_letter(nats, first)
+    await nats.jetstream().delete_msg(DEAD_STREAM, number)
+    number = await publish_dead_letter(nats, retried)
+    assert decode((await nats.jetstream().get_msg(DEAD_STREAM, number)).data or b"") == retried
+
+
 async def test_many_letters_of_one_tenant_push_out_its_own_only(nats: Client) -> None:
     await ensure_streams(nats.jetstream(), StreamLimits(dead_max_msgs_per_subject=2))
     for request_id, tenant in (("x", "quiet"), ("a", "loud"), ("b", "loud"), ("c", "loud")):

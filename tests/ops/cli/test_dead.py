@@ -12,11 +12,11 @@ import pytest
 from nats.aio.client import Client
 
 from ops.stack.ports import free_port
-from shared.batch_streams import batch_stream
+from shared.batch_streams import batch_stream, ensure_batch_stream
 from shared.dead_letters import DeadAttempt, DeadLetter, publish_dead_letter
 from shared.messages import BatchResult, FinishReason, Lane, Request, decode_request
 from shared.nats_connection import connect
-from shared.streams import StreamLimits, ensure_streams
+from shared.streams import StreamLimits, ensure_streams, tenant_stream_config
 from shared.subjects import result_subject
 from tests.integration.system import System
 from tests.ops.cli.command import headrace
@@ -160,6 +160,15 @@ def test_one_that_cannot_be_retried_keeps_no_other_from_it(server: NatsServer) -
     assert (done.returncode, done.stderr.count("has a result already")) == (2, 1)
     retried = [(each["id"], each["tenant"]) for each in map(json.loads, done.stdout.splitlines())]
     assert retried == [("one", "acme"), ("two", "b")]
+    assert _listed(server) == [("two", "acme", "batch")]
+
+
+def test_full_queue_of_one_tenant_keeps_no_other_from_a_retry(server: NatsServer) -> None:
+    full = tenant_stream_config("acme", StreamLimits(tenant_max_msgs=1))
+    _with_nats(server, lambda client: ensure_batch_stream(client.jetstream(), full))
+    done = _dead(server, "retry", "--all")
+    assert done.returncode == 2
+    assert done.stderr == "headrace: request 'two': the batch queue of tenant 'acme' is full; retry it later\n"
     assert _listed(server) == [("two", "acme", "batch")]
 
 
