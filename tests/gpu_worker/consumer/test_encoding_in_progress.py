@@ -61,7 +61,8 @@ async def test_suspect_is_announced_before_it_is_encoded_and_not_computed_when_i
     answer = await gateway.publish(request)
     await wait_until(lambda: encoder.num_started == 1)
     # Should the tokenizer or a grammar end the process, its gateway knows what has begun there.
-    await answer.claimed.wait()
+    async with asyncio.timeout(20):
+        await answer.claimed.wait()
     await gateway.cancel(request.id)
     await gateway.wait_until_acknowledged()
     encoder.may_go_on.set()

@@ -60,10 +60,10 @@ class Publisher:
         )
         await self._client.subscribe(f"hr.result.{TENANT}.*", cb=self._hear)
 
-    async def publish(self, job_id: str, seed: int, num_tokens: int = JOB_TOKENS) -> bool:
+    async def publish(self, job_id: str, seed: int, num_tokens: int = JOB_TOKENS, text: str = "job ") -> bool:
         """Publish a job once; whether NATS has acknowledged it."""
         sampling = {"max_tokens": num_tokens, "ignore_eos": True, "seed": seed, "temperature": 1.0}
-        job = {"id": job_id, "model": MODEL, "tenant": TENANT, "lane": "batch", "text": "job ", "sampling": sampling}
+        job = {"id": job_id, "model": MODEL, "tenant": TENANT, "lane": "batch", "text": text, "sampling": sampling}
         return await self.publish_encoded(job_id, json.dumps(job).encode())
 
     async def publish_encoded(self, job_id: str, job: bytes) -> bool:
@@ -76,9 +76,9 @@ class Publisher:
         self.published.append(job_id)
         return True
 
-    async def publish_surely(self, job_id: str, seed: int) -> None:
+    async def publish_surely(self, job_id: str, seed: int, num_tokens: int = JOB_TOKENS, text: str = "job ") -> None:
         """Publish a job, again and again until it is acknowledged."""
-        while not await self.publish(job_id, seed):  # noqa: ASYNC110
+        while not await self.publish(job_id, seed, num_tokens, text):  # noqa: ASYNC110
             await asyncio.sleep(0.2)
 
     async def results(self, job_ids: Sequence[str], timeout_s: float) -> dict[str, dict[str, Any]]:

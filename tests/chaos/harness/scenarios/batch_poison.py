@@ -1,4 +1,7 @@
-"""Batch jobs that kill every worker which begins them, among others: only they may fail, and no person notices."""
+"""Batch jobs that kill every worker which begins them, among others: only they may fail, and no person notices.
+
+They kill at one of several tokens, or when their prompt is read.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +13,15 @@ from tests.chaos.harness import aftermath
 from tests.chaos.harness.load import Load
 from tests.chaos.harness.mix import mixed_bodies, plain_bodies
 from tests.chaos.harness.outcome import Outcome
-from tests.chaos.harness.poisoned_worker import POISON_SEED
+from tests.chaos.harness.poisoned_worker import DEADLY_TEXT, POISON_SEED
 from tests.chaos.harness.scenarios.batch import NUM_KINDS, RESULTS_TIMEOUT_S, Publisher, judge, learn_results
 from tests.chaos.harness.system import System, SystemOptions
 
-NUM_JOBS = 16
+NUM_JOBS = 48
+_DEADLY_TOKENS = (0, None, 1, 9, 32, 99)
+"""After how many tokens each kind of poison kills; None: as a prompt."""
+
+_POISON_TOKENS = 140
 _PAUSE_S = 4.0
 _RESTART_S = 0.3
 # A job is delivered again ten seconds after the death of its worker, and dies of its sixth delivery.
@@ -37,7 +44,7 @@ async def poison(num_requests: int | None) -> Outcome:
         poisons, jobs = [], []
         for number in range(math.ceil((num_requests or NUM_JOBS) / NUM_KINDS)):
             poisons.append(f"poison-{number}")
-            await publisher.publish_surely(poisons[-1], POISON_SEED)
+            await _publish_poison(publisher, poisons[-1], _DEADLY_TOKENS[number % len(_DEADLY_TOKENS)])
             for kind in range(NUM_KINDS):
                 jobs.append(f"job-{number}-{kind}")
                 await publisher.publish_surely(jobs[-1], kind)
@@ -57,3 +64,10 @@ async def poison(num_requests: int | None) -> Outcome:
         await aftermath.check(system, load, outcome)
         await publisher.die()
     return outcome
+
+
+async def _publish_poison(publisher: Publisher, job_id: str, deadly_token: int | None) -> None:
+    if deadly_token is None:
+        await publisher.publish_surely(job_id, 0, text=DEADLY_TEXT)
+    else:
+        await publisher.publish_surely(job_id, POISON_SEED + deadly_token, _POISON_TOKENS)
