@@ -102,10 +102,7 @@ class BatchLane:
         key = f"{tenant}/{request.id}"
         current = self._held.get(key)
         if current is not None and current.message.stream_seq == message.stream_seq:
-            current.message = message
-            if current.is_looked_up:
-                # This worker was late to say that it is in progress, which is no failure of the request.
-                self._tasks.spawn(self._save(current), f"progress of {key}")
+            self._take_again(current, message)
             return
         if current is not None:
             # Published twice; the first answers both.
@@ -122,6 +119,12 @@ class BatchLane:
             self._tasks.spawn(self._resume(held), f"resume {held.key}")
         else:
             self._begin(held)
+
+    def _take_again(self, held: HeldRequest, message: QueuedMessage) -> None:
+        """Answer this delivery instead: the worker was late to say that it is in progress, which is no failure."""
+        held.message = message
+        if held.is_looked_up:
+            self._tasks.spawn(self._save(held), f"progress of {held.key}")
 
     def _completed(self, request: Request, model: str, tenant: str, stored_at: float) -> Request:
         """Return a request with the names of its subject, and with what its publisher has left out."""

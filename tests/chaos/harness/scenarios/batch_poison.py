@@ -25,7 +25,7 @@ _POISON_TOKENS = 140
 _PAUSE_S = 4.0
 _RESTART_S = 0.3
 # A job is delivered again ten seconds after the death of its worker, and dies of its sixth delivery.
-_GIVEN_UP_S = 2 * RESULTS_TIMEOUT_S
+_GIVEN_UP_S = 5 * RESULTS_TIMEOUT_S
 _OPTIONS = SystemOptions(num_workers=3, simulate_ms=5.0, worker_module="tests.chaos.harness.poisoned_worker")
 
 
