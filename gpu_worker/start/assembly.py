@@ -23,6 +23,7 @@ from gpu_worker.consumer.request_reader import RequestReader
 from gpu_worker.consumer.result_store import ResultStore
 from gpu_worker.consumer.step_relay import StepRelay
 from gpu_worker.consumer.tokenizer_service import TokenizerService
+from gpu_worker.core.scheduler_config import SchedulerConfig
 from gpu_worker.engine.engine import EngineStats
 from gpu_worker.engine.engine_thread import EngineThread
 from gpu_worker.start.engine_setup import EngineSetup
@@ -37,11 +38,32 @@ from shared.task_supervisor import TaskSupervisor
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Under which names a worker is known."""
+    """The names that a worker is known by.
+
+    Attributes:
+        worker: Its own, unique among all workers.
+        model: What clients ask for.
+        revision: Of what it serves (`model_revision`).
+    """
 
     worker: str
     model: str
     revision: str
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """What the model's files say, apart from its weights.
+
+    Attributes:
+        directory: Its configuration.
+        tokenizer: Its vocabulary and templates.
+        tasks: What it can be asked for.
+    """
+
+    directory: ModelDirectory
+    tokenizer: ModelTokenizer
+    tasks: ModelTasks
 
 
 class Worker:
@@ -58,47 +80,34 @@ class Worker:
         identity: Identity,
         nats: DirectClient,
         setup: EngineSetup,
-        directory: ModelDirectory,
-        tokenizer: ModelTokenizer,
-        model_tasks: ModelTasks,
+        model: ServedModel,
         limits: StreamLimits,
         observer: RequestObserver | None = None,
     ) -> None:
         """Put the parts together; nothing runs before `start`. Call it on the event loop."""
         relay, tasks = StepRelay(asyncio.get_running_loop()), TaskSupervisor()
         self.has_failed = tasks.has_failed
-        sizes, self._engine = setup.scheduler, EngineThread(setup.engine, relay.deliver)
-        pooled = PooledAnswers(model_tasks)
-        self._encoder = PromptEncoder(tokenizer, sizes.max_model_len, model_tasks.score_form)
-        held = _observed(observer)
-        capacity = PullCapacity(held, sizes)
-        reader = RequestReader(identity.model, directory, sizes.max_model_len, tokenizer, pooled)
+        sizes, tokenizer = setup.scheduler, model.tokenizer
+        self._engine = EngineThread(setup.engine, relay.deliver)
+        self._encoder = PromptEncoder(tokenizer, sizes.max_model_len, model.tasks.score_form)
         self._constraints = ConstraintSource(tokenizer)
+        self._service = TokenizerService(nats, identity.model, sizes.max_model_len, tokenizer, self._encoder)
+        held = HeldRequests()
+        if observer is not None:
+            held.on_remove = observer.removed
+        pooled, capacity = PooledAnswers(model.tasks), PullCapacity(held, sizes)
+        reader = RequestReader(identity.model, model.directory, sizes.max_model_len, tokenizer, pooled)
         intake = Intake(reader, self._encoder, self._constraints, self._engine, held, capacity)
         outbox = Outbox(nats, identity.worker, tasks)
-        source = HeartbeatSource(
-            identity.worker,
-            identity.model,
-            identity.revision,
-            self._engine,
-            held,
-            sizes.block_size,
-            sizes.max_model_len,
-            self._encoder.max_characters,
-            model_tasks.names,
-            tokenizer.chat_format,
-            directory.sampling_defaults,
-        )
-        self._service = TokenizerService(nats, identity.model, sizes.max_model_len, tokenizer, self._encoder)
         self.consumer = Consumer(
             nats=nats,
             engine=self._engine,
-            source=source,
+            source=self._heartbeat_source(identity, sizes, model, held),
             capacity=capacity,
             writer=AnswerWriter(tokenizer, pooled),
             outbox=outbox,
             interactive=InteractiveLane(intake, self._engine, held, outbox),
-            batch=self._batch_lane(identity, nats, limits, intake, held, outbox, directory, tokenizer.chat_format),
+            batch=self._batch_lane(identity, nats, limits, model, intake, held, outbox),
             limits=limits,
             tasks=tasks,
             gpu=GpuMonitor(setup.gpu_uuid),
@@ -106,16 +115,32 @@ class Worker:
         )
         relay.handle, relay.send = self.consumer.accept, outbox.send_now
 
+    def _heartbeat_source(
+        self, identity: Identity, sizes: SchedulerConfig, model: ServedModel, held: HeldRequests
+    ) -> HeartbeatSource:
+        return HeartbeatSource(
+            identity.worker,
+            identity.model,
+            identity.revision,
+            self._engine,
+            held,
+            sizes.block_size,
+            sizes.max_model_len,
+            max_prompt_characters=self._encoder.max_characters,
+            tasks=model.tasks.names,
+            chat_format=model.tokenizer.chat_format,
+            sampling_defaults=model.directory.sampling_defaults,
+        )
+
     def _batch_lane(
         self,
         identity: Identity,
         nats: DirectClient,
         limits: StreamLimits,
+        model: ServedModel,
         intake: Intake,
         held: HeldRequests,
         outbox: Outbox,
-        directory: ModelDirectory,
-        chat_format: str,
     ) -> BatchLane:
         return BatchLane(
             identity.worker,
@@ -127,8 +152,8 @@ class Worker:
             ResultStore(nats),
             ProgressRecords(nats, identity.revision),
             nats,
-            chat_format,
-            directory.sampling_defaults,
+            chat_format=model.tokenizer.chat_format,
+            sampling_defaults=model.directory.sampling_defaults,
         )
 
     @property
@@ -153,11 +178,3 @@ class Worker:
         await asyncio.to_thread(self._engine.stop)
         self._encoder.close()
         self._constraints.close()
-
-
-def _observed(observer: RequestObserver | None) -> HeldRequests:
-    """Return an empty table that tells an observer of what leaves it."""
-    held = HeldRequests()
-    if observer is not None:
-        held.on_remove = observer.removed
-    return held

@@ -24,7 +24,7 @@ from gpu_worker.consumer.consumer import Consumer
 from gpu_worker.consumer.request_observer import RequestObserver
 from gpu_worker.execution.start_up import StartUp
 from gpu_worker.quantization.gguf.model_file import SUFFIX
-from gpu_worker.start.assembly import Identity, Worker
+from gpu_worker.start.assembly import Identity, ServedModel, Worker
 from gpu_worker.start.config import WorkerConfig
 from gpu_worker.start.engine_setup import EngineSetup, build_engine
 from gpu_worker.start.health_port import HealthPort, bind_health_port
@@ -33,8 +33,8 @@ from gpu_worker.start.nats_check import check_nats
 from gpu_worker.start.observing import observing
 from gpu_worker.start.progress_bar import ProgressBar
 from gpu_worker.structured_output.grammar_tokenizer import UnsupportedTokenizerError
-from gpu_worker.text.model_directory import ModelDirectory, read_model_directory
-from gpu_worker.text.model_tasks import ModelTasks, read_model_tasks
+from gpu_worker.text.model_directory import read_model_directory
+from gpu_worker.text.model_tasks import read_model_tasks
 from gpu_worker.text.tokenizer import ChatSettings, ModelTokenizer
 from gpu_worker.text.vocabulary_check import check_vocabulary
 from shared.audit import audited_drain, nats_login
@@ -106,27 +106,34 @@ def _serve(config: WorkerConfig, identity: Identity, observer: RequestObserver) 
     check_nats(config, identity)
     health_socket = bind_health_port(config.health_host, config.health_port)
     start_up = StartUp(ProgressBar(sys.stderr))
-    directory = _model_directory(config)
-    tokenizer = ModelTokenizer(directory, ChatSettings(config.chat_format, config.allow_chat_template))
-    check_vocabulary(tokenizer, directory)
-    model_tasks = read_model_tasks(directory, tokenizer)
-    for task, reason in model_tasks.unserved.items():
-        _log.info("task not served", extra={"task": task, "reason": reason})
-    if model_tasks.generates:
-        _prepare_grammars(tokenizer)
-    setup = build_engine(config, directory, tokenizer, start_up)
+    model = _served_model(config)
+    setup = build_engine(config, model.directory, model.tokenizer, start_up)
     _log.info(start_up.summary())
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     gc.collect()
     gc.freeze()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_run(config, identity, directory, tokenizer, model_tasks, setup, health_socket, observer))
+        return runner.run(_run(config, identity, model, setup, health_socket, observer))
 
 
-def _model_directory(config: WorkerConfig) -> ModelDirectory:
+def _served_model(config: WorkerConfig) -> ServedModel:
+    """Read the model's files, apart from its weights.
+
+    Raises:
+        HeadraceError: They cannot be used.
+    """
     assert config.model is not None
     directory = read_model_directory(config.model)
-    return directory if config.sampling_defaults == "model" else dataclasses.replace(directory, sampling_defaults=None)
+    if config.sampling_defaults != "model":
+        directory = dataclasses.replace(directory, sampling_defaults=None)
+    tokenizer = ModelTokenizer(directory, ChatSettings(config.chat_format, config.allow_chat_template))
+    check_vocabulary(tokenizer, directory)
+    tasks = read_model_tasks(directory, tokenizer)
+    for task, reason in tasks.unserved.items():
+        _log.info("task not served", extra={"task": task, "reason": reason})
+    if tasks.generates:
+        _prepare_grammars(tokenizer)
+    return ServedModel(directory, tokenizer, tasks)
 
 
 def _prepare_grammars(tokenizer: ModelTokenizer) -> None:
@@ -140,9 +147,7 @@ def _prepare_grammars(tokenizer: ModelTokenizer) -> None:
 async def _run(
     config: WorkerConfig,
     identity: Identity,
-    directory: ModelDirectory,
-    tokenizer: ModelTokenizer,
-    model_tasks: ModelTasks,
+    model: ServedModel,
     setup: EngineSetup,
     health_socket: socket.socket | None,
     observer: RequestObserver,
@@ -153,7 +158,7 @@ async def _run(
     if not await _unless_stopping(connecting, stopping):
         return 0
     nats = connecting.result()
-    worker = Worker(identity, nats, setup, directory, tokenizer, model_tasks, StreamLimits(), observer)
+    worker = Worker(identity, nats, setup, model, StreamLimits(), observer)
     events.consumer = worker.consumer
     health = HealthPort(lambda: worker.stats, lambda: nats.is_connected)
     if health_socket is not None:

@@ -1,8 +1,8 @@
 """CUDA graphs of whole steps, at a few sizes, to which smaller steps are padded.
 
-A graph reads its step from one buffer at fixed places, and runs from the gathering of inputs to the logits, or to the
-hidden vectors where only some tokens are sampled behind. On a device without graphs the same body is called on the same
-padded buffer.
+A graph reads its step from fixed places in one buffer. It runs from the gathering of inputs up to the logits, or up to
+the hidden vectors where only some tokens are sampled behind. On a device without graphs, the same function is called on
+the same padded buffer.
 """
 
 from __future__ import annotations
@@ -12,13 +12,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from msgspec import structs
 
-from gpu_worker.core.draft import SEES_ALL
 from gpu_worker.execution.batch.graph_shapes import GraphShape
 from gpu_worker.execution.batch.layout import StepLayout
+from gpu_worker.execution.batch.padding import padded_layout, padding_layout
 from gpu_worker.execution.batch.state_layout import StateLayout, padded_states
 from gpu_worker.execution.batch.step_tensors import StagedStep, StepTensors
 from gpu_worker.execution.batch.transfers import Upload
@@ -67,8 +66,8 @@ class StepGraphs:
         self._device = device
         self._shapes = sorted(shapes, key=lambda shape: (shape.num_tokens, shape.query_len, shape.num_seqs))
         self._sizes = [shape.num_tokens for shape in self._shapes]
-        self._padding = _padding(self._sizes[-1], spare_row, num_windows)
-        self._nothing = _padding(0, 0, num_windows)
+        self._padding = padding_layout(self._sizes[-1], spare_row, num_windows)
+        self._no_step = padding_layout(0, 0, num_windows)
         self._buffer = torch.zeros(max(map(self._num_bytes, self._shapes)), dtype=torch.uint8, device=device)
         self._steps: dict[GraphShape, StepTensors] = {}
         self._launches: dict[GraphShape, Callable[[], ComputedRows]] = {}
@@ -106,7 +105,7 @@ class StepGraphs:
         """Launch a step; return what it makes of the layout's tokens, valid until the next step is launched."""
         num_tokens = len(layout.token_ids)
         upload = Upload(self._device, is_copied=True)
-        StagedStep(self._joined(layout, shape), upload)
+        StagedStep(self._padded(layout, shape), upload)
         upload.send_into(self._buffer)
         computed = self._launches[shape]()
         return ComputedRows(
@@ -115,15 +114,15 @@ class StepGraphs:
 
     def _staged(self, shape: GraphShape, upload: Upload) -> StagedStep:
         """Prepare to upload a step of padding alone."""
-        return StagedStep(self._joined(self._nothing, shape), upload)
+        return StagedStep(self._padded(self._no_step, shape), upload)
 
-    def _joined(self, layout: StepLayout, shape: GraphShape) -> StepLayout:
+    def _padded(self, layout: StepLayout, shape: GraphShape) -> StepLayout:
         """Pad a step, and its states."""
-        joined = _joined(layout, self._padding, shape)
+        padded = padded_layout(layout, self._padding, shape)
         if self._spare_slot is None:
-            return joined
-        states = StateLayout(self._nothing.rows) if layout.states is None else layout.states
-        return structs.replace(joined, states=padded_states(states, self._spare_slot, shape.num_seqs, shape.num_tokens))
+            return padded
+        states = StateLayout(self._no_step.rows) if layout.states is None else layout.states
+        return structs.replace(padded, states=padded_states(states, self._spare_slot, shape.num_seqs, shape.num_tokens))
 
     def _num_bytes(self, shape: GraphShape) -> int:
         upload = Upload(self._device, is_copied=True)
@@ -133,7 +132,7 @@ class StepGraphs:
     def _capture(self, step: StepTensors, shape: GraphShape, pool: Any) -> Callable[[], ComputedRows]:
         if pool is None:
             return lambda: self._body(step, shape)
-        # What is compiled or allocated at a first call must not be while capturing.
+        # The first call compiles and allocates, which must not happen while capturing.
         self._body(step, shape)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=pool):
@@ -148,7 +147,7 @@ class StepGraphs:
 
 
 class _Bytes:
-    """The memory of a tensor, without keeping others from using it."""
+    """The bytes of a tensor, which torch can read here without owning the memory."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         assert tensor.is_contiguous()
@@ -161,54 +160,11 @@ class _Bytes:
 
 
 def _alias(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a graph's result without keeping the other graphs of its pool from using the memory.
+    """Return a tensor over the memory of a graph's result, which does not own it.
 
-    The pool lives as long as the graphs, and a result is read before the next graph runs.
+    While a tensor owns that memory, no other graph of the pool can use it. It need not be owned: the pool lives as long
+    as the graphs, and a result is read before the next graph runs.
     """
     alias = torch.as_tensor(_Bytes(tensor), device=tensor.device).view(tensor.dtype).view(tensor.shape)
     assert alias.data_ptr() == tensor.data_ptr(), "a copy would show the results of the capture for ever"
     return alias
-
-
-def _padding(size: int, spare_row: int, num_windows: int) -> StepLayout:
-    """Return a step of sequences of one token that write no KV and attend to nothing."""
-    zeros, spare = np.zeros(size, dtype=np.int64), np.full(size, spare_row, dtype=np.int64)
-    starts, lengths = np.arange(size + 1, dtype=np.int32), np.zeros(size, dtype=np.int32)
-    nowhere = np.full(size, -1, dtype=np.int64)
-    windows = (nowhere,) * num_windows
-    return StepLayout(zeros, spare, zeros, nowhere, spare, starts, lengths, max_query_len=1, window_slots=windows)
-
-
-def _joined(layout: StepLayout, padding: StepLayout, shape: GraphShape) -> StepLayout:
-    """Pad a step.
-
-    Sequences of padding have one token each as far as there are tokens, then none. Tokens that are left belong to
-    nobody.
-    """
-    num_tokens, num_seqs = len(layout.token_ids), len(layout.rows)
-    tokens, seqs = slice(num_tokens, shape.num_tokens), slice(num_seqs, shape.num_seqs)
-    starts = padding.query_starts[1 : 1 + shape.num_seqs - num_seqs] + np.int32(num_tokens)
-    starts = np.minimum(starts, np.int32(shape.num_tokens))
-    tree_masks = num_kept = None
-    if shape.has_masks:
-        tree_masks = np.full(shape.num_tokens, SEES_ALL, dtype=np.int64)
-        if layout.tree_masks is not None:
-            tree_masks[:num_tokens] = layout.tree_masks
-        num_kept = np.zeros(shape.num_seqs, dtype=np.int32)
-        num_kept[:num_seqs] = np.diff(layout.query_starts) if layout.num_kept is None else layout.num_kept
-    return StepLayout(
-        np.concatenate((layout.token_ids, padding.token_ids[tokens])),
-        np.concatenate((layout.token_rows, padding.token_rows[tokens])),
-        np.concatenate((layout.positions, padding.positions[tokens])),
-        np.concatenate((layout.slots, padding.slots[tokens])),
-        np.concatenate((layout.rows, padding.rows[seqs])),
-        np.concatenate((layout.query_starts, starts)),
-        np.concatenate((layout.context_lens, padding.context_lens[seqs])),
-        shape.query_len,
-        tree_masks,
-        num_kept=num_kept,
-        window_slots=tuple(
-            np.concatenate((slots, nowhere[tokens]))
-            for slots, nowhere in zip(layout.window_slots, padding.window_slots, strict=True)
-        ),
-    )

@@ -1,7 +1,8 @@
-"""What steps left behind, kept as it is until the proposer is next asked for drafts.
+"""Tokens and hidden vectors of landed steps, kept until the proposer is next asked for drafts.
 
-Most steps of a batch that drafts nothing are never looked at: a sequence departs before anybody asks. What is kept of
-them is a reference. Decodes of the same sequences, one step after another, are shown as one chunk of each sequence.
+While a batch drafts nothing, most steps are never shown to the proposer, because their sequences depart first. So only
+references are kept, and what the proposer needs is worked out when it is asked. Consecutive decode steps of the same
+sequences are shown as one chunk of each sequence.
 """
 
 from __future__ import annotations
@@ -20,21 +21,21 @@ from gpu_worker.execution.drafts.proposer import ComputedTokens
 from gpu_worker.execution.drafts.verification import Accepted
 
 MAX_KEPT_TOKENS = 512
-"""Tokens of steps that are kept before the proposer is shown them in any case: their vectors take memory."""
+"""When more tokens are kept, the proposer is shown them even if it is not asked: their vectors take memory."""
 
 _FEW_ROWS = 64
-"""Of a sequence: more draft tokens than a step verifies, fewer tokens than most chunks of a prompt."""
+"""A sequence with so few rows decodes and verifies drafts; with more it has a chunk of a prompt."""
 
 
 class ComputedStep:
-    """What a step left behind of each sequence that goes on, worked out when somebody asks for it.
+    """What a landed step computed of each sequence that goes on. Iterate to work it out.
 
     Attributes:
         scheduled: The step's sequences.
         sampled: What it sampled for each.
         hidden: `[num_tokens, hidden_size]`, of all tokens of the layout.
         departed: Sequences that have left the batch since the step was submitted; they are not shown.
-        is_whole_decode: It computed one token of each sequence, all of which go on.
+        is_whole_decode: The step was a decode of all its sequences, without drafts, and all of them go on.
     """
 
     __slots__ = ("_accepted", "_layout", "_places", "departed", "hidden", "is_whole_decode", "sampled", "scheduled")
@@ -48,14 +49,14 @@ class ComputedStep:
         accepted: Accepted,
         departed: set[Sequence],
     ) -> None:
-        """Keep these, and which sequences failed: no others are known to go on by what is known now."""
+        """Keep references to these, and find out which sequences failed; that cannot be told later."""
         self.scheduled = scheduled
         self.hidden = hidden
         self.sampled = sampled
         self.departed = departed
         self._layout = layout
         self._accepted = accepted
-        # Where the step before failed, nobody knows which token this one computed.
+        # Where the step before failed for a sequence, the token that this step computed is not known.
         self._places = [
             place
             for place, item in enumerate(scheduled)
@@ -100,7 +101,7 @@ class ComputedStep:
 
 
 class DecodeRun:
-    """Steps of which each continues the one before: as one step that computed all their tokens."""
+    """Consecutive decode steps of the same sequences, shown as one step that computed all their tokens."""
 
     def __init__(self, steps: Values[ComputedStep]) -> None:
         """Keep the steps, at least one."""
@@ -153,9 +154,10 @@ class KeptSteps:
 
 
 def _apart(hidden: torch.Tensor, places: list[list[int]]) -> list[torch.Tensor]:
-    """Return the rows at these places, a part each: many are views, the few of all others are copied together.
+    """Return the rows at these places, one tensor a sequence.
 
-    A view keeps the whole step in memory, and may be kept for long.
+    Chunks of prompts are views. A view keeps the vectors of the whole step in memory, so the few rows of other
+    sequences are copied, in one operation for all.
     """
     few = [part for part in places if len(part) <= _FEW_ROWS]
     rows = uploaded(np.array([row for part in few for row in part], dtype=np.int64), hidden.device)

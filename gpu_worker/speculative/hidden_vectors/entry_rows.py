@@ -1,4 +1,4 @@
-"""Lays out the entries that a layer computes at once, and carries them to the device in one copy."""
+"""Lays out the entries that a draft layer computes at once, and carries them to the device in one copy."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gpu_worker.speculative.hidden_vectors.form import EntryStep
 
 
 class EntryRows:
-    """Owns a row for each sequence with entries, and its block table there, on the device too."""
+    """Owns a row of the layer's batch for each sequence that it has seen, with its block table on host and device."""
 
     def __init__(self, cache: KVCache, max_num_seqs: int, max_model_len: int, device: torch.device) -> None:
         """Make room for `max_num_seqs` sequences of at most `max_model_len` tokens, over the layer's `cache`."""

@@ -1,4 +1,4 @@
-"""What both forms of a layer that predicts hidden vectors, operation by operation and fused, promise."""
+"""What a layer that predicts hidden vectors is made of, and what its two forms, layered and fused, promise."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Candidates = tuple[list[int], list[float]]
 
 @dataclass(frozen=True, slots=True)
 class PairNorms:
-    """EAGLE-3: the layer's projections read the embedding and the hidden vector side by side, normalised by these.
+    """The input of EAGLE-3: attention reads the embedding and the hidden vector side by side, each normalised.
 
     Attributes:
         embedding, hidden: `[hidden_size]`.
@@ -34,7 +34,7 @@ class PairNorms:
 
 @dataclass(frozen=True, slots=True)
 class NormedJoin:
-    """Heads that checkpoints hold beside their model: from both vectors, each normalised, to the residual stream.
+    """The input of MTP heads: a projection of both vectors, each normalised, is the residual stream.
 
     Attributes:
         projection: Of the embedding and the hidden vector, side by side.
@@ -54,7 +54,7 @@ class LayerHead:
         matrix: `[num_features, hidden_size]`, or the model's own head.
         norm: `[hidden_size]`, applied before it; None is nothing.
         token_ids: `[num_features]` int32, the token of each feature; None where features are numbered as tokens.
-        hands_on_normed: What the layer yields, and reads of itself one token further, is normalised by `norm`.
+        hands_on_normed: The layer's result, which it reads itself at the next depth, is normalised by `norm`.
     """
 
     matrix: Projection | LMHead
@@ -69,8 +69,8 @@ class DraftLayerWeights:
 
     Attributes:
         embedding: Of tokens, in the type that the layer computes in.
-        inputs: How it begins; a plain projection, in EAGLE and EAGLE-2, is from an embedding and a hidden vector, side
-            by side, to the residual stream.
+        inputs: How the residual stream begins. In EAGLE and EAGLE-2 it is a plain projection of the embedding and the
+            hidden vector, side by side.
         layer: The rest of the layer.
         head: What tokens are drafted by.
         eps: Of its normalisations.
@@ -87,7 +87,7 @@ class DraftLayerWeights:
 
 @dataclass(frozen=True, slots=True)
 class EntryStep:
-    """The entries to compute at once, of all sequences end to end.
+    """The entries to compute at once, of all sequences end to end (`proposer` says what an entry is).
 
     Attributes:
         token_ids: `[num_tokens]` int64, the token behind each hidden vector.

@@ -1,4 +1,8 @@
-"""Hidden vectors of a sequence whose entries have not been computed yet."""
+"""The hidden vectors of a sequence for which the draft layer has not computed entries yet.
+
+Entry `i` of the layer's KV cache is computed from the model's hidden vector at position `i` and from token `i + 1`,
+which the model sampled from that vector. So the layer sees the sequence shifted by one token.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +14,10 @@ from gpu_worker.execution.drafts.proposer import ComputedTokens
 
 
 class PendingEntries:
-    """Owns the vectors, and the sequence as the layer sees it: entry `i` goes with token `i + 1`.
+    """Owns the vectors, which belong to neighbouring positions, and the sequence as the layer sees it.
 
     Attributes:
-        shifted: Has that token at position `i`.
+        shifted: The sequence without its first token: position `i` has token `i + 1`.
         start: Position of the first vector.
         count: Vectors that are kept.
     """
@@ -33,16 +37,16 @@ class PendingEntries:
 
     @property
     def has_prompt(self) -> bool:
-        """Say whether the first vector is one of the prompt."""
+        """Say whether the first vector belongs to the prompt."""
         return self.count > 0 and self.start < self.shifted.num_prompt_tokens
 
     def clear(self) -> None:
-        """Let all vectors go."""
+        """Drop all vectors."""
         self._chunks: list[torch.Tensor] = []
         self.start = self.count = 0
 
     def add(self, computed: ComputedTokens) -> None:
-        """Keep what a step computed; vectors that it does not follow go."""
+        """Keep the vectors that a step computed. Where they do not continue those kept so far, those are dropped."""
         start, new = computed.start, computed.token_ids[1:]
         if not new:
             return
@@ -53,12 +57,13 @@ class PendingEntries:
         self.count += len(new)
         token_ids = self.shifted.token_ids
         if len(token_ids) != start:
+            # Drafts were rejected, or tokens came from the prefix cache: take the tokens up to here from the original.
             known = min(len(token_ids), start)
             token_ids[known:] = self._original.token_ids[known + 1 : start + 1]
         token_ids += new
 
     def take(self, count: int) -> tuple[ScheduledSequence, torch.Tensor]:
-        """Take the first `count` vectors, as the sequence's share of a step of the layer."""
+        """Remove the first `count` vectors; return them with the share of a step in which the layer computes them."""
         self.shifted.block_table = self._original.block_table
         rows = self._chunks[0] if len(self._chunks) == 1 else torch.cat(self._chunks)
         item = ScheduledSequence(self.shifted, self.start, count, False)

@@ -1,13 +1,18 @@
 """Drafts by a layer that predicts hidden vectors, whose KV cache has the blocks of the model's own.
 
-A sequence's entries lie in the blocks of its block table, so what is found in the prefix cache has entries already, and
-preemption and resumption need nothing. Steps leave hidden vectors behind; their entries are computed when drafts are
-asked for next, for all sequences at once, so that a batch that drafts nothing pays next to nothing. An entry that was
-never computed is what memory held, which is a number: drafts get worse by it, no more. So is the last entry of a block
-that several sequences share, where their next tokens differ.
+An *entry* is what the layer keeps of a position: keys and values made of a hidden vector of the model and of the token
+that follows it. The entries of a sequence lie in the blocks of its own block table. So blocks that are found in the
+prefix cache bring their entries along, and preemption and resumption need nothing more.
 
-A draft is the likeliest chain, and other candidates beside it, which cost no pass of the layer; how far to go on is
-settled by the layer's own probabilities, and by what a pass costs.
+Steps of the model leave hidden vectors behind. Their entries are computed when drafts are next asked for, for all
+sequences at once, so that a batch that drafts nothing pays next to nothing.
+
+Some entries are wrong: those that were never computed hold whatever the memory held, and the last entry of a shared
+block depends on the next token, which differs between sequences. The cache was zeroed, so that wrong entries are
+numbers all the same: they make drafts worse, never answers, because drafts are verified.
+
+A draft is the likeliest chain of tokens and, beside each token, other candidates of the same depth, which cost no pass
+of the layer. The chain ends where its probability no longer pays for another pass.
 
 Source: Li et al., "EAGLE" (arXiv 2401.15077), section 4.1, and "EAGLE-2" (arXiv 2406.16858), section 4.2, whose
 trees grow behind several tokens of a depth, where ours go on behind the likeliest only.
@@ -83,8 +88,9 @@ class HiddenVectorProposer:
                 vectors of decodes are dropped.
         """
         self._layer = layer
-        # When decoding is greedy, the layer's probabilities underestimate the acceptance rate; at temperature 1 they
-        # are about right. What a pass costs lies between what is best for either.
+        # A pass pays if its token is accepted with a probability above the cost of the pass. At temperature 1 the
+        # layer's probability is about the acceptance rate; when decoding is greedy, it underestimates that. The
+        # cost of a pass lies between the best thresholds of both.
         self._least_chance = min(0.9, layer.relative_cost)
         self._rows = rows
         self._max_num_batched_tokens = max_num_batched_tokens
@@ -93,7 +99,7 @@ class HiddenVectorProposer:
         self._num_kept = 0
 
     def observe(self, computed: Iterable[ComputedTokens]) -> None:
-        """Keep the hidden vectors; nothing is computed, unless they are too many."""
+        """Keep the hidden vectors; entries are computed only where too many vectors are kept."""
         for item in computed:
             pending = self._pending.get(item.sequence)
             if pending is None:
@@ -120,12 +126,12 @@ class HiddenVectorProposer:
         return drafts
 
     def _reaches_end(self, sequence: Sequence) -> bool:
-        """Say whether the last vector is the one before the sequence's last token."""
+        """Say whether the vectors reach up to the sequence's last token, which a draft follows."""
         pending = self._pending.get(sequence)
         return pending is not None and pending.count > 0 and pending.end == len(sequence.token_ids) - 1
 
     def _drafts(self, requests: list[DraftRequest]) -> list[Draft]:
-        """Return the drafts of sequences whose end is pending."""
+        """Compute the pending entries of these and of all other sequences, and draft behind these."""
         limits = [request.num_tokens for request in requests]
         step = self._pending_entries([request.sequence for request in requests], limits)
         num_candidates = min(max(limits), MAX_CANDIDATES)
@@ -140,9 +146,9 @@ class HiddenVectorProposer:
         return chain.draft()
 
     def _pending_entries(self, asked: list[Sequence], limits: list[int]) -> EntryStep:
-        """Take all entries that are pending; those of the sequences that were asked for come first.
+        """Return a step that computes all pending entries, those of the sequences `asked` for first.
 
-        More than may be computed at once are computed here, but for the last of each.
+        Where these are too many for one step, all but the last of each sequence are computed before.
         """
         first = set(asked)
         sequences = asked + [s for s, pending in self._pending.items() if pending.count and s not in first]
@@ -152,7 +158,7 @@ class HiddenVectorProposer:
         return self._taken([(sequence, self._pending[sequence].count) for sequence in sequences], limits)
 
     def _make_room(self) -> None:
-        """Compute the entries of prompts, less the last, and let all others go."""
+        """Compute the entries of prompts, all but the last of each sequence, and drop the vectors of decodes."""
         prompts = [sequence for sequence, pending in self._pending.items() if pending.has_prompt]
         for pending in self._pending.values():
             if not pending.has_prompt:

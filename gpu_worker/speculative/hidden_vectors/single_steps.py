@@ -1,4 +1,4 @@
-"""Steps of one token a sequence, one behind the other, described at once and without waiting for the device."""
+"""The decode steps of a draft, described all at once before their tokens are known, without waiting for the device."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _ALIGNED_ITEMS = 16
 
 
 class SingleSteps:
-    """Where the next tokens of a batch's sequences lie, whichever tokens they are.
+    """Positions and slots of the next tokens of a batch, one token of each sequence a step.
 
-    A sequence takes part in as many steps as its draft may have tokens behind the first. In later ones it is padding.
+    A sequence takes part in one step for each draft token behind its first. In later steps it is padding.
     """
 
     def __init__(self, context: AttentionContext, limits: torch.Tensor, num_steps: int) -> None:

@@ -15,7 +15,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 import ops
-from gpu_worker.start.assembly import Identity, Worker
+from gpu_worker.start.assembly import Identity, ServedModel, Worker
 from gpu_worker.start.config import WorkerConfig
 from gpu_worker.start.engine_setup import build_engine
 from gpu_worker.text.model_directory import read_model_directory
@@ -188,7 +188,7 @@ async def start_worker(url: str, model: str, limits: StreamLimits | None = None,
 
     nats = await connect(url, role="worker", name=name, on_disconnect=lost, on_reconnect=back)
     identity = Identity(name, model, "revision")
-    worker = Worker(identity, nats, setup, directory, TOKENIZER, TASKS, limits or StreamLimits())
+    worker = Worker(identity, nats, setup, ServedModel(directory, TOKENIZER, TASKS), limits or StreamLimits())
     running = RunningWorker(worker, nats, name)
     holder.append(running)
 
