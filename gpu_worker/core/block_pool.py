@@ -29,11 +29,6 @@ class BlockPool:
         """Blocks that `allocate` can hand out: blank ones and cached ones."""
         return len(self._blank) + len(self._cached)
 
-    @property
-    def num_cached(self) -> int:
-        """Blocks that nobody holds but whose content can still be found."""
-        return len(self._cached)
-
     def is_in_use(self, block: int) -> bool:
         """Say whether a sequence holds the block."""
         return self._ref_counts[block] > 0

@@ -46,11 +46,6 @@ class BatchRows:
         """Block tables of the layers that keep all tokens, `[num_rows, width]`, as this side knows them."""
         return self._whole.host
 
-    @property
-    def device_tables(self) -> torch.Tensor:
-        """The same on the device; on a CPU the same memory."""
-        return self._whole.device
-
     def block_tables(self, rows: torch.Tensor) -> torch.Tensor:
         """Return the block tables of these rows, on the device.
 

@@ -43,6 +43,9 @@ from gpu_worker.speculative.likeliest_tree import BranchingChain
 MAX_CANDIDATES = 8
 """Of a depth of a draft."""
 
+MAX_NUM_KEPT = 8192
+"""Hidden vectors. Above this limit, entries of prompts are computed at once, and the vectors of decodes are dropped."""
+
 
 class Layer(Protocol):
     """Predicts hidden vectors."""
@@ -70,22 +73,13 @@ class HiddenVectorProposer:
 
     wants_hidden = True
 
-    def __init__(
-        self,
-        layer: Layer,
-        rows: EntryRows,
-        *,
-        max_num_batched_tokens: int,
-        max_num_kept: int = 8192,
-    ) -> None:
+    def __init__(self, layer: Layer, rows: EntryRows, *, max_num_batched_tokens: int) -> None:
         """Draft by `layer`.
 
         Args:
             layer: Predicts hidden vectors.
             rows: Over the layer's cache, which holds numbers only.
             max_num_batched_tokens: Entries to compute at once.
-            max_num_kept: Hidden vectors to keep. Above this limit, entries of prompts are computed at once, and the
-                vectors of decodes are dropped.
         """
         self._layer = layer
         # A pass pays if its token is accepted with a probability above the cost of the pass. At temperature 1 the
@@ -94,7 +88,7 @@ class HiddenVectorProposer:
         self._least_chance = min(0.9, layer.relative_cost)
         self._rows = rows
         self._max_num_batched_tokens = max_num_batched_tokens
-        self._max_num_kept = max_num_kept
+        self._max_num_kept = MAX_NUM_KEPT
         self._pending: dict[Sequence, PendingEntries] = {}
         self._num_kept = 0
 

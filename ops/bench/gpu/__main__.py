@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     plan = Plan(
         suites=[suite.name for suite in chosen],
         bench=all_suites.__module__,
-        directory=Path(options.out or os.environ.get("OUT") or _RESULTS),
+        directory=Path(os.environ.get("OUT") or _RESULTS),
         command=" ".join(["python", "-m", "ops.bench.gpu", *(sys.argv[1:] if arguments is None else arguments)]),
         limit_s=options.limit_s,
         suite_limit_s=options.suite_limit_s,
@@ -67,7 +67,6 @@ def _parser(names: Sequence[str]) -> argparse.ArgumentParser:
     parser.add_argument("--only", action="append", metavar="NAME", help=only)
     parser.add_argument("--checks-only", action="store_true", help="compare with the oracles, time nothing")
     parser.add_argument("--dry-run", action="store_true", help="list what would run, and exit with code 2")
-    parser.add_argument("--out", metavar="DIR", help="where gpu.jsonl is appended to (default: OUT, else the results)")
     parser.add_argument("--time-anyway", action="store_true", help="time ops that are wrong, too; their records say so")
     limit = f"start nothing after this many seconds, and kill what still runs {GRACE_S:.0f} s later"
     parser.add_argument("--limit-s", type=float, default=500.0, help=limit)

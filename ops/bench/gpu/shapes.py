@@ -102,10 +102,6 @@ class ModelShape:
         """Return the model that is checked, which ends after so many layers."""
         return replace(self, fields={**self.fields, **self.checked}, num_layers=num_layers)
 
-    def with_fields(self, **fields: Any) -> ModelShape:
-        """Return the same with other fields."""
-        return replace(self, fields={**self.fields, **fields})
-
     def without(self, field: str) -> ModelShape:
         """Return the same without a field."""
         return replace(self, fields={name: value for name, value in self.fields.items() if name != field})

@@ -11,7 +11,7 @@ from gpu_worker.execution.runner_config import RunnerConfig
 from gpu_worker.text.model_directory import read_model_directory
 from gpu_worker.text.tokenizer import ModelTokenizer
 from ops.bench.quant.checkpoints import PLAIN
-from ops.bench.quant.result import Quality, Result
+from ops.bench.quant.result import Result
 from ops.demo_model.heldout import held_out_documents
 from ops.perplexity import most_likely_tokens, score
 
@@ -30,7 +30,7 @@ def with_quality(results: list[Result], models: dict[str, Path], num_threads: in
     text = ModelTokenizer(read_model_directory(models[PLAIN])).encode_text("".join(held_out_documents()))
     reference = most_likely(models[PLAIN], text, num_threads)
 
-    def measured(model: Path, kv_dtype: str = "auto") -> Quality:
+    def measured(model: Path, kv_dtype: str = "auto") -> dict[str, float]:
         return quality(model, text, reference, num_threads, kv_dtype)
 
     scored = [
@@ -44,13 +44,22 @@ def with_quality(results: list[Result], models: dict[str, Path], num_threads: in
 
 def quality(
     model: Path, text: Sequence[int], reference: Sequence[int], num_threads: int, kv_dtype: str = "auto"
-) -> Quality:
-    """Measure a model; `reference` is what `most_likely` returned for the plain one."""
+) -> dict[str, float]:
+    """Measure a model; `reference` is what `most_likely` returned for the plain one.
+
+    Returns:
+        What is recorded: the perplexity, at how many places its most likely token is that of the plain model, and how
+        many places there are.
+    """
     runner = build_runner(_runner_config(model, num_threads, kv_dtype))
     *_, last = score(runner, text, _CONTEXT, _STRIDE)
     chosen = most_likely_tokens(runner, text, _CONTEXT, _STRIDE)
     alike = sum(ours == theirs for ours, theirs in zip(chosen, reference, strict=True))
-    return Quality(last.perplexity, alike / len(reference), len(reference))
+    return {
+        "perplexity": round(last.perplexity, 4),
+        "same_token_percent": round(100 * alike / len(reference), 2),
+        "held_out_tokens": len(reference),
+    }
 
 
 def most_likely(model: Path, text: Sequence[int], num_threads: int) -> list[int]:

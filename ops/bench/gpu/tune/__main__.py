@@ -36,14 +36,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     names = [table.name for table in ALL_TABLES]
     parser.add_argument("--only", action="append", choices=names, help="a table to tune; may be given again")
-    parser.add_argument("--out", metavar="DIR", help="write below this folder (default: OUT, else the source tree)")
     parser.add_argument("--limit-s", type=float, default=500.0, help="start no entry after this many seconds")
     options = parser.parse_args(arguments)
     if not torch.cuda.is_available():
         print("Nothing was tuned: torch finds no CUDA device.", file=sys.stderr)
         return 2
     tables = [name for name in names if not options.only or name in options.only]
-    target = Path(options.out or os.environ.get("OUT") or ROOT)
+    target = Path(os.environ.get("OUT") or ROOT)
     return 0 if tune_tables(tables, target, options.limit_s) else 1
 
 

@@ -17,6 +17,8 @@ from ops.bench.gpu.timer import Timer
 _LEAST_GAIN = 0.01
 # A kernel is ahead of another way to compute the same when it is faster by more than measurements differ.
 _LEAST_LEAD = 0.02
+# Of errors in bfloat16.
+_TOLERANCE = 4e-3
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +73,11 @@ def entries_of(names: str, values: Iterable[Sequence[int]]) -> tuple[Entry, ...]
 
 
 def checks_at(
-    error: Callable[..., float], shapes: Iterable[tuple[object, ...]], tolerance: float = 4e-3
+    error: Callable[..., float], shapes: Iterable[tuple[object, ...]]
 ) -> Callable[[torch.device, Entry], list[Check]]:
     """Return what makes the checks of an entry: the error of a suite's checks, at shapes that it takes."""
     return lambda device, entry: [
-        Check("x".join(map(str, shape)), partial(error, device, *shape, entry=entry), tolerance) for shape in shapes
+        Check("x".join(map(str, shape)), partial(error, device, *shape, entry=entry), _TOLERANCE) for shape in shapes
     ]
 
 

@@ -40,7 +40,7 @@ def test_rows_and_device_tables_follow_random_traffic() -> None:
             table = item.sequence.block_table
             assert item.sequence.row == row < rows.spare
             assert rows.tables[row, : len(table)].tolist() == table
-            assert rows.device_tables[row, : len(table)].tolist() == table
+            assert rows.block_tables(torch.tensor([row]))[0, : len(table)].tolist() == table
         assert all(sequence.row is None for sequence in departed)
 
 
@@ -63,4 +63,4 @@ def test_table_whose_upload_was_never_sent_is_written_again_after_its_row_was_re
     (row,), newcomers = rows.place([item], upload)
     upload.send()
     assert newcomers == [sequence]
-    assert rows.device_tables[row].tolist() == [5, 7, 0, 0]
+    assert rows.block_tables(torch.tensor([row])).tolist() == [[5, 7, 0, 0]]

@@ -32,7 +32,7 @@ from ops.bench.gpu.suites import all_suites
 from ops.bench.gpu.table import check_lines
 from ops.bench.gpu.timer import Timing
 from tests.ops.bench.bare_machine import run_without
-from tests.ops.bench.gpu.step.tiny_models import CODES, CPU, DENSE, LLAMA, OTHER, QWEN
+from tests.ops.bench.gpu.step.tiny_models import CODES, CPU, DENSE, LLAMA, OTHER, QWEN, with_fields
 
 # A field of each whose change the check of logits must notice.
 WRONG: Mapping[str, dict[str, Any]] = {
@@ -100,7 +100,7 @@ def test_right_model_passes_the_checks(name: str) -> None:
 @pytest.mark.parametrize("name", ["qwen", *(pytest.param(name, marks=pytest.mark.slow) for name in OTHER)])
 def test_wrong_model_fails_the_check_of_logits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def wrong_model(shape: ModelShape, *rest: Any, **options: Any) -> object:
-        return random_model(shape.with_fields(**WRONG[name]), *rest, **options)
+        return random_model(with_fields(shape, **WRONG[name]), *rest, **options)
 
     monkeypatch.setattr(correctness, "random_model", wrong_model)
     shape = (DENSE | OTHER)[name].first(2).without(CODES)

@@ -22,8 +22,13 @@ CODES = "quantization_config"
 _COMMON = {"hidden_size": 64, "vocab_size": 300, "num_attention_heads": 4, "head_dim": 16}
 
 
+def with_fields(shape: ModelShape, **fields: Any) -> ModelShape:
+    """Return the same with other fields."""
+    return replace(shape, fields={**shape.fields, **fields})
+
+
 def _tiny(shape: ModelShape, num_layers: int, num_key_value_heads: int = 2, **fields: Any) -> ModelShape:
-    tiny = shape.with_fields(**_COMMON, num_key_value_heads=num_key_value_heads, **fields)
+    tiny = with_fields(shape, **_COMMON, num_key_value_heads=num_key_value_heads, **fields)
     return replace(tiny, name=f"tiny {shape.name}", num_layers=num_layers)
 
 
