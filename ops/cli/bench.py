@@ -54,6 +54,7 @@ def run(config: BenchEngineConfig) -> int:
     batches = _batches(config.batch)
     if config.json is not None:
         _check_writable(config.json)
+    click.echo(f"loading {config.model}", err=True)
     require("worker", "torch", "numpy", "safetensors")
     from ops.bench.engine import EngineBench, Load, read_bandwidth
 
@@ -66,7 +67,7 @@ def run(config: BenchEngineConfig) -> int:
         block_size=config.block_size,
         kv_dtype=config.kv_cache_dtype,
     )
-    click.echo(f"{bench.dtype}, memory read at {read_bandwidth() / 1e9:.1f} GB/s")
+    click.echo(f"{str(bench.dtype).removeprefix('torch.')}, memory read at {read_bandwidth() / 1e9:.1f} GB/s")
     heads = f"{'batch':>6} {'prefill tok/s':>14} {'decode tok/s':>13} {'step ms':>8} {'reads GB/s':>11}"
     click.echo(f"{heads} {'of fastest read':>16}")
     loads = [Load(batch, config.prompt, config.new) for batch in batches]

@@ -77,7 +77,7 @@ def run(config: PerplexityConfig) -> int:
     result = _last(score(runner, token_ids, context, stride), len(token_ids) - 1)
     click.echo(
         f"perplexity {result.perplexity:.4f} ({result.nats / result.num_tokens:.5f} nats a token, "
-        f"{result.num_tokens} tokens, context {context}, stride {stride}, {runner.dtype}, "
+        f"{result.num_tokens} tokens, context {context}, stride {stride}, {str(runner.dtype).removeprefix('torch.')}, "
         f"KV cache {config.kv_cache_dtype})"
     )
     return 0

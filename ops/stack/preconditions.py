@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 
 import msgspec
@@ -17,6 +18,7 @@ from gpu_worker.start.config import WorkerConfig
 from gpu_worker.start.settings_problem import EXIT_BAD_SETTINGS, SettingsProblem
 from ops.stack.console import Console
 from ops.stack.plan import Plan
+from ops.stack.wait_notice import EVERY_S
 from shared.config import resolve
 from shared.errors import ConfigError, HeadraceError
 
@@ -68,12 +70,8 @@ def _check_gateway(plan: Plan) -> None:
 
 def _check_worker(environ: Mapping[str, str], console: Console) -> None:
     """Ask in a process of its own, which ends: what it imports would stay in this one while the system runs."""
-    command = [sys.executable, "-P", "-m", "gpu_worker.start.settings_check"]
-    try:
-        done = subprocess.run(
-            command, env=dict(environ), stdin=subprocess.DEVNULL, capture_output=True, timeout=_CHECK_TIMEOUT_S
-        )
-    except subprocess.TimeoutExpired:
+    done = _run_told([sys.executable, "-P", "-m", "gpu_worker.start.settings_check"], environ, console)
+    if done is None:
         console.say("headrace", f"the worker's settings could not be checked within {_CHECK_TIMEOUT_S:g} s")
         return
     if done.returncode == EXIT_BAD_SETTINGS:
@@ -82,3 +80,24 @@ def _check_worker(environ: Mapping[str, str], console: Console) -> None:
     if done.returncode:
         reason = done.stderr.decode(errors="replace").strip().rpartition("\n")[2] or f"exit status {done.returncode}"
         console.say("headrace", f"the worker's settings could not be checked: {reason}")
+
+
+def _run_told(
+    command: list[str], environ: Mapping[str, str], console: Console
+) -> subprocess.CompletedProcess[bytes] | None:
+    """Run the check to its end, or None if it takes too long, and say so while it takes long."""
+    began = time.monotonic()
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, env=dict(environ), stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe) as process:
+        try:
+            while (passed := time.monotonic() - began) < _CHECK_TIMEOUT_S:
+                try:
+                    output, errors = process.communicate(timeout=min(EVERY_S, _CHECK_TIMEOUT_S - passed))
+                    return subprocess.CompletedProcess(command, process.returncode, output, errors)
+                except subprocess.TimeoutExpired:
+                    seconds = time.monotonic() - began
+                    console.say("headrace", f"waiting for {seconds:.0f} s: the model and its settings are looked at")
+        finally:
+            # Also whoever is interrupted leaves nothing behind.
+            process.kill()
+    return None

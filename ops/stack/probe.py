@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -11,6 +12,7 @@ from shared.errors import DependencyError
 
 ANSWER_TIMEOUT_S = 60.0
 NO_WORKER = "no worker has joined yet"
+READY = "ready"
 _PROMPT = "def "
 # A token, or what a model that generates none can do.
 _QUESTIONS: tuple[tuple[str, dict[str, Any]], ...] = (
@@ -20,8 +22,13 @@ _QUESTIONS: tuple[tuple[str, dict[str, Any]], ...] = (
 )
 
 
-async def first_generation(url: str, api_key: str) -> tuple[str | None, str]:
+async def first_generation(url: str, api_key: str, tell: Callable[[str], None]) -> tuple[str | None, str]:
     """Try to get one answer: a token, or else a vector or a score.
+
+    Args:
+        url: Where the gateway is.
+        api_key: A key of it.
+        tell: Is given what is waited for once the question is asked; its answer may take long.
 
     Returns:
         The served model's name once there was an answer, else None, and what is still missing.
@@ -36,6 +43,7 @@ async def first_generation(url: str, api_key: str) -> tuple[str | None, str]:
         if not answer.get("data"):
             return None, NO_WORKER
         model = answer["data"][0]["id"]
+        tell("the first answer")
         for path, question in _QUESTIONS:
             status, answer = await _call(url, "POST", path, api_key, {"model": model, **question})
             if answer.get("error", {}).get("code") != "unsupported_task":
@@ -49,7 +57,7 @@ async def first_generation(url: str, api_key: str) -> tuple[str | None, str]:
         if status == 400:
             raise DependencyError(f"the model cannot be used, {reason}")
         return None, reason
-    return model, "ready"
+    return model, READY
 
 
 async def _call(url: str, method: str, path: str, api_key: str, body: Any = None) -> tuple[int, dict[str, Any]]:

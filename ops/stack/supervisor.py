@@ -23,11 +23,11 @@ from ops.stack.roll_call import RollCall
 from ops.stack.start_progress import StartProgress, read_progress
 from ops.stack.state import READY_FILE, ReadyFile, StateDirectory, write_ready_file
 from ops.stack.storage_watch import StorageWatch
+from ops.stack.wait_notice import told_while
 from shared.errors import DependencyError
 
 _POLL_S = 0.05
 _LOOK_AGAIN_S = 0.5
-_PROGRESS_EVERY_S = 5.0
 # A child that ends so often before the system was ever ready will not become better by itself.
 _MAX_EARLY_EXITS = 3
 _EXIT_BAD_SETTINGS = 2
@@ -65,6 +65,7 @@ class Supervisor:
         self._written: ReadyFile | None = None
         self._unwritten: str | None = None
         self._progress: dict[str, StartProgress] = {}
+        self._missing = probe.NO_WORKER
 
     async def start(self) -> bool:
         """Start everything and wait until a generation has succeeded; False if told to stop before.
@@ -162,18 +163,22 @@ class Supervisor:
                 child.replace()
 
     async def _first_generation(self) -> str:
-        clock = asyncio.get_running_loop().time
-        began = last_report = clock()
+        return await told_while(self._ask_until_answered(), self._waited_for, partial(self._console.say, "headrace"))
+
+    async def _ask_until_answered(self) -> str:
         while True:
-            model, missing = await probe.first_generation(self._plan.url, self._plan.api_key)
-            absent = self._absent_workers()
-            if model is not None and not absent:
+            model, missing = await probe.first_generation(self._plan.url, self._plan.api_key, self._note_missing)
+            self._note_missing(missing)
+            if model is not None and not self._absent_workers():
                 return model
-            if clock() - last_report >= _PROGRESS_EVERY_S:
-                last_report = clock()
-                reason = self._workers_doing(absent) if model is not None or missing == probe.NO_WORKER else missing
-                self._console.say("headrace", f"waiting for {clock() - began:.0f} s: {reason}")
             await asyncio.sleep(_POLL_S)
+
+    def _note_missing(self, missing: str) -> None:
+        self._missing = missing
+
+    def _waited_for(self) -> str:
+        is_of_workers = self._missing in (probe.NO_WORKER, probe.READY)
+        return self._workers_doing(self._absent_workers()) if is_of_workers else self._missing
 
     def _workers_doing(self, absent: int) -> str:
         """Say what the workers that have not joined yet are doing."""

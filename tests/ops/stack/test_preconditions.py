@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -84,3 +85,32 @@ def test_check_that_passes_is_not_told(
     check_parts(plan, Console(), is_demo=False)
     output = capsys.readouterr()
     assert output.out + output.err == ""
+
+
+class _ReleasingConsole(Console):
+    """Lets what waits for a line of a pipe go on when something is said for the first time."""
+
+    def __init__(self, pipe: Path) -> None:
+        super().__init__()
+        self._pipe: Path | None = pipe
+
+    def say(self, who: str, text: str) -> None:
+        super().say(who, text)
+        pipe, self._pipe = self._pipe, None
+        if pipe is not None:
+            pipe.write_text("go\n")
+
+
+def test_check_that_takes_its_time_is_told_of(
+    make: Make,
+    worker_check: Callable[[str], None],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    plan = make({})
+    os.mkfifo(tmp_path / "pipe")
+    worker_check(f"read word < {tmp_path / 'pipe'}")
+    monkeypatch.setattr(preconditions, "EVERY_S", 0.01)
+    check_parts(plan, _ReleasingConsole(tmp_path / "pipe"), is_demo=False)
+    assert "s: the model and its settings are looked at" in capsys.readouterr().err

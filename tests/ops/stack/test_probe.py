@@ -9,7 +9,7 @@ from ops.stack.probe import first_generation
 from shared.errors import DependencyError
 
 
-async def _ask(status: int) -> tuple[str | None, str]:
+async def _ask(status: int, told: list[str] | None = None) -> tuple[str | None, str]:
     """Ask a server that lists a model and answers everything else with a status."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -25,7 +25,8 @@ async def _ask(status: int) -> tuple[str | None, str]:
     server = await asyncio.start_server(answer, "127.0.0.1", 0)
     async with server:
         port = server.sockets[0].getsockname()[1]
-        return await first_generation(f"http://127.0.0.1:{port}", "key")
+        tell = ([] if told is None else told).append
+        return await first_generation(f"http://127.0.0.1:{port}", "key", tell)
 
 
 def test_a_model_that_is_busy_is_asked_again() -> None:
@@ -35,3 +36,9 @@ def test_a_model_that_is_busy_is_asked_again() -> None:
 def test_a_model_that_refuses_the_question_will_never_be_ready() -> None:
     with pytest.raises(DependencyError, match="cannot be used, a first generation answers 400: no such token"):
         asyncio.run(_ask(400))
+
+
+def test_the_answer_is_what_is_waited_for_once_the_question_is_asked() -> None:
+    told: list[str] = []
+    asyncio.run(_ask(503, told))
+    assert told == ["the first answer"]

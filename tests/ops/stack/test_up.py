@@ -208,8 +208,10 @@ def test_bad_setting_is_one_line_and_exit_code_2(
     tmp_path: Path, arguments: list[str], environ: dict[str, str], message: str
 ) -> None:
     done = headrace("up", "--state-dir", str(tmp_path / "state"), "--port", "0", *arguments, **environ)
-    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
-    assert message in done.stderr
+    # On a busy machine the check of a part takes long enough to be told of.
+    told = [line for line in done.stderr.splitlines() if "are looked at" not in line]
+    assert (done.returncode, done.stdout, len(told)) == (2, "", 1)
+    assert message in told[0]
 
 
 @pytest.mark.slow
