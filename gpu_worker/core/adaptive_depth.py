@@ -60,7 +60,7 @@ class AdaptiveDepth:
     def depths(self, sequences: list[Sequence], limits: list[int]) -> list[int]:
         """Return the depths that make the most tokens a second, or those to explore."""
         costs = self._costs[len(sequences).bit_length()]
-        # To half of what one draft moves it by: sequences that are alike are looked at together.
+        # Rounded to half of what one draft changes, so that similar sequences are looked at together.
         unit = _SEQUENCE_WEIGHT / 2
         rounded = [round(self._acceptance_of(sequence) / unit) * unit for sequence in sequences]
         if not self._num_exploring or self._is_changing:
@@ -74,7 +74,7 @@ class AdaptiveDepth:
         self._num_exploring -= 1
         self._is_exploration = True
         if not self._explored:
-            # Without drafts steps follow one another as in a back-off, and are to be timed so.
+            # Steps without drafts follow one another without waiting, so they are timed as in a back-off.
             self._num_backing_off, self._num_exploring = self._num_exploring, 0
         return [min(self._explored, max(0, limit)) for limit in limits]
 
@@ -92,15 +92,15 @@ class AdaptiveDepth:
         sequence.acceptance = acceptance
 
     def time(self, num_sequences: int, num_drafted: int, duration_s: float) -> None:
-        """Take in how long a step took, unless the clock is too coarse to tell."""
+        """Learn from how long a step took, unless the clock is too coarse to tell."""
         if duration_s <= 0:
             return
         depth, costs = min(self._max_depth, -(-num_drafted // num_sequences)), self._costs[num_sequences.bit_length()]
         if self._is_exploration:
-            # With what steps before have put off; less what drafts have brought where none would have been made.
+            # Work that earlier steps deferred counts as lost; what drafts brought where none is best counts as gained.
             num_lost = costs.num_steps(self._exploited, duration_s) - 1.0
             costs.charge(abs(num_lost) if self._exploited else num_lost - self._num_accepted / num_sequences)
-        # A proposer that was asked in vain has computed all the same: that is no cost of steps without drafts.
+        # A step whose proposer was asked and found nothing does not show what steps without drafts cost.
         if depth or not (self._is_exploration and self._explored):
             costs.measure(depth, duration_s, is_exploration=self._is_exploration)
 

@@ -27,11 +27,11 @@ class OutputConstraint(Protocol):
         ...
 
     def advance(self, token_id: int) -> bool:
-        """Take in the output's next token; False where it may not stand there, or where there is an `error`."""
+        """Advance by the output's next token; return False if it is not allowed there, or if there is an `error`."""
         ...
 
     def advance_inside(self, token_id: int) -> bool:
-        """Take in the output's next token if more has to follow it; otherwise return False and take in nothing."""
+        """Advance by the output's next token if more has to follow it; otherwise return False and stay."""
         ...
 
     def fill_mask(self, drafts: tuple[int, ...], address: int) -> None:

@@ -1,7 +1,8 @@
 """Applies what a landed step computed to its sequences: new tokens, published blocks, ends.
 
-What only the token tells comes when the step lands: the end of the sequence, and blocks that others may find. So a
-sequence can end while a later step computes for it; that step's tokens are dropped.
+Counters advance when a step is planned. Whatever depends on the sampled token waits until the step lands: whether the
+sequence ends, and which blocks others may find. So a sequence can end while a later step computes for it; the tokens of
+that step are dropped.
 """
 
 from __future__ import annotations

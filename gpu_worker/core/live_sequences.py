@@ -86,7 +86,7 @@ class LiveSequences:
             self.num_planned = plan.step
 
     def land(self, plan: StepPlan) -> None:
-        """Take in that the oldest step has landed."""
+        """Remove the oldest step in flight, which has landed, and give back blocks that waited for it."""
         assert self.in_flight, "the step is not in flight"
         assert self.in_flight[0] is plan, "the step is not the oldest in flight"
         self.in_flight.popleft()

@@ -214,7 +214,7 @@ class SequenceBlocks:
                 scheduled[place] = structs.replace(item, state=work)
 
     def land_states(self, plan: StepPlan, result: StepResult) -> None:
-        """Take in that a step has landed: others may start from the checkpoints that it has made."""
+        """Make the checkpoints of a landed step findable, so that others can start from them."""
         if self.states is None:
             return
         for item, sampled in zip(plan.scheduled, result.sampled, strict=True):

@@ -34,11 +34,11 @@ class DraftPolicy(Protocol):
         ...
 
     def learn(self, sequence: Sequence, num_drafted: int, accepted: tuple[int, ...]) -> None:
-        """Take in how many draft tokens the sequence's last step verified, and the numbers of those accepted."""
+        """Record how many draft tokens the sequence's last step verified, and the numbers of those accepted."""
         ...
 
     def time(self, num_sequences: int, num_drafted: int, duration_s: float) -> None:
-        """Take in how long a step took that computed one token of each sequence and these drafts, nothing else."""
+        """Record how long a step took that computed one token of each sequence and these drafts, nothing else."""
         ...
 
 

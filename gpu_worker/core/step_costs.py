@@ -36,7 +36,7 @@ class StepCosts:
         return self._costs[0] is not None
 
     def measure(self, depth: int, duration_s: float, *, is_exploration: bool) -> None:
-        """Take in a step; a depth's cost is learned from its first steps, and from those that explore it."""
+        """Record a step; a depth's cost is learned from its first steps, and from those that explore it."""
         self.until_exploration -= 1
         self._pace_s = self._pace_s or duration_s
         ratio, cost, samples = duration_s / self._pace_s, self._costs[depth], self._samples[depth]

@@ -82,7 +82,7 @@ class StepTimeModel:
         return fixed + interactive * num_interactive + batch * num_batch + token * num_more_tokens
 
     def observe_step(self, plan: StepPlan, num_drafted: int, duration_s: float) -> None:
-        """Take in how long a step took that computed `num_drafted` drafts beside its plan."""
+        """Learn from a step that computed `num_drafted` drafts besides its plan."""
         num_batch, num_sequences = plan.num_batch, len(plan.scheduled)
         kind = (num_sequences - num_batch, num_batch, plan.num_tokens - num_sequences + num_drafted)
         self._num_alike = self._num_alike + 1 if kind == self._last_kind else 0
@@ -91,7 +91,7 @@ class StepTimeModel:
             self.observe(*kind, duration_s)
 
     def observe(self, num_interactive: int, num_batch: int, num_more_tokens: int, duration_s: float) -> None:
-        """Take in how long a step took."""
+        """Learn from how long a step took."""
         if duration_s <= 0.0:
             return
         counts = (1, num_interactive, num_batch, num_more_tokens)

@@ -1,10 +1,11 @@
 """The step: schedule → submit → settle. The engine joins a scheduler and a model runner, and measures them.
 
 Owns both, and the steps in flight; knows neither threads nor NATS. While the device computes one step, the engine
-settles the one before and plans and submits the next, as far as the runner allows. When the runner raises, the step is
-undone and computed again in smaller groups: who is at fault fails alone, and nobody loses or repeats a token, because
-tokens depend on seed and position only. A runner that can compute nothing any more breaks the engine, for the worker to
-exit.
+settles the step before, and plans and submits the next, as far as the runner allows.
+
+When the runner raises, the step is undone and computed again in smaller groups, so that the sequence at fault fails
+alone. The others lose and repeat no token, because tokens depend on seed and position only. When the runner can compute
+nothing at all, the engine is broken, and the worker exits.
 """
 
 from __future__ import annotations
@@ -162,7 +163,7 @@ class Engine:
         return self._scheduler.sequences
 
     def give_up(self) -> None:
-        """Declare the engine broken beyond repair. What it holds gets no event: it is left to another worker."""
+        """Declare the engine broken. Its sequences get no event: they are left to other workers."""
         self._is_broken = True
 
     def has_work(self) -> bool:
@@ -225,7 +226,8 @@ class Engine:
         self.last_error = error
         self._num_failed_steps += 1
         for later in self._in_flight:
-            # The device must be done with their blocks. They took for granted what the failed step should have made.
+            # Their results are void, because they build on the failed step. But the device must be done with their
+            # blocks.
             with contextlib.suppress(Exception):
                 later.pending.result()
         self._in_flight.clear()
@@ -242,7 +244,7 @@ class Engine:
         self._scheduler.fail(sequence, f"{type(error).__name__}: {error}")
 
     def _prove_runner(self, sequence: Sequence, error: Exception) -> None:
-        """Let the runner compute a step that cannot fail, in the place of a sequence that is about to end."""
+        """Let the runner compute a control step in place of this sequence; it fails only if the runner is broken."""
         for _ in range(MAX_CONTROL_STEPS):
             plan = self._scheduler.control_step(sequence)
             with contextlib.suppress(Exception):
@@ -255,7 +257,7 @@ class Engine:
     def _submit_next(self) -> bool:
         """Plan a step and submit it; say whether another one may be planned behind it."""
         if self._in_flight and (self._isolation.is_active or isinstance(self._in_flight[-1].pending, RefusedStep)):
-            # What it should have sampled may never be on the device.
+            # The next step would build on a token that the device may never have sampled.
             return False
         started = self._clock()
         plan = self._next_plan(started)

@@ -52,7 +52,7 @@ class BranchingChain:
         self._candidates: list[tuple[float, int, int, int]] = []
 
     def grow(self, token_ids: Values[int], log_probabilities: Values[float]) -> bool:
-        """Take in the candidates of the next depth, likely ones first; the first continues the chain.
+        """Add the candidates of the next depth, likely ones first; the first continues the chain.
 
         Returns:
             Whether what follows that may be part of the draft, and is likely enough to be computed.

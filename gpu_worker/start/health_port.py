@@ -39,7 +39,7 @@ class StallWatch:
     _sampled_at: float = field(default=float("-inf"))
 
     def note(self, stats: EngineStats, now: float) -> None:
-        """Take in the engine's state; called every `SAMPLE_S`."""
+        """Record the engine's state; called every `SAMPLE_S`."""
         if stats.running == 0 or stats.step != self._step:
             self.stalled_s = 0.0
         else:

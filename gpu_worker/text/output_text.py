@@ -41,7 +41,7 @@ class OutputText:
         return self._stops.feed(self._detokenizer.feed(token_id))
 
     def replay(self, token_ids: Iterable[int]) -> None:
-        """Take in tokens whose text the client already has."""
+        """Advance by tokens whose text the client already has."""
         for token_id in token_ids:
             self.feed(token_id)
 

@@ -80,7 +80,7 @@ class _Automaton:
         self._links = [0, 0]
 
     def feed(self, piece: str) -> int | None:
-        """Take in a piece; return where in it the stop string ends, or None when it is not complete."""
+        """Add a piece of text; return where in it the stop string ends, or None when it is not complete."""
         stop, links, matched = self.stop, self._links, self.num_matched
         position = 0
         if not matched:

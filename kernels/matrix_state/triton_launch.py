@@ -59,16 +59,9 @@ def launch_update(
     kernel = kernels.chunks if is_chunked else kernels.steps
     block_key = max(16, triton.next_power_of_2(key_dim))
     block_value = config.block_of(block_key, is_chunked=is_chunked)
+    sequences = (rows.slots, rows.query_starts, rows.context_lens, rows.num_kept, *rows.save_tensors)
     kernel[(len(rows.slots) * num_heads, triton.cdiv(value_dim, block_value))](
-        result,
-        *inputs,
-        states,
-        rows.slots,
-        rows.query_starts,
-        rows.context_lens,
-        rows.num_kept,
-        *rows.save_tensors,
-        *numbers,
+        *(result, *inputs, states, *sequences, *numbers),
         HEADS=num_heads,
         GROUPS=num_groups,
         KEY_DIM=key_dim,
@@ -78,7 +71,7 @@ def launch_update(
         BLOCK_KEY=block_key,
         BLOCK_VALUE=block_value,
         CHUNK=config.chunk_of(block_key),
-        # Of 16 bits, inputs have no more digits than this.
+        # Inputs of 16 bits have no more digits than tf32.
         PRECISION="tf32x3" if result.dtype is torch.float32 else "tf32",
         num_warps=config.chunk_num_warps if is_chunked else config.num_warps,
     )

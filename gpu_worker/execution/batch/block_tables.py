@@ -42,7 +42,7 @@ class BlockTables:
         return self.device.index_select(0, rows)
 
     def forget(self, row: int) -> None:
-        """Take in that a row's sequence has left: the next may have the same list, and is written again even so."""
+        """Forget which table a row has: its next sequence may have the same list, and must be written again."""
         self._placed[row] = []
         self._num_placed[row] = 0
 

@@ -88,7 +88,7 @@ class Drafting:
             self._give_up()
 
     def observe(self, step: ComputedStep) -> None:
-        """Take in what a step computed. The proposer is shown it when it is next asked."""
+        """Keep what a step computed, to show it to the proposer when that is next asked."""
         if self._proposer is not None:
             self._kept.add(step)
 

@@ -61,7 +61,7 @@ class Proposer(Protocol):
         ...
 
     def observe(self, computed: Iterable[ComputedTokens]) -> None:
-        """Take in what was computed of each sequence; it may be kept, to be asked for that later.
+        """Learn what was computed of each sequence; a proposer may keep it until it is next asked for drafts.
 
         Called in the order of the steps, before `propose`, and now and then while nothing is drafted.
         """

@@ -30,7 +30,7 @@ class StagedFeature(Protocol):
         ...
 
     def take_drawn(self, slots: torch.Tensor, token_ids: torch.Tensor) -> None:
-        """Take in which token was drawn for each row, a negative one where the logits were no distribution."""
+        """Learn which token was drawn for each row, a negative one where the logits were no distribution."""
         ...
 
 

@@ -27,7 +27,7 @@ class RunIndex:
     __slots__ = ("_parts", "_previous", "_run", "text")
 
     def __init__(self, text: Values[int]) -> None:
-        """Take in nothing yet."""
+        """Begin without tokens."""
         self.text = text
         # The latest place where each run ends, among `_PART_TOKENS` places.
         self._parts: list[dict[int, int]] = []
@@ -41,7 +41,7 @@ class RunIndex:
         return len(self._previous)
 
     def extend(self, count: int) -> int:
-        """Take in at most `count` more tokens, and return how many."""
+        """Index at most `count` more tokens, and return how many."""
         previous, run, first = self._previous, self._run, len(self._previous)
         new = self.text[first : first + count]
         for place, token_id in enumerate(new, start=first):
