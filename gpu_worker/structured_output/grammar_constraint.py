@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from gpu_worker.structured_output.forced_text import forced_tokens, respelled_token
 from gpu_worker.structured_output.grammar_tokenizer import GrammarTokenizer
 
 if TYPE_CHECKING:
@@ -138,6 +139,9 @@ class GrammarConstraint:
                 ctypes.memmove(address, words.ctypes.data, self._num_bytes)
             if self._matcher.is_error():
                 self._error = f"the grammar cannot be followed: {_reason(self._matcher)}"
+            elif (token_id := respelled_token(self._matcher, self._tokenizer)) is not None:
+                ctypes.memset(address, 0, self._num_bytes)
+                ctypes.memset(address + token_id // 8, 1 << token_id % 8, 1)
             seconds = time.perf_counter() - started
             if seconds > SECONDS_A_MASK or self._debt_s:
                 self._spend(seconds)
@@ -156,7 +160,7 @@ class GrammarConstraint:
         if self._forced is None:
             if self._drafts:
                 self._move_behind(())
-            self._forced = self._matcher.compute_ff_tokens()
+            self._forced = forced_tokens(self._matcher, self._tokenizer)
         return self._forced
 
     def some_allowed(self, number: int) -> int:

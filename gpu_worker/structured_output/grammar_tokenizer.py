@@ -33,9 +33,10 @@ class GrammarTokenizer:
         vocab_size: Token ids that the model can produce.
         eos_token_ids: Tokens that end an answer.
         special_tokens: Token ids by text of those that llguidance takes for no text.
+        special_ids: These ids.
     """
 
-    __slots__ = ("eos_token_ids", "special_tokens", "tokenizer", "vocab_size")
+    __slots__ = ("eos_token_ids", "special_ids", "special_tokens", "tokenizer", "vocab_size")
 
     tokenizer: LLTokenizer
 
@@ -67,6 +68,7 @@ class GrammarTokenizer:
             raise UnsupportedTokenizerError(str(error)) from None
         added = msgspec.json.decode(tokenizer_json, type=_AddedTokens).added_tokens
         self.special_tokens = {each.content: each.id for each in added if self.tokenizer.is_special_token(each.id)}
+        self.special_ids = frozenset(self.special_tokens.values())
 
 
 class _AddedToken(msgspec.Struct):
