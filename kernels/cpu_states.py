@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import torch
-
-from kernels.cpu_structures import StateRowsStructure
+from kernels.cpu_structures import StateRowsStructure, address_of
 from kernels.state_rows import StateRows
 
 
@@ -14,11 +12,7 @@ def state_rows_structure(rows: StateRows) -> StateRowsStructure:
         rows.slots.data_ptr(),
         rows.query_starts.data_ptr(),
         rows.context_lens.data_ptr(),
-        _address(rows.num_kept),
-        *map(_address, rows.save_tensors),
+        address_of(rows.num_kept),
+        *map(address_of, rows.save_tensors),
         len(rows.slots),
     )
-
-
-def _address(tensor: torch.Tensor | None) -> int | None:
-    return None if tensor is None else tensor.data_ptr()

@@ -142,6 +142,11 @@ class StridesStructure(ctypes.Structure):
     _fields_ = (("block", _INT64), ("token", _INT64), ("head", _INT64))
 
 
+def address_of(tensor: torch.Tensor | None) -> int | None:
+    """Return where a tensor's numbers begin; None, a null pointer, where there is no tensor."""
+    return None if tensor is None else tensor.data_ptr()
+
+
 def strides_of(cache: torch.Tensor) -> StridesStructure:
     """Return where the blocks, tokens and heads of a cache `[num_blocks, block_size, num_kv_heads, ...]` lie."""
     assert cache.stride(3) == 1, "the numbers of a head must lie side by side"

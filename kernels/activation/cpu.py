@@ -9,6 +9,7 @@ import torch
 
 from kernels.activation.kind import Activation
 from kernels.cpu_library import DTYPE_NUMBERS, CpuLibrary
+from kernels.cpu_structures import address_of
 
 # The numbers of `FunctionNumber` in cpu.cpp. What is not here rounds nothing: torch's own operators do as well.
 FUNCTIONS: Mapping[Activation, int] = MappingProxyType(
@@ -37,7 +38,7 @@ def activation_cpu(
     result = torch.empty(rows.shape, dtype=x.dtype)
     library.activation(
         rows.data_ptr(),
-        None if factors is None else factors.data_ptr(),
+        address_of(factors),
         result.data_ptr(),
         rows.stride(0),
         0 if factors is None else factors.stride(0),

@@ -8,6 +8,7 @@ import torch
 
 from kernels.cpu_library import DTYPE_NUMBERS, CpuLibrary
 from kernels.cpu_states import state_rows_structure
+from kernels.cpu_structures import address_of
 from kernels.state_rows import StateRows
 
 
@@ -41,7 +42,7 @@ def causal_conv_cpu(
         x.data_ptr(),
         result.data_ptr(),
         weight.data_ptr(),
-        None if bias is None else bias.data_ptr(),
+        address_of(bias),
         states.data_ptr(),
         ctypes.byref(state_rows_structure(rows)),
         x.stride(0),

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kernels.cpu_structures import ChainRequestStructure
+from kernels.cpu_structures import ChainRequestStructure, address_of
 from kernels.decoder_stack.cpu import CpuDecoderStack, StackStep, check_fault
 from kernels.linear.panels import PanelMatrix, matrix_structure
 
@@ -80,8 +80,8 @@ class CpuDraftChain:
         head = self._head
         request = ChainRequestStructure(
             matrix_structure(head.matrix),
-            None if head.norm is None else head.norm.data_ptr(),
-            None if head.token_ids is None else head.token_ids.data_ptr(),
+            address_of(head.norm),
+            address_of(head.token_ids),
             places.data_ptr(),
             num_seqs,
             num_candidates,

@@ -19,6 +19,7 @@ from kernels.cpu_structures import (
     MatrixStructure,
     StackStructure,
     StepStructure,
+    address_of,
 )
 from kernels.layer_cache import LayerCache
 from kernels.linear.panels import PanelMatrix, matrix_structure
@@ -160,7 +161,7 @@ class CpuDecoderStack:
             embedding_norm=None if norms is None else norms[0].data_ptr(),
             hidden_norm=None if norms is None else norms[1].data_ptr(),
             cos_sin=cos_sin.data_ptr(),
-            final_norm=None if final_norm is None else final_norm.data_ptr(),
+            final_norm=address_of(final_norm),
             layers=ctypes.addressof(self._layers),
             tapped_layers=self._taps.data_ptr(),
             num_tapped=len(self._taps),
@@ -209,8 +210,8 @@ class CpuDecoderStack:
             step.block_tables.data_ptr(),
             step.query_starts.data_ptr(),
             step.context_lens.data_ptr(),
-            None if step.tree_masks is None else step.tree_masks.data_ptr(),
-            None if step.hidden is None else step.hidden.data_ptr(),
+            address_of(step.tree_masks),
+            address_of(step.hidden),
             step.token_ids.shape[0],
             step.context_lens.shape[0],
             step.block_tables.shape[1],
@@ -235,7 +236,7 @@ class CpuDecoderStack:
             return
         for layer, cache in zip(self._layers, step.caches, strict=True):
             layer.key_cache, layer.value_cache = cache.keys.data_ptr(), cache.values.data_ptr()
-            layer.kv_scales = None if cache.scales is None else cache.scales.data_ptr()
+            layer.kv_scales = address_of(cache.scales)
         self._stack.cache_dtype = CACHE_DTYPE_NUMBERS[step.caches[0].keys.dtype]
         self._caches = step.caches
 
@@ -249,10 +250,10 @@ def check_fault(fault: int) -> None:
 def _layer_structure(layer: StackLayer) -> LayerStructure:
     mixture = layer.mixture
     return LayerStructure(
-        attention_norm=None if layer.attention_norm is None else layer.attention_norm.data_ptr(),
+        attention_norm=address_of(layer.attention_norm),
         mlp_norm=layer.mlp_norm.data_ptr(),
-        query_norm=None if layer.query_norm is None else layer.query_norm.data_ptr(),
-        key_norm=None if layer.key_norm is None else layer.key_norm.data_ptr(),
+        query_norm=address_of(layer.query_norm),
+        key_norm=address_of(layer.key_norm),
         qkv=(MatrixStructure * MAX_PARTS)(*map(matrix_structure, layer.qkv)),
         output=matrix_structure(layer.output),
         gate_up=(MatrixStructure * 2)(*map(matrix_structure, layer.gate_up)),

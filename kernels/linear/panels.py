@@ -7,7 +7,7 @@ import ctypes
 import torch
 
 from kernels.cpu_library import DTYPE_NUMBERS, CpuLibrary
-from kernels.cpu_structures import MatrixStructure
+from kernels.cpu_structures import MatrixStructure, address_of
 from kernels.linear.cpu.cpu import QuantizedPanels, can_pack_quantized, pack_quantized
 from kernels.linear.dense.cpu import DensePanels, can_widen, pack
 from kernels.linear.forms import DenseWeight, SplitWeight, WeightForm
@@ -46,6 +46,6 @@ def matrix_structure(packed: PanelMatrix) -> MatrixStructure:
     """Describe a matrix to the kernel; the structure holds addresses only."""
     if isinstance(packed, QuantizedPanels):
         return MatrixStructure(quantized=ctypes.addressof(packed.structure))
-    bias = None if packed.bias is None else packed.bias.data_ptr()
+    bias = address_of(packed.bias)
     dtype = DTYPE_NUMBERS[packed.weight.dtype]
     return MatrixStructure(packed.weight.data_ptr(), bias, packed.num_inputs, packed.num_outputs, dtype)

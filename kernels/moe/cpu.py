@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from kernels.cpu_library import DTYPE_NUMBERS, CpuLibrary
-from kernels.cpu_structures import MatrixStructure, MixtureStructure, RoutingStructure
+from kernels.cpu_structures import MatrixStructure, MixtureStructure, RoutingStructure, address_of
 from kernels.linear.cpu.cpu import QuantizedPanels, can_pack_quantized
 from kernels.linear.dense.cpu import can_pack
 from kernels.linear.forms import DenseWeight, ScaledWeight, SplitWeight, WeightForm
@@ -53,7 +53,7 @@ def route_cpu(library: CpuLibrary, logits: torch.Tensor, rule: RoutingRule) -> t
 def routing_structure(rule: RoutingRule, num_experts: int) -> RoutingStructure:
     """Describe a rule to the kernel; the structure holds the address of its bias."""
     return RoutingStructure(
-        None if rule.bias is None else rule.bias.data_ptr(),
+        address_of(rule.bias),
         num_experts,
         rule.top_k,
         _SCORES[rule.score],

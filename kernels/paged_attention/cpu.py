@@ -7,7 +7,7 @@ import ctypes
 import torch
 
 from kernels.cpu_library import CACHE_DTYPE_NUMBERS, DTYPE_NUMBERS, CpuLibrary
-from kernels.cpu_structures import AttentionStructure, strides_of
+from kernels.cpu_structures import AttentionStructure, address_of, strides_of
 
 MAX_HEAD_DIM = 576
 MAX_VALUE_DIM = 512
@@ -54,12 +54,12 @@ def paged_attention_cpu(
         result.data_ptr(),
         key_cache.data_ptr(),
         value_cache.data_ptr(),
-        None if kv_scales is None else kv_scales.data_ptr(),
+        address_of(kv_scales),
         block_tables.data_ptr(),
         query_starts.data_ptr(),
         context_lens.data_ptr(),
-        None if tree_masks is None else tree_masks.data_ptr(),
-        None if sinks is None else sinks.data_ptr(),
+        address_of(tree_masks),
+        address_of(sinks),
         token_stride,
         strides_of(key_cache),
         strides_of(value_cache),

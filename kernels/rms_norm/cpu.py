@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from kernels.cpu_library import DTYPE_NUMBERS, CpuLibrary
+from kernels.cpu_structures import address_of
 
 
 def can_run(x: torch.Tensor, weight: torch.Tensor) -> bool:
@@ -21,7 +22,7 @@ def rms_norm_cpu(
     library.rms_norm(
         x.data_ptr(),
         weight.data_ptr(),
-        None if residual is None else residual.data_ptr(),
+        address_of(residual),
         result.data_ptr(),
         x.stride(0),
         eps,

@@ -7,7 +7,7 @@ import ctypes
 import torch
 
 from kernels.cpu_library import CACHE_DTYPE_NUMBERS, DTYPE_NUMBERS, CpuLibrary
-from kernels.cpu_structures import RotationStructure, StridesStructure, strides_of
+from kernels.cpu_structures import RotationStructure, StridesStructure, address_of, strides_of
 from kernels.rope_kv_write.reference import HeadNormWeights
 
 MAX_HEAD_DIM = 576
@@ -64,15 +64,15 @@ def rope_kv_write_cpu(
     none = StridesStructure()
     arguments = RotationStructure(
         qkv.data_ptr(),
-        None if values is None else values.data_ptr(),
+        address_of(values),
         positions.data_ptr(),
-        None if cos_sin is None else cos_sin.data_ptr(),
-        None if key_cache is None else key_cache.data_ptr(),
-        None if value_cache is None else value_cache.data_ptr(),
-        None if kv_scales is None else kv_scales.data_ptr(),
+        address_of(cos_sin),
+        address_of(key_cache),
+        address_of(value_cache),
+        address_of(kv_scales),
         slot_mapping.data_ptr(),
-        None if head_norm is None else head_norm.query.data_ptr(),
-        None if head_norm is None else head_norm.key.data_ptr(),
+        address_of(None if head_norm is None else head_norm.query),
+        address_of(None if head_norm is None else head_norm.key),
         qkv.stride(0),
         0 if values is None else values.stride(0),
         none if key_cache is None else strides_of(key_cache),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from kernels.cpu_library import CpuLibrary
+from kernels.cpu_structures import address_of
 from kernels.sampling.parameters import PenaltyTable, SamplingParameters, TokenScores
 
 
@@ -61,7 +62,7 @@ def apply_penalties_cpu(
         penalties.presence.data_ptr(),
         penalties.output_counts.data_ptr(),
         penalties.seen_bits.data_ptr(),
-        None if drafts is None else drafts.data_ptr(),
+        address_of(drafts),
         logits.stride(0),
         0 if drafts is None else drafts.shape[1],
         *logits.shape,

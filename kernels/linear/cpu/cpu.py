@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from kernels.cpu_library import DTYPE_NUMBERS, CpuLibrary
-from kernels.cpu_structures import QuantizedStructure
+from kernels.cpu_structures import QuantizedStructure, address_of
 from kernels.linear.cpu.layout import Layout, OffsetKind, make_layout
 from kernels.linear.dense.cpu import panel_rows
 from kernels.linear.forms import QuantizedWeight, ScaledWeight
@@ -90,7 +90,7 @@ def pack_quantized(
         None if layout.input_order is None else layout.input_order.int(),
     )
     structure = QuantizedStructure(
-        *(None if tensor is None else tensor.data_ptr() for tensor in tensors),
+        *map(address_of, tensors),
         num_inputs,
         num_outputs,
         layout.group_size,

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from kernels.cpu_library import DTYPE_NUMBERS, CpuLibrary
+from kernels.cpu_structures import address_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +93,7 @@ def linear_cpu(library: CpuLibrary, x: torch.Tensor, packed: DensePanels, *, to_
     library.linear(
         x.data_ptr(),
         packed.weight.data_ptr(),
-        None if packed.bias is None else packed.bias.data_ptr(),
+        address_of(packed.bias),
         result.data_ptr(),
         x.stride(0),
         num_rows,
