@@ -16,7 +16,7 @@ _HEAD = """\
 Every option that people know from vLLM, SGLang, llama.cpp, text-generation-inference (TGI) or Ollama and that has
 another name here, or none, with what to do instead. Whoever types one is told the same. An option that several of them
 have is listed with the first. What has the same name and meaning here is not listed: [configuration](configuration.md)
-has it. [Coming from vLLM, SGLang, LiteLLM or Dynamo](coming-from.md) says what else differs.
+has it. [Coming from vLLM, SGLang and others](coming-from.md) says what else differs.
 
 This page is made of the command line's own table: `python -m ops.docs_site.other_options > ops/docs/other-options.md`.
 """

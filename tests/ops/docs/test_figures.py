@@ -84,3 +84,16 @@ def test_pages_count_the_families_of_models_alike() -> None:
     for page in ("comparison.md", "features.md"):
         (told,) = re.findall(r"\[some (\d+) families\]", (PAGE.parent / page).read_text(encoding="utf-8"))
         assert int(told) == listed // 10 * 10, page
+
+
+def test_pages_count_the_requests_of_killed_workers_alike() -> None:
+    semantics = (PAGE.parent / "failure-semantics.md").read_text(encoding="utf-8")
+    counted = [
+        int(re.findall(r"\| ([\d,]+) requests", line)[0].replace(",", ""))
+        for line in semantics.splitlines()
+        if re.search(r"`worker-(sigkill|sigstop|oom) --requests 10000`", line)
+    ]
+    assert len(counted) == 3
+    total = f"{sum(counted):,} requests while"
+    assert [page for page in (ROOT / "README.md", PAGE) if total not in page.read_text(encoding="utf-8")] == []
+    assert total in semantics
