@@ -32,6 +32,8 @@ from ops.stack.servers import find_redis_server
 CASES = ("cached", "simulated", "demo")
 FLOOR = "floor"
 NUM_WARM = 10
+# Between requests: processors' caches cool meanwhile, as on an idle system.
+PAUSE_S = 0.03
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,21 +49,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = bench_parser("hops", __doc__)
     parser.add_argument("--requests", type=int, default=200, help="Requests of each case.")
     parser.add_argument("--case", choices=(*CASES, FLOOR), action="append", help="Only this case; may be repeated.")
-    parser.add_argument("--pause-ms", type=float, default=30.0, help="Time between requests: caches cool meanwhile.")
     parser.add_argument("--no-marks", action="store_true", help="Only the whole time, without the cost of the marks.")
     options = parser.parse_args(arguments)
     for case in options.case or (*CASES, FLOOR):
-        asked = {"case": case, "pause_ms": options.pause_ms, "num_requests": options.requests}
+        asked = {"case": case, "pause_ms": PAUSE_S * 1e3, "num_requests": options.requests}
         if case == FLOOR:
-            found = _measure_floor(options.requests, options.pause_ms / 1000)
+            found = _measure_floor(options.requests)
         else:
-            found = _measure_case(case, options.requests, options.pause_ms / 1000, is_marked=not options.no_marks)
+            found = _measure_case(case, options.requests, is_marked=not options.no_marks)
         append_record("hops", command_line("hops"), asked | found)
 
 
-def _measure_case(case: str, num_requests: int, pause_s: float, *, is_marked: bool) -> dict[str, object]:
+def _measure_case(case: str, num_requests: int, *, is_marked: bool) -> dict[str, object]:
     """Measure one case, print it, and return what is recorded of it."""
-    marks, trials = _measure(case, num_requests, pause_s, is_marked=is_marked)
+    marks, trials = _measure(case, num_requests, is_marked=is_marked)
     whole_ms = [(trial.first_byte - trial.sent) / 1e6 for trial in trials]
     p50, p99 = (round(percentile(whole_ms, percent), 3) for percent in (50, 99))
     hops = _hops(marks, trials)
@@ -73,7 +74,7 @@ def _measure_case(case: str, num_requests: int, pause_s: float, *, is_marked: bo
     return {"ttft_p50_ms": p50, "ttft_p99_ms": p99, "hops_us": hops}
 
 
-def _measure_floor(num_requests: int, pause_s: float) -> dict[str, object]:
+def _measure_floor(num_requests: int) -> dict[str, object]:
     """Print and return what the hops take without this system, chain by chain."""
     medians = {}
     print("\nfloor: the same hops, nothing parsed or checked")
@@ -82,7 +83,7 @@ def _measure_floor(num_requests: int, pause_s: float) -> dict[str, object]:
         nats_port, redis_port = int(nats_url.rpartition(":")[2]), _start_redis(system)
         make_queue(nats_port)
         for chain in CHAINS:
-            taken = round_trips(chain, nats_port, redis_port, NUM_WARM + num_requests, pause_s)[NUM_WARM:]
+            taken = round_trips(chain, nats_port, redis_port, NUM_WARM + num_requests, PAUSE_S)[NUM_WARM:]
             medians[chain] = round(statistics.median(taken) * 1e6, 1)
             print(f"  {medians[chain]:7.0f} µs  {chain}")
     return {"chains_us": medians}
@@ -98,15 +99,13 @@ def _start_redis(system: Parts) -> int:
     return port
 
 
-def _measure(
-    case: str, num_requests: int, pause_s: float, *, is_marked: bool
-) -> tuple[list[tuple[int, str]], list[Trial]]:
+def _measure(case: str, num_requests: int, *, is_marked: bool) -> tuple[list[tuple[int, str]], list[Trial]]:
     with _system(None if case == "demo" else 0.0, is_marked=is_marked) as (port, traces):
         with socket.create_connection((HOST, port)) as client:
             client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             # The last warm one of the cached case has filled the cache.
             seeds = [0 if case == "cached" else n for n in range(NUM_WARM + num_requests)]
-            trials = [_ask(client, seed, pause_s) for seed in seeds][NUM_WARM:]
+            trials = [_ask(client, seed) for seed in seeds][NUM_WARM:]
         marks = []
         for trace in traces:
             for line in trace.read_text().splitlines():
@@ -115,8 +114,8 @@ def _measure(
         return sorted(marks), trials
 
 
-def _ask(client: socket.socket, seed: int, pause_s: float) -> Trial:
-    time.sleep(pause_s)
+def _ask(client: socket.socket, seed: int) -> Trial:
+    time.sleep(PAUSE_S)
     address = Address(HOST, 0, DEMO_MODEL_NAME, API_KEY)
     request = address.completion(f"def f{seed}(a, b):", 3, ignore_eos=False, temperature=1.0, seed=seed)
     sent = time.monotonic_ns()

@@ -51,6 +51,8 @@ from ops.bench.spec.loads import (
 from ops.stack.config import DEMO_MODEL
 
 _PROMPT_TOKENS = 64
+# Drafts of a sequence where their number does not adapt.
+_DEPTH = 4
 _LEAST_PROMPTS = 8
 """Small batches are measured on several, one after another: acceptance differs from text to text."""
 
@@ -181,7 +183,6 @@ def _parser() -> argparse.ArgumentParser:
     add_list(parser, "--batch", int, [1, 4, 16, 32], "sequences at once: 1,4,16,32")
     add_list(parser, "--acceptance", float, [0.6, 0.8, 0.95], "of the known drafts of a --shape")
     parser.add_argument("--new", type=int, default=128, help="tokens of an answer")
-    parser.add_argument("--depth", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--num-threads", type=int, help="of CPU operations; as many as a worker takes if not given")
@@ -195,7 +196,7 @@ def _rows(model: Path, options: argparse.Namespace) -> Iterator[dict[str, object
         for batch in options.batch:
             prompts = ways.prompts(max(batch, _LEAST_PROMPTS))
             batches = [prompts[first : first + batch] for first in range(0, len(prompts), batch)]
-            result = compare(runner, batches, options.new, options.depth, options.rounds, ways.proposer)
+            result = compare(runner, batches, options.new, _DEPTH, options.rounds, ways.proposer)
             result = replace(result, is_tree=ways.is_tree)
             yield common | {"model": options.shape or model.name, "proposer": name, "batch": batch} | result.row()
 
