@@ -54,8 +54,13 @@ class ApiError(HeadraceError):
         headers = [(b"content-type", b"application/json")]
         headers += [(name.lower().encode(), value.encode("latin-1")) for name, value in self.headers.items()]
         if self.retry_after_s is not None:
-            headers.append((b"retry-after", b"%d" % min(60, max(1, math.ceil(self.retry_after_s)))))
+            headers.append((b"retry-after", b"%d" % whole_seconds(self.retry_after_s)))
         return headers
+
+
+def whole_seconds(retry_after_s: float) -> int:
+    """Return what `Retry-After` says of a time, which a text about it is to say, too: it is rounded up, 1 to 60."""
+    return min(60, max(1, math.ceil(retry_after_s)))
 
 
 def model_not_found(model: str) -> ApiError:

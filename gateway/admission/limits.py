@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import time
 from collections import defaultdict
 from collections.abc import Callable
@@ -194,10 +195,12 @@ class RateLimiter:
         assert verdict.exceeded is not None
         self._metrics.limited[verdict.exceeded] += 1
         retry_after_s = verdict.retry_after_s
+        # Who comes back when the text says so is to be admitted.
+        rounded_up_s = max(0.1, math.ceil(round(retry_after_s * 10, 3)) / 10)
         what, limit = _DESCRIPTIONS[verdict.exceeded], getattr(limits, verdict.exceeded)
         return ApiError(
             429,
-            f"Rate limit reached for this key: {limit} {what}. Try again in {retry_after_s:.1f} s.",
+            f"Rate limit reached for this key: {limit} {what}. Try again in {rounded_up_s:.1f} s.",
             code="rate_limit_exceeded",
             type="tokens" if verdict.exceeded == "tokens" else "requests",
             retry_after_s=retry_after_s,

@@ -20,7 +20,7 @@ from gateway.admission.forecast import Excess, Experience, Forecast, forecast
 from gateway.admission.reservations import Reservation, ReservationBook, Size, Told
 from gateway.admission.shared_places import SharedPlaces
 from gateway.config import GatewayConfig
-from gateway.errors import ApiError, model_not_found
+from gateway.errors import ApiError, model_not_found, whole_seconds
 from gateway.fleet.fleet_load import FleetLoad
 from gateway.generation import Generation
 from gateway.metrics import GatewayMetrics
@@ -210,7 +210,7 @@ class Shedder:
     def _refusal(self, reason: str, message: str, retry_after_s: float, told: Told | None = None) -> ApiError:
         self._metrics.shed[reason] += 1
         retry_after_s = min(MAX_RETRY_S, max(1.0, retry_after_s))
-        text = f"{message} Try again in {retry_after_s:.0f} s"
+        text = f"{message} Try again in {whole_seconds(retry_after_s)} s"
         if told is not None and told.ahead_s is None:
             text += ": a place is kept for you then"
         elif told is not None:

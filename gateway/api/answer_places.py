@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable
 
 from gateway.admission.hold_times import HoldTimes
-from gateway.errors import ApiError
+from gateway.errors import ApiError, whole_seconds
 from gateway.shares import Refusal, Shares
 
 # A key may have so many times the free places: 7/8 of all if it is alone.
@@ -64,4 +64,4 @@ class AnswerPlaces:
 
 
 def _advice(wait_s: float) -> str:
-    return f"Try again in {wait_s:.0f} s, when one of them is expected to have ended."
+    return f"Try again in {whole_seconds(wait_s)} s, when one of them is expected to have ended."

@@ -16,7 +16,7 @@ import msgspec
 
 from gateway.admission.hold_times import HoldTimes
 from gateway.api.schemas.refusals import unsupported_parameter
-from gateway.errors import ApiError
+from gateway.errors import ApiError, whole_seconds
 from gateway.responses.draft import ResponseDraft, response_fields
 from gateway.responses.includes import ENCRYPTED_REASONING
 from gateway.responses.job import JobReader, error_of, status_of
@@ -71,8 +71,8 @@ class ResponseStore:
         if streams.num_held >= MAX_FOLLOWERS:
             wait_s = streams.retry_after_s(now)
             message = (
-                f"This gateway follows {MAX_FOLLOWERS} responses of this tenant already. Try again in {wait_s:.0f} s, "
-                "when one of their streams is expected to have ended."
+                f"This gateway follows {MAX_FOLLOWERS} responses of this tenant already. "
+                f"Try again in {whole_seconds(wait_s)} s, when one of their streams is expected to have ended."
             )
             raise ApiError(429, message, code="too_many_streams", retry_after_s=wait_s)
         self.followers.add(follower)

@@ -96,6 +96,8 @@ async def attempt_all(limiters: list[RateLimiter], clock: Clock, attempts: list[
             assert refusal.status == 429
             assert refusal.retry_after_s is not None
             assert 0 < refusal.retry_after_s <= WINDOW_S
+            told_s = float(refusal.message.rpartition("Try again in ")[2].removesuffix(" s."))
+            assert refusal.retry_after_s - 0.001 <= told_s <= refusal.retry_after_s + 0.101
             clock.now += refusal.retry_after_s - 0.002
             assert (await refused(limiters[which], principal, 1, tokens)).status == 429
             clock.now += 0.003

@@ -51,6 +51,15 @@ def test_wait_follows_how_long_answers_took(clock: Clock) -> None:
     assert (error.status, error.retry_after_s) == (503, 5.0)
 
 
+def test_text_and_header_say_the_same_whole_seconds(clock: Clock) -> None:
+    places = AnswerPlaces(1, clock)
+    places.take("a")
+    clock.now += 6.2
+    error = refused(places, "b")
+    assert dict(error.response_headers())[b"retry-after"] == b"13"
+    assert "in 13 s" in error.message
+
+
 def test_all_places_are_free_again_once_given_back(clock: Clock) -> None:
     places = AnswerPlaces(3, clock)
     for _ in range(4):
