@@ -71,6 +71,8 @@ class PooledAnswers:
         form = self._embedding()
         if form.rows == "mean":
             values = values / num_tokens
+        for module in form.dense:
+            values = module(values)
         values = values[: pooling.dimensions]
         normalizes = form.normalizes if pooling.normalize is None else pooling.normalize
         return values / max(float(np.linalg.norm(values)), _SHORTEST_LENGTH) if normalizes else values

@@ -13,7 +13,6 @@ from gpu_worker.models.hybrid_config import read_gated_delta, with_mixers
 from gpu_worker.models.json_file import JsonFile
 from gpu_worker.models.layer_types import read_layer_types
 from gpu_worker.models.mixture_config import read_num_experts, read_top_k
-from gpu_worker.models.text_part import text_names
 from kernels.moe import RoutingRule
 
 _LINEAR, _FULL = "linear_attention", "full_attention"
@@ -41,7 +40,7 @@ def read_hybrid_decoder(
         output_gate=True,
     )
     # The head that predicts further tokens is no part of the model.
-    names = text_names(TensorNames(unused=(r"mtp\..*",)))
+    names = TensorNames(unused=(r"mtp\..*",))
     block = BlockTraits(norm=NormKind(is_offset=True), names=names)
     traits = FamilyTraits(
         architecture,

@@ -13,6 +13,10 @@ from gpu_worker.models.errors import CheckpointError
 from gpu_worker.models.families import find_families
 from gpu_worker.models.gguf_config import read_gguf_config
 from gpu_worker.models.json_file import JsonFile
+from gpu_worker.models.stored_head import has_head
+from gpu_worker.models.text_kinds import TEXT_KINDS
+from gpu_worker.models.text_part import text_names, text_part
+from gpu_worker.models.wrappers import WRAPPERS, Wrapper
 from gpu_worker.quantization.gguf.model_file import find_gguf
 
 FAMILIES = find_families()
@@ -26,10 +30,10 @@ _INSTEAD: Mapping[str, str] = MappingProxyType(
         "ChatGLMModel": "the same GLM-4 is published as GlmForCausalLM (names that end in -hf), which is",
         "DeciLMForCausalLM": "Llama 3.3, of which it was made, is",
         "ExaoneForCausalLM": "EXAONE 4 is",
-        "Gemma3TextModel": "EmbeddingGemma has layers behind its pooling; Qwen3-Embedding and BGE-M3 are",
         "Gemma3nForConditionalGeneration": "Gemma 4 E2B and E4B, which followed it, are",
         "InternLM2ForCausalLM": "InternLM 3 is",
         "MllamaForConditionalGeneration": "Llama 3.1, whose layers for text it has, is",
+        "PaliGemmaForConditionalGeneration": "its prompts attend in both directions; Gemma 3 is",
         "Phi3VForCausalLM": "Phi-3.5-mini, its part for text, is",
         "Phi4MMForCausalLM": "Phi-4-mini, its part for text, is",
         "QWenLMHeadModel": "Qwen 2 and later are",
@@ -38,6 +42,7 @@ _INSTEAD: Mapping[str, str] = MappingProxyType(
 
 # What else a family's checkpoints are saved as: layers alone, or with a head that scores classes.
 _LAYERS, _CLASSES, _GENERATES, _WITH_HEAD = "Model", "ForSequenceClassification", "ForCausalLM", "LMHeadModel"
+_SEES = "ForConditionalGeneration"
 
 
 def read_model_config(directory: Path) -> ModelConfig:
@@ -52,21 +57,53 @@ def read_model_config(directory: Path) -> ModelConfig:
     for name in file.texts("architectures"):
         if name in _INDEXED:
             raise file.error("architectures", f"is {name!r}, whose sparse indexer is not supported; DeepSeek V3 is")
+        if name in WRAPPERS:
+            return _wrapped(file, WRAPPERS[name])
         if name in FAMILIES:
-            return FAMILIES[name](file)
+            return _named(FAMILIES[name](file))
         for suffix in (_LAYERS, _CLASSES):
-            stem = name.removesuffix(suffix)
-            family = next(
-                (FAMILIES[stem + end] for end in (_GENERATES, _WITH_HEAD, _LAYERS) if stem + end in FAMILIES), None
-            )
+            # Layers of text parts are called so too: `Gemma3TextModel`.
+            stem = name.removesuffix(suffix).removesuffix("Text")
+            if name.endswith(suffix) and (wrapper := WRAPPERS.get(stem + _SEES)) is not None:
+                return _without_head(_wrapped(file, wrapper), num_classes(file) if suffix == _CLASSES else 0)
+            ends = (_GENERATES, _WITH_HEAD, _LAYERS)
+            family = next((FAMILIES[stem + end] for end in ends if stem + end in FAMILIES), None)
             if name.endswith(suffix) and family is not None:
-                return _without_head(family(file), num_classes(file) if suffix == _CLASSES else 0)
+                return _without_head(_named(family(file)), num_classes(file) if suffix == _CLASSES else 0)
         if name in _INSTEAD:
             raise file.error("architectures", f"is {name!r}, which is not supported; {_INSTEAD[name]}")
+    _refuse_around_text(file)
     given = ", ".join(repr(name[:80]) for name in file.texts("architectures")[:4]) or "missing"
     raise CheckpointError(
         file.path, f"unsupported architecture ({given}); ops/docs/models.md lists what is served{_nearest(file)}"
     )
+
+
+def _refuse_around_text(file: JsonFile) -> None:
+    """Refuse a model that also sees or hears and is not known, and say whether its text part alone would be served."""
+    text = file.nested("text_config") or file.nested("llm_config") or file.nested("language_config")
+    if text is None or not file.texts("architectures"):
+        return
+    name, kind = file.texts("architectures")[0], text.text("model_type", "")
+    served = f"{kind!r}, which is served: take the checkpoint of text that it was made of"
+    other = f"{kind[:80]!r}, which is not served" if kind else "not named"
+    problem = f"is {name[:80]!r}, a model around a text part that is {served if kind in TEXT_KINDS else other}"
+    raise file.error("architectures", f"{problem}; ops/docs/models.md lists what is served")
+
+
+def _wrapped(file: JsonFile, wrapper: Wrapper) -> ModelConfig:
+    """Read the text part of a model that also sees or hears; whether its head is its embedding, its files say."""
+    part, kind = text_part(file, wrapper)
+    config = _named(FAMILIES[kind.architecture](part))
+    head = has_head(file.path.parent, config.block.names)
+    return config if head is None else dataclasses.replace(config, tie_word_embeddings=not head)
+
+
+def _named(config: ModelConfig) -> ModelConfig:
+    """Let the tensors of a decoder have the names of a text part too: tools save those alone as they were."""
+    if config.is_bidirectional:
+        return config
+    return dataclasses.replace(config, block=dataclasses.replace(config.block, names=text_names(config.block.names)))
 
 
 def _nearest(file: JsonFile) -> str:

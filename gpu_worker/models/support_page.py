@@ -7,6 +7,7 @@ configuration needs fields that are not in it has them in `SAMPLE`.
 from __future__ import annotations
 
 import sys
+import textwrap
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType, ModuleType
@@ -19,6 +20,8 @@ from gpu_worker.models.config import ModelConfig
 from gpu_worker.models.decoder import is_fusable
 from gpu_worker.models.families import family_modules
 from gpu_worker.models.json_file import JsonFile
+from gpu_worker.models.text_kinds import TEXT_KINDS
+from gpu_worker.models.wrappers import WRAPPERS
 from gpu_worker.quantization.gguf.model_facts import ARCHITECTURES, SAME_FILES
 from kernels.activation import Activation
 
@@ -39,11 +42,22 @@ checkpoint asks for beyond its family's row is refused at load, with the field a
   stand beside one another.
 - **Drafts**: *all* is n-grams, a draft model, the model's own first layers, Medusa, EAGLE 1 to 3; `mtp` is the head
   that checkpoints of the family hold for this themselves (MTP, NextN), where tools have not left it out.
-- Checkpoints that also see or hear are served for text: their towers are not loaded, and a request with an image or
-  sound is refused.
+- Checkpoints that also see or hear are in the table below; they have what their text part's family has.
 
 | Architectures | Layers | On CPUs | Weights | Drafts |
 |---|---|---|---|---|
+"""
+
+_WRAPPERS = """
+## Models that also see or hear
+
+They are served for text: their towers are not loaded, and a request with an image or sound is refused. They answer as
+their text part alone does. Where the `model_type` of the text part decides, it is one of
+
+{kinds}.
+
+| Architectures | Text part |
+|---|---|
 """
 
 SAMPLE: Mapping[str, Any] = MappingProxyType(
@@ -73,7 +87,20 @@ SAMPLE: Mapping[str, Any] = MappingProxyType(
 def support_page() -> str:
     """Return the page, in Markdown."""
     modules = sorted(family_modules(), key=lambda module: module.ARCHITECTURE.lower())
-    return _OPENING + "".join(f"{_row(module)}\n" for module in modules)
+    return _OPENING + "".join(f"{_row(module)}\n" for module in modules) + _wrappers_table()
+
+
+def _wrappers_table() -> str:
+    """Return the models that also see or hear, by what stands inside of them."""
+    names: dict[tuple[str, bool], list[str]] = {}
+    for name, wrapper in sorted(WRAPPERS.items(), key=lambda item: item[0].lower()):
+        names.setdefault((TEXT_KINDS[wrapper.kind].architecture, wrapper.is_fixed), []).append(f"`{name}`")
+    rows = [
+        f"| {', '.join(names[family, is_fixed])} | `{family}`{'' if is_fixed else ', or what `model_type` says'} |\n"
+        for family, is_fixed in sorted(names)
+    ]
+    kinds = textwrap.fill(", ".join(f"`{kind}`" for kind in TEXT_KINDS), 120)
+    return _WRAPPERS.format(kinds=kinds) + "".join(rows)
 
 
 def sample_config(module: ModuleType) -> ModelConfig:

@@ -5,46 +5,68 @@ Such a checkpoint is served as the decoder of text that it holds. The weights of
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from gpu_worker.models.block_traits import TensorNames
 from gpu_worker.models.json_file import JsonFile
+from gpu_worker.models.text_kinds import TEXT_KINDS, TextKind
+from gpu_worker.models.wrappers import Wrapper
 
-# Of the layouts of transformers 5, of 4.52 and later, and of those before.
+# Of the layouts of transformers 5, of 4.52 and later, of those before, and of models that were published with code.
 _RENAMED = (
+    (r"^thinker\.", ""),
     (r"^(model\.)?language_model\.(model\.)?(?!lm_head\.)", "model."),
     (r"^language_model\.lm_head\.", "lm_head."),
-    (r"^text_model\.", "model."),
+    (r"^(model\.)?text_model\.", "model."),
 )
+# What sees, hears, speaks or draws, and what joins it to the text part.
 _TOWERS = (
-    r"(model\.)?(vision_tower|vision_model|vision_embed_tokens|visual|vision_encoder|vision_adapter|vision)\..*",
-    r"(model\.)?(audio_tower|audio_model|audio_encoder|embed_audio|embed_vision)\..*",
-    r"(model\.)?(multi_modal_projector|mm_projector|patch_merger|aligner|connector)\..*",
+    r"(model\.)?(high_res_)?(vision|visual|image|video|audio|speech|multi_modal|mm_|embed_vision|embed_audio)\w*(\..*)?",
+    r"(model\.)?(aligner|connector|encoder|merger|mlp1|patch_merger|projector|qformer|resampler)(\..*)?",
+    r"(model\.)?(generation_\w+|vqmodel)\..*",
+    r"(talker|token2wav|code2wav)\..*",
 )
+_ROPES = frozenset({"rope_parameters", "rope_scaling", "rope_theta"})
 _TIED = "tie_word_embeddings"
 _SHARED = ("quantization_config", "dtype", "torch_dtype", "eos_token_id", "bos_token_id", _TIED)
 
 
-def text_part(file: JsonFile, defaults: Mapping[str, Any]) -> JsonFile:
-    """Return the configuration of the text part, or the whole where there is nothing else.
+def text_part(file: JsonFile, wrapper: Wrapper) -> tuple[JsonFile, TextKind]:
+    """Return the configuration of the text part, and its kind; the whole where nothing is nested in it.
 
     What concerns the checkpoint as a whole stands outside of the text part in some, and inside in others. The head is
     the whole model's: whether it is tied is said outside, if anywhere.
 
-    Args:
-        file: The configuration.
-        defaults: What fields mean that the text part leaves out: `transformers` writes only those that differ from the
-            defaults of their class there, sizes included.
+    Raises:
+        CheckpointError: The text part is of a kind that is not served.
     """
-    text = file.nested("text_config")
-    if text is None:
-        return file
-    outer = {name: file.fields[name] for name in _SHARED if file.fields.get(name) is not None}
+    text, outer = file, dict[str, Any]()
+    for field in wrapper.place:
+        outer |= {name: text.fields[name] for name in _SHARED if text.fields.get(name) is not None}
+        nested = text.nested(field)
+        if nested is None:
+            return file, TEXT_KINDS[wrapper.kind]
+        text = nested
+    name = wrapper.kind if wrapper.is_fixed else text.text("model_type", wrapper.kind)
+    if name not in TEXT_KINDS:
+        raise text.error("model_type", f"is {name[:80]!r}; supported: {', '.join(map(repr, TEXT_KINDS))}")
+    kind = TEXT_KINDS[name]
     inner = {name: value for name, value in text.fields.items() if value is not None or name not in _SHARED}
     tied = {name: value for name, value in outer.items() if name == _TIED}
-    return JsonFile(file.path, {**defaults, **outer, **inner, **tied}, "text_config.")
+    defaults = dict(kind.defaults)
+    if text.names() & _ROPES:
+        # What a checkpoint says of its rotation is said whole.
+        defaults.pop("rope_parameters", None)
+    fields = {**defaults, **outer, **inner, **tied, "model_type": name}
+    if kind.splits_hidden and fields.get("head_dim") is None:
+        whole = JsonFile(file.path, fields, _prefix(wrapper))
+        fields["head_dim"] = whole.integer("hidden_size") // whole.integer("num_attention_heads")
+    return JsonFile(file.path, fields, _prefix(wrapper)), kind
+
+
+def _prefix(wrapper: Wrapper) -> str:
+    return "".join(f"{name}." for name in wrapper.place)
 
 
 def text_names(names: TensorNames) -> TensorNames:

@@ -13,7 +13,7 @@ from gpu_worker.quantization.gguf.model_file import find_gguf
 from gpu_worker.start.config import WorkerConfig
 from shared.model_hub import hub_commit
 
-_PATTERNS = ("*.json", "*.jinja", "*.safetensors")
+_PATTERNS = ("*.json", "*.jinja", "*.safetensors", "*_Dense/*.safetensors")
 _NUM_SAMPLES = 64
 _SAMPLE_BYTES = 4096
 _COMMIT_MARK = "@"

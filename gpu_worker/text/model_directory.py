@@ -89,9 +89,7 @@ def read_model_directory(path: Path) -> ModelDirectory:
         if question := model_meant(path):
             raise ConfigError("HEADRACE_MODEL", f"{path / 'config.json'} is missing{question}")
     config = read_json(path / "config.json", required=True)
-    text_config = config.get("text_config") or config
-    if not isinstance(text_config, dict):
-        raise ConfigError("HEADRACE_MODEL", f"text_config in {path / 'config.json'} is not an object")
+    text_config = _text_part(path, config)
     generation = read_json(path / "generation_config.json")
     if not (path / "tokenizer.json").is_file():
         problem = f"{path} has no tokenizer.json; copy it from where the model came from"
@@ -112,6 +110,20 @@ def read_model_directory(path: Path) -> ModelDirectory:
         hidden_size=_positive(path, text_config, "hidden_size"),
         sampling_defaults=read_sampling_defaults(generation),
     )
+
+
+def _text_part(path: Path, config: dict[str, Any]) -> dict[str, Any]:
+    """Return what is said of the text part of a model that also sees or hears, or else of the whole.
+
+    Raises:
+        ConfigError: It is not an object.
+    """
+    for name in ("thinker_config", "text_config", "llm_config"):
+        if inner := config.get(name):
+            if not isinstance(inner, dict):
+                raise ConfigError("HEADRACE_MODEL", f"{name} in {path / 'config.json'} is not an object")
+            config = inner
+    return config
 
 
 def _read_gguf(path: Path) -> ModelDirectory:

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from gpu_worker.core.pooling import PoolingPlan, Rows
 from gpu_worker.quantization.gguf.model_file import find_gguf
+from gpu_worker.text.dense_modules import DenseModule, read_dense
 from gpu_worker.text.model_directory import ModelDirectory, read_json
 from gpu_worker.text.sentence_modules import RerankerSettings, SentenceModules
 from gpu_worker.text.tokenizer import ModelTokenizer
@@ -42,6 +43,7 @@ class EmbeddingForm:
         normalizes: Vectors have length 1, unless the request says otherwise.
         size: Numbers of a vector.
         is_whole: The model attends in both directions.
+        dense: What the pooled vector goes through, before anything is cut or scaled.
         sizes: Smaller sizes that the model was trained for; empty where its files name none, and any is allowed.
     """
 
@@ -50,6 +52,7 @@ class EmbeddingForm:
     size: int
     sizes: tuple[int, ...] = ()
     is_whole: bool = False
+    dense: tuple[DenseModule, ...] = ()
 
     @property
     def plan(self) -> PoolingPlan:
@@ -140,7 +143,7 @@ def read_model_tasks(directory: ModelDirectory, tokenizer: ModelTokenizer) -> Mo
     embedding = _embedding(directory, config, modules)
     if architecture.endswith(_LAYERS) and not architecture.endswith(_WITH_HEAD):
         return ModelTasks(False, embedding, Unserved("it has no head that scores"))
-    if modules is not None and "LogitScore" not in modules.paths:
+    if modules is not None and "LogitScore" not in modules.names:
         return ModelTasks(True, embedding, Unserved("its files say that it makes vectors"))
     return ModelTasks(True, embedding, _token_score(tokenizer, modules, settings))
 
@@ -149,22 +152,46 @@ def _embedding(
     directory: ModelDirectory, config: dict[str, Any], modules: SentenceModules | None
 ) -> EmbeddingForm | Unserved:
     sizes = tuple(size for size in _listed(config, "matryoshka_dimensions") if isinstance(size, int))
-    is_encoder = config.get("model_type") in _ENCODERS
+    is_encoder = _is_encoder(config)
     if modules is None:
         # As sentence-transformers takes an encoder without its files.
         default: Rows = "mean" if is_encoder else "last"
         return EmbeddingForm(default, not is_encoder, directory.hidden_size, sizes, is_encoder)
-    others = [name for name in modules.paths if name not in ("Transformer", "Pooling", "Normalize")]
+    others = [name for name in modules.names if name not in ("Transformer", "Pooling", "Dense", "Normalize")]
     if others:
         return Unserved(f"its modules.json names {others[0]}, which is not served")
-    if "Pooling" not in modules.paths:
+    if "Pooling" not in modules.names:
         return Unserved("its modules.json names no pooling")
     modes = _pooling_modes(modules.config("Pooling"))
     rows = _ROWS.get(modes[0]) if len(modes) == 1 else None
     if rows is None:
         given = ", ".join(modes) or "none"
         return Unserved(f"its pooling is {given}; served is one of {', '.join(_ROWS)}")
-    return EmbeddingForm(rows, "Normalize" in modules.paths, directory.hidden_size, sizes, is_encoder)
+    dense = _dense_modules(modules, directory.hidden_size)
+    if isinstance(dense, Unserved):
+        return dense
+    size = len(dense[-1].weight) if dense else directory.hidden_size
+    return EmbeddingForm(rows, "Normalize" in modules.names, size, sizes, is_encoder, dense)
+
+
+def _is_encoder(config: dict[str, Any]) -> bool:
+    """Whether tokens see later ones: of a kind of model that all do, or of a decoder that says it."""
+    return config.get("model_type") in _ENCODERS or config.get("use_bidirectional_attention") is True
+
+
+def _dense_modules(modules: SentenceModules, size: int) -> tuple[DenseModule, ...] | Unserved:
+    """Read the matrices behind the pooling, the first of which takes vectors of `size` numbers."""
+    found: list[DenseModule] = []
+    folders = modules.folders("Dense")
+    if folders and modules.names[2 : 2 + len(folders)] != ("Dense",) * len(folders):
+        return Unserved("its modules.json has Dense elsewhere than behind its pooling")
+    for folder in folders:
+        module = read_dense(folder, size)
+        if isinstance(module, str):
+            return Unserved(module)
+        found.append(module)
+        size = len(module.weight)
+    return tuple(found)
 
 
 def _listed(config: dict[str, Any], name: str) -> list[Any]:

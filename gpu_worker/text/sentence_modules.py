@@ -13,9 +13,13 @@ _RERANKER = "CrossEncoder"
 
 @dataclass(frozen=True, slots=True)
 class SentenceModules:
-    """The modules of sentence-transformers, in order: class to the folder with its configuration."""
+    """The modules of sentence-transformers, in order.
 
-    paths: dict[str, Path]
+    Attributes:
+        modules: The class of each, and the folder with its configuration.
+    """
+
+    modules: tuple[tuple[str, Path], ...]
 
     @classmethod
     def read(cls, directory: Path) -> SentenceModules | None:
@@ -28,12 +32,21 @@ class SentenceModules:
         if not entries:
             return None
         # A folder of the model's own, whatever the file says.
-        folders = {class_name(entry.get("type")): Path(str(entry.get("path", ""))).name for entry in entries}
-        return cls({name: directory / folder for name, folder in folders.items()})
+        folders = [(class_name(entry.get("type")), Path(str(entry.get("path", ""))).name) for entry in entries]
+        return cls(tuple((name, directory / folder) for name, folder in folders))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Return the classes, in order."""
+        return tuple(name for name, _ in self.modules)
+
+    def folders(self, name: str) -> list[Path]:
+        """Return the folders of the modules of this class, in order."""
+        return [folder for given, folder in self.modules if given == name]
 
     def config(self, name: str) -> dict[str, Any]:
-        """Return the configuration of the module of this class."""
-        return read_json(self.paths[name] / "config.json")
+        """Return the configuration of the last module of this class."""
+        return read_json(self.folders(name)[-1] / "config.json")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,12 +1,8 @@
-"""DeepSeek V3, V3.1, R1 and Kimi K2: latent attention, and routing by groups with a bias behind the first layers.
-
-Kimi K2.5 and 2.6 are served without their vision tower.
-"""
+"""DeepSeek V3, V3.1, R1 and Kimi K2: latent attention, and routing by groups with a bias behind the first layers."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from types import MappingProxyType
 
 from gpu_worker.layers.mixture_shape import MixtureNames, MixtureShape
 from gpu_worker.models.block_traits import BlockTraits, TensorNames
@@ -21,34 +17,8 @@ from gpu_worker.models.mixture_config import (
     read_num_experts,
     with_silu_mixtures,
 )
-from gpu_worker.models.text_part import text_names, text_part
 
 ARCHITECTURE = "DeepseekV3ForCausalLM"
-ALSO = ("KimiK25ForConditionalGeneration", "Kimi_K25ForConditionalGeneration")
-
-# What a text part means that does not say it.
-_TEXT = MappingProxyType(
-    {
-        "vocab_size": 129280,
-        "hidden_size": 7168,
-        "intermediate_size": 18432,
-        "moe_intermediate_size": 2048,
-        "num_hidden_layers": 61,
-        "num_attention_heads": 128,
-        "num_key_value_heads": 128,
-        "n_routed_experts": 256,
-        "routed_scaling_factor": 2.5,
-        "kv_lora_rank": 512,
-        "q_lora_rank": 1536,
-        "qk_rope_head_dim": 64,
-        "qk_nope_head_dim": 128,
-        "v_head_dim": 128,
-        "n_group": 8,
-        "topk_group": 4,
-        "max_position_embeddings": 4096,
-        "num_nextn_predict_layers": 1,
-    }
-)
 # What `transformers` 5 calls the layers of Kimi K2.5 where it saves them; published checkpoints have the usual name.
 _RENAMED = ((r"^model\.blocks\.", "model.layers."),)
 NAMES = MixtureNames(shared="mlp.shared_experts")
@@ -56,7 +26,7 @@ NAMES = MixtureNames(shared="mlp.shared_experts")
 
 def read_config(file: JsonFile) -> ModelConfig:
     """Read the configuration. Layers behind the last one draft, and are no part of the model."""
-    return read_latent_mixtures(text_part(file, _TEXT), ARCHITECTURE)
+    return read_latent_mixtures(file, ARCHITECTURE)
 
 
 def read_latent_mixtures(file: JsonFile, architecture: str) -> ModelConfig:
@@ -71,7 +41,7 @@ def read_latent_mixtures(file: JsonFile, architecture: str) -> ModelConfig:
         has_choice_bias=True,
         shared_size=inner * file.integer("n_shared_experts", 1, minimum=0),
     )
-    names = text_names(TensorNames(renamed=_RENAMED, unused=nextn_tensors(file)))
+    names = TensorNames(renamed=_RENAMED, unused=nextn_tensors(file))
     traits = FamilyTraits(architecture, block=BlockTraits(names=names))
     config = read_latent_decoder(file, traits, is_interleaved=file.boolean("rope_interleave", True))
     config = with_silu_mixtures(file, config, shape, mixture_layers(file, 3))

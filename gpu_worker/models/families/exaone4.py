@@ -1,12 +1,8 @@
-"""EXAONE 4: normalisations after the blocks, normalised heads; where layers have windows, only these rotate.
-
-EXAONE 4.5 is served without its vision tower.
-"""
+"""EXAONE 4: normalisations after the blocks, normalised heads; where layers have windows, only these rotate."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from types import MappingProxyType
 
 from gpu_worker.layers.layer_traits import AttentionShape, HeadNorm
 from gpu_worker.models.block_traits import BlockTraits
@@ -14,33 +10,17 @@ from gpu_worker.models.config import FamilyTraits, ModelConfig, map_attention, r
 from gpu_worker.models.families import olmo2
 from gpu_worker.models.json_file import JsonFile
 from gpu_worker.models.layer_types import all_but_every, read_windows
-from gpu_worker.models.text_part import text_names, text_part
 
 ARCHITECTURE = "Exaone4ForCausalLM"
-ALSO = ("Exaone4_5_ForConditionalGeneration",)
-
-# What a text part means that does not say it.
-_TEXT = MappingProxyType(
-    {
-        "vocab_size": 102400,
-        "hidden_size": 4096,
-        "intermediate_size": 16384,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 32,
-        "max_position_embeddings": 2048,
-    }
-)
 
 
 def read_config(file: JsonFile) -> ModelConfig:
     """Read the configuration."""
-    file = text_part(file, _TEXT)
     traits = FamilyTraits(
         ARCHITECTURE,
         attention=AttentionShape(head_norm=HeadNorm.HEADS),
         layer_windows=read_pattern(file),
-        block=BlockTraits(names=text_names(olmo2.NAMES)),
+        block=BlockTraits(names=olmo2.NAMES),
         norm_eps=("rms_norm_eps", 1e-5),
     )
     config = read_decoder(file, traits)

@@ -1,12 +1,11 @@
-"""Gemma 3 (text): Gemma 2 with normalised heads instead of bounds; layers with a window have a rotation of their own.
+"""Gemma 3 (text): Gemma 2 with normalised heads instead of bounds; windows have a rotation of their own.
 
-The models with a vision tower are served without it.
+EmbeddingGemma is its layers alone, with attention in both directions.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
-from types import MappingProxyType
 
 from gpu_worker.layers.layer_traits import AttentionShape, HeadNorm
 from gpu_worker.layers.rope_scaling import RopeParameters, RopeType
@@ -16,43 +15,29 @@ from gpu_worker.models.families import gemma2
 from gpu_worker.models.json_file import JsonFile
 from gpu_worker.models.layer_types import all_but_every, read_windows
 from gpu_worker.models.rope_config import has_ropes_by_type, read_rope
-from gpu_worker.models.text_part import text_names, text_part
 
 ARCHITECTURE = "Gemma3ForCausalLM"
-ALSO = ("Gemma3ForConditionalGeneration",)
-
-# What a text part means that does not say it.
-_TEXT = MappingProxyType(
-    {
-        "vocab_size": 262208,
-        "hidden_size": 2304,
-        "intermediate_size": 9216,
-        "num_hidden_layers": 26,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 4,
-        "max_position_embeddings": 131072,
-    }
-)
 
 
 def read_config(file: JsonFile) -> ModelConfig:
     """Read the configuration."""
-    file = text_part(file, _TEXT)
-    if file.boolean("use_bidirectional_attention", False):
-        raise file.error("use_bidirectional_attention", "is true; supported: attention to earlier tokens only")
+    sees_later = file.boolean("use_bidirectional_attention", False)
+    if sees_later and not any(name.endswith("Model") for name in file.texts("architectures")):
+        problem = "is true; supported of layers alone (Gemma3TextModel), which make vectors, as EmbeddingGemma does"
+        raise file.error("use_bidirectional_attention", problem)
     block = BlockTraits(
         norm=NormKind(is_offset=True),
-        names=text_names(gemma2.NAMES),
+        names=gemma2.NAMES,
         embedding_scale=file.integer("hidden_size") ** 0.5,
         logit_soft_cap=gemma2.read_soft_cap(file, "final_logit_softcapping", None),
     )
     attention = AttentionShape(scale=file.number("query_pre_attn_scalar", 256) ** -0.5, head_norm=HeadNorm.HEADS)
-    pattern = all_but_every(file.integer("sliding_window_pattern", 6))
+    attention = replace(attention, sees_later=sees_later)
     traits = FamilyTraits(
         ARCHITECTURE,
         head_dim=256,
         attention=attention,
-        layer_windows=read_windows(file, pattern),
+        layer_windows=_windows(file, sees_later),
         block=block,
         activation=read_activation(file, "hidden_activation", "gelu_pytorch_tanh"),
         is_tied=True,
@@ -61,6 +46,12 @@ def read_config(file: JsonFile) -> ModelConfig:
     )
     config = replace(read_decoder(file, traits), more_ropes=(_sliding_rope(file),))
     return map_attention(config, lambda shape: replace(shape, rotary=0 if shape.sliding_window is None else 1))
+
+
+def _windows(file: JsonFile, sees_later: bool) -> tuple[int | None, ...]:
+    """Read the windows, which have half of `sliding_window` on either side of a token that sees later ones."""
+    windows = read_windows(file, all_but_every(file.integer("sliding_window_pattern", 6)))
+    return tuple(window // 2 + 1 if window and sees_later else window for window in windows)
 
 
 def _full_rope(file: JsonFile) -> RopeParameters:

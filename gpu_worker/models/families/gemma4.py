@@ -7,7 +7,6 @@ earlier ones. Its mixture (26B-A4B) has experts beside the block that all tokens
 from __future__ import annotations
 
 from dataclasses import replace
-from types import MappingProxyType
 
 from gpu_worker.layers.layer_traits import (
     AttentionShape,
@@ -26,33 +25,17 @@ from gpu_worker.models.json_file import JsonFile
 from gpu_worker.models.layer_types import all_but_every, read_windows
 from gpu_worker.models.mixture_config import read_num_experts, read_top_k
 from gpu_worker.models.rope_config import has_ropes_by_type, read_rope, rope_fields
-from gpu_worker.models.text_part import text_names, text_part
 from kernels.activation import Activation
 from kernels.moe import GELU_TANH, RoutingRule
 
 ARCHITECTURE = "Gemma4ForCausalLM"
-ALSO = ("Gemma4ForConditionalGeneration",)
 SAMPLE = {"num_kv_shared_layers": 2, "enable_moe_block": True, "top_k_experts": 4}
 
 _ACTIVATION = "gelu_pytorch_tanh"
 
-# What a text part means that does not say it.
-_TEXT = MappingProxyType(
-    {
-        "vocab_size": 262144,
-        "hidden_size": 2304,
-        "intermediate_size": 9216,
-        "num_hidden_layers": 30,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 4,
-        "max_position_embeddings": 131072,
-    }
-)
-
 
 def read_config(file: JsonFile) -> ModelConfig:
     """Read the configuration."""
-    file = text_part(file, _TEXT)
     _refuse(file)
     length = file.integer("max_position_embeddings", 131072)
     activation = read_activation(file, "hidden_activation", _ACTIVATION)
@@ -69,7 +52,7 @@ def read_config(file: JsonFile) -> ModelConfig:
         attention=AttentionShape(scale=1.0, head_norm=HeadNorm.HEADS, value_norm=True),
         layer_windows=_windows(file),
         block=BlockTraits(
-            names=text_names(_names(file)),
+            names=_names(file),
             embedding_scale=file.integer("hidden_size") ** 0.5,
             logit_soft_cap=gemma2.read_soft_cap(file, "final_logit_softcapping", None),
             layer_inputs=_layer_inputs(file, activation),

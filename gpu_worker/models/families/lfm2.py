@@ -1,12 +1,8 @@
-"""LFM2: gated short convolutions in most layers, attention with normalised heads in the others.
-
-LFM2-VL is served without its tower.
-"""
+"""LFM2: gated short convolutions in most layers, attention with normalised heads in the others."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from types import MappingProxyType
 
 from gpu_worker.layers.layer_traits import AttentionShape, HeadNorm, ShortConvShape
 from gpu_worker.models.block_traits import BlockTraits, TensorNames
@@ -14,25 +10,9 @@ from gpu_worker.models.config import FamilyTraits, ModelConfig, read_decoder
 from gpu_worker.models.hybrid_config import MAX_CONV_WIDTH, with_mixers
 from gpu_worker.models.json_file import JsonFile
 from gpu_worker.models.layer_types import read_layer_types
-from gpu_worker.models.text_part import text_names, text_part
 
 ARCHITECTURE = "Lfm2ForCausalLM"
-ALSO = ("Lfm2VlForConditionalGeneration",)
 SAMPLE = {"full_attn_idxs": [2]}
-
-# What a text part means that does not say it.
-_TEXT = MappingProxyType(
-    {
-        "vocab_size": 65536,
-        "hidden_size": 2560,
-        "intermediate_size": 12288,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "max_position_embeddings": 128000,
-        "rope_theta": 1e6,
-    }
-)
 _KINDS = ("conv", "full_attention")
 # Published models have at most 1.
 _MAX_MULTIPLIER = 64
@@ -54,7 +34,6 @@ _NAMES = TensorNames(
 
 def read_config(file: JsonFile) -> ModelConfig:
     """Read the configuration."""
-    file = text_part(file, _TEXT)
     traits = replace(lfm2_traits(file, ARCHITECTURE), inner_size=_inner_size(file))
     return with_convolutions(file, read_decoder(file, traits))
 
@@ -64,7 +43,7 @@ def lfm2_traits(file: JsonFile, architecture: str) -> FamilyTraits:
     return FamilyTraits(
         architecture,
         attention=AttentionShape(head_norm=HeadNorm.HEADS),
-        block=BlockTraits(names=text_names(_NAMES)),
+        block=BlockTraits(names=_NAMES),
         norm_eps=("norm_eps", 1e-5),
         is_tied=file.boolean("tie_embedding", True),
     )

@@ -1,12 +1,8 @@
-"""Llama 4 (text): chunks in layers that rotate, growing queries in those that do not, and one expert a token.
-
-The models with a vision tower are served without it.
-"""
+"""Llama 4 (text): chunks in layers that rotate, growing queries in those that do not, and one expert a token."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from types import MappingProxyType
 
 from gpu_worker.layers.layer_traits import AttentionShape, GatedShape, HeadNorm, QueryGrowth
 from gpu_worker.layers.mixture_shape import MixtureNames, MixtureShape
@@ -16,36 +12,18 @@ from gpu_worker.models.json_file import JsonFile
 from gpu_worker.models.layer_types import read_layer_types, read_rotating_layers
 from gpu_worker.models.mixture_config import all_layers, read_num_experts, read_top_k, with_silu_mixtures
 from gpu_worker.models.rope_config import read_rope
-from gpu_worker.models.text_part import text_names, text_part
 from kernels.moe import RoutingRule
 
 ARCHITECTURE = "Llama4ForCausalLM"
-ALSO = ("Llama4ForConditionalGeneration",)
 SAMPLE = {"intermediate_size_mlp": 512, "num_experts_per_tok": 1}
 
 _KINDS = ("chunked_attention", "full_attention")
 _NAMES = TensorNames(renamed=((r"\.feed_forward\.", ".mlp."),))
 _MIXTURE = MixtureNames(router=("mlp.router",), is_transposed=True)
 
-# What a text part means that does not say it.
-_TEXT = MappingProxyType(
-    {
-        "vocab_size": 202048,
-        "hidden_size": 5120,
-        "intermediate_size": 8192,
-        "num_hidden_layers": 48,
-        "num_attention_heads": 40,
-        "num_key_value_heads": 8,
-        "max_position_embeddings": 131072,
-        "num_local_experts": 16,
-        "rope_theta": 5e5,
-    }
-)
-
 
 def read_config(file: JsonFile) -> ModelConfig:
     """Read the configuration."""
-    file = text_part(file, _TEXT)
     bias = file.boolean("attention_bias", False)
     # Lengths of queries and keys are made one behind the rotation, which also undoes what it multiplies them by.
     is_normalised = file.boolean("use_qk_norm", True)
@@ -54,7 +32,7 @@ def read_config(file: JsonFile) -> ModelConfig:
         ARCHITECTURE,
         head_dim=128,
         attention=AttentionShape(qkv_bias=bias, output_bias=bias, interleaved=True),
-        block=BlockTraits(names=text_names(_NAMES)),
+        block=BlockTraits(names=_NAMES),
         norm_eps=("rms_norm_eps", 1e-5),
         rope=replace(rope, attention_factor=1.0) if is_normalised else rope,
         max_model_len=file.integer("max_position_embeddings", 1 << 17),

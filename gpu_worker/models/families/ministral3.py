@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from types import MappingProxyType
-
 from gpu_worker.layers.layer_traits import AttentionShape
-from gpu_worker.models.block_traits import BlockTraits, TensorNames
 from gpu_worker.models.config import FamilyTraits, ModelConfig, read_decoder
 from gpu_worker.models.json_file import JsonFile
 from gpu_worker.models.rope_config import read_query_growth
-from gpu_worker.models.text_part import text_names, text_part
 
 ARCHITECTURE = "Ministral3ForCausalLM"
 SAMPLE = {
@@ -21,23 +17,10 @@ SAMPLE = {
     }
 }
 
-# What a text part means that does not say it.
-_TEXT = MappingProxyType(
-    {
-        "vocab_size": 131072,
-        "hidden_size": 4096,
-        "intermediate_size": 14336,
-        "num_hidden_layers": 34,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "max_position_embeddings": 262144,
-    }
-)
-
 
 def read_config(file: JsonFile) -> ModelConfig:
-    """Read the configuration, of the text part where there is a vision tower."""
-    file, windows = text_part(file, _TEXT), None
+    """Read the configuration."""
+    windows = None
     if "sliding_window" in file.names():
         windows = (file.integer("sliding_window"),) * file.integer("num_hidden_layers", maximum=1024)
     traits = FamilyTraits(
@@ -45,7 +28,6 @@ def read_config(file: JsonFile) -> ModelConfig:
         head_dim=128,
         attention=AttentionShape(query_growth=read_query_growth(file)),
         layer_windows=windows,
-        block=BlockTraits(names=text_names(TensorNames())),
         norm_eps=("rms_norm_eps", 1e-5),
         max_model_len=file.integer("max_position_embeddings"),
     )

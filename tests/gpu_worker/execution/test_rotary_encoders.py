@@ -42,8 +42,20 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "jina-v3": ("JinaEmbeddingsV3", {"type_vocab_size": 1, "intermediate_size": 56}),
     "eurobert": ("EuroBert", {}),
     "eurobert-mqa": ("EuroBert", {"num_key_value_heads": 1, "attention_bias": True, "mlp_bias": True, "head_dim": 20}),
+    # Windows of five tokens to either side.
+    "embedding-gemma": (
+        "Gemma3Text",
+        {
+            "use_bidirectional_attention": True,
+            "sliding_window": 8,
+            "head_dim": 20,
+            "query_pre_attn_scalar": 30,
+            "num_hidden_layers": 3,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
+    ),
 }
-FIRST = ("modernbert", "nomic", "jina-v3", "eurobert")
+FIRST = ("modernbert", "nomic", "jina-v3", "eurobert", "embedding-gemma")
 
 
 def saved(directory: Path, name: str, head: str = "Model", **options: Any) -> Any:

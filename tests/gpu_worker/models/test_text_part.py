@@ -17,119 +17,26 @@ from gpu_worker.models.json_file import JsonFile
 from gpu_worker.models.loader import load_model
 from gpu_worker.models.registry import FAMILIES, read_model_config
 from gpu_worker.models.stored_weights import open_weights
+from gpu_worker.models.text_kinds import TEXT_KINDS
+from gpu_worker.models.text_part import text_part
 from gpu_worker.models.weights_size import weights_bytes
+from gpu_worker.models.wrappers import WRAPPERS, Wrapper
 from tests.gpu_worker.models.families.oracle_checks import assert_logits_equal
-from tests.gpu_worker.models.families.random_models import SIZES
 from tests.gpu_worker.models.pairs import CPU
-from tests.gpu_worker.models.variants import randomize
+from tests.gpu_worker.models.wrapper_cases import WRAPPER_CASES, oracle_of, save_wrapper
 from tests.gpu_worker.quantization.checkpoints import logits_of
 
-_VISION = {
-    "hidden_size": 16,
-    "intermediate_size": 24,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "image_size": 28,
-    "patch_size": 14,
-}
+# The others differ from these in their tables alone.
+FAST = ("gemma3", "gemma4", "llama4", "mistral3", "llava-llama", "smolvlm")
 
 
-def save(family: str, directory: Path, text: dict[str, Any], **options: Any) -> Any:
-    """Save a model that sees, and return its text part with the head."""
-    import transformers
-
-    config_class = getattr(transformers, f"{family}Config")
-    config = config_class(text_config={**SIZES, **text}, **{"vision_config": _VISION, **options})
-    torch.manual_seed(1)
-    model = getattr(transformers, f"{family}ForConditionalGeneration")._from_config(config, attn_implementation="eager")
-    whole = getattr(model, "language_model", model)
-    text_model = whole.model if whole is not model else model.model.language_model
-    with torch.no_grad():
-        randomize(text_model.eval())
-        whole.lm_head.weight.normal_(0, 0.3)
-    model.save_pretrained(directory)
-    return whole
+def all_cases() -> list[Any]:
+    return [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in WRAPPER_CASES]
 
 
-MODELS: dict[str, dict[str, Any]] = {
-    "Gemma3": {"text": {"head_dim": 20, "sliding_window": 9}, "mm_tokens_per_image": 4, "image_token_index": 96},
-    "Gemma4": {
-        "text": {
-            "head_dim": 20,
-            "global_head_dim": 28,
-            "sliding_window": 9,
-            "num_hidden_layers": 4,
-            "num_kv_shared_layers": 2,
-            "layer_types": ["sliding_attention", "full_attention"] * 2,
-            "hidden_size_per_layer_input": 10,
-            "vocab_size_per_layer_input": 97,
-            "pad_token_id": 0,
-        },
-    },
-    "Llama4": {
-        "text": {
-            "head_dim": 12,
-            "intermediate_size_mlp": 56,
-            "num_local_experts": 3,
-            "interleave_moe_layer_step": 2,
-            "attention_chunk_size": 11,
-        },
-    },
-    "Mistral3": {
-        "text": {"model_type": "mistral", "head_dim": 12, "sliding_window": None},
-        "image_token_index": 96,
-    },
-}
-
-
-_MROPE = {"rope_type": "default", "rope_theta": 500.0, "mrope_section": [1, 3, 2]}
-_DEEP = {"vision_config": {"hidden_size": 16, "depth": 1, "num_heads": 2, "out_hidden_size": 48}}
-SLOW_MODELS: dict[str, dict[str, Any]] = {
-    "Qwen2_5_VL": {"text": {"rope_parameters": {**_MROPE, "rope_type": "mrope"}}, **_DEEP},
-    "Qwen3VL": {"text": {"head_dim": 12, "rope_parameters": {**_MROPE, "mrope_interleaved": True}}, **_DEEP},
-    "Exaone4_5_": {
-        "text": {"model_type": "exaone4", "head_dim": 12, "num_hidden_layers": 4, "sliding_window": 9},
-        **_DEEP,
-    },
-    "Lfm2Vl": {
-        "text": {"layer_types": ["conv", "full_attention"], "block_multiple_of": 8},
-        "projector_hidden_size": 24,
-    },
-    "Kimi_K25": {
-        "text": {
-            "num_key_value_heads": 4,
-            "kv_lora_rank": 24,
-            "q_lora_rank": 20,
-            "qk_nope_head_dim": 12,
-            "qk_rope_head_dim": 8,
-            "v_head_dim": 20,
-            "n_routed_experts": 8,
-            "num_experts_per_tok": 3,
-            "moe_intermediate_size": 24,
-            "first_k_dense_replace": 1,
-            "n_group": 1,
-            "topk_group": 1,
-        },
-        "vision_config": {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2},
-        "tie_word_embeddings": False,
-    },
-    "Qwen3VLMoe": {
-        "text": {
-            "head_dim": 12,
-            "rope_parameters": _MROPE,
-            "num_experts": 5,
-            "num_experts_per_tok": 2,
-            "moe_intermediate_size": 20,
-            "norm_topk_prob": True,
-        },
-        **_DEEP,
-    },
-}
-
-
-@pytest.mark.parametrize("family", [*MODELS, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW_MODELS)])
-def test_text_is_served_without_the_tower(tmp_path: Path, family: str, caplog: pytest.LogCaptureFixture) -> None:
-    oracle = save(family, tmp_path, **{**MODELS, **SLOW_MODELS}[family])
+@pytest.mark.parametrize("name", all_cases())
+def test_text_is_served_without_the_tower(tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture) -> None:
+    oracle = oracle_of(WRAPPER_CASES[name], save_wrapper(WRAPPER_CASES[name], tmp_path))
     with caplog.at_level(logging.INFO, "gpu_worker"):
         model = load_model(tmp_path, torch.float32, CPU)
     assert_logits_equal(model, oracle)
@@ -139,7 +46,7 @@ def test_text_is_served_without_the_tower(tmp_path: Path, family: str, caplog: p
 
 @pytest.mark.slow
 def test_experts_of_published_checkpoints_are_transposed(tmp_path: Path) -> None:
-    oracle = save("Qwen3VLMoe", tmp_path, **SLOW_MODELS["Qwen3VLMoe"])
+    oracle = save_wrapper(WRAPPER_CASES["qwen3-vl-moe"], tmp_path)
     path = tmp_path / "model.safetensors"
     tensors = {
         name: tensor.transpose(1, 2).contiguous() if ".experts." in name else tensor
@@ -150,7 +57,7 @@ def test_experts_of_published_checkpoints_are_transposed(tmp_path: Path) -> None
 
 
 def test_weights_of_the_tower_take_no_memory(tmp_path: Path) -> None:
-    oracle = save("Gemma3", tmp_path, **MODELS["Gemma3"])
+    oracle = save_wrapper(WRAPPER_CASES["gemma3"], tmp_path)
     config = read_model_config(tmp_path)
     expected = sum(parameter.nbytes for parameter in oracle.model.language_model.parameters())
     names = config.block.names
@@ -163,7 +70,9 @@ def test_weights_of_the_tower_take_no_memory(tmp_path: Path) -> None:
 def test_another_text_part_is_refused_by_name(tmp_path: Path) -> None:
     fields = {"architectures": ["Mistral3ForConditionalGeneration"], "text_config": {"model_type": "pixels"}}
     (tmp_path / "config.json").write_text(json.dumps(fields))
-    with pytest.raises(CheckpointError, match=r"'pixels'; supported: 'mistral', 'ministral3', 'mistral4'"):
+    with pytest.raises(
+        CheckpointError, match=r"'text_config.model_type' is 'pixels'; supported: 'cohere2', .*'mistral'"
+    ):
         read_model_config(tmp_path)
 
 
@@ -177,7 +86,7 @@ IGNORES = {
 @pytest.mark.parametrize("ignored", IGNORES)
 def test_layers_are_left_alone_by_the_names_that_the_checkpoint_has(tmp_path: Path, ignored: str) -> None:
     """Tools for compressed-tensors name modules as the whole model does, `language_model` included."""
-    save("Mistral3", tmp_path, **MODELS["Mistral3"])
+    save_wrapper(WRAPPER_CASES["mistral3"], tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")
     for name in [name for name in tensors if name.startswith(ROOT) and name.endswith("proj.weight")]:
         if "o_proj" not in name:
@@ -206,45 +115,32 @@ def _store_as_int8(directory: Path, tensors: dict[str, torch.Tensor], ignored: l
     (directory / "config.json").write_text(json.dumps(config))
 
 
-SEEING = {
-    "Exaone4_5_ForConditionalGeneration": "exaone4",
-    "Lfm2VlForConditionalGeneration": "lfm2",
-    "KimiK25ForConditionalGeneration": "deepseek_v3",
-    "Kimi_K25ForConditionalGeneration": "deepseek_v3",
-    "Gemma3ForConditionalGeneration": "gemma3_text",
-    "Gemma4ForConditionalGeneration": "gemma4_text",
-    "Llama4ForConditionalGeneration": "llama4_text",
-    "Mistral3ForConditionalGeneration": "mistral",
-    "Qwen2VLForConditionalGeneration": "qwen2_vl_text",
-    "Qwen2_5_VLForConditionalGeneration": "qwen2_5_vl_text",
-    "Qwen3VLForConditionalGeneration": "qwen3_vl_text",
-    "Qwen3VLMoeForConditionalGeneration": "qwen3_vl_moe_text",
-    "Qwen3_5ForConditionalGeneration": "qwen3_5_text",
-    "Qwen3_5MoeForConditionalGeneration": "qwen3_5_moe_text",
-}
-
-
-def test_each_family_that_sees_is_compared_below() -> None:
-    assert set(SEEING) == {name for name in FAMILIES if name.endswith("ForConditionalGeneration")}
-
-
-@pytest.mark.parametrize(("architecture", "kind"), SEEING.items())
-def test_an_empty_text_part_means_the_defaults_of_its_class(architecture: str, kind: str) -> None:
+@pytest.mark.parametrize("kind", TEXT_KINDS)
+def test_an_empty_text_part_means_the_defaults_of_its_class(kind: str) -> None:
     """`transformers` leaves out what is its class's default: Gemma 3 4B does not say how many heads it has."""
     import transformers
 
     text = transformers.AutoConfig.for_model(kind).to_dict() | {"bos_token_id": None, "eos_token_id": None}
+    if kind == "hyperclovax":
+        # Follows from the heads, in our reader too.
+        text |= {"attention_multiplier": None}
 
     def read(part: dict[str, Any]) -> ModelConfig:
-        fields = {"architectures": [architecture], "tie_word_embeddings": True, "text_config": part}
-        return FAMILIES[architecture](JsonFile(Path("config.json"), json.loads(json.dumps(fields))))
+        fields = {"tie_word_embeddings": True, "text_config": json.loads(json.dumps(part))}
+        text, found = text_part(JsonFile(Path("config.json"), fields), Wrapper(kind))
+        return FAMILIES[found.architecture](text)
 
     assert repr(read({"model_type": kind})) == repr(read(text))
 
 
+def test_each_wrapper_has_a_kind_that_is_served() -> None:
+    assert {wrapper.kind for wrapper in WRAPPERS.values()} <= set(TEXT_KINDS)
+    assert {kind.architecture for kind in TEXT_KINDS.values()} <= set(FAMILIES)
+
+
 @pytest.mark.parametrize("name", ["num_experts", "num_local_experts"])
-def test_the_number_of_experts_is_said_by_either_of_its_names(name: str) -> None:
-    architecture = "Qwen3VLMoeForConditionalGeneration"
-    fields = {"architectures": [architecture], "tie_word_embeddings": True, "text_config": {name: 7}}
-    config = FAMILIES[architecture](JsonFile(Path("config.json"), fields))
+def test_the_number_of_experts_is_said_by_either_of_its_names(tmp_path: Path, name: str) -> None:
+    fields = {"architectures": ["Qwen3VLMoeForConditionalGeneration"], "text_config": {name: 7}}
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    config = read_model_config(tmp_path)
     assert {layer.mixture.num_experts for layer in config.layers if layer.mixture is not None} == {7}

@@ -74,7 +74,12 @@ def test_modules_say_how_vectors_are_made(
 @pytest.mark.parametrize(
     ("files", "reason"),
     [
-        (modules("Transformer", "Pooling", "Dense"), "names Dense, which is not served"),
+        (modules("Transformer", "Pooling", "LayerNorm"), "names LayerNorm, which is not served"),
+        (modules("Transformer", "Pooling", "Dense", pooling={"pooling_mode": "mean"}), "2_Dense has no model.safetens"),
+        (
+            modules("Transformer", "Pooling", "Normalize", "Dense", pooling={"pooling_mode": "mean"}),
+            "Dense elsewhere than behind its pooling",
+        ),
         (modules("Transformer"), "names no pooling"),
         (modules("Transformer", "Pooling", pooling={"pooling_mode_max_tokens": True}), "pooling is pooling_mode_max"),
         (modules("Transformer", "Pooling", pooling={"pooling_mode": "cls+mean"}), r"pooling is cls\+mean"),
