@@ -317,6 +317,7 @@ WRAPPER_CASES: Mapping[str, WrapperCase] = {
             "layer_types": ["sliding_attention", "full_attention"],
             "pad_token_id": 0,
         },
+        {"vision_config": {"patch_size": 2, "mm_embed_dim": 16, "mm_posemb_size": 8, "output_proj_dims": 16}},
     ),
     "glm4v": WrapperCase(
         "Glm4v", {"rope_parameters": _GLM_ROPE}, {"vision_config": {**_DEEP, "intermediate_size": 24}}
