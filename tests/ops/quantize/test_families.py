@@ -27,8 +27,7 @@ from tests.gpu_worker.execution.engine_run import make_runner, make_sequence, ru
 from tests.gpu_worker.models.families.random_models import Case, save_case
 from tests.gpu_worker.models.paged_run import PagedRun
 from tests.gpu_worker.models.recurrent_models import FACTORS
-from tests.gpu_worker.models.test_text_part import SLOW_MODELS
-from tests.gpu_worker.models.test_text_part import save as save_model_that_sees
+from tests.gpu_worker.models.wrapper_cases import WRAPPER_CASES, save_wrapper
 from tests.ops.quantize.layer_models import SIZES, TEXT, save_model
 
 CPU = torch.device("cpu")
@@ -303,7 +302,7 @@ def test_awq_of_other_layers_than_llama_s_is_refused(tmp_path: Path, case: Case,
 @pytest.mark.slow
 def test_a_tower_stays_and_its_modules_are_ignored(tmp_path: Path) -> None:
     model = tmp_path / "model"
-    save_model_that_sees("Qwen3VL", model, **SLOW_MODELS["Qwen3VL"])
+    save_wrapper(WRAPPER_CASES["qwen3-vl"], model)
     job = job_for(model, "int8")
     list(quantize(job))
     before, after = tensors_of(model), tensors_of(job.out)
