@@ -15,7 +15,7 @@ from gpu_worker.models.gguf_config import read_gguf_config
 from gpu_worker.models.json_file import JsonFile
 from gpu_worker.models.stored_head import has_head
 from gpu_worker.models.text_kinds import TEXT_KINDS
-from gpu_worker.models.text_part import text_names, text_part
+from gpu_worker.models.text_part import text_part, with_text_names
 from gpu_worker.models.wrappers import WRAPPERS, Wrapper
 from gpu_worker.quantization.gguf.model_file import find_gguf
 
@@ -60,7 +60,7 @@ def read_model_config(directory: Path) -> ModelConfig:
         if name in WRAPPERS:
             return _wrapped(file, WRAPPERS[name])
         if name in FAMILIES:
-            return _named(FAMILIES[name](file))
+            return with_text_names(FAMILIES[name](file))
         for suffix in (_LAYERS, _CLASSES):
             # Layers of text parts are called so too: `Gemma3TextModel`.
             stem = name.removesuffix(suffix).removesuffix("Text")
@@ -69,7 +69,7 @@ def read_model_config(directory: Path) -> ModelConfig:
             ends = (_GENERATES, _WITH_HEAD, _LAYERS)
             family = next((FAMILIES[stem + end] for end in ends if stem + end in FAMILIES), None)
             if name.endswith(suffix) and family is not None:
-                return _without_head(_named(family(file)), num_classes(file) if suffix == _CLASSES else 0)
+                return _without_head(with_text_names(family(file)), num_classes(file) if suffix == _CLASSES else 0)
         if name in _INSTEAD:
             raise file.error("architectures", f"is {name!r}, which is not supported; {_INSTEAD[name]}")
     _refuse_around_text(file)
@@ -94,16 +94,9 @@ def _refuse_around_text(file: JsonFile) -> None:
 def _wrapped(file: JsonFile, wrapper: Wrapper) -> ModelConfig:
     """Read the text part of a model that also sees or hears; whether its head is its embedding, its files say."""
     part, kind = text_part(file, wrapper)
-    config = _named(FAMILIES[kind.architecture](part))
+    config = with_text_names(FAMILIES[kind.architecture](part))
     head = has_head(file.path.parent, config.block.names)
     return config if head is None else dataclasses.replace(config, tie_word_embeddings=not head)
-
-
-def _named(config: ModelConfig) -> ModelConfig:
-    """Let the tensors of a decoder have the names of a text part too: tools save those alone as they were."""
-    if config.is_bidirectional:
-        return config
-    return dataclasses.replace(config, block=dataclasses.replace(config.block, names=text_names(config.block.names)))
 
 
 def _nearest(file: JsonFile) -> str:

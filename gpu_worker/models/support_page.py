@@ -21,6 +21,7 @@ from gpu_worker.models.decoder import is_fusable
 from gpu_worker.models.families import family_modules
 from gpu_worker.models.json_file import JsonFile
 from gpu_worker.models.text_kinds import TEXT_KINDS
+from gpu_worker.models.text_part import with_text_names
 from gpu_worker.models.wrappers import WRAPPERS
 from gpu_worker.quantization.gguf.model_facts import ARCHITECTURES, SAME_FILES
 from kernels.activation import Activation
@@ -106,8 +107,7 @@ def _wrappers_table() -> str:
 def sample_config(module: ModuleType) -> ModelConfig:
     """Read the small configuration as a family does."""
     fields = {**SAMPLE, **getattr(module, "SAMPLE", {}), "architectures": [module.ARCHITECTURE]}
-    config: ModelConfig = module.read_config(JsonFile(Path("config.json"), fields))
-    return config
+    return with_text_names(module.read_config(JsonFile(Path("config.json"), fields)))
 
 
 def _row(module: ModuleType) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from gpu_worker.models.block_traits import TensorNames
+from gpu_worker.models.config import ModelConfig
 from gpu_worker.models.json_file import JsonFile
 from gpu_worker.models.text_kinds import TEXT_KINDS, TextKind
 from gpu_worker.models.wrappers import Wrapper
@@ -69,6 +69,13 @@ def _prefix(wrapper: Wrapper) -> str:
     return "".join(f"{name}." for name in wrapper.place)
 
 
-def text_names(names: TensorNames) -> TensorNames:
-    """Return a family's names, with those of the text part of a larger model as its own, and towers unused."""
-    return replace(names, renamed=_RENAMED + names.renamed, unused=_TOWERS + names.unused)
+def with_text_names(config: ModelConfig) -> ModelConfig:
+    """Return a decoder whose tensors may have the names of a text part too, with towers unused.
+
+    That is for checkpoints of text alone as well: tools save text parts under the names that they had.
+    """
+    if config.is_bidirectional:
+        return config
+    names = config.block.names
+    names = replace(names, renamed=_RENAMED + names.renamed, unused=_TOWERS + names.unused)
+    return replace(config, block=replace(config.block, names=names))

@@ -80,7 +80,9 @@ def test_gateways_cost_is_a_recorded_one() -> None:
 
 
 def test_pages_count_the_families_of_models_alike() -> None:
-    listed = (ROOT / "ops/docs/models.md").read_text(encoding="utf-8").count("\n| `")
+    # Models around a text part, in a table of their own, are no further families.
+    families, _, _ = (ROOT / "ops/docs/models.md").read_text(encoding="utf-8").partition("\n## ")
+    listed = families.count("\n| `")
     for page in ("comparison.md", "features.md"):
         (told,) = re.findall(r"\[some (\d+) families\]", (PAGE.parent / page).read_text(encoding="utf-8"))
         assert int(told) == listed // 10 * 10, page
