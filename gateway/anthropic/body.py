@@ -99,6 +99,10 @@ class ToolBody(Struct, kw_only=True, forbid_unknown_fields=True):
     configs: Raw | UnsetType = UNSET
     default_config: Raw | UnsetType = UNSET
     mcp_server_name: Raw | UnsetType = UNSET
+    model: Raw | UnsetType = UNSET
+    caching: Raw | UnsetType = UNSET
+    max_tokens: Raw | UnsetType = UNSET
+    tools: Raw | UnsetType = UNSET
 
 
 class ToolChoiceBody(Struct, kw_only=True, forbid_unknown_fields=True):

@@ -24,6 +24,10 @@ _REASONS = MappingProxyType(
         "image": "This server reads text alone.",
         "compaction": "It stands for earlier turns at Anthropic's server alone: send them, or their summary as text.",
         "container_upload": "The file lies at Anthropic's server: send its text in a document.",
+        "tool_result": "It may stand in a turn of the user alone.",
+        **dict.fromkeys(
+            (*_HOSTED, "tool_use", "thinking", "redacted_thinking"), "It may stand in a turn of the assistant alone."
+        ),
     }
 )
 
@@ -151,11 +155,8 @@ def _block_text(block: BlockBody, place: str) -> str:
             return _document(block, place)
         case "search_result":
             return _search_result(block, place)
-    reason = _REASONS.get(block.type)
-    if reason is None:
-        reason = "Supported are text, document, search_result, thinking, tool_use and tool_result."
-    if block.type in _HOSTED:
-        reason = "It may stand in a turn of the assistant alone."
+    others = "Supported are text, document, search_result, thinking, tool_use and tool_result."
+    reason = _REASONS.get(block.type, others)
     raise unsupported_parameter(
         place, f"'{place}' has the type '{block.type[:64]}', which is not supported here. {reason}"
     )

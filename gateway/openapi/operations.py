@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from msgspec import Struct
 
-from gateway.anthropic.body import BlockBody, CountTokensBody, MessagesBody, OutputBody, ThinkingBody
+from gateway.anthropic.body import BlockBody, CountTokensBody, MessagesBody, OutputBody, SourceBody, ThinkingBody
 from gateway.anthropic.body import MessageBody as TurnBody
 from gateway.api.schemas.bodies import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from gateway.api.schemas.row import Kind
@@ -60,6 +60,7 @@ BODIES: dict[Kind, type[Struct]] = {
     Kind.COUNT_TOKENS: CountTokensBody,
     Kind.TURN: TurnBody,
     Kind.BLOCK: BlockBody,
+    Kind.SOURCE: SourceBody,
     Kind.OUTPUT_CONFIG: OutputBody,
     Kind.THINKING: ThinkingBody,
 }

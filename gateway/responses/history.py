@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from gateway.admission.auth import Principal
-from gateway.api.schemas.refusals import invalid_value
+from gateway.api.schemas.refusals import invalid_value, missing_parameter
 from gateway.errors import ApiError
 from gateway.responses.body import ItemBody
 from gateway.responses.item_ids import is_response_id, response_of
@@ -49,9 +49,10 @@ class History:
         """Return items with those that are references replaced by what they refer to.
 
         Raises:
-            ApiError: 404 when an item is not there; 400 when one is referred to twice, or they are too many.
+            ApiError: 404 when an item is not there; 400 when a reference names none, one is referred to twice, or they
+                are too many.
         """
-        places = {index: item.id or "" for index, item in enumerate(items) if item.type == "item_reference"}
+        places = _references(items)
         if not places:
             return items
         _check_references(places)
@@ -75,6 +76,17 @@ class History:
             message = f"Previous response with id '{response_id}' is still in progress. Wait for its end."
             raise invalid_value("previous_response_id", message)
         return record
+
+
+def _references(items: Sequence[ItemBody]) -> dict[int, str]:
+    """Return the ids that items refer to, by their places."""
+    places: dict[int, str] = {}
+    for index, item in enumerate(items):
+        if item.type == "item_reference":
+            if not item.id:
+                raise missing_parameter(f"input.[{index}].id")
+            places[index] = item.id
+    return places
 
 
 def _check_references(places: Mapping[int, str]) -> None:

@@ -16,8 +16,8 @@ from gateway.responses.tools import FunctionToolBody
 _FUNCTION, _NAMESPACE = b'"function"', b'"namespace"'
 # Which functions are loaded at once, and what they return, is for a search among tools and for programs that call them.
 _HARMLESS = frozenset({"defer_loading", "output_schema"})
-_CALLERS = "allowed_callers"
-_KNOWN = frozenset(FunctionToolBody.__struct_fields__) | _HARMLESS | {_CALLERS}
+_CALLERS, _ASYNC = "allowed_callers", "async"
+_KNOWN = frozenset(FunctionToolBody.__struct_fields__) | _HARMLESS | {_CALLERS, _ASYNC}
 
 Tools = Sequence[dict[str, Raw]]
 
@@ -55,6 +55,8 @@ def _check_function(tool: dict[str, Raw], place: str) -> None:
             continue
         if name not in _KNOWN:
             raise unknown_parameter(f"{place}.{name}")
+        if name == _ASYNC and bytes(raw) != b"false":
+            raise unsupported_parameter(f"{place}.{name}", instead="The model waits for the result of every call.")
         if name == _CALLERS and "direct" not in _callers(raw):
             raise unsupported_parameter(f"{place}.{name}", instead="Only the model itself calls functions: 'direct'.")
 

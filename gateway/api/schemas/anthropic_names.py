@@ -15,6 +15,7 @@ _COUNT = (Kind.COUNT_TOKENS,)
 _BOTH = (*_MESSAGES, *_COUNT)
 _TURN = (Kind.TURN,)
 _BLOCK = (Kind.BLOCK,)
+_SOURCE = (Kind.SOURCE,)
 _OUTPUT = (Kind.OUTPUT_CONFIG,)
 _THINKING = (Kind.THINKING,)
 _TOOL = {"name": "f", "input_schema": {"type": "object"}}
@@ -107,6 +108,8 @@ ANTHROPIC_NAMES = (
     _refused("compaction", "Shorten the conversation at the client.", {"type": "compaction"}),
     _refused("fallbacks", "Name one model.", [{"model": "other"}], ([],)),
     _refused("thread", "Send the whole conversation.", {"type": "create"}),
+    _refused("clear_at", "Leave the message out of the next request.", "next_user_message", kinds=_TURN),
+    _refused("output_config", "Write it into the body itself.", {"effort": "low"}, kinds=_TURN),
     Row("role", _TURN, "user or assistant, or system for what is said amid the conversation."),
     Row("content", _TURN, "A text, or a list of blocks.", holds=Kind.BLOCK),
     Row(
@@ -128,7 +131,14 @@ ANTHROPIC_NAMES = (
         _BLOCK,
         "Where a document stands: `{type: text, media_type: text/plain, data: ...}` or `{type: content, content: "
         "...}`. Of a result of a search: where that was found, a text.",
+        holds=Kind.SOURCE,
     ),
+    Row("type", _SOURCE, "`text`, or `content`."),
+    Row("media_type", _SOURCE, "Of a text: `text/plain`."),
+    Row("data", _SOURCE, "The text."),
+    Row("content", _SOURCE, "A text, or a list of blocks of text.", holds=Kind.BLOCK),
+    Row("url", _SOURCE, "Nothing is fetched: a block that has it is refused by the type of its source."),
+    Row("file_id", _SOURCE, "No files are kept: a block that has it is refused by the type of its source."),
     Row("title", _BLOCK, "The title of a document or of a result of a search, put before its text."),
     Row("context", _BLOCK, "What a document is about, put before its text."),
     ignored("citations", "No answer cites.", {"enabled": False}, _BLOCK),

@@ -58,7 +58,7 @@ class _Bodies:
 
     def _fields(self, fields: dict[str, Raw], kind: Kind, path: str) -> dict[str, Raw]:
         if kind in SERVED_TYPES and _is_of_other_type(fields, SERVED_TYPES[kind]):
-            return _of_other_type(fields, kind)
+            return self._of_other_type(fields, kind, path)
         rows = PARAMETERS.rows(kind)
         kept: dict[str, Raw] = {}
         for name, raw in fields.items():
@@ -73,12 +73,16 @@ class _Bodies:
                 raise unsupported_parameter(where, instead=row.note)
         return kept
 
-
-def _of_other_type(fields: dict[str, Raw], kind: Kind) -> dict[str, Raw]:
-    """Return what is read of an object whose type clients do not write by themselves."""
-    if kind is Kind.RESPONSE_ITEM:
-        return read_hosted(fields)
-    return read_hosted_block(fields) if kind is Kind.BLOCK else {"type": fields["type"]}
+    def _of_other_type(self, fields: dict[str, Raw], kind: Kind, path: str) -> dict[str, Raw]:
+        """Return what is read of an object whose type clients do not write by themselves."""
+        if kind is Kind.BLOCK:
+            return read_hosted_block(fields)
+        if kind is not Kind.RESPONSE_ITEM:
+            return {"type": fields["type"]}
+        read = read_hosted(fields)
+        if "output" in read:
+            read["output"] = self.value(read["output"], Kind.RESPONSE_PART, f"{path}.output")
+        return read
 
 
 def _is_of_other_type(fields: dict[str, Raw], types: frozenset[str]) -> bool:

@@ -42,6 +42,7 @@ class Kind(enum.Enum):
     COUNT_TOKENS = "POST /v1/messages/count_tokens"
     TURN = "A message of /v1/messages"
     BLOCK = "A block of a message of /v1/messages"
+    SOURCE = "The source of a block of /v1/messages"
     OUTPUT_CONFIG = "output_config of /v1/messages"
     THINKING = "thinking of /v1/messages"
     TOOL = "A tool"

@@ -364,3 +364,40 @@ def test_names_of_newer_libraries_that_change_nothing_here_pass() -> None:
     use = {"type": "tool_use", "id": "t", "name": "f", "input": {}, "toolset_name": "browser"}
     result = {"type": "tool_result", "tool_use_id": "t", "content": "x", "toolset_name": "browser"}
     parsed(messages=[{"role": "assistant", "content": [use]}, {"role": "user", "content": [result]}])
+
+
+def test_block_in_the_turn_of_another_is_told_whose_turn_it_belongs_to() -> None:
+    use = {"type": "tool_use", "id": "t", "name": "f", "input": {}}
+    thinking = {"type": "thinking", "thinking": "Add.", "signature": "x"}
+    result = {"type": "tool_result", "tool_use_id": "t", "content": "x"}
+    for role, block, owner in (
+        ("user", use, "assistant"),
+        ("user", thinking, "assistant"),
+        ("assistant", result, "user"),
+    ):
+        error = refused(messages=[{"role": role, "content": [block]}])
+        assert error.param == "messages.[0].content.[0]"
+        assert error.message.endswith(f"It may stand in a turn of the {owner} alone.")
+
+
+def test_blocks_of_a_document_may_have_what_blocks_have() -> None:
+    inner = {"type": "text", "text": "hello", "cache_control": {"type": "ephemeral"}, "citations": None}
+    source = {"type": "content", "content": [inner]}
+    generation = parsed(messages=[{"role": "user", "content": [{"type": "document", "source": source}]}])
+    assert messages_of(generation) == (ChatMessage(role="user", content="hello"),)
+    error = refused(messages=[{"role": "user", "content": [{"type": "document", "source": source | {"speed": 1}}]}])
+    assert error.param == "messages.[0].content.[0].source.speed"
+
+
+def test_tool_of_anthropics_server_is_refused_by_its_type_whatever_it_holds() -> None:
+    advisor = {"type": "advisor_20260301", "name": "advisor", "model": "other", "caching": None, "max_tokens": 9}
+    toolset = {"type": "mcp_toolset", "mcp_server_name": "s", "tools": [{"name": "f"}]}
+    for tool in (advisor, toolset):
+        assert refused(tools=[tool]).param == "tools.[0].type"
+
+
+def test_what_a_message_asks_of_later_requests_is_refused_with_what_to_do() -> None:
+    hi = {"role": "user", "content": "hi"}
+    for fields in ({"clear_at": "next_user_message"}, {"output_config": {"effort": "low"}}):
+        error = refused(messages=[hi, {"role": "system", "content": "Be brief.", **fields}])
+        assert (error.param, error.code) == (f"messages.[1].{next(iter(fields))}", "unsupported_parameter")

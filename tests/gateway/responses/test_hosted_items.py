@@ -105,6 +105,13 @@ def test_call_and_result_in_two_items_belong_together(
     check(messages_of(call, result), told)
 
 
+def test_parts_of_a_result_may_have_what_parts_have() -> None:
+    call = {"type": "custom_tool_call", "call_id": "c", "name": "patch", "input": "x"}
+    part = {"type": "input_text", "text": "done", "prompt_cache_breakpoint": {"mode": "explicit"}}
+    result = {"type": "custom_tool_call_output", "call_id": "c", "output": [part]}
+    assert messages_of(call, result)[-1].content == "done"
+
+
 @pytest.mark.parametrize("item", WITHOUT_RESULT)
 def test_call_that_ran_at_openai_and_has_no_result_is_left_out(item: dict[str, Any]) -> None:
     answer = {"role": "assistant", "content": "a"}

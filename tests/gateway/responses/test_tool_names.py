@@ -24,7 +24,12 @@ def parse(*tools: dict[str, Any], allow_unknown: bool = False) -> None:
 
 
 def test_names_that_functions_have_are_read() -> None:
-    more = {"defer_loading": True, "output_schema": {"a": 1}, "allowed_callers": ["direct", "programmatic"]}
+    more = {
+        "defer_loading": True,
+        "output_schema": {"a": 1},
+        "allowed_callers": ["direct", "programmatic"],
+        "async": False,
+    }
     parse(FUNCTION, FUNCTION | more, FUNCTION | {"allowed_callers": None, "no_such_name": None})
     parse({"type": "namespace", "name": "n", "description": "d", "tools": [FUNCTION | more]})
     parse({"type": "namespace", "name": "n", "tools": None})
@@ -36,6 +41,7 @@ def test_names_that_functions_have_are_read() -> None:
         ({"paramters": {}}, "paramters", "unknown_parameter"),
         ({"function": {"name": "f"}}, "function", "unknown_parameter"),
         ({"allowed_callers": ["programmatic"]}, "allowed_callers", "unsupported_parameter"),
+        ({"async": True}, "async", "unsupported_parameter"),
         ({"allowed_callers": 3}, "allowed_callers", "unsupported_parameter"),
     ],
 )

@@ -234,6 +234,7 @@ async def test_item_that_is_referred_to_twice_is_refused(thinking: WireWorker, c
             "input.[0].content.[0].type",
         ),
         ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input.[0].id"),
+        ({"input": [{"role": "user", "content": "x"}, {"type": "item_reference"}]}, "input.[1].id"),
         ({"input": []}, "input"),
         ({"conversation": "conv_1"}, "conversation"),
         ({"truncation": "auto"}, "truncation"),

@@ -63,6 +63,7 @@ PARSERS: dict[Kind, Callable[..., Any]] = {
     Kind.COUNT_TOKENS: parse_count_tokens,
     Kind.TURN: parse_messages,
     Kind.BLOCK: parse_messages,
+    Kind.SOURCE: parse_messages,
     Kind.OUTPUT_CONFIG: parse_messages,
     Kind.THINKING: parse_messages,
 }
@@ -80,6 +81,7 @@ ANTHROPIC = {
     Kind.COUNT_TOKENS,
     Kind.TURN,
     Kind.BLOCK,
+    Kind.SOURCE,
     Kind.OUTPUT_CONFIG,
     Kind.THINKING,
 }
@@ -148,6 +150,8 @@ def response_fields(kind: Kind, fields: dict[str, Any]) -> dict[str, Any]:
 
 def anthropic_body(kind: Kind, fields: dict[str, Any]) -> dict[str, Any]:
     block = {"type": "text", "text": "hello", **(fields if kind is Kind.BLOCK else {})}
+    if kind is Kind.SOURCE:
+        block = {"type": "document", "source": {"type": "text", "data": "hello", **fields}}
     turn = {"role": "user", "content": [block], **(fields if kind is Kind.TURN else {})}
     prompt: dict[str, Any] = {"model": "m", "messages": [turn]}
     if kind is not Kind.COUNT_TOKENS:
