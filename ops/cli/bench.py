@@ -54,12 +54,13 @@ def run(config: BenchEngineConfig) -> int:
     batches = _batches(config.batch)
     if config.json is not None:
         _check_writable(config.json)
-    click.echo(f"loading {config.model}", err=True)
+    model = existing_model(config.model, "HEADRACE_MODEL")
+    click.echo(f"loading {model}", err=True)
     require("worker", "torch", "numpy", "safetensors")
     from ops.bench.engine import EngineBench, Load, read_bandwidth
 
     bench = EngineBench(
-        existing_model(config.model, "HEADRACE_MODEL"),
+        model,
         dtype=config.dtype,
         num_threads=config.num_threads,
         max_load=Load(max(batches), config.prompt, config.new),

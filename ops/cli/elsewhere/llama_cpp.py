@@ -67,7 +67,7 @@ ROWS: tuple[tuple[str, str], ...] = (
         "--temp --temperature --top-k --top-p --min-p -n --predict --n-predict --repeat-penalty --presence-penalty "
         "--frequency-penalty --ignore-eos -s --samplers --sampler-seq --mirostat --dry-multiplier --dry-base "
         "--xtc-probability --typical --typical-p --top-nsigma --dynatemp-range --repeat-last-n -l --logit-bias "
-        "--grammar --grammar-file -j --json-schema -jf --json-schema-file -p --prompt -f --file -sys --system-prompt "
+        "--grammar --grammar-file -j --json-schema -jf --json-schema-file --prompt -f --file -sys --system-prompt "
         "-r --reverse-prompt --reasoning-effort --chat-template-kwargs",
     ),
     ("put it into the model's folder as chat_template.jinja", "--chat-template-file --no-jinja --skip-chat-parsing"),

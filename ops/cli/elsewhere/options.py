@@ -22,6 +22,8 @@ SERVERS = (("vLLM", VLLM), ("SGLang", SGLANG), ("llama.cpp", LLAMA_CPP), ("TGI",
 _SERVERS = ("up", "worker", "gateway")
 _COMMANDS = (*_SERVERS, "chat", "publish")
 _LIKENESS = 0.6
+# So much alike is a name only where it was misspelt.
+_CERTAIN = 0.85
 _SHOWN = 3
 
 
@@ -59,18 +61,25 @@ def explain(option: str, command: str, known: Collection[str]) -> str | None:
         has = "has" if len(others) == 1 else "have"
         return f"No such option '{option}' of `headrace {command}`; {' and '.join(others)} {has} it."
     near = nearest(name, known)
+    if (meant := _misspelt(name, near)) is not None:
+        owner, advice = _table()[meant]
+        return (
+            f"No such option '{option}'. {did_you_mean([meant])[:-1]}{_whose(owner)}? Here: {_instead(advice, known)}."
+        )
     return f"No such option '{option}'. {did_you_mean(near)}" if near else None
 
 
 def nearest(option: str, known: Iterable[str]) -> list[str]:
     """Return the options whose names are like this one, the most like first, then those that begin like it."""
-    names = sorted(known)
-    like = difflib.get_close_matches(option, names, _SHOWN, _LIKENESS)
-    if option.startswith("--") and len(option) > len("--"):
-        parts = set(option.removeprefix("--").split("-"))
-        like += [name for name in names if name not in like and parts <= set(name.removeprefix("--").split("-"))]
-        like += [name for name in names if name not in like and name.startswith(option)]
-    return like[:_SHOWN]
+    if not option.startswith("--"):
+        return []
+    # Without the dashes, which are alike in all of them.
+    word, names = option[2:], sorted(name[2:] for name in known if name.startswith("--"))
+    like = difflib.get_close_matches(word, names, _SHOWN, _LIKENESS) if word else []
+    parts = set(word.split("-"))
+    like += [name for name in names if name not in like and parts <= set(name.split("-"))]
+    like += [name for name in names if word and name not in like and name.startswith(word)]
+    return [f"--{name}" for name in like[:_SHOWN]]
 
 
 def nearest_first(error: click.ClickException) -> click.ClickException:
@@ -88,9 +97,22 @@ def did_you_mean(names: list[str]) -> str:
     return f"Did you mean {' or '.join([', '.join(quoted[:-1]), quoted[-1]] if quoted[1:] else quoted)}?"
 
 
+def _misspelt(name: str, near: list[str]) -> str | None:
+    """Return the option of another server that was most likely meant, where none of our own is as much like it."""
+    if not name.startswith("--"):
+        return None
+    likeness = max((difflib.SequenceMatcher(None, other[2:], name[2:]).ratio() for other in near), default=0.0)
+    foreign = [other[2:] for other in _table() if other.startswith("--")]
+    found = difflib.get_close_matches(name[2:], foreign, 1, max(likeness, _CERTAIN))
+    return f"--{found[0]}" if found else None
+
+
 def _told(option: str, owner: str | None, advice: str, known: Collection[str]) -> str:
-    whose = f" ({owner}'s)" if owner else ""
-    return f"No such option '{option}'{whose}: {_instead(advice, known)}."
+    return f"No such option '{option}'{_whose(owner)}: {_instead(advice, known)}."
+
+
+def _whose(owner: str | None) -> str:
+    return f" ({owner}'s)" if owner else ""
 
 
 def _instead(advice: str, known: Collection[str]) -> str:

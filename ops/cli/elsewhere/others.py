@@ -95,6 +95,13 @@ GUESSED: tuple[tuple[str, str], ...] = (
     ("--nats-url", "--nats --queue --broker --nats-server"),
     ("--redis-url", "--redis --redis-server"),
     ("--nats-user and --nats-password", "--user --username"),
+    (
+        "--no-enable-prefix-caching; --cache-ttl-s 0 keeps no answers",
+        "--no-cache --no-prefix-cache --no-prefix-caching --disable-cache --disable-prefix-caching",
+    ),
+    ("results are printed: send them into a file with `>`", "--output --output-file -o --outfile"),
+    ("--file", "-i --input --input-file"),
+    ("--port", "-p"),
     ("--enable-prefix-caching, which is on", "--prefix-cache --prefix-caching --cache"),
     ("--interactive-ttft-slo-s", "--slo --ttft --ttft-slo"),
     ("--operator-port", "--metrics-port --prometheus --admin-port"),

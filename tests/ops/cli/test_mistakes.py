@@ -221,7 +221,7 @@ MISTAKES: list[tuple[tuple[str, ...], str]] = [
         ("gateway", "--device", "cpu"),
         "No such option '--device' of `headrace gateway`; `headrace up` and `headrace worker`",
     ),
-    (("up", "--modle", "x"), "Did you mean '--model', '--max-model-len' or '--draft-model'?"),
+    (("up", "--modle", "x"), "No such option '--modle'. Did you mean '--model'?"),
     (("keys", "create", "--max-conc", "1"), "No such option '--max-conc'. Did you mean '--max-concurrent'?"),
 ]
 

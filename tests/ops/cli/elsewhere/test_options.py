@@ -13,6 +13,7 @@ import ops
 from ops.cli.elsewhere.options import explain, nearest, rows
 from ops.cli.gateway import command as gateway
 from ops.cli.keys import command as keys
+from ops.cli.publish import command as publish
 from ops.cli.up import command as up
 from ops.cli.worker import command as worker
 
@@ -42,7 +43,7 @@ def test_advice_is_for_options_that_up_and_worker_lack_each_once() -> None:
 
 def test_advice_names_options_that_there_are() -> None:
     named = {name for _, _, text in rows() for name in re.findall(r"--[a-z][a-z-]+", text)}
-    assert named - _options(up, worker, gateway) == set()
+    assert named - _options(up, worker, gateway, publish) == set()
 
 
 def test_pages_that_advice_names_exist() -> None:
@@ -71,6 +72,14 @@ def test_well_known_options_are_in_the_table() -> None:
         ("--no-enable-chunked-prefill", up, "(vLLM's): this is always on: leave it out."),
         ("--model", gateway, "of `headrace gateway`; `headrace up` and `headrace worker` have it."),
         ("--port", worker, "of `headrace worker`; `headrace up` and `headrace gateway` have it."),
+        ("--no-cache", up, "No such option '--no-cache': use --no-enable-prefix-caching;"),
+        (
+            "--tensor-paralell-size",
+            up,
+            "Did you mean '--tensor-parallel-size' (vLLM's)? Here: one model runs on one device",
+        ),
+        ("--gpuid", worker, "Did you mean '--gpu-id'? Here: use --device cuda"),
+        ("--wrokers", up, "No such option '--wrokers'. Did you mean '--workers'"),
         ("--max_model_len", up, "No such option '--max_model_len'. Did you mean '--max-model-len'?"),
     ],
 )
