@@ -21,9 +21,10 @@ last token (`Sequence.next_boundary`); otherwise its share is made, and nothing 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field
 from heapq import nsmallest
 from operator import attrgetter
+
+from msgspec import Struct
 
 from gpu_worker.core.admission import Admission
 from gpu_worker.core.batch_allowance import BatchAllowance
@@ -38,9 +39,8 @@ from gpu_worker.core.step import ScheduledSequence, StepPlan
 from shared.messages import Lane
 
 
-@dataclass(frozen=True, slots=True)
-class _BatchWork:
-    """The batch lane's share of one step.
+class _BatchWork(Struct, frozen=True, gc=False):
+    """The batch lane's share of one step: a Struct, because every step makes one.
 
     Attributes:
         decodes: Sequences that decode.
@@ -48,8 +48,8 @@ class _BatchWork:
         is_throttled: Interactive sequences limit it.
     """
 
-    decodes: list[Sequence] = field(default_factory=list)
-    chunks: list[tuple[Sequence, int]] = field(default_factory=list)
+    decodes: list[Sequence] = []
+    chunks: list[tuple[Sequence, int]] = []
     is_throttled: bool = False
 
 
