@@ -238,7 +238,9 @@ async def test_vanished_worker_leaves_its_batch_request_to_another(
     await first.close()
     second = await make_worker(limits=limits, simulate=0.0)
     result = await _result(gateway, request.id)
-    assert (result.worker, result.attempt, result.completion_tokens) == (second.name, 2, 1500)
+    # On a busy machine the second one may be late to say that it has it, too.
+    assert result.attempt >= 2
+    assert (result.worker, result.completion_tokens) == (second.name, 1500)
 
 
 async def test_request_that_loses_every_worker_fails_in_the_end(make_worker: MakeWorker, gateway: TestGateway) -> None:
