@@ -60,7 +60,8 @@ def read_model_config(directory: Path) -> ModelConfig:
         if name in WRAPPERS:
             return _wrapped(file, WRAPPERS[name])
         if name in FAMILIES:
-            return with_text_names(FAMILIES[name](file))
+            inside = _wrapper_of(name, file)
+            return with_text_names(FAMILIES[name](file)) if inside is None else _wrapped(file, inside)
         for suffix in (_LAYERS, _CLASSES):
             # Layers of text parts are called so too: `Gemma3TextModel`.
             stem = name.removesuffix(suffix).removesuffix("Text")
@@ -89,6 +90,16 @@ def _refuse_around_text(file: JsonFile) -> None:
     other = f"{kind[:80]!r}, which is not served" if kind else "not named"
     problem = f"is {name[:80]!r}, a model around a text part that is {served if kind in TEXT_KINDS else other}"
     raise file.error("architectures", f"{problem}; ops/docs/models.md lists what is served")
+
+
+def _wrapper_of(family: str, file: JsonFile) -> Wrapper | None:
+    """Return where a text model has its configuration that was saved with the whole's; None where it has its own."""
+    text = file.nested("text_config")
+    kinds = [name for name, kind in TEXT_KINDS.items() if kind.architecture == family]
+    if text is None or not kinds:
+        return None
+    name = text.text("model_type", kinds[0])
+    return Wrapper(name if name in kinds else kinds[0], is_fixed=True)
 
 
 def _wrapped(file: JsonFile, wrapper: Wrapper) -> ModelConfig:

@@ -17,7 +17,7 @@ from gpu_worker.models.registry import read_model_config
 from gpu_worker.text.model_directory import read_model_directory
 from tests.gpu_worker.models.families.oracle_checks import assert_answers_are_greedy, assert_logits_equal
 from tests.gpu_worker.models.pairs import CPU
-from tests.gpu_worker.models.wrapper_cases import WRAPPER_CASES, save_wrapper
+from tests.gpu_worker.models.wrapper_cases import WRAPPER_CASES, oracle_of, save_wrapper
 
 TEXT, HEAD = "language_model.model.", "language_model.lm_head."
 
@@ -50,8 +50,9 @@ def test_every_layout_of_a_text_part_is_read(tmp_path: Path, text: str, head: st
 
 
 @pytest.mark.slow
-def test_answers_are_greedy(tmp_path: Path) -> None:
-    oracle = save_wrapper(WRAPPER_CASES["llava-mistral"], tmp_path)
+@pytest.mark.parametrize("name", WRAPPER_CASES)
+def test_answers_are_greedy_with_hits_chunks_and_preemptions(tmp_path: Path, name: str) -> None:
+    oracle = oracle_of(WRAPPER_CASES[name], save_wrapper(WRAPPER_CASES[name], tmp_path))
     assert_answers_are_greedy(tmp_path, oracle)
 
 
@@ -90,6 +91,15 @@ def test_a_model_that_speaks_is_served_by_its_thinker(tmp_path: Path, case: str,
     assert_logits_equal(load_model(tmp_path, torch.float32, CPU), oracle)
     (tmp_path / "tokenizer.json").write_text("{}")
     assert read_model_directory(tmp_path).vocab_size == 97
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("case", "name"), [("gemma3", "Gemma3ForCausalLM"), ("qwen3-vl", "Qwen3ForCausalLM")])
+def test_a_text_model_is_read_from_the_configuration_of_the_whole(tmp_path: Path, case: str, name: str) -> None:
+    """Tools that leave the tower out do not always write the text part's own configuration."""
+    oracle = save_wrapper(WRAPPER_CASES[case], tmp_path)
+    rewrite(tmp_path, lambda config: config | {"architectures": [name]})
+    assert_logits_equal(load_model(tmp_path, torch.float32, CPU), oracle)
 
 
 def test_layers_without_a_head_make_vectors(tmp_path: Path) -> None:
