@@ -192,6 +192,8 @@ class Routes:
             "type": "model",
             "display_name": name,
             "created_at": datetime.fromtimestamp(self._created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+            "lifecycle": "active",
+            "max_input_tokens": max_model_len,
         }
 
     async def _tokenize(self, request: Request, principal: Principal | None) -> Response:

@@ -35,6 +35,8 @@ class ModelAnswer(Struct, forbid_unknown_fields=True):
     type: Literal["model"]
     display_name: str
     created_at: str
+    lifecycle: Literal["active"]
+    max_input_tokens: int | None
 
 
 class ModelList(Struct, forbid_unknown_fields=True):

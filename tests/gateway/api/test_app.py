@@ -159,6 +159,8 @@ async def test_models_are_those_of_live_workers_that_the_key_may_use(
         "type": "model",
         "display_name": "org/demo",
         "created_at": created.isoformat().replace("+00:00", "Z"),
+        "lifecycle": "active",
+        "max_input_tokens": 512,
     }
     assert (answer["has_more"], answer["first_id"], answer["last_id"]) == (False, "org/demo", "other")
     _, narrow = create_key(tmp_path / "narrow.json", tenant="t", models=("other",))
