@@ -8,7 +8,9 @@ digest is the client's bad request.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NoReturn
@@ -19,11 +21,15 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 
 from gpu_worker.text.model_directory import ModelDirectory, read_json
-from gpu_worker.text.template_messages import TemplateNeeds
+from gpu_worker.text.template_messages import TemplateNeeds, text_parts
 from gpu_worker.text.template_sandbox import TemplateSandbox
 from shared.errors import BadRequestError, ConfigError
 
 MAX_RENDERED_CHARACTERS = 16 << 20
+
+# A template that looks at the types of a content's parts, and a text that none changes or has itself.
+_READS_PARTS = re.compile(r"['\".]type\b")
+_PROBE = "headrace 7f3a"
 
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
@@ -64,6 +70,15 @@ class ChatTemplate:
         except (RecursionError, MemoryError, SyntaxError, ValueError) as error:
             raise ConfigError("HEADRACE_MODEL", f"the chat template is nested too deeply: {error}") from error
         self._special_tokens = dict(special_tokens)
+        if is_trusted and _READS_PARTS.search(source) and not self._shows(_PROBE) and self._shows(text_parts(_PROBE)):
+            self.needs = replace(self.needs, has_parts=True)
+
+    def _shows(self, content: object) -> bool:
+        """Say whether a message with this content leaves the probe in the prompt."""
+        try:
+            return _PROBE in self.render([{"role": "user", "content": content}], add_generation_prompt=True)
+        except BadRequestError:
+            return False
 
     def has_text(self, text: str) -> bool:
         """Say whether the template's own code names this text, as it names a role that it knows."""

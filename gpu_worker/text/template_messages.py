@@ -30,11 +30,13 @@ class TemplateNeeds:
         has_null_content: It looks whether a message with calls has no content.
         has_short_ids: Ids of calls must have nine letters or digits (Mistral).
         has_developer: It knows the role `developer`; the others are given such messages as the system's.
+        has_parts: It reads a content's parts alone, as templates of models that see do: a text would leave no trace.
     """
 
     has_null_content: bool
     has_short_ids: bool
     has_developer: bool
+    has_parts: bool = False
 
     @classmethod
     def of(cls, source: str) -> TemplateNeeds:
@@ -88,7 +90,15 @@ def template_messages(
         ends = ["content"] if last["content"] else [key for key in _REASONING if key in last]
         for key in ends or ["content"]:
             last[key] = (last[key] or "") + last_end
+    if needs.has_parts:
+        for each in fields:
+            each["content"] = text_parts(each["content"] or "")
     return fields
+
+
+def text_parts(text: str) -> list[dict[str, str]]:
+    """Return a content of one part, a text."""
+    return [{"type": "text", "text": text}]
 
 
 # Templates know what was thought by one of these names.
