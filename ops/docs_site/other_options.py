@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ops.cli.elsewhere.options import SERVERS
-from ops.cli.elsewhere.others import GUESSED
+from ops.cli.other_servers.options import SERVERS
+from ops.cli.other_servers.tgi_ollama_guesses import GUESSED
 
 _HEAD = """\
 # Options of other servers

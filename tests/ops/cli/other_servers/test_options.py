@@ -10,9 +10,9 @@ import click
 import pytest
 
 import ops
-from ops.cli.elsewhere.options import explain, nearest, rows
 from ops.cli.gateway import command as gateway
 from ops.cli.keys import command as keys
+from ops.cli.other_servers.options import explain, nearest, rows
 from ops.cli.publish import command as publish
 from ops.cli.up import command as up
 from ops.cli.worker import command as worker

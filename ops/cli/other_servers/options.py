@@ -13,10 +13,10 @@ from functools import cache
 
 import click
 
-from ops.cli.elsewhere.llama_cpp import ROWS as LLAMA_CPP
-from ops.cli.elsewhere.others import GUESSED, OLLAMA, TGI
-from ops.cli.elsewhere.sglang import ROWS as SGLANG
-from ops.cli.elsewhere.vllm import ROWS as VLLM
+from ops.cli.other_servers.llama_cpp import ROWS as LLAMA_CPP
+from ops.cli.other_servers.sglang import ROWS as SGLANG
+from ops.cli.other_servers.tgi_ollama_guesses import GUESSED, OLLAMA, TGI
+from ops.cli.other_servers.vllm import ROWS as VLLM
 
 SERVERS = (("vLLM", VLLM), ("SGLang", SGLANG), ("llama.cpp", LLAMA_CPP), ("TGI", TGI), ("Ollama", OLLAMA))
 _SERVERS = ("up", "worker", "gateway")

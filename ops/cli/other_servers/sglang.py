@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ops.cli.elsewhere import reasons
+from ops.cli.other_servers import reasons
 
 # What is said, and the options of which it is said.
 ROWS: tuple[tuple[str, str], ...] = (

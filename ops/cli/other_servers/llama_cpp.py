@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ops.cli.elsewhere import reasons
+from ops.cli.other_servers import reasons
 
 _DEVICE = "a model runs on one device as a whole; --device cpu or cuda"
 _POSITIONS = "the model's files say how positions are rotated; change config.json in a copy of its folder"
