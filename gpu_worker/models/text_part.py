@@ -23,7 +23,7 @@ _RENAMED = (
 # What sees, hears, speaks or draws, and what joins it to the text part.
 _TOWERS = (
     r"(model\.)?(high_res_)?(vision|visual|image|video|audio|speech|multi_modal|mm_|embed_vision|embed_audio)\w*(\..*)?",
-    r"(model\.)?(aligner|connector|encoder|merger|mlp1|patch_merger|projector|qformer|resampler)(\..*)?",
+    r"(model\.)?(aligner|connector|encoder|merger|mlp1|patch_merger|\w*projectors?|qformer|resampler)(\..*)?",
     r"(model\.)?(generation_\w+|vqmodel)\..*",
     r"(talker|token2wav|code2wav)\..*",
 )

@@ -297,6 +297,24 @@ WRAPPER_CASES: Mapping[str, WrapperCase] = {
         },
         logit_scale=0.5,
     ),
+    "granite4-vision": WrapperCase(
+        "Granite4Vision",
+        {"logits_scaling": 2.0, "embedding_multiplier": 3.0, "attention_multiplier": 0.2, "residual_multiplier": 0.5},
+        {
+            "vision_config": {**_SIGLIP, "hidden_size": 64},
+            "image_grid_pinpoints": [[28, 28]],
+            "deepstack_layer_map": [[-1, 0]],
+            "downsample_rate": "1/2",
+            "qformer_config": {
+                "model_type": "blip_2_qformer",
+                "hidden_size": 64,
+                "intermediate_size": 24,
+                "num_hidden_layers": 1,
+                "num_attention_heads": 1,
+                "encoder_hidden_size": 64,
+            },
+        },
+    ),
     "glm-asr": _case(
         "GlmAsr",
         "llama",
