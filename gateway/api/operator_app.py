@@ -85,6 +85,8 @@ class OperatorRoutes:
     def _check_key(self, request: Request) -> None:
         if self._key_hash is None:
             return
+        if "authorization" not in request.headers:
+            raise unauthorized("This port needs the operator's key. Send it as `Authorization: Bearer <key>`.")
         # Hashes have one length, so the time of the comparison tells nothing of the key, not even how long it is.
         if not hmac.compare_digest(_hash(bearer_token(request.headers.raw)), self._key_hash):
             raise unauthorized("Incorrect operator key provided.")

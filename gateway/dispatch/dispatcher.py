@@ -51,6 +51,8 @@ SWEEP_INTERVAL_S = 0.05
 SILENT_SWEEP_INTERVAL_S = 0.02
 # A sweep that is later than this follows a pause of this process.
 PAUSE_S = 0.25
+# Shorter ones are usual on a busy machine, and no line in its log.
+LONG_PAUSE_S = 1.0
 HEARTBEAT_INTERVAL_S = 1.0
 STREAM_RETRY_S = 0.25
 
@@ -327,7 +329,8 @@ class Dispatcher:
             now = self._loop.time()
             is_odd = not is_odd
             if pauses.tick():
-                _logger.warning("this process was paused for %.2f s", pauses.lost_s)
+                level = logging.WARNING if pauses.lost_s >= LONG_PAUSE_S else logging.DEBUG
+                _logger.log(level, "this process was paused for %.2f s", pauses.lost_s)
                 with self._isolated("taking note of a pause"):
                     self.nats_watch.forget()
                     self.fleet.discount_pause(pauses.lost_s, now)

@@ -76,6 +76,10 @@ def list_(config: DeadConfig, /, is_json: bool, **filters: Any) -> None:
         for stored in found:
             click.echo(json.dumps(_summary(stored)))
         return
+    if not found:
+        of_these = " that these filters select" if any(filters.values()) else ""
+        click.echo(f"no request is in quarantine{of_these}", err=True)
+        return
     rows = [("ID", "TENANT", "MODEL", "LANE", "REASON", "ATTEMPTS", "QUARANTINED", "ERROR")]
     rows += [tuple(_row(stored)) for stored in found]  # type: ignore[misc]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]

@@ -57,7 +57,9 @@ async def test_operator_with_the_key_sees_detail_and_metrics() -> None:
 async def test_wrong_or_missing_key_is_a_401_on_every_route(path: str, shown: str | None) -> None:
     async with client(KEY) as http:
         headers: Any = {} if shown is None else {"Authorization": f"Bearer {shown}".encode()}
-        assert_error(await http.get(path, headers=headers), 401, "invalid_api_key")
+        refusal = await http.get(path, headers=headers)
+    assert_error(refusal, 401, "invalid_api_key")
+    assert "operator" in refusal.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("headers", [[("Authorization", f"Basic {KEY}")], [("Authorization", f"Bearer {KEY}")] * 2])

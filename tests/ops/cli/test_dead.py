@@ -96,6 +96,9 @@ def test_list_shows_what_happened_but_no_prompt_and_no_control_characters(server
     assert len(rows) == 3
     assert "secret" not in done.stdout
     assert "\x1b" not in done.stdout
+    done = _dead(server, "list", "--tenant", "nobody")
+    assert (done.returncode, done.stdout) == (0, "")
+    assert done.stderr == "no request is in quarantine that these filters select\n"
 
 
 def test_filters_select_by_model_tenant_and_lane(server: NatsServer) -> None:
