@@ -98,6 +98,14 @@ def test_anything_but_one_valid_key_is_a_401(headers: list[tuple[bytes, bytes]])
     assert b"www-authenticate" in dict(error.response_headers())
 
 
+@pytest.mark.parametrize(
+    ("header", "shown_in"),
+    [((b"x-api-key", b"other"), "x-api-key"), ((b"authorization", b"Bearer other"), "Authorization")],
+)
+def test_refusal_names_the_header_that_holds_the_unknown_key(header: tuple[bytes, bytes], shown_in: str) -> None:
+    assert f"`{shown_in}`" in refused(KeyStore(None, "secret", GatewayMetrics()), [header]).message
+
+
 def test_key_may_stand_in_either_header_or_in_both() -> None:
     store = KeyStore(None, "secret", GatewayMetrics())
     assert store.authenticate([(b"x-api-key", b"secret")])

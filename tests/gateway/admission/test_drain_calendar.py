@@ -59,6 +59,9 @@ def test_newcomer_is_let_in_only_if_every_booking_can_still_be_kept() -> None:
     assert not DrainCalendar().has_room_now(NOW, 0.1, 0.0, "a", 0.0)
     # What was promised for earlier and has not come yet still counts.
     assert not calendar.has_room_now(NOW + 3, -1.0, 0.5, "a", 0.0)
+    # Even where the next second has room for both.
+    assert not calendar.has_room_now(NOW + 3, -1.5, 0.1, "a", 0.0)
+    assert calendar.has_room_now(NOW + 3, -1.6, 0.1, "a", 0.0)
     calendar.free(NOW + 2, 1.5, "b")
     assert calendar.is_empty
 

@@ -19,13 +19,14 @@ def test_header_that_would_begin_another_line_is_refused(value: bytes) -> None:
         head_bytes(200, [(b"x-request-id", value)])
 
 
-async def test_empty_piece_and_pieces_after_the_end_are_not_sent() -> None:
+@pytest.mark.parametrize("last", [b"end", b""])
+async def test_empty_piece_and_pieces_after_the_end_are_not_sent(last: bytes) -> None:
     async def respond(exchange: Exchange) -> None:
         await exchange.read_body(100)
         exchange.start(200, [])
         for piece in (b"", b"one ", b"", b"two "):
             exchange.write(piece)
-        exchange.finish(b"end")
+        exchange.finish(last)
         exchange.write(b"late")
         exchange.finish(b"late")
 
@@ -33,4 +34,4 @@ async def test_empty_piece_and_pieces_after_the_end_are_not_sent() -> None:
         for _ in range(2):
             writer.write(REQUEST)
             assert (await read_head(reader))[0] == 200
-            assert await read_chunked(reader) == b"one two end"
+            assert await read_chunked(reader) == b"one two " + last

@@ -40,6 +40,12 @@ def test_what_an_assistant_did_in_one_turn_is_one_message() -> None:
     ]
 
 
+@pytest.mark.parametrize("arguments", [{}, {"arguments": ""}])
+def test_call_without_arguments_has_an_empty_object(arguments: dict[str, Any]) -> None:
+    (turn,) = to_messages(items({"type": "function_call", "call_id": "c", "name": "f", **arguments}))
+    assert [each.arguments for each in turn.tool_calls] == ["{}"]
+
+
 def test_another_order_begins_another_message() -> None:
     assert shown(
         message("assistant", "a"), message("assistant", "b"), call(1), message("assistant", "c"), thought("t")

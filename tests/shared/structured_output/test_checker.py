@@ -70,6 +70,16 @@ def test_grammar_that_only_its_compilation_shows_to_be_too_long_is_refused(monke
     assert verdict.cpu_s >= checker_process.CPU_LIMIT_S * 0.9
 
 
+def test_grammar_that_ends_its_process_is_refused_for_its_size_and_not_for_its_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # As when the stack overflows, or memory runs out.
+    monkeypatch.setattr(checker_process, "check_grammar", lambda _: os.kill(os.getpid(), signal.SIGKILL))
+    monkeypatch.setattr(checker_process, "MEMORY_LIMIT_BYTES", 1 << 44)
+    fork = checker_process._begin_check(1, 0, msgspec.msgpack.encode(schema_grammar({})))
+    assert checker_process._verdict_of(fork).reason == checker_process.TOO_LARGE
+
+
 async def test_verdict_is_kept_per_tenant(checker: GrammarChecker) -> None:
     asked: list[bytes] = []
     ask = checker._link.ask

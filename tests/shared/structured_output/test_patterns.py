@@ -39,6 +39,17 @@ def test_documents_within_a_schema_are_left_alone() -> None:
     assert with_exact_patterns(schema) == schema
 
 
+def test_names_are_patterns_where_json_schema_says_so_and_nowhere_else() -> None:
+    schema = {"patternProperties": {'^[^"]$': {"pattern": "[^b]"}}, "properties": {"[^c]": {"pattern": "[^d]"}}}
+    assert with_exact_patterns(schema) == {
+        "patternProperties": {r'^[^\x00"]$': {"pattern": r"[^\x00b]"}},
+        "properties": {"[^c]": {"pattern": r"[^\x00d]"}},
+    }
+    with pytest.raises(GrammarError) as refused:
+        with_exact_patterns({"patternProperties": {"[]": {}}})
+    assert refused.value.path == ".patternProperties"
+
+
 @pytest.mark.parametrize(
     ("pattern", "text", "is_match"),
     [
