@@ -56,9 +56,13 @@ async def test_queue_that_is_deleted_is_left_alone_and_the_others_go_on(
     await ensure_streams(gateway.js, StreamLimits(), [tenant])
     await queues.search()
     assert tenant in queues._queues
+    # A counter never goes back.
+    num_redelivered = queues.num_redelivered
+    queues._queues[tenant].num_redelivered += 2
     await gateway.js.delete_stream(batch_stream(tenant))
     await queues.search()
     assert tenant not in queues._queues
+    assert queues.num_redelivered == num_redelivered + 2
     heard = await _hear_tenants(gateway, "acme")
     await _publish(gateway, "acme", 1)
     await wait_until(lambda: heard == ["acme"])

@@ -53,6 +53,9 @@ async def test_message_that_was_delivered_before_is_counted(worker: RunningWorke
     queue._receive(Message(1))  # type: ignore[arg-type]
     queue._receive(Message(2))  # type: ignore[arg-type]
     assert queue.num_redelivered == before + 1
+    source = worker.worker.consumer._metrics
+    source._read_at -= REFRESH_S
+    assert (source.metrics().redelivered_interactive, source.metrics().redelivered_batch) == (before + 1, 0)
 
 
 async def test_use_of_experts_is_counted_where_there_are_some(worker: RunningWorker) -> None:

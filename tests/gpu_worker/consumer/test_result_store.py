@@ -162,3 +162,24 @@ async def test_result_on_its_way_answers_the_last_delivery_of_its_own_message_an
     assert [store.has("key", message) for message in (again, other)] == [True, False]
     await wait_until(lambda: bool(answered))
     assert answered == ["ack.again"]
+
+
+async def test_result_that_no_message_holds_is_told_as_failed(gateway: TestGateway) -> None:
+    results: list[BatchResult] = []
+
+    async def hear(message: Msg) -> None:
+        results.append(msgspec.json.decode(message.data, type=BatchResult))
+
+    await gateway.nats.subscribe("hr.stored.acme.*", cb=hear)
+    store = ResultStore(gateway.nats)
+    for number, size in enumerate((1, gateway.nats.max_payload)):
+        job = gateway.request(lane="batch", tenant="acme", reply=None)
+        result = BatchResult(
+            id=job.id, model=job.model, tenant="acme", text="x" * size, token_ids=(1,), finish="length"
+        )
+        store.put(f"acme/{job.id}", job, QueuedMessage("s", b"", f"ack.{number}", number, 1, 0), result)
+        await wait_until(lambda num_told=number + 1: len(results) == num_told)
+    whole, too_large = results
+    assert (whole.finish, whole.error, whole.text, whole.token_ids) == ("length", None, "x", (1,))
+    assert (too_large.finish, too_large.text, too_large.token_ids) == ("failed", "", ())
+    assert too_large.error == "the result is too large for one message"
