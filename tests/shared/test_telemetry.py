@@ -3,7 +3,9 @@ import logging
 import sys
 from pathlib import Path
 
-from shared.telemetry import JsonFormatter, LineFormatter
+import pytest
+
+from shared.telemetry import JsonFormatter, LineFormatter, configure_logging
 
 
 def _line(message: str, **extra: object) -> str:
@@ -56,3 +58,25 @@ def test_json_line_has_the_same_fields_with_their_types() -> None:
         "forged": "a\nb",
         "role": "worker",
     }
+
+
+@pytest.mark.parametrize(
+    ("level", "is_told", "torch_level"),
+    [("debug", True, logging.WARNING), ("info", True, logging.WARNING), ("error", False, logging.ERROR)],
+)
+def test_level_holds_for_all_but_torch_which_tells_nothing_below_warnings(
+    level: str, is_told: bool, torch_level: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root, torch = logging.getLogger(), logging.getLogger("torch")
+    handlers, levels = [*root.handlers], (root.level, torch.level)
+    try:
+        configure_logging(level, role="worker")
+        logging.getLogger("part").info("model loaded")
+        torch.info("compiled")
+        assert torch.getEffectiveLevel() == torch_level
+    finally:
+        root.handlers[:] = handlers
+        root.setLevel(levels[0])
+        torch.setLevel(levels[1])
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split(" ", 1)[1] for line in lines] == ["INFO part model loaded role=worker"] * is_told

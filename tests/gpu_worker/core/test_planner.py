@@ -1,5 +1,6 @@
 import pytest
 
+from gpu_worker.core.pooling import PoolingPlan
 from gpu_worker.core.sequence import Sequence, SequenceStatus
 from gpu_worker.core.step import StepPlan
 from tests.gpu_worker.core.harness import BLOCK, Harness, StepCost
@@ -56,6 +57,30 @@ def test_batch_prompts_of_a_step_that_was_undone_share_the_budget_again() -> Non
     harness.schedule()
     harness.lose()
     assert shares(harness.schedule()) == [(first.id, 10), (second.id, 6)]
+
+
+def test_step_that_is_planned_again_says_how_many_of_its_shares_are_decodes() -> None:
+    harness = Harness(max_num_batched_tokens=16)
+    streams, prompt = [make_sequence(4, max_tokens=50) for _ in range(2)], make_sequence(10)
+    harness.add(*streams)
+    harness.step()
+    harness.add(prompt)
+    plan = harness.schedule()
+    again = harness.schedule_again(harness.lose())
+    assert again is not None
+    assert shares(again) == [*((stream.id, 1) for stream in streams), (prompt.id, 10)]
+    assert again.num_decodes == plan.num_decodes == 2
+
+
+def test_batch_prompt_that_needs_one_step_may_fill_the_whole_budget_but_gets_no_part_of_it() -> None:
+    for num_tokens_of_a_person, expected in ((0, 16), (1, 0)):
+        harness = Harness(max_num_batched_tokens=16)
+        whole = make_sequence(16, lane="batch", max_tokens=0)
+        whole.pooling = PoolingPlan("mean", is_whole=True)
+        harness.add(whole)
+        if num_tokens_of_a_person:
+            harness.add(make_sequence(num_tokens_of_a_person))
+        assert dict(shares(harness.schedule())).get(whole.id, 0) == expected
 
 
 def test_sequences_start_in_order_of_arrival_when_slots_are_few() -> None:

@@ -124,6 +124,15 @@ def test_cost_is_counted_from_the_nearest_checkpoint_before() -> None:
     assert cached_tokens(harness, make_sequence(long.token_ids[:61], max_tokens=1)) == [40]
 
 
+def test_cost_of_a_checkpoint_that_has_none_before_is_counted_from_the_beginning() -> None:
+    harness = harness_of(num_slots=4, interval=5, max_num_seqs=1, num_blocks=512)
+    # Behind 20 tokens and 32, which is 12 more, and behind 12: of these two the older one goes.
+    long, short, other = (make_sequence(length, max_tokens=1) for length in (33, 13, 17))
+    cached_tokens(harness, long, short, other)
+    again = [make_sequence(old.token_ids[: old.num_prompt_tokens], max_tokens=1) for old in (short, long)]
+    assert cached_tokens(harness, *again) == [12, 20]
+
+
 def test_checkpoint_that_was_pinned_when_another_had_to_go_can_be_evicted_later() -> None:
     harness = harness_of(num_slots=4, max_num_seqs=4, num_blocks=512, max_num_batched_tokens=256)
     long, short = (make_sequence(length, max_tokens=1) for length in (61, 17))

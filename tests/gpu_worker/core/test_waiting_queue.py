@@ -1,3 +1,5 @@
+import random
+
 from gpu_worker.core.sequence import Sequence, SequenceStatus
 from gpu_worker.core.waiting_queue import WaitingQueue
 from tests.gpu_worker.core.sequences import make_sequence
@@ -39,3 +41,19 @@ def test_discarding_many_sweeps_them_out() -> None:
         queue.discard(sequence)
     assert len(queue._heap) < 100
     assert queue.pop() is sequences[0]
+
+
+def test_those_that_are_left_behind_a_sweep_leave_in_order() -> None:
+    queue, chance = WaitingQueue(), random.Random(1)
+    sequences = [ordered(number) for number in range(300)]
+    for sequence in chance.sample(sequences, 300):
+        queue.push(sequence)
+    leaving, staying = set(chance.sample(range(300), 200)), []
+    for number, sequence in enumerate(sequences):
+        if number in leaving:
+            sequence.status = SequenceStatus.FINISHED
+            queue.discard(sequence)
+        else:
+            staying.append(number)
+    assert len(queue._heap) < 300
+    assert [queue.pop().order[3] for _ in staying] == staying
