@@ -25,7 +25,17 @@ REASONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "shed": ("overloaded", "queue_full", "no_worker"),
         "limited": ("requests", "tokens", "concurrency"),
         "promises": ("made", "kept", "broken", "unused"),
-        "redispatches": ("worker_dead", "gap", "handoff", "silent", "unclaimed", "nats_restart", "cancelled", "early"),
+        "redispatches": (
+            "worker_dead",
+            "gap",
+            "handoff",
+            "silent",
+            "waiting",
+            "unclaimed",
+            "nats_restart",
+            "cancelled",
+            "early",
+        ),
         "sequences": ("completed", "failed", "cancelled"),
         "dead_letters": ("worker_lost", "attempts_exhausted"),
     }

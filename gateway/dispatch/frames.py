@@ -101,6 +101,7 @@ class FrameReceiver:
                     delta.seq == len(emitted)
                     and delta.finish is None
                     and delta.prompt_tokens is None
+                    and delta.token_ids
                     and delta.epoch == flight.epoch
                     and flight.worker == worker
                 ):
@@ -127,21 +128,25 @@ class FrameReceiver:
         if delta.epoch != flight.epoch:
             self._refuse(delta, flight, now)
             return
-        if flight.worker is None:
+        holder = flight.worker
+        if holder is None:
             if self._serves_another(worker, flight.request.model):
                 # NATS lets every worker publish frames. One without heartbeats may claim: the first may come later.
                 text = "request %s of model %s was claimed by worker %s, which serves another; dropped"
                 self._log_limit.warning(worker, text, flight.id, flight.request.model, worker)
                 return
             self._flights.claim(flight, worker)
-        elif flight.worker != worker:
-            self._refuse_duplicate(flight, flight.worker, worker, now)
+        elif holder != worker:
+            self._refuse_duplicate(flight, holder, worker, now)
             return
         position = len(flight.emitted)
         if delta.seq < position and delta.seq + len(delta.token_ids) <= position:
             return
         if delta.seq != position:
             self._endings.lose(flight, "gap", f"token {delta.seq} came where {position} was due")
+            return
+        if holder is not None and _is_announcement(delta):
+            flight.heard_at = now
             return
         delta = believable(delta, flight.request, flight.estimated_tokens, position + len(delta.token_ids))
         self._advance(flight, delta, now)
@@ -222,5 +227,5 @@ class FrameReceiver:
 
 
 def _is_announcement(delta: Delta) -> bool:
-    """Say whether a delta that is no end holds nothing: a worker has a suspect, whose prompt it has not read yet."""
-    return delta.prompt_tokens is None and not (delta.token_ids or delta.text)
+    """Say whether a delta only tells who holds a request: its prompt has not been read yet, or it waits there."""
+    return delta.finish is None and delta.prompt_tokens is None and not (delta.token_ids or delta.text)

@@ -65,7 +65,8 @@ class Flight(_Progress):
         delivered_at: Loop time since which a worker is known to have been sent it; None while it may be in the queue.
         submitted_at: Loop time at which it was dispatched first.
         expires_at: Loop time of the deadline, which the wall clock cannot move; None without one.
-        progressed_at: Loop time of the last delta of this epoch.
+        progressed_at: Loop time of the last delta of this epoch that held something, or claimed it.
+        heard_at: Loop time at which its holder last said that it waits there.
         reconnected_at: Loop time of the first reconnect to NATS after the last delta; older than that delta if none.
         start: Tokens that had been emitted when this epoch began.
         num_moves: Moves since the last progress, without those for which no worker was at fault.
@@ -85,6 +86,7 @@ class Flight(_Progress):
     stream_seq: int | None = None
     ack: str | None = None
     refused_at: float | None = None
+    heard_at: float = -1.0
     reconnected_at: float = -1.0
     start: int = 0
     num_moves: int = 0

@@ -32,10 +32,12 @@ from gateway.fleet.death import Death
 from gateway.fleet.fleet import Fleet
 from shared.background_tasks import BackgroundTasks
 
-Reason = Literal["worker_dead", "gap", "handoff", "silent", "unclaimed", "nats_restart", "cancelled", "early"]
+Reason = Literal[
+    "worker_dead", "gap", "handoff", "silent", "waiting", "unclaimed", "nats_restart", "cancelled", "early"
+]
 
 # Moves for which no worker was at fault: the deadline is the only limit to them.
-_BLAMELESS: tuple[Reason, ...] = ("unclaimed", "nats_restart")
+_BLAMELESS: tuple[Reason, ...] = ("waiting", "unclaimed", "nats_restart")
 
 _logger = logging.getLogger(__name__)
 
@@ -187,6 +189,7 @@ class Recovery:
         for flight in self._flights:
             flight.published_at = min(now, flight.published_at + lost_s)
             flight.progressed_at = min(now, flight.progressed_at + lost_s)
+            flight.heard_at = min(now, flight.heard_at + lost_s)
             flight.reconnected_at = min(now, flight.reconnected_at + lost_s)
             if flight.delivered_at is not None:
                 flight.delivered_at = min(now, flight.delivered_at + lost_s)
@@ -326,9 +329,18 @@ class Recovery:
         if self._fleet.liveness.is_gone(worker):
             self.lose(flight, "worker_dead", f"worker {worker} is gone")
         elif quiet_s > (limits.stall_s if flight.emitted else limits.prefill_stall_s):
-            self.lose(flight, "silent", why)
-        elif flight.progressed_at < flight.reconnected_at and self._patience.has_lost_frames(flight, worker, now):
+            if now - flight.heard_at > limits.stall_s:
+                self.lose(flight, "silent", why)
+            elif self._has_room_elsewhere(flight, worker):
+                self.lose(flight, "waiting", f"it has waited for {quiet_s:.1f} s where another worker has room")
+        elif max(flight.progressed_at, flight.heard_at) >= flight.reconnected_at:
+            return
+        elif self._patience.has_lost_frames(flight, worker, now):
             self.lose(flight, "nats_restart", why)
+
+    def _has_room_elsewhere(self, flight: Flight, worker: str) -> bool:
+        num_tokens = flight.estimated_tokens + len(flight.emitted)
+        return self._fleet.has_room_elsewhere(flight.request.model, worker, num_tokens)
 
     def _publish_soon(self, flights: list[Flight]) -> None:
         if not flights:

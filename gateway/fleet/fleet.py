@@ -159,6 +159,16 @@ class Fleet:
         """Whether some worker of a model has room and sees an empty queue: what still waits then is lost."""
         return any(h.queue_pending == 0 and h.waiting == 0 and h.running < h.max_num_seqs for h in self._takers(model))
 
+    def has_room_elsewhere(self, model: str, worker: str, num_tokens: int) -> bool:
+        """Whether another worker of a model could run a sequence of so many tokens at once."""
+        return any(
+            h.worker != worker
+            and h.queue_pending == h.waiting == 0
+            and h.running < h.max_num_seqs
+            and h.free_blocks * h.block_size > num_tokens
+            for h in self._takers(model)
+        )
+
     def last_pulled(self, model: str) -> int:
         """Return the highest stream sequence that a model's workers were sent: all before it are with somebody."""
         return max((h.last_pulled for h in self.liveness.live() if h.model == model), default=0)

@@ -134,8 +134,8 @@ def _stop(held: HeldRequest, event: SequenceEvent, reason: FinishReason) -> str 
 
 
 def announcement(held: HeldRequest) -> Delta:
-    """Return a delta that says nothing but who holds the request, before anything is known of its prompt."""
-    return Delta(held.request.id, held.request.epoch, len(held.request.emitted))
+    """Return a delta that says nothing but who holds the request: its prompt is not read yet, or it waits."""
+    return Delta(held.request.id, held.request.epoch, held.num_output_tokens)
 
 
 def claim(held: HeldRequest, num_prompt_tokens: int) -> Delta:

@@ -25,7 +25,7 @@ from gpu_worker.consumer.gpu_monitor import INTERVAL_S as GPU_INTERVAL_S
 from gpu_worker.consumer.gpu_monitor import GpuMonitor
 from gpu_worker.consumer.heartbeat import INTERVAL_S, HeartbeatSource
 from gpu_worker.consumer.held_request import HeldRequest, log_fields
-from gpu_worker.consumer.interactive_lane import InteractiveLane
+from gpu_worker.consumer.interactive_lane import WAITING_INTERVAL_S, InteractiveLane
 from gpu_worker.consumer.metrics_source import MetricsSource
 from gpu_worker.consumer.outbox import Outbox
 from gpu_worker.consumer.pull_capacity import PullCapacity
@@ -118,6 +118,7 @@ class Consumer:
         self._tasks.every(self._limits.ack_wait_s / 3, self._report_progress, "progress of held messages")
         self._tasks.every(PROGRESS_INTERVAL_S, self._batch.save_progress, "progress of batch requests")
         self._tasks.every(FOLLOWED_INTERVAL_S, self._batch.save_followed, "progress of requests that are followed")
+        self._tasks.every(WAITING_INTERVAL_S, self._interactive.tell_of_waiting, "word of requests that wait")
         self._tasks.every(GPU_INTERVAL_S, self._gpu.refresh, "readings of the GPU")
         self._tasks.every(GATEWAY_CHECK_INTERVAL_S, self._drop_for_silent_gateways, "watch of gateways")
         self._tasks.start(self._ensure_records(), "streams of batch results")

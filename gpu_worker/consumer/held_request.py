@@ -48,6 +48,7 @@ class HeldRequest:
         num_earlier_tokens: Those of earlier attempts.
         num_recorded_tokens: As many of them as another worker would continue from.
         recorded_at: Monotonic seconds at which that was recorded; 0 before.
+        num_tokens_before: `num_output_tokens` when it was last looked whether the request waits; -1 before.
         taken_at: Monotonic seconds at which it came.
         queued_s: For how long it had been on its way by then, by the wall clocks of both ends; 0 where it does not say.
         outcome: How it ended here: a finish reason, or `dropped` when nobody was told anything.
@@ -76,6 +77,7 @@ class HeldRequest:
     num_earlier_tokens: int = 0
     num_recorded_tokens: int = 0
     recorded_at: float = 0.0
+    num_tokens_before: int = -1
     probation: int = 0
     num_failed: int = 0
     is_looked_up: bool = True

@@ -36,6 +36,9 @@ _log = logging.getLogger(__name__)
 # After a suspect was refused nothing new begins for so long: several of its redeliveries (`REDELIVER_SOON`).
 RESERVED_S = 0.5
 
+# A gateway moves a stream of which it hears nothing for ten seconds.
+WAITING_INTERVAL_S = 2.0
+
 # Frames go to gateways and nowhere else, whatever a request asks for.
 _FRAME_SUBJECT = re.compile(r"hr\.tok\.[A-Za-z0-9_-]+")
 
@@ -58,6 +61,7 @@ class InteractiveLane:
         self._cancellations = Cancellations()
         self._suspect: HeldRequest | None = None
         self._reserved_until = 0.0
+        self._step_before = -1
         self.gateways = GatewayWatch()
         self.make_way: Callable[[], None] = lambda: None
 
@@ -102,6 +106,20 @@ class InteractiveLane:
         """Stop working on a request that nobody waits for."""
         self._remove(held)
         self._outbox.answer(held.message)
+
+    async def tell_of_waiting(self) -> None:
+        """Let gateways know of what is well here and has had no output since the last call: it waits for its turn.
+
+        A sequence that was preempted waits until others have ended. Nothing is told while the engine makes no steps.
+        """
+        step = self._engine.stats.step
+        is_moving, self._step_before = step != self._step_before, step
+        for held in self._held:
+            if held.request.lane != "interactive" or held.sequence is None:
+                continue
+            if is_moving and held.num_output_tokens == held.num_tokens_before:
+                self._put(held, announcement(held))
+            held.num_tokens_before = held.num_output_tokens
 
     def drop_for_silent_gateways(self, now: float) -> None:
         """Stop working on the requests of gateways that are silent. `now` is monotonic seconds.

@@ -146,6 +146,23 @@ async def test_announcement_claims_a_flight_and_is_told_to_nobody(
     assert (flight.prompt_tokens, len(sink.deltas)) == (3, 1)
 
 
+async def test_word_of_a_request_that_waits_is_no_output_but_says_what_it_has(
+    flights: FlightTable, receiver: FrameReceiver, recorder: Recorder
+) -> None:
+    gaps: list[float] = []
+    receiver.on_gap = lambda model, seconds, num_streams: gaps.append(seconds)
+    sink = ListSink()
+    flight = held(flights, "r", sink=sink)
+    flight.progressed_at = since = 1.0
+    receiver.accept(Frame("w", 1, [Delta("r", 0, 2)]))
+    assert flight.heard_at > since
+    # Its client has still waited since its last token.
+    assert (flight.progressed_at, sink.deltas, gaps, recorder.losses) == (since, [], [], [])
+    # A frame before it was lost.
+    receiver.accept(Frame("w", 2, [Delta("r", 0, 3)]))
+    assert recorder.losses == ["gap"]
+
+
 async def test_jump_ahead_is_a_loss_and_a_repetition_is_not(
     flights: FlightTable, receiver: FrameReceiver, recorder: Recorder
 ) -> None:

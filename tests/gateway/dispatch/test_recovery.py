@@ -392,13 +392,37 @@ async def test_only_requests_of_a_worker_that_reconnected_are_expected_to_have_l
     assert moves.wire.published == [("a", 1)]
 
 
+async def test_stream_that_waits_at_its_worker_moves_only_to_one_that_has_room(moves: Moves) -> None:
+    now = 5000.0
+    waiting, silent = moves.flight("a", "w1"), moves.flight("b", "w1")
+    for flight in (waiting, silent):
+        flight.emitted, flight.progressed_at = [1] * 100, now - LIMITS.stall_s - 1
+    waiting.heard_at = now - 2
+
+    async def sweep(**other: int) -> list[tuple[str, int]]:
+        full = msgspec.structs.replace(BEAT, waiting=0, running=1, free_blocks=100, num_reconnects=0)
+        moves.fleet.note_heartbeat(full, now)
+        if other:
+            moves.fleet.note_heartbeat(msgspec.structs.replace(full, worker="w2", **other), now)
+        moves.recovery.sweep(now)
+        await moves.settle()
+        return moves.wire.published
+
+    assert await sweep() == [("b", 1)]
+    for lack in ({"waiting": 1}, {"running": 8}, {"free_blocks": 6}, {"queue_pending": 1}):
+        assert await sweep(**lack) == [("b", 1)]
+    assert await sweep(running=1) == [("b", 1), ("a", 1)]
+    # Nobody is at fault.
+    assert (waiting.num_moves, silent.num_moves) == (0, 1)
+
+
 async def test_pause_of_this_process_moves_nothing(moves: Moves) -> None:
     now = 5000.0
     silent, unclaimed = moves.flight("a", "w"), moves.flight("b")
-    silent.emitted, silent.progressed_at = [1], now - 1
+    silent.emitted, silent.progressed_at, silent.heard_at = [1], now - 1, now - 2
     unclaimed.published_at, unclaimed.stream_seq = now - 1, 5
     moves.recovery.discount_pause(600.0, now + 600)
-    assert (silent.progressed_at, unclaimed.published_at) == (now + 599, now + 599)
+    assert (silent.progressed_at, silent.heard_at, unclaimed.published_at) == (now + 599, now + 598, now + 599)
     moves.recovery.sweep(now + 600)
     await moves.settle()
     assert moves.wire.published == []

@@ -4,10 +4,12 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from gpu_worker.consumer.held_request import HeldRequest
 from gpu_worker.consumer.queued_message import ACK, QueuedMessage
 from shared.conversation import ChatMessage
 from shared.messages import Usage, encode
@@ -15,6 +17,7 @@ from shared.nats_connection import connect
 from shared.sampling import Sampling
 from shared.subjects import request_subject
 from tests.gpu_worker.consumer.harness import TOKENIZER, RunningWorker, TestGateway, fresh_name, wait_until
+from tests.gpu_worker.core.sequences import make_sequence
 
 MakeWorker = Callable[..., Awaitable[RunningWorker]]
 ENDLESS = Sampling(max_tokens=1500, ignore_eos=True)
@@ -37,6 +40,51 @@ async def test_request_stays_in_the_queue_while_it_runs(worker: RunningWorker, g
     answer = await gateway.publish(gateway.request(sampling=ENDLESS))
     await answer.wait_for_tokens(3)
     assert await gateway.num_queued() == 1
+
+
+async def test_gateway_hears_of_a_preempted_stream_while_it_waits(
+    make_worker: MakeWorker, gateway: TestGateway
+) -> None:
+    worker = await make_worker(num_blocks=30, simulate=2.0)
+    lane, engine = worker.worker.consumer._interactive, worker.worker._engine
+    sampling = Sampling(max_tokens=400, ignore_eos=True)
+    answers = [await gateway.publish(gateway.request(text, sampling=sampling)) for text in ("x = ", "def f(")]
+    # Both do not fit as a whole.
+    await wait_until(lambda: (engine.stats.running, engine.stats.waiting) == (1, 1))
+    for _ in range(2):
+        step = engine.stats.step
+        await wait_until(lambda: engine.stats.step > step + 3)  # noqa: B023
+        await lane.tell_of_waiting()
+    await wait_until(lambda: any(not answer.deltas[-1].token_ids for answer in answers))
+    (waiting,) = (answer for answer in answers if not answer.deltas[-1].token_ids)
+    last = waiting.deltas[-1]
+    assert (last.seq, last.text, last.prompt_tokens, last.finish) == (len(waiting.token_ids), "", None, None)
+    for answer in answers:
+        assert (await answer.wait()).finish.reason == "length"
+        assert len(answer.token_ids) == 400
+
+
+async def test_nothing_is_said_of_requests_while_the_engine_stands_still(
+    worker: RunningWorker, gateway: TestGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lane, told = worker.worker.consumer._interactive, list[Any]()
+    request = gateway.request()
+    held = HeldRequest(request.id, request, QueuedMessage("s", b"", "r", stream_seq=1, num_delivered=1, num_pending=0))
+    held.sequence = make_sequence([1])
+    monkeypatch.setattr(lane, "_held", [held])
+    monkeypatch.setattr(lane, "_outbox", SimpleNamespace(put=lambda reply, delta, finished: told.append(delta)))
+    engine = SimpleNamespace(stats=SimpleNamespace(step=1))
+    monkeypatch.setattr(lane, "_engine", engine)
+    await lane.tell_of_waiting()
+    assert told == []  # it has only just come
+    await lane.tell_of_waiting()
+    assert told == []  # no step was made
+    engine.stats.step = 2
+    await lane.tell_of_waiting()
+    assert [(delta.id, delta.seq) for delta in told] == [(request.id, 0)]
+    held.num_output_tokens, engine.stats.step = 1, 3
+    await lane.tell_of_waiting()
+    assert len(told) == 1  # its token tells
 
 
 async def test_deltas_of_one_step_share_one_frame(make_worker: MakeWorker, gateway: TestGateway) -> None:
