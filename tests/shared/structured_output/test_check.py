@@ -6,9 +6,10 @@ import time
 from typing import Any
 
 import pytest
+from llguidance import LLMatcher
 
 from shared.sampling import Grammar
-from shared.structured_output import GrammarError, LlguidanceMissingError, check_grammar, grammar_text
+from shared.structured_output import GrammarError, LlguidanceMissingError, check_grammar, grammar_text, parser_limits
 from shared.structured_output.bounds import (
     MAX_ALTERNATIVES,
     MAX_CHARACTERS,
@@ -17,6 +18,7 @@ from shared.structured_output.bounds import (
     MAX_RULES,
     check_lark,
 )
+from tests.shared.structured_output.byte_matcher import byte_tokenizer
 
 
 def schema_grammar(schema: Any, is_strict: bool = True) -> Grammar:
@@ -200,6 +202,14 @@ def test_long_problem_is_read_soon() -> None:
     with pytest.raises(GrammarError, match="regular expression"):
         check_grammar(Grammar(kind="regex", source="regex parse error:x" * 13_000 + "("))
     assert time.process_time() - begin < 1.0
+
+
+def test_failure_of_a_matcher_is_told_without_the_grammar_whose_words_could_be_taken_for_its_reason() -> None:
+    text = grammar_text(Grammar(kind="lark", source='start: "too many lookarounds"'))
+    matcher = LLMatcher(byte_tokenizer(), text, log_level=0, limits=parser_limits())
+    assert not matcher.consume_token(ord("z"))
+    assert "fails parse" in matcher.get_error()
+    assert "lookarounds" not in matcher.get_error()
 
 
 def test_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
