@@ -209,6 +209,8 @@ async def test_blame_is_taken_back_when_the_worker_is_heard_again(moves: Moves) 
 async def test_refused_publication_is_repeated_and_one_that_is_too_large_fails(moves: Moves) -> None:
     flight = moves.flight("a", "w")
     moves.wire.refusal = ApiError(503, "full")
+    # The queue has not acknowledged the attempt that ends here, and the next one does not wait until it does.
+    flight.ack = "inbox.1"
     moves.recovery.move([flight], "gap")
     await moves.settle()
     assert moves.wire.published == []
