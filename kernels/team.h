@@ -14,6 +14,7 @@ namespace headrace {
 struct alignas(64) Operation {
   std::atomic<int64_t> next{0};
   std::atomic<int64_t> done{0};
+  int64_t count{0};  // Items, where these are known by an earlier operation only, which writes it.
 };
 
 constexpr int kSpins = 4000;  // Some 50 µs, after which the core is offered to whoever else wants it.
@@ -29,6 +30,7 @@ inline void relax(int& spins) {
 }
 
 // Takes items until none is left, then waits until those that other threads took are done. Every thread calls it.
+// `count` must not be read from memory that later operations write: a thread may come when all the others are far ahead.
 template <typename Function>
 inline void share(Operation& operation, int64_t count, Function function) {
   for (int64_t item; (item = operation.next.fetch_add(1, std::memory_order_relaxed)) < count;) {

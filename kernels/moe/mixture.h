@@ -28,6 +28,7 @@ struct Chosen {
 };
 
 constexpr int kMixtureOperations = 6;
+constexpr int kTogether = 4;  // Rows of an item that only moves them.
 
 // The memory between operations. A row is a pair of a token and an expert, and rows are sorted by expert.
 template <typename T>
@@ -115,12 +116,27 @@ struct MixtureWalk {
   int64_t x_stride;
   Operation* operation;  // The next one.
 
+  // Rows are put into memory of their own before they are multiplied: of the inputs, and of what is between.
+  bool gathers() const { return mixture.gate_up->quantized || chosen.num_tokens != 1; }
+  bool prepares_gated() const { return mixture.down->quantized; }
+
+  // How many items the operations behind the sorting have. They are told now, and not read when a thread gets there: by
+  // then others may have sorted for the next layer.
+  void count_items() const {
+    const int64_t rows = (scratch.num_rows(mixture) + kTogether - 1) / kTogether;
+    const int64_t parts = scratch.parts_before[*scratch.num_active];
+    Operation* next = operation;
+    if (gathers()) next++->count = rows;
+    next++->count = parts * mixture.gate_up->num_panels();
+    if (prepares_gated()) next++->count = rows;
+    next->count = parts * mixture.down->num_panels();
+  }
+
   template <typename Function>
   void each_row(Function function) {
-    constexpr int kTogether = 4;
-    const int count = scratch.num_rows(mixture);
-    share(*operation++, (count + kTogether - 1) / kTogether, [&](int64_t item) {
-      const int end = std::min<int>((item + 1) * kTogether, count);
+    Operation& rows = *operation++;
+    share(rows, rows.count, [&](int64_t item) {
+      const int end = std::min<int>((item + 1) * kTogether, scratch.num_rows(mixture));
       for (int row = item * kTogether; row < end; ++row) function(row);
     });
   }
@@ -143,12 +159,13 @@ struct MixtureWalk {
   template <typename W, typename Finisher>
   void multiply_dense(const Matrix* matrices, const T* rows, int64_t stride, Finisher finish) {
     const int panels = matrices->num_panels(), num_threads = omp_get_num_threads();
-    const int64_t count = int64_t{scratch.parts_before[*scratch.num_active]} * panels;
+    Operation& products = *operation++;
+    const int64_t count = products.count;
     const auto weights_of = [&](const Item& item) {
       const PackedLinear& linear = matrices[item.expert].dense;
       return static_cast<const char*>(linear.weight) + item.panel * linear.panel_bytes(sizeof(W));
     };
-    share(*operation++, count, [&](int64_t index) {
+    share(products, count, [&](int64_t index) {
       const Item item = item_at(index, panels);
       const char* next = nullptr;  // Likely this thread's, when all are equally fast.
       if (item.end - item.row > kTileRows && index + num_threads < count)
@@ -163,7 +180,8 @@ struct MixtureWalk {
   void multiply_prepared(const Matrix* matrices, Finisher finish) {
     const int panels = matrices->num_panels();
     const Rows rows = rows_of(*matrices);
-    share(*operation++, int64_t{scratch.parts_before[*scratch.num_active]} * panels, [&](int64_t index) {
+    Operation& products = *operation++;
+    share(products, products.count, [&](int64_t index) {
       const Item item = item_at(index, panels);
       multiply_quantized_rows(*matrices[item.expert].quantized, rows, item.panel, item.row, item.end,
                               [&](int64_t row, Floats* sums) { finish(item.panel, row, sums); });
@@ -207,7 +225,7 @@ struct MixtureWalk {
       });
       return multiply_prepared(matrices, finish);
     }
-    if (chosen.num_tokens == 1) return multiply(matrices, x, 0, finish);
+    if (!gathers()) return multiply(matrices, x, 0, finish);
     const int64_t columns = mixture.hidden_size;
     each_row([&](int row) {
       std::memcpy(scratch.gathered + row * columns, x + scratch.tokens[row] * x_stride, columns * sizeof(T));
@@ -223,7 +241,7 @@ struct MixtureWalk {
       put<kPanelVectors>(scratch.outputs + row * size + first, sums, std::min(kPanel, size - first));
     };
     const Matrix* matrices = mixture.down;
-    if (!matrices->quantized) return multiply(matrices, scratch.gated, columns, finish);
+    if (!prepares_gated()) return multiply(matrices, scratch.gated, columns, finish);
     const Rows rows = rows_of(*matrices);
     each_row([&](int row) {
       prepare_row(*matrices[scratch.experts[row]].quantized, rows, scratch.gated + row * columns, row);
@@ -256,7 +274,10 @@ struct MixtureWalk {
   // Calls `finish` with each token, column, number of columns and their results.
   template <typename Finisher>
   void run(Finisher finish) {
-    share(*operation++, 1, [&](int64_t) { sort_by_expert(mixture, chosen, scratch); });
+    share(*operation++, 1, [&](int64_t) {
+      sort_by_expert(mixture, chosen, scratch);
+      count_items();
+    });
     gate_up();
     down();
     combine(finish);
