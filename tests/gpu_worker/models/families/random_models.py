@@ -51,8 +51,9 @@ def save_case(case: Case, directory: Path) -> Any:
     model = new_model(case.family, {**SIZES, **case.options}, seed=len(repr(case)), model=case.model)
     randomize_all(model)
     with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.copy_(parameter.to(case.dtype))
+        # Biases of routers may be buffers.
+        for stored in model.state_dict().values():
+            stored.copy_(stored.to(case.dtype) if stored.is_floating_point() else stored)
     # A copy, because frequencies of the rotation would be rounded with the weights.
     copy.deepcopy(model).to(case.dtype).save_pretrained(directory, **case.saved)
     if case.architecture is not None:
