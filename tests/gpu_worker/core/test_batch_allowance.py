@@ -1,20 +1,7 @@
 from __future__ import annotations
 
-import pytest
-
 from gpu_worker.core.batch_allowance import MIN_CHUNK_TOKENS, BatchAllowance
 from gpu_worker.core.step_time import StepTimeModel
-from tests.gpu_worker.core.learned_times import model_of
-
-
-@pytest.fixture(scope="module")
-def cpu() -> StepTimeModel:
-    return model_of(0.75e-3, 0.18e-3, 0.06e-3)
-
-
-@pytest.fixture(scope="module")
-def gpu() -> StepTimeModel:
-    return model_of(6e-3, 0.03e-3, 0.03e-3)
 
 
 def test_chunk_shrinks_to_what_is_left_but_not_below_what_is_worth_a_step(gpu: StepTimeModel) -> None:

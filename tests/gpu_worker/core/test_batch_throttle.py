@@ -10,16 +10,6 @@ from tests.gpu_worker.core.learned_times import model_of
 from tests.gpu_worker.core.sequences import make_sequence
 
 
-@pytest.fixture(scope="module")
-def cpu() -> StepTimeModel:
-    return model_of(0.75e-3, 0.18e-3, 0.06e-3)
-
-
-@pytest.fixture(scope="module")
-def gpu() -> StepTimeModel:
-    return model_of(6e-3, 0.03e-3, 0.03e-3)
-
-
 def num_decodes(throttle: BatchThrottle, now: float, num_interactive: int) -> int:
     """Batch decodes of a step that is planned with so many people, when any number is to be had."""
     count = throttle.allowance(now, num_interactive, 0).take_decodes(1000)
