@@ -48,6 +48,7 @@ def check_resources(kernels: list[CompiledKernel]) -> None:
         assert kernel.stack_bytes == 0, f"{kernel} spills registers"
 
 
+@pytest.mark.compiles
 def test_attention_fits_the_gpu(attention: list[CompiledKernel]) -> None:
     check_resources(attention)
 
@@ -90,6 +91,7 @@ def test_fp8_is_converted_by_instruction(quantized: list[CompiledKernel]) -> Non
         assert kernel.count(wanted) > 0, str(kernel)
 
 
+@pytest.mark.compiles
 def test_chunks_multiply_on_the_tensor_cores_of_the_generation(attention: list[CompiledKernel]) -> None:
     chunks = [kernel for kernel in attention if kernel.kernel == "chunk_attention_kernel"]
     assert len(chunks) == 18
@@ -99,6 +101,7 @@ def test_chunks_multiply_on_the_tensor_cores_of_the_generation(attention: list[C
         assert (kernel.count(MMA) > 0) != is_hopper, str(kernel)
 
 
+@pytest.mark.compiles
 def test_attention_copies_the_cache_in_16_bytes_ahead_of_use(attention: list[CompiledKernel]) -> None:
     readers = [kernel for kernel in attention if not kernel.kernel.startswith("reduce")]
     assert len(readers) == 32
@@ -109,12 +112,14 @@ def test_attention_copies_the_cache_in_16_bytes_ahead_of_use(attention: list[Com
         assert kernel.count(STORE_16) >= 2, str(kernel)
 
 
+@pytest.mark.compiles
 def test_decodes_with_one_split_need_no_reduction(attention: list[CompiledKernel]) -> None:
     launched = {launch: {k.kernel for k in attention if k.launch == launch} for launch in ("decode_one", "decode_many")}
     assert launched["decode_one"] == {"split_attention_kernel", "reduce_splits_kernel"}
     assert launched["decode_many"] == {"split_attention_kernel"}
 
 
+@pytest.mark.compiles
 def test_chunks_on_a_long_context_are_split_among_programs(attention: list[CompiledKernel]) -> None:
     launched = {kernel.kernel for kernel in attention if kernel.launch == "chunk_128"}
     assert launched == {"chunk_attention_kernel", "reduce_chunk_splits_kernel"}

@@ -11,6 +11,7 @@ pytest.importorskip("triton", reason="Triton does not support this platform")
 from tests.kernels.compile_checks import compile_launches
 
 
+@pytest.mark.compiles
 def test_kernels_compile_without_spills(tmp_path: Path) -> None:
     compiled = compile_launches("tests.kernels.sampling_launches", (80, 90), tmp_path / "compiled")
     assert {kernel.kernel for kernel in compiled} == {

@@ -240,6 +240,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> list[CompiledKernel]:
     return compile_launches("tests.kernels.packed_linear_launches", (80, 90), output)
 
 
+@pytest.mark.compiles
 def test_kernels_fit_the_gpu(compiled: list[CompiledKernel]) -> None:
     for kernel in compiled:
         assert kernel.shared_bytes <= kernel.generation.max_shared_bytes, kernel
@@ -248,6 +249,7 @@ def test_kernels_fit_the_gpu(compiled: list[CompiledKernel]) -> None:
         assert kernel.stack_bytes <= allowed, kernel
 
 
+@pytest.mark.compiles
 def test_weights_are_unpacked_in_the_registers_of_the_matrix_instruction(compiled: list[CompiledKernel]) -> None:
     products = [kernel for kernel in compiled if kernel.kernel == "packed_linear_kernel"]
     assert len(products) == 20

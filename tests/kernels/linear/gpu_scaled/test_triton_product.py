@@ -179,6 +179,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> list[CompiledKernel]:
     return compile_launches("tests.kernels.scaled_linear_launches", (80, 90), output)
 
 
+@pytest.mark.compiles
 def test_kernels_fit_the_gpu(compiled: list[CompiledKernel]) -> None:
     for kernel in compiled:
         assert kernel.shared_bytes <= kernel.generation.max_shared_bytes, kernel
@@ -186,6 +187,7 @@ def test_kernels_fit_the_gpu(compiled: list[CompiledKernel]) -> None:
         assert kernel.stack_bytes == 0 or kernel.launch.startswith("odd"), kernel
 
 
+@pytest.mark.compiles
 def test_eight_bits_go_into_the_matrix_instruction(compiled: list[CompiledKernel]) -> None:
     products = [kernel for kernel in compiled if kernel.kernel == "scaled_linear_kernel"]
     assert len(products) == 15
@@ -197,6 +199,7 @@ def test_eight_bits_go_into_the_matrix_instruction(compiled: list[CompiledKernel
             assert kernel.count(r"cp\.async\.cg\.shared\.global[^;]*, 0x10,") > 0, kernel
 
 
+@pytest.mark.compiles
 def test_tokens_are_converted_by_instruction(compiled: list[CompiledKernel]) -> None:
     for kernel in compiled:
         if kernel.launch.startswith("quantize_fp8"):

@@ -110,6 +110,7 @@ def test_sums_of_a_row_do_not_depend_on_how_many_come_with_it(monkeypatch: pytes
     assert launched == launched[:1] * 3
 
 
+@pytest.mark.compiles
 def test_kernel_compiles_to_tensor_core_instructions(tmp_path: Path) -> None:
     for kernel in compile_launches("tests.kernels.small_gemm_launches", (80, 90), tmp_path / "compiled"):
         assert kernel.stack_bytes == 0, kernel
