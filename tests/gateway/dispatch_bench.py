@@ -86,6 +86,7 @@ class Bench:
         self.model = f"model-{uuid.uuid4().hex[:8]}"
         self.stack = stack
         self.limits = FAST_RECOVERY
+        self.fleet_limits = FAST_FLEET
         self.endings: list[str] = []
         self.moves: list[str] = []
         self.dispatcher: Dispatcher
@@ -94,7 +95,7 @@ class Bench:
         self.nats = await connect(
             self.url, role="gateway", name="gateway", on_disconnect=self._disconnected, on_reconnect=self._reconnected
         )
-        self.dispatcher = Dispatcher(self.nats, f"gw{uuid.uuid4().hex[:8]}", FAST_FLEET, self.limits)
+        self.dispatcher = Dispatcher(self.nats, f"gw{uuid.uuid4().hex[:8]}", self.fleet_limits, self.limits)
         self.dispatcher.on_end = lambda flight, ending, finish: self.endings.append(ending)
         self.dispatcher.count_moves(self.moves.append)
         await self.dispatcher.start()

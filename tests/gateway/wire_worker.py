@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import struct
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -114,10 +115,15 @@ class WireWorker:
         await self.nats.publish(reply, encode(Frame(self.name, self.step, list(deltas))))
         await self.nats.flush()
 
-    async def claim(self, request: Request, prompt_tokens: int = 3) -> None:
-        assert request.reply is not None
-        claim = Delta(request.id, request.epoch, len(request.emitted), prompt_tokens=prompt_tokens)
-        await self.send(request.reply, [claim])
+    async def claim(self, *requests: Request, prompt_tokens: int = 3) -> None:
+        """Claim requests, in one frame per gateway."""
+        claims: defaultdict[str, list[Delta]] = defaultdict(list)
+        for request in requests:
+            assert request.reply is not None
+            claim = Delta(request.id, request.epoch, len(request.emitted), prompt_tokens=prompt_tokens)
+            claims[request.reply].append(claim)
+        for reply, deltas in claims.items():
+            await self.send(reply, deltas)
 
     async def say(self, request: Request, start: int, stop: int) -> None:
         """Send the tokens of these positions, one frame each."""
@@ -161,13 +167,16 @@ class WireWorker:
         """Answer all requests for ever, one token per running sequence and step, in one frame per gateway."""
         running: dict[str, tuple[Request, int]] = {}
         while True:
-            while not self.requests.empty() or not running:
-                request = await self.requests.get()
-                await self.claim(request)
+            taken = [] if running else [await self.requests.get()]
+            while not self.requests.empty():
+                taken.append(self.requests.get_nowait())
+            # All at once: a round trip for each takes seconds for hundreds, in which they are published again.
+            await self.claim(*taken)
+            for request in taken:
                 if request.pooling is not None:
                     await self.pool(request)
-                    continue
-                running[request.id] = (request, len(request.emitted))
+                else:
+                    running[request.id] = (request, len(request.emitted))
             self.forget_cancelled(running)
             self.running = len(running)
             await self.step_all(running)
