@@ -32,10 +32,7 @@ def check_settings(config: GatewayConfig) -> None:
         ConfigError: They are of that kind; it names the setting.
     """
     check_operator_settings(config)
-    if config.operator_port and config.operator_port == config.port:
-        raise ConfigError(
-            "HEADRACE_OPERATOR_PORT", f"{config.port} is HEADRACE_PORT too; choose another for one of them"
-        )
+    _check_ports_differ(config)
     server_tls(config.tls_cert_file, config.tls_key_file, config.tls_client_ca_file)
     check_auth_settings(asks_for_key=config.auth, host=config.host)
     keys_file = Path(config.keys_file) if config.keys_file else None
@@ -58,4 +55,5 @@ def _check_ports_differ(config: GatewayConfig) -> None:
     hosts = {config.host, config.operator_host}
     is_one_host = len(hosts) == 1 or not hosts.isdisjoint(_ALL_ADDRESSES)
     if config.port and config.port == config.operator_port and is_one_host:
-        raise ConfigError("HEADRACE_OPERATOR_PORT", f"{config.port} is HEADRACE_PORT too; choose another for one")
+        problem = f"{config.port} is HEADRACE_PORT too; choose another for one of them"
+        raise ConfigError("HEADRACE_OPERATOR_PORT", problem)
