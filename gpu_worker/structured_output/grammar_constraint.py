@@ -25,10 +25,10 @@ SECONDS_A_MASK = 0.002
 """What a mask may take on the average. A few microseconds are usual, and all sequences of the step wait for it."""
 
 MAX_SECONDS = 0.25
-"""What the masks of a sequence may take beyond that, before the sequence ends."""
+"""What the masks of a sequence may compute beyond that, before the sequence ends."""
 
 MAX_CHARGE_S = 0.1
-"""What a mask counts as at most, because the host may have paused meanwhile."""
+"""What a mask counts as at most, because a virtual machine counts its pauses as work."""
 
 _ALL_TOKENS = 0xFF
 # How llguidance says that a grammar has reached one of its limits; its stop reason is the same for all errors.
@@ -50,6 +50,7 @@ class GrammarConstraint:
         "_ignores_eos",
         "_is_at_fault",
         "_is_direct",
+        "_is_watched",
         "_matcher",
         "_num_bytes",
         "_stop_ids",
@@ -79,6 +80,7 @@ class GrammarConstraint:
         self._forced: list[int] | None = None
         self._error: str | None = None
         self._is_at_fault = True
+        self._is_watched = False
         self._debt_s = 0.0
 
     @property
@@ -130,7 +132,10 @@ class GrammarConstraint:
 
     def fill_mask(self, drafts: tuple[int, ...], address: int) -> None:
         """See `OutputConstraint`."""
-        started = time.perf_counter()
+        # Time passes too while other programs have the processor, which is no fault of the grammar. The thread's own
+        # time costs about as much as a usual mask, so it is read once a mask has taken long.
+        clock = time.thread_time if self._is_watched else time.perf_counter
+        started = clock()
         if self._error is None and (drafts == self._drafts or self._move_behind(drafts)):
             if self._is_direct:
                 self._matcher.unsafe_compute_mask_ptr(address, self._num_bytes)
@@ -142,9 +147,10 @@ class GrammarConstraint:
             elif (token_id := respelled_token(self._matcher, self._tokenizer)) is not None:
                 ctypes.memset(address, 0, self._num_bytes)
                 ctypes.memset(address + token_id // 8, 1 << token_id % 8, 1)
-            seconds = time.perf_counter() - started
-            if seconds > SECONDS_A_MASK or self._debt_s:
+            seconds = clock() - started
+            if self._is_watched:
                 self._spend(seconds)
+            self._is_watched = self._is_watched or seconds > SECONDS_A_MASK
             if self._error is None:
                 return
         ctypes.memset(address, _ALL_TOKENS, self._num_bytes)
@@ -172,7 +178,7 @@ class GrammarConstraint:
         return int(allowed[number % len(allowed)])
 
     def _spend(self, seconds: float) -> None:
-        """Count the time of a mask: who makes all others of its steps wait for too long ends."""
+        """Count what a mask computed: who makes all others of its steps wait for too long ends."""
         self._debt_s = max(0.0, self._debt_s + min(seconds, MAX_CHARGE_S) - SECONDS_A_MASK)
         if self._debt_s > MAX_SECONDS and self._error is None:
             self._error = "the grammar takes too long to follow; make it simpler, and its constants shorter"

@@ -170,7 +170,7 @@ async def test_request_that_waits_too_long_for_the_compiler_is_handed_back(
 async def test_grammar_that_fails_on_the_way_is_the_clients_fault(
     worker: RunningWorker, gateway: TestGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # The first mask is one too many.
+    # The first mask takes too long, and the second is one too many.
     monkeypatch.setattr(grammar_constraint, "SECONDS_A_MASK", -1.0)
     answer = await gateway.ask(sampling=sampling_of())
     assert answer.finish.reason == "failed"

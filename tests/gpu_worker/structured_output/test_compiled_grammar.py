@@ -62,20 +62,40 @@ def test_sequence_whose_masks_take_too_long_ends(monkeypatch: pytest.MonkeyPatch
         return clock[0]
 
     monkeypatch.setattr(grammar_constraint.time, "perf_counter", tick)
+    monkeypatch.setattr(grammar_constraint.time, "thread_time", tick)
     count = 0
     while constraint.error is None:
         constraint.fill_mask((), mask.ctypes.data)
         count += 1
-    assert count == 6
+    # From the first long one on they are watched.
+    assert count == 1 + 6
     assert "takes too long to follow" in constraint.error
     assert np.all(mask == -1)
+
+
+def test_sequence_does_not_end_because_other_programs_have_the_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    constraint = compiled(regex("[ab]+")).constraint(Sampling(), ())
+    mask = np.zeros(4, dtype=np.int32)
+    clock = [0.0]
+
+    def tick() -> float:
+        clock[0] += 0.05
+        return clock[0]
+
+    # Time passes, and the thread computes next to nothing.
+    monkeypatch.setattr(grammar_constraint.time, "perf_counter", tick)
+    for _ in range(50):
+        constraint.fill_mask((), mask.ctypes.data)
+    assert constraint.error is None
 
 
 def test_sequence_does_not_end_because_the_host_paused_once(monkeypatch: pytest.MonkeyPatch) -> None:
     constraint = compiled(regex("[ab]+")).constraint(Sampling(), ())
     mask = np.zeros(4, dtype=np.int32)
-    times = iter([0.0, 60.0] + [60.0] * 20)
+    # The second mask, which is watched because the first took long.
+    times = iter([0.0, 0.01, 0.01, 60.0] + [60.0] * 20)
     monkeypatch.setattr(grammar_constraint.time, "perf_counter", lambda: next(times))
+    monkeypatch.setattr(grammar_constraint.time, "thread_time", lambda: next(times))
     for _ in range(11):
         constraint.fill_mask((), mask.ctypes.data)
     assert constraint.error is None
