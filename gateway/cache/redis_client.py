@@ -123,7 +123,7 @@ class RedisCache:
         self._retry_s = 0.0
 
     def _drop_connection(self, pipeline: RedisPipeline, error: BaseException, missed: int) -> None:
-        _logger.warning("redis is away (%s): going on without it", error or type(error).__name__)
+        _logger.warning("redis is away (%s): going on without it", str(error) or type(error).__name__)
         self._metrics.redis_failures += missed
         self._metrics.is_redis_open = True
         self._pipeline = None
@@ -149,7 +149,9 @@ class RedisCache:
                     await connection.read_response()
             except _FAILURES as error:
                 if not self._metrics.is_redis_open:
-                    _logger.warning("redis cannot be reached (%s): going on without it", error or type(error).__name__)
+                    _logger.warning(
+                        "redis cannot be reached (%s): going on without it", str(error) or type(error).__name__
+                    )
                 self._metrics.is_redis_open = True
                 await _discard(connection)
             except BaseException:
