@@ -25,6 +25,7 @@ MAX_KEY_BYTES = 512
 BOOTSTRAP_KEY_ID = "bootstrap"
 NO_KEY_ID = "none"
 _DIGEST = "digest of the key"
+_WHERE_KEYS_ARE = "The operator makes keys with `headrace keys create`; that of `headrace up` is in .headrace/api_key."
 
 _logger = logging.getLogger(__name__)
 
@@ -136,7 +137,8 @@ class KeyStore:
         # The look-up compares hashes of what was sent, so its timing tells nothing about a key; this makes it plain.
         if principal is None or not hmac.compare_digest(principal[0], digest):
             shown_in = "x-api-key" if any(name == b"x-api-key" for name, _ in headers) else "Authorization"
-            raise unauthorized(f"Incorrect API key provided: this server knows none like that in `{shown_in}`.")
+            problem = f"Incorrect API key provided: this server knows none like that in `{shown_in}`."
+            raise unauthorized(f"{problem} {_WHERE_KEYS_ARE}")
         return principal[1]
 
     def _index(self, records: list[KeyRecord]) -> dict[str, tuple[str, Principal]]:
@@ -238,7 +240,9 @@ def bearer_token(headers: Headers) -> str:
         raise unauthorized(f"You didn't provide an API key. {how}")
     scheme, _, token = values[0].partition(b" ")
     token = token.strip()
-    if len(values) > 1 or scheme.lower() != b"bearer" or not token or len(token) > MAX_KEY_BYTES:
+    if scheme.lower() == b"bearer" and not token:
+        raise unauthorized("No key stands after `Bearer`: the variable that it comes from may be empty.")
+    if len(values) > 1 or scheme.lower() != b"bearer" or len(token) > MAX_KEY_BYTES:
         raise unauthorized("The Authorization header must be `Bearer <key>`, once.")
     return token.decode("utf-8", "surrogateescape")
 

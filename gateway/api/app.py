@@ -6,7 +6,7 @@ Nothing here builds a URL from the Host header, so slashes are not redirected.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -19,7 +19,7 @@ from starlette.types import ASGIApp
 
 from gateway.api.endpoint import Endpoint
 from gateway.api.routes import KeyRoute, Routes, RouteServices, dialect_of, error_response
-from gateway.api.unserved_paths import instead_of
+from gateway.api.unserved_paths import UnservedPaths
 from gateway.errors import ApiError
 from gateway.http1.body import ClientGoneError
 from gateway.http1.dialect import OPENAI, Dialect
@@ -55,14 +55,18 @@ def create_app(
     dialects = {endpoint.path: endpoint.dialect for endpoint in endpoints if endpoint.dialect is not OPENAI}
     routes = Routes(services, dialects.values())
     every = [*routes.public(), *map(routes.with_key, more), *open_routes, *posts]
-    return PublicApp(build_app(every, dialects), tuple(route.path for route in every))
+    paths = tuple(route.path for route in every)
+    return PublicApp(build_app(every, UnservedPaths(paths).advice, dialects), paths)
 
 
-def build_app(routes: list[Route], dialects: Mapping[str, Dialect] = MappingProxyType({})) -> ASGIApp:
+def build_app(
+    routes: list[Route], advice: Callable[[str], str], dialects: Mapping[str, Dialect] = MappingProxyType({})
+) -> ASGIApp:
     """Return an application of these routes.
 
     Args:
         routes: What is served.
+        advice: Says what to do instead of asking for a path that is none of theirs.
         dialects: How errors are told at and below a path. Elsewhere they are told as the client's headers say, and in
             OpenAI's four keys where they say nothing.
     """
@@ -73,7 +77,7 @@ def build_app(routes: list[Route], dialects: Mapping[str, Dialect] = MappingProx
         return found[0] if found else dialect_of(request, dialects.values())
 
     async def http_error(request: Request, error: Exception) -> Response:
-        return _http_error(request, error, dialect(request))
+        return _http_error(request, error, dialect(request), advice)
 
     async def api_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, ApiError)
@@ -101,16 +105,15 @@ async def _only_post(request: Request) -> Response:
     raise HTTPException(404)
 
 
-def _http_error(request: Request, error: Exception, dialect: Dialect) -> Response:
+def _http_error(request: Request, error: Exception, dialect: Dialect, advice: Callable[[str], str]) -> Response:
     assert isinstance(error, HTTPException)
     status = error.status_code
     path = request.scope["path"]
-    message = f"{request.method} {path[:128]}: {error.detail}."
-    if status == 404 and (instead := instead_of(path)) is not None:
-        message = f"{message} {instead}"
-    return error_response(
-        ApiError(status, message, code=_CODES.get(status), headers=dict(error.headers or {})), dialect
-    )
+    headers = dict(error.headers or {})
+    # Starlette raises nothing but a 404 and, with the methods of the path, a 405.
+    what_to_do = advice(path) if status == 404 else f"Use {headers['Allow'].removesuffix(', HEAD')}."
+    message = f"{request.method} {path[:128]}: {error.detail}. {what_to_do}"
+    return error_response(ApiError(status, message, code=_CODES.get(status), headers=headers), dialect)
 
 
 async def _client_gone(request: Request, error: Exception) -> Response:

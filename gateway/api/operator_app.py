@@ -47,7 +47,9 @@ class OperatorServices:
 
 def create_operator_app(services: OperatorServices) -> ASGIApp:
     """Return the application of the operator's port."""
-    return build_app(OperatorRoutes(services).routes())
+    routes = OperatorRoutes(services).routes()
+    served = ", ".join(route.path for route in routes)
+    return build_app(routes, lambda path: f"The operator's port has {served}; the API is at the public port.")
 
 
 class OperatorRoutes:

@@ -1,7 +1,9 @@
-"""Paths of other servers' APIs that are not served here, and what stands for them: the 404 says so."""
+"""What a 404 says to do: which path is meant, or what stands for a path that other servers have."""
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
 from types import MappingProxyType
 
 _JOBS = (
@@ -11,9 +13,18 @@ _RESPONSES = "Go on from a response with 'previous_response_id' of /v1/responses
 _TEXT_ONLY = "This server reads and writes text only."
 _GENERATE = "Use /v1/chat/completions or /v1/completions."
 _STATE = "How the server does is told by the metrics, at the operator's port."
+_HEALTH = "Use /health/live or /health/ready."
+_ADAPTERS = "Adapters are not served: merge one into the weights of a model."
+_KEYS = "The operator makes keys and lists them with `headrace keys`."
+_BASE_URL = "Check the client's base URL: for OpenAI's libraries it ends in /v1, for Anthropic's with the port."
+_DESCRIPTION = "GET /openapi.json describes what is served."
 _OLLAMA = (
     "Ollama's own API is not served: choose an OpenAI-compatible server in the client, with a base URL ending in /v1."
 )
+
+# A longer path is nobody's typing error, and comparing it would cost time.
+_MAX_COMPARED_CHARACTERS = 64
+_MIN_LIKENESS = 0.85
 
 # By the first part of the path, or the first two, after `/v1` where it begins so.
 _INSTEAD = MappingProxyType(
@@ -26,9 +37,16 @@ _INSTEAD = MappingProxyType(
         **dict.fromkeys(("v1beta", "openai"), "Use /v1/chat/completions or /v1/responses."),
         **dict.fromkeys(("embed", "embedding", "encode", "pooling", "v2/embed"), "Use /v1/embeddings."),
         **dict.fromkeys(("metrics", "slots", "load", "server_info", "get_server_info", "get_model_info"), _STATE),
+        **dict.fromkeys(("healthz", "livez", "readyz", "live", "ready", "status", "health_generate"), _HEALTH),
+        **dict.fromkeys(("load_lora_adapter", "unload_lora_adapter", "lora-adapters"), _ADAPTERS),
+        **dict.fromkeys(("docs", "redoc", "swagger"), _DESCRIPTION),
+        **dict.fromkeys(("key", "user", "team", "organization"), _KEYS),
         "api": _OLLAMA,
+        "chat": _GENERATE,
+        "chat/completions": "Nothing is served below /v1/chat/completions: chats are not kept, as /v1/responses are.",
         "classify": "Use /v1/score.",
         "complete": "Use /v1/messages.",
+        "model/info": "Use /v1/models.",
         "fine_tuning": "Models are trained elsewhere, and served from their files.",
         "moderations": "Ask a model, with a schema of the verdict, at /v1/chat/completions.",
         "realtime": "Use 'stream' of /v1/responses or /v1/chat/completions.",
@@ -39,9 +57,44 @@ _INSTEAD = MappingProxyType(
 )
 
 
-def instead_of(path: str) -> str | None:
+class UnservedPaths:
+    """Knows the paths that are served, and so which of them another one may mean."""
+
+    def __init__(self, paths: Iterable[str]) -> None:
+        """Know the paths of all routes."""
+        self._paths = tuple(path for path in dict.fromkeys(paths) if "{" not in path)
+
+    def advice(self, path: str) -> str:
+        """Return what to do instead of asking for a path that is not served."""
+        parts = [part for part in map(str.strip, path.lower().split("/")) if part]
+        if (meant := self._at_the_end(parts)) is not None:
+            return f"Did you mean {meant}? {_BASE_URL}"
+        return _of_another_server(parts) or self._nearest("/".join(["", *parts])) or _DESCRIPTION
+
+    def _at_the_end(self, parts: list[str]) -> str | None:
+        """Return the served path that another one ends with, as a base URL of too many parts makes it."""
+        for start in range(len(parts)):
+            tail = "/".join(["", *parts[start:]])
+            for path in (tail, f"/v1{tail}"):
+                # Its last word alone says little: `/v1/threads/1/messages` does not mean /v1/messages.
+                is_enough = path == tail or path.count("/") > 2 or start == 0 or self._is_served(parts[:start])
+                if path in self._paths and is_enough:
+                    return path
+        return None
+
+    def _is_served(self, parts: list[str]) -> bool:
+        path = "/".join(["", *parts])
+        return path in ("/v1", *self._paths) or f"/v1{path}" in self._paths
+
+    def _nearest(self, path: str) -> str | None:
+        if len(path) > _MAX_COMPARED_CHARACTERS:
+            return None
+        near = difflib.get_close_matches(path, self._paths, n=1, cutoff=_MIN_LIKENESS)
+        return f"Did you mean {near[0]}?" if near else None
+
+
+def _of_another_server(parts: list[str]) -> str | None:
     """Return what stands for a path that is not served, if it is one that clients of other servers know."""
-    parts = path.strip("/").split("/", 3)
-    if parts[0] == "v1":
-        parts = parts[1:] or [""]
-    return _INSTEAD.get("/".join(parts[:2])) or _INSTEAD.get(parts[0])
+    if parts[:1] == ["v1"]:
+        parts = parts[1:]
+    return _INSTEAD.get("/".join(parts[:2])) or _INSTEAD.get("/".join(parts[:1]))

@@ -22,6 +22,7 @@ from shared.field_problem import field_problem
 
 T = TypeVar("T")
 
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _BYTE_POSITION = re.compile(r"\(byte (\d+)\)$")
 _KEY_BEFORE_VALUE = re.compile(rb'"(\w{1,64})"\s{0,16}:\s{0,16}-?\Z')
 # A backslash, or a pair of surrogates, which stay as they are; or else a surrogate alone.
@@ -87,12 +88,27 @@ def _decode(decoder: msgspec.json.Decoder[T], kind: Kind, body: bytes, allow_unk
 
 
 def _from_syntax(text: str, body: bytes) -> ApiError:
+    if not body.strip():
+        return ApiError(400, "The body is empty: send a JSON object.", code="invalid_json")
+    if body.startswith(_BYTE_ORDER_MARK):
+        problem = "The body is not valid JSON: it begins with a byte order mark. Save it as UTF-8 without one."
+        return ApiError(400, problem, code="invalid_json")
     position = _BYTE_POSITION.search(text)
     end = int(position[1]) if position else 0
     key = _KEY_BEFORE_VALUE.search(body, max(0, end - 128), end)
     param = key[1].decode() if key else None
     where = f" in the value of '{param}'" if param else ""
-    return ApiError(400, f"The body is not valid JSON{where}: {text}.", param=param, code="invalid_json")
+    message = f"The body is not valid JSON{where}: {text}.{_what_to_write(body, end)}"
+    return ApiError(400, message, param=param, code="invalid_json")
+
+
+def _what_to_write(body: bytes, end: int) -> str:
+    """Return what to write instead of what stands where the JSON ends to be valid; empty where nobody can tell."""
+    if body.startswith(b"'", end):
+        return " Write double quotes."
+    if body.startswith((b"True", b"False", b"None"), end):
+        return " Write true, false or null."
+    return "" if body.lstrip().startswith(b"{") else " Send a JSON object, no form."
 
 
 def _from_validation(error: msgspec.ValidationError) -> ApiError:

@@ -25,6 +25,15 @@ from gateway.api.schemas.served import SERVED
 
 # A longer name is nobody's typing error, and comparing it would cost time.
 _MAX_COMPARED_CHARACTERS = 64
+# Less likeness than this is chance: `input` is no `min_p`, and `store` no `stream`.
+_MIN_LIKENESS = 0.75
+# Names of one thing: an endpoint that has one of them says so to whoever writes another.
+_SAME = (
+    ("model", "model_name", "model_id", "engine", "deployment"),
+    ("prompt", "input", "inputs", "text", "texts", "content"),
+    ("max_tokens", "max_output_tokens", "max_completion_tokens", "max_new_tokens", "max_length", "num_predict"),
+    ("system", "instructions", "system_prompt"),
+)
 
 
 class ParameterTable:
@@ -52,14 +61,24 @@ class ParameterTable:
         if len(name) > _MAX_COMPARED_CHARACTERS:
             return ""
         served = [row.name for row in self._rows[kind].values() if row.use is Use.SERVED]
-        near = difflib.get_close_matches(name, served, n=1)
-        if near:
-            return f" Did you mean '{near[0]}'?"
+        meant = [known for same in _SAME if name in same for known in same if known in served]
+        if meant:
+            return f" Did you mean '{meant[0]}'?"
+        # Another endpoint's name is no misspelling.
         for other, rows in self._rows.items():
             row = rows.get(name)
             if row is not None and row.use is Use.SERVED and other.value.startswith("POST"):
                 return f" It belongs to {other.value}."
+        spelled = {_letters(known): known for known in served}
+        near = difflib.get_close_matches(_letters(name), spelled, n=1, cutoff=_MIN_LIKENESS)
+        if near:
+            return f" Did you mean '{spelled[near[0]]}'?"
         return ""
+
+
+def _letters(name: str) -> str:
+    """Return a name as it is in any spelling: `maxTokens` is `max_tokens`."""
+    return name.replace("_", "").lower()
 
 
 PARAMETERS = ParameterTable(

@@ -106,6 +106,20 @@ def test_refusal_names_the_header_that_holds_the_unknown_key(header: tuple[bytes
     assert f"`{shown_in}`" in refused(KeyStore(None, "secret", GatewayMetrics()), [header]).message
 
 
+@pytest.mark.parametrize(
+    ("header", "told"),
+    [
+        ((b"authorization", b"Bearer "), "variable that it comes from may be empty"),
+        ((b"authorization", b"secret"), "must be `Bearer <key>`"),
+        ((b"authorization", b"Bearer other"), ".headrace/api_key"),
+        ((b"x-api-key", b"other"), "`headrace keys create`"),
+        ((b"api-key", b"secret"), "as `Authorization: Bearer <key>` or as `x-api-key: <key>`"),
+    ],
+)
+def test_refusal_says_what_to_do(header: tuple[bytes, bytes], told: str) -> None:
+    assert told in refused(KeyStore(None, "secret", GatewayMetrics()), [header]).message
+
+
 def test_key_may_stand_in_either_header_or_in_both() -> None:
     store = KeyStore(None, "secret", GatewayMetrics())
     assert store.authenticate([(b"x-api-key", b"secret")])

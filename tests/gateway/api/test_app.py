@@ -265,7 +265,14 @@ async def test_path_of_another_server_is_a_404_that_says_what_stands_for_it(
     error = assert_error(await http.request(method, path), 404, "unknown_url")
     assert error["message"].startswith(f"{method} {path}: Not Found. ")
     assert named in error["message"]
-    assert assert_error(await http.get("/v1/nothing"), 404)["message"] == "GET /v1/nothing: Not Found."
+    assert "GET /openapi.json" in assert_error(await http.get("/v1/nothing"), 404)["message"]
+
+
+async def test_wrong_method_is_told_the_right_one(http: httpx2.AsyncClient) -> None:
+    refusal = assert_error(await http.post("/v1/models"), 405, "method_not_allowed")
+    assert refusal["message"] == "POST /v1/models: Method Not Allowed. Use GET."
+    for endpoint in ENDPOINTS:
+        assert assert_error(await http.get(endpoint.path), 405)["message"].endswith(" Use POST.")
 
 
 async def test_head_is_answered_like_get(http: httpx2.AsyncClient) -> None:

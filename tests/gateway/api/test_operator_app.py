@@ -52,6 +52,13 @@ async def test_operator_with_the_key_sees_detail_and_metrics() -> None:
     assert 'headrace_requests_total{process="0",route="operator:/health/live",status="200"} 1.0' in text
 
 
+async def test_path_of_the_public_port_is_told_what_this_one_has() -> None:
+    async with client(KEY, shown=KEY) as http:
+        message = assert_error(await http.get("/v1/models"), 404, "unknown_url")["message"]
+    assert all(path in message for path in PATHS)
+    assert "public port" in message
+
+
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("shown", [None, "wrong", KEY[:-1], KEY + "x", "schlüssel", "a b"])
 async def test_wrong_or_missing_key_is_a_401_on_every_route(path: str, shown: str | None) -> None:

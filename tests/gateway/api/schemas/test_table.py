@@ -248,6 +248,26 @@ def test_unknown_name_is_answered_with_the_nearest_or_with_where_it_belongs() ->
     assert (long.param, len(long.message) < 200) == ("x" * 128, True)
 
 
+@pytest.mark.parametrize(
+    ("kind", "name", "hint"),
+    [
+        # Another endpoint's name is told so, even where one of this endpoint looks a little like it.
+        (Kind.CHAT, "input", " It belongs to POST /v1/responses."),
+        (Kind.CHAT, "query", " It belongs to POST /v1/rerank."),
+        (Kind.EMBEDDINGS, "top_p", " It belongs to POST /v1/chat/completions."),
+        # One thing under another server's name.
+        (Kind.EMBEDDINGS, "prompt", " Did you mean 'input'?"),
+        (Kind.COMPLETION, "input", " Did you mean 'prompt'?"),
+        (Kind.TOKENIZE, "content", " Did you mean 'prompt'?"),
+        (Kind.RESPONSE, "max_new_tokens", " Did you mean 'max_output_tokens'?"),
+        (Kind.CHAT, "topP", " Did you mean 'top_p'?"),
+        (Kind.CHAT, "history", ""),
+    ],
+)
+def test_hint_about_an_unknown_name_is_no_guess(kind: Kind, name: str, hint: str) -> None:
+    assert PARAMETERS.hint(kind, name) == hint
+
+
 def test_name_within_a_list_is_named_by_its_place() -> None:
     message = {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b", "txt": 1}]}
     with pytest.raises(ApiError) as caught:

@@ -1,0 +1,75 @@
+"""What a 404 says to do."""
+
+from __future__ import annotations
+
+import pytest
+
+from gateway.api.unserved_paths import UnservedPaths
+
+SERVED = (
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/responses",
+    "/v1/responses/{response_id}",
+    "/v1/messages",
+    "/v1/messages/count_tokens",
+    "/v1/embeddings",
+    "/v1/models",
+    "/tokenize",
+    "/openapi.json",
+)
+
+
+@pytest.mark.parametrize(
+    ("path", "meant"),
+    [
+        # Base URLs that end too early or too late.
+        ("//v1/chat/completions", "/v1/chat/completions"),
+        ("/v1//chat/completions", "/v1/chat/completions"),
+        ("/v1/chat/completions/chat/completions", "/v1/chat/completions"),
+        ("/v1/chat/completions/models", "/v1/models"),
+        ("/v1/messages/v1/messages", "/v1/messages"),
+        ("/anthropic/v1/messages", "/v1/messages"),
+        ("/openai/deployments/x/chat/completions", "/v1/chat/completions"),
+        ("/api/v1/models", "/v1/models"),
+        ("/V1/Chat/Completions", "/v1/chat/completions"),
+        ("/v1/chat/completions ", "/v1/chat/completions"),
+    ],
+)
+def test_path_that_ends_like_a_served_one_is_told_of_the_base_url(path: str, meant: str) -> None:
+    advice = UnservedPaths(SERVED).advice(path)
+    assert advice.startswith(f"Did you mean {meant}? ")
+    assert "base URL" in advice
+
+
+@pytest.mark.parametrize(
+    ("path", "meant"),
+    [
+        ("/v1/response", "/v1/responses"),
+        ("/v1/message", "/v1/messages"),
+        ("/v1/messages/count_token", "/v1/messages/count_tokens"),
+    ],
+)
+def test_misspelt_path_is_told_the_nearest(path: str, meant: str) -> None:
+    assert UnservedPaths(SERVED).advice(path) == f"Did you mean {meant}?"
+
+
+@pytest.mark.parametrize(
+    ("path", "named"),
+    [
+        ("/v1/threads/t/messages", "previous_response_id"),
+        ("/v1/chat/completions/chatcmpl-1/messages", "not kept"),
+        ("/api/chat", "base URL ending in /v1"),
+        ("/v1/chat", "/v1/chat/completions"),
+        ("/healthz", "/health/ready"),
+        ("/v1/load_lora_adapter", "merge"),
+        ("/key/generate", "headrace keys"),
+        ("/model/info", "/v1/models"),
+        ("/nothing", "/openapi.json"),
+        ("/v1/chat/completion" * 1000, "/openapi.json"),
+    ],
+)
+def test_other_path_is_told_what_stands_for_it(path: str, named: str) -> None:
+    advice = UnservedPaths(SERVED).advice(path)
+    assert named in advice
+    assert "Did you mean" not in advice
