@@ -111,7 +111,8 @@ def _http_error(request: Request, error: Exception, dialect: Dialect, advice: Ca
     path = request.scope["path"]
     headers = dict(error.headers or {})
     # Starlette raises nothing but a 404 and, with the methods of the path, a 405.
-    what_to_do = advice(path) if status == 404 else f"Use {headers['Allow'].removesuffix(', HEAD')}."
+    methods = sorted({*headers.get("Allow", "").split(", ")} - {"HEAD"})
+    what_to_do = advice(path) if status == 404 else f"Use {' or '.join(methods)}."
     message = f"{request.method} {path[:128]}: {error.detail}. {what_to_do}"
     return error_response(ApiError(status, message, code=_CODES.get(status), headers=headers), dialect)
 
