@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import time
 from collections.abc import AsyncIterator, Callable
 
@@ -117,15 +118,9 @@ async def test_redis_that_is_not_there_is_a_miss(metrics: GatewayMetrics, caplog
 async def test_redis_that_takes_connections_and_answers_none_is_told_by_its_failure(
     metrics: GatewayMetrics, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def answer_none(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.read()
-        writer.close()
-        await writer.wait_closed()
-
-    server = await asyncio.start_server(answer_none, "127.0.0.1", 0)
-    async with server:
-        port = server.sockets[0].getsockname()[1]
-        cache = RedisCache(f"redis://127.0.0.1:{port}", 0.01, metrics)
+    # The kernel accepts for it.
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        cache = RedisCache(f"redis://127.0.0.1:{server.getsockname()[1]}", 0.01, metrics)
         await cache.start()
         await cache.close()
     assert "redis cannot be reached (TimeoutError)" in caplog.messages[0]
