@@ -122,6 +122,8 @@ async def test_redis_that_takes_connections_and_answers_none_is_told_by_its_fail
     with socket.create_server(("127.0.0.1", 0)) as server:
         cache = RedisCache(f"redis://127.0.0.1:{server.getsockname()[1]}", 0.01, metrics)
         await cache.start()
+        while not caplog.messages:
+            await asyncio.sleep(0.01)
         await cache.close()
     assert "redis cannot be reached (TimeoutError)" in caplog.messages[0]
 
