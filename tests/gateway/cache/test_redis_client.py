@@ -12,6 +12,7 @@ import pytest
 
 from gateway.cache.redis_client import RedisCache, Script
 from gateway.metrics import GatewayMetrics
+from tests.gateway.wire_worker import until
 from tests.servers import RedisServer
 
 # So long that only a Redis that does not answer at all needs it, on a busy machine too.
@@ -122,8 +123,7 @@ async def test_redis_that_takes_connections_and_answers_none_is_told_by_its_fail
     with socket.create_server(("127.0.0.1", 0)) as server:
         cache = RedisCache(f"redis://127.0.0.1:{server.getsockname()[1]}", 0.01, metrics)
         await cache.start()
-        while not caplog.messages:
-            await asyncio.sleep(0.01)
+        await until(lambda: caplog.messages)
         await cache.close()
     assert "redis cannot be reached (TimeoutError)" in caplog.messages[0]
 
