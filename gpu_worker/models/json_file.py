@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gpu_worker.models.errors import CheckpointError
-
-_MAX_BYTES = 64 << 20
+from gpu_worker.models.small_file import read_small_file
 
 
 class JsonFile:
@@ -30,9 +29,7 @@ class JsonFile:
             CheckpointError: It is missing, too large, or not a JSON object.
         """
         try:
-            if path.stat().st_size > _MAX_BYTES:
-                raise CheckpointError(path, f"is larger than {_MAX_BYTES >> 20} MiB, which no such file is")
-            fields = json.loads(path.read_bytes())
+            fields = json.loads(read_small_file(path))
         except OSError as error:
             raise CheckpointError(path, f"cannot be read ({error.strerror}); a model directory needs it") from None
         except (ValueError, RecursionError) as error:

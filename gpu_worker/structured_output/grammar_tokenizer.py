@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from shared.errors import HeadraceError
+from shared.rust_panics import panics_as
 from shared.structured_output import LlguidanceMissingError
 
 if TYPE_CHECKING:
@@ -63,7 +64,8 @@ class GrammarTokenizer:
         if not ends:
             tokenizer_json, size, ends = _with_end_token(tokenizer_json, size), size + 1, [size]
         try:
-            self.tokenizer = LLTokenizer(tokenizer_json, n_vocab=size, eos_token=ends)
+            with panics_as(UnsupportedTokenizerError):
+                self.tokenizer = LLTokenizer(tokenizer_json, n_vocab=size, eos_token=ends)
         except ValueError as error:
             raise UnsupportedTokenizerError(str(error)) from None
         added = msgspec.json.decode(tokenizer_json, type=_AddedTokens).added_tokens

@@ -20,12 +20,15 @@ from jinja2 import nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 
+from gpu_worker.models.small_file import is_inside, read_small_file
 from gpu_worker.text.model_directory import ModelDirectory, read_json
 from gpu_worker.text.template_messages import TemplateNeeds, text_parts
 from gpu_worker.text.template_sandbox import TemplateSandbox
 from shared.errors import BadRequestError, ConfigError
 
 MAX_RENDERED_CHARACTERS = 16 << 20
+# Ten times what the longest ones have. Compiled, a template takes some hundred times its size.
+MAX_SOURCE_CHARACTERS = 1 << 20
 
 # A template that looks at the types of a content's parts, and a text that none changes or has itself.
 _READS_PARTS = re.compile(r"['\".]type\b")
@@ -51,8 +54,11 @@ class ChatTemplate:
             is_trusted: It came with the model, and not with a request.
 
         Raises:
-            ConfigError: The template has a syntax error.
+            ConfigError: The template has a syntax error, or is too long.
         """
+        if len(source) > MAX_SOURCE_CHARACTERS:
+            problem = f"the chat template has {len(source)} characters; at most {MAX_SOURCE_CHARACTERS} are read"
+            raise ConfigError("HEADRACE_MODEL", problem)
         self.source = source
         self.needs = TemplateNeeds.of(source)
         extensions = [_GenerationBlock, loopcontrols]
@@ -128,9 +134,9 @@ def load_chat_template(directory: ModelDirectory, name: str = "default") -> Chat
     named = directory.path / "additional_chat_templates" / f"{name}.jinja"
     file = directory.path / "chat_template.jinja"
     if name != "default" and named.is_file():
-        return ChatTemplate(_text_of(named), special_tokens(directory.tokenizer_config))
+        return ChatTemplate(_text_of(named, directory.path), special_tokens(directory.tokenizer_config))
     if file.is_file():
-        source = _text_of(file)
+        source = _text_of(file, directory.path)
     elif source is None:
         source = read_json(directory.path / "chat_template.json").get("chat_template")
     if isinstance(source, list):
@@ -144,9 +150,12 @@ def load_chat_template(directory: ModelDirectory, name: str = "default") -> Chat
     return ChatTemplate(source, special_tokens(directory.tokenizer_config))
 
 
-def _text_of(file: Path) -> str:
+def _text_of(file: Path, directory: Path) -> str:
     try:
-        return file.read_text(encoding="utf-8")
+        if not is_inside(file, directory):
+            # Clients are shown templates: a model could otherwise tell them whatever the worker may read.
+            raise ConfigError("HEADRACE_MODEL", f"{file} is a link out of the model's directory; copy the file there")
+        return read_small_file(file).decode()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError("HEADRACE_MODEL", f"{file} cannot be read: {error}") from None
 

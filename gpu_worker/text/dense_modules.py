@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from gpu_worker.models.small_file import read_small_file
 from gpu_worker.text.model_directory import read_json
 from shared.errors import ConfigError
 from shared.messages import UNDECODABLE
@@ -20,6 +21,7 @@ Vector = npt.NDArray[np.float64]
 
 _FILE = "model.safetensors"
 _MAX_SIDE = 1 << 16
+_MAX_FILE_BYTES = 1 << 30
 _TYPES: dict[str, str] = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 
 
@@ -92,7 +94,7 @@ def _read_tensors(path: Path) -> dict[str, npt.NDArray[np.float32]]:
         ConfigError: It is not a whole file of floating point numbers.
     """
     try:
-        data = path.read_bytes()
+        data = read_small_file(path, _MAX_FILE_BYTES)
         start = 8 + int.from_bytes(data[:8], "little")
         fields = msgspec.json.decode(data[8:start], type=dict[str, msgspec.Raw])
         entries = {

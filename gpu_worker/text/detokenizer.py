@@ -14,6 +14,7 @@ from typing import Protocol
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
+from gpu_worker.text.library import library_errors
 from gpu_worker.text.token_table import TokenTable
 
 _REPLACEMENT = "\ufffd"
@@ -112,13 +113,15 @@ class LibraryDetokenizer:
     def feed(self, token_id: int) -> str:
         """Return the text that this token makes certain."""
         self._token_ids.append(token_id)
-        text = self._stream.step(self._tokenizer, token_id) or ""
+        with library_errors():
+            text = self._stream.step(self._tokenizer, token_id) or ""
         self._num_characters += len(text)
         return text
 
     def flush(self) -> str:
         """Return what decoding everything gives beyond the pieces so far."""
-        text: str = self._tokenizer.decode(self._token_ids, skip_special_tokens=self._skip_special_tokens)
+        with library_errors():
+            text: str = self._tokenizer.decode(self._token_ids, skip_special_tokens=self._skip_special_tokens)
         return text[self._num_characters :]
 
 

@@ -11,6 +11,7 @@ from typing import Any, overload
 
 import msgspec
 
+from gpu_worker.models.small_file import read_small_file
 from gpu_worker.quantization.gguf.encoder_names import ENCODERS
 from gpu_worker.quantization.gguf.file import GGUFFile
 from gpu_worker.quantization.gguf.model_facts import model_facts
@@ -65,7 +66,7 @@ class ModelDirectory:
             with GGUFFile(self.path) as file:
                 return tokenizer_json(file.metadata)
         try:
-            return (self.path / "tokenizer.json").read_bytes()
+            return read_small_file(self.path / "tokenizer.json")
         except OSError as error:
             raise ConfigError("HEADRACE_MODEL", f"{error.filename} cannot be read: {error.strerror}") from None
 
@@ -164,7 +165,7 @@ def read_json(path: Path, *, kind: type[Any] = dict, required: bool = False) -> 
         return kind()
     try:
         # Published configurations have `Infinity`, which Python reads and JSON does not know.
-        return msgspec.convert(json.loads(path.read_bytes()), expected)
+        return msgspec.convert(json.loads(read_small_file(path)), expected)
     except (OSError, *UNDECODABLE) as error:
         problem = f"{path} is not usable: {error}; copy it again from where the model came from"
         raise ConfigError("HEADRACE_MODEL", problem) from error

@@ -32,7 +32,7 @@ class SentenceModules:
         if not entries:
             return None
         # A folder of the model's own, whatever the file says.
-        folders = [(class_name(entry.get("type")), Path(str(entry.get("path", ""))).name) for entry in entries]
+        folders = [(class_name(entry.get("type")), _folder(entry.get("path", ""))) for entry in entries]
         return cls(tuple((name, directory / folder) for name, folder in folders))
 
     @property
@@ -84,3 +84,8 @@ class RerankerSettings:
 def class_name(path: object) -> str:
     """Return the last part of a dotted name."""
     return str(path).rsplit(".", 1)[-1]
+
+
+def _folder(path: object) -> str:
+    name = Path(str(path)).name
+    return "" if name == ".." else name

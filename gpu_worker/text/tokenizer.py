@@ -20,10 +20,12 @@ from gpu_worker.text.chat_template import ChatTemplate, load_chat_template, spec
 from gpu_worker.text.conversation_text import conversation_text
 from gpu_worker.text.detokenizer import make_detokenizer
 from gpu_worker.text.infill import InfillPrompt, find_infill_tokens
+from gpu_worker.text.library import TokenizerError, library_errors
 from gpu_worker.text.model_directory import ModelDirectory
 from gpu_worker.text.output_text import OutputText
 from gpu_worker.text.spelled_tokens import SpelledTokens
 from gpu_worker.text.token_table import TokenTable, build_table, with_special_tokens
+from gpu_worker.text.tokenizer_bounds import TokenizerBoundsError, check_steps, check_vocabulary_sizes
 from shared.conversation import ChatMessage, ChatOptions, Conversation
 from shared.errors import BadRequestError, ConfigError
 from shared.formats import detect_format, format_named
@@ -77,13 +79,7 @@ class ModelTokenizer:
             HeadraceError: The tokenizer or the chat template cannot be used.
         """
         content = directory.read_tokenizer()
-        try:
-            self._tokenizer = Tokenizer.from_buffer(content)
-        except Exception as error:  # the library raises plain Exception
-            problem = f"the tokenizer of {directory.path} is not usable: {error}"
-            raise ConfigError("HEADRACE_MODEL", problem) from error
-        self._tokenizer.no_truncation()
-        self._tokenizer.no_padding()
+        self._tokenizer = _load(content, directory)
         self.vocab_size = directory.vocab_size
         self._bos_token_id = directory.bos_token_id
         self._eos_token_ids = directory.eos_token_ids
@@ -140,7 +136,8 @@ class ModelTokenizer:
 
     def encode_pair(self, first: str, second: str) -> list[int]:
         """Return the token ids of two texts, joined as the tokenizer's files say."""
-        encodings = self._tokenizer.encode_batch_fast([(first, second)])
+        with library_errors():
+            encodings = self._tokenizer.encode_batch_fast([(first, second)])
         ids: list[int] = encodings[0].ids
         return ids
 
@@ -198,7 +195,8 @@ class ModelTokenizer:
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Return the text of token ids, special tokens left out."""
-        text: str = self._tokenizer.decode_batch([token_ids], skip_special_tokens=True)[0]
+        with library_errors():
+            text: str = self._tokenizer.decode_batch([token_ids], skip_special_tokens=True)[0]
         return text
 
     def output_text(self, prompt_ids: Iterable[int], sampling: Sampling) -> OutputText:
@@ -212,7 +210,8 @@ class ModelTokenizer:
         """Return what a token adds to the text, as bytes; none for a special token."""
         if self._table is not None:
             return self._table.raw[token_id]
-        return self._tokenizer.decode([token_id], skip_special_tokens=True).encode()
+        with library_errors():
+            return self._tokenizer.decode([token_id], skip_special_tokens=True).encode()
 
     def token_text(self, token_id: int) -> str:
         """Return a token's text for display: special tokens by name, bytes that are no character as U+FFFD."""
@@ -260,7 +259,8 @@ class ModelTokenizer:
 
     def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
         # Unlike `encode`, the batch call releases the interpreter lock.
-        encodings = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        with library_errors():
+            encodings = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         ids: list[int] = encodings[0].ids
         return ids
 
@@ -303,3 +303,22 @@ class ModelTokenizer:
             return self._compiled(source)
         except Exception as error:  # a hostile one fails in many ways
             raise BadRequestError(f"'chat_template' cannot be used: {str(error)[:200]}", "chat_template") from None
+
+
+def _load(content: bytes, directory: ModelDirectory) -> Tokenizer:
+    """Load a tokenizer.
+
+    Raises:
+        ConfigError: It cannot be used.
+    """
+    try:
+        check_steps(content)
+        with library_errors():
+            tokenizer = Tokenizer.from_buffer(content)
+        check_vocabulary_sizes(tokenizer.get_vocab(with_added_tokens=True), directory.vocab_size)
+    except (TokenizerBoundsError, TokenizerError) as error:
+        problem = f"the tokenizer of {directory.path} is not usable: {error}"
+        raise ConfigError("HEADRACE_MODEL", problem) from error
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer

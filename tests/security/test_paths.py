@@ -14,6 +14,7 @@ from gateway.api.schemas import parse_completion
 from gpu_worker.models.loader import load_model
 from gpu_worker.text.chat_template import load_chat_template
 from gpu_worker.text.model_directory import read_model_directory
+from gpu_worker.text.sentence_modules import SentenceModules
 from shared.errors import HeadraceError
 from shared.subjects import decode_name, encode_name, request_subject, result_subject
 from tests.gpu_worker.consumer.harness import DEMO_MODEL, TestGateway
@@ -87,3 +88,21 @@ def test_template_that_names_a_file_is_a_text(directory: Path, link: str) -> Non
     template = load_chat_template(read_model_directory(directory))
     assert template is not None
     assert template.render([], add_generation_prompt=True) == link
+
+
+@pytest.mark.parametrize("name", ["chat_template.jinja", "additional_chat_templates/tool_use.jinja"])
+def test_template_that_is_a_link_out_of_the_directory_tells_no_secret(directory: Path, name: str) -> None:
+    """What a repository links to is shown to every client, as the template of `GET /props`."""
+    secret, link = directory.parent / "secret", directory / name
+    secret.write_text("password")
+    link.parent.mkdir(exist_ok=True)
+    link.symlink_to(secret)
+    with pytest.raises(HeadraceError, match="a link out of the model's directory"):
+        load_chat_template(read_model_directory(directory), link.stem.replace("chat_template", "default"))
+
+
+def test_module_is_not_read_from_above_the_directory(directory: Path) -> None:
+    (directory / "modules.json").write_bytes(msgspec.json.encode([{"type": "x.Dense", "path": ".."}]))
+    modules = SentenceModules.read(directory)
+    assert modules is not None
+    assert modules.folders("Dense") == [directory]

@@ -1,0 +1,149 @@
+"""What a tokenizer may make of a text.
+
+Its files are untrusted: of thirty steps that each double an `a`, one letter of a prompt would fill the memory of a
+machine. Steps are checked before the library reads them. Growth is counted in characters, of each step's worst text.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+import msgspec
+
+from shared.errors import HeadraceError
+from shared.messages import UNDECODABLE
+
+MAX_TOKENS = 1 << 22
+"""Of a vocabulary; the largest ones have a quarter of a million."""
+MAX_TOKEN_CHARACTERS = 1 << 16
+_MAX_GROWTH = 1024
+# Of all tokens that are found in a text before anything else: the library makes one large automaton of them.
+_MAX_MATCHED_CHARACTERS = 1 << 20
+_MAX_ADDED_TOKENS = 4096
+_MAX_SEQUENCES = 4
+# A compatibility form of U+FDFA has 18 characters, a decomposition has up to 4, a small letter up to 3.
+_GROWTHS: Mapping[str, int] = MappingProxyType(
+    {"NFKC": 18, "NFKD": 18, "NFC": 4, "NFD": 4, "Lowercase": 3, "BertNormalizer": 12, "ByteLevel": 4, "Metaspace": 2}
+)
+# Those that put a space beside a token.
+_DECODER_GROWTHS: Mapping[str, int] = MappingProxyType({"WordPiece": 2, "BPEDecoder": 2, "CTC": 2})
+
+_Step = dict[str, Any]
+
+
+class TokenizerBoundsError(HeadraceError):
+    """A tokenizer could make too much of a text."""
+
+
+class _MatchedToken(msgspec.Struct):
+    content: str
+
+
+class _File(msgspec.Struct):
+    normalizer: _Step | None = None
+    pre_tokenizer: _Step | None = None
+    post_processor: _Step | None = None
+    decoder: _Step | None = None
+    added_tokens: list[_MatchedToken] = []
+
+
+def check_steps(tokenizer_json: bytes) -> None:
+    """Check what the steps of a `tokenizer.json` could make of a text.
+
+    Raises:
+        TokenizerBoundsError: It is too much, or the file is no tokenizer's.
+    """
+    try:
+        file = msgspec.json.decode(tokenizer_json, type=_File)
+        before = [*_flat(file.normalizer, "normalizers"), *_flat(file.pre_tokenizer, "pretokenizers")]
+        _check_growth(math.prod(map(_growth, before)))
+        _check_growth(math.prod(map(_decoder_growth, _flat(file.decoder, "decoders"))))
+        for step in _flat(file.post_processor, "processors"):
+            if step["type"] == "TemplateProcessing":
+                _check_template(step)
+        num_matched = sum(len(token.content) for token in file.added_tokens)
+    except (*UNDECODABLE, KeyError, TypeError, AttributeError) as error:
+        raise TokenizerBoundsError(f"it is no tokenizer.json ({error!r})") from None
+    if num_matched > _MAX_MATCHED_CHARACTERS:
+        problem = f"its added_tokens have {num_matched} characters; at most {_MAX_MATCHED_CHARACTERS} are read"
+        raise TokenizerBoundsError(problem)
+
+
+def check_vocabulary_sizes(vocabulary: Mapping[str, int], vocab_size: int) -> None:
+    """Check the tokens of a vocabulary, and how many the model has.
+
+    Raises:
+        TokenizerBoundsError: A token is too long, its id too large, or the model has too many.
+    """
+    if vocab_size > MAX_TOKENS:
+        raise TokenizerBoundsError(f"its model has {vocab_size} tokens; at most {MAX_TOKENS} are read")
+    for token, token_id in vocabulary.items():
+        if len(token) > MAX_TOKEN_CHARACTERS:
+            problem = f"has {len(token)} characters; at most {MAX_TOKEN_CHARACTERS} are read"
+            raise TokenizerBoundsError(f"its token {token_id} {problem}")
+        if token_id >= MAX_TOKENS:
+            problem = f"has the id {token_id}; only ids below {MAX_TOKENS} are read"
+            raise TokenizerBoundsError(f"its token {token[:40]!r} {problem}")
+
+
+def _flat(step: _Step | None, name: str) -> list[_Step]:
+    """Return a step, or the steps of a sequence, which has them in the field `name`."""
+    if step is None:
+        return []
+    if step["type"] != "Sequence":
+        return [step]
+    return [each for part in step[name] for each in _flat(part, name)]
+
+
+def _growth(step: _Step) -> int:
+    match step["type"]:
+        case "Replace":
+            return _replacement_growth(step)
+        case "Prepend":
+            return 1 + len(step["prepend"])
+        case "Precompiled":
+            return _charsmap_growth(step["precompiled_charsmap"])
+    return _GROWTHS.get(step["type"], 1)
+
+
+def _decoder_growth(step: _Step) -> int:
+    return _replacement_growth(step) if step["type"] == "Replace" else _DECODER_GROWTHS.get(step["type"], 1)
+
+
+def _replacement_growth(step: _Step) -> int:
+    content, text = step["content"], step["pattern"].get("String")
+    if text:
+        return max(1, math.ceil(len(content) / len(text)))
+    # A regular expression may match nothing, before each character.
+    return 1 + len(content)
+
+
+def _charsmap_growth(charsmap: str | None) -> int:
+    """Return the characters of the longest text that stands for one; texts end with a NUL, behind a table."""
+    if charsmap is None:
+        return 1
+    data = base64.b64decode(charsmap, validate=True)
+    texts = data[4 + int.from_bytes(data[:4], "little") :]
+    return max(1, *(len(text.decode(errors="replace")) for text in texts.split(b"\0")))
+
+
+def _check_growth(growth: int) -> None:
+    if growth > _MAX_GROWTH:
+        problem = f"its steps could make more than {_MAX_GROWTH} characters of one"
+        raise TokenizerBoundsError(problem)
+
+
+def _check_template(template: _Step) -> None:
+    sizes = {name: len(token["ids"]) for name, token in template["special_tokens"].items()}
+    for name in ("single", "pair"):
+        pieces = template[name]
+        num_added = sum(sizes.get(piece["SpecialToken"]["id"], 0) for piece in pieces if "SpecialToken" in piece)
+        num_sequences = sum("Sequence" in piece for piece in pieces)
+        if num_added > _MAX_ADDED_TOKENS or num_sequences > _MAX_SEQUENCES:
+            problem = f"adds {num_added} tokens to a text, or repeats it {num_sequences} times"
+            limit = f"at most {_MAX_ADDED_TOKENS} tokens and {_MAX_SEQUENCES} texts are read"
+            raise TokenizerBoundsError(f"its post_processor {problem}; {limit}")

@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+import base64
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+from gpu_worker.text.model_directory import ModelDirectory
+from gpu_worker.text.tokenizer import ModelTokenizer
+from gpu_worker.text.tokenizer_bounds import (
+    MAX_TOKEN_CHARACTERS,
+    MAX_TOKENS,
+    TokenizerBoundsError,
+    check_steps,
+    check_vocabulary_sizes,
+)
+from shared.errors import ConfigError
+from tests.gpu_worker.text.conftest import sentencepiece_tokenizer, wordpiece_tokenizer
+
+
+def replacing(pattern: str, content: str, kind: str = "String") -> dict[str, Any]:
+    return {"type": "Replace", "pattern": {kind: pattern}, "content": content}
+
+
+def sequence(*steps: dict[str, Any], name: str = "normalizers") -> dict[str, Any]:
+    return {"type": "Sequence", name: list(steps)}
+
+
+def charsmap(text: str) -> dict[str, Any]:
+    data = (4).to_bytes(4, "little") + bytes(4) + text.encode() + b"\0"
+    return {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(data).decode()}
+
+
+def template(num_ids: int, num_texts: int = 1) -> dict[str, Any]:
+    pieces = [{"SpecialToken": {"id": "x", "type_id": 0}}, *[{"Sequence": {"id": "A", "type_id": 0}}] * num_texts]
+    special = {"x": {"id": "x", "ids": [1] * num_ids, "tokens": ["x"] * num_ids}}
+    return {"type": "TemplateProcessing", "single": pieces, "pair": [], "special_tokens": special}
+
+
+DOUBLING = replacing("a", "aa")
+HOSTILE: dict[str, dict[str, Any]] = {
+    "doubles thirty times": {"normalizer": sequence(*[DOUBLING] * 30)},
+    "nested": {"normalizer": sequence(sequence(*[DOUBLING] * 9), sequence(*[DOUBLING] * 9))},
+    "before each character": {"normalizer": replacing("(?=.)", "x" * 2000, "Regex")},
+    "empty pattern": {"normalizer": replacing("", "x" * 2000)},
+    "prepends": {"normalizer": {"type": "Prepend", "prepend": "x" * 2000}},
+    "charsmap": {"normalizer": charsmap("x" * 2000)},
+    "forms again and again": {"normalizer": sequence(*[{"type": "NFKC"}] * 3)},
+    "bytes of bytes": {"pre_tokenizer": sequence(*[{"type": "ByteLevel"}] * 6, name="pretokenizers")},
+    "decoder": {"decoder": sequence(*[DOUBLING] * 30, name="decoders")},
+    "adds tokens": {"post_processor": template(5000)},
+    "repeats the text": {"post_processor": template(1, 100)},
+    "within a sequence": {"post_processor": sequence(template(5000), name="processors")},
+    "no steps": {"normalizer": {"type": "Sequence"}},
+    "no type": {"decoder": {}},
+    "not base64": {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "~"}},
+    "token without end": {"added_tokens": [{"id": 0, "content": "x" * (2 << 20)}]},
+}
+
+
+@pytest.mark.parametrize("changes", HOSTILE.values(), ids=HOSTILE)
+def test_tokenizer_that_could_fill_the_memory_is_refused_before_it_is_loaded(
+    changes: dict[str, Any],
+) -> None:
+    with pytest.raises(TokenizerBoundsError):
+        check_steps(json.dumps(changes).encode())
+
+
+def published() -> dict[str, Tokenizer]:
+    """Tokenizers with the steps of those that are published."""
+    plain = Tokenizer(models.WordLevel({"a": 0}, unk_token="a"))
+    t5 = Tokenizer.from_str(plain.to_str())
+    t5.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Replace(" {2,}", "▁")])
+    t5.pre_tokenizer = pre_tokenizers.Metaspace()
+    t5.decoder = decoders.Metaspace()
+    bert = Tokenizer.from_str(plain.to_str())
+    bert.normalizer = normalizers.BertNormalizer()
+    bert.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    gpt = Tokenizer.from_str(plain.to_str())
+    gpt.normalizer = normalizers.NFC()
+    steps = [pre_tokenizers.Digits(), pre_tokenizers.Punctuation(), pre_tokenizers.ByteLevel()]
+    gpt.pre_tokenizer = pre_tokenizers.Sequence(steps)
+    gpt.decoder = decoders.ByteLevel()
+    own = {"sentencepiece": sentencepiece_tokenizer(strips_space=True), "wordpiece": wordpiece_tokenizer()}
+    return {"t5": t5, "bert": bert, "gpt": gpt, "plain": plain, **own}
+
+
+@pytest.mark.parametrize("name", published())
+def test_steps_of_published_tokenizers_are_allowed(name: str) -> None:
+    check_steps(published()[name].to_str().encode())
+
+
+def test_charsmap_of_sentencepiece_is_allowed() -> None:
+    check_steps(json.dumps({"normalizer": sequence(charsmap("صلى الله عليه وسلم"), replacing(" ", "▁"))}).encode())
+
+
+def test_vocabularies_beyond_any_that_is_known_are_refused() -> None:
+    check_vocabulary_sizes({"a": MAX_TOKENS - 1, "b" * MAX_TOKEN_CHARACTERS: 0}, MAX_TOKENS)
+    for vocabulary, size in [({"a": MAX_TOKENS}, 1), ({"b" * (MAX_TOKEN_CHARACTERS + 1): 0}, 1), ({}, MAX_TOKENS + 1)]:
+        with pytest.raises(TokenizerBoundsError):
+            check_vocabulary_sizes(vocabulary, size)
+
+
+def test_model_that_claims_two_thousand_million_tokens_is_refused(demo_directory: ModelDirectory) -> None:
+    with pytest.raises(ConfigError, match="at most 4194304 are read"):
+        ModelTokenizer(replace(demo_directory, vocab_size=2**31 - 1))
