@@ -6,7 +6,8 @@ import enum
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
+from typing import Any
 
 import torch
 
@@ -83,7 +84,12 @@ class CaseSpec:
     """A case that is built when its turn comes, because it fills device memory."""
 
     label: str
-    build: Callable[[torch.device], Case]
+    case: Callable[..., Case]
+    arguments: tuple[Any, ...] = ()
+
+    def build(self, device: torch.device) -> Case:
+        """Make the inputs."""
+        return self.case(device, *self.arguments)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +99,45 @@ class OpSuite:
     name: str
     checks: Callable[[torch.device], list[Check]]
     cases: tuple[CaseSpec, ...]
+
+
+Shapes = Mapping[str, tuple[Any, ...]]
+"""What the functions of an `Op` are given behind the device, by labels."""
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """An op at any shape: suites check and time it at theirs, the tuner at those that decide an entry.
+
+    Attributes:
+        error: Of a device and a shape, what `Check.error` is. Where the kernel has a launch table, of an `entry` too.
+        case: Of a device and a shape, what is timed.
+        tolerance: Largest right error.
+    """
+
+    error: Callable[..., float]
+    case: Callable[..., Case]
+    tolerance: float = 4e-3
+
+    def checks(self, device: torch.device, shapes: Shapes, **entry: Entry) -> list[Check]:
+        """Return a check at each shape, of the launches of an `entry` where one is given."""
+        return [
+            Check(label, partial(self.error, device, *shape, **entry), self.tolerance)
+            for label, shape in shapes.items()
+        ]
+
+    def cases(self, shapes: Shapes) -> tuple[CaseSpec, ...]:
+        """Return a case at each shape."""
+        return tuple(CaseSpec(label, self.case, shape) for label, shape in shapes.items())
+
+    def suite(self, name: str, checked: Shapes, timed: Shapes) -> OpSuite:
+        """Return the suite that checks and times the op."""
+        return OpSuite(name, partial(self.checks, shapes=checked), self.cases(timed))
+
+
+def sizes(*shapes: tuple[int, ...], prefix: str = "") -> Shapes:
+    """Label shapes that are nothing but sizes."""
+    return {prefix + "x".join(map(str, shape)): shape for shape in shapes}
 
 
 def sets_for(bytes_per_set: int) -> int:

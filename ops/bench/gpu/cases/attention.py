@@ -9,16 +9,18 @@ import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from kernels.paged_attention import flash_attention
-from ops.bench.gpu.case import OURS, Candidate, Case, CaseSpec, Check, Entry, OpSuite, relative_error, sets_for
+from ops.bench.gpu.case import OURS, Candidate, Case, Entry, Op, OpSuite, Shapes, relative_error, sets_for
 from ops.bench.gpu.cases.attention_batch import BLOCK_SIZE, AttentionShape, Batch, Lengths, make_batch
 from ops.bench.gpu.shapes import LLAMA3_8B, QWEN3_06B, QWEN3_32B
 
+EIGHT_BITS = (torch.float8_e4m3fn, torch.int8)
 _BACKENDS = {"SDPA flash": SDPBackend.FLASH_ATTENTION, "SDPA cuDNN": SDPBackend.CUDNN_ATTENTION}
 LLAMA_ATTENTION, SMALL_ATTENTION, LARGE_ATTENTION = map(AttentionShape.of, (LLAMA3_8B, QWEN3_06B, QWEN3_32B))
 GPT_OSS = AttentionShape("gpt-oss-20b", 64, 8, 64, has_sinks=True)
@@ -175,45 +177,34 @@ def _load_varlen_attention() -> Callable[[Batch], object]:
     )
 
 
-def _check(
-    device: torch.device, label: str, shape: AttentionShape, lengths: Lengths, cache_dtype: torch.dtype = torch.bfloat16
-) -> Check:
-    return Check(label, partial(attention_error, device, shape, lengths, cache_dtype), 1e-2)
+ATTENTION_OP = Op(attention_error, attention_case, 1e-2)
+EIGHT_BIT_OP = replace(ATTENTION_OP, case=eight_bit_case)
+VARIANT_OP = replace(ATTENTION_OP, case=variant_case)
 
 
-def _checks(device: torch.device, batches: dict[str, Lengths]) -> list[Check]:
+def _checked(batches: Mapping[str, Lengths]) -> Shapes:
     capped = replace(LARGE_ATTENTION, sliding_window=100, soft_cap=30.0)
-    checks = []
+    found: dict[str, tuple[Any, ...]] = {}
     for name, lengths in batches.items():
-        checks += [_check(device, f"{s.name} {name}", s, lengths) for s in (LLAMA_ATTENTION, SMALL_ATTENTION)]
-        checks.append(_check(device, f"{capped.name} {name} window, soft-cap", capped, lengths))
-        for dtype in (torch.float8_e4m3fn, torch.int8):
+        found |= {f"{shape.name} {name}": (shape, lengths) for shape in (LLAMA_ATTENTION, SMALL_ATTENTION)}
+        found[f"{capped.name} {name} window, soft-cap"] = (capped, lengths)
+        for dtype in EIGHT_BITS:
             label = f"{LLAMA_ATTENTION.name} {name} {str(dtype).removeprefix('torch.')} KV"
-            checks.append(_check(device, label, LLAMA_ATTENTION, lengths, dtype))
-    return checks
+            found[label] = (LLAMA_ATTENTION, lengths, dtype)
+    return found
 
 
-def _spec(shape: AttentionShape, label: str, lengths: Lengths, case: Callable[..., Case] = attention_case) -> CaseSpec:
-    return CaseSpec(f"{shape.name} {label}", partial(case, shape=shape, lengths=lengths))
+def _decodes(*loads: tuple[AttentionShape, int, int], suffix: str = "") -> Shapes:
+    """Label numbers of sequences that decode, each with as many tokens."""
+    return {
+        f"{shape.name} {num_seqs} x {context}{suffix}": (shape, [(1, context)] * num_seqs)
+        for shape, num_seqs, context in loads
+    }
 
 
-def _decodes(shape: AttentionShape, num_seqs: int, context: int) -> CaseSpec:
-    return _spec(shape, f"{num_seqs} x {context}", [(1, context)] * num_seqs)
-
-
-def _decodes_of_eight_bits(num_seqs: int, context: int) -> CaseSpec:
-    label = f"{num_seqs} x {context}, fp8 KV"
-    return _spec(LLAMA_ATTENTION, label, [(1, context)] * num_seqs, eight_bit_case)
-
-
-def _chunk(shape: AttentionShape, query: int, context: int, num_decodes: int = 0) -> CaseSpec:
-    label = f"{query} at {context}" + (f" + {num_decodes} decodes" if num_decodes else "")
-    return _spec(shape, label, [(query, context)] + [(1, context)] * num_decodes)
-
-
-def _variant(shape: AttentionShape, num_seqs: int, context: int, num_queries: int = 1) -> CaseSpec:
-    label = f"{num_seqs} x {context}" + (f", {num_queries} new" if num_queries > 1 else "")
-    return _spec(shape, label, [(num_queries, context)] * num_seqs, variant_case)
+def _chunks(*loads: tuple[AttentionShape, int, int]) -> Shapes:
+    """Label the last tokens of a prompt, and its length."""
+    return {f"{shape.name} {query} at {context}": (shape, [(query, context)]) for shape, query, context in loads}
 
 
 DECODES_CHECKED: dict[str, Lengths] = {
@@ -228,54 +219,44 @@ CHUNKS_CHECKED: dict[str, Lengths] = {
     "mixed": [(1, 700), (200, 200), (1, 33), (65, 1000), (1, 1)],
     "cache hits": [(17, 9001), (128, 5000), (1, 3000)],
 }
-DECODE_ATTENTION = OpSuite(
-    "decode_attention",
-    partial(_checks, batches=DECODES_CHECKED),
-    (
-        _decodes(LLAMA_ATTENTION, 64, 8192),
-        _decodes(LLAMA_ATTENTION, 1, 32_768),
-        _decodes(LLAMA_ATTENTION, 1, 1024),
-        _decodes(LLAMA_ATTENTION, 8, 1024),
-        _decodes(LLAMA_ATTENTION, 256, 1024),
-        _decodes(SMALL_ATTENTION, 64, 2048),
-        _decodes(LARGE_ATTENTION, 16, 8192),
-        _decodes_of_eight_bits(64, 8192),
-        _decodes_of_eight_bits(256, 1024),
-    ),
-)
-CHUNK_ATTENTION = OpSuite(
-    "chunk_attention",
-    partial(_checks, batches=CHUNKS_CHECKED),
-    (
-        _chunk(LLAMA_ATTENTION, 8192, 8192),
-        _chunk(LLAMA_ATTENTION, 2048, 8192),
-        _chunk(LLAMA_ATTENTION, 512, 2048, 63),
-        # What a hit in the prefix cache leaves to compute.
-        _chunk(LLAMA_ATTENTION, 17, 32_768),
-        _chunk(LLAMA_ATTENTION, 128, 32_768),
-        _chunk(SMALL_ATTENTION, 8192, 8192),
-        _chunk(LARGE_ATTENTION, 8192, 8192),
-    ),
-)
 _FORMS_CHECKED: dict[str, Lengths] = {
     "decodes": [(1, 1), (1, 777), (1, 4096)],
     "mixed": [(1, 700), (200, 200), (65, 1000)],
     "verified drafts": [(5, 300), (5, 1029)],
 }
-ATTENTION_FORMS = OpSuite(
+DECODE_ATTENTION = OpSuite(
+    "decode_attention",
+    partial(ATTENTION_OP.checks, shapes=_checked(DECODES_CHECKED)),
+    ATTENTION_OP.cases(
+        _decodes(
+            *((LLAMA_ATTENTION, *load) for load in ((64, 8192), (1, 32_768), (1, 1024), (8, 1024), (256, 1024))),
+            (SMALL_ATTENTION, 64, 2048),
+            (LARGE_ATTENTION, 16, 8192),
+        )
+    )
+    + EIGHT_BIT_OP.cases(_decodes((LLAMA_ATTENTION, 64, 8192), (LLAMA_ATTENTION, 256, 1024), suffix=", fp8 KV")),
+)
+CHUNK_ATTENTION = ATTENTION_OP.suite(
+    "chunk_attention",
+    _checked(CHUNKS_CHECKED),
+    {
+        **_chunks((LLAMA_ATTENTION, 8192, 8192), (LLAMA_ATTENTION, 2048, 8192)),
+        f"{LLAMA_ATTENTION.name} 512 at 2048 + 63 decodes": (LLAMA_ATTENTION, [(512, 2048)] + [(1, 2048)] * 63),
+        # What a hit in the prefix cache leaves to compute.
+        **_chunks((LLAMA_ATTENTION, 17, 32_768), (LLAMA_ATTENTION, 128, 32_768)),
+        **_chunks((SMALL_ATTENTION, 8192, 8192), (LARGE_ATTENTION, 8192, 8192)),
+    },
+)
+ATTENTION_FORMS = VARIANT_OP.suite(
     "attention_forms",
-    lambda device: [
-        _check(device, f"{shape.name} {name}", shape, lengths)
+    {
+        f"{shape.name} {name}": (shape, lengths)
         for shape in (GPT_OSS, GPT_OSS_WINDOW, GEMMA2_9B, DEEPSEEK_V2_LITE, DEEPSEEK_V3)
         for name, lengths in _FORMS_CHECKED.items()
-    ],
-    (
-        _variant(DEEPSEEK_V2_LITE, 64, 8192),
-        _variant(DEEPSEEK_V2_LITE, 1, 32_768),
-        _variant(DEEPSEEK_V3, 64, 4096),
-        _variant(DEEPSEEK_V2_LITE, 1, 8192, 512),
-        _variant(GPT_OSS, 64, 8192),
-        _variant(GPT_OSS_WINDOW, 64, 8192),
-        _variant(GEMMA2_9B, 64, 8192),
-    ),
+    },
+    {
+        **_decodes((DEEPSEEK_V2_LITE, 64, 8192), (DEEPSEEK_V2_LITE, 1, 32_768), (DEEPSEEK_V3, 64, 4096)),
+        f"{DEEPSEEK_V2_LITE.name} 1 x 8192, 512 new": (DEEPSEEK_V2_LITE, [(512, 8192)]),
+        **_decodes((GPT_OSS, 64, 8192), (GPT_OSS_WINDOW, 64, 8192), (GEMMA2_9B, 64, 8192)),
+    },
 )

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import torch
 import torch.nn.functional as F
 
 from kernels.gpu_config import gpu_of
 from kernels.rms_norm import rms_norm
 from kernels.silu_mul import silu_mul
-from ops.bench.gpu.case import OURS, Case, CaseSpec, Check, Entry, OpSuite, compiled, relative_error, sets_for
-from ops.bench.gpu.shapes import DENSE_MODELS, LLAMA3_8B, QWEN3_32B, ModelShape
+from ops.bench.gpu.case import OURS, Case, Entry, Op, compiled, relative_error, sets_for, sizes
+from ops.bench.gpu.shapes import DENSE_MODELS, LLAMA3_8B, QWEN3_32B
 
 EPS = 1e-5
 _MANY_ROWS = 8192
@@ -101,32 +99,21 @@ def silu_mul_case(device: torch.device, num_rows: int, size: int) -> Case:
     )
 
 
-def _label(model: ModelShape, num_rows: int, size: int) -> str:
-    return f"{model.name} {num_rows}x{size}"
-
-
-RMS_NORM = OpSuite(
+RMS_NORM_OP = Op(rms_norm_error, rms_norm_case)
+SILU_MUL_OP = Op(silu_mul_error, silu_mul_case)
+RMS_NORM = RMS_NORM_OP.suite(
     "rms_norm",
-    lambda device: [
-        Check(f"bf16 {rows}x{size}", partial(rms_norm_error, device, rows, size), 4e-3)
-        for rows, size in ((1, 4096), (7, 1023), (65, 5120), (3, 16_385))
-    ],
-    tuple(
-        CaseSpec(_label(model, rows, model.hidden_size), partial(rms_norm_case, num_rows=rows, size=model.hidden_size))
+    sizes((1, 4096), (7, 1023), (65, 5120), (3, 16_385), prefix="bf16 "),
+    {
+        f"{model.name} {rows}x{model.hidden_size}": (rows, model.hidden_size)
         for model, rows in [(LLAMA3_8B, 1), (LLAMA3_8B, 64), *((model, _MANY_ROWS) for model in DENSE_MODELS)]
-    ),
+    },
 )
-SILU_MUL = OpSuite(
+SILU_MUL = SILU_MUL_OP.suite(
     "silu_mul",
-    lambda device: [
-        Check(f"bf16 {rows}x{size}", partial(silu_mul_error, device, rows, size), 4e-3)
-        for rows, size in ((1, 14_336), (7, 1023), (65, 3072))
-    ],
-    tuple(
-        CaseSpec(
-            _label(model, rows, model.intermediate_size),
-            partial(silu_mul_case, num_rows=rows, size=model.intermediate_size),
-        )
+    sizes((1, 14_336), (7, 1023), (65, 3072), prefix="bf16 "),
+    {
+        f"{model.name} {rows}x{model.intermediate_size}": (rows, model.intermediate_size)
         for model, rows in [(LLAMA3_8B, 1), (LLAMA3_8B, 64), (LLAMA3_8B, _MANY_ROWS), (QWEN3_32B, _MANY_ROWS)]
-    ),
+    },
 )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -22,7 +21,7 @@ from kernels.moe import (
     make_experts,
     route,
 )
-from ops.bench.gpu.case import OURS, Candidate, Case, CaseSpec, Check, OpSuite, relative_error
+from ops.bench.gpu.case import OURS, Candidate, Case, Op, relative_error
 
 _SCALE_GROUP = 32
 # Exponents of the scales' powers of two, with the bias of 127.
@@ -135,16 +134,12 @@ def _in_torch(
 _TINY = MixtureSizes("tiny", 5, 2, 192, 96, SILU, is_microscaled=False)
 _TINY_MICROSCALED = MixtureSizes("tiny MXFP4", 5, 2, 192, 96, clamped_swiglu(1.702, 7.0), is_microscaled=True)
 
-EXPERTS = OpSuite(
+EXPERTS = Op(experts_error, experts_case, 1.5e-2).suite(
     "experts",
-    lambda device: [
-        Check(f"{sizes.name} {tokens}", partial(experts_error, device, sizes, tokens), 1.5e-2)
-        for sizes in (_TINY, _TINY_MICROSCALED)
-        for tokens in (1, 7, 300)
-    ],
-    tuple(
-        CaseSpec(f"{sizes.name} {tokens} tokens", partial(experts_case, sizes=sizes, num_tokens=tokens))
+    {f"{sizes.name} {tokens}": (sizes, tokens) for sizes in (_TINY, _TINY_MICROSCALED) for tokens in (1, 7, 300)},
+    {
+        f"{sizes.name} {tokens} tokens": (sizes, tokens)
         for sizes in (QWEN3_30B_A3B, GPT_OSS_20B)
         for tokens in (1, 16, 64, 256, 4096)
-    ),
+    },
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import math
-from functools import partial
+from dataclasses import replace
 
 import torch
 
@@ -13,12 +13,23 @@ from kernels.logits_bitmask.reference import forbid_tokens_reference
 from kernels.sampling import SamplingParameters, sample_tokens
 from kernels.sampling.config import SamplingConfig
 from kernels.sampling.reference import sample_tokens_reference
-from ops.bench.gpu.case import OURS, Candidate, Case, CaseSpec, Check, Entry, OpSuite, compiled, sets_for, wrong_share
+from ops.bench.gpu.case import (
+    OURS,
+    Candidate,
+    Case,
+    Entry,
+    Op,
+    OpSuite,
+    Shapes,
+    compiled,
+    sets_for,
+    sizes,
+    wrong_share,
+)
 from ops.bench.gpu.shapes import LLAMA3_8B, QWEN3_06B
 
 # Standard deviations of random logits. At 1 half the vocabulary is in the nucleus; at 4 some tens, as in a model.
 _FLAT, _PEAKED = 1.0, 4.0
-_TOP_K, _TOP_P = 50, 0.9
 
 
 def make_parameters(
@@ -59,7 +70,6 @@ def sampling_error(
     top_k: int,
     top_p: float,
     min_p: float = 0.0,
-    *,
     may_truncate: bool = True,
     entry: Entry | None = None,
 ) -> float:
@@ -155,46 +165,41 @@ def _random_masks(device: torch.device, num_masks: int, vocab_size: int) -> torc
     return torch.randint(-(2**31), 2**31, (num_masks, -(-vocab_size // 32)), device=device).int()
 
 
-def _sampling_checks(device: torch.device) -> list[Check]:
-    parameters = [(0, 1.0, 0.0), (50, 1.0, 0.0), (50, 0.9, 0.0), (0, 0.9, 0.0), (3000, 0.95, 0.0), (0, 0.8, 0.01)]
-    # Where a token weighs a millionth of the sum, a rounding of the sum moves a draw, or the nucleus, to the next one.
-    return [
-        Check(
-            f"{rows}x{vocab} σ {deviation:g} top_k {k} top_p {p} min_p {m}",
-            partial(sampling_error, device, rows, vocab, deviation, k, p, m),
-            0.05 if deviation == _FLAT else 0.02,
-        )
+# Where a token weighs a millionth of the sum, a rounding of the sum moves a draw, or the nucleus, to the next one.
+SAMPLING_OP = Op(sampling_error, sampling_case, 0.05)
+_PEAKED_OP = replace(SAMPLING_OP, tolerance=0.02)
+_CHECKED = [(0, 1.0, 0.0), (50, 1.0, 0.0), (50, 0.9, 0.0), (0, 0.9, 0.0), (3000, 0.95, 0.0), (0, 0.8, 0.01)]
+# Deviation, top_k and top_p.
+KINDS = {
+    "plain": (_FLAT, 0, 1.0),
+    "top-k top-p": (_FLAT, 50, 0.9),
+    "top-p": (_PEAKED, 0, 0.9),
+    "flat top-p": (_FLAT, 0, 0.9),
+}
+
+
+def _checked(deviation: float) -> Shapes:
+    return {
+        f"{rows}x{vocab} σ {deviation:g} top_k {k} top_p {p} min_p {m}": (rows, vocab, deviation, k, p, m)
         for rows, vocab in ((192, LLAMA3_8B.vocab_size), (5, 1003))
-        for deviation in (_FLAT, _PEAKED)
-        for k, p, m in parameters
-    ]
+        for k, p, m in _CHECKED
+    }
 
 
-def _sampling_cases() -> list[CaseSpec]:
-    specs = []
-    kinds = [("plain", _FLAT, 0, 1.0), ("top-k top-p", _FLAT, _TOP_K, _TOP_P), ("top-p", _PEAKED, 0, _TOP_P)]
-    for rows, vocab, tails in (
-        (128, LLAMA3_8B.vocab_size, True),
-        (8, QWEN3_06B.vocab_size, False),
-        (1, 128_256, False),
-    ):
-        for name, deviation, top_k, top_p in [*kinds, ("flat top-p", _FLAT, 0, _TOP_P)] if tails else kinds:
-            build = partial(
-                sampling_case, num_rows=rows, vocab_size=vocab, deviation=deviation, top_k=top_k, top_p=top_p
-            )
-            specs.append(CaseSpec(f"{rows}x{vocab} {name}", build))
-    return specs
-
-
-SAMPLING = OpSuite("sampling", _sampling_checks, tuple(_sampling_cases()))
-LOGITS_BITMASK = OpSuite(
-    "logits_bitmask",
-    lambda device: [
-        Check(f"{rows}x{vocab}", partial(bitmask_error, device, rows, vocab), 0.0)
-        for rows, vocab in ((128, LLAMA3_8B.vocab_size), (3, 1003))
-    ],
-    tuple(
-        CaseSpec(f"{rows}x{vocab}", partial(bitmask_case, num_rows=rows, vocab_size=vocab))
-        for rows, vocab in ((128, LLAMA3_8B.vocab_size), (8, QWEN3_06B.vocab_size))
+SAMPLING = OpSuite(
+    "sampling",
+    lambda device: SAMPLING_OP.checks(device, _checked(_FLAT)) + _PEAKED_OP.checks(device, _checked(_PEAKED)),
+    SAMPLING_OP.cases(
+        {
+            f"{rows}x{vocab} {name}": (rows, vocab, *kind)
+            for rows, vocab in ((128, LLAMA3_8B.vocab_size), (8, QWEN3_06B.vocab_size), (1, LLAMA3_8B.vocab_size))
+            for name, kind in KINDS.items()
+            if rows == 128 or name != "flat top-p"
+        }
     ),
+)
+LOGITS_BITMASK = Op(bitmask_error, bitmask_case, 0.0).suite(
+    "logits_bitmask",
+    sizes((128, LLAMA3_8B.vocab_size), (3, 1003)),
+    sizes((128, LLAMA3_8B.vocab_size), (8, QWEN3_06B.vocab_size)),
 )

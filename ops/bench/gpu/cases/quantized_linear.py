@@ -16,7 +16,7 @@ from kernels.linear.gpu_packed.config import PackedLinearConfig
 from kernels.linear.gpu_scaled import ScaledMatrix, scale_for_gpu, scaled_linear
 from kernels.linear.product_launch import ProductLaunch
 from kernels.linear.reference import form_linear_reference, quantize_tokens, round_inputs
-from ops.bench.gpu.case import OURS, Candidate, Case, CaseSpec, Check, Entry, OpSuite, relative_error, sets_for
+from ops.bench.gpu.case import OURS, Candidate, Case, Entry, Op, relative_error, sets_for, sizes
 from ops.bench.gpu.shapes import LLAMA3_8B
 
 _GROUP_SIZE = 128
@@ -249,32 +249,27 @@ def _marlin(x: torch.Tensor, plain: Sequence[Any]) -> Candidate | None:
     )
 
 
-def _suite(name: str, make_weight: MakeWeight, baselines: Baselines) -> OpSuite:
-    shapes = ((1, 4096, 4096), (16, 1008, 1040), (33, 6144, 4096), (64, 28_672, 1024), (300, 1008, 1040), (3, 131, 206))
-    error = partial(linear_error, make_weight=make_weight)
-    case = partial(linear_case, make_weight=make_weight, baselines=baselines)
-    return OpSuite(
-        name,
-        lambda device: [
-            Check(f"{rows}x{out}x{size}", partial(error, device, rows, out, size), 4e-3) for rows, out, size in shapes
-        ],
-        tuple(
-            CaseSpec(
-                f"{LLAMA3_8B.name} {projection} {rows}x{out}x{size}",
-                partial(case, num_rows=rows, out_features=out, in_features=size),
-            )
-            for rows in _ROWS
-            for projection, (out, size) in LLAMA3_8B.projections.items()
-        ),
-    )
+def linear_op(make_weight: MakeWeight, baselines: Baselines | None = None) -> Op:
+    """Return the layer on weights of a form, timed beside others' products."""
+    case = partial(linear_case, make_weight=make_weight, baselines=baselines or {})
+    return Op(partial(linear_error, make_weight=make_weight), case)
 
 
-INT4_BASELINES: Baselines = {"_weight_int4pack_mm": _torch_int4, "Marlin": _marlin}
-INT8_BASELINES: Baselines = {"_int_mm": _torch_int8}
-FP8_BASELINES: Baselines = {"_scaled_mm": _torch_fp8}
-FP8_BLOCK_BASELINES: Baselines = {"scaled_mm of blocks": _torch_blocks_on_gpu}
+_CHECKED = sizes(
+    (1, 4096, 4096), (16, 1008, 1040), (33, 6144, 4096), (64, 28_672, 1024), (300, 1008, 1040), (3, 131, 206)
+)
+_TIMED = {
+    label: shape
+    for rows in _ROWS
+    for projection, product in LLAMA3_8B.projections.items()
+    for label, shape in sizes((rows, *product), prefix=f"{LLAMA3_8B.name} {projection} ").items()
+}
 fp8_block_weight = partial(fp8_weight, has_blocks=True)
-INT4_LINEAR = _suite("int4_linear", int4_weight, INT4_BASELINES)
-INT8_LINEAR = _suite("int8_linear", int8_weight, INT8_BASELINES)
-FP8_LINEAR = _suite("fp8_linear", fp8_weight, FP8_BASELINES)
-FP8_BLOCK_LINEAR = _suite("fp8_block_linear", fp8_block_weight, FP8_BLOCK_BASELINES)
+INT4_OP = linear_op(int4_weight, {"_weight_int4pack_mm": _torch_int4, "Marlin": _marlin})
+INT8_OP = linear_op(int8_weight, {"_int_mm": _torch_int8})
+FP8_OP = linear_op(fp8_weight, {"_scaled_mm": _torch_fp8})
+FP8_BLOCK_OP = linear_op(fp8_block_weight, {"scaled_mm of blocks": _torch_blocks_on_gpu})
+INT4_LINEAR = INT4_OP.suite("int4_linear", _CHECKED, _TIMED)
+INT8_LINEAR = INT8_OP.suite("int8_linear", _CHECKED, _TIMED)
+FP8_LINEAR = FP8_OP.suite("fp8_linear", _CHECKED, _TIMED)
+FP8_BLOCK_LINEAR = FP8_BLOCK_OP.suite("fp8_block_linear", _CHECKED, _TIMED)

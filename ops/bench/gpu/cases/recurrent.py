@@ -19,18 +19,7 @@ from kernels.ssd.chunked import ssd_chunked
 from kernels.ssd.reference import ssd_reference
 from kernels.ssd.reference import take_apart as take_ssd_apart
 from kernels.state_rows import StateRows
-from ops.bench.gpu.case import (
-    OURS,
-    Candidate,
-    Case,
-    CaseSpec,
-    Check,
-    Clock,
-    OpSuite,
-    compiled,
-    relative_error,
-    sets_for,
-)
+from ops.bench.gpu.case import OURS, Candidate, Case, Clock, Op, compiled, relative_error, sets_for
 
 _CONV_WIDTH = 4
 _IN_TORCH = "torch, in chunks"
@@ -157,16 +146,16 @@ def _step_one(batches: list[RecurrentBatch], step: Callable[..., object], index:
     return step(batches[index])
 
 
-RECURRENT = OpSuite(
+RECURRENT = Op(recurrent_error, recurrent_case, 1e-2).suite(
     "recurrent",
-    lambda device: [
-        Check(f"{name} {seqs} x {new}", partial(recurrent_error, device, sizes, seqs, new), 1e-2)
+    {
+        f"{name} {seqs} x {new}": (sizes, seqs, new)
         for name, sizes in (_TINY | MODELS).items()
         for seqs, new in ((5, 1), (2, 77))
-    ],
-    tuple(
-        CaseSpec(f"{name} {seqs} x {new}", partial(recurrent_case, sizes=sizes, num_seqs=seqs, num_new=new))
+    },
+    {
+        f"{name} {seqs} x {new}": (sizes, seqs, new)
         for name, sizes in MODELS.items()
         for seqs, new in ((1, 1), (64, 1), (256, 1), (1, 4096), (8, 512))
-    ),
+    },
 )

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import torch
 
 from kernels.gpu_config import gpu_of
 from kernels.rope_kv_write import HeadNormWeights, rope_kv_write
 from kernels.rope_kv_write.reference import rope_kv_write_reference
-from ops.bench.gpu.case import OURS, Case, CaseSpec, Check, Entry, OpSuite, compiled, relative_error, sets_for
+from ops.bench.gpu.case import OURS, Case, Entry, Op, compiled, relative_error, sets_for
 from ops.bench.gpu.shapes import LLAMA3_8B, QWEN3_06B, QWEN3_32B, ModelShape
 
 _BLOCK_SIZE = 16
@@ -94,15 +92,12 @@ def _in_torch(inputs: RotationInputs) -> torch.Tensor:
     return inputs.qkv[:, :num_heads].copy_(rotated[:, :num_heads])
 
 
-ROPE_KV_WRITE = OpSuite(
+ROPE_KV_WRITE_OP = Op(rotation_error, rotation_case)
+ROPE_KV_WRITE = ROPE_KV_WRITE_OP.suite(
     "rope_kv_write",
-    lambda device: [
-        Check(f"{model.name} {tokens} tokens", partial(rotation_error, device, model, tokens), 4e-3)
-        for model in (LLAMA3_8B, QWEN3_06B)
-        for tokens in (1, 77)
-    ],
-    tuple(
-        CaseSpec(f"{model.name} {tokens} tokens", partial(rotation_case, model=model, num_tokens=tokens))
+    {f"{model.name} {tokens} tokens": (model, tokens) for model in (LLAMA3_8B, QWEN3_06B) for tokens in (1, 77)},
+    {
+        f"{model.name} {tokens} tokens": (model, tokens)
         for model, tokens in ((LLAMA3_8B, 64), (LLAMA3_8B, 8192), (QWEN3_06B, 8192), (QWEN3_32B, 8192))
-    ),
+    },
 )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -11,7 +12,7 @@ import torch.nn.functional as F
 from kernels.gpu_config import gpu_of
 from kernels.linear.dense.small_gemm import SmallGemmWorkspace, small_gemm
 from kernels.linear.product_launch import ProductLaunch
-from ops.bench.gpu.case import OURS, Candidate, Case, CaseSpec, Check, Entry, OpSuite, relative_error, sets_for
+from ops.bench.gpu.case import OURS, Candidate, Case, Entry, Op, relative_error, sets_for, sizes
 from ops.bench.gpu.shapes import DENSE_MODELS, LLAMA3_8B
 
 
@@ -83,28 +84,18 @@ def product_case(
     return Case(num_bytes, 2 * num_rows * out_features * in_features, num_sets, candidates)
 
 
-def _specs() -> list[CaseSpec]:
-    specs = []
+def _timed() -> Iterator[tuple[str, tuple[Any, ...]]]:
     for model in DENSE_MODELS:
         rows_of_model, splits = ((1, 4, 16, 32, 64), (1, 2, 4, 8)) if model is LLAMA3_8B else ((1, 16), ())
-        for name, (out_features, in_features) in model.projections.items():
+        for name, product in model.projections.items():
             for rows in rows_of_model:
-                build = partial(
-                    product_case,
-                    num_rows=rows,
-                    out_features=out_features,
-                    in_features=in_features,
-                    other_splits=splits,
-                )
-                specs.append(CaseSpec(f"{model.name} {name} {rows}x{out_features}x{in_features}", build))
-    return specs
+                [(label, shape)] = sizes((rows, *product), prefix=f"{model.name} {name} ").items()
+                yield label, (*shape, splits)
 
 
-SMALL_GEMM = OpSuite(
+SMALL_GEMM_OP = Op(product_error, product_case)
+SMALL_GEMM = SMALL_GEMM_OP.suite(
     "small_gemm",
-    lambda device: [
-        Check(f"bf16 {rows}x{out}x{size}", partial(product_error, device, rows, out, size), 4e-3)
-        for rows, out, size in ((1, 4096, 4096), (16, 1000, 1032), (33, 6144, 4096), (64, 28_672, 1024), (3, 131, 203))
-    ],
-    tuple(_specs()),
+    sizes((1, 4096, 4096), (16, 1000, 1032), (33, 6144, 4096), (64, 28_672, 1024), (3, 131, 203), prefix="bf16 "),
+    dict(_timed()),
 )

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 
 import torch
 
-from ops.bench.gpu.case import Case, CaseSpec, Check, Entry
+from ops.bench.gpu.case import Op
 from ops.bench.gpu.cases.attention import (
+    ATTENTION_OP,
     CHUNKS_CHECKED,
     DECODES_CHECKED,
+    EIGHT_BIT_OP,
+    EIGHT_BITS,
     LLAMA_ATTENTION,
-    attention_case,
-    attention_error,
-    eight_bit_case,
 )
-from ops.bench.gpu.cases.attention_batch import AttentionShape, Lengths
+from ops.bench.gpu.cases.attention_batch import Lengths
 from ops.bench.gpu.tune.choice import Tuning, entries_of
 
-EIGHT_BITS = (torch.float8_e4m3fn, torch.int8)
 # Most models have heads of 128, so that entry comes first: time may run out.
 _SHAPES = {
     128: LLAMA_ATTENTION,
@@ -41,47 +39,26 @@ _CHUNK_PROBLEMS: dict[str, Lengths] = {
 }
 
 
-def make_checks(
-    device: torch.device,
-    entry: Entry,
-    shape: AttentionShape,
-    lengths: dict[str, Lengths],
-    cache_dtypes: Sequence[torch.dtype] = (torch.bfloat16,),
-) -> list[Check]:
-    """Compare an entry's results with the reference in float32."""
-    return [
-        Check(name, partial(attention_error, device, shape, batch, cache_dtype=dtype, entry=entry), 1e-2)
-        for name, batch in lengths.items()
-        for dtype in cache_dtypes
-    ]
-
-
-def make_problems(
-    shape: AttentionShape, lengths: dict[str, Lengths], case: Callable[..., Case] = attention_case
-) -> tuple[CaseSpec, ...]:
-    """Return the cases at which entries are timed."""
-    return tuple(CaseSpec(name, partial(case, shape=shape, lengths=batch)) for name, batch in lengths.items())
-
-
 def _tunings(
     table: str,
+    op: Op,
     blocks: str,
     launches: Callable[[int], Iterable[Sequence[int]]],
     programs: Sequence[int],
-    checks: dict[str, Lengths],
-    problems: dict[str, Lengths],
+    checked: Mapping[str, Lengths],
+    timed: Mapping[str, Lengths],
     cache_dtypes: Sequence[torch.dtype] = (torch.bfloat16,),
 ) -> tuple[Tuning, ...]:
     """Return a tuning for each head size, of the launches for its tile, each tried with every number of programs."""
     names = f"{blocks} num_warps num_stages programs_per_multiprocessor"
-    case = attention_case if cache_dtypes == (torch.bfloat16,) else eight_bit_case
     return tuple(
         Tuning(
             table,
             head_dim,
             entries_of(names, [(*launch, number) for launch in launches(8192 // head_dim) for number in programs]),
-            partial(make_checks, shape=shape, lengths=checks, cache_dtypes=cache_dtypes),
-            make_problems(shape, problems, case),
+            op,
+            {f"{name} {dtype}": (shape, batch, dtype) for name, batch in checked.items() for dtype in cache_dtypes},
+            {name: (shape, batch) for name, batch in timed.items()},
         )
         for head_dim, shape in _SHAPES.items()
     )
@@ -90,6 +67,7 @@ def _tunings(
 # Even numbers of stages compile to the code of the odd ones below them.
 SPLIT_ATTENTION = _tunings(
     "SPLIT_ATTENTION",
+    ATTENTION_OP,
     "block_n",
     lambda tile: (
         (tile, 4, 3), (tile, 4, 5), (tile, 4, 7), (tile, 8, 3), (tile, 8, 5),
@@ -102,6 +80,7 @@ SPLIT_ATTENTION = _tunings(
 # These keep converted tiles in registers.
 SPLIT_ATTENTION_8BIT = _tunings(
     "SPLIT_ATTENTION_8BIT",
+    EIGHT_BIT_OP,
     "block_n",
     lambda tile: (
         (tile, 4, 3), (tile, 4, 5), (tile, 4, 7), (tile, 8, 3), (tile, 8, 5), (2 * tile, 8, 5),
@@ -115,6 +94,7 @@ SPLIT_ATTENTION_8BIT = _tunings(
 # None of these spills registers on Hopper: 64 rows of heads of 256 need more than four warps.
 CHUNK_ATTENTION = _tunings(
     "CHUNK_ATTENTION",
+    ATTENTION_OP,
     "block_m block_n",
     lambda tile: (
         (128, tile, 8, 2), (128, tile, 8, 3), (128, tile, 8, 5), (128, tile // 2, 8, 3), (128, tile // 2, 8, 5),

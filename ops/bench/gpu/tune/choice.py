@@ -9,7 +9,7 @@ from functools import partial
 
 import torch
 
-from ops.bench.gpu.case import OURS, Candidate, Case, CaseSpec, Check, Entry
+from ops.bench.gpu.case import OURS, Candidate, Case, Entry, Op, Shapes
 from ops.bench.gpu.run import poisoned_memory, reason_of
 from ops.bench.gpu.timer import Timer
 
@@ -17,8 +17,6 @@ from ops.bench.gpu.timer import Timer
 _LEAST_GAIN = 0.01
 # A kernel is ahead of another way to compute the same when it is faster by more than measurements differ.
 _LEAST_LEAD = 0.02
-# Of errors in bfloat16.
-_TOLERANCE = 4e-3
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,15 +27,17 @@ class Tuning:
         table: Name of the table in its file.
         key: Of the entry among those of a generation; None where a generation has one entry.
         candidates: To choose from, beside the present entry.
-        checks: Of an entry, comparisons with the oracle.
-        problems: Cases at which ours is timed, launched by an entry.
+        op: That an entry launches.
+        checked: Shapes at which an entry must be right.
+        timed: Shapes at which the right ones are compared.
     """
 
     table: str
     key: int | None
     candidates: tuple[Entry, ...]
-    checks: Callable[[torch.device, Entry], list[Check]]
-    problems: tuple[CaseSpec, ...]
+    op: Op
+    checked: Shapes
+    timed: Shapes
 
     @property
     def label(self) -> str:
@@ -72,15 +72,6 @@ def entries_of(names: str, values: Iterable[Sequence[int]]) -> tuple[Entry, ...]
     return tuple(dict(zip(names.split(), entry, strict=True)) for entry in values)
 
 
-def checks_at(
-    error: Callable[..., float], shapes: Iterable[tuple[object, ...]]
-) -> Callable[[torch.device, Entry], list[Check]]:
-    """Return what makes the checks of an entry: the error of a suite's checks, at shapes that it takes."""
-    return lambda device, entry: [
-        Check("x".join(map(str, shape)), partial(error, device, *shape, entry=entry), _TOLERANCE) for shape in shapes
-    ]
-
-
 def ahead_until(
     timer: Timer, num_sets: int, numbers: Iterable[int], calls: Callable[[int], tuple[Candidate, Candidate]]
 ) -> int:
@@ -111,7 +102,7 @@ def choose(tuning: Tuning, present: Entry, device: torch.device, timer: Timer) -
     for trial in trials:
         trial.failure = _first_failure(tuning, device, trial.entry)
     right = [trial for trial in trials if trial.failure is None]
-    for problem in tuning.problems if right else ():
+    for problem in tuning.op.cases(tuning.timed) if right else ():
         case = problem.build(device)
         for trial in right:
             if trial.failure is None:
@@ -127,7 +118,7 @@ def choose(tuning: Tuning, present: Entry, device: torch.device, timer: Timer) -
 
 def _first_failure(tuning: Tuning, device: torch.device, entry: Entry) -> str | None:
     try:
-        for check in tuning.checks(device, entry):
+        for check in tuning.op.checks(device, tuning.checked, entry=entry):
             with poisoned_memory():
                 error = check.measure()
             # NaN is not right either.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -10,21 +11,20 @@ import torch.nn.functional as F
 
 from kernels.linear.gpu_packed import PackedMatrix
 from kernels.linear.gpu_scaled import ScaledMatrix
-from ops.bench.gpu.case import OURS, Candidate, Case, CaseSpec, Entry, sets_for
+from ops.bench.gpu.case import OURS, Candidate, Entry, Op, sets_for, sizes
 from ops.bench.gpu.cases.quantized_linear import (
     MakeWeight,
     fp8_weight,
     int4_weight,
-    linear_case,
-    linear_error,
+    linear_op,
     multiply,
     on_device,
     random_inputs,
 )
-from ops.bench.gpu.cases.small_gemm import product_case, product_error
+from ops.bench.gpu.cases.small_gemm import SMALL_GEMM_OP, product_case
 from ops.bench.gpu.shapes import DENSE_MODELS, LLAMA3_8B
 from ops.bench.gpu.timer import Timer
-from ops.bench.gpu.tune.choice import Tuning, ahead_until, checks_at, entries_of
+from ops.bench.gpu.tune.choice import Tuning, ahead_until, entries_of
 
 _PREFERRED_ROWS = (1, 2, 4, 8, 16, 32, 64)
 _LIMITS = (16, 64, 128, 256, 512, 1024)
@@ -117,21 +117,8 @@ def kernel_rows(device: torch.device, timer: Timer, entries: Entries) -> dict[st
     return {"KERNEL_ROWS": quantized_ahead_until(device, timer, entries, fp8_weight, cublas)}
 
 
-def make_problems(case: Callable[..., Case], max_rows: int, products: Mapping[str, Product]) -> tuple[CaseSpec, ...]:
-    """Return a case for each product, of as many rows as an entry serves."""
-    return tuple(
-        CaseSpec(f"{name} {max_rows} rows", partial(case, num_rows=max_rows, out_features=rows, in_features=columns))
-        for name, (rows, columns) in products.items()
-    )
-
-
 def _tunings(
-    table: str,
-    limits: Iterable[int],
-    candidates: tuple[Entry, ...],
-    error: Callable[..., float],
-    case: Callable[..., Case],
-    odd_sizes: tuple[Product, Product],
+    table: str, limits: Iterable[int], candidates: tuple[Entry, ...], op: Op, odd_sizes: tuple[Product, Product]
 ) -> tuple[Tuning, ...]:
     """Return a tuning for each limit; `odd_sizes` are those of a product of one row less, and of one of three rows."""
     many, few = odd_sizes
@@ -140,16 +127,12 @@ def _tunings(
             table,
             limit,
             candidates,
-            checks_at(partial(error, max_rows=limit), ((limit, 4096, 4096), (limit - 1, *many), (3, *few))),
-            make_problems(case, limit, LLAMA3_8B.projections),
+            replace(op, error=partial(op.error, max_rows=limit)),
+            sizes((limit, 4096, 4096), (limit - 1, *many), (3, *few)),
+            {name: (limit, *product) for name, product in LLAMA3_8B.projections.items()},
         )
         for limit in limits
     )
-
-
-def _ways(make_weight: MakeWeight) -> tuple[Callable[..., float], Callable[..., Case]]:
-    """Return how a form of weights is checked and timed, without others' products beside it."""
-    return partial(linear_error, make_weight=make_weight), partial(linear_case, make_weight=make_weight, baselines={})
 
 
 _LAUNCH = "block_n block_k num_warps num_stages programs_per_multiprocessor"
@@ -162,8 +145,7 @@ SMALL_GEMM = _tunings(
         (64, 256, 4, 3, 1), (64, 256, 4, 3, 2),
         (128, 64, 4, 4, 2), (128, 64, 4, 6, 1), (128, 128, 4, 3, 1), (128, 128, 8, 3, 1), (128, 128, 8, 4, 1),
     )),
-    product_error,
-    product_case,
+    SMALL_GEMM_OP,
     ((6144, 1032), (131, 203)),
 )  # fmt: skip
 PACKED_LINEAR = _tunings(
@@ -174,7 +156,7 @@ PACKED_LINEAR = _tunings(
         (128, 4, 3, 2), (128, 4, 4, 1), (128, 4, 4, 2), (128, 8, 3, 1), (128, 8, 3, 2), (128, 8, 4, 1),
         (256, 8, 3, 1),
     )),
-    *_ways(int4_weight),
+    linear_op(int4_weight),
     ((6144, 1040), (131, 208)),
 )  # fmt: skip
 SCALED_LINEAR = _tunings(
@@ -185,6 +167,6 @@ SCALED_LINEAR = _tunings(
         (64, 256, 4, 3, 2), (64, 256, 4, 4, 2), (64, 256, 4, 5, 2), (64, 256, 4, 6, 1),
         (128, 128, 4, 3, 2), (128, 128, 4, 4, 1), (128, 128, 8, 4, 1), (128, 256, 8, 3, 1),
     )),
-    *_ways(fp8_weight),
+    linear_op(fp8_weight),
     ((6144, 1040), (131, 208)),
 )  # fmt: skip

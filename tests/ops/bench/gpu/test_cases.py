@@ -16,7 +16,7 @@ from kernels.causal_conv import causal_conv
 from kernels.gated_delta import DeltaSizes
 from kernels.moe import SILU
 from kernels.ssd import SsdSizes, ssd
-from ops.bench.gpu.case import OURS, Case, OpSuite, relative_error
+from ops.bench.gpu.case import OURS, Case, relative_error
 from ops.bench.gpu.cases import (
     attention,
     attention_batch,
@@ -42,12 +42,6 @@ TINY_SSD = SsdSizes(4, 9, 2, 12)
 TINY_DELTA = DeltaSizes(2, 4, 12, 9)
 TINY_EXPERTS = experts.MixtureSizes("tiny", 5, 2, 64, 32, SILU, is_microscaled=False)
 CODED_EXPERTS = replace(TINY_EXPERTS, is_microscaled=True)
-
-
-def linear_case(suite: OpSuite, num_rows: int, out_features: int, in_features: int) -> Callable[[], Case]:
-    """Return what builds a case of a suite's, of other sizes."""
-    build = suite.cases[0].build
-    return partial(build, CPU, num_rows=num_rows, out_features=out_features, in_features=in_features)
 
 
 ERRORS: dict[str, tuple[Callable[[], float], float]] = {
@@ -85,10 +79,10 @@ CASES: dict[str, tuple[ModuleType, Callable[[], Case]]] = {
     "SSD prompts": (recurrent, partial(recurrent.recurrent_case, CPU, TINY_SSD, 2, 20)),
     "gated delta": (recurrent, partial(recurrent.recurrent_case, CPU, TINY_DELTA, 2, 20)),
     "product": (small_gemm, partial(small_gemm.product_case, CPU, 3, 40, 70, (1, 2))),
-    "int4": (quantized_linear, linear_case(quantized_linear.INT4_LINEAR, 3, 48, 160)),
-    "int8": (quantized_linear, linear_case(quantized_linear.INT8_LINEAR, 32, 48, 160)),
-    "fp8": (quantized_linear, linear_case(quantized_linear.FP8_LINEAR, 32, 48, 160)),
-    "fp8 blocks": (quantized_linear, linear_case(quantized_linear.FP8_BLOCK_LINEAR, 3, 260, 300)),
+    "int4": (quantized_linear, partial(quantized_linear.INT4_OP.case, CPU, 3, 48, 160)),
+    "int8": (quantized_linear, partial(quantized_linear.INT8_OP.case, CPU, 32, 48, 160)),
+    "fp8": (quantized_linear, partial(quantized_linear.FP8_OP.case, CPU, 32, 48, 160)),
+    "fp8 blocks": (quantized_linear, partial(quantized_linear.FP8_BLOCK_OP.case, CPU, 3, 260, 300)),
     "experts": (experts, partial(experts.experts_case, CPU, TINY_EXPERTS, 7)),
     "coded experts": (experts, partial(experts.experts_case, CPU, CODED_EXPERTS, 7)),
 }
@@ -151,7 +145,7 @@ def test_suites_have_distinct_short_labels_at_the_models_shapes() -> None:
         assert max(map(len, labels)) <= 38
         assert len(suite.name) < 18
         for spec in suite.cases:
-            inspect.signature(spec.build).bind(CPU)
+            inspect.signature(spec.case).bind(CPU, *spec.arguments)
     assert {(model.hidden_size, model.vocab_size) for model in DENSE_MODELS} >= {(4096, 128_256), (5120, 151_936)}
 
 

@@ -9,20 +9,18 @@ import sysconfig
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
 from kernels.gpu_config import GpuGeneration
-from ops.bench.gpu.case import OURS, Case, CaseSpec, Check, Clock, Entry
-from ops.bench.gpu.cases import attention as attention_cases
+from ops.bench.gpu.case import OURS, Case, Clock, Entry, Op, Shapes, sizes
 from ops.bench.gpu.cases import attention_batch, elementwise, logits, quantized_linear, rotation, small_gemm
 from ops.bench.gpu.timer import Timing
 from ops.bench.gpu.tune import attention, linear, row_ops
 from ops.bench.gpu.tune.__main__ import main, tune_tables
-from ops.bench.gpu.tune.choice import Tuning, checks_at, choose
+from ops.bench.gpu.tune.choice import Tuning, choose
 from ops.bench.gpu.tune.table_file import TableFile
 from ops.bench.gpu.tune.table_process import tune
 from ops.bench.gpu.tune.tables import ALL_TABLES, ROOT, TunedTable
@@ -56,19 +54,19 @@ class ToldTimer:
         return Timing(seconds if isinstance(seconds, float) else 1.0, 0.0, is_graphed=True)
 
 
-def make_checks(device: torch.device, entry: Entry) -> list[Check]:
-    return [Check("small", lambda: 0.5 if entry == WRONG else 0.0, 0.1)]
+def error(device: torch.device, *shape: object, entry: Entry) -> float:
+    return 0.5 if entry == WRONG else 0.0
 
 
 def make_case(device: torch.device, place: int) -> Case:
     return Case(0, 0, 3, {OURS: lambda _, entry: SECONDS[entry["width"]][place]})
 
 
-PROBLEMS = tuple(CaseSpec(f"problem {place}", partial(make_case, place=place)) for place in range(2))
+OP = Op(error, make_case, 0.1)
 
 
-def make_tuning(key: int | None = 64, candidates: tuple[Entry, ...] = (SLOW, FAST, WRONG)) -> Tuning:
-    return Tuning("WIDTHS", key, candidates, make_checks, PROBLEMS)
+def make_tuning(key: int | None = 64, candidates: tuple[Entry, ...] = (SLOW, FAST, WRONG), op: Op = OP) -> Tuning:
+    return Tuning("WIDTHS", key, candidates, op, {"small": ()}, {f"problem {place}": (place,) for place in range(2)})
 
 
 def test_fastest_right_entry_is_chosen_and_a_wrong_one_never() -> None:
@@ -78,31 +76,31 @@ def test_fastest_right_entry_is_chosen_and_a_wrong_one_never() -> None:
     assert failures == {1: None, 2: None, 3: None, 4: "wrong at small: 5.00e-01 of 1e-01"}
 
 
-@pytest.mark.parametrize("error", [float("nan"), None], ids=["nan", "raises"])
-def test_entry_without_a_right_result_is_out(error: float | None) -> None:
-    def checks(device: torch.device, entry: Entry) -> list[Check]:
-        def measure() -> float:
-            if error is None:
-                raise RuntimeError("out of resource: shared memory")
-            return error
+@pytest.mark.parametrize("wrong", [float("nan"), None], ids=["nan", "raises"])
+def test_entry_without_a_right_result_is_out(wrong: float | None) -> None:
+    def error(device: torch.device, entry: Entry) -> float:
+        if entry == FAST and wrong is None:
+            raise RuntimeError("out of resource: shared memory")
+        return wrong if entry == FAST and wrong is not None else 0.0
 
-        return [Check("small", measure if entry == FAST else lambda: 0.0, 0.1)]
-
-    choice = choose(replace(make_tuning(candidates=(SLOW, FAST)), checks=checks), PRESENT, CPU, ToldTimer())
+    tuning = make_tuning(candidates=(SLOW, FAST), op=replace(OP, error=error))
+    choice = choose(tuning, PRESENT, CPU, ToldTimer())
     assert choice.entry == PRESENT
     assert choice.trials[2].failure is not None
 
 
 def test_entry_that_fails_at_a_timed_shape_is_out() -> None:
-    def call(index: int, entry: Entry) -> float:
-        if entry == FAST:
-            raise RuntimeError("too large")
-        return 1e-6
+    def case(device: torch.device, place: int) -> Case:
+        def call(index: int, entry: Entry) -> float:
+            if entry == FAST and place == 1:
+                raise RuntimeError("too large")
+            return SECONDS[entry["width"]][0]
 
-    problems = (*PROBLEMS, CaseSpec("large", lambda device: Case(0, 0, 1, {OURS: call})))
-    choice = choose(replace(make_tuning(), problems=problems), PRESENT, CPU, ToldTimer())
+        return Case(0, 0, 1, {OURS: call})
+
+    choice = choose(make_tuning(op=replace(OP, case=case)), PRESENT, CPU, ToldTimer())
     assert choice.entry == PRESENT
-    assert (choice.trials[2].failure or "").startswith("large: RuntimeError: too large (call:")
+    assert (choice.trials[2].failure or "").startswith("problem 1: RuntimeError: too large (call:")
 
 
 def test_present_entry_stays_where_another_is_hardly_faster(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,8 +147,8 @@ def test_derived_tables_follow_from_the_chosen_entries(tmp_path: Path) -> None:
 
 
 def test_entries_stay_when_nothing_is_right_or_time_is_up(tmp_path: Path) -> None:
-    wrong = replace(make_tuning(64), checks=lambda device, entry: [Check("small", lambda: 1.0, 0.1)])
-    status, file = run_tune(tmp_path / "wrong", wrong)
+    wrong = replace(OP, error=lambda device, entry: 1.0)
+    status, file = run_tune(tmp_path / "wrong", make_tuning(64, op=wrong))
     assert (status, file.text()) == (1, TABLE_SOURCE)
     status, file = run_tune(tmp_path / "late", make_tuning(64), limit_s=-1.0)
     assert (status, file.text()) == (1, TABLE_SOURCE)
@@ -194,52 +192,35 @@ def test_table_file_with_code_in_it_is_refused() -> None:
         TableFile('"""Doc."""\n\nprint(1)\n')
 
 
-def linear_tuning(tuning: Tuning, error: Callable[..., float], case: Callable[..., Case], size: int) -> Tuning:
-    return replace(
-        tuning,
-        candidates=tuning.candidates[:2],
-        checks=checks_at(partial(error, max_rows=16), ((16, 40, size), (3, 13, 128))),
-        problems=linear.make_problems(case, 16, {"qkv": (40, size)}),
-    )
+def small(tuning: Tuning, checked: Shapes, timed: Shapes) -> Tuning:
+    """Return a tuning of two candidates at other shapes."""
+    return replace(tuning, candidates=tuning.candidates[:2], checked=checked, timed=timed)
 
 
-def attention_tuning(tuning: Tuning, lengths: list[tuple[int, int]], **options: object) -> Tuning:
-    case = attention_cases.eight_bit_case if options else attention_cases.attention_case
-    checks = partial(attention.make_checks, shape=TINY_ATTENTION, lengths={"some": lengths}, **options)
-    problems = attention.make_problems(TINY_ATTENTION, {"some": lengths}, case)
-    return replace(tuning, candidates=tuning.candidates[:2], checks=checks, problems=problems)
+def small_product(tuning: Tuning, size: int) -> Tuning:
+    return small(tuning, sizes((16, 40, size), (3, 13, 128)), {"qkv": (16, 40, size)})
 
 
-def row_tuning(
-    tuning: Tuning, error: Callable[..., float], case: Callable[..., Case], shapes: tuple[tuple[object, ...], ...]
-) -> Tuning:
-    problem = CaseSpec("small", lambda device: case(device, *shapes[0]))
-    return replace(tuning, candidates=tuning.candidates[:2], checks=checks_at(error, shapes), problems=(problem,))
+def small_attention(tuning: Tuning, lengths: list[tuple[int, int]]) -> Tuning:
+    dtypes = [shape[2] for shape in tuning.checked.values()]
+    checked = {str(dtype): (TINY_ATTENTION, lengths, dtype) for dtype in dtypes}
+    return small(tuning, checked, {"some": (TINY_ATTENTION, lengths)})
 
 
 REAL_TUNINGS: dict[str, Tuning] = {
-    "split": attention_tuning(attention.SPLIT_ATTENTION[0], [(1, 40), (1, 3)]),
-    "split_8bit": attention_tuning(
-        attention.SPLIT_ATTENTION_8BIT[0], [(1, 40), (1, 3)], cache_dtypes=attention.EIGHT_BITS
-    ),
-    "chunk": attention_tuning(attention.CHUNK_ATTENTION[0], [(9, 20)]),
-    "small_gemm": linear_tuning(linear.SMALL_GEMM[0], small_gemm.product_error, small_gemm.product_case, 70),
-    "int4": linear_tuning(linear.PACKED_LINEAR[0], *linear._ways(quantized_linear.int4_weight), 256),
-    "fp8": linear_tuning(linear.SCALED_LINEAR[0], *linear._ways(quantized_linear.fp8_weight), 128),
-    "rms_norm": row_tuning(
-        row_ops.RMS_NORM[0], elementwise.rms_norm_error, elementwise.rms_norm_case, ((3, 40), (1, 7))
-    ),
-    "silu_mul": row_tuning(
-        row_ops.SILU_MUL[0], elementwise.silu_mul_error, elementwise.silu_mul_case, ((3, 40), (1, 7))
-    ),
-    "rope_kv_write": row_tuning(
-        row_ops.ROPE_KV_WRITE[0], rotation.rotation_error, rotation.rotation_case, ((TINY, 5),)
-    ),
-    "sampling": replace(
-        row_ops.SAMPLING[0],
-        candidates=row_ops.SAMPLING[0].candidates[:2],
-        checks=partial(row_ops.sampling_checks, num_rows=3, vocab_size=300),
-        problems=row_ops.sampling_problems(3, 300),
+    "split": small_attention(attention.SPLIT_ATTENTION[0], [(1, 40), (1, 3)]),
+    "split_8bit": small_attention(attention.SPLIT_ATTENTION_8BIT[0], [(1, 40), (1, 3)]),
+    "chunk": small_attention(attention.CHUNK_ATTENTION[0], [(9, 20)]),
+    "small_gemm": small_product(linear.SMALL_GEMM[0], 70),
+    "int4": small_product(linear.PACKED_LINEAR[0], 256),
+    "fp8": small_product(linear.SCALED_LINEAR[0], 128),
+    "rms_norm": small(row_ops.RMS_NORM, sizes((3, 40), (1, 7)), sizes((3, 40))),
+    "silu_mul": small(row_ops.SILU_MUL, sizes((3, 40), (1, 7)), sizes((3, 40))),
+    "rope_kv_write": small(row_ops.ROPE_KV_WRITE, {"tiny": (TINY, 5)}, {"tiny": (TINY, 5)}),
+    "sampling": small(
+        row_ops.SAMPLING,
+        {name: (3, 300, *shape[2:]) for name, shape in row_ops.SAMPLING.checked.items()},
+        {name: (3, 300, *shape[2:]) for name, shape in row_ops.SAMPLING.timed.items()},
     ),
 }
 
@@ -249,7 +230,7 @@ def test_checks_and_problems_of_each_op_run(name: str) -> None:
     tuning = REAL_TUNINGS[name]
     choice = choose(tuning, {**tuning.candidates[0]}, CPU, ToldTimer())
     assert [trial.failure for trial in choice.trials] == [None] * len(choice.trials)
-    assert len(choice.trials[0].seconds) == len(tuning.problems)
+    assert len(choice.trials[0].seconds) == len(tuning.timed)
 
 
 def test_entry_with_a_wrong_result_is_seen_by_the_checks_of_each_op(monkeypatch: pytest.MonkeyPatch) -> None:
