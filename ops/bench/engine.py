@@ -16,13 +16,11 @@ from typing import Any, TypeVar
 
 import torch
 
-from gpu_worker.core.sequence import Sequence
-from gpu_worker.engine.engine import Engine
 from gpu_worker.execution.build import build_runner
 from gpu_worker.execution.runner import TorchModelRunner
 from gpu_worker.execution.runner_config import RunnerConfig
 from gpu_worker.models.config import ModelConfig
-from ops.bench.stepping import Prompts, engine_of, step, step_while
+from ops.bench.stepping import SteppedEngine, engine_of
 from shared.errors import ConfigError
 
 Figures = TypeVar("Figures", bound=Any)
@@ -106,8 +104,8 @@ class EngineBench:
                 f"{self._runner.max_model_len} at most",
             )
         # The same for all loads, because its plans tell the runner which sequences have left.
-        self._engine = engine_of(self._runner, max_num_seqs=max_load.batch, token_budget=token_budget)
-        self._prompts = Prompts(range(3, self.model_config.vocab_size))
+        engine = engine_of(self._runner, max_num_seqs=max_load.batch, token_budget=token_budget)
+        self._engine = SteppedEngine(engine, range(3, self.model_config.vocab_size))
 
     @property
     def model_config(self) -> ModelConfig:
@@ -127,31 +125,14 @@ class EngineBench:
     def measure(self, load: Load, *, temperature: float = 0.0) -> Measurement:
         """Serve a load once, beginning with an empty engine."""
         engine = self._engine
-        sequences = self._sequences(load, temperature)
-        for sequence in sequences:
-            engine.add(sequence)
-        prefill_s = 0.0
-        while any(sequence.num_output_tokens == 0 for sequence in sequences):
-            prefill_s += _timed(engine)
-        steps = [_timed(engine) for _ in range(load.new)]
-        for sequence in sequences:
-            engine.abort(sequence.id)
-        step_while(engine, engine.has_work)
+        # They outlast the measurement: those prefilled first decode while others are prefilled.
+        new = load.new + load.batch + 1
+        sequences = [engine.add(engine.random_prompt(load.prompt), new, temperature) for _ in range(load.batch)]
+        prefill_s, steps = engine.prefill(sequences), engine.step_seconds(load.new)
+        engine.abort(sequences)
         return Measurement(
             load.batch * load.prompt / prefill_s, load.batch * load.new / sum(steps), statistics.median(steps)
         )
-
-    def _sequences(self, load: Load, temperature: float) -> list[Sequence]:
-        """Make sequences that outlast the measurement: those prefilled first decode while others are prefilled."""
-        prompts = (self._prompts.tokens(load.prompt) for _ in range(load.batch))
-        return [self._prompts.sequence(prompt, load.new + load.batch + 1, temperature) for prompt in prompts]
-
-
-def _timed(engine: Engine) -> float:
-    """Take a step and return how long it took."""
-    started = time.perf_counter()
-    step(engine)
-    return time.perf_counter() - started
 
 
 def medians(results: Values[Figures]) -> Figures:

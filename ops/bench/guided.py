@@ -17,7 +17,6 @@ from pathlib import Path
 from statistics import mean, median
 
 from gpu_worker.core.sequence import Sequence
-from gpu_worker.engine.engine import Engine
 from gpu_worker.execution.build import build_runner
 from gpu_worker.execution.runner_config import RunnerConfig
 from gpu_worker.structured_output.compiled_grammar import CompiledGrammar, compile_grammar
@@ -25,7 +24,7 @@ from gpu_worker.text.model_directory import read_model_directory
 from gpu_worker.text.tokenizer import ModelTokenizer
 from ops.bench.options import add_list, bench_parser
 from ops.bench.record import ResultTable
-from ops.bench.stepping import engine_of, step, step_while
+from ops.bench.stepping import SteppedEngine, engine_of
 from ops.stack.config import DEMO_MODEL
 from shared.sampling import Grammar, Sampling
 
@@ -102,24 +101,22 @@ class Bench:
                 num_threads=num_threads,
             )
         )
-        self._engine: Engine = engine_of(runner, max_num_seqs=max_batch, has_prefix_cache=False)
+        engine = engine_of(runner, max_num_seqs=max_batch, has_prefix_cache=False)
+        self._engine = SteppedEngine(engine, range(runner.model_config.vocab_size))
         self._num_rounds = 0
 
     def run(self, kind: str, batch: int) -> Round:
         """Serve a batch of one kind, and take the times of steps in which all of it decodes."""
         engine, sequences = self._engine, self._sequences(kind, batch)
         for sequence in sequences:
-            engine.add(sequence)
-        step_while(engine, lambda: any(sequence.num_output_tokens == 0 for sequence in sequences))
+            engine.engine.add(sequence)
+        engine.prefill(sequences)
         before = sum(sequence.num_output_tokens for sequence in sequences)
-        started, computed = time.perf_counter(), time.thread_time()
-        for _ in range(STEPS):
-            step(engine)
-        seconds, cpu_s = time.perf_counter() - started, time.thread_time() - computed
+        computed = time.thread_time()
+        seconds = sum(engine.step_seconds(STEPS))
+        cpu_s = time.thread_time() - computed
         num_tokens = sum(sequence.num_output_tokens for sequence in sequences) - before
-        for sequence in sequences:
-            assert engine.abort(sequence.id) is not None, "a sequence has ended before its time"
-        step_while(engine, engine.has_work)
+        engine.abort(sequences)
         return Round(seconds / STEPS, cpu_s / STEPS, num_tokens / STEPS / batch)
 
     def _sequences(self, kind: str, batch: int) -> list[Sequence]:

@@ -10,17 +10,16 @@ from __future__ import annotations
 
 import math
 import statistics
-import time
 from collections.abc import Sequence as Values
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 import torch
 
 from gpu_worker.core.model_runner import ModelRunner
-from gpu_worker.core.sequence import Sequence
+from gpu_worker.core.scheduler import Scheduler
+from gpu_worker.core.scheduler_config import SchedulerConfig
 from gpu_worker.engine.engine import Engine
 from gpu_worker.execution.build import build_runner
 from gpu_worker.execution.runner import TorchModelRunner
@@ -30,11 +29,12 @@ from ops.bench.comparison import add_model, model_of
 from ops.bench.make_model import SHAPES, Size
 from ops.bench.options import bench_parser
 from ops.bench.record import ResultTable
-from ops.bench.stepping import Prompts, make_engine, step_while
+from ops.bench.stepping import SteppedEngine
 from shared.errors import ConfigError
 
 BLOCK_SIZE = 16
 TOKEN_BUDGET = 512
+MAX_NUM_SEQS = 64
 HIT_SHARE = 0.99
 
 
@@ -86,16 +86,18 @@ class FirstTokens:
         return statistics.median(self.cold_s) / statistics.median(self.hit_s)
 
 
-_engine = partial(make_engine, max_num_seqs=64, token_budget=TOKEN_BUDGET, block_size=BLOCK_SIZE)
-
-
-def seconds_of(engine: Engine, sequences: list[Sequence]) -> float:
-    """Serve sequences to their end and return how long it took."""
-    started = time.perf_counter()
-    for sequence in sequences:
-        engine.add(sequence)
-    step_while(engine, engine.has_work)
-    return time.perf_counter() - started
+def _engine(
+    runner: ModelRunner, vocab_size: int, num_blocks: int, max_len: int, has_prefix_cache: bool = True
+) -> SteppedEngine:
+    config = SchedulerConfig(
+        block_size=BLOCK_SIZE,
+        num_blocks=num_blocks,
+        max_num_seqs=MAX_NUM_SEQS,
+        max_num_batched_tokens=TOKEN_BUDGET,
+        max_model_len=max_len,
+        enable_prefix_caching=has_prefix_cache,
+    )
+    return SteppedEngine(Engine(Scheduler(config), runner), range(3, vocab_size))
 
 
 def measure_misses(runner: ModelRunner, vocab_size: int, load: MissLoad, rounds: int) -> MissCost:
@@ -103,23 +105,17 @@ def measure_misses(runner: ModelRunner, vocab_size: int, load: MissLoad, rounds:
 
     The pools hold one and a half loads: each round evicts, as a cache does that has been used for a while.
     """
-    max_len = load.prompt + load.new
-    num_blocks = _blocks_of(load)
-    engines = {
-        has: _engine(runner, num_blocks=num_blocks, max_model_len=max_len, has_prefix_cache=has)
-        for has in (True, False)
-    }
-    prompts = Prompts(range(3, vocab_size))
+    sizes = (_blocks_of(load), load.prompt + load.new)
+    engines = {has_cache: _engine(runner, vocab_size, *sizes, has_cache) for has_cache in (True, False)}
     seconds: dict[bool, list[float]] = {True: [], False: []}
     for number in range(rounds + 1):
-        texts = [prompts.tokens(load.prompt) for _ in range(load.batch)]
+        prompts = [engines[True].random_prompt(load.prompt) for _ in range(load.batch)]
         # Who goes first alternates, so that neither always finds the caches that the other left.
         for has_cache in (True, False) if number % 2 else (False, True):
-            sequences = [prompts.sequence(text, load.new) for text in texts]
-            elapsed = seconds_of(engines[has_cache], sequences)
+            elapsed = engines[has_cache].serve_s(prompts, load.new)
             if number:
                 seconds[has_cache].append(elapsed)
-    assert engines[True].stats.num_prefix_hits == 0, "prompts that share nothing hit"
+    assert engines[True].engine.stats.num_prefix_hits == 0, "prompts that share nothing hit"
     return MissCost(seconds[True], seconds[False])
 
 
@@ -137,16 +133,13 @@ def cache_seconds_per_token(rounds: int) -> float:
 def measure_first_tokens(runner: ModelRunner, vocab_size: int, prompt: int, rounds: int) -> FirstTokens:
     """Take turns: a prompt that is new, then one that begins with 99 % of it, in whole blocks."""
     num_shared = -(-int(prompt * HIT_SHARE) // BLOCK_SIZE) * BLOCK_SIZE
-    engine = _engine(runner, num_blocks=2 * _blocks_for(prompt), max_model_len=prompt + 1)
-    prompts = Prompts(range(3, vocab_size))
-    cold_s, hit_s, shares = [], [], []
+    engine = _engine(runner, vocab_size, 2 * _blocks_for(prompt), prompt + 1)
+    cold_s, hit_s = [], []
     for _ in range(rounds):
-        text = prompts.tokens(prompt)
-        cold_s.append(seconds_of(engine, [prompts.sequence(text, 1)]))
-        known = prompts.sequence(text[:num_shared] + prompts.tokens(prompt - num_shared), 1)
-        hit_s.append(seconds_of(engine, [known]))
-        shares.append(known.num_cached_tokens / prompt)
-    return FirstTokens(cold_s, hit_s, min(shares))
+        text = engine.random_prompt(prompt)
+        cold_s.append(engine.serve_s([text], 1))
+        hit_s.append(engine.serve_s([text[:num_shared] + engine.random_prompt(prompt - num_shared)], 1))
+    return FirstTokens(cold_s, hit_s, engine.engine.stats.num_prefix_hits / (rounds * prompt))
 
 
 def _blocks_for(num_tokens: int) -> int:
@@ -169,7 +162,7 @@ def load_runner(model: Path, prompt: int, load: MissLoad, num_threads: int | Non
             model,
             block_size=BLOCK_SIZE,
             num_blocks=max(2 * _blocks_for(prompt), _blocks_of(load)),
-            max_num_seqs=64,
+            max_num_seqs=MAX_NUM_SEQS,
             max_num_batched_tokens=TOKEN_BUDGET,
             max_model_len=longest,
             num_threads=num_threads,

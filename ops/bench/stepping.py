@@ -3,44 +3,17 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable
 
-from gpu_worker.core.model_runner import ModelRunner
 from gpu_worker.core.scheduler import Scheduler
-from gpu_worker.core.scheduler_config import SchedulerConfig, StateConfig, WindowConfig
+from gpu_worker.core.scheduler_config import SchedulerConfig
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.speculation import Speculation
 from gpu_worker.core.step import SequenceEvent
 from gpu_worker.engine.engine import Engine
 from gpu_worker.execution.runner import TorchModelRunner
 from shared.sampling import Sampling
-
-
-def make_engine(
-    runner: ModelRunner,
-    *,
-    num_blocks: int,
-    max_num_seqs: int,
-    token_budget: int,
-    max_model_len: int,
-    block_size: int = 16,
-    has_prefix_cache: bool = True,
-    speculation: Speculation | None = None,
-    windows: tuple[WindowConfig, ...] = (),
-    state: StateConfig | None = None,
-) -> Engine:
-    """Make an engine over a runner."""
-    config = SchedulerConfig(
-        block_size=block_size,
-        num_blocks=num_blocks,
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=token_budget,
-        max_model_len=max_model_len,
-        enable_prefix_caching=has_prefix_cache,
-        windows=windows,
-        state=state,
-    )
-    return Engine(Scheduler(config, speculation), runner)
 
 
 def engine_of(
@@ -52,56 +25,90 @@ def engine_of(
     speculation: Speculation | None = None,
 ) -> Engine:
     """Make an engine that has all blocks of a model's runner, and takes sequences as long as it does."""
-    return make_engine(
-        runner,
+    config = SchedulerConfig(
+        block_size=runner.block_size,
         num_blocks=runner.num_blocks,
         max_num_seqs=max_num_seqs,
-        token_budget=token_budget,
+        max_num_batched_tokens=token_budget,
         max_model_len=runner.max_model_len,
-        block_size=runner.block_size,
-        has_prefix_cache=has_prefix_cache,
-        speculation=speculation,
+        enable_prefix_caching=has_prefix_cache,
         windows=runner.windows,
     )
+    return Engine(Scheduler(config, speculation), runner)
 
 
-class Prompts:
-    """Makes sequences with random prompts that share no beginning."""
+class SteppedEngine:
+    """Owns an engine, and makes the random prompts that it is given: they share no beginning."""
 
-    def __init__(self, vocabulary: range) -> None:
-        """Draw from a vocabulary."""
+    def __init__(self, engine: Engine, vocabulary: range) -> None:
+        """Draw prompts from a vocabulary."""
+        self.engine = engine
         self._random = random.Random(0)
         self._vocabulary = vocabulary
         self._num_made = 0
 
-    def tokens(self, count: int) -> list[int]:
-        """Draw tokens."""
-        return self._random.choices(self._vocabulary, k=count)
+    def random_prompt(self, length: int) -> list[int]:
+        """Return tokens that no earlier prompt began with."""
+        return self._random.choices(self._vocabulary, k=length)
 
-    def sequence(self, prompt: list[int], new: int, temperature: float = 0.0) -> Sequence:
-        """Make a sequence that decodes `new` tokens."""
+    def add(self, prompt: list[int], max_tokens: int, temperature: float = 0.0) -> Sequence:
+        """Queue a sequence that decodes so many tokens."""
         self._num_made += 1
         sampling = Sampling(temperature=temperature, seed=self._num_made, ignore_eos=True)
-        return Sequence(f"sequence-{self._num_made}", list(prompt), len(prompt), sampling, max_tokens=new)
+        name = f"sequence-{self._num_made}"
+        sequence = Sequence(name, list(prompt), len(prompt), sampling, max_tokens=max_tokens)
+        self.engine.add(sequence)
+        return sequence
 
+    def step(self) -> list[SequenceEvent]:
+        """Take a step.
 
-def step(engine: Engine) -> list[SequenceEvent]:
-    """Take a step.
+        Raises:
+            RuntimeError: It failed.
+        """
+        events = self.engine.step()
+        if self.engine.last_error is not None:
+            raise RuntimeError(f"the engine failed: {self.engine.last_error}") from self.engine.last_error
+        return events
 
-    Raises:
-        RuntimeError: It failed.
-    """
-    events = engine.step()
-    if engine.last_error is not None:
-        raise RuntimeError(f"the engine failed: {engine.last_error}") from engine.last_error
-    return events
+    def step_while(self, condition: Callable[[], bool]) -> float:
+        """Step as long as a condition holds; return the seconds.
 
+        Raises:
+            RuntimeError: A step failed.
+        """
+        started = time.perf_counter()
+        while condition():
+            self.step()
+        return time.perf_counter() - started
 
-def step_while(engine: Engine, condition: Callable[[], bool]) -> None:
-    """Step as long as a condition holds.
+    def run(self) -> float:
+        """Step until every sequence has ended; return the seconds."""
+        return self.step_while(self.engine.has_work)
 
-    Raises:
-        RuntimeError: A step failed.
-    """
-    while condition():
-        step(engine)
+    def prefill(self, sequences: list[Sequence]) -> float:
+        """Step until all of some sequences decode; return the seconds."""
+        return self.step_while(lambda: any(sequence.num_output_tokens == 0 for sequence in sequences))
+
+    def step_seconds(self, count: int) -> list[float]:
+        """Return the seconds of each of the next steps."""
+        seconds = []
+        for _ in range(count):
+            started = time.perf_counter()
+            self.step()
+            seconds.append(time.perf_counter() - started)
+        return seconds
+
+    def abort(self, sequences: list[Sequence]) -> None:
+        """End sequences that have not ended by themselves, and what else there is."""
+        for sequence in sequences:
+            assert self.engine.abort(sequence.id) is not None, "a sequence has ended before its time"
+        self.run()
+
+    def serve_s(self, prompts: list[list[int]], max_tokens: int) -> float:
+        """Return the seconds from adding prompts to an idle engine to the last of their tokens."""
+        started = time.perf_counter()
+        for prompt in prompts:
+            self.add(prompt, max_tokens)
+        self.run()
+        return time.perf_counter() - started

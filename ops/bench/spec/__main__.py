@@ -3,9 +3,9 @@
 Run as `python -m ops.bench.spec [--model DIR | --shape 160m]`. The demo model drafts in every way that it can: prompt
 lookup is measured on prompts that begin to repeat a text and are answered with a copy, which the small model does for
 about half of them, the others on the beginnings of documents that no training saw. Models with random weights get
-drafts that are right with a set probability, which stands for a draft model that costs nothing. Answers that differ
-from those of plain decoding are told. The depth that adapts has served some batches before it is measured. The table is
-printed, and appended to `results/spec.jsonl`.
+drafts that count as accepted with a set probability, which stands for a draft model that costs nothing. Other answers
+that differ from those of plain decoding are told. The depth that adapts has served some batches before it is measured.
+The table is printed, and appended to `results/spec.jsonl`.
 
 Source of the formula: Leviathan et al. (arXiv 2211.17192), theorem 3.8: a depth of k with acceptance a makes
 (1 - a^(k+1)) / (1 - a) tokens in the time of 1 + k r plain steps, r being what a draft adds to a step, the drafting of
@@ -20,7 +20,7 @@ import statistics
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -39,15 +39,8 @@ from ops.bench.make_model import SHAPES
 from ops.bench.options import add_list, bench_parser
 from ops.bench.record import ResultTable
 from ops.bench.spec.fixed_depth import FixedDepth
-from ops.bench.spec.loads import (
-    KnowingProposer,
-    Run,
-    beginning_prompts,
-    copied_prompts,
-    random_prompts,
-    serve,
-    together,
-)
+from ops.bench.spec.loads import Run, beginning_prompts, copied_prompts, random_prompts, serve, together
+from ops.bench.spec.scripted_drafts import ScriptedProposer
 from ops.stack.config import DEMO_MODEL
 
 _PROMPT_TOKENS = 64
@@ -61,7 +54,23 @@ _LESSONS = 16
 
 _PROPOSERS = ["ngram", "self", "draft", "medusa", "eagle"]
 Prompts = list[list[int]]
-_MakeProposer = Callable[[list[list[int]]], Proposer]
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """A way to draft.
+
+    Attributes:
+        proposer: Drafts in all runs: what it drafts by is loaded only once.
+        prompts: Returns so many prompts that it is measured on.
+        is_tree: It drafts trees.
+        is_scripted: Answers are not those of plain decoding.
+    """
+
+    proposer: Proposer
+    prompts: Callable[[int], Prompts]
+    is_tree: bool = False
+    is_scripted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,62 +115,40 @@ class Comparison:
 
 
 def compare(
-    runner: TorchModelRunner,
-    batches: list[Prompts],
-    new: int,
-    depth: int,
-    rounds: int,
-    proposer: _MakeProposer,
-    lessons: int = _LESSONS,
+    runner: TorchModelRunner, way: Way, batches: list[Prompts], new: int, depth: int, rounds: int, lessons: int
 ) -> Comparison:
     """Serve the same batches of prompts, one after another, each plainly and with drafts.
+
+    Answers that differ are told: in low precision, a batch of another size may turn a tie of two tokens.
 
     Raises:
         RuntimeError: A step failed.
     """
-    served = _Batches(runner, batches, new, proposer)
     adaptive = AdaptiveDepth(2 * depth)
-    policies = (None, FixedDepth(depth), adaptive)
+    policies: tuple[DraftPolicy | None, ...] = (None, FixedDepth(depth), adaptive)
+
+    def served(prompts: Prompts, policy: DraftPolicy | None) -> Run:
+        runner.verify_drafts_of(None if policy is None else way.proposer)
+        return serve(runner, prompts, new, policy)
+
     for lesson in range(lessons):
-        served.serve(lesson % len(batches), adaptive)
+        served(batches[lesson % len(batches)], adaptive)
     orders = list(itertools.permutations(range(len(policies))))
-    runs: tuple[list[Run], list[Run], list[Run]] = ([], [], [])
+    runs: list[tuple[Run, ...]] = []
     for number in range(rounds):
-        parts: tuple[list[Run], list[Run], list[Run]] = ([], [], [])
-        for place in range(len(batches)):
+        parts: tuple[list[Run], ...] = tuple([] for _ in policies)
+        for place, prompts in enumerate(batches):
             # One right after the other, so that what else the machine does is the same for all, and in all orders,
             # since a run is slower after one that computes more.
             for index in orders[(number + place) % len(orders)]:
-                parts[index].append(served.serve(place, policies[index]))
-        for kept, of_policy in zip(runs, parts, strict=True):
-            kept.append(together(of_policy))
-    return Comparison(*runs, depth)
-
-
-class _Batches:
-    """Batches of prompts, and what plain decoding answers."""
-
-    def __init__(self, runner: TorchModelRunner, batches: list[Prompts], new: int, proposer: _MakeProposer) -> None:
-        self._runner = runner
-        self._batches = batches
-        self._new = new
-        self._proposer = proposer
-        runner.verify_drafts_of(None)
-        self._answers = [serve(runner, prompts, new, None).answers for prompts in batches]
-
-    def serve(self, place: int, policy: DraftPolicy | None) -> Run:
-        """Serve a batch; None is plain decoding. Answers that differ are told."""
-        self._runner.verify_drafts_of(None if policy is None else self._proposer(self._answers[place]))
-        run = serve(self._runner, self._batches[place], self._new, policy)
-        if run.answers != self._answers[place]:
-            _tell_difference(run.answers, self._answers[place])
-        return run
-
-
-def _tell_difference(answers: list[list[int]], plain: list[list[int]]) -> None:
-    """Say that answers differ: in low precision, a batch of another size may turn a tie of two tokens."""
-    count = sum(a != b for a, b in zip(answers, plain, strict=True))
-    print(f"{count} of {len(plain)} answers differ from those of plain decoding", file=sys.stderr)
+                parts[index].append(served(prompts, policies[index]))
+        runs.append(tuple(map(together, parts)))
+        plain, *drafted = (run.answers for run in runs[-1])
+        for answers in [] if way.is_scripted else drafted:
+            if count := sum(a != b for a, b in zip(answers, plain, strict=True)):
+                print(f"{count} of {len(plain)} answers differ from those of plain decoding", file=sys.stderr)
+    plain_runs, fixed, adapted = (list(column) for column in zip(*runs, strict=True))
+    return Comparison(plain_runs, fixed, adapted, depth, way.is_tree)
 
 
 def _runner_config(model: Path, options: argparse.Namespace) -> RunnerConfig:
@@ -192,30 +179,20 @@ def _parser() -> argparse.ArgumentParser:
 def _rows(model: Path, options: argparse.Namespace) -> Iterator[dict[str, object]]:
     runner = build_runner(_runner_config(model, options))
     common = {"dtype": str(runner.dtype).removeprefix("torch."), "threads": torch.get_num_threads()}
-    for name, ways in _ways(model, runner, options):
+    for name, way in _ways(model, runner, options):
         for batch in options.batch:
-            prompts = ways.prompts(max(batch, _LEAST_PROMPTS))
+            prompts = way.prompts(max(batch, _LEAST_PROMPTS))
             batches = [prompts[first : first + batch] for first in range(0, len(prompts), batch)]
-            result = compare(runner, batches, options.new, _DEPTH, options.rounds, ways.proposer)
-            result = replace(result, is_tree=ways.is_tree)
+            result = compare(runner, way, batches, options.new, _DEPTH, options.rounds, _LESSONS)
             yield common | {"model": options.shape or model.name, "proposer": name, "batch": batch} | result.row()
-
-
-@dataclass(frozen=True, slots=True)
-class Way:
-    """A proposer for each run, given the plain answers, and so many prompts that it is measured on."""
-
-    proposer: _MakeProposer
-    prompts: Callable[[int], Prompts]
-    is_tree: bool = False
 
 
 def _ways(model: Path, runner: TorchModelRunner, options: argparse.Namespace) -> Iterator[tuple[str, Way]]:
     vocab_size = runner.model_config.vocab_size
     if options.shape is not None:
         for share in options.acceptance:
-            known = partial(KnowingProposer, acceptance=share, vocab_size=vocab_size)
-            yield f"known {share}", Way(known, partial(random_prompts, vocab_size, length=_PROMPT_TOKENS))
+            prompts = partial(random_prompts, vocab_size, length=_PROMPT_TOKENS)
+            yield f"known {share}", Way(ScriptedProposer(share, vocab_size), prompts, is_scripted=True)
         return
     for name in options.proposer:
         trained = name in ("draft", "medusa", "eagle")
@@ -224,12 +201,7 @@ def _ways(model: Path, runner: TorchModelRunner, options: argparse.Namespace) ->
         prompts = partial(beginning_prompts, model)
         if name == "ngram":
             prompts = partial(copied_prompts, runner, model, options.new)
-        # One proposer for all runs: what it drafts by is loaded only once.
-        yield name, Way(partial(_same, proposer), prompts, is_tree=name in ("medusa", "eagle"))
-
-
-def _same(proposer: Proposer, answers: Prompts) -> Proposer:
-    return proposer
+        yield name, Way(proposer, prompts, is_tree=name in ("medusa", "eagle"))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -1,58 +1,23 @@
-"""What the bench of speculation serves: prompts whose answers copy, proposers of known quality, timed runs."""
+"""What the bench of speculation serves: prompts whose answers copy, and timed runs."""
 
 from __future__ import annotations
 
 import random
-import time
-from collections.abc import Iterable
 from collections.abc import Sequence as Values
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from gpu_worker.core.draft import Draft
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.speculation import DraftPolicy, Speculation
-from gpu_worker.execution.drafts.proposer import ComputedTokens, DraftRequest
 from gpu_worker.execution.runner import TorchModelRunner
 from gpu_worker.text.model_directory import read_model_directory
 from gpu_worker.text.tokenizer import ModelTokenizer
 from ops.bench.spec.fixed_depth import FixedDepth
-from ops.bench.stepping import engine_of, step_while
+from ops.bench.stepping import SteppedEngine, engine_of
 from ops.demo_model.heldout import held_out_documents
-from shared.sampling import Sampling
 
 _DOCUMENT_TOKENS = 160
 _BEGUN_TOKENS = 24
-
-
-class KnowingProposer:
-    """Knows the answers and tells each next token rightly with a set probability: a draft model of known quality."""
-
-    def __init__(self, answers: list[list[int]], acceptance: float, vocab_size: int) -> None:
-        """Tell of `answers`, by the number that is the sequence's id."""
-        self._answers = answers
-        self._acceptance = acceptance
-        self._vocab_size = vocab_size
-        self._random = random.Random(0)
-
-    wants_hidden = False
-
-    def propose(self, requests: Values[DraftRequest]) -> list[Draft]:
-        """Return the next tokens, some of them changed."""
-        return [Draft(self._draft(request.sequence, request.num_tokens)) for request in requests]
-
-    def observe(self, computed: Iterable[ComputedTokens]) -> None:
-        """Ignore it."""
-
-    def forget(self, sequence: Sequence) -> None:
-        """Keep nothing for sequences."""
-
-    def _draft(self, sequence: Sequence, count: int) -> tuple[int, ...]:
-        right = self._answers[int(sequence.id)][sequence.num_output_tokens :][:count]
-        return tuple(
-            token_id if self._random.random() < self._acceptance else (token_id + 1) % self._vocab_size
-            for token_id in right
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,31 +71,18 @@ def together(runs: Values[Run]) -> Run:
     return Run(answers=answers, **{name: sum(getattr(run, name) for run in runs) for name in names})
 
 
-class _Counts:
-    """A policy that counts what it is told."""
+class _Counted(Speculation):
+    """Counts too how often no draft was wrong."""
 
-    def __init__(self, policy: DraftPolicy) -> None:
-        self._policy = policy
-        self._learned: list[tuple[int, int]] = []
-        self.may_draft = policy.may_draft
-        self.depths = policy.depths
-        self.time = policy.time
+    num_all_right = 0
 
-    @property
-    def is_backing_off(self) -> bool:
-        return self._policy.is_backing_off
+    def record(self, sequence: Sequence, num_drafted: int, accepted: tuple[int, ...]) -> None:
+        super().record(sequence, num_drafted, accepted)
+        self.num_all_right += 0 < num_drafted == len(accepted)
 
-    def learn(self, sequence: Sequence, num_drafted: int, accepted: tuple[int, ...]) -> None:
-        self._learned.append((num_drafted, len(accepted)))
-        self._policy.learn(sequence, num_drafted, accepted)
-
-    def clear(self) -> None:
-        self._learned.clear()
-
-    def taken(self) -> tuple[int, int, int, int]:
-        """Return the counts as the last fields of a run."""
-        drafted, accepted = (sum(counts[index] for counts in self._learned) for index in (0, 1))
-        return len(self._learned), drafted, accepted, sum(a == b for a, b in self._learned)
+    def counts(self) -> tuple[int, int, int, int]:
+        """Return the last fields of a run."""
+        return self.num_drafts, self.num_draft_tokens, self.num_accepted_tokens, self.num_all_right
 
 
 def serve(
@@ -144,21 +96,19 @@ def serve(
     Raises:
         RuntimeError: A step failed.
     """
-    counts = _Counts(FixedDepth(0) if policy is None else policy)
-    speculation = None if policy is None else Speculation(counts)
+    counted = _Counted(FixedDepth(0) if policy is None else policy)
     # The runner's cache serves one engine after another.
-    engine = engine_of(runner, max_num_seqs=len(prompts), has_prefix_cache=False, speculation=speculation)
-    sampling = Sampling(temperature=0.0, ignore_eos=True)
-    sequences = [Sequence(str(i), list(p), len(p), sampling, max_tokens=new) for i, p in enumerate(prompts)]
-    for sequence in sequences:
-        engine.add(sequence)
-    step_while(engine, lambda: not all(sequence.num_output_tokens for sequence in sequences))
-    counts.clear()
-    started, first_step, num_before = time.perf_counter(), engine.stats.step, _num_tokens(sequences)
-    step_while(engine, lambda: all(sequence.num_output_tokens < new for sequence in sequences))
-    seconds, num_steps = time.perf_counter() - started, engine.stats.step - first_step
-    num_tokens, taken = _num_tokens(sequences) - num_before, counts.taken()
-    step_while(engine, engine.has_work)
+    speculation = None if policy is None else counted
+    inner = engine_of(runner, max_num_seqs=len(prompts), has_prefix_cache=False, speculation=speculation)
+    engine = SteppedEngine(inner, range(0))
+    sequences = [engine.add(prompt, new) for prompt in prompts]
+    engine.prefill(sequences)
+    first_step, num_before, counts = inner.stats.step, _num_tokens(sequences), counted.counts()
+    seconds = engine.step_while(lambda: all(sequence.num_output_tokens < new for sequence in sequences))
+    num_steps = inner.stats.step - first_step
+    num_tokens = _num_tokens(sequences) - num_before
+    taken = (after - before for after, before in zip(counted.counts(), counts, strict=True))
+    engine.run()
     answers = [sequence.token_ids[sequence.num_prompt_tokens :] for sequence in sequences]
     runner.release(sequences)
     return Run(seconds, num_steps, num_tokens, answers, *taken)

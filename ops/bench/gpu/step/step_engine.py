@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 
+from gpu_worker.core.scheduler import Scheduler
+from gpu_worker.core.scheduler_config import SchedulerConfig
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.speculation import Speculation
-from gpu_worker.core.step import SequenceEvent
+from gpu_worker.engine.engine import Engine
 from gpu_worker.execution.drafts.proposer import Proposer
 from gpu_worker.execution.memory.kv_cache import allocate_kv_cache
 from gpu_worker.execution.memory.state_sizes import num_sure_slots, state_config
 from gpu_worker.execution.runner import TorchModelRunner
 from gpu_worker.models.decoder import CausalLM
 from ops.bench.spec.fixed_depth import FixedDepth
-from ops.bench.stepping import Prompts, make_engine, step, step_while
+from ops.bench.stepping import SteppedEngine
 
 BLOCK_SIZE = 16
 # Steps that are timed together: with steps in flight, single ones begin and end at odd times.
@@ -43,8 +44,8 @@ class EngineSizes:
     num_drafts: int = 0
 
 
-class StepEngine:
-    """Owns an engine, and the sequences that it is given."""
+class StepEngine(SteppedEngine):
+    """An engine whose cache and runner are made for a load, and whose steps are sampled several at once."""
 
     def __init__(self, model: CausalLM, sizes: EngineSizes, proposer: Proposer | None = None) -> None:
         """Allocate the cache, make the runner."""
@@ -70,47 +71,22 @@ class StepEngine:
             runner.capture_graphs()
         if proposer is not None:
             runner.verify_drafts_of(proposer)
-        self._engine = make_engine(
-            runner,
+        config = SchedulerConfig(
+            block_size=BLOCK_SIZE,
             num_blocks=num_blocks,
             max_num_seqs=sizes.max_num_seqs,
-            token_budget=budget,
+            max_num_batched_tokens=budget,
             max_model_len=sizes.max_model_len,
-            block_size=BLOCK_SIZE,
-            has_prefix_cache=sizes.has_prefix_cache,
-            speculation=None if proposer is None else Speculation(FixedDepth(sizes.num_drafts)),
+            enable_prefix_caching=sizes.has_prefix_cache,
             state=state_config(runner.num_state_slots, BLOCK_SIZE) if has_states else None,
         )
-        self._prompts = Prompts(range(model.config.vocab_size))
-
-    def random_prompt(self, length: int) -> list[int]:
-        """Return tokens that no earlier prompt began with."""
-        return self._prompts.tokens(length)
-
-    def add(self, prompt: list[int], max_tokens: int) -> Sequence:
-        """Queue a greedy sequence."""
-        sequence = self._prompts.sequence(prompt, max_tokens)
-        self._engine.add(sequence)
-        return sequence
-
-    def step(self) -> list[SequenceEvent]:
-        """Take a step.
-
-        Raises:
-            RuntimeError: It failed.
-        """
-        return step(self._engine)
-
-    def run(self) -> None:
-        """Step until every sequence has ended."""
-        step_while(self._engine, self._engine.has_work)
+        speculation = None if proposer is None else Speculation(FixedDepth(sizes.num_drafts))
+        super().__init__(Engine(Scheduler(config, speculation), runner), range(model.config.vocab_size))
 
     def fill(self, num_seqs: int, prompt_len: int) -> list[Sequence]:
         """Add sequences that go on to the end of the context, and step until all of them decode."""
         sequences = [self.add(self.random_prompt(prompt_len), 1 << 30) for _ in range(num_seqs)]
-        prefilling = {sequence.id for sequence in sequences}
-        while prefilling:
-            prefilling -= {event.sequence.id for event in self.step() if event.token_ids}
+        self.prefill(sequences)
         return sequences
 
     def time_steps(self, num_steps: int) -> list[float]:
@@ -119,26 +95,15 @@ class StepEngine:
         Raises:
             RuntimeError: A sequence ended meanwhile.
         """
-        num_running = self._engine.stats.running
-        for _ in range(_STEPS_PER_SAMPLE):
-            self.step()
-        samples = []
-        for _ in range(max(1, num_steps // _STEPS_PER_SAMPLE)):
-            started = time.perf_counter()
-            for _ in range(_STEPS_PER_SAMPLE):
-                self.step()
-            samples.append((time.perf_counter() - started) / _STEPS_PER_SAMPLE)
-        if self._engine.stats.running != num_running:
-            raise RuntimeError(f"{num_running} sequences were to decode, {self._engine.stats.running} are left")
+        num_running = self.engine.stats.running
+        self.step_seconds(_STEPS_PER_SAMPLE)
+        samples = [
+            sum(self.step_seconds(_STEPS_PER_SAMPLE)) / _STEPS_PER_SAMPLE
+            for _ in range(max(1, num_steps // _STEPS_PER_SAMPLE))
+        ]
+        if self.engine.stats.running != num_running:
+            raise RuntimeError(f"{num_running} sequences were to decode, {self.engine.stats.running} are left")
         return samples
-
-    def serve_s(self, prompts: list[list[int]], max_tokens: int) -> float:
-        """Return the seconds from adding prompts to an idle engine to the last of their tokens."""
-        started = time.perf_counter()
-        for prompt in prompts:
-            self.add(prompt, max_tokens)
-        self.run()
-        return time.perf_counter() - started
 
     def time_to_first_token(self, prompt: list[int]) -> float:
         """Return the seconds from adding a prompt to an idle engine to its one token."""

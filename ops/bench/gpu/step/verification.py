@@ -11,9 +11,9 @@ from ops.bench.gpu.case import OURS, OURS_ON_DEVICE, Case, Clock
 from ops.bench.gpu.shapes import ModelShape
 from ops.bench.gpu.step.paged_batch import StaticStep
 from ops.bench.gpu.step.random_model import random_model
-from ops.bench.gpu.step.scripted_drafts import ScriptedProposer
 from ops.bench.gpu.step.step_engine import EngineSizes, StepEngine
 from ops.bench.gpu.step.step_floor import step_floor
+from ops.bench.spec.scripted_drafts import ScriptedProposer
 
 PLAIN = "no drafts"
 

@@ -1,12 +1,16 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
+
 from gpu_worker.execution.build import build_runner
-from gpu_worker.execution.drafts.proposer import Proposer
 from gpu_worker.execution.runner import TorchModelRunner
 from gpu_worker.execution.runner_config import RunnerConfig
 from gpu_worker.speculative.ngram.proposer import NgramProposer
-from ops.bench.spec.__main__ import compare
-from ops.bench.spec.loads import KnowingProposer, copying_prompts
+from ops.bench.spec.__main__ import Way, compare
+from ops.bench.spec.loads import copying_prompts
+from ops.bench.spec.scripted_drafts import ScriptedProposer
 from ops.stack.config import DEMO_MODEL
 
 
@@ -15,20 +19,24 @@ def make_runner() -> TorchModelRunner:
     return runner
 
 
-def test_prompts_that_copy_are_found_by_lookup_and_timed_beside_plain_decoding() -> None:
+def test_prompts_that_copy_are_found_by_lookup_and_timed_beside_plain_decoding(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     prompts = copying_prompts(DEMO_MODEL, 2)
     assert prompts[0][:160] == prompts[0][160:320]
-    row = compare(make_runner(), [prompts], 24, 3, 1, lambda _: NgramProposer(10_000), lessons=1).row()
+    way = Way(NgramProposer(10_000), lambda count: prompts)
+    row = compare(make_runner(), way, [prompts], 24, 3, 1, lessons=1).row()
     assert 0.5 < row["acceptance"] <= 1.0  # type: ignore[operator]
     assert row["plain_tokens_per_s"] > 0  # type: ignore[operator]
+    assert not capsys.readouterr().err
 
 
-def test_known_drafts_are_right_as_often_as_asked_for() -> None:
-    def known(answers: list[list[int]]) -> Proposer:
-        return KnowingProposer(answers, 0.8, 4096)
-
+def test_scripted_drafts_are_accepted_as_often_as_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
     batches = [[prompt] for prompt in copying_prompts(DEMO_MODEL, 2)]
-    comparison = compare(make_runner(), batches, 40, 3, 1, known, lessons=1)
+    way = Way(ScriptedProposer(0.8, 4096), lambda count: [])
+    comparison = compare(make_runner(), way, batches, 40, 3, 1, lessons=1)
     assert 0.65 < comparison.row()["acceptance"] < 0.95  # type: ignore[operator]
     assert comparison.fixed[0].num_steps < comparison.plain[0].num_steps
     assert comparison.fixed[0].drafting_share > 0.9
+    compare(make_runner(), replace(way, is_scripted=False), batches, 10, 3, 1, lessons=0)
+    assert "2 of 2 answers differ" in capsys.readouterr().err
