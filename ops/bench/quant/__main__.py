@@ -14,59 +14,63 @@ import argparse
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from ops.bench.comparison import add_load_options, add_model, loads_of, print_missing
 from ops.bench.engine import Load, Measurement
-from ops.bench.engine_compare import Measure, measure_all
+from ops.bench.engine_compare import Measure, Results, measure_all
 from ops.bench.make_model import SHAPES, Size, make_model
 from ops.bench.options import add_list, bench_parser
 from ops.bench.peers.engines import Task, converted_model, measure_llama, measure_ours
 from ops.bench.quant.checkpoints import PLAIN, all_methods, make_checkpoints, random_words, training_text, weight_bytes
-from ops.bench.quant.quality import with_quality
-from ops.bench.quant.result import Result
+from ops.bench.quant.quality import quality_of
 from ops.bench.record import ResultTable
 from ops.stack.config import DEMO_MODEL
 
 LLAMA_PRECISIONS = ("BF16", "Q8_0", "Q4_0")
 
 
-def measure(task: Task, models: dict[str, Path], llama: Path, rounds: int) -> list[Result]:
-    """Measure speed and size of every model, and of llama.cpp's forms of the plain one; without rounds, only sizes."""
+def measure(
+    task: Task, models: Mapping[str, Path], llama: Path, rounds: int
+) -> tuple[dict[str, int], Results, dict[str, str]]:
+    """Measure every model, and llama.cpp's forms of the plain one; without rounds, only their sizes.
+
+    Returns:
+        Bytes of the weights by name, speeds by name and batch size, and why some are missing.
+    """
     engines: dict[str, Measure] = {name: partial(_measure_at, model) for name, model in models.items()}
+    files = dict(models)
     if rounds and (llama / "build").exists():
-        engines |= {
-            f"llama.cpp {name}": partial(measure_llama, home=llama, precision=name) for name in LLAMA_PRECISIONS
-        }
+        for precision in LLAMA_PRECISIONS:
+            name = f"llama.cpp {precision}"
+            engines[name] = partial(measure_llama, home=llama, precision=precision)
+            files[name] = converted_model(task.model, precision)
     measured, missing = measure_all(engines, task, rounds)
-    print_missing(missing)
-    sizes = {name: weight_bytes(model) for name, model in models.items()}
-    sizes |= {
-        name: weight_bytes(converted_model(task.model, name.split()[-1]))
-        for name in engines
-        if name not in models | missing
-    }
-    return [
-        Result(name, sizes[name], {batch: one for (engine, batch), one in sorted(measured.items()) if engine == name})
-        for name in engines
-        if name not in missing
-    ]
+    return {name: weight_bytes(file) for name, file in files.items() if name not in missing}, measured, missing
 
 
 def _measure_at(model: Path, task: Task) -> dict[int, Measurement]:
     return measure_ours(replace(task, model=model))
 
 
-def rows(results: list[Result]) -> Iterator[dict[str, object]]:
-    """Return the figures of each result, its decode rates also as multiples of those of the first one."""
-    plain = results[0].measured
-    for result in results:
-        common = plain.keys() & result.measured.keys()
-        rates = {batch: result.measured[batch].decode_rate / plain[batch].decode_rate for batch in sorted(common)}
-        yield result.figures() | {f"of_{PLAIN}_at_{batch}": round(rate, 3) for batch, rate in rates.items()}
+def rows(
+    sizes: Mapping[str, int], measured: Results, quality: Mapping[str, Mapping[str, float]]
+) -> Iterator[dict[str, object]]:
+    """Return what is recorded, a row a name; decode rates are multiples of those of the plain model, too."""
+    for name, num_bytes in sizes.items():
+        speeds = {batch: one for (engine, batch), one in sorted(measured.items()) if engine == name}
+        row: dict[str, object] = {"name": name, "weights_mb": round(num_bytes / 1e6, 1), **quality.get(name, {})}
+        row |= {f"decode_tokens_per_s_at_{batch}": round(one.decode_rate, 1) for batch, one in speeds.items()}
+        if speeds:
+            # With the largest batch.
+            row["prefill_tokens_per_s"] = round(list(speeds.values())[-1].prefill_rate)
+        for batch, one in speeds.items():
+            if (PLAIN, batch) in measured:
+                row[f"of_{PLAIN}_at_{batch}"] = round(one.decode_rate / measured[PLAIN, batch].decode_rate, 3)
+        yield row
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -94,12 +98,15 @@ def _run(options: argparse.Namespace, loads: list[Load], folder: Path) -> None:
         print(f"made {name}", file=sys.stderr, flush=True)
         models[name] = path
     task = Task(models[PLAIN], loads, options.num_threads)
-    results = measure(task, models, options.cache / "llama", options.rounds)
-    if options.perplexity:
-        results = with_quality(results, models, options.num_threads)
+    sizes, measured, missing = measure(task, models, options.cache / "llama", options.rounds)
+    print_missing(missing)
+    scored = {name: models[name] for name in models if name in sizes}
+    quality = quality_of(scored, options.num_threads) if options.perplexity else {}
+    # Those over caches in eight bits are of the plain model.
+    sizes |= {name: sizes[PLAIN] for name in quality if name not in sizes}
     title = options.shape if options.model is None else options.model.resolve().name
     asked = {"model": title, "threads": options.num_threads, "prompt": options.prompt, "new": options.new}
-    made = list(rows(results))
+    made = list(rows(sizes, measured, quality))
     columns = dict.fromkeys(name for row in made for name in row)
     ResultTable("quant", list(columns)).add_all([asked | row for row in made])
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from gpu_worker.execution.build import build_runner
@@ -11,7 +10,6 @@ from gpu_worker.execution.runner_config import RunnerConfig
 from gpu_worker.text.model_directory import read_model_directory
 from gpu_worker.text.tokenizer import ModelTokenizer
 from ops.bench.quant.checkpoints import PLAIN
-from ops.bench.quant.result import Result
 from ops.demo_model.heldout import held_out_documents
 from ops.perplexity import most_likely_tokens, score
 
@@ -21,25 +19,15 @@ _CONTEXT, _STRIDE = 1024, 512
 _BLOCK_SIZE = 16
 
 
-def with_quality(results: list[Result], models: dict[str, Path], num_threads: int) -> list[Result]:
-    """Add the quality of every model, and of the plain one over a KV cache in eight bits.
-
-    Raises:
-        StopIteration: The plain model is not among the results.
-    """
-    text = ModelTokenizer(read_model_directory(models[PLAIN])).encode_text("".join(held_out_documents()))
-    reference = most_likely(models[PLAIN], text, num_threads)
-
-    def measured(model: Path, kv_dtype: str = "auto") -> dict[str, float]:
-        return quality(model, text, reference, num_threads, kv_dtype)
-
-    scored = [
-        replace(result, quality=measured(models[result.name])) if result.name in models else result
-        for result in results
-    ]
-    num_bytes = next(result.num_bytes for result in results if result.name == PLAIN)
-    caches = [Result(f"{PLAIN}, KV {name}", num_bytes, {}, measured(models[PLAIN], name)) for name in KV_FORMATS]
-    return scored + caches
+def quality_of(models: Mapping[str, Path], num_threads: int) -> dict[str, dict[str, float]]:
+    """Return the quality of every model by its name, and of the plain one over a KV cache in eight bits."""
+    plain = models[PLAIN]
+    text = ModelTokenizer(read_model_directory(plain)).encode_text("".join(held_out_documents()))
+    reference = most_likely(plain, text, num_threads)
+    found = {name: quality(model, text, reference, num_threads) for name, model in models.items()}
+    for kv_dtype in KV_FORMATS:
+        found[f"{PLAIN}, KV {kv_dtype}"] = quality(plain, text, reference, num_threads, kv_dtype)
+    return found
 
 
 def quality(

@@ -21,7 +21,6 @@ from ops.bench.quant.checkpoints import (
     weight_bytes,
 )
 from ops.bench.quant.quality import most_likely, quality
-from ops.bench.quant.result import Result
 
 TINY = Shape(
     vocab_size=160, hidden_size=64, intermediate_size=128, num_layers=1, num_heads=4, num_kv_heads=2, is_tied=True
@@ -65,35 +64,32 @@ def test_quantized_model_is_measured_beside_the_plain_one(tmp_path: Path) -> Non
     calibration = random_words(TINY.vocab_size, tmp_path / "text")
     models = {PLAIN: tmp_path / PLAIN, **dict(make_checkpoints(tmp_path / PLAIN, tmp_path, ["int8"], calibration))}
     task = Task(models[PLAIN], [Load(1, 8, 2), Load(2, 8, 2)], 1)
-    results = measure(task, models, tmp_path / "nowhere", rounds=1)
-    assert [result.name for result in results] == [PLAIN, "int8"]
-    assert all(list(result.measured) == [1, 2] for result in results)
+    sizes, measured, missing = measure(task, models, tmp_path / "nowhere", rounds=1)
+    assert list(sizes) == [PLAIN, "int8"]
+    assert list(measured) == [(PLAIN, 1), (PLAIN, 2), ("int8", 1), ("int8", 2)]
+    assert not missing
     assert isinstance(measure_ours(task)[1], Measurement)
 
 
-def test_figures_name_batch_sizes_and_leave_out_what_was_not_measured() -> None:
-    result = Result("int8", 2_000_000, {1: Measurement(50.0, 10.0), 4: Measurement(60.4, 30.0)})
-    assert result.figures() == {
+def test_rows_name_batch_sizes_and_leave_out_what_was_not_measured() -> None:
+    sizes = {"bf16": 4_000_000, "int8": 2_000_000, "bf16, KV fp8": 4_000_000}
+    measured = {
+        ("bf16", 1): Measurement(50.0, 10.0),
+        ("int8", 1): Measurement(50.0, 25.0),
+        ("int8", 4): Measurement(60.4, 30.0),
+    }
+    plain, int8, cache = rows(sizes, measured, {"int8": {"perplexity": 17.25}, "bf16, KV fp8": {"perplexity": 17.5}})
+    assert plain["of_bf16_at_1"] == 1.0
+    assert int8 == {
         "name": "int8",
         "weights_mb": 2.0,
-        "decode_tokens_per_s_at_1": 10.0,
+        "perplexity": 17.25,
+        "decode_tokens_per_s_at_1": 25.0,
         "decode_tokens_per_s_at_4": 30.0,
         "prefill_tokens_per_s": 60,
+        "of_bf16_at_1": 2.5,
     }
-    assert Result("KV fp8", 2, {}, {"perplexity": 17.5}).figures() == {
-        "name": "KV fp8",
-        "weights_mb": 0.0,
-        "perplexity": 17.5,
-    }
-
-
-def test_rates_are_multiples_of_those_of_the_first_row_too() -> None:
-    plain = Result("bf16", 4, {1: Measurement(50.0, 10.0), 4: Measurement(50.0, 20.0)})
-    int8 = Result("int8", 2, {1: Measurement(50.0, 25.0)}, {"perplexity": 17.25})
-    first, second = rows([plain, int8])
-    assert (first["of_bf16_at_1"], first["of_bf16_at_4"]) == (1.0, 1.0)
-    assert second["of_bf16_at_1"] == 2.5
-    assert "of_bf16_at_4" not in second
+    assert cache == {"name": "bf16, KV fp8", "weights_mb": 4.0, "perplexity": 17.5}
 
 
 def test_calibration_text_is_of_the_corpus(tmp_path: Path) -> None:
