@@ -107,50 +107,25 @@ worst_speculation = partial(speculation, choose=min)
 
 
 @_measure
-def kernel_fraction(run: Run, op: str, shape: str) -> Figure | None:
-    """Read which share of its floor's speed a kernel reaches, and the best baseline."""
+def _case_figure(
+    run: Run, read: Callable[[Row, float], float], op: str, shape: str, baseline: str | None = None
+) -> Figure | None:
+    """Read what follows from the µs that a case took, ours and those of the best baseline or of one, which must be."""
     case = _case(run, op, shape)
-    if not case.get("ceiling_fraction"):
+    times = {name: one["us"] for name, one in case.get("candidates", {}).items()}
+    name = baseline or case.get("best_baseline")
+    if OURS not in times or (baseline is not None and baseline not in times):
         return None
-    name = case.get("best_baseline")
-    baseline = case["floor_us"] / case["candidates"][name]["us"] if name else None
-    return Figure(case["ceiling_fraction"], baseline, name)
+    return Figure(read(case, times[OURS]), None if name is None else read(case, times[name]), name)
 
 
-@_measure
-def kernel_floors(run: Run, op: str, shape: str) -> Figure | None:
-    """Read how many times its floor's time a kernel takes, and the best baseline."""
-    found = kernel_fraction(op, shape)(run)
-    if found is None:
-        return None
-    return Figure(1 / found.value, found.baseline and 1 / found.baseline, found.baseline_name)
-
-
-@_measure
-def kernel_time(run: Run, op: str, shape: str, baseline: str) -> Figure | None:
-    """Read the µs of a kernel and of one baseline, which must have run."""
-    candidates = _case(run, op, shape).get("candidates", {})
-    if OURS not in candidates or baseline not in candidates:
-        return None
-    return Figure(candidates[OURS]["us"], candidates[baseline]["us"], baseline)
-
-
-@_measure
-def step_ms(run: Run, op: str, shape: str) -> Figure | None:
-    """Read the milliseconds of a model's step, and of the best baseline."""
-    case = _case(run, op, shape)
-    candidates, name = case.get("candidates", {}), case.get("best_baseline")
-    if OURS not in candidates:
-        return None
-    return Figure(candidates[OURS]["us"] / 1e3, candidates[name]["us"] / 1e3 if name else None, name)
-
-
-@_measure
-def token_rate(run: Run, op: str, shape: str) -> Figure | None:
-    """Read the tokens per second of a model, and of the best baseline, which took `speedup` times as long."""
-    case = _case(run, op, shape)
-    rate, speedup = case.get("tokens_per_s"), case.get("speedup")
-    return Figure(rate, rate / speedup if speedup else None, case.get("best_baseline")) if rate else None
+kernel_time = partial(_case_figure, lambda case, us: us)
+step_ms = partial(_case_figure, lambda case, us: us / 1e3)
+# The share of its floor's speed that a kernel reaches, and how many times its floor's time it takes.
+kernel_fraction = partial(_case_figure, lambda case, us: case["floor_us"] / us)
+kernel_floors = partial(_case_figure, lambda case, us: us / case["floor_us"])
+# Tokens per second are recorded of ours; a baseline makes as many in its time.
+token_rate = partial(_case_figure, lambda case, us: case["tokens_per_s"] * case["candidates"][OURS]["us"] / us)
 
 
 @_measure
