@@ -21,12 +21,13 @@ from pathlib import Path
 
 from ops.bench.load.bare_chain import CHAINS, make_queue, round_trips
 from ops.bench.load.event_streams import Address, percentile
-from ops.bench.load.processes import HOST, free_port
+from ops.bench.load.processes import HOST
 from ops.bench.load.systems import API_KEY, Parts, parts
 from ops.bench.options import bench_parser
 from ops.bench.record import append_record, command_line
 from ops.stack.config import DEMO_MODEL
 from ops.stack.plan import DEMO_MODEL_NAME
+from ops.stack.ports import free_port
 from ops.stack.servers import find_redis_server
 
 CASES = ("cached", "simulated", "demo")

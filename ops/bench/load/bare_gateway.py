@@ -18,18 +18,12 @@ from urllib.parse import urlsplit
 import msgspec
 import uvloop
 
+from ops.bench.load.floor_server import END, HEAD, Connection, event_chunk
 from ops.bench.load.processes import HOST
 from shared.messages import Frame, Request, encode
 from shared.sampling import Sampling
 from shared.subjects import frame_subject, request_subject
 
-_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
-_PREFIX = (
-    b'data: {"id":"cmpl-0123456789abcdef01234567","object":"text_completion","created":1700000000,'
-    b'"model":"headrace-demo","choices":[{"index":0,"text":'
-)
-_SUFFIX = b',"logprobs":null,"finish_reason":null}]}\n\n'
-_END = b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n"
 _REPLY = frame_subject("bare")
 _MESSAGE = re.compile(rb"MSG (\S+) \S+ (?:\S+ )?(\d+)\r\n")
 
@@ -89,24 +83,19 @@ class _Queue(asyncio.Protocol):
     def _write_tokens(self, frame: Frame) -> None:
         for delta in frame.deltas:
             stream = self.streams[delta.id]
-            event = _PREFIX + self._encode_text(delta.text) + _SUFFIX
-            chunk = b"%x\r\n%b\r\n" % (len(event), event)
+            chunk = event_chunk(self._encode_text(delta.text))
             if delta.seq == 0:
-                chunk = _HEAD + chunk
+                chunk = HEAD + chunk
             if delta.finish is not None:
-                chunk += _END
+                chunk += END
                 del self.streams[delta.id]
             stream.write(chunk)
 
 
-class _Connection(asyncio.Protocol):
+class _Client(Connection):
     def __init__(self, queue: _Queue) -> None:
         self._queue = queue
         self._decode = msgspec.json.Decoder(_Body).decode
-        self._transport: asyncio.Transport
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:
         self._queue.publish(self._decode(data[data.index(b"\r\n\r\n") + 4 :]), self._transport)
@@ -117,7 +106,7 @@ async def serve(nats_url: str) -> None:
     loop = asyncio.get_running_loop()
     address = urlsplit(nats_url)
     _, queue = await loop.create_connection(_Queue, str(address.hostname), address.port or 4222)
-    server = await loop.create_server(lambda: _Connection(queue), HOST, 0)
+    server = await loop.create_server(lambda: _Client(queue), HOST, 0)
     print(server.sockets[0].getsockname()[1], flush=True)
     await asyncio.Event().wait()
 

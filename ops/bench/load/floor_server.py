@@ -14,54 +14,65 @@ import uvloop
 
 from ops.bench.load.event_streams import stamp
 
-_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+END = b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n"
 _PREFIX = (
     b'data: {"id":"cmpl-0123456789abcdef01234567","object":"text_completion","created":1700000000,'
-    b'"model":"headrace-demo","choices":[{"index":0,"text":"'
+    b'"model":"headrace-demo","choices":[{"index":0,"text":'
 )
-_SUFFIX = b'","logprobs":null,"finish_reason":null}]}\n\n'
+_SUFFIX = b',"logprobs":null,"finish_reason":null}]}\n\n'
 
 
-class _Connection(asyncio.Protocol):
-    def __init__(self, running: dict[asyncio.Transport, int]) -> None:
-        self._running = running
-        self._transport: asyncio.Transport
+class Connection(asyncio.Protocol):
+    """A client's connection, which the server writes to."""
+
+    _transport: asyncio.Transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Keep the transport."""
         self._transport = cast("asyncio.Transport", transport)
 
+
+class _Paced(Connection):
+    def __init__(self, running: dict[asyncio.Transport, int]) -> None:
+        self._running = running
+
     def data_received(self, data: bytes) -> None:
-        event = _event()
-        self._transport.write(_HEAD + event)
+        self._transport.write(HEAD + _stamped())
         self._running[self._transport] = 1
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._running.pop(self._transport, None)
 
 
-def _event() -> bytes:
-    event = _PREFIX + stamp().encode() + _SUFFIX
+def event_chunk(text: bytes) -> bytes:
+    """Return the chunk with the event of a text, which is in JSON."""
+    event = _PREFIX + text + _SUFFIX
     return b"%x\r\n%b\r\n" % (len(event), event)
+
+
+def _stamped() -> bytes:
+    return event_chunk(b'"%b"' % stamp().encode())
 
 
 async def serve(step_s: float, num_tokens: int) -> None:
     """Serve until killed."""
     running: dict[asyncio.Transport, int] = {}
     loop = asyncio.get_running_loop()
-    server = await loop.create_server(lambda: _Connection(running), "127.0.0.1", 0)
+    server = await loop.create_server(lambda: _Paced(running), "127.0.0.1", 0)
     print(server.sockets[0].getsockname()[1], flush=True)
     due = loop.time()
     while True:
         due += step_s
         await asyncio.sleep(max(0.0, due - loop.time()))
-        chunk = _event()
+        chunk = _stamped()
         for transport, count in list(running.items()):
             if count + 1 < num_tokens:
                 running[transport] = count + 1
                 transport.write(chunk)
             else:
                 del running[transport]
-                transport.write(chunk + b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n")
+                transport.write(chunk + END)
 
 
 if __name__ == "__main__":

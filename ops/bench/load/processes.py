@@ -1,4 +1,7 @@
-"""Processes that a benchmark starts: each ends with the benchmark, whatever ends that, and so does what it starts."""
+"""Processes that a benchmark starts: each ends with the benchmark, whatever ends that, and so does what it starts.
+
+And the CPU time and memory that processes take, from /proc.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -17,6 +20,7 @@ from ops.stack.tether import tethered
 HOST = "127.0.0.1"
 START_TIMEOUT_S = 60.0
 _STOP_TIMEOUT_S = 30.0
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 
 
 class StartError(RuntimeError):
@@ -82,8 +86,37 @@ def accepts(port: int) -> bool:
         return False
 
 
-def free_port() -> int:
-    """Return a port of loopback that nobody uses."""
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        return int(probe.getsockname()[1])
+def cpu_seconds(pids: Iterable[int]) -> float:
+    """Return user and system time spent so far by these processes; those that are gone count nothing."""
+    total = 0
+    for pid in pids:
+        try:
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        total += int(fields[11]) + int(fields[12])
+    return total / _TICKS_PER_S
+
+
+def peak_rss_bytes(pids: Iterable[int]) -> int:
+    """Return the sum of the processes' largest resident sizes so far."""
+    total = 0
+    for pid in pids:
+        try:
+            status = Path(f"/proc/{pid}/status").read_text()
+        except OSError:
+            continue
+        total += next((int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM")), 0)
+    return total
+
+
+def descendants(pids: Iterable[int]) -> list[int]:
+    """Return these processes and all their children."""
+    found = list(pids)
+    for pid in found:
+        for children in Path(f"/proc/{pid}/task").glob("*/children"):
+            try:
+                found += [int(child) for child in children.read_text().split()]
+            except OSError:
+                continue
+    return found

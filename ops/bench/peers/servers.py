@@ -15,7 +15,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from ops.bench.load.event_streams import Address
-from ops.bench.load.processes import HOST, free_port, own_settings, running
+from ops.bench.load.processes import HOST, own_settings, running
 from ops.bench.load.systems import headrace_up
 from ops.bench.peers.engines import (
     Task,
@@ -26,6 +26,7 @@ from ops.bench.peers.engines import (
     vllm_python,
     vllm_version,
 )
+from ops.stack.ports import free_port
 
 _MODEL = "served"
 _START_TIMEOUT_S = 900.0

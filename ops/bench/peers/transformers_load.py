@@ -1,6 +1,6 @@
-"""Loads a model with `transformers`, in a process of its own, and prints what it took. Run by `ops.bench.startup`.
+"""Loads a model with `transformers`, in a process of its own; prints what it took, and when it was ready.
 
-Arguments: model directory, device.
+Run by `ops.bench.startup`. Arguments: model directory, device.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def main(directory: str, device: str) -> None:
     if device == "cuda":
         torch.cuda.synchronize()
     assert total == total
-    print(json.dumps({"load_s": round(time.perf_counter() - started, 3)}), flush=True)
+    print(json.dumps({"load_s": round(time.perf_counter() - started, 3), "ready_s": time.time()}))
 
 
 if __name__ == "__main__":

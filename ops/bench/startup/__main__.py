@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,11 +18,11 @@ from pathlib import Path
 from ops.bench.comparison import add_shapes
 from ops.bench.make_model import SHAPES, write_checkpoint
 from ops.bench.options import bench_parser
+from ops.bench.peers.engines import run_program
 from ops.bench.record import ResultTable
-from ops.stack.tether import tethered
 
 _READ_BYTES = 16 << 20
-_TIMEOUT_S = 900
+_TIMEOUT_S = 900.0
 _COLUMNS = (
     "shape",
     "gb",
@@ -87,28 +85,15 @@ def measure(directory: Path, num_bytes: int, device: str, *, is_cold: bool) -> d
 
 
 def run_child(module: str, directory: Path, device: str) -> dict[str, float]:
-    """Run a module that prints one JSON line when it is ready, and add when that was since it was started.
+    """Run a module that prints, as one JSON line, what it took and when it was ready; that is told from the start.
 
     Raises:
-        RuntimeError: It failed; its last words are in the message.
+        PeerUnavailableError: It failed.
     """
-    command = [sys.executable, "-m", f"ops.bench.{module}", str(directory), device]
-    started = time.perf_counter()
-    # A file, not a pipe: nobody reads it before the line is there, and a full pipe would stop the child.
-    with tempfile.TemporaryFile("w+") as errors:
-        with subprocess.Popen(tethered(command), stdout=subprocess.PIPE, stderr=errors, text=True) as child:
-            overdue = threading.Timer(_TIMEOUT_S, child.kill)
-            overdue.start()
-            assert child.stdout is not None
-            line = child.stdout.readline()
-            ready_s = time.perf_counter() - started
-            child.wait()
-            overdue.cancel()
-        if child.returncode != 0:
-            errors.seek(0)
-            raise RuntimeError(f"{module} failed ({child.returncode}): {errors.read().strip()[-2000:]}")
-    result: dict[str, float] = json.loads(line)
-    return {**result, "ready_s": round(ready_s, 3)}
+    started = time.time()
+    output = run_program([sys.executable, "-m", f"ops.bench.{module}", str(directory), device], _TIMEOUT_S)
+    result: dict[str, float] = json.loads(output.splitlines()[-1])
+    return result | {"ready_s": round(result["ready_s"] - started, 3)}
 
 
 def read_plainly(directory: Path) -> float:

@@ -1,6 +1,6 @@
-"""Starts the engine once, in a process of its own, and prints its times and memory. Run by `ops.bench.startup`.
+"""Starts the engine once, in a process of its own; prints its times and memory, and when it was ready.
 
-Arguments: model directory, device.
+Run by `ops.bench.startup`. Arguments: model directory, device.
 """
 
 from __future__ import annotations
@@ -8,10 +8,11 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from pathlib import Path
 
 from gpu_worker.execution.start_up import StartUp
-from ops.bench.load.process_usage import peak_rss_bytes
+from ops.bench.load.processes import peak_rss_bytes
 
 MAX_NUM_SEQS = 256
 
@@ -33,7 +34,7 @@ def main(directory: str, device: str) -> None:
     build_runner(config, start_up)
     seconds = {f"{stage.value}_s": round(duration, 3) for stage, duration in start_up.seconds.items()}
     memory = {"peak_rss_gb": round(peak_rss_bytes([os.getpid()]) / 1e9, 2)}
-    print(json.dumps({"import_s": round(imported_s, 3), **seconds, **memory}), flush=True)
+    print(json.dumps({"import_s": round(imported_s, 3), **seconds, **memory, "ready_s": time.time()}))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ops.bench.load.process_usage import descendants
+from ops.bench.load.processes import descendants
 
 BENCH = """
 import os, pathlib, sys, time
