@@ -24,8 +24,7 @@ from typing import Any
 import uvloop
 
 from ops.bench.load.event_streams import Address, Samples, count_streams, percentile
-from ops.bench.load.process_usage import cpu_seconds, descendants, peak_rss_bytes
-from ops.bench.load.processes import HOST, StartError
+from ops.bench.load.processes import HOST, StartError, cpu_seconds, descendants, peak_rss_bytes
 from ops.bench.load.systems import API_KEY, MODEL, address_of, headrace_up, isolated_gateway, parts
 from ops.bench.options import add_list, bench_parser
 from ops.bench.record import ResultTable

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from ops.bench.gpu.plan import GRACE_S, Plan, run_plan
-from ops.bench.gpu.record import FILE_NAME
+from ops.bench.gpu.results import FILE_NAME
 from ops.bench.gpu.suites import all_suites
 
 _RESULTS = Path(__file__).parents[1] / "results"

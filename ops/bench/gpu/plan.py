@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ops.bench.gpu.prepared_process import JobFailedError, Json, PreparedProcess, prepared_processes
-from ops.bench.gpu.record import append_failure
+from ops.bench.gpu.results import append_failure
 
-_MODULE = "ops.bench.gpu.suite_process"
+_MODULE = "ops.bench.gpu.run"
 # A suite starts nothing after its limit; what it has started by then may take this long before its process is killed.
 GRACE_S = 30.0
 

@@ -1,4 +1,7 @@
-"""One suite's run: its checks, then its cases; a failing peer stops nobody."""
+"""One suite's run, in a process of its own: its checks, then its cases, each recorded at once.
+
+A failing peer stops nobody.
+"""
 
 from __future__ import annotations
 
@@ -8,64 +11,68 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict
+from importlib import import_module
+from pathlib import Path
 
 import torch
 
-from ops.bench.gpu.case import OURS, OURS_ON_DEVICE, Case, CaseSpec, Clock, OpSuite
-from ops.bench.gpu.ceilings import Ceilings
+from ops.bench.gpu.case import OURS, Case, CaseSpec, Clock, OpSuite
+from ops.bench.gpu.ceilings import Ceilings, measure_ceilings
+from ops.bench.gpu.prepared_process import Json, serve_one_job
+from ops.bench.gpu.results import HEADER, CaseResult, CheckResult, RunRecord, ceiling_line, check_lines, failure_lines
 from ops.bench.gpu.timer import Timer, Timing
 
 
-@dataclass(frozen=True, slots=True)
-class CheckResult:
-    """One check: its error, or why it did not finish."""
+def run_job(job: Json) -> Json:
+    """Measure the ceilings, where no suite is named, or run a suite; `ops.bench.gpu.plan` makes the jobs."""
+    deadline = time.monotonic() + job["limit_s"]
+    bench = import_module(job["bench"])
+    device, timer = bench.device(), bench.timer()
+    if job["suite"] is None:
+        measured = measure_ceilings(timer, device)
+        print(f"{ceiling_line(measured)}\n{HEADER}", flush=True)
+        return asdict(measured)
+    ceilings = None
+    if not job["checks_only"]:
+        ceilings = Ceilings(**job["ceilings"]) if job["ceilings"] else measure_ceilings(timer, device)
+    record = RunRecord(Path(job["directory"]), device, ceilings, job["command"])
+    [suite] = [suite for suite in bench.all_suites() if suite.name == job["suite"]]
+    return {"is_right": run_suite(suite, device, timer, ceilings, record, deadline, job["time_anyway"])}
 
-    op: str
-    label: str
-    error: float | None
-    tolerance: float
-    failure: str | None = None
 
-    @property
-    def is_right(self) -> bool:
-        """Return True where the op equals its oracle. NaN does not."""
-        return self.error is not None and self.error <= self.tolerance
+def run_suite(
+    suite: OpSuite,
+    device: torch.device,
+    timer: Timer,
+    ceilings: Ceilings | None,
+    record: RunRecord,
+    deadline: float,
+    time_anyway: bool = False,
+) -> bool:
+    """Check an op, then time it; return whether all checks were right.
 
-
-@dataclass(frozen=True, slots=True)
-class CaseResult:
-    """One case: the time of each candidate that ran, and why the others did not."""
-
-    op: str
-    label: str
-    floor_s: float
-    timings: dict[str, Timing]
-    failures: dict[str, str] = field(default_factory=dict)
-    num_tokens: int = 0
-
-    @property
-    def fraction(self) -> float | None:
-        """Return the share of the ceiling that ours reaches."""
-        return self.floor_s / self.timings[OURS].seconds if OURS in self.timings else None
-
-    @property
-    def idle_share(self) -> float | None:
-        """Return the share of a whole step in which the device has nothing to do."""
-        if OURS not in self.timings or OURS_ON_DEVICE not in self.timings:
-            return None
-        return 1 - self.timings[OURS_ON_DEVICE].seconds / self.timings[OURS].seconds
-
-    @property
-    def tokens_per_s(self) -> float | None:
-        """Return the tokens that ours makes a second, where that says something."""
-        return self.num_tokens / self.timings[OURS].seconds if self.num_tokens and OURS in self.timings else None
-
-    @property
-    def best_baseline(self) -> str | None:
-        """Return the fastest candidate that is not ours."""
-        others = [name for name in self.timings if not name.startswith(OURS)]
-        return min(others, key=lambda name: self.timings[name].seconds, default=None)
+    Args:
+        suite: Of the op.
+        device: To run on.
+        timer: To measure with.
+        ceilings: What fractions are of; None times nothing.
+        record: To append to.
+        deadline: On the monotonic clock; no case and no candidate starts later.
+        time_anyway: Time an op that is wrong too; its records say that it is.
+    """
+    checks = check_op(suite, device)
+    record.append_checks(checks)
+    print("\n".join(check_lines(checks)), flush=True)
+    is_right = all(check.is_right for check in checks)
+    if ceilings is not None and (is_right or time_anyway):
+        cases = []
+        for case in time_op(suite, device, timer, ceilings, deadline):
+            cases.append(case)
+            record.append_case(case, is_right)
+            print(case.line() + ("" if is_right else "  WRONG RESULTS"), flush=True)
+        print("".join(f"{line}\n" for line in failure_lines(cases)), end="", flush=True)
+    return is_right
 
 
 def check_op(op: OpSuite, device: torch.device) -> list[CheckResult]:
@@ -147,3 +154,7 @@ def poisoned_memory() -> Iterator[None]:
             yield
     finally:
         torch.use_deterministic_algorithms(before)
+
+
+if __name__ == "__main__":
+    serve_one_job(run_job)

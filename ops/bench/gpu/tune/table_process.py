@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -12,7 +11,7 @@ from kernels.gpu_config import GpuGeneration, gpu_of
 from ops.bench.gpu.prepared_process import Json, serve_one_job
 from ops.bench.gpu.timer import CudaTimer, Timer
 from ops.bench.gpu.tune.choice import Choice, Tuning, choose
-from ops.bench.gpu.tune.table_file import TableFile
+from ops.bench.gpu.tune.table_file import Literal, TableFile
 from ops.bench.gpu.tune.tables import ALL_TABLES, ROOT, TunedTable
 
 
@@ -20,77 +19,67 @@ def run_job(job: Json) -> Json:
     """Tune the table that is named, and answer whether all its entries were decided."""
     deadline = time.monotonic() + job["limit_s"]
     device = torch.device("cuda", 0)
-    tables = [table for table in ALL_TABLES if table.name == job["table"]]
+    [table] = [table for table in ALL_TABLES if table.name == job["table"]]
     measured_on = f"{torch.cuda.get_device_name(device)}, torch {torch.__version__}, {time.strftime('%Y-%m-%d')}"
     generation = gpu_of(device).generation
-    status = tune(tables, device, generation, CudaTimer(), Path(job["target"]), measured_on, deadline)
-    return {"is_complete": status == 0}
+    return {"is_complete": tune(table, device, generation, CudaTimer(), Path(job["target"]), measured_on, deadline)}
 
 
 def tune(
-    tables: Sequence[TunedTable],
+    table: TunedTable,
     device: torch.device,
     generation: GpuGeneration,
     timer: Timer,
     target: Path,
     measured_on: str,
     deadline: float,
-) -> int:
-    """Decide the entries of a generation, and write each as soon as it is decided.
+) -> bool:
+    """Decide the entries of a generation, and write each as soon as it is decided; return whether all were.
 
     Args:
-        tables: To tune.
+        table: To tune.
         device: To measure on, which is of `generation`.
         generation: Whose entries are rewritten.
         timer: To measure with.
-        target: Folder that the paths of tables are below.
+        target: Folder that the path of the table is below.
         measured_on: What is written down about it.
         deadline: On the monotonic clock; later entries stay as they are.
     """
     is_complete = True
-    for table in tables:
-        # An earlier table may have written the same file there already.
-        path = target / table.path
-        file = TableFile.read(path if path.exists() else ROOT / table.path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        for tuning in table.tunings:
-            if time.monotonic() > deadline:
-                print(f"{tuning.label}: out of time, stays as it is")
-                is_complete = False
-            else:
-                is_complete &= _tune_entry(tuning, file, device, generation, timer, measured_on)
-                path.write_text(file.text())
-        if table.derive is not None and time.monotonic() <= deadline:
-            entries = file.tables[table.tunings[0].table][generation.name]
-            for name, value in table.derive(device, timer, entries).items():
-                print(f"{name}: {value}")
-                file.tables[name][generation.name] = value
-                file.tables["MEASURED"][f"{name} {generation.name}"] = measured_on
-            path.write_text(file.text())
+    # An earlier table may have written the same file there already.
+    path = target / table.path
+    file = TableFile.read(path if path.exists() else ROOT / table.path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+
+    def write(label: str, entries: Literal, key: object, value: Literal) -> None:
+        entries[key] = value
+        file.tables["MEASURED"][f"{label} {generation.name}"] = measured_on
+        path.write_text(file.text())
+
+    for tuning in table.tunings:
+        if time.monotonic() > deadline:
+            print(f"{tuning.label}: out of time, stays as it is")
+            is_complete = False
+            continue
+        of_table = file.tables[tuning.table]
+        entries, key = (of_table, generation.name) if tuning.key is None else (of_table[generation.name], tuning.key)
+        try:
+            choice = choose(tuning, entries[key], device, timer)
+        except RuntimeError as error:
+            print(error, flush=True)
+            is_complete = False
+            continue
+        print("\n".join(_lines(tuning, choice)), flush=True)
+        write(tuning.label, entries, key, dict(choice.entry))
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+    if table.derive is not None and time.monotonic() <= deadline:
+        for name, value in table.derive(device, timer, file.tables[table.tunings[0].table][generation.name]).items():
+            print(f"{name}: {value}")
+            write(name, file.tables[name], generation.name, value)
+    if path.exists():
         print(f"wrote {path}", flush=True)
-    return 0 if is_complete else 1
-
-
-def _tune_entry(
-    tuning: Tuning, file: TableFile, device: torch.device, generation: GpuGeneration, timer: Timer, measured_on: str
-) -> bool:
-    """Decide one entry and put it into the file; return False where no entry was right."""
-    entries = file.tables[tuning.table]
-    present = entries[generation.name] if tuning.key is None else entries[generation.name][tuning.key]
-    try:
-        choice = choose(tuning, present, device, timer)
-    except RuntimeError as error:
-        print(error, flush=True)
-        return False
-    print("\n".join(_lines(tuning, choice)), flush=True)
-    if tuning.key is None:
-        entries[generation.name] = dict(choice.entry)
-    else:
-        entries[generation.name][tuning.key] = dict(choice.entry)
-    file.tables["MEASURED"][f"{tuning.label} {generation.name}"] = measured_on
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
-    return True
+    return is_complete
 
 
 def _lines(tuning: Tuning, choice: Choice) -> list[str]:

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from ops.bench.gpu.case import OpSuite
+from ops.bench.gpu.results import check_lines
 from ops.bench.gpu.run import check_op
 from ops.bench.gpu.suites import all_suites
-from ops.bench.gpu.table import check_lines
 
 
 @pytest.mark.gpu

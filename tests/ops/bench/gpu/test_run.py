@@ -17,10 +17,10 @@ from ops.bench.gpu import run as suite_run
 from ops.bench.gpu.__main__ import main
 from ops.bench.gpu.case import OURS, OURS_ON_DEVICE, Case, CaseSpec, Check, Clock, OpSuite
 from ops.bench.gpu.plan import Plan, Verdicts, run_plan
-from ops.bench.gpu.record import RunRecord
-from ops.bench.gpu.run import poisoned_memory
-from ops.bench.gpu.suite_process import run_suite
+from ops.bench.gpu.results import RunRecord
+from ops.bench.gpu.run import poisoned_memory, run_suite
 from ops.bench.gpu.timer import Timing
+from ops.bench.report.records import read_runs
 from tests.ops.bench.bare_machine import run_without
 
 CPU = torch.device("cpu")
@@ -151,6 +151,9 @@ def test_suites_that_break_their_process_leave_the_results_of_the_others(
     failed = {record["check"]: record for record in records if "check" in record}
     assert {name: record["failure"] for name, record in failed.items()} == reasons
     assert {(record["shape"], record["is_right"]) for record in failed.values()} == {("process", False)}
+    # What a suite that was killed leaves is no line that the report stumbles over.
+    (tmp_path / "failed.jsonl").write_text("".join(json.dumps(record) + "\n" for record in failed.values()))
+    assert len(read_runs(tmp_path / "failed.jsonl")) == 1
     assert "FAILED crashing: its process was ended by SIGSEGV" in capfd.readouterr().out
 
 

@@ -16,21 +16,19 @@ import torch
 from ops.bench.gpu import ceilings
 from ops.bench.gpu.case import OURS, OURS_ON_DEVICE, Case, CaseSpec, Clock, OpSuite
 from ops.bench.gpu.cases import steps
-from ops.bench.gpu.record import RunRecord
-from ops.bench.gpu.run import check_op
+from ops.bench.gpu.results import RunRecord, check_lines
+from ops.bench.gpu.run import check_op, run_suite
 from ops.bench.gpu.shapes import ModelShape
 from ops.bench.gpu.step import correctness, serving, verification
 from ops.bench.gpu.step import steps as step_cases
 from ops.bench.gpu.step.random_model import random_model
-from ops.bench.gpu.step.scripted_drafts import ScriptedProposer
 from ops.bench.gpu.step.serving import prefix_cache_case, throughput_case
 from ops.bench.gpu.step.step_engine import EngineSizes, StepEngine
 from ops.bench.gpu.step.steps import decode_case, matrices, prefill_case
 from ops.bench.gpu.step.verification import PLAIN, scripted_case, verification_case
-from ops.bench.gpu.suite_process import run_suite
 from ops.bench.gpu.suites import all_suites
-from ops.bench.gpu.table import check_lines
 from ops.bench.gpu.timer import Timing
+from ops.bench.spec.scripted_drafts import ScriptedProposer
 from tests.ops.bench.bare_machine import run_without
 from tests.ops.bench.gpu.step.tiny_models import CODES, CPU, DENSE, LLAMA, OTHER, QWEN, with_fields
 
