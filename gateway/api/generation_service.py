@@ -226,7 +226,9 @@ class GenerationService:
     ) -> int:
         """Count what became of an answer, and return the status it stands for."""
         metrics = self._metrics
-        usage = record.usage = answer.usage
+        usage = answer.usage
+        # No count is better than one of none: a client may leave a stream of a thousand tokens.
+        record.usage = usage if usage.is_known else None
         record.outcome = outcome.value
         if answer.error is not None:
             record.failed(answer.error)

@@ -39,6 +39,11 @@ class UsageTotals:
         self.accepted_prediction_tokens = self.rejected_prediction_tokens = 0
         self.reasoning_tokens = 0
 
+    @property
+    def is_known(self) -> bool:
+        """Whether any sequence has told its usage, which it does when it ends."""
+        return self.prompt_tokens + self.completion_tokens > 0
+
     def add(self, index: int, usage: Usage | None) -> None:
         """Add the usage of the sequence of choice `index`, once; None if it is not known."""
         if usage is None:

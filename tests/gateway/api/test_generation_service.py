@@ -153,6 +153,19 @@ async def test_client_that_leaves_cancels_at_the_worker(worker: WireWorker, gate
     await until(lambda: any(request.id in cancel.ids for cancel in worker.cancels))
 
 
+async def test_line_of_a_client_that_left_claims_no_count_of_tokens(
+    worker: WireWorker, gateway: GatewayProcess
+) -> None:
+    async with connected(gateway) as client:
+        client.post("/v1/chat/completions", _chat(worker))
+        await worker.begin(1)
+        request_id = (await client.head())[1]["x-request-id"]
+    await until(lambda: f"request_id={request_id}" in gateway.log)
+    [line] = [line for line in gateway.log.splitlines() if f"request_id={request_id}" in line]
+    assert "outcome=disconnected" in line
+    assert "_tokens=" not in line
+
+
 async def test_client_that_leaves_is_counted_once(worker: WireWorker, gateway: GatewayProcess) -> None:
     async with connected(gateway) as client:
         client.post("/v1/chat/completions", _chat(worker))
