@@ -21,6 +21,20 @@ _DESCRIPTION = "GET /openapi.json describes what is served."
 _OLLAMA = (
     "Ollama's own API is not served: choose an OpenAI-compatible server in the client, with a base URL ending in /v1."
 )
+# What of Ollama's has a counterpart, by the last part of its path.
+_LIKE_OLLAMA = MappingProxyType(
+    {
+        "chat": "POST /v1/chat/completions",
+        "generate": "POST /v1/completions",
+        "tags": "GET /v1/models",
+        "ps": "GET /v1/models",
+        "show": "GET /v1/models/{model}",
+        "embed": "POST /v1/embeddings",
+        "embeddings": "POST /v1/embeddings",
+        "version": "GET /version",
+        "pull": "`headrace up --model MODEL`, which downloads it,",
+    }
+)
 
 # A longer path is nobody's typing error, and comparing it would cost time.
 _MAX_COMPARED_CHARACTERS = 64
@@ -41,6 +55,7 @@ _INSTEAD = MappingProxyType(
         **dict.fromkeys(("load_lora_adapter", "unload_lora_adapter", "lora-adapters"), _ADAPTERS),
         **dict.fromkeys(("docs", "redoc", "swagger"), _DESCRIPTION),
         **dict.fromkeys(("key", "user", "team", "organization"), _KEYS),
+        **{f"api/{name}": f"{_OLLAMA} {other} stands for it." for name, other in _LIKE_OLLAMA.items()},
         "api": _OLLAMA,
         "chat": _GENERATE,
         "chat/completions": "Nothing is served below /v1/chat/completions: chats are not kept, as /v1/responses are.",
