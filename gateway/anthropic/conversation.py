@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from gateway.anthropic.body import BlockBody, MessageBody, PromptBody, SourceBody
+from gateway.api.schemas.assistant_turn import AssistantTurn
 from gateway.api.schemas.hosted_blocks import HOSTED_CALLS, HOSTED_RESULTS, NO_TEXT
 from gateway.api.schemas.raw import given
 from gateway.api.schemas.refusals import invalid_value, missing_parameter, unsupported_parameter
@@ -32,27 +32,6 @@ _REASONS = MappingProxyType(
 )
 
 
-@dataclass(slots=True)
-class _Said:
-    """What the assistant has said since the last result."""
-
-    texts: list[str] = field(default_factory=list)
-    thoughts: list[str] = field(default_factory=list)
-    calls: list[ToolCall] = field(default_factory=list)
-
-    @property
-    def is_anything(self) -> bool:
-        return bool(self.texts or self.thoughts or self.calls)
-
-    def message(self) -> ChatMessage:
-        return ChatMessage(
-            role="assistant",
-            content="".join(self.texts),
-            reasoning="".join(self.thoughts) or None,
-            tool_calls=tuple(self.calls),
-        )
-
-
 def chat_messages(body: PromptBody) -> tuple[ChatMessage, ...]:
     """Return the conversation, the system prompt first.
 
@@ -62,15 +41,15 @@ def chat_messages(body: PromptBody) -> tuple[ChatMessage, ...]:
     messages: list[ChatMessage] = []
     if body.system:
         messages.append(ChatMessage(role="system", content=_text(body.system, "system")))
-    answered = _answered(body)
+    answered = _answered_calls(body)
     for index, message in enumerate(body.messages):
         where = f"messages.[{index}].content"
         messages += _turn(message, where, answered)
     return tuple(messages)
 
 
-def _answered(body: PromptBody) -> AbstractSet[str | None]:
-    """Return the calls of Anthropic's server whose results are there, which may be some turns later."""
+def _answered_calls(body: PromptBody) -> AbstractSet[str | None]:
+    """Return the ids of calls that Anthropic's server ran and whose results are in this turn or a later one."""
     turns = [message.content for message in body.messages if isinstance(message.content, list)]
     return {block.tool_use_id for turn in turns for block in turn if block.type in HOSTED_RESULTS}
 
@@ -90,7 +69,7 @@ def _user(message: MessageBody, where: str) -> Iterator[ChatMessage]:
         yield ChatMessage(role="user", content=message.content)
         return
     texts: list[str] = []
-    for block, place in _placed(message.content, where):
+    for block, place in _with_places(message.content, where):
         if block.type == "tool_result":
             yield _tool_result(block, place)
         else:
@@ -103,23 +82,23 @@ def _assistant(message: MessageBody, where: str, answered: AbstractSet[str | Non
     if isinstance(message.content, str):
         yield ChatMessage(role="assistant", content=message.content)
         return
-    said, has_hosted = _Said(), False
-    for block, place in _placed(message.content, where):
+    turn, has_hosted = AssistantTurn(), False
+    for block, place in _with_places(message.content, where):
         has_hosted = has_hosted or block.type in _HOSTED
         if block.type in HOSTED_RESULTS:
-            if said.is_anything:
-                yield said.message()
-                said = _Said()
+            if not turn.is_empty:
+                yield turn.message()
+                turn = AssistantTurn()
             yield _tool_result(block, place, NO_TEXT)
         elif block.type == "tool_use" or (block.type in HOSTED_CALLS and block.id in answered):
-            said.calls.append(_tool_call(block, place))
+            turn.calls.append(_tool_call(block, place))
         elif block.type == "thinking":
-            said.thoughts.append(require_text(f"{place}.thinking", _required(block.thinking, f"{place}.thinking")))
+            turn.reasoning.append(require_text(f"{place}.thinking", _required(block.thinking, f"{place}.thinking")))
         elif block.type not in HOSTED_CALLS and block.type != "redacted_thinking":
             # A hosted call without its result is left out: templates refuse a call that nothing answers.
-            said.texts.append(_block_text(block, place))
-    if said.is_anything or not has_hosted:
-        yield said.message()
+            turn.content.append(_block_text(block, place))
+    if not (turn.is_empty and has_hosted):
+        yield turn.message()
 
 
 def _tool_call(block: BlockBody, place: str) -> ToolCall:
@@ -144,7 +123,7 @@ def _tool_result(block: BlockBody, place: str, otherwise: str = "") -> ChatMessa
 def _text(content: str | list[BlockBody], where: str) -> str:
     if isinstance(content, str):
         return content
-    return "\n\n".join(_block_text(block, place) for block, place in _placed(content, where))
+    return "\n\n".join(_block_text(block, place) for block, place in _with_places(content, where))
 
 
 def _block_text(block: BlockBody, place: str) -> str:
@@ -190,7 +169,7 @@ def _plain_text(content: str | list[BlockBody] | None, where: str) -> str:
         raise missing_parameter(where, "a string or a list of text blocks")
     if isinstance(content, str):
         return content
-    for block, place in _placed(content, where):
+    for block, place in _with_places(content, where):
         if block.type != "text":
             raise unsupported_parameter(
                 place, f"'{place}' has the type '{block.type[:64]}'; only text may stand there."
@@ -198,7 +177,8 @@ def _plain_text(content: str | list[BlockBody] | None, where: str) -> str:
     return _text(content, where)
 
 
-def _placed(blocks: Iterable[BlockBody], where: str) -> Iterator[tuple[BlockBody, str]]:
+def _with_places(blocks: Iterable[BlockBody], where: str) -> Iterator[tuple[BlockBody, str]]:
+    """Yield blocks, each with its place in the body."""
     for index, block in enumerate(blocks):
         yield block, f"{where}.[{index}]"
 

@@ -1,17 +1,17 @@
 """From the items of a conversation to the messages that a chat template gets.
 
-What an assistant thought, said and called stands in several items, and in one message. So those that follow one another
-become one message, in this order; anything out of order begins the next one. Before a summary of the conversation there
-is only what was said to the model.
+An assistant's reasoning, text and calls are separate items and one message. Items that follow one another in this order
+become one message; an item out of order begins the next one. What a summary stands for is left out, but for the
+messages of other roles.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
+from gateway.api.schemas.assistant_turn import AssistantTurn
 from gateway.api.schemas.hosted_items import HOSTED_ITEMS, HostedItem
 from gateway.api.schemas.refusals import invalid_value, missing_parameter, unsupported_parameter
 from gateway.api.schemas.texts import require_text
@@ -37,29 +37,12 @@ def to_messages(
     return _Conversation(num_earlier, names or {}).read(items)
 
 
-@dataclass(slots=True)
-class _Turn:
-    """An assistant's message that is being put together."""
-
-    content: list[str] = field(default_factory=list)
-    reasoning: list[str] = field(default_factory=list)
-    calls: list[ToolCall] = field(default_factory=list)
-
-    def message(self) -> ChatMessage:
-        return ChatMessage(
-            role="assistant",
-            content="".join(self.content),
-            reasoning="".join(self.reasoning) or None,
-            tool_calls=tuple(self.calls),
-        )
-
-
 class _Conversation:
     def __init__(self, num_earlier: int, names: Mapping[str, NamespacedName]) -> None:
         self._shown_names = {name: shown for shown, name in names.items()}
         self._num_earlier = num_earlier
         self._messages: list[ChatMessage] = []
-        self._turn: _Turn | None = None
+        self._turn: AssistantTurn | None = None
         self._names: dict[str, str] = {}
 
     def read(self, items: Sequence[ItemBody]) -> tuple[ChatMessage, ...]:
@@ -150,9 +133,9 @@ class _Conversation:
         name = item.name or self._names.get(call_id)
         self._messages.append(ChatMessage(role="tool", content=text, name=name, tool_call_id=call_id))
 
-    def _new_turn(self) -> _Turn:
+    def _new_turn(self) -> AssistantTurn:
         self._end_turn()
-        self._turn = _Turn()
+        self._turn = AssistantTurn()
         return self._turn
 
     def _end_turn(self) -> None:
