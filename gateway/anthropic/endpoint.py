@@ -23,10 +23,6 @@ class MessagesEndpoint(Endpoint):
     name = "messages"
     dialect = ANTHROPIC
 
-    def __init__(self, allow_unknown: bool) -> None:
-        """Leave out unknown parameters where the operator allows it."""
-        self._allow_unknown = allow_unknown
-
     async def generation(self, body: bytes, principal: Principal) -> Generation:
         """Parse the body."""
         return parse_messages(body, self._allow_unknown)

@@ -65,6 +65,10 @@ class Endpoint(ABC):
     dialect: Dialect = OPENAI
     is_repeatable: bool = False
 
+    def __init__(self, allow_unknown: bool = False) -> None:
+        """Leave unknown parameters out if `allow_unknown`, instead of refusing them."""
+        self._allow_unknown = allow_unknown
+
     @abstractmethod
     async def generation(self, body: bytes, principal: Principal) -> Generation:
         """Return what a body asks for.
@@ -94,10 +98,6 @@ class Endpoint(ABC):
 
 class _OpenAiEndpoint(Endpoint):
     is_repeatable = True
-
-    def __init__(self, allow_unknown: bool = False) -> None:
-        """Leave unknown parameters out if `allow_unknown`, instead of refusing them."""
-        self._allow_unknown = allow_unknown
 
     def whole_answer(self, asked: Asked) -> Answer:
         identity = AnswerIdentity.new(asked.generation, asked.fingerprint)

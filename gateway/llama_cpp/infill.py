@@ -51,6 +51,7 @@ class InfillEndpoint(Endpoint):
 
     def __init__(self, services: RouteServices) -> None:
         """Look for models in these."""
+        super().__init__(services.config.allow_unknown_parameters)
         self._services = services
 
     async def generation(self, body: bytes, principal: Principal) -> Generation:
@@ -59,7 +60,7 @@ class InfillEndpoint(Endpoint):
         named = completion.get("model")
         if named is None:
             completion["model"] = Raw(_encode(self._services.model_or_only_one(principal, None)))
-        generation = parse_completion(_encode(completion), self._services.config.allow_unknown_parameters)
+        generation = parse_completion(_encode(completion), self._allow_unknown)
         if generation.num_sequences != 1:
             raise invalid_value("n", "'n' and 'best_of' must be 1 here.")
         return generation

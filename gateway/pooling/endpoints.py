@@ -11,10 +11,6 @@ from gateway.pooling.bodies import EmbeddingsRequest, RerankRequest, parse_embed
 
 
 class _NumbersEndpoint(Endpoint):
-    def __init__(self, allow_unknown: bool) -> None:
-        """Leave out unknown parameters where the operator allows it."""
-        self._allow_unknown = allow_unknown
-
     def streamed_answer(self, asked: Asked, parts: StreamParts) -> Answer:
         """Never asked for: no body says `stream`."""
         raise AssertionError("no body asks for a stream")

@@ -48,7 +48,7 @@ class ResponsesEndpoint(Endpoint):
 
     def __init__(self, store: ResponseStore, allow_unknown: bool = False) -> None:
         """Read and store in `store`; leave unknown parameters out if `allow_unknown`, instead of refusing them."""
-        self._allow_unknown = allow_unknown
+        super().__init__(allow_unknown)
         self._store = store
         self._submission = Submission(store)
         self._history = History(store)
