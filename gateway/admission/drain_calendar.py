@@ -2,8 +2,8 @@
 
 All amounts are seconds of the whole fleet: a request costs the time in which the fleet does as much work as it brings.
 The excess is by how much the present queue is longer than it may be for a request to be admitted; negative when there
-is room. Work drains at one second a second, of which a part (`fill`) may be promised: predictions are not exact, and
-what is left over goes to new requests.
+is room. Work drains at one second a second. Only the share `FILL` of it is promised: predictions are not exact, and
+what is left goes to new requests.
 
 Owns the bookings; `gateway/admission/reservations.py` says whose they are.
 """
@@ -17,7 +17,7 @@ HORIZON_S = 60
 # Tenants that hold more than half of what is booked may fill less, so that others find room in every second.
 FILL = 0.95
 FILL_OF_DOMINANT = 0.85
-# Below so much, nobody holds much.
+# While less than this is booked in all, no tenant counts as dominant.
 _SMALL_TOTAL_S = 2.0
 
 _Key = TypeVar("_Key", int, str)
@@ -57,7 +57,7 @@ class DrainCalendar:
         _subtract(self._by_tenant, tenant, cost_s)
         self._total = max(0.0, self._total - cost_s) if self._booked else 0.0
 
-    def has_room_now(self, now: float, excess_s: float, cost_s: float, tenant: str, ahead_s: float) -> bool:
+    def has_room_now(self, now: float, excess_s: float, cost_s: float, tenant: str, earlier_s: float) -> bool:
         """Whether a request can begin now and every promise can still be kept.
 
         Args:
@@ -65,14 +65,14 @@ class DrainCalendar:
             excess_s: By how much the queue is too long for this request.
             cost_s: What it adds.
             tenant: Who asks.
-            ahead_s: Work that waits for a booking before this request.
+            earlier_s: Work that was refused before this request and has no booking yet.
         """
         if excess_s > 0:
             return False
-        if self.is_empty and ahead_s == 0:
+        if self.is_empty and earlier_s == 0:
             return True
         slack = self._slack(now, excess_s, tenant)
-        return min(slack) >= cost_s * self.num_gateways and slack[-1] >= cost_s * self.num_gateways + ahead_s
+        return min(slack) >= cost_s * self.num_gateways and slack[-1] >= cost_s * self.num_gateways + earlier_s
 
     def is_free_soon(self, now: float, excess_s: float, cost_s: float) -> bool:
         """Whether a request can begin now without being in the way of those who were told to come about now."""
@@ -80,9 +80,9 @@ class DrainCalendar:
         due_s = sum(cost for at, cost in self._booked.items() if at <= second + 1)
         return excess_s + (due_s + cost_s) * self.num_gateways <= 0
 
-    def first_room(self, now: float, excess_s: float, cost_s: float, tenant: str, ahead_s: float) -> int | None:
+    def first_room(self, now: float, excess_s: float, cost_s: float, tenant: str, earlier_s: float) -> int | None:
         """Return in how many seconds there is room for a request, behind work that waits; None beyond the horizon."""
-        needed_s = cost_s * self.num_gateways + ahead_s
+        needed_s = cost_s * self.num_gateways + earlier_s
         first: int | None = None
         slack = self._slack(now, excess_s, tenant)
         for wait_s in range(HORIZON_S, 0, -1):
@@ -91,9 +91,9 @@ class DrainCalendar:
             first = wait_s
         return first
 
-    def beyond_s(self, now: float, excess_s: float, cost_s: float, tenant: str, ahead_s: float) -> float:
-        """Return how long it takes until a request can begin for which there is no room within the horizon."""
-        missing_s = cost_s * self.num_gateways + ahead_s - self._slack(now, excess_s, tenant)[-1]
+    def late_turn_s(self, now: float, excess_s: float, cost_s: float, tenant: str, earlier_s: float) -> float:
+        """Return after how long a request can begin for which there is no room within the horizon."""
+        missing_s = cost_s * self.num_gateways + earlier_s - self._slack(now, excess_s, tenant)[-1]
         return HORIZON_S + max(0.0, missing_s) / FILL
 
     def _slack(self, now: float, excess_s: float, tenant: str) -> list[float]:

@@ -1,12 +1,11 @@
 """Places promised to refused clients: a client that returns when told is admitted before one that is new.
 
-A refused request gets a reservation. While the calendar has room within a minute it is booked: the told time is a
+A refused request gets a reservation. While the calendar has room within a minute it is booked: its return time is a
 promise. Beyond that the client waits in its tenant's line without a booking: it is told to come back within the minute
 to keep its place, spread over the last third of it, and is booked in the order of the line as the calendar moves on.
-A reservation that is not used soon after the told time expires, and its place goes to others.
+A reservation that is not used soon after its return time expires, and its place goes to others.
 
-Owns the reservations of one model; bounded, with at most half of them for one tenant, however many keys it
-has.
+Owns the reservations of one model. Their number is bounded, and one tenant has half of them at most.
 """
 
 from __future__ import annotations
@@ -22,10 +21,10 @@ from dataclasses import dataclass
 from gateway.admission.caller import Caller
 from gateway.admission.drain_calendar import FILL, HORIZON_S, DrainCalendar
 
-# How long after the told time a place is kept.
+# How long a place is kept after the return time.
 GRACE_S = 2.0
 MAX_RESERVATIONS = 8192
-# Of one body under one key: whoever comes back is looked for among them.
+# Reservations for the same body under the same key: `find` looks at each of them.
 MAX_OF_IDENTITY = 256
 _FIRST_CHECK_IN_S = 40
 
@@ -40,11 +39,11 @@ class Reservation:
         ticket: Its name, which nobody can guess.
         size: Sequences and estimated prompt tokens of the request; it may not be used for a larger one.
         cost_s: Seconds of the fleet that it takes.
-        at: When its client was told to return; monotonic seconds.
-        is_booked: The told time is a promise; otherwise it keeps a place in the line.
-        offer: What withdraws it from where other gateways find it; None while they do not.
         since: When it was first refused, which decides its place in the line.
-        told_s: How long before `at` that was told.
+        return_at: When its client was told to return; monotonic seconds.
+        is_booked: The return time is a promise; otherwise it keeps a place in the line.
+        offer: What withdraws it from where other gateways find it; None while they do not.
+        promised_wait_s: How long its client was told to wait when it was booked.
     """
 
     ticket: str
@@ -54,25 +53,25 @@ class Reservation:
     size: Size
     cost_s: float
     since: float
-    at: float = 0.0
+    return_at: float = 0.0
     is_booked: bool = False
     offer: bytes | None = None
-    told_s: float = 0.0
+    promised_wait_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """What a refused client is told.
+class RetryAdvice:
+    """When a refused client should return, and what it finds then.
 
     Attributes:
         wait_s: Whole seconds after which to return.
         ticket: Of its reservation; None when there are too many.
-        ahead_s: When it waits without a booking, about how long it will take; None when a place is kept for it.
+        turn_in_s: For a reservation without a booking, about how long until its turn; None for a booked one.
     """
 
     wait_s: int
     ticket: str | None
-    ahead_s: float | None
+    turn_in_s: float | None
 
 
 class _Line:
@@ -133,17 +132,17 @@ class ReservationBook:
             return
         self._add(reservation)
         if reservation.is_booked:
-            self._book(reservation, reservation.at)
+            self._book(reservation, reservation.return_at)
         else:
             self._join_line(reservation)
-        self._expect(reservation, reservation.at)
+        self._expect(reservation, reservation.return_at)
 
     def expire(self, now: float) -> int:
         """Drop the reservations of clients that did not return, and return how many of them were booked."""
         num_unused = 0
         while self._expiring and self._expiring[0][0] + GRACE_S < now:
             at, _, reservation = heapq.heappop(self._expiring)
-            if reservation.at == at and self._by_ticket.get(reservation.ticket) is reservation:
+            if reservation.return_at == at and self._by_ticket.get(reservation.ticket) is reservation:
                 num_unused += reservation.is_booked
                 self.use(reservation)
         return num_unused
@@ -157,9 +156,9 @@ class ReservationBook:
             found = None
         if found is None and caller.is_retry is not False:
             same = self._by_identity.get(caller.identity, ())
-            # Before the told time only a client that says so is the same one: another may send the same body.
-            returning = [each for each in same if caller.is_retry or each.at <= now]
-            found = min(returning, key=lambda each: each.at, default=None)
+            # Before its return time only a client that says so is the same one: another may send the same body.
+            returning = [each for each in same if caller.is_retry or each.return_at <= now]
+            found = min(returning, key=lambda each: each.return_at, default=None)
         is_covered = found is not None and size[0] <= found.size[0] and size[1] <= found.size[1]
         return found if is_covered else None
 
@@ -168,9 +167,9 @@ class ReservationBook:
         if found is not None and found.is_booked:
             self._unbook(found)
             has_room = self.calendar.has_room_now(now, excess_s, cost_s, caller.tenant, 0.0)
-            self._book(found, found.at)
+            self._book(found, found.return_at)
             return has_room
-        return self.calendar.has_room_now(now, excess_s, cost_s, caller.tenant, self._ahead_s(caller.tenant, found))
+        return self.calendar.has_room_now(now, excess_s, cost_s, caller.tenant, self._earlier_s(caller.tenant, found))
 
     def use(self, reservation: Reservation) -> None:
         """End a reservation: its request begins, or its client did not come."""
@@ -189,33 +188,33 @@ class ReservationBook:
 
     def refuse(
         self, caller: Caller, found: Reservation | None, size: Size, excess_s: float, cost_s: float, now: float
-    ) -> Told:
+    ) -> RetryAdvice:
         """Give a refused request a place, or a returning one its next, and say when to come."""
-        if found is not None and found.at > now:
+        if found is not None and found.return_at > now:
             # Too early: its place is kept, and nothing changes.
-            return Told(
-                math.ceil(found.at - now),
+            return RetryAdvice(
+                math.ceil(found.return_at - now),
                 found.ticket,
-                None if found.is_booked else self._ahead_s(caller.tenant, found),
+                None if found.is_booked else self._earlier_s(caller.tenant, found),
             )
         if found is not None and found.is_booked:
             # The promise could not be kept: it has the next place, whatever is booked there, behind others like it.
             self._unbook(found)
             begin = max(self._amended_until, now + excess_s)
             self._amended_until = begin + cost_s * self.calendar.num_gateways
-            return self._booked(found, min(HORIZON_S, max(1, math.ceil((begin - now) / FILL))), now)
-        ahead_s = self._ahead_s(caller.tenant, found)
-        room = self.calendar.first_room(now, excess_s, cost_s, caller.tenant, ahead_s)
+            return self._promise(found, min(HORIZON_S, max(1, math.ceil((begin - now) / FILL))), now)
+        earlier_s = self._earlier_s(caller.tenant, found)
+        room = self.calendar.first_room(now, excess_s, cost_s, caller.tenant, earlier_s)
         reservation = found or self._new(caller, size, cost_s, now)
         if reservation is None:
-            return Told(self._check_in_s(), None, ahead_s + HORIZON_S)
+            return RetryAdvice(self._check_in_s(), None, earlier_s + HORIZON_S)
         if room is not None:
             self._leave_line(reservation)
-            return self._booked(reservation, room, now)
+            return self._promise(reservation, room, now)
         wait_s = self._check_in_s()
         self._expect(reservation, now + wait_s)
-        beyond_s = self.calendar.beyond_s(now, excess_s, cost_s, caller.tenant, ahead_s)
-        return Told(wait_s, reservation.ticket, beyond_s)
+        turn_in_s = self.calendar.late_turn_s(now, excess_s, cost_s, caller.tenant, earlier_s)
+        return RetryAdvice(wait_s, reservation.ticket, turn_in_s)
 
     def _new(self, caller: Caller, size: Size, cost_s: float, now: float) -> Reservation | None:
         """Return a new reservation at the end of the line, unless there are too many."""
@@ -246,30 +245,31 @@ class ReservationBook:
         if not line:
             del self._lines[reservation.tenant]
 
-    def _ahead_s(self, tenant: str, reservation: Reservation | None) -> float:
-        """Return how much of its tenant's work waits in the line before a reservation, or before a newcomer."""
+    def _earlier_s(self, tenant: str, reservation: Reservation | None) -> float:
+        """Return the work of its tenant that is in the line before a reservation, or before a newcomer."""
         line = self._lines.get(tenant)
         if line is None:
             return 0.0
         return line.before(math.inf if reservation is None else reservation.since)
 
-    def _booked(self, reservation: Reservation, wait_s: int, now: float) -> Told:
-        reservation.told_s = wait_s
+    def _promise(self, reservation: Reservation, wait_s: int, now: float) -> RetryAdvice:
+        """Book a reservation, and return what its client is told."""
+        reservation.promised_wait_s = wait_s
         self._book(reservation, now + wait_s)
         self._expect(reservation, now + wait_s)
-        return Told(wait_s, reservation.ticket, None)
+        return RetryAdvice(wait_s, reservation.ticket, None)
 
     def _book(self, reservation: Reservation, at: float) -> None:
         reservation.is_booked = True
-        reservation.at = at
+        reservation.return_at = at
         self.calendar.book(at, reservation.cost_s, reservation.tenant)
 
     def _unbook(self, reservation: Reservation) -> None:
         reservation.is_booked = False
-        self.calendar.free(reservation.at, reservation.cost_s, reservation.tenant)
+        self.calendar.free(reservation.return_at, reservation.cost_s, reservation.tenant)
 
     def _expect(self, reservation: Reservation, at: float) -> None:
-        reservation.at = at
+        reservation.return_at = at
         heapq.heappush(self._expiring, (at, next(self._numbers), reservation))
 
     def _check_in_s(self) -> int:

@@ -4,7 +4,7 @@ Used only while several gateways are alive. A promise is offered here when it is
 both without waiting. The gateway that takes it holds it alone. Without Redis, a client that returns to another gateway
 is a newcomer.
 
-One sorted set per model, key and body: each member is a place, scored by its told time in Unix milliseconds.
+One sorted set per model, key and body: each member is a place, scored by its return time in Unix milliseconds.
 """
 
 from __future__ import annotations
@@ -59,9 +59,9 @@ class _Place(msgspec.Struct, frozen=True, array_like=True):
     size: tuple[NumRequests, NumTokens]
     cost_s: Seconds
     since: UnixSeconds
-    at: UnixSeconds
+    return_at: UnixSeconds
     is_booked: bool
-    told_s: Seconds = 0.0
+    promised_wait_s: Seconds = 0.0
 
 
 class SharedPlaces:
@@ -85,13 +85,13 @@ class SharedPlaces:
             reservation.size,
             reservation.cost_s,
             reservation.since + offset,
-            reservation.at + offset,
+            reservation.return_at + offset,
             reservation.is_booked,
-            reservation.told_s,
+            reservation.promised_wait_s,
         )
         member = self._encode(place)
         lifetime = _milliseconds(HORIZON_S + 2 * GRACE_S)
-        self._send(_OFFER, _key(model, reservation.identity), [_milliseconds(place.at), member, lifetime])
+        self._send(_OFFER, _key(model, reservation.identity), [_milliseconds(place.return_at), member, lifetime])
         return member
 
     def withdraw(self, model: str, reservation: Reservation, member: bytes) -> None:
@@ -120,9 +120,9 @@ class SharedPlaces:
             place.size,
             place.cost_s,
             place.since - offset,
-            place.at - offset,
+            place.return_at - offset,
             place.is_booked,
-            told_s=min(HORIZON_S, place.told_s),
+            promised_wait_s=min(HORIZON_S, place.promised_wait_s),
         )
 
     def _send(self, script: Script, key: str, arguments: list[Argument]) -> None:

@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from gateway.admission.caller import Caller
 from gateway.admission.forecast import Excess, Experience, Forecast, forecast
-from gateway.admission.reservations import Reservation, ReservationBook, Size, Told
+from gateway.admission.reservations import Reservation, ReservationBook, RetryAdvice, Size
 from gateway.admission.shared_places import SharedPlaces
 from gateway.config import GatewayConfig
 from gateway.errors import ApiError, model_not_found, whole_seconds
@@ -32,7 +32,7 @@ UNKNOWN_RETRY_S = 2.0
 # By how much of the objective the queue may be too long for somebody who was promised a place, because predictions err:
 # a fleet of half the speed makes twice the wait of the same queue, and the queue may be half as long again as it was
 # predicted to be. The longer ago a promise was made, the more could be promised to others before it: the time that was
-# told comes on top.
+# promised comes on top.
 PROMISE_TOLERANCE = 1.5
 # The same where the queue is as long as it may be in requests or tokens, which bounds memory and not only time.
 FULL_QUEUE_TOLERANCE = 0.5
@@ -116,23 +116,7 @@ class Shedder:
             experience = self._experience[load.model] = Experience()
         expected = forecast(load, generation, experience, self._config)
         _check_timeout(generation.timeout_s, expected)
-        book = self._books.get(load.model)
-        if book is None:
-            book = self._books[load.model] = ReservationBook(self._uniform)
-        book.calendar.num_gateways = load.num_gateways
-        now = self._clock()
-        found = None
-        if book:
-            self._metrics.promises["unused"] += book.expire(now)
-            found = book.find(caller, _size(generation), now)
-        if not self._may_begin(book, found, caller, expected, now):
-            raise self._turn_away(load, book, found, caller, _size(generation), expected, now)
-        if found is not None:
-            if found.is_booked:
-                self._metrics.promises["kept"] += 1
-                self._metrics.retry_after_error_s.observe(0.0)
-            book.use(found)
-            self._withdraw(load.model, found)
+        self._check_turn(load, _size(generation), caller, expected)
         is_known = load.prefill_rate > 0 or load.decode_rate > 0
         ttft_s = expected.wait_s + expected.own_s if is_known else None
         return Prediction(
@@ -164,12 +148,36 @@ class Shedder:
             completion_tokens / prediction.num_sequences if completion_tokens else None,
         )
 
+    def _check_turn(self, load: FleetLoad, size: Size, caller: Caller, expected: Forecast) -> None:
+        """Use the reservation with which a caller returns; refuse whoever may not begin now.
+
+        Raises:
+            ApiError: 503.
+        """
+        book = self._books.get(load.model)
+        if book is None:
+            book = self._books[load.model] = ReservationBook(self._uniform)
+        book.calendar.num_gateways = load.num_gateways
+        now = self._clock()
+        found = None
+        if book:
+            self._metrics.promises["unused"] += book.expire(now)
+            found = book.find(caller, size, now)
+        if not self._may_begin(book, found, caller, expected, now):
+            raise self._turn_away(load, book, found, caller, size, expected, now)
+        if found is not None:
+            if found.is_booked:
+                self._metrics.promises["kept"] += 1
+                self._metrics.retry_after_error_s.observe(0.0)
+            book.use(found)
+            self._withdraw(load.model, found)
+
     def _may_begin(
         self, book: ReservationBook, found: Reservation | None, caller: Caller, expected: Forecast, now: float
     ) -> bool:
         excess = expected.excess
         slo_s = self._config.interactive_ttft_slo_s
-        if found is not None and found.is_booked and found.at <= now:
+        if found is not None and found.is_booked and found.return_at <= now:
             return not excess.is_exceeded or 0 < excess.seconds <= _tolerance_s(found, excess, slo_s)
         if excess.is_exceeded:
             return False
@@ -190,34 +198,35 @@ class Shedder:
         excess = expected.excess
         if expected.cost_s == 0:
             return self._refusal(excess.reason, excess.message, self._jittered(UNKNOWN_RETRY_S))
-        is_broken = found is not None and found.is_booked and found.at <= now
-        told = book.refuse(caller, found, size, excess.seconds, expected.cost_s, now)
+        is_broken = found is not None and found.is_booked and found.return_at <= now
+        advice = book.refuse(caller, found, size, excess.seconds, expected.cost_s, now)
         if is_broken:
             self._metrics.promises["broken"] += 1
-            self._metrics.retry_after_error_s.observe(told.wait_s)
-        reservation = book.get(told.ticket)
+            self._metrics.retry_after_error_s.observe(advice.wait_s)
+        reservation = book.get(advice.ticket)
         if reservation is not None and self._places is not None and load.num_gateways > 1:
             self._withdraw(load.model, reservation)
             reservation.offer = self._places.offer(load.model, reservation)
-        self._metrics.promises["made"] += told.ahead_s is None
-        return self._refusal(excess.reason, excess.message, told.wait_s, told)
+        self._metrics.promises["made"] += advice.turn_in_s is None
+        return self._refusal(excess.reason, excess.message, advice.wait_s, advice)
 
     def _withdraw(self, model: str, reservation: Reservation) -> None:
         if reservation.offer is not None and self._places is not None:
             self._places.withdraw(model, reservation, reservation.offer)
             reservation.offer = None
 
-    def _refusal(self, reason: str, message: str, retry_after_s: float, told: Told | None = None) -> ApiError:
+    def _refusal(self, reason: str, message: str, retry_after_s: float, advice: RetryAdvice | None = None) -> ApiError:
         self._metrics.shed[reason] += 1
         retry_after_s = min(MAX_RETRY_S, max(1.0, retry_after_s))
         text = f"{message} Try again in {whole_seconds(retry_after_s)} s"
-        if told is not None and told.ahead_s is None:
+        if advice is not None and advice.turn_in_s is None:
             text += ": a place is kept for you then"
-        elif told is not None:
-            text += f" to keep your place: it will be your turn in about {told.ahead_s:.0f} s"
+        elif advice is not None:
+            text += f" to keep your place: it will be your turn in about {advice.turn_in_s:.0f} s"
         headers = {}
-        if told is not None and told.ticket is not None:
-            headers = {"x-headrace-ticket": told.ticket, "x-headrace-place": "line" if told.ahead_s else "booked"}
+        if advice is not None and advice.ticket is not None:
+            place = "booked" if advice.turn_in_s is None else "line"
+            headers = {"x-headrace-ticket": advice.ticket, "x-headrace-place": place}
         return ApiError(503, f"{text}.", code=reason, retry_after_s=retry_after_s, headers=headers)
 
     def _jittered(self, seconds: float) -> float:
@@ -234,7 +243,7 @@ def _tolerance_s(promise: Reservation, excess: Excess, slo_s: float) -> float:
         return 0.0
     if excess.reason != "overloaded":
         return FULL_QUEUE_TOLERANCE * slo_s
-    return PROMISE_TOLERANCE * slo_s + promise.told_s
+    return PROMISE_TOLERANCE * slo_s + promise.promised_wait_s
 
 
 def _check_timeout(timeout_s: float | None, expected: Forecast) -> None:

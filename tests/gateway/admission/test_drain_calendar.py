@@ -36,7 +36,7 @@ def test_bookings_spread_evenly_over_the_horizon() -> None:
 def test_no_room_within_the_horizon_is_none_and_says_how_far() -> None:
     calendar = DrainCalendar()
     assert calendar.first_room(NOW, 70.0, 1.0, "a", 0.0) is None
-    assert calendar.beyond_s(NOW, 70.0, 1.0, "a", 0.0) == pytest.approx(71 / FILL)
+    assert calendar.late_turn_s(NOW, 70.0, 1.0, "a", 0.0) == pytest.approx(71 / FILL)
     assert calendar.first_room(NOW, 0.0, 1.0, "a", 60.0) is None
 
 

@@ -14,7 +14,7 @@ from gateway.admission.reservations import GRACE_S, Reservation
 from gateway.admission.shared_places import MAX_PENDING, SharedPlaces
 from tests.gateway.admission.test_shared_places import caller
 
-RESERVATION = Reservation("t", "key", "key", b"\x01\x02", (2, 30), 1.5, 90.0, 112.25, True, told_s=7.5)
+RESERVATION = Reservation("t", "key", "key", b"\x01\x02", (2, 30), 1.5, 90.0, 112.25, True, promised_wait_s=7.5)
 
 
 class Asked:
@@ -46,13 +46,13 @@ async def test_offer_says_when_its_client_returns_and_is_kept_for_as_long() -> N
 
 
 # A gateway of an earlier version does not say what was told; what is said is never more than can be.
-@pytest.mark.parametrize(("said", "told_s"), [((), 0.0), ((7.5,), 7.5), ((1e6,), HORIZON_S)])
-async def test_place_that_is_found_is_one_by_this_gateways_clock(said: tuple[float, ...], told_s: float) -> None:
+@pytest.mark.parametrize(("said", "wait_s"), [((), 0.0), ((7.5,), 7.5), ((1e6,), HORIZON_S)])
+async def test_place_that_is_found_is_one_by_this_gateways_clock(said: tuple[float, ...], wait_s: float) -> None:
     asked = Asked(msgspec.msgpack.encode(("t", "key", (2, 30), 1.5, 4_990.0, 5_012.25, True, *said)))
     who = caller("body")
     found = await asked.places.take("m", who)
     assert found is not None
-    expected = Reservation("t", "key", "key", who.identity, (2, 30), 1.5, 90.0, 112.25, True, told_s=told_s)
+    expected = Reservation("t", "key", "key", who.identity, (2, 30), 1.5, 90.0, 112.25, True, promised_wait_s=wait_s)
     assert astuple(found) == astuple(expected)
     assert asked.calls[0][1] == [5_000_000, GRACE_S * 1000, "0"]
     assert await asked.places.take("m", caller("body", "other key")) is None

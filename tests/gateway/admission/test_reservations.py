@@ -15,7 +15,7 @@ from gateway.admission.reservations import (
     MAX_RESERVATIONS,
     Reservation,
     ReservationBook,
-    Told,
+    RetryAdvice,
 )
 
 NOW = 1000.0
@@ -33,7 +33,7 @@ def book() -> ReservationBook:
     return ReservationBook(lambda: 0.5)
 
 
-def refuse(book: ReservationBook, who: Caller, now: float = NOW, excess_s: float = 5.0) -> Told:
+def refuse(book: ReservationBook, who: Caller, now: float = NOW, excess_s: float = 5.0) -> RetryAdvice:
     return book.refuse(who, book.find(who, SIZE, now), SIZE, excess_s, COST_S, now)
 
 
@@ -54,7 +54,7 @@ def test_same_body_is_recognised_when_its_time_has_come_and_not_before(book: Res
 def test_client_that_says_it_is_a_retry_is_recognised_early_and_gains_nothing(book: ReservationBook) -> None:
     told = refuse(book, caller(x_stainless_retry_count="0"))
     again = refuse(book, caller(x_stainless_retry_count="1"), NOW + 1)
-    assert again == Told(told.wait_s - 1, told.ticket, None)
+    assert again == RetryAdvice(told.wait_s - 1, told.ticket, None)
     assert len(book) == 1
 
 
@@ -85,7 +85,7 @@ def test_equal_requests_of_one_key_have_a_place_each(book: ReservationBook) -> N
         reservation = book.find(caller(), SIZE, now)
         assert reservation is not None
         # The first one first: the others may still be waited for.
-        assert reservation.at == NOW + tolds[-expected].wait_s
+        assert reservation.return_at == NOW + tolds[-expected].wait_s
         book.use(reservation)
     assert book.find(caller(), SIZE, now) is None
 
@@ -111,10 +111,10 @@ def test_promise_that_was_not_kept_has_the_next_place(book: ReservationBook) -> 
 
 def test_line_beyond_the_horizon_is_spread_and_booked_in_its_order(book: ReservationBook) -> None:
     tolds = [refuse(book, caller(f"{i}"), NOW + i / 100, excess_s=20.0) for i in range(500)]
-    waiting = [i for i, told in enumerate(tolds) if told.ahead_s is not None]
+    waiting = [i for i, told in enumerate(tolds) if told.turn_in_s is not None]
     assert waiting == list(range(waiting[0], 500))
     assert {tolds[i].wait_s for i in waiting} == {50}
-    ahead = [tolds[i].ahead_s or 0.0 for i in waiting]
+    ahead = [tolds[i].turn_in_s or 0.0 for i in waiting]
     assert ahead == sorted(ahead)
     assert ahead[-1] == pytest.approx(20 + 500 * COST_S, rel=0.2)
     # A minute later the older ones are booked first, although the youngest asks first.
@@ -124,7 +124,7 @@ def test_line_beyond_the_horizon_is_spread_and_booked_in_its_order(book: Reserva
         if reservation is not None:
             book.use(reservation)
     again = {i: refuse(book, caller(f"{i}"), now, excess_s=30.0) for i in reversed(waiting)}
-    is_booked = [again[i].ahead_s is None for i in waiting]
+    is_booked = [again[i].turn_in_s is None for i in waiting]
     # They are told apart by the second in which they were first refused, a hundred of them each.
     shares = [sum(is_booked[begin : begin + 100]) for begin in range(0, len(is_booked), 100)]
     assert sum(shares[:1]) > 20
@@ -133,7 +133,7 @@ def test_line_beyond_the_horizon_is_spread_and_booked_in_its_order(book: Reserva
 
 def test_client_in_the_line_that_does_not_return_is_forgotten(book: ReservationBook) -> None:
     told = refuse(book, caller(x_stainless_retry_count="0"), excess_s=100.0)
-    assert told.ahead_s is not None
+    assert told.turn_in_s is not None
     assert book.expire(NOW + told.wait_s + GRACE_S - 0.1) == 0
     # Before its time it is told the rest of it.
     again = refuse(book, caller(x_stainless_retry_count="1"), NOW + 1, excess_s=100.0)
@@ -146,7 +146,7 @@ def test_those_refused_in_the_same_second_are_not_in_each_others_way(book: Reser
     for moment, body in ((0.2, "a"), (0.5, "b")):
         refuse(book, caller(body, x_stainless_retry_count="0"), NOW + moment, excess_s=100.0)
     later = [refuse(book, caller(body, x_stainless_retry_count="1"), NOW + 1, excess_s=100.0) for body in "ab"]
-    assert [told.ahead_s for told in later] == [0.0, 0.0]
+    assert [told.turn_in_s for told in later] == [0.0, 0.0]
 
 
 def test_reservation_of_another_gateway_is_taken_over_once_and_while_there_is_room(
@@ -171,7 +171,7 @@ def test_one_tenants_line_is_not_in_the_way_of_another(book: ReservationBook) ->
     for i in range(300):
         refuse(book, caller(f"{i}", tenant="hog"))
     small = refuse(book, caller("x", key_id="small", tenant="small"))
-    assert small.ahead_s is None
+    assert small.turn_in_s is None
     assert small.wait_s < 20
 
 

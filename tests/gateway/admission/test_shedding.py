@@ -315,3 +315,12 @@ def refused_by(shedder: Shedder, load: FleetLoad, who: Caller) -> ApiError:
     with pytest.raises(ApiError) as caught:
         shedder.admit(load, generation(1000), who)
     return caught.value
+
+
+def test_first_in_the_line_that_returns_too_early_has_no_booking() -> None:
+    shedder = Shedder(CONFIG, GatewayMetrics(), clock=lambda: 100.0)
+    full = replace(IDLE, queued_requests=5, queued_tokens=180_000)
+    for is_retry in "01":
+        error = refused_by(shedder, full, caller(x_stainless_retry_count=is_retry))
+        assert "to keep your place" in error.message
+        assert error.headers["x-headrace-place"] == "line"
