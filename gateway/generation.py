@@ -120,14 +120,14 @@ class Details:
 
 @dataclass(frozen=True, slots=True)
 class Ranking:
-    """Of the sequences of each prompt only the likeliest are told, by the mean log probability of their tokens.
+    """Of the sequences of each prompt only the likeliest are returned, by the mean log probability of their tokens.
 
     Attributes:
-        num_told: How many.
+        num_returned: How many.
         shows_logprobs: The client asked for log probabilities too.
     """
 
-    num_told: int
+    num_returned: int
     shows_logprobs: bool
 
 
@@ -198,7 +198,7 @@ class Generation(Struct, frozen=True):
     @property
     def num_choices(self) -> int:
         """Choices of each prompt in the answer."""
-        return self.n if self.ranking is None else self.ranking.num_told
+        return self.n if self.ranking is None else self.ranking.num_returned
 
     @property
     def num_sequences(self) -> int:

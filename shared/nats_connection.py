@@ -188,7 +188,7 @@ class _ErrorLog:
         if self.is_checking:
             return
         if self._client.is_connected:
-            if self._on_error is None and not _is_told_elsewhere(error):
+            if self._on_error is None and not _is_reported_elsewhere(error):
                 _log.warning("NATS reports: %s", error)
         elif _is_refusal(error) and not self.was_connected:
             self._client.options["allow_reconnect"] = False  # makes connect() raise
@@ -212,7 +212,7 @@ def _is_refusal(error: Exception) -> bool:
     return _is_unauthorized(error) or isinstance(error, ClearTextError | ssl.SSLError)
 
 
-def _is_told_elsewhere(error: Exception) -> bool:
+def _is_reported_elsewhere(error: Exception) -> bool:
     """Say whether it is that a stream may not be made or read: whoever needs it says what is to be done."""
     text = str(error).lower()
     return any(

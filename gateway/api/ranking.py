@@ -1,4 +1,4 @@
-"""Which answers to a prompt are told, where more are generated than were asked for (`best_of`)."""
+"""Which answers to a prompt are returned, where more are generated than were asked for (`best_of`)."""
 
 from __future__ import annotations
 
@@ -42,16 +42,16 @@ class RankedSink:
         self._sink.fail(error)
 
 
-def likeliest(mean_logprobs: Sequence[float], n: int, num_told: int) -> list[int]:
-    """Return which choices are told, prompt by prompt, and of each prompt the likeliest first.
+def likeliest(mean_logprobs: Sequence[float], n: int, num_returned: int) -> list[int]:
+    """Return which choices to return, prompt by prompt, and of each prompt the likeliest first.
 
     Args:
         mean_logprobs: One per sequence, `n` for each prompt.
         n: Sequences of a prompt.
-        num_told: Choices of a prompt that are told. Of equally likely ones the first are.
+        num_returned: Choices of a prompt that are returned. Of equally likely ones the first are.
     """
-    told: list[int] = []
+    chosen: list[int] = []
     for first in range(0, len(mean_logprobs), n):
         places = sorted(range(first, first + n), key=lambda place: -mean_logprobs[place])
-        told += places[:num_told]
-    return told
+        chosen += places[:num_returned]
+    return chosen

@@ -104,8 +104,8 @@ class WholeAnswer(Answer):
         self._choices = []
         self._ranked = []
 
-    def _told(self) -> Sequence[int]:
-        """Return the places of the choices that are told, in the order of the answer."""
+    def _returned_places(self) -> Sequence[int]:
+        """Return the places of the choices that are returned, in the order of the answer."""
         if not self._ranked:
             return range(len(self._choices))
         means = [sink.mean_logprob for sink in self._ranked]
@@ -114,11 +114,11 @@ class WholeAnswer(Answer):
     def _complete(self) -> None:
         choices: list[dict[str, Any]] = []
         more: dict[str, Any] = {}
-        for index, place in enumerate(self._told()):
+        for index, place in enumerate(self._returned_places()):
             choices.append(self._choices[place].fields(self._identity.kind) | {"index": index})
             if self._details:
                 choices[-1] |= self._details[place].take_choice_fields()
-                # Of several choices of one prompt, each tells the same of it.
+                # Each of several choices of one prompt reports the same of it.
                 more = more or self._details[place].take_answer_fields()
         body = self._identity.fields(streamed=False) | {"choices": choices, "usage": usage_fields(self.usage)} | more
         self._respond(msgspec.json.encode(body))

@@ -1,11 +1,11 @@
-"""How much waiting work workers can truthfully claim.
+"""How much waiting work of the workers admission counts: what they report, up to what gateways know to be there.
 
-Admission counts what workers say is waiting in them. A worker's login is enough to say anything, and a made-up queue
-would close a model to everybody. What waits in workers was given to them by gateways, which know it: requests that are
-claimed and have produced nothing yet. Claims count up to that.
+Admission counts the requests that workers report as waiting. Whoever has a worker's login can report any number, and a
+queue that is made up would close the model to everybody. But gateways know what waits in workers: requests that are
+claimed and have produced nothing yet. Reports count up to that number.
 
-Sequences that a worker has set aside for want of memory wait too, after their first output; they count as running here,
-and show in the free blocks. Batch jobs, which no gateway waits for, give way to people and do not count.
+Preempted sequences wait too, after their first output. Here they count as running; the free blocks show them. Batch
+jobs do not count: no gateway waits for them, and they give way to interactive requests.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from shared.messages import GatewayHeartbeat, Heartbeat
 
-# Estimates are of 3.5 bytes a token, and a token is a byte or more; a chat template adds to each prompt.
+# Estimates take a token for 3.5 bytes; it has one at least. A chat template adds tokens to each prompt.
 _TOKENS_PER_ESTIMATE = 3.5
 _TEMPLATE_TOKENS = 256
 
@@ -39,10 +39,10 @@ def credible_waiting(
     gateways: Sequence[GatewayHeartbeat],
     awaited: dict[str, tuple[int, int]],
 ) -> tuple[int, int]:
-    """Return how many requests wait in the workers of a model, and their prompt tokens: what they say, within reason.
+    """Return how many requests wait in the workers of a model, and their prompt tokens, as far as reports are credible.
 
-    Another gateway's heartbeat may be a second old, and requests are spread over gateways: each is taken to wait for as
-    many as this one at least. With a gateway of an older version, which does not say, claims are not bounded.
+    Another gateway's heartbeat may be a second old. Requests are spread over gateways, so each is taken to wait for at
+    least as many as this one. Beside a gateway of an older version, which does not report it, nothing is bounded.
     """
     requests = sum(max(0, worker.waiting - _of_batch_lane(worker)) for worker in workers)
     tokens = sum(worker.waiting_tokens for worker in workers)
@@ -51,9 +51,9 @@ def credible_waiting(
     for gateway in gateways:
         if gateway.awaited is None:
             return requests, tokens
-        theirs = gateway.awaited.get(model, (0, 0))
-        most_requests += max(theirs[0], own[0])
-        most_tokens += max(theirs[1], own[1])
+        num_requests, num_tokens = gateway.awaited.get(model, (0, 0))
+        most_requests += max(num_requests, own[0])
+        most_tokens += max(num_tokens, own[1])
     most_tokens = int(most_tokens * _TOKENS_PER_ESTIMATE) + most_requests * _TEMPLATE_TOKENS
     return min(requests, most_requests), min(tokens, most_tokens)
 

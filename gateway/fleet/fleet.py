@@ -84,7 +84,7 @@ class Fleet:
         self._known_models[heartbeat.model] = now
         previous = self.liveness.last_heartbeat(heartbeat.worker)
         self.liveness.note_heartbeat(heartbeat, now)
-        if previous is None or _told_of_traits(previous) != _told_of_traits(heartbeat):
+        if previous is None or _trait_fields(previous) != _trait_fields(heartbeat):
             self._changed_models.add(heartbeat.model)
 
     def note_gateway_heartbeat(self, heartbeat: GatewayHeartbeat, now: float) -> None:
@@ -266,8 +266,8 @@ class _AnswerTraits:
     sampling_defaults: SamplingDefaults | None = None
 
 
-def _told_of_traits(heartbeat: Heartbeat) -> tuple[object, ...]:
-    """Return what of a heartbeat the traits of its model follow from."""
+def _trait_fields(heartbeat: Heartbeat) -> tuple[object, ...]:
+    """Return the fields of a heartbeat from which the traits of its model follow."""
     return heartbeat.model, heartbeat.draining, heartbeat.chat_format, heartbeat.sampling_defaults
 
 

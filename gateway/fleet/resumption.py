@@ -1,7 +1,7 @@
-"""When a worker has been heard for so long after an absence of NATS that what has not come by then will not come.
+"""When everything has arrived that a worker still sends after NATS was away; what is missing by then was lost.
 
 What a worker published while its gateway was not connected is lost, and nobody repeats it. Its messages arrive in the
-order in which it sent them: behind a heartbeat that shows more steps than the one before come no frames of these steps.
+order in which it sent them: no frame of a step arrives after a heartbeat that counts this step.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ class Resumption:
 
     Attributes:
         first_step: Step counter of the first of them; None before it.
-        streams_told_at: When they showed that each of its streams must have been heard of, and
-        prompts_told_at: the same of each of its prompts.
+        streams_reported_at: When they first showed that a frame has come for each running stream, if any will.
+        prompts_reported_at: The same for requests whose prompt was being computed.
     """
 
     first_step: int | None = None
-    streams_told_at: float = math.inf
-    prompts_told_at: float = math.inf
+    streams_reported_at: float = math.inf
+    prompts_reported_at: float = math.inf
 
     def note_heartbeat(self, heartbeat: Heartbeat, now: float) -> None:
         """Take in a heartbeat of the worker."""
@@ -39,11 +39,11 @@ class Resumption:
         is_idle = heartbeat.running == 0 and heartbeat.waiting == 0
         has_stepped = heartbeat.step - self.first_step >= NUM_STEPS
         if is_idle or has_stepped:
-            self.streams_told_at = min(self.streams_told_at, now)
+            self.streams_reported_at = min(self.streams_reported_at, now)
         if is_idle or (has_stepped and heartbeat.waiting == 0 and heartbeat.waiting_tokens == 0):
-            self.prompts_told_at = min(self.prompts_told_at, now)
+            self.prompts_reported_at = min(self.prompts_reported_at, now)
 
     def is_complete(self, now: float, *, has_output: bool) -> bool:
         """Whether news of a request that the worker held before has come, if any will; `has_output` of its tokens."""
-        told_at = self.streams_told_at if has_output else self.prompts_told_at
-        return now - told_at > MARGIN_S
+        reported_at = self.streams_reported_at if has_output else self.prompts_reported_at
+        return now - reported_at > MARGIN_S

@@ -29,9 +29,9 @@ class CompactEndpoint(ResponsesEndpoint):
         conversation = await self.conversation(request, principal)
         generation = self.to_generation(request, conversation)
         draft = generation.draft
-        told = user_messages([*conversation.history, *conversation.items])
-        told = [identified_item(item, draft.id, index) for index, item in enumerate(told)]
-        return msgspec.structs.replace(generation, draft=msgspec.structs.replace(draft, input=told))
+        kept = user_messages([*conversation.history, *conversation.items])
+        kept = [identified_item(item, draft.id, index) for index, item in enumerate(kept)]
+        return msgspec.structs.replace(generation, draft=msgspec.structs.replace(draft, input=kept))
 
     def whole_answer(self, asked: Asked) -> Answer:
         """Return an answer as one JSON body."""

@@ -68,14 +68,14 @@ def compacting(body: ResponseBody) -> ResponseBody:
 def remaining(items: Sequence[ItemBody]) -> list[tuple[int, ItemBody]]:
     """Return what is left of a conversation after its last compaction, each item with its place in the whole."""
     last = max((index for index, item in enumerate(items) if item.type == COMPACTION), default=0)
-    return [(index, item) for index, item in enumerate(items) if index >= last or _is_told(item)]
+    return [(index, item) for index, item in enumerate(items) if index >= last or _is_input_message(item)]
 
 
 def user_messages(items: Sequence[ItemBody]) -> list[ItemBody]:
     """Return the messages of the user in a conversation."""
-    return [item for item in items if _is_told(item) and item.role == "user"]
+    return [item for item in items if _is_input_message(item) and item.role == "user"]
 
 
-def _is_told(item: ItemBody) -> bool:
-    """Say whether an item is a message to the model."""
+def _is_input_message(item: ItemBody) -> bool:
+    """Say whether an item is a message to the model, and none of its own."""
     return (item.type or "message") == "message" and item.role != "assistant"

@@ -27,7 +27,7 @@ OUTAGE_S = 20.0
 
 
 class Follower:
-    """Tells the events of one response after `starting_after`. Whoever starts it has counted its stream."""
+    """Yields the events of one response after `starting_after`. Whoever starts it has counted its stream."""
 
     def __init__(self, record: ResponseRecord, store: ResponseStore, starting_after: int = -1) -> None:
         """Follow the job of `record`."""
@@ -37,8 +37,8 @@ class Follower:
         self._ref = ref
         self._store = store
         self._cut: asyncio.Future[ApiError] = asyncio.get_running_loop().create_future()
-        self._told: list[bytes] = []
-        self._events = EventWriter(self._told.append, starting_after)
+        self._unsent: list[bytes] = []
+        self._events = EventWriter(self._unsent.append, starting_after)
         self._output = ResponseOutput(record.draft, self._events.emit, store.seal_of(record.tenant))
         self._reader = JobReader(ref.job.reading, self._output)
         self._starting_after = starting_after
@@ -63,20 +63,20 @@ class Follower:
         wait_s, silent_s = FIRST_POLL_S, 0.0
         try:
             while not await self._is_over():
-                if self._told:
+                if self._unsent:
                     # What has come lately is followed by more.
                     wait_s, silent_s = FIRST_POLL_S, 0.0
                 else:
                     wait_s, silent_s = min(wait_s * _GROWTH, LAST_POLL_S), silent_s + wait_s
                 if silent_s > _KEEP_ALIVE_S:
-                    self._told.append(RESPONSES.keep_alive)
+                    self._unsent.append(RESPONSES.keep_alive)
                     silent_s = 0.0
-                if self._told:
+                if self._unsent:
                     yield self._take()
                 await self._wait(wait_s)
         except ApiError as error:
-            self._told.append(error_event(error, max(self._events.num_events - 1, self._starting_after)))
-        if self._told:
+            self._unsent.append(error_event(error, max(self._events.num_events - 1, self._starting_after)))
+        if self._unsent:
             yield self._take()
 
     async def _wait(self, wait_s: float) -> None:
@@ -136,6 +136,6 @@ class Follower:
             raise ApiError(500, message, code="response_restarted")
 
     def _take(self) -> bytes:
-        told = b"".join(self._told)
-        self._told.clear()
-        return told
+        events = b"".join(self._unsent)
+        self._unsent.clear()
+        return events

@@ -145,7 +145,7 @@ def _texts(line: BatchLine, results: list[BatchResult]) -> dict[str, Any]:
     for place, result in enumerate(results):
         totals.add(place, Usage(result.prompt_tokens, result.completion_tokens, result.cached_tokens))
     choices = []
-    for index, result in enumerate(_told(generation, results)):
+    for index, result in enumerate(_returned_results(generation, results)):
         choice: dict[str, Any] = {"index": index, "logprobs": None, "finish_reason": result.finish}
         if generation.kind == "chat":
             choice["message"] = _message(generation, result)
@@ -158,8 +158,8 @@ def _texts(line: BatchLine, results: list[BatchResult]) -> dict[str, Any]:
     return identity.fields(streamed=False) | {"choices": choices, "usage": usage_fields(totals)}
 
 
-def _told(generation: Generation, results: list[BatchResult]) -> list[BatchResult]:
-    """Return the results that are told, in the order of the answer."""
+def _returned_results(generation: Generation, results: list[BatchResult]) -> list[BatchResult]:
+    """Return the results that are returned, in the order of the answer."""
     if generation.ranking is None:
         return results
     return [results[place] for place in likeliest(list(map(_mean, results)), generation.n, generation.num_choices)]

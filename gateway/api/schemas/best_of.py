@@ -1,4 +1,4 @@
-"""`best_of`: more answers to a prompt are generated than are told."""
+"""`best_of`: more answers to a prompt are generated than are returned."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from shared.bounds import MAX_SEQUENCES
 
 
 def with_best_of(generation: Generation, best_of: int | None) -> Generation:
-    """Return a generation that makes `best_of` sequences of each prompt, of which the `n` likeliest are told.
+    """Return a generation that makes `best_of` sequences of each prompt, of which the `n` likeliest are returned.
 
     With temperature 0 all sequences of a prompt are equal: any `n` are the best, and no more are generated.
 
     Raises:
-        ApiError: 400; there are fewer than are to be told, they are too many, or the answer is to be streamed.
+        ApiError: 400; there are fewer than are to be returned, they are too many, or the answer is to be streamed.
     """
     n = generation.n
     if best_of is None or best_of == n:
@@ -33,13 +33,13 @@ def with_best_of(generation: Generation, best_of: int | None) -> Generation:
     sampling = generation.sampling
     if sampling.temperature == 0:
         return generation
-    ranking = Ranking(num_told=n, shows_logprobs=sampling.logprobs is not None)
+    ranking = Ranking(num_returned=n, shows_logprobs=sampling.logprobs is not None)
     sampling = msgspec.structs.replace(sampling, logprobs=sampling.logprobs or 0)
     return msgspec.structs.replace(generation, n=best_of, sampling=sampling, ranking=ranking)
 
 
 def without_ranking(generation: Generation) -> Generation:
-    """Return a generation that makes only the sequences that are told: all of a prompt are equal.
+    """Return a generation that makes only the sequences that are returned: all of a prompt are equal.
 
     For a temperature of 0 that its model advises, and that is not known yet when its body is read.
     """
@@ -49,4 +49,4 @@ def without_ranking(generation: Generation) -> Generation:
     sampling = generation.sampling
     if not ranking.shows_logprobs:
         sampling = msgspec.structs.replace(sampling, logprobs=None)
-    return msgspec.structs.replace(generation, n=ranking.num_told, sampling=sampling, ranking=None)
+    return msgspec.structs.replace(generation, n=ranking.num_returned, sampling=sampling, ranking=None)

@@ -43,7 +43,7 @@ def decode_body(decoder: msgspec.json.Decoder[T], kind: Kind, body: bytes, allow
     Raises:
         ApiError: 400; `param` names the field at fault as in `messages.[1].content`, where one is known.
     """
-    return _told(body, lambda: _decode(decoder, kind, body, allow_unknown))
+    return _decode_or_refuse(body, lambda: _decode(decoder, kind, body, allow_unknown))
 
 
 def decode_typed(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
@@ -52,11 +52,15 @@ def decode_typed(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
     Raises:
         ApiError: 400; `param` names the field at fault, where one is known.
     """
-    return _told(body, lambda: decoder.decode(body))
+    return _decode_or_refuse(body, lambda: decoder.decode(body))
 
 
-def _told(body: bytes, decode: Callable[[], T]) -> T:
-    """Return what `decode` makes of a body, or say what is wrong with it."""
+def _decode_or_refuse(body: bytes, decode: Callable[[], T]) -> T:
+    """Return what `decode` makes of a body.
+
+    Raises:
+        ApiError: 400; it cannot be decoded.
+    """
     try:
         body.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -72,7 +76,7 @@ def _told(body: bytes, decode: Callable[[], T]) -> T:
 
 
 def without_lone_surrogates(body: bytes) -> bytes:
-    """Return JSON in which escaped surrogates that are no pair are U+FFFD, the character for what is none."""
+    """Return JSON in which each escaped surrogate without its other half is U+FFFD, the replacement character."""
     return _SURROGATE.sub(lambda found: found[1] or rb"\ufffd", body)
 
 

@@ -56,7 +56,7 @@ def explain(option: str, command: str, known: Collection[str]) -> str | None:
         return f"No such option '{option}'. {did_you_mean(near)}"
     for found in (name, name.replace("--no-", "--", 1)):
         if found in _table():
-            return _told(option, *_table()[found], known)
+            return _explanation(option, *_table()[found], known)
     if others := [f"`headrace {other}`" for other in _COMMANDS if other != command and name in _options(other)][:2]:
         has = "has" if len(others) == 1 else "have"
         return f"No such option '{option}' of `headrace {command}`; {' and '.join(others)} {has} it."
@@ -107,7 +107,7 @@ def _misspelt(name: str, near: list[str]) -> str | None:
     return f"--{found[0]}" if found else None
 
 
-def _told(option: str, owner: str | None, advice: str, known: Collection[str]) -> str:
+def _explanation(option: str, owner: str | None, advice: str, known: Collection[str]) -> str:
     return f"No such option '{option}'{_whose(owner)}: {_instead(advice, known)}."
 
 
