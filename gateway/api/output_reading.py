@@ -1,6 +1,6 @@
-"""From a model's chat format to how an answer is constrained and read.
+"""How an answer is constrained and read, by the chat format of its model.
 
-Which format a model speaks, its workers' heartbeats say; a template that came with the request speaks for itself.
+Workers' heartbeats name the format of a model. A request with a template of its own has the format of that template.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from shared.structured_output import GrammarError
 from shared.structured_output.bounds import MAX_CHARACTERS
 
 MAX_SCHEMA_CHARACTERS = 128 << 10
-# More than this is not made into a grammar between two tokens of other streams.
+# A grammar of more is made in a thread, so that the streams of others do not wait for it.
 _MAX_INLINE_CHARACTERS = 16 << 10
 _MAX_INLINE_TOOLS = 16
-# Tools whose schemas are given up one by one: each costs another grammar.
-_MAX_LOOSENED = 4
+# Tools whose schemas may be given up, one after the other: each costs another attempt at the grammar.
+_MAX_GIVEN_UP = 4
 
 NO_TOOLS = ToolUse((), ToolChoice("none"))
 
@@ -50,27 +50,27 @@ def with_reading(generation: Generation, chat_format: str) -> Generation:
     use = generation.tools or NO_TOOLS
     if not (use.tools or chosen.has_reasoning):
         return generation
-    declared = _constrained(generation, chosen, use)
+    declared = _with_grammar(generation, chosen, use)
     if declared.grammar is not None and generation.tools is not None:
         use = dataclasses.replace(use, is_exclusive=True)
         generation = msgspec.structs.replace(generation, tools=use)
     reading = reading_of(name, use, generation.includes_reasoning)
     if declared.grammar is None or not use.tools:
         return msgspec.structs.replace(generation, sampling=declared, reading=reading)
-    sampling = _held_to_most(generation, chosen, use) or declared
+    sampling = _with_most_schemas(generation, chosen, use) or declared
     looser = None if sampling.grammar == declared.grammar else declared.grammar
     return msgspec.structs.replace(generation, sampling=sampling, looser_grammar=looser, reading=reading)
 
 
-def _held_to_most(generation: Generation, chosen: ChatFormat, use: ToolUse) -> Sampling | None:
-    """Return a sampling that keeps arguments to the schemas of all tools, but for a few that the format cannot hold.
+def _with_most_schemas(generation: Generation, chosen: ChatFormat, use: ToolUse) -> Sampling | None:
+    """Return the sampling whose grammar holds calls to the schemas of all tools, but for a few the format cannot express.
 
-    So it is wherever calls are constrained at all. None where there is no such grammar, or too many tools are at fault.
+    None where there is no such grammar, or the format cannot express too many of the schemas.
     """
     names = {tool.name for tool in use.tools}
-    for _ in range(1 + _MAX_LOOSENED):
+    for _ in range(1 + _MAX_GIVEN_UP):
         try:
-            return _constrained(generation, chosen, _strict(use, names))
+            return _with_grammar(generation, chosen, _with_strict(use, names))
         except RefusedSchemaError as error:
             names.discard(error.tool_name)
         except ApiError:
@@ -78,27 +78,28 @@ def _held_to_most(generation: Generation, chosen: ChatFormat, use: ToolUse) -> S
     return None
 
 
-def _strict(use: ToolUse, names: Set[str]) -> ToolUse:
+def _with_strict(use: ToolUse, names: Set[str]) -> ToolUse:
+    """Return the tools, those of these names strict."""
     tools = tuple(dataclasses.replace(tool, strict=tool.strict or tool.name in names) for tool in use.tools)
     return dataclasses.replace(use, tools=tools)
 
 
-def held_to(generation: Generation, names: Set[str]) -> Grammar | None:
-    """Return the grammar of an answer whose calls keep to the schemas of these tools, and of the strict ones.
+def schema_grammar(generation: Generation, names: Set[str]) -> Grammar | None:
+    """Return the grammar that holds calls to the schemas of these tools, and of the strict ones.
 
     Args:
         generation: As `with_reading` has made it.
         names: Of its tools.
 
     Raises:
-        ApiError: 400; the format of the model cannot hold a call to such a schema, or the grammar becomes too large.
+        ApiError: 400; the format of the model cannot express such a schema, or the grammar becomes too large.
     """
     use, reading, asked = generation.tools, generation.reading, generation.structured_output
     if use is None or reading is None or reading.format_name is None:
         return None
     content = msgspec.structs.replace(generation.sampling, grammar=None if asked is None else asked.grammar)
     alone = msgspec.structs.replace(generation, sampling=content)
-    return _constrained(alone, format_named(reading.format_name), _strict(use, names)).grammar
+    return _with_grammar(alone, format_named(reading.format_name), _with_strict(use, names)).grammar
 
 
 def is_costly(generation: Generation) -> bool:
@@ -138,7 +139,8 @@ def _check_size(use: ToolUse) -> None:
         raise ApiError(400, message, param="tools", code="invalid_value")
 
 
-def _constrained(generation: Generation, chosen: ChatFormat, use: ToolUse) -> Sampling:
+def _with_grammar(generation: Generation, chosen: ChatFormat, use: ToolUse) -> Sampling:
+    """Return the sampling with a grammar for the whole answer; it holds calls of strict tools to their schemas."""
     sampling = generation.sampling
     _check_size(use)
     try:

@@ -1,4 +1,4 @@
-"""Admission of what answers must look like: a grammar that no worker could obey exactly is a 400 that says why."""
+"""Checks before admission that a request's grammar compiles: one that no worker could obey is a 400 that says why."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import contextlib
 import msgspec
 
 from gateway.api.grammar_errors import refused_schema
-from gateway.api.output_reading import held_to
+from gateway.api.output_reading import schema_grammar
 from gateway.errors import ApiError
 from gateway.generation import Generation, ToolUse
 from shared.formats import Tool
@@ -27,10 +27,10 @@ class StructuredOutputAdmission:
         self._checker = checker
 
     async def checked(self, generation: Generation, tenant: str) -> Generation:
-        """Return a generation whose output can be constrained.
+        """Return a generation whose grammar can be compiled.
 
-        Where its grammar cannot be compiled, and it has a looser one that promises no less, this takes its place, or
-        one between the two: with the schemas of those tools that can be compiled.
+        Where its own cannot, a grammar with the schemas of those tools takes its place that can be compiled, or the
+        looser one, which promises no less to the client.
 
         Raises:
             ApiError: 400, the grammar is refused; 429, other grammars of the tenant are checked before; 503, it cannot
@@ -44,7 +44,7 @@ class StructuredOutputAdmission:
             await self._check(asked.grammar, tenant, asked.field)
             if asked.grammar == grammar:
                 return generation
-        # The tools' schemas stand in it too.
+        # The grammar holds the schemas of the tools too.
         looser = generation.looser_grammar
         if looser is None:
             await self._check_calls(grammar, generation.tools, tenant)
@@ -54,25 +54,25 @@ class StructuredOutputAdmission:
         except ApiError as error:
             if error.status != 400:
                 raise
-            held = await self._held(generation, tenant)
-            if held is None:
+            compilable = await self._compilable_grammar(generation, tenant)
+            if compilable is None:
                 await self._check_calls(looser, generation.tools, tenant)
-            sampling = msgspec.structs.replace(generation.sampling, grammar=held or looser)
+            sampling = msgspec.structs.replace(generation.sampling, grammar=compilable or looser)
             return msgspec.structs.replace(generation, sampling=sampling)
         return generation
 
-    async def _held(self, generation: Generation, tenant: str) -> Grammar | None:
+    async def _compilable_grammar(self, generation: Generation, tenant: str) -> Grammar | None:
         """Return a grammar that holds calls to the schemas of all tools but those that cannot be compiled.
 
-        None where there is no such grammar, or not in time: the verdicts on its tools are there for the next request.
+        None where there is no such grammar, or the checks take too long: the next request finds their verdicts.
         """
         use = generation.tools
-        # A strict tool that cannot be compiled is refused, with its name, by who checks the looser grammar.
+        # `_check_calls` refuses a strict tool that cannot be compiled, by its name.
         no_grammar = (ApiError, GrammarError, TimeoutError, CheckerBusyError, CheckerFailedError)
         with contextlib.suppress(*no_grammar):
             async with asyncio.timeout(MAX_WAIT_S):
                 names = [tool.name for tool in (() if use is None else use.tools) if await self._compiles(tool, tenant)]
-                grammar = await asyncio.to_thread(held_to, generation, frozenset(names)) if names else None
+                grammar = await asyncio.to_thread(schema_grammar, generation, frozenset(names)) if names else None
                 if grammar is not None:
                     await self._checker.check(tenant, grammar)
                 return grammar
