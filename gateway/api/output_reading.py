@@ -63,7 +63,7 @@ def with_reading(generation: Generation, chat_format: str) -> Generation:
 
 
 def _with_most_schemas(generation: Generation, chosen: ChatFormat, use: ToolUse) -> Sampling | None:
-    """Return the sampling whose grammar holds calls to the schemas of all tools, but for a few the format cannot express.
+    """Return the sampling whose grammar holds calls to the schemas of all tools, but for some it cannot express.
 
     None where there is no such grammar, or the format cannot express too many of the schemas.
     """
