@@ -8,29 +8,25 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
-import os
-import ssl
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Literal
 
 from nats.aio.client import Client
-from nats.errors import AuthorizationError
 from nats.errors import Error as NatsError
 
 from shared.direct_client import DirectClient
 from shared.errors import DependencyError
-from shared.nats_client import ClearTextError, NatsClient, TlsClient
+from shared.nats_client import NatsClient, TlsClient
+from shared.nats_failures import ConnectionErrors, ErrorCallback, failure_message, is_refusal, place_of
 from shared.nats_files import NatsFiles, identity_options, is_tls_required, tls_context
 from shared.nats_url import check_url, login_in
 
 Role = Literal["gateway", "worker", "batch", "admin"]
 AsyncCallback = Callable[[], Awaitable[None]]
-ErrorCallback = Callable[[Exception], Awaitable[None]]
 
 MINIMUM_SERVER_VERSION = (2, 12, 12)
 
-# Silence is noticed after two pings of two seconds. Numbers the client documents as whole may be fractions.
+# A dead server is noticed after two pings of two seconds. The client accepts fractions where it documents integers.
 _OPTIONS: dict[str, Any] = {
     "ping_interval": 2,
     "max_outstanding_pings": 2,
@@ -43,10 +39,6 @@ _OPTIONS: dict[str, Any] = {
 SEND_ERRORS: tuple[type[Exception], ...] = (NatsError, OSError)
 
 _NO_FILES = NatsFiles()
-# OpenSSL's X509_V_ERR_CERT_NOT_YET_VALID and X509_V_ERR_CERT_HAS_EXPIRED.
-_NOT_VALID_NOW = (9, 10)
-
-_log = logging.getLogger(__name__)
 
 
 def inbox_prefix(role: Role, scope: str | None = None) -> str:
@@ -107,13 +99,13 @@ async def connect(
     is_tls = is_tls_required(url, files)
     tls: dict[str, Any] = {"tls": tls_context(files)} if is_tls else {}
     client = TlsClient() if is_tls else NatsClient()
-    log = _ErrorLog(client, on_error)
+    errors = ConnectionErrors(client, on_error)
     try:
         async with asyncio.timeout(timeout_s):
             connecting = client.connect(
                 servers=[part.strip() for part in url.split(",")],
                 name=name,
-                error_cb=log.report,
+                error_cb=errors.report,
                 disconnected_cb=_coroutine_function(on_disconnect),
                 reconnected_cb=_coroutine_function(on_reconnect),
                 closed_cb=_coroutine_function(on_close),
@@ -123,19 +115,16 @@ async def connect(
                 **_OPTIONS,
             )
             await _cancellable(connecting)
-            await _check_inbox(client, url, role, scope, log)
+            await _check_inbox(client, url, role, scope, errors)
     except (TimeoutError, OSError, NatsError):
         await _discard(client)
-        kind = NatsRefusedError if any(map(_is_refusal, log.failures)) else DependencyError
-        raise kind(_failure_message(url, log.failures, timeout_s)) from None
-    except asyncio.CancelledError:
+        kind = NatsRefusedError if any(map(is_refusal, errors.failures)) else DependencyError
+        raise kind(failure_message(url, errors.failures, timeout_s)) from None
+    except (asyncio.CancelledError, WrongRoleError):
         # A client that nobody has would stay connected, and connect again for ever.
         await _discard(client)
         raise
-    except WrongRoleError:
-        await _discard(client)
-        raise
-    log.was_connected = True
+    errors.was_connected = True
     await _check_version(client)
     return client
 
@@ -173,29 +162,6 @@ def is_clustered(client: Client) -> bool:
     return bool(client._server_info.get("cluster"))
 
 
-class _ErrorLog:
-    """Keeps the latest errors of a connection; one that is refused before it ever stood does not try again."""
-
-    def __init__(self, client: Client, on_error: ErrorCallback | None) -> None:
-        self._client = client
-        self._on_error = on_error
-        self.failures: list[Exception] = []
-        self.was_connected = False
-        self.is_checking = False
-
-    async def report(self, error: Exception) -> None:
-        self.failures = [*self.failures[-9:], error]
-        if self.is_checking:
-            return
-        if self._client.is_connected:
-            if self._on_error is None and not _is_reported_elsewhere(error):
-                _log.warning("NATS reports: %s", error)
-        elif _is_refusal(error) and not self.was_connected:
-            self._client.options["allow_reconnect"] = False  # makes connect() raise
-        if self._on_error is not None:
-            await self._on_error(error)
-
-
 def _coroutine_function(callback: AsyncCallback | None) -> AsyncCallback | None:
     """Wrap a callback so that the client, which asks for a function defined with `async def`, accepts it."""
     if callback is None:
@@ -207,71 +173,20 @@ def _coroutine_function(callback: AsyncCallback | None) -> AsyncCallback | None:
     return call
 
 
-def _is_refusal(error: Exception) -> bool:
-    """Say whether trying again is of no use: the server refuses us, or we refuse the server."""
-    return _is_unauthorized(error) or isinstance(error, ClearTextError | ssl.SSLError)
-
-
-def _is_reported_elsewhere(error: Exception) -> bool:
-    """Say whether it is that a stream may not be made or read: whoever needs it says what is to be done."""
-    text = str(error).lower()
-    return any(
-        f'permissions violation for publish to "$js.api.stream.{call}.' in text for call in ("create", "msg.get")
-    )
-
-
-def _is_unauthorized(error: Exception) -> bool:
-    return isinstance(error, AuthorizationError) or "authorization violation" in str(error).lower()
-
-
-def _failure_message(url: str, failures: list[Exception], timeout_s: float) -> str:
-    place = _place(url)
-    if any(map(_is_unauthorized, failures)):
-        return (
-            f"NATS at {place} refuses the user or password: check HEADRACE_NATS_USER and HEADRACE_NATS_PASSWORD, or "
-            "HEADRACE_NATS_CREDS_FILE or HEADRACE_NATS_NKEY_SEED_FILE."
-        )
-    for failure in failures:
-        if isinstance(failure, ClearTextError):
-            return f"NATS at {place} does not offer TLS, which tls:// requires; nothing was sent to it."
-        if isinstance(failure, ssl.SSLCertVerificationError) and failure.verify_code in _NOT_VALID_NOW:
-            why = f"NATS at {place} is not trusted ({failure.verify_message})"
-            return f"{why}: renew its certificate, or set this machine's clock."
-        if isinstance(failure, ssl.SSLCertVerificationError):
-            return f"NATS at {place} is not trusted ({failure.verify_message}): check HEADRACE_NATS_CA_FILE."
-        if isinstance(failure, ssl.SSLError):
-            return f"NATS at {place} ends the TLS handshake ({failure.reason}): check HEADRACE_NATS_CERT_FILE."
-    reason = f" ({_reason(failures[-1])})" if failures else ""
-    return f"NATS at {place} did not answer within {timeout_s:g} s{reason}: start it, or check HEADRACE_NATS_URL."
-
-
-def _place(url: str) -> str:
-    return ", ".join(part.rpartition("@")[2].rpartition("//")[2] for part in url.split(","))
-
-
-def _reason(failure: Exception) -> str:
-    """Return a failure in words; of the operating system's, which carry Python's own, the number's alone."""
-    if isinstance(failure, OSError) and failure.errno is not None:
-        return os.strerror(failure.errno) if failure.errno > 0 else str(failure.strerror)
-    return str(failure) or type(failure).__name__
-
-
-async def _check_inbox(client: Client, url: str, role: Role, scope: str | None, log: _ErrorLog) -> None:
-    """See whether this login may listen to the inboxes of its role, which no other role's may.
-
-    Without them a process would get no answer to anything that it asks, and wait for ever.
+async def _check_inbox(client: Client, url: str, role: Role, scope: str | None, errors: ConnectionErrors) -> None:
+    """Check that this login may listen to the inboxes of its role, where the answers to its requests arrive.
 
     Raises:
-        WrongRoleError: It may not.
+        WrongRoleError: It may not: it would wait for every answer for ever.
     """
-    log.is_checking = True
+    errors.is_checking = True
     subscription = await client.subscribe(client.new_inbox())
     # NATS answers in order: a refusal comes before the answer to this.
     await client.flush()
-    log.is_checking = False
-    if any("permissions violation" in str(failure).lower() for failure in log.failures):
+    errors.is_checking = False
+    if errors.lacks_permission():
         raise WrongRoleError(
-            f"NATS at {_place(url)} lets this login in, but not do what the role {role} does (it may not listen to "
+            f"NATS at {place_of(url)} lets this login in, but not do what the role {role} does (it may not listen to "
             f"{inbox_prefix(role, scope)}.>): log in as the user `{role}` of ops/nats/headrace.conf, or one with the "
             "same permissions; check HEADRACE_NATS_USER and HEADRACE_NATS_URL."
         )

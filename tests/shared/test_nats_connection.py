@@ -13,6 +13,7 @@ from nats.errors import Error as NatsError
 from shared import nats_connection
 from shared.errors import DependencyError
 from shared.nats_connection import Role, WrongRoleError, connect
+from shared.nats_failures import ConnectionErrors, failure_message
 from tests.ops.nats.secured import PASSWORDS, secured_server
 from tests.servers import NatsServer
 
@@ -36,7 +37,7 @@ async def test_missing_server_raises_naming_the_place() -> None:
 def test_certificate_that_is_not_valid_now_is_told_from_one_that_is_never_trusted(code: int, remedy: str) -> None:
     error = ssl.SSLCertVerificationError()
     error.verify_code, error.verify_message = code, "no"
-    message = nats_connection._failure_message("tls://u:secret@h:4222", [error], 1.0)
+    message = failure_message("tls://u:secret@h:4222", [error], 1.0)
     assert (remedy in message, "secret" in message) == (True, False)
 
 
@@ -48,8 +49,8 @@ async def test_errors_are_logged_unless_somebody_is_told_of_them(caplog: pytest.
         told.append(error)
 
     denied = NatsError('nats: Permissions Violation for Publish to "$JS.API.STREAM.MSG.GET.HR_X"')
-    await nats_connection._ErrorLog(connected, tell).report(NatsError("slow"))
-    log = nats_connection._ErrorLog(connected, None)
+    await ConnectionErrors(connected, tell).report(NatsError("slow"))
+    log = ConnectionErrors(connected, None)
     await log.report(denied)
     assert (len(told), caplog.text) == (1, "")
     await log.report(NatsError("slow"))
