@@ -92,6 +92,11 @@ def with_rope(file: GGUFFile, prefix: str, config: ModelConfig) -> ModelConfig:
     return replace(config, rope=rope, max_model_len=reached_len(rope, config.max_model_len))
 
 
+def finish_mixtures(file: GGUFFile, prefix: str, config: ModelConfig) -> ModelConfig:
+    """Return the model with the names and the rotation that files with mixtures have, whatever family it is."""
+    return with_rope(file, prefix, with_plain_names(config))
+
+
 def with_plain_names(config: ModelConfig) -> ModelConfig:
     """Return the model whose mixtures have the names that tensors of such files are given, whatever family it is."""
     layers = tuple(

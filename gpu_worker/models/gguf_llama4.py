@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from gpu_worker.models.config import ModelConfig
 from gpu_worker.models.families import llama4
 from gpu_worker.models.gguf_fields import (
     MAX_HEADS,
     Fields,
     TranslatedFamily,
+    finish_mixtures,
     has_qkv_bias,
     layer_parts,
-    with_plain_names,
-    with_rope,
 )
 from gpu_worker.quantization.gguf.file import GGUFFile
 
@@ -47,10 +45,5 @@ def _fields(file: GGUFFile, prefix: str) -> Fields:
     }
 
 
-def _finish(file: GGUFFile, prefix: str, config: ModelConfig) -> ModelConfig:
-    """Experts are stored as those of other families, and the rotation's scaling is a tensor."""
-    return with_rope(file, prefix, with_plain_names(config))
-
-
-LLAMA4 = TranslatedFamily(llama4.read_config, _fields, _finish)
+LLAMA4 = TranslatedFamily(llama4.read_config, _fields, finish_mixtures)
 """Files of this architecture."""

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from gpu_worker.models.config import ModelConfig
 from gpu_worker.models.families import mimo_v2_flash
 from gpu_worker.models.gguf_fields import (
     MAX_HEADS,
     Fields,
     TranslatedFamily,
     by_layer,
+    finish_mixtures,
     has_qkv_bias,
     layer_parts,
-    with_plain_names,
-    with_rope,
 )
 from gpu_worker.models.gguf_layers import num_layers
 from gpu_worker.quantization.gguf.file import GGUFFile
@@ -62,10 +60,5 @@ def _experts(file: GGUFFile, prefix: str) -> Fields:
     }
 
 
-def _finish(file: GGUFFile, prefix: str, config: ModelConfig) -> ModelConfig:
-    """Experts are stored as those of other families; the scaling of layers without a window may be named."""
-    return with_rope(file, prefix, with_plain_names(config))
-
-
-MIMO = TranslatedFamily(mimo_v2_flash.read_config, _fields, _finish)
+MIMO = TranslatedFamily(mimo_v2_flash.read_config, _fields, finish_mixtures)
 """Files of this architecture."""

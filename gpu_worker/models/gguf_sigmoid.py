@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from gpu_worker.models.config import ModelConfig
 from gpu_worker.models.families import afmoe, hy_v3
 from gpu_worker.models.gguf_fields import (
     MAX_HEADS,
     Fields,
     TranslatedFamily,
+    finish_mixtures,
     has_qkv_bias,
     layer_parts,
-    with_plain_names,
-    with_rope,
 )
 from gpu_worker.models.gguf_layers import num_layers
 from gpu_worker.quantization.gguf.file import GGUFFile
@@ -66,15 +64,10 @@ def _afmoe_fields(file: GGUFFile, prefix: str) -> Fields:
     }
 
 
-def _finish(file: GGUFFile, prefix: str, config: ModelConfig) -> ModelConfig:
-    """Experts are stored as those of other families, and the rotation's scaling may be a tensor."""
-    return with_rope(file, prefix, with_plain_names(config))
-
-
 SIGMOID_FAMILIES: Mapping[str, TranslatedFamily] = MappingProxyType(
     {
-        "hy_v3": TranslatedFamily(hy_v3.read_config, _hy_v3_fields, _finish),
-        "afmoe": TranslatedFamily(afmoe.read_config, _afmoe_fields, _finish),
+        "hy_v3": TranslatedFamily(hy_v3.read_config, _hy_v3_fields, finish_mixtures),
+        "afmoe": TranslatedFamily(afmoe.read_config, _afmoe_fields, finish_mixtures),
     }
 )
 """Files of these architectures."""

@@ -31,6 +31,18 @@ def read_layer_types(
     return types
 
 
+def read_uniform_windows(file: JsonFile, default: int | None = None) -> tuple[int, ...] | None:
+    """Return the window of every layer where all have the same; None where `sliding_window` is null, so that none has.
+
+    Args:
+        file: The configuration.
+        default: What an absent `sliding_window` means; None is null.
+    """
+    if file.is_null("sliding_window") or (default is None and "sliding_window" not in file.names()):
+        return None
+    return (file.integer("sliding_window", default),) * file.integer("num_hidden_layers", maximum=1024)
+
+
 def read_windows(file: JsonFile, is_sliding: Callable[[int], bool], default: int = 4096) -> tuple[int | None, ...]:
     """Return each layer's window, None where it has none.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 
-from gpu_worker.layers.mixture_shape import MixtureShape
+from gpu_worker.layers.mixture_shape import MixtureNames, MixtureShape
 from gpu_worker.models.config import ModelConfig, read_activation
 from gpu_worker.models.json_file import JsonFile
 from kernels.activation import Activation
@@ -136,4 +136,22 @@ def grouped_sigmoid_rule(file: JsonFile, num_experts: int) -> RoutingRule:
         top_k_groups=top_k_groups,
         group_score="top2",
         scale=file.number("routed_scaling_factor", 1.0),
+    )
+
+
+def read_grouped_sigmoid(file: JsonFile) -> MixtureShape:
+    """Read the mixture of DeepSeek-V3 and GLM: experts by `grouped_sigmoid_rule`, and shared ones of the same size.
+
+    Raises:
+        CheckpointError: The groups cannot be formed, or do not hold as many experts as a token gets.
+    """
+    num_experts = read_num_experts(file, "n_routed_experts", "num_local_experts")
+    inner = file.integer("moe_intermediate_size")
+    return MixtureShape(
+        num_experts,
+        inner,
+        grouped_sigmoid_rule(file, num_experts),
+        MixtureNames(shared="mlp.shared_experts"),
+        has_choice_bias=True,
+        shared_size=inner * file.integer("n_shared_experts", 1, minimum=0),
     )

@@ -44,6 +44,20 @@ def _kind(architecture: str, sizes: Sequence[int | None], *, splits_hidden: bool
     return TextKind(architecture, MappingProxyType({**given, **more}), splits_hidden)
 
 
+def _mistral_rope(theta: float, *, factor: float, original_len: int) -> dict[str, Any]:
+    return {
+        "rope_type": "yarn",
+        "rope_theta": theta,
+        "factor": factor,
+        "original_max_position_embeddings": original_len,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+        "llama_4_scaling_beta": 0.1,
+    }
+
+
 TEXT_KINDS: Mapping[str, TextKind] = MappingProxyType(
     {
         "cohere2": _kind("Cohere2ForCausalLM", (256000, 8192, 22528, 40, 64, None, 8192)),
@@ -108,17 +122,7 @@ TEXT_KINDS: Mapping[str, TextKind] = MappingProxyType(
         "ministral3": _kind(
             "Ministral3ForCausalLM",
             (131072, 4096, 14336, 34, 32, 8, 262144),
-            rope_parameters={
-                "rope_theta": 1000000.0,
-                "factor": 16.0,
-                "original_max_position_embeddings": 16384,
-                "beta_fast": 32.0,
-                "beta_slow": 1.0,
-                "mscale_all_dim": 1.0,
-                "mscale": 1.0,
-                "llama_4_scaling_beta": 0.1,
-                "rope_type": "yarn",
-            },
+            rope_parameters=_mistral_rope(1000000.0, factor=16.0, original_len=16384),
         ),
         "mistral": _kind("MistralForCausalLM", (32000, 4096, 14336, 32, 32, 8, 131072)),
         "mistral4": _kind(
@@ -130,18 +134,7 @@ TEXT_KINDS: Mapping[str, TextKind] = MappingProxyType(
             q_lora_rank=1024,
             qk_nope_head_dim=64,
             qk_rope_head_dim=64,
-            rope_parameters={
-                "rope_theta": 10000.0,
-                "factor": 128.0,
-                "original_max_position_embeddings": 8192,
-                "beta_fast": 32.0,
-                "beta_slow": 1.0,
-                "mscale_all_dim": 1.0,
-                "mscale": 1.0,
-                "llama_4_scaling_beta": 0.1,
-                "partial_rotary_factor": 0.5,
-                "rope_type": "yarn",
-            },
+            rope_parameters=_mistral_rope(10000.0, factor=128.0, original_len=8192) | {"partial_rotary_factor": 0.5},
             v_head_dim=128,
         ),
         "phi3": _kind("Phi3ForCausalLM", (32064, 3072, 8192, 32, 32, None, 4096)),

@@ -4,24 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gpu_worker.layers.mixture_shape import MixtureNames, MixtureShape
 from gpu_worker.models.block_traits import BlockTraits, TensorNames
 from gpu_worker.models.config import FamilyTraits, ModelConfig
 from gpu_worker.models.draft_head import nextn_tensors, read_nextn
 from gpu_worker.models.json_file import JsonFile
 from gpu_worker.models.latent_config import read_latent_decoder
 from gpu_worker.models.layer_types import read_layer_types
-from gpu_worker.models.mixture_config import (
-    grouped_sigmoid_rule,
-    later_layers,
-    read_num_experts,
-    with_silu_mixtures,
-)
+from gpu_worker.models.mixture_config import later_layers, read_grouped_sigmoid, with_silu_mixtures
 
 ARCHITECTURE = "DeepseekV3ForCausalLM"
 # What `transformers` 5 calls the layers of Kimi K2.5 where it saves them; published checkpoints have the usual name.
 _RENAMED = ((r"^model\.blocks\.", "model.layers."),)
-NAMES = MixtureNames(shared="mlp.shared_experts")
 
 
 def read_config(file: JsonFile) -> ModelConfig:
@@ -31,20 +24,10 @@ def read_config(file: JsonFile) -> ModelConfig:
 
 def read_latent_mixtures(file: JsonFile, architecture: str) -> ModelConfig:
     """Read a decoder with latent attention whose mixtures are DeepSeek V3's."""
-    num_experts = read_num_experts(file, "n_routed_experts", "num_local_experts")
-    inner = file.integer("moe_intermediate_size")
-    shape = MixtureShape(
-        num_experts,
-        inner,
-        grouped_sigmoid_rule(file, num_experts),
-        NAMES,
-        has_choice_bias=True,
-        shared_size=inner * file.integer("n_shared_experts", 1, minimum=0),
-    )
     names = TensorNames(renamed=_RENAMED, unused=nextn_tensors(file))
     traits = FamilyTraits(architecture, block=BlockTraits(names=names))
     config = read_latent_decoder(file, traits, is_interleaved=file.boolean("rope_interleave", True))
-    config = with_silu_mixtures(file, config, shape, mixture_layers(file, 3))
+    config = with_silu_mixtures(file, config, read_grouped_sigmoid(file), mixture_layers(file, 3))
     return replace(config, draft_head=read_nextn(file))
 
 

@@ -5,35 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gpu_worker.layers.layer_traits import AttentionShape, HeadNorm
-from gpu_worker.layers.mixture_shape import MixtureNames, MixtureShape
 from gpu_worker.models.block_traits import BlockTraits, TensorNames
 from gpu_worker.models.config import FamilyTraits, ModelConfig, read_decoder
 from gpu_worker.models.draft_head import nextn_tensors, read_nextn
 from gpu_worker.models.json_file import JsonFile
-from gpu_worker.models.mixture_config import (
-    grouped_sigmoid_rule,
-    later_layers,
-    read_num_experts,
-    with_silu_mixtures,
-)
+from gpu_worker.models.mixture_config import later_layers, read_grouped_sigmoid, with_silu_mixtures
 
 ARCHITECTURE = "Glm4MoeForCausalLM"
-
-NAMES = MixtureNames(shared="mlp.shared_experts")
 
 
 def read_config(file: JsonFile) -> ModelConfig:
     """Read the configuration. Layers behind the last one draft, and are no part of the model."""
-    num_experts = read_num_experts(file, "n_routed_experts", "num_local_experts")
-    inner = file.integer("moe_intermediate_size")
-    shape = MixtureShape(
-        num_experts,
-        inner,
-        grouped_sigmoid_rule(file, num_experts),
-        NAMES,
-        has_choice_bias=True,
-        shared_size=inner * file.integer("n_shared_experts", 1, minimum=0),
-    )
     traits = FamilyTraits(
         ARCHITECTURE,
         attention=AttentionShape(
@@ -43,5 +25,5 @@ def read_config(file: JsonFile) -> ModelConfig:
         block=BlockTraits(names=TensorNames(unused=nextn_tensors(file))),
         norm_eps=("rms_norm_eps", 1e-5),
     )
-    config = with_silu_mixtures(file, read_decoder(file, traits), shape, later_layers(file, 1))
+    config = with_silu_mixtures(file, read_decoder(file, traits), read_grouped_sigmoid(file), later_layers(file, 1))
     return replace(config, draft_head=read_nextn(file))

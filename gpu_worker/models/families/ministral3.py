@@ -5,6 +5,7 @@ from __future__ import annotations
 from gpu_worker.layers.layer_traits import AttentionShape
 from gpu_worker.models.config import FamilyTraits, ModelConfig, read_decoder
 from gpu_worker.models.json_file import JsonFile
+from gpu_worker.models.layer_types import read_uniform_windows
 from gpu_worker.models.rope_config import read_query_growth
 
 ARCHITECTURE = "Ministral3ForCausalLM"
@@ -20,14 +21,11 @@ SAMPLE = {
 
 def read_config(file: JsonFile) -> ModelConfig:
     """Read the configuration."""
-    windows = None
-    if "sliding_window" in file.names():
-        windows = (file.integer("sliding_window"),) * file.integer("num_hidden_layers", maximum=1024)
     traits = FamilyTraits(
         ARCHITECTURE,
         head_dim=128,
         attention=AttentionShape(query_growth=read_query_growth(file)),
-        layer_windows=windows,
+        layer_windows=read_uniform_windows(file),
         norm_eps=("rms_norm_eps", 1e-5),
         max_model_len=file.integer("max_position_embeddings"),
     )

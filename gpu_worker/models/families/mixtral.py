@@ -5,6 +5,7 @@ from __future__ import annotations
 from gpu_worker.layers.mixture_shape import MixtureNames, MixtureShape
 from gpu_worker.models.config import FamilyTraits, ModelConfig, read_decoder
 from gpu_worker.models.json_file import JsonFile
+from gpu_worker.models.layer_types import read_uniform_windows
 from gpu_worker.models.mixture_config import all_layers, read_num_experts, read_top_k, with_silu_mixtures
 from kernels.moe import RoutingRule
 
@@ -19,9 +20,6 @@ NAMES = MixtureNames(
 
 def read_config(file: JsonFile) -> ModelConfig:
     """Read the configuration. The weights of a token's experts add up to one."""
-    windows = None
-    if "sliding_window" in file.names():
-        windows = (file.integer("sliding_window"),) * len(all_layers(file))
     num_experts = read_num_experts(file, "num_local_experts")
     shape = MixtureShape(
         num_experts,
@@ -29,5 +27,5 @@ def read_config(file: JsonFile) -> ModelConfig:
         RoutingRule(read_top_k(file, num_experts, 2), renormalize=True),
         NAMES,
     )
-    config = read_decoder(file, FamilyTraits(ARCHITECTURE, layer_windows=windows))
+    config = read_decoder(file, FamilyTraits(ARCHITECTURE, layer_windows=read_uniform_windows(file)))
     return with_silu_mixtures(file, config, shape, all_layers(file))

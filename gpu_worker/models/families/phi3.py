@@ -5,6 +5,7 @@ from __future__ import annotations
 from gpu_worker.models.block_traits import BlockTraits, TensorNames
 from gpu_worker.models.config import FamilyTraits, ModelConfig, read_decoder
 from gpu_worker.models.json_file import JsonFile
+from gpu_worker.models.layer_types import read_uniform_windows
 
 ARCHITECTURE = "Phi3ForCausalLM"
 SAMPLE = {
@@ -17,12 +18,9 @@ _NAMES = TensorNames(qkv=("qkv_proj",), gate_up=("gate_up_proj",))
 
 def read_config(file: JsonFile) -> ModelConfig:
     """Read the configuration."""
-    windows = None
-    if "sliding_window" in file.names():
-        windows = (file.integer("sliding_window"),) * file.integer("num_hidden_layers", maximum=1024)
     traits = FamilyTraits(
         ARCHITECTURE,
-        layer_windows=windows,
+        layer_windows=read_uniform_windows(file),
         block=BlockTraits(names=_NAMES),
         norm_eps=("rms_norm_eps", 1e-5),
     )

@@ -10,6 +10,7 @@ from gpu_worker.layers.rope_scaling import RopeParameters, RopeType
 from gpu_worker.models.block_traits import BlockTraits, NormKind
 from gpu_worker.models.config import FamilyTraits, ModelConfig, read_decoder
 from gpu_worker.models.json_file import JsonFile
+from gpu_worker.models.layer_types import read_uniform_windows
 from gpu_worker.models.mixture_config import all_layers, read_num_experts, read_top_k, with_silu_mixtures
 from gpu_worker.models.rope_config import max_model_len, read_rope, rope_fields
 from kernels.moe import RoutingRule
@@ -37,9 +38,6 @@ _MIXTURE = MixtureNames(
 
 def read_config(file: JsonFile) -> ModelConfig:
     """Read the configuration."""
-    windows = None
-    if "sliding_window" in file.names():
-        windows = (file.integer("sliding_window"),) * len(all_layers(file))
     num_experts = read_num_experts(file, "num_local_experts")
     top_k = read_top_k(file, num_experts, 2)
     if top_k != 2:
@@ -56,7 +54,7 @@ def read_config(file: JsonFile) -> ModelConfig:
     traits = FamilyTraits(
         ARCHITECTURE,
         attention=AttentionShape(qkv_bias=bias, output_bias=bias),
-        layer_windows=windows,
+        layer_windows=read_uniform_windows(file),
         block=BlockTraits(
             norm=NormKind(is_centered=True, has_bias=True), has_head_bias=file.boolean("lm_head_bias", False)
         ),

@@ -6,7 +6,8 @@ from gpu_worker.layers.layer_traits import AttentionShape, HeadNorm
 from gpu_worker.layers.mixture_shape import MixtureNames, MixtureShape
 from gpu_worker.models.config import FamilyTraits, ModelConfig, read_decoder
 from gpu_worker.models.json_file import JsonFile
-from gpu_worker.models.mixture_config import all_layers, read_num_experts, read_top_k, sparse_layers, with_silu_mixtures
+from gpu_worker.models.layer_types import read_uniform_windows
+from gpu_worker.models.mixture_config import read_num_experts, read_top_k, sparse_layers, with_silu_mixtures
 from kernels.moe import RoutingRule
 
 ARCHITECTURE = "Qwen3MoeForCausalLM"
@@ -18,9 +19,7 @@ SEEING = "qwen3_vl_moe_text"
 def read_config(file: JsonFile) -> ModelConfig:
     """Read the configuration. A sliding window, which no published checkpoint has, is one of all layers."""
     attention_bias = file.boolean("attention_bias", False)
-    windows = None
-    if file.boolean("use_sliding_window", False) and "sliding_window" in file.names():
-        windows = (file.integer("sliding_window"),) * len(all_layers(file))
+    windows = read_uniform_windows(file) if file.boolean("use_sliding_window", False) else None
     num_experts = read_num_experts(file, "num_experts", "num_local_experts")
     shape = MixtureShape(
         num_experts,

@@ -6,19 +6,18 @@ from gpu_worker.layers.layer_traits import AttentionShape
 from gpu_worker.models.block_traits import BlockTraits, NormKind, TensorNames
 from gpu_worker.models.config import FamilyTraits, ModelConfig, read_activation, read_decoder
 from gpu_worker.models.json_file import JsonFile
+from gpu_worker.models.layer_types import read_uniform_windows
 
 ARCHITECTURE = "Starcoder2ForCausalLM"
 
 
 def read_config(file: JsonFile) -> ModelConfig:
     """Read the configuration."""
-    bias, windows = file.boolean("use_bias", True), None
-    if "sliding_window" in file.names():
-        windows = (file.integer("sliding_window"),) * file.integer("num_hidden_layers", maximum=1024)
+    bias = file.boolean("use_bias", True)
     traits = FamilyTraits(
         ARCHITECTURE,
         attention=AttentionShape(qkv_bias=bias, output_bias=bias),
-        layer_windows=windows,
+        layer_windows=read_uniform_windows(file),
         is_gated=False,
         mlp_bias=bias,
         block=BlockTraits(norm=NormKind(is_centered=True, has_bias=True), names=TensorNames(up="c_fc", down="c_proj")),
