@@ -13,24 +13,24 @@ import time
 
 import msgspec
 
+from gpu_worker.consumer.batch_job import NotAJobError, RefusedJobError, read_job
 from gpu_worker.consumer.batch_progress import ProgressRecords, is_due
-from gpu_worker.consumer.batch_subject import mismatch, queue_names
+from gpu_worker.consumer.batch_result import ResultMaker
 from gpu_worker.consumer.batch_trials import BatchTrials
 from gpu_worker.consumer.held_request import HeldRequest, HeldRequests, log_fields
 from gpu_worker.consumer.intake import Intake
 from gpu_worker.consumer.outbox import Outbox
 from gpu_worker.consumer.queued_message import DISCARD, REDELIVER, QueuedMessage, send_ack
 from gpu_worker.consumer.result_store import ResultStore
-from gpu_worker.consumer.unreadable import UnreadableRequestError, read_request
 from gpu_worker.core.sequence import SequenceStatus
 from gpu_worker.engine.engine_thread import EngineThread
 from shared.background_tasks import BackgroundTasks
 from shared.dead_letters import DeadLetter
 from shared.direct_client import DirectClient
-from shared.errors import BadRequestError, InvalidNameError
+from shared.errors import BadRequestError
 from shared.log_limit import LogLimit
-from shared.messages import BatchResult, Cancel, Delta, FinishReason, Request
-from shared.sampling import SamplingDefaults, with_advice
+from shared.messages import Cancel, Delta, FinishReason, Request
+from shared.sampling import SamplingDefaults
 
 PROGRESS_INTERVAL_S = 5.0
 _SAVED_TOKENS = 64
@@ -65,7 +65,7 @@ class BatchLane:
         Results tell the model's `chat_format`. What a job leaves out of its sampling is as `sampling_defaults` say.
         """
         self._sampling_defaults = sampling_defaults
-        self._chat_format = chat_format
+        self._result_maker = ResultMaker(worker, chat_format)
         self._log_limit = LogLimit(_log)
         self._nats = nats
         self._worker = worker
@@ -82,24 +82,16 @@ class BatchLane:
     def take(self, message: QueuedMessage) -> None:
         """Take a message from the queue."""
         try:
-            model, tenant = queue_names(message.subject)
-            request = read_request(message.data)
-        except InvalidNameError as error:
-            # Publishers may use encoded names only, so this is no job of a tenant, and nobody waits for a result.
-            self._log_limit.warning(
-                message.subject, "batch subject is malformed", extra={"subject": message.subject, "error": str(error)}
-            )
+            request = read_job(message, self._sampling_defaults)
+        except NotAJobError as error:
+            extra = {"subject": message.subject, "error": error.cause}
+            self._log_limit.warning(message.subject, str(error), extra=extra)
             send_ack(self._nats, message, DISCARD)
             return
-        except UnreadableRequestError as error:
-            self._refuse_unreadable(message, error, model, tenant)
+        except RefusedJobError as error:
+            self._refuse_unheld(message, error.request, str(error))
             return
-        problem = mismatch(request, model, tenant)
-        request = self._completed(request, model, tenant, message.stored_at)
-        if problem is not None:
-            self._refuse_unheld(message, request, problem)
-            return
-        key = f"{tenant}/{request.id}"
+        key = f"{request.tenant}/{request.id}"
         current = self._held.get(key)
         if current is not None and current.message.stream_seq == message.stream_seq:
             self._take_again(current, message)
@@ -125,18 +117,6 @@ class BatchLane:
         held.message = message
         if held.is_looked_up:
             self._tasks.spawn(self._save(held), f"progress of {held.key}")
-
-    def _completed(self, request: Request, model: str, tenant: str, stored_at: float) -> Request:
-        """Return a request with the names of its subject, and with what its publisher has left out."""
-        return msgspec.structs.replace(
-            request,
-            lane="batch",
-            model=model,
-            tenant=tenant,
-            # A publisher that does not say when it made the job has its time of storage told in the result.
-            created=request.created or stored_at,
-            sampling=with_advice(request.sampling, request.left_out, self._sampling_defaults),
-        )
 
     def cancel(self, cancel: Cancel) -> None:
         """End the requests of a cancellation that are held, with what they have so far."""
@@ -330,54 +310,12 @@ class BatchLane:
     ) -> None:
         held.outcome = reason
         self._remove(held)
-        result = self._result(held, reason, num_output, error)
+        result = self._result_maker.result(held, reason, num_output, error)
         if param is not None:
             result = msgspec.structs.replace(result, error_param=param, error_code=code)
         self._results.put(held.key, held.request, held.message, result, letter)
 
-    def _result(self, held: HeldRequest, reason: FinishReason, num_output: int, error: str | None) -> BatchResult:
-        request, sequence = held.request, held.sequence
-        num_prompt = 0 if sequence is None else sequence.num_prompt_tokens
-        output = request.emitted if sequence is None else sequence.token_ids[num_prompt : num_prompt + num_output]
-        return BatchResult(
-            id=request.id,
-            model=request.model,
-            tenant=request.tenant,
-            text="".join(held.parts),
-            finish=reason,
-            token_ids=tuple(output[:num_output]),
-            prompt_tokens=num_prompt,
-            completion_tokens=num_output,
-            error=error,
-            attempt=held.message.num_delivered,
-            worker=self._worker,
-            created=request.created,
-            completed=time.time(),
-            vector=held.vector,
-            cached_tokens=0 if sequence is None else sequence.num_cached_tokens,
-            in_reasoning=held.in_reasoning,
-            chat_format=self._chat_format,
-            total_logprob=None if request.sampling.logprobs is None else held.total_logprob,
-        )
-
-    def _refuse_unreadable(
-        self, message: QueuedMessage, error: UnreadableRequestError, model: str, tenant: str
-    ) -> None:
-        if error.envelope is None:
-            self._log_limit.warning(message.subject, "message is not a batch request", extra={"error": str(error)})
-            send_ack(self._nats, message, DISCARD)
-            return
-        request = Request(
-            id=error.envelope.id,
-            model=model,
-            tenant=tenant,
-            lane="batch",
-            reply=error.envelope.reply,
-            created=message.stored_at,
-        )
-        self._refuse_unheld(message, request, str(error))
-
     def _refuse_unheld(self, message: QueuedMessage, request: Request, error: str) -> None:
         """Store that a job failed before anything was done about it."""
         held = HeldRequest(f"{request.tenant}/{request.id}", request, message)
-        self._results.put(held.key, request, message, self._result(held, "failed", 0, error))
+        self._results.put(held.key, request, message, self._result_maker.result(held, "failed", 0, error))

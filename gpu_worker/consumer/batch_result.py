@@ -1,4 +1,4 @@
-"""Where the result of a batch request goes: stored once, and sent to the reply subject that the request names.
+"""The result of a batch request: made of what is held, stored once, and sent to the reply subject that it names.
 
 A result is stored only while its subject is empty. So a request that two workers end has one result.
 """
@@ -6,13 +6,14 @@ A result is stored only while its subject is empty. So a request that two worker
 from __future__ import annotations
 
 import logging
+import time
 
 from nats.aio.client import Client
 from nats.js import JetStreamContext
 from nats.js.errors import APIError
 
-from gpu_worker.consumer.held_request import log_fields
-from shared.messages import Request
+from gpu_worker.consumer.held_request import HeldRequest, log_fields
+from shared.messages import BatchResult, FinishReason, Request
 from shared.nats_connection import SEND_ERRORS
 from shared.subjects import is_batch_reply, result_subject
 
@@ -20,6 +21,41 @@ _IF_EMPTY = {"Nats-Expected-Last-Subject-Sequence": "0"}
 _WRONG_LAST_SEQUENCE = 10071
 
 _log = logging.getLogger(__name__)
+
+
+class ResultMaker:
+    """Makes results in the name of one worker."""
+
+    def __init__(self, worker: str, chat_format: str) -> None:
+        """Name the worker, and its model's chat format, by which the text is read."""
+        self._worker = worker
+        self._chat_format = chat_format
+
+    def result(self, held: HeldRequest, reason: FinishReason, num_output: int, error: str | None) -> BatchResult:
+        """Return the result of a request that ends now, with `num_output` tokens."""
+        request, sequence = held.request, held.sequence
+        num_prompt = 0 if sequence is None else sequence.num_prompt_tokens
+        output = request.emitted if sequence is None else sequence.token_ids[num_prompt : num_prompt + num_output]
+        return BatchResult(
+            id=request.id,
+            model=request.model,
+            tenant=request.tenant,
+            text="".join(held.parts),
+            finish=reason,
+            token_ids=tuple(output[:num_output]),
+            prompt_tokens=num_prompt,
+            completion_tokens=num_output,
+            error=error,
+            attempt=held.message.num_delivered,
+            worker=self._worker,
+            created=request.created,
+            completed=time.time(),
+            vector=held.vector,
+            cached_tokens=0 if sequence is None else sequence.num_cached_tokens,
+            in_reasoning=held.in_reasoning,
+            chat_format=self._chat_format,
+            total_logprob=None if request.sampling.logprobs is None else held.total_logprob,
+        )
 
 
 async def store_result(js: JetStreamContext, request: Request, payload: bytes) -> bool:
