@@ -6,7 +6,7 @@ Nothing but safetensors is ever read: it holds numbers only, whereas pickled for
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -23,7 +23,7 @@ from gpu_worker.models.shard_files import (
     stored_modules,
     with_names,
 )
-from gpu_worker.models.tensor_file import StoredTensor
+from gpu_worker.models.tensor_file import StoredTensor, TensorFile
 from gpu_worker.models.tensor_reader import TensorReader
 from gpu_worker.quantization.tensor_source import KeepsHalf
 
@@ -80,20 +80,23 @@ class Checkpoint:
         self._num_bytes_taken = 0
         try:
             shards = open_shards(directory, single_file, self._files)
-            names = own_names(shards, renamed, adds_root=adds_root)
-            used = {name: own for name, own in names.items() if not any(re.fullmatch(each, own) for each in unused)}
-            check_distinct(directory, used)
-            found = with_names(shards, names)
-            self._shards = {own: found[own] for own in used.values()}
-            self.num_unused = len(names) - len(used)
-            self._stored_names = {own: stored for stored, own in names.items()}
-            self._stored_modules = stored_modules(names)
+            self._name_tensors(shards, own_names(shards, renamed, adds_root=adds_root), unused)
         except BaseException:
             self._files.close()
             raise
         self._num_bytes = sum(file.tensors[name].num_bytes for name, file in self._shards.items())
         self._reader = TensorReader(device)
         self._files.callback(self._reader.close)
+
+    def _name_tensors(self, shards: dict[str, TensorFile], names: Mapping[str, str], unused: Sequence[str]) -> None:
+        """Take note of the tensors in the files, by their own names; of some only how many there are."""
+        used = {name: own for name, own in names.items() if not any(re.fullmatch(each, own) for each in unused)}
+        check_distinct(self._directory, used)
+        found = with_names(shards, names)
+        self._shards = {own: found[own] for own in used.values()}
+        self.num_unused = len(names) - len(used)
+        self._stored_names = {own: stored for stored, own in names.items()}
+        self._stored_modules = stored_modules(names)
 
     def num_bytes_loaded(self, unused: str) -> int:
         """Return the bytes that the tensors will have once they are loaded.
