@@ -17,8 +17,10 @@ from gateway.dispatch.dispatcher import Dispatcher
 from gateway.errors import ApiError
 from gateway.http1.connection_table import ConnectionLimits
 from gateway.metrics import GatewayMetrics
+from gateway.process import assembly
 from gateway.process import gateway as gateway_module
-from gateway.process.gateway import SEND_MARGIN_S, main
+from gateway.process.assembly import SEND_MARGIN_S
+from gateway.process.gateway import main
 from gateway.process.parent_link import ParentLink
 from shared.errors import ConfigError, DependencyError
 from shared.task_supervisor import TaskSupervisor
@@ -122,7 +124,7 @@ def test_limits_of_connections_are_those_of_the_settings() -> None:
         keep_alive_s=6.0,
         send_timeout_s=7.0,
     )
-    assert gateway_module._connection_limits(config) == ConnectionLimits(
+    assert assembly._connection_limits(config) == ConnectionLimits(
         max_connections=11,
         max_body_bytes_in_flight=10 << 20,
         max_per_address=3,
@@ -133,14 +135,14 @@ def test_limits_of_connections_are_those_of_the_settings() -> None:
     )
     # A key may hold half of the bytes, and so at least one body.
     larger = GatewayConfig(max_body_bytes=5 << 20, max_body_bytes_in_flight=(10 << 20) - 1)
-    assert gateway_module._connection_limits(larger).max_body_bytes_in_flight == 10 << 20
+    assert assembly._connection_limits(larger).max_body_bytes_in_flight == 10 << 20
 
 
 def test_streams_that_are_cut_and_those_who_follow_responses_are_told_to_return() -> None:
     told: list[tuple[str, ApiError]] = []
     dispatcher = SimpleNamespace(fail_all=lambda error: told.append(("streams", error)))
     responses = SimpleNamespace(cut_followers=lambda error: told.append(("followers", error)))
-    gateway_module._cut(cast("Any", dispatcher), cast("Any", responses))
+    assembly._cut(cast("Any", dispatcher), cast("Any", responses))
     assert [who for who, _ in told] == ["streams", "followers"]
     for _, error in told:
         assert (error.status, error.code, error.retry_after_s) == (503, "shutting_down", 1.0)
@@ -150,10 +152,10 @@ async def test_redis_is_connected_until_the_process_ends_and_may_be_left_out(
     redis_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     metrics = GatewayMetrics()
-    async with gateway_module._redis(GatewayConfig(), metrics) as redis:
+    async with assembly._redis(GatewayConfig(), metrics) as redis:
         assert redis is None
     assert "no Redis" in caplog.text
-    async with gateway_module._redis(GatewayConfig(redis_url=redis_url, redis_timeout_s=2.0), metrics) as redis:
+    async with assembly._redis(GatewayConfig(redis_url=redis_url, redis_timeout_s=2.0), metrics) as redis:
         assert redis is not None
         assert redis.is_available
         assert await redis.set("assembly", b"x", 1.0)
@@ -178,7 +180,7 @@ async def test_dispatcher_and_metrics_follow_the_connection_to_nats(
 
     monkeypatch.setattr(Dispatcher, "disconnected", note_loss)
     monkeypatch.setattr(Dispatcher, "reconnected", note_return)
-    async with gateway_module._queue(GatewayConfig(nats_url=server.url), metrics, tasks) as (nats, dispatcher):
+    async with assembly._queue(GatewayConfig(nats_url=server.url), metrics, tasks) as (nats, dispatcher):
         assert (metrics.is_nats_connected, metrics.nats_disconnects) == (True, 0)
         assert dispatcher.reply.count("gw-") == 1
         server.kill()
@@ -200,11 +202,11 @@ async def test_login_and_files_of_the_settings_are_those_of_the_connection(monke
         asked.append((url, options))
         raise Reached
 
-    monkeypatch.setattr(gateway_module, "connect", note)
+    monkeypatch.setattr(assembly, "connect", note)
     config = GatewayConfig(nats_url="nats://n", nats_user="u", nats_password="p")
     for _ in range(2):
         with pytest.raises(Reached):
-            async with gateway_module._queue(config, GatewayMetrics(), TaskSupervisor()):
+            async with assembly._queue(config, GatewayMetrics(), TaskSupervisor()):
                 pass
     (url, options), (_, others) = asked
     assert url == "nats://n"
@@ -217,13 +219,13 @@ async def test_login_and_files_of_the_settings_are_those_of_the_connection(monke
 
 async def test_task_of_the_process_runs_until_its_block_ends() -> None:
     tasks = TaskSupervisor()
-    async with gateway_module._running(tasks, asyncio.sleep(60), "sleeps"):
+    async with assembly.running(tasks, asyncio.sleep(60), "sleeps"):
         (task,) = tasks._tasks
         assert (task.get_name(), task.done()) == ("sleeps", False)
     assert task.cancelled()
     assert not tasks.has_failed.is_set()
     with contextlib.suppress(RuntimeError):
-        async with gateway_module._running(tasks, asyncio.sleep(60), "sleeps"):
+        async with assembly.running(tasks, asyncio.sleep(60), "sleeps"):
             (task,) = tasks._tasks
             raise RuntimeError
     assert task.cancelled()
@@ -243,7 +245,7 @@ async def test_parts_of_a_process_are_made_of_its_settings_and_run_until_it_ends
     config, tasks = GatewayConfig(nats_url=nats_url, api_key="sk", head_timeout_s=4.0), TaskSupervisor()
     async with contextlib.AsyncExitStack() as stack:
         public, operator, cut = await gateway_module._assemble(stack, config, 0, None, tasks)
-        for server, limits in ((public, gateway_module._connection_limits(config)), (operator, ConnectionLimits())):
+        for server, limits in ((public, assembly._connection_limits(config)), (operator, ConnectionLimits())):
             assert server._handshake == {"ssl": context, "ssl_handshake_timeout": limits.head_timeout_s}
             assert server.table.limits == limits
             assert server._tasks is tasks

@@ -1,0 +1,222 @@
+"""The parts of a gateway process, from its settings: connections, the fleet, admission, the API and its two ports.
+
+`assemble` starts what runs beside the servers, and leaves on the exit stack what ends it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from gateway.admission.auth import KeyStore
+from gateway.admission.limits import RateLimiter
+from gateway.admission.shared_places import SharedPlaces
+from gateway.admission.shedding import Shedder
+from gateway.api.entrance import ALWAYS_SERVED
+from gateway.api.generation_service import GenerationService
+from gateway.api.generation_starter import GenerationStarter
+from gateway.api.operator_app import OperatorServices, create_operator_app
+from gateway.api.routes import RouteServices
+from gateway.api.structured_output import StructuredOutputAdmission
+from gateway.api.tokenizer_client import TokenizerClient
+from gateway.cache.prompt_cache import PromptCache
+from gateway.cache.redis_client import RedisCache
+from gateway.config import GatewayConfig
+from gateway.dispatch.counting import count_dispatches
+from gateway.dispatch.dispatcher import Dispatcher
+from gateway.errors import ApiError
+from gateway.fleet.arrival import wait_for_fleet
+from gateway.http1.asgi import AsgiHandler
+from gateway.http1.connection_table import ConnectionLimits
+from gateway.http1.server import HttpServer
+from gateway.http1.tls import server_tls
+from gateway.metrics import GatewayMetrics
+from gateway.process.observing import observing
+from gateway.process.process_metrics import MetricsBoard
+from gateway.process.public_port import public_handler
+from gateway.process.resources import affordable_connections
+from gateway.process.scraping import scrape_registry
+from gateway.responses.job_queue import JobQueue
+from gateway.responses.log import ResponseLog
+from gateway.responses.reasoning_seal import ReasoningSeals
+from gateway.responses.store import ResponseStore
+from shared.direct_client import DirectClient
+from shared.nats_connection import SEND_ERRORS, connect
+from shared.structured_output.checker import GrammarChecker
+from shared.task_supervisor import TaskSupervisor
+
+SEND_MARGIN_S = 5.0
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayParts:
+    """What a process serves with.
+
+    Attributes:
+        public: The server of the public port.
+        operator: The server of the operator's port.
+        cut: Ends the streams that still run.
+    """
+
+    public: HttpServer
+    operator: HttpServer
+    cut: Callable[[], None]
+
+
+async def assemble(
+    stack: contextlib.AsyncExitStack,
+    config: GatewayConfig,
+    slot: int,
+    board: MetricsBoard | None,
+    tasks: TaskSupervisor,
+) -> GatewayParts:
+    """Connect, build everything and wait for the fleet.
+
+    Raises:
+        HeadraceError: A setting is wrong, or a server we need is missing.
+    """
+    metrics = GatewayMetrics()
+    keys = KeyStore(
+        Path(config.keys_file) if config.keys_file else None, config.api_key, metrics, asks_for_key=config.auth
+    )
+    redis = await stack.enter_async_context(_redis(config, metrics))
+    nats, dispatcher = await stack.enter_async_context(_queue(config, metrics, tasks))
+    limiter = RateLimiter(redis, metrics)
+    shedder = Shedder(config, metrics, places=None if redis is None else SharedPlaces(redis, time.monotonic))
+    starter = _starter(stack, config, dispatcher, shedder, redis, metrics)
+    observer = await stack.enter_async_context(observing(config, slot))
+    service = GenerationService(config, keys, limiter, shedder, starter, metrics, observer)
+    services = RouteServices(
+        config=config,
+        keys=keys,
+        limiter=limiter,
+        fleet=dispatcher.fleet,
+        queue=dispatcher.nats_watch,
+        tokenizer=TokenizerClient(nats),
+        metrics=metrics,
+    )
+    responses = ResponseStore(ResponseLog(nats), JobQueue(nats), ReasoningSeals.read(config.responses_secret))
+    stack.push_async_callback(responses.log.close)
+    entrance = public_handler(service, services, responses)
+    tls = server_tls(config.tls_cert_file, config.tls_key_file, config.tls_client_ca_file)
+    public = HttpServer(entrance, _connection_limits(config), ALWAYS_SERVED, metrics.count_connections, tasks, tls)
+    registry = await stack.enter_async_context(scrape_registry(metrics, nats, dispatcher, slot, board, tasks))
+    operator_services = OperatorServices(config.operator_key, dispatcher.fleet, nats, redis, metrics, registry)
+    operator_app = create_operator_app(operator_services)
+    operator = HttpServer(AsgiHandler(operator_app, config.max_body_bytes), ConnectionLimits(), tasks=tasks, tls=tls)
+    await stack.enter_async_context(running(tasks, service.tick_forever(), "ticks of streams"))
+    await stack.enter_async_context(running(tasks, limiter.state_forever(), "shares of limits"))
+    await wait_for_fleet(nats, dispatcher.fleet)
+    return GatewayParts(public, operator, partial(_cut, dispatcher, responses))
+
+
+def _starter(
+    stack: contextlib.AsyncExitStack,
+    config: GatewayConfig,
+    dispatcher: Dispatcher,
+    shedder: Shedder,
+    redis: RedisCache | None,
+    metrics: GatewayMetrics,
+) -> GenerationStarter:
+    cache = PromptCache(redis, config.cache_ttl_s, config.cache_max_value_bytes, config.cache_memory_bytes)
+    checker = GrammarChecker()
+    stack.push_async_callback(checker.close)
+    grammars = StructuredOutputAdmission(checker)
+    return GenerationStarter(dispatcher, shedder, cache, grammars, metrics, config.default_timeout_s)
+
+
+def _cut(dispatcher: Dispatcher, responses: ResponseStore) -> None:
+    """End the streams that still run, and say why."""
+    error = ApiError(503, "The gateway is shutting down.", code="shutting_down", retry_after_s=1.0)
+    dispatcher.fail_all(error)
+    responses.cut_followers(error)
+
+
+def _connection_limits(config: GatewayConfig) -> ConnectionLimits:
+    return ConnectionLimits(
+        max_connections=affordable_connections(config.max_connections),
+        # One key may hold half of them.
+        max_body_bytes_in_flight=max(config.max_body_bytes_in_flight, 2 * config.max_body_bytes),
+        max_per_address=config.max_connections_per_address,
+        head_timeout_s=config.head_timeout_s,
+        body_timeout_s=config.body_timeout_s,
+        keep_alive_s=config.keep_alive_s,
+        # Streams notice slow readers themselves, and tell them; this is for all others.
+        send_timeout_s=config.send_timeout_s + SEND_MARGIN_S,
+    )
+
+
+@contextlib.asynccontextmanager
+async def _redis(config: GatewayConfig, metrics: GatewayMetrics) -> AsyncIterator[RedisCache | None]:
+    if not config.redis_url:
+        _logger.warning("no Redis: no response cache, and each gateway limits on its own")
+        yield None
+        return
+    redis = RedisCache(config.redis_url, config.redis_timeout_s, metrics)
+    await redis.start()
+    try:
+        yield redis
+    finally:
+        await redis.close()
+
+
+@contextlib.asynccontextmanager
+async def _queue(
+    config: GatewayConfig, metrics: GatewayMetrics, tasks: TaskSupervisor
+) -> AsyncIterator[tuple[DirectClient, Dispatcher]]:
+    gateway = f"gw-{secrets.token_hex(6)}"
+    dispatchers: list[Dispatcher] = []
+
+    async def lost() -> None:
+        metrics.is_nats_connected = False
+        metrics.nats_disconnects += 1
+        for dispatcher in dispatchers:
+            dispatcher.disconnected()
+
+    async def back() -> None:
+        metrics.is_nats_connected = True
+        for dispatcher in dispatchers:
+            await dispatcher.reconnected()
+
+    nats = await connect(
+        config.nats_url,
+        role="gateway",
+        name=gateway,
+        user=config.nats_user,
+        password=config.nats_password,
+        files=config,
+        on_disconnect=lost,
+        on_reconnect=back,
+    )
+    try:
+        dispatcher = Dispatcher(nats, gateway, tasks=tasks)
+        metrics.is_nats_connected = True
+        count_dispatches(dispatcher, metrics)
+        await dispatcher.start()
+        dispatchers.append(dispatcher)
+        yield nats, dispatcher
+        dispatchers.clear()
+        await dispatcher.close()
+    finally:
+        dispatchers.clear()
+        with contextlib.suppress(*SEND_ERRORS):
+            await nats.close()
+
+
+@contextlib.asynccontextmanager
+async def running(tasks: TaskSupervisor, work: Coroutine[Any, Any, None], name: str) -> AsyncIterator[None]:
+    """Run a task that the process cannot do without, until the block ends."""
+    task = tasks.start(work, name)
+    try:
+        yield
+    finally:
+        await tasks.stop(task)
