@@ -14,7 +14,7 @@ from gateway.generation import Generation, ToolUse
 from shared.formats import Tool
 from shared.sampling import Grammar
 from shared.structured_output import GrammarError, LlguidanceMissingError
-from shared.structured_output.checker import MAX_WAIT_S, CheckerBusyError, CheckerFailedError, GrammarChecker
+from shared.structured_output.checker import SHORT_TIMEOUT_S, CheckerBusyError, CheckerFailedError, GrammarChecker
 
 _TOOLS = "tools"
 
@@ -70,7 +70,7 @@ class StructuredOutputAdmission:
         # `_check_calls` refuses a strict tool that cannot be compiled, by its name.
         no_grammar = (ApiError, GrammarError, TimeoutError, CheckerBusyError, CheckerFailedError)
         with contextlib.suppress(*no_grammar):
-            async with asyncio.timeout(MAX_WAIT_S):
+            async with asyncio.timeout(SHORT_TIMEOUT_S):
                 names = [tool.name for tool in (() if use is None else use.tools) if await self._compiles(tool, tenant)]
                 grammar = await asyncio.to_thread(schema_grammar, generation, frozenset(names)) if names else None
                 if grammar is not None:
@@ -95,7 +95,7 @@ class StructuredOutputAdmission:
             if error.status == 400 and use is not None:
                 # Without a verdict in time the error names no tool.
                 with contextlib.suppress(TimeoutError, CheckerBusyError, CheckerFailedError):
-                    async with asyncio.timeout(MAX_WAIT_S):
+                    async with asyncio.timeout(SHORT_TIMEOUT_S):
                         await self._check_each(use, tenant)
             raise
 

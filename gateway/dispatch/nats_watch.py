@@ -1,13 +1,13 @@
-"""Whether NATS answers on a connection that stands: one that leads nowhere is closed only after seconds.
+"""Whether NATS answers on a connection that is open: a dead one is closed only after seconds.
 
-The client's own pings give a connection up after four to six seconds of silence. Until then whatever is published
-waits, unseen, in the buffers of the socket. Here silence is noticed sooner: when nothing at all has come in for a
-moment NATS is asked for a sign of life, and when it owes this answer for long it is *suspected* of being away, until
-anything comes in. So is one that is heard and does not answer (`answer_watch`): nothing that we say arrives there.
+The client's own PINGs close a connection after four to six seconds of silence. Until then, publications wait in the
+buffers of the socket. Here silence is noticed sooner. When nothing has come in for a moment, NATS gets a PING. When its
+PONG is missing for long, NATS is *suspected* of being away until anything comes in. It is suspected too when messages
+come in but no PONG (`answer_watch`): then publications do not arrive.
 
-Silence is counted in rounds of this process, each of which counts little: a process that is starved or stopped does not
-take its own absence for that of NATS. After an alarm that was false the next one takes twice the silence, so that a
-server that answers late now and then is not suspected again and again.
+Silence is counted in rounds of this process, each bounded: a process that was starved or stopped does not take its own
+absence for that of NATS. After a false alarm the next one takes twice the silence, so that a server that is late now
+and then is not suspected again and again.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gateway.dispatch.answer_watch import AnswerWatch
 from shared.direct_client import DirectClient
 from shared.nats_connection import is_clustered
 
-# A round counts so much at most, however late it is.
+# A round counts for this much at most, however late it is.
 _LONGEST_ROUND_S = 0.1
 
 _logger = logging.getLogger(__name__)
@@ -30,11 +30,11 @@ class SilenceLimits:
     """Times in seconds.
 
     Attributes:
-        ping_after_s: Silence after which NATS is asked for a sign of life; within it, each live worker is heard.
-        late_s: Wait for that which counts as a silence of NATS, and not of whoever is heard over it.
-        suspect_s: The same after which NATS is suspected.
-        max_suspect_s: What this grows to while alarms are false; the client gives the connection up after 6 s.
-        calm_s: Time without an alarm after which the first limit holds again.
+        ping_after_s: Silence after which NATS gets a PING; a live worker sends something more often than that.
+        late_s: Wait for the PONG after which NATS counts as silent, and not the workers.
+        suspect_s: Wait for the PONG after which NATS is suspected.
+        max_suspect_s: What `suspect_s` grows to while alarms are false; the client closes the connection after 6 s.
+        calm_s: Time without an alarm after which `suspect_s` holds again.
     """
 
     ping_after_s: float = 0.25
@@ -55,14 +55,14 @@ class NatsWatch:
         self._reviewed_at: float | None = None
         self._silent_s = 0.0
         self._unanswered_s: float | None = None
-        self._patience_s = self._limits.suspect_s
+        self._suspect_after_s = self._limits.suspect_s
         self._alarmed_at = 0.0
         self._is_silent = False
         self._answers = AnswerWatch(nats)
 
     @property
     def is_suspected(self) -> bool:
-        """Whether NATS is probably away: it has been silent for long, or does not hear us."""
+        """Whether NATS is probably away: it has been silent for long, or publications do not arrive."""
         return self._is_silent or self._answers.is_lost
 
     @property
@@ -72,24 +72,24 @@ class NatsWatch:
 
     @property
     def refuses(self) -> bool:
-        """Whether new requests would wait for nobody knows how long.
+        """Whether new requests are refused: they would wait for an unknown time.
 
-        Where NATS has other servers they wait: the client finds one of those.
+        In a cluster they are not: the client finds another server.
         """
         return self.is_suspected and not is_clustered(self._nats)
 
     @property
     def is_late(self) -> bool:
-        """Whether NATS is silent or answers late, so that what others say may come late or not at all."""
+        """Whether NATS is silent or answers late, so that messages of workers may be late or lost."""
         return self._answers.is_late or (self._unanswered_s is not None and self._unanswered_s > 0)
 
     @property
     def owes_answer(self) -> bool:
-        """Whether what was just published may not have arrived: NATS owes an answer, whatever else comes in."""
+        """Whether recent publications may not have arrived: a PONG is missing, whatever else comes in."""
         return self.is_late or self._answers.is_owed
 
     async def ask(self) -> None:
-        """Ask NATS for a sign of life, unless it owes one already."""
+        """Send a PING, unless a PONG is awaited already."""
         if self._unanswered_s is None and self._nats.is_connected:
             self._unanswered_s = 0.0
             await self._answers.ask()
@@ -98,24 +98,24 @@ class NatsWatch:
         """Take note of a round at loop time `now`.
 
         Returns:
-            How long NATS has been silent, or has owed an answer, if that has come late; otherwise 0.
+            How long NATS has been silent, or a PONG was missing, if it has come late; otherwise 0.
         """
         round_s = 0.0 if self._reviewed_at is None else min(now - self._reviewed_at, _LONGEST_ROUND_S)
         self._reviewed_at = now
         if not self._nats.is_connected:
             self.forget()
             return 0.0
-        # What is not heard at all is judged below.
+        # Complete silence is handled below.
         owed_s = await self._answers.review(round_s if self._silent_s < self._limits.ping_after_s else 0.0)
         if self._nats.num_reads != self._num_reads:
-            return max(owed_s, self._hear(now))
+            return max(owed_s, self._note_input(now))
         self._silent_s += round_s
         if self._unanswered_s is None:
             if self._silent_s >= self._limits.ping_after_s:
                 await self.ask()
             return 0.0
         self._unanswered_s += round_s
-        if not self._is_silent and self._unanswered_s >= self._patience_s:
+        if not self._is_silent and self._unanswered_s >= self._suspect_after_s:
             self._suspect(now)
         return 0.0
 
@@ -127,27 +127,27 @@ class NatsWatch:
         self._answers.forget_pause()
 
     def disconnected(self) -> None:
-        """Take note that the connection is lost. A suspicion that comes true is no reason to hesitate the next time."""
+        """Take note that the connection is lost. The suspicion was right, so the first limit holds again."""
         self.forget()
         self._answers.forget_connection()
         self._is_silent = False
-        self._patience_s = self._limits.suspect_s
+        self._suspect_after_s = self._limits.suspect_s
 
     def _suspect(self, now: float) -> None:
-        _logger.warning("NATS has been silent for %.1f s: new requests are refused until it is heard", self._silent_s)
+        _logger.warning("NATS has been silent for %.1f s: new requests are refused until it answers", self._silent_s)
         self._is_silent = True
-        self._patience_s = min(self._limits.max_suspect_s, 2 * self._patience_s)
+        self._suspect_after_s = min(self._limits.max_suspect_s, 2 * self._suspect_after_s)
         self._alarmed_at = now
 
-    def _hear(self, now: float) -> float:
+    def _note_input(self, now: float) -> float:
         silent_s = self._silent_s
         was_late = self._unanswered_s is not None and self._unanswered_s >= self._limits.late_s
         self._num_reads = self._nats.num_reads
         self._silent_s = 0.0
         self._unanswered_s = None
         if self._is_silent:
-            _logger.warning("NATS is heard again")
+            _logger.warning("NATS answers again")
             self._is_silent = False
         elif now - self._alarmed_at > self._limits.calm_s:
-            self._patience_s = self._limits.suspect_s
+            self._suspect_after_s = self._limits.suspect_s
         return silent_s if was_late else 0.0

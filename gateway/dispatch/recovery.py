@@ -3,7 +3,7 @@
 An attempt is moved when its worker died, handed it over, went silent about it, or left a gap; when nobody claims it
 although somebody could; and when NATS was restarted before it was claimed. Each move raises the epoch, which is the
 fence: whatever the old holder still sends no longer counts. A periodic sweep looks after time, for all flights at once.
-`patience` says what has waited for too long, `blame` which flights are suspected of killing workers, `probation` when
+`timeouts` says what has waited for too long, `blame` which flights are suspected of killing workers, `probation` when
 those may run.
 """
 
@@ -21,12 +21,12 @@ import msgspec
 from gateway.dispatch import blame
 from gateway.dispatch.inflight import Flight, FlightTable
 from gateway.dispatch.known_poison import KnownPoison, kind_of
-from gateway.dispatch.patience import Patience
 from gateway.dispatch.probation import ProbationQueue
 from gateway.dispatch.publisher import Publisher, queue_unavailable
 from gateway.dispatch.quarantine import Quarantine
 from gateway.dispatch.recovery_limits import RecoveryLimits
 from gateway.dispatch.revoker import Revoker
+from gateway.dispatch.timeouts import Timeouts
 from gateway.errors import ApiError
 from gateway.fleet.death import Death
 from gateway.fleet.fleet import Fleet
@@ -75,7 +75,7 @@ class Recovery:
         self._quarantine = quarantine
         self._fail = fail
         self._limits = limits
-        self._patience = Patience(limits, fleet)
+        self._timeouts = Timeouts(limits, fleet)
         self._loop = asyncio.get_running_loop()
         self._known_poison = KnownPoison(self._loop.time)
         self._probation = ProbationQueue(flights, fleet.num_workers)
@@ -135,7 +135,7 @@ class Recovery:
             flight.refused_at = now
         if flight.epoch == 0 and not may_elect:
             return False
-        return bool(flight.emitted) or now - flight.refused_at < self._limits.outage_patience_s
+        return bool(flight.emitted) or now - flight.refused_at < self._limits.outage_timeout_s
 
     def move(self, flights: Iterable[Flight], reason: Reason) -> None:
         """Publish the next attempt of each flight; the old one is cancelled and its message deleted."""
@@ -165,7 +165,7 @@ class Recovery:
             is_nats_late: NATS owes an answer: what nobody hears of may be well.
         """
         if self._outage is not None:
-            is_over = now - self._outage.since > self._limits.outage_patience_s
+            is_over = now - self._outage.since > self._limits.outage_timeout_s
             self._sweep_deadlines(queue_unavailable() if is_over else None, now)
             if not self.holds_back(now):
                 self._refuse_held_back()
@@ -180,7 +180,7 @@ class Recovery:
                 self._sweep_claimed(flight, flight.worker, now)
             elif not flight.is_parked:
                 self._note_delivery(flight, pulled, now)
-                if self._patience.is_unclaimed(flight, now, is_disturbed):
+                if self._timeouts.is_unclaimed(flight, now, is_disturbed):
                     self._move_unclaimed(flight, now, is_disturbed)
         self._publish_soon(self._probation.take_ready())
 
@@ -208,8 +208,8 @@ class Recovery:
             was_silent: It has been away for long already: new requests do not wait.
         """
         limits = self._limits
-        patience_s = 0.0 if was_silent else limits.held_back_s
-        self._outage = _Outage(self._loop.time(), limits.outage_patience_s if has_others else patience_s)
+        timeout_s = 0.0 if was_silent else limits.held_back_s
+        self._outage = _Outage(self._loop.time(), limits.outage_timeout_s if has_others else timeout_s)
 
     def refuse_unsent(self) -> None:
         """Refuse the new requests of which NATS has not said that it has them: it is silent."""
@@ -323,7 +323,7 @@ class Recovery:
     def _sweep_claimed(self, flight: Flight, worker: str, now: float) -> None:
         limits = self._limits
         quiet_s = now - flight.progressed_at
-        if quiet_s < min(limits.stall_s, limits.reconnect_patience_s):
+        if quiet_s < min(limits.stall_s, limits.reconnect_timeout_s):
             return
         why = f"nothing was heard of it for {quiet_s:.1f} s"
         if self._fleet.liveness.is_gone(worker):
@@ -335,7 +335,7 @@ class Recovery:
                 self.lose(flight, "waiting", f"it has waited for {quiet_s:.1f} s where another worker has room")
         elif max(flight.progressed_at, flight.heard_at) >= flight.reconnected_at:
             return
-        elif self._patience.has_lost_frames(flight, worker, now):
+        elif self._timeouts.has_lost_frames(flight, worker, now):
             self.lose(flight, "nats_restart", why)
 
     def _has_room_elsewhere(self, flight: Flight, worker: str) -> bool:

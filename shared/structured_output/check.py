@@ -43,7 +43,7 @@ def parser_limits() -> LLParserLimits:
 def check_grammar(grammar: Grammar) -> None:
     """Refuse a grammar that cannot be compiled, of which a part would be ignored, or that no finite text matches.
 
-    It takes milliseconds for a usual grammar. It cannot be interrupted: for input of strangers, run it in a process
+    It takes milliseconds for a usual grammar. It cannot be interrupted: for untrusted input, run it in a process
     with a limit of time.
 
     Raises:

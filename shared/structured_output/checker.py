@@ -1,9 +1,9 @@
-"""Checks grammars of strangers without harm to this process, in another one, and answers in time.
+"""Checks untrusted grammars in another process, so that none can harm this one, and answers within a timeout.
 
-Verdicts are kept, so that a schema that a client sends with every request is checked once. Who has to wait for longer
-than there is patience is told to come back: the check goes on, and its verdict is there then. A tenant's grammars are
-checked one after the other. All tenants whose last one took long, or that have spent much time lately, share one of the
-places in which grammars are checked, so that the others always have one.
+Verdicts are kept, so that a schema that a client sends with every request is checked once. A check goes on after its
+timeout, and the client is asked to come back: then its verdict is there. The grammars of one tenant are checked one
+after the other. Of the places in which grammars are checked, all tenants share one whose last grammar took long or that
+have spent much time lately, so that the others always have one.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from shared.structured_output.checker_link import CheckerFailedError, CheckerLin
 from shared.structured_output.checker_process import NICENESS, NICENESS_OF_LONG_ONES, Verdict
 from shared.structured_output.errors import GrammarError, LlguidanceMissingError
 
-__all__ = ["MAX_WAIT_S", "PATIENCE_S", "CheckerBusyError", "CheckerFailedError", "GrammarChecker"]
+__all__ = ["SHORT_TIMEOUT_S", "TIMEOUT_S", "CheckerBusyError", "CheckerFailedError", "GrammarChecker"]
 
-MAX_WAIT_S = 0.2
-"""How long a verdict is waited for behind others, or by tenants whose grammars take long: they hear within 250 ms."""
+SHORT_TIMEOUT_S = 0.2
+"""Wait for a verdict behind others, or by a tenant whose grammars take long: it gets an answer within 250 ms."""
 
-PATIENCE_S = 1.0
-"""How long by everybody else: a busy machine is no reason to send a usual grammar away."""
+TIMEOUT_S = 1.0
+"""Wait for any other verdict: a usual grammar is not refused because the machine is busy."""
 
 MAX_VERDICTS_PER_TENANT = 256
 MAX_TENANTS = 256
@@ -84,7 +84,7 @@ class GrammarChecker:
         Args:
             tenant: Whose it is.
             grammar: What to check.
-            within_s: How long to wait for the verdict, once the process has started; None is the tenant's patience.
+            within_s: How long to wait for the verdict, once the process has started; None is the tenant's timeout.
 
         Raises:
             GrammarError: It is refused.
@@ -100,7 +100,7 @@ class GrammarChecker:
         verdict = own.verdict(digest)
         if verdict is None:
             await self._link.start()
-            within_s = own.patience_s(digest) if within_s is None else within_s
+            within_s = own.timeout_s(digest) if within_s is None else within_s
             # Those who ask about the same grammar wait together, and none who goes away breaks off the check.
             task = own.waiting.get(digest) or self._begin(own, digest, message)
             if not (await asyncio.wait({task}, timeout=within_s))[0]:
@@ -161,10 +161,10 @@ class _Tenant:
         """Whether its last grammar took long, or those of late together: short ones between long ones hide nothing."""
         return self._last_s > LONG_S or self._spent_lately(time.monotonic()) > MAX_SPENT_S
 
-    def patience_s(self, digest: bytes) -> float:
-        """Return for how long a verdict on a grammar is worth waiting for."""
+    def timeout_s(self, digest: bytes) -> float:
+        """Return how long to wait for the verdict on a grammar."""
         is_first = next(iter(self.waiting), digest) == digest
-        return PATIENCE_S if is_first and not self.takes_long else MAX_WAIT_S
+        return TIMEOUT_S if is_first and not self.takes_long else SHORT_TIMEOUT_S
 
     def spend(self, cpu_s: float) -> None:
         """Take note of the processor time that a check took."""

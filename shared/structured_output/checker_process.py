@@ -1,4 +1,4 @@
-"""The process that checks grammars of strangers: `python -m shared.structured_output.checker_process`.
+"""The process that checks untrusted grammars: `python -m shared.structured_output.checker_process`.
 
 It reads numbered grammars from its standard input and writes numbered verdicts to its standard output. Each grammar is
 checked in a fork of its own with a limit of processor time and of memory, because llguidance cannot be interrupted and

@@ -33,10 +33,10 @@ FAST_RECOVERY = RecoveryLimits(
     stall_s=1.0,
     prefill_stall_s=1.0,
     ack_timeout_s=0.5,
-    claim_patience_s=0.4,
-    delivered_patience_s=0.6,
-    suspect_patience_s=0.6,
-    reconnect_patience_s=1.0,
+    claim_timeout_s=0.4,
+    delivered_claim_timeout_s=0.6,
+    suspect_claim_timeout_s=0.6,
+    reconnect_timeout_s=1.0,
 )
 
 

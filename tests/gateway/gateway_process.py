@@ -28,7 +28,8 @@ from gateway.__main__ import run
 from gateway.dispatch import dispatcher
 
 dispatcher.FleetLimits = functools.partial(dispatcher.FleetLimits, silence_s=20.0, punctual_silence_s=20.0)
-waits = {name: 20.0 for name in ("claim_patience_s", "disturbed_patience_s", "delivered_patience_s", "ack_timeout_s")}
+names = ("claim_timeout_s", "disturbed_claim_timeout_s", "delivered_claim_timeout_s", "ack_timeout_s")
+waits = {name: 20.0 for name in names}
 dispatcher.RecoveryLimits = functools.partial(dispatcher.RecoveryLimits, **waits)
 sys.exit(run())
 """

@@ -52,7 +52,7 @@ async def test_repeated_deltas_are_dropped(bench: Bench) -> None:
 
 
 async def test_end_that_was_lost_with_the_workers_own_connection_is_not_waited_for_long(bench: Bench) -> None:
-    bench.dispatcher._recovery._limits = replace(FAST_RECOVERY, stall_s=10.0, reconnect_patience_s=0.1)
+    bench.dispatcher._recovery._limits = replace(FAST_RECOVERY, stall_s=10.0, reconnect_timeout_s=0.1)
     worker, sink = await bench.worker("a"), ListSink()
     await bench.submit(sink)
     first = await worker.begin(3)
@@ -200,7 +200,7 @@ async def test_request_that_no_worker_keeps_fails_explicitly(bench: Bench) -> No
 
 async def test_handoff_moves_the_request_at_once(bench: Bench) -> None:
     # No other reason to move it comes in time.
-    bench.dispatcher._recovery._limits = RecoveryLimits(stall_s=60.0, claim_patience_s=60.0)
+    bench.dispatcher._recovery._limits = RecoveryLimits(stall_s=60.0, claim_timeout_s=60.0)
     worker, sink = await bench.worker("a"), ListSink()
     await bench.submit(sink)
     request = await worker.begin(2)
@@ -406,7 +406,7 @@ async def test_bytes_that_are_no_frame_harm_nobody(bench: Bench) -> None:
 async def test_long_absence_of_nats_ends_requests_explicitly(start_nats: Callable[..., NatsServer]) -> None:
     server = start_nats()
     nats = await connect(server.url, role="gateway", name="gateway")
-    dispatcher = Dispatcher(nats, "gw", recovery_limits=RecoveryLimits(outage_patience_s=0.2))
+    dispatcher = Dispatcher(nats, "gw", recovery_limits=RecoveryLimits(outage_timeout_s=0.2))
     await dispatcher.start()
     sink = ListSink()
     request = Request(id="a", model="m", text="x", reply=dispatcher.reply, deadline=time.time() + 30)
@@ -475,14 +475,14 @@ async def test_new_requests_are_refused_while_nats_is_silent_and_streams_stay_wh
         bench = Bench(server.url, stack)
         await bench.start()
         worker, stream, sink = await bench.worker("a"), ListSink(), ListSink()
-        outage_patience_s = bench.limits.outage_patience_s
+        outage_timeout_s = bench.limits.outage_timeout_s
         await bench.submit(stream)
         request = await worker.begin(4)
         await stream.has(4)
         server.pause()
         # It is published before anybody can know: NATS never says that it has it.
         refused = await bench.submit(sink)
-        await sink.end(outage_patience_s / 2)
+        await sink.end(outage_timeout_s / 2)
         for error in (sink.error, await refusal(bench)):
             assert error is not None
             assert (error.status, error.code) == (503, "queue_unavailable")

@@ -166,7 +166,7 @@ async def clustered(start_nats: Callable[..., NatsServer], request: pytest.Fixtu
     """A server that says, as one of a cluster does, that there are others; requests wait `request.param` seconds."""
     async with AsyncExitStack() as stack:
         bench = Bench(start_nats().url, stack)
-        bench.limits = dataclasses.replace(FAST_RECOVERY, refused_retry_s=0.2, outage_patience_s=request.param)
+        bench.limits = dataclasses.replace(FAST_RECOVERY, refused_retry_s=0.2, outage_timeout_s=request.param)
         await bench.start()
         # Nobody makes a stream behind the test's back.
         await until(lambda: not num_waits())
@@ -214,7 +214,7 @@ async def test_new_request_fails_when_no_leader_is_elected_for_long(
     await sink.end()
     assert sink.error is not None
     assert (sink.error.status, sink.error.code, sink.error.retry_after_s) == (503, "queue_unavailable", 2.0)
-    assert asyncio.get_running_loop().time() - began >= clustered.limits.outage_patience_s
+    assert asyncio.get_running_loop().time() - began >= clustered.limits.outage_timeout_s
 
 
 async def test_streams_that_cannot_be_made_yet_are_tried_again(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

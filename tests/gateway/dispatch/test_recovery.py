@@ -237,7 +237,7 @@ async def test_request_that_a_frozen_worker_was_sent_is_published_again_although
     moves.recovery.sweep(now)
     moves.fleet.note_heartbeat(msgspec.structs.replace(BEAT, **full, last_pulled=51), now)
     moves.recovery.sweep(now)
-    now += LIMITS.delivered_patience_s
+    now += LIMITS.delivered_claim_timeout_s
     for seconds in (-0.2, 0.2):
         moves.fleet.note_heartbeat(msgspec.structs.replace(BEAT, **full, last_pulled=51), now + seconds)
         assert moves.wire.published == []
@@ -247,12 +247,12 @@ async def test_request_that_a_frozen_worker_was_sent_is_published_again_although
     assert sent.delivered_at is None
 
 
-async def test_patience_with_a_request_that_nobody_claims_doubles(moves: Moves) -> None:
+async def test_timeout_of_a_request_that_nobody_claims_doubles(moves: Moves) -> None:
     idle = msgspec.structs.replace(BEAT, waiting=0, running=0)
     flight = moves.flight("a")
     for epoch, factor in enumerate((1, 2, 4)):
         for seconds, expected in ((-0.2, epoch), (0.2, epoch + 1)):
-            now = 100.0 + LIMITS.claim_patience_s * factor + seconds
+            now = 100.0 + LIMITS.claim_timeout_s * factor + seconds
             flight.published_at, flight.stream_seq = 100.0, 10
             moves.fleet.note_heartbeat(idle, now)
             moves.recovery.sweep(now)
@@ -260,14 +260,16 @@ async def test_patience_with_a_request_that_nobody_claims_doubles(moves: Moves) 
             assert flight.epoch == expected
 
 
-async def test_patience_is_shorter_while_a_worker_may_have_died_and_does_not_grow_beyond_the_usual(
+async def test_timeout_is_shorter_while_a_worker_may_have_died_and_does_not_grow_beyond_the_usual(
     moves: Moves,
 ) -> None:
     idle = msgspec.structs.replace(BEAT, waiting=0, running=0)
     flight = moves.flight("a")
-    for epoch, patience_s in enumerate((LIMITS.disturbed_patience_s, LIMITS.claim_patience_s, LIMITS.claim_patience_s)):
+    for epoch, timeout_s in enumerate(
+        (LIMITS.disturbed_claim_timeout_s, LIMITS.claim_timeout_s, LIMITS.claim_timeout_s)
+    ):
         for seconds, expected in ((-0.2, epoch), (0.2, epoch + 1)):
-            now = 100.0 + patience_s + seconds
+            now = 100.0 + timeout_s + seconds
             flight.published_at, flight.stream_seq = 100.0, 10
             moves.fleet.note_heartbeat(idle, now)
             moves.fleet.liveness.discount_pause(0.0, now)
@@ -275,7 +277,7 @@ async def test_patience_is_shorter_while_a_worker_may_have_died_and_does_not_gro
             await moves.settle()
             assert flight.epoch == expected
     # What was lost then says nothing about how long a claim takes once all is quiet.
-    now = 200.0 + LIMITS.claim_patience_s + 0.2
+    now = 200.0 + LIMITS.claim_timeout_s + 0.2
     flight.published_at, flight.stream_seq = 200.0, 10
     moves.fleet.note_heartbeat(idle, now)
     moves.recovery.sweep(now)
@@ -296,13 +298,13 @@ async def test_request_that_was_published_before_a_worker_died_is_not_waited_for
     before, after = moves.flight("before"), moves.flight("after")
     before.published_at, after.published_at = now - 0.01, now + 0.01
     before.stream_seq, after.stream_seq = 10, 11
-    now += LIMITS.bereaved_patience_s + 0.02
+    now += LIMITS.after_death_claim_timeout_s + 0.02
     moves.recovery.sweep(now)
     await moves.settle()
     assert moves.wire.published == [("before", 1)]
     # Once: what nobody claims after that was not lost with that worker.
     before.published_at, before.stream_seq = now, 12
-    moves.recovery.sweep(now + LIMITS.disturbed_patience_s - 0.01)
+    moves.recovery.sweep(now + LIMITS.disturbed_claim_timeout_s - 0.01)
     await moves.settle()
     assert [flight for flight, _ in moves.wire.published].count("before") == 1
 
@@ -315,7 +317,7 @@ async def test_request_whose_worker_nobody_knows_moves(moves: Moves) -> None:
         moves.fleet.sweep(now)
     gone, kept = moves.flight("a", "somebody"), moves.flight("b", BEAT.worker)
     gone.emitted, kept.emitted = [1], [1]
-    gone.progressed_at = kept.progressed_at = now - LIMITS.reconnect_patience_s - 0.1
+    gone.progressed_at = kept.progressed_at = now - LIMITS.reconnect_timeout_s - 0.1
     moves.recovery.sweep(now)
     await moves.settle()
     assert moves.wire.published == [("a", 1)]
@@ -331,13 +333,13 @@ async def test_claimed_request_of_which_nothing_is_heard_after_a_reconnect_moves
     moves.fleet.note_heartbeat(msgspec.structs.replace(BEAT, worker="w"), now)
     lost.emitted = heard.emitted = [1] * num_tokens
     lost.progressed_at, heard.progressed_at = now - 1, now + 0.01
-    patience_s = LIMITS.reconnect_patience_s
+    timeout_s = LIMITS.reconnect_timeout_s
     if not num_tokens:
-        patience_s = LIMITS.reconnect_prefill_patience_s + 1 / LIMITS.reconnect_prefill_rate
-    moves.recovery.sweep(now + patience_s - 0.1)
+        timeout_s = LIMITS.reconnect_prefill_timeout_s + 1 / LIMITS.reconnect_prefill_rate
+    moves.recovery.sweep(now + timeout_s - 0.1)
     await moves.settle()
     assert moves.wire.published == []
-    moves.recovery.sweep(now + patience_s + 0.1)
+    moves.recovery.sweep(now + timeout_s + 0.1)
     await moves.settle()
     assert moves.wire.published == [("a", 1)]
     assert lost.losses == []
@@ -376,7 +378,7 @@ async def test_further_reconnects_do_not_put_off_the_move_of_what_the_first_one_
         moves.recovery.requeue(is_same_stream=True)
         second = asyncio.get_running_loop().time()
         await asyncio.sleep(0.05)
-    moves.recovery.sweep(second + LIMITS.reconnect_patience_s - 0.01)
+    moves.recovery.sweep(second + LIMITS.reconnect_timeout_s - 0.01)
     await moves.settle()
     assert moves.wire.published == [("a", 1)]
 
@@ -389,7 +391,7 @@ async def test_only_requests_of_a_worker_that_reconnected_are_expected_to_have_l
     lost.emitted, other.emitted = [1], [1]
     lost.progressed_at = other.progressed_at = now - 1
     moves.recovery.worker_reconnected("w")
-    moves.recovery.sweep(now + LIMITS.reconnect_patience_s + 0.1)
+    moves.recovery.sweep(now + LIMITS.reconnect_timeout_s + 0.1)
     await moves.settle()
     assert moves.wire.published == [("a", 1)]
 
@@ -469,7 +471,7 @@ async def test_absence_of_nats_ends_requests_at_their_deadline_or_when_it_is_too
     assert moves.wire.failed == [("a", 408)]
     # The official SDKs would repeat it, and nobody waits for the answer any more.
     assert moves.wire.errors[0].headers["x-should-retry"] == "false"
-    moves.recovery.sweep(start + LIMITS.outage_patience_s + 1)
+    moves.recovery.sweep(start + LIMITS.outage_timeout_s + 1)
     assert moves.wire.failed == [("a", 408), ("b", 503)]
     assert moves.wire.published == []
 
@@ -540,9 +542,9 @@ async def test_new_request_waits_for_another_server_of_nats_where_there_is_one(m
     held_back.is_held_back = True
     moves.recovery.disconnected(has_others=True)
     now = asyncio.get_running_loop().time()
-    moves.recovery.sweep(now + LIMITS.outage_patience_s - 0.1)
-    assert (moves.wire.failed, moves.recovery.holds_back(now + LIMITS.outage_patience_s - 0.1)) == ([], True)
-    moves.recovery.sweep(now + LIMITS.outage_patience_s + 0.1)
+    moves.recovery.sweep(now + LIMITS.outage_timeout_s - 0.1)
+    assert (moves.wire.failed, moves.recovery.holds_back(now + LIMITS.outage_timeout_s - 0.1)) == ([], True)
+    moves.recovery.sweep(now + LIMITS.outage_timeout_s + 0.1)
     assert moves.wire.failed == [("a", 503)]
 
 
@@ -583,7 +585,7 @@ async def test_what_workers_hold_is_left_to_them_while_nobody_leads_the_queue(mo
     moves.recovery.requeue(is_same_stream=True)
     await moves.settle()
     assert moves.wire.published == [("b", 1)]
-    moves.recovery.sweep(held.progressed_at + LIMITS.reconnect_patience_s + 0.1)
+    moves.recovery.sweep(held.progressed_at + LIMITS.reconnect_timeout_s + 0.1)
     await moves.settle()
     assert held.epoch == 0
 

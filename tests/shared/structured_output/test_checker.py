@@ -132,7 +132,7 @@ async def test_burst_of_hostile_grammars_is_answered_in_time_and_others_go_betwe
 ) -> None:
     await checker.check("bad", schema_grammar({}), PATIENT)
     # What is being checked ends when the test lets it, and is waited for meanwhile.
-    monkeypatch.setattr(checker_module, "PATIENCE_S", PATIENT)
+    monkeypatch.setattr(checker_module, "TIMEOUT_S", PATIENT)
     monkeypatch.setattr(checker_module, "LONG_S", PATIENT)
     ask, go_on = checker._link.ask, asyncio.Event()
     wait, waits = asyncio.wait, list[float | None]()
@@ -152,7 +152,7 @@ async def test_burst_of_hostile_grammars_is_answered_in_time_and_others_go_betwe
     hostile = [asyncio.create_task(checker.check("bad", doubling(1_000 + number))) for number in range(num)]
     await until(lambda: len(waits) >= checker_module.MAX_WAITING_PER_TENANT)
     # The first one of a tenant that nobody knows yet is given more time, and too many wait not at all.
-    assert waits == [PATIENT] + [checker_module.MAX_WAIT_S] * (checker_module.MAX_WAITING_PER_TENANT - 1)
+    assert waits == [PATIENT] + [checker_module.SHORT_TIMEOUT_S] * (checker_module.MAX_WAITING_PER_TENANT - 1)
     # The hostile one that is checked meanwhile leaves a place.
     await checker.check("good", schema_grammar({"const": 1}), PATIENT)
     assert not hostile[0].done()
@@ -180,7 +180,7 @@ async def test_usual_grammar_is_waited_for_on_a_busy_machine_and_one_of_a_tenant
     ask = checker._link.ask
 
     async def slow(message: bytes, niceness: int) -> Any:
-        await asyncio.sleep(2 * checker_module.MAX_WAIT_S)
+        await asyncio.sleep(2 * checker_module.SHORT_TIMEOUT_S)
         return await ask(message, niceness)
 
     checker._link.ask = slow  # type: ignore[method-assign]
