@@ -18,6 +18,7 @@ from gpu_worker.core.draft import MAX_DRAFT_TOKENS, ROOT, Draft
 from gpu_worker.core.group_tables import WindowTable
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.step import ScheduledSequence, StepPlan, StepResult
+from gpu_worker.execution.batch.graph_shapes import powers_of_two
 from gpu_worker.execution.drafts.proposer import ComputedTokens, DraftRequest
 from shared.sampling import Sampling
 
@@ -180,7 +181,7 @@ def _draft_shapes(limits: StepLimits) -> Iterator[_Shape]:
         count = -(-num_rows // (1 + most_drafts))
         rows = _spread(num_rows, count, 1 + most_drafts)
         yield _Shape([1] * count, _GREEDY, [num_tokens - 1 for num_tokens in rows])
-    for query_len in _powers_of_two(1 + most_drafts)[1:]:
+    for query_len in powers_of_two(1 + most_drafts)[1:]:
         yield _Shape([1], _GREEDY, [query_len - 1])
     for count, query_len in _mixtures(limits):
         # A chunk of a prompt, decodes, and a draft: what hides tokens from one another is there for all.
@@ -191,8 +192,8 @@ def _draft_shapes(limits: StepLimits) -> Iterator[_Shape]:
 def _mixtures(limits: StepLimits) -> Iterator[tuple[int, int]]:
     """Yield numbers of sequences, and of query tokens of one of them, that attention may be compiled for."""
     max_query_len = min(limits.max_model_len, limits.max_num_batched_tokens)
-    for count in _powers_of_two(min(limits.max_num_seqs, limits.max_num_batched_tokens)):
-        for query_len in _powers_of_two(max_query_len):
+    for count in powers_of_two(min(limits.max_num_seqs, limits.max_num_batched_tokens)):
+        for query_len in powers_of_two(max_query_len):
             is_distinct = query_len <= _MAX_DISTINCT_QUERY_LEN or count == 1
             if is_distinct and query_len + count - 1 <= limits.max_num_batched_tokens:
                 yield count, query_len
@@ -205,11 +206,6 @@ def _spread(num_tokens: int, count: int, max_len: int) -> list[int]:
         lengths.append(min(max_len, left - after))
         left -= lengths[-1]
     return lengths
-
-
-def _powers_of_two(most: int) -> list[int]:
-    """Return those below `most`, and `most`."""
-    return [*(1 << exponent for exponent in range((most - 1).bit_length())), most]
 
 
 def _sequence(length: int, num_drafts: int, sampling: Sampling, limits: StepLimits) -> Sequence:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import secrets
 import sys
-from dataclasses import dataclass
 from string import Template
 
 import click
 
+from ops.cli.nats_user import NatsUserConfig, login
 from ops.cli.options import settings_command
-from shared.config import setting
-from shared.errors import ConfigError
 from shared.subjects import encode_name
 
 _ACCOUNT = Template("""\
@@ -34,25 +31,16 @@ TENANT_$token {
   ]
 }
 """)
-_NKEY_LENGTH = 56
 
 
-@dataclass(frozen=True, slots=True)
-class TenantConfig:
-    """How the tenant's user logs in."""
-
-    nkey: str | None = setting(None, "Public NKey of the user, `U...`; a user with a new password if not given.")
-
-
-def run(config: TenantConfig, name: str) -> None:
+def run(config: NatsUserConfig, name: str) -> None:
     """Print a NATS account for a tenant who publishes batch jobs.
 
     Append it to ops/nats/tenants.conf and reload NATS twice (`nats-server --signal reload`, or SIGHUP): NATS connects
     what a new account imports only at the next reload. Then make the tenant's queue with `headrace setup --tenants
     NAME`. Its user may publish jobs of this tenant and read their results, and can reach nothing else.
     """
-    token = encode_name(name)
-    print(account_block(name, _login(config, token)), end="")
+    print(account_block(name, login(config, f"batch-{encode_name(name)}")), end="")
     if sys.stdout.isatty():
         print(
             "append this to ops/nats/tenants.conf, reload NATS twice (SIGHUP), run `headrace setup --tenants`",
@@ -60,27 +48,9 @@ def run(config: TenantConfig, name: str) -> None:
         )
 
 
-def account_block(name: str, login: str) -> str:
-    """Return the account of a tenant in NATS's configuration language; `login` identifies its user."""
-    return _ACCOUNT.substitute(token=encode_name(name), login=login)
+def account_block(name: str, user: str) -> str:
+    """Return the account of a tenant in NATS's configuration language; `user` is how its user logs in."""
+    return _ACCOUNT.substitute(token=encode_name(name), login=user)
 
 
-def _login(config: TenantConfig, token: str) -> str:
-    if config.nkey is None:
-        # NATS would take a value of digits only for a number, hence the letter.
-        return f'user: "batch-{token}", password: "p{secrets.token_hex(16)}"'
-    check_nkey(config.nkey)
-    return f'nkey: "{config.nkey}"'
-
-
-def check_nkey(nkey: str) -> None:
-    """Refuse what is no user's public NKey.
-
-    Raises:
-        ConfigError: It is none.
-    """
-    if not (len(nkey) == _NKEY_LENGTH and nkey.isalnum() and nkey.startswith("U")):
-        raise ConfigError("HEADRACE_NKEY", f"a user's public NKey is U and {_NKEY_LENGTH - 1} more letters and digits")
-
-
-command = settings_command(TenantConfig, "tenant", run, [click.Argument(["name"])])
+command = settings_command(NatsUserConfig, "tenant", run, [click.Argument(["name"])])

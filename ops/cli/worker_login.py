@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import secrets
 import sys
-from dataclasses import dataclass
 from string import Template
 
 import click
 
+from ops.cli.nats_user import NatsUserConfig, login
 from ops.cli.options import settings_command
-from ops.cli.tenant import check_nkey
-from shared.config import setting
 from shared.subjects import encode_name
 
 # What WORKER_ROLE of ops/nats/headrace.conf allows, for one model. Left out is what NATS cannot bind to a model:
@@ -54,14 +51,7 @@ _USER = Template("""\
 """)
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerLoginConfig:
-    """How the workers log in."""
-
-    nkey: str | None = setting(None, "Public NKey of the user, `U...`; a user with a new password if not given.")
-
-
-def run(config: WorkerLoginConfig, model: str) -> None:
+def run(config: NatsUserConfig, model: str) -> None:
     """Print a NATS user for the workers of one model.
 
     Put it into the users of the account HEADRACE in ops/nats/headrace.conf, beside `worker`, and reload NATS. MODEL is
@@ -71,23 +61,15 @@ def run(config: WorkerLoginConfig, model: str) -> None:
     acknowledgements, never a text of its choice, land there and are discarded. Jobs that no worker takes in time are
     expired by workers with the login `worker` alone.
     """
-    print(user_block(model, _login(config, encode_name(model))), end="")
+    print(user_block(model, login(config, f"worker-{encode_name(model)}")), end="")
     if sys.stdout.isatty():
         place = "the users of the account HEADRACE in ops/nats/headrace.conf"
         print(f"put this into {place}, and reload NATS (SIGHUP)", file=sys.stderr)
 
 
-def user_block(model: str, login: str) -> str:
-    """Return the user in NATS's configuration language; `login` identifies it."""
-    return _USER.substitute(model=encode_name(model), login=login)
+def user_block(model: str, user: str) -> str:
+    """Return the user in NATS's configuration language; `user` is how it logs in."""
+    return _USER.substitute(model=encode_name(model), login=user)
 
 
-def _login(config: WorkerLoginConfig, token: str) -> str:
-    if config.nkey is None:
-        # NATS would take a value of digits only for a number, hence the letter.
-        return f'user: "worker-{token}", password: "p{secrets.token_hex(16)}"'
-    check_nkey(config.nkey)
-    return f'nkey: "{config.nkey}"'
-
-
-command = settings_command(WorkerLoginConfig, "worker-login", run, [click.Argument(["model"])])
+command = settings_command(NatsUserConfig, "worker-login", run, [click.Argument(["model"])])

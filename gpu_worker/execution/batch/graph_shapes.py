@@ -84,9 +84,9 @@ def graph_shapes(
     if captured is CapturedSteps.OFF:
         return []
     shapes = [decode_shape(size) for size in bucket_sizes(max_num_seqs)]
-    for query_len in _powers_of_two(1 + max_draft_tokens)[1:]:
+    for query_len in powers_of_two(1 + max_draft_tokens)[1:]:
         most = min(max_num_seqs, MAX_VERIFIED_ROWS // query_len)
-        shapes += [decode_shape(size, query_len) for size in _powers_of_two(most)]
+        shapes += [decode_shape(size, query_len) for size in powers_of_two(most)]
     if captured is CapturedSteps.ALL:
         for num_tokens in _up_to(_MIXED_TOKENS, max_num_batched_tokens):
             sizes = _up_to(_MIXED_SEQS, min(max_num_seqs, num_tokens))
@@ -105,6 +105,6 @@ def _up_to(sizes: tuple[int, ...], most: int) -> list[int]:
     return [*(size for size in sizes if size < most), *([most] if most <= sizes[-1] else [])]
 
 
-def _powers_of_two(most: int) -> list[int]:
+def powers_of_two(most: int) -> list[int]:
     """Return those below `most`, and `most`."""
     return [*(1 << exponent for exponent in range((most - 1).bit_length())), most]
