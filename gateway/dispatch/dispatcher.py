@@ -1,21 +1,18 @@
 """The dispatcher: takes requests to the queue and tokens from the workers to the sinks.
 
 It owns the flights and sees to it that each ends exactly once: complete, failed, or cancelled. The parts do the work:
-`publisher` (to the queue), `frames` (from the workers), `recovery` (moves), `revoker` (taking back), `fleet` (who is
-alive), `prober` (who is there).
+`publisher` (to the queue), `frames` (from the workers), `recovery` (moves), `revoker` (taking back), `queue_streams`
+(the queue itself), `fleet` (who is alive), `sweep` (whatever time decides).
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator
-from functools import partial
+from collections.abc import Callable, Iterable
 from typing import Literal
 
-from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
 
 from gateway.dispatch.frames import FrameReceiver
@@ -23,10 +20,12 @@ from gateway.dispatch.inflight import Flight, FlightTable
 from gateway.dispatch.nats_watch import NatsWatch
 from gateway.dispatch.publisher import Publisher, queue_unavailable
 from gateway.dispatch.quarantine import Quarantine
+from gateway.dispatch.queue_streams import QueueStreams
 from gateway.dispatch.recovery import Reason, Recovery
 from gateway.dispatch.recovery_limits import RecoveryLimits
 from gateway.dispatch.revoker import Revoker
 from gateway.dispatch.sinks import Sink
+from gateway.dispatch.sweep import Sweep
 from gateway.errors import ApiError
 from gateway.fleet.claims import OwnRequests
 from gateway.fleet.death import Death
@@ -35,26 +34,14 @@ from gateway.fleet.heartbeat_receiver import HeartbeatReceiver
 from gateway.fleet.liveness import FleetLimits
 from gateway.fleet.prober import Prober
 from shared.dead_letters import DeadReason
-from shared.dependency_wait import RECORDS_LOG_INTERVAL_S, RECORDS_RETRY_S, wait_for
 from shared.direct_client import DirectClient
-from shared.errors import DependencyError
-from shared.log_limit import LogLimit
 from shared.messages import Delta, Finish, GatewayHeartbeat, Request, encode
 from shared.nats_connection import is_clustered
-from shared.pause_detector import PauseDetector
-from shared.streams import INTERACTIVE_STREAM, StreamLimits, ensure_interactive_stream, ensure_streams
+from shared.streams import StreamLimits
 from shared.subjects import frame_subject, gateway_subject
 from shared.task_supervisor import TaskSupervisor
 
-SWEEP_INTERVAL_S = 0.05
-# The same while a worker is silent: each sweep that its death is found later is a longer gap in its streams.
-SILENT_SWEEP_INTERVAL_S = 0.02
-# A sweep that is later than this follows a pause of this process.
-PAUSE_S = 0.25
-# Shorter ones are usual on a busy machine, and no line in its log.
-LONG_PAUSE_S = 1.0
 HEARTBEAT_INTERVAL_S = 1.0
-STREAM_RETRY_S = 0.25
 
 Ending = Literal["completed", "failed", "cancelled"]
 
@@ -81,12 +68,11 @@ class Dispatcher:
         tasks: TaskSupervisor | None = None,
     ) -> None:
         """Dispatch over `nats` in the name of `gateway`; nothing happens before `start`."""
+        js: JetStreamContext = nats.jetstream()
         self._nats = nats
-        self._js: JetStreamContext = nats.jetstream()
         self._gateway = gateway
-        self._stream_limits = stream_limits or StreamLimits()
         self._flights = FlightTable()
-        self._revoker = Revoker(nats, self._js)
+        self._revoker = Revoker(nats, js)
         self._publisher = Publisher(nats)
         own = OwnRequests(self._flights.unshown, self._flights.awaited)
         self.fleet = Fleet(gateway, fleet_limits or FleetLimits(), own)
@@ -105,12 +91,10 @@ class Dispatcher:
         )
         self._frames = FrameReceiver(self._flights, self._revoker, self, self.fleet.serves_another)
         self._loop = asyncio.get_running_loop()
-        self._log_limit = LogLimit(_logger)
-        self._stream_created: object = None
+        self._streams = QueueStreams(nats, js, stream_limits or StreamLimits(), self._recovery.requeue)
+        self._sweep = Sweep(self.fleet, self.nats_watch, self._prober, self._recovery)
         self._tasks = tasks or TaskSupervisor()
         self._running: list[asyncio.Task[None]] = []
-        self._restoring: asyncio.Task[None] | None = None
-        self._records: asyncio.Task[None] | None = None
         self.reply = frame_subject(gateway)
         self.on_end: Callable[[Flight, Ending, Finish | None], None] = lambda flight, ending, finish: None
 
@@ -120,7 +104,7 @@ class Dispatcher:
         Raises:
             DependencyError: NATS has closed the connection.
         """
-        self._stream_created = await wait_for("the stream of interactive requests", self._ensure_interactive)
+        await self._streams.start()
         self._publisher.on_stored = self._stored
         self._publisher.on_refused = self._refused
         self._publisher.on_no_stream = self._miss_stream
@@ -131,15 +115,15 @@ class Dispatcher:
         await self._nats.subscribe_direct(self.reply, self._frames.receive)
         await self._heartbeats.start(self._nats)
         self._running = [
-            self._tasks.start(self._sweep(), "sweep of workers and requests"),
+            self._tasks.start(self._sweep.run(), "sweep of workers and requests"),
             self._tasks.every(HEARTBEAT_INTERVAL_S, self._send_heartbeat, "heartbeats"),
         ]
-        self._restore_records()
+        self._streams.restore_records()
 
     async def close(self) -> None:
         """Fail what is still in flight, and stop."""
         self.fail_all(ApiError(503, "The gateway is shutting down.", code="shutting_down", retry_after_s=1.0))
-        await self._tasks.stop(*self._running, *(task for task in (self._restoring, self._records) if task is not None))
+        await self._tasks.stop(*self._running, *self._streams.tasks)
         await self._recovery.close()
         await self._revoker.close()
 
@@ -245,42 +229,11 @@ class Dispatcher:
         return self._flights.num_unclaimed()
 
     async def reconnected(self) -> None:
-        """Take note that NATS is back, perhaps without what its memory held."""
+        """Take note that NATS is back, perhaps without what its memory held; unclaimed requests are published again."""
         _logger.warning("NATS is back")
         self.fleet.liveness.nats_reconnected(self._loop.time())
         self._recovery.reconnected()
-        await self._restore_queue()
-
-    async def _restore_queue(self) -> None:
-        """Make the queue again where it is missing, or wait until it is led; publish what nobody has claimed."""
-        while self._nats.is_connected:
-            try:
-                created = await self._ensure_interactive()
-            except (DependencyError, NatsError, OSError) as error:
-                self._log_limit.warning("queue", "the queue of interactive requests is not there: %s", error)
-                await asyncio.sleep(STREAM_RETRY_S)
-                continue
-            is_same_stream, self._stream_created = created == self._stream_created, created
-            _logger.warning("the queue of interactive requests is %s", "there" if is_same_stream else "a new one")
-            self._recovery.requeue(is_same_stream)
-            self._restore_records()
-            return
-
-    async def _ensure_interactive(self) -> object:
-        """Make the stream of interactive requests if it is missing; return when it was made."""
-        await ensure_interactive_stream(self._js, self._stream_limits)
-        return (await self._js.stream_info(INTERACTIVE_STREAM)).created
-
-    def _restore_records(self) -> None:
-        """Make the streams of results and dead letters, or wait for them. People do not wait for these.
-
-        A server that has lost its disk has none of them.
-        """
-        if self._records is None or self._records.done():
-            what = "the streams of batch results and dead letters"
-            action = partial(ensure_streams, self._js, self._stream_limits)
-            waiting = wait_for(what, action, RECORDS_RETRY_S, RECORDS_LOG_INTERVAL_S)
-            self._records = self._loop.create_task(waiting)
+        await self._streams.restore()
 
     def _take_back(self, flight: Flight) -> bool:
         if not self._flights.remove(flight):
@@ -309,68 +262,11 @@ class Dispatcher:
         is_waiting = self._is_current(flight, epoch) and flight.worker is None
         if is_waiting and not self._recovery.waits_for_stream(flight, is_clustered(self._nats)):
             self.fail(flight, queue_unavailable())
-        if self._restoring is None:
-            self._restoring = self._loop.create_task(self._restore_queue())
-            self._restoring.add_done_callback(self._restored)
-
-    def _restored(self, task: asyncio.Task[None]) -> None:
-        self._restoring = None
+        self._streams.restore_soon()
 
     def _lose_worker(self, death: Death) -> None:
         self._recovery.lose_worker(death)
         self._flights.forget_worker(death.worker)
-
-    async def _sweep(self) -> None:
-        pauses = PauseDetector(SWEEP_INTERVAL_S, PAUSE_S)
-        is_odd = False
-        while True:
-            is_silent = self.fleet.liveness.is_anyone_silent(self._loop.time())
-            await asyncio.sleep(SILENT_SWEEP_INTERVAL_S if is_silent else SWEEP_INTERVAL_S)
-            now = self._loop.time()
-            is_odd = not is_odd
-            if pauses.tick():
-                level = logging.WARNING if pauses.lost_s >= LONG_PAUSE_S else logging.DEBUG
-                _logger.log(level, "this process was paused for %.2f s", pauses.lost_s)
-                with self._isolated("taking note of a pause"):
-                    self.nats_watch.forget()
-                    self.fleet.discount_pause(pauses.lost_s, now)
-                    self._recovery.discount_pause(pauses.lost_s, now)
-            with self._isolated("the watch of NATS"):
-                await self._watch_nats(now)
-            # Whether workers can be heard at all must be known before they are judged.
-            if not self.nats_watch.owes_answer:
-                await self._sweep_fleet(now)
-            # There may be thousands of flights, and their times are long.
-            if is_odd:
-                with self._isolated("the sweep of the requests"):
-                    self._recovery.sweep(now, self.nats_watch.is_late)
-
-    async def _sweep_fleet(self, now: float) -> None:
-        with self._isolated("the sweep of the fleet"):
-            self.fleet.sweep(now)
-        probed = self.fleet.liveness.take_probes(now)
-        if probed:
-            with self._isolated("a ping"):
-                await self.nats_watch.ask()
-        for worker in probed:
-            with self._isolated("a probe"):
-                await self._prober.probe(worker, now)
-
-    async def _watch_nats(self, now: float) -> None:
-        # What was silent together was not silent by itself: no worker, and no request, is held to it.
-        if silent_s := await self.nats_watch.review(now):
-            self.fleet.discount_silence(silent_s, now)
-            self._recovery.discount_pause(silent_s, now)
-        if self.nats_watch.refuses:
-            self._recovery.refuse_unsent()
-
-    @contextlib.contextmanager
-    def _isolated(self, part: str) -> Iterator[None]:
-        """Log what a part of the sweep raises: the other parts, and the next sweep, must not be left out for it."""
-        try:
-            yield
-        except Exception as error:
-            self._log_limit.warning(part, "%s failed: %r", part, error, exc_info=error)
 
     async def _send_heartbeat(self) -> None:
         unclaimed, tokens = self._flights.unclaimed()

@@ -12,9 +12,10 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from gateway.dispatch.dispatcher import SWEEP_INTERVAL_S, Dispatcher
+from gateway.dispatch.dispatcher import Dispatcher
 from gateway.dispatch.frames import EARLY_S
 from gateway.dispatch.recovery_limits import RecoveryLimits
+from gateway.dispatch.sweep import SWEEP_INTERVAL_S
 from gateway.errors import ApiError
 from gateway.fleet.liveness import FleetLimits
 from shared.messages import Delta, Finish, GatewayHeartbeat, Request, Usage, encode

@@ -97,7 +97,7 @@ async def test_closed_dispatcher_waits_for_no_stream_any_more(bench: Bench, monk
     async def missing(*_: object) -> None:
         raise DependencyError("no JetStream")
 
-    monkeypatch.setattr("gateway.dispatch.dispatcher.ensure_streams", missing)
+    monkeypatch.setattr("gateway.dispatch.queue_streams.ensure_streams", missing)
     await bench.dispatcher.reconnected()
     await until(num_waits)
     await bench.dispatcher.close()
@@ -156,7 +156,7 @@ async def test_deleted_stream_is_made_again(start_nats: Callable[..., NatsServer
         await refused.end()
         assert refused.error is not None
         assert (refused.error.status, refused.error.code) == (503, "queue_unavailable")
-        await until(lambda: bench.dispatcher._restoring is None)
+        await until(lambda: not bench.dispatcher._streams.is_restoring)
         await bench.submit(accepted)
         await until(lambda: bench.flight.stream_seq is not None)
 
@@ -186,8 +186,8 @@ async def test_new_request_waits_while_the_servers_of_a_cluster_elect_a_leader(
             raise DependencyError("no leader")
         await ensure_interactive_stream(js, limits)
 
-    monkeypatch.setattr("gateway.dispatch.dispatcher.ensure_interactive_stream", wait_for_leader)
-    monkeypatch.setattr("gateway.dispatch.dispatcher.STREAM_RETRY_S", 0.01)
+    monkeypatch.setattr("gateway.dispatch.queue_streams.ensure_interactive_stream", wait_for_leader)
+    monkeypatch.setattr("gateway.dispatch.queue_streams.STREAM_RETRY_S", 0.01)
     await clustered.nats.jetstream().delete_stream(INTERACTIVE_STREAM)
     sink = ListSink()
     await clustered.submit(sink)
@@ -206,7 +206,7 @@ async def test_new_request_fails_when_no_leader_is_elected_for_long(
     async def no_leader(*arguments: object) -> None:
         raise DependencyError("no leader")
 
-    monkeypatch.setattr("gateway.dispatch.dispatcher.ensure_interactive_stream", no_leader)
+    monkeypatch.setattr("gateway.dispatch.queue_streams.ensure_interactive_stream", no_leader)
     await clustered.nats.jetstream().delete_stream(INTERACTIVE_STREAM)
     sink = ListSink()
     await clustered.submit(sink)
@@ -226,8 +226,8 @@ async def test_streams_that_cannot_be_made_yet_are_tried_again(bench: Bench, mon
         if num_tries < 3:
             raise DependencyError("no JetStream")
 
-    monkeypatch.setattr("gateway.dispatch.dispatcher.ensure_interactive_stream", ensure)
-    monkeypatch.setattr("gateway.dispatch.dispatcher.STREAM_RETRY_S", 0.001)
+    monkeypatch.setattr("gateway.dispatch.queue_streams.ensure_interactive_stream", ensure)
+    monkeypatch.setattr("gateway.dispatch.queue_streams.STREAM_RETRY_S", 0.001)
     bench.dispatcher.disconnected()
     await bench.dispatcher.reconnected()
     assert num_tries == 3

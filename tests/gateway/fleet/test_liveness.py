@@ -7,7 +7,7 @@ import dataclasses
 import msgspec
 import pytest
 
-from gateway.dispatch.dispatcher import SILENT_SWEEP_INTERVAL_S, SWEEP_INTERVAL_S
+from gateway.dispatch.sweep import SILENT_SWEEP_INTERVAL_S, SWEEP_INTERVAL_S
 from gateway.fleet.death import Death
 from gateway.fleet.liveness import FleetLimits, Liveness
 from gpu_worker.consumer.heartbeat import INTERVAL_S

@@ -1,0 +1,96 @@
+"""The periodic look at everything that time decides: pauses of this process, NATS, the fleet and the requests.
+
+The parts are isolated from one another: what one of them raises is logged, and the others run all the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Iterator
+
+from gateway.dispatch.nats_watch import NatsWatch
+from gateway.dispatch.recovery import Recovery
+from gateway.fleet.fleet import Fleet
+from gateway.fleet.prober import Prober
+from shared.log_limit import LogLimit
+from shared.pause_detector import PauseDetector
+
+SWEEP_INTERVAL_S = 0.05
+# The same while a worker is silent: each sweep that its death is found later is a longer gap in its streams.
+SILENT_SWEEP_INTERVAL_S = 0.02
+# A sweep that is later than this follows a pause of this process.
+PAUSE_S = 0.25
+# Shorter ones are usual on a busy machine, and no line in its log.
+LONG_PAUSE_S = 1.0
+
+_logger = logging.getLogger(__name__)
+
+
+class Sweep:
+    """Calls the parts in their order; owns nothing but the detector of pauses."""
+
+    def __init__(self, fleet: Fleet, nats_watch: NatsWatch, prober: Prober, recovery: Recovery) -> None:
+        """Look after these."""
+        self._fleet = fleet
+        self._nats_watch = nats_watch
+        self._prober = prober
+        self._recovery = recovery
+        self._loop = asyncio.get_running_loop()
+        self._log_limit = LogLimit(_logger)
+
+    async def run(self) -> None:
+        """Sweep until cancelled."""
+        pauses = PauseDetector(SWEEP_INTERVAL_S, PAUSE_S)
+        is_odd = False
+        while True:
+            is_silent = self._fleet.liveness.is_anyone_silent(self._loop.time())
+            await asyncio.sleep(SILENT_SWEEP_INTERVAL_S if is_silent else SWEEP_INTERVAL_S)
+            now = self._loop.time()
+            is_odd = not is_odd
+            if pauses.tick():
+                self._discount_pause(pauses.lost_s, now)
+            with self._isolated("the watch of NATS"):
+                await self._watch_nats(now)
+            # Whether workers can be heard at all must be known before they are judged.
+            if not self._nats_watch.owes_answer:
+                await self._sweep_fleet(now)
+            # There may be thousands of flights, and their times are long.
+            if is_odd:
+                with self._isolated("the sweep of the requests"):
+                    self._recovery.sweep(now, self._nats_watch.is_late)
+
+    def _discount_pause(self, lost_s: float, now: float) -> None:
+        level = logging.WARNING if lost_s >= LONG_PAUSE_S else logging.DEBUG
+        _logger.log(level, "this process was paused for %.2f s", lost_s)
+        with self._isolated("taking note of a pause"):
+            self._nats_watch.forget()
+            self._fleet.discount_pause(lost_s, now)
+            self._recovery.discount_pause(lost_s, now)
+
+    async def _watch_nats(self, now: float) -> None:
+        # While NATS was silent nobody could be heard: that time counts as the silence of no worker and no request.
+        if silent_s := await self._nats_watch.review(now):
+            self._fleet.discount_silence(silent_s, now)
+            self._recovery.discount_pause(silent_s, now)
+        if self._nats_watch.refuses:
+            self._recovery.refuse_unsent()
+
+    async def _sweep_fleet(self, now: float) -> None:
+        with self._isolated("the sweep of the fleet"):
+            self._fleet.sweep(now)
+        probed = self._fleet.liveness.take_probes(now)
+        if probed:
+            with self._isolated("a ping"):
+                await self._nats_watch.ask()
+        for worker in probed:
+            with self._isolated("a probe"):
+                await self._prober.probe(worker, now)
+
+    @contextlib.contextmanager
+    def _isolated(self, part: str) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            self._log_limit.warning(part, "%s failed: %r", part, error, exc_info=error)
