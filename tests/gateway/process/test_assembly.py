@@ -240,11 +240,12 @@ async def test_parts_of_a_process_are_made_of_its_settings_and_run_until_it_ends
         waited_for.append(fleet)
 
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    monkeypatch.setattr(gateway_module, "_tls", lambda config: context)
-    monkeypatch.setattr(gateway_module, "wait_for_fleet", wait)
+    monkeypatch.setattr(assembly, "server_tls", lambda *files: context)
+    monkeypatch.setattr(assembly, "wait_for_fleet", wait)
     config, tasks = GatewayConfig(nats_url=nats_url, api_key="sk", head_timeout_s=4.0), TaskSupervisor()
     async with contextlib.AsyncExitStack() as stack:
-        public, operator, cut = await gateway_module._assemble(stack, config, 0, None, tasks)
+        parts = await assembly.assemble(stack, config, 0, None, tasks)
+        public, operator = parts.public, parts.operator
         for server, limits in ((public, assembly._connection_limits(config)), (operator, ConnectionLimits())):
             assert server._handshake == {"ssl": context, "ssl_handshake_timeout": limits.head_timeout_s}
             assert server.table.limits == limits
@@ -254,6 +255,6 @@ async def test_parts_of_a_process_are_made_of_its_settings_and_run_until_it_ends
         assert len(waited_for) == 1
         names = {task.get_name() for task in tasks._tasks}
         assert {"ticks of streams", "shares of limits", "watch of streams", "heartbeats"} <= names
-        cut()
+        parts.cut()
     assert not tasks._tasks
     assert not tasks.has_failed.is_set()
