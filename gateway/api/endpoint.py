@@ -12,7 +12,7 @@ from msgspec import Struct
 from gateway.admission.auth import Principal
 from gateway.admission.caller import Caller
 from gateway.api.answer import Answer, ResponseHead
-from gateway.api.generation_starter import GenerationStarter, Ticket
+from gateway.api.generation_starter import GenerationStarter, Membership
 from gateway.api.identity import AnswerIdentity
 from gateway.api.schemas import parse_chat, parse_completion
 from gateway.api.streamed import StreamedAnswer
@@ -87,7 +87,7 @@ class Endpoint(ABC):
 
     async def start(
         self, starter: GenerationStarter, asked: Asked, answer: Answer, caller: Caller, is_fresh: bool
-    ) -> Ticket:
+    ) -> Membership:
         """Let the generation begin, whose deltas go to the answer's sinks; see `GenerationStarter.start`.
 
         Raises:

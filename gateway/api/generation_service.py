@@ -20,7 +20,7 @@ from gateway.api.answer import Answer, Outcome, ResponseHead
 from gateway.api.answer_places import AnswerPlaces
 from gateway.api.counting import count_answer
 from gateway.api.endpoint import Asked, Endpoint, StreamParts
-from gateway.api.generation_starter import GenerationStarter, Ticket
+from gateway.api.generation_starter import GenerationStarter, Membership
 from gateway.api.repeated_requests import RepeatedAnswer, Traits
 from gateway.api.request_observer import RequestObserver, RequestRecord
 from gateway.config import GatewayConfig
@@ -122,18 +122,18 @@ class GenerationService:
             tokens_used: int | None = None
             try:
                 if known is None:
-                    ticket = await self._start(endpoint, asked, answer, body, record.traceparent, traits)
+                    membership = await self._start(endpoint, asked, answer, body, record.traceparent, traits)
                 else:
-                    ticket = self._starter.repeat(known, answer.sinks)
+                    membership = self._starter.repeat(known, answer.sinks)
                 self._begin(answer, record, is_streamed=generation.stream)
                 # A stream may last for minutes: it does not keep its request's bytes.
                 del body, asked
                 try:
                     outcome = await answer.done
                 finally:
-                    ticket.leave()
-                tokens_used = _tokens_used(answer, ticket, outcome)
-                return self._note(record, generation, answer, ticket, outcome, head)
+                    membership.leave()
+                tokens_used = _tokens_used(answer, membership, outcome)
+                return self._note(record, generation, answer, membership, outcome, head)
             except ApiError as error:
                 # Not admitted. The answer may have begun with a keep-alive meanwhile, so it must say so itself.
                 tokens_used = 0
@@ -169,17 +169,17 @@ class GenerationService:
         body: bytes,
         traceparent: str | None,
         traits: Traits | None,
-    ) -> Ticket:
+    ) -> Membership:
         """Let a generation begin; `traits` are those of its model with which it was read."""
         generation, principal, headers = asked.generation, asked.principal, asked.exchange.head.headers
         caller = Caller(principal.key_id, principal.tenant, headers, body, asked.head.request_id, traceparent)
         # A random answer is shared with nobody, so there is no kept one to pass by.
         is_fresh = generation.deterministic and _wants_fresh(headers)
-        ticket = await endpoint.start(self._starter, asked, answer, caller, is_fresh)
-        key = ticket.cache_key
+        membership = await endpoint.start(self._starter, asked, answer, caller, is_fresh)
+        key = membership.cache_key
         if endpoint.is_repeatable and key is not None and traits is not None:
             self._starter.repeated.keep(endpoint.name, caller.tenant, caller.body, generation, key, traits)
-        return ticket
+        return membership
 
     async def _admit(self, principal: Principal, generation: Generation, *, is_read: bool) -> tuple[Generation, Lease]:
         """Count a generation against its key's limits, and return it with what its model's chat format needs."""
@@ -220,7 +220,7 @@ class GenerationService:
         record: RequestRecord,
         generation: Generation,
         answer: Answer,
-        ticket: Ticket,
+        membership: Membership,
         outcome: Outcome,
         head: ResponseHead,
     ) -> int:
@@ -240,8 +240,8 @@ class GenerationService:
             ttft_s = answer.first_token_at - head.started
             record.first_token_at = record.began_at + ttft_s
             metrics.by_model.model(generation.model).ttft_s.observe(ttft_s)
-            if ticket.prediction is not None:
-                self._shedder.observe(ticket.prediction, ttft_s, usage.prompt_tokens, usage.completion_tokens)
+            if membership.prediction is not None:
+                self._shedder.observe(membership.prediction, ttft_s, usage.prompt_tokens, usage.completion_tokens)
         if outcome is Outcome.DISCONNECTED:
             metrics.disconnects += 1
             return _CLIENT_LEFT
@@ -251,7 +251,7 @@ class GenerationService:
         return 200 if answer.error is None else answer.error.status
 
 
-def _tokens_used(answer: Answer, ticket: Ticket, outcome: Outcome) -> int:
+def _tokens_used(answer: Answer, membership: Membership, outcome: Outcome) -> int:
     """Return what an answer counts against its key's tokens per minute.
 
     A complete answer counts as its usage says, one from the cache too. One that the client broke off, or whose time was
@@ -261,7 +261,7 @@ def _tokens_used(answer: Answer, ticket: Ticket, outcome: Outcome) -> int:
         return answer.num_tokens
     if outcome is Outcome.FAILED and answer.error is not None and answer.error.status != 408:
         return 0
-    return ticket.tokens_used()
+    return membership.tokens_used()
 
 
 def _report_internal_error(exchange: Exchange, head: ResponseHead) -> None:

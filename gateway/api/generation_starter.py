@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from types import MappingProxyType
 
 from msgspec import Struct
 
 from gateway.admission.caller import Caller
-from gateway.admission.shedding import UNKNOWN_RETRY_S, Prediction, Shedder
+from gateway.admission.shedding import Prediction, Shedder
+from gateway.api.model_abilities import check_format_is_known, check_length, check_task
 from gateway.api.output_reading import is_costly, with_reading
 from gateway.api.repeated_requests import RepeatedAnswer, RepeatedRequests
 from gateway.api.sampling_defaults import with_defaults
@@ -33,24 +33,17 @@ from gateway.fleet.fleet_load import FleetLoad
 from gateway.generation import Generation
 from gateway.metrics import GatewayMetrics
 from shared.background_tasks import BackgroundTasks
-from shared.errors import prompt_too_long
 from shared.messages import Delta
-from shared.pooling import Task
 
-# How errors tell what a model can do.
-_TASKS: Mapping[Task, str] = MappingProxyType(
-    {"generate": "generate text", "embed": "make embeddings", "score": "score texts for a query"}
-)
-
-# Prompts of which the beginning is a step or less; the time that Redis takes is nothing beside a longer one.
+# Prompts of which a step computes all; beside the time for a longer prompt, that for a question to Redis is nothing.
 MAX_SPECULATIVE_TOKENS = 256
 
 
-class Ticket(Struct, frozen=True):
-    """A client's part in a generation.
+class Membership(Struct, frozen=True):
+    """A client's membership in a generation, which it may share with others.
 
     Attributes:
-        leave: Takes the client out of it; what nobody waits for any more is cancelled. To be called once, at the end.
+        leave: Ends it. A generation without members is cancelled. To be called once, at the end.
         tokens_used: Prompt and generated tokens so far, each prompt counted once; for an answer that did not finish.
         prediction: What the shedder expected, if the generation is new.
         cache_key: Of the answer that was repeated, if it came from the cache.
@@ -106,7 +99,7 @@ class GenerationStarter:
         load = self._dispatcher.fleet.reported_load(generation.model)
         if load is None:
             raise model_not_found(generation.model)
-        _check_format_is_known(generation, load)
+        check_format_is_known(generation, load)
         generation = with_defaults(generation, load.sampling_defaults)
         chat_format = load.chat_format
         if not is_costly(generation):
@@ -124,8 +117,8 @@ class GenerationStarter:
         load = self._dispatcher.fleet.reported_load(generation.model)
         if load is None:
             raise model_not_found(generation.model)
-        _check_task(generation, load)
-        _check_length(generation, load)
+        check_task(generation, load)
+        check_length(generation, load)
         return await self._grammars.checked(generation, tenant)
 
     def fingerprint(self, model: str) -> str | None:
@@ -133,7 +126,7 @@ class GenerationStarter:
         load = self._dispatcher.fleet.reported_load(model)
         return None if load is None else load.fingerprint
 
-    async def start(self, generation: Generation, caller: Caller, sinks: Sequence[Sink], is_fresh: bool) -> Ticket:
+    async def start(self, generation: Generation, caller: Caller, sinks: Sequence[Sink], is_fresh: bool) -> Membership:
         """Let the deltas of a generation flow into `sinks`, one per sequence.
 
         Args:
@@ -146,13 +139,13 @@ class GenerationStarter:
             ApiError: It was not admitted, or cannot be queued. Later failures go to the sinks.
         """
         load = self._dispatcher.fleet.reported_load(generation.model)
-        _check_task(generation, load)
-        _check_length(generation, load)
+        check_task(generation, load)
+        check_length(generation, load)
         generation = await self._grammars.checked(generation, caller.tenant)
         if not generation.deterministic or is_fresh:
             prediction = await self._admit(generation, caller)
             window = self._dispatch(generation, caller, sinks)
-            return Ticket(window.cancel, partial(_num_tokens_of_flights, window.flights, generation.n), prediction)
+            return Membership(window.cancel, partial(_num_tokens_of_flights, window.flights, generation.n), prediction)
         load = self._dispatcher.fleet.reported_load(generation.model)
         key = cache_key(caller.tenant, generation, load.revisions if load else ())
         # The deadline is part of what is shared.
@@ -161,20 +154,20 @@ class GenerationStarter:
         if shared is not None:
             self._metrics.cache_shared += 1
             shared.join(sinks)
-            return Ticket(partial(shared.leave, sinks), partial(_num_tokens_of_shared, shared, generation.n))
+            return Membership(partial(shared.leave, sinks), partial(_num_tokens_of_shared, shared, generation.n))
         shared = self._single_flight.lead(flight_key, generation.num_sequences)
         shared.join(sinks)
         expected = await self._fill(shared, key, generation, caller)
         tokens_used = partial(_num_tokens_of_shared, shared, generation.n)
-        return Ticket(partial(shared.leave, sinks), tokens_used, expected, key if shared.is_repeated else None)
+        return Membership(partial(shared.leave, sinks), tokens_used, expected, key if shared.is_repeated else None)
 
-    def repeat(self, answer: RepeatedAnswer, sinks: Sequence[Sink]) -> Ticket:
+    def repeat(self, answer: RepeatedAnswer, sinks: Sequence[Sink]) -> Membership:
         """Let the deltas of an answer that is known flow into `sinks`, one per sequence."""
         self._metrics.cache_hits += 1
         for sink, deltas in zip(sinks, answer.sequences, strict=True):
             for delta in deltas:
                 sink.deliver(delta)
-        return Ticket(_do_nothing, partial(_num_tokens, answer.sequences, answer.generation.n))
+        return Membership(_do_nothing, partial(_num_tokens, answer.sequences, answer.generation.n))
 
     async def _fill(
         self, shared: SharedGeneration, key: CacheKey, generation: Generation, caller: Caller
@@ -270,7 +263,7 @@ class GenerationStarter:
 
 
 def _is_free(load: FleetLoad | None, generation: Generation) -> bool:
-    """Say whether the beginning of a generation that is not needed in the end would cost nobody anything."""
+    """Say whether the fleet is idle and the generation is small, so that to begin it in vain costs nobody anything."""
     if load is None or load.running or load.queued_requests or not load.num_workers:
         return False
     return generation.num_sequences == 1 and generation.estimated_prompt_tokens <= MAX_SPECULATIVE_TOKENS
@@ -278,42 +271,6 @@ def _is_free(load: FleetLoad | None, generation: Generation) -> bool:
 
 def _do_nothing() -> None:
     pass
-
-
-def _check_format_is_known(generation: Generation, load: FleetLoad) -> None:
-    """Refuse tools while no worker has said how its model calls them: what it calls would be answered as text."""
-    if load.num_workers or load.chat_format or generation.tools is None or not generation.tools.tools:
-        return
-    if all(prompt.chat is None or prompt.chat.template is None for prompt in generation.prompts):
-        message = f"No worker serves `{load.model}` at the moment."
-        raise ApiError(503, message, code="no_worker", retry_after_s=UNKNOWN_RETRY_S)
-
-
-def _check_task(generation: Generation, load: FleetLoad | None) -> None:
-    """Refuse what no worker of the model can do; it says why in its log."""
-    if load is None or load.num_workers == 0 or generation.task in load.tasks:
-        return
-    wanted = _TASKS[generation.task]
-    can = " and ".join(_TASKS[task] for task in sorted(load.tasks)) or "do nothing that is served"
-    message = f"The model `{load.model}` cannot {wanted}: it can {can}. The worker's log says why."
-    raise ApiError(400, message, param="model", code="unsupported_task")
-
-
-def _check_length(generation: Generation, load: FleetLoad | None) -> None:
-    """Refuse by its length alone what every worker would refuse, before it goes through the queue."""
-    if load is None or generation.truncate_prompt_tokens is not None:
-        return
-    for prompt in generation.prompts:
-        if prompt.token_ids is not None:
-            # The context holds at least one generated token too, where any is wanted.
-            room = load.longest_model_len - (generation.pooling is None)
-            num, limit, unit = len(prompt.token_ids), room, "tokens"
-        else:
-            num, limit, unit = prompt.num_characters, load.max_prompt_characters, "characters"
-        if limit > 0 and num > limit:
-            message = prompt_too_long(num, limit, unit, load.longest_model_len)
-            param = "prompt" if prompt.messages is None else "messages"
-            raise ApiError(400, message, param=param, code="context_length_exceeded")
 
 
 def _num_tokens_of_flights(flights: Sequence[Flight], n: int) -> int:

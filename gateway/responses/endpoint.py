@@ -13,7 +13,7 @@ from gateway.admission.auth import Principal
 from gateway.admission.caller import Caller
 from gateway.api.answer import Answer
 from gateway.api.endpoint import Asked, Endpoint, StreamParts
-from gateway.api.generation_starter import GenerationStarter, Ticket
+from gateway.api.generation_starter import GenerationStarter, Membership
 from gateway.responses.answers import Keeping, StreamedResponse, WholeResponse
 from gateway.responses.background import BackgroundAnswer, FollowedResponse, QueuedResponse, Submission
 from gateway.responses.body import ItemBody, ResponseBody
@@ -102,7 +102,7 @@ class ResponsesEndpoint(Endpoint):
 
     async def start(
         self, starter: GenerationStarter, asked: Asked, answer: Answer, caller: Caller, is_fresh: bool
-    ) -> Ticket:
+    ) -> Membership:
         """Let the generation begin, or make a job of it."""
         if not isinstance(answer, BackgroundAnswer):
             return await super().start(starter, asked, answer, caller, is_fresh)
@@ -112,7 +112,7 @@ class ResponsesEndpoint(Endpoint):
         generation = await starter.checked(asked.generation, caller.tenant)
         assert isinstance(generation, ResponseGeneration)
         answer.queued(await self._submission.submit(generation, caller))
-        return Ticket(leave=_nothing, tokens_used=partial(_num_reserved, answer))
+        return Membership(leave=_nothing, tokens_used=partial(_num_reserved, answer))
 
     def _keeping(self, asked: Asked) -> Keeping:
         return Keeping(partial(self._keep, asked.principal), self._store.seal_of(asked.principal.tenant))

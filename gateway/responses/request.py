@@ -97,14 +97,10 @@ def to_generation(
         # A summary is text, whatever form and tools the other turns have.
         messages, tools, output = (*messages, REQUEST), NO_TOOLS, None
     variables = _variables(body)
-    options = ChatOptions(
-        tools=tools.template, variables=msgspec.json.encode(variables).decode() if variables else None
-    )
-    chat = None if options == ChatOptions() else options
     return ResponseGeneration(
         kind="chat",
         model=body.model,
-        prompts=(Prompt(estimate_messages(messages, chat), messages=messages, chat=chat),),
+        prompts=(_prompt(messages, tools.template, variables),),
         n=1,
         sampling=constrained(sampling_of(body, body.max_output_tokens, _num_logprobs(body)), output),
         structured_output=output,
@@ -117,6 +113,12 @@ def to_generation(
         may_reason=may_reason(variables),
         draft=_draft(body, items, ancestors, names, is_compaction),
     )
+
+
+def _prompt(messages: tuple[ChatMessage, ...], tools: str | None, variables: dict[str, Raw]) -> Prompt:
+    options = ChatOptions(tools=tools, variables=msgspec.json.encode(variables).decode() if variables else None)
+    chat = None if options == ChatOptions() else options
+    return Prompt(estimate_messages(messages, chat), messages=messages, chat=chat)
 
 
 def own_items(body: ResponseBody) -> list[ItemBody]:

@@ -10,7 +10,7 @@ import pytest
 
 from gateway.admission.caller import Caller
 from gateway.admission.shedding import Shedder
-from gateway.api.generation_starter import MAX_SPECULATIVE_TOKENS, GenerationStarter, Ticket
+from gateway.api.generation_starter import MAX_SPECULATIVE_TOKENS, GenerationStarter, Membership
 from gateway.api.structured_output import StructuredOutputAdmission
 from gateway.cache.prompt_cache import PromptCache, cache_key
 from gateway.cache.redis_client import RedisCache
@@ -81,7 +81,7 @@ class Gateway:
         prompt = Prompt(estimated_tokens, text="def")
         return Generation("completion", "m", (prompt,), 1, Sampling(temperature=0.0), deterministic=True)
 
-    async def begin(self, estimated_tokens: int = 7) -> asyncio.Task[Ticket]:
+    async def begin(self, estimated_tokens: int = 7) -> asyncio.Task[Membership]:
         """Start a request and let it come as far as it can without Redis."""
         start = self.starter.start(self.generation(estimated_tokens), CALLER, [self.client], False)
         task = asyncio.create_task(start)
@@ -122,9 +122,9 @@ async def test_short_prompt_on_an_idle_fleet_is_dispatched_before_redis_answers(
 async def test_answer_of_redis_takes_the_place_of_a_generation_that_has_not_begun(gateway: Gateway) -> None:
     task = await gateway.begin()
     gateway.redis.answer.set_result(gateway.cached_answer())
-    ticket = await task
+    membership = await task
     assert (gateway.client.text, gateway.num_dispatched) == ("cached", 0)
-    assert (ticket.prediction, gateway.metrics.cache_misses, gateway.metrics.cache_hits) == (None, 0, 1)
+    assert (membership.prediction, gateway.metrics.cache_misses, gateway.metrics.cache_hits) == (None, 0, 1)
     await asyncio.sleep(0)
     assert gateway.redis.stored == []  # its time to live is what the first gateway gave it
 

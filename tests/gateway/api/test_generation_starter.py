@@ -14,7 +14,7 @@ import pytest
 
 from gateway.admission.caller import Caller
 from gateway.admission.shedding import Shedder
-from gateway.api.generation_starter import GenerationStarter, Ticket
+from gateway.api.generation_starter import GenerationStarter, Membership
 from gateway.api.structured_output import StructuredOutputAdmission
 from gateway.cache.prompt_cache import CacheKey, PromptCache
 from gateway.config import GatewayConfig
@@ -94,14 +94,14 @@ class Gateway:
 
     async def share(
         self, sinks: Sequence[ListSink], tenant: str = "t", is_fresh: bool = False, timeout_s: float | None = None
-    ) -> Ticket:
+    ) -> Membership:
         """Ask for something of which everybody gets the same answer, with a choice for each sink."""
         prompt = Prompt(5, text="x")
         generation = Generation("completion", "m", (prompt,), len(sinks), Sampling(), deterministic=True)
         generation = msgspec.structs.replace(generation, timeout_s=timeout_s)
         return await self.generator.start(generation, Caller(tenant, tenant, [], b"x"), sinks, is_fresh)
 
-    async def start(self, tenant: str, *prompts: Prompt) -> Ticket:
+    async def start(self, tenant: str, *prompts: Prompt) -> Membership:
         generation = Generation("completion", "m", prompts, 1, Sampling(), deterministic=False)
         caller = Caller(tenant, tenant, [], repr(prompts).encode())
         return await self.generator.start(generation, caller, [cast("Sink", None)] * len(prompts), False)
@@ -118,11 +118,11 @@ def inflated() -> Prompt:
 
 async def ttft_s(gateway: Gateway) -> float:
     """Return what a short request of another tenant is told now, and take it back."""
-    ticket = await gateway.start("victim", Prompt(estimated_tokens=10, text="def"))
-    ticket.leave()
-    assert ticket.prediction is not None
-    assert ticket.prediction.ttft_s is not None
-    return ticket.prediction.ttft_s
+    membership = await gateway.start("victim", Prompt(estimated_tokens=10, text="def"))
+    membership.leave()
+    assert membership.prediction is not None
+    assert membership.prediction.ttft_s is not None
+    return membership.prediction.ttft_s
 
 
 async def test_prompts_of_inflated_estimates_delay_another_tenant_by_a_context_each(gateway: Gateway) -> None:
@@ -134,7 +134,7 @@ async def test_prompts_of_inflated_estimates_delay_another_tenant_by_a_context_e
 
 
 async def test_clients_that_repeat_inflated_prompts_never_shed_another_tenant(gateway: Gateway) -> None:
-    running: list[Ticket] = []
+    running: list[Membership] = []
     for _ in range(100):
         # Four clients: each sends its next request when a worker has refused the one before.
         if len(running) == 4:
@@ -232,19 +232,19 @@ async def test_calls_wait_for_a_worker_while_none_has_said_how_its_model_writes_
 
 async def test_equal_requests_share_one_generation_until_the_last_client_leaves(gateway: Gateway) -> None:
     clients = [[ListSink(), ListSink()] for _ in range(2)]
-    tickets = [await gateway.share(sinks) for sinks in clients]
+    memberships = [await gateway.share(sinks) for sinks in clients]
     flights = list(gateway.queue.flights)
     assert (len(flights), gateway.metrics.cache_shared, gateway.metrics.cache_misses) == (2, 1, 1)
-    assert [ticket.prediction is not None for ticket in tickets] == [True, False]
+    assert [membership.prediction is not None for membership in memberships] == [True, False]
     for flight in flights:
         flight.sink.deliver(Delta(flight.id, 0, 0, prompt_tokens=5))
         flight.sink.deliver(Delta(flight.id, 0, 0, (1, 2, 3), "abc"))
     assert [[sink.deltas[-1].text for sink in sinks] for sinks in clients] == [["abc", "abc"]] * 2
     # A prompt is counted once, whatever the number of its choices.
-    assert [ticket.tokens_used() for ticket in tickets] == [11, 11]
-    tickets[0].leave()
+    assert [membership.tokens_used() for membership in memberships] == [11, 11]
+    memberships[0].leave()
     assert len(gateway.queue.flights) == 2
-    tickets[1].leave()
+    memberships[1].leave()
     assert len(gateway.queue.flights) == 0
 
 
@@ -270,9 +270,9 @@ async def test_cached_answer_is_delivered_and_nothing_is_queued(
 
     monkeypatch.setattr(PromptCache, "get", get)
     sink = ListSink()
-    ticket = await gateway.share([sink])
+    membership = await gateway.share([sink])
     assert (sink.deltas[0].text, sink.endings, len(gateway.queue.flights)) == ("a", 1, 0)
-    assert (ticket.prediction, ticket.tokens_used()) == (None, 6)
+    assert (membership.prediction, membership.tokens_used()) == (None, 6)
     assert (gateway.metrics.cache_hits, gateway.metrics.cache_misses) == (1, 0)
     # An answer with another number of choices is another answer.
     await gateway.share([ListSink(), ListSink()])
@@ -289,8 +289,8 @@ async def test_generation_that_cannot_be_queued_fails_its_clients_and_is_not_joi
     with monkeypatch.context() as patch:
         patch.setattr(gateway.queue, "submit", submit)
         refused = ListSink()
-        ticket = await gateway.share([refused])
-        assert (refused.error, ticket.prediction) == (failure, None)
+        membership = await gateway.share([refused])
+        assert (refused.error, membership.prediction) == (failure, None)
         failure, broken = RuntimeError("broken"), ListSink()
         with pytest.raises(RuntimeError, match="broken"):
             await gateway.share([broken])

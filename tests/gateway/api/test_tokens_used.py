@@ -9,7 +9,7 @@ import pytest
 
 from gateway.api.answer import Answer, Outcome
 from gateway.api.generation_service import _tokens_used
-from gateway.api.generation_starter import Ticket
+from gateway.api.generation_starter import Membership
 from gateway.errors import ApiError
 
 
@@ -27,5 +27,5 @@ from gateway.errors import ApiError
 def test_tokens_that_an_answer_costs_its_key(outcome: Outcome, status: int | None, expected: int) -> None:
     error = None if status is None else ApiError(status, "x", retry_after_s=1.0)
     answer = SimpleNamespace(num_tokens=7, error=error)
-    ticket = SimpleNamespace(tokens_used=lambda: 3)
-    assert _tokens_used(cast("Answer", answer), cast("Ticket", ticket), outcome) == expected
+    membership = SimpleNamespace(tokens_used=lambda: 3)
+    assert _tokens_used(cast("Answer", answer), cast("Membership", membership), outcome) == expected

@@ -1,0 +1,66 @@
+"""Refuses, before it goes through the queue, what no worker of its model could answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from gateway.admission.shedding import UNKNOWN_RETRY_S
+from gateway.errors import ApiError
+from gateway.fleet.fleet_load import FleetLoad
+from gateway.generation import Generation
+from shared.errors import prompt_too_long
+from shared.pooling import Task
+
+# What errors say that a model can do.
+_TASKS: Mapping[Task, str] = MappingProxyType(
+    {"generate": "generate text", "embed": "make embeddings", "score": "score texts for a query"}
+)
+
+
+def check_format_is_known(generation: Generation, load: FleetLoad) -> None:
+    """Refuse tools while no worker has reported the model's chat format: calls would be answered as text.
+
+    Raises:
+        ApiError: 503.
+    """
+    if load.num_workers or load.chat_format or generation.tools is None or not generation.tools.tools:
+        return
+    if all(prompt.chat is None or prompt.chat.template is None for prompt in generation.prompts):
+        message = f"No worker serves `{load.model}` at the moment."
+        raise ApiError(503, message, code="no_worker", retry_after_s=UNKNOWN_RETRY_S)
+
+
+def check_task(generation: Generation, load: FleetLoad | None) -> None:
+    """Refuse a task that no worker of the model serves; their logs say why.
+
+    Raises:
+        ApiError: 400.
+    """
+    if load is None or load.num_workers == 0 or generation.task in load.tasks:
+        return
+    wanted = _TASKS[generation.task]
+    can = " and ".join(_TASKS[task] for task in sorted(load.tasks)) or "do nothing that is served"
+    message = f"The model `{load.model}` cannot {wanted}: it can {can}. The worker's log says why."
+    raise ApiError(400, message, param="model", code="unsupported_task")
+
+
+def check_length(generation: Generation, load: FleetLoad | None) -> None:
+    """Refuse a prompt that is too long for the context of the model, by its length alone.
+
+    Raises:
+        ApiError: 400.
+    """
+    if load is None or generation.truncate_prompt_tokens is not None:
+        return
+    for prompt in generation.prompts:
+        if prompt.token_ids is not None:
+            # The context holds at least one generated token too, where any is wanted.
+            room = load.longest_model_len - (generation.pooling is None)
+            num, limit, unit = len(prompt.token_ids), room, "tokens"
+        else:
+            num, limit, unit = prompt.num_characters, load.max_prompt_characters, "characters"
+        if limit > 0 and num > limit:
+            message = prompt_too_long(num, limit, unit, load.longest_model_len)
+            param = "prompt" if prompt.messages is None else "messages"
+            raise ApiError(400, message, param=param, code="context_length_exceeded")
