@@ -293,7 +293,7 @@ class TorchModelRunner:
         upload.send()
         computed = graphs.run(shape, step.layout)
         assert computed.logits is not None, "the shape is one with logits"
-        return self._head.decode_outputs(step, staged, computed.logits), self._kept(computed.hidden)
+        return self._head.decode_outputs(step, staged, computed.logits), self._outlasting_replay(computed.hidden)
 
     def _replay_mixture(
         self, graphs: StepGraphs, shape: GraphShape, step: AssembledStep, upload: Upload
@@ -302,7 +302,7 @@ class TorchModelRunner:
         head = self._head.stage(step, upload)
         upload.send()
         hidden = graphs.run(shape, step.layout).hidden
-        return self._head.outputs(step, head, hidden), self._kept(hidden)
+        return self._head.outputs(step, head, hidden), self._outlasting_replay(hidden)
 
     def _launch(self, step: AssembledStep, upload: Upload) -> tuple[StepOutputs, torch.Tensor]:
         """Compute whatever mixture of chunks and decodes; return also the hidden vectors of the step's tokens."""
@@ -312,7 +312,7 @@ class TorchModelRunner:
         hidden = self._forward(staged.tensors, step.layout.max_context_len, knows_tokens=not self.is_asynchronous)
         return self._head.outputs(step, head, hidden), hidden
 
-    def _kept(self, hidden: torch.Tensor) -> torch.Tensor:
+    def _outlasting_replay(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return hidden vectors that last if the proposer is to see them: the next replay writes to the same memory."""
         return hidden.clone() if self._drafting is not None and self._drafting.wants_hidden else hidden
 

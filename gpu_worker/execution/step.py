@@ -44,7 +44,7 @@ class StepOutputs:
     pooled: list[PooledRows] = field(default_factory=list)
 
     def tensors(self) -> list[torch.Tensor]:
-        """Return all tensors, in the order in which `SubmittedStep` takes them up again."""
+        """Return all tensors, in the order in which `SubmittedStep` unpacks them."""
         tensors: list[torch.Tensor] = []
         for drawn in self.drawn:
             tensors.append(drawn.token_ids)
@@ -75,7 +75,7 @@ class SubmittedStep:
     def result(self) -> StepResult:
         """Wait for the step and return what it sampled, with an error where the logits were no distribution."""
         outputs, tensors = self._outputs, iter(self._download.wait())
-        token_ids, entries = _taken_up(outputs.drawn, tensors)
+        token_ids, entries = _unpack_drawn(outputs.drawn, tensors)
         if outputs.drafts is None:
             sampled = [SampledTokens((token_id,)) for token_id in token_ids]
             for row, entry in entries.items():
@@ -83,7 +83,7 @@ class SubmittedStep:
         else:
             sampled = accepted_tokens(outputs.drafts, token_ids, entries)
         if INVALID_TOKEN in token_ids:
-            sampled = [_checked(tokens) for tokens in sampled]
+            sampled = [_replace_invalid(tokens) for tokens in sampled]
         if len(sampled) < len(outputs.samples):
             rest = iter(sampled)
             sampled = [next(rest) if samples else _NOTHING_SAMPLED for samples in outputs.samples]
@@ -98,8 +98,8 @@ class SubmittedStep:
         return StepResult(self._step, sampled)
 
 
-def _taken_up(drawn: list[DrawnTokens], tensors: Iterator[torch.Tensor]) -> tuple[list[int], Entries]:
-    """Return the tokens of all rows, and what those report that report log probabilities."""
+def _unpack_drawn(drawn: list[DrawnTokens], tensors: Iterator[torch.Tensor]) -> tuple[list[int], Entries]:
+    """Return the tokens of all rows, and the log probabilities of the rows that report them."""
     token_ids: list[int] = []
     entries: Entries = {}
     for part in drawn:
@@ -111,8 +111,8 @@ def _taken_up(drawn: list[DrawnTokens], tensors: Iterator[torch.Tensor]) -> tupl
     return token_ids, entries
 
 
-def _checked(tokens: SampledTokens) -> SampledTokens:
-    """Put an error in the place of an invalid token. It is the last one: behind wrong drafts nothing is taken."""
+def _replace_invalid(tokens: SampledTokens) -> SampledTokens:
+    """Replace an invalid token, which is always the last one, by an error: nothing behind a rejected draft is kept."""
     if tokens.token_ids[-1] != INVALID_TOKEN:
         return tokens
     valid = tokens.token_ids[:-1]

@@ -78,8 +78,8 @@ class DrawnTokens(Struct, frozen=True, gc=False):
     scores: TokenScores | None = None
 
 
-class _Asked(Struct, frozen=True, gc=False):
-    """What the rows of a step ask for; a step of the same rows asks for the same.
+class _SamplingRequests(Struct, frozen=True, gc=False):
+    """What the rows of a step ask of the sampler; a step of the same rows asks for the same.
 
     Attributes:
         rows: Their numbers, as bytes.
@@ -105,7 +105,7 @@ class Sampler:
         # What each row asks for: the bits below, and above them one for each feature.
         self._asks = np.zeros(num_rows, dtype=np.int64)
         self._is_any_asking = False
-        self._asked: _Asked | None = None
+        self._requests: _SamplingRequests | None = None
 
     def assign(self, newcomers: Values[Sequence], upload: Upload) -> None:
         """Keep what sequences ask for that were given a row."""
@@ -122,7 +122,7 @@ class Sampler:
                     self._asks[row] |= 1 << bit
         # Rows that nobody has any more count too: then a step looks at its rows.
         self._is_any_asking = bool(self._asks.any())
-        self._asked = None
+        self._requests = None
 
     def _asked_by(self, sampling: Sampling) -> int:
         truncation = _TRUNCATION if self._distributions.is_truncated_by(sampling) else 0
@@ -133,19 +133,19 @@ class Sampler:
         if not self._is_any_asking:
             draw = self._distributions.stage(sampled, upload, may_truncate=False)
             return StagedSampling(upload.add(sampled.rows), draw)
-        asked = self._asked_in(sampled.rows)
-        draw = self._distributions.stage(sampled, upload, may_truncate=asked.may_truncate)
+        requests = self._requests_of(sampled.rows)
+        draw = self._distributions.stage(sampled, upload, may_truncate=requests.may_truncate)
         staged = StagedSampling(upload.add(sampled.rows), draw)
-        if asked.logprobs is not None:
-            staged.logprobs = self._logprobs.stage(sampled, asked.logprobs, upload)
-        for feature, places in asked.features:
+        if requests.logprobs is not None:
+            staged.logprobs = self._logprobs.stage(sampled, requests.logprobs, upload)
+        for feature, places in requests.features:
             staged.features.append(feature.stage(sampled, places, upload))
         return staged
 
-    def _asked_in(self, rows: Int64s) -> _Asked:
-        """Return what these rows ask for, which is usually what those of the step before did."""
-        key, asked = rows.tobytes(), self._asked
-        if asked is None or asked.rows != key:
+    def _requests_of(self, rows: Int64s) -> _SamplingRequests:
+        """Return what these rows ask for. They are usually the rows of the step before."""
+        key, requests = rows.tobytes(), self._requests
+        if requests is None or requests.rows != key:
             asks = self._asks[rows]
             of_any = int(np.bitwise_or.reduce(asks))
             logprobs = _places(asks & _LOGPROBS) if of_any & _LOGPROBS else None
@@ -154,8 +154,8 @@ class Sampler:
                 for bit, feature in enumerate(self._features, start=_NUM_BITS)
                 if of_any >> bit & 1
             ]
-            self._asked = asked = _Asked(key, bool(of_any & _TRUNCATION), logprobs, features)
-        return asked
+            self._requests = requests = _SamplingRequests(key, bool(of_any & _TRUNCATION), logprobs, features)
+        return requests
 
     def sample(self, logits: torch.Tensor, staged: StagedSampling) -> DrawnTokens:
         """Draw a token for each row.

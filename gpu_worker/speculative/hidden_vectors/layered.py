@@ -24,7 +24,7 @@ class _Inputs(Protocol):
     def __call__(self, embedded: torch.Tensor, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]: ...
 
 
-class _Joined:
+class _JoinedInputs:
     """EAGLE and EAGLE-2."""
 
     def __init__(self, join: Linear, norm: Norm | None) -> None:
@@ -36,19 +36,19 @@ class _Joined:
         return stream if self._norm is None else self._norm(stream), stream
 
 
-class _NormedJoined:
+class _NormedJoinedInputs:
     """Heads that checkpoints hold beside their model."""
 
     def __init__(self, inputs: NormedJoin, join: Linear, norm: Norm | None) -> None:
         self._embedding_norm = make_norm(inputs.embedding)
         self._hidden_norm = make_norm(inputs.hidden)
-        self._joined = _Joined(join, norm)
+        self._joined = _JoinedInputs(join, norm)
 
     def __call__(self, embedded: torch.Tensor, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return self._joined(self._embedding_norm(embedded), self._hidden_norm(hidden))
 
 
-class _Paired:
+class _PairedInputs:
     """EAGLE-3."""
 
     def __init__(self, norms: PairNorms, eps: float) -> None:
@@ -74,11 +74,11 @@ class LayeredForm:
         before = weights.layer.norms.before_mixer
         norm = None if before is None else make_norm(before)
         if isinstance(inputs, PairNorms):
-            self._inputs: _Inputs = _Paired(inputs, eps)
+            self._inputs: _Inputs = _PairedInputs(inputs, eps)
         elif isinstance(inputs, NormedJoin):
-            self._inputs = _NormedJoined(inputs, linear(inputs.projection), norm)
+            self._inputs = _NormedJoinedInputs(inputs, linear(inputs.projection), norm)
         else:
-            self._inputs = _Joined(linear(inputs), norm)
+            self._inputs = _JoinedInputs(linear(inputs), norm)
         self._embedding = weights.embedding
         self._layer = DecoderLayer(0, weights.layer, parts)
         self._head = head.matrix if isinstance(head.matrix, LMHead) else LMHead(linear(head.matrix), dtype)
