@@ -1,7 +1,7 @@
-"""The table of options of other servers, and what whoever types one of them is told.
+"""Explains options that a command does not have: what stands for them here.
 
-An option that there is not is looked for in three places: among the options of other servers and what people guess,
-among the options of our other commands, and among those of this command whose names are like it.
+Such an option is looked up in three places: among the options of other servers and synonyms of our own, among the
+options of our other commands, and among the options of this command with similar names.
 """
 
 from __future__ import annotations
@@ -14,23 +14,25 @@ from functools import cache
 import click
 
 from ops.cli.other_servers.llama_cpp import ROWS as LLAMA_CPP
+from ops.cli.other_servers.ollama import ROWS as OLLAMA
 from ops.cli.other_servers.sglang import ROWS as SGLANG
-from ops.cli.other_servers.tgi_ollama_guesses import GUESSED, OLLAMA, TGI
+from ops.cli.other_servers.synonyms import ROWS as SYNONYMS
+from ops.cli.other_servers.tgi import ROWS as TGI
 from ops.cli.other_servers.vllm import ROWS as VLLM
 
 SERVERS = (("vLLM", VLLM), ("SGLang", SGLANG), ("llama.cpp", LLAMA_CPP), ("TGI", TGI), ("Ollama", OLLAMA))
 _SERVERS = ("up", "worker", "gateway")
 _COMMANDS = (*_SERVERS, "chat", "publish")
 _LIKENESS = 0.6
-# So much alike is a name only where it was misspelt.
+# A name as similar as this was misspelt.
 _CERTAIN = 0.85
 _SHOWN = 3
 
 
 def rows() -> Iterator[tuple[str | None, str, str]]:
-    """Yield whose an option is (None: nobody's, people guess it), its name, and what stands for it here."""
-    for owner, told in (*SERVERS, (None, GUESSED)):
-        for advice, names in told:
+    """Yield the server that has an option (None for a synonym), its name, and what stands for it here."""
+    for owner, table in (*SERVERS, (None, SYNONYMS)):
+        for advice, names in table:
             for name in names.split():
                 yield owner, name, advice
 
