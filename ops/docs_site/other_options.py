@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ops.cli.other_servers.options import SERVERS
-from ops.cli.other_servers.tgi_ollama_guesses import GUESSED
+from ops.cli.other_servers.synonyms import ROWS as SYNONYMS
 
 _HEAD = """\
 # Options of other servers
@@ -32,7 +32,7 @@ _TITLES = {
 def page() -> str:
     """Return the page."""
     titled = [(_TITLES[owner], rows) for owner, rows in SERVERS]
-    return "\n".join([_HEAD, *_sections([*titled, ("What else people type", GUESSED)])])
+    return "\n".join([_HEAD, *_sections([*titled, ("What else people type", SYNONYMS)])])
 
 
 def _sections(titled: list[tuple[str, tuple[tuple[str, str], ...]]]) -> Iterator[str]:
