@@ -1,43 +1,30 @@
 """Load on a gateway: requests/s, tokens/s, TTFT, gaps between tokens, CPU per process and per token, peak memory.
 
 `make bench` starts the system with a simulated engine, which makes one token per running sequence every `--step-ms`, so
-what is measured is the gateway, the queue and the worker's consumer. `python -m ops.bench.gateway --ready-file FILE`
-drives a running system, known by the file that `headrace up --ready-file` writes. `--isolated` starts NATS, one gateway
-and a worker without an engine instead, whose texts carry the time they were made, so that the delay of each token is
-known and the gateway saturates first; beside it runs a bare gateway, which takes the same way and does nothing of its
-own. All measure, in the same run, the floor: an asyncio server that only writes the same bytes at the same pace.
-Bounded, and loopback only.
+what is measured is the gateway, the queue and the worker's consumer. `python -m ops.bench.gateway --isolated` starts
+NATS, one gateway and a worker without an engine instead, whose texts carry the time they were made, so that the delay
+of each token is known and the gateway saturates first; beside it runs a bare gateway, which takes the same way and does
+nothing of its own. Both measure, in the same run, the floor: an asyncio server that only writes the same bytes at the
+same pace. Bounded, and loopback only.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import uvloop
 
 from ops.bench.load.event_streams import Address, Samples, count_streams, percentile
 from ops.bench.load.processes import HOST, StartError, cpu_seconds, descendants, peak_rss_bytes
-from ops.bench.load.systems import API_KEY, MODEL, address_of, headrace_up, isolated_gateway, parts
+from ops.bench.load.systems import Target, address_of, headrace_up, isolated_gateways, parts
 from ops.bench.options import add_list, bench_parser
 from ops.bench.record import ResultTable
 from ops.stack.plan import DEMO_MODEL_NAME
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """What to drive. `pids` are its processes by role."""
-
-    name: str
-    address: Address
-    pids: dict[str, list[int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,16 +49,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 async def _measure_all(options: argparse.Namespace) -> None:
     table = ResultTable("gateway", _COLUMNS)
-    with _targets(options) as targets:
+    step_ms = options.step_ms
+    with isolated_gateways(step_ms) if options.isolated else _system(step_ms, options.gateways) as targets:
         for concurrency in options.concurrency:
             load = Load(concurrency, options.tokens, options.rounds)
             # Streams that all begin at once would measure how long a crowd waits at the door.
-            spread_s = min(5.0, options.tokens * options.step_ms / 1000)
+            spread_s = min(5.0, options.tokens * step_ms / 1000)
             for target in targets:
                 await _measure(target, Load(concurrency, 4, 1), 0.0)
-                table.add(await _measure(target, load, spread_s), step_ms=options.step_ms)
-            with _floor(options.step_ms, options.tokens) as floor:
-                table.add(await _measure(floor, load, spread_s), step_ms=options.step_ms)
+                table.add(await _measure(target, load, spread_s), step_ms=step_ms)
+            with _floor(step_ms, options.tokens) as floor:
+                table.add(await _measure(floor, load, spread_s), step_ms=step_ms)
 
 
 async def _measure(target: Target, load: Load, spread_s: float) -> dict[str, object]:
@@ -105,24 +93,12 @@ def _row(target: Target, load: Load, samples: Samples, cpu_s: dict[str, float]) 
 
 
 @contextlib.contextmanager
-def _targets(options: argparse.Namespace) -> Iterator[list[Target]]:
-    if options.isolated:
-        with isolated_gateway(options.step_ms) as run:
-            ours = Target("isolated", Address(HOST, run.port, MODEL, API_KEY), run.pids)
-            bare_pids = run.pids | {"gateway": [run.bare_pid]}
-            yield [ours, Target("bare", Address(HOST, run.bare_port, MODEL), bare_pids)]
-    elif options.ready_file is not None:
-        yield [_system(json.loads(options.ready_file.read_text()), options.model)]
-    else:
-        # Steps of one length at any load: what varies is the gateway's, and the floor server's steps do not grow.
-        environ = os.environ | {"HEADRACE_SIMULATE_GROWTH": "0"}
-        with headrace_up(["--simulate", f"{options.step_ms:g}", "--gateways", options.gateways], environ) as ready:
-            yield [_system(ready, options.model)]
-
-
-def _system(ready: dict[str, Any], model: str) -> Target:
-    pids = {role: descendants(pids) for role, pids in ready["pids"].items()}
-    return Target("system", address_of(ready, model), pids)
+def _system(step_ms: float, num_gateways: int) -> Iterator[list[Target]]:
+    # Steps of one length at any load: what varies is the gateway's, and the floor server's steps do not grow.
+    environ = os.environ | {"HEADRACE_SIMULATE_GROWTH": "0"}
+    with headrace_up(["--simulate", f"{step_ms:g}", "--gateways", str(num_gateways)], environ) as ready:
+        pids = {role: descendants(pids) for role, pids in ready["pids"].items()}
+        yield [Target("system", address_of(ready, DEMO_MODEL_NAME), pids)]
 
 
 @contextlib.contextmanager
@@ -141,15 +117,12 @@ _COLUMNS = (
 
 def _parser() -> argparse.ArgumentParser:
     parser = bench_parser("gateway", __doc__)
-    source = parser.add_mutually_exclusive_group()
-    source.add_argument("--ready-file", type=Path, help="Drive the running system that this file describes.")
-    source.add_argument("--isolated", action="store_true", help="Start NATS, a gateway and a worker without an engine.")
-    parser.add_argument("--gateways", default="1", help="Gateway processes of the system that is started.")
+    parser.add_argument("--isolated", action="store_true", help="Start NATS, a gateway and a worker without an engine.")
+    parser.add_argument("--gateways", type=int, default=1, help="Gateway processes of the whole system.")
     add_list(parser, "--concurrency", int, [1, 16, 64, 256], "Connections: 1,16,64,256.")
     parser.add_argument("--tokens", type=int, default=128, help="Tokens per request.")
     parser.add_argument("--rounds", type=int, default=3, help="Requests per connection.")
     parser.add_argument("--step-ms", type=float, default=10.0, help="Pace of the engine, and of the floor.")
-    parser.add_argument("--model", default=DEMO_MODEL_NAME, help="Model of the running system.")
     return parser
 
 

@@ -9,11 +9,12 @@ from typing import TypeVar
 Value = TypeVar("Value")
 
 
-def bench_parser(module: str, description: str | None) -> argparse.ArgumentParser:
+def bench_parser(module: str, description: str | None, epilog: str | None = None) -> argparse.ArgumentParser:
     """Return a parser for `python -m ops.bench.MODULE`, which refuses options that it does not know."""
     return argparse.ArgumentParser(
         f"python -m ops.bench.{module}",
         description=description,
+        epilog=epilog,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )

@@ -13,6 +13,7 @@ import torch
 from ops.bench.gpu.plan import GRACE_S, Plan, run_plan
 from ops.bench.gpu.results import FILE_NAME
 from ops.bench.gpu.suites import all_suites
+from ops.bench.options import bench_parser
 
 _RESULTS = Path(__file__).parents[1] / "results"
 _EPILOG = """\
@@ -57,12 +58,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser(names: Sequence[str]) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        "python -m ops.bench.gpu",
-        description="Check and time the kernels, and whole steps of the engine, on a GPU, in a process a suite.",
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    description = "Check and time the kernels, and whole steps of the engine, on a GPU, in a process a suite."
+    parser = bench_parser("gpu", description, _EPILOG)
     only = f"run the suites whose name begins so; may be given again: {', '.join(names)}"
     parser.add_argument("--only", action="append", metavar="NAME", help=only)
     parser.add_argument("--checks-only", action="store_true", help="compare with the oracles, time nothing")

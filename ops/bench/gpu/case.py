@@ -19,6 +19,8 @@ Entry = Mapping[str, int]
 Candidate = Callable[..., object]
 # What a whole step does on the device alone, beside `OURS`, which has the host's part in it.
 OURS_ON_DEVICE = f"{OURS}/device"
+# Beside steps that verify drafts.
+PLAIN = "no drafts"
 
 
 class Clock(enum.Enum):

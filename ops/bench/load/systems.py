@@ -96,23 +96,17 @@ def parts() -> Iterator[Parts]:
 
 
 @dataclass(frozen=True, slots=True)
-class Isolated:
-    """A gateway, and one that does nothing of its own (`bare_gateway`), before the same NATS and the same worker.
+class Target:
+    """What to drive. `pids` are its processes by role."""
 
-    Attributes:
-        port, bare_port: Where the two listen.
-        pids: Of all processes but the bare gateway, by role.
-    """
-
-    port: int
-    bare_port: int
-    bare_pid: int
+    name: str
+    address: Address
     pids: dict[str, list[int]]
 
 
 @contextmanager
-def isolated_gateway(step_ms: float) -> Iterator[Isolated]:
-    """Run NATS, a gateway, a bare one and a stamping worker."""
+def isolated_gateways(step_ms: float) -> Iterator[list[Target]]:
+    """Run a gateway, and one that does nothing of its own, before the same NATS and the same stamping worker."""
     with parts() as system:
         nats, nats_url = system.start_nats()
         command = [sys.executable, "-m", "ops.bench.load.stamping_worker", nats_url, MODEL, str(step_ms)]
@@ -120,4 +114,8 @@ def isolated_gateway(step_ms: float) -> Iterator[Isolated]:
         gateway, port = system.start_gateway(["gateway"], nats_url, DRAIN_TIMEOUT_S=1)
         bare, log = system.start([sys.executable, "-m", "ops.bench.load.bare_gateway", nats_url], "bare_gateway", "\n")
         time.sleep(1.0)  # heartbeats arrive
-        yield Isolated(port, int(log), bare, {"nats": [nats], "worker": [worker], "gateway": [gateway]})
+        pids = {"nats": [nats], "worker": [worker]}
+        yield [
+            Target("isolated", Address(HOST, port, MODEL, API_KEY), pids | {"gateway": [gateway]}),
+            Target("bare", Address(HOST, int(log), MODEL), pids | {"gateway": [bare]}),
+        ]

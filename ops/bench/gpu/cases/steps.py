@@ -130,13 +130,13 @@ def _throughput(num_seqs: int, prompt: int, new: int, has_peer: bool) -> CaseSpe
 def _verified(num_seqs: int) -> CaseSpec:
     label = f"{num_seqs} x {_CONTEXT}, {_DRAFTS} drafts"
     sizes = {"num_seqs": num_seqs, "num_drafts": _DRAFTS, **_DECODES}
-    return _spec(label, LLAMA3_8B, "verification", "verification_case", **sizes)
+    return _spec(label, LLAMA3_8B, "steps", "verification_case", **sizes)
 
 
 def _scripted(num_seqs: int, prompt: int, new: int) -> CaseSpec:
     label = f"{num_seqs} x {prompt}/{new}, {_ACCEPTANCE:.0%} scripted"
     sizes = {"num_seqs": num_seqs, "prompt": prompt, "new": new, "num_drafts": _DRAFTS}
-    return _spec(label, LLAMA3_8B, "verification", "scripted_case", **sizes, acceptance=_ACCEPTANCE)
+    return _spec(label, LLAMA3_8B, "serving", "scripted_case", **sizes, acceptance=_ACCEPTANCE)
 
 
 DECODE_8B = _decodes("8b", LLAMA3_8B, has_peer=True)

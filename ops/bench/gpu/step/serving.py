@@ -1,17 +1,19 @@
-"""Loads of many steps: a batch of prompts served to their ends, and what the prefix cache costs and saves."""
+"""Loads of many steps: prompts served to their ends, with drafts and without; what the prefix cache costs and saves."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 
-from ops.bench.gpu.case import OURS, Case, Clock
+from ops.bench.gpu.case import OURS, PLAIN, Case, Clock
 from ops.bench.gpu.shapes import ModelShape
 from ops.bench.gpu.step.random_model import random_model
 from ops.bench.gpu.step.step_engine import EngineSizes, StepEngine
 from ops.bench.gpu.step.step_floor import step_floor
 from ops.bench.gpu.step.transformers_peer import TransformersPeer, best_attention
+from ops.bench.spec.scripted_drafts import ScriptedProposer
 
 
 def throughput_case(
@@ -47,6 +49,34 @@ def throughput_case(
         dict.fromkeys(candidates, Clock.OWN),
         num_seqs * new,
     )
+
+
+def scripted_case(
+    device: torch.device,
+    shape: ModelShape,
+    num_seqs: int,
+    prompt: int,
+    new: int,
+    num_drafts: int,
+    acceptance: float,
+) -> Case:
+    """Serve a load with drafts of a scripted quality that cost nothing, and without; the floor has all right.
+
+    Of the drafts behind accepted ones, a share of `acceptance` is accepted.
+    """
+    max_model_len = prompt + new + num_drafts
+    model, weights = random_model(shape, max_model_len, device)
+
+    def served(engine: StepEngine) -> Callable[[int], object]:
+        return lambda _: [engine.serve_s([engine.random_prompt(prompt) for _ in range(num_seqs)], new)]
+
+    sizes = EngineSizes(num_seqs, max_model_len, is_warm=True)
+    drafting = StepEngine(model, replace(sizes, num_drafts=num_drafts), ScriptedProposer(acceptance, shape.vocab_size))
+    candidates = {OURS: served(drafting), PLAIN: served(StepEngine(model, sizes))}
+    num_steps = -(-new // (1 + num_drafts))
+    num_bytes = num_steps * step_floor(model.config, weights.sizes, []).num_bytes
+    clocks = dict.fromkeys(candidates, Clock.OWN)
+    return Case(num_bytes, 0, 1, candidates, clocks=clocks, num_tokens=num_seqs * new)
 
 
 def prefix_cache_case(device: torch.device, shape: ModelShape, num_tokens: int, num_prompts: int) -> Case:

@@ -1,4 +1,7 @@
-"""Steps of one kind: decodes and whole prompts, what they take in the engine, of the device, and of peers."""
+"""Steps of one kind: decodes, with drafts and without, and whole prompts.
+
+What they take in the engine, of the device, and of peers.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +12,14 @@ import torch
 import torch.nn.functional as F
 
 from gpu_worker.models.decoder import CausalLM
-from ops.bench.gpu.case import OURS, OURS_ON_DEVICE, Case, Clock
+from ops.bench.gpu.case import OURS, OURS_ON_DEVICE, PLAIN, Case, Clock
 from ops.bench.gpu.shapes import ModelShape
 from ops.bench.gpu.step.paged_batch import StaticStep
 from ops.bench.gpu.step.random_model import RandomWeights, random_model
 from ops.bench.gpu.step.step_engine import EngineSizes, StepEngine
 from ops.bench.gpu.step.step_floor import step_floor
 from ops.bench.gpu.step.transformers_peer import TransformersPeer, best_attention
+from ops.bench.spec.scripted_drafts import ScriptedProposer
 
 # Steps over which the experts that are read are averaged.
 _COUNTED_STEPS = 4
@@ -62,6 +66,35 @@ def decode_case(
         clocks[name] = Clock.OWN
     floor = step_floor(model.config, weights.sizes, lengths, num_read)
     return Case(floor.num_bytes, floor.num_flops, 1, candidates, clocks=clocks, num_tokens=num_seqs)
+
+
+def verification_case(
+    device: torch.device, shape: ModelShape, num_seqs: int, context: int, num_steps: int, num_drafts: int
+) -> Case:
+    """Time steps whose drafts are all wrong, so that contexts grow as they do without; the floor is that of a decode.
+
+    The plain engine has two steps in flight and hides the host's part, the verifying one has one and shows it.
+    """
+    max_model_len = context + 2 * num_steps + num_seqs + num_drafts + 16
+    model, weights = random_model(shape, max_model_len, device)
+    sizes = EngineSizes(num_seqs, max_model_len, num_drafts=num_drafts)
+    verifying = StepEngine(model, sizes, ScriptedProposer(0.0, shape.vocab_size))
+    plain = StepEngine(model, EngineSizes(num_seqs, max_model_len))
+    prompt_len = context - num_steps // 2
+    for engine in (verifying, plain):
+        engine.fill(num_seqs, prompt_len)
+    steps = {
+        count: StaticStep(model, plain.cache, [(count, context + count)] * num_seqs, max_model_len, samples_all=True)
+        for count in (1, 1 + num_drafts)
+    }
+    candidates: dict[str, Callable[[int], object]] = {
+        OURS: lambda _: verifying.time_steps(num_steps),
+        OURS_ON_DEVICE: steps[1 + num_drafts],
+        PLAIN: lambda _: plain.time_steps(num_steps),
+        f"{PLAIN}/device": steps[1],
+    }
+    floor = step_floor(model.config, weights.sizes, [(1, context)] * num_seqs)
+    return Case(floor.num_bytes, 0, 1, candidates, clocks={OURS: Clock.OWN, PLAIN: Clock.OWN})
 
 
 def prefill_case(device: torch.device, shape: ModelShape, num_tokens: int, num_prompts: int) -> Case:

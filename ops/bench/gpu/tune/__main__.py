@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 import time
@@ -15,6 +14,7 @@ import torch
 from ops.bench.gpu.plan import GRACE_S
 from ops.bench.gpu.prepared_process import JobFailedError, prepared_processes
 from ops.bench.gpu.tune.tables import ALL_TABLES, ROOT
+from ops.bench.options import bench_parser
 
 _EPILOG = """\
 On a bare machine with a GPU, which needs torch and triton only, from the root of the repository:
@@ -28,12 +28,8 @@ and after."""
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Tune; return 0 when all entries were decided, 1 when one was not, 2 when there is no GPU."""
-    parser = argparse.ArgumentParser(
-        "python -m ops.bench.gpu.tune",
-        description="Measure launches of the kernels, and write the best into their tables.",
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    description = "Measure launches of the kernels, and write the best into their tables."
+    parser = bench_parser("gpu.tune", description, _EPILOG)
     names = [table.name for table in ALL_TABLES]
     parser.add_argument("--only", action="append", choices=names, help="a table to tune; may be given again")
     parser.add_argument("--limit-s", type=float, default=500.0, help="start no entry after this many seconds")

@@ -14,18 +14,17 @@ import pytest
 import torch
 
 from ops.bench.gpu import ceilings
-from ops.bench.gpu.case import OURS, OURS_ON_DEVICE, Case, CaseSpec, Clock, OpSuite
+from ops.bench.gpu.case import OURS, OURS_ON_DEVICE, PLAIN, Case, CaseSpec, Clock, OpSuite
 from ops.bench.gpu.cases import steps
 from ops.bench.gpu.results import RunRecord, check_lines
 from ops.bench.gpu.run import check_op, run_suite
 from ops.bench.gpu.shapes import ModelShape
-from ops.bench.gpu.step import correctness, serving, verification
+from ops.bench.gpu.step import correctness, serving
 from ops.bench.gpu.step import steps as step_cases
 from ops.bench.gpu.step.random_model import random_model
-from ops.bench.gpu.step.serving import prefix_cache_case, throughput_case
+from ops.bench.gpu.step.serving import prefix_cache_case, scripted_case, throughput_case
 from ops.bench.gpu.step.step_engine import EngineSizes, StepEngine
-from ops.bench.gpu.step.steps import decode_case, matrices, prefill_case
-from ops.bench.gpu.step.verification import PLAIN, scripted_case, verification_case
+from ops.bench.gpu.step.steps import decode_case, matrices, prefill_case, verification_case
 from ops.bench.gpu.suites import all_suites
 from ops.bench.gpu.timer import Timing
 from ops.bench.spec.scripted_drafts import ScriptedProposer
@@ -187,8 +186,8 @@ def test_cases_at_the_models_sizes_are_called_rightly(suite: OpSuite, monkeypatc
     for module, name in (
         (step_cases, "decode_case"),
         (step_cases, "prefill_case"),
-        (verification, "verification_case"),
-        (verification, "scripted_case"),
+        (step_cases, "verification_case"),
+        (serving, "scripted_case"),
     ):
         monkeypatch.setattr(module, name, create_autospec(getattr(module, name), return_value="built"))
     assert [spec.build(CPU) for spec in suite.cases] == ["built"] * len(suite.cases)
@@ -215,7 +214,7 @@ def test_whole_steps_need_only_what_a_bare_gpu_machine_has() -> None:
     blocked = ("nats", "uvloop", "starlette", "uvicorn", "redis", "httptools", "prometheus_client")
     code = """
 from ops.bench.gpu.cases.steps import load_step_module
-for name in ("correctness", "serving", "steps", "verification"):
+for name in ("correctness", "serving", "steps"):
     load_step_module(name)
 """
     done = run_without(blocked, code)
