@@ -20,7 +20,7 @@ from gpu_worker.execution.build import build_runner
 from gpu_worker.execution.runner import TorchModelRunner
 from gpu_worker.execution.runner_config import RunnerConfig
 from gpu_worker.models.config import ModelConfig
-from ops.bench.stepping import SteppedEngine, engine_of
+from ops.bench.stepping import engine_of
 from shared.errors import ConfigError
 
 Figures = TypeVar("Figures", bound=Any)
@@ -104,8 +104,7 @@ class EngineBench:
                 f"{self._runner.max_model_len} at most",
             )
         # The same for all loads, because its plans tell the runner which sequences have left.
-        engine = engine_of(self._runner, max_num_seqs=max_load.batch, token_budget=token_budget)
-        self._engine = SteppedEngine(engine, range(3, self.model_config.vocab_size))
+        self._engine = engine_of(self._runner, max_num_seqs=max_load.batch, token_budget=token_budget)
 
     @property
     def model_config(self) -> ModelConfig:

@@ -24,7 +24,7 @@ from gpu_worker.text.model_directory import read_model_directory
 from gpu_worker.text.tokenizer import ModelTokenizer
 from ops.bench.options import add_list, bench_parser
 from ops.bench.record import ResultTable
-from ops.bench.stepping import SteppedEngine, engine_of
+from ops.bench.stepping import engine_of
 from ops.stack.config import DEMO_MODEL
 from shared.sampling import Grammar, Sampling
 
@@ -101,8 +101,7 @@ class Bench:
                 num_threads=num_threads,
             )
         )
-        engine = engine_of(runner, max_num_seqs=max_batch, has_prefix_cache=False)
-        self._engine = SteppedEngine(engine, range(runner.model_config.vocab_size))
+        self._engine = engine_of(runner, max_num_seqs=max_batch, has_prefix_cache=False)
         self._num_rounds = 0
 
     def run(self, kind: str, batch: int) -> Round:

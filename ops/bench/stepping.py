@@ -15,26 +15,7 @@ from gpu_worker.engine.engine import Engine
 from gpu_worker.execution.runner import TorchModelRunner
 from shared.sampling import Sampling
 
-
-def engine_of(
-    runner: TorchModelRunner,
-    *,
-    max_num_seqs: int,
-    token_budget: int = 512,
-    has_prefix_cache: bool = True,
-    speculation: Speculation | None = None,
-) -> Engine:
-    """Make an engine that has all blocks of a model's runner, and takes sequences as long as it does."""
-    config = SchedulerConfig(
-        block_size=runner.block_size,
-        num_blocks=runner.num_blocks,
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=token_budget,
-        max_model_len=runner.max_model_len,
-        enable_prefix_caching=has_prefix_cache,
-        windows=runner.windows,
-    )
-    return Engine(Scheduler(config, speculation), runner)
+_NUM_SPECIAL = 3
 
 
 class SteppedEngine:
@@ -112,3 +93,28 @@ class SteppedEngine:
             self.add(prompt, max_tokens)
         self.run()
         return time.perf_counter() - started
+
+
+def engine_of(
+    runner: TorchModelRunner,
+    *,
+    max_num_seqs: int,
+    token_budget: int = 512,
+    has_prefix_cache: bool = True,
+    speculation: Speculation | None = None,
+) -> SteppedEngine:
+    """Make an engine that has all blocks of a model's runner, and takes sequences as long as it does.
+
+    The first tokens of a vocabulary are special ones, and in no prompt.
+    """
+    config = SchedulerConfig(
+        block_size=runner.block_size,
+        num_blocks=runner.num_blocks,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=token_budget,
+        max_model_len=runner.max_model_len,
+        enable_prefix_caching=has_prefix_cache,
+        windows=runner.windows,
+    )
+    engine = Engine(Scheduler(config, speculation), runner)
+    return SteppedEngine(engine, range(_NUM_SPECIAL, runner.model_config.vocab_size))

@@ -13,7 +13,7 @@ from gpu_worker.execution.runner import TorchModelRunner
 from gpu_worker.text.model_directory import read_model_directory
 from gpu_worker.text.tokenizer import ModelTokenizer
 from ops.bench.spec.fixed_depth import FixedDepth
-from ops.bench.stepping import SteppedEngine, engine_of
+from ops.bench.stepping import engine_of
 from ops.demo_model.heldout import held_out_documents
 
 _DOCUMENT_TOKENS = 160
@@ -99,13 +99,12 @@ def serve(
     counted = _Counted(FixedDepth(0) if policy is None else policy)
     # The runner's cache serves one engine after another.
     speculation = None if policy is None else counted
-    inner = engine_of(runner, max_num_seqs=len(prompts), has_prefix_cache=False, speculation=speculation)
-    engine = SteppedEngine(inner, range(0))
+    engine = engine_of(runner, max_num_seqs=len(prompts), has_prefix_cache=False, speculation=speculation)
     sequences = [engine.add(prompt, new) for prompt in prompts]
     engine.prefill(sequences)
-    first_step, num_before, counts = inner.stats.step, _num_tokens(sequences), counted.counts()
+    first_step, num_before, counts = engine.engine.stats.step, _num_tokens(sequences), counted.counts()
     seconds = engine.step_while(lambda: all(sequence.num_output_tokens < new for sequence in sequences))
-    num_steps = inner.stats.step - first_step
+    num_steps = engine.engine.stats.step - first_step
     num_tokens = _num_tokens(sequences) - num_before
     taken = (after - before for after, before in zip(counted.counts(), counts, strict=True))
     engine.run()

@@ -146,6 +146,8 @@ def test_suites_have_distinct_short_labels_at_the_models_shapes() -> None:
         assert len(suite.name) < 18
         for spec in suite.cases:
             inspect.signature(spec.case).bind(CPU, *spec.arguments)
+        for check in suite.checks(CPU):
+            inspect.signature(check.error).bind()
     assert {(model.hidden_size, model.vocab_size) for model in DENSE_MODELS} >= {(4096, 128_256), (5120, 151_936)}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import shutil
 import subprocess
 import sysconfig
@@ -298,6 +299,10 @@ def test_candidates_fit_the_configurations_that_they_are_for() -> None:
             assert len(tuning.candidates) <= 30
             for candidate in tuning.candidates:
                 assert candidate.keys() == present.keys(), tuning.label
+            for check in tuning.op.checks(CPU, tuning.checked, entry=present):
+                inspect.signature(check.error).bind()
+            for spec in tuning.op.cases(tuning.timed):
+                inspect.signature(spec.case).bind(CPU, *spec.arguments)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
