@@ -18,9 +18,7 @@ _ADAPTERS = "Adapters are not served: merge one into the weights of a model."
 _KEYS = "The operator makes keys and lists them with `headrace keys`."
 _BASE_URL = "Check the client's base URL: for OpenAI's libraries it ends in /v1, for Anthropic's with the port."
 _DESCRIPTION = "GET /openapi.json describes what is served."
-_OLLAMA = (
-    "Ollama's own API is not served: choose an OpenAI-compatible server in the client, with a base URL ending in /v1."
-)
+_NO_API = "Choose an OpenAI-compatible server in the client, with a base URL ending in /v1."
 # What of Ollama's has a counterpart, by the last part of its path.
 _LIKE_OLLAMA = MappingProxyType(
     {
@@ -55,8 +53,11 @@ _INSTEAD = MappingProxyType(
         **dict.fromkeys(("load_lora_adapter", "unload_lora_adapter", "lora-adapters"), _ADAPTERS),
         **dict.fromkeys(("docs", "redoc", "swagger"), _DESCRIPTION),
         **dict.fromkeys(("key", "user", "team", "organization"), _KEYS),
-        **{f"api/{name}": f"{_OLLAMA} {other} stands for it." for name, other in _LIKE_OLLAMA.items()},
-        "api": _OLLAMA,
+        **{
+            f"api/{name}": f"Ollama's own API is not served. {_NO_API} {other} stands for this."
+            for name, other in _LIKE_OLLAMA.items()
+        },
+        "api": _NO_API,
         "chat": _GENERATE,
         "chat/completions": "Nothing is served below /v1/chat/completions: chats are not kept, as /v1/responses are.",
         "classify": "Use /v1/score.",

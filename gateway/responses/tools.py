@@ -30,6 +30,8 @@ from gateway.api.schemas.tools import (
 from shared.bounds import MAX_TOOLS
 
 _FUNCTION, _NAMESPACE = "function", "namespace"
+# Anthropic's choices are objects, also where they name no tool.
+_MODES = ("none", "auto", "required", "any")
 
 
 class FunctionToolBody(Struct, kw_only=True):
@@ -158,9 +160,13 @@ def _choice(choice: ResponseToolChoiceBody) -> ToolChoiceBody:
         if not allowed:
             raise invalid_value("tool_choice.tools", "'tool_choice.tools' must name the allowed tools.")
         return ToolChoiceBody(type=choice.type, allowed_tools=AllowedTools(mode=choice.mode or "auto", tools=allowed))
+    if choice.type in _MODES:
+        raise invalid_value("tool_choice", "'tool_choice' must be a text where it is 'none', 'auto' or 'required'.")
     if choice.type != "function":
         message = f"'tool_choice' is of type '{choice.type}', a tool that this server does not run."
         raise unsupported_parameter("tool_choice.type", message)
+    if choice.name is None:
+        raise missing_parameter("tool_choice.name")
     return ToolChoiceBody(type=choice.type, function=_named(choice.name))
 
 

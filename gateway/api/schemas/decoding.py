@@ -14,6 +14,7 @@ from typing import TypeVar
 
 import msgspec
 
+from gateway.api.schemas.allowed_values import allowed_values
 from gateway.api.schemas.known_names import without_ignored
 from gateway.api.schemas.refusals import invalid_value, missing_parameter, unknown_parameter
 from gateway.api.schemas.row import Kind
@@ -22,6 +23,7 @@ from shared.field_problem import field_problem
 
 T = TypeVar("T")
 
+_MODEL = "one that `GET /v1/models` lists"
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _BYTE_POSITION = re.compile(r"\(byte (\d+)\)$")
 _KEY_BEFORE_VALUE = re.compile(rb'"(\w{1,64})"\s{0,16}:\s{0,16}-?\Z')
@@ -43,7 +45,7 @@ def decode_body(decoder: msgspec.json.Decoder[T], kind: Kind, body: bytes, allow
     Raises:
         ApiError: 400; `param` names the field at fault as in `messages.[1].content`, where one is known.
     """
-    return _decode_or_refuse(body, lambda: _decode(decoder, kind, body, allow_unknown))
+    return _decode_or_refuse(decoder, body, lambda: _decode(decoder, kind, body, allow_unknown))
 
 
 def decode_typed(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
@@ -52,10 +54,10 @@ def decode_typed(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
     Raises:
         ApiError: 400; `param` names the field at fault, where one is known.
     """
-    return _decode_or_refuse(body, lambda: decoder.decode(body))
+    return _decode_or_refuse(decoder, body, lambda: decoder.decode(body))
 
 
-def _decode_or_refuse(body: bytes, decode: Callable[[], T]) -> T:
+def _decode_or_refuse(decoder: msgspec.json.Decoder[T], body: bytes, decode: Callable[[], T]) -> T:
     """Return what `decode` makes of a body.
 
     Raises:
@@ -68,7 +70,7 @@ def _decode_or_refuse(body: bytes, decode: Callable[[], T]) -> T:
     try:
         return decode()
     except msgspec.ValidationError as error:
-        raise _from_validation(error) from None
+        raise _from_validation(error, decoder.type) from None
     except msgspec.DecodeError as error:
         raise _from_syntax(str(error), body) from None
     except RecursionError:
@@ -115,12 +117,15 @@ def _what_to_write(body: bytes, end: int) -> str:
     return "" if body.lstrip().startswith(b"{") else " Send a JSON object, no form."
 
 
-def _from_validation(error: msgspec.ValidationError) -> ApiError:
+def _from_validation(error: msgspec.ValidationError, body: object) -> ApiError:
     problem = field_problem(error)
     if problem.kind == "unknown":
         assert problem.field is not None
         return unknown_parameter(problem.field)
     if problem.kind == "missing":
         assert problem.field is not None
-        return missing_parameter(problem.field)
+        return missing_parameter(problem.field, _MODEL if problem.field == "model" else "")
+    if problem.text.startswith("invalid enum value") and problem.field is not None:
+        allowed = ", ".join(allowed_values(body, problem.field))
+        return invalid_value(problem.field, f"'{problem.field}' must be one of {allowed}.")
     return invalid_value(problem.field, f"{problem.subject('The body')} is invalid: {problem.text}.")

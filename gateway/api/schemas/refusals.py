@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gateway.api.schemas.other_forms import other_form
 from gateway.errors import ApiError
 
 # A name of any length may be written; so much of it is repeated.
@@ -26,6 +27,8 @@ def unsupported_parameter(param: str, message: str | None = None, *, instead: st
 
 
 def unknown_parameter(param: str, hint: str = "") -> ApiError:
-    """Answer for a name that nothing is known of; `hint` begins with a space if there is one."""
+    """Answer for a name that has no meaning in its place; `hint` begins with a space if there is one."""
     param = param[:_MAX_SHOWN_CHARACTERS]
-    return ApiError(400, f"Unknown parameter: '{param}'.{hint}", param=param, code="unknown_parameter")
+    return ApiError(
+        400, f"Unknown parameter: '{param}'.{other_form(param) or hint}", param=param, code="unknown_parameter"
+    )

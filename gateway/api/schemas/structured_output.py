@@ -187,7 +187,9 @@ def _check_format(body: ResponseFormatBody, name: str) -> None:
     given_fields = {"json_schema": body.json_schema, "schema": given(body.schema), "value": given(body.value)}
     for field, stated in given_fields.items():
         if stated is not None and field not in _FORMATS[body.type]:
-            raise invalid_value(f"{name}.{field}", f"'{name}.{field}' does not belong to the type '{body.type}'.")
+            problem = f"'{name}.{field}' does not belong to the type '{body.type}'."
+            where = f" Put the schema into '{name}.json_schema.schema'." if body.type == "json_schema" else ""
+            raise invalid_value(f"{name}.{field}", problem + where)
 
 
 def _of_structured_outputs(body: StructuredOutputsBody | None) -> Iterator[StructuredOutput]:

@@ -27,6 +27,7 @@ from gateway.api.schemas.served import SERVED
 _MAX_COMPARED_CHARACTERS = 64
 # Less likeness than this is chance: `input` is no `min_p`, and `store` no `stream`.
 _MIN_LIKENESS = 0.75
+_LET_PASS = " Leave it out, or let the operator's `--allow-unknown-parameters` leave out all such names."
 # Names of one thing: an endpoint that has one of them says so to whoever writes another.
 _SAME = (
     ("model", "model_name", "model_id", "engine", "deployment"),
@@ -64,16 +65,20 @@ class ParameterTable:
         meant = [known for same in _SAME if name in same for known in same if known in served]
         if meant:
             return f" Did you mean '{meant[0]}'?"
+        if not kind.value.startswith("POST"):
+            return _nearest(name, served)
         # Another endpoint's name is no misspelling.
         for other, rows in self._rows.items():
             row = rows.get(name)
             if row is not None and row.use is Use.SERVED and other.value.startswith("POST"):
                 return f" It belongs to {other.value}."
-        spelled = {_letters(known): known for known in served}
-        near = difflib.get_close_matches(_letters(name), spelled, n=1, cutoff=_MIN_LIKENESS)
-        if near:
-            return f" Did you mean '{spelled[near[0]]}'?"
-        return ""
+        return _nearest(name, served) or _LET_PASS
+
+
+def _nearest(name: str, served: list[str]) -> str:
+    spelled = {_letters(known): known for known in served}
+    near = difflib.get_close_matches(_letters(name), spelled, n=1, cutoff=_MIN_LIKENESS)
+    return f" Did you mean '{spelled[near[0]]}'?" if near else ""
 
 
 def _letters(name: str) -> str:

@@ -59,10 +59,11 @@ def test_misspelt_path_is_told_the_nearest(path: str, meant: str) -> None:
     [
         ("/v1/threads/t/messages", "previous_response_id"),
         ("/v1/chat/completions/chatcmpl-1/messages", "not kept"),
-        ("/api/chat", "base URL ending in /v1. POST /v1/chat/completions stands for it."),
+        ("/api/chat", "Ollama's own API is not served. Choose an OpenAI-compatible server"),
         ("/api/tags", "GET /v1/models"),
         ("/api/pull", "headrace up --model"),
-        ("/api/blobs/sha256:0", "base URL ending in /v1."),
+        ("/api/chat", "POST /v1/chat/completions stands for this."),
+        ("/api/v0/chat", "base URL ending in /v1."),
         ("/v1/chat", "/v1/chat/completions"),
         ("/healthz", "/health/ready"),
         ("/v1/load_lora_adapter", "merge"),

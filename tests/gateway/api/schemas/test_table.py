@@ -261,7 +261,12 @@ def test_unknown_name_is_answered_with_the_nearest_or_with_where_it_belongs() ->
         (Kind.TOKENIZE, "content", " Did you mean 'prompt'?"),
         (Kind.RESPONSE, "max_new_tokens", " Did you mean 'max_output_tokens'?"),
         (Kind.CHAT, "topP", " Did you mean 'top_p'?"),
-        (Kind.CHAT, "history", ""),
+        (
+            Kind.CHAT,
+            "history",
+            " Leave it out, or let the operator's `--allow-unknown-parameters` leave out all such names.",
+        ),
+        (Kind.MESSAGE, "max_tokens", ""),
     ],
 )
 def test_hint_about_an_unknown_name_is_no_guess(kind: Kind, name: str, hint: str) -> None:
