@@ -117,12 +117,12 @@ async def connect(
             await _cancellable(connecting)
             await _check_inbox(client, url, role, scope, errors)
     except (TimeoutError, OSError, NatsError):
-        await _discard(client)
+        await close(client)
         kind = NatsRefusedError if any(map(is_refusal, errors.failures)) else DependencyError
         raise kind(failure_message(url, errors.failures, timeout_s)) from None
     except (asyncio.CancelledError, WrongRoleError):
         # A client that nobody has would stay connected, and connect again for ever.
-        await _discard(client)
+        await close(client)
         raise
     errors.was_connected = True
     await _check_version(client)
@@ -130,7 +130,7 @@ async def connect(
 
 
 async def _cancellable(work: Coroutine[Any, Any, None]) -> None:
-    """Wait for work, and end it when we are cancelled, however often it takes.
+    """Wait for work, and end it when we are cancelled, however often it takes, and however often we are.
 
     Before Python 3.12 `asyncio.wait_for`, with which the client connects, loses a cancellation that comes in the moment
     in which a server refuses the connection: Ctrl-C did nothing.
@@ -141,7 +141,9 @@ async def _cancellable(work: Coroutine[Any, Any, None]) -> None:
     finally:
         while not task.done():
             task.cancel()
-            await asyncio.wait({task}, timeout=0.1)
+            # The first cancellation goes on from here in any case.
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.wait({task}, timeout=0.1)
     await task
 
 
@@ -197,11 +199,21 @@ async def _check_version(client: Client) -> None:
     version = client.connected_server_version
     found = (version.major, version.minor, version.patch)
     if found < MINIMUM_SERVER_VERSION:
-        await _discard(client)
+        await close(client)
         needed = ".".join(map(str, MINIMUM_SERVER_VERSION))
         raise NatsRefusedError(f"nats-server {'.'.join(map(str, found))} is too old: {needed} or newer is needed.")
 
 
-async def _discard(client: Client) -> None:
+async def close(client: Client) -> None:
+    """Close a connection, to the end however often we are cancelled meanwhile: nobody else would close its socket."""
+    closing = asyncio.ensure_future(client.close())
+    is_cancelled = False
+    while not closing.done():
+        try:
+            await asyncio.wait({closing})
+        except asyncio.CancelledError:
+            is_cancelled = True
     with contextlib.suppress(Exception):
-        await client.close()
+        closing.result()
+    if is_cancelled:
+        raise asyncio.CancelledError

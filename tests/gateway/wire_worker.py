@@ -15,7 +15,7 @@ from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 
 from shared.messages import Cancel, Delta, Finish, Frame, Heartbeat, Request, Usage, decode_request, encode
-from shared.nats_connection import connect
+from shared.nats_connection import close, connect
 from shared.pooling import Task
 from shared.streams import INTERACTIVE_STREAM, StreamLimits, ensure_consumer, ensure_streams
 from shared.subjects import cancel_subject, encode_name, probe_subject, worker_subject
@@ -70,7 +70,7 @@ class WireWorker:
             await self.nats.subscribe(cancel_subject(self.model), cb=self._hear_cancel)
             await self.nats.subscribe(probe_subject(self.name), cb=self._answer_probe)
         except BaseException:
-            await self.nats.close()
+            await close(self.nats)
             raise
         self._tasks = [asyncio.create_task(self._beat()), asyncio.create_task(self._pull())]
         return self
@@ -80,12 +80,13 @@ class WireWorker:
 
     async def die(self) -> None:
         """Stop everything at once, without goodbye."""
-        for task in self._tasks:
+        tasks, self._tasks = self._tasks, []
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._tasks = []
-        if not self.nats.is_closed:
-            await self.nats.close()
+        try:
+            await asyncio.gather(*tasks, return_exceptions=True)
+        finally:
+            await close(self.nats)
 
     async def stop_pulling(self) -> None:
         """Pull nothing more, and wait until the pull in progress has ended."""

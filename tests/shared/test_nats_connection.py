@@ -111,6 +111,19 @@ async def test_connecting_that_is_cancelled_leaves_no_connection(start_nats: Cal
     assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
+async def test_connecting_that_is_cancelled_again_and_again_leaves_no_connection(nats_url: str) -> None:
+    for num_turns in range(40):
+        connecting = asyncio.create_task(connect(nats_url, role="worker", name="w"))
+        for _ in range(num_turns):
+            await asyncio.sleep(0)
+        while not connecting.done():
+            connecting.cancel()
+            await asyncio.sleep(0)
+        with contextlib.suppress(asyncio.CancelledError):
+            await (await connecting).close()
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
 def num_connections(server: NatsServer) -> int:
     """Count this process's connections to a server."""
     connections = psutil.Process().net_connections()
