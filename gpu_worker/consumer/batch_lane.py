@@ -78,6 +78,7 @@ class BatchLane:
         self._progress = progress
         self._tasks = BackgroundTasks()
         self.trials = BatchTrials(held, lambda suspect: intake.begin(suspect, self))
+        self.trials.make_way = self.make_way
 
     def take(self, message: QueuedMessage) -> None:
         """Take a message from the queue."""
@@ -132,7 +133,7 @@ class BatchLane:
                 held.outcome = "cancelled"  # and ends as soon as it is known what it has
 
     def make_way(self) -> None:
-        """Give back what has produced nothing yet: people's suspects begin where nothing else can be to blame."""
+        """Give back what has produced nothing yet: suspects begin where nothing else can be to blame."""
         for held in self._held:
             is_waiting = held.is_parked or not held.is_looked_up
             if held.request.lane == "batch" and held.is_without_output and not is_waiting:

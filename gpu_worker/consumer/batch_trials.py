@@ -21,6 +21,9 @@ HARMLESS_TOKENS = 32
 SETTLE_S = 0.5
 """What was lost together comes back together: the first trial waits until nothing has come for so long."""
 
+PATIENCE_S = 5.0
+"""For so long a trial waits for what has begun before it. Beside people some of that would take minutes to begin."""
+
 
 class BatchTrials:
     """Owns which suspects wait and which one is tried.
@@ -28,6 +31,7 @@ class BatchTrials:
     Attributes:
         num_coming: Requests that were delivered again, of which it is being looked up whether they are suspects.
         is_clear: Says whether anything dangerous may begin as far as the other lane is concerned.
+        make_way: Called when a trial has waited for long enough: what has produced nothing yet is to go.
     """
 
     def __init__(self, held: HeldRequests, begin: Callable[[HeldRequest], None]) -> None:
@@ -39,6 +43,7 @@ class BatchTrials:
         self._settled_at = -math.inf
         self.num_coming = 0
         self.is_clear: Callable[[], bool] = lambda: True
+        self.make_way: Callable[[], None] = lambda: None
 
     @property
     def is_active(self) -> bool:
@@ -83,9 +88,12 @@ class BatchTrials:
         """Begin the next trial if it is time. Called several times a second, too."""
         if self._tried is not None or self.num_coming or not self._waiting:
             return
-        if time.monotonic() < self._settled_at or not self.is_clear():
+        now = time.monotonic()
+        if now < self._settled_at or not self.is_clear():
             return
         if any(held.request.lane == "batch" and not held.is_parked and held.is_without_output for held in self._held):
+            if now >= self._settled_at + PATIENCE_S:
+                self.make_way()
             return
         # Of equals the first that came.
         self._tried = min(self._waiting, key=lambda held: held.num_failed)

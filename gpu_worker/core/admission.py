@@ -42,17 +42,29 @@ class Admission:
         num_tokens_left = self._config.max_num_batched_tokens - len(running.decoding["interactive"])
         num_tokens_left -= sum([s.num_uncomputed_tokens for s in running.catching_up["interactive"].values()])
         while num_tokens_left > 0 and (sequence := queue.peek()) is not None:
-            if not self.fits(sequence):
-                victims = self._victims(sequence)
-                if not victims:
-                    return True
-                if self._live.in_flight:
-                    return False
-                if not self._make_room(sequence, victims):
-                    return True
+            has_room = self.make_room(sequence)
+            if not has_room:
+                return has_room is not None
             self.start(queue, now)
             num_tokens_left -= sequence.num_uncomputed_tokens
         return True
+
+    def make_room(self, sequence: Sequence) -> bool | None:
+        """Say whether a waiting sequence can start, after preempting batch sequences for it if need be.
+
+        Returns:
+            None when somebody would have to be preempted while a step is in flight.
+        """
+        if self.fits(sequence):
+            return True
+        victims = self._victims(sequence)
+        if victims and self._live.in_flight:
+            return None
+        while victims:
+            self.preempt(victims.pop())
+            if self.fits(sequence):
+                return True
+        return False
 
     def fits(self, sequence: Sequence) -> bool:
         """Say whether a waiting sequence can start beside those that run."""
@@ -77,14 +89,7 @@ class Admission:
         self.num_preemptions += 1
 
     def _victims(self, sequence: Sequence) -> list[Sequence]:
-        """Return the running batch sequences, best first, if preempting them makes room for it; else none."""
-        victims = sorted(self._live.running.batch(), key=attrgetter("order"))
+        """Return the running batch sequences behind it, best first, if preempting them makes room; else none."""
+        behind = [other for other in self._live.running.batch() if other.order > sequence.order]
+        victims = sorted(behind, key=attrgetter("order"))
         return victims if self._blocks.would_fit_without(sequence, victims) else []
-
-    def _make_room(self, sequence: Sequence, victims: list[Sequence]) -> bool:
-        """Preempt victims until the sequence fits, and say whether it does."""
-        while victims:
-            self.preempt(victims.pop())
-            if self.fits(sequence):
-                return True
-        return False

@@ -5,8 +5,9 @@ Every step is in one of three situations:
 - It has interactive sequences. Batch work may lengthen it by the share `slowdown` of what `StepTimeModel` predicts
   without. On a GPU that is room for many sequences. On a CPU it is often room for none: then one step in
   `_LONG_STEP_INTERVAL` may take `_LONG_STEP` times as long, so that batch work goes on. These steps are too few, and
-  too short, to move a 99th percentile. Where every step has batch work, one in `_PROBE_INTERVAL` goes without, so that
-  the model keeps learning what interactive sequences take alone.
+  too short, to move a 99th percentile. While a batch sequence is on trial, it is one in `_TRIAL_INTERVAL`, which still
+  are too few. Where every step has batch work, one in `_PROBE_INTERVAL` goes without, so that the model keeps learning
+  what interactive sequences take alone.
 - It has none, but there were some in the last `_INTERACTIVE_MEMORY_S`, and more are likely: requests come in bursts.
   One that arrives during a batch step waits for its end. So batch steps are short compared with the time to a first
   token, and rare at first: `t` seconds after the last interactive step, batch work gets the share
@@ -28,6 +29,7 @@ from gpu_worker.core.step import StepPlan
 from gpu_worker.core.step_time import StepTimeModel
 
 _LONG_STEP_INTERVAL = 1000
+_TRIAL_INTERVAL = 200
 _LONG_STEP = 3.0
 """Length of the long step at most, in steps without batch work …"""
 
@@ -68,21 +70,24 @@ class BatchThrottle:
         self._is_quiet = True
         self._is_unlimited = slowdown >= _UNLIMITED_SLOWDOWN
 
-    def allowance(self, now: float, num_interactive: int, num_more_tokens: int) -> BatchAllowance:
+    def allowance(
+        self, now: float, num_interactive: int, num_more_tokens: int, *, is_trial: bool = False
+    ) -> BatchAllowance:
         """Return what the next step may hold beside its interactive sequences.
 
         Args:
             now: Monotonic seconds.
             num_interactive: Interactive sequences in the step.
             num_more_tokens: Their tokens in the step, beyond the first of each.
+            is_trial: A batch sequence is on trial.
         """
         model = self._model
         if not model.is_known or self._is_unlimited:
             return BatchAllowance(math.inf, model)
         if num_interactive:
-            return BatchAllowance(
-                self._beside_interactive_s(num_interactive, num_more_tokens), model, is_throttled=True
-            )
+            interval = _TRIAL_INTERVAL if is_trial else _LONG_STEP_INTERVAL
+            seconds = self._beside_interactive_s(num_interactive, num_more_tokens, interval)
+            return BatchAllowance(seconds, model, is_throttled=True)
         if now - self._last_interactive > _INTERACTIVE_MEMORY_S:
             return BatchAllowance(self._full_speed_s, model, is_first_free=True)
         first_token_s = self._first_token_s or model.predict(1, 0, 0)
@@ -138,12 +143,12 @@ class BatchThrottle:
         least_s = _LEAST_FULL_STEP * self._model.predict(0, 1, 0)
         return max(least_s, self._model.fixed_s * (1.0 / (1.0 - _FULL_SPEED) - 1.0))
 
-    def _beside_interactive_s(self, num_interactive: int, num_more_tokens: int) -> float:
+    def _beside_interactive_s(self, num_interactive: int, num_more_tokens: int, interval: int) -> float:
         alone_s = self._model.predict(num_interactive, 0, num_more_tokens)
         if self._num_steps_with >= _PROBE_INTERVAL:
             return 0.0
         # Never a step that computes a prompt: its client waits for a first token.
-        if self._num_steps_without >= _LONG_STEP_INTERVAL and not num_more_tokens:
+        if self._num_steps_without >= interval and not num_more_tokens:
             return self._long_step_s(alone_s)
         return self._slowdown * alone_s
 

@@ -36,6 +36,7 @@ class LiveSequences:
         self.waiting: dict[Lane, WaitingQueue] = {"interactive": WaitingQueue(), "batch": WaitingQueue()}
         self.running = RunningSet()
         self.in_flight: deque[StepPlan] = deque()
+        self._tried: dict[str, Sequence] = {}
         self.num_planned = self.num_landed = 0
 
     def __len__(self) -> int:
@@ -47,6 +48,11 @@ class LiveSequences:
         return self._by_id.get(sequence_id)
 
     @property
+    def on_trial(self) -> list[Sequence]:
+        """The batch sequences that are on trial: one or none, as the consumer begins them."""
+        return [sequence for sequence in self._tried.values() if sequence.is_on_trial]
+
+    @property
     def ordered(self) -> list[Sequence]:
         """The sequences that have not finished, best first."""
         return sorted(self._by_id.values(), key=attrgetter("order"))
@@ -54,6 +60,8 @@ class LiveSequences:
     def add(self, sequence: Sequence) -> None:
         """Let a new sequence wait."""
         self._by_id[sequence.id] = sequence
+        if sequence.is_on_trial:
+            self._tried[sequence.id] = sequence
         self.waiting[sequence.lane].push(sequence)
 
     def preempt(self, sequence: Sequence) -> None:
@@ -70,6 +78,7 @@ class LiveSequences:
         sequence.status = SequenceStatus.FINISHED
         sequence.next_publish = 0
         del self._by_id[sequence.id]
+        self._tried.pop(sequence.id, None)
         if not was_running:
             self.waiting[sequence.lane].discard(sequence)
             return

@@ -146,25 +146,54 @@ class Planner:
         """
         if not self._running.num_batch and not self._live.waiting["batch"]:
             return _BatchWork()
-        allowance = self._throttle.allowance(now, num_interactive, num_more_tokens)
+        tried = self._live.on_trial
+        allowance = self._throttle.allowance(now, num_interactive, num_more_tokens, is_trial=bool(tried))
         if num_left <= 0 or allowance.is_spent:
             return _BatchWork(is_throttled=allowance.is_throttled)
-        decodes = self._batch_decodes(allowance, num_left)
+        may_try = self._may_try(tried) if tried else False
+        if may_try is None:
+            return None
+        # Beside people a trial would last as long as the batch work beside it, which pauses instead.
+        is_trial = may_try and allowance.is_throttled
+        decodes = self._batch_decodes(allowance, num_left, is_trial=is_trial)
         if not self._grow("batch", decodes):
             return None
         # Growing may have preempted some.
         decodes = [sequence for sequence in decodes if sequence.status is SequenceStatus.RUNNING]
-        chunks = self._batch_chunks(allowance, num_left - len(decodes), decodes, now)
+        chunks = self._batch_chunks(allowance, num_left - len(decodes), decodes, now, is_trial=is_trial)
         return _BatchWork(decodes, chunks, allowance.is_throttled)
 
-    def _batch_decodes(self, allowance: BatchAllowance, num_tokens_left: int) -> list[Sequence]:
+    def _may_try(self, tried: list[Sequence]) -> bool | None:
+        """Say whether a batch sequence on trial runs, or can start, after preempting others for it if need be.
+
+        Returns:
+            None when a step in flight has to land first.
+        """
+        first = self._live.waiting["batch"].peek()
+        if first is not None and first.is_on_trial and not self._live.waiting["interactive"]:
+            has_room = self._admission.make_room(first)
+            if has_room is not False:
+                return has_room
+        return any(sequence.status is SequenceStatus.RUNNING for sequence in tried)
+
+    def _batch_decodes(
+        self, allowance: BatchAllowance, num_tokens_left: int, *, is_trial: bool
+    ) -> Collection[Sequence]:
         """Return the batch sequences that decode in this step, the first in order; the others are paused."""
         decodes = self._running.decodes("batch", is_behind=bool(self._live.in_flight))
+        if is_trial:
+            decodes = [sequence for sequence in decodes if sequence.is_on_trial]
         count = allowance.take_decodes(min(len(decodes), num_tokens_left))
         return list(decodes) if count == len(decodes) else nsmallest(count, decodes, key=attrgetter("order"))
 
     def _batch_chunks(
-        self, allowance: BatchAllowance, num_left: int, batch_decodes: list[Sequence], now: float
+        self,
+        allowance: BatchAllowance,
+        num_left: int,
+        batch_decodes: list[Sequence],
+        now: float,
+        *,
+        is_trial: bool,
     ) -> list[tuple[Sequence, int]]:
         """Share `num_left` tokens among batch prompts: first those that run, then waiting ones, which start now.
 
@@ -172,6 +201,8 @@ class Planner:
         """
         chunks: list[tuple[Sequence, int]] = []
         for sequence in self._running.ordered_catching_up("batch"):
+            if is_trial and not sequence.is_on_trial:
+                continue
             num_tokens = _batch_chunk(sequence, allowance, num_left)
             if num_tokens == 0:
                 return chunks
@@ -181,6 +212,8 @@ class Planner:
         if self._live.waiting["interactive"]:
             return chunks
         while num_left and allowance.has_room and (waiting := queue.peek()) is not None and admission.fits(waiting):
+            if is_trial and not waiting.is_on_trial:
+                return chunks
             sequence = admission.start(queue, now)
             num_tokens = _batch_chunk(sequence, allowance, num_left)
             if num_tokens == 0:

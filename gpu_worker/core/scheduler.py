@@ -136,7 +136,8 @@ class Scheduler:
             raise DuplicateSequenceError(f"sequence {sequence.id!r} is in the engine already")
         set_limits(sequence, self.config.max_num_tokens)
         self._num_added += 1
-        sequence.order = (sequence.lane == "batch", -sequence.priority, sequence.arrival, self._num_added)
+        rank = 0 if sequence.lane == "interactive" else 1 if sequence.is_on_trial else 2
+        sequence.order = (rank, -sequence.priority, sequence.arrival, self._num_added)
         reason = finish_reason(sequence)
         if reason is not None and (sequence.num_output_tokens > 0 or not sequence.reports_prompt):
             sequence.status = SequenceStatus.FINISHED

@@ -58,7 +58,7 @@ class Sequence:
         row: Stable row of the model runner's batch state while running, else None.
         stop_ids: Tokens that end the sequence: `stop_token_ids`, and the end-of-sequence tokens unless ignored.
         max_num_tokens: Length at which the sequence ends, from `max_tokens` and the model's context.
-        order: Who goes first, smaller before larger: lane, priority, arrival. Unique.
+        order: Who goes first, smaller before larger: lane (what is on trial between them), priority, arrival. Unique.
         expected_blocks: Blocks that admission counted for it; those beyond `block_table` are promised, not held.
         block_digests: Chained digests of its full blocks, as far as they were needed yet.
         num_findable_blocks: Blocks of `block_table` that are in the prefix cache or were considered for it.
@@ -73,6 +73,8 @@ class Sequence:
         acceptance: Recent share of accepted draft tokens, as the policy of speculation keeps it; None before the first.
         pooling: How its answer is made of its hidden vectors; None when it generates.
         scheduled_at: Monotonic seconds of the first step that was planned with it; None before.
+        trial_end: Known tokens up to which a batch sequence is on trial: it may end the worker, and others wait for
+            what comes of it. It goes before all other batch sequences.
         pooled: What steps have contributed to that since its first token was computed: float64 numbers.
     """
 
@@ -116,6 +118,7 @@ class Sequence:
     pooling: PoolingPlan | None = None
     pooled: list[bytes] = field(default_factory=list)
     scheduled_at: float | None = None
+    trial_end: int = 0
 
     @property
     def num_tokens(self) -> int:
@@ -142,6 +145,11 @@ class Sequence:
     def num_uncomputed_tokens(self) -> int:
         """Tokens whose KV no step has computed or is computing."""
         return self.num_tokens - self.num_computed_tokens
+
+    @property
+    def is_on_trial(self) -> bool:
+        """Say whether it has still to show that it does not end the worker."""
+        return len(self.token_ids) < self.trial_end
 
     @property
     def wants_token(self) -> bool:

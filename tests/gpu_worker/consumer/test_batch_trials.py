@@ -80,6 +80,20 @@ def test_suspect_waits_for_what_has_begun_beside_it_and_for_the_other_lane(lane:
     assert lane.begun == ["suspect"]
 
 
+def test_suspect_waits_no_longer_than_its_patience_for_what_has_begun_beside_it(
+    lane: Lane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    new = lane.hold("new")
+    lane.hold("suspect", 1)
+    lane.trials.make_way = lambda: lane.end(new)
+    lane.trials.review()
+    assert lane.held.get("new") is new
+    monkeypatch.setattr(batch_trials, "PATIENCE_S", 0.0)
+    lane.trials.review()
+    lane.trials.review()
+    assert lane.begun == ["suspect"]
+
+
 def test_suspect_waits_until_what_was_lost_with_it_has_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batch_trials, "SETTLE_S", 60.0)
     lane = Lane()

@@ -42,6 +42,16 @@ def test_one_step_in_1000_goes_on_where_no_step_of_people_has_room(cpu: StepTime
     assert throttle.max_batch_seqs(256) == pytest.approx(counts[1000], abs=1)
 
 
+def test_one_step_in_200_goes_on_while_a_batch_sequence_is_on_trial(cpu: StepTimeModel) -> None:
+    throttle = BatchThrottle(cpu, 0.05)
+    long_steps = []
+    for step in range(1000):
+        count = throttle.allowance(0.0, 1, 0, is_trial=True).take_decodes(1)
+        throttle.planned(0.0, 1, 0, count)
+        long_steps += [step] * count
+    assert long_steps == [200, 401, 602, 803]
+
+
 def test_step_with_a_prompt_of_people_is_never_the_long_one(cpu: StepTimeModel) -> None:
     throttle = BatchThrottle(cpu, 0.05)
     for _ in range(1100):

@@ -410,3 +410,38 @@ def test_batch_drafts_nothing_while_people_set_the_pace() -> None:
     assert {depth for lane, depth in depths if lane == "batch"} == {0}
     harness.run()
     harness.assert_reference(person, background)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("max_num_seqs", [8, 5])
+def test_trial_beside_people_takes_no_longer_for_the_batch_work_that_runs_there(depth: int, max_num_seqs: int) -> None:
+    # A batch sequence costs as much as all people's: none is computed but in long steps, which have room for two.
+    harness = Harness(
+        num_blocks=2000,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=64,
+        max_steps_in_flight=depth,
+        cost=StepCost(0.001, 0.001, 0.0001),
+    )
+    batch = [make_sequence(40, max_tokens=40, lane="batch") for _ in range(4)]
+    harness.add(*batch)
+    for _ in range(10):
+        harness.step()
+    person = make_sequence(8, max_tokens=5000)
+    harness.add(person)
+    for _ in range(100):
+        harness.step()
+    suspect = make_sequence(20, max_tokens=100, lane="batch")
+    suspect.trial_end = len(suspect.token_ids) + 4
+    harness.add(suspect)
+    num_others = sum(len(harness.output[sequence.id]) for sequence in batch)
+    num_steps = 0
+    while suspect.is_on_trial:
+        harness.step()
+        num_steps += 1
+    # The tokens of its prompt that fit into a long step are 16 or more.
+    assert num_steps <= (2 + 4) * 201
+    assert sum(len(harness.output[sequence.id]) for sequence in batch) == num_others
+    harness.scheduler.abort(person.id)
+    harness.run()
+    harness.assert_reference(*batch, suspect)

@@ -151,8 +151,23 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule(prompt=prompts, lane=lanes, num_emitted=st.integers(1, 12), max_tokens=st.integers(1, 20))
     def add_resumed(self, prompt: list[int], lane: Lane, num_emitted: int, max_tokens: int) -> None:
+        self._add(self._resumed(prompt, lane, num_emitted, max_tokens))
+
+    @rule(
+        prompt=prompts,
+        num_emitted=st.integers(0, 12),
+        max_tokens=st.integers(1, 20),
+        num_trial_tokens=st.sampled_from([1, 5]),
+    )
+    def add_tried(self, prompt: list[int], num_emitted: int, max_tokens: int, num_trial_tokens: int) -> None:
+        sequence = self._resumed(prompt, "batch", num_emitted, max_tokens)
+        sequence.trial_end = len(sequence.token_ids) + num_trial_tokens
+        self._add(sequence)
+
+    @staticmethod
+    def _resumed(prompt: list[int], lane: Lane, num_emitted: int, max_tokens: int) -> Sequence:
         emitted, _ = reference_tokens(b"a", prompt, min(num_emitted, max_tokens), frozenset([EOS]), VOCAB_SIZE)
-        self._add(make_sequence(prompt, emitted=emitted, lane=lane, max_tokens=max_tokens, salt=b"a"))
+        return make_sequence(prompt, emitted=emitted, lane=lane, max_tokens=max_tokens, salt=b"a")
 
     def _add(self, sequence: Sequence) -> None:
         if sequence.num_tokens < self.scheduler.config.max_num_tokens:
@@ -288,7 +303,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             started = [s for s in waiting_before if s.lane == lane and s.status is SequenceStatus.RUNNING]
             passed_by = [s for s in waiting_before if s.lane == lane and s.status is SequenceStatus.WAITING]
             if started and passed_by:
-                key = lambda s: (-s.priority, s.arrival)  # noqa: E731
+                key = lambda s: (not s.trial_end, -s.priority, s.arrival)  # noqa: E731
                 assert max(map(key, started)) < min(map(key, passed_by))
 
     def _check_lanes(self, plan: StepPlan) -> None:
