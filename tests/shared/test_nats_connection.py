@@ -4,7 +4,8 @@ import ssl
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
+from unittest.mock import AsyncMock
 
 import psutil
 import pytest
@@ -62,8 +63,10 @@ async def test_errors_are_logged_unless_somebody_is_told_of_them(caplog: pytest.
 @pytest.mark.parametrize(("patch", "is_enough"), [(12, True), (11, False)])
 async def test_oldest_server_that_is_enough_is_enough(patch: int, is_enough: bool) -> None:
     version = SimpleNamespace(major=2, minor=12, patch=patch)
+    client: Any = SimpleNamespace(connected_server_version=version, close=AsyncMock())
     with contextlib.nullcontext() if is_enough else pytest.raises(DependencyError, match=r"2\.12\.12 or newer"):
-        await nats_connection._check_version(cast("Any", SimpleNamespace(connected_server_version=version)))
+        await nats_connection._check_version(client)
+    assert client.close.called is not is_enough
 
 
 async def test_wrong_password_raises_naming_the_settings(start_nats: Callable[..., NatsServer]) -> None:
