@@ -61,6 +61,7 @@ class Gateway:
         assert found.generation is GENERATION
         [[content, end]] = found.sequences
         assert (content.finish, end.text, end.finish) == (None, "", Finish("stop", Usage(7, 1, 7)))
+        assert end.seq == len(content.token_ids)
         return content.text
 
 
@@ -142,6 +143,16 @@ async def test_long_answers_count_with_what_they_take_in_memory(gateway: Gateway
         await gateway.answer(body, answer=answer)
     num_known = sum(gateway.text(body=body) is not None for body in bodies)
     assert MAX_TOTAL_BYTES * 0.9 < num_known * 8 * 9000 <= MAX_TOTAL_BYTES
+
+
+async def test_long_answer_makes_as_many_forgotten_as_it_needs_room_for(gateway: Gateway) -> None:
+    bodies = [b"%d" % number + b" " * 8000 for number in range(MAX_TOTAL_BYTES // 18_000)]
+    for body in bodies:
+        await gateway.answer(body)
+    await gateway.answer(answer=[msgspec.structs.replace(ANSWER[0], text="x" * 9000)])
+    num_known = sum(gateway.text(body=body) is not None for body in bodies)
+    assert gateway.text() == "x" * 9000
+    assert num_known * 18_000 + 8 * 9000 <= MAX_TOTAL_BYTES
 
 
 async def test_request_that_is_answered_again_and_again_counts_once(gateway: Gateway) -> None:

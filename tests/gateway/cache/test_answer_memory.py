@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,9 +23,9 @@ def test_least_recently_used_answer_makes_room() -> None:
 def test_answer_ends_with_its_time() -> None:
     memory = AnswerMemory(10_000)
     memory.put(b"a", b"x", 10.0)
-    assert memory.get(b"a", 9.9) == b"x"
+    assert (memory.get(b"a", 9.9), memory.expires_at(b"a")) == (b"x", 10.0)
     assert memory.get(b"a", 10.0) is None
-    assert memory.num_bytes == 0
+    assert (memory.num_bytes, memory.expires_at(b"a")) == (0, -math.inf)
 
 
 def test_without_bytes_nothing_is_kept() -> None:

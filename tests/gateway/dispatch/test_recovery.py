@@ -402,7 +402,7 @@ async def test_stream_that_waits_at_its_worker_moves_only_to_one_that_has_room(m
     waiting, silent = moves.flight("a", "w1"), moves.flight("b", "w1")
     for flight in (waiting, silent):
         flight.emitted, flight.progressed_at = [1] * 100, now - LIMITS.stall_s - 1
-    waiting.heard_at = now - 2
+    waiting.heard_at, silent.heard_at = now - 2, now - LIMITS.stall_s - 1
 
     async def sweep(**other: int) -> list[tuple[str, int]]:
         full = msgspec.structs.replace(BEAT, waiting=0, running=1, free_blocks=100, num_reconnects=0)
@@ -419,6 +419,19 @@ async def test_stream_that_waits_at_its_worker_moves_only_to_one_that_has_room(m
     assert await sweep(running=1) == [("b", 1), ("a", 1)]
     # Nobody is at fault.
     assert (waiting.num_moves, silent.num_moves) == (0, 1)
+
+
+async def test_stream_that_is_said_to_wait_has_lost_nothing_with_its_workers_connection(moves: Moves) -> None:
+    waiting, lost = moves.flight("a", "w"), moves.flight("b", "w")
+    now = asyncio.get_running_loop().time()
+    moves.fleet.note_heartbeat(msgspec.structs.replace(BEAT, worker="w"), now)
+    for flight in (waiting, lost):
+        flight.emitted, flight.progressed_at = [1], now - 1
+    moves.recovery.worker_reconnected("w")
+    waiting.heard_at = now + 0.1
+    moves.recovery.sweep(now + LIMITS.reconnect_patience_s + 0.1)
+    await moves.settle()
+    assert moves.wire.published == [("b", 1)]
 
 
 async def test_pause_of_this_process_moves_nothing(moves: Moves) -> None:

@@ -204,6 +204,48 @@ def test_format_of_a_model_is_known_as_long_as_the_model(watched: Watched) -> No
     assert load.chat_format == ""
 
 
+def test_format_of_a_model_is_that_of_the_workers_that_were_left_last(watched: Watched) -> None:
+    for worker, chat_format in (("w1", "a"), ("w2", "a"), ("w3", "b")):
+        watched.hear(worker=worker, chat_format=chat_format, running=0)
+    watched.run(5, worker="w3", chat_format="b", running=0)
+    assert watched.fleet.num_workers("m") == 1
+    watched.run(5, worker="w9", model="other", running=0)
+    load = watched.fleet.load("m")
+    assert load is not None
+    assert (load.num_workers, load.chat_format) == (0, "b")
+
+
+def test_format_of_a_model_is_that_of_the_workers_that_go_on(watched: Watched) -> None:
+    for worker, chat_format in (("w1", "a"), ("w2", "a"), ("w3", "b")):
+        watched.hear(worker=worker, chat_format=chat_format, draining=chat_format == "a")
+    watched.run(5, worker="w9", model="other", running=0)
+    load = watched.fleet.load("m")
+    assert load is not None
+    assert (load.num_workers, load.chat_format) == (0, "b")
+
+
+@pytest.mark.parametrize(
+    ("other", "has_room"),
+    [
+        ({}, True),
+        ({"waiting": 1}, False),
+        ({"queue_pending": 1}, False),
+        ({"running": 7}, True),
+        ({"running": 8}, False),
+        ({"free_blocks": 7}, True),
+        ({"free_blocks": 6}, False),
+        ({"draining": True}, False),
+        ({"model": "other"}, False),
+    ],
+)
+def test_room_elsewhere_is_for_a_whole_sequence_at_once(
+    other: dict[str, object], has_room: bool, watched: Watched
+) -> None:
+    watched.hear(waiting=0)
+    watched.hear(**{"worker": "w2", "waiting": 0} | other)
+    assert watched.fleet.has_room_elsewhere("m", "w1", 6 * BEAT.block_size) == has_room
+
+
 def test_defaults_of_a_model_are_those_of_most_of_its_workers_and_known_as_long_as_the_model(watched: Watched) -> None:
     cool, warm = SamplingDefaults(temperature=0.6), SamplingDefaults(temperature=0.9)
     for index, defaults in enumerate([None, warm, cool, cool]):

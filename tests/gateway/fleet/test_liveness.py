@@ -84,6 +84,13 @@ def test_worker_that_is_gone_is_dead_within_half_a_second(watched: Watched) -> N
     assert not watched.liveness.is_gone("b")
 
 
+def test_worker_that_is_gone_is_dead_before_its_silence_would_tell(watched: Watched) -> None:
+    worker = watched.workers["a"]
+    worker.state = "gone"
+    watched.run(1)
+    assert watched.deaths[0].found_at - worker.beaten_at < FleetLimits().punctual_silence_s
+
+
 def test_gateways_expect_heartbeats_as_often_as_workers_send_them() -> None:
     assert FleetLimits().heartbeat_s == INTERVAL_S
 
@@ -199,13 +206,27 @@ def test_only_worker_that_is_silent_is_dead_without_blame() -> None:
 
 @pytest.mark.parametrize("state", ["gone", "frozen"])
 def test_workers_that_end_together_are_dead_without_blame(watched: Watched, state: str) -> None:
-    watched.workers["b"].beaten_at -= 0.1
-    watched.workers["c"].beaten_at -= 0.2
+    watched.workers["b"].beaten_at -= 0.05
+    watched.workers["c"].beaten_at -= 0.1
+    # Now each beats at a time of its own.
+    watched.run(1)
+    assert len({worker.beaten_at for worker in watched.workers.values()}) == 3
     for worker in watched.workers.values():
         worker.state = state
     watched.run(3)
     assert sorted(watched.dead) == ["a", "b", "c"]
     assert watched.blamed == []
+
+
+def test_worker_is_not_blamed_for_having_ended_a_little_before_another_that_is_gone_too() -> None:
+    watched = Watched("a", "b")
+    heard_at = watched.now
+    for worker, later_s in (("a", 0.0), ("b", 0.23)):
+        watched.liveness.note_heartbeat(msgspec.structs.replace(BEAT, worker=worker), heard_at + later_s)
+        watched.workers[worker].state = "gone"
+    watched.now = heard_at + 0.26
+    watched.run(2)
+    assert (sorted(watched.dead), watched.blamed) == (["a", "b"], [])
 
 
 def test_last_worker_that_ended_together_with_one_whose_death_was_found_before_is_not_blamed() -> None:
