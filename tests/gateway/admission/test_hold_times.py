@@ -46,6 +46,20 @@ def test_place_is_expected_when_enough_have_ended(holds: HoldTimes, missing: int
     assert holds.wait_s(5.0, missing, running, 10.0) == pytest.approx(wait_s)
 
 
+def test_all_places_of_a_holder_come_back_together(holds: HoldTimes) -> None:
+    holds.begin("a", 0.0, 3)
+    holds.begin("b", 0.0)
+    assert (holds.end("a", 1.0), holds.num_held, holds.is_empty) == (3, 1, False)
+    assert (holds.end("b", 1.0), holds.num_held, holds.is_empty) == (1, 0, True)
+
+
+def test_nobody_is_told_to_come_back_at_once(holds: HoldTimes) -> None:
+    holds.begin("short", 0.0)
+    holds.end("short", 0.1)
+    holds.begin("a", 0.0)
+    assert holds.retry_after_s(5.0) == 1.0
+
+
 def test_place_that_is_overdue_is_expected_at_once(holds: HoldTimes) -> None:
     holds.begin("a", 0.0)
     assert holds.wait_s(50.0, 0, 1, 10.0) == 0.0

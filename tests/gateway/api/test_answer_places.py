@@ -51,6 +51,16 @@ def test_wait_follows_how_long_answers_took(clock: Clock) -> None:
     assert (error.status, error.retry_after_s) == (503, 5.0)
 
 
+def test_what_a_key_once_took_is_forgotten_with_its_last_answer(clock: Clock) -> None:
+    places = AnswerPlaces(2, clock)
+    once = places.take("a")
+    clock.now += 50
+    places.give_back("a", once)
+    places.take("a")
+    clock.now += 3
+    assert (refused(places, "a").status, refused(places, "a").retry_after_s) == (429, 6.0)
+
+
 def test_text_and_header_say_the_same_whole_seconds(clock: Clock) -> None:
     places = AnswerPlaces(1, clock)
     places.take("a")

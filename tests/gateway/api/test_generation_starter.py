@@ -15,6 +15,7 @@ import pytest
 from gateway.admission.caller import Caller
 from gateway.admission.shedding import Shedder
 from gateway.api.generation_starter import GenerationStarter, Membership
+from gateway.api.repeated_requests import RepeatedAnswer
 from gateway.api.structured_output import StructuredOutputAdmission
 from gateway.cache.prompt_cache import CacheKey, PromptCache
 from gateway.config import GatewayConfig
@@ -193,6 +194,14 @@ async def test_job_for_a_model_that_does_not_generate_is_a_400(gateway: Gateway)
     assert (caught.value.status, caught.value.code) == (400, "unsupported_task")
 
 
+async def test_job_whose_prompt_fits_no_worker_is_a_400(gateway: Gateway) -> None:
+    prompt = Prompt(3, token_ids=tuple(range(MODEL_LEN)))
+    generation = Generation("chat", "m", (prompt,), 1, Sampling(), deterministic=False)
+    with pytest.raises(ApiError) as caught:
+        await gateway.generator.checked(generation, "someone")
+    assert (caught.value.status, caught.value.code) == (400, "context_length_exceeded")
+
+
 def with_a_call(template: str | None = None) -> Generation:
     """Return a conversation of which the answer has to call a tool."""
     prompt = Prompt(3, messages=(), chat=ChatOptions(template=template))
@@ -260,6 +269,15 @@ async def test_request_of_another_tenant_or_deadline_or_for_a_fresh_answer_share
         await asking
         assert len(gateway.queue.flights) == number + 2
     assert gateway.metrics.cache_shared == 0
+
+
+async def test_answer_that_is_known_counts_its_prompt_once_however_many_choices_it_has(gateway: Gateway) -> None:
+    generation = Generation("completion", "m", (Prompt(5, text="x"),), 2, Sampling(), deterministic=True)
+    sequences = [[Delta("", 0, 0, (1, 2), "ab", prompt_tokens=5), Delta("", 0, 2, finish=Finish("stop"))]] * 2
+    sinks = [ListSink(), ListSink()]
+    ticket = gateway.generator.repeat(RepeatedAnswer(generation, sequences, (), 0.0, 0), sinks)
+    assert [(sink.text, sink.endings) for sink in sinks] == [("ab", 1)] * 2
+    assert ticket.tokens_used() == 5 + 2 * 2
 
 
 async def test_cached_answer_is_delivered_and_nothing_is_queued(

@@ -1,0 +1,195 @@
+"""What a request gives back however it ends: its place, its lease, its part in the generation; and who may not ask."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from gateway.admission.auth import Principal
+from gateway.api import generation_service
+from gateway.api.answer import Outcome
+from gateway.api.generation_service import GenerationService
+from gateway.api.usage import UsageTotals
+from gateway.config import GatewayConfig
+from gateway.errors import ApiError
+from gateway.generation import Generation
+from gateway.metrics import GatewayMetrics
+from shared.sampling import Sampling
+from tests.gateway.wire_worker import until
+
+REFUSAL = ApiError(503, "full", code="overloaded", retry_after_s=1.0)
+
+
+class Answered:
+    """An answer that ends when the test says so."""
+
+    sinks = ()
+    has_begun = True
+    first_token_at: float | None = None
+    num_tokens = 7
+
+    def __init__(self) -> None:
+        self.done: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        self.error: ApiError | None = None
+        self.usage = UsageTotals(1)
+        self.num_ticks = 0
+        self.tick_error: Exception | None = None
+
+    def tick(self, now: float) -> None:
+        self.num_ticks += 1
+        if self.tick_error is not None:
+            raise self.tick_error
+
+    def fail(self, error: ApiError) -> None:
+        self.error = error
+
+    def make_ready(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class Requests:
+    """A service whose parts are made up, and what requests take of them and give back."""
+
+    def __init__(self) -> None:
+        self.released: list[int | None] = []
+        self.num_left = 0
+        self.kept: list[str] = []
+        self.answers: list[Answered] = []
+        self.failures: dict[str, Exception] = {}
+        self.is_repeatable = False
+        self.name = "e"
+        principal = Principal("k", "t", frozenset({"m"}))
+        repeated = SimpleNamespace(
+            traits=lambda model: (model,), find=lambda *name: None, keep=lambda name, *of: self.kept.append(name)
+        )
+        starter = SimpleNamespace(
+            is_queue_late=False, with_reading=self._read, fingerprint=lambda model: None, repeated=repeated
+        )
+        keys = SimpleNamespace(authenticate=lambda headers, notes: principal)
+        parts: list[Any] = [keys, SimpleNamespace(admit=self._admit), None, starter, GatewayMetrics(), None]
+        self.service = GenerationService(GatewayConfig(), *parts)
+
+    async def _admit(self, *asked: object) -> object:
+        return SimpleNamespace(headers={}, release=self.released.append)
+
+    async def _read(self, generation: Generation) -> Generation:
+        if (failure := self.failures.get("reading")) is not None:
+            raise failure
+        return generation
+
+    async def generation(self, body: bytes, principal: object) -> Generation:
+        return Generation("completion", body.decode(), (), 1, Sampling(), deterministic=True, stream=True)
+
+    def streamed_answer(self, asked: object, parts: object) -> Answered:
+        self.answers.append(Answered())
+        return self.answers[-1]
+
+    async def start(self, *arguments: object) -> object:
+        if (failure := self.failures.get("start")) is not None:
+            raise failure
+        return SimpleNamespace(leave=self._leave, cache_key="key", tokens_used=lambda: 3, prediction=None)
+
+    def _leave(self) -> None:
+        self.num_left += 1
+
+    async def ask(self, model: str = "m") -> int:
+        async def body(*bounds: object) -> bytes:
+            return model.encode()
+
+        exchange = SimpleNamespace(head=SimpleNamespace(headers=[], notes={}), read_body=body)
+        record = SimpleNamespace(traceparent=None, tenant="t", parsed=lambda *of: None, failed=lambda error: None)
+        head = SimpleNamespace(request_id="", started=0.0)
+        return await self.service._answer(*cast("Any", (self, exchange, head, record)))
+
+    @property
+    def num_places(self) -> int:
+        return self.service._places.num_used
+
+
+@pytest.fixture
+async def requests() -> Requests:
+    return Requests()
+
+
+async def test_request_that_is_refused_costs_nothing(requests: Requests) -> None:
+    requests.failures["start"] = REFUSAL
+    assert await requests.ask() == 503
+    assert requests.answers[0].error is REFUSAL
+    assert (requests.released, requests.num_places) == ([0], 0)
+
+
+@pytest.mark.parametrize("failure", [REFUSAL, RuntimeError("broken"), asyncio.CancelledError()])
+async def test_request_that_cannot_be_read_costs_nothing(requests: Requests, failure: Exception) -> None:
+    requests.failures["reading"] = failure
+    with pytest.raises(type(failure)):
+        await requests.ask()
+    assert (requests.released, requests.num_places) == ([0], 0)
+
+
+async def test_request_whose_start_breaks_gives_its_lease_back(requests: Requests) -> None:
+    requests.failures["start"] = RuntimeError("broken")
+    with pytest.raises(RuntimeError):
+        await requests.ask()
+    assert (requests.released, requests.num_places) == ([None], 0)
+
+
+async def test_model_that_the_key_may_not_use_is_unknown_and_nothing_is_counted(requests: Requests) -> None:
+    with pytest.raises(ApiError) as caught:
+        await requests.ask("secret")
+    assert (caught.value.status, requests.released, requests.answers, requests.num_places) == (404, [], [], 0)
+
+
+async def test_answer_that_has_ended_is_not_looked_after_any_more(
+    requests: Requests, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(generation_service, "TICK_S", 0.0)
+    ticking = asyncio.create_task(requests.service.tick_forever())
+    asking = [asyncio.create_task(requests.ask()) for _ in range(2)]
+    await until(lambda: len(requests.answers) == 2 and all(answer.num_ticks for answer in requests.answers))
+    ended, going_on = requests.answers
+    # A stream that cannot be looked after keeps nobody else from it.
+    ended.tick_error = going_on.tick_error = RuntimeError("broken")
+    before = [answer.num_ticks for answer in requests.answers]
+    await until(lambda: all(answer.num_ticks > num for answer, num in zip(requests.answers, before, strict=True)))
+    ended.done.set_result(Outcome.COMPLETED)
+    assert await asking[0] == 200
+    assert (requests.released, requests.num_left, requests.num_places) == ([7], 1, 1)
+    num_ticks, before = ended.num_ticks, [going_on.num_ticks]
+    await until(lambda: going_on.num_ticks > before[0] + 2)
+    assert ended.num_ticks == num_ticks
+    asking[1].cancel()
+    await asyncio.gather(asking[1], return_exceptions=True)
+    assert (requests.released, requests.num_left, requests.num_places) == ([7, None], 2, 0)
+    ticking.cancel()
+
+
+@pytest.mark.parametrize(("status", "num_tokens"), [(408, 3), (500, 0)])
+async def test_answer_that_failed_costs_nothing_unless_its_time_was_over(
+    requests: Requests, status: int, num_tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted: list[object] = []
+    monkeypatch.setattr(generation_service, "count_answer", lambda *of, **how: counted.append(of))
+    asking = asyncio.create_task(requests.ask())
+    await until(lambda: requests.answers)
+    requests.answers[0].error = ApiError(status, "no")
+    requests.answers[0].done.set_result(Outcome.FAILED)
+    assert await asking == status
+    assert (requests.released, requests.num_left) == ([num_tokens], 1)
+    # Nothing came, so that the name of its model may have been made up.
+    assert counted == []
+
+
+@pytest.mark.parametrize("is_repeatable", [False, True])
+async def test_request_is_remembered_by_its_bytes_where_these_say_all(requests: Requests, is_repeatable: bool) -> None:
+    requests.is_repeatable = is_repeatable
+    asking = asyncio.create_task(requests.ask())
+    await until(lambda: requests.answers)
+    requests.answers[0].done.set_result(Outcome.COMPLETED)
+    assert await asking == 200
+    assert requests.kept == (["e"] if is_repeatable else [])
