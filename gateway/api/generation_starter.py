@@ -226,8 +226,6 @@ class GenerationStarter:
         shared.on_complete = partial(self._keep, shared, key, generation.model)
         window = self._dispatch(generation, caller, shared.sequences)
         shared.on_abandoned = window.cancel
-        if not shared.is_wanted:
-            window.cancel()
         return prediction, window
 
     async def _admit(self, generation: Generation, caller: Caller) -> Prediction:

@@ -76,11 +76,6 @@ class SharedGeneration:
         self.on_complete: Callable[[], None] = lambda: None
 
     @property
-    def is_wanted(self) -> bool:
-        """Whether it has members."""
-        return bool(self._members)
-
-    @property
     def has_begun(self) -> bool:
         """Whether members have heard anything of it, its failure included."""
         return self._has_ended or any(sequence.deltas for sequence in self.sequences)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import concurrent.futures
+import errno
+import os
 import stat
 from pathlib import Path
 
@@ -31,6 +33,21 @@ def test_file_is_for_its_owner_alone_and_nothing_else_is_left(path: Path) -> Non
     create_key(path, tenant="a")
     create_key(path, tenant="b")
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert {file.name for file in path.parent.iterdir()} == {"keys.json", "keys.json.lock"}
+
+
+def test_full_disk_is_told_and_leaves_the_old_keys_and_nothing_else(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record, _ = create_key(path, tenant="a")
+
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(ConfigError, match=r"HEADRACE_KEYS_FILE.* cannot be written: No space left on device"):
+        create_key(path, tenant="b")
+    assert list_keys(path) == [record]
     assert {file.name for file in path.parent.iterdir()} == {"keys.json", "keys.json.lock"}
 
 

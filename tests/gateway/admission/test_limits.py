@@ -7,6 +7,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -283,6 +284,57 @@ async def test_admission_cancelled_while_redis_is_asked_leaves_nothing_behind(re
         await task
     own = limiter._accounts[principal.key_id].usage
     assert (own.requests, own.tokens, own.running) == (0, 0, 0)
+
+
+async def test_redis_is_told_soon_that_an_admission_was_given_up(
+    redis: RedisCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Nothing is stated because it is time for it.
+    monkeypatch.setattr("gateway.admission.limits.RENEW_S", 3600.0)
+    ours, other = (RateLimiter(redis, GatewayMetrics()) for _ in range(2))
+    principal = limited(concurrent=1)
+    run_script = redis.run_script
+    is_counted = asyncio.Event()
+
+    async def answered_late(*arguments: Any) -> object:
+        answer = await run_script(*arguments)
+        is_counted.set()
+        await asyncio.sleep(3600)
+        return answer
+
+    with monkeypatch.context() as patch:
+        patch.setattr(redis, "run_script", answered_late)
+        asking = asyncio.create_task(ours.admit(principal, 1, 1))
+        await is_counted.wait()
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+    await refused(other, principal)
+    stating = asyncio.create_task(ours.state_forever())
+    async with asyncio.timeout(10):
+        while True:
+            try:
+                await other.admit(principal, 1, 1)
+            except ApiError:
+                await asyncio.sleep(0.01)
+            else:
+                break
+    stating.cancel()
+
+
+@pytest.mark.parametrize(("sequences", "wait_s"), [(1, 4.0), (3, 10.0)])
+async def test_request_of_more_sequences_is_told_to_wait_for_more_to_end(sequences: int, wait_s: float) -> None:
+    clock = Clock()
+    limiter = RateLimiter(None, GatewayMetrics(), clock)
+    principal = limited(concurrent=3)
+    known = await limiter.admit(principal, 1, 1)
+    clock.now += 10
+    known.release()
+    for _ in range(3):
+        await limiter.admit(principal, 1, 1)
+        clock.now += 2
+    # Each runs 10 s, and they began 6, 4 and 2 s ago.
+    error = await refused(limiter, principal, sequences)
+    assert error.retry_after_s == pytest.approx(wait_s)
 
 
 async def test_unlimited_key_never_asks_redis(redis: RedisCache, monkeypatch: pytest.MonkeyPatch) -> None:

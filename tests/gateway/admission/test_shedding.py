@@ -210,6 +210,14 @@ def test_times_that_are_no_promise_are_spread_by_a_quarter(uniform: float, wait_
     assert "x-headrace-ticket" not in error.headers
 
 
+@pytest.mark.parametrize(("uniform", "told"), [(0.0, "in 2 s"), (0.5, "in 2 s"), (1.0, "in 3 s")])
+def test_text_says_when_to_come_back_as_the_header_does(uniform: float, told: str) -> None:
+    shedder = Shedder(CONFIG, GatewayMetrics(), uniform=lambda: uniform)
+    error = refused(shedder, replace(IDLE, num_workers=0), generation())
+    assert told in error.message
+    assert dict(error.response_headers())[b"retry-after"].decode() == told.split()[1]
+
+
 def test_burst_on_an_idle_fleet_waits_for_slots_before_heartbeats_show_it(shedder: Shedder) -> None:
     burst = replace(IDLE, queued_requests=27, prefill_rate=0)
     # 20 sequences of 128 tokens must leave at 100 tokens a second.

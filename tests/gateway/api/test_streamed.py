@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
 import weakref
 from collections.abc import Iterator
 
@@ -131,6 +132,16 @@ async def test_tokens_that_wait_for_a_flush_are_all_written(num_waiting: int) ->
         streamed.say(position)
     await streamed.flushed()
     assert len(events(streamed.sent)) == 1 + num_waiting
+
+
+async def test_characters_that_some_clients_take_for_ends_of_lines_are_escaped_in_every_token() -> None:
+    streamed, text = Streamed(), "a\u2028b\u2029c\u0085d\u00e4"
+    for position in range(3):
+        streamed.say(position, text)
+    await streamed.flushed()
+    tokens = [event.decode() for event in events(streamed.sent)]
+    assert [event.splitlines() for event in tokens] == [[event] for event in tokens]
+    assert [json.loads(event.removeprefix("data: "))["choices"][0]["text"] for event in tokens] == [text] * 3
 
 
 async def test_answer_of_one_token_is_whole() -> None:

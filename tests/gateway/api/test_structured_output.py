@@ -80,11 +80,31 @@ async def test_looser_grammar_takes_the_place_of_one_that_cannot_be_compiled() -
     assert await admission.checked(fine, "t") is fine
 
 
-def offering(*tools: dict[str, Any]) -> Generation:
-    """Return a generation that has to call one of these functions."""
+@pytest.mark.parametrize(
+    ("raised", "status"),
+    [
+        (CheckerBusyError(is_own=True, retry_after_s=3.0), 429),
+        (CheckerBusyError(is_own=False, retry_after_s=1.0), 503),
+        (CheckerFailedError(), 503),
+    ],
+)
+async def test_grammar_that_could_not_be_checked_yet_is_not_loosened(raised: Exception, status: int) -> None:
+    exact, looser = Grammar(kind="lark", source='start: "a" "b"'), Grammar(kind="lark", source='start: "a"')
+    asked = Generation("chat", "m", (PROMPT,), 1, Sampling(grammar=exact), deterministic=False, looser_grammar=looser)
+
+    class Busy(Checker):
+        async def check(self, tenant: str, grammar: Grammar) -> None:
+            if grammar == exact:
+                raise raised
+
+    assert (await refusal(Busy(), asked)).status == status
+
+
+def offering(*tools: dict[str, Any], **more: Any) -> Generation:
+    """Return a generation that has to call one of these functions, unless it is asked otherwise."""
     functions = [{"type": "function", "function": tool} for tool in tools]
     body = {"model": "m", "messages": [{"role": "user", "content": "x"}], "tools": functions, "tool_choice": "required"}
-    return with_reading(parse_chat(json.dumps(body).encode()), "hermes")
+    return with_reading(parse_chat(json.dumps(body | more).encode()), "hermes")
 
 
 def takes(name: str, kind: str, **more: Any) -> dict[str, Any]:
@@ -102,6 +122,18 @@ async def test_tool_that_cannot_be_compiled_does_not_loosen_the_others() -> None
     assert ("of_f" in grammar.source, "of_final_answer" in grammar.source) == (True, False)
     alone = offering(takes("final_answer", "any"))
     assert (await admission.checked(alone, "t")).sampling.grammar == alone.looser_grammar
+
+
+async def test_form_of_the_text_holds_beside_a_tool_that_cannot_be_compiled() -> None:
+    schema = {"type": "object", "properties": {"of_text": {"type": "string"}}, "required": ["of_text"]}
+    form = {"type": "json_schema", "json_schema": {"name": "s", "schema": schema, "strict": True}}
+    tools = takes("f", "integer"), takes("final_answer", "any")
+    asked = offering(*tools, response_format=form, tool_choice="auto")
+    admission = StructuredOutputAdmission(cast("GrammarChecker", Checker()))
+    grammar = (await admission.checked(asked, "t")).sampling.grammar
+    assert grammar is not None
+    names = ("of_f", "of_final_answer", "of_text")
+    assert [name in grammar.source for name in names] == [True, False, True]
 
 
 async def test_strict_tool_that_cannot_be_compiled_is_named_beside_others() -> None:

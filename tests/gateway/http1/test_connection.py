@@ -365,6 +365,55 @@ async def test_client_that_stops_in_the_middle_runs_out_of_time(said: bytes, sec
             assert error["code"] == code
 
 
+@pytest.mark.parametrize(
+    "pieces",
+    [[REQUEST], [REQUEST[:-2], b"hi"], [b"GET /x HTTP/1.1\r\nHost: t\r\n\r\n"]],
+    ids=["whole", "late body", "no body"],
+)
+async def test_answer_may_take_longer_than_a_client_has_time(pieces: list[bytes]) -> None:
+    is_read, may_answer = asyncio.Event(), asyncio.Event()
+
+    async def think(exchange: Exchange) -> None:
+        body = await exchange.read_body(1000)
+        is_read.set()
+        await may_answer.wait()
+        exchange.respond(200, [], body)
+
+    async with served(think) as server, connected(server) as (reader, writer):
+        num_sent = 0
+        for piece in pieces:
+            writer.write(piece)
+            num_sent += len(piece)
+            await server.has_received(num_sent)
+        await is_read.wait()
+        server.pass_time(LIMITS.body_timeout_s + LIMITS.head_timeout_s + LIMITS.keep_alive_s)
+        may_answer.set()
+        assert (await read_whole(reader))[0] == 200
+        # The client was not too slow, so that its connection goes on.
+        writer.write(REQUEST)
+        assert await read_whole(reader) == (200, b"hi")
+
+
+async def test_client_that_leaves_is_noticed_once_its_body_has_made_room_for_more() -> None:
+    may_read, has_left = asyncio.Event(), asyncio.Event()
+
+    async def read_late(exchange: Exchange) -> None:
+        exchange.on_disconnect = has_left.set
+        await may_read.wait()
+        await exchange.read_body(1000)
+        exchange.start(200, [])
+        await has_left.wait()
+
+    async with served(read_late) as server, connected(server) as (_, writer):
+        # What is behind the body leaves no room, so that nothing more is read.
+        writer.write(REQUEST + b"x" * (MAX_HEAD_BYTES - 2))
+        await until(lambda: any(c.num_bytes_held == MAX_HEAD_BYTES for c in server.connections))
+        writer.close()
+        may_read.set()
+        async with asyncio.timeout(10):
+            await has_left.wait()
+
+
 async def test_answered_connection_may_wait_longer_but_not_for_ever() -> None:
     async with served(echo) as server, connected(server) as (reader, writer):
         writer.write(REQUEST)
@@ -386,13 +435,13 @@ async def test_client_that_never_closes_after_the_last_answer_is_cut() -> None:
 
 
 async def test_client_that_never_reads_is_cut() -> None:
-    async def endless(exchange: Exchange) -> None:
+    async def long(exchange: Exchange) -> None:
         exchange.start(200, [])
-        while exchange.paused_since is None:
-            exchange.write(b"x" * 65536)
+        # More than the system's own buffers grow to: what has just paused the connection may fit into them after all.
+        exchange.write(b"x" * (32 << 20))
         exchange.finish()
 
-    async with served(endless) as server, connected(server) as (_, writer):
+    async with served(long) as server, connected(server) as (_, writer):
         writer.write(REQUEST)
         await until(lambda: any(connection.paused_since is not None for connection in server.connections))
         server.pass_time(LIMITS.send_timeout_s - 1)
