@@ -289,8 +289,9 @@ async def test_admission_cancelled_while_redis_is_asked_leaves_nothing_behind(re
 async def test_redis_is_told_soon_that_an_admission_was_given_up(
     redis: RedisCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Nothing is stated because it is time for it.
+    # Nothing is stated because it is time for it, and nothing expires.
     monkeypatch.setattr("gateway.admission.limits.RENEW_S", 3600.0)
+    monkeypatch.setattr("gateway.admission.limit_store.LEASE_TTL_S", 3600.0)
     ours, other = (RateLimiter(redis, GatewayMetrics()) for _ in range(2))
     principal = limited(concurrent=1)
     run_script = redis.run_script
