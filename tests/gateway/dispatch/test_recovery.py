@@ -429,7 +429,7 @@ async def test_stream_that_is_said_to_wait_has_lost_nothing_with_its_workers_con
         flight.emitted, flight.progressed_at = [1], now - 1
     moves.recovery.worker_reconnected("w")
     waiting.heard_at = now + 0.1
-    moves.recovery.sweep(now + LIMITS.reconnect_patience_s + 0.1)
+    moves.recovery.sweep(now + LIMITS.reconnect_timeout_s + 0.1)
     await moves.settle()
     assert moves.wire.published == [("b", 1)]
 
