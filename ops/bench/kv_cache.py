@@ -12,13 +12,10 @@ from collections.abc import Sequence
 
 import torch
 
-from kernels.layer_cache import LayerCache, allocate_layer_cache
-from kernels.paged_attention import paged_attention
-from kernels.quantized_kv import quantize_heads
+from ops.bench.gpu.cases.attention_batch import AttentionShape, make_batch
 from ops.bench.options import bench_parser
 from ops.bench.record import ResultTable
 
-BLOCK_SIZE = 16
 NUM_SEQS = 32
 NUM_ROUNDS = 15
 FORMATS = {"bf16": torch.bfloat16, "int8": torch.int8, "fp8": torch.float8_e4m3fn}
@@ -26,33 +23,16 @@ FORMATS = {"bf16": torch.bfloat16, "int8": torch.int8, "fp8": torch.float8_e4m3f
 SHAPES = ((32, 8, 128, 512), (32, 8, 128, 2048), (16, 8, 128, 1024), (14, 2, 64, 2048))
 
 
-def random_cache(num_blocks: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> LayerCache:
-    """Return a cache of random heads."""
-    cache = allocate_layer_cache(num_blocks, BLOCK_SIZE, num_kv_heads, head_dim, dtype, torch.device("cpu"))
-    for kind, target in enumerate((cache.keys, cache.values)):
-        heads = torch.randn(target.shape)
-        if cache.scales is None:
-            target.copy_(heads)
-        else:
-            quantized, scales = quantize_heads(heads, dtype)
-            target.copy_(quantized)
-            cache.scales[..., kind] = scales.transpose(1, 2)
-    return cache
-
-
 def measure(num_heads: int, num_kv_heads: int, head_dim: int, context: int) -> dict[str, float]:
     """Return the median ms of one layer's attention, by the cache's format."""
-    num_blocks = NUM_SEQS * context // BLOCK_SIZE
-    tables = torch.randperm(num_blocks).int().view(NUM_SEQS, -1)
-    starts, lengths = torch.arange(NUM_SEQS + 1).int(), torch.full((NUM_SEQS,), context).int()
-    query = torch.randn(NUM_SEQS, num_heads, head_dim).bfloat16()
-    caches = {name: random_cache(num_blocks, num_kv_heads, head_dim, dtype) for name, dtype in FORMATS.items()}
+    shape = AttentionShape("any", num_heads, num_kv_heads, head_dim)
+    batch = make_batch(torch.device("cpu"), shape, [(1, context)] * NUM_SEQS)
+    batches = {name: batch.with_cache_in(dtype) for name, dtype in FORMATS.items()}
     samples: dict[str, list[float]] = {name: [] for name in FORMATS}
     for _ in range(NUM_ROUNDS):
-        for name, cache in caches.items():
-            arguments = (query, cache.keys, cache.values, tables, starts, lengths, 1, context, head_dim**-0.5)
+        for name, one in batches.items():
             started = time.perf_counter()
-            paged_attention(*arguments, kv_scales=cache.scales)
+            one.attend()
             samples[name].append((time.perf_counter() - started) * 1e3)
     return {name: statistics.median(times[2:]) for name, times in samples.items()}
 

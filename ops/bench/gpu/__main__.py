@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from ops.bench.gpu.plan import GRACE_S, Plan, run_plan
+from ops.bench.gpu.plan import GRACE_S, run_suites
 from ops.bench.gpu.results import FILE_NAME
 from ops.bench.gpu.suites import all_suites
 from ops.bench.options import bench_parser
@@ -42,18 +42,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
             f"Nothing was run: {reason}. The bench needs a GPU with compute capability 8.0 or higher.", file=sys.stderr
         )
         return 2
-    plan = Plan(
-        suites=[suite.name for suite in chosen],
-        bench=all_suites.__module__,
-        directory=Path(os.environ.get("OUT") or _RESULTS),
-        command=" ".join(["python", "-m", "ops.bench.gpu", *(sys.argv[1:] if arguments is None else arguments)]),
-        limit_s=options.limit_s,
-        suite_limit_s=options.suite_limit_s,
-        checks_only=options.checks_only,
-        time_anyway=options.time_anyway,
-    )
-    verdicts = run_plan(plan)
-    print(verdicts, f"records: {plan.directory / FILE_NAME}", sep="; ")
+    directory = Path(os.environ.get("OUT") or _RESULTS)
+    told = {
+        "bench": all_suites.__module__,
+        "directory": str(directory),
+        "command": " ".join(["python", "-m", "ops.bench.gpu", *(sys.argv[1:] if arguments is None else arguments)]),
+        "process": os.getpid(),
+        "checks_only": options.checks_only,
+        "time_anyway": options.time_anyway,
+    }
+    verdicts = run_suites([suite.name for suite in chosen], told, options.limit_s, options.suite_limit_s)
+    print(verdicts, f"records: {directory / FILE_NAME}", sep="; ")
     return 0 if verdicts.is_good else 1
 
 

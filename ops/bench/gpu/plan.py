@@ -6,44 +6,13 @@ import time
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
-from pathlib import Path
 
-from ops.bench.gpu.prepared_process import JobFailedError, Json, PreparedProcess, prepared_processes
+from ops.bench.gpu.prepared_process import JobFailedError, Json, prepared_processes
 from ops.bench.gpu.results import append_failure
 
 _MODULE = "ops.bench.gpu.run"
 # A suite starts nothing after its limit; what it has started by then may take this long before its process is killed.
 GRACE_S = 30.0
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What is to be run.
-
-    Attributes:
-        suites: Names, in their order.
-        bench: Module whose `all_suites()`, `device()` and `timer()` the processes call.
-        directory: Where `gpu.jsonl` is appended to.
-        command: What is recorded of how it was called.
-        limit_s: No suite starts later, and none goes on for longer than `GRACE_S` after it.
-        suite_limit_s: Of one suite.
-        checks_only: Time nothing.
-        time_anyway: Time ops that are wrong, too.
-    """
-
-    suites: Sequence[str]
-    bench: str
-    directory: Path
-    command: str
-    limit_s: float
-    suite_limit_s: float
-    checks_only: bool = False
-    time_anyway: bool = False
-
-    def job(self, suite: str | None, limit_s: float, ceilings: Json | None) -> Json:
-        """Return what the process of a suite is told; without a suite it measures the ceilings."""
-        told = {name: getattr(self, name) for name in ("bench", "command", "checks_only", "time_anyway")}
-        return told | {"directory": str(self.directory), "suite": suite, "limit_s": limit_s, "ceilings": ceilings}
 
 
 @dataclass(slots=True)
@@ -66,42 +35,43 @@ class Verdicts:
         return "; ".join(parts)
 
 
-def run_plan(plan: Plan) -> Verdicts:
-    """Measure the ceilings, then run suite after suite; a process that dies or hangs costs its own suite only."""
+def run_suites(suites: Sequence[str], told: Json, limit_s: float, suite_limit_s: float) -> Verdicts:
+    """Measure the ceilings, then run suite after suite; a process that dies or hangs costs its own suite only.
+
+    Args:
+        suites: Names, in their order.
+        told: What the process of every suite is told. `bench` is the module whose `all_suites()`, `device()` and
+            `timer()` it calls, `directory` is where `gpu.jsonl` is appended to, `command` and `process` are recorded
+            of the whole run. With `checks_only` nothing is timed, with `time_anyway` ops that are wrong are, too.
+        limit_s: No suite starts later, and none goes on for longer than `GRACE_S` after it.
+        suite_limit_s: Of one suite.
+    """
     verdicts = Verdicts()
-    deadline = time.monotonic() + plan.limit_s
-    jobs: list[str | None] = [*([] if plan.checks_only else [None]), *plan.suites]
+    deadline = time.monotonic() + limit_s
+    jobs: list[str | None] = [*([] if told["checks_only"] else [None]), *suites]
     ceilings: Json | None = None
+    # As the processes tell. This one only starts the others and does not open the device, which may hang.
+    machine: Json = {"device": "unknown"}
     with closing(prepared_processes(_MODULE, len(jobs))) as processes:
         for suite, process in zip(jobs, processes, strict=True):
-            limit_s = min(deadline - time.monotonic(), plan.suite_limit_s)
-            if suite is None:
-                ceilings = _measure_ceilings(process, plan, limit_s)
-            elif limit_s <= 0:
-                verdicts.late = list(plan.suites[plan.suites.index(suite) :])
+            left_s = min(deadline - time.monotonic(), suite_limit_s)
+            if suite is not None and left_s <= 0:
+                verdicts.late = list(suites[suites.index(suite) :])
                 break
-            else:
-                _run_suite(process, suite, plan, limit_s, ceilings, verdicts)
+            job = told | {"suite": suite, "limit_s": left_s, "ceilings": ceilings}
+            try:
+                answer = process.run(job, left_s + GRACE_S)
+            except JobFailedError as error:
+                if suite is None:
+                    print(f"ceilings: {error}; each suite measures its own", flush=True)
+                else:
+                    verdicts.failed[suite] = str(error)
+                    append_failure(told, machine, suite, str(error))
+                    print(f"FAILED {suite}: {error}", flush=True)
+                continue
+            machine = answer["machine"]
+            if suite is None:
+                ceilings = answer["ceilings"]
+            elif not answer["is_right"]:
+                verdicts.wrong.append(suite)
     return verdicts
-
-
-def _measure_ceilings(process: PreparedProcess, plan: Plan, limit_s: float) -> Json | None:
-    try:
-        return process.run(plan.job(None, limit_s, None), limit_s + GRACE_S)
-    except JobFailedError as error:
-        print(f"ceilings: {error}; each suite measures its own", flush=True)
-        return None
-
-
-def _run_suite(
-    process: PreparedProcess, suite: str, plan: Plan, limit_s: float, ceilings: Json | None, verdicts: Verdicts
-) -> None:
-    try:
-        answer = process.run(plan.job(suite, limit_s, ceilings), limit_s + GRACE_S)
-    except JobFailedError as error:
-        verdicts.failed[suite] = str(error)
-        append_failure(plan.directory, plan.command, suite, str(error))
-        print(f"FAILED {suite}: {error}", flush=True)
-    else:
-        if not answer["is_right"]:
-            verdicts.wrong.append(suite)

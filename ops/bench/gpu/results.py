@@ -13,6 +13,7 @@ import torch
 
 from ops.bench.gpu.case import OURS, OURS_ON_DEVICE
 from ops.bench.gpu.ceilings import Ceilings
+from ops.bench.gpu.prepared_process import Json
 from ops.bench.gpu.timer import Timing
 from ops.bench.record import append_lines, origin
 
@@ -163,10 +164,12 @@ def failure_lines(results: Sequence[CaseResult]) -> list[str]:
 class RunRecord:
     """Appends to the file as results come, so that a run that is cut short keeps what it has measured."""
 
-    def __init__(self, directory: Path, device: torch.device, ceilings: Ceilings | None, command: str) -> None:
-        """Write to `gpu.jsonl` in `directory`, which is made if need be."""
+    def __init__(
+        self, directory: Path, device: torch.device, ceilings: Ceilings | None, command: str, process: int
+    ) -> None:
+        """Write to `gpu.jsonl` in `directory`, which is made if need be; rows of one `process` are one run."""
         self._path = directory / FILE_NAME
-        self._common = origin(command, _PACKAGES) | {"machine": _machine(device)}
+        self._common = origin(command, _PACKAGES) | {"machine": machine_of(device), "process": process}
         if ceilings is not None:
             rates = {"bytes_per_s": ceilings.bandwidth, "matmul_flop_per_s": ceilings.matmul_rate}
             self._common["ceilings"] = rates
@@ -183,17 +186,15 @@ class RunRecord:
         append_lines(self._path, [self._common | row for row in rows])
 
 
-def append_failure(directory: Path, command: str, suite: str, reason: str) -> None:
-    """Append that the process of a suite ended before its suite did, as a check that failed.
-
-    Its device is not asked for its name: that would open it in the process that only starts the others.
-    """
+def append_failure(told: Json, machine: Json, suite: str, reason: str) -> None:
+    """Append that the process of a suite ended before its suite did, as a check that failed."""
+    common = origin(told["command"], _PACKAGES) | {"machine": machine, "process": told["process"]}
     failed = CheckResult(suite, "process", None, 0.0, reason)
-    machine = {"machine": {"device": "unknown"}}
-    append_lines(directory / FILE_NAME, [origin(command, _PACKAGES) | machine | failed.row()])
+    append_lines(Path(told["directory"], FILE_NAME), [common | failed.row()])
 
 
-def _machine(device: torch.device) -> dict[str, object]:
+def machine_of(device: torch.device) -> Json:
+    """Return what is recorded of a device."""
     if device.type != "cuda":
         return {"device": str(device)}
     properties = torch.cuda.get_device_properties(device)

@@ -20,7 +20,16 @@ import torch
 from ops.bench.gpu.case import OURS, Case, CaseSpec, Clock, OpSuite
 from ops.bench.gpu.ceilings import Ceilings, measure_ceilings
 from ops.bench.gpu.prepared_process import Json, serve_one_job
-from ops.bench.gpu.results import HEADER, CaseResult, CheckResult, RunRecord, ceiling_line, check_lines, failure_lines
+from ops.bench.gpu.results import (
+    HEADER,
+    CaseResult,
+    CheckResult,
+    RunRecord,
+    ceiling_line,
+    check_lines,
+    failure_lines,
+    machine_of,
+)
 from ops.bench.gpu.timer import Timer, Timing
 
 
@@ -32,13 +41,14 @@ def run_job(job: Json) -> Json:
     if job["suite"] is None:
         measured = measure_ceilings(timer, device)
         print(f"{ceiling_line(measured)}\n{HEADER}", flush=True)
-        return asdict(measured)
+        return {"ceilings": asdict(measured), "machine": machine_of(device)}
     ceilings = None
     if not job["checks_only"]:
         ceilings = Ceilings(**job["ceilings"]) if job["ceilings"] else measure_ceilings(timer, device)
-    record = RunRecord(Path(job["directory"]), device, ceilings, job["command"])
+    record = RunRecord(Path(job["directory"]), device, ceilings, job["command"], job["process"])
     [suite] = [suite for suite in bench.all_suites() if suite.name == job["suite"]]
-    return {"is_right": run_suite(suite, device, timer, ceilings, record, deadline, job["time_anyway"])}
+    is_right = run_suite(suite, device, timer, ceilings, record, deadline, job["time_anyway"])
+    return {"is_right": is_right, "machine": machine_of(device)}
 
 
 def run_suite(

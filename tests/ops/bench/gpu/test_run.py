@@ -16,7 +16,7 @@ from ops.bench.gpu import ceilings, plan
 from ops.bench.gpu import run as suite_run
 from ops.bench.gpu.__main__ import main
 from ops.bench.gpu.case import OURS, OURS_ON_DEVICE, Case, CaseSpec, Check, Clock, OpSuite
-from ops.bench.gpu.plan import Plan, Verdicts, run_plan
+from ops.bench.gpu.plan import Verdicts, run_suites
 from ops.bench.gpu.results import RunRecord
 from ops.bench.gpu.run import poisoned_memory, run_suite
 from ops.bench.gpu.timer import Timing
@@ -63,7 +63,7 @@ def run(
     suites: list[OpSuite], directory: Path, deadline: float = math.inf, time_anyway: bool = False
 ) -> tuple[list[bool], list[dict]]:
     measured = ceilings.measure_ceilings(ToldTimer(), CPU)
-    record = RunRecord(directory, CPU, measured, "a command")
+    record = RunRecord(directory, CPU, measured, "a command", 7)
     are_right = [run_suite(suite, CPU, ToldTimer(), measured, record, deadline, time_anyway) for suite in suites]
     return are_right, read_records(directory)
 
@@ -121,9 +121,13 @@ def test_case_that_cannot_be_built_is_reported(tmp_path: Path, capsys: pytest.Ca
     assert records[3]["speedup"] == 1.5
 
 
-def run_breaking(directory: Path, suites: list[str], **limits: float | bool) -> tuple[Verdicts, list[dict]]:
-    options = {"limit_s": 500.0, "suite_limit_s": 300.0} | limits
-    verdicts = run_plan(Plan(suites, "tests.ops.bench.gpu.breaking_suites", directory, "a command", **options))
+def told(directory: Path, bench: str = "any", **options: bool) -> dict[str, object]:
+    common = {"bench": bench, "directory": str(directory), "command": "a command", "process": 7}
+    return common | {"checks_only": False, "time_anyway": False} | options
+
+
+def run_breaking(directory: Path, suites: list[str], **options: bool) -> tuple[Verdicts, list[dict]]:
+    verdicts = run_suites(suites, told(directory, "tests.ops.bench.gpu.breaking_suites", **options), 500.0, 300.0)
     return verdicts, read_records(directory)
 
 
@@ -138,7 +142,7 @@ def test_suites_that_break_their_process_leave_the_results_of_the_others(
     monkeypatch.setattr(plan, "GRACE_S", 0.0)
     suites = ["crashing", "hanging", "exiting", "wrong", "right"]
     # Long enough for a process to start on a busy machine.
-    verdicts = run_plan(Plan(suites, "any", tmp_path, "a command", limit_s=600.0, suite_limit_s=5.0))
+    verdicts = run_suites(suites, told(tmp_path), limit_s=600.0, suite_limit_s=5.0)
     records = read_records(tmp_path)
     assert [record["op"] for record in records if "op" in record] == suites
     reasons = {
@@ -151,15 +155,16 @@ def test_suites_that_break_their_process_leave_the_results_of_the_others(
     failed = {record["check"]: record for record in records if "check" in record}
     assert {name: record["failure"] for name, record in failed.items()} == reasons
     assert {(record["shape"], record["is_right"]) for record in failed.values()} == {("process", False)}
-    # What a suite that was killed leaves is no line that the report stumbles over.
+    # What suites that were killed leave are lines that the report can read, and of the run of the others.
     (tmp_path / "failed.jsonl").write_text("".join(json.dumps(record) + "\n" for record in failed.values()))
-    assert len(read_runs(tmp_path / "failed.jsonl")) == 1
+    [run_of_all] = read_runs(tmp_path / "failed.jsonl")
+    assert run_of_all.machine == "a GPU"
     assert "FAILED crashing: its process was ended by SIGSEGV" in capfd.readouterr().out
 
 
 def test_no_suite_starts_after_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan, "_MODULE", "tests.ops.bench.gpu.breaking_jobs")
-    verdicts = run_plan(Plan(["wrong", "right"], "any", tmp_path, "a command", limit_s=0.0, suite_limit_s=10.0))
+    verdicts = run_suites(["wrong", "right"], told(tmp_path), limit_s=0.0, suite_limit_s=10.0)
     assert verdicts.late == ["wrong", "right"]
     assert verdicts.is_good
     assert not (tmp_path / "gpu.jsonl").exists()

@@ -79,7 +79,7 @@ def one_thread_and_small_ceilings(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def run(suite: OpSuite, directory: Path) -> list[dict]:
     timer, measured = WallTimer(), ceilings.measure_ceilings(WallTimer(), CPU)
-    record = RunRecord(directory, CPU, measured, "a command")
+    record = RunRecord(directory, CPU, measured, "a command", 7)
     assert run_suite(suite, CPU, timer, measured, record, time.monotonic() + 60)
     return [json.loads(line) for line in (directory / "gpu.jsonl").read_text().splitlines()]
 
