@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -25,7 +27,8 @@ class MessagesEndpoint(Endpoint):
 
     async def generation(self, body: bytes, principal: Principal) -> Generation:
         """Parse the body."""
-        return parse_messages(body, self._allow_unknown)
+        read = partial(parse_messages, body, self._allow_unknown)
+        return await self._bodies.read(principal.tenant, len(body), read)
 
     def whole_answer(self, asked: Asked) -> Answer:
         """Return an answer as one message."""
@@ -40,7 +43,7 @@ def count_tokens_route(services: RouteServices) -> KeyRoute:
     """Return the route that counts the tokens of a prompt."""
 
     async def count(request: Request, principal: Principal) -> Response:
-        model, call = parse_count_tokens(await request.body(), services.config.allow_unknown_parameters)
+        model, call = await services.read_body(request, principal, parse_count_tokens)
         reply = await services.ask_tokenizer(principal, model, call)
         return json_response({"input_tokens": len(reply.token_ids)})
 

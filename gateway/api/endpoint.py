@@ -6,6 +6,7 @@ Everything between is the same for all of them and stands in `GenerationService`
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from functools import partial
 
 from msgspec import Struct
 
@@ -14,6 +15,7 @@ from gateway.admission.caller import Caller
 from gateway.api.answer import Answer, ResponseHead
 from gateway.api.generation_starter import GenerationStarter, Membership
 from gateway.api.identity import AnswerIdentity
+from gateway.api.large_bodies import LargeBodies
 from gateway.api.schemas import parse_chat, parse_completion
 from gateway.api.streamed import StreamedAnswer
 from gateway.api.whole import WholeAnswer
@@ -65,8 +67,9 @@ class Endpoint(ABC):
     dialect: Dialect = OPENAI
     is_repeatable: bool = False
 
-    def __init__(self, allow_unknown: bool = False) -> None:
-        """Leave unknown parameters out if `allow_unknown`, instead of refusing them."""
+    def __init__(self, bodies: LargeBodies, allow_unknown: bool = False) -> None:
+        """Read with `bodies`; leave unknown parameters out if `allow_unknown`, instead of refusing them."""
+        self._bodies = bodies
         self._allow_unknown = allow_unknown
 
     @abstractmethod
@@ -118,7 +121,7 @@ class ChatEndpoint(_OpenAiEndpoint):
 
     async def generation(self, body: bytes, principal: Principal) -> Generation:
         """Parse the body."""
-        return parse_chat(body, self._allow_unknown)
+        return await self._bodies.read(principal.tenant, len(body), partial(parse_chat, body, self._allow_unknown))
 
 
 class CompletionEndpoint(_OpenAiEndpoint):
@@ -129,4 +132,5 @@ class CompletionEndpoint(_OpenAiEndpoint):
 
     async def generation(self, body: bytes, principal: Principal) -> Generation:
         """Parse the body."""
-        return parse_completion(body, self._allow_unknown)
+        read = partial(parse_completion, body, self._allow_unknown)
+        return await self._bodies.read(principal.tenant, len(body), read)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from importlib.metadata import version
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import msgspec
 from starlette.requests import Request
@@ -16,6 +17,7 @@ from starlette.routing import Route
 
 from gateway.admission.auth import KeyStore, Principal
 from gateway.admission.limits import RateLimiter
+from gateway.api.large_bodies import LargeBodies
 from gateway.api.schemas import parse_detokenize, parse_tokenize
 from gateway.api.schemas.refusals import missing_parameter
 from gateway.api.tokenizer_client import TokenizerClient
@@ -27,6 +29,7 @@ from gateway.metrics import GatewayMetrics
 from shared.tokenizer_calls import TokenizerCall, TokenizerReply
 
 Access = Literal["everyone", "key"]
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +43,17 @@ class RouteServices:
     queue: QueueConnection
     tokenizer: TokenizerClient
     metrics: GatewayMetrics
+    bodies: LargeBodies = field(default_factory=LargeBodies)
+
+    async def read_body(self, request: Request, principal: Principal, parse: Callable[[bytes, bool], Result]) -> Result:
+        """Return what `parse` makes of a body; its second argument says whether unknown parameters are left out.
+
+        Raises:
+            ApiError: It is refused.
+        """
+        body = await request.body()
+        read = partial(parse, body, self.config.allow_unknown_parameters)
+        return await self.bodies.read(principal.tenant, len(body), read)
 
     def model_or_only_one(self, principal: Principal, model: str | None) -> str:
         """Return the model that is named, or, without a name, the only one.
@@ -198,14 +212,14 @@ class Routes:
 
     async def _tokenize(self, request: Request, principal: Principal | None) -> Response:
         assert principal is not None
-        model, call = parse_tokenize(await request.body(), self._services.config.allow_unknown_parameters)
+        model, call = await self._services.read_body(request, principal, parse_tokenize)
         reply = await self._services.ask_tokenizer(principal, model, call)
         answer = {"count": len(reply.token_ids), "max_model_len": reply.max_model_len, "tokens": reply.token_ids}
         return json_response({**answer, "token_strs": None})
 
     async def _detokenize(self, request: Request, principal: Principal | None) -> Response:
         assert principal is not None
-        model, call = parse_detokenize(await request.body(), self._services.config.allow_unknown_parameters)
+        model, call = await self._services.read_body(request, principal, parse_detokenize)
         reply = await self._services.ask_tokenizer(principal, model, call)
         return json_response({"prompt": reply.text})
 

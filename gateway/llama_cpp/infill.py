@@ -5,6 +5,7 @@ The body is that of a text completion whose prompt and suffix have other names; 
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -51,16 +52,17 @@ class InfillEndpoint(Endpoint):
 
     def __init__(self, services: RouteServices) -> None:
         """Look for models in these."""
-        super().__init__(services.config.allow_unknown_parameters)
+        super().__init__(services.bodies, services.config.allow_unknown_parameters)
         self._services = services
 
     async def generation(self, body: bytes, principal: Principal) -> Generation:
         """Parse the body as a completion's."""
-        completion = _completion_fields(body)
+        completion = await self._bodies.read(principal.tenant, len(body), partial(_completion_fields, body))
         named = completion.get("model")
         if named is None:
             completion["model"] = Raw(_encode(self._services.model_or_only_one(principal, None)))
-        generation = parse_completion(_encode(completion), self._allow_unknown)
+        read = partial(parse_completion, _encode(completion), self._allow_unknown)
+        generation = await self._bodies.read(principal.tenant, len(body), read)
         if generation.num_sequences != 1:
             raise invalid_value("n", "'n' and 'best_of' must be 1 here.")
         return generation

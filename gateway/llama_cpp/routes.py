@@ -45,7 +45,7 @@ class LlamaCppRoutes:
         )
 
     async def _apply_template(self, request: Request, principal: Principal) -> Response:
-        model, call = parse_tokenize(await request.body(), self._services.config.allow_unknown_parameters)
+        model, call = await self._services.read_body(request, principal, parse_tokenize)
         if call.messages is None:
             raise missing_parameter("messages")
         reply = await self._services.ask_tokenizer(principal, model, msgspec.structs.replace(call, renders=True))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from gateway.admission.auth import Principal
 from gateway.api.answer import Answer
 from gateway.api.endpoint import Asked, Endpoint, StreamParts
@@ -24,7 +26,8 @@ class EmbeddingsEndpoint(_NumbersEndpoint):
 
     async def generation(self, body: bytes, principal: Principal) -> Generation:
         """Parse the body."""
-        return parse_embeddings(body, self._allow_unknown)
+        read = partial(parse_embeddings, body, self._allow_unknown)
+        return await self._bodies.read(principal.tenant, len(body), read)
 
     def whole_answer(self, asked: Asked) -> Answer:
         """Return an answer as one list of vectors."""
@@ -40,7 +43,8 @@ class RerankEndpoint(_NumbersEndpoint):
 
     async def generation(self, body: bytes, principal: Principal) -> Generation:
         """Parse the body."""
-        return parse_rerank(body, self._allow_unknown)
+        read = partial(parse_rerank, body, self._allow_unknown)
+        return await self._bodies.read(principal.tenant, len(body), read)
 
     def whole_answer(self, asked: Asked) -> Answer:
         """Return an answer as one list of documents."""
@@ -56,7 +60,8 @@ class ScoreEndpoint(_NumbersEndpoint):
 
     async def generation(self, body: bytes, principal: Principal) -> Generation:
         """Parse the body."""
-        return parse_score(body, self._allow_unknown)
+        read = partial(parse_score, body, self._allow_unknown)
+        return await self._bodies.read(principal.tenant, len(body), read)
 
     def whole_answer(self, asked: Asked) -> Answer:
         """Return an answer as one list of scores."""

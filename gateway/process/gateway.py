@@ -12,6 +12,7 @@ import gc
 import logging
 import os
 import signal
+import sys
 from collections.abc import Coroutine
 from functools import partial
 from typing import Any, TypeVar
@@ -33,6 +34,8 @@ from shared.telemetry import configure_logging
 
 # Requests allocate many small objects that die young: by default the collector is a quarter of their cost.
 GC_THRESHOLDS = (50_000, 20, 50)
+# So long the event loop waits for a thread that reads a large body.
+SWITCH_INTERVAL_S = 0.0005
 
 Result = TypeVar("Result")
 
@@ -75,6 +78,7 @@ def _run(
     config: GatewayConfig, listeners: Listeners, slot: int, link: ParentLink | None, board: MetricsBoard | None
 ) -> int:
     return_freed_memory()
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_serve(config, listeners, slot, link, board))
 

@@ -41,17 +41,17 @@ def public_handler(service: GenerationService, services: RouteServices, response
 
 def public_app(services: RouteServices, responses: ResponseStore) -> tuple[PublicApp, list[Endpoint]]:
     """Return the application, and the endpoints that are answered ahead of it."""
-    allow_unknown = services.config.allow_unknown_parameters
-    responses_endpoint = ResponsesEndpoint(responses, allow_unknown)
+    bodies, allow_unknown = services.bodies, services.config.allow_unknown_parameters
+    responses_endpoint = ResponsesEndpoint(responses, bodies, allow_unknown)
     endpoints: list[Endpoint] = [
-        ChatEndpoint(allow_unknown),
-        CompletionEndpoint(allow_unknown),
-        MessagesEndpoint(allow_unknown),
+        ChatEndpoint(bodies, allow_unknown),
+        CompletionEndpoint(bodies, allow_unknown),
+        MessagesEndpoint(bodies, allow_unknown),
         responses_endpoint,
-        CompactEndpoint(responses, allow_unknown),
-        EmbeddingsEndpoint(allow_unknown),
-        RerankEndpoint(allow_unknown),
-        ScoreEndpoint(allow_unknown),
+        CompactEndpoint(responses, bodies, allow_unknown),
+        EmbeddingsEndpoint(bodies, allow_unknown),
+        RerankEndpoint(bodies, allow_unknown),
+        ScoreEndpoint(bodies, allow_unknown),
         InfillEndpoint(services),
     ]
     routes: list[KeyRoute] = [

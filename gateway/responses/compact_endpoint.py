@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -10,9 +11,10 @@ from gateway.admission.auth import Principal
 from gateway.api.answer import Answer
 from gateway.api.endpoint import Asked
 from gateway.responses.answers import WholeResponse
+from gateway.responses.body import ResponseBody
 from gateway.responses.compaction import compacting, user_messages
 from gateway.responses.draft import ResponseGeneration
-from gateway.responses.endpoint import ResponsesEndpoint
+from gateway.responses.endpoint import Conversation, ResponsesEndpoint
 from gateway.responses.kept_items import listed_item
 from gateway.responses.request import identified_item, parse_body
 
@@ -25,8 +27,11 @@ class CompactEndpoint(ResponsesEndpoint):
 
     async def generation(self, body: bytes, principal: Principal) -> ResponseGeneration:
         """Parse the body, and read what it refers to."""
-        request = compacting(parse_body(body, self._allow_unknown))
-        conversation = await self.conversation(request, principal)
+        read = partial(parse_body, body, self._allow_unknown)
+        request = compacting(await self._bodies.read(principal.tenant, len(body), read))
+        return await self.continued(request, principal, len(body), self._compacted)
+
+    def _compacted(self, request: ResponseBody, conversation: Conversation) -> ResponseGeneration:
         generation = self.to_generation(request, conversation)
         draft = generation.draft
         kept = user_messages([*conversation.history, *conversation.items])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -14,6 +15,7 @@ from gateway.admission.caller import Caller
 from gateway.api.answer import Answer
 from gateway.api.endpoint import Asked, Endpoint, StreamParts
 from gateway.api.generation_starter import GenerationStarter, Membership
+from gateway.api.large_bodies import LARGE_BYTES, LargeBodies
 from gateway.responses.answers import Keeping, StreamedResponse, WholeResponse
 from gateway.responses.background import BackgroundAnswer, FollowedResponse, QueuedResponse, Submission
 from gateway.responses.body import ItemBody, ResponseBody
@@ -46,9 +48,9 @@ class ResponsesEndpoint(Endpoint):
     name = "responses"
     dialect = RESPONSES
 
-    def __init__(self, store: ResponseStore, allow_unknown: bool = False) -> None:
-        """Read and store in `store`; leave unknown parameters out if `allow_unknown`, instead of refusing them."""
-        super().__init__(allow_unknown)
+    def __init__(self, store: ResponseStore, bodies: LargeBodies, allow_unknown: bool = False) -> None:
+        """Read with `bodies`, and store in `store`; leave unknown parameters out if `allow_unknown`."""
+        super().__init__(bodies, allow_unknown)
         self._store = store
         self._submission = Submission(store)
         self._history = History(store)
@@ -56,8 +58,31 @@ class ResponsesEndpoint(Endpoint):
 
     async def generation(self, body: bytes, principal: Principal) -> ResponseGeneration:
         """Parse the body, and read what it refers to."""
-        request = parse_body(body, self._allow_unknown)
-        return self.to_generation(request, await self.conversation(request, principal))
+        read = partial(parse_body, body, self._allow_unknown)
+        request = await self._bodies.read(principal.tenant, len(body), read)
+        return await self.continued(request, principal, len(body), self.to_generation)
+
+    async def continued(
+        self,
+        request: ResponseBody,
+        principal: Principal,
+        num_bytes: int,
+        read: Callable[[ResponseBody, Conversation], ResponseGeneration],
+    ) -> ResponseGeneration:
+        """Return what `read` makes of a request, of so many bytes, and its conversation.
+
+        Raises:
+            ApiError: Something that it refers to is not there, or it is refused.
+        """
+        tenant = principal.tenant
+        if not _refers(request):
+            conversation = await self.conversation(request, principal)
+            return await self._bodies.read(tenant, num_bytes, partial(read, request, conversation))
+        async with self._store.reading(tenant):
+            conversation = await self.conversation(request, principal)
+            # A conversation may be much larger than the request that continues it.
+            num_bytes = max(num_bytes, LARGE_BYTES + 1)
+            return await self._bodies.read(tenant, num_bytes, partial(read, request, conversation))
 
     async def conversation(self, request: ResponseBody, principal: Principal) -> Conversation:
         """Return the conversation of a request.
@@ -126,6 +151,12 @@ class ResponsesEndpoint(Endpoint):
             self._log_limit.warning(principal.tenant, "response not stored: %s", error)
             return False
         return True
+
+
+def _refers(request: ResponseBody) -> bool:
+    """Say whether stored responses belong to the conversation."""
+    items = request.input if isinstance(request.input, list) else []
+    return request.previous_response_id is not None or any(item.type == "item_reference" for item in items)
 
 
 def _draft(asked: Asked) -> ResponseDraft:

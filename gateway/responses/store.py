@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, Protocol
+from weakref import WeakValueDictionary
 
 import msgspec
 
@@ -30,6 +31,8 @@ from shared.messages import BatchResult
 
 # Streams of one tenant that follow jobs in one process: each asks NATS several times a second.
 MAX_FOLLOWERS = 256
+# Requests of one tenant that read what is stored, in one process; the others wait.
+CONCURRENT_READERS = 4
 
 
 class Following(Protocol):
@@ -58,8 +61,13 @@ class ResponseStore:
         self.jobs = jobs
         self.seals = seals
         self.followers: set[Following] = set()
+        self._readers: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
         # Since when each tenant's streams run, and how long they usually do: that is when the next one ends.
         self._tenants: defaultdict[str, HoldTimes] = defaultdict(HoldTimes)
+
+    def reading(self, tenant: str) -> asyncio.Semaphore:
+        """Return what a tenant's requests hold while they read what is stored: 16 MB for one of 100 bytes."""
+        return self._readers.setdefault(tenant, asyncio.Semaphore(CONCURRENT_READERS))
 
     def add_follower(self, follower: Following) -> None:
         """Count a stream of a tenant until `remove_follower`.

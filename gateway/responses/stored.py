@@ -110,7 +110,10 @@ class StoredResponses:
 
     async def _find(self, request: Request, principal: Principal) -> ResponseRecord:
         response_id: str = request.path_params["response_id"]
-        record = await self._store.get(principal.tenant, response_id) if is_response_id(response_id) else None
+        record = None
+        if is_response_id(response_id):
+            async with self._store.reading(principal.tenant):
+                record = await self._store.get(principal.tenant, response_id)
         if record is None or not principal.can_use(record.model):
             message = f"Response with id '{response_id[:128]}' not found."
             raise ApiError(404, message, param="id", code="response_not_found")

@@ -28,6 +28,7 @@ from gateway.anthropic.dialect import ANTHROPIC
 from gateway.anthropic.endpoint import MessagesEndpoint
 from gateway.api.app import create_app
 from gateway.api.endpoint import ChatEndpoint, CompletionEndpoint
+from gateway.api.large_bodies import LargeBodies
 from gateway.api.routes import KeyRoute, Routes, RouteServices
 from gateway.api.tokenizer_client import TokenizerClient
 from gateway.config import GatewayConfig
@@ -47,7 +48,8 @@ KEY = "hr-test"
 AUTH = {"Authorization": f"Bearer {KEY}"}
 TOKENIZER_TIMEOUT_S = 5.0
 
-ENDPOINTS = [ChatEndpoint(), CompletionEndpoint()]
+BODIES = LargeBodies()
+ENDPOINTS = [ChatEndpoint(BODIES), CompletionEndpoint(BODIES)]
 
 
 def heartbeat(model: str, **changes: Any) -> Heartbeat:
@@ -132,7 +134,7 @@ def assert_error(answer: httpx2.Response, status: int, code: str | None = None) 
 async def test_what_is_no_route_of_an_api_is_told_in_its_form(
     services: RouteServices, method: str, path: str, status: int, kind: str
 ) -> None:
-    app = create_app(services, [*ENDPOINTS, MessagesEndpoint(False)]).application
+    app = create_app(services, [*ENDPOINTS, MessagesEndpoint(BODIES, False)]).application
     async with client_of(app, AUTH) as client:
         answer = await client.request(method, path)
         assert (answer.status_code, answer.json()["error"]["type"]) == (status, kind)

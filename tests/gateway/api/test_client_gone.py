@@ -8,6 +8,7 @@ from typing import Any, cast
 from gateway.admission.auth import Principal
 from gateway.api.endpoint import ChatEndpoint
 from gateway.api.generation_service import GenerationService
+from gateway.api.large_bodies import LargeBodies
 from gateway.config import GatewayConfig
 from gateway.http1.body import ClientGoneError
 from gateway.metrics import GatewayMetrics
@@ -26,7 +27,7 @@ async def test_client_that_leaves_while_its_body_is_read_is_counted_and_told_to_
     )
     service = GenerationService(GatewayConfig(), keys, nothing, nothing, nothing, metrics, cast("Any", observer))
     exchange = SimpleNamespace(head=SimpleNamespace(headers=[], notes={}), read_body=leave)
-    await service.serve(ChatEndpoint(), cast("Any", exchange))
+    await service.serve(ChatEndpoint(LargeBodies()), cast("Any", exchange))
     assert told == [("chat", 499)]
     assert metrics.disconnects == 1
     assert not metrics.requests

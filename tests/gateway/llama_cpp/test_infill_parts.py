@@ -12,6 +12,7 @@ import pytest
 from gateway.admission.auth import Principal
 from gateway.api.answer import Outcome, ResponseHead
 from gateway.api.endpoint import Asked, StreamParts
+from gateway.api.large_bodies import LargeBodies
 from gateway.config import GatewayConfig
 from gateway.errors import ApiError
 from gateway.generation import Generation, Prompt
@@ -24,7 +25,7 @@ from shared.messages import Delta, Finish, Usage
 from shared.sampling import Sampling
 from tests.gateway.api.test_streamed import LIMITS, Channel, KeepingTransport, events
 
-PRINCIPAL = cast("Principal", object())
+PRINCIPAL = Principal("key", "tenant")
 
 
 def endpoint(**settings: Any) -> InfillEndpoint:
@@ -35,7 +36,8 @@ def endpoint(**settings: Any) -> InfillEndpoint:
         assert model is None
         return "only"
 
-    services = SimpleNamespace(config=GatewayConfig(**settings), model_or_only_one=model_or_only_one)
+    config, bodies = GatewayConfig(**settings), LargeBodies()
+    services = SimpleNamespace(config=config, bodies=bodies, model_or_only_one=model_or_only_one)
     return InfillEndpoint(cast("Any", services))
 
 

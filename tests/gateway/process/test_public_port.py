@@ -19,7 +19,7 @@ from shared.errors import ConfigError
 
 
 def made(**settings: Any) -> tuple[tuple[str, ...], list[Endpoint]]:
-    services = cast("Any", SimpleNamespace(config=GatewayConfig(**settings)))
+    services = cast("Any", SimpleNamespace(bodies=None, config=GatewayConfig(**settings)))
     app, endpoints = public_app(services, cast("Any", None))
     return app.paths, endpoints
 
@@ -36,7 +36,7 @@ def test_every_endpoint_leaves_unknown_parameters_out_if_the_settings_say_so(is_
 
 
 def test_handler_serves_the_endpoints_the_other_routes_and_the_origins_of_the_settings() -> None:
-    services = cast("Any", SimpleNamespace(config=GatewayConfig(cors_origins="https://chat.example.com")))
+    services = cast("Any", SimpleNamespace(bodies=None, config=GatewayConfig(cors_origins="https://chat.example.com")))
     service, store = cast("GenerationService", object()), cast("ResponseStore", object())
     entrance = public_handler(service, services, store)
     assert entrance._service is service
@@ -50,8 +50,8 @@ def test_handler_serves_the_endpoints_the_other_routes_and_the_origins_of_the_se
 def test_without_origins_none_may_read_answers_and_one_that_is_none_is_refused() -> None:
     config = GatewayConfig()
     nothing = cast("Any", None)
-    entrance = public_handler(nothing, cast("Any", SimpleNamespace(config=config)), nothing)
+    entrance = public_handler(nothing, cast("Any", SimpleNamespace(bodies=None, config=config)), nothing)
     assert entrance._cross_origin._origins == frozenset()
-    wrong = cast("Any", SimpleNamespace(config=GatewayConfig(cors_origins="chat.example.com")))
+    wrong = cast("Any", SimpleNamespace(bodies=None, config=GatewayConfig(cors_origins="chat.example.com")))
     with pytest.raises(ConfigError, match="HEADRACE_CORS_ORIGINS"):
         public_handler(nothing, wrong, nothing)

@@ -12,6 +12,7 @@ import pytest
 from openai.types.responses import CompactedResponse
 
 from gateway.admission.auth import Principal
+from gateway.api.large_bodies import LargeBodies
 from gateway.errors import ApiError
 from gateway.responses.compact_endpoint import CompactEndpoint
 from gateway.responses.compaction import PREFACE, REQUEST
@@ -163,7 +164,7 @@ async def test_stream_without_a_summary_fails(thinking: WireWorker, client: open
 
 def generation(fields: dict[str, Any], *, compacts: bool = False, seals: ReasoningSeals | None = SEALS) -> Any:
     kind = CompactEndpoint if compacts else ResponsesEndpoint
-    endpoint = kind(ResponseStore(cast("Any", None), cast("Any", None), seals))
+    endpoint = kind(ResponseStore(cast("Any", None), cast("Any", None), seals), LargeBodies())
     body = json.dumps({"model": "m", "input": "x"} | fields).encode()
     return endpoint.generation(body, Principal("key", "default"))
 

@@ -10,6 +10,7 @@ import pytest
 from openai.types.responses import Response, ResponseOutputMessage
 
 from gateway.admission.auth import Principal
+from gateway.api.large_bodies import LargeBodies
 from gateway.responses.endpoint import ResponsesEndpoint
 from gateway.responses.log import ResponseLog, ResponseLogError
 from gateway.responses.record import ResponseRecord
@@ -128,7 +129,7 @@ async def test_conversation_goes_on_from_the_previous_response(worker: WireWorke
 
 
 async def test_response_that_cannot_be_stored_is_answered_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
-    endpoint = ResponsesEndpoint(ResponseStore(cast("ResponseLog", BrokenLog()), cast("Any", None)))
+    endpoint = ResponsesEndpoint(ResponseStore(cast("ResponseLog", BrokenLog()), cast("Any", None)), LargeBodies())
     principal = Principal("key", "tenant")
     generation = await endpoint.generation(b'{"model":"m","input":"x"}', principal)
     assert generation.draft.is_stored

@@ -13,6 +13,7 @@ from gateway.admission.auth import Principal
 from gateway.admission.caller import Caller
 from gateway.api.answer import Answer, ResponseHead
 from gateway.api.endpoint import Asked, StreamParts
+from gateway.api.large_bodies import LargeBodies
 from gateway.errors import ApiError
 from gateway.http1.event_stream import EventStreamLimits
 from gateway.responses import store as store_module
@@ -58,7 +59,7 @@ class Edge:
     def __init__(self) -> None:
         self.queue = Queue()
         self.store = ResponseStore(cast("Any", self.queue), cast("Any", self.queue))
-        self.endpoint = ResponsesEndpoint(self.store)
+        self.endpoint = ResponsesEndpoint(self.store, LargeBodies())
         self.sent: list[bytes] = []
         self.answers: list[Answer] = []
 

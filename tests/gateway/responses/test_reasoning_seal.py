@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from nacl.secret import Aead
 
 from gateway.admission.auth import Principal
+from gateway.api.large_bodies import LargeBodies
 from gateway.errors import ApiError
 from gateway.responses.body import ItemBody, PartBody
 from gateway.responses.endpoint import ResponsesEndpoint
@@ -117,8 +118,9 @@ async def test_without_a_secret_the_operator_s_setting_is_named() -> None:
     body = b'{"model":"m","input":"x","include":["reasoning.encrypted_content"]}'
     principal, nothing = Principal("key", "tenant"), cast("Any", None)
     with pytest.raises(ApiError, match="HEADRACE_RESPONSES_SECRET") as refusal:
-        await ResponsesEndpoint(ResponseStore(nothing, nothing)).generation(body, principal)
+        await ResponsesEndpoint(ResponseStore(nothing, nothing), LargeBodies()).generation(body, principal)
     error = refusal.value
     assert (error.status, error.param, error.code) == (400, "include", "unsupported_parameter")
-    generation = await ResponsesEndpoint(ResponseStore(nothing, nothing, SEALS)).generation(body, principal)
+    endpoint = ResponsesEndpoint(ResponseStore(nothing, nothing, SEALS), LargeBodies())
+    generation = await endpoint.generation(body, principal)
     assert generation.draft.has_encrypted_reasoning

@@ -1,0 +1,59 @@
+"""Reads large bodies beside the event loop, so that nobody's stream waits while somebody's body is read.
+
+A body of 4 MB can have a hundred thousand parts, which take a fifth of a second. That is before its key's limits are
+asked, since those are in tokens. One body is read at a time, in a thread, and tenants take turns.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from typing import TypeVar
+from weakref import WeakValueDictionary
+
+from gateway.errors import ApiError
+
+Result = TypeVar("Result")
+
+LARGE_BYTES = 64 << 10
+"""Smaller ones take a few milliseconds at most."""
+MAX_WAITING_BYTES = 32 << 20
+# Reading that much takes about two seconds.
+_RETRY_S = 2.0
+
+
+class LargeBodies:
+    """Knows who waits. Used from one event loop."""
+
+    def __init__(self) -> None:
+        """Begin with nobody."""
+        self._one = asyncio.Lock()
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._waiting: Counter[str] = Counter()
+
+    async def read(self, tenant: str, num_bytes: int, read: Callable[[], Result]) -> Result:
+        """Return what `read` makes of a body.
+
+        Args:
+            tenant: Who has sent it.
+            num_bytes: Its size.
+            read: Touches nothing that others do.
+
+        Raises:
+            ApiError: 429; the tenant has sent too many large ones at once. Or whatever `read` raises.
+        """
+        if num_bytes <= LARGE_BYTES:
+            return read()
+        waiting = self._waiting[tenant]
+        if waiting and waiting + num_bytes > MAX_WAITING_BYTES:
+            message = f"Bodies of this tenant with {waiting >> 20} MB wait to be read. Send fewer large ones at once."
+            raise ApiError(429, message, code="too_many_body_bytes", retry_after_s=_RETRY_S)
+        self._waiting[tenant] += num_bytes
+        try:
+            async with self._turns.setdefault(tenant, asyncio.Lock()), self._one:
+                return await asyncio.to_thread(read)
+        finally:
+            self._waiting[tenant] -= num_bytes
+            if not self._waiting[tenant]:
+                del self._waiting[tenant]

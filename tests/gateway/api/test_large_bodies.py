@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+
+import msgspec
+import pytest
+
+from gateway.admission.auth import Principal
+from gateway.anthropic.endpoint import MessagesEndpoint
+from gateway.api.endpoint import ChatEndpoint, CompletionEndpoint, Endpoint
+from gateway.api.large_bodies import LARGE_BYTES, MAX_WAITING_BYTES, LargeBodies
+from gateway.errors import ApiError
+from gateway.pooling.endpoints import EmbeddingsEndpoint
+
+LARGE = LARGE_BYTES + 1
+
+
+def held(released: threading.Event) -> Callable[[], int]:
+    """Return what reads until it is released, and then tells its thread."""
+
+    def read() -> int:
+        assert released.wait(10)
+        return threading.get_ident()
+
+    return read
+
+
+async def test_small_body_is_read_at_once() -> None:
+    assert await LargeBodies().read("t", LARGE_BYTES, threading.get_ident) == threading.get_ident()
+
+
+async def test_large_body_is_read_beside_the_event_loop() -> None:
+    released = threading.Event()
+    reading = asyncio.ensure_future(LargeBodies().read("t", LARGE, held(released)))
+    await asyncio.sleep(0.01)
+    assert not reading.done()
+    released.set()
+    assert await reading != threading.get_ident()
+
+
+async def test_error_of_a_large_body_is_told() -> None:
+    def read() -> None:
+        raise ApiError(400, "wrong")
+
+    with pytest.raises(ApiError, match="wrong"):
+        await LargeBodies().read("t", LARGE, read)
+
+
+async def test_tenants_take_turns() -> None:
+    """Whoever sends many large bodies waits for itself."""
+    bodies, released, order = LargeBodies(), threading.Event(), list[str]()
+
+    def reader(name: str) -> Callable[[], None]:
+        return lambda: order.append(name)
+
+    first = asyncio.ensure_future(bodies.read("many", LARGE, held(released)))
+    await asyncio.sleep(0)
+    waiting = [asyncio.ensure_future(bodies.read("many", LARGE, reader("many"))) for _ in range(5)]
+    await asyncio.sleep(0)
+    other = asyncio.ensure_future(bodies.read("other", LARGE, reader("other")))
+    await asyncio.sleep(0.01)
+    released.set()
+    await asyncio.gather(first, *waiting, other)
+    assert order == ["other", *["many"] * 5]
+
+
+async def test_tenant_whose_bodies_would_fill_the_memory_is_told_to_come_back() -> None:
+    bodies, released = LargeBodies(), threading.Event()
+    size = MAX_WAITING_BYTES // 4
+    waiting = [asyncio.ensure_future(bodies.read("many", size, held(released))) for _ in range(4)]
+    await asyncio.sleep(0)
+    with pytest.raises(ApiError) as refusal:
+        await bodies.read("many", size, held(released))
+    assert (refusal.value.status, refusal.value.code) == (429, "too_many_body_bytes")
+    other = asyncio.ensure_future(bodies.read("other", size, held(released)))
+    released.set()
+    await asyncio.gather(*waiting, other)
+    assert await bodies.read("many", MAX_WAITING_BYTES * 2, threading.get_ident)
+
+
+async def test_body_that_nobody_waits_for_any_more_gives_its_place_back() -> None:
+    bodies, released = LargeBodies(), threading.Event()
+    reading = asyncio.ensure_future(bodies.read("t", MAX_WAITING_BYTES, held(released)))
+    await asyncio.sleep(0.01)
+    reading.cancel()
+    await asyncio.wait([reading])
+    released.set()
+    assert await bodies.read("t", MAX_WAITING_BYTES, threading.get_ident)
+
+
+PARTS = [{"type": "text", "text": "x"}] * 30
+TURNS = [{"role": "user", "content": PARTS}] * 4096
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "body"),
+    [
+        (ChatEndpoint, {"model": "m", "messages": TURNS}),
+        (MessagesEndpoint, {"model": "m", "max_tokens": 1, "messages": TURNS}),
+        (CompletionEndpoint, {"model": "m", "prompt": ["x"] * 100_000}),
+        (EmbeddingsEndpoint, {"model": "m", "input": [["x"]] * 100_000}),
+    ],
+)
+async def test_loop_goes_on_while_a_body_of_a_hundred_thousand_parts_is_read(
+    endpoint: Callable[..., Endpoint], body: dict[str, object]
+) -> None:
+    payload, looks = msgspec.json.encode(body), 0
+    bodies = LargeBodies()
+    reading = asyncio.ensure_future(endpoint(bodies, False).generation(payload, Principal("key", "t")))
+    while not reading.done():
+        await asyncio.sleep(0)
+        looks += 1
+    assert looks > 2
+    assert reading.exception() is None or isinstance(reading.exception(), ApiError)

@@ -1,0 +1,77 @@
+"""Requests of a hundred bytes that read megabytes: so many of a tenant at once, and no others wait for them."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from gateway.admission.auth import Principal
+from gateway.api.large_bodies import LargeBodies
+from gateway.errors import ApiError
+from gateway.responses.compact_endpoint import CompactEndpoint
+from gateway.responses.endpoint import ResponsesEndpoint
+from gateway.responses.item_ids import new_response_id
+from gateway.responses.reasoning_seal import ReasoningSeals
+from gateway.responses.store import CONCURRENT_READERS, ResponseStore
+from gateway.responses.stored import StoredResponses
+
+RESPONSE_ID = new_response_id()
+BODIES = {
+    "previous": b'{"model":"m","input":"x","previous_response_id":"%s"}' % RESPONSE_ID.encode(),
+    "reference": b'{"model":"m","input":[{"type":"item_reference","id":"msg_%s8000"}]}' % RESPONSE_ID[5:].encode(),
+}
+
+
+class SlowLog:
+    """Has nothing, and says so when it is released."""
+
+    def __init__(self) -> None:
+        self.num_reading: dict[str, int] = {}
+        self.released = asyncio.Event()
+
+    async def get(self, tenant: str, response_id: str, budget: object = None) -> None:
+        self.num_reading[tenant] = self.num_reading.get(tenant, 0) + 1
+        await self.released.wait()
+
+
+def store_of(log: SlowLog) -> ResponseStore:
+    return ResponseStore(cast("Any", log), cast("Any", None), ReasoningSeals("s" * 32))
+
+
+@pytest.mark.parametrize("endpoint", [ResponsesEndpoint, CompactEndpoint])
+@pytest.mark.parametrize("body", BODIES.values(), ids=BODIES)
+async def test_conversations_of_one_tenant_are_read_a_few_at_a_time(
+    endpoint: type[ResponsesEndpoint], body: bytes
+) -> None:
+    log = SlowLog()
+    asked = endpoint(store_of(log), LargeBodies())
+    greedy = [
+        asyncio.ensure_future(asked.generation(body, Principal("key", "greedy"))) for _ in range(3 * CONCURRENT_READERS)
+    ]
+    other = asyncio.ensure_future(asked.generation(body, Principal("key", "other")))
+    await asyncio.sleep(0.01)
+    assert log.num_reading == {"greedy": CONCURRENT_READERS, "other": 1}
+    # Who continues nothing does not wait for those who do.
+    assert await asked.generation(b'{"model":"m","input":"x"}', Principal("key", "greedy"))
+    log.released.set()
+    refusals = await asyncio.gather(*greedy, other, return_exceptions=True)
+    assert {type(refusal) for refusal in refusals} == {ApiError}
+    assert log.num_reading["greedy"] == 3 * CONCURRENT_READERS
+
+
+async def test_responses_of_one_tenant_are_retrieved_a_few_at_a_time() -> None:
+    log = SlowLog()
+    (retrieve, *_) = StoredResponses(store_of(log)).routes()
+    request = SimpleNamespace(query_params={}, path_params={"response_id": RESPONSE_ID})
+    asked = [
+        asyncio.ensure_future(retrieve.handler(cast("Any", request), Principal("key", "greedy")))
+        for _ in range(3 * CONCURRENT_READERS)
+    ]
+    await asyncio.sleep(0.01)
+    assert log.num_reading == {"greedy": CONCURRENT_READERS}
+    log.released.set()
+    refusals = await asyncio.gather(*asked, return_exceptions=True)
+    assert [cast("ApiError", refusal).status for refusal in refusals] == [404] * len(asked)
