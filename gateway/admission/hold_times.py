@@ -8,7 +8,7 @@ MAX_WAIT_S = 60.0
 
 
 class HoldTimes:
-    """Since when each holder has its places, and the running mean of how long holders had theirs.
+    """When each holder got its places, and the running mean of how long places are held.
 
     Attributes:
         num_held: Places that are held.
@@ -24,12 +24,12 @@ class HoldTimes:
         self._holders: dict[object, tuple[float, int]] = {}
 
     def begin(self, holder: object, now: float, num_places: int = 1) -> None:
-        """Note that somebody has places from now on."""
+        """Note that a holder has places from now on."""
         self._holders[holder] = (now, num_places)
         self.num_held += num_places
 
     def end(self, holder: object, now: float) -> int:
-        """Note that somebody has given its places back; return how many they were."""
+        """Note that a holder has given its places back; return how many they were."""
         started, num_places = self._holders.pop(holder)
         self.num_held -= num_places
         held_s = max(0.0, now - started)
@@ -38,11 +38,11 @@ class HoldTimes:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nobody holds anything."""
+        """Whether no place is held."""
         return not self._holders
 
     def mean_s(self, now: float) -> float:
-        """Return how long places are usually held; while nobody has ended, twice as long as the oldest has held."""
+        """Return how long places are usually held; until one is given back, twice as long as the oldest was held."""
         if self._mean_s is not None:
             return self._mean_s
         return 2 * max((now - started for started, _ in self._holders.values()), default=0.0)
@@ -50,8 +50,9 @@ class HoldTimes:
     def wait_s(self, now: float, missing: int, running: int, hold_s: float) -> float:
         """Predict when `missing` more places will have been given back.
 
-        Two estimates, of which the longer counts: the rate at which `running` places come back that are held `hold_s`
-        each (Little's law), and the age of those that are held here: after a burst none comes back before its time.
+        The longer of two estimates counts. The first is the rate at which `running` places come back that are held for
+        `hold_s` each (Little's law). The second is the age of the places held here: after a burst, none comes back
+        before it was held for `hold_s`.
         """
         by_rate_s = missing * hold_s / max(1, running)
         by_age_s = 0.0

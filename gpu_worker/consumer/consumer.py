@@ -98,7 +98,7 @@ class Consumer:
         interactive.make_way = batch.make_way
         outbox.on_unsent = self._abandon
         outbox.on_too_large = self._refuse_too_large
-        outbox.is_heard = self._subscribers.has
+        outbox.has_subscriber = self._subscribers.has
         self._subscribers.on_found = self._greet_gateways
 
     async def start(self) -> None:
@@ -223,7 +223,7 @@ class Consumer:
 
         They tell from two heartbeats what was lost with a connection. The first one need not wait for its turn.
         """
-        self._outbox.look_again()
+        self._outbox.send_kept()
         with contextlib.suppress(*SEND_ERRORS):
             self._nats.send(*self._heartbeat())
 

@@ -1,8 +1,8 @@
-"""Which gateways listen again after NATS was away: frames to one that is not back yet would be lost.
+"""Which gateways have subscribed again after NATS was away: frames to the others would be lost.
 
-NATS gives a message to those who are subscribed at that moment. After a restart everybody connects again within a
-fraction of a second, in any order. So each gateway that is to get frames is sent an empty frame first, as a request:
-NATS itself answers when nobody is subscribed.
+NATS delivers a message to those who are subscribed at that moment. After a restart all processes connect again within a
+fraction of a second, in any order. So each gateway that is to get frames first gets an empty one, as a request: NATS
+itself answers it with "no responders" when there is no subscriber.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from shared.messages import Frame, encode
 from shared.nats_connection import SEND_ERRORS
 
 _RETRY_S = 0.03
-# By then, what a gateway misses is noticed and asked for again, if it is alive.
+# A gateway that is alive has noticed by then which frames it misses.
 GIVE_UP_S = 2.0
 _NO_RESPONDERS = "503"
 
@@ -33,9 +33,9 @@ class _Search:
     """The search after one reconnect.
 
     Attributes:
-        missing: Subjects that nobody may be listening to yet.
-        asked: Subject of each question of this round, by the inbox of its answer.
-        absent: Subjects that NATS has answered for in this round: nobody listens.
+        missing: Subjects that may have no subscriber yet.
+        asked: Subject of each request of this round, by the inbox of its answer.
+        absent: Subjects without a subscriber, as NATS has answered in this round.
     """
 
     missing: set[str]
@@ -44,16 +44,16 @@ class _Search:
 
 
 class FrameSubscribers:
-    """Knows which subjects nobody may be listening to yet. Owns an inbox for the answers of NATS.
+    """Knows which subjects may have no subscriber yet. Owns an inbox for the answers of NATS.
 
     Attributes:
-        on_found: Called when subjects have listeners again, or are waited for no longer.
+        on_found: Called when subjects have subscribers again, or are waited for no longer.
     """
 
     def __init__(self, nats: DirectClient, worker: str) -> None:
         """Ask in the name of `worker`; `start` must be called once connected."""
         self._nats = nats
-        self._question = encode(Frame(worker, 0, []))
+        self._request = encode(Frame(worker, 0, []))
         self._inbox = nats.new_inbox()
         self._numbers = itertools.count()
         self._is_away = False
@@ -62,11 +62,11 @@ class FrameSubscribers:
         self.on_found: Callable[[], None] = lambda: None
 
     async def start(self) -> None:
-        """Listen to what NATS answers."""
+        """Subscribe to the answers of NATS."""
         await self._nats.subscribe_direct(f"{self._inbox}.*", self._receive)
 
     def has(self, subject: str) -> bool:
-        """Whether a message would reach somebody, as far as can be known."""
+        """Whether a subject has a subscriber, as far as is known."""
         if self._is_away or not self._nats.is_connected:
             return False
         return self._search is None or subject not in self._search.missing
@@ -77,7 +77,7 @@ class FrameSubscribers:
         self._search = None
 
     def reconnected(self, subjects: Iterable[str]) -> None:
-        """Find out which of these subjects have listeners, until all of them do."""
+        """Ask which of these subjects have subscribers, until all of them do."""
         self._is_away = False
         self._search = _Search(set(subjects))
         self._tasks.spawn(self._seek(self._search), "search for subscribers of frames")
@@ -89,7 +89,7 @@ class FrameSubscribers:
             try:
                 await self._ask(search, left_s)
             except SEND_ERRORS as error:
-                # If the connection is lost again, this begins anew with the next one.
+                # If the connection is lost again, the search begins anew with the next one.
                 _log.debug("subscribers could not be asked for: %r", error)
             else:
                 if search is not self._search:
@@ -108,11 +108,11 @@ class FrameSubscribers:
 
     async def _ask(self, search: _Search, timeout_s: float) -> None:
         search.absent = set()
-        # Each question has an inbox of its own: the answer to one of an earlier round may come late.
+        # Each request has an inbox of its own: an answer to an earlier round may come late.
         search.asked = {f"{self._inbox}.{next(self._numbers)}": subject for subject in sorted(search.missing)}
         for inbox, subject in search.asked.items():
-            self._nats.send(subject, self._question, inbox)
-        # NATS answers in order: what nobody listens to is known before the answer to this.
+            self._nats.send(subject, self._request, inbox)
+        # NATS answers in order: after this, each subject without a subscriber is known.
         await self._nats.flush(timeout_s)
 
     def _receive(self, message: Msg) -> None:

@@ -1,8 +1,9 @@
-"""Sends deltas: one frame per reply subject for everything that has come together since the last round.
+"""Sends deltas: one frame per reply subject with all deltas that were put in since the last round.
 
-Producers on the event loop put deltas in; the next turn of the loop takes them out, encodes and sends. In the ordinary
-case a round is one engine step. When the loop falls behind, or NATS does, a round holds several steps, which costs less
-than sending them apart. Messages whose last delta is in a frame are acknowledged after that frame.
+Producers on the event loop put deltas in. The next turn of the loop is a round: it takes them out, encodes and sends
+them. Usually a round holds one engine step. When the loop or NATS falls behind it holds several, which costs less than
+to send them one by one. Messages whose last delta is in a frame are acknowledged after that frame. Deltas for a subject
+without a subscriber are kept until there is one.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ from shared.messages import Delta, Frame
 from shared.nats_connection import SEND_ERRORS
 from shared.task_supervisor import TaskSupervisor
 
-# Of all deltas that are kept because nobody listens, in encoded bytes; in memory they take about six times as much.
-# When somebody listens again they go out in one round, so it is less than may wait on a connection to NATS (8 MiB).
+# Bound of all kept deltas in encoded bytes; in memory they take about six times as much. They are sent in one round,
+# so it is less than the bytes that may wait on a connection to NATS (8 MiB).
 MAX_KEPT_BYTES = 6 << 20
 
-# How long a delivery may take. The gateway publishes a suspect again when nobody has claimed it for five seconds; a
-# claim that comes then would be for an attempt that is over. While a worker waits for this it begins nothing new.
+# Timeout of `deliver`. A gateway publishes a suspect again that was not claimed for five seconds, and a later claim
+# would be for an attempt that is over. While a worker waits for a delivery it begins nothing new.
 DELIVERY_S = 2.0
 
 _log = logging.getLogger(__name__)
@@ -38,8 +39,8 @@ class _Parcel:
     """What goes to one reply subject, and the messages that are acknowledged afterwards.
 
     Attributes:
-        is_kept: Whether nobody listened when it was to be sent.
-        num_bytes: Encoded size of the deltas, which is counted while it is kept.
+        is_kept: Whether the subject had no subscriber when it was to be sent.
+        num_bytes: Encoded size of the deltas; counted only while they are kept.
     """
 
     deltas: list[Delta] = field(default_factory=list)
@@ -55,7 +56,7 @@ class Outbox:
         step: Engine step that frames are marked with.
         on_too_large: Called with a delta that no frame can hold, which was not sent.
         on_unsent: Called with deltas that could not be sent; their requests must not be acknowledged.
-        is_heard: Says of a reply subject whether somebody listens; what nobody would hear is kept.
+        has_subscriber: Says of a reply subject whether it has a subscriber; without one, deltas are kept.
     """
 
     def __init__(self, nats: DirectClient, worker: str, tasks: TaskSupervisor) -> None:
@@ -72,7 +73,7 @@ class Outbox:
         self.step = 0
         self.on_too_large: Callable[[Delta], None] = lambda delta: None
         self.on_unsent: Callable[[list[Delta]], None] = lambda deltas: None
-        self.is_heard: Callable[[str], bool] = lambda reply: True
+        self.has_subscriber: Callable[[str], bool] = lambda reply: True
 
     def start(self) -> None:
         """Begin to send."""
@@ -105,8 +106,8 @@ class Outbox:
             parcel.num_bytes = self._num_bytes(parcel.deltas)
         return len(parcel.deltas) < len(deltas)
 
-    def look_again(self) -> None:
-        """Send soon what was kept for those who are heard by now."""
+    def send_kept(self) -> None:
+        """Send soon what was kept for subjects that have subscribers by now."""
         if self._parcels:
             self._send_soon()
 
@@ -120,12 +121,12 @@ class Outbox:
         self._loop = None
         if self._waiting is not None:
             await self._tasks.stop(self._waiting)
-        self.is_heard = lambda reply: True
+        self.has_subscriber = lambda reply: True
         self.flush()
 
     def flush(self) -> None:
-        """Send and acknowledge everything put in so far, except for what nobody would hear."""
-        parcels = self._take_heard()
+        """Send and acknowledge everything put in so far, except for subjects without a subscriber."""
+        parcels = self._take_sendable()
         answers, self._answers = self._answers, []
         for reply, parcel in parcels.items():
             try:
@@ -147,7 +148,7 @@ class Outbox:
         """Send everything put in so far, and wait until the server has what goes to `reply`.
 
         Raises:
-            Exception: One of `SEND_ERRORS`: the server may have it or not, or nobody would hear it now, and it is kept.
+            Exception: One of `SEND_ERRORS`: the server may have it or not, or it is kept for want of a subscriber.
         """
         self.flush()
         if reply in self._parcels:
@@ -159,20 +160,20 @@ class Outbox:
         """The reply subjects for which something waits."""
         return list(self._parcels)
 
-    def _take_heard(self) -> dict[str, _Parcel]:
-        heard: dict[str, _Parcel] = {}
+    def _take_sendable(self) -> dict[str, _Parcel]:
+        sendable: dict[str, _Parcel] = {}
         kept: dict[str, _Parcel] = {}
         for reply, parcel in self._parcels.items():
-            (heard if self.is_heard(reply) else kept)[reply] = parcel
+            (sendable if self.has_subscriber(reply) else kept)[reply] = parcel
         for parcel in kept.values():
             if not parcel.is_kept:
                 parcel.is_kept, parcel.num_bytes = True, self._num_bytes(parcel.deltas)
         self._parcels = kept
         while self._num_kept_bytes > MAX_KEPT_BYTES:
             reply = max(kept, key=lambda reply: kept[reply].num_bytes)
-            _log.warning("frames not sent: nobody listens", extra={"reply": reply})
+            _log.warning("frames not sent: their subject has no subscriber", extra={"reply": reply})
             self.on_unsent(kept.pop(reply).deltas)
-        return heard
+        return sendable
 
     @property
     def _num_kept_bytes(self) -> int:
@@ -196,7 +197,7 @@ class Outbox:
             self._waiting = self._tasks.start(self._send_when_writable(), "outbox")
 
     async def _send_when_writable(self) -> None:
-        # A connection that is lost meanwhile takes what it can keep until it is back.
+        # If the connection is lost meanwhile, the client buffers what is sent until it is back.
         with contextlib.suppress(*SEND_ERRORS):
             await self._nats.wait_writable()
         self._is_due = False

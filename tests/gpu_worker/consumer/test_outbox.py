@@ -206,7 +206,7 @@ async def test_nothing_is_sent_at_once_while_nats_does_not_read_or_after_the_end
 
 async def test_what_nobody_hears_is_kept_in_order_until_somebody_does(outbox: Outbox, connection: Connection) -> None:
     heard = {"hr.tok.b"}
-    outbox.is_heard = heard.__contains__
+    outbox.has_subscriber = heard.__contains__
     outbox.start()
     connection.writable.set()
     for position in range(3):
@@ -220,14 +220,14 @@ async def test_what_nobody_hears_is_kept_in_order_until_somebody_does(outbox: Ou
     assert connection.acknowledged == []
     assert outbox.replies == ["hr.tok.a"]
     heard.add("hr.tok.a")
-    outbox.look_again()
+    outbox.send_kept()
     await asyncio.sleep(0)
     assert [delta.seq for frame in connection.frames("hr.tok.a") for delta in frame.deltas] == [0, 1, 2, 3]
     assert connection.acknowledged == ["ack.a"]
 
 
 async def test_claim_that_nobody_would_hear_is_not_delivered(outbox: Outbox, connection: Connection) -> None:
-    outbox.is_heard = lambda reply: False
+    outbox.has_subscriber = lambda reply: False
     outbox.put("hr.tok.a", Delta("a", 0, 0))
     with pytest.raises(ConnectionReconnectingError):
         await outbox.deliver("hr.tok.a")
@@ -236,7 +236,7 @@ async def test_claim_that_nobody_would_hear_is_not_delivered(outbox: Outbox, con
 
 
 async def test_claim_is_delivered_while_another_gateway_is_away(outbox: Outbox, connection: Connection) -> None:
-    outbox.is_heard = lambda reply: reply == "hr.tok.a"
+    outbox.has_subscriber = lambda reply: reply == "hr.tok.a"
     outbox.put("hr.tok.b", Delta("b", 0, 0))
     outbox.put("hr.tok.a", Delta("a", 0, 0))
     await outbox.deliver("hr.tok.a")
@@ -247,7 +247,7 @@ async def test_claim_is_delivered_while_another_gateway_is_away(outbox: Outbox, 
 async def test_what_is_withdrawn_is_never_sent_and_what_waits_beside_it_is(
     outbox: Outbox, connection: Connection
 ) -> None:
-    outbox.is_heard = lambda reply: False
+    outbox.has_subscriber = lambda reply: False
     for delta in (Delta("a", 0, 0), Delta("b", 0, 0, (1,), "x"), Delta("a", 1, 0)):
         outbox.put("hr.tok.a", delta)
     outbox.put("hr.tok.b", Delta("a", 0, 0))
@@ -270,7 +270,7 @@ async def test_only_so_many_bytes_are_kept_and_who_has_most_of_them_loses_them(
     monkeypatch.setattr(module, "MAX_KEPT_BYTES", 5 * size)
     unsent: list[Delta] = []
     outbox.on_unsent = unsent.extend
-    outbox.is_heard = lambda reply: False
+    outbox.has_subscriber = lambda reply: False
     outbox.start()
     connection.writable.set()
     outbox.put("hr.tok.b", Delta("b", 0, 0, (1,), "x" * size))  # a bit more than `size`
@@ -290,7 +290,7 @@ async def test_what_is_withdrawn_makes_room_for_what_is_kept(
     monkeypatch.setattr(module, "MAX_KEPT_BYTES", 2 * len(encode(deltas[0])))
     unsent: list[Delta] = []
     outbox.on_unsent = unsent.extend
-    outbox.is_heard = lambda reply: False
+    outbox.has_subscriber = lambda reply: False
     for delta in deltas[:2]:
         outbox.put("hr.tok.a", delta)
     outbox.flush()

@@ -126,11 +126,11 @@ async def test_claim_of_a_suspect_that_was_left_to_the_queue_does_not_go_out_lat
 ) -> None:
     outbox, held = worker.worker.consumer._outbox, worker.worker.consumer._held
     kept: list[str] = []
-    monkeypatch.setattr(outbox, "is_heard", lambda reply: kept.append(reply) is not None)
+    monkeypatch.setattr(outbox, "has_subscriber", lambda reply: kept.append(reply) is not None)
     suspect = await gateway.publish(gateway.request(probation=1))
     await wait_until(lambda: bool(kept) and len(held) == 0)
     monkeypatch.undo()
-    outbox.look_again()
+    outbox.send_kept()
     await gateway.ask()
     assert not suspect.claimed.is_set()
 
@@ -139,7 +139,7 @@ async def test_suspect_runs_while_another_gateway_is_away(
     worker: RunningWorker, gateway: TestGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     outbox = worker.worker.consumer._outbox
-    monkeypatch.setattr(outbox, "is_heard", lambda reply: reply == gateway.reply)
+    monkeypatch.setattr(outbox, "has_subscriber", lambda reply: reply == gateway.reply)
     outbox.put("hr.tok.away", Delta("other", 0, 0))
     assert (await gateway.ask(probation=1)).finish.reason == "length"
     assert outbox.replies == ["hr.tok.away"]
