@@ -139,14 +139,18 @@ def grouped_sigmoid_rule(file: JsonFile, num_experts: int) -> RoutingRule:
     )
 
 
-def read_grouped_sigmoid(file: JsonFile) -> MixtureShape:
+def read_grouped_sigmoid(file: JsonFile, expert_size: int | None = None) -> MixtureShape:
     """Read the mixture of DeepSeek-V3 and GLM: experts by `grouped_sigmoid_rule`, and shared ones of the same size.
+
+    Args:
+        file: The configuration.
+        expert_size: What an absent `moe_intermediate_size` means; None is an error.
 
     Raises:
         CheckpointError: The groups cannot be formed, or do not hold as many experts as a token gets.
     """
     num_experts = read_num_experts(file, "n_routed_experts", "num_local_experts")
-    inner = file.integer("moe_intermediate_size")
+    inner = file.integer("moe_intermediate_size", expert_size)
     return MixtureShape(
         num_experts,
         inner,
