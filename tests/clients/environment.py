@@ -28,6 +28,9 @@ PYTHON_PACKAGES = {
     "agents_sdk_client.py": "openai-agents",
     "aiperf_tool.py": "aiperf",
     "lm_eval_tool.py": "lm_eval[api] transformers",
+    "smolagents_client.py": "smolagents[openai]",
+    "crewai_client.py": "crewai",
+    "aider_tool.py": "aider-chat",
 }
 # Programs for the terminal, which come as packages of Node.
 AGENTS = ("codex_agent.py", "claude_code_agent.py")

@@ -3,7 +3,7 @@
 import { createAnthropic } from "@ai-sdk/anthropic";
 import { createOpenAI } from "@ai-sdk/openai";
 import { createOpenAICompatible } from "@ai-sdk/openai-compatible";
-import { embed, generateObject, generateText, stepCountIs, streamText, tool } from "ai";
+import { APICallError, embed, generateObject, generateText, stepCountIs, streamObject, streamText, tool } from "ai";
 import { z } from "zod";
 import {
   CALLING_KEY, CALLING_MODEL, CALLING_URL, KEY, MODEL, NUM_TURNS, THINKING_KEY, THINKING_MODEL, THINKING_URL, URL, check,
@@ -33,6 +33,18 @@ async function loop(model) {
   check(calls >= NUM_TURNS, calls);
 }
 
+// By its APIs: Responses, chat and Anthropic's Messages.
+const models = [openai(MODEL), openai.chat(MODEL), compatible(MODEL), anthropic(MODEL)];
+const person = { person: tool({ inputSchema: schema, strict: true, execute: async () => "stored" }) };
+const forced = { tools: person, toolChoice: "required", maxOutputTokens: 400, providerOptions: {
+  openai: { parallelToolCalls: false }, anthropic: { disableParallelToolUse: true } } };
+
+async function all(stream) {
+  const parts = [];
+  for await (const part of stream) parts.push(part);
+  return parts;
+}
+
 await run({
   chat: async () => {
     const answer = await generateText({ ...common, model: openai.chat(MODEL), maxOutputTokens: 8 });
@@ -45,6 +57,52 @@ await run({
   "JSON schema": async () => {
     const answer = await generateObject({ ...common, model: compatible(MODEL), schema, maxOutputTokens: 400 });
     checkPerson(answer.object);
+  },
+  stop: async () => {
+    const ask = { ...common, model: openai.chat(MODEL), maxOutputTokens: 20, temperature: 0 };
+    const whole = (await generateText(ask)).text;
+    const cut = await generateText({ ...ask, stopSequences: [whole.slice(4, 7)] });
+    check(cut.text === whole.slice(0, whole.indexOf(whole.slice(4, 7))) && cut.finishReason === "stop", [whole, cut.text]);
+  },
+  "tool call": async () => {
+    for (const model of models.slice(0, 2).concat(models.slice(3))) {
+      const answer = await generateText({ ...common, ...forced, model });
+      checkPerson(answer.toolCalls[0].input);
+      check(answer.toolResults[0].output === "stored" && answer.finishReason === "tool-calls", answer.finishReason);
+    }
+  },
+  "streamed tool call": async () => {
+    for (const model of models.slice(0, 2).concat(models.slice(3))) {
+      const parts = await all(streamText({ ...common, ...forced, model }).fullStream);
+      checkPerson(parts.find((part) => part.type === "tool-call").input);
+      check(parts.some((part) => part.type === "tool-result" && part.output === "stored"), parts.length);
+    }
+  },
+  "streamed objects": async () => {
+    for (const model of models) {
+      const stream = streamObject({ ...common, model, schema, maxOutputTokens: 400 });
+      await all(stream.partialObjectStream);
+      checkPerson(await stream.object);
+    }
+  },
+  "cancelled streams": async () => {
+    for (const model of models) {
+      const stop = new AbortController();
+      const stream = streamText({ ...common, model, maxOutputTokens: 1500, abortSignal: stop.signal });
+      const kinds = [];
+      for await (const part of stream.fullStream) {
+        kinds.push(part.type);
+        if (part.type === "text-delta") stop.abort();
+      }
+      check(kinds.at(-1) === "abort", kinds);
+    }
+  },
+  "typed errors": async () => {
+    for (const model of [openai("nobody"), openai.chat("nobody"), compatible("nobody"), anthropic("nobody")]) {
+      const error = await generateText({ ...common, model, maxOutputTokens: 8 }).catch((error) => error);
+      check(APICallError.isInstance(error) && error.statusCode === 404 && !error.isRetryable, error);
+      check(error.message.includes("GET /v1/models"), error.message);
+    }
   },
   records: async () => {
     const places = z.object({ places: z.record(z.enum(["x", "y"]), z.number().int().min(0).max(99)) });

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -49,11 +50,17 @@ def check_person(value: object) -> None:
 
 def run(cells: dict[str, Callable[[], None]]) -> None:
     """Try each feature, and say how it went."""
-    for feature, attempt in cells.items():
-        try:
-            attempt()
-            why = ""
-        except Exception as error:
-            traceback.print_exc(file=sys.stderr)
-            why = f"{type(error).__name__}: {error}"[:500]
-        print(json.dumps({"feature": feature, "why": why}), flush=True)
+    told = sys.stdout
+    # Some libraries write there too, from threads of their own.
+    with contextlib.redirect_stdout(sys.stderr):
+        for feature, attempt in cells.items():
+            print(json.dumps({"feature": feature, "why": _problem(attempt)}), file=told, flush=True)
+
+
+def _problem(attempt: Callable[[], None]) -> str:
+    try:
+        attempt()
+    except Exception as error:
+        traceback.print_exc(file=sys.stderr)
+        return f"{type(error).__name__}: {error}"[:500]
+    return ""

@@ -20,6 +20,7 @@ def run_tool(name: str, *arguments: str, files: dict[str, str] | None = None) ->
         for file, text in (files or {}).items():
             Path(directory, file).write_text(text)
         environ = os.environ | {"OPENAI_API_KEY": KEY, "HF_HOME": directory, "HF_DATASETS_CACHE": directory}
+        environ["HOME"] = directory
         done = subprocess.run(
             [str(Path(sys.executable).parent / name), *arguments],
             env=environ,
