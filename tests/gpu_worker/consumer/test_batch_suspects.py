@@ -13,11 +13,12 @@ import pytest
 from gpu_worker.consumer import batch_progress, batch_trials
 from gpu_worker.consumer.batch_lane import BatchLane
 from gpu_worker.consumer.batch_progress import NO_PROGRESS, ProgressRecords, is_due
+from gpu_worker.consumer.batch_trials import HARMLESS_TOKENS
 from gpu_worker.consumer.held_request import HeldRequest, HeldRequests
 from gpu_worker.consumer.queued_message import REDELIVER, QueuedMessage
 from gpu_worker.text.prompt_encoder import PromptEncoder
 from shared.batch_progress import BatchProgress
-from shared.messages import BatchResult, Cancel, Request, encode
+from shared.messages import BatchResult, Cancel, Delta, Request, encode
 from shared.sampling import Sampling
 from shared.streams import StreamLimits
 from shared.subjects import request_subject, result_subject
@@ -54,6 +55,7 @@ class Bench:
         self.begun: list[str] = []
         self.sent: list[bytes] = []
         self.results: list[BatchResult] = []
+        self.answered: list[int] = []
         nothing: Any = None
         intake: Any = SimpleNamespace(begin=lambda held, lane: self.begun.append(held.request.id))
         results: Any = SimpleNamespace(
@@ -62,7 +64,8 @@ class Bench:
         )
         nats: Any = SimpleNamespace(send=lambda subject, data: self.sent.append(data))
         records: Any = self.records
-        self.lane = BatchLane("w", 5, intake, nothing, self.held, nothing, results, records, nats)
+        outbox: Any = SimpleNamespace(answer=lambda message: self.answered.append(message.stream_seq))
+        self.lane = BatchLane("w", 5, intake, nothing, self.held, outbox, results, records, nats)
 
     def take(self, name: str, num_delivered: int) -> HeldRequest:
         job = Request(id=name, model="m", tenant="acme", text="x")
@@ -71,6 +74,11 @@ class Bench:
         held = self.held.get(f"acme/{name}")
         assert held is not None
         return held
+
+    def write(self, held: HeldRequest, num_tokens: int) -> None:
+        """Let the engine produce tokens of a request."""
+        seq = held.num_output_tokens
+        self.lane.advance(held, Delta(held.request.id, 0, seq, tuple(range(num_tokens)), "x" * num_tokens))
 
     async def settle(self) -> None:
         await self.lane._tasks.wait()
@@ -97,6 +105,116 @@ async def test_trial_that_cannot_be_recorded_does_not_begin(bench: Bench) -> Non
     # It waited, which is no failure; now it begins.
     assert bench.records.saved == [((), 1), ((), 0)]
     assert bench.begun == ["suspect"] * 2
+
+
+async def test_suspect_that_ended_before_its_trial_was_recorded_is_not_put_off(bench: Bench) -> None:
+    bench.records.may_be_read.set()
+    held = bench.take("suspect", 2)
+    await bench.settle()
+    bench.lane.trials.review()
+    bench.lane.cancel(Cancel(("suspect",)))
+    bench.records.may_be_written = False
+    assert not await bench.lane.announce(held)
+    assert (held.is_parked, bench.lane.trials.is_active) == (False, False)
+
+
+async def test_suspect_cancelled_while_it_is_recorded_waits_for_no_trial(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def save(held: HeldRequest) -> bool:
+        bench.lane.cancel(Cancel((held.request.id,)))
+        return True
+
+    monkeypatch.setattr(bench.records, "save", save)
+    bench.records.may_be_read.set()
+    bench.take("suspect", 2)
+    await bench.settle()
+    assert [result.finish for result in bench.results] == ["cancelled"]
+    assert not bench.lane.trials.is_active
+
+
+async def test_suspect_given_back_in_its_trial_is_not_charged_for_it(bench: Bench) -> None:
+    bench.records.may_be_read.set()
+    held = bench.take("suspect", 4)
+    await bench.settle()
+    bench.lane.trials.review()
+    assert (held.num_failed, held.is_charged) == (3, True)
+    bench.lane.give_back(held)
+    await bench.settle()
+    assert (bench.records.saved[-1], bench.sent) == (((), 1), [REDELIVER])
+
+
+async def test_second_suspect_waits_until_the_first_is_harmless_and_not_for_a_token(bench: Bench) -> None:
+    bench.records.may_be_read.set()
+    first, _ = bench.take("first", 3), bench.take("later", 3)
+    await bench.settle()
+    bench.lane.trials.review()
+    bench.write(first, HARMLESS_TOKENS - 1)
+    bench.lane.trials.review()
+    assert bench.begun == ["first"]
+    bench.write(first, 1)
+    assert bench.begun == ["first", "later"]
+    await bench.settle()
+    # All its deliveries are no failures any more.
+    assert (first.num_failed, first.is_charged, bench.records.saved[-1]) == (0, False, ((), 3))
+
+
+async def test_request_that_goes_on_from_far_is_harmless_only_by_what_it_produces_here(bench: Bench) -> None:
+    bench.records.record = BatchProgress(b"", 0, "", 0, tuple(range(100)), "x" * 100)
+    bench.records.may_be_read.set()
+    held = bench.take("suspect", 2)
+    await bench.settle()
+    bench.lane.trials.review()
+    bench.write(held, HARMLESS_TOKENS - 1)
+    assert (held.num_failed, held.is_charged) == (1, True)
+    bench.write(held, 1)
+    assert (held.num_failed, held.is_charged) == (0, False)
+
+
+async def test_request_that_lost_a_worker_is_recorded_each_few_tokens_also_when_it_is_harmless(bench: Bench) -> None:
+    bench.records.may_be_read.set()
+    held = bench.take("lost", 2)
+    await bench.settle()
+    bench.lane.trials.review()
+    num_saved = len(bench.records.saved)
+    for _ in range(3):
+        bench.write(held, 32)
+        await bench.settle()
+        await asyncio.sleep(0.02)
+    assert len(bench.records.saved) == num_saved + 3
+
+
+async def test_delivery_that_comes_while_the_record_is_read_is_no_failure(bench: Bench) -> None:
+    held = bench.take("slow", 2)
+    await asyncio.sleep(0)
+    assert bench.take("slow", 3) is held
+    bench.records.may_be_read.set()
+    await bench.settle()
+    assert (held.num_failed, held.message.num_delivered) == (1, 3)
+
+
+async def test_nothing_is_recorded_of_a_request_that_has_ended_meanwhile(bench: Bench) -> None:
+    bench.take("slow", 1)
+    bench.take("slow", 2)
+    bench.lane.cancel(Cancel(("slow",)))
+    await bench.settle()
+    assert (bench.records.saved, len(bench.results)) == ([], 1)
+
+
+async def test_request_that_was_published_twice_is_answered_by_the_first_and_the_second_leaves_the_queue(
+    bench: Bench,
+) -> None:
+    first = bench.take("twin", 1)
+    bench.lane.take(QueuedMessage(first.message.subject, first.message.data, "ack", 99, 1, 0))
+    assert (bench.answered, bench.begun, first.message.stream_seq) == ([99], ["twin"], 4)
+
+
+async def test_requests_of_people_do_not_make_way(bench: Bench) -> None:
+    people = HeldRequest("r", Request(id="r", model="m"), QueuedMessage("s", b"", "ack", 1, 1, 0))
+    bench.held.add(people)
+    bench.lane.make_way()
+    await bench.settle()
+    assert (bench.held.is_current(people), bench.sent) == (True, [])
 
 
 async def test_request_given_back_while_its_record_is_read_keeps_what_is_recorded(bench: Bench) -> None:
@@ -200,6 +318,45 @@ async def test_record_that_nats_does_not_tell_is_asked_for_again_and_nobody_give
     message = QueuedMessage("s", b"", "r", stream_seq=1, num_delivered=10, num_pending=0)
     record = await records.find(HeldRequest("k", Request(id="r", model="m"), message), lambda: True)
     assert message.num_delivered - 1 - record.num_delivered == num_failed
+
+
+async def test_record_of_a_request_that_has_ended_is_asked_for_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch_progress, "_READ_INTERVAL_S", 0.0)
+    nothing: Any = SimpleNamespace(jetstream=lambda timeout: None)
+    records = ProgressRecords(nothing, "revision")
+    num_asked = 0
+
+    async def load(tenant: str, request_id: str, message: QueuedMessage) -> BatchProgress | None:
+        nonlocal num_asked
+        num_asked += 1
+        return None
+
+    monkeypatch.setattr(records, "load", load)
+    message = QueuedMessage("s", b"", "r", stream_seq=1, num_delivered=2, num_pending=0)
+    await records.find(HeldRequest("k", Request(id="r", model="m"), message), lambda: False)
+    assert num_asked == 1
+
+
+async def test_record_counts_neither_failures_nor_a_trial_among_the_good_deliveries() -> None:
+    published: list[bytes] = []
+    failure: Exception | None = None
+
+    async def publish(subject: str, payload: bytes) -> None:
+        if failure is not None:
+            raise failure
+        published.append(payload)
+
+    nats: Any = SimpleNamespace(jetstream=lambda timeout: SimpleNamespace(publish=publish))
+    records = ProgressRecords(nats, "revision")
+    message = QueuedMessage("s", b"", "r", stream_seq=1, num_delivered=9, num_pending=0)
+    held = HeldRequest("k", Request(id="r", model="m", tenant="t"), message)
+    for num_failed, is_charged in ((0, False), (2, False), (2, True)):
+        held.num_failed, held.is_charged = num_failed, is_charged
+        assert await records.save(held)
+    read = [msgspec.msgpack.decode(payload, type=BatchProgress) for payload in published]
+    assert [each.num_delivered for each in read] == [9, 7, 6]
+    failure = TimeoutError()
+    assert not await records.save(held)
 
 
 async def test_request_whose_record_had_to_make_room_is_not_given_up(gateway: TestGateway) -> None:
