@@ -49,10 +49,11 @@ class StateRows:
     saves: StateSaves | None = None
 
     @property
-    def save_tensors(self) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
-        """Return the tensors of `saves`, or nothing in the place of each."""
+    def tensors(self) -> tuple[torch.Tensor | None, ...]:
+        """Return all tensors in the order in which kernels take them, those of `saves` behind the others."""
         saves = self.saves
-        return (None, None, None) if saves is None else (saves.starts, saves.num_tokens, saves.slots)
+        of_saves = (None, None, None) if saves is None else (saves.starts, saves.num_tokens, saves.slots)
+        return (self.slots, self.query_starts, self.context_lens, self.num_kept, *of_saves)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from kernels.state_rows import StateRows
-from kernels.triton_state_rows import sequence_of
+from kernels.triton_state_rows import RowPointers, sequence_of
 
 # One access of 16 bytes a thread and token in 16 bits; reasoned, not measured.
 _BLOCK_CHANNELS, _BLOCK_TOKENS, _NUM_WARPS = 128, 16, 4
@@ -44,18 +44,16 @@ def causal_conv_kernel(
     x_stride,
     CHANNELS: tl.constexpr,
     WIDTH: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
     HAS_SILU: tl.constexpr,
-    HAS_KEPT: tl.constexpr,
-    HAS_SAVES: tl.constexpr,
     BLOCK_CHANNELS: tl.constexpr,
     BLOCK_TOKENS: tl.constexpr,
 ):
     """Convolve one sequence; `grid: (num_seqs, blocks of channels)`."""
     sequence = tl.program_id(0)
     columns = tl.program_id(1) * BLOCK_CHANNELS + tl.arange(0, BLOCK_CHANNELS)
-    first, length, kept, is_new, is_padding = sequence_of(sequence, starts_ptr, contexts_ptr, kept_ptr, HAS_KEPT)
-    state_ptr = states_ptr + tl.load(slots_ptr + sequence) * ((WIDTH - 1) * CHANNELS)
+    rows = RowPointers(slots_ptr, starts_ptr, contexts_ptr, kept_ptr, save_starts_ptr, save_tokens_ptr, save_slots_ptr)
+    first, length, kept, is_new, is_padding = sequence_of(sequence, rows)
+    state_ptr = states_ptr + tl.load(rows.slots + sequence) * ((WIDTH - 1) * CHANNELS)
     x_ptr += first * x_stride
     result_ptr += first * CHANNELS
     wide, tokens = columns[None, :], tl.arange(0, BLOCK_TOKENS)[:, None]
@@ -63,7 +61,7 @@ def causal_conv_kernel(
         places = (start + tokens).to(tl.int64)
         mask = (places < length) & (wide < CHANNELS)
         total = tl.zeros((BLOCK_TOKENS, BLOCK_CHANNELS), dtype=tl.float32)
-        if HAS_BIAS:
+        if bias_ptr is not None:
             total += tl.load(bias_ptr + wide, mask=wide < CHANNELS, other=0.0).to(tl.float32)
         for tap in tl.static_range(WIDTH):
             weight = tl.load(weight_ptr + tap * CHANNELS + wide, mask=wide < CHANNELS, other=0.0).to(tl.float32)
@@ -77,10 +75,10 @@ def causal_conv_kernel(
     # Other threads may still read what is written now.
     tl.debug_barrier()
     mask = columns < CHANNELS
-    if HAS_SAVES:
-        for save in range(tl.load(save_starts_ptr + sequence), tl.load(save_starts_ptr + sequence + 1)):
-            copy_ptr = states_ptr + tl.load(save_slots_ptr + save) * ((WIDTH - 1) * CHANNELS)
-            behind = tl.load(save_tokens_ptr + save)
+    if rows.save_starts is not None:
+        for save in range(tl.load(rows.save_starts + sequence), tl.load(rows.save_starts + sequence + 1)):
+            copy_ptr = states_ptr + tl.load(rows.save_slots + save) * ((WIDTH - 1) * CHANNELS)
+            behind = tl.load(rows.save_tokens + save)
             for age in tl.static_range(WIDTH - 1):
                 place = (behind - (WIDTH - 1) + age).to(tl.int64)
                 x = _inputs(x_ptr, state_ptr, place, columns, mask, x_stride, is_new, CHANNELS, WIDTH)
@@ -109,18 +107,11 @@ def causal_conv_triton(
         weight,
         bias,
         states,
-        rows.slots,
-        rows.query_starts,
-        rows.context_lens,
-        rows.num_kept,
-        *rows.save_tensors,
+        *rows.tensors,
         x.stride(0),
         CHANNELS=channels,
         WIDTH=width,
-        HAS_BIAS=bias is not None,
         HAS_SILU=has_silu,
-        HAS_KEPT=rows.num_kept is not None,
-        HAS_SAVES=rows.saves is not None,
         BLOCK_CHANNELS=_BLOCK_CHANNELS,
         BLOCK_TOKENS=1 if rows.max_query_len == 1 else _BLOCK_TOKENS,
         num_warps=1 if rows.max_query_len == 1 else _NUM_WARPS,

@@ -6,6 +6,8 @@ A program takes some columns of a head's state through a sequence: `grid: (num_s
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import triton
 import triton.language as tl
 
@@ -18,79 +20,76 @@ def softplus(x):
     return tl.maximum(x, 0.0) + tl.log(1.0 + tl.exp(-tl.abs(x)))
 
 
+class Home(NamedTuple):
+    """Where a program's part of the state is kept.
+
+    Attributes:
+        places: Pointers to its elements in the sequence's slot.
+        is_written: Which of them are written.
+        slot: That slot.
+        kept: Behind how many tokens of the step it is stored there.
+        SLOT_SIZE: Elements of a slot.
+    """
+
+    places: Any
+    is_written: Any
+    slot: Any
+    kept: Any
+    SLOT_SIZE: tl.constexpr
+
+
 @triton.jit
 def open_state(
     states_ptr,
-    slots_ptr,
-    starts_ptr,
-    contexts_ptr,
-    kept_ptr,
-    save_starts_ptr,
-    save_tokens_ptr,
+    rows,
     HEADS: tl.constexpr,
     KEY_DIM: tl.constexpr,
     VALUE_DIM: tl.constexpr,
-    HAS_KEPT: tl.constexpr,
-    HAS_SAVES: tl.constexpr,
     BLOCK_KEY: tl.constexpr,
     BLOCK_VALUE: tl.constexpr,
 ):
-    """Return what a program begins with.
+    """Return what a program begins with; `rows` are `RowPointers`.
 
     Returns:
         Its head; the numbers of its rows and columns; the sequence's first token, and how many it has; the state; and
-        for `keep_state` where the state is at home (pointers, which are written, the slot, behind how many tokens), and
-        its copies (number of the next, of what follows the last, behind how many tokens the next is made).
+        for `keep_state` its `Home`, and its copies (number of the next, of what follows the last, behind how many
+        tokens the next is made).
     """
     sequence, head = tl.program_id(0) // HEADS, tl.program_id(0) % HEADS
-    first, length, kept, is_new, is_padding = sequence_of(sequence, starts_ptr, contexts_ptr, kept_ptr, HAS_KEPT)
+    first, length, kept, is_new, is_padding = sequence_of(sequence, rows)
     keys = tl.arange(0, BLOCK_KEY)
     columns = tl.program_id(1) * BLOCK_VALUE + tl.arange(0, BLOCK_VALUE)
-    slot = tl.load(slots_ptr + sequence)
+    slot = tl.load(rows.slots + sequence)
     places = states_ptr + (slot * HEADS + head) * (KEY_DIM * VALUE_DIM) + keys[:, None] * VALUE_DIM + columns[None, :]
     mask = (keys < KEY_DIM)[:, None] & (columns < VALUE_DIM)[None, :]
     state = tl.load(places, mask=mask & (is_new == 0), other=0.0)
     is_written = mask & (is_padding == 0)
     if kept == 0:
         tl.store(places, state, mask=is_written)
-    saves = saves_of(sequence, length, save_starts_ptr, save_tokens_ptr, HAS_SAVES)
-    return head, keys, columns, first, length, state, (places, is_written, slot, kept), saves
+    home = Home(places, is_written, slot, kept, HEADS * KEY_DIM * VALUE_DIM)
+    return head, keys, columns, first, length, state, home, saves_of(sequence, length, rows)
 
 
 @triton.jit
-def keep_state(
-    state,
-    count,
-    length,
-    home,
-    saves,
-    save_tokens_ptr,
-    save_slots_ptr,
-    HEADS: tl.constexpr,
-    KEY_DIM: tl.constexpr,
-    VALUE_DIM: tl.constexpr,
-    HAS_SAVES: tl.constexpr,
-):
+def keep_state(state, count, length, home, saves, rows):
     """Store the state behind `count` tokens of `length` where it is kept or copied, and return what copies are left."""
-    places, is_written, slot, kept = home
     save, last_save, next_save = saves
-    if count == kept:
-        tl.store(places, state, mask=is_written)
-    if HAS_SAVES:  # noqa: SIM102 (decided at compile time, unlike what follows)
+    if count == home.kept:
+        tl.store(home.places, state, mask=home.is_written)
+    if rows.save_slots is not None:  # noqa: SIM102 (decided at compile time, unlike what follows)
         if (count == next_save) & (save < last_save):
-            offset = (tl.load(save_slots_ptr + save) - slot) * (HEADS * KEY_DIM * VALUE_DIM)
-            tl.store(places + offset, state, mask=is_written)
+            offset = (tl.load(rows.save_slots + save) - home.slot) * home.SLOT_SIZE
+            tl.store(home.places + offset, state, mask=home.is_written)
             save += 1
-            next_save = next_save_of(save, last_save, length, save_tokens_ptr)
+            next_save = next_save_of(save, last_save, length, rows)
     return save, last_save, next_save
 
 
 @triton.jit
-def chunk_end(start, length, home, saves, CHUNK: tl.constexpr, HAS_SAVES: tl.constexpr):
+def chunk_end(start, length, home, saves, rows, CHUNK: tl.constexpr):
     """Return where the chunk ends that begins at token `start`: at the latest where the state is kept or copied."""
-    kept = home[3]
-    end = tl.minimum(tl.minimum(start + CHUNK, length), tl.where(kept > start, kept, length))
-    if HAS_SAVES:
+    end = tl.minimum(tl.minimum(start + CHUNK, length), tl.where(home.kept > start, home.kept, length))
+    if rows.save_slots is not None:
         end = tl.minimum(end, saves[2])
     return end
 
