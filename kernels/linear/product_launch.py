@@ -1,44 +1,53 @@
-"""How a kernel is launched that multiplies few rows by a matrix, its operands swapped: tiles, warps and splits."""
+"""How a kernel is launched that multiplies rows by a matrix, its operands swapped: tiles, warps and splits."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from kernels.gpu_config import Gpu, GpuGeneration
 from kernels.linear.split_k import best_num_splits
 
+MAX_SPLIT_ROWS = 64
+"""More rows than these make tiles enough without splitting the input features."""
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ProductLaunch:
     """The launch for up to some number of rows.
 
     Attributes:
         block_m: Rows of the batch that a program has, padded: the narrow side of the matrix instruction.
-        block_n: Output features of a program: the wide side, 64 or more for wgmma.
-        block_k: Input features read at once.
+        block_n: Output features of a program: the wide side, 64 or more for wgmma. Inputs are read again for each such
+            block, so this is large where rows are many.
         num_warps: Of a program.
         num_stages: Readings in flight.
+        block_k: Input features read at once; coded weights have those of their packing.
         programs_per_multiprocessor: How many fit at once, by their shared memory.
     """
 
     block_m: int
     block_n: int
-    block_k: int
     num_warps: int
     num_stages: int
-    programs_per_multiprocessor: int
+    block_k: int = 0
+    programs_per_multiprocessor: int = 1
 
 
 def read_launches(table: Mapping[str, Mapping[int, Mapping[str, int]]]) -> dict[GpuGeneration, list[ProductLaunch]]:
     """Return the launches of a table, by GPU generation, those for few rows first."""
     return {
-        GpuGeneration[name]: [ProductLaunch(num_rows, **entry) for num_rows, entry in entries.items()]
+        GpuGeneration[name]: [ProductLaunch(block_m=num_rows, **entry) for num_rows, entry in entries.items()]
         for name, entries in table.items()
     }
 
 
-def splits_of(launch: ProductLaunch, gpu: Gpu, out_features: int, in_features: int, weight_bytes: int) -> int:
+def launch_for(launches: Sequence[ProductLaunch], num_rows: int) -> ProductLaunch:
+    """Return the first launch whose programs have as many rows, or the last one, whose programs share them out."""
+    return next((launch for launch in launches if num_rows <= launch.block_m), launches[-1])
+
+
+def splits_of(launch: ProductLaunch, gpu: Gpu, out_features: int, num_blocks: int, weight_bytes: int) -> int:
     """Return into how many parts the input features are divided.
 
     It is as many for all numbers of rows of a launch, so that a row's sums do not depend on the rows beside it.
@@ -47,10 +56,10 @@ def splits_of(launch: ProductLaunch, gpu: Gpu, out_features: int, in_features: i
         launch: Of the kernel.
         gpu: To fill.
         out_features: Of the matrix.
-        in_features: Likewise.
-        weight_bytes: Of an element of the matrix.
+        num_blocks: Blocks of input features, which are not divided.
+        weight_bytes: Of the matrix.
     """
     num_tiles = -(-out_features // launch.block_n)
     at_once = launch.programs_per_multiprocessor * gpu.num_multiprocessors
-    limit = -(-in_features // launch.block_k)
-    return best_num_splits(num_tiles, at_once, limit, 8 * launch.block_m / (weight_bytes * in_features))
+    part_bytes = 8 * launch.block_m * out_features
+    return best_num_splits(num_tiles, at_once, num_blocks, part_bytes / weight_bytes)

@@ -2,45 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from kernels.gpu_config import GpuGeneration
+from kernels.linear.product_launch import ProductLaunch, launch_for, read_launches
 from kernels.moe.launch_table import DENSE_EXPERTS, PACKED_EXPERTS
 
+_DENSE, _PACKED = read_launches(DENSE_EXPERTS), read_launches(PACKED_EXPERTS)
 
-@dataclass(frozen=True, slots=True)
-class ExpertLaunch:
-    """The launch for up to so many rows an expert, on average.
 
-    Attributes:
-        block_m: Rows of a program, all of one expert, padded: the narrow side of the matrix instruction.
-        block_n: Output features of a program: the wide side.
-        num_warps: Of a program.
-        num_stages: Readings in flight.
-        block_k: Input features read at once; coded weights have those of their packing.
+def expert_launch(generation: GpuGeneration, num_rows: int, num_experts: int, *, is_packed: bool) -> ProductLaunch:
+    """Return the launch for rows that are shared out among experts; the rows of a program are all of one expert.
+
+    A tile twice the average wastes half at most.
     """
-
-    block_m: int
-    block_n: int
-    num_warps: int
-    num_stages: int
-    block_k: int = 0
-
-
-_DENSE, _PACKED = (
-    {
-        GpuGeneration[name]: [ExpertLaunch(rows, **entry) for rows, entry in entries.items()]
-        for name, entries in table.items()
-    }
-    for table in (DENSE_EXPERTS, PACKED_EXPERTS)
-)
-
-
-def expert_launch(generation: GpuGeneration, num_rows: int, num_experts: int, *, is_packed: bool) -> ExpertLaunch:
-    """Return the launch for rows that are shared out among experts: a tile twice the average wastes half at most."""
-    launches = (_PACKED if is_packed else _DENSE)[generation]
-    average = -(-num_rows // num_experts)
-    return next((launch for launch in launches if average <= launch.block_m), launches[-1])
+    return launch_for((_PACKED if is_packed else _DENSE)[generation], -(-num_rows // num_experts))
 
 
 def max_blocks(num_rows: int, num_experts: int, block_m: int) -> int:

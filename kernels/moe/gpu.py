@@ -10,8 +10,9 @@ import triton
 
 from kernels.gpu_config import Gpu
 from kernels.linear.gpu_packed.matrix import TILE_ROWS
+from kernels.linear.product_launch import ProductLaunch
 from kernels.moe.activation import ExpertActivation, GatedActivation, kernel_numbers
-from kernels.moe.config import ExpertLaunch, expert_launch, max_blocks
+from kernels.moe.config import expert_launch, max_blocks
 from kernels.moe.stacks import DenseStack, ExpertStack, PackedStack
 from kernels.moe.triton_combine import combine
 from kernels.moe.triton_dense import dense_experts_kernel
@@ -38,7 +39,7 @@ class GpuExperts:
         self.tokens_per_expert = torch.zeros(num_experts, dtype=torch.int64, device=device)
 
     def __call__(
-        self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, launch: ExpertLaunch | None = None
+        self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, launch: ProductLaunch | None = None
     ) -> torch.Tensor:
         """Do what `kernels.moe.Experts` promises; None takes what the table says.
 
@@ -66,7 +67,7 @@ def multiply(
     inputs: torch.Tensor,
     stack: ExpertStack,
     rows: SortedPairs,
-    launch: ExpertLaunch,
+    launch: ProductLaunch,
     activation: ExpertActivation | None = None,
 ) -> torch.Tensor:
     """Multiply rows by the matrix of their expert.
@@ -91,7 +92,7 @@ def multiply(
     return outputs
 
 
-def _grid(stack: ExpertStack, rows: SortedPairs, launch: ExpertLaunch) -> tuple[int, int]:
+def _grid(stack: ExpertStack, rows: SortedPairs, launch: ProductLaunch) -> tuple[int, int]:
     num_experts, out_features, _ = stack.shape
     return triton.cdiv(out_features, launch.block_n), max_blocks(len(rows.pairs), num_experts, launch.block_m)
 
@@ -101,7 +102,7 @@ def _dense(
     stack: DenseStack,
     outputs: torch.Tensor,
     rows: SortedPairs,
-    launch: ExpertLaunch,
+    launch: ProductLaunch,
     activation: ExpertActivation | None,
 ) -> None:
     num_experts, out_features, in_features = stack.shape
@@ -137,7 +138,7 @@ def _packed(
     stack: PackedStack,
     outputs: torch.Tensor,
     rows: SortedPairs,
-    launch: ExpertLaunch,
+    launch: ProductLaunch,
     activation: ExpertActivation | None,
 ) -> None:
     num_experts, out_features, in_features = stack.shape

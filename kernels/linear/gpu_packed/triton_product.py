@@ -16,9 +16,10 @@ import triton
 import triton.language as tl
 
 from kernels.gpu_config import Gpu
-from kernels.linear.gpu_packed.config import PackedLinearConfig, packed_linear_config, splits_of
+from kernels.linear.gpu_packed.config import packed_linear_launch, packed_linear_splits
 from kernels.linear.gpu_packed.matrix import TILE_ROWS, PackedMatrix
 from kernels.linear.gpu_packed.triton_unpack import unpack
+from kernels.linear.product_launch import ProductLaunch
 from kernels.linear.split_sums import add_splits, outputs_and_partials
 
 
@@ -103,18 +104,18 @@ def packed_linear_triton(
     bias: torch.Tensor | None,
     out_dtype: torch.dtype,
     gpu: Gpu,
-    config: PackedLinearConfig | None = None,
+    launch: ProductLaunch | None = None,
     num_splits: int | None = None,
 ) -> torch.Tensor:
     """Multiply 16-bit rows, in the order of the matrix's columns; None takes what the tables say."""
     num_rows = inputs.shape[0]
-    config = config or packed_linear_config(gpu.generation, num_rows)
-    num_splits = num_splits or splits_of(config, gpu, num_rows, matrix)
+    launch = launch or packed_linear_launch(gpu.generation, num_rows)
+    num_splits = num_splits or packed_linear_splits(launch, gpu, num_rows, matrix)
     outputs, partials = outputs_and_partials(
-        (num_rows, matrix.out_features), out_dtype, num_splits, config.block_m, inputs.device
+        (num_rows, matrix.out_features), out_dtype, num_splits, launch.block_m, inputs.device
     )
     num_planes = matrix.num_planes
-    grid = (triton.cdiv(matrix.out_features, config.block_n), num_splits, triton.cdiv(num_rows, config.block_m))
+    grid = (triton.cdiv(matrix.out_features, launch.block_n), num_splits, triton.cdiv(num_rows, launch.block_m))
     packed_linear_kernel[grid](
         inputs,
         matrix.words,
@@ -136,11 +137,11 @@ def packed_linear_triton(
         PLANES_PER_SCALE=gcd(matrix.group_size // matrix.plane, num_planes),
         GROUP_SIZE=matrix.group_size,
         TILE_ROWS=TILE_ROWS,
-        BLOCK_M=config.block_m,
-        BLOCK_N=config.block_n,
+        BLOCK_M=launch.block_m,
+        BLOCK_N=launch.block_n,
         SPLITS=num_splits,
         IS_EVEN=matrix.in_features % (num_planes * matrix.plane) == 0,
-        num_warps=config.num_warps,
-        num_stages=config.num_stages,
+        num_warps=launch.num_warps,
+        num_stages=launch.num_stages,
     )
     return outputs

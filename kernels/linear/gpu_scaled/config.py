@@ -4,21 +4,16 @@ from __future__ import annotations
 
 from kernels.gpu_config import Gpu, GpuGeneration
 from kernels.linear.gpu_scaled.launch_table import KERNEL_ROWS, SCALED_LINEAR
-from kernels.linear.product_launch import ProductLaunch, read_launches, splits_of
+from kernels.linear.product_launch import MAX_SPLIT_ROWS, ProductLaunch, launch_for, read_launches, splits_of
 
-MAX_SPLIT_ROWS = 64
-"""More rows than these make tiles enough without splitting the input features."""
-
-_WEIGHT_BYTES = 1
 _LAUNCHES = read_launches(SCALED_LINEAR)
 # Up to how many rows the kernel is preferred where cuBLAS has the product too.
 _KERNEL_ROWS = {GpuGeneration[name]: rows for name, rows in KERNEL_ROWS.items()}
 
 
 def scaled_linear_launch(generation: GpuGeneration, num_rows: int) -> ProductLaunch:
-    """Return the launch for a number of rows; programs have the largest block of rows beyond the table."""
-    launches = _LAUNCHES[generation]
-    return next((launch for launch in launches if num_rows <= launch.block_m), launches[-1])
+    """Return the launch for a number of rows."""
+    return launch_for(_LAUNCHES[generation], num_rows)
 
 
 def is_kernel_preferred(generation: GpuGeneration, num_rows: int) -> bool:
@@ -30,4 +25,4 @@ def scaled_linear_splits(launch: ProductLaunch, gpu: Gpu, num_rows: int, out_fea
     """Return into how many parts the input features are divided."""
     if num_rows > MAX_SPLIT_ROWS:
         return 1
-    return splits_of(launch, gpu, out_features, in_features, _WEIGHT_BYTES)
+    return splits_of(launch, gpu, out_features, -(-in_features // launch.block_k), out_features * in_features)

@@ -14,8 +14,9 @@ pytest.importorskip("triton", reason="Triton does not support this platform")
 
 from kernels.gpu_config import Gpu, GpuGeneration
 from kernels.linear.forms import FLOAT4, INT4, ScaledWeight
+from kernels.linear.product_launch import ProductLaunch
 from kernels.moe import GatedActivation, RoutingRule, experts_reference
-from kernels.moe.config import ExpertLaunch, expert_launch, max_blocks
+from kernels.moe.config import expert_launch, max_blocks
 from kernels.moe.expert_weights import ExpertWeights
 from kernels.moe.gpu import GpuExperts
 from kernels.moe.reference import route_reference
@@ -36,7 +37,8 @@ from tests.kernels.moe.mixture_cases import (
 from tests.kernels.poisoned_memory import poisoned_memory
 
 H200 = Gpu(GpuGeneration.HOPPER, 132)
-DENSE, PACKED = ExpertLaunch(16, 64, 4, 2, 64), ExpertLaunch(16, 64, 4, 2)
+PACKED = ProductLaunch(block_m=16, block_n=64, num_warps=4, num_stages=2)
+DENSE = replace(PACKED, block_k=64)
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 1e-3}
 
 
@@ -103,7 +105,7 @@ def test_pairs_are_sorted_by_expert(num_tokens: int, device: torch.device) -> No
             assert sorted(pairs) == (ids.flatten() == expert + 2).nonzero().flatten().tolist()
 
 
-def check(case: Tensors, name: str, launch: ExpertLaunch | None, device: torch.device, tolerance: float) -> None:
+def check(case: Tensors, name: str, launch: ProductLaunch | None, device: torch.device, tolerance: float) -> None:
     activation = ACTIVATIONS[name][0]
     case = case.fit(activation)
     stacks = [

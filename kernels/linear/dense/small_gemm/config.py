@@ -31,4 +31,5 @@ def small_gemm_splits(launch: ProductLaunch, gpu: Gpu, out_features: int, in_fea
     """Return into how many parts the input features are divided."""
     if out_features > MAX_OUT_FEATURES:
         return 1
-    return splits_of(launch, gpu, out_features, in_features, _WEIGHT_BYTES)
+    weight_bytes = _WEIGHT_BYTES * out_features * in_features
+    return splits_of(launch, gpu, out_features, -(-in_features // launch.block_k), weight_bytes)

@@ -12,7 +12,6 @@ import torch.nn.functional as F
 from kernels.gpu_config import gpu_of
 from kernels.linear.forms import INT4, SCALE_BLOCK, GroupQuantizedWeight, QuantizedWeight, ScaledWeight
 from kernels.linear.gpu_packed import PackedMatrix, pack_for_gpu, packed_linear
-from kernels.linear.gpu_packed.config import PackedLinearConfig
 from kernels.linear.gpu_scaled import ScaledMatrix, scale_for_gpu, scaled_linear
 from kernels.linear.product_launch import ProductLaunch
 from kernels.linear.reference import form_linear_reference, quantize_tokens, round_inputs
@@ -48,8 +47,8 @@ def multiply(x: torch.Tensor, matrix: Matrix, entry: Entry | None = None, max_ro
 def _launch_packed(x: torch.Tensor, matrix: PackedMatrix, entry: Entry, max_rows: int) -> torch.Tensor:
     from kernels.linear.gpu_packed.triton_product import packed_linear_triton
 
-    config = PackedLinearConfig(max_rows, **entry)
-    return packed_linear_triton(x, matrix, None, x.dtype, gpu_of(x.device), config)
+    launch = ProductLaunch(block_m=max_rows, **entry)
+    return packed_linear_triton(x, matrix, None, x.dtype, gpu_of(x.device), launch)
 
 
 def _launch_scaled(x: torch.Tensor, matrix: ScaledMatrix, entry: Entry, max_rows: int) -> torch.Tensor:
@@ -58,7 +57,7 @@ def _launch_scaled(x: torch.Tensor, matrix: ScaledMatrix, entry: Entry, max_rows
     from kernels.linear.gpu_scaled.triton_tokens import quantize_tokens_triton
 
     values, scales = quantize_tokens_triton(x, matrix.values.dtype)
-    launch = ProductLaunch(max_rows, **entry)
+    launch = ProductLaunch(block_m=max_rows, **entry)
     return scaled_linear_triton(values, scales, matrix, None, x.dtype, gpu_of(x.device), launch)
 
 

@@ -30,7 +30,7 @@ def _kernel(
     gpu = gpu_of(device)
 
     def multiply(inputs: torch.Tensor, weight: torch.Tensor, entry: Entry | None = None) -> torch.Tensor:
-        launch = None if entry is None else ProductLaunch(max_rows, **entry)
+        launch = None if entry is None else ProductLaunch(block_m=max_rows, **entry)
         return small_gemm_triton(inputs, weight, workspace, gpu, launch, num_splits)
 
     return multiply

@@ -14,18 +14,19 @@ pytest.importorskip("triton", reason="Triton does not support this platform")
 from kernels.gpu_config import Gpu, GpuGeneration
 from kernels.linear.forms import INT4, INT8, NUMBERS, CodedMatrix, Number
 from kernels.linear.gpu_packed import PackedMatrix, can_pack, dispatch, pack_matrix, packed_linear
-from kernels.linear.gpu_packed.config import PackedLinearConfig, is_fused, packed_linear_config, splits_of
+from kernels.linear.gpu_packed.config import is_fused, packed_linear_launch, packed_linear_splits
 from kernels.linear.gpu_packed.launch_table import FUSED_ROWS, PACKED_LINEAR
 from kernels.linear.gpu_packed.triton_dequantize import dequantize_triton
 from kernels.linear.gpu_packed.triton_product import packed_linear_triton
 from kernels.linear.gpu_packed.triton_unpack import assembly
+from kernels.linear.product_launch import ProductLaunch
 from tests.kernels.compile_checks import CompiledKernel, compile_launches
 from tests.kernels.inline_ptx import DTYPES, interpreted_ptx, run_ptx
 from tests.kernels.packed_linear_launches import describe
 from tests.kernels.poisoned_memory import poisoned_memory
 
 H200 = Gpu(GpuGeneration.HOPPER, 132)
-SMALL = PackedLinearConfig(16, 64, 4, 2, 1)
+SMALL = ProductLaunch(block_m=16, block_n=64, num_warps=4, num_stages=2)
 # Weights are multiplied unrounded and summed in float32; the result is rounded.
 TOLERANCE = {torch.float32: 3e-6, torch.float16: 1e-3, torch.bfloat16: 4e-3}
 
@@ -217,8 +218,8 @@ def test_table_has_an_entry_for_every_number_of_rows(generation: GpuGeneration) 
     entries = PACKED_LINEAR[generation.name]
     assert list(entries) == sorted(entries)
     for num_rows in (1, 16, 17, 64, 1000):
-        config = packed_linear_config(generation, num_rows)
-        assert config.block_m >= min(num_rows, max(entries))
+        launch = packed_linear_launch(generation, num_rows)
+        assert launch.block_m >= min(num_rows, max(entries))
     assert is_fused(generation, 64)
     assert not is_fused(generation, 2048)
 
@@ -227,11 +228,11 @@ def test_table_has_an_entry_for_every_number_of_rows(generation: GpuGeneration) 
 @pytest.mark.parametrize("num_rows", [1, 16, 64, 65])
 def test_splits_fill_the_gpu(shape: tuple[int, int], num_rows: int) -> None:
     matrix = describe(INT4, *shape, 128, False)
-    config = packed_linear_config(GpuGeneration.HOPPER, num_rows)
-    splits = splits_of(config, H200, num_rows, matrix)
+    launch = packed_linear_launch(GpuGeneration.HOPPER, num_rows)
+    splits = packed_linear_splits(launch, H200, num_rows, matrix)
     assert 1 <= splits <= (8 if num_rows <= 64 else 1)
     if num_rows == 1:
-        assert splits * -(-shape[0] // config.block_n) > 0.8 * H200.num_multiprocessors
+        assert splits * -(-shape[0] // launch.block_n) > 0.8 * H200.num_multiprocessors
 
 
 @pytest.fixture(scope="module")

@@ -26,7 +26,7 @@ from tests.kernels.compile_checks import CompiledKernel, compile_launches
 from tests.kernels.poisoned_memory import poisoned_memory
 
 H200 = Gpu(GpuGeneration.HOPPER, 132)
-SMALL = ProductLaunch(16, 64, 128, 4, 2, 1)
+SMALL = ProductLaunch(block_m=16, block_n=64, block_k=128, num_warps=4, num_stages=2)
 INT8, FLOAT8 = torch.int8, torch.float8_e4m3fn
 # Sums in float32; the result is rounded.
 TOLERANCE = {torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 4e-3}

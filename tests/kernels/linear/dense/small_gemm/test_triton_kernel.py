@@ -18,7 +18,7 @@ from kernels.linear.split_k import MAX_SPLITS
 from tests.kernels.compile_checks import compile_launches
 
 H200 = Gpu(GpuGeneration.HOPPER, 132)
-SMALL = ProductLaunch(16, 64, 32, 4, 2, 1)
+SMALL = ProductLaunch(block_m=16, block_n=64, block_k=32, num_warps=4, num_stages=2)
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 1e-3}
 
 
