@@ -63,21 +63,7 @@ def dense_experts_kernel(
             tile = tl.load(weight_places + k, mask=is_column[None, :], other=0.0)
             values = tl.load(input_places + k, mask=is_row[None, :] & is_column[:, None], other=0.0)
         sums = tl.dot(tile, values, sums, input_precision="ieee")
+    activation = (slope, cubic, limit, up_shift)
     store_tile(
-        sums,
-        bias,
-        outputs,
-        expert,
-        first_feature,
-        out_features,
-        targets,
-        is_row,
-        slope,
-        cubic,
-        limit,
-        up_shift,
-        IS_FIRST,
-        HAS_GATE,
-        BLOCK_N,
-        BLOCK_M,
+        sums, bias, outputs, expert, first_feature, out_features, targets, is_row, activation, IS_FIRST, HAS_GATE
     )

@@ -100,21 +100,7 @@ def packed_experts_kernel(
             sums += products * _load_scale(scales + parts + group)[:, None]
             if offsets is not None:
                 sums += totals * tl.load(offsets + parts + group)[:, None]
+    activation = (slope, cubic, limit, up_shift)
     store_tile(
-        sums,
-        bias,
-        outputs,
-        expert,
-        first_feature,
-        out_features,
-        targets,
-        is_row,
-        slope,
-        cubic,
-        limit,
-        up_shift,
-        IS_FIRST,
-        HAS_GATE,
-        BLOCK_N,
-        BLOCK_M,
+        sums, bias, outputs, expert, first_feature, out_features, targets, is_row, activation, IS_FIRST, HAS_GATE
     )

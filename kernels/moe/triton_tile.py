@@ -45,28 +45,26 @@ def store_tile(
     out_features,
     targets,
     is_row,
-    slope,
-    cubic,
-    limit,
-    up_shift,
+    activation,
     IS_FIRST: tl.constexpr,
     HAS_GATE: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_M: tl.constexpr,
 ):
-    """Add the bias and store a tile of features by rows, those of the first product through the activation.
+    """Add the bias and store the sums `[features, rows]`, those of the first product through the activation.
 
-    Gates and what they are for alternate; features without gates become the squares of their positive parts.
+    Features are gates and up projections by turns; without gates they become the squares of their positive parts.
 
-    `targets` are the rows of the outputs, and `is_row` says which of them there are.
+    `targets` are the rows of the outputs, `is_row` says which of them there are, and `activation` are the numbers of a
+    `GatedActivation`.
     """
+    BLOCK_N: tl.constexpr = sums.shape[0]
+    BLOCK_M: tl.constexpr = sums.shape[1]
+    slope, cubic, limit, up_shift = activation
     features = first_feature + tl.arange(0, BLOCK_N)
     if bias is not None:
         of_expert = bias + expert.to(tl.int64) * out_features
         sums += tl.load(of_expert + features, mask=features < out_features, other=0.0).to(tl.float32)[:, None]
     if HAS_GATE:
-        both = tl.permute(tl.reshape(sums, [BLOCK_N // 2, 2, BLOCK_M]), [0, 2, 1])
-        gate, up = tl.split(both)
+        gate, up = tl.split(tl.permute(tl.reshape(sums, [BLOCK_N // 2, 2, BLOCK_M]), [0, 2, 1]))
         # Comparisons leave what is not a number as it is.
         gate = tl.where(gate > limit, limit, gate)
         up = tl.where(up > limit, limit, up)

@@ -20,7 +20,7 @@ from kernels.paged_attention.triton_config import (
     split_config,
 )
 from kernels.paged_attention.triton_split import reduce_splits_kernel, split_attention_kernel
-from kernels.paged_attention.triton_tiles import MASK_BITS
+from kernels.paged_attention.triton_tiles import MASK_BITS, AttentionShape
 
 MAX_HEAD_DIM = 576
 MAX_VALUE_DIM = 512
@@ -32,7 +32,6 @@ _MAX_GROUP, _MAX_GROUP_OF_LARGE = 128, 16
 _MAX_SPLIT_ROWS = 64
 # The least rows that a tensor core multiplies.
 _MIN_ROWS = 16
-_REDUCE_CONSTANTS = ("GROUP", "NUM_KV_HEADS", "VALUE_DIM", "REACH", "CHUNK", "BLOCK_V")
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,14 +89,6 @@ class PagedAttentionBatch:
         return None if self.kv_scales is None else self.kv_scales.view(torch.int32)
 
 
-@dataclass(frozen=True, slots=True)
-class _Constants:
-    """Arguments that both kernels share."""
-
-    score_scale: float
-    shared: dict[str, object]
-
-
 def _padded(size: int) -> int:
     """Return the least power of two that holds a size and that tensor cores multiply."""
     return 1 << max(size - 1, _MIN_ROWS - 1).bit_length()
@@ -147,20 +138,21 @@ def paged_attention_triton(
     padded_head_dim = max(batch.block_d, batch.block_v)
     split = split or split_config(gpu.generation, padded_head_dim, query.dtype, batch.kv_scales is not None)
     chunk = chunk or _chunk_config(batch, padded_head_dim, chunk_size, gpu)
-    constants = _constants(batch, scale, sliding_window, soft_cap, chunk_size)
+    shape = _shape_of(batch, sliding_window, soft_cap, chunk_size)
+    score_scale = scale / soft_cap if soft_cap else scale * math.log2(math.e)
     result = torch.empty(*query.shape[:2], batch.value_cache.shape[3], dtype=query.dtype, device=query.device)
     group = batch.group
     # Few lengths to compile for: a kernel must not be compiled while requests wait.
     rounded_query_len = triton.next_power_of_2(max_query_len)
     max_rows = _MAX_SPLIT_ROWS if batch.block_v < _MAX_BLOCK_D else _MIN_ROWS
     if group * rounded_query_len <= max(max_rows, group):
-        _launch_split(batch, result, constants, rounded_query_len, split, gpu)
+        _launch_split(batch, result, shape, score_scale, rounded_query_len, split, gpu)
         return result
     # In a mixed batch the tokens of short sequences go where the cache is split: one program a sequence would be late.
     short_len = max(1, _MIN_ROWS // group) if len(batch.context_lens) > 1 else 0
     if short_len:
-        _launch_split(batch, result, constants, short_len, split, gpu)
-    _launch_chunk(batch, result, constants, short_len + 1, chunk, gpu)
+        _launch_split(batch, result, shape, score_scale, short_len, split, gpu)
+    _launch_chunk(batch, result, shape, score_scale, short_len + 1, chunk, gpu)
     return result
 
 
@@ -179,50 +171,40 @@ def _chunk_config(batch: PagedAttentionBatch, padded_head_dim: int, chunk_size: 
     return replace(config, block_m=block_m, block_n=max(config.block_n // 2, _MIN_ROWS))
 
 
-def _constants(
-    batch: PagedAttentionBatch,
-    scale: float,
-    sliding_window: int | None,
-    soft_cap: float | None,
-    chunk_size: int | None,
-) -> _Constants:
-    head_dim, rest = batch.key_cache.shape[3], batch.key_cache.shape[3] - batch.block_d
+def _shape_of(
+    batch: PagedAttentionBatch, sliding_window: int | None, soft_cap: float | None, chunk_size: int | None
+) -> AttentionShape:
+    keys, values = batch.key_cache, batch.value_cache
+    assert keys.stride(3) == values.stride(3) == 1, "the numbers of a head must lie side by side"
+    rest = keys.shape[3] - batch.block_d
     num_hidden = 0 if batch.tree_masks is None else MASK_BITS.value - 1
-    return _Constants(
-        scale / soft_cap if soft_cap else scale * math.log2(math.e),
-        {
-            "GROUP": batch.group,
-            "NUM_KV_HEADS": batch.num_kv_heads,
-            "PARTS": batch.num_parts,
-            "HEAD_DIM": head_dim,
-            "VALUE_DIM": batch.value_cache.shape[3],
-            **_strides("KEY", batch.key_cache),
-            **_strides("VALUE", batch.value_cache),
-            "IS_LATENT": batch.is_latent,
-            "BLOCK_SIZE": batch.key_cache.shape[1],
-            "SLIDING_WINDOW": sliding_window or 0,
-            # How far back rows see with a window whose tokens are not all hidden.
-            "REACH": sliding_window + num_hidden if sliding_window else 0,
-            "CHUNK": chunk_size or 0,
-            "SOFT_CAP": soft_cap or 0.0,
-            # Full precision where fp32 was asked for; 16-bit products are exact either way.
-            "PRECISION": "ieee",
-            "BLOCK_D": batch.block_d,
-            "BLOCK_V": batch.block_v,
-            "BLOCK_R": _padded(rest) if rest > 0 else 0,
-        },
+    return AttentionShape(
+        batch.group,
+        batch.num_kv_heads,
+        batch.num_parts,
+        keys.shape[3],
+        values.shape[3],
+        *keys.stride()[:3],
+        *values.stride()[:3],
+        is_latent=batch.is_latent,
+        block_size=keys.shape[1],
+        sliding_window=sliding_window or 0,
+        reach=sliding_window + num_hidden if sliding_window else 0,
+        chunk=chunk_size or 0,
+        soft_cap=soft_cap or 0.0,
+        # Full precision where fp32 was asked for; 16-bit products are exact either way.
+        precision="ieee",
+        block_d=batch.block_d,
+        block_v=batch.block_v,
+        block_r=_padded(rest) if rest > 0 else 0,
     )
-
-
-def _strides(kind: str, cache: torch.Tensor) -> dict[str, object]:
-    assert cache.stride(3) == 1, "the numbers of a head must lie side by side"
-    return dict(zip((f"{kind}_BLOCK", f"{kind}_TOKEN", f"{kind}_HEAD"), cache.stride()[:3], strict=True))
 
 
 def _launch_split(
     batch: PagedAttentionBatch,
     result: torch.Tensor,
-    constants: _Constants,
+    shape: AttentionShape,
+    score_scale: float,
     max_query_len: int,
     config: SplitConfig,
     gpu: Gpu,
@@ -240,13 +222,13 @@ def _launch_split(
     # rows need the registers of more warps.
     has_operands_in_memory = gpu.generation is GpuGeneration.HOPPER and batch.kv_scales is None
     is_roomy = has_operands_in_memory or block_m < _MAX_SPLIT_ROWS
-    splits = {"MAX_QUERY_LEN": max_query_len, "MIN_TILES": min_tiles, "BLOCK_N": config.block_n}
+    constants = {"MAX_QUERY_LEN": max_query_len, "MIN_TILES": min_tiles, "BLOCK_N": config.block_n, "SHAPE": shape}
     caches = (batch.key_cache, batch.value_cache, batch.scale_pairs)
     lengths = (batch.query_starts, batch.context_lens)
     split_attention_kernel[(num_kv_heads, num_splits, num_seqs)](
         *(result, partial, partial_lse, batch.query, *caches, batch.block_tables, *lengths),
         *(batch.tree_masks, batch.sinks),
-        constants.score_scale,
+        score_scale,
         batch.query.stride(0),
         batch.block_tables.stride(0),
         num_splits,
@@ -254,23 +236,22 @@ def _launch_split(
         BLOCK_M=block_m,
         num_warps=config.num_warps if is_roomy else 2 * config.num_warps,
         num_stages=config.num_stages,
-        **constants.shared,
-        **splits,
+        **constants,
     )
     if num_splits > 1:
         reduce_splits_kernel[(num_heads * max_query_len, num_seqs)](
             *(result, partial, partial_lse, *lengths, num_splits),
             BLOCK_S=triton.next_power_of_2(num_splits),
             num_warps=4 if batch.block_v < _MAX_BLOCK_D else 8,
-            **{name: constants.shared[name] for name in _REDUCE_CONSTANTS},
-            **splits,
+            **constants,
         )
 
 
 def _launch_chunk(
     batch: PagedAttentionBatch,
     result: torch.Tensor,
-    constants: _Constants,
+    shape: AttentionShape,
+    score_scale: float,
     min_query_len: int,
     config: ChunkConfig,
     gpu: Gpu,
@@ -285,32 +266,31 @@ def _launch_chunk(
     num_rows = num_blocks * num_kv_heads * num_splits * block_m if num_splits > 1 else 0
     partial = torch.empty(num_rows, value_dim, dtype=torch.float32, device=result.device)
     partial_lse = torch.empty(num_rows, dtype=torch.float32, device=result.device)
-    tiles = {
+    constants = {
         "MIN_QUERY_LEN": min_query_len,
         "MIN_TILES": -(-config.min_split_tokens // config.block_n),
         "BLOCK_M": block_m,
         "BLOCK_N": config.block_n,
+        "SHAPE": shape,
     }
     caches = (batch.key_cache, batch.value_cache, batch.scale_pairs)
     lengths = (batch.query_starts, batch.context_lens)
     chunk_attention_kernel[(num_kv_heads, num_blocks, num_splits)](
         *(result, partial, partial_lse, batch.query, *caches, batch.block_tables, *lengths),
         *(batch.tree_masks, batch.sinks),
-        constants.score_scale,
+        score_scale,
         batch.query.stride(0),
         batch.block_tables.stride(0),
         num_seqs,
         num_splits,
         num_warps=config.num_warps,
         num_stages=config.num_stages,
-        **constants.shared,
-        **tiles,
+        **constants,
     )
     if num_splits > 1:
         reduce_chunk_splits_kernel[(num_kv_heads * block_m, num_blocks)](
             *(result, partial, partial_lse, *lengths, num_seqs, num_splits),
             BLOCK_S=MAX_CHUNK_SPLITS,
             num_warps=4,
-            **{name: constants.shared[name] for name in _REDUCE_CONSTANTS},
-            **tiles,
+            **constants,
         )

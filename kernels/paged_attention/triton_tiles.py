@@ -10,6 +10,9 @@ tensor cores multiply are the numbers of the cache themselves.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
 import triton
 import triton.language as tl
 
@@ -18,19 +21,94 @@ import triton.language as tl
 WEIGHT_UNITS = tl.constexpr(64.0)
 
 
+@dataclass(frozen=True, slots=True)
+class AttentionShape:
+    """What is known of a call when its kernels are compiled; they take it as the constant SHAPE.
+
+    Attributes:
+        group: Query heads that share a KV head and are taken at once.
+        num_kv_heads: KV heads, each as often as its query heads are taken in parts.
+        num_parts: Those parts.
+        key_dim: Elements of a key, at most `block_d + block_r`.
+        value_dim: Elements of a value, at most `block_v`.
+        key_block, key_token, key_head: Elements from the keys of one block, token and KV head to those of the next.
+        value_block, value_token, value_head: Likewise of values.
+        is_latent: Values are the first elements of the keys, and are not read again; `block_v` is `block_d`.
+        block_size: Tokens per block.
+        sliding_window: Tokens that a row sees, its own included; 0 is unlimited.
+        reach: How far back rows see with a window whose tokens are not all hidden; 0 is unlimited.
+        chunk: Tokens of the chunks that no row sees beyond; 0 is unlimited.
+        soft_cap: Bound of the scores; 0 is none.
+        precision: Of the products, as `tl.dot` names it.
+        block_d: Power of two, as the next two.
+        block_v: Of values.
+        block_r: Of what of a key is behind `block_d`; 0 is nothing.
+    """
+
+    group: int
+    num_kv_heads: int
+    num_parts: int
+    key_dim: int
+    value_dim: int
+    key_block: int
+    key_token: int
+    key_head: int
+    value_block: int
+    value_token: int
+    value_head: int
+    is_latent: bool
+    block_size: int
+    sliding_window: int
+    reach: int
+    chunk: int
+    soft_cap: float
+    precision: str
+    block_d: int
+    block_v: int
+    block_r: int
+
+
+class QueryRows(NamedTuple):
+    """The packed query rows of a program.
+
+    Attributes:
+        query: `[BLOCK_M, block_d]`, zero beyond the head, of the type to multiply in.
+        rest: `[BLOCK_M, block_r]`, the numbers of the head behind those; None where there are none.
+        positions: `[BLOCK_M]` int32, position of each row's token in its sequence; -1 for a row that is padding.
+        hidden: `[BLOCK_M]` int64, of each row the tokens that it does not see: bit `i` is the one `i` before its own;
+            None where rows see all before them.
+    """
+
+    query: Any
+    rest: Any
+    positions: Any
+    hidden: Any
+
+
+class CachedHead(NamedTuple):
+    """The cached tokens of a sequence in one KV head.
+
+    Attributes:
+        key_ptr: The key cache, at the head.
+        value_ptr: The value cache, likewise.
+        scales_ptr: Pairs of scales, each read as one int32, likewise; None where the cache is not in eight bits.
+        table_ptr: The sequence's row of the block table.
+        context_len: Tokens in the cache; beyond them nothing is read.
+    """
+
+    key_ptr: Any
+    value_ptr: Any
+    scales_ptr: Any
+    table_ptr: Any
+    context_len: Any
+
+
 @triton.jit
-def load_scales(
-    scales_ptr,
-    blocks,
-    positions,
-    context_len,
-    MASKED: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    NUM_KV_HEADS: tl.constexpr,
-):
+def load_scales(head, blocks, positions, MASKED: tl.constexpr, SHAPE: tl.constexpr):
     """Return the scales of the keys and of the values at `positions`, fp32."""
-    pairs_ptr = scales_ptr + blocks.to(tl.int64) * (NUM_KV_HEADS * BLOCK_SIZE) + positions % BLOCK_SIZE
-    pairs = tl.load(pairs_ptr, mask=positions < context_len, other=0) if MASKED else tl.load(pairs_ptr)
+    scales_per_block: tl.constexpr = SHAPE.num_kv_heads // SHAPE.num_parts * SHAPE.block_size
+    pairs_ptr = head.scales_ptr + blocks.to(tl.int64) * scales_per_block + positions % SHAPE.block_size
+    pairs = tl.load(pairs_ptr, mask=positions < head.context_len, other=0) if MASKED else tl.load(pairs_ptr)
     key_scales = pairs.to(tl.int16).to(tl.float16, bitcast=True)
     value_scales = (pairs >> 16).to(tl.int16).to(tl.float16, bitcast=True)
     return key_scales.to(tl.float32), value_scales.to(tl.float32)
@@ -41,23 +119,24 @@ MASK_BITS = tl.constexpr(64)
 
 
 @triton.jit
-def is_seen(row_positions, positions, hidden, SLIDING_WINDOW: tl.constexpr, CHUNK: tl.constexpr):
-    """Return which positions rows see, `[BLOCK_M, BLOCK_N]`; the arguments are those of `attend_tiles`."""
-    if hidden is None:
-        seen = positions[None, :] <= row_positions[:, None]
-        if SLIDING_WINDOW > 0:
-            seen = seen & (positions[None, :] > row_positions[:, None] - SLIDING_WINDOW)
-        if CHUNK > 0:
-            seen = seen & (positions[None, :] >= (row_positions // CHUNK * CHUNK)[:, None])
+def is_seen(rows, positions, SHAPE: tl.constexpr):
+    """Return which positions `QueryRows` see, `[BLOCK_M, BLOCK_N]`."""
+    if rows.hidden is None:
+        seen = positions[None, :] <= rows.positions[:, None]
+        if SHAPE.sliding_window > 0:
+            seen = seen & (positions[None, :] > rows.positions[:, None] - SHAPE.sliding_window)
+        if SHAPE.chunk > 0:
+            seen = seen & (positions[None, :] >= (rows.positions // SHAPE.chunk * SHAPE.chunk)[:, None])
     else:
-        tl.static_assert(CHUNK == 0, "masks say nothing of where chunks begin")
-        distance = row_positions[:, None] - positions[None, :]
+        tl.static_assert(SHAPE.chunk == 0, "masks say nothing of where chunks begin")
+        hidden = rows.hidden
+        distance = rows.positions[:, None] - positions[None, :]
         word = tl.where(distance < 32, hidden.to(tl.int32)[:, None], (hidden >> 32).to(tl.int32)[:, None])
         is_hidden = (word >> (distance & 31)) & 1
         seen = (distance >= 0) & ((distance >= MASK_BITS) | (is_hidden == 0))
-        if SLIDING_WINDOW > 0:
+        if SHAPE.sliding_window > 0:
             num_hidden = tl.sum(((hidden[:, None] >> tl.arange(0, MASK_BITS)[None, :]) & 1).to(tl.int32), 1)
-            seen = seen & (distance < SLIDING_WINDOW + num_hidden[:, None])
+            seen = seen & (distance < SHAPE.sliding_window + num_hidden[:, None])
     return seen
 
 
@@ -79,14 +158,14 @@ def load_heads(cache_ptr, offsets, dims, is_cached, SIZE: tl.constexpr, END: tl.
 
 
 @triton.jit
-def load_rest(query_ptr, query_offsets, is_row, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_R: tl.constexpr):
-    """Return what `attend_tiles` takes as `query_rest`, of the heads that begin at `query_offsets`."""
-    rest = None
-    if BLOCK_R > 0:
-        dims = BLOCK_D + tl.arange(0, BLOCK_R)
+def load_query(query_ptr, offsets, is_row, HEAD_DIM: tl.constexpr, FIRST: tl.constexpr, BLOCK: tl.constexpr):
+    """Return the numbers `FIRST : FIRST + BLOCK` of the heads that begin at `offsets`; None of no numbers."""
+    numbers = None
+    if BLOCK > 0:
+        dims = FIRST + tl.arange(0, BLOCK)
         mask = is_row[:, None] & (dims < HEAD_DIM)[None, :]
-        rest = tl.load(query_ptr + query_offsets[:, None] + dims[None, :], mask=mask, other=0.0)
-    return rest
+        numbers = tl.load(query_ptr + offsets[:, None] + dims[None, :], mask=mask, other=0.0)
+    return numbers
 
 
 @triton.jit
@@ -114,118 +193,72 @@ def first_visible(position, REACH: tl.constexpr, CHUNK: tl.constexpr):
 
 @triton.jit
 def attend_tiles(
-    query,
-    query_rest,
+    rows,
     accumulator,
     row_max,
     row_sum,
-    key_ptr,
-    value_ptr,
-    scales_ptr,
-    table_ptr,
+    head,
     first_tile,
     end_tile,
-    row_positions,
-    hidden,
-    context_len,
     score_scale,
     MASKED: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    NUM_KV_HEADS: tl.constexpr,
-    KEY_BLOCK: tl.constexpr,
-    KEY_TOKEN: tl.constexpr,
-    VALUE_BLOCK: tl.constexpr,
-    VALUE_TOKEN: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    VALUE_DIM: tl.constexpr,
-    IS_LATENT: tl.constexpr,
-    SLIDING_WINDOW: tl.constexpr,
-    CHUNK: tl.constexpr,
-    SOFT_CAP: tl.constexpr,
-    PRECISION: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_V: tl.constexpr,
-    BLOCK_R: tl.constexpr,
+    SHAPE: tl.constexpr,
 ):
     """Fold the tiles `first_tile : end_tile` of a sequence's cached tokens into the running softmax of the rows.
 
     Args:
-        query: `[BLOCK_M, BLOCK_D]`, zero beyond the head, of the type to multiply in.
-        query_rest: `[BLOCK_M, BLOCK_R]`, the numbers of the head behind those; None where there are none.
-        accumulator: `[BLOCK_M, BLOCK_V]` fp32, before `finish_rows`.
+        rows: `QueryRows`.
+        accumulator: `[BLOCK_M, block_v]` fp32, before `finish_rows`.
         row_max: `[BLOCK_M]` fp32, in units of log2; -inf before the first visible token.
         row_sum: `[BLOCK_M]` fp32.
-        key_ptr: The key cache, at this program's KV head.
-        value_ptr: The value cache, likewise.
-        scales_ptr: Pairs of scales, each read as one int32, likewise; None where the cache is not in eight bits.
-        table_ptr: The sequence's row of the block table.
+        head: `CachedHead`.
         first_tile: In units of BLOCK_N tokens.
         end_tile: Likewise.
-        row_positions: `[BLOCK_M]` int32, position of each row's token in its sequence; -1 for a row that is padding.
-        hidden: `[BLOCK_M]` int64, of each row the tokens that it does not see: bit `i` is the one `i` before its own;
-            None where rows see all before them.
-        context_len: Tokens in the cache; beyond them nothing is read.
         score_scale: With a soft cap, what the scores are multiplied with before tanh; else their scale times log2(e).
         MASKED: False where every row sees every token of the tiles.
-        BLOCK_SIZE: Tokens per block.
-        NUM_KV_HEADS: Of the cache.
-        KEY_BLOCK: Elements from the keys of one block to those of the next.
-        KEY_TOKEN: Elements from the key of one token to that of the next.
-        VALUE_BLOCK: As of keys.
-        VALUE_TOKEN: As of keys.
-        HEAD_DIM: Elements of a key, at most BLOCK_D + BLOCK_R.
-        VALUE_DIM: Elements of a value, at most BLOCK_V.
-        IS_LATENT: Values are the first elements of the keys, and are not read again; BLOCK_V is BLOCK_D.
-        SLIDING_WINDOW: Tokens that a row sees, its own included; 0 is unlimited.
-        CHUNK: Tokens of the chunks that no row sees beyond; 0 is unlimited.
-        SOFT_CAP: Bound of the scores; 0 is none.
-        PRECISION: Of the products, as `tl.dot` names it.
         BLOCK_N: Tokens per tile.
-        BLOCK_D: Power of two, as the next two.
-        BLOCK_V: Of values.
-        BLOCK_R: Of what of a key is behind BLOCK_D; 0 is nothing.
+        SHAPE: `AttentionShape`.
     """
+    dtype: tl.constexpr = rows.query.dtype
     offsets = tl.arange(0, BLOCK_N)
-    dims = tl.arange(0, BLOCK_D)
-    value_dims = tl.arange(0, BLOCK_V)
+    dims = tl.arange(0, SHAPE.block_d)
+    value_dims = tl.arange(0, SHAPE.block_v)
     for tile in tl.range(first_tile, end_tile):
         positions = tile * BLOCK_N + offsets
         if MASKED:
             # A tile may reach beyond the context, where table and cache hold anything.
-            is_cached = positions < context_len
-            blocks = tl.load(table_ptr + positions // BLOCK_SIZE, mask=is_cached, other=0)
+            is_cached = positions < head.context_len
+            blocks = tl.load(head.table_ptr + positions // SHAPE.block_size, mask=is_cached, other=0)
         else:
             is_cached = None
-            blocks = tl.load(table_ptr + positions // BLOCK_SIZE)
-        key_offsets = blocks.to(tl.int64) * KEY_BLOCK + positions % BLOCK_SIZE * KEY_TOKEN
-        key = load_heads(key_ptr, key_offsets, dims, is_cached, HEAD_DIM, BLOCK_D)
-        if IS_LATENT:
+            blocks = tl.load(head.table_ptr + positions // SHAPE.block_size)
+        key_offsets = blocks.to(tl.int64) * SHAPE.key_block + positions % SHAPE.block_size * SHAPE.key_token
+        key = load_heads(head.key_ptr, key_offsets, dims, is_cached, SHAPE.key_dim, SHAPE.block_d)
+        if SHAPE.is_latent:
             value = key
         else:
-            value_offsets = blocks.to(tl.int64) * VALUE_BLOCK + positions % BLOCK_SIZE * VALUE_TOKEN
-            value = load_heads(value_ptr, value_offsets, value_dims, is_cached, VALUE_DIM, BLOCK_V)
+            value_offsets = blocks.to(tl.int64) * SHAPE.value_block + positions % SHAPE.block_size * SHAPE.value_token
+            value = load_heads(head.value_ptr, value_offsets, value_dims, is_cached, SHAPE.value_dim, SHAPE.block_v)
         score_scales = score_scale
-        if scales_ptr is not None:
-            key_scales, value_scales = load_scales(
-                scales_ptr, blocks, positions, context_len, MASKED, BLOCK_SIZE, NUM_KV_HEADS
-            )
+        if head.scales_ptr is not None:
+            key_scales, value_scales = load_scales(head, blocks, positions, MASKED, SHAPE)
             score_scales = (key_scales * score_scale)[None, :]
 
-        scores = tl.dot(query, tl.trans(key.to(query.dtype)), input_precision=PRECISION)
-        if query_rest is not None:
-            rest_dims = BLOCK_D + tl.arange(0, BLOCK_R)
-            rest = load_heads(key_ptr, key_offsets, rest_dims, is_cached, HEAD_DIM, BLOCK_D + BLOCK_R)
-            scores = tl.dot(query_rest, tl.trans(rest.to(query.dtype)), scores, input_precision=PRECISION)
+        scores = tl.dot(rows.query, tl.trans(key.to(dtype)), input_precision=SHAPE.precision)
+        if rows.rest is not None:
+            rest_dims = SHAPE.block_d + tl.arange(0, SHAPE.block_r)
+            end_of_rest: tl.constexpr = SHAPE.block_d + SHAPE.block_r
+            rest = load_heads(head.key_ptr, key_offsets, rest_dims, is_cached, SHAPE.key_dim, end_of_rest)
+            scores = tl.dot(rows.rest, tl.trans(rest.to(dtype)), scores, input_precision=SHAPE.precision)
         scores *= score_scales
-        if SOFT_CAP > 0:
+        if SHAPE.soft_cap > 0:
             # tanh by way of a decaying exponential, which cannot overflow; 2.885 = 2 log2(e).
             decay = tl.exp2(tl.abs(scores) * -2.8853900817779268)
-            capped = (1.0 - decay) / (1.0 + decay) * (SOFT_CAP * 1.4426950408889634)
+            capped = (1.0 - decay) / (1.0 + decay) * (SHAPE.soft_cap * 1.4426950408889634)
             scores = tl.where(scores < 0, -capped, capped)
         if MASKED:
-            is_visible = is_seen(row_positions, positions, hidden, SLIDING_WINDOW, CHUNK)
-            scores = tl.where(is_visible, scores, float("-inf"))
+            scores = tl.where(is_seen(rows, positions, SHAPE), scores, float("-inf"))
 
         new_max = tl.maximum(row_max, tl.max(scores, 1))
         # A row that has seen nothing yet: exp2(-inf - 0) is the zero it needs, exp2(-inf - -inf) would be NaN.
@@ -233,17 +266,17 @@ def attend_tiles(
         weights = tl.exp2(scores - shift[:, None])
         correction = tl.exp2(row_max - shift)
         row_sum = row_sum * correction + tl.sum(weights, 1)
-        if scales_ptr is not None:
+        if head.scales_ptr is not None:
             weights *= (value_scales * WEIGHT_UNITS)[None, :]
         accumulator = accumulator * correction[:, None]
-        accumulator = tl.dot(weights.to(query.dtype), value.to(query.dtype), accumulator, input_precision=PRECISION)
+        accumulator = tl.dot(weights.to(dtype), value.to(dtype), accumulator, input_precision=SHAPE.precision)
         row_max = new_max
     return accumulator, row_max, row_sum
 
 
 @triton.jit
 def load_hidden(tree_masks_ptr, rows, is_row):
-    """Return what `attend_tiles` takes as `hidden`."""
+    """Return `QueryRows.hidden`."""
     hidden = None
     if tree_masks_ptr is not None:
         hidden = ~tl.load(tree_masks_ptr + rows, mask=is_row, other=-1)
@@ -265,36 +298,49 @@ def log_sum(row_max, row_sum):
 
 
 @triton.jit
+def store_rows(target_ptr, target_rows, is_row, values, VALUE_DIM: tl.constexpr):
+    """Store the values of packed rows at rows of VALUE_DIM elements, in the type of the target."""
+    dims = tl.arange(0, values.shape[1])
+    mask = is_row[:, None] & (dims < VALUE_DIM)[None, :]
+    offsets = (target_rows * VALUE_DIM)[:, None] + dims[None, :]
+    tl.store(target_ptr + offsets, values.to(target_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
 def combine_splits(
+    result_ptr,
+    result_row,
     partial_ptr,
     partial_lse_ptr,
-    first_row,
-    row_stride,
+    first_split,
+    split_stride,
     num_written,
-    HEAD_DIM: tl.constexpr,
     BLOCK_S: tl.constexpr,
-    BLOCK_D: tl.constexpr,
+    SHAPE: tl.constexpr,
 ):
-    """Return a row's result `[BLOCK_D]`, its splits weighted by their sums of exponentials.
+    """Store a row's result: those of its splits, weighted by their sums of exponentials.
 
     Args:
-        partial_ptr: Results of splits, fp32, HEAD_DIM elements a row.
+        result_ptr: Results, as many elements a row as a value has.
+        result_row: Of this result.
+        partial_ptr: Results of splits, fp32, likewise.
         partial_lse_ptr: What `log_sum` returned of them.
-        first_row: Where the first split's row lies.
-        row_stride: Rows from one split to the next.
+        first_split: Row of the first split's result.
+        split_stride: Rows from one split to the next.
         num_written: Splits that there are, at most BLOCK_S.
-        HEAD_DIM: Elements of a head, at most BLOCK_D.
         BLOCK_S: Power of two.
-        BLOCK_D: Power of two.
+        SHAPE: `AttentionShape`.
     """
     splits = tl.arange(0, BLOCK_S)
-    dims = tl.arange(0, BLOCK_D)
+    dims = tl.arange(0, SHAPE.block_v)
     is_written = splits < num_written
-    rows = first_row + splits.to(tl.int64) * row_stride
+    rows = first_split + splits.to(tl.int64) * split_stride
     lse = tl.load(partial_lse_ptr + rows, mask=is_written, other=float("-inf"))
-    mask = is_written[:, None] & (dims < HEAD_DIM)[None, :]
-    partial = tl.load(partial_ptr + rows[:, None] * HEAD_DIM + dims[None, :], mask=mask, other=0.0)
+    mask = is_written[:, None] & (dims < SHAPE.value_dim)[None, :]
+    partial = tl.load(partial_ptr + rows[:, None] * SHAPE.value_dim + dims[None, :], mask=mask, other=0.0)
     top = tl.max(lse, 0)
     weights = tl.exp2(lse - tl.where(top == float("-inf"), 0.0, top))
     total = tl.sum(weights, 0)
-    return tl.sum(partial * weights[:, None], 0) / tl.where(total > 0, total, 1.0)
+    combined = tl.sum(partial * weights[:, None], 0) / tl.where(total > 0, total, 1.0)
+    combined = combined.to(result_ptr.dtype.element_ty)
+    tl.store(result_ptr + result_row * SHAPE.value_dim + dims, combined, mask=dims < SHAPE.value_dim)
