@@ -28,14 +28,14 @@ class Home(NamedTuple):
         is_written: Which of them are written.
         slot: That slot.
         kept: Behind how many tokens of the step it is stored there.
-        SLOT_SIZE: Elements of a slot.
+        slot_size: Elements of a slot.
     """
 
     places: Any
     is_written: Any
     slot: Any
     kept: Any
-    SLOT_SIZE: tl.constexpr
+    slot_size: Any
 
 
 @triton.jit
@@ -78,7 +78,7 @@ def keep_state(state, count, length, home, saves, rows):
         tl.store(home.places, state, mask=home.is_written)
     if rows.save_slots is not None:  # noqa: SIM102 (decided at compile time, unlike what follows)
         if (count == next_save) & (save < last_save):
-            offset = (tl.load(rows.save_slots + save) - home.slot) * home.SLOT_SIZE
+            offset = (tl.load(rows.save_slots + save) - home.slot) * home.slot_size
             tl.store(home.places + offset, state, mask=home.is_written)
             save += 1
             next_save = next_save_of(save, last_save, length, rows)
