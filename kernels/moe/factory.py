@@ -27,7 +27,7 @@ def make_experts(
             projection's, which are alone where the activation has no gate.
         down: `[num_experts, hidden_size, intermediate_size]`.
         activation: Of all experts.
-        first_expert: The number that routing knows the first of these experts by; others are on other ranks.
+        first_expert: The number of the first of these experts among those of all ranks, as routing counts them.
     """
     is_gated = isinstance(activation, GatedActivation)
     if can_pack_experts(gate_up) and can_pack_experts(down) and (library := cpu_library()) is not None:

@@ -73,12 +73,12 @@ def multiply(
     """Multiply rows by the matrix of their expert.
 
     Args:
-        inputs: Of tokens, with an activation; else of rows.
-        stack: With gates and what they are for by turns, with a gated activation.
+        inputs: A vector of each token for the first product, of each row for the second.
+        stack: Its gates and up projections alternate where the activation has a gate.
         rows: Sorted.
         launch: Of the product.
-        activation: Makes half as many features, or as many without gates, which rows get in the type of the inputs;
-            None: pairs get all, in float32.
+        activation: Of the first product, whose results are those of rows, in the type of the inputs. None for the
+            second product, whose results are those of pairs, in float32.
     """
     out_features = stack.shape[1]
     size, dtype = out_features, torch.float32

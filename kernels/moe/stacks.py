@@ -84,7 +84,7 @@ def stack_experts(weights: ExpertWeights, *, is_gated: bool) -> ExpertStack | No
 
     Args:
         weights: On any device; the plain ones can be freed afterwards.
-        is_gated: The first half of the features are gates of the second half: they will alternate.
+        is_gated: The first half of the features are gates, the second half up projections: they will alternate.
     """
     order = _alternating(weights.shape[1], weights.device) if is_gated else None
     bias = weights.bias if weights.bias is None or order is None else weights.bias[:, order]
@@ -102,7 +102,7 @@ def stack_experts(weights: ExpertWeights, *, is_gated: bool) -> ExpertStack | No
 
 
 def _alternating(num_rows: int, device: torch.device) -> torch.Tensor:
-    """Return the order of rows in which each gate stands before what it is for."""
+    """Return the order of rows in which each gate stands before its up projection."""
     return torch.arange(num_rows, device=device).view(2, -1).t().flatten()
 
 

@@ -10,7 +10,7 @@ import triton.language as tl
 from kernels.moe.reference import MIN_WEIGHT_SUM
 from kernels.moe.routing_rule import RoutingRule
 
-# Below all scores but those that are not to be chosen, which are minus infinity.
+# Below all scores; those that are not to be chosen are minus infinity.
 _LOWEST = tl.constexpr(-1.0e30)
 _WARP_EXPERTS = 256
 
@@ -51,20 +51,20 @@ def route_kernel(
     choice = scores
     if bias is not None:
         choice += tl.load(bias + experts, mask=is_expert, other=0.0)
-    # What is not a number is larger than nothing: it would choose no expert.
+    # A NaN compares as false with everything: no expert would have the best score.
     choice = tl.where(choice > _LOWEST, choice, _LOWEST)
     choice = tl.where(is_expert, choice, -float("inf"))
     if HAS_GROUPS:
-        worth = tl.max(choice, axis=1)
+        group_scores = tl.max(choice, axis=1)
         if NUM_BEST == 2:
-            first = tl.min(tl.where(choice == worth[:, None], inside[None, :], SIZE), axis=1)
+            first = tl.min(tl.where(choice == group_scores[:, None], inside[None, :], SIZE), axis=1)
             second = tl.max(tl.where(inside[None, :] == first[:, None], -float("inf"), choice), axis=1)
-            worth += second
-        worth = tl.where(group < num_groups, worth, -float("inf"))
+            group_scores += second
+        group_scores = tl.where(group < num_groups, group_scores, -float("inf"))
         is_chosen = group < 0
         for _ in tl.static_range(TOP_GROUPS):
-            best = tl.max(tl.where(is_chosen, -float("inf"), worth))
-            number = tl.min(tl.where((worth == best) & (is_chosen == 0), group, GROUPS))
+            best = tl.max(tl.where(is_chosen, -float("inf"), group_scores))
+            number = tl.min(tl.where((group_scores == best) & (is_chosen == 0), group, GROUPS))
             is_chosen = is_chosen | (group == number)
         choice = tl.where(is_chosen[:, None], choice, -float("inf"))
     places = tl.arange(0, PLACES)
@@ -73,10 +73,10 @@ def route_kernel(
     for place in tl.static_range(TOP_K):
         best = tl.max(choice)
         expert = tl.min(tl.where(choice == best, experts, 2147483647))
-        is_it = experts == expert
+        is_best = experts == expert
         chosen = tl.where(places == place, expert, chosen)
-        values = tl.where(places == place, tl.sum(tl.where(is_it & is_expert, scores, 0.0)), values)
-        choice = tl.where(is_it, -float("inf"), choice)
+        values = tl.where(places == place, tl.sum(tl.where(is_best & is_expert, scores, 0.0)), values)
+        choice = tl.where(is_best, -float("inf"), choice)
     is_place = places < TOP_K
     if SCORE == "softmax_after_topk":
         values = tl.exp(values - tl.max(values))

@@ -148,7 +148,8 @@ def paged_attention_triton(
     if group * rounded_query_len <= max(max_rows, group):
         _launch_split(batch, result, shape, score_scale, rounded_query_len, split, gpu)
         return result
-    # In a mixed batch the tokens of short sequences go where the cache is split: one program a sequence would be late.
+    # In a mixed batch the tokens of short sequences go where the cache is split: one program for all of a long context
+    # would be the last to finish.
     short_len = max(1, _MIN_ROWS // group) if len(batch.context_lens) > 1 else 0
     if short_len:
         _launch_split(batch, result, shape, score_scale, short_len, split, gpu)
@@ -159,7 +160,7 @@ def paged_attention_triton(
 def _chunk_config(batch: PagedAttentionBatch, padded_head_dim: int, chunk_size: int | None, gpu: Gpu) -> ChunkConfig:
     """Return the table's entry, with smaller tiles where registers would not be enough.
 
-    That is where eight bits are converted, and before Hopper where masks know of chunks.
+    That is where eight bits are converted, and before Hopper where chunks are masked.
     """
     config = chunk_config(gpu.generation, padded_head_dim, batch.query.dtype)
     if chunk_size is not None and gpu.generation is not GpuGeneration.HOPPER:
@@ -222,10 +223,10 @@ def _launch_split(
     partial_lse = torch.empty(num_rows, dtype=torch.float32, device=result.device)
     min_tiles = -(-config.min_split_tokens // config.block_n)
     block_m = max(_MIN_ROWS, triton.next_power_of_2(num_heads // num_kv_heads * max_query_len))
-    # Hopper's tensor cores take operands from shared memory. Elsewhere, and where eight bits are converted, so many
-    # rows need the registers of more warps.
+    # Hopper's tensor cores take operands from shared memory. Elsewhere, and where eight bits are converted, so many rows
+    # need the registers of more warps.
     has_operands_in_memory = gpu.generation is GpuGeneration.HOPPER and batch.kv_scales is None
-    is_roomy = has_operands_in_memory or block_m < _MAX_SPLIT_ROWS
+    needs_more_warps = block_m >= _MAX_SPLIT_ROWS and not has_operands_in_memory
     constants = {"MAX_QUERY_LEN": max_query_len, "MIN_TILES": min_tiles, "BLOCK_N": config.block_n, "SHAPE": shape}
     caches = (batch.key_cache, batch.value_cache, batch.scale_pairs)
     lengths = (batch.query_starts, batch.context_lens)
@@ -238,7 +239,7 @@ def _launch_split(
         num_splits,
         IS_SPLIT=num_splits > 1,
         BLOCK_M=block_m,
-        num_warps=config.num_warps if is_roomy else 2 * config.num_warps,
+        num_warps=2 * config.num_warps if needs_more_warps else config.num_warps,
         num_stages=config.num_stages,
         **constants,
     )

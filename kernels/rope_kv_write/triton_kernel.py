@@ -105,7 +105,7 @@ def rope_kv_write_kernel(
     rest_dims = ROTATED_DIM + tl.arange(0, BLOCK_REST)
     if FIRST_ROTATED > 0:
         rest_dims = tl.where(rest_dims < FIRST_ROTATED + ROTATED_DIM, rest_dims - ROTATED_DIM, rest_dims)
-    # Beyond the end where the head ends with what is rotated.
+    # Which of these the head has: none where all of it is rotated.
     is_rest = (ROTATED_DIM + tl.arange(0, BLOCK_REST)) < HEAD_DIM
     heads_ptr = qkv_ptr + token * qkv_stride + heads[:, None] * HEAD_DIM
     mask = is_head & is_half[None, :]
@@ -126,20 +126,20 @@ def rope_kv_write_kernel(
             rest *= scale * load_weights(query_weight_ptr, key_weight_ptr, rest_dims, is_rest, is_query, is_value)
     cos = tl.where(is_value, 1.0, cos)
     sin = tl.where(is_value, 0.0, sin)
-    turned_first = first * cos - second * sin
-    turned_second = second * cos + first * sin
+    rotated_first = first * cos - second * sin
+    rotated_second = second * cos + first * sin
 
     query_type: tl.constexpr = qkv_ptr.dtype.element_ty
     kept = None
     if HAS_NORM and rest is not None:
         kept = rest.to(query_type)
     store_parts(
-        heads_ptr, turned_first.to(query_type), turned_second.to(query_type), kept,
+        heads_ptr, rotated_first.to(query_type), rotated_second.to(query_type), kept,
         first_dims, second_dims, rest_dims, is_query, is_half, is_rest,
     )  # fmt: skip
     if key_cache_ptr is not None:
         write_parts(
-            turned_first, turned_second, rest, first_dims, second_dims, rest_dims, is_half, is_rest, heads - NUM_HEADS,
+            rotated_first, rotated_second, rest, first_dims, second_dims, rest_dims, is_half, is_rest, heads - NUM_HEADS,
             tl.load(slot_mapping_ptr + token), key_cache_ptr, value_cache_ptr, scales_ptr, NUM_KV_HEADS,
             NUM_VALUE_HEADS, BLOCK_SIZE, KEY_BLOCK_STRIDE, KEY_TOKEN_STRIDE, KEY_HEAD_STRIDE, VALUE_BLOCK_STRIDE,
             VALUE_TOKEN_STRIDE, VALUE_HEAD_STRIDE, LARGEST,

@@ -67,7 +67,7 @@ def pack(
 
 
 def panel_rows(rows: torch.Tensor, width: int, is_gated: bool) -> torch.Tensor:
-    """Pad output features to whole panels; put gates and what they are for into the same panel.
+    """Pad output features to whole panels; put gates and their up projections into the same panel.
 
     Shapes:
         rows: `[num_outputs, n]`
