@@ -18,7 +18,7 @@ class RoutingRule:
     Attributes:
         top_k: Experts of a token.
         score: What logits become: "softmax" and "sigmoid" over all experts, before the choice; "softmax_after_topk"
-            chooses by the logits, and takes the softmax of the chosen ones; "sparse_mixer" is described in `sparse_mixer`.
+            chooses by the logits, and takes the softmax of the chosen ones; `sparse_mixer` describes "sparse_mixer".
         renormalize: Divide the weights of a token by their sum.
         bias: `[num_experts]` float32, added to the scores for the choice, not to the weights; None adds nothing.
         num_groups: Groups of neighbouring experts, of equal size.

@@ -2,7 +2,8 @@
 """Sorts pairs of tokens and experts by expert on a GPU, in a grid that depends on shapes alone.
 
 Each pair adds one to the count of its expert, and what the count was before is its rank among the expert's pairs. The
-order in which pairs do so changes where their rows lie, and nothing else: a row's result depends on no other row. Few pairs are sorted by one program.
+order in which pairs do so changes where their rows lie, and nothing else: a row's result depends on no other row. Few
+pairs are sorted by one program.
 """
 
 from __future__ import annotations

@@ -223,8 +223,8 @@ def _launch_split(
     partial_lse = torch.empty(num_rows, dtype=torch.float32, device=result.device)
     min_tiles = -(-config.min_split_tokens // config.block_n)
     block_m = max(_MIN_ROWS, triton.next_power_of_2(num_heads // num_kv_heads * max_query_len))
-    # Hopper's tensor cores take operands from shared memory. Elsewhere, and where eight bits are converted, so many rows
-    # need the registers of more warps.
+    # Hopper's tensor cores take operands from shared memory. Elsewhere, and where eight bits are converted, so many
+    # rows need the registers of more warps.
     has_operands_in_memory = gpu.generation is GpuGeneration.HOPPER and batch.kv_scales is None
     needs_more_warps = block_m >= _MAX_SPLIT_ROWS and not has_operands_in_memory
     constants = {"MAX_QUERY_LEN": max_query_len, "MIN_TILES": min_tiles, "BLOCK_N": config.block_n, "SHAPE": shape}

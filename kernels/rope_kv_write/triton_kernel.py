@@ -139,10 +139,10 @@ def rope_kv_write_kernel(
     )  # fmt: skip
     if key_cache_ptr is not None:
         write_parts(
-            rotated_first, rotated_second, rest, first_dims, second_dims, rest_dims, is_half, is_rest, heads - NUM_HEADS,
-            tl.load(slot_mapping_ptr + token), key_cache_ptr, value_cache_ptr, scales_ptr, NUM_KV_HEADS,
-            NUM_VALUE_HEADS, BLOCK_SIZE, KEY_BLOCK_STRIDE, KEY_TOKEN_STRIDE, KEY_HEAD_STRIDE, VALUE_BLOCK_STRIDE,
-            VALUE_TOKEN_STRIDE, VALUE_HEAD_STRIDE, LARGEST,
+            rotated_first, rotated_second, rest, first_dims, second_dims, rest_dims, is_half, is_rest,
+            heads - NUM_HEADS, tl.load(slot_mapping_ptr + token), key_cache_ptr, value_cache_ptr, scales_ptr,
+            NUM_KV_HEADS, NUM_VALUE_HEADS, BLOCK_SIZE, KEY_BLOCK_STRIDE, KEY_TOKEN_STRIDE, KEY_HEAD_STRIDE,
+            VALUE_BLOCK_STRIDE, VALUE_TOKEN_STRIDE, VALUE_HEAD_STRIDE, LARGEST,
         )  # fmt: skip
 
 
