@@ -211,10 +211,11 @@ def reduce_chunk_splits_kernel(
     )
     if end_tile - first_tile <= tiles_per_split:
         return
-    num_written = tl.cdiv(end_tile - first_tile, tiles_per_split)
     first_split = (query_block.to(tl.int64) * SHAPE.num_kv_heads + kv_head) * num_splits * BLOCK_M + row
+    num_written = tl.cdiv(end_tile - first_tile, tiles_per_split)
+    combined = combine_splits(partial_ptr, partial_lse_ptr, first_split, BLOCK_M, num_written, BLOCK_S, SHAPE)
     head = kv_head * SHAPE.group + row % SHAPE.group
     result_row = (first_row + token).to(tl.int64) * SHAPE.num_kv_heads * SHAPE.group + head
-    combine_splits(
-        result_ptr, result_row, partial_ptr, partial_lse_ptr, first_split, BLOCK_M, num_written, BLOCK_S, SHAPE
-    )
+    dims = tl.arange(0, SHAPE.block_v)
+    combined = combined.to(result_ptr.dtype.element_ty)
+    tl.store(result_ptr + result_row * SHAPE.value_dim + dims, combined, mask=dims < SHAPE.value_dim)

@@ -156,6 +156,9 @@ def reduce_splits_kernel(
     first_tile, end_tile, tiles_per_split = split_tiles(context_len, query_len, num_splits, MIN_TILES, BLOCK_N, SHAPE)
     num_written = tl.maximum(tl.cdiv(end_tile - first_tile, tiles_per_split), 1)
     first_split = (sequence.to(tl.int64) * SHAPE.num_kv_heads + kv_head) * num_splits * ROWS + row
+    combined = combine_splits(partial_ptr, partial_lse_ptr, first_split, ROWS, num_written, BLOCK_S, SHAPE)
+    dims = tl.arange(0, SHAPE.block_v)
     head = kv_head * SHAPE.group + row % SHAPE.group
     result_row = (first_row + row // SHAPE.group).to(tl.int64) * SHAPE.num_kv_heads * SHAPE.group + head
-    combine_splits(result_ptr, result_row, partial_ptr, partial_lse_ptr, first_split, ROWS, num_written, BLOCK_S, SHAPE)
+    combined = combined.to(result_ptr.dtype.element_ty)
+    tl.store(result_ptr + result_row * SHAPE.value_dim + dims, combined, mask=dims < SHAPE.value_dim)

@@ -308,8 +308,6 @@ def store_rows(target_ptr, target_rows, is_row, values, VALUE_DIM: tl.constexpr)
 
 @triton.jit
 def combine_splits(
-    result_ptr,
-    result_row,
     partial_ptr,
     partial_lse_ptr,
     first_split,
@@ -318,12 +316,10 @@ def combine_splits(
     BLOCK_S: tl.constexpr,
     SHAPE: tl.constexpr,
 ):
-    """Store a row's result: those of its splits, weighted by their sums of exponentials.
+    """Return a row's result `[block_v]`: those of its splits, weighted by their sums of exponentials.
 
     Args:
-        result_ptr: Results, as many elements a row as a value has.
-        result_row: Of this result.
-        partial_ptr: Results of splits, fp32, likewise.
+        partial_ptr: Results of splits, fp32, as many elements a row as a value has.
         partial_lse_ptr: What `log_sum` returned of them.
         first_split: Row of the first split's result.
         split_stride: Rows from one split to the next.
@@ -341,6 +337,4 @@ def combine_splits(
     top = tl.max(lse, 0)
     weights = tl.exp2(lse - tl.where(top == float("-inf"), 0.0, top))
     total = tl.sum(weights, 0)
-    combined = tl.sum(partial * weights[:, None], 0) / tl.where(total > 0, total, 1.0)
-    combined = combined.to(result_ptr.dtype.element_ty)
-    tl.store(result_ptr + result_row * SHAPE.value_dim + dims, combined, mask=dims < SHAPE.value_dim)
+    return tl.sum(partial * weights[:, None], 0) / tl.where(total > 0, total, 1.0)
