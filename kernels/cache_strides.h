@@ -1,4 +1,6 @@
-// Where the keys, or the values, of a layer lie: elements from one block, token and KV head to the next.
+// Where the keys, or the values, of a layer lie: numbers from one block, token, KV head and element of a head to the next.
+// The elements of a value lie side by side, and so do those of a key, or else the same element of a block's keys
+// (layer_cache.py says when).
 #pragma once
 
 #include <cstdint>
@@ -6,12 +8,9 @@
 namespace headrace {
 
 struct CacheStrides {
-  int64_t block, token, head;
+  int64_t block, token, head, element;
 
-  static CacheStrides contiguous(int block_size, int num_kv_heads, int head_dim) {
-    const int64_t token = int64_t{num_kv_heads} * head_dim;
-    return {block_size * token, token, head_dim};
-  }
+  bool is_transposed() const { return element != 1; }
 
   int64_t slot(int64_t number, int block_size) const {
     return number / block_size * block + number % block_size * token;

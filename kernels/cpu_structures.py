@@ -51,6 +51,12 @@ class LayerStructure(ctypes.Structure):
     )
 
 
+class StridesStructure(ctypes.Structure):
+    """`CacheStrides` of cache_strides.h."""
+
+    _fields_ = (("block", _INT64), ("token", _INT64), ("head", _INT64), ("element", _INT64))
+
+
 class StackStructure(ctypes.Structure):
     """`Stack`."""
 
@@ -79,6 +85,8 @@ class StackStructure(ctypes.Structure):
         ("cache_dtype", _INT32),
         ("eps", _FLOAT),
         ("scale", _FLOAT),
+        ("key_strides", StridesStructure),
+        ("value_strides", StridesStructure),
     )
 
 
@@ -136,21 +144,14 @@ class QuantizedStructure(ctypes.Structure):
     )
 
 
-class StridesStructure(ctypes.Structure):
-    """`CacheStrides` of cache_strides.h."""
-
-    _fields_ = (("block", _INT64), ("token", _INT64), ("head", _INT64))
-
-
 def address_of(tensor: torch.Tensor | None) -> int | None:
     """Return where a tensor's numbers begin; None, a null pointer, where there is no tensor."""
     return None if tensor is None else tensor.data_ptr()
 
 
 def strides_of(cache: torch.Tensor) -> StridesStructure:
-    """Return where the blocks, tokens and heads of a cache `[num_blocks, block_size, num_kv_heads, ...]` lie."""
-    assert cache.stride(3) == 1, "the numbers of a head must lie side by side"
-    return StridesStructure(*cache.stride()[:3])
+    """Return where the parts of a cache `[num_blocks, block_size, num_kv_heads, head_dim]` lie."""
+    return StridesStructure(*cache.stride())
 
 
 class AttentionStructure(ctypes.Structure):

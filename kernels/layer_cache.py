@@ -8,6 +8,10 @@ import torch
 
 from kernels.quantized_kv import SCALE_DTYPE, is_quantized, scales_shape
 
+# Keys that lie transposed are read as vectors of this many tokens, or of half as many.
+_VECTOR_TOKENS = 16
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
+
 
 @dataclass(frozen=True, slots=True)
 class CacheShape:
@@ -34,7 +38,8 @@ class LayerCache:
     """What the tokens of a layer have left behind for those after them.
 
     Attributes:
-        keys: `[num_blocks, block_size, num_kv_heads, key_dim]`, contiguous.
+        keys: `[num_blocks, block_size, num_kv_heads, key_dim]`. On a CPU they are transposed where they can be
+            (`can_transpose`): memory is `[num_blocks, num_kv_heads, key_dim, block_size]`. Else contiguous.
         values: `[num_blocks, block_size, num_kv_heads, value_dim]`, contiguous; of a latent cache the first numbers of
             the keys, a strided view.
         scales: `[num_blocks, num_kv_heads, block_size, 2]` float16 where keys and values have eight bits
@@ -84,16 +89,24 @@ class StackedCaches:
         Shapes:
             source, target: `[num_tokens]` int64; no slot is twice in `target`
         """
+        block_size = self.keys.shape[2]
+        (blocks, offsets), (from_blocks, from_offsets) = (
+            (slots // block_size, slots % block_size) for slots in (target, source)
+        )
         for tensor in (self.keys,) if self.is_latent else (self.keys, self.values):
-            # As bytes: on CPUs torch does not copy every type by index.
-            slots = tensor.view(torch.uint8).flatten(1, 2)
-            slots.index_copy_(1, target, slots.index_select(1, source))
+            # As integers: on CPUs torch does not copy every type by index.
+            numbers = tensor.view(_INTEGERS[tensor.itemsize])
+            numbers[:, blocks, offsets] = numbers[:, from_blocks, from_offsets]
         if self.scales is not None:
-            block_size = self.keys.shape[2]
-            (blocks, offsets), (from_blocks, from_offsets) = (
-                (slots // block_size, slots % block_size) for slots in (target, source)
-            )
             self.scales[:, blocks, :, offsets] = self.scales[:, from_blocks, :, from_offsets]
+
+
+def can_transpose(block_size: int, key_dim: int) -> bool:
+    """Return True where the CPU kernels read keys of this shape that lie transposed in their block.
+
+    The keys of a block are then the matrix that queries are multiplied with, and need not be transposed in every step.
+    """
+    return block_size % _VECTOR_TOKENS == 0 and key_dim % 2 == 0
 
 
 def allocate_layer_cache(
@@ -123,7 +136,12 @@ def allocate_caches(
 ) -> StackedCaches:
     """Allocate the caches of layers of one shape. Their contents are undefined."""
     slots = (num_layers, num_blocks, block_size, shape.num_kv_heads)
-    keys = torch.empty((*slots, shape.key_dim), dtype=dtype, device=device)
+    # The values that are a part of latent keys are read token by token.
+    if device.type == "cpu" and not shape.is_latent and can_transpose(block_size, shape.key_dim):
+        sizes = (num_layers, num_blocks, shape.num_kv_heads, shape.key_dim, block_size)
+        keys = torch.empty(sizes, dtype=dtype, device=device).permute(0, 1, 4, 2, 3)
+    else:
+        keys = torch.empty((*slots, shape.key_dim), dtype=dtype, device=device)
     if shape.is_latent:
         values = keys[..., : shape.value_dim]
     else:

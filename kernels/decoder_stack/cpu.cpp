@@ -60,7 +60,7 @@ EXPORT_STRUCTURE(Stack, FIELD(embedding), FIELD(join), FIELD(embedding_norm), FI
                  FIELD(intermediate_size), FIELD_AT(num_heads, heads.num_heads),
                  FIELD_AT(num_kv_heads, heads.num_kv_heads), FIELD_AT(head_dim, heads.head_dim),
                  FIELD_AT(rotated_dim, heads.rotated_dim), FIELD(dtype), FIELD(embedding_dtype),
-                 FIELD(cache_dtype), FIELD(eps), FIELD(scale))
+                 FIELD(cache_dtype), FIELD(eps), FIELD(scale), FIELD(key_strides), FIELD(value_strides))
 EXPORT_STRUCTURE(Step, FIELD(token_ids), FIELD(positions), FIELD(slots), FIELD(block_tables), FIELD(query_starts),
                  FIELD(context_lens), FIELD(tree_masks), FIELD(hidden), FIELD(num_tokens), FIELD(num_seqs),
                  FIELD(max_blocks), FIELD(block_size))

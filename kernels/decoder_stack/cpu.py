@@ -20,6 +20,7 @@ from kernels.cpu_structures import (
     StackStructure,
     StepStructure,
     address_of,
+    strides_of,
 )
 from kernels.layer_cache import LayerCache
 from kernels.linear.panels import PanelMatrix, matrix_structure
@@ -237,6 +238,8 @@ class CpuDecoderStack:
         for layer, cache in zip(self._layers, step.caches, strict=True):
             layer.key_cache, layer.value_cache = cache.keys.data_ptr(), cache.values.data_ptr()
             layer.kv_scales = address_of(cache.scales)
+        self._stack.key_strides = strides_of(step.caches[0].keys)
+        self._stack.value_strides = strides_of(step.caches[0].values)
         self._stack.cache_dtype = CACHE_DTYPE_NUMBERS[step.caches[0].keys.dtype]
         self._caches = step.caches
 

@@ -52,6 +52,7 @@ struct Stack {
   HeadSizes heads;
   int32_t dtype, embedding_dtype, cache_dtype;  // The embedding is in `dtype` where a hidden vector comes with it.
   float eps, scale;
+  CacheStrides key_strides, value_strides;  // Of all layers.
 
   bool has_pairs() const { return hidden_norm != nullptr; }
   int num_operations() const { return kOperationsPerLayer * num_layers + kOperationsBeside + num_tapped; }
@@ -243,10 +244,9 @@ struct Walk {
   void rotate(const Layer& layer) {
     const HeadSizes& heads = stack.heads;
     const int64_t stride = int64_t{heads.num_heads + 2 * heads.num_kv_heads} * heads.head_dim;
-    const auto strides = CacheStrides::contiguous(step.block_size, heads.num_kv_heads, heads.head_dim);
     each_token([&](int64_t token) {
       const TokenCache<Cache> cache(layer.key_cache, layer.value_cache, layer.kv_scales, step.slots[token],
-                                    heads.num_kv_heads, step.block_size, strides, strides);
+                                    heads.num_kv_heads, step.block_size, stack.key_strides, stack.value_strides);
       T* qkv = scratch.qkv + token * stride;
       const T* values = qkv + (heads.num_heads + heads.num_kv_heads) * heads.head_dim;
       rotate_token(qkv, values, heads.head_dim, heads, Pairing{},
@@ -257,7 +257,6 @@ struct Walk {
 
   void attend(const Layer& layer) {
     const HeadSizes& heads = stack.heads;
-    const auto strides = CacheStrides::contiguous(step.block_size, heads.num_kv_heads, heads.head_dim);
     const AttentionArguments arguments{
         reinterpret_cast<const char*>(scratch.qkv),
         scratch.attended,
@@ -270,8 +269,8 @@ struct Walk {
         step.tree_masks,
         nullptr,
         int64_t{heads.num_heads + 2 * heads.num_kv_heads} * heads.head_dim,
-        strides,
-        strides,
+        stack.key_strides,
+        stack.value_strides,
         step.num_seqs,
         step.max_blocks,
         heads.num_heads,

@@ -2,7 +2,7 @@
 //
 // A work item is one KV head of a few neighbouring query tokens of one sequence, or all KV heads of a single one: its
 // *rows* are those tokens times the query heads that share the KV heads. Keys are taken in tiles that never cross a
-// block, and a few tiles, a span, are packed as the matrix that the rows are multiplied with. All arithmetic of a row is
+// block, and a few tiles, a span, are packed as the matrix that the rows are multiplied with, unless they lie so already. All arithmetic of a row is
 // ordered by the row's own position and the block size alone, so its result is the same bits whichever batch, chunk or
 // thread computes it, and whether it is decoded or prefilled.
 
@@ -166,8 +166,7 @@ struct Sequence {
   }
 
   Span<Cache> span(int number) const {
-    const CacheStrides &key = a.key_strides, &value = a.value_strides;
-    Span<Cache> span{{}, key.token, value.token, key.head, value.head, a.head_dim, a.value_dim, a.block_size, true};
+    Span<Cache> span{{}, a.key_strides, a.value_strides, a.head_dim, a.value_dim, a.block_size, true};
     for (int t = 0; t < kSpanTiles; ++t) {
       span.tiles[t] = tile(number * kSpanTiles + t);
       span.is_whole &= span.tiles[t].count == kTile;
@@ -194,8 +193,9 @@ void attend(const AttentionArguments& a, const Division& division, const Item& i
     const Span<Cache> next = can_ask ? sequence.span(number + 1) : span;
     for (int head = 0; head < item.num_kv_heads; ++head) {
       const Span<Cache> of_one = of_head(span, head), next_of_one = of_head(next, head);
-      pack(of_one, packed, can_ask ? &next_of_one : nullptr);
-      advance_all(rows, head * rows_per_head, (head + 1) * rows_per_head, of_one, packed);
+      const Span<Cache>* ahead = can_ask ? &next_of_one : nullptr;
+      pack(of_one, packed, ahead);
+      advance_all(rows, head * rows_per_head, (head + 1) * rows_per_head, of_one, packed, ahead);
     }
   }
   end_rows<Query>(a, division, item, rows);

@@ -8,6 +8,7 @@ import torch
 
 from kernels.cpu_library import CACHE_DTYPE_NUMBERS, DTYPE_NUMBERS, CpuLibrary
 from kernels.cpu_structures import AttentionStructure, address_of, strides_of
+from kernels.layer_cache import can_transpose
 
 MAX_HEAD_DIM = 576
 MAX_VALUE_DIM = 512
@@ -21,7 +22,15 @@ def can_run(query: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Ten
         and key_cache.dtype in CACHE_DTYPE_NUMBERS
         and query.shape[2] <= MAX_HEAD_DIM
         and value_cache.shape[3] <= MAX_VALUE_DIM
+        and value_cache.stride(3) == 1
+        and (key_cache.stride(3) == 1 or _is_transposed(key_cache))
     )
+
+
+def _is_transposed(key_cache: torch.Tensor) -> bool:
+    """Return True where the kernel reads keys whose tokens lie side by side."""
+    _, block_size, _, key_dim = key_cache.shape
+    return key_cache.stride(1) == 1 and can_transpose(block_size, key_dim)
 
 
 def paged_attention_cpu(

@@ -36,8 +36,10 @@ def paged_attention(
 
     Args:
         query: May be strided in its first dimension.
-        key_cache: May be strided in all but its last dimension.
-        value_cache: Likewise; may be a part of the keys, such as their first numbers.
+        key_cache: May be strided in all but its last dimension; on CPUs the tokens of a block may lie side by side
+            instead.
+        value_cache: May be strided in all but its last dimension; may be a part of the keys, such as their first
+            numbers.
         block_tables: Blocks of each sequence, in order. Contiguous, as are all tensors below.
         query_starts: First query row of each sequence, then the number of rows.
         context_lens: Cached tokens of each sequence.

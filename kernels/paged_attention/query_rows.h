@@ -124,12 +124,43 @@ template <int R, typename Word>
     for (int v = 0; v < kPanelVectors; ++v) sums[r][v] = kept[r][v];
 }
 
+// The products of R rows and keys that lie transposed, in the order in which `add_products` takes those of a panel.
+// Meanwhile asks memory for the keys of the span that follows; null where nothing does.
+template <int R, typename Word, typename Cache>
+[[gnu::noinline]] void multiply_keys(Floats (*sums)[kPanelVectors], const Span<Cache>& span, const Span<Cache>* next,
+                                     const Word* x, int64_t x_stride) {
+  Floats kept[R][kPanelVectors] = {};
+  const Cache *keys[kSpanTiles], *ahead[kSpanTiles];
+  for (int t = 0; t < kSpanTiles; ++t) {
+    keys[t] = span.tiles[t].keys;
+    ahead[t] = next ? next->tiles[t].keys : nullptr;
+  }
+  const int64_t stride = span.key.element;
+  for (int i = 0; i < span.head_dim; i += kPerWord<Word>) {
+    Ints words[kSpanTiles];
+    for (int t = 0; t < kSpanTiles; ++t) words[t] = words_of_keys<Word>(keys[t] + i * stride, stride);
+    if (next)
+      for (int t = 0; t < kSpanTiles; ++t) __builtin_prefetch(ahead[t] + i * stride, 0, 2);
+    for (int r = 0; r < R; ++r) {
+      const int32_t input = load_raw<int32_t>(x + r * x_stride + i);
+      for (int t = 0; t < kSpanTiles; ++t) kept[r][t] = multiply_word(kept[r][t], words[t], input, x);
+    }
+  }
+  for (int r = 0; r < R; ++r)
+    for (int t = 0; t < kSpanTiles; ++t) sums[r][t] = kept[r][t];
+}
+
 // Advances R rows by one span. A key that a row does not see has weight 0 there.
 template <int R, typename Word, typename Cache>
-inline void advance(QueryRows<Word>& rows, int row, const Span<Cache>& span, const PackedSpan<Word>& packed) {
+inline void advance(QueryRows<Word>& rows, int row, const Span<Cache>& span, const PackedSpan<Word>& packed,
+                    const Span<Cache>* next) {
   const int key_words = (span.head_dim + kPerWord<Word> - 1) / kPerWord<Word>;
+  const Word* query = rows.query + row * rows.width;
   Floats sums[R][kPanelVectors] = {};
-  add_products<R>(sums, packed.keys, key_words, rows.query + row * rows.width, rows.width);
+  if (span.key.is_transposed())
+    multiply_keys<R>(sums, span, next, query, rows.width);
+  else
+    add_products<R>(sums, packed.keys, key_words, query, rows.width);
   alignas(64) Word weights[R * kSpanKeys];
   for (int r = 0; r < R; ++r) weigh(rows, row + r, span, packed, sums[r], weights + r * kSpanKeys);
   const int value_words = (packed.num_keys + kPerWord<Word> - 1) / kPerWord<Word>;
@@ -144,13 +175,13 @@ inline void advance(QueryRows<Word>& rows, int row, const Span<Cache>& span, con
   }
 }
 
-// Advances the rows from `row` to `end`, at most R at a time.
+// Advances the rows from `row` to `end`, at most R at a time; the first ones ask for the keys of the next span.
 template <int R = kTileRows, typename Word, typename Cache>
 inline void advance_all(QueryRows<Word>& rows, int row, int end, const Span<Cache>& span,
-                        const PackedSpan<Word>& packed) {
+                        const PackedSpan<Word>& packed, const Span<Cache>* next) {
   if constexpr (R > 0) {
-    for (; row + R <= end; row += R) advance<R>(rows, row, span, packed);
-    advance_all<R - 1>(rows, row, end, span, packed);
+    for (; row + R <= end; row += R, next = nullptr) advance<R>(rows, row, span, packed, next);
+    advance_all<R - 1>(rows, row, end, span, packed, next);
   }
 }
 

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <type_traits>
 
+#include "../cache_strides.h"
 #include "../panel.h"
 #include "../quantized_kv.h"
 
@@ -30,8 +31,7 @@ struct Tile {
 template <typename Cache>
 struct Span {
   Tile<Cache> tiles[kSpanTiles];
-  int64_t key_stride, value_stride;            // Elements from one token to the next,
-  int64_t key_head_stride, value_head_stride;  // and from one KV head to the next.
+  CacheStrides key, value;
   int head_dim, value_dim, block_size;
   bool is_whole;  // All tiles are full, and no position lies between them.
 };
@@ -40,8 +40,8 @@ struct Span {
 template <typename Cache>
 Span<Cache> of_head(Span<Cache> span, int head) {
   for (Tile<Cache>& tile : span.tiles) {
-    tile.keys += head * span.key_head_stride;
-    tile.values += head * span.value_head_stride;
+    tile.keys += head * span.key.head;
+    tile.values += head * span.value.head;
     if (EightBits<Cache>::kIs) tile.scales += int64_t{head} * span.block_size;
   }
   return span;
@@ -78,6 +78,19 @@ template <int kDistance = kLanes / 2>
 #ifdef __AVX512BF16__
 inline Ints pairs_of(const int8_t* source) {
   return (Ints)_mm512_cvtne2ps_pbh((__m512)load(source + kLanes), (__m512)load(source));
+}
+
+// A word of each of kLanes keys, from two elements of theirs.
+template <typename Cache>
+inline Ints pairs_of_elements(const Cache* first, const Cache* second) {
+  return ((Ints)load(first) >> 16 & 0xffff) | ((Ints)load(second) & ~0xffff);
+}
+
+inline Ints pairs_of_elements(const bfloat16* first, const bfloat16* second) {
+  constexpr Ints kOrder = kLaneNumbers | (kLaneNumbers + kLanes) << 16;
+  const __m512i low = _mm512_castsi256_si512(load_raw<__m256i>(first));
+  const __m512i both = _mm512_inserti64x4(low, load_raw<__m256i>(second), 1);
+  return (Ints)_mm512_permutexvar_epi16((__m512i)kOrder, both);
 }
 
 // In the unit of `load`: the bits of a float8 are those of a bfloat16 but for the offset of its exponent, unless it
@@ -125,6 +138,16 @@ inline Ints load_words(const Cache* source, int count) {
   }
 }
 
+// The same word of kLanes keys that lie transposed, `stride` between their elements. What no token was written to is
+// read too: it changes no score but its own, which nobody sees.
+template <typename Word, typename Cache>
+inline Ints words_of_keys(const Cache* keys, int64_t stride) {
+#ifdef __AVX512BF16__
+  if constexpr (kPerWord<Word> == 2) return pairs_of_elements(keys, keys + stride);
+#endif
+  return (Ints)load(keys);
+}
+
 // Asks memory for what the same row of the span after this one holds. The processor drops requests that come all at once,
 // so each row that is packed asks for one; a row that is not there is harmless.
 template <typename Cache>
@@ -146,7 +169,7 @@ inline void pack_key_words(const Tile<Cache>& tile, const Span<Cache>& span, int
   const Cache* key = tile.keys + first;
   const int count = kIsWhole ? kLanes * kPerWord<Word> : span.head_dim - first;
 #pragma GCC unroll 16
-  for (int j = 0; j < kLanes; ++j, key += span.key_stride) {
+  for (int j = 0; j < kLanes; ++j, key += span.key.token) {
     block[j] = kIsWhole || j < tile.count ? load_words<Word>(key, count) : Ints{};
     ahead.ask(j, first);
   }
@@ -182,7 +205,7 @@ inline void pack_value_rows(const Tile<Cache>& tile, const Span<Cache>& span, in
   const int count = kIsWhole ? kLanes * kPerWord<Word> : span.value_dim - first;
   for (int j = 0; j < kTile; j += kPerWord<Word>, place += kPanel) {
     Ints words[kPerWord<Word>];
-    for (int k = 0; k < kPerWord<Word>; ++k, value += span.value_stride) {
+    for (int k = 0; k < kPerWord<Word>; ++k, value += span.value.token) {
       words[k] = kIsWhole || j + k < tile.count ? load_words<Word>(value, count) : Ints{};
       ahead.ask(j + k, first);
     }
@@ -203,15 +226,15 @@ inline void pack_values(const Tile<Cache>& tile, const Span<Cache>& span, int32_
   }
 }
 
-// Packs a span, and asks memory for the one that follows; null where nothing does.
+// Packs a span, but for keys that are transposed, and asks memory for the one that follows; null where nothing does.
 template <typename Word, typename Cache>
 inline void pack(const Span<Cache>& span, PackedSpan<Word>& packed, const Span<Cache>* next) {
   packed.num_keys = 0;
   for (int t = 0; t < kSpanTiles; ++t) {
     const Tile<Cache>& tile = span.tiles[t];
-    const RowsAhead<Cache> keys{next ? next->tiles[t].keys : nullptr, span.key_stride};
-    const RowsAhead<Cache> values{next ? next->tiles[t].values : nullptr, span.value_stride};
-    pack_keys<Word>(tile, span, packed.keys + t * kTile, keys);
+    const RowsAhead<Cache> keys{next ? next->tiles[t].keys : nullptr, span.key.token};
+    const RowsAhead<Cache> values{next ? next->tiles[t].values : nullptr, span.value.token};
+    if (!span.key.is_transposed()) pack_keys<Word>(tile, span, packed.keys + t * kTile, keys);
     pack_values<Word>(tile, span, packed.values + t * kTile / kPerWord<Word> * kPanel, values);
     if (tile.count) packed.num_keys = t * kTile + tile.count;
     if constexpr (EightBits<Cache>::kIs) {

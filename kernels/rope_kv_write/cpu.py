@@ -28,6 +28,7 @@ def can_run(
         qkv.is_cpu
         and qkv.dtype in DTYPE_NUMBERS
         and all(cache.dtype in CACHE_DTYPE_NUMBERS and cache.shape[3] <= MAX_HEAD_DIM for cache in caches)
+        and (value_cache is None or value_cache.stride(3) == 1)
         and positions.dtype is torch.int64
         and (cos_sin is None or cos_sin.dtype is torch.float32)
         and qkv.shape[2] <= MAX_HEAD_DIM

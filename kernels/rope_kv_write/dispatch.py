@@ -35,9 +35,10 @@ def rope_kv_write(
             in its first dimension. Its query heads are overwritten.
         positions: Of the tokens, each below the length of the table.
         cos_sin: Per position the cosines, then the sines. Contiguous. None rotates nothing.
-        key_cache: Written at the slots; converted to its type. May be strided in all but its last dimension. None where
-            there are neither keys nor values, as in a layer that attends to the cache of another.
-        value_cache: Likewise; None where there are no values, as where they are a part of the keys.
+        key_cache: Written at the slots; converted to its type. May be strided in all but its last dimension, on CPUs in
+            all. None where there are neither keys nor values, as in a layer that attends to the cache of another.
+        value_cache: Likewise, but for its last dimension; None where there are no values, as where they are a part of
+            the keys.
         slot_mapping: `block * block_size + offset` of each token, no slot twice; -1, for padding, is not written.
         head_norm: Normalises query and key heads before the rotation; None leaves them.
         kv_scales: Of a cache in eight bits, written at the slots; None of any other. Contiguous. Without values the

@@ -24,11 +24,12 @@ struct TokenCache {
   Cache* key = nullptr;
   Cache* value = nullptr;
   _Float16* scales = nullptr;  // Of the first KV head, in eight bits; those of the next are `scale_stride` further on.
-  int64_t scale_stride = 0, key_stride = 0, value_stride = 0;  // From one head to the next.
+  int64_t scale_stride = 0;
+  CacheStrides key_strides, value_strides;
 
   TokenCache(void* keys, void* values, void* kv_scales, int64_t slot, int num_kv_heads, int block_size,
-             const CacheStrides& key_strides, const CacheStrides& value_strides)
-      : key_stride(key_strides.head), value_stride(value_strides.head) {
+             const CacheStrides& strides_of_keys, const CacheStrides& strides_of_values)
+      : key_strides(strides_of_keys), value_strides(strides_of_values) {
     if (slot < 0 || !keys) return;
     key = static_cast<Cache*>(keys) + key_strides.slot(slot, block_size);
     if (values) value = static_cast<Cache*>(values) + value_strides.slot(slot, block_size);
@@ -57,10 +58,11 @@ inline void rotate_pairs(const float* head, float* rotated, int rotated_dim, Pai
   }
 }
 
-// Rotates `source` into `target`; a weight of null leaves the head as it is before.
+// Rotates `source` into `target`, whose elements are `stride` apart; a weight of null leaves the head as it is before.
 template <typename T, typename Weight, typename Target>
-inline void rotate_head(const T* source, Target* target, const HeadSizes& sizes, Pairing pairing, const float* cos,
-                        const float* sin, const Weight* weight, float eps, _Float16* scale = nullptr) {
+inline void rotate_head(const T* source, Target* target, int64_t stride, const HeadSizes& sizes, Pairing pairing,
+                        const float* cos, const float* sin, const Weight* weight, float eps,
+                        _Float16* scale = nullptr) {
   alignas(64) float head[kMaxRotatedHeadDim], rotated[kMaxRotatedHeadDim];
   if (weight)
     rms_norm_row(source, weight, eps, head, sizes.head_dim);
@@ -69,7 +71,10 @@ inline void rotate_head(const T* source, Target* target, const HeadSizes& sizes,
   for (int i = 0; i < pairing.first_rotated; ++i) rotated[i] = head[i];
   rotate_pairs(head, rotated, sizes.rotated_dim, pairing, cos, sin);
   for (int i = pairing.first_rotated + sizes.rotated_dim; i < sizes.head_dim; ++i) rotated[i] = head[i];
-  store_head(rotated, target, sizes.head_dim, scale);
+  if (stride == 1) return store_head(rotated, target, sizes.head_dim, scale);
+  Target stored[kMaxRotatedHeadDim];
+  store_head(rotated, stored, sizes.head_dim, scale);
+  for (int i = 0; i < sizes.head_dim; ++i) target[i * stride] = stored[i];
 }
 
 template <typename T, typename Target>
@@ -87,14 +92,15 @@ inline void rotate_token(T* qkv, const T* values, int value_dim, const HeadSizes
   const float *cos = cos_sin, *sin = cos_sin + sizes.rotated_dim / 2;
   const int dim = sizes.head_dim;
   for (int h = 0; h < sizes.num_heads; ++h)
-    rotate_head(qkv + h * dim, qkv + h * dim, sizes, pairing, cos, sin, query_norm, eps);
+    rotate_head(qkv + h * dim, qkv + h * dim, 1, sizes, pairing, cos, sin, query_norm, eps);
   if (!cache.key) return;
   const T* keys = qkv + sizes.num_heads * dim;
   for (int h = 0; h < sizes.num_kv_heads; ++h) {
     _Float16* scales = cache.scales + h * cache.scale_stride;
-    rotate_head(keys + h * dim, cache.key + h * cache.key_stride, sizes, pairing, cos, sin, key_norm, eps, scales);
+    rotate_head(keys + h * dim, cache.key + h * cache.key_strides.head, cache.key_strides.element, sizes, pairing, cos,
+                sin, key_norm, eps, scales);
     if (cache.value)
-      convert(values + h * value_dim, cache.value + h * cache.value_stride, value_dim, scales + 1);
+      convert(values + h * value_dim, cache.value + h * cache.value_strides.head, value_dim, scales + 1);
     else if (EightBits<Cache>::kIs)
       scales[1] = scales[0];
   }

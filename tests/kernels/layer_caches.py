@@ -21,6 +21,15 @@ def poisoned_cache(
     return cache
 
 
+def transposed(keys: torch.Tensor) -> torch.Tensor:
+    """Return a copy in which the tokens of a block lie side by side.
+
+    Shapes:
+        keys, result: `[num_blocks, block_size, num_kv_heads, key_dim]`
+    """
+    return keys.movedim(-3, -1).contiguous().movedim(-1, -3)
+
+
 def assert_caches_close(actual: LayerCache, expected: LayerCache) -> None:
     """Compare caches that were written by two implementations of the same: the same slots, the same numbers."""
     for kind, (mine, theirs) in enumerate(((actual.keys, expected.keys), (actual.values, expected.values))):

@@ -15,7 +15,7 @@ def caches_of_any_bytes(block_size: int, dtype: torch.dtype, device: torch.devic
     generator = torch.Generator().manual_seed(2)
     for tensor in (tensor for layer in caches.layers() for tensor in layer.tensors):
         content = torch.randint(0, 256, (tensor.nbytes,), dtype=torch.uint8, generator=generator)
-        tensor.view(torch.uint8).copy_(content.view_as(tensor.view(torch.uint8)))
+        tensor.copy_(content.view(tensor.dtype).view_as(tensor))
     return caches
 
 
@@ -61,6 +61,19 @@ def test_values_may_have_a_size_of_their_own(dtype: torch.dtype, device: torch.d
     assert layer.keys.shape == (NUM_BLOCKS, 4, NUM_KV_HEADS, 12)
     assert layer.values.shape == (NUM_BLOCKS, 4, NUM_KV_HEADS, 8)
     assert layer.block_bytes * NUM_BLOCKS == sum(tensor.nbytes for tensor in layer.tensors)
+
+
+def test_keys_of_a_cpu_lie_transposed_where_its_kernels_read_them_so() -> None:
+    def keys(block_size: int, shape: CacheShape, device: str = "cpu") -> torch.Tensor:
+        return allocate_caches(2, 5, block_size, shape, torch.bfloat16, torch.device(device)).layers()[1].keys
+
+    shape = CacheShape(3, 10, 8)
+    assert keys(32, shape).permute(0, 2, 3, 1).is_contiguous()
+    assert keys(32, shape).shape == keys(32, shape, "meta").shape == (5, 32, 3, 10)
+    assert keys(8, shape).is_contiguous()
+    assert keys(32, CacheShape(3, 9, 8)).is_contiguous()
+    assert keys(32, CacheShape(1, 10, 8, is_latent=True)).is_contiguous()
+    assert keys(32, shape, "meta").is_contiguous()
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

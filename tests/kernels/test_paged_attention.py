@@ -7,6 +7,7 @@ from kernels.cpu_library import cpu_library
 from kernels.paged_attention.cpu import can_run, paged_attention_cpu
 from kernels.paged_attention.dispatch import paged_attention
 from kernels.paged_attention.reference import paged_attention_reference
+from tests.kernels.layer_caches import transposed
 from tests.kernels.paged_batch import PagedBatch, Shape, make_batch, make_sequence
 from tests.kernels.token_trees import Tree, attend_to_paths, random_tree, tree_batch
 
@@ -25,6 +26,8 @@ SHAPES = [
     Shape(3, 3, 128, 32, torch.bfloat16, torch.float8_e4m3fn),
     Shape(7, 1, 8, 3, torch.float16, torch.float8_e4m3fn),
 ]
+# As many query heads as KV heads, and a block of several vectors of tokens.
+SQUARE = Shape(3, 3, 34, 48, torch.bfloat16)
 # Amid a chunk of a prompt and decodes: guesses behind a chunk, many, few, and all first ones.
 TREES = [
     Tree(33, num_before=17),
@@ -107,6 +110,34 @@ def test_row_does_not_depend_on_batch_or_chunk(shape: Shape, sliding_window: int
                 assert torch.equal(alone, together[length - chunk : length])
 
 
+@pytest.mark.parametrize("sliding_window", [None, 20])
+@pytest.mark.parametrize("shape", [*(shape for shape in SHAPES if shape.block_size % 16 == 0), SQUARE], ids=str)
+def test_transposed_keys_change_no_bit(shape: Shape, sliding_window: int | None) -> None:
+    lengths = [7, 33, 300, 1, 17, 130]
+    sequences = [make_sequence(n, shape, seed=n) for n in lengths]
+    for query_lens in ([1, 33, 20, 1, 2, 130], [1] * 6):
+        batch = make_batch(sequences, query_lens, shape)
+        expected = run_kernel(batch, sliding_window)
+        batch.key_cache = transposed(batch.key_cache)
+        assert batch.key_cache.stride(1) == 1
+        assert torch.equal(run_kernel(batch, sliding_window), expected)
+
+
+def test_paths_of_trees_over_transposed_keys_change_no_bit() -> None:
+    for shape in (SHAPES[0], SHAPES[6]):
+        batch, masks = tree_batch(TREES, shape)
+        expected = run_kernel(batch, None, masks)
+        batch.key_cache = transposed(batch.key_cache)
+        assert torch.equal(run_kernel(batch, None, masks), expected)
+
+
+def test_reference_reads_transposed_keys() -> None:
+    batch = mixed_batch(SHAPES[0])
+    expected = paged_attention_reference(*batch.arguments())
+    batch.key_cache = transposed(batch.key_cache)
+    torch.testing.assert_close(paged_attention_reference(*batch.arguments()), expected)
+
+
 def test_thread_count_does_not_change_bits() -> None:
     shape = Shape(4, 2, 64, 16)
     batch = make_batch([make_sequence(n, shape, seed=n) for n in (300, 200)], [300, 200], shape)
@@ -140,6 +171,15 @@ def test_unsupported_head_dim_is_refused() -> None:
     assert not can_run(torch.empty(1, 1, 584), torch.empty(1, 16, 1, 584), values)
     assert not can_run(torch.empty(1, 1, 576), keys, torch.empty(1, 16, 1, 520))
     assert not can_run(torch.empty(1, 1, 576, dtype=torch.float64), keys, values)
+
+
+def test_layouts_that_the_kernel_does_not_read_are_refused() -> None:
+    query, values = torch.empty(1, 2, 6), torch.empty(3, 16, 2, 6)
+    assert can_run(query, transposed(values), values)
+    assert not can_run(query, values, transposed(values))
+    assert not can_run(query, values.transpose(2, 3).contiguous().transpose(2, 3), values)
+    assert not can_run(query, transposed(values[:, :8]), values[:, :8])
+    assert not can_run(query[..., :5], transposed(values[..., :5]), values[..., :5])
 
 
 @pytest.mark.parametrize("sliding_window", [None, 3])

@@ -66,11 +66,14 @@ def test_extreme_gates_do_not_overflow(library: CpuLibrary) -> None:
 @pytest.mark.parametrize("normalises", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("cache_dtype", [torch.float32, torch.bfloat16, *EIGHT_BITS], ids=str)
+# Keys of blocks of 16 are written transposed.
+@pytest.mark.parametrize("block_size", [3, 16])
 @pytest.mark.parametrize(("head_dim", "rotated_dim"), [(64, 64), (40, 20), (6, 6)])
 def test_rotated_tokens_equal_reference(
     library: CpuLibrary,
     head_dim: int,
     rotated_dim: int,
+    block_size: int,
     cache_dtype: torch.dtype,
     dtype: torch.dtype,
     normalises: bool,
@@ -83,7 +86,7 @@ def test_rotated_tokens_equal_reference(
     norm = None
     if normalises:
         norm = HeadNormWeights(*(torch.rand(2, head_dim, generator=generator) + 0.5).to(dtype), eps=1e-5)
-    theirs, mine = (poisoned_cache(4, 3, 2, head_dim, cache_dtype, qkv.device) for _ in range(2))
+    theirs, mine = (poisoned_cache(4, block_size, 2, head_dim, cache_dtype, qkv.device) for _ in range(2))
     expected = rope_kv_write_reference(
         qkv.clone(), positions, table, theirs.keys, theirs.values, slots, norm, theirs.scales
     )

@@ -153,16 +153,16 @@ def make_decoders(variant: Variant, dtype: torch.dtype) -> tuple[FusedDecoder, L
 
 
 def two_prompts(
-    dtype: torch.dtype, cache_dtype: torch.dtype | None = None
+    dtype: torch.dtype, cache_dtype: torch.dtype | None = None, block_size: int = BLOCK
 ) -> tuple[torch.Tensor, torch.Tensor, AttentionContext]:
     """Prompts of 9 and 5 tokens, in one step; whatever no token was written to is NaN."""
-    sizes = (6, BLOCK, SHAPE.num_kv_heads, SHAPE.head_dim)
+    sizes = (6, block_size, SHAPE.num_kv_heads, SHAPE.head_dim)
     positions = torch.cat((torch.arange(9), torch.arange(5)))
     tables = torch.tensor([[4, 0, 2], [1, 5, 0]], dtype=torch.int32)
     rows = torch.tensor([0] * 9 + [1] * 5)
     context = AttentionContext(
         [poisoned_cache(*sizes, cache_dtype or dtype, CPU) for _ in range(NUM_LAYERS)],
-        tables[rows, positions // BLOCK].long() * BLOCK + positions % BLOCK,
+        tables[rows, positions // block_size].long() * block_size + positions % block_size,
         tables,
         torch.tensor([0, 9, 14], dtype=torch.int32),
         torch.tensor([9, 5], dtype=torch.int32),
@@ -214,6 +214,20 @@ def test_step_on_eight_bits_equals_the_layered_decoder(dtype: torch.dtype, cache
         assert theirs.scales is not None
         assert torch.equal(ours.scales.isnan(), theirs.scales.isnan())
         torch.testing.assert_close(ours.scales, theirs.scales, rtol=0.05, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("cache_dtype", [None, *EIGHT_BITS], ids=str)
+@pytest.mark.parametrize("dtype", COSINE, ids=str)
+def test_transposed_keys_change_no_bit(dtype: torch.dtype, cache_dtype: torch.dtype | None) -> None:
+    fused, _ = make_decoders(Variant(), dtype)
+    tokens, positions, context = two_prompts(dtype, cache_dtype, block_size=16)
+    assert context.caches[0].keys.stride(1) == 1
+    plain = structs.replace(context, caches=[replace(cache, keys=cache.keys.contiguous()) for cache in context.caches])
+    result = fused(tokens, positions, context)
+    keys, values = context.caches[0].keys.clone(), context.caches[0].values.clone()
+    assert torch.equal(fused(tokens, positions, plain), result)
+    for ours, theirs in ((plain.caches[0].keys, keys), (plain.caches[0].values, values)):
+        assert torch.equal(ours.float().nan_to_num(), theirs.float().nan_to_num())
 
 
 def one_prompt(length: int, cache_dtype: torch.dtype) -> tuple[torch.Tensor, AttentionContext]:
