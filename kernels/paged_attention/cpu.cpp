@@ -2,9 +2,9 @@
 //
 // A work item is one KV head of a few neighbouring query tokens of one sequence, or all KV heads of a single one: its
 // *rows* are those tokens times the query heads that share the KV heads. Keys are taken in tiles that never cross a
-// block, and a few tiles, a span, are packed as the matrix that the rows are multiplied with, unless they lie so already. All arithmetic of a row is
-// ordered by the row's own position and the block size alone, so its result is the same bits whichever batch, chunk or
-// thread computes it, and whether it is decoded or prefilled.
+// block, and a few tiles, a span, are packed as the matrix that the rows are multiplied with, unless they lie so
+// already. All arithmetic of a row is ordered by the row's own position and the block size alone, so its result is the
+// same bits whichever batch, chunk or thread computes it, and whether it is decoded or prefilled.
 
 #include <omp.h>
 

@@ -57,10 +57,11 @@ def make_runner(
     num_blocks: int = 400,
     max_num_seqs: int = 40,
     proposer: Proposer | None = None,
+    block_size: int = BLOCK,
     **settings: Any,
 ) -> TorchModelRunner:
     config = RunnerConfig(
-        directory, block_size=BLOCK, num_blocks=num_blocks, max_num_seqs=max_num_seqs, num_threads=1, **settings
+        directory, block_size=block_size, num_blocks=num_blocks, max_num_seqs=max_num_seqs, num_threads=1, **settings
     )
     runner = build_runner(config)
     if proposer is not None:
@@ -116,7 +117,7 @@ def run(
     """Generate until every sequence has finished; `arrivals_per_step` lets them come one after another."""
     scheduler = Scheduler(
         SchedulerConfig(
-            block_size=BLOCK,
+            block_size=runner.block_size,
             num_blocks=num_blocks or runner.num_blocks,
             windows=runner.windows if windows is None else windows,
             max_num_seqs=min(max_num_seqs, token_budget),
