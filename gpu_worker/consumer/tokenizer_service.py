@@ -18,7 +18,7 @@ from gpu_worker.text.prompt_encoder import PromptEncoder, num_characters
 from gpu_worker.text.tokenizer import ModelTokenizer
 from shared.background_tasks import BackgroundTasks
 from shared.conversation import ChatOptions, Conversation
-from shared.errors import BadRequestError
+from shared.errors import BadRequestError, PromptTooLongError
 from shared.messages import UNDECODABLE, encode
 from shared.nats_connection import SEND_ERRORS
 from shared.subjects import tokenizer_subject
@@ -115,8 +115,16 @@ class TokenizerService:
             return encode(TokenizerReply(text=self._encoder.render_now(prompt), max_model_len=self._max_model_len))
         token_ids: list[int] = []
         if prompt != "":
-            token_ids = self._encoder.encode_now(prompt, add_special_tokens=call.add_special_tokens).token_ids
+            token_ids = self._token_ids(prompt, add_special_tokens=call.add_special_tokens)
         return encode(TokenizerReply(token_ids=tuple(token_ids), max_model_len=self._max_model_len))
+
+    def _token_ids(self, prompt: str | Conversation, *, add_special_tokens: bool) -> list[int]:
+        limit = self._encoder.max_call_tokens
+        try:
+            return self._encoder.encode_now(prompt, add_special_tokens=add_special_tokens, max_tokens=limit).token_ids
+        except PromptTooLongError as error:
+            message = f"The text has {error.num_prompt_tokens} tokens; at most {limit} are told at once. Send less."
+            raise BadRequestError(message, "prompt") from None
 
 
 def _prompt(call: TokenizeCall) -> str | Conversation:

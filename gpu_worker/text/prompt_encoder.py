@@ -16,7 +16,7 @@ from gpu_worker.text.model_tasks import ScoreForm
 from gpu_worker.text.score_prompt import ScoredText, score_prompt
 from gpu_worker.text.tokenizer import EncodedPrompt, ModelTokenizer
 from shared.conversation import Conversation
-from shared.errors import BadRequestError, prompt_too_long
+from shared.errors import BadRequestError, PromptTooLongError, prompt_too_long
 
 # About 0.7 ms of encoding, several times the price of a trip through the pool.
 INLINE_CHARACTERS = 2048
@@ -36,6 +36,7 @@ class PromptEncoder:
     Attributes:
         max_characters: A prompt of more cannot fit into the context, even if each token were the longest there is.
         max_call_characters: The same for calls.
+        max_call_tokens: The answer to a call has no more.
         prompts: Where long prompts of requests are encoded.
         calls: Where calls of `/tokenize` are answered.
     """
@@ -47,6 +48,7 @@ class PromptEncoder:
         self._max_model_len = max_model_len
         self.max_characters = max_model_len * tokenizer.max_token_bytes
         self.max_call_characters = max(MIN_CALL_CHARACTERS, self.max_characters)
+        self.max_call_tokens = max(MIN_CALL_CHARACTERS, max_model_len)
         self.prompts = FairLane("prompts", NUM_PROMPT_THREADS)
         self.calls = FairLane("tokenize", 1, MAX_WAITING_CALL_BYTES, MAX_CALL_WAIT_S, yields=True)
 
@@ -71,22 +73,28 @@ class PromptEncoder:
             message = prompt_too_long(length, limit, "characters", self._max_model_len)
             raise BadRequestError(message, param, "context_length_exceeded")
 
-    def encode_now(self, prompt: PromptText, *, add_special_tokens: bool = True) -> EncodedPrompt:
+    def encode_now(
+        self, prompt: PromptText, *, add_special_tokens: bool = True, max_tokens: int | None = None
+    ) -> EncodedPrompt:
         """Return the tokens of a prompt.
 
         Raises:
-            BadRequestError: The prompt cannot be encoded.
+            BadRequestError: The prompt cannot be encoded, or is one text of more than `max_tokens`.
         """
         if isinstance(prompt, ScoredText):
             assert self._score is not None, "the request was not checked"
             return EncodedPrompt(score_prompt(self._tokenizer, self._score, prompt))
         if isinstance(prompt, str):
-            return EncodedPrompt(self._tokenizer.encode_text(prompt, add_special_tokens=add_special_tokens))
+            encode = self._tokenizer.encode_text
+            return EncodedPrompt(encode(prompt, add_special_tokens=add_special_tokens, max_tokens=max_tokens))
         if isinstance(prompt, InfillPrompt):
             return EncodedPrompt(self._tokenizer.encode_infill(prompt, add_special_tokens=add_special_tokens))
         if not prompt.messages:
             raise BadRequestError("messages must not be empty.", "messages")
-        return self._tokenizer.encode_chat(prompt.messages, prompt.options)
+        try:
+            return self._tokenizer.encode_chat(prompt.messages, prompt.options, max_tokens)
+        except PromptTooLongError as error:
+            raise error.naming("messages") from None
 
     async def encode(
         self,
@@ -113,7 +121,8 @@ class PromptEncoder:
         if self.is_short(prompt):
             return self.encode_now(prompt, add_special_tokens=add_special_tokens)
         self.check_length(prompt, self.max_call_characters if is_truncated else None)
-        encode = partial(self.encode_now, prompt, add_special_tokens=add_special_tokens)
+        max_tokens = None if is_truncated else self._max_model_len
+        encode = partial(self.encode_now, prompt, add_special_tokens=add_special_tokens, max_tokens=max_tokens)
         return await self.prompts.run(tenant, num_characters(prompt), encode, is_wanted)
 
     def render_now(self, conversation: Conversation) -> str:

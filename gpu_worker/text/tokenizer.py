@@ -19,6 +19,7 @@ from gpu_worker.structured_output.grammar_tokenizer import GrammarTokenizer
 from gpu_worker.text.chat_template import ChatTemplate, load_chat_template, special_tokens
 from gpu_worker.text.conversation_text import conversation_text
 from gpu_worker.text.detokenizer import make_detokenizer
+from gpu_worker.text.freed_memory import return_freed_memory
 from gpu_worker.text.infill import InfillPrompt, find_infill_tokens
 from gpu_worker.text.library import TokenizerError, library_errors
 from gpu_worker.text.model_directory import ModelDirectory
@@ -27,7 +28,7 @@ from gpu_worker.text.spelled_tokens import SpelledTokens
 from gpu_worker.text.token_table import TokenTable, build_table, with_special_tokens
 from gpu_worker.text.tokenizer_bounds import TokenizerBoundsError, check_steps, check_vocabulary_sizes
 from shared.conversation import ChatMessage, ChatOptions, Conversation
-from shared.errors import BadRequestError, ConfigError
+from shared.errors import BadRequestError, ConfigError, PromptTooLongError
 from shared.formats import detect_format, format_named
 from shared.sampling import Sampling
 
@@ -36,6 +37,7 @@ _MIN_LONGEST_TOKEN = 32
 # How much of a prompt's end says whether it has opened the model's reasoning.
 _TAIL_CHARACTERS = 4096
 _MAX_COMPILED_TEMPLATES = 8
+_LONG_CHARACTERS = 1 << 18
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,13 +106,13 @@ class ModelTokenizer:
         found = [(token, token_id) for token, token_id in vocabulary.items() if token_id >= first_id]
         return sorted(found, key=lambda entry: entry[1])
 
-    def encode_text(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+    def encode_text(self, text: str, *, add_special_tokens: bool = True, max_tokens: int | None = None) -> list[int]:
         """Return the token ids of a text; an empty one becomes the begin-of-sequence token.
 
         Raises:
-            BadRequestError: The text is empty and the model has no begin-of-sequence token.
+            BadRequestError: The text is empty and the model has no begin-of-sequence token, or it has more tokens.
         """
-        token_ids = self._encode(text, add_special_tokens)
+        token_ids = self._encode(text, add_special_tokens, max_tokens)
         if token_ids:
             return token_ids
         if self._bos_token_id is None:
@@ -150,11 +152,13 @@ class ModelTokenizer:
         """Say whether the chat template names all of these roles."""
         return self._template is not None and all(map(self._template.has_text, roles))
 
-    def encode_chat(self, messages: Sequence[ChatMessage], options: ChatOptions | None = None) -> EncodedPrompt:
+    def encode_chat(
+        self, messages: Sequence[ChatMessage], options: ChatOptions | None = None, max_tokens: int | None = None
+    ) -> EncodedPrompt:
         """Return the tokens of a conversation, by the model's chat template or the request's own.
 
         Raises:
-            BadRequestError: There is no chat template, or it refuses the conversation.
+            BadRequestError: There is no chat template, it refuses the conversation, or a text has more tokens.
         """
         conversation = Conversation(tuple(messages), options or ChatOptions())
         template = self._template_of(conversation.options)
@@ -162,7 +166,7 @@ class ModelTokenizer:
         text = conversation_text(template, conversation, shield)
         token_ids: list[int] = []
         for part in text.split(shield.mark):
-            token_ids += self._encode(part, add_special_tokens=False)
+            token_ids += self._encode(part, False, max_tokens)
         if not token_ids:
             raise BadRequestError("The model's chat template makes an empty prompt of these messages.", "messages")
         return EncodedPrompt(token_ids, self._is_in_reasoning(conversation, text.replace(shield.mark, "")))
@@ -257,11 +261,19 @@ class ModelTokenizer:
         is_printable = text.replace("\n", " ").isprintable() and _REPLACEMENT not in text
         return text != "" and is_printable and token_id not in self._special
 
-    def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
+    def _encode(self, text: str, add_special_tokens: bool, max_tokens: int | None = None) -> list[int]:
         # Unlike `encode`, the batch call releases the interpreter lock.
         with library_errors():
             encodings = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
-        ids: list[int] = encodings[0].ids
+        try:
+            if max_tokens is not None and len(encodings[0]) > max_tokens:
+                # No other thread runs while a list is made, of millions of ids for a tenth of a second.
+                raise PromptTooLongError(len(encodings[0]), max_tokens)
+            ids: list[int] = encodings[0].ids
+        finally:
+            del encodings
+            if len(text) >= _LONG_CHARACTERS:
+                return_freed_memory()
         return ids
 
     def _load_templates(self, directory: ModelDirectory, chat: ChatSettings) -> None:

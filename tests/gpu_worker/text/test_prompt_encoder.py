@@ -1,9 +1,13 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -11,7 +15,7 @@ from gpu_worker.text.model_directory import ModelDirectory
 from gpu_worker.text.prompt_encoder import PromptEncoder
 from gpu_worker.text.tokenizer import ModelTokenizer
 from shared.conversation import ChatMessage, ChatOptions, Conversation, ToolCall
-from shared.errors import BadRequestError
+from shared.errors import BadRequestError, PromptTooLongError
 
 # Long enough for the longest texts here.
 MAX_MODEL_LEN = 131_072
@@ -66,7 +70,7 @@ async def test_text_that_cannot_fit_is_refused_before_it_is_encoded(
     tokenizer = ModelTokenizer(demo_directory)
     encoder = PromptEncoder(tokenizer, 100)
     limit = 100 * tokenizer.max_token_bytes
-    assert len((await encoder.encode("x" * limit)).token_ids) > 100
+    assert len((await encoder.encode("x" * limit, is_truncated=True)).token_ids) > 100
     monkeypatch.setattr(encoder, "encode_now", None)
     short = (ChatMessage(role="user", content="x"),)
     called = ChatMessage(role="a", content="", tool_calls=(ToolCall(id="", name="f", arguments="x" * limit),))
@@ -83,6 +87,32 @@ async def test_text_that_cannot_fit_is_refused_before_it_is_encoded(
         assert raised.value.code == "context_length_exceeded"
         assert "This model's maximum context length is 100 tokens" in str(raised.value)
     encoder.close()
+
+
+async def test_list_of_more_ids_than_fit_is_never_made(demo_directory: ModelDirectory) -> None:
+    """A list of two million takes a tenth of a second, in which no other thread runs: every stream would stop."""
+    encoder = PromptEncoder(ModelTokenizer(demo_directory), 100)
+    conversation = Conversation((ChatMessage(role="user", content="x " * 1500),))
+    for prompt, param in (("x " * 1500, "prompt"), (conversation, "messages")):
+        with pytest.raises(PromptTooLongError, match=r"has 1\d{3} tokens, and at most 99 can fit") as raised:
+            await encoder.encode(prompt)
+        assert raised.value.param == param
+    encoder.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads the memory of the process from /proc")
+def test_memory_of_a_long_text_goes_back(demo_directory: ModelDirectory) -> None:
+    """Of a text of 1 MB, some hundred megabytes of small blocks stayed."""
+
+    def resident_mb() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") >> 20
+
+    tokenizer = ModelTokenizer(demo_directory)
+    with ThreadPoolExecutor(1) as lane:
+        lane.submit(tokenizer.encode_text, "x " * 10_000).result()
+        before = resident_mb()
+        assert lane.submit(lambda: len(tokenizer.encode_text("x " * 500_000))).result() > 400_000
+        assert resident_mb() - before < 64
 
 
 def test_conversation_with_a_template_of_its_own_is_not_short(encoder: PromptEncoder) -> None:
