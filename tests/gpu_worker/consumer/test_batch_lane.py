@@ -64,6 +64,16 @@ async def _result(gateway: TestGateway, request_id: str, tenant: str = "acme", t
     return result
 
 
+async def test_result_says_in_which_format_its_model_writes(
+    make_worker: MakeWorker, gateway: TestGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(TOKENIZER, "chat_format", "hermes")
+    await make_worker()
+    request = _request(gateway)
+    await _publish(gateway, encode(request))
+    assert (await _result(gateway, request.id)).chat_format == "hermes"
+
+
 async def test_misspelt_field_of_a_publisher_is_told_in_the_result(worker: RunningWorker, gateway: TestGateway) -> None:
     request_id = fresh_name("misspelt")
     fields = {"id": request_id, "model": gateway.model, "tenant": "acme", "text": "x", "sampling": {"max_token": 3}}
@@ -239,7 +249,7 @@ async def test_vanished_worker_leaves_its_batch_request_to_another(
     # At once: one that ends in order may be sent it again before it is gone.
     await first.nats.close()
     second = await make_worker(limits=limits, simulate=0.0)
-    result = await _result(gateway, request.id)
+    result = await _result(gateway, request.id, timeout_s=60)
     assert (result.attempt, result.worker, result.completion_tokens) == (2, second.name, 1500)
 
 

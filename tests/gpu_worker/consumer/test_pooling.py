@@ -103,6 +103,13 @@ def computed(plan: PoolingPlan, *parts: list[float]) -> Sequence:
     return Sequence("s", [1, 2, 3, 4], 4, Sampling(), 0, pooling=plan, pooled=pooled)
 
 
+def test_vector_is_cut_behind_the_matrices_that_follow_the_pooling() -> None:
+    form = EmbeddingForm("mean", False, 3, dense=(lambda values: values[::-1], lambda values: values + 1))
+    answers = PooledAnswers(ModelTasks(False, form, Unserved("")))
+    sequence = computed(PoolingPlan("mean"), [8.0, 12.0, 4.0], [4.0, 4.0, 100.0])
+    assert numbers(answers.vector(Pooling(dimensions=2), sequence)).tolist() == [27.0, 5.0]
+
+
 def test_mean_is_cut_before_it_is_scaled() -> None:
     form = EmbeddingForm("mean", True, 3)
     answers = PooledAnswers(ModelTasks(False, form, Unserved("")))

@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
 from gpu_worker.consumer.refused_end import refused_end
 from gpu_worker.core.model_runner import InvalidLogitsError
 from gpu_worker.core.step import SequenceEvent
 from shared.sampling import Grammar, Sampling
+from shared.structured_output import GRAMMAR_PARAM
 from tests.gpu_worker.consumer.test_answer_writer import held_request
 
 GRAMMAR = Grammar(kind="regex", source="a+")
@@ -32,6 +36,15 @@ def test_parameters_that_leave_no_token_together_are_the_clients_fault(
 ) -> None:
     message = f"{param}: together with {others} it leaves no token here. Loosen one of them."
     assert end_of(sampling, prefix + NO_TOKEN) == (param, message)
+
+
+@pytest.mark.parametrize(("error", "param"), [("it takes too long", GRAMMAR_PARAM), ("the device is gone", None)])
+def test_only_what_the_grammar_fails_for_is_told_as_its_fault(error: str, param: str | None) -> None:
+    _, sequence = held_request(Sampling(), [], echo=False)
+    constraint: Any = SimpleNamespace(is_at_fault=True, error="it takes too long")
+    sequence.constraint = constraint
+    refused = refused_end(SequenceEvent(sequence, (), 0, "failed", error=error), Sampling(grammar=GRAMMAR))
+    assert (None if refused is None else refused.param) == param
 
 
 @pytest.mark.parametrize(

@@ -52,8 +52,8 @@ def test_next_step_is_submitted_before_the_result_of_the_last_is_asked_for() -> 
 
 
 def test_result_that_raises_undoes_the_step_in_flight_too_and_costs_nobody_a_token() -> None:
-    scheduler = make_scheduler()
-    engine = Engine(scheduler, LateRunner(lost={2}))
+    scheduler, runner = make_scheduler(), LateRunner(lost={2})
+    engine = Engine(scheduler, runner)
     first = make_sequence(5, max_tokens=20, ignore_eos=True)
     other = make_sequence(40, max_tokens=20, arrival=1e9, ignore_eos=True)
     collected = Collected()
@@ -64,11 +64,23 @@ def test_result_that_raises_undoes_the_step_in_flight_too_and_costs_nobody_a_tok
     collected.take(engine.step())
     assert isinstance(engine.last_error, RuntimeError)
     assert engine.num_steps_in_flight == 0
+    # The step behind it is waited for: until it has landed, it writes to blocks that others may get.
+    assert runner.log[-2:] == ["result 2", "result 3"]
     scheduler.check_integrity()
     collected.run(engine)
     for sequence in (first, other):
         assert (collected.output[sequence.id], collected.finish[sequence.id]) == reference(sequence)
     assert (engine.stats.num_failed_steps, engine.stats.is_fatal, engine.stats.free_blocks) == (1, False, 64)
+
+
+def test_nobody_pauses_while_a_step_is_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
+    scheduler = make_scheduler()
+    engine = Engine(scheduler, LateRunner())
+    engine.add(make_sequence(5, max_tokens=20, ignore_eos=True))
+    monkeypatch.setattr(scheduler, "pause_s", lambda now: 5.0)
+    assert engine.pause_s == 5.0
+    engine.step()
+    assert (engine.num_steps_in_flight, engine.pause_s) == (1, 0.0)
 
 
 def test_refused_step_fails_after_those_before_it_and_nothing_is_planned_behind_it() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 
@@ -54,3 +56,8 @@ def test_forced_tokens_follow_from_the_grammar(grammar: Grammar, text: str) -> N
         assert text[start:].startswith(text_of(forced))
         assert all(constraint.advance(token_id) for token_id in forced), constraint.error
     assert len(constraint_of(Sampling(grammar=grammar), tokens_of(text[:2])).forced_tokens()) > 1
+
+
+def test_forced_text_that_ends_within_a_character_is_forced_up_to_it() -> None:
+    constraint = constraint_of(Sampling(grammar=Grammar(kind="regex", source=rf"{re.escape(SPECIAL)}(\u20ac|\u20a9)")))
+    assert text_of(constraint.forced_tokens()) == SPECIAL
