@@ -36,6 +36,16 @@ class NatsClient(DirectClient):
             self._transport = _NoTransport()  # type: ignore[no-untyped-call]
             raise
 
+    async def close(self) -> None:
+        """Close the connection; what waits for one that is lost is dropped.
+
+        The library would write it to the lost connection, which uvloop refuses with a RuntimeError.
+        """
+        if not self.is_connected:
+            self._pending = []
+            self._pending_data_size = 0
+        await super().close()
+
 
 class TlsClient(NatsClient):
     """A client that sends nothing but a TLS handshake until one has succeeded, at each connection."""

@@ -9,6 +9,7 @@ from unittest.mock import AsyncMock
 
 import psutil
 import pytest
+import uvloop
 from nats.errors import Error as NatsError
 
 from shared import nats_connection
@@ -23,6 +24,23 @@ async def test_connection_uses_the_inbox_prefix_of_its_role(nats_url: str) -> No
     client = await connect(nats_url, role="worker", name="w")
     assert client.new_inbox().startswith("_INBOX_worker.")
     await client.close()
+
+
+def test_connection_that_is_lost_is_closed_with_what_waits_for_it(start_nats: Callable[..., NatsServer]) -> None:
+    server = start_nats()
+
+    async def close_while_away() -> None:
+        client = await connect(server.url, role="worker", name="w")
+        await client.subscribe("a")
+        server.kill()
+        while client.is_connected:  # noqa: ASYNC110 - nothing announces it
+            await asyncio.sleep(0.01)
+        await client.publish("a", b"x")
+        await client.close()
+        assert client.is_closed
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(close_while_away())
 
 
 async def test_missing_server_raises_naming_the_place() -> None:
