@@ -17,6 +17,10 @@ from shared.sampling import Grammar, Sampling
 
 Kind = Literal["chat", "completion", "embedding", "score"]
 
+MAX_BYTES_AT_ONCE = 8 << 20
+"""Of the prompts of one request in the queue: a prompt of 1 MB with 128 choices would fill it."""
+_BYTES_PER_TOKEN_ID = 4
+
 
 class Prompt(Struct, frozen=True):
     """One prompt: a conversation, a text, or token ids. Exactly one of these fields is set.
@@ -41,6 +45,11 @@ class Prompt(Struct, frozen=True):
         if self.messages is not None:
             return Conversation(self.messages, self.chat or ChatOptions()).num_characters
         return len(self.text or "") + len(self.query or "") + len(self.suffix or "")
+
+    @property
+    def num_queued_bytes(self) -> int:
+        """About what it takes in a message of the queue."""
+        return self.num_characters + _BYTES_PER_TOKEN_ID * len(self.token_ids or ())
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,8 +216,12 @@ class Generation(Struct, frozen=True):
 
     @property
     def num_at_once(self) -> int:
-        """Sequences that are queued or computed at once, at most."""
-        return min(len(self.prompts) * self.n, MAX_SEQUENCES)
+        """Sequences that are queued or computed at once, at most. Each takes its whole prompt through the queue."""
+        num_sequences = len(self.prompts) * self.n
+        if num_sequences == 1:
+            return 1
+        longest = max(prompt.num_queued_bytes for prompt in self.prompts)
+        return min(num_sequences, MAX_SEQUENCES, max(1, MAX_BYTES_AT_ONCE // max(1, longest)))
 
     @property
     def estimated_prompt_tokens(self) -> int:
