@@ -37,20 +37,20 @@ inline Floats multiply_word(Floats sum, Ints weights, int32_t word, const bfloat
 #endif
 }
 
-// What a multiplication asks memory for meanwhile: nothing,
+// What a multiplication prefetches with each word: nothing.
 struct NothingAhead {
   void ask(const int32_t*) {}
 };
 
-// or what lies two pages behind the weights at hand: the processor reads ahead by itself, but not across pages,
+// The weights two pages further: the processor reads ahead by itself, but not across pages.
 struct PagesAhead {
   void ask(const int32_t* weights) {
     for (int v = 0; v < kPanelVectors; ++v) __builtin_prefetch(weights + v * kLanes + 2048);
   }
 };
 
-// or one cache line a word, one after the other. Into the second level, which takes half the time that a prefetch into
-// the first does (Zen 4).
+// A cache line of other memory, one after the other. It goes to the second level, which takes half the time that a
+// prefetch to the first does (Zen 4).
 struct LinesAhead {
   const char* line;
 

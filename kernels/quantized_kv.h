@@ -21,7 +21,8 @@ struct float8 {
 typedef int8_t SignedBytes __attribute__((vector_size(kLanes)));
 typedef int16_t Shorts __attribute__((vector_size(kLanes * 2)));
 
-// The largest number, and what `load` leaves to be multiplied: the bits of a float8, moved into a float16, are 2^-8 of it.
+// The largest number, and the factor by which what `load` returns is too small: the bits of a float8, moved into a
+// float16, stand for 2^-8 of it.
 template <typename Cache>
 struct EightBits {
   static constexpr bool kIs = false;
@@ -112,7 +113,7 @@ inline void store_head(const float* head, Cache* target, int count, _Float16* sc
   }
 }
 
-// Both scales of up to kLanes tokens, with what `load` left to be multiplied.
+// Both scales of up to kLanes tokens, times the factor by which what `load` returns is too small.
 struct Scales {
   Floats key, value;
 };

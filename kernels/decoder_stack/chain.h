@@ -15,8 +15,8 @@ constexpr int kMaxCandidates = 8;
 struct ChainRequest {
   Matrix head;
   const float* norm;         // Before the head; null where there is none.
-  const int32_t* token_ids;  // What the head's features stand for; null where that is their number.
-  const int32_t* limits;  // Places that each sequence's chain may have.
+  const int32_t* token_ids;  // The token of each feature of the head; null where that is the feature's number.
+  const int32_t* limits;     // Longest chain of each sequence.
   int32_t num_seqs;
   int32_t num_candidates;  // Of a place.
   float least_score;       // Log probability of a chain that goes on.

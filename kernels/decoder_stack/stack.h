@@ -18,7 +18,7 @@ namespace headrace {
 constexpr int kItemTokens = 4;  // Tokens that a thread takes at a time where each is little work.
 constexpr int kMaxParts = 3;
 constexpr int kOperationsPerLayer = 20;  // At most: in parts, with experts, and quantized throughout.
-constexpr int kOperationsBeside = 4;     // Before and behind the layers, at most.
+constexpr int kOtherOperations = 4;      // Before and behind the layers, at most.
 
 struct Layer {
   const float* attention_norm;  // Null, as is the stack's last one, where the stream is taken as it is.
@@ -26,7 +26,7 @@ struct Layer {
   const float* query_norm;  // Null, as is key_norm, where heads are not normalised.
   const float* key_norm;
   Matrix qkv[kMaxParts];  // Side by side, where no single form holds all features.
-  Matrix gate_up[2];      // One, in panels of gates and what they are for, or both side by side.
+  Matrix gate_up[2];      // One, in panels of gates and their up projections, or the two of them.
   Matrix output, down;
   void* key_cache;
   void* value_cache;
@@ -40,14 +40,17 @@ struct Layer {
 
 struct Stack {
   const void* embedding;
-  Matrix join;  // From an embedding and a hidden vector, side by side, to the residual stream, where steps have both.
-  const float* embedding_norm;  // Where they have both and are not joined: the first layer's projections read the two
-  const float* hidden_norm;     // side by side, normalised, and the hidden vector is the residual stream.
+  // Where each token of a step brings an embedding and a hidden vector, either `join` makes the residual stream of both,
+  // or both are normalised by these weights for the first layer's projections, and the hidden vector is the stream.
+  Matrix join;
+  const float* embedding_norm;
+  const float* hidden_norm;
   const float* cos_sin;
   const float* final_norm;
   const Layer* layers;
   const int32_t* tapped_layers;  // The streams before them follow the result of each token, in the stack's type.
-  int32_t num_tapped, is_stream_normed;  // The latter with hidden_norm: the normalised vector is the stream.
+  int32_t num_tapped;
+  int32_t is_stream_normed;  // With hidden_norm: the stream is the normalised hidden vector.
   int32_t num_layers, vocab_size, max_positions, hidden_size, intermediate_size;
   HeadSizes heads;
   int32_t dtype, embedding_dtype, cache_dtype;  // The embedding is in `dtype` where a hidden vector comes with it.
@@ -55,7 +58,7 @@ struct Stack {
   CacheStrides key_strides, value_strides;  // Of all layers.
 
   bool has_pairs() const { return hidden_norm != nullptr; }
-  int num_operations() const { return kOperationsPerLayer * num_layers + kOperationsBeside + num_tapped; }
+  int num_operations() const { return kOperationsPerLayer * num_layers + kOtherOperations + num_tapped; }
   int64_t result_size() const { return int64_t{1 + num_tapped} * hidden_size; }
 };
 
@@ -184,7 +187,7 @@ struct Walk {
     embed_from(static_cast<const float*>(stack.embedding));
   }
 
-  // Lays the embedding and the hidden vector of each token side by side, and multiplies.
+  // Multiplies the embedding and the hidden vector of each token, side by side, by `join`.
   void join() {
     const int size = stack.hidden_size;
     each_token([&](int64_t token) {
@@ -196,7 +199,7 @@ struct Walk {
     multiply_rows<Finish::kStoreFloat>(stack.join, scratch.joined, scratch.residual, size);
   }
 
-  // Lays the normalised embedding and hidden vector of each token side by side; the latter begins the stream.
+  // Puts the normalised embedding and hidden vector of each token side by side; the hidden vector is the stream.
   void pair() {
     const int size = stack.hidden_size;
     each_token([&](int64_t token) {
@@ -299,7 +302,7 @@ struct Walk {
     });
   }
 
-  // Scores the experts, routes each token to some of them, and adds what they make of it.
+  // Scores the experts, routes each token to some of them, and adds their results to the stream.
   void mix(const Layer& layer) {
     const Routing& routing = *layer.routing;
     const int count = routing.num_experts, top_k = routing.top_k, size = stack.hidden_size;
@@ -336,7 +339,7 @@ struct Walk {
     multiply_rows<Finish::kAddTo>(layer.down, scratch.gated, scratch.residual, stack.hidden_size);
   }
 
-  // Reports the stream before a layer, if that is wanted.
+  // Copies the stream before a layer to the result, if the layer is tapped.
   void tap(int layer, T* result) {
     const int size = stack.hidden_size;
     for (int number = 0; number < stack.num_tapped; ++number) {

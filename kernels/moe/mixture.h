@@ -10,7 +10,7 @@
 namespace headrace {
 
 struct Mixture {
-  const Matrix* gate_up;  // Of each expert, in panels of gates and what they are for, if it has gates; all of one form.
+  const Matrix* gate_up;  // Of each expert, in panels of gates and up projections, if it has gates; all of one form.
   const Matrix* down;
   int64_t* tokens_per_expert;  // Counts all steps.
   int32_t num_experts, first_expert, hidden_size, intermediate_size;
@@ -28,7 +28,7 @@ struct Chosen {
 };
 
 constexpr int kMixtureOperations = 6;
-constexpr int kTogether = 4;  // Rows of an item that only moves them.
+constexpr int kMovedRows = 4;  // Of an item of an operation that only copies or prepares rows.
 
 // The memory between operations. A row is a pair of a token and an expert, and rows are sorted by expert.
 template <typename T>
@@ -120,10 +120,10 @@ struct MixtureWalk {
   bool gathers() const { return mixture.gate_up->quantized || chosen.num_tokens != 1; }
   bool prepares_gated() const { return mixture.down->quantized; }
 
-  // How many items the operations behind the sorting have. They are told now, and not read when a thread gets there: by
-  // then others may have sorted for the next layer.
+  // Writes how many items the operations after the sorting have. A thread that counted them when it gets there might
+  // count those of the next layer, which other threads have sorted by then.
   void count_items() const {
-    const int64_t rows = (scratch.num_rows(mixture) + kTogether - 1) / kTogether;
+    const int64_t rows = (scratch.num_rows(mixture) + kMovedRows - 1) / kMovedRows;
     const int64_t parts = scratch.parts_before[*scratch.num_active];
     Operation* next = operation;
     if (gathers()) next++->count = rows;
@@ -136,8 +136,8 @@ struct MixtureWalk {
   void each_row(Function function) {
     Operation& rows = *operation++;
     share(rows, rows.count, [&](int64_t item) {
-      const int end = std::min<int>((item + 1) * kTogether, scratch.num_rows(mixture));
-      for (int row = item * kTogether; row < end; ++row) function(row);
+      const int end = std::min<int>((item + 1) * kMovedRows, scratch.num_rows(mixture));
+      for (int row = item * kMovedRows; row < end; ++row) function(row);
     });
   }
 
@@ -167,7 +167,8 @@ struct MixtureWalk {
     };
     share(products, count, [&](int64_t index) {
       const Item item = item_at(index, panels);
-      const char* next = nullptr;  // Likely this thread's, when all are equally fast.
+      // The weights of the item that this thread likely takes next: as many further as there are threads.
+      const char* next = nullptr;
       if (item.end - item.row > kTileRows && index + num_threads < count)
         next = weights_of(item_at(index + num_threads, panels));
       if (next == weights_of(item)) next = nullptr;

@@ -13,7 +13,7 @@ namespace headrace {
 constexpr int kPivots = 8;
 constexpr int kSamples = 4 * kPivots;
 constexpr int kSortedLength = 128;
-constexpr int kMaxRounds = 40;  // Pivots that divide badly as often as this are taken from a list made to defeat them.
+constexpr int kMaxRounds = 40;  // Then the rest is sorted: only a list made to defeat the pivots takes as many.
 
 // Appends those lanes to a list that are marked; may write `kLanes` floats. Returns the new length.
 inline int append(float* list, int length, Floats values, Ints is_marked) {
@@ -103,7 +103,7 @@ inline float find_threshold(const float* list, int length, double bound, float* 
   return find_in_sorted<kCounts>(rest, length, before, bound);
 }
 
-// Where truncation works: all of them for one row at a time.
+// The memory of truncation, for one row at a time.
 struct TruncationScratch {
   double* masses;  // One for each tile.
   float* list;     // One for each token, and `kLanes` more.

@@ -8,14 +8,14 @@ namespace headrace {
 // What inputs become.
 enum class Inputs { kIntegers, kFloats, kPairs };
 
-// Inputs in 16 bits lose nothing that matters by becoming integers of 8 bits, a factor for 32 of them; those in float32
-// and float16 stay what they are, and results are those of the exact formula. Numbers that are no integers, and
-// inputs rounded to them, are exact in bfloat16.
 template <typename T>
 constexpr bool kIsBFloat16 = false;
 template <>
 constexpr bool kIsBFloat16<bfloat16> = true;
 
+// Inputs in bfloat16 lose nothing that matters by becoming integers of 8 bits, a factor for 32 of them; those in float32
+// and float16 stay what they are, and results are those of the exact formula. Numbers that are no integers, and
+// inputs rounded to them, are exact in bfloat16.
 template <typename T>
 inline Inputs inputs_of(const QuantizedLinear& linear) {
   if (linear.has_tokens()) return Inputs::kIntegers;
