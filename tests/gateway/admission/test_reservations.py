@@ -253,5 +253,6 @@ class TestReservationMachine(ReservationMachine.TestCase):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 class TestReservationMachineAtLength(ReservationMachine.TestCase):
     settings = settings(max_examples=600, stateful_step_count=40, deadline=None)

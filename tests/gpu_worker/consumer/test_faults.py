@@ -252,3 +252,18 @@ async def test_deltas_that_cannot_be_sent_are_reported(
     server.restart()
     await wait_until(lambda: nats.stats["reconnects"] == 1)
     await nats.close()
+
+
+async def test_what_an_older_attempt_could_not_send_harms_no_newer_one(
+    make_worker: MakeWorker, gateway: TestGateway
+) -> None:
+    consumer = (await make_worker(simulate=50.0)).worker.consumer
+    answer = await gateway.publish(gateway.request(epoch=1, sampling=ENDLESS))
+    await answer.claimed.wait()
+    (held,) = consumer._held
+    older, own = (Delta(held.request.id, epoch, 0) for epoch in (0, 1))
+    consumer._abandon([older])
+    consumer._refuse_too_large(older)
+    assert consumer._held.is_current(held)
+    consumer._abandon([own])
+    assert not consumer._held.is_current(held)
