@@ -15,7 +15,7 @@ from gateway.api.generation_service import GenerationService
 from gateway.api.usage import UsageTotals
 from gateway.config import GatewayConfig
 from gateway.errors import ApiError
-from gateway.generation import Generation
+from gateway.generation import Generation, Prompt
 from gateway.metrics import GatewayMetrics
 from shared.sampling import Sampling
 from tests.gateway.wire_worker import until
@@ -84,7 +84,8 @@ class Requests:
         return generation
 
     async def generation(self, body: bytes, principal: object) -> Generation:
-        return Generation("completion", body.decode(), (), 1, Sampling(), deterministic=True, stream=True)
+        prompts = (Prompt(1, text="x"),)
+        return Generation("completion", body.decode(), prompts, 1, Sampling(), deterministic=True, stream=True)
 
     def streamed_answer(self, asked: object, parts: object) -> Answered:
         self.answers.append(Answered())
