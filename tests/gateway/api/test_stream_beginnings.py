@@ -11,7 +11,7 @@ import pytest
 from gateway.api import generation_service
 from gateway.api.generation_service import GenerationService
 from gateway.config import GatewayConfig
-from gateway.generation import Generation
+from gateway.generation import Generation, Prompt
 from gateway.metrics import GatewayMetrics
 from shared.sampling import Sampling
 from tests.gateway.wire_worker import until
@@ -48,7 +48,7 @@ class _Endpoint:
         self.is_admitted = asyncio.Event()
 
     async def generation(self, body: bytes, principal: object) -> Generation:
-        return Generation("completion", "m", (), 1, Sampling(), deterministic=False, stream=True)
+        return Generation("completion", "m", (Prompt(1, text="x"),), 1, Sampling(), deterministic=False, stream=True)
 
     def streamed_answer(self, asked: object, parts: object) -> _Stream:
         return self.answer
