@@ -228,6 +228,7 @@ class Heartbeat(Struct, frozen=True, kw_only=True, tag="heartbeat"):
         spec_decode_num_accepted_tokens: Those of them that were accepted.
         last_pulled: Highest stream sequence of the interactive requests that the worker was sent: the queue hands them
             out in order, so that those before it are with some worker too.
+        last_resumed: The same of those that a worker had begun before, which have a queue of their own.
         chat_format: Name of the description in `shared.formats` of how the model writes reasoning and tool calls.
         tasks: What the worker can do with a prompt.
         metrics: What it counts of itself, for Prometheus.
@@ -258,6 +259,7 @@ class Heartbeat(Struct, frozen=True, kw_only=True, tag="heartbeat"):
     spec_decode_num_draft_tokens: Counter = 0
     spec_decode_num_accepted_tokens: Counter = 0
     last_pulled: Counter = 0
+    last_resumed: Counter = 0
     max_prompt_characters: NumTokens = 0
     chat_format: Annotated[str, Meta(max_length=64)] = ""
     tasks: Annotated[tuple[Task, ...], Meta(max_length=16)] = ("generate",)

@@ -33,9 +33,8 @@ from shared.batch_streams import (
     jetstream_problem,
 )
 from shared.errors import DependencyError
-from shared.messages import Lane
 from shared.nats_connection import is_clustered
-from shared.subjects import dead_letter_filter, encode_name, request_subject
+from shared.subjects import Queue, dead_letter_filter, encode_name, request_subject
 
 INTERACTIVE_STREAM = "HR_INTERACTIVE"
 RESULTS_STREAM = "HR_RESULTS"
@@ -97,7 +96,7 @@ def _queue_configs(limits: StreamLimits) -> list[StreamConfig]:
     return [
         StreamConfig(
             name=INTERACTIVE_STREAM,
-            subjects=["hr.req.*.interactive"],
+            subjects=["hr.req.*.interactive", "hr.req.*.resumed"],
             retention=RetentionPolicy.WORK_QUEUE,
             storage=StorageType.MEMORY,
             discard=DiscardPolicy.NEW,
@@ -160,23 +159,23 @@ def _record_config(name: str, subject: str, **limits: Any) -> StreamConfig:
     )
 
 
-def queue_stream(lane: Lane, tenant: str) -> str:
-    """Return the stream in which requests of a lane wait: one for all, or the tenant's batch queue."""
-    return batch_stream(tenant) if lane == "batch" else INTERACTIVE_STREAM
+def queue_stream(queue: Queue, tenant: str) -> str:
+    """Return the stream in which requests of a queue wait: one for all, or the tenant's batch queue."""
+    return batch_stream(tenant) if queue == "batch" else INTERACTIVE_STREAM
 
 
-def consumer_name(model: str, lane: Lane) -> str:
+def consumer_name(model: str, queue: Queue) -> str:
     """Return the name of the consumer that all workers of a model share for a queue."""
-    return f"{encode_name(model)}-{lane}"
+    return f"{encode_name(model)}-{queue}"
 
 
-def consumer_config(model: str, lane: Lane, limits: StreamLimits, tenant: str) -> ConsumerConfig:
+def consumer_config(model: str, queue: Queue, limits: StreamLimits, tenant: str) -> ConsumerConfig:
     """Return the durable pull consumer that all workers of a model share for one queue."""
     return ConsumerConfig(
         # With a name the call that makes it has the filter in its subject, which permissions can bind to one model.
-        name=consumer_name(model, lane),
-        durable_name=consumer_name(model, lane),
-        filter_subject=request_subject(model, lane, tenant),
+        name=consumer_name(model, queue),
+        durable_name=consumer_name(model, queue),
+        filter_subject=request_subject(model, queue, tenant),
         ack_policy=AckPolicy.EXPLICIT,
         ack_wait=limits.ack_wait_s,
         max_ack_pending=limits.max_ack_pending,
@@ -278,17 +277,17 @@ async def _make_stream(js: JetStreamContext, config: StreamConfig) -> None:
 
 
 async def ensure_consumer(
-    js: JetStreamContext, model: str, lane: Lane, limits: StreamLimits, tenant: str = DEFAULT_TENANT
+    js: JetStreamContext, model: str, queue: Queue, limits: StreamLimits, tenant: str = DEFAULT_TENANT
 ) -> str:
-    """Make or update the consumer of one queue of one model, and return its name; `tenant` is of the batch lane.
+    """Make or update the consumer of one queue of one model, and return its name; `tenant` is of a batch queue.
 
     Raises:
         DependencyError: NATS does not let us.
     """
-    config = consumer_config(model, lane, limits, tenant)
+    config = consumer_config(model, queue, limits, tenant)
     assert config.durable_name is not None
     try:
-        await js.add_consumer(queue_stream(lane, tenant), config)
+        await js.add_consumer(queue_stream(queue, tenant), config)
     except (APIError, NatsTimeoutError) as error:
         raise DependencyError(f"NATS consumer {config.durable_name} could not be created: {error!r}") from error
     return config.durable_name

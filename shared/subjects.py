@@ -1,6 +1,7 @@
 """NATS subjects, and the encoding that keeps user-chosen names out of them.
 
 hr.req.<model>.interactive          shared interactive queue (stream `HR_INTERACTIVE`)
+hr.req.<model>.resumed              requests that a worker had begun, which go before it (the same stream)
 hr.req.<model>.batch.<tenant>       batch queue (stream `HR_BATCH_<tenant>`)
 hr.result.<tenant>.<request>        batch results (stream `HR_RESULTS`)
 hr.stored.<tenant>.<request>        each result once, as it is stored; its publisher sees it as `hr.result...`
@@ -19,10 +20,14 @@ hr.tokenizer.<model>                tokenize and detokenize, request and reply
 from __future__ import annotations
 
 import re
+from typing import Literal
 
 from shared.bounds import MAX_NAME_BYTES
 from shared.errors import ConfigError, InvalidNameError
 from shared.messages import Lane
+
+Queue = Lane | Literal["resumed"]
+"""Where requests wait: those of people twice, since what has begun goes before what has not."""
 
 _PLAIN = re.compile(r"[A-Za-z0-9-]")
 # Up to sixteen tokens of ordinary characters.
@@ -87,11 +92,11 @@ def decode_name(token: str) -> str:
     return name
 
 
-def request_subject(model: str, lane: Lane, tenant: str) -> str:
+def request_subject(model: str, queue: Queue, tenant: str) -> str:
     """Subject on which a request waits: shared by all workers of the model."""
-    if lane == "batch":
+    if queue == "batch":
         return f"hr.req.{encode_name(model)}.batch.{encode_name(tenant)}"
-    return f"hr.req.{encode_name(model)}.interactive"
+    return f"hr.req.{encode_name(model)}.{queue}"
 
 
 def frame_subject(gateway: str) -> str:

@@ -58,6 +58,7 @@ class Flight(_Progress):
         epoch: The attempt whose deltas count.
         emitted: Tokens received so far, over all attempts.
         worker: Who holds the request in this epoch; None while nobody has claimed it.
+        has_begun: A worker has claimed it, in this epoch or an earlier one.
         stream_seq: JetStream sequence of this epoch's message, once acknowledged.
         ack: Inbox subject on which this epoch's publication is still to be acknowledged.
         refused_at: Loop time since which the queue has not taken it, in one publication after the other.
@@ -83,6 +84,7 @@ class Flight(_Progress):
     expires_at: float | None = None
     submitted_at: float = 0.0
     delivered_at: float | None = None
+    has_begun: bool = False
     stream_seq: int | None = None
     ack: str | None = None
     refused_at: float | None = None
@@ -197,6 +199,7 @@ class FlightTable:
         """Note who holds a flight."""
         self._count_out(flight)
         flight.worker = worker
+        flight.has_begun = True
         flight.num_unclaimed = flight.num_disturbed = 0
         unshown = self._unshown.setdefault(flight.request.model, {})
         self._count_in(flight, unshown.setdefault(worker, _Count()))

@@ -17,7 +17,7 @@ from nats.aio.msg import Msg
 from gateway.dispatch.inflight import Flight
 from gateway.errors import ApiError
 from shared.direct_client import DirectClient
-from shared.messages import Request, encode
+from shared.messages import encode
 from shared.nats_connection import SEND_ERRORS
 from shared.subjects import request_subject
 
@@ -91,12 +91,16 @@ class Publisher:
         flight.published_at = now
         flight.ack = reply
         try:
-            self._nats.send(self._subject(flight.request), payload, reply)
+            self._nats.send(self._subject(flight), payload, reply)
         except SEND_ERRORS as error:
             self.forget(flight)
             raise queue_unavailable() from error
 
-    def _subject(self, request: Request) -> str:
+    def _subject(self, flight: Flight) -> str:
+        request = flight.request
+        if flight.has_begun:
+            # Under load it would otherwise wait behind everybody who came after it.
+            return request_subject(request.model, "resumed", request.tenant)
         subject = self._subjects.get(request.model)
         if subject is None:
             if len(self._subjects) >= MAX_SUBJECTS:

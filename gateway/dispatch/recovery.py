@@ -174,7 +174,7 @@ class Recovery:
         if is_nats_late:
             return
         is_disturbed = self._fleet.liveness.is_disturbed(now)
-        pulled: dict[str, int] = {}
+        pulled: dict[tuple[str, bool], int] = {}
         for flight in self._flights:
             if flight.worker is not None:
                 self._sweep_claimed(flight, flight.worker, now)
@@ -293,17 +293,17 @@ class Recovery:
             if flight.is_held_back:
                 self._fail(flight, queue_unavailable())
 
-    def _note_delivery(self, flight: Flight, pulled: dict[str, int], now: float) -> None:
-        """Find out whether a worker was sent what nobody has claimed yet. `pulled` is kept for the models of a sweep.
+    def _note_delivery(self, flight: Flight, pulled: dict[tuple[str, bool], int], now: float) -> None:
+        """Find out whether a worker was sent what nobody has claimed yet. `pulled` is kept for the queues of a sweep.
 
         A suspect may have been given back to the queue, so that later requests prove nothing about it.
         """
         if flight.delivered_at is not None or flight.stream_seq is None or flight.probation:
             return
-        model = flight.request.model
-        if model not in pulled:
-            pulled[model] = self._fleet.last_pulled(model)
-        if flight.stream_seq <= pulled[model]:
+        queue = flight.request.model, flight.has_begun
+        if queue not in pulled:
+            pulled[queue] = self._fleet.last_pulled(*queue)
+        if flight.stream_seq <= pulled[queue]:
             flight.delivered_at = now
 
     def _move_unclaimed(self, flight: Flight, now: float, is_disturbed: bool) -> None:

@@ -169,9 +169,15 @@ class Fleet:
             for h in self._takers(model)
         )
 
-    def last_pulled(self, model: str) -> int:
-        """Return the highest stream sequence that a model's workers were sent: all before it are with somebody."""
-        return max((h.last_pulled for h in self.liveness.live() if h.model == model), default=0)
+    def last_pulled(self, model: str, has_begun: bool) -> int:
+        """Return the highest stream sequence that a model's workers were sent: all before it are with somebody.
+
+        Args:
+            model: Whose queues.
+            has_begun: Of the queue of requests that a worker had begun before, and not of the other one.
+        """
+        beats = [beat for beat in self.liveness.live() if beat.model == model]
+        return max((beat.last_resumed if has_begun else beat.last_pulled for beat in beats), default=0)
 
     def _sum_up(self, model: str) -> FleetLoad | None:
         workers = self._takers(model)

@@ -26,10 +26,10 @@ from gpu_worker.consumer.gpu_monitor import GpuMonitor
 from gpu_worker.consumer.heartbeat import INTERVAL_S, HeartbeatSource
 from gpu_worker.consumer.held_request import HeldRequest, log_fields
 from gpu_worker.consumer.interactive_lane import WAITING_INTERVAL_S, InteractiveLane
+from gpu_worker.consumer.interactive_queues import InteractiveQueues
 from gpu_worker.consumer.metrics_source import MetricsSource
 from gpu_worker.consumer.outbox import Outbox
 from gpu_worker.consumer.pull_capacity import PullCapacity
-from gpu_worker.consumer.pull_queue import PullQueue
 from gpu_worker.consumer.queued_message import IN_PROGRESS, send_ack
 from gpu_worker.engine.engine_thread import EngineThread, StepOutcome
 from shared.dependency_wait import RECORDS_LOG_INTERVAL_S, RECORDS_RETRY_S, wait_for
@@ -38,7 +38,7 @@ from shared.log_limit import LogLimit
 from shared.messages import UNDECODABLE, Cancel, Delta, encode
 from shared.nats_connection import SEND_ERRORS, inbox_prefix
 from shared.pause_detector import PauseDetector
-from shared.streams import INTERACTIVE_STREAM, StreamLimits, ensure_consumer, ensure_interactive_stream, ensure_streams
+from shared.streams import StreamLimits, ensure_interactive_stream, ensure_streams
 from shared.subjects import ALL_GATEWAYS, cancel_subject, probe_subject, worker_subject
 from shared.task_supervisor import TaskSupervisor
 
@@ -88,12 +88,12 @@ class Consumer:
         self._tasks = tasks
         self._is_closed = False
         self._decode_cancel = msgspec.msgpack.Decoder(Cancel).decode
-        self._interactive_queue = PullQueue(
-            nats, INTERACTIVE_STREAM, self._ensure_interactive, self._interactive_capacity, interactive.take, tasks
+        self._interactive_queues = InteractiveQueues(
+            nats, source.model, limits, capacity.interactive, interactive.take, tasks
         )
         self._batch_queue = BatchQueues(nats, source.model, limits, self._batch_capacity, batch.take, tasks)
         self._gpu = gpu
-        self._metrics = MetricsSource(engine, self._interactive_queue, self._batch_queue, batch, gpu, experts)
+        self._metrics = MetricsSource(engine, self._interactive_queues, self._batch_queue, batch, gpu, experts)
         batch.trials.is_clear = lambda: not interactive.has_suspect
         interactive.make_way = batch.make_way
         outbox.on_unsent = self._abandon
@@ -108,7 +108,7 @@ class Consumer:
             DependencyError: NATS has closed the connection.
         """
         queue = "the queue of interactive requests"
-        await wait_for(queue, self._ensure_interactive)
+        await wait_for(queue, partial(ensure_interactive_stream, self._js, self._limits))
         self._outbox.start()
         await self._subscribers.start()
         await self._nats.subscribe(cancel_subject(self._source.model), cb=self._receive_cancel)
@@ -122,7 +122,7 @@ class Consumer:
         self._tasks.every(GPU_INTERVAL_S, self._gpu.refresh, "readings of the GPU")
         self._tasks.every(GATEWAY_CHECK_INTERVAL_S, self._drop_for_silent_gateways, "watch of gateways")
         self._tasks.start(self._ensure_records(), "streams of batch results")
-        await wait_for(queue, self._interactive_queue.start)
+        await wait_for(queue, self._interactive_queues.start)
         self._batch_queue.start()
 
     def accept(self, outcome: StepOutcome) -> None:
@@ -147,7 +147,7 @@ class Consumer:
                 _log.exception("answer failed", extra=log_fields(held.request))
                 self._fail(held, "the worker could not write the answer")
         if len(by_sequence) < num_held:
-            self._interactive_queue.wake()
+            self._interactive_queues.wake()
             self._batch_queue.wake()
         if outcome.stats.is_fatal:
             self._tasks.has_failed.set()
@@ -177,7 +177,7 @@ class Consumer:
         self._interactive.gateways.restart(time.monotonic())
         replies = {held.request.reply for held in self._held if held.request.lane == "interactive"}
         self._subscribers.reconnected({*self._outbox.replies, *(reply for reply in replies if reply is not None)})
-        self._interactive_queue.forget()
+        self._interactive_queues.forget()
         self._batch_queue.forget()
 
     async def drain(self, timeout_s: float) -> None:
@@ -185,7 +185,7 @@ class Consumer:
         self._source.is_draining = True
         with contextlib.suppress(*SEND_ERRORS):
             await self.send_heartbeat()
-        await asyncio.gather(self._interactive_queue.drain(), self._batch_queue.drain())
+        await asyncio.gather(self._interactive_queues.drain(), self._batch_queue.drain())
         self._interactive.give_back_waiting()
         self._batch.give_back_suspects()
         with contextlib.suppress(TimeoutError):
@@ -202,10 +202,6 @@ class Consumer:
         await self._batch.close()
         await self._outbox.close()
 
-    async def _ensure_interactive(self) -> str:
-        await ensure_interactive_stream(self._js, self._limits)
-        return await ensure_consumer(self._js, self._source.model, "interactive", self._limits)
-
     async def _ensure_records(self) -> None:
         """Make the streams of batch results and dead letters, or wait for them; interactive requests need none."""
         what = "the streams of batch results and dead letters"
@@ -214,8 +210,7 @@ class Consumer:
 
     def _heartbeat(self) -> tuple[str, bytes]:
         """Return the subject and the content of a heartbeat."""
-        queue = self._interactive_queue
-        heartbeat = self._source.heartbeat(queue.backlog, queue.last_pulled, self._metrics.metrics())
+        heartbeat = self._source.heartbeat(self._interactive_queues, self._metrics.metrics())
         return worker_subject(heartbeat.model, heartbeat.worker), encode(heartbeat)
 
     def _greet_gateways(self) -> None:
@@ -227,16 +222,13 @@ class Consumer:
         with contextlib.suppress(*SEND_ERRORS):
             self._nats.send(*self._heartbeat())
 
-    def _interactive_capacity(self) -> int:
-        return self._capacity.interactive(self._interactive_queue.backlog)
-
     def _batch_capacity(self) -> int:
         if self._interactive.has_suspect:
             # A batch request that kills its worker must not be taken for the suspect beside it.
             return 0
         if self._batch.is_blocked or self._batch.trials.is_active:
             return 0
-        return self._capacity.batch(self._interactive_queue.backlog, self._engine.stats.max_batch_seqs)
+        return self._capacity.batch(self._interactive_queues.backlog, self._engine.stats.max_batch_seqs)
 
     def _discount_shared_blocks(self, held: HeldRequest) -> None:
         """Count only the blocks that a request does not share, now that its prefix hits are known."""
@@ -280,7 +272,7 @@ class Consumer:
             return
         self._interactive.cancel(cancel)
         self._batch.cancel(cancel)
-        self._interactive_queue.wake()
+        self._interactive_queues.wake()
 
     async def _receive_gateway(self, message: Msg) -> None:
         self._interactive.gateways.note_heartbeat(message.subject, time.monotonic())
@@ -303,4 +295,4 @@ class Consumer:
             self._interactive.gateways.restart(now)
         else:
             self._interactive.drop_for_silent_gateways(now)
-            self._interactive_queue.wake()
+            self._interactive_queues.wake()

@@ -7,6 +7,7 @@ import time
 from dataclasses import dataclass, field
 
 from gpu_worker.consumer.held_request import HeldRequests
+from gpu_worker.consumer.interactive_queues import InteractiveQueues
 from gpu_worker.engine.engine_thread import EngineThread
 from shared.messages import Heartbeat
 from shared.pooling import Task
@@ -40,12 +41,11 @@ class HeartbeatSource:
     num_reconnects: int = 0
     started: float = field(default_factory=time.time)
 
-    def heartbeat(self, queue_pending: int, last_pulled: int, metrics: WorkerMetrics | None = None) -> Heartbeat:
+    def heartbeat(self, queues: InteractiveQueues, metrics: WorkerMetrics | None = None) -> Heartbeat:
         """Return the state of this moment.
 
         Args:
-            queue_pending: Interactive requests left in the queue.
-            last_pulled: Highest stream sequence of those that came from it.
+            queues: Where interactive requests come from.
             metrics: What the worker counts of itself.
         """
         stats = self.engine.stats
@@ -65,7 +65,7 @@ class HeartbeatSource:
             max_num_seqs=stats.max_num_seqs,
             prefill_rate=stats.prefill_rate,
             decode_rate=stats.decode_rate,
-            queue_pending=queue_pending,
+            queue_pending=queues.backlog,
             draining=self.is_draining,
             pid=os.getpid(),
             started=self.started,
@@ -73,7 +73,8 @@ class HeartbeatSource:
             spec_decode_num_drafts=stats.spec_decode_num_drafts,
             spec_decode_num_draft_tokens=stats.spec_decode_num_draft_tokens,
             spec_decode_num_accepted_tokens=stats.spec_decode_num_accepted_tokens,
-            last_pulled=last_pulled,
+            last_pulled=queues.new.last_pulled,
+            last_resumed=queues.resumed.last_pulled,
             max_prompt_characters=self.max_prompt_characters,
             tasks=self.tasks,
             chat_format=self.chat_format,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from gpu_worker.consumer.batch_lane import BatchLane
 from gpu_worker.consumer.batch_queues import BatchQueues
 from gpu_worker.consumer.gpu_monitor import GpuMonitor
-from gpu_worker.consumer.pull_queue import PullQueue
+from gpu_worker.consumer.interactive_queues import InteractiveQueues
 from gpu_worker.engine.engine_thread import EngineThread
 from shared.histogram import Histogram
 from shared.process_usage import cpu_seconds, resident_bytes
@@ -27,7 +27,7 @@ class MetricsSource:
     def __init__(
         self,
         engine: EngineThread,
-        interactive: PullQueue,
+        interactive: InteractiveQueues,
         batch: BatchQueues,
         lane: BatchLane,
         gpu: GpuMonitor,

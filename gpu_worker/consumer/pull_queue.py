@@ -84,6 +84,11 @@ class PullQueue:
         """Messages left in the queue beyond what has been pulled for, as of the last delivery."""
         return max(0, self._last_pending - self.outstanding)
 
+    @property
+    def is_started(self) -> bool:
+        """Whether `start` has succeeded."""
+        return self._task is not None
+
     async def start(self) -> None:
         """Begin to pull.
 

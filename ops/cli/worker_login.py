@@ -29,10 +29,13 @@ _USER = Template("""\
         "$$JS.API.STREAM.INFO.*"
         "$$JS.API.STREAM.NAMES"
         "$$JS.API.CONSUMER.CREATE.*.$model-interactive.hr.req.$model.interactive"
+        "$$JS.API.CONSUMER.CREATE.*.$model-resumed.hr.req.$model.resumed"
         "$$JS.API.CONSUMER.CREATE.*.$model-batch.hr.req.$model.batch.*"
         "$$JS.API.CONSUMER.INFO.*.$model-interactive", "$$JS.API.CONSUMER.INFO.*.$model-batch"
+        "$$JS.API.CONSUMER.INFO.*.$model-resumed"
         "$$JS.API.CONSUMER.MSG.NEXT.*.$model-interactive", "$$JS.API.CONSUMER.MSG.NEXT.*.$model-batch"
-        "$$JS.ACK.*.$model-interactive.>", "$$JS.ACK.*.$model-batch.>"
+        "$$JS.API.CONSUMER.MSG.NEXT.*.$model-resumed"
+        "$$JS.ACK.*.$model-interactive.>", "$$JS.ACK.*.$model-resumed.>", "$$JS.ACK.*.$model-batch.>"
       ]
     }
     subscribe: {

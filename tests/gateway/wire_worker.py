@@ -17,10 +17,11 @@ from nats.errors import Error as NatsError
 from shared.messages import Cancel, Delta, Finish, Frame, Heartbeat, Request, Usage, decode_request, encode
 from shared.nats_connection import close, connect
 from shared.pooling import Task
-from shared.streams import INTERACTIVE_STREAM, StreamLimits, ensure_consumer, ensure_streams
-from shared.subjects import cancel_subject, encode_name, probe_subject, worker_subject
+from shared.streams import INTERACTIVE_STREAM, StreamLimits, consumer_name, ensure_consumer, ensure_streams
+from shared.subjects import Queue, cancel_subject, probe_subject, worker_subject
 
 HEARTBEAT_S = 0.05
+QUEUES: tuple[Queue, ...] = ("resumed", "interactive")
 
 
 def token_text(position: int) -> str:
@@ -56,7 +57,7 @@ class WireWorker:
         self.chat_format = ""
         self.tasks: tuple[Task, ...] = ("generate", "embed", "score")
         self.num_prepared = 0
-        self._has_pull = False
+        self._pulled: set[Queue] = set()
         self.num_reconnects = 0
         self._url = nats_url
         self._messages: dict[tuple[str, int], Msg] = {}
@@ -72,7 +73,8 @@ class WireWorker:
         except BaseException:
             await close(self.nats)
             raise
-        self._tasks = [asyncio.create_task(self._beat()), asyncio.create_task(self._pull())]
+        pulling = (asyncio.create_task(self._pull(queue)) for queue in QUEUES)
+        self._tasks = [asyncio.create_task(self._beat()), *pulling]
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -91,7 +93,7 @@ class WireWorker:
     async def stop_pulling(self) -> None:
         """Pull nothing more, and wait until the pull in progress has ended."""
         self.is_pulling = False
-        await until(lambda: not self._has_pull)
+        await until(lambda: not self._pulled)
 
     async def stop_beating(self) -> None:
         """Send no heartbeat any more, but answer probes."""
@@ -217,7 +219,8 @@ class WireWorker:
     async def _prepare(self) -> None:
         js = self.nats.jetstream()
         await ensure_streams(js, StreamLimits())
-        await ensure_consumer(js, self.model, "interactive", StreamLimits())
+        for queue in QUEUES:
+            await ensure_consumer(js, self.model, queue, StreamLimits())
         self.num_prepared += 1
 
     async def _beat(self) -> None:
@@ -250,9 +253,9 @@ class WireWorker:
             num_reconnects=self.num_reconnects,
         )
 
-    async def _pull(self) -> None:
+    async def _pull(self, queue: Queue) -> None:
         js = self.nats.jetstream()
-        durable = f"{encode_name(self.model)}-interactive"
+        durable = consumer_name(self.model, queue)
         while True:
             if not self.is_pulling or not self.nats.is_connected:
                 await asyncio.sleep(0.01)
@@ -260,13 +263,13 @@ class WireWorker:
             with contextlib.suppress(NatsError):
                 subscription = await js.pull_subscribe_bind(durable, stream=INTERACTIVE_STREAM)
                 while self.is_pulling:
-                    self._has_pull = True
+                    self._pulled.add(queue)
                     with contextlib.suppress(TimeoutError):
                         for message in await subscription.fetch(64, timeout=0.5):
                             request = decode_request(message.data)
                             self._messages[(request.id, request.epoch)] = message
                             self.requests.put_nowait(request)
-            self._has_pull = False
+            self._pulled.discard(queue)
 
 
 def token(request: Request, position: int) -> Delta:

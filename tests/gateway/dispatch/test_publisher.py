@@ -168,6 +168,13 @@ async def test_connection_that_is_away_is_told_at_once(queue: Queue) -> None:
     assert (lost.ack, queue.publisher._waiting) == (None, {})
 
 
+async def test_what_a_worker_had_begun_goes_to_the_queue_that_is_pulled_first(queue: Queue) -> None:
+    for each in (flight("a", epoch=1), flight("b", epoch=1, has_begun=True)):
+        queue.publisher.publish(each)
+    subjects = [request_subject("m", name, "default") for name in ("interactive", "resumed")]
+    assert [subject for subject, _, _ in queue.sent] == subjects
+
+
 async def test_subjects_that_are_remembered_are_bounded(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(publisher_module, "MAX_SUBJECTS", 2)
     for model in ("m1", "m2", "m1", "m3"):

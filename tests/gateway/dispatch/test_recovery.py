@@ -247,6 +247,21 @@ async def test_request_that_a_frozen_worker_was_sent_is_published_again_although
     assert sent.delivered_at is None
 
 
+async def test_how_far_one_queue_was_pulled_says_nothing_of_the_other(moves: Moves) -> None:
+    now = 100.0
+    new, resumed = moves.flight("a"), moves.flight("b", "w1")
+    moves.recovery.move([resumed], "handoff")
+    await moves.settle()
+    new.stream_seq, resumed.stream_seq = 50, 60
+    assert (new.has_begun, resumed.has_begun) == (False, True)
+    moves.fleet.note_heartbeat(msgspec.structs.replace(BEAT, last_pulled=40, last_resumed=60), now)
+    moves.recovery.sweep(now)
+    assert (new.delivered_at, resumed.delivered_at) == (None, now)
+    moves.fleet.note_heartbeat(msgspec.structs.replace(BEAT, last_pulled=50, last_resumed=60), now + 0.1)
+    moves.recovery.sweep(now + 0.1)
+    assert new.delivered_at == now + 0.1
+
+
 async def test_timeout_of_a_request_that_nobody_claims_doubles(moves: Moves) -> None:
     idle = msgspec.structs.replace(BEAT, waiting=0, running=0)
     flight = moves.flight("a")

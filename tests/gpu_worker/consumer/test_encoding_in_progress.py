@@ -46,11 +46,11 @@ async def test_request_cancelled_while_it_is_encoded_never_runs(
     answer = await gateway.publish(request)
     await wait_until(lambda: encoder.num_started == 1)
     # Gateways that look for a worker see that it waits.
-    source = worker.worker.consumer._source
-    assert source.heartbeat(0, 0).waiting == 1
+    source, queues = worker.worker.consumer._source, worker.worker.consumer._interactive_queues
+    assert source.heartbeat(queues).waiting == 1
     await gateway.cancel(request.id)
     await gateway.wait_until_acknowledged()
-    assert source.heartbeat(0, 0).waiting == 0
+    assert source.heartbeat(queues).waiting == 0
     encoder.may_go_on.set()
     await worker.worker.consumer._interactive._intake._tasks.wait()
     assert added == []

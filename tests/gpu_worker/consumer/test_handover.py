@@ -91,10 +91,11 @@ async def test_worker_that_stands_still_swallows_no_request_that_comes_later(
     make_worker: MakeWorker, gateway: TestGateway
 ) -> None:
     frozen = await make_worker()
-    queue = frozen.worker.consumer._interactive_queue
-    assert queue._task is not None
-    queue._task.cancel()  # what it has pulled for, it is still sent
-    await wait_until(lambda: queue.outstanding == 0)  # the pull has expired
+    queues = frozen.worker.consumer._interactive_queues
+    for queue in (queues.resumed, queues.new):
+        assert queue._task is not None
+        queue._task.cancel()  # what it has pulled for, it is still sent
+    await wait_until(lambda: queues.resumed.outstanding == queues.new.outstanding == 0)  # the pulls have expired
     second = await make_worker()
     answers = await asyncio.gather(*(gateway.ask() for _ in range(8)))
     assert {worker for answer in answers for worker in answer.workers} == {second.name}
@@ -110,7 +111,7 @@ async def test_worker_that_hears_nothing_more_pulls_no_more(
     make_worker: MakeWorker, gateway: TestGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     worker = await make_worker()
-    queue = worker.worker.consumer._interactive_queue
+    queue = worker.worker.consumer._interactive_queues.new
     pulls: list[int] = []
     pull = queue._pull
 

@@ -37,7 +37,7 @@ async def test_heartbeat_counts_tokens_steps_and_blocks(worker: RunningWorker, g
 
 
 async def test_message_that_was_delivered_before_is_counted(worker: RunningWorker) -> None:
-    queue = worker.worker.consumer._interactive_queue
+    queue = worker.worker.consumer._interactive_queues.new
     before = queue.num_redelivered
     queue._take = lambda message: None
 

@@ -75,12 +75,16 @@ async def test_worker_does_what_its_model_needs(as_worker: AsWorker, server: Nat
         assert [s for s in (*subscribe, "hr.gateway.*") if not await worker.can_subscribe(s)] == []
         js = worker.client.jetstream()
         assert await batch_tenants(worker.client, model) == ["default"]
-        for lane, stream in (("interactive", INTERACTIVE_STREAM), ("batch", batch_stream("default"))):
+        for lane, stream in (
+            ("interactive", INTERACTIVE_STREAM),
+            ("resumed", INTERACTIVE_STREAM),
+            ("batch", batch_stream("default")),
+        ):
             consumer = await ensure_consumer(js, model, lane, LIMITS)  # type: ignore[arg-type]
             subscription = await js.pull_subscribe_bind(consumer, stream)
             password = PASSWORDS["gateway"]
             gateway = await connect(server.url, role="gateway", name="g", user="gateway", password=password)
-            subject = f"hr.req.{token}.interactive" if lane == "interactive" else f"hr.req.{token}.batch.default"
+            subject = f"hr.req.{token}.batch.default" if lane == "batch" else f"hr.req.{token}.{lane}"
             await gateway.jetstream().publish(subject, b"job")
             (message,) = await subscription.fetch(1, timeout=10)
             assert message.data == b"job"
@@ -95,6 +99,8 @@ async def test_worker_reaches_nothing_of_another_model_or_role(as_worker: AsWork
         f"hr.worker.{other}.w", f"hr.dead.{other}.batch.t",
         f"$JS.API.CONSUMER.CREATE.HR_INTERACTIVE.{other}-interactive.hr.req.{other}.interactive",
         f"$JS.API.CONSUMER.CREATE.HR_INTERACTIVE.m-interactive.hr.req.{other}.interactive",
+        f"$JS.API.CONSUMER.CREATE.HR_INTERACTIVE.m-resumed.hr.req.{other}.resumed",
+        f"$JS.API.CONSUMER.MSG.NEXT.HR_INTERACTIVE.{other}-resumed",
         "$JS.API.CONSUMER.CREATE.HR_INTERACTIVE.m-interactive", "$JS.API.CONSUMER.CREATE.HR_INTERACTIVE",
         "$JS.API.CONSUMER.DURABLE.CREATE.HR_INTERACTIVE.m-interactive",
         f"$JS.API.CONSUMER.MSG.NEXT.HR_INTERACTIVE.{other}-interactive",

@@ -1,0 +1,103 @@
+"""The two queues of people's requests, as one worker pulls from them.
+
+A request that a worker had begun goes before those that have not begun: whoever reads its answer is waiting in the
+middle of it. So it has a queue of its own, from which is pulled first. The pulls of both wait at the server while there
+is room, and the room of one pull is not taken from the other: what comes over it in the moment until they expire waits
+in the engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+
+from gpu_worker.consumer.pull_queue import PullQueue
+from gpu_worker.consumer.queued_message import QueuedMessage
+from shared.direct_client import DirectClient
+from shared.streams import INTERACTIVE_STREAM, StreamLimits, ensure_consumer, ensure_interactive_stream
+from shared.subjects import Queue
+from shared.task_supervisor import TaskSupervisor
+
+
+class InteractiveQueues:
+    """Owns a pull queue for each.
+
+    Attributes:
+        resumed: Of requests that a worker had begun.
+        new: Of those that none has begun.
+    """
+
+    def __init__(
+        self,
+        nats: DirectClient,
+        model: str,
+        limits: StreamLimits,
+        capacity: Callable[[int], int],
+        take: Callable[[QueuedMessage], None],
+        tasks: TaskSupervisor,
+    ) -> None:
+        """Pull requests for `model`; nothing happens before `start`.
+
+        Args:
+            nats: Connection.
+            model: Whose requests.
+            limits: Of the stream and the consumers, if they are made.
+            capacity: How many requests there is room for now, those pulled for included, if so many are left waiting.
+            take: Receives each message, on the event loop; must not raise.
+            tasks: Runs the loops of the queues.
+        """
+        self._js = nats.jetstream()
+        self._model = model
+        self._limits = limits
+        self._capacity = capacity
+
+        def pull_queue(queue: Queue, room: Callable[[], int]) -> PullQueue:
+            return PullQueue(nats, INTERACTIVE_STREAM, partial(self._ensure, queue), room, take, tasks)
+
+        self.resumed = pull_queue("resumed", self._room_for_resumed)
+        self.new = pull_queue("interactive", self._room_for_new)
+
+    @property
+    def backlog(self) -> int:
+        """Requests left in both queues, as of the last deliveries."""
+        return self.resumed.backlog + self.new.backlog
+
+    @property
+    def num_redelivered(self) -> int:
+        """Requests received that NATS had delivered before."""
+        return self.resumed.num_redelivered + self.new.num_redelivered
+
+    async def start(self) -> None:
+        """Begin to pull; may be called again after an error.
+
+        Raises:
+            DependencyError: The stream is missing and cannot be made.
+        """
+        for queue in (self.resumed, self.new):
+            if not queue.is_started:
+                await queue.start()
+
+    def wake(self) -> None:
+        """Look at the capacity again soon."""
+        self.resumed.wake()
+        self.new.wake()
+
+    def forget(self) -> None:
+        """Start over after a reconnect: the server may have lost pulls, consumers and the stream."""
+        self.resumed.forget()
+        self.new.forget()
+
+    async def drain(self) -> None:
+        """Stop pulling. Messages that are on their way go back to their queue at once."""
+        await asyncio.gather(self.resumed.drain(), self.new.drain())
+
+    async def _ensure(self, queue: Queue) -> str:
+        await ensure_interactive_stream(self._js, self._limits)
+        return await ensure_consumer(self._js, self._model, queue, self._limits)
+
+    def _room_for_resumed(self) -> int:
+        return self._capacity(self.backlog)
+
+    def _room_for_new(self) -> int:
+        return 0 if self.resumed.backlog else self._capacity(self.backlog)
