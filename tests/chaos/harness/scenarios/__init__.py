@@ -28,6 +28,7 @@ Scenario = Callable[[int | None], Awaitable[Outcome]]
 
 SCENARIOS: dict[str, Scenario] = {
     "worker-sigkill": worker_deaths.sigkill,
+    "worker-sigkill-queue": worker_deaths.sigkill_behind_a_queue,
     "worker-sigstop": worker_deaths.sigstop,
     "worker-sigterm": worker_deaths.sigterm,
     "worker-oom": worker_deaths.out_of_memory,

@@ -11,6 +11,8 @@ from tests.chaos.harness.system import SystemOptions
 
 NUM_WORKERS = 3
 GAP_P99_S = 1.5
+# An answer takes one second here, and the survivor has to end some of its own before it can go on with others.
+QUEUED_GAP_P99_S = 3.0
 # In a lifetime: three were once enough to fail an innocent stream.
 NUM_WAVES = 3
 _SIMULATED = SystemOptions(num_gateways=2, num_workers=NUM_WORKERS)
@@ -21,6 +23,22 @@ _DEATH_PROMISE = "0 failed, p99 <= 1.5 s"
 async def sigkill(num_requests: int | None) -> Outcome:
     """SIGKILL of one of three workers every other second."""
     return await _deaths("worker-sigkill", lambda n: [Kill(0.5, 1.0, _victim(n))], num_requests or 1500)
+
+
+async def sigkill_behind_a_queue(num_requests: int | None) -> Outcome:
+    """SIGKILL of one of two workers while four times as many wait as can run: who had begun goes before them."""
+    return await disturbance.run(
+        Disturbance(
+            "worker-sigkill-queue",
+            f"0 failed, p99 <= {QUEUED_GAP_P99_S:g} s",
+            SystemOptions(num_gateways=2, num_workers=2, worker={"max_num_seqs": 6}),
+            plain_bodies(100, 8),
+            lambda n: [Kill(1.0, 4.0, f"worker-{n % 2}")],
+            concurrency=60,
+            num_requests=num_requests or 300,
+            max_silence_p99_s=QUEUED_GAP_P99_S,
+        )
+    )
 
 
 async def sigstop(num_requests: int | None) -> Outcome:
