@@ -220,6 +220,7 @@ class Heartbeat(Struct, frozen=True, kw_only=True, tag="heartbeat"):
         prefill_rate: Prompt tokens per second, measured recently while prefilling; 0 while unknown.
         decode_rate: Generated tokens per second of a full batch, as last measured; 0 while unknown.
         queue_pending: Interactive requests left in the shared queue when the worker last pulled.
+        knows_queue: Whether it has pulled, since it started and since it lost the queue, if it did.
         max_prompt_characters: A longer prompt cannot fit into the context; 0 while unknown.
         revision: Fingerprint of the model's files, and behind an @ their commit at the hub, if they are from there;
             answers of different revisions are not interchangeable.
@@ -228,7 +229,10 @@ class Heartbeat(Struct, frozen=True, kw_only=True, tag="heartbeat"):
         spec_decode_num_accepted_tokens: Those of them that were accepted.
         last_pulled: Highest stream sequence of the interactive requests that the worker was sent: the queue hands them
             out in order, so that those before it are with some worker too.
-        last_resumed: The same of those that a worker had begun before, which have a queue of their own.
+        last_returned: Highest stream sequence of those that it has given back to the queue: that one, and those before
+            it, may wait there again.
+        last_resumed: Like `last_pulled`, in the queue of what goes before it.
+        last_resumed_returned: Like `last_returned`, in that queue.
         chat_format: Name of the description in `shared.formats` of how the model writes reasoning and tool calls.
         tasks: What the worker can do with a prompt.
         metrics: What it counts of itself, for Prometheus.
@@ -250,6 +254,7 @@ class Heartbeat(Struct, frozen=True, kw_only=True, tag="heartbeat"):
     prefill_rate: TokensPerSecond
     decode_rate: TokensPerSecond
     queue_pending: NumRequests
+    knows_queue: bool = True
     draining: bool = False
     pid: ProcessId = 0
     started: UnixSeconds = 0.0
@@ -259,7 +264,9 @@ class Heartbeat(Struct, frozen=True, kw_only=True, tag="heartbeat"):
     spec_decode_num_draft_tokens: Counter = 0
     spec_decode_num_accepted_tokens: Counter = 0
     last_pulled: Counter = 0
+    last_returned: Counter = 0
     last_resumed: Counter = 0
+    last_resumed_returned: Counter = 0
     max_prompt_characters: NumTokens = 0
     chat_format: Annotated[str, Meta(max_length=64)] = ""
     tasks: Annotated[tuple[Task, ...], Meta(max_length=16)] = ("generate",)

@@ -1,7 +1,7 @@
 """NATS subjects, and the encoding that keeps user-chosen names out of them.
 
 hr.req.<model>.interactive          shared interactive queue (stream `HR_INTERACTIVE`)
-hr.req.<model>.resumed              requests that a worker had begun, which go before it (the same stream)
+hr.req.<model>.resumed              published again or suspected: these go before it (the same stream)
 hr.req.<model>.batch.<tenant>       batch queue (stream `HR_BATCH_<tenant>`)
 hr.result.<tenant>.<request>        batch results (stream `HR_RESULTS`)
 hr.stored.<tenant>.<request>        each result once, as it is stored; its publisher sees it as `hr.result...`
@@ -27,7 +27,7 @@ from shared.errors import ConfigError, InvalidNameError
 from shared.messages import Lane
 
 Queue = Lane | Literal["resumed"]
-"""Where requests wait: those of people twice, since what has begun goes before what has not."""
+"""Where requests wait: those of people twice, since what had its turn before goes before what has not."""
 
 _PLAIN = re.compile(r"[A-Za-z0-9-]")
 # Up to sixteen tokens of ordinary characters.

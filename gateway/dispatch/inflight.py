@@ -59,6 +59,7 @@ class Flight(_Progress):
         emitted: Tokens received so far, over all attempts.
         worker: Who holds the request in this epoch; None while nobody has claimed it.
         has_begun: A worker has claimed it, in this epoch or an earlier one.
+        is_resumed: This epoch's message is in the queue of what goes before new requests.
         stream_seq: JetStream sequence of this epoch's message, once acknowledged.
         ack: Inbox subject on which this epoch's publication is still to be acknowledged.
         refused_at: Loop time since which the queue has not taken it, in one publication after the other.
@@ -85,6 +86,7 @@ class Flight(_Progress):
     submitted_at: float = 0.0
     delivered_at: float | None = None
     has_begun: bool = False
+    is_resumed: bool = False
     stream_seq: int | None = None
     ack: str | None = None
     refused_at: float | None = None

@@ -90,6 +90,8 @@ class Publisher:
         self._waiting[reply] = (flight, flight.epoch, now)
         flight.published_at = now
         flight.ack = reply
+        # What had its turn does not wait again behind those who came later. Workers with a suspect take nothing new.
+        flight.is_resumed = flight.has_begun or flight.num_unclaimed > 0 or flight.probation > 0
         try:
             self._nats.send(self._subject(flight), payload, reply)
         except SEND_ERRORS as error:
@@ -98,8 +100,7 @@ class Publisher:
 
     def _subject(self, flight: Flight) -> str:
         request = flight.request
-        if flight.has_begun:
-            # Under load it would otherwise wait behind everybody who came after it.
+        if flight.is_resumed:
             return request_subject(request.model, "resumed", request.tenant)
         subject = self._subjects.get(request.model)
         if subject is None:

@@ -174,7 +174,7 @@ class Recovery:
         if is_nats_late:
             return
         is_disturbed = self._fleet.liveness.is_disturbed(now)
-        pulled: dict[tuple[str, bool], int] = {}
+        pulled: dict[tuple[str, bool], tuple[int, int]] = {}
         for flight in self._flights:
             if flight.worker is not None:
                 self._sweep_claimed(flight, flight.worker, now)
@@ -293,17 +293,18 @@ class Recovery:
             if flight.is_held_back:
                 self._fail(flight, queue_unavailable())
 
-    def _note_delivery(self, flight: Flight, pulled: dict[tuple[str, bool], int], now: float) -> None:
+    def _note_delivery(self, flight: Flight, pulled: dict[tuple[str, bool], tuple[int, int]], now: float) -> None:
         """Find out whether a worker was sent what nobody has claimed yet. `pulled` is kept for the queues of a sweep.
 
         A suspect may have been given back to the queue, so that later requests prove nothing about it.
         """
         if flight.delivered_at is not None or flight.stream_seq is None or flight.probation:
             return
-        queue = flight.request.model, flight.has_begun
+        queue = flight.request.model, flight.is_resumed
         if queue not in pulled:
-            pulled[queue] = self._fleet.last_pulled(*queue)
-        if flight.stream_seq <= pulled[queue]:
+            pulled[queue] = self._fleet.pulled(*queue)
+        last_returned, last_pulled = pulled[queue]
+        if last_returned < flight.stream_seq <= last_pulled:
             flight.delivered_at = now
 
     def _move_unclaimed(self, flight: Flight, now: float, is_disturbed: bool) -> None:

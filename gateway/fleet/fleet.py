@@ -157,27 +157,36 @@ class Fleet:
 
     def can_claim(self, model: str) -> bool:
         """Whether some worker of a model has room and sees an empty queue: what still waits then is lost."""
-        return any(h.queue_pending == 0 and h.waiting == 0 and h.running < h.max_num_seqs for h in self._takers(model))
+        return any(_sees_empty_queue(h) and h.running < h.max_num_seqs for h in self._takers(model))
 
     def has_room_elsewhere(self, model: str, worker: str, num_tokens: int) -> bool:
         """Whether another worker of a model could run a sequence of so many tokens at once."""
         return any(
             h.worker != worker
-            and h.queue_pending == h.waiting == 0
+            and _sees_empty_queue(h)
             and h.running < h.max_num_seqs
             and h.free_blocks * h.block_size > num_tokens
             for h in self._takers(model)
         )
 
-    def last_pulled(self, model: str, has_begun: bool) -> int:
-        """Return the highest stream sequence that a model's workers were sent: all before it are with somebody.
+    def pulled(self, model: str, is_resumed: bool) -> tuple[int, int]:
+        """Return the stream sequences between which all requests of a queue are with some worker.
 
         Args:
-            model: Whose queues.
-            has_begun: Of the queue of requests that a worker had begun before, and not of the other one.
+            model: Whose queue.
+            is_resumed: The queue of what goes before new requests, and not the other one.
+
+        Returns:
+            The highest that a worker has given back: it, and those before it, may wait again. And the highest that a
+            worker was sent: those after it wait.
         """
         beats = [beat for beat in self.liveness.live() if beat.model == model]
-        return max((beat.last_resumed if has_begun else beat.last_pulled for beat in beats), default=0)
+        if is_resumed:
+            numbers = [(beat.last_resumed_returned, beat.last_resumed) for beat in beats]
+        else:
+            numbers = [(beat.last_returned, beat.last_pulled) for beat in beats]
+        returned, sent = zip(*numbers, strict=True) if numbers else ((0,), (0,))
+        return max(returned), max(sent)
 
     def _sum_up(self, model: str) -> FleetLoad | None:
         workers = self._takers(model)
@@ -270,6 +279,11 @@ class _AnswerTraits:
 
     chat_format: str = ""
     sampling_defaults: SamplingDefaults | None = None
+
+
+def _sees_empty_queue(heartbeat: Heartbeat) -> bool:
+    """Say whether nothing waits at a worker, nor in the queue as it knows it."""
+    return heartbeat.knows_queue and heartbeat.queue_pending == heartbeat.waiting == 0
 
 
 def _trait_fields(heartbeat: Heartbeat) -> tuple[object, ...]:

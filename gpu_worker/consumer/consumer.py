@@ -96,6 +96,8 @@ class Consumer:
         self._metrics = MetricsSource(engine, self._interactive_queues, self._batch_queue, batch, gpu, experts)
         batch.trials.is_clear = lambda: not interactive.has_suspect
         interactive.make_way = batch.make_way
+        interactive.on_returned = self._interactive_queues.note_returned
+        self._interactive_queues.is_reserved = lambda: interactive.has_suspect
         outbox.on_unsent = self._abandon
         outbox.on_too_large = self._refuse_too_large
         outbox.has_subscriber = self._subscribers.has

@@ -48,6 +48,7 @@ class InteractiveLane:
 
     Attributes:
         gateways: Which gateways still send heartbeats; the consumer feeds it.
+        on_returned: Called with what is given back to the queue at once, because it may not begin yet.
         make_way: Called when a suspect wants to begin: what else could be dangerous, and is not people's, is to go.
     """
 
@@ -63,6 +64,7 @@ class InteractiveLane:
         self._reserved_until = 0.0
         self._step_before = -1
         self.gateways = GatewayWatch()
+        self.on_returned: Callable[[QueuedMessage], None] = lambda message: None
         self.make_way: Callable[[], None] = lambda: None
 
     def take(self, message: QueuedMessage) -> None:
@@ -79,6 +81,7 @@ class InteractiveLane:
         if self._is_useless(request, request.reply, message) or self._is_known(request, message):
             return
         if not self._may_begin(request):
+            self.on_returned(message)
             self._outbox.answer(message, REDELIVER_SOON)
             return
         request = msgspec.structs.replace(request, lane="interactive")

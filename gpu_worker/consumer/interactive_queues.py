@@ -1,9 +1,11 @@
 """The two queues of people's requests, as one worker pulls from them.
 
-A request that a worker had begun goes before those that have not begun: whoever reads its answer is waiting in the
-middle of it. So it has a queue of its own, from which is pulled first. The pulls of both wait at the server while there
-is room, and the room of one pull is not taken from the other: what comes over it in the moment until they expire waits
-in the engine.
+A request that had its turn does not wait again behind those who came later: a worker had begun it, or nobody has
+claimed it. So there is a queue of its own for what is published again, from which is pulled first. Suspects come by it,
+too: while one is here, or about to come, nothing new may begin, and nothing new is pulled.
+
+The pulls of both wait at the server while there is room, and the room of one pull is not taken from the other: what
+comes over it in the moment until they expire waits in the engine.
 """
 
 from __future__ import annotations
@@ -24,8 +26,9 @@ class InteractiveQueues:
     """Owns a pull queue for each.
 
     Attributes:
-        resumed: Of requests that a worker had begun.
-        new: Of those that none has begun.
+        resumed: What goes first.
+        new: Requests that are published for the first time.
+        is_reserved: Whether nothing new may begin, because of a suspect.
     """
 
     def __init__(
@@ -55,6 +58,7 @@ class InteractiveQueues:
         def pull_queue(queue: Queue, room: Callable[[], int]) -> PullQueue:
             return PullQueue(nats, INTERACTIVE_STREAM, partial(self._ensure, queue), room, take, tasks)
 
+        self.is_reserved: Callable[[], bool] = lambda: False
         self.resumed = pull_queue("resumed", self._room_for_resumed)
         self.new = pull_queue("interactive", self._room_for_new)
 
@@ -62,6 +66,11 @@ class InteractiveQueues:
     def backlog(self) -> int:
         """Requests left in both queues, as of the last deliveries."""
         return self.resumed.backlog + self.new.backlog
+
+    @property
+    def knows_backlog(self) -> bool:
+        """Whether `backlog` is known: a worker that has just started has not seen the queues."""
+        return self.resumed.knows_backlog and self.new.knows_backlog
 
     @property
     def num_redelivered(self) -> int:
@@ -77,6 +86,11 @@ class InteractiveQueues:
         for queue in (self.resumed, self.new):
             if not queue.is_started:
                 await queue.start()
+
+    def note_returned(self, message: QueuedMessage) -> None:
+        """Take note that a message was given back to the queue that it came from."""
+        queue = self.resumed if message.subject.endswith(".resumed") else self.new
+        queue.note_returned(message)
 
     def wake(self) -> None:
         """Look at the capacity again soon."""
@@ -100,4 +114,4 @@ class InteractiveQueues:
         return self._capacity(self.backlog)
 
     def _room_for_new(self) -> int:
-        return 0 if self.resumed.backlog else self._capacity(self.backlog)
+        return 0 if self.resumed.backlog or self.is_reserved() else self._capacity(self.backlog)

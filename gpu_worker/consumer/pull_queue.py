@@ -38,6 +38,7 @@ class PullQueue:
     Attributes:
         outstanding: Messages that the server may still send for pulls made so far.
         last_pulled: Highest stream sequence received since the queue was lost, if it was.
+        last_returned: The same of those that were given back.
         num_redelivered: Messages received that NATS had delivered before.
     """
 
@@ -75,14 +76,20 @@ class PullQueue:
         self._is_draining = False
         self._expires_at = 0.0
         self._last_pending = 0
+        self._is_answered = False
         self.outstanding = 0
-        self.last_pulled = 0
+        self.last_pulled = self.last_returned = 0
         self.num_redelivered = 0
 
     @property
     def backlog(self) -> int:
         """Messages left in the queue beyond what has been pulled for, as of the last delivery."""
         return max(0, self._last_pending - self.outstanding)
+
+    @property
+    def knows_backlog(self) -> bool:
+        """Whether a pull has been answered since the start, and since the queue was lost, if it was."""
+        return self._is_answered and not self._is_lost
 
     @property
     def is_started(self) -> bool:
@@ -109,6 +116,10 @@ class PullQueue:
         """Start over after a reconnect: the server may have lost pulls, consumer and stream."""
         self._is_lost = True
         self.wake()
+
+    def note_returned(self, message: QueuedMessage) -> None:
+        """Take note that a message is given back: that it was received says nothing any more."""
+        self.last_returned = max(self.last_returned, message.stream_seq)
 
     async def drain(self) -> None:
         """Stop pulling. Messages that are on their way go back to the queue at once."""
@@ -168,8 +179,9 @@ class PullQueue:
         self._is_lost = False
         self.outstanding = 0
         self._last_pending = 0
+        self._is_answered = False
         # A queue that was made anew may count from less, if the clock of whoever made the last one was ahead.
-        self.last_pulled = 0
+        self.last_pulled = self.last_returned = 0
         return True
 
     async def _retry_later(self) -> None:
@@ -185,10 +197,11 @@ class PullQueue:
         if queued is None:
             return
         self.outstanding = max(0, self.outstanding - 1)
-        self._last_pending = queued.num_pending
+        self._last_pending, self._is_answered = queued.num_pending, True
         self.last_pulled = max(self.last_pulled, queued.stream_seq)
         self.num_redelivered += queued.num_delivered > 1
         if self._is_draining:
+            self.note_returned(queued)
             send_ack(self._nats, queued, REDELIVER)
             return
         self._take(queued)
@@ -208,5 +221,5 @@ class PullQueue:
             self._is_lost = True
             asyncio.get_running_loop().call_later(_RETRY_WAIT_S, self.wake)
             return
-        self._last_pending = 0
+        self._last_pending, self._is_answered = 0, True
         self.wake()

@@ -153,6 +153,7 @@ BEAT = dict.fromkeys(Heartbeat.__struct_fields__, 1) | {
     "worker": "w",
     "model": "m",
     "draining": False,
+    "knows_queue": True,
     "revision": "",
     "chat_format": "",
     "tasks": ["generate"],

@@ -168,11 +168,15 @@ async def test_connection_that_is_away_is_told_at_once(queue: Queue) -> None:
     assert (lost.ack, queue.publisher._waiting) == (None, {})
 
 
-async def test_what_a_worker_had_begun_goes_to_the_queue_that_is_pulled_first(queue: Queue) -> None:
-    for each in (flight("a", epoch=1), flight("b", epoch=1, has_begun=True)):
+async def test_what_had_its_turn_and_suspects_go_to_the_queue_that_is_pulled_first(queue: Queue) -> None:
+    first = {"a": {"has_begun": True}, "b": {"num_unclaimed": 1}, "c": {"probation": 1}}
+    flights = [flight("new", epoch=1), *(flight(name, **fields) for name, fields in first.items())]
+    for each in flights:
         queue.publisher.publish(each)
-    subjects = [request_subject("m", name, "default") for name in ("interactive", "resumed")]
+    resumed = request_subject("m", "resumed", "default")
+    subjects = [request_subject("m", "interactive", "default"), resumed, resumed, resumed]
     assert [subject for subject, _, _ in queue.sent] == subjects
+    assert [each.is_resumed for each in flights] == [False, True, True, True]
 
 
 async def test_subjects_that_are_remembered_are_bounded(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -252,14 +252,28 @@ async def test_how_far_one_queue_was_pulled_says_nothing_of_the_other(moves: Mov
     new, resumed = moves.flight("a"), moves.flight("b", "w1")
     moves.recovery.move([resumed], "handoff")
     await moves.settle()
-    new.stream_seq, resumed.stream_seq = 50, 60
     assert (new.has_begun, resumed.has_begun) == (False, True)
+    new.stream_seq, resumed.stream_seq, resumed.is_resumed = 50, 60, True
     moves.fleet.note_heartbeat(msgspec.structs.replace(BEAT, last_pulled=40, last_resumed=60), now)
     moves.recovery.sweep(now)
     assert (new.delivered_at, resumed.delivered_at) == (None, now)
     moves.fleet.note_heartbeat(msgspec.structs.replace(BEAT, last_pulled=50, last_resumed=60), now + 0.1)
     moves.recovery.sweep(now + 0.1)
     assert new.delivered_at == now + 0.1
+
+
+async def test_what_a_worker_may_have_given_back_is_not_taken_for_delivered(moves: Moves) -> None:
+    now = 100.0
+    before, after = moves.flight("a"), moves.flight("b")
+    first, second = moves.flight("c", "w1"), moves.flight("d", "w1")
+    moves.recovery.move([first, second], "handoff")
+    await moves.settle()
+    for number, flight in enumerate((before, after, first, second)):
+        flight.stream_seq, flight.is_resumed = 50 + number, flight.has_begun
+    sent = {"last_pulled": 51, "last_returned": 50, "last_resumed": 53, "last_resumed_returned": 52}
+    moves.fleet.note_heartbeat(msgspec.structs.replace(BEAT, **sent), now)
+    moves.recovery.sweep(now)
+    assert [flight.delivered_at for flight in (before, after, first, second)] == [None, now, None, now]
 
 
 async def test_timeout_of_a_request_that_nobody_claims_doubles(moves: Moves) -> None:

@@ -230,6 +230,7 @@ def test_format_of_a_model_is_that_of_the_workers_that_go_on(watched: Watched) -
         ({}, True),
         ({"waiting": 1}, False),
         ({"queue_pending": 1}, False),
+        ({"knows_queue": False}, False),
         ({"running": 7}, True),
         ({"running": 8}, False),
         ({"free_blocks": 7}, True),
@@ -244,6 +245,24 @@ def test_room_elsewhere_is_for_a_whole_sequence_at_once(
     watched.hear(waiting=0)
     watched.hear(**{"worker": "w2", "waiting": 0} | other)
     assert watched.fleet.has_room_elsewhere("m", "w1", 6 * BEAT.block_size) == has_room
+
+
+@pytest.mark.parametrize(
+    ("worker", "is_lost"),
+    [
+        ({}, True),
+        ({"queue_pending": 1}, False),
+        ({"waiting": 1}, False),
+        ({"running": 8}, False),
+        # One that has just started has not seen the queue.
+        ({"knows_queue": False}, False),
+    ],
+)
+def test_what_waits_is_lost_where_a_worker_with_room_sees_an_empty_queue(
+    worker: dict[str, object], is_lost: bool, watched: Watched
+) -> None:
+    watched.hear(**{"waiting": 0} | worker)
+    assert watched.fleet.can_claim("m") == is_lost
 
 
 def test_defaults_of_a_model_are_those_of_most_of_its_workers_and_known_as_long_as_the_model(watched: Watched) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 from shared.messages import encode
 from shared.sampling import Sampling
 from shared.subjects import request_subject
-from tests.gpu_worker.consumer.harness import RunningWorker, TestGateway
+from tests.gpu_worker.consumer.harness import RunningWorker, TestGateway, wait_until
 
 MakeWorker = Callable[..., Awaitable[RunningWorker]]
 ENDLESS = Sampling(max_tokens=4000, ignore_eos=True)
@@ -30,6 +30,38 @@ async def test_what_had_begun_goes_before_what_came_before_it(make_worker: MakeW
     beat = await worker.wait_for_heartbeat(lambda heartbeat: heartbeat.last_resumed == sequence)
     assert beat.last_pulled < sequence
     assert beat.queue_pending == 0
+
+
+async def test_nothing_new_is_pulled_while_a_suspect_is_here(make_worker: MakeWorker, gateway: TestGateway) -> None:
+    worker = await make_worker()
+    suspect = gateway.request(epoch=1, emitted=(5,), probation=2000, sampling=ENDLESS)
+    await gateway.js.publish(request_subject(gateway.model, "resumed", "t"), encode(suspect))
+    await gateway.answer(suspect.id, 1).wait_for_tokens(1)
+    queues = worker.worker.consumer._interactive_queues
+    await wait_until(lambda: queues.new.outstanding == 0)  # what it had pulled for before has expired
+    answer = await gateway.publish(gateway.request())
+    moved = gateway.request(epoch=1, emitted=(5,))
+    await gateway.js.publish(request_subject(gateway.model, "resumed", "t"), encode(moved))
+    await gateway.answer(moved.id, 1).wait()
+    assert (queues.new.last_pulled, queues.new.last_returned, answer.deltas) == (0, 0, [])
+    await gateway.cancel(suspect.id)
+    await answer.wait()
+    assert queues.new.num_redelivered == 0
+
+
+async def test_what_a_suspect_keeps_from_beginning_is_told_to_be_back_in_the_queue(
+    make_worker: MakeWorker, gateway: TestGateway
+) -> None:
+    worker = await make_worker()
+    suspect = gateway.request(epoch=1, emitted=(5,), probation=2000, sampling=ENDLESS)
+    await gateway.js.publish(request_subject(gateway.model, "resumed", "t"), encode(suspect))
+    await gateway.answer(suspect.id, 1).wait_for_tokens(1)
+    other = gateway.request(epoch=1, probation=1)
+    sequence = (await gateway.js.publish(request_subject(gateway.model, "resumed", "t"), encode(other))).seq
+    beat = await worker.wait_for_heartbeat(lambda heartbeat: heartbeat.last_resumed_returned == sequence)
+    assert (beat.last_resumed, beat.last_returned) == (sequence, 0)
+    await gateway.cancel(suspect.id)
+    await gateway.answer(other.id, 1).wait()
 
 
 async def test_drained_worker_takes_from_neither_queue(make_worker: MakeWorker, gateway: TestGateway) -> None:

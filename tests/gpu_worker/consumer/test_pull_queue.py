@@ -145,13 +145,27 @@ async def test_queue_that_cannot_be_made_is_told_and_tried_again(wire: Wire, cap
     assert "may not" in vars(caplog.records[1])["error"]
 
 
+@pytest.mark.parametrize("is_empty", [False, True])
+async def test_backlog_is_known_once_a_pull_is_answered(wire: Wire, is_empty: bool) -> None:
+    for num_ensured in (1, 2):
+        assert not wire.queue.knows_backlog
+        if is_empty:
+            wire.end_pull("408", 8)
+        else:
+            wire.bring(41)
+        assert wire.queue.knows_backlog
+        wire.queue.forget()
+        assert not wire.queue.knows_backlog
+        await wait_until(lambda num_ensured=num_ensured: wire.num_ensured == num_ensured + 1)  # type: ignore[misc]
+
+
 async def test_numbers_of_a_queue_that_was_lost_say_nothing_of_the_one_after_it(wire: Wire) -> None:
     wire.bring(3_600_000_041)
     wire.queue.forget()
     await wait_until(lambda: wire.num_ensured == 2)
     assert wire.queue.last_pulled == 0
     wire.bring(41)
-    assert wire.queue.last_pulled == 41
+    assert (wire.queue.last_pulled, wire.queue.last_returned) == (41, 0)
 
 
 async def test_pull_that_could_not_be_sent_is_tried_again(wire: Wire) -> None:
