@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 
 import msgspec
 from nats.aio.client import Client
@@ -26,6 +27,8 @@ from shared.tokenizer_calls import DetokenizeCall, TemplateCall, TokenizeCall, T
 
 QUEUE_GROUP = "tokenizers"
 MAX_CALLS = 256
+# So that no tenant keeps the others out.
+MAX_CALLS_OF_ONE = MAX_CALLS // 4
 # What a token id costs in the lane, beside characters.
 _BYTES_PER_TOKEN_ID = 4
 
@@ -46,6 +49,7 @@ class TokenizerService:
         self._vocab_size = tokenizer.vocab_size
         self._encoder = encoder
         self._tasks = BackgroundTasks()
+        self._calls: Counter[str] = Counter()
 
     async def start(self) -> None:
         """Begin to answer."""
@@ -61,19 +65,34 @@ class TokenizerService:
 
     async def _answer(self, message: Msg) -> None:
         try:
-            call = _decode(message.data)
-            size = self._checked_size(call)
-            payload = await self._encoder.calls.run(
-                call.tenant,
-                size,
-                lambda: self._reply(call),
-                lambda: call.deadline is None or time.time() < call.deadline,
-            )
+            payload = await self._run(_decode(message.data))
         except LaneBusyError as error:
             payload = encode(_busy(error))
         except (BadRequestError, *UNDECODABLE) as error:
             payload = encode(TokenizerReply(error=str(error)[:500]))
         await self._respond(message, payload)
+
+    async def _run(self, call: TokenizerCall) -> bytes:
+        """Return the encoded answer of a call when it is its tenant's turn.
+
+        Raises:
+            LaneBusyError: Too much of all tenants, or of this one, waits already.
+            BadRequestError: It cannot be answered.
+        """
+        if self._calls[call.tenant] >= MAX_CALLS_OF_ONE:
+            raise LaneBusyError(1.0)
+        self._calls[call.tenant] += 1
+        try:
+            return await self._encoder.calls.run(
+                call.tenant,
+                self._checked_size(call),
+                lambda: self._reply(call),
+                lambda: call.deadline is None or time.time() < call.deadline,
+            )
+        finally:
+            self._calls[call.tenant] -= 1
+            if not self._calls[call.tenant]:
+                del self._calls[call.tenant]
 
     async def _respond(self, message: Msg, payload: bytes) -> None:
         if len(payload) > self._nats.max_payload:

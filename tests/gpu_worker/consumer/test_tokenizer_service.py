@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 
 import msgspec
 import pytest
 
+from gpu_worker.consumer.tokenizer_service import MAX_CALLS_OF_ONE, TokenizerService
 from gpu_worker.text.prompt_encoder import MAX_WAITING_CALL_BYTES, MIN_CALL_CHARACTERS
 from shared.conversation import ChatMessage, ChatOptions
 from shared.messages import encode
@@ -82,6 +84,28 @@ async def test_full_lane_is_answered_at_once_and_says_when_to_return(
     # One tenant may fill half of the lane, in bytes and in seconds; one call may always wait.
     assert 1 <= len(served) <= MAX_WAITING_CALL_BYTES // 2 // len(text) + 2
     assert all(reply.retry_after_s and reply.retry_after_s >= 1 for reply in busy)
+
+
+async def test_calls_of_one_tenant_leave_room_for_those_of_others(
+    worker: RunningWorker, gateway: TestGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_answer, answer = threading.Event(), TokenizerService._reply
+
+    def late(service: TokenizerService, call: TokenizerCall) -> bytes:
+        assert may_answer.wait(30)
+        return answer(service, call)
+
+    monkeypatch.setattr(TokenizerService, "_reply", late)
+    greedy = [asyncio.create_task(_call(gateway, TokenizeCall(text="x", tenant="greedy"))) for _ in range(300)]
+    await asyncio.wait(greedy, return_when=asyncio.FIRST_COMPLETED)  # the first that is too many is told so
+    other = asyncio.create_task(_call(gateway, TokenizeCall(text="x", tenant="other")))
+    await asyncio.sleep(0.1)
+    may_answer.set()
+    assert (await other).error is None
+    replies = await asyncio.gather(*greedy)
+    assert sum(reply.error is None for reply in replies) == MAX_CALLS_OF_ONE
+    assert all(reply.error is None or reply.retry_after_s == 1 for reply in replies)
+    assert (await _call(gateway, TokenizeCall(text="x", tenant="greedy"))).error is None
 
 
 async def test_call_that_the_gateway_has_given_up_is_dropped(worker: RunningWorker, gateway: TestGateway) -> None:
