@@ -205,9 +205,17 @@ async def ensure_interactive_stream(js: JetStreamContext, limits: StreamLimits) 
     It lives in memory and is all that an answer needs, so gateways and workers may make it themselves.
 
     Raises:
-        DependencyError: It is missing and we may not or cannot make it.
+        DependencyError: It is missing and we may not or cannot make it, or an older version has made it.
     """
-    await _ensure(js, _queue_configs(limits))
+    (config,) = _queue_configs(limits)
+    found = await _find_or_make(js, config)
+    missing = set(config.subjects or ()) - set(found.subjects or ())
+    if missing:
+        # What is published there would be lost.
+        raise DependencyError(
+            f"NATS stream {config.name} is of an older version, without {', '.join(sorted(missing))}: run `headrace "
+            "setup` once, with the admin user."
+        )
 
 
 async def reshape_streams(js: JetStreamContext, limits: StreamLimits, tenants: Iterable[str] = ()) -> None:
@@ -240,13 +248,19 @@ async def reshape_streams(js: JetStreamContext, limits: StreamLimits, tenants: I
 
 async def _ensure(js: JetStreamContext, configs: list[StreamConfig]) -> None:
     for config in configs:
-        assert config.name is not None
-        try:
-            await js.stream_info(config.name)
-        except NotFoundError:
-            await _make_stream(js, config)
-        except (NatsTimeoutError, ServiceUnavailableError) as error:
-            raise DependencyError(jetstream_problem(js)) from error
+        await _find_or_make(js, config)
+
+
+async def _find_or_make(js: JetStreamContext, config: StreamConfig) -> StreamConfig:
+    """Return how a stream is configured, which is made if it is missing."""
+    assert config.name is not None
+    try:
+        return (await js.stream_info(config.name)).config
+    except NotFoundError:
+        await _make_stream(js, config)
+        return config
+    except (NatsTimeoutError, ServiceUnavailableError) as error:
+        raise DependencyError(jetstream_problem(js)) from error
 
 
 async def _make_stream(js: JetStreamContext, config: StreamConfig) -> None:

@@ -115,6 +115,18 @@ async def test_reshaped_streams_get_new_features_and_keep_their_limits_and_messa
     assert (await js.stream_info(RESULTS_STREAM)).config == info.config
 
 
+async def test_queue_of_an_older_version_is_not_served_before_it_is_set_up(nats: Client) -> None:
+    js = nats.jetstream()
+    await ensure_interactive_stream(js, LIMITS)
+    found = (await js.stream_info(INTERACTIVE_STREAM)).config
+    await js.update_stream(found.evolve(subjects=["hr.req.*.interactive"]))
+    with pytest.raises(DependencyError, match=r"without hr\.req\.\*\.resumed: run `headrace setup`"):
+        await ensure_interactive_stream(js, LIMITS)
+    await ensure_streams(js, LIMITS)
+    await reshape_streams(js, LIMITS)
+    await ensure_interactive_stream(js, LIMITS)
+
+
 async def test_streams_that_are_not_there_cannot_be_reshaped(nats: Client) -> None:
     with pytest.raises(DependencyError, match=INTERACTIVE_STREAM):
         await reshape_streams(nats.jetstream(), StreamLimits())
