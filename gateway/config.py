@@ -61,7 +61,9 @@ class GatewayConfig(NatsFiles):
     )
 
     cors_origins: str | None = setting(
-        None, "Origins whose web pages may read answers, separated by commas: https://chat.example.com."
+        None,
+        "Origins whose web pages may read answers, separated by commas: https://chat.example.com. `localhost` stands "
+        "for every port of this machine.",
     )
 
     max_body_bytes: int = setting(4 << 20, "Larger request bodies get a 413.", minimum=1024, maximum=1 << 30)
@@ -87,6 +89,10 @@ class GatewayConfig(NatsFiles):
 
     allow_unknown_parameters: bool = setting(
         False, "Ignore parameters that ops/docs/parameters.md does not name, instead of refusing the request."
+    )
+
+    replace_old_images: bool = setting(
+        False, "Replace images before the last message of the user by a note, instead of refusing the conversation."
     )
 
     interactive_ttft_slo_s: float = setting(

@@ -213,12 +213,14 @@ def _without_port(host: str) -> str:
 
 
 def shown_key(headers: Headers) -> str:
-    """Return the key that a request shows, as OpenAI's clients send it or, in `x-api-key`, as Anthropic's do.
+    """Return the key that a request shows.
+
+    OpenAI's clients send it in `Authorization`, Anthropic's in `x-api-key`, Azure's in `api-key`.
 
     Raises:
         ApiError: 401; it shows none, or several.
     """
-    keys = [value.strip() for name, value in headers if name == b"x-api-key"]
+    keys = [value.strip() for name, value in headers if name in (b"x-api-key", b"api-key")]
     if not keys:
         return bearer_token(headers)
     key = keys[0].decode("utf-8", "surrogateescape")

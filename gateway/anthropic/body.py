@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from gateway.api.schemas.model_name import ModelName
+from gateway.api.schemas.template_options import OwnVariables
 from gateway.api.schemas.tools import Parameters
 from shared.bounds import (
     MAX_MESSAGES,
@@ -144,6 +145,7 @@ class PromptBody(Struct, kw_only=True, forbid_unknown_fields=True):
     tools: Annotated[list[ToolBody], Meta(max_length=MAX_TOOLS)] | None = None
     tool_choice: ToolChoiceBody | None = None
     thinking: ThinkingBody | None = None
+    chat_template_kwargs: OwnVariables = None
 
 
 class MessagesBody(PromptBody, kw_only=True, forbid_unknown_fields=True):

@@ -15,6 +15,7 @@ from gateway.anthropic.whole import WholeMessage
 from gateway.api.answer import Answer
 from gateway.api.endpoint import Asked, Endpoint, StreamParts
 from gateway.api.routes import KeyRoute, RouteServices, json_response
+from gateway.api.schemas.known_names import STRICT, BodyRules
 from gateway.generation import Generation
 
 
@@ -25,9 +26,9 @@ class MessagesEndpoint(Endpoint):
     name = "messages"
     dialect = ANTHROPIC
 
-    async def generation(self, body: bytes, principal: Principal) -> Generation:
+    async def generation(self, body: bytes, principal: Principal, rules: BodyRules = STRICT) -> Generation:
         """Parse the body."""
-        read = partial(parse_messages, body, self._allow_unknown)
+        read = partial(parse_messages, body, rules)
         return await self._bodies.read(principal.tenant, len(body), read)
 
     def whole_answer(self, asked: Asked) -> Answer:

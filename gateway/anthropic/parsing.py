@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+from msgspec import Raw
 
 from gateway.anthropic.block_fields import check_block_fields
 from gateway.anthropic.body import CountTokensBody, MessagesBody, PromptBody
@@ -10,12 +11,15 @@ from gateway.anthropic.conversation import chat_messages
 from gateway.anthropic.tools import message_tools
 from gateway.api.schemas.conversation import estimate_messages
 from gateway.api.schemas.decoding import decode_body
+from gateway.api.schemas.known_names import STRICT, BodyRules
 from gateway.api.schemas.model_name import checked_model
 from gateway.api.schemas.refusals import invalid_value
 from gateway.api.schemas.row import Kind
 from gateway.api.schemas.sampling_fields import left_out, seed_of
 from gateway.api.schemas.structured_output import constrained, schema_output
+from gateway.api.schemas.template_options import may_reason, template_variables
 from gateway.api.schemas.texts import require_text
+from gateway.api.schemas.thinking import Thinking, agreed, named_switches
 from gateway.generation import Generation, Prompt, StructuredOutput
 from shared.conversation import ChatOptions
 from shared.sampling import Sampling
@@ -25,14 +29,14 @@ _messages_decoder = msgspec.json.Decoder(MessagesBody)
 _count_decoder = msgspec.json.Decoder(CountTokensBody)
 
 
-def parse_messages(body: bytes, allow_unknown: bool = False) -> Generation:
-    """Turn the body of a message into what is to be generated; `allow_unknown` is as in `decode_body`.
+def parse_messages(body: bytes, rules: BodyRules = STRICT) -> Generation:
+    """Turn the body of a message into what is to be generated; `rules` as in `decode_body`.
 
     Raises:
         ApiError: 400; `param` names the field at fault.
     """
-    parsed = decode_body(_messages_decoder, Kind.ANTHROPIC_MESSAGES, body, allow_unknown)
-    if not allow_unknown:
+    parsed = decode_body(_messages_decoder, Kind.ANTHROPIC_MESSAGES, body, rules)
+    if not rules.allow_unknown:
         check_block_fields(parsed)
     output = _output(parsed)
     tools = message_tools(parsed)
@@ -47,19 +51,19 @@ def parse_messages(body: bytes, allow_unknown: bool = False) -> Generation:
         left_out=left_out(parsed),
         stream=bool(parsed.stream),
         tools=tools.use,
-        may_reason=parsed.thinking is None or parsed.thinking.type != "disabled",
+        may_reason=may_reason(_variables(parsed)),
         includes_reasoning=parsed.thinking is None or parsed.thinking.display != "omitted",
     )
 
 
-def parse_count_tokens(body: bytes, allow_unknown: bool = False) -> tuple[str, TokenizeCall]:
-    """Return the model, and the call that counts the tokens of a prompt; `allow_unknown` is as in `decode_body`.
+def parse_count_tokens(body: bytes, rules: BodyRules = STRICT) -> tuple[str, TokenizeCall]:
+    """Return the model, and the call that counts the tokens of a prompt; `rules` as in `decode_body`.
 
     Raises:
         ApiError: 400; `param` names the field at fault.
     """
-    parsed = decode_body(_count_decoder, Kind.COUNT_TOKENS, body, allow_unknown)
-    if not allow_unknown:
+    parsed = decode_body(_count_decoder, Kind.COUNT_TOKENS, body, rules)
+    if not rules.allow_unknown:
         check_block_fields(parsed)
     prompt = _prompt(parsed, message_tools(parsed).template)
     call = TokenizeCall(messages=prompt.messages, add_special_tokens=False, chat=prompt.chat)
@@ -70,25 +74,31 @@ def _prompt(body: PromptBody, tools: str | None) -> Prompt:
     messages = chat_messages(body)
     # A turn may end with the result of a tool that Anthropic's server ran.
     is_continued = bool(messages) and messages[-1].role == "assistant"
+    variables = _variables(body)
     options = ChatOptions(
         tools=tools,
-        variables=_variables(body),
+        variables=msgspec.json.encode(variables).decode() if variables else None,
         add_generation_prompt=not is_continued,
         continue_final_message=is_continued,
     )
     return Prompt(estimated_tokens=estimate_messages(messages, options), messages=messages, chat=options)
 
 
-def _variables(body: PromptBody) -> str | None:
-    """Return the template's variables that turn thinking on or off; None leaves it to the template."""
-    variables: dict[str, object] = {}
+def _variables(body: PromptBody) -> dict[str, Raw]:
+    """Return the template's variables.
+
+    Raises:
+        ApiError: 400; those that the client names contradict `thinking`, or are not allowed.
+    """
+    is_on, effort = None, None
     if body.thinking is not None and body.thinking.type != "adaptive":
-        variables["enable_thinking"] = body.thinking.type == "enabled"
+        is_on = body.thinking.type == "enabled"
     if isinstance(body, MessagesBody) and body.output_config is not None and body.output_config.effort is not None:
         # Templates know three steps.
-        effort = body.output_config.effort
-        variables["reasoning_effort"] = effort if effort in ("low", "medium") else "high"
-    return msgspec.json.encode(variables).decode() if variables else None
+        effort = body.output_config.effort if body.output_config.effort in ("low", "medium") else "high"
+    if is_on is not None:
+        agreed({"thinking": is_on, **named_switches(body.chat_template_kwargs)})
+    return template_variables(body.chat_template_kwargs, Thinking(is_on, effort))
 
 
 def _sampling(body: MessagesBody) -> Sampling:

@@ -13,6 +13,7 @@ from gateway.http1.exchange import Exchange, Headers
 from shared.errors import ConfigError
 
 _ORIGIN = re.compile(r"https?://[a-z0-9.\-\[\]:]+")
+_LOCAL_ORIGIN = re.compile(rb"https?://(?:localhost|127\.0\.0\.1|\[::1\])(?::\d{1,5})?")
 _MAX_AGE_S = 600
 _EXPOSED = (
     b"x-request-id, openai-processing-ms, retry-after, x-headrace-place, "
@@ -25,25 +26,28 @@ class CrossOrigin:
     """The origins whose pages may read answers."""
 
     def __init__(self, origins: str) -> None:
-        """Allow these origins, separated by commas.
+        """Allow these origins, separated by commas; `localhost` stands for every port of this machine.
 
         Raises:
             ConfigError: One of them is no origin.
         """
         named = [origin.strip() for origin in origins.split(",") if origin.strip()]
+        self._allows_local = "localhost" in named
+        named = [origin for origin in named if origin != "localhost"]
         for origin in named:
             if not _ORIGIN.fullmatch(origin):
-                problem = f"{origin!r} is no origin; write scheme, host and port alone, as in https://chat.example.com"
+                problem = f"{origin!r} is not an origin; write https://chat.example.com, with its port, or localhost"
                 raise ConfigError("HEADRACE_CORS_ORIGINS", problem)
         self._origins = frozenset(origin.encode() for origin in named)
+        self._is_on = bool(named) or self._allows_local
 
     def answer_headers(self, exchange: Exchange) -> Headers:
         """Return what every answer to this request carries besides its own headers."""
-        if not self._origins:
+        if not self._is_on:
             return ()
         origin = _header(exchange, b"origin")
         # A shared cache must not give one origin's answer to another.
-        if origin not in self._origins:
+        if not self._allows(origin):
             return ((b"vary", b"origin"),)
         return (
             (b"vary", b"origin"),
@@ -53,10 +57,10 @@ class CrossOrigin:
 
     def answer_preflight(self, exchange: Exchange) -> bool:
         """Answer a browser's question whether a page may make a request; return False for any other request."""
-        if exchange.head.method != "OPTIONS" or not self._origins:
+        if exchange.head.method != "OPTIONS" or not self._is_on:
             return False
         method = _header(exchange, b"access-control-request-method")
-        if not method or _header(exchange, b"origin") not in self._origins:
+        if not method or not self._allows(_header(exchange, b"origin")):
             return False
         allowed = (
             (b"access-control-allow-methods", b"GET, HEAD, POST, DELETE"),
@@ -65,6 +69,9 @@ class CrossOrigin:
         )
         exchange.respond(204, allowed, b"")
         return True
+
+    def _allows(self, origin: bytes) -> bool:
+        return origin in self._origins or (self._allows_local and _LOCAL_ORIGIN.fullmatch(origin) is not None)
 
 
 def _header(exchange: Exchange, name: bytes) -> bytes:

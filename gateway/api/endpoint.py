@@ -17,6 +17,7 @@ from gateway.api.generation_starter import GenerationStarter, Membership
 from gateway.api.identity import AnswerIdentity
 from gateway.api.large_bodies import LargeBodies
 from gateway.api.schemas import parse_chat, parse_completion
+from gateway.api.schemas.known_names import STRICT, BodyRules
 from gateway.api.streamed import StreamedAnswer
 from gateway.api.whole import WholeAnswer
 from gateway.generation import Generation
@@ -67,14 +68,13 @@ class Endpoint(ABC):
     dialect: Dialect = OPENAI
     is_repeatable: bool = False
 
-    def __init__(self, bodies: LargeBodies, allow_unknown: bool = False) -> None:
-        """Read with `bodies`; leave unknown parameters out if `allow_unknown`, instead of refusing them."""
+    def __init__(self, bodies: LargeBodies) -> None:
+        """Read with `bodies`."""
         self._bodies = bodies
-        self._allow_unknown = allow_unknown
 
     @abstractmethod
-    async def generation(self, body: bytes, principal: Principal) -> Generation:
-        """Return what a body asks for.
+    async def generation(self, body: bytes, principal: Principal, rules: BodyRules = STRICT) -> Generation:
+        """Return what a body asks for; `rules` as in `decode_body`.
 
         Raises:
             ApiError: It is refused.
@@ -119,9 +119,9 @@ class ChatEndpoint(_OpenAiEndpoint):
     path = "/v1/chat/completions"
     name = "chat"
 
-    async def generation(self, body: bytes, principal: Principal) -> Generation:
+    async def generation(self, body: bytes, principal: Principal, rules: BodyRules = STRICT) -> Generation:
         """Parse the body."""
-        return await self._bodies.read(principal.tenant, len(body), partial(parse_chat, body, self._allow_unknown))
+        return await self._bodies.read(principal.tenant, len(body), partial(parse_chat, body, rules))
 
 
 class CompletionEndpoint(_OpenAiEndpoint):
@@ -130,7 +130,7 @@ class CompletionEndpoint(_OpenAiEndpoint):
     path = "/v1/completions"
     name = "completion"
 
-    async def generation(self, body: bytes, principal: Principal) -> Generation:
+    async def generation(self, body: bytes, principal: Principal, rules: BodyRules = STRICT) -> Generation:
         """Parse the body."""
-        read = partial(parse_completion, body, self._allow_unknown)
+        read = partial(parse_completion, body, rules)
         return await self._bodies.read(principal.tenant, len(body), read)

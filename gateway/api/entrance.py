@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from gateway.api.cross_origin import CrossOrigin
 from gateway.api.endpoint import Endpoint
 from gateway.api.generation_service import GenerationService
-from gateway.api.paths import KnownPaths
+from gateway.api.paths import KnownPaths, azure_deployment
 from gateway.http1.exchange import Exchange
 from gateway.http1.handler_runner import Handler
 
@@ -37,6 +37,7 @@ class Entrance:
         """Serve one request."""
         path = exchange.path
         if path not in self._endpoints:
+            exchange.model, path = azure_deployment(path)
             path = exchange.path = self._paths.route_path(path)
         exchange.more_headers = self._cross_origin.answer_headers(exchange)
         if self._cross_origin.answer_preflight(exchange):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from gateway.admission.auth import KeyStore, Principal
 from gateway.admission.caller import Caller
@@ -23,6 +23,7 @@ from gateway.api.endpoint import Asked, Endpoint, StreamParts
 from gateway.api.generation_starter import GenerationStarter, Membership
 from gateway.api.repeated_requests import RepeatedAnswer, Traits
 from gateway.api.request_observer import RequestObserver, RequestRecord
+from gateway.api.schemas.known_names import STRICT, BodyRules
 from gateway.config import GatewayConfig
 from gateway.errors import ApiError
 from gateway.generation import Generation
@@ -53,8 +54,12 @@ class GenerationService:
         starter: GenerationStarter,
         metrics: GatewayMetrics,
         observer: RequestObserver,
+        rules: Callable[[Principal, str | None], BodyRules] = lambda principal, model: STRICT,
     ) -> None:
-        """Serve with these parts; `tick_forever` must run beside."""
+        """Serve with these parts; `tick_forever` must run beside.
+
+        `rules` returns how the body of a key is read, if the path names this model.
+        """
         self._config = config
         self._keys = keys
         self._limiter = limiter
@@ -62,6 +67,7 @@ class GenerationService:
         self._starter = starter
         self._metrics = metrics
         self._observer = observer
+        self._rules = rules
         self._loop = asyncio.get_running_loop()
         self._flusher = Flusher(self._loop)
         self._stream_limits = EventStreamLimits(config.stream_buffer_bytes, config.send_timeout_s)
@@ -152,11 +158,15 @@ class GenerationService:
     ) -> tuple[Generation, RepeatedAnswer | None]:
         """Return what is asked for, and the answer if the same was answered from the cache lately, and may be again."""
         known = None
-        if endpoint.is_repeatable:
+        if endpoint.is_repeatable and exchange.model is None:
             known = self._starter.repeated.find(endpoint.name, principal.tenant, body)
-        if known is not None and _wants_fresh(exchange.head.headers):
+        # A body that names no model is read by the models that its key may use.
+        if known is not None and (_wants_fresh(exchange.head.headers) or not principal.can_use(known.generation.model)):
             known = None
-        generation = await endpoint.generation(body, principal) if known is None else known.generation
+        if known is None:
+            generation = await endpoint.generation(body, principal, self._rules(principal, exchange.model))
+        else:
+            generation = known.generation
         record.parsed(principal, generation)
         principal.check_model(generation.model)
         return generation, known
@@ -177,7 +187,8 @@ class GenerationService:
         is_fresh = generation.deterministic and _wants_fresh(headers)
         membership = await endpoint.start(self._starter, asked, answer, caller, is_fresh)
         key = membership.cache_key
-        if endpoint.is_repeatable and key is not None and traits is not None:
+        is_repeatable = endpoint.is_repeatable and asked.exchange.model is None
+        if is_repeatable and key is not None and traits is not None:
             self._starter.repeated.keep(endpoint.name, caller.tenant, caller.body, generation, key, traits)
         return membership
 

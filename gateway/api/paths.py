@@ -1,12 +1,29 @@
-"""Spellings of a path that clients use: with or without `/v1`, with a slash at the end."""
+"""Spellings of a path that clients use: with or without `/v1`, with a slash at the end, and as Azure writes them."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 _PREFIX = "/v1"
+_AZURE = "/openai/"
+# The name of a model may have slashes.
+_AZURE_DEPLOYMENT = re.compile(
+    r"/openai/deployments/(?P<model>.{1,512}?)/(?P<operation>chat/completions|completions|embeddings|responses)/?"
+)
 # Cohere's second version is the same for us.
 _OTHER_NAMES = {"/v2/rerank": "/v1/rerank"}
+
+
+def azure_deployment(path: str) -> tuple[str | None, str]:
+    """Return the model that a path of Azure's names, and the path without that; any other path as it is."""
+    if not path.startswith(_AZURE):
+        return None, path
+    found = _AZURE_DEPLOYMENT.fullmatch(path)
+    if found is not None:
+        return found["model"], f"{_PREFIX}/{found['operation']}"
+    rest = path.removeprefix(_AZURE)
+    return None, f"/{rest}" if rest.startswith("v1/") else path
 
 
 class KnownPaths:

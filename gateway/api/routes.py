@@ -19,6 +19,7 @@ from gateway.admission.auth import KeyStore, Principal
 from gateway.admission.limits import RateLimiter
 from gateway.api.large_bodies import LargeBodies
 from gateway.api.schemas import parse_detokenize, parse_tokenize
+from gateway.api.schemas.known_names import BodyRules
 from gateway.api.schemas.refusals import missing_parameter
 from gateway.api.tokenizer_client import TokenizerClient
 from gateway.config import GatewayConfig
@@ -45,15 +46,29 @@ class RouteServices:
     metrics: GatewayMetrics
     bodies: LargeBodies = field(default_factory=LargeBodies)
 
-    async def read_body(self, request: Request, principal: Principal, parse: Callable[[bytes, bool], Result]) -> Result:
-        """Return what `parse` makes of a body; its second argument says whether unknown parameters are left out.
+    async def read_body(
+        self, request: Request, principal: Principal, parse: Callable[[bytes, BodyRules], Result]
+    ) -> Result:
+        """Return what `parse` makes of a body by the rules of its sender.
 
         Raises:
             ApiError: It is refused.
         """
         body = await request.body()
-        read = partial(parse, body, self.config.allow_unknown_parameters)
+        read = partial(parse, body, self.body_rules(principal))
         return await self.bodies.read(principal.tenant, len(body), read)
+
+    def body_rules(self, principal: Principal, model: str | None = None) -> BodyRules:
+        """Return how the bodies of a key are read; `model` is named by the path."""
+        config = self.config
+        return BodyRules(
+            config.allow_unknown_parameters, partial(self.only_model, principal), model, config.replace_old_images
+        )
+
+    def only_model(self, principal: Principal) -> str | None:
+        """Return the one model that a key may use and a worker serves; None where there are several, or none."""
+        models = [name for name in self.fleet.models() if principal.can_use(name)]
+        return models[0] if len(models) == 1 else None
 
     def model_or_only_one(self, principal: Principal, model: str | None) -> str:
         """Return the model that is named, or, without a name, the only one.
@@ -61,14 +76,14 @@ class RouteServices:
         Raises:
             ApiError: 404 for a model that is unknown, 400 where several could be meant.
         """
-        models = [name for name in self.fleet.models() if principal.can_use(name)]
-        if model is None:
-            if len(models) != 1:
-                raise missing_parameter("model")
-            return models[0]
-        if model not in models:
-            raise model_not_found(model)
-        return model
+        if model is not None:
+            if not principal.can_use(model) or model not in self.fleet.models():
+                raise model_not_found(model)
+            return model
+        only = self.only_model(principal)
+        if only is None:
+            raise missing_parameter("model")
+        return only
 
     async def ask_tokenizer(self, principal: Principal, model: str | None, call: TokenizerCall) -> TokenizerReply:
         """Count the call as a request without tokens, and make it. A model may be left out where there is only one.

@@ -147,8 +147,8 @@ class Liveness:
         return None if (worker := self._workers.get(name)) is None else worker.heartbeat
 
     def live(self) -> Iterator[Heartbeat]:
-        """Iterate over the last heartbeats of all workers that are not dead."""
-        return (worker.heartbeat for worker in self._workers.values() if not worker.is_stalled)
+        """Iterate over the last heartbeats of all workers that are not dead; a thread may, too."""
+        return (worker.heartbeat for worker in list(self._workers.values()) if not worker.is_stalled)
 
     def note_heartbeat(self, heartbeat: Heartbeat, now: float) -> None:
         """Take in a worker's heartbeat. `now` is loop time, here and below."""

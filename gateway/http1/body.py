@@ -7,6 +7,7 @@ Handlers ask for a key first, so without one nobody makes the gateway hold more 
 from __future__ import annotations
 
 import asyncio
+import zlib
 from collections.abc import Callable, Iterable
 
 from msgspec import Struct
@@ -32,6 +33,8 @@ class BodyOwner(Struct, frozen=True):
 
 
 WITHOUT_KEY = BodyOwner()
+# Window bits of zlib for a stream with gzip's head.
+_GZIP = 16 + zlib.MAX_WBITS
 
 
 class BodyBudget:
@@ -197,18 +200,45 @@ class RequestBody:
             waiting.set_result(None)
 
 
-def check_body_headers(headers: Iterable[tuple[bytes, bytes]], max_bytes: int) -> None:
-    """Refuse a body by what its headers announce, before a byte of it is read.
+def check_body_headers(headers: Iterable[tuple[bytes, bytes]], max_bytes: int) -> bool:
+    """Refuse a body by its headers, before a byte of it is read; return whether it is compressed.
 
     Raises:
-        ApiError: 413 for a length that is too large, 415 for a compressed body.
+        ApiError: 413 for a length that is too large, 415 for a compression other than gzip.
     """
+    is_compressed = False
     for name, value in headers:
         if name == b"content-length" and int(value) > max_bytes:
             raise too_large(max_bytes)
         if name == b"content-encoding" and value.lower() != b"identity":
-            message = "Compressed bodies are not accepted: send the JSON as it is."
-            raise ApiError(415, message, code="unsupported_content_encoding")
+            if is_compressed or value.lower() not in (b"gzip", b"x-gzip"):
+                message = "The body may be compressed by gzip, once, or not at all."
+                raise ApiError(415, message, code="unsupported_content_encoding")
+            is_compressed = True
+    return is_compressed
+
+
+def decompressed(body: bytes, max_bytes: int) -> bytes:
+    """Return what a body of gzip holds. No more than `max_bytes` and one are ever made of it.
+
+    Raises:
+        ApiError: 413 for a body that is larger, 400 for one that is cut off, damaged, or not gzip.
+    """
+    inflate = zlib.decompressobj(_GZIP)
+    try:
+        data = inflate.decompress(body, max_bytes + 1)
+    except zlib.error:
+        raise _broken_gzip() from None
+    if len(data) > max_bytes:
+        raise too_large(max_bytes)
+    if not inflate.eof or inflate.unused_data:
+        raise _broken_gzip()
+    return data
+
+
+def _broken_gzip() -> ApiError:
+    message = "The body is not what its header 'content-encoding: gzip' says: one whole gzip stream."
+    return ApiError(400, message, code="invalid_content_encoding")
 
 
 def too_large(max_bytes: int) -> ApiError:

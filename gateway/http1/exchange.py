@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Protocol
 
 from gateway.errors import ApiError
-from gateway.http1.body import WITHOUT_KEY, BodyOwner, RequestBody, check_body_headers
+from gateway.http1.body import WITHOUT_KEY, BodyOwner, RequestBody, check_body_headers, decompressed
 from gateway.http1.head import RequestHead
 from gateway.http1.request_id import id_header
 
@@ -82,6 +82,7 @@ class Exchange(_WritePath):
     Attributes:
         head: The request's head.
         path: Of the route that is meant; the head has it as the client spelt it.
+        model: Which the path names, as Azure's clients do; None for any other path.
         more_headers: What the answer carries besides its own headers.
         body: The request's body; see `read_body`.
         paused_since: Loop time since when the transport holds more unsent bytes than it wants, or None: while it is
@@ -97,6 +98,7 @@ class Exchange(_WritePath):
         "body",
         "disconnected",
         "head",
+        "model",
         "more_headers",
         "on_disconnect",
         "on_writable",
@@ -109,6 +111,7 @@ class Exchange(_WritePath):
         self._transport = channel.transport
         self.head = head
         self.path = head.path
+        self.model: str | None = None
         self.more_headers: Headers = ()
         self.body = body
         self._chunked = head.http_version == "1.1"
@@ -125,12 +128,14 @@ class Exchange(_WritePath):
         """Return the request's whole body.
 
         Raises:
-            ApiError: 413 for a body that is too large, 408 for one that comes too slowly, 415 for a compressed one, 400
-                for one with broken framing, 429 or 503 while there are too many, see `RequestBody.read`.
+            ApiError: 413 for a body that is too large, 408 for one that comes too slowly, 415 for a compression other
+                than gzip, 400 for one with broken framing or compression, 429 or 503 while there are too many, see
+                `RequestBody.read`.
             ClientGoneError: The client left.
         """
-        check_body_headers(self.head.headers, max_bytes)
-        return await self.body.read(max_bytes, owner)
+        is_compressed = check_body_headers(self.head.headers, max_bytes)
+        body = await self.body.read(max_bytes, owner)
+        return await asyncio.to_thread(decompressed, body, max_bytes) if is_compressed else body
 
     @property
     def client(self) -> tuple[str, int] | None:

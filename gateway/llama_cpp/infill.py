@@ -15,9 +15,9 @@ from gateway.admission.auth import Principal
 from gateway.api.answer import Answer
 from gateway.api.endpoint import Asked, Endpoint, StreamParts
 from gateway.api.event_answer import EventAnswer
-from gateway.api.routes import RouteServices
 from gateway.api.schemas import parse_completion
 from gateway.api.schemas.decoding import decode_typed
+from gateway.api.schemas.known_names import STRICT, BodyRules
 from gateway.api.schemas.refusals import invalid_value, unsupported_parameter
 from gateway.errors import ApiError
 from gateway.generation import Generation
@@ -50,18 +50,10 @@ class InfillEndpoint(Endpoint):
     name = "infill"
     dialect = _DIALECT
 
-    def __init__(self, services: RouteServices) -> None:
-        """Look for models in these."""
-        super().__init__(services.bodies, services.config.allow_unknown_parameters)
-        self._services = services
-
-    async def generation(self, body: bytes, principal: Principal) -> Generation:
+    async def generation(self, body: bytes, principal: Principal, rules: BodyRules = STRICT) -> Generation:
         """Parse the body as a completion's."""
         completion = await self._bodies.read(principal.tenant, len(body), partial(_completion_fields, body))
-        named = completion.get("model")
-        if named is None:
-            completion["model"] = Raw(_encode(self._services.model_or_only_one(principal, None)))
-        read = partial(parse_completion, _encode(completion), self._allow_unknown)
+        read = partial(parse_completion, _encode(completion), rules)
         generation = await self._bodies.read(principal.tenant, len(body), read)
         if generation.num_sequences != 1:
             raise invalid_value("n", "'n' and 'best_of' must be 1 here.")

@@ -10,6 +10,7 @@ from msgspec import Meta, Struct
 from gateway.api.schemas.bodies import TokenIds
 from gateway.api.schemas.completion import token_prompt
 from gateway.api.schemas.decoding import decode_body
+from gateway.api.schemas.known_names import STRICT, BodyRules
 from gateway.api.schemas.model_name import ModelName, checked_model
 from gateway.api.schemas.refusals import invalid_value
 from gateway.api.schemas.row import Kind
@@ -98,13 +99,13 @@ class RerankRequest(Generation, frozen=True):
     returns_documents: bool = True
 
 
-def parse_embeddings(body: bytes, allow_unknown: bool = False) -> EmbeddingsRequest:
-    """Turn the body of embeddings into what is to be computed; `allow_unknown` is as in `decode_body`.
+def parse_embeddings(body: bytes, rules: BodyRules = STRICT) -> EmbeddingsRequest:
+    """Turn the body of embeddings into what is to be computed; `rules` as in `decode_body`.
 
     Raises:
         ApiError: 400; `param` names the field at fault.
     """
-    parsed = decode_body(_embeddings_decoder, Kind.EMBEDDINGS, body, allow_unknown)
+    parsed = decode_body(_embeddings_decoder, Kind.EMBEDDINGS, body, rules)
     return EmbeddingsRequest(
         kind="embedding",
         prompts=_inputs(parsed.input),
@@ -114,13 +115,13 @@ def parse_embeddings(body: bytes, allow_unknown: bool = False) -> EmbeddingsRequ
     )
 
 
-def parse_rerank(body: bytes, allow_unknown: bool = False) -> RerankRequest:
-    """Turn the body of reranking into what is to be computed; `allow_unknown` is as in `decode_body`.
+def parse_rerank(body: bytes, rules: BodyRules = STRICT) -> RerankRequest:
+    """Turn the body of reranking into what is to be computed; `rules` as in `decode_body`.
 
     Raises:
         ApiError: 400; `param` names the field at fault.
     """
-    parsed = decode_body(_rerank_decoder, Kind.RERANK, body, allow_unknown)
+    parsed = decode_body(_rerank_decoder, Kind.RERANK, body, rules)
     query = _required_text("query", parsed.query)
     texts = [document if isinstance(document, str) else document.text for document in parsed.documents]
     return RerankRequest(
@@ -133,13 +134,13 @@ def parse_rerank(body: bytes, allow_unknown: bool = False) -> RerankRequest:
     )
 
 
-def parse_score(body: bytes, allow_unknown: bool = False) -> Generation:
-    """Turn the body of scores into what is to be computed; `allow_unknown` is as in `decode_body`.
+def parse_score(body: bytes, rules: BodyRules = STRICT) -> Generation:
+    """Turn the body of scores into what is to be computed; `rules` as in `decode_body`.
 
     Raises:
         ApiError: 400; `param` names the field at fault.
     """
-    parsed = decode_body(_score_decoder, Kind.SCORE, body, allow_unknown)
+    parsed = decode_body(_score_decoder, Kind.SCORE, body, rules)
     queries, texts = _as_list(parsed.text_1), _as_list(parsed.text_2)
     if len(queries) not in (1, len(texts)):
         message = f"'text_1' has {len(queries)} texts and 'text_2' {len(texts)}; give one query, or one for each text."

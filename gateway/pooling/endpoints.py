@@ -7,6 +7,7 @@ from functools import partial
 from gateway.admission.auth import Principal
 from gateway.api.answer import Answer
 from gateway.api.endpoint import Asked, Endpoint, StreamParts
+from gateway.api.schemas.known_names import STRICT, BodyRules
 from gateway.generation import Generation
 from gateway.pooling.answers import EmbeddingsAnswer, RerankAnswer, ScoreAnswer
 from gateway.pooling.bodies import EmbeddingsRequest, RerankRequest, parse_embeddings, parse_rerank, parse_score
@@ -24,9 +25,9 @@ class EmbeddingsEndpoint(_NumbersEndpoint):
     path = "/v1/embeddings"
     name = "embeddings"
 
-    async def generation(self, body: bytes, principal: Principal) -> Generation:
+    async def generation(self, body: bytes, principal: Principal, rules: BodyRules = STRICT) -> Generation:
         """Parse the body."""
-        read = partial(parse_embeddings, body, self._allow_unknown)
+        read = partial(parse_embeddings, body, rules)
         return await self._bodies.read(principal.tenant, len(body), read)
 
     def whole_answer(self, asked: Asked) -> Answer:
@@ -41,9 +42,9 @@ class RerankEndpoint(_NumbersEndpoint):
     path = "/v1/rerank"
     name = "rerank"
 
-    async def generation(self, body: bytes, principal: Principal) -> Generation:
+    async def generation(self, body: bytes, principal: Principal, rules: BodyRules = STRICT) -> Generation:
         """Parse the body."""
-        read = partial(parse_rerank, body, self._allow_unknown)
+        read = partial(parse_rerank, body, rules)
         return await self._bodies.read(principal.tenant, len(body), read)
 
     def whole_answer(self, asked: Asked) -> Answer:
@@ -58,9 +59,9 @@ class ScoreEndpoint(_NumbersEndpoint):
     path = "/v1/score"
     name = "score"
 
-    async def generation(self, body: bytes, principal: Principal) -> Generation:
+    async def generation(self, body: bytes, principal: Principal, rules: BodyRules = STRICT) -> Generation:
         """Parse the body."""
-        read = partial(parse_score, body, self._allow_unknown)
+        read = partial(parse_score, body, rules)
         return await self._bodies.read(principal.tenant, len(body), read)
 
     def whole_answer(self, asked: Asked) -> Answer:

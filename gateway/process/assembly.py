@@ -94,7 +94,6 @@ async def assemble(
     shedder = Shedder(config, metrics, places=None if redis is None else SharedPlaces(redis, time.monotonic))
     starter = _starter(stack, config, dispatcher, shedder, redis, metrics)
     observer = await stack.enter_async_context(observing(config, slot))
-    service = GenerationService(config, keys, limiter, shedder, starter, metrics, observer)
     services = RouteServices(
         config=config,
         keys=keys,
@@ -104,6 +103,7 @@ async def assemble(
         tokenizer=TokenizerClient(nats),
         metrics=metrics,
     )
+    service = GenerationService(config, keys, limiter, shedder, starter, metrics, observer, services.body_rules)
     responses = ResponseStore(ResponseLog(nats), JobQueue(nats), ReasoningSeals.read(config.responses_secret))
     stack.push_async_callback(responses.log.close)
     entrance = public_handler(service, services, responses)

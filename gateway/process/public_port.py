@@ -41,23 +41,23 @@ def public_handler(service: GenerationService, services: RouteServices, response
 
 def public_app(services: RouteServices, responses: ResponseStore) -> tuple[PublicApp, list[Endpoint]]:
     """Return the application, and the endpoints that are answered ahead of it."""
-    bodies, allow_unknown = services.bodies, services.config.allow_unknown_parameters
-    responses_endpoint = ResponsesEndpoint(responses, bodies, allow_unknown)
+    bodies = services.bodies
+    responses_endpoint = ResponsesEndpoint(responses, bodies)
     endpoints: list[Endpoint] = [
-        ChatEndpoint(bodies, allow_unknown),
-        CompletionEndpoint(bodies, allow_unknown),
-        MessagesEndpoint(bodies, allow_unknown),
+        ChatEndpoint(bodies),
+        CompletionEndpoint(bodies),
+        MessagesEndpoint(bodies),
         responses_endpoint,
-        CompactEndpoint(responses, bodies, allow_unknown),
-        EmbeddingsEndpoint(bodies, allow_unknown),
-        RerankEndpoint(bodies, allow_unknown),
-        ScoreEndpoint(bodies, allow_unknown),
-        InfillEndpoint(services),
+        CompactEndpoint(responses, bodies),
+        EmbeddingsEndpoint(bodies),
+        RerankEndpoint(bodies),
+        ScoreEndpoint(bodies),
+        InfillEndpoint(bodies),
     ]
     routes: list[KeyRoute] = [
         count_tokens_route(services),
         input_tokens_route(services, responses_endpoint),
-        *StoredResponses(responses, allow_unknown).routes(),
+        *StoredResponses(responses, services.config.allow_unknown_parameters).routes(),
         *LlamaCppRoutes(services).routes(),
     ]
     return create_app(services, endpoints, routes, [OPENAPI_ROUTE]), endpoints

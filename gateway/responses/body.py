@@ -9,7 +9,8 @@ from msgspec import Meta, Struct
 
 from gateway.api.schemas.model_name import ModelName
 from gateway.api.schemas.sampling_fields import SamplingFields
-from gateway.api.schemas.template_options import ReasoningEffort, Verbosity
+from gateway.api.schemas.template_options import OwnVariables, Verbosity
+from gateway.api.schemas.thinking import ReasoningEffort
 from gateway.api.schemas.tools import Choice
 from gateway.responses.text_format import TextFormatBody
 from gateway.responses.tools import ResponseToolBody, ResponseToolChoiceBody
@@ -106,6 +107,7 @@ class ResponseBody(SamplingFields, kw_only=True, forbid_unknown_fields=True):
     parallel_tool_calls: bool | None = None
     text: TextBody | None = None
     reasoning: ReasoningBody | None = None
+    chat_template_kwargs: OwnVariables = None
 
     max_output_tokens: Annotated[int, Meta(ge=1, le=MAX_OUTPUT_TOKENS)] | None = None
     top_logprobs: NumLogprobs | None = None

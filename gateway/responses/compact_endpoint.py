@@ -10,6 +10,7 @@ import msgspec
 from gateway.admission.auth import Principal
 from gateway.api.answer import Answer
 from gateway.api.endpoint import Asked
+from gateway.api.schemas.known_names import STRICT, BodyRules
 from gateway.responses.answers import WholeResponse
 from gateway.responses.body import ResponseBody
 from gateway.responses.compaction import compacting, user_messages
@@ -25,9 +26,9 @@ class CompactEndpoint(ResponsesEndpoint):
     path = "/v1/responses/compact"
     name = "responses_compact"
 
-    async def generation(self, body: bytes, principal: Principal) -> ResponseGeneration:
+    async def generation(self, body: bytes, principal: Principal, rules: BodyRules = STRICT) -> ResponseGeneration:
         """Parse the body, and read what it refers to."""
-        read = partial(parse_body, body, self._allow_unknown)
+        read = partial(parse_body, body, rules)
         request = compacting(await self._bodies.read(principal.tenant, len(body), read))
         return await self.continued(request, principal, len(body), self._compacted)
 

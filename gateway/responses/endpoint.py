@@ -16,6 +16,7 @@ from gateway.api.answer import Answer
 from gateway.api.endpoint import Asked, Endpoint, StreamParts
 from gateway.api.generation_starter import GenerationStarter, Membership
 from gateway.api.large_bodies import LARGE_BYTES, LargeBodies
+from gateway.api.schemas.known_names import STRICT, BodyRules
 from gateway.responses.answers import Keeping, StreamedResponse, WholeResponse
 from gateway.responses.background import BackgroundAnswer, FollowedResponse, QueuedResponse, Submission
 from gateway.responses.body import ItemBody, ResponseBody
@@ -48,17 +49,17 @@ class ResponsesEndpoint(Endpoint):
     name = "responses"
     dialect = RESPONSES
 
-    def __init__(self, store: ResponseStore, bodies: LargeBodies, allow_unknown: bool = False) -> None:
-        """Read with `bodies`, and store in `store`; leave unknown parameters out if `allow_unknown`."""
-        super().__init__(bodies, allow_unknown)
+    def __init__(self, store: ResponseStore, bodies: LargeBodies) -> None:
+        """Read with `bodies`, and store in `store`."""
+        super().__init__(bodies)
         self._store = store
         self._submission = Submission(store)
         self._history = History(store)
         self._log_limit = LogLimit(_log)
 
-    async def generation(self, body: bytes, principal: Principal) -> ResponseGeneration:
+    async def generation(self, body: bytes, principal: Principal, rules: BodyRules = STRICT) -> ResponseGeneration:
         """Parse the body, and read what it refers to."""
-        read = partial(parse_body, body, self._allow_unknown)
+        read = partial(parse_body, body, rules)
         request = await self._bodies.read(principal.tenant, len(body), read)
         return await self.continued(request, principal, len(body), self.to_generation)
 

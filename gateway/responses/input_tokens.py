@@ -15,7 +15,7 @@ def input_tokens_route(services: RouteServices, endpoint: ResponsesEndpoint) -> 
     """Return the route, which reads a body as `endpoint` does."""
 
     async def count(request: Request, principal: Principal) -> Response:
-        generation = await endpoint.generation(await request.body(), principal)
+        generation = await endpoint.generation(await request.body(), principal, services.body_rules(principal))
         (prompt,) = generation.prompts
         call = TokenizeCall(messages=prompt.messages, add_special_tokens=False, chat=prompt.chat)
         reply = await services.ask_tokenizer(principal, generation.model, call)

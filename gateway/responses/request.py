@@ -11,12 +11,14 @@ from msgspec import Raw
 
 from gateway.api.schemas.conversation import estimate_messages
 from gateway.api.schemas.decoding import decode_body, without_lone_surrogates
+from gateway.api.schemas.known_names import STRICT, BodyRules
 from gateway.api.schemas.model_name import checked_model
 from gateway.api.schemas.refusals import invalid_value, missing_parameter, unsupported_parameter
 from gateway.api.schemas.row import Kind
 from gateway.api.schemas.sampling_fields import is_deterministic, left_out, sampling_of
 from gateway.api.schemas.structured_output import constrained
 from gateway.api.schemas.template_options import may_reason, template_variables
+from gateway.api.schemas.thinking import Thinking
 from gateway.api.schemas.tools import NO_TOOLS
 from gateway.generation import Prompt
 from gateway.responses.body import ItemBody, ResponseBody, TextBody
@@ -44,17 +46,17 @@ _ITEM_PREFIXES = {"function_call": "fc", "function_call_output": "fco", "reasoni
 _decoder = msgspec.json.Decoder(ResponseBody)
 
 
-def parse_body(data: bytes, allow_unknown: bool = False) -> ResponseBody:
-    """Return the body of a request, checked as far as it can be by itself; `allow_unknown` is as in `decode_body`.
+def parse_body(data: bytes, rules: BodyRules = STRICT) -> ResponseBody:
+    """Return the body of a request, checked as far as it can be by itself; `rules` as in `decode_body`.
 
     Raises:
         ApiError: 400; `param` names the field at fault.
     """
-    body = decode_body(_decoder, Kind.RESPONSE, data, allow_unknown)
+    body = decode_body(_decoder, Kind.RESPONSE, data, rules)
     checked_model(body.model)
-    if body.tools and not allow_unknown:
+    if body.tools and not rules.allow_unknown:
         check_tool_names(without_lone_surrogates(data))
-    if isinstance(body.input, list) and not allow_unknown:
+    if isinstance(body.input, list) and not rules.allow_unknown:
         check_item_fields(body.input)
     check_includes(body.include or ())
     if body.background and body.store is False:
@@ -203,7 +205,9 @@ def _has_logprobs(body: ResponseBody) -> bool:
 def _variables(body: ResponseBody) -> dict[str, Raw]:
     """Return the variables of the chat template."""
     effort = None if body.reasoning is None else body.reasoning.effort
-    return template_variables(None, effort, verbosity=None if body.text is None else body.text.verbosity)
+    thinking = Thinking(None if effort is None else effort != "none", effort)
+    verbosity = None if body.text is None else body.text.verbosity
+    return template_variables(body.chat_template_kwargs, thinking, verbosity=verbosity)
 
 
 def _without_nulls(choice: str | ResponseToolChoiceBody) -> Any:

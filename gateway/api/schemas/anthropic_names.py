@@ -52,6 +52,7 @@ ANTHROPIC_NAMES = (
     Row("budget_tokens", _THINKING, "Checked, and otherwise the model's own affair."),
     Row("display", _THINKING, "`omitted` leaves the thinking out of the answer.", "omitted"),
     ignored("block_binding", "Thinking is taken as it is.", {"prefix_mismatch_behavior": "drop_block"}, _THINKING),
+    Row("chat_template_kwargs", _BOTH, "Variables of the template.", {"enable_thinking": False}),
     Row("max_tokens", _MESSAGES, "Tokens to generate at most."),
     Row("temperature", _MESSAGES, "0 takes the most likely token each time.", 0.5),
     Row("top_p", _MESSAGES, "Draw from the most likely tokens that have this probability together.", 0.9),

@@ -16,9 +16,9 @@ from gateway.api.schemas.template_options import (
     GenerationPrompt,
     OwnTemplate,
     OwnVariables,
-    ReasoningEffort,
     Verbosity,
 )
+from gateway.api.schemas.thinking import ThinkingFields
 from gateway.api.schemas.tools import Choice, FunctionBodies, NamedFunction, ToolBodies, ToolChoiceBody
 from shared.bounds import MAX_OUTPUT_TOKENS, MAX_PROMPT_TOKENS, TokenId
 
@@ -32,7 +32,7 @@ class PredictionBody(Struct, kw_only=True, forbid_unknown_fields=True):
     content: Annotated[Content, described("A text, or a list of parts.")]
 
 
-class ChatBody(CommonBody, kw_only=True):
+class ChatBody(ThinkingFields, kw_only=True):
     """The body of `POST /v1/chat/completions`."""
 
     echo: Annotated[
@@ -64,14 +64,10 @@ class ChatBody(CommonBody, kw_only=True):
     function_call: Annotated[
         Choice | NamedFunction | None, described("The older form of `tool_choice`: `none`, `auto`, or one function.")
     ] = None
-    reasoning_effort: Annotated[
-        ReasoningEffort | None, described("How much to think: `none` to `max`, where the template knows it.", "high")
-    ] = None
     verbosity: Annotated[
         Verbosity | None,
         described("How long answers are: `low`, `medium` or `high`, where the template knows it.", "low"),
     ] = None
-    include_reasoning: Annotated[bool | None, described("False: leave the reasoning out of the answer.", False)] = None
     chat_template: OwnTemplate = None
     chat_template_kwargs: OwnVariables = None
     documents: Annotated[Documents | None, described("Documents for templates that know them.", [{"text": "a"}])] = None

@@ -8,6 +8,7 @@ from gateway.api.schemas.best_of import with_best_of
 from gateway.api.schemas.bodies import ChatBody
 from gateway.api.schemas.conversation import content_text, estimate_messages, flatten_messages
 from gateway.api.schemas.decoding import decode_body
+from gateway.api.schemas.known_names import STRICT, BodyRules
 from gateway.api.schemas.parameters import (
     check_names,
     check_sequences,
@@ -27,6 +28,7 @@ from gateway.api.schemas.template_options import (
     may_reason,
     template_variables,
 )
+from gateway.api.schemas.thinking import asked_thinking
 from gateway.api.schemas.tools import (
     OfferedTools,
     offered_functions,
@@ -38,13 +40,13 @@ from shared.conversation import ChatMessage
 _decoder = msgspec.json.Decoder(ChatBody)
 
 
-def parse_chat(body: bytes, allow_unknown: bool = False) -> Generation:
-    """Turn a chat completion body into what is to be generated; `allow_unknown` is as in `decode_body`.
+def parse_chat(body: bytes, rules: BodyRules = STRICT) -> Generation:
+    """Turn a chat completion body into what is to be generated; `rules` as in `decode_body`.
 
     Raises:
         ApiError: 400; `param` names the field at fault.
     """
-    chat = decode_body(_decoder, Kind.CHAT, body, allow_unknown)
+    chat = decode_body(_decoder, Kind.CHAT, body, rules)
     check_names(chat)
     output = asked_output(chat)
     n = chat.n or 1
@@ -52,7 +54,8 @@ def parse_chat(body: bytes, allow_unknown: bool = False) -> Generation:
     logprobs = _num_logprobs(chat)
     messages = flatten_messages(chat.messages)
     tools = _tools(chat)
-    variables = template_variables(chat.chat_template_kwargs, chat.reasoning_effort, chat.documents, chat.verbosity)
+    thinking = asked_thinking(chat, chat.chat_template_kwargs)
+    variables = template_variables(chat.chat_template_kwargs, thinking, chat.documents, chat.verbosity)
     options = chat_options(chat, messages, tools.template, variables)
     prompt = Prompt(estimate_messages(messages, options), messages=messages, chat=options)
     limit = check_truncation(chat)
@@ -75,7 +78,7 @@ def parse_chat(body: bytes, allow_unknown: bool = False) -> Generation:
         prediction=None if chat.prediction is None else content_text(chat.prediction.content, "prediction.content"),
         tools=tools.use,
         may_reason=may_reason(variables),
-        includes_reasoning=chat.include_reasoning is not False,
+        includes_reasoning=thinking.is_included,
     )
     return with_best_of(generation, chat.best_of)
 

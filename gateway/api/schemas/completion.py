@@ -9,6 +9,7 @@ import msgspec
 from gateway.api.schemas.best_of import with_best_of
 from gateway.api.schemas.bodies import CompletionBody
 from gateway.api.schemas.decoding import decode_body
+from gateway.api.schemas.known_names import STRICT, BodyRules
 from gateway.api.schemas.parameters import (
     check_names,
     check_sequences,
@@ -31,13 +32,13 @@ DEFAULT_MAX_TOKENS = 16
 _decoder = msgspec.json.Decoder(CompletionBody)
 
 
-def parse_completion(body: bytes, allow_unknown: bool = False) -> Generation:
-    """Turn a text completion body into what is to be generated; `allow_unknown` is as in `decode_body`.
+def parse_completion(body: bytes, rules: BodyRules = STRICT) -> Generation:
+    """Turn a text completion body into what is to be generated; `rules` as in `decode_body`.
 
     Raises:
         ApiError: 400; `param` names the field at fault.
     """
-    completion = decode_body(_decoder, Kind.COMPLETION, body, allow_unknown)
+    completion = decode_body(_decoder, Kind.COMPLETION, body, rules)
     check_names(completion)
     output = asked_output(completion)
     n = completion.n or 1

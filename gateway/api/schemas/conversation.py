@@ -184,9 +184,8 @@ def _flatten(message: MessageBody, where: str) -> ChatMessage:
     reasoning = _reasoning(message, where) or thought
     calls = tuple(_call(call, f"{where}.tool_calls.[{i}]") for i, call in enumerate(message.tool_calls or ()))
     refusal = require_text(f"{where}.refusal", message.refusal or "")
-    # A tool may have no result, and an answer may be anything but content.
-    has_other = calls or message.function_call or reasoning or message.refusal or message.role in ("tool", "function")
-    if message.content is None and not has_other:
+    # A tool may have no result. An answer may be anything but content, or nothing, where the client stopped it.
+    if message.content is None and message.role not in ("assistant", "tool", "function"):
         raise missing_parameter(f"{where}.content", "a string or a list of text parts")
     return ChatMessage(
         role=message.role,

@@ -15,7 +15,8 @@ from typing import TypeVar
 import msgspec
 
 from gateway.api.schemas.allowed_values import allowed_values
-from gateway.api.schemas.known_names import without_ignored
+from gateway.api.schemas.known_names import STRICT, BodyRules, without_ignored
+from gateway.api.schemas.old_images import without_old_images
 from gateway.api.schemas.refusals import invalid_value, missing_parameter, unknown_parameter
 from gateway.api.schemas.row import Kind
 from gateway.errors import ApiError
@@ -33,19 +34,19 @@ _SURROGATE = re.compile(
 )
 
 
-def decode_body(decoder: msgspec.json.Decoder[T], kind: Kind, body: bytes, allow_unknown: bool = False) -> T:
+def decode_body(decoder: msgspec.json.Decoder[T], kind: Kind, body: bytes, rules: BodyRules = STRICT) -> T:
     """Decode a request body.
 
     Args:
         decoder: Of the struct that belongs to `kind`.
         kind: Which names the table knows in it.
         body: As it was sent.
-        allow_unknown: Names that are not in the table are left out instead of refused.
+        rules: What is allowed beyond the table.
 
     Raises:
         ApiError: 400; `param` names the field at fault as in `messages.[1].content`, where one is known.
     """
-    return _decode_or_refuse(decoder, body, lambda: _decode(decoder, kind, body, allow_unknown))
+    return _decode_or_refuse(decoder, body, lambda: _decode(decoder, kind, body, rules))
 
 
 def decode_typed(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
@@ -82,7 +83,16 @@ def without_lone_surrogates(body: bytes) -> bytes:
     return _SURROGATE.sub(lambda found: found[1] or rb"\ufffd", body)
 
 
-def _decode(decoder: msgspec.json.Decoder[T], kind: Kind, body: bytes, allow_unknown: bool) -> T:
+def _decode(decoder: msgspec.json.Decoder[T], kind: Kind, body: bytes, rules: BodyRules) -> T:
+    if rules.replaces_old_images:
+        body = without_old_images(body)
+    parsed = _decode_names(decoder, kind, body, rules)
+    if rules.model is not None and getattr(parsed, "model", None) is not None:
+        parsed.model = rules.model  # type: ignore[attr-defined]
+    return parsed
+
+
+def _decode_names(decoder: msgspec.json.Decoder[T], kind: Kind, body: bytes, rules: BodyRules) -> T:
     try:
         return decoder.decode(body)
     except msgspec.DecodeError as error:
@@ -90,7 +100,7 @@ def _decode(decoder: msgspec.json.Decoder[T], kind: Kind, body: bytes, allow_unk
         whole = without_lone_surrogates(body)
         if whole == body and not isinstance(error, msgspec.ValidationError):
             raise
-    return decoder.decode(without_ignored(whole, kind, allow_unknown))
+    return decoder.decode(without_ignored(whole, kind, rules))
 
 
 def _from_syntax(text: str, body: bytes) -> ApiError:

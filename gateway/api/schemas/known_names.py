@@ -5,8 +5,10 @@ It runs only where the typed decode of a body has failed, so that a body of serv
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
-from msgspec import Raw
+from msgspec import Raw, Struct
 
 from gateway.api.schemas.hosted_blocks import read_hosted_block
 from gateway.api.schemas.hosted_items import read_hosted
@@ -20,17 +22,38 @@ _MAX_COMPARED_BYTES = 256
 # Every whole number up to here is a float.
 _MAX_WHOLE = 2.0**53
 
+
+class BodyRules(Struct, frozen=True):
+    """What bodies may have beyond the table of parameters.
+
+    Attributes:
+        allow_unknown: Names that the table does not have are left out instead of refused.
+        only_model: Returns the model of a body that names none, or None where several could be meant. Large bodies are
+            read in a thread, which calls it.
+        model: Takes the place of the model that the body names: the path names one.
+        replaces_old_images: Images before the last message of the user become a note, instead of an error.
+    """
+
+    allow_unknown: bool = False
+    only_model: Callable[[], str | None] = lambda: None
+    model: str | None = None
+    replaces_old_images: bool = False
+
+
+STRICT = BodyRules()
+_NULL = Raw(b"null")
+
 _object_decoder = msgspec.json.Decoder(dict[str, Raw])
 _list_decoder = msgspec.json.Decoder(list[dict[str, Raw]])
 
 
-def without_ignored(body: bytes, kind: Kind, allow_unknown: bool) -> bytes:
+def without_ignored(body: bytes, kind: Kind, rules: BodyRules) -> bytes:
     """Return a body without the names that change nothing, and with whole numbers written as such.
 
     Args:
         body: JSON of an object, or something else, which is returned as it is.
         kind: What the object is.
-        allow_unknown: Take out unknown names too.
+        rules: What is allowed beyond the table.
 
     Raises:
         ApiError: 400, naming the first name that is unknown or not served.
@@ -38,12 +61,12 @@ def without_ignored(body: bytes, kind: Kind, allow_unknown: bool) -> bytes:
     """
     if body.count(b":") + body.count(b"{") > _MAX_NAMES:
         return body
-    return bytes(_Bodies(allow_unknown).value(Raw(body), kind, ""))
+    return bytes(_Bodies(rules).value(Raw(body), kind, ""))
 
 
 class _Bodies:
-    def __init__(self, allow_unknown: bool) -> None:
-        self._allow_unknown = allow_unknown
+    def __init__(self, rules: BodyRules) -> None:
+        self._rules = rules
 
     def value(self, raw: Raw, kind: Kind, path: str) -> Raw:
         """Read an object of some kind, or a list of such."""
@@ -65,13 +88,22 @@ class _Bodies:
             where = f"{path}.{name}" if path else name
             row = rows.get(name)
             if row is None:
-                if not (self._allow_unknown or _is_one_of(raw, ())):
+                if not (self._rules.allow_unknown or _is_one_of(raw, ())):
                     raise unknown_parameter(where, PARAMETERS.hint(kind, name))
             elif row.use is Use.SERVED:
                 kept[name] = self.value(raw, row.holds, where) if row.holds is not None else _whole(raw)
             elif row.use is Use.REFUSED and not _is_one_of(raw, row.without_effect):
                 raise unsupported_parameter(where, instead=row.note)
+        if not path and "model" in rows and _is_one_of(fields.get("model", _NULL), ()):
+            self._name_model(kept)
         return kept
+
+    def _name_model(self, kept: dict[str, Raw]) -> None:
+        """Name the model of a body that names none: that of its path, or the only one."""
+        kept.pop("model", None)
+        model = self._rules.model or self._rules.only_model()
+        if model is not None:
+            kept["model"] = Raw(msgspec.json.encode(model))
 
     def _of_other_type(self, fields: dict[str, Raw], kind: Kind, path: str) -> dict[str, Raw]:
         """Return what is read of an object whose type clients do not write by themselves."""

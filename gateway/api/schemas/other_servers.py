@@ -67,11 +67,9 @@ _VLLM = (
 )
 
 _OTHERS = (
-    refused("enable_thinking", _THINKING, False, (), _CHAT),
-    refused("thinking", _THINKING, {"type": "enabled"}, (), _CHAT),
+    refused("budget_tokens", _THINKING, 100, (), (Kind.CHAT_THINKING,)),
+    refused("max_tokens", _THINKING, 100, (), (Kind.CHAT_REASONING,)),
     refused("thinking_budget", _THINKING, 100, (), _CHAT),
-    refused("think", _THINKING, True, (), _CHAT),
-    refused("reasoning", _THINKING, {"effort": "high"}, ({},), _CHAT),
     refused("custom", "Describe it as a function: `type: function`.", {"name": "f"}, (), _TOOL),
     *(
         refused(name, "Put it into `function`, beside which only `type` stands.", example, (), _TOOL)
@@ -120,4 +118,43 @@ _OTHERS = (
     ignored("created_at", "When the message was written.", 1, _MESSAGE),
 )
 
-OF_OTHER_SERVERS = (*_LLAMA_CPP, *_SGLANG, *_VLLM, *_OTHERS)
+
+def _of_client(client: str, note: str, examples: dict[str, object]) -> tuple[Row, ...]:
+    return tuple(ignored(name, f"{note} Sent by {client}.", example) for name, example in examples.items())
+
+
+# What clients send for themselves or their own servers, by the client whose source has it.
+_CLIENTS = (
+    *_of_client(
+        "Open WebUI, whose direct connections send a server what is meant for its own",
+        "Names or describes a chat in the client.",
+        {
+            "chat_id": "a",
+            "session_id": "a",
+            "message_id": "a",
+            "parent_id": "a",
+            "parent_message": {"id": "a"},
+            "background_tasks": {"title_generation": True},
+            "features": {"web_search": False},
+            "variables": {"{{USER_NAME}}": "Ann"},
+            "model_item": {"id": "a"},
+            "filter_ids": [],
+            "tool_servers": [],
+        },
+    ),
+    *_of_client(
+        "LibreChat and proxies",
+        "Names a conversation or a trace in the client.",
+        {"conversation_id": "a", "conversationId": "a", "thread_id": "a", "trace_id": "a", "generation_name": "a"},
+    ),
+    *_of_client(
+        "clients of Ollama",
+        "How Ollama loads a model; here that is the operator's choice.",
+        {"num_ctx": 4096, "n_ctx": 4096, "num_gpu": 1, "num_thread": 8, "num_batch": 512, "use_mmap": True},
+    ),
+    refused("files", "Put what the files say into a message.", [{"id": "a"}], ([],), _CHAT),
+    refused("tool_ids", "Offer the tools themselves with 'tools'.", ["a"], ([],), _CHAT),
+    refused("params", "Write the parameters into the body itself.", {"temperature": 0.5}, ({},), _CHAT),
+)
+
+OF_OTHER_SERVERS = (*_LLAMA_CPP, *_SGLANG, *_VLLM, *_OTHERS, *_CLIENTS)

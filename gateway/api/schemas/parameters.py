@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Raw, Struct
 from msgspec.structs import replace
 
 from gateway.api.schemas.described import described
@@ -98,8 +98,8 @@ class CommonBody(StructuredOutputFields, kw_only=True, forbid_unknown_fields=Tru
         StreamOptions | None, described("What a stream reports besides text; only with `stream`.")
     ] = None
     user: Annotated[
-        Annotated[str, Meta(max_length=512)] | None,
-        described("The end user, checked and without influence.", "someone"),
+        Annotated[str, Meta(max_length=512)] | Annotated[dict[str, Raw], Meta(max_length=64)] | None,
+        described("The end user, a name or an object; checked and without influence.", "someone"),
     ] = None
     prompt_logprobs: Annotated[
         AskedLogprobs | None,
@@ -158,7 +158,7 @@ def check_names(body: CommonBody) -> None:
         ApiError: 400; a name holds a NUL or is longer than its subject token may be.
     """
     checked_model(body.model)
-    if body.user is not None:
+    if isinstance(body.user, str):
         require_text("user", body.user)
     if body.cache_salt is not None:
         require_text("cache_salt", body.cache_salt)
@@ -168,13 +168,14 @@ def check_stream_options(body: CommonBody) -> bool:
     """Return whether a stream ends with a usage chunk.
 
     Raises:
-        ApiError: 400; `stream_options` was given for an answer that is not a stream.
+        ApiError: 400; it asks for something in an answer that is not a stream.
     """
-    if body.stream_options is None:
+    options = body.stream_options
+    if options is None or not (options.include_usage or options.continuous_usage_stats):
         return False
     if not body.stream:
         raise invalid_value("stream_options", "'stream_options' is only allowed when 'stream' is true.")
-    return bool(body.stream_options.include_usage)
+    return bool(options.include_usage)
 
 
 def check_sequences(num_prompts: int, n: int) -> None:

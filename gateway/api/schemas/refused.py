@@ -56,8 +56,6 @@ _FOREVER = (
     refused("max_new_tokens", "Use 'max_tokens'.", 5),
     refused("num_predict", "Use 'max_tokens'.", 5),
     refused("max_length", "Use 'max_tokens'.", 5),
-    refused("num_ctx", "The model's context length is the operator's choice.", 4096),
-    refused("n_ctx", "The model's context length is the operator's choice.", 4096),
     refused("n_keep", "A prompt that is too long is refused; shorten it.", 5, (0,)),
     refused("n_probs", "Use 'logprobs'.", 5, (0,)),
     refused("top_n_tokens", "Use 'logprobs'.", 5, (0,)),

@@ -42,6 +42,7 @@ RESPONSE_NAMES = (
     _served(
         "reasoning", "How much the model thinks, and where that is told.", {"effort": "low"}, Kind.RESPONSE_REASONING
     ),
+    _served("chat_template_kwargs", "Variables of the template.", {"enable_thinking": False}),
     _served("max_output_tokens", "Tokens to generate at most, reasoning included.", 3),
     _served("top_logprobs", "Report the log probability of each token, and of so many likely alternatives.", 2),
     _served("user", "The end user, repeated in the response.", "someone"),

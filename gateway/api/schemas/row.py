@@ -34,6 +34,8 @@ class Kind(enum.Enum):
     MESSAGE = "A message"
     CONTENT_PART = "A part of a message's content"
     PREDICTION = "prediction"
+    CHAT_THINKING = "thinking of /v1/chat/completions"
+    CHAT_REASONING = "reasoning of /v1/chat/completions"
     RESPONSE_FORMAT = "response_format"
     JSON_SCHEMA = "response_format.json_schema"
     STRUCTURED_OUTPUTS = "structured_outputs"

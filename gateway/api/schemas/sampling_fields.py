@@ -13,6 +13,7 @@ from msgspec import Meta, Struct
 from gateway.api.schemas.described import described
 from gateway.api.schemas.texts import require_text
 from shared.bounds import (
+    MAX_STOP_CHARACTERS,
     MAX_STOPS,
     MAX_TOKEN_ID,
     Penalty,
@@ -20,11 +21,12 @@ from shared.bounds import (
     Probability,
     RepetitionPenalty,
     Seed,
-    StopString,
     Temperature,
     TimeoutSeconds,
 )
 from shared.sampling import Sampling, SamplingDefaults
+
+_Stop = Annotated[str, Meta(max_length=MAX_STOP_CHARACTERS)]
 
 
 class SamplingFields(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -46,8 +48,8 @@ class SamplingFields(Struct, kw_only=True, forbid_unknown_fields=True):
         Seed | None, described("The same seed and request give the same answer; -1 is the same as none.", 42)
     ] = None
     stop: Annotated[
-        StopString | Annotated[list[StopString], Meta(max_length=MAX_STOPS)] | None,
-        described("A text, or a list of texts, before which the answer ends.", ["END"]),
+        _Stop | Annotated[list[_Stop], Meta(max_length=MAX_STOPS)] | None,
+        described("A text, or a list of texts, before which the answer ends. Empty texts end nothing.", ["END"]),
     ] = None
     presence_penalty: Annotated[
         Penalty | None, described("Subtracted from the logit of each token that the answer has.", 0.5)
@@ -93,7 +95,7 @@ def sampling_of(body: SamplingFields, max_tokens: int | None, logprobs: int | No
     values |= more
     if body.stop:
         stops = (body.stop,) if isinstance(body.stop, str) else body.stop
-        values["stop"] = tuple([require_text("stop", stop) for stop in stops])
+        values["stop"] = tuple([require_text("stop", stop) for stop in stops if stop])
     if body.top_k is not None:
         values["top_k"] = max(0, body.top_k)
     return Sampling(max_tokens=max_tokens, logprobs=logprobs, seed=seed_of(body.seed, body.temperature), **values)

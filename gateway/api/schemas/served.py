@@ -18,6 +18,7 @@ from gateway.api.schemas.described import rows_of
 from gateway.api.schemas.parameters import StreamOptions
 from gateway.api.schemas.row import Kind
 from gateway.api.schemas.structured_output import JsonSchemaBody, ResponseFormatBody, StructuredOutputsBody
+from gateway.api.schemas.thinking import ReasoningBody, ThinkingBody
 from gateway.api.schemas.tools import FunctionBody, ToolBody
 
 # The struct that reads each object.
@@ -31,6 +32,8 @@ READERS: MappingProxyType[Kind, type[Struct]] = MappingProxyType(
         Kind.MESSAGE: MessageBody,
         Kind.CONTENT_PART: ContentPart,
         Kind.PREDICTION: PredictionBody,
+        Kind.CHAT_THINKING: ThinkingBody,
+        Kind.CHAT_REASONING: ReasoningBody,
         Kind.RESPONSE_FORMAT: ResponseFormatBody,
         Kind.JSON_SCHEMA: JsonSchemaBody,
         Kind.STRUCTURED_OUTPUTS: StructuredOutputsBody,

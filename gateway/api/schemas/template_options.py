@@ -11,6 +11,7 @@ from gateway.api.schemas.conversation import Name
 from gateway.api.schemas.described import described
 from gateway.api.schemas.refusals import invalid_value
 from gateway.api.schemas.texts import require_text
+from gateway.api.schemas.thinking import SWITCHES, Thinking
 from shared.conversation import ChatMessage, ChatOptions
 
 MAX_TEMPLATE_CHARACTERS = 64 << 10
@@ -24,7 +25,6 @@ _RESERVED = frozenset(
 )
 _FALSE = b"false"
 
-ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 Verbosity = Literal["low", "medium", "high"]
 Variables = Annotated[dict[Name, Raw], Meta(max_length=MAX_VARIABLES)]
 Documents = Annotated[list[Annotated[dict[Name, Raw], Meta(max_length=MAX_VARIABLES)]], Meta(max_length=MAX_DOCUMENTS)]
@@ -50,7 +50,7 @@ class TemplateBody(Protocol):
 
 def template_variables(
     named: Variables | None,
-    effort: ReasoningEffort | None = None,
+    thinking: Thinking = Thinking(),  # noqa: B008
     documents: Documents | None = None,
     verbosity: Verbosity | None = None,
 ) -> dict[str, Raw]:
@@ -63,11 +63,11 @@ def template_variables(
         ApiError: 400; a name is reserved, or they are too large.
     """
     variables: dict[str, Raw] = {}
-    if effort is not None:
-        is_on = Raw(_FALSE if effort == "none" else b"true")
-        variables |= {"enable_thinking": is_on, "thinking": is_on}
-        if effort != "none":
-            variables["reasoning_effort"] = Raw(msgspec.json.encode(effort))
+    if thinking.is_on is not None:
+        is_on = Raw(b"true" if thinking.is_on else _FALSE)
+        variables |= dict.fromkeys(SWITCHES, is_on)
+    if thinking.effort not in (None, "none"):
+        variables["reasoning_effort"] = Raw(msgspec.json.encode(thinking.effort))
     if verbosity is not None:
         variables["verbosity"] = Raw(msgspec.json.encode(verbosity))
     if documents:
@@ -85,7 +85,7 @@ def template_variables(
 
 def may_reason(variables: dict[str, Raw]) -> bool:
     """Whether the variables leave the model's reasoning on."""
-    return all(bytes(variables.get(name, b"")) != _FALSE for name in ("enable_thinking", "thinking"))
+    return all(bytes(variables.get(name, b"")) != _FALSE for name in SWITCHES)
 
 
 def chat_options(

@@ -7,6 +7,7 @@ import msgspec
 from gateway.api.schemas.bodies import DetokenizeBody, TokenizeBody
 from gateway.api.schemas.conversation import flatten_messages
 from gateway.api.schemas.decoding import decode_body
+from gateway.api.schemas.known_names import STRICT, BodyRules
 from gateway.api.schemas.model_name import checked_model
 from gateway.api.schemas.refusals import invalid_value
 from gateway.api.schemas.row import Kind
@@ -18,7 +19,7 @@ _tokenize_decoder = msgspec.json.Decoder(TokenizeBody)
 _detokenize_decoder = msgspec.json.Decoder(DetokenizeBody)
 
 
-def parse_tokenize(body: bytes, allow_unknown: bool = False) -> tuple[str | None, TokenizeCall]:
+def parse_tokenize(body: bytes, rules: BodyRules = STRICT) -> tuple[str | None, TokenizeCall]:
     """Return the model, if one is named, and the call to make.
 
     Special tokens are added to a text by default, and not to a conversation, whose template already has them.
@@ -26,7 +27,7 @@ def parse_tokenize(body: bytes, allow_unknown: bool = False) -> tuple[str | None
     Raises:
         ApiError: 400; `param` names the field at fault.
     """
-    parsed = decode_body(_tokenize_decoder, Kind.TOKENIZE, body, allow_unknown)
+    parsed = decode_body(_tokenize_decoder, Kind.TOKENIZE, body, rules)
     if (parsed.prompt is None) == (parsed.messages is None):
         raise invalid_value("prompt", "Give exactly one of 'prompt' and 'messages'.")
     messages = options = None
@@ -44,13 +45,13 @@ def parse_tokenize(body: bytes, allow_unknown: bool = False) -> tuple[str | None
     return _checked_model(parsed.model), call
 
 
-def parse_detokenize(body: bytes, allow_unknown: bool = False) -> tuple[str | None, DetokenizeCall]:
+def parse_detokenize(body: bytes, rules: BodyRules = STRICT) -> tuple[str | None, DetokenizeCall]:
     """Return the model, if one is named, and the call to make.
 
     Raises:
         ApiError: 400; `param` names the field at fault.
     """
-    parsed = decode_body(_detokenize_decoder, Kind.DETOKENIZE, body, allow_unknown)
+    parsed = decode_body(_detokenize_decoder, Kind.DETOKENIZE, body, rules)
     return _checked_model(parsed.model), DetokenizeCall(token_ids=tuple(parsed.tokens))
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from gateway.anthropic.dialect import error_fields
 from gateway.anthropic.parsing import parse_count_tokens, parse_messages
+from gateway.api.schemas.known_names import BodyRules
 from gateway.errors import ApiError
 from gateway.generation import Generation
 from shared.conversation import ChatMessage, ChatOptions, ToolCall
@@ -128,10 +129,23 @@ def test_thinking_decides_the_templates_variable() -> None:
     assert options_of(parsed()).variables is None
     assert options_of(parsed(thinking={"type": "adaptive"})).variables is None
     enabled = parsed(thinking={"type": "enabled", "budget_tokens": 1024})
-    assert json.loads(options_of(enabled).variables or "") == {"enable_thinking": True}
+    assert json.loads(options_of(enabled).variables or "") == {"enable_thinking": True, "thinking": True}
     disabled = parsed(thinking={"type": "disabled"}, output_config={"effort": "max"})
-    assert json.loads(options_of(disabled).variables or "") == {"enable_thinking": False, "reasoning_effort": "high"}
+    assert json.loads(options_of(disabled).variables or "") == {
+        "enable_thinking": False,
+        "thinking": False,
+        "reasoning_effort": "high",
+    }
     assert not disabled.may_reason
+
+
+def test_variables_of_the_template_are_the_clients_unless_they_contradict_thinking() -> None:
+    named = parsed(chat_template_kwargs={"enable_thinking": False, "tone": "dry"})
+    assert json.loads(options_of(named).variables or "") == {"enable_thinking": False, "tone": "dry"}
+    assert not named.may_reason
+    with pytest.raises(ApiError, match="contradicts 'thinking'") as caught:
+        parsed(thinking={"type": "enabled"}, chat_template_kwargs={"enable_thinking": False})
+    assert (caught.value.status, caught.value.param) == (400, "chat_template_kwargs.enable_thinking")
 
 
 def test_thinking_is_told_unless_its_display_is_omitted() -> None:
@@ -263,7 +277,7 @@ def test_field_of_another_type_of_block_is_refused_by_name(block: dict[str, Any]
     assert error.param is not None
     assert (error.param.rpartition(".")[2], error.code) == (name, "unknown_parameter")
     body = {"model": "m", "max_tokens": 9} | user_block(**block)
-    assert parse_messages(json.dumps(body).encode(), allow_unknown=True)
+    assert parse_messages(json.dumps(body).encode(), BodyRules(allow_unknown=True))
     del body["max_tokens"]
     with pytest.raises(ApiError):
         parse_count_tokens(json.dumps(body).encode())

@@ -134,7 +134,7 @@ def assert_error(answer: httpx2.Response, status: int, code: str | None = None) 
 async def test_what_is_no_route_of_an_api_is_told_in_its_form(
     services: RouteServices, method: str, path: str, status: int, kind: str
 ) -> None:
-    app = create_app(services, [*ENDPOINTS, MessagesEndpoint(BODIES, False)]).application
+    app = create_app(services, [*ENDPOINTS, MessagesEndpoint(BODIES)]).application
     async with client_of(app, AUTH) as client:
         answer = await client.request(method, path)
         assert (answer.status_code, answer.json()["error"]["type"]) == (status, kind)
@@ -386,9 +386,11 @@ async def test_oversize_body_is_refused_before_its_rest_is_read(http: httpx2.Asy
     assert_error(await http.post("/tokenize", content=in_pieces()), 413, "request_too_large")
 
 
-async def test_compressed_body_is_refused(http: httpx2.AsyncClient) -> None:
-    answer = await http.post("/tokenize", content=b"x", headers={"content-encoding": "gzip"})
+async def test_compressed_body_other_than_gzip_is_refused(http: httpx2.AsyncClient) -> None:
+    answer = await http.post("/tokenize", content=b"x", headers={"content-encoding": "br"})
     assert_error(answer, 415, "unsupported_content_encoding")
+    answer = await http.post("/tokenize", content=b"x", headers={"content-encoding": "gzip"})
+    assert_error(answer, 400, "invalid_content_encoding")
 
 
 async def test_ready_follows_the_workers_and_live_does_not(

@@ -26,7 +26,7 @@ async def test_client_that_leaves_while_its_body_is_read_is_counted_and_told_to_
         begin=lambda route, request_id, headers: route, end=lambda record, status: told.append((record, status))
     )
     service = GenerationService(GatewayConfig(), keys, nothing, nothing, nothing, metrics, cast("Any", observer))
-    exchange = SimpleNamespace(head=SimpleNamespace(headers=[], notes={}), read_body=leave)
+    exchange = SimpleNamespace(head=SimpleNamespace(headers=[], notes={}), read_body=leave, model=None)
     await service.serve(ChatEndpoint(LargeBodies()), cast("Any", exchange))
     assert told == [("chat", 499)]
     assert metrics.disconnects == 1

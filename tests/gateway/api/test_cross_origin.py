@@ -92,3 +92,17 @@ def test_what_is_no_origin_is_refused_by_its_variable(origin: str) -> None:
     with pytest.raises(ConfigError, match="HEADRACE_CORS_ORIGINS") as refused:
         CrossOrigin(f"https://chat.example.com,{origin}")
     assert repr(origin) in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "origin", [b"http://localhost", b"http://localhost:5173", b"https://127.0.0.1:1", b"http://[::1]:80"]
+)
+def test_localhost_stands_for_every_port_of_this_machine(origin: bytes) -> None:
+    assert headers(Asked("GET", origin=origin), "localhost")[b"access-control-allow-origin"] == origin
+
+
+@pytest.mark.parametrize(
+    "origin", [b"http://localhost.example.com", b"http://localhost:5173x", b"http://notlocalhost", b"null", CHAT, b""]
+)
+def test_localhost_stands_for_no_other_machine(origin: bytes) -> None:
+    assert b"access-control-allow-origin" not in headers(Asked("GET", origin=origin), "localhost")

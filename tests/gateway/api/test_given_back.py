@@ -83,7 +83,7 @@ class Requests:
             raise failure
         return generation
 
-    async def generation(self, body: bytes, principal: object) -> Generation:
+    async def generation(self, body: bytes, principal: object, rules: object) -> Generation:
         prompts = (Prompt(1, text="x"),)
         return Generation("completion", body.decode(), prompts, 1, Sampling(), deterministic=True, stream=True)
 
@@ -103,7 +103,7 @@ class Requests:
         async def body(*bounds: object) -> bytes:
             return model.encode()
 
-        exchange = SimpleNamespace(head=SimpleNamespace(headers=[], notes={}), read_body=body)
+        exchange = SimpleNamespace(head=SimpleNamespace(headers=[], notes={}), read_body=body, model=None)
         record = SimpleNamespace(traceparent=None, tenant="t", parsed=lambda *of: None, failed=lambda error: None)
         head = SimpleNamespace(request_id="", started=0.0)
         return await self.service._answer(*cast("Any", (self, exchange, head, record)))

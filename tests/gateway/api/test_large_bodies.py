@@ -108,7 +108,7 @@ async def test_loop_goes_on_while_a_body_of_a_hundred_thousand_parts_is_read(
 ) -> None:
     payload, looks = msgspec.json.encode(body), 0
     bodies = LargeBodies()
-    reading = asyncio.ensure_future(endpoint(bodies, False).generation(payload, Principal("key", "t")))
+    reading = asyncio.ensure_future(endpoint(bodies).generation(payload, Principal("key", "t")))
     while not reading.done():
         await asyncio.sleep(0)
         looks += 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.api.paths import KnownPaths
+from gateway.api.paths import KnownPaths, azure_deployment
 
 PATHS = KnownPaths(
     ["/v1/models", "/v1/models/{model:path}", "/v1/chat/completions", "/tokenize", "/health/live", "/v1/rerank"]
@@ -35,3 +35,19 @@ def test_spelling_of_a_path_leads_to_its_route(path: str, route: str) -> None:
 @pytest.mark.parametrize("path", ["/", "/nowhere", "/v1/nowhere", "/v1", "/v1x/models", "*", "//"])
 def test_path_of_no_route_leads_nowhere(path: str) -> None:
     assert PATHS.route_path(path) in (path, path[:-1])
+
+
+@pytest.mark.parametrize(
+    ("path", "model", "route"),
+    [
+        ("/openai/deployments/m/chat/completions", "m", "/v1/chat/completions"),
+        ("/openai/deployments/org/m/completions/", "org/m", "/v1/completions"),
+        ("/openai/deployments/m/embeddings", "m", "/v1/embeddings"),
+        ("/openai/v1/chat/completions", None, "/v1/chat/completions"),
+        ("/openai/deployments/m/images", None, "/openai/deployments/m/images"),
+        ("/openai/deployments//embeddings", None, "/openai/deployments//embeddings"),
+        ("/v1/models", None, "/v1/models"),
+    ],
+)
+def test_path_of_azures_clients_names_a_model(path: str, model: str | None, route: str) -> None:
+    assert azure_deployment(path) == (model, route)

@@ -47,7 +47,7 @@ class _Endpoint:
         self.answer = _Stream("new", False, ticked)
         self.is_admitted = asyncio.Event()
 
-    async def generation(self, body: bytes, principal: object) -> Generation:
+    async def generation(self, body: bytes, principal: object, rules: object) -> Generation:
         return Generation("completion", "m", (Prompt(1, text="x"),), 1, Sampling(), deterministic=False, stream=True)
 
     def streamed_answer(self, asked: object, parts: object) -> _Stream:
@@ -64,9 +64,11 @@ async def _at_once(*arguments: object) -> Any:
 
 async def test_stream_is_not_begun_before_it_is_admitted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(generation_service, "TICK_S", 0.0)
-    principal = SimpleNamespace(key_id="k", tenant="t", body_owner="k", check_model=lambda model: None)
+    principal = SimpleNamespace(
+        key_id="k", tenant="t", body_owner="k", check_model=lambda model: None, can_use=lambda model: True
+    )
     head = SimpleNamespace(headers=[], notes={})
-    exchange = SimpleNamespace(head=head, read_body=lambda *bounds: _at_once(b""))
+    exchange = SimpleNamespace(head=head, read_body=lambda *bounds: _at_once(b""), model=None)
     starter = SimpleNamespace(is_queue_late=False, with_reading=_at_once, fingerprint=lambda model: None)
     starter.repeated = SimpleNamespace(traits=lambda model: None)
     keys = SimpleNamespace(authenticate=lambda headers, notes: principal)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
+import tracemalloc
 
 import pytest
 
 from gateway.errors import ApiError
-from gateway.http1.body import BodyBudget, BodyOwner, ClientGoneError, RequestBody, check_body_headers
+from gateway.http1.body import BodyBudget, BodyOwner, ClientGoneError, RequestBody, check_body_headers, decompressed
 
 
 class Source:
@@ -103,11 +105,35 @@ def test_announced_length_is_refused_before_a_byte_is_read() -> None:
     assert (caught.value.status, caught.value.code) == (413, "request_too_large")
 
 
-def test_compressed_body_is_refused() -> None:
-    check_body_headers([(b"content-encoding", b"identity")], 10)
+@pytest.mark.parametrize("encodings", [[b"br"], [b"deflate"], [b"gzip, gzip"], [b"gzip", b"gzip"], [b""]])
+def test_compression_other_than_gzip_is_refused(encodings: list[bytes]) -> None:
+    assert not check_body_headers([(b"content-encoding", b"identity")], 10)
+    assert check_body_headers([(b"content-encoding", b"GZIP")], 10)
     with pytest.raises(ApiError) as caught:
-        check_body_headers([(b"content-encoding", b"gzip")], 10)
-    assert caught.value.status == 415
+        check_body_headers([(b"content-encoding", encoding) for encoding in encodings], 10)
+    assert (caught.value.status, caught.value.code) == (415, "unsupported_content_encoding")
+
+
+def test_compressed_body_is_read_up_to_the_bound_and_never_beyond() -> None:
+    assert decompressed(gzip.compress(b"x" * 1000), 1000) == b"x" * 1000
+    bomb = gzip.compress(b"\0" * (64 << 20))
+    tracemalloc.start()
+    try:
+        with pytest.raises(ApiError) as caught:
+            decompressed(bomb, 1000)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+    assert caught.value.status == 413
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"{}", gzip.compress(b"x")[:-1], gzip.compress(b"x") + b"y", gzip.compress(b"x") * 2]
+)
+def test_damaged_compression_is_refused(body: bytes) -> None:
+    with pytest.raises(ApiError) as caught:
+        decompressed(body, 1000)
+    assert (caught.value.status, caught.value.code) == (400, "invalid_content_encoding")
 
 
 async def test_bodies_share_a_budget_and_give_back_what_they_used() -> None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -13,7 +12,7 @@ from gateway.admission.auth import Principal
 from gateway.api.answer import Outcome, ResponseHead
 from gateway.api.endpoint import Asked, StreamParts
 from gateway.api.large_bodies import LargeBodies
-from gateway.config import GatewayConfig
+from gateway.api.schemas.known_names import BodyRules
 from gateway.errors import ApiError
 from gateway.generation import Generation, Prompt
 from gateway.http1.body import BodyBudget, RequestBody
@@ -28,21 +27,10 @@ from tests.gateway.api.test_streamed import LIMITS, Channel, KeepingTransport, e
 PRINCIPAL = Principal("key", "tenant")
 
 
-def endpoint(**settings: Any) -> InfillEndpoint:
-    """Return an endpoint of a fleet with one model, `only`."""
-
-    def model_or_only_one(principal: Principal, model: str | None) -> str:
-        assert principal is PRINCIPAL
-        assert model is None
-        return "only"
-
-    config, bodies = GatewayConfig(**settings), LargeBodies()
-    services = SimpleNamespace(config=config, bodies=bodies, model_or_only_one=model_or_only_one)
-    return InfillEndpoint(cast("Any", services))
-
-
-async def asked(body: dict[str, Any], **settings: Any) -> Generation:
-    return await endpoint(**settings).generation(json.dumps(body).encode(), PRINCIPAL)
+async def asked(body: dict[str, Any], allow_unknown: bool = False) -> Generation:
+    """Ask a fleet with one model, `only`."""
+    rules = BodyRules(allow_unknown, only_model=lambda: "only")
+    return await InfillEndpoint(LargeBodies()).generation(json.dumps(body).encode(), PRINCIPAL, rules)
 
 
 async def test_prefix_and_prompt_are_one_text_and_no_limit_is_none() -> None:
@@ -78,7 +66,7 @@ async def test_what_cannot_be_asked_is_named(fields: dict[str, Any], param: str,
 
 
 async def test_unknown_parameters_are_left_out_where_the_settings_say_so() -> None:
-    generation = await asked({"input_suffix": "c", "nonsense": 1}, allow_unknown_parameters=True)
+    generation = await asked({"input_suffix": "c", "nonsense": 1}, allow_unknown=True)
     assert generation.model == "only"
 
 
@@ -125,7 +113,7 @@ class Infilled:
         generation = Generation(
             "completion", "m", (Prompt(1, text="x"),), 1, Sampling(), deterministic=False, stream=stream
         )
-        infill = endpoint()
+        infill = InfillEndpoint(LargeBodies())
         asked = Asked(exchange, generation, ResponseHead("req_1", 0.0, infill.dialect), PRINCIPAL)
         parts = StreamParts(Flusher(asyncio.get_running_loop()), LIMITS, 0.0)
         self.answer = infill.streamed_answer(asked, parts) if stream else infill.whole_answer(asked)

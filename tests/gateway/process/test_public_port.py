@@ -29,12 +29,6 @@ def test_every_route_is_described() -> None:
     assert paths - {"/openapi.json"} == {operation.path for operation in OPERATIONS}
 
 
-@pytest.mark.parametrize("is_allowed", [False, True])
-def test_every_endpoint_leaves_unknown_parameters_out_if_the_settings_say_so(is_allowed: bool) -> None:
-    endpoints = made(allow_unknown_parameters=is_allowed)[1]
-    assert [endpoint._allow_unknown for endpoint in endpoints] == 9 * [is_allowed]
-
-
 def test_handler_serves_the_endpoints_the_other_routes_and_the_origins_of_the_settings() -> None:
     services = cast("Any", SimpleNamespace(bodies=None, config=GatewayConfig(cors_origins="https://chat.example.com")))
     service, store = cast("GenerationService", object()), cast("ResponseStore", object())

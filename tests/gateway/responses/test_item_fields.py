@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from gateway.api.schemas.known_names import BodyRules
 from gateway.errors import ApiError
 from gateway.responses.draft import ResponseDraft, ResponseGeneration
 from gateway.responses.output import ResponseOutput
@@ -47,7 +48,7 @@ HOSTED: list[dict[str, Any]] = [
 
 
 def asked(*items: dict[str, Any], allow_unknown: bool = False) -> ResponseGeneration:
-    body = parse_body(json.dumps({"model": "m", "input": items}).encode(), allow_unknown)
+    body = parse_body(json.dumps({"model": "m", "input": items}).encode(), BodyRules(allow_unknown))
     return to_generation(body, [], own_items(body), ())
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from gateway.api.schemas.known_names import BodyRules
 from gateway.responses.body import ItemBody
 from gateway.responses.conversation import to_messages
 from gateway.responses.kept_items import kept_item
@@ -33,7 +34,7 @@ UNUSED = {"role": LARGE[:200], "name": "f", "call_id": "c", "arguments": LARGE, 
     ],
 )
 def test_kept_item_is_small_and_means_the_same(item: dict[str, Any]) -> None:
-    request = parse_body(json.dumps({"model": "m", "input": [item]}).encode(), allow_unknown=True)
+    request = parse_body(json.dumps({"model": "m", "input": [item]}).encode(), BodyRules(allow_unknown=True))
     generation = to_generation(request, [], own_items(request), ())
     assert len(msgspec.msgpack.encode(generation.draft.input)) < 1000
     assert to_messages(generation.draft.input) == generation.prompts[0].messages

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from gateway.api.schemas.known_names import BodyRules
 from gateway.errors import ApiError
 from gateway.responses.request import parse_body
 
@@ -20,7 +21,7 @@ FUNCTION: dict[str, Any] = {
 
 
 def parse(*tools: dict[str, Any], allow_unknown: bool = False) -> None:
-    parse_body(json.dumps({"model": "m", "input": "x", "tools": tools}).encode(), allow_unknown)
+    parse_body(json.dumps({"model": "m", "input": "x", "tools": tools}).encode(), BodyRules(allow_unknown))
 
 
 def test_names_that_functions_have_are_read() -> None:

@@ -70,7 +70,6 @@ def test_known_role_passes(role: str) -> None:
         ({"role": "user", "content": [{"type": "text", "text": 5}]}, "messages.[1].content.[0].text"),
         ({"role": "user", "content": "x", "name": "a\0b"}, "messages.[1].name"),
         ({"role": "user", "content": "x", "name": "x" * 257}, "messages.[1].name"),
-        ({"role": "assistant", "content": None, "tool_calls": []}, "messages.[1].content"),
         ({"role": "assistant", "tool_calls": [{"id": "1"}]}, "messages.[1].tool_calls.[0].function"),
         ({"role": "assistant", "tool_calls": [{"function": {}}]}, "messages.[1].tool_calls.[0].function.name"),
         (

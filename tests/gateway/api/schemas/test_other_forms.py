@@ -32,7 +32,7 @@ def told_by_responses(**fields: Any) -> str:
 
 
 def _generation(body: bytes) -> None:
-    request = parse_body(body, False)
+    request = parse_body(body)
     to_generation(request, [], own_items(request), ())
 
 

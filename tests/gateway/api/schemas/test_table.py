@@ -26,6 +26,7 @@ from openai.types.shared_params import Reasoning
 
 from gateway.anthropic.parsing import parse_count_tokens, parse_messages
 from gateway.api.schemas import parse_chat, parse_completion, parse_detokenize, parse_tokenize
+from gateway.api.schemas.known_names import BodyRules
 from gateway.api.schemas.page import parameters_page
 from gateway.api.schemas.row import Kind, Row, Use
 from gateway.api.schemas.table import PARAMETERS, ParameterTable
@@ -37,9 +38,9 @@ from gateway.responses.request import own_items, parse_body, to_generation
 PAGE = Path(__file__).parents[4] / "ops/docs/parameters.md"
 
 
-def parse_response(body: bytes, allow_unknown: bool) -> Any:
+def parse_response(body: bytes, rules: BodyRules) -> Any:
     """Return what a response becomes, without its own id."""
-    request = parse_body(body, allow_unknown)
+    request = parse_body(body, rules)
     generation = to_generation(request, [], own_items(request), ())
     draft = msgspec.structs.replace(generation.draft, id="", created_at=0, input=[])
     return msgspec.structs.replace(generation, draft=draft)
@@ -123,6 +124,8 @@ def fields_with(kind: Kind, fields: dict[str, Any]) -> dict[str, Any]:
     tool = {"type": "function", "function": function, **(fields if kind is Kind.TOOL else {})}
     holders: dict[Kind, dict[str, Any]] = {
         Kind.STREAM_OPTIONS: {"stream": True, "stream_options": fields},
+        Kind.CHAT_THINKING: {"thinking": {"type": "enabled", **fields}},
+        Kind.CHAT_REASONING: {"reasoning": fields},
         Kind.PREDICTION: {"prediction": {"type": "content", "content": "abc", **fields}},
         Kind.TOOL: {"tools": [tool]},
         Kind.FUNCTION: {"tools": [tool]},
@@ -175,7 +178,7 @@ def pooling_body(kind: Kind, fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def parse(kind: Kind, fields: dict[str, Any], allow_unknown: bool = False) -> Any:
-    return PARSERS.get(kind, parse_chat)(json.dumps(body(kind, fields)).encode(), allow_unknown)
+    return PARSERS.get(kind, parse_chat)(json.dumps(body(kind, fields)).encode(), BodyRules(allow_unknown))
 
 
 def refusal(kind: Kind, fields: dict[str, Any]) -> ApiError:

@@ -1,0 +1,131 @@
+"""Whether a model is to think, and how much, in the forms that servers have given that: all become `Thinking`.
+
+Sources: `enable_thinking` of Alibaba's DashScope and of Qwen's templates; `thinking` of DeepSeek's, Z.ai's and
+Volcengine's APIs; `reasoning` of OpenRouter's; `think` of Ollama's; `reasoning_effort` of OpenAI's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Literal, TypeVar
+
+from msgspec import Raw, Struct
+
+from gateway.api.schemas.described import described
+from gateway.api.schemas.parameters import CommonBody
+from gateway.api.schemas.refusals import invalid_value
+
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+
+T = TypeVar("T")
+
+# Switches of templates, which a client may name in `chat_template_kwargs` too.
+SWITCHES = ("enable_thinking", "thinking")
+_VALUES = {b"true": True, b"false": False}
+
+
+class ThinkingBody(Struct, kw_only=True, forbid_unknown_fields=True):
+    """Whether the model thinks. `auto` and `adaptive` leave it to the template."""
+
+    type: Annotated[
+        Literal["enabled", "disabled", "auto", "adaptive"],
+        described("`enabled`, `disabled`, or `auto` and `adaptive`, which leave it to the template."),
+    ]
+
+
+class ReasoningBody(Struct, kw_only=True, forbid_unknown_fields=True):
+    """Whether the model thinks, how much, and whether the client gets to read it."""
+
+    enabled: Annotated[bool | None, described("Think, or do not.", True)] = None
+    effort: Annotated[ReasoningEffort | None, described("Another place of `reasoning_effort`.", "low")] = None
+    exclude: Annotated[bool | None, described("True: leave the reasoning out of the answer.", True)] = None
+
+
+class ThinkingFields(CommonBody, kw_only=True):
+    """Fields of a body of chat completions. None always means: left out."""
+
+    reasoning_effort: Annotated[
+        ReasoningEffort | None, described("How much to think: `none` to `max`, where the template knows it.", "high")
+    ] = None
+    enable_thinking: Annotated[bool | None, described("Think, or do not, where the template knows it.", False)] = None
+    thinking: Annotated[
+        ThinkingBody | bool | None, described("Another form of `enable_thinking`.", {"type": "disabled"})
+    ] = None
+    think: Annotated[
+        bool | Literal["low", "medium", "high"] | None,
+        described("Another form of `enable_thinking`, or of `reasoning_effort`.", True),
+    ] = None
+    reasoning: Annotated[
+        ReasoningBody | None, described("Another form of `enable_thinking` and `reasoning_effort`.", {"enabled": True})
+    ] = None
+    include_reasoning: Annotated[bool | None, described("False: leave the reasoning out of the answer.", False)] = None
+
+
+class Thinking(Struct, frozen=True):
+    """What a body asks for. None leaves it to the template.
+
+    Attributes:
+        is_on: Whether to think.
+        effort: How much; `none` also turns `is_on` off.
+        is_included: Whether the client gets the reasoning.
+    """
+
+    is_on: bool | None = None
+    effort: ReasoningEffort | None = None
+    is_included: bool = True
+
+
+def asked_thinking(body: ThinkingFields, named: dict[str, Raw] | None) -> Thinking:
+    """Return what a body asks for in all its forms.
+
+    Args:
+        body: The body.
+        named: The variables of the template that the client names itself.
+
+    Raises:
+        ApiError: 400; two forms contradict each other.
+    """
+    reasoning = body.reasoning or ReasoningBody()
+    level = body.think if isinstance(body.think, str) else None
+    effort: ReasoningEffort | None = agreed(
+        {"reasoning_effort": body.reasoning_effort, "reasoning.effort": reasoning.effort, "think": level}
+    )
+    thinking = body.thinking
+    if isinstance(thinking, ThinkingBody):
+        thinking = {"enabled": True, "disabled": False}.get(thinking.type)
+    switches = {
+        "enable_thinking": body.enable_thinking,
+        "thinking": thinking,
+        "reasoning.enabled": reasoning.enabled,
+        "think": None if isinstance(body.think, str) else body.think,
+    }
+    asked = {name for name, value in switches.items() if value is not None}
+    by_effort = {"reasoning_effort": None if effort is None else effort != "none"}
+    # An effort beside a switch that the client names for the template is weaker than that.
+    is_on = agreed({**switches, **by_effort, **named_switches(named)}) if asked else by_effort["reasoning_effort"]
+    included = agreed(
+        {
+            "include_reasoning": body.include_reasoning,
+            "reasoning.exclude": None if reasoning.exclude is None else not reasoning.exclude,
+        }
+    )
+    return Thinking(is_on, effort, included is not False)
+
+
+def named_switches(named: dict[str, Raw] | None) -> dict[str, bool | None]:
+    """Return the switches among the variables that a client names for the template, by their place in the body."""
+    return {f"chat_template_kwargs.{name}": _VALUES.get(bytes((named or {}).get(name, b""))) for name in SWITCHES}
+
+
+def agreed(values: Mapping[str, T | None]) -> T | None:
+    """Return the one value that these fields have; None where none has one.
+
+    Raises:
+        ApiError: 400; two differ.
+    """
+    given = [(name, value) for name, value in values.items() if value is not None]
+    for name, value in given[1:]:
+        if value != given[0][1]:
+            message = f"'{name}' contradicts '{given[0][0]}'. Give one of them, or the same value."
+            raise invalid_value(name, message)
+    return given[0][1] if given else None

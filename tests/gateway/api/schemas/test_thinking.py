@@ -1,0 +1,92 @@
+"""Thinking in every form that clients write: one meaning, and a 400 where two forms contradict each other."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from gateway.api.schemas import parse_chat
+from gateway.errors import ApiError
+from gateway.generation import Generation
+
+ON, OFF = {"enable_thinking": True, "thinking": True}, {"enable_thinking": False, "thinking": False}
+
+
+def parse(**fields: Any) -> Generation:
+    body = {"model": "m", "messages": [{"role": "user", "content": "x"}], **fields}
+    return parse_chat(json.dumps(body).encode())
+
+
+def variables(generation: Generation) -> Any:
+    chat = generation.prompts[0].chat
+    return {} if chat is None else json.loads(chat.variables or "{}")
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({}, {}),
+        ({"enable_thinking": False}, OFF),
+        ({"thinking": {"type": "enabled"}}, ON),
+        ({"thinking": {"type": "disabled"}}, OFF),
+        ({"thinking": {"type": "auto"}}, {}),
+        ({"thinking": False}, OFF),
+        ({"reasoning": {"enabled": True}}, ON),
+        ({"reasoning": {"effort": "low"}}, ON | {"reasoning_effort": "low"}),
+        ({"reasoning": {"enabled": True, "effort": "high"}}, ON | {"reasoning_effort": "high"}),
+        ({"reasoning": {}}, {}),
+        ({"think": False}, OFF),
+        ({"think": "low"}, ON | {"reasoning_effort": "low"}),
+        ({"reasoning_effort": "none"}, OFF),
+        ({"enable_thinking": False, "reasoning_effort": "none"}, OFF),
+        # As Dify sends it.
+        (
+            {
+                "enable_thinking": False,
+                "thinking": {"type": "disabled"},
+                "reasoning": {"enabled": False},
+                "chat_template_kwargs": {"enable_thinking": False},
+            },
+            OFF,
+        ),
+        # What the client names for the template is stronger than an effort.
+        (
+            {"reasoning_effort": "high", "chat_template_kwargs": {"enable_thinking": False}},
+            {"enable_thinking": False, "thinking": True, "reasoning_effort": "high"},
+        ),
+        ({"enable_thinking": True, "chat_template_kwargs": {"tone": "dry"}}, ON | {"tone": "dry"}),
+    ],
+)
+def test_forms_of_thinking_become_the_templates_variables(fields: dict[str, Any], expected: dict[str, Any]) -> None:
+    generation = parse(**fields)
+    assert variables(generation) == expected
+    assert generation.may_reason == (False not in expected.values())
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"enable_thinking": True, "thinking": {"type": "disabled"}}, "thinking"),
+        ({"enable_thinking": True, "reasoning": {"enabled": False}}, "reasoning.enabled"),
+        ({"thinking": {"type": "enabled"}, "think": False}, "think"),
+        ({"enable_thinking": False, "reasoning_effort": "high"}, "reasoning_effort"),
+        ({"reasoning_effort": "high", "reasoning": {"effort": "low"}}, "reasoning.effort"),
+        ({"enable_thinking": True, "chat_template_kwargs": {"thinking": False}}, "chat_template_kwargs.thinking"),
+        ({"include_reasoning": True, "reasoning": {"exclude": True}}, "reasoning.exclude"),
+        ({"thinking": {"type": "sometimes"}}, "thinking.type"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 5}}, "thinking.budget_tokens"),
+        ({"reasoning": {"max_tokens": 5}}, "reasoning.max_tokens"),
+        ({"reasoning": {"effort": "huge"}}, "reasoning.effort"),
+    ],
+)
+def test_contradiction_and_what_is_not_served_are_refused_by_name(fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(ApiError) as caught:
+        parse(**fields)
+    assert (caught.value.status, caught.value.param) == (400, param)
+
+
+def test_excluded_reasoning_is_left_out_of_the_answer() -> None:
+    assert not parse(reasoning={"exclude": True}).includes_reasoning
+    assert parse(reasoning={"exclude": False}).includes_reasoning
