@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 
 import msgspec
 import pytest
+from nats.errors import TimeoutError as NatsTimeoutError
 from nats.js.errors import NotFoundError
 
 from gpu_worker.consumer.batch_expiry import BatchExpiry
@@ -91,6 +92,44 @@ async def test_expired_job_is_told_on_no_subject_of_another_tenant(gateway: Test
     await wait_until(_expires(gateway, tenant, 1), 15)
     await gateway.nats.flush()
     assert replies.pending_msgs == 0
+
+
+async def test_result_of_an_expired_job_belongs_to_the_tenant_of_its_queue_whatever_the_job_claims(
+    gateway: TestGateway, tenant: str
+) -> None:
+    another = fresh_name("tenant")
+    claimed = gateway.request(lane="batch", tenant=another, reply=None)
+    claimed = msgspec.structs.replace(claimed, model="another-model")
+    await gateway.js.publish(request_subject(gateway.model, "batch", tenant), encode(claimed))
+    await wait_until(_expires(gateway, tenant, 1), 15)
+    result = await _result(gateway, tenant, claimed)
+    assert result is not None
+    assert (result.finish, result.tenant, result.model) == ("expired", tenant, gateway.model)
+    assert await _result(gateway, another, claimed) is None
+
+
+async def test_job_stays_in_its_queue_until_its_result_is_stored(
+    gateway: TestGateway, tenant: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = await _publish(gateway, tenant)
+    await asyncio.sleep(1.1)
+    expiry = BatchExpiry(gateway.nats)
+    attempts = 0
+
+    async def refuse(*_: object) -> bool:
+        nonlocal attempts
+        attempts += 1
+        raise NatsTimeoutError
+
+    with monkeypatch.context() as broken:
+        broken.setattr("gpu_worker.consumer.batch_expiry.store_result", refuse)
+        assert await expiry.expire(tenant) == 0
+    assert attempts == 1
+    assert await _num_waiting(gateway, tenant) == 1
+    assert await expiry.expire(tenant) == 1
+    result = await _result(gateway, tenant, job)
+    assert result is not None
+    assert result.finish == "expired"
 
 
 async def test_what_is_no_job_is_removed_too(gateway: TestGateway, tenant: str) -> None:
