@@ -14,9 +14,11 @@ from gateway.generation import Generation, ToolUse
 from shared.formats import Tool
 from shared.sampling import Grammar
 from shared.structured_output import GrammarError, LlguidanceMissingError
-from shared.structured_output.checker import SHORT_TIMEOUT_S, CheckerBusyError, CheckerFailedError, GrammarChecker
+from shared.structured_output.checker import TIMEOUT_S, CheckerBusyError, CheckerFailedError, GrammarChecker
 
 _TOOLS = "tools"
+# Wait for verdicts that only make an answer better: which tool is at fault, or which tools' schemas can be kept.
+_SHORT_TIMEOUT_S = 0.2
 
 
 class StructuredOutputAdmission:
@@ -39,24 +41,25 @@ class StructuredOutputAdmission:
         grammar = generation.sampling.grammar
         if grammar is None:
             return generation
+        within_s = TIMEOUT_S if generation.timeout_s is None else min(TIMEOUT_S, generation.timeout_s)
         asked = generation.structured_output
         if asked is not None:
-            await self._check(asked.grammar, tenant, asked.field)
+            await self._check(asked.grammar, tenant, asked.field, within_s)
             if asked.grammar == grammar:
                 return generation
         # The grammar holds the schemas of the tools too.
         looser = generation.looser_grammar
         if looser is None:
-            await self._check_calls(grammar, generation.tools, tenant)
+            await self._check_calls(grammar, generation.tools, tenant, within_s)
             return generation
         try:
-            await self._check(grammar, tenant, _TOOLS)
+            await self._check(grammar, tenant, _TOOLS, within_s)
         except ApiError as error:
             if error.status != 400:
                 raise
             compilable = await self._compilable_grammar(generation, tenant)
             if compilable is None:
-                await self._check_calls(looser, generation.tools, tenant)
+                await self._check_calls(looser, generation.tools, tenant, within_s)
             sampling = msgspec.structs.replace(generation.sampling, grammar=compilable or looser)
             return msgspec.structs.replace(generation, sampling=sampling)
         return generation
@@ -70,7 +73,7 @@ class StructuredOutputAdmission:
         # `_check_calls` refuses a strict tool that cannot be compiled, by its name.
         no_grammar = (ApiError, GrammarError, TimeoutError, CheckerBusyError, CheckerFailedError)
         with contextlib.suppress(*no_grammar):
-            async with asyncio.timeout(SHORT_TIMEOUT_S):
+            async with asyncio.timeout(_SHORT_TIMEOUT_S):
                 names = [tool.name for tool in (() if use is None else use.tools) if await self._compiles(tool, tenant)]
                 grammar = await asyncio.to_thread(schema_grammar, generation, frozenset(names)) if names else None
                 if grammar is not None:
@@ -87,15 +90,15 @@ class StructuredOutputAdmission:
             return False
         return True
 
-    async def _check_calls(self, grammar: Grammar, use: ToolUse | None, tenant: str) -> None:
+    async def _check_calls(self, grammar: Grammar, use: ToolUse | None, tenant: str, within_s: float) -> None:
         """Check a grammar with the schemas of strict tools, of which the one at fault is named."""
         try:
-            await self._check(grammar, tenant, _TOOLS)
+            await self._check(grammar, tenant, _TOOLS, within_s)
         except ApiError as error:
             if error.status == 400 and use is not None:
                 # Without a verdict in time the error names no tool.
                 with contextlib.suppress(TimeoutError, CheckerBusyError, CheckerFailedError):
-                    async with asyncio.timeout(SHORT_TIMEOUT_S):
+                    async with asyncio.timeout(_SHORT_TIMEOUT_S):
                         await self._check_each(use, tenant)
             raise
 
@@ -107,9 +110,9 @@ class StructuredOutputAdmission:
                 except GrammarError as error:
                     raise refused_schema(use, tool.name, error.reason, error.path) from None
 
-    async def _check(self, grammar: Grammar, tenant: str, field: str) -> None:
+    async def _check(self, grammar: Grammar, tenant: str, field: str, within_s: float) -> None:
         try:
-            await self._checker.check(tenant, grammar)
+            await self._checker.check(tenant, grammar, within_s)
         except GrammarError as error:
             where = f"{field}{error.path}"
             raise ApiError(400, f"{where}: {error.reason}", param=where, code="invalid_value") from None

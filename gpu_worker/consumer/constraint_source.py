@@ -1,15 +1,19 @@
 """Makes the constraints of requests whose output has to look like something, away from the event loop.
 
-A request goes to the engine only when its grammar is compiled. Grammars are compiled one at a time; tenants take turns.
+A request goes to the engine only when its grammar is compiled. A limited process compiles it first: what ends that
+process, or takes too long there, never reaches this one. Grammars are compiled one at a time; tenants take turns.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict
 from collections.abc import Callable
 
+import msgspec
+
 from gpu_worker.core.constraint import OutputConstraint
-from gpu_worker.structured_output.compiled_grammar import compile_grammar
+from gpu_worker.structured_output.compiled_grammar import CompiledGrammar, compile_grammar
 from gpu_worker.structured_output.grammar_cache import GrammarCache
 from gpu_worker.structured_output.grammar_tokenizer import GrammarTokenizer, UnsupportedTokenizerError
 from gpu_worker.text.fair_lane import FairLane
@@ -18,12 +22,21 @@ from shared.errors import BadRequestError, HeadraceError
 from shared.messages import Request
 from shared.sampling import Grammar
 from shared.structured_output import GRAMMAR_PARAM, GrammarError, LlguidanceMissingError
+from shared.structured_output.checker import CheckerBusyError, GrammarChecker
+from shared.structured_output.checker_link import CheckerLink
+from shared.structured_output.checker_process import COMPILE_STACK_BYTES
 
 MAX_COMPILE_S = 10.0
-"""Seconds that a grammar may be compiled, without the time that it waits for others."""
+"""Seconds that a grammar may be compiled here, once the limited process has compiled it."""
 
 MAX_WAIT_S = 10.0
 """Seconds that a grammar may wait for others, before another worker is to have it."""
+
+MAX_GIVEN_BACK = 3
+"""A request whose grammar has waited in vain so often ends with an error."""
+
+_MAX_REMEMBERED = 4096
+_CHECKER = "gpu_worker.structured_output.compile_check"
 
 
 class CompilerBusyError(HeadraceError):
@@ -35,13 +48,18 @@ class CompilerBusyError(HeadraceError):
 
 
 class ConstraintSource:
-    """Owns the thread that compiles, and what it has compiled. Used from the event loop only."""
+    """Owns the process that checks, the thread that compiles, and what was compiled. Used from the event loop only."""
 
     def __init__(self, tokenizer: ModelTokenizer) -> None:
         """Make constraints of this tokenizer's tokens."""
         self._tokenizer = tokenizer
-        self._lane = FairLane("grammars", 1)
+        self._checker = GrammarChecker(
+            CheckerLink(_CHECKER, lambda: msgspec.msgpack.encode(tokenizer.grammar_source()))
+        )
+        self._lane = FairLane("grammars", 1, stack_bytes=COMPILE_STACK_BYTES)
         self._cache = GrammarCache()
+        # By tenant and id, how often a request was given back, the latest last.
+        self._given_back: OrderedDict[tuple[str, str], int] = OrderedDict()
 
     async def constraint(
         self, request: Request, is_wanted: Callable[[], bool], *, in_reasoning: bool = False
@@ -54,8 +72,9 @@ class ConstraintSource:
             in_reasoning: The prompt has opened the model's reasoning.
 
         Raises:
-            BadRequestError: The grammar cannot be followed here.
+            BadRequestError: The grammar cannot be followed here, or has waited for others too often.
             CompilerBusyError: It has waited too long for others.
+            CheckerFailedError: It cannot be checked.
             asyncio.CancelledError: It was not wanted any more.
         """
         grammar = request.sampling.grammar
@@ -64,6 +83,42 @@ class ConstraintSource:
         if in_reasoning:
             grammar = grammar.begun_in_reasoning()
         tokenizer = self._grammar_tokenizer()
+        try:
+            compiled = self._cache.get(request.tenant, grammar)
+            if compiled is None:
+                await self._check(request.tenant, grammar)
+            return await self._compiled(request, grammar, compiled, tokenizer, is_wanted)
+        except CompilerBusyError:
+            self._count_given_back(request)
+            raise
+
+    async def close(self) -> None:
+        """End the process and the thread; what has not begun is dropped."""
+        self._lane.close()
+        await self._checker.close()
+
+    async def _check(self, tenant: str, grammar: Grammar) -> None:
+        """Let the limited process compile a grammar.
+
+        Raises:
+            GrammarError: It is refused.
+            CompilerBusyError: Others are compiled before it for too long.
+        """
+        try:
+            await self._checker.check(tenant, grammar, MAX_WAIT_S)
+        except GrammarError as error:
+            raise GrammarError(error.reason, error.path, GRAMMAR_PARAM) from None
+        except CheckerBusyError:
+            raise CompilerBusyError from None
+
+    async def _compiled(
+        self,
+        request: Request,
+        grammar: Grammar,
+        compiled: CompiledGrammar | None,
+        tokenizer: GrammarTokenizer,
+        is_wanted: Callable[[], bool],
+    ) -> OutputConstraint:
         has_begun = False
 
         def begins() -> bool:
@@ -73,31 +128,40 @@ class ConstraintSource:
                 limit.reschedule(asyncio.get_running_loop().time() + MAX_COMPILE_S)
             return has_begun
 
+        def make() -> OutputConstraint:
+            ready = compiled or self._cache.get(request.tenant, grammar)
+            if ready is None:
+                ready = compile_grammar(grammar, tokenizer)
+                self._cache.add(request.tenant, grammar, ready)
+            return ready.constraint(request.sampling, request.emitted)
+
         try:
             async with asyncio.timeout(MAX_WAIT_S) as limit:
-                return await self._lane.run(
-                    request.tenant, len(grammar.source), lambda: self._make(request, grammar, tokenizer), begins
-                )
+                return await self._lane.run(request.tenant, len(grammar.source), make, begins)
         except TimeoutError:
             if not has_begun:
                 raise CompilerBusyError from None
             message = f"It could not be compiled within {MAX_COMPILE_S:.0f} s."
             raise GrammarError(message, param=GRAMMAR_PARAM) from None
 
-    def close(self) -> None:
-        """End the thread; what has not begun is dropped."""
-        self._lane.close()
+    def _count_given_back(self, request: Request) -> None:
+        """Remember that a request is given back.
+
+        Raises:
+            BadRequestError: It was given back too often.
+        """
+        key = (request.tenant, request.id)
+        count = self._given_back.pop(key, 0) + 1
+        if count >= MAX_GIVEN_BACK:
+            waited = f"{count} times for {MAX_WAIT_S:.0f} s"
+            message = f"The grammar has waited {waited} for other grammars of this tenant. Send fewer at once."
+            raise BadRequestError(message, GRAMMAR_PARAM, "too_many_grammars")
+        self._given_back[key] = count
+        if len(self._given_back) > _MAX_REMEMBERED:
+            self._given_back.popitem(last=False)
 
     def _grammar_tokenizer(self) -> GrammarTokenizer:
         try:
             return self._tokenizer.grammar_tokenizer
         except (LlguidanceMissingError, UnsupportedTokenizerError) as error:
             raise BadRequestError(str(error), GRAMMAR_PARAM, "unsupported_value") from None
-
-    def _make(self, request: Request, grammar: Grammar, tokenizer: GrammarTokenizer) -> OutputConstraint:
-        """Do it in the thread."""
-        compiled = self._cache.get(request.tenant, grammar)
-        if compiled is None:
-            compiled = compile_grammar(grammar, tokenizer)
-            self._cache.add(request.tenant, grammar, compiled)
-        return compiled.constraint(request.sampling, request.emitted)

@@ -24,6 +24,7 @@ from gpu_worker.core.step import SequenceEvent
 from gpu_worker.engine.engine import Engine, EngineStats
 from gpu_worker.engine.step_counts import StepCounts
 from shared.errors import HeadraceError
+from shared.structured_output.checker_process import COMPILE_STACK_BYTES
 
 _log = logging.getLogger(__name__)
 
@@ -76,8 +77,10 @@ class EngineThread:
         return self._thread.is_alive()
 
     def start(self) -> None:
-        """Start the thread."""
+        """Start the thread. Its stack is as large as those in which its grammars were compiled."""
+        before = threading.stack_size(COMPILE_STACK_BYTES)
         self._thread.start()
+        threading.stack_size(before)
 
     def validate(self, sequence: Sequence) -> None:
         """Refuse a sequence that could never run.

@@ -177,4 +177,4 @@ class Worker:
         # In a thread, because the engine may be waiting for this loop.
         await asyncio.to_thread(self._engine.stop)
         self._encoder.close()
-        self._constraints.close()
+        await self._constraints.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Set
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -25,6 +24,22 @@ class UnsupportedTokenizerError(HeadraceError):
         super().__init__(f"This model's output cannot be constrained: its tokenizer is not supported ({reason[:200]}).")
 
 
+class TokenizerSource(msgspec.Struct, frozen=True):
+    """What a `GrammarTokenizer` is made of.
+
+    Attributes:
+        tokenizer_json: As in `tokenizer.json`.
+        num_tokens: Its largest token id, and one.
+        vocab_size: Token ids that the model can produce; may be more or fewer.
+        eos_token_ids: Tokens that end an answer.
+    """
+
+    tokenizer_json: str
+    num_tokens: int
+    vocab_size: int
+    eos_token_ids: frozenset[int]
+
+
 class GrammarTokenizer:
     """The tokenizer of one model.
 
@@ -41,14 +56,8 @@ class GrammarTokenizer:
 
     tokenizer: LLTokenizer
 
-    def __init__(self, tokenizer_json: str, num_tokens: int, vocab_size: int, eos_token_ids: Set[int]) -> None:
+    def __init__(self, source: TokenizerSource) -> None:
         """Read a tokenizer; one of 128,000 tokens takes a second, in which no other thread of Python runs.
-
-        Args:
-            tokenizer_json: As in `tokenizer.json`.
-            num_tokens: Its largest token id, and one.
-            vocab_size: Token ids that the model can produce; may be more or fewer.
-            eos_token_ids: Tokens that end an answer.
 
         Raises:
             LlguidanceMissingError: The package is not installed.
@@ -58,9 +67,9 @@ class GrammarTokenizer:
             from llguidance import LLTokenizer
         except ImportError:
             raise LlguidanceMissingError from None
-        self.vocab_size = vocab_size
-        self.eos_token_ids = frozenset(eos_token_ids)
-        size, ends = max(num_tokens, vocab_size), sorted(eos_token_ids)
+        self.vocab_size, self.eos_token_ids = source.vocab_size, source.eos_token_ids
+        tokenizer_json, ends = source.tokenizer_json, sorted(source.eos_token_ids)
+        size = max(source.num_tokens, source.vocab_size)
         if not ends:
             tokenizer_json, size, ends = _with_end_token(tokenizer_json, size), size + 1, [size]
         try:

@@ -69,6 +69,7 @@ class FairLane:
         max_wait_s: float = math.inf,
         *,
         yields: bool = False,
+        stack_bytes: int = 0,
     ) -> None:
         """Prepare the threads; they start with the first work.
 
@@ -79,8 +80,10 @@ class FairLane:
             max_wait_s: How long that may take at the measured rate: a bound in bytes is one in seconds only where the
                 tokenizer is quick and has a core to itself.
             yields: The threads run at the lowest priority, where the system has priorities for threads.
+            stack_bytes: Stack of each thread; 0 for that of the system.
         """
         self._pool = ThreadPoolExecutor(num_threads, name, initializer=_yield_to_others if yields else None)
+        self._stack_bytes = stack_bytes
         self._num_idle = num_threads
         self._num_threads = num_threads
         self._max_bytes = max_bytes
@@ -151,7 +154,10 @@ class FairLane:
                 continue
             self._num_idle -= 1
             started = time.monotonic()
+            # The pool starts a thread for its first pieces.
+            before = threading.stack_size(self._stack_bytes)
             running = asyncio.get_running_loop().run_in_executor(self._pool, piece.work)
+            threading.stack_size(before)
             running.add_done_callback(partial(self._finish, piece, started))
 
     def _finish(self, piece: _Piece, started: float, running: asyncio.Future[Any]) -> None:

@@ -15,7 +15,7 @@ from functools import cached_property, lru_cache
 
 from tokenizers import Tokenizer
 
-from gpu_worker.structured_output.grammar_tokenizer import GrammarTokenizer
+from gpu_worker.structured_output.grammar_tokenizer import GrammarTokenizer, TokenizerSource
 from gpu_worker.text.chat_template import ChatTemplate, load_chat_template, special_tokens
 from gpu_worker.text.conversation_text import conversation_text
 from gpu_worker.text.detokenizer import make_detokenizer
@@ -242,8 +242,12 @@ class ModelTokenizer:
             LlguidanceMissingError: The package that reads grammars is not installed.
             UnsupportedTokenizerError: It cannot read this tokenizer.
         """
+        return GrammarTokenizer(self.grammar_source())
+
+    def grammar_source(self) -> TokenizerSource:
+        """Return what a tokenizer for grammars is made of; its JSON has megabytes."""
         num_tokens = 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values())
-        return GrammarTokenizer(self._tokenizer.to_str(), num_tokens, self.vocab_size, self._eos_token_ids)
+        return TokenizerSource(self._tokenizer.to_str(), num_tokens, self.vocab_size, frozenset(self._eos_token_ids))
 
     @cached_property
     def plain_token_ids(self) -> list[int]:

@@ -11,6 +11,7 @@ from typing import Any
 
 from shared.structured_output.errors import GrammarError
 from shared.structured_output.multiples import MAX_STATES, check_multiples, embedded_schemas, num_states
+from shared.structured_output.schema_walk import resolve
 
 MAX_CHARACTERS = 256 << 10
 MAX_DEPTH = 64
@@ -18,6 +19,7 @@ MAX_VALUES = 20_000
 MAX_PROPERTIES = 1_000
 MAX_ALTERNATIVES = 4_000
 MAX_REFERENCES = 1_000
+MAX_REFERENCE_DEPTH = 100
 MAX_PATTERN_CHARACTERS = 4_096
 MAX_RULES = 2_000
 
@@ -52,6 +54,8 @@ def check_lark(source: str) -> None:
     num_alternatives = source.count("|")
     if num_alternatives > MAX_ALTERNATIVES:
         raise GrammarError(f"The grammar has {num_alternatives} alternatives; at most {MAX_ALTERNATIVES} are allowed.")
+    for schema in embedded_schemas(source):
+        check_reference_depth(schema)
     if sum(map(num_states, embedded_schemas(source))) > MAX_STATES:
         raise GrammarError(f"'multipleOf' is too large: all divisors together may be at most {MAX_STATES}.")
 
@@ -96,7 +100,34 @@ def check_schema(schema: Any) -> None:
             waiting += [(child, f"{path}.[{index}]", depth + 1) for index, child in enumerate(value)]
     if num_references > MAX_REFERENCES:
         raise GrammarError(f"The schema has {num_references} times '$ref'; at most {MAX_REFERENCES} are allowed.")
+    check_reference_depth(schema)
     check_multiples(schema)
+
+
+def check_reference_depth(schema: Any) -> None:
+    """Refuse a schema whose references lead one to the next too often.
+
+    Each reference is followed where it is met first, as llguidance does, which recurses there: a chain of 700
+    overflowed its stack and ended the process.
+
+    Raises:
+        GrammarError: A chain is longer than `MAX_REFERENCE_DEPTH`.
+    """
+    seen: set[str] = set()
+    waiting: list[tuple[Any, int]] = [(schema, 0)]
+    while waiting:
+        value, depth = waiting.pop()
+        if depth > MAX_REFERENCE_DEPTH:
+            message = f"The schema has a chain of references longer than {MAX_REFERENCE_DEPTH}, the most allowed."
+            raise GrammarError(message)
+        if isinstance(value, dict):
+            waiting += [(child, depth) for child in value.values() if isinstance(child, dict | list)]
+            reference = value.get("$ref")
+            if isinstance(reference, str) and reference not in seen:
+                seen.add(reference)
+                waiting.append((resolve(schema, reference), depth + 1))
+        elif isinstance(value, list):
+            waiting += [(child, depth) for child in value if isinstance(child, dict | list)]
 
 
 def _check_object(value: dict[str, Any], path: str) -> None:

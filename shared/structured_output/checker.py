@@ -1,9 +1,9 @@
-"""Checks untrusted grammars in another process, so that none can harm this one, and answers within a timeout.
+"""Checks untrusted grammars in another process, so that none can harm this one.
 
-Verdicts are kept, so that a schema that a client sends with every request is checked once. A check goes on after its
-timeout, and the client is asked to come back: then its verdict is there. The grammars of one tenant are checked one
-after the other. Of the places in which grammars are checked, all tenants share one whose last grammar took long or that
-have spent much time lately, so that the others always have one.
+Verdicts are kept, so that a schema that a client sends with every request is checked once. The grammars of one tenant
+are checked one after the other, and wait for each other. A check goes on after the longest wait, and the client is
+asked to come back: then its verdict is there. Of the places in which grammars are checked, all tenants share one whose
+last grammar took long or that have spent much time lately, so that the others always have one.
 """
 
 from __future__ import annotations
@@ -23,17 +23,15 @@ from shared.structured_output.checker_link import CheckerFailedError, CheckerLin
 from shared.structured_output.checker_process import NICENESS, NICENESS_OF_LONG_ONES, Verdict
 from shared.structured_output.errors import GrammarError, LlguidanceMissingError
 
-__all__ = ["SHORT_TIMEOUT_S", "TIMEOUT_S", "CheckerBusyError", "CheckerFailedError", "GrammarChecker"]
+__all__ = ["TIMEOUT_S", "CheckerBusyError", "CheckerFailedError", "GrammarChecker"]
 
-SHORT_TIMEOUT_S = 0.2
-"""Wait for a verdict behind others, or by a tenant whose grammars take long: it gets an answer within 250 ms."""
-
-TIMEOUT_S = 1.0
-"""Wait for any other verdict: a usual grammar is not refused because the machine is busy."""
+TIMEOUT_S = 10.0
+"""Longest wait for a verdict, behind the other grammars of the tenant."""
 
 MAX_VERDICTS_PER_TENANT = 256
 MAX_TENANTS = 256
-MAX_WAITING_PER_TENANT = 16
+MAX_WAITING_PER_TENANT = 128
+MAX_WAITING_BYTES = 64 << 20
 MAX_CHECKED_AT_ONCE = 2
 
 LONG_S = 0.03
@@ -62,9 +60,10 @@ class CheckerBusyError(Exception):
 class GrammarChecker:
     """Asks a process of its own about grammars, which starts with the first one."""
 
-    def __init__(self) -> None:
-        """Start nothing yet."""
-        self._link = CheckerLink()
+    def __init__(self, link: CheckerLink | None = None) -> None:
+        """Start nothing yet. `link` leads to another process than that which checks for single bytes."""
+        self._link = link or CheckerLink()
+        self._waiting_bytes = 0
         self._places = asyncio.Semaphore(MAX_CHECKED_AT_ONCE)
         self._place_of_long_ones = asyncio.Lock()
         self._tasks = BackgroundTasks()
@@ -78,13 +77,21 @@ class GrammarChecker:
         await self._link.close()
         await self._tasks.wait()
 
-    async def check(self, tenant: str, grammar: Grammar, within_s: float | None = None) -> None:
+    async def start(self) -> None:
+        """Start the process ahead of the first grammar.
+
+        Raises:
+            CheckerFailedError: It does not start.
+        """
+        await self._link.start()
+
+    async def check(self, tenant: str, grammar: Grammar, within_s: float = TIMEOUT_S) -> None:
         """Refuse a grammar that no worker could obey exactly.
 
         Args:
             tenant: Whose it is.
             grammar: What to check.
-            within_s: How long to wait for the verdict, once the process has started; None is the tenant's timeout.
+            within_s: How long to wait for the verdict, once the process has started.
 
         Raises:
             GrammarError: It is refused.
@@ -100,7 +107,6 @@ class GrammarChecker:
         verdict = own.verdict(digest)
         if verdict is None:
             await self._link.start()
-            within_s = own.timeout_s(digest) if within_s is None else within_s
             # Those who ask about the same grammar wait together, and none who goes away breaks off the check.
             task = own.waiting.get(digest) or self._begin(own, digest, message)
             if not (await asyncio.wait({task}, timeout=within_s))[0]:
@@ -124,6 +130,9 @@ class GrammarChecker:
     def _begin(self, own: _Tenant, digest: bytes, message: bytes) -> asyncio.Task[Verdict]:
         if len(own.waiting) >= MAX_WAITING_PER_TENANT:
             raise own.busy(is_own=True)
+        if self._waiting_bytes + len(message) > MAX_WAITING_BYTES:
+            raise own.busy(is_own=False)
+        self._waiting_bytes += len(message)
         task = self._tasks.spawn(self._find_verdict(own, digest, message))
         own.waiting[digest] = task
         return task
@@ -143,6 +152,7 @@ class GrammarChecker:
             own.keep(digest, verdict)
             return verdict
         finally:
+            self._waiting_bytes -= len(message)
             del own.waiting[digest]
 
 
@@ -160,11 +170,6 @@ class _Tenant:
     def takes_long(self) -> bool:
         """Whether its last grammar took long, or those of late together: short ones between long ones hide nothing."""
         return self._last_s > LONG_S or self._spent_lately(time.monotonic()) > MAX_SPENT_S
-
-    def timeout_s(self, digest: bytes) -> float:
-        """Return how long to wait for the verdict on a grammar."""
-        is_first = next(iter(self.waiting), digest) == digest
-        return TIMEOUT_S if is_first and not self.takes_long else SHORT_TIMEOUT_S
 
     def spend(self, cpu_s: float) -> None:
         """Take note of the processor time that a check took."""

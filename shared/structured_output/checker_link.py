@@ -8,6 +8,7 @@ import itertools
 import logging
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import msgspec
@@ -40,8 +41,16 @@ class _Running:
 class CheckerLink:
     """Owns the process, which starts when it is first needed."""
 
-    def __init__(self) -> None:
-        """Start nothing yet."""
+    def __init__(
+        self, module: str = "shared.structured_output.checker_process", first_message: Callable[[], bytes] | None = None
+    ) -> None:
+        """Start nothing yet.
+
+        Args:
+            module: What the process runs.
+            first_message: Returns what the process gets before it is ready; None for nothing.
+        """
+        self._module, self._first_message = module, first_message
         self._running: _Running | None = None
         self._is_closed = False
         self._starting = asyncio.Lock()
@@ -118,7 +127,7 @@ class CheckerLink:
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
-            "shared.structured_output.checker_process",
+            self._module,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             # llguidance writes parts of grammars there.
@@ -131,6 +140,11 @@ class CheckerLink:
         self._tasks.spawn(_read_answers(running))
         try:
             async with asyncio.timeout(START_TIMEOUT_S):
+                if self._first_message is not None:
+                    assert process.stdin is not None
+                    message = self._first_message()
+                    process.stdin.write(HEAD.pack(READY, len(message), 0) + message)
+                    await process.stdin.drain()
                 await ready
         except BaseException:
             await _end(running)

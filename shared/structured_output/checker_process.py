@@ -1,19 +1,23 @@
 """The process that checks untrusted grammars: `python -m shared.structured_output.checker_process`.
 
 It reads numbered grammars from its standard input and writes numbered verdicts to its standard output. Each grammar is
-checked in a fork of its own with a limit of processor time and of memory, because llguidance cannot be interrupted and
-overflows its stack on some inputs. So no grammar can end this process, nor keep it from checking others meanwhile.
+checked in a fork of its own with limits of processor time, memory and stack, because llguidance cannot be interrupted
+and overflows its stack on some inputs. So no grammar can end this process, nor keep it from checking others meanwhile.
+
+A gateway checks with the vocabulary of single bytes. A worker has a process of its own that compiles for its model's
+vocabulary: `gpu_worker.structured_output.compile_check`.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import resource
 import selectors
 import signal
 import struct
 import sys
+import threading
+from collections.abc import Callable
 
 import msgspec
 
@@ -24,6 +28,11 @@ from shared.structured_output.errors import GrammarError
 CPU_LIMIT_S = 0.1
 TIME_LIMIT_S = 5.0
 MEMORY_LIMIT_BYTES = 1 << 30
+"""What a check may need beside what the process has before it."""
+STACK_BYTES = 6 << 20
+"""Less than `COMPILE_STACK_BYTES`: what fits into it here does so everywhere."""
+COMPILE_STACK_BYTES = 8 << 20
+"""What every thread has that compiles or follows a grammar that was checked."""
 # Streams go first, and tenants whose grammars take long come last.
 NICENESS = 5
 NICENESS_OF_LONG_ONES = 15
@@ -34,7 +43,7 @@ HEAD = struct.Struct("<IIB")
 READY = 0
 """The number of the verdict on nothing that says that the process is ready."""
 
-TOO_LONG = f"it takes more than {CPU_LIMIT_S * 1000:.0f} ms to be compiled, which is the most allowed. Make it simpler."
+TOO_LONG = "it takes longer to be compiled than is allowed. Make it simpler."
 TOO_LARGE = "it needs more memory or depth to be compiled than is allowed. Make it simpler."
 
 
@@ -51,8 +60,15 @@ class Verdict(msgspec.Struct, frozen=True):
     cpu_s: float = 0.0
 
 
-def serve(source: int, target: int) -> None:
-    """Check grammars until the input ends, each in a fork of its own; the other end says how many at a time."""
+def serve(source: int, target: int, check: Callable[[Grammar], None]) -> None:
+    """Check grammars until the input ends, each in a fork of its own; the other end says how many at a time.
+
+    Args:
+        source: Where grammars come from.
+        target: Where verdicts go.
+        check: Raises `GrammarError` for a grammar that is to be refused. It has `CPU_LIMIT_S`, and what it asks
+            `renew_processor_time` for.
+    """
     with selectors.DefaultSelector() as selector:
         selector.register(source, selectors.EVENT_READ)
         while True:
@@ -61,14 +77,14 @@ def serve(source: int, target: int) -> None:
                 if fork is not None:
                     selector.unregister(fork.reading)
                     _write(target, fork.number, _verdict_of(fork))
-                elif (message := _read_message(source)) is not None:
-                    fork = _begin_check(*message)
+                elif (message := read_message(source)) is not None:
+                    fork = _begin_check(*message, check)
                     selector.register(fork.reading, selectors.EVENT_READ, fork)
                 else:
                     return
 
 
-def _read_message(source: int) -> tuple[int, int, bytes] | None:
+def read_message(source: int) -> tuple[int, int, bytes] | None:
     """Return the next number, niceness and grammar; None at the end of the input."""
     head = _read_exactly(source, HEAD.size)
     if len(head) < HEAD.size:
@@ -100,7 +116,7 @@ class _Fork(msgspec.Struct, frozen=True):
     reading: int
 
 
-def _begin_check(number: int, niceness: int, message: bytes) -> _Fork:
+def _begin_check(number: int, niceness: int, message: bytes, check: Callable[[Grammar], None]) -> _Fork:
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -109,7 +125,7 @@ def _begin_check(number: int, niceness: int, message: bytes) -> _Fork:
             os.nice(niceness)
             _limit_this_process()
             grammar = msgspec.msgpack.decode(message, type=Grammar)
-            os.write(writing, msgspec.msgpack.encode(_check(grammar)))
+            os.write(writing, msgspec.msgpack.encode(_with_own_stack(lambda: _checked(grammar, check))))
         finally:
             os._exit(0)
     os.close(writing)
@@ -132,21 +148,42 @@ def _verdict_of(fork: _Fork) -> Verdict:
 def _limit_this_process() -> None:
     """Let the kernel end this process when it has used its time or memory."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT_BYTES, MEMORY_LIMIT_BYTES))
-    _limit_processor_time()
+    limit = _address_space_bytes() + MEMORY_LIMIT_BYTES
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    # Whatever the process that forked did with them.
+    for number in (signal.SIGPROF, signal.SIGALRM):
+        signal.signal(number, signal.SIG_DFL)
+    renew_processor_time()
     signal.setitimer(signal.ITIMER_REAL, TIME_LIMIT_S)
 
 
-def _limit_processor_time() -> None:
-    """Let the next step begin with all of its time: the check, and then the compilation."""
-    signal.setitimer(signal.ITIMER_PROF, CPU_LIMIT_S)
-
-
-def _check(grammar: Grammar) -> Verdict:
+def _address_space_bytes() -> int:
+    """Return what this process has of addresses; 0 where the system does not tell."""
     try:
-        check_grammar(grammar)
-        _limit_processor_time()
-        try_compiling(grammar)
+        with open("/proc/self/statm", "rb") as file:
+            return int(file.read().split()[0]) * resource.getpagesize()
+    except OSError:
+        return 0
+
+
+def renew_processor_time(limit_s: float = CPU_LIMIT_S) -> None:
+    """Let the next step of a check begin with all of its time."""
+    signal.setitimer(signal.ITIMER_PROF, limit_s)
+
+
+def _with_own_stack(check: Callable[[], Verdict]) -> Verdict:
+    """Return what `check` returns in a thread of `STACK_BYTES`, whatever the stack of this process is."""
+    verdicts: list[Verdict] = []
+    threading.stack_size(STACK_BYTES)
+    thread = threading.Thread(target=lambda: verdicts.append(check()))
+    thread.start()
+    thread.join()
+    return verdicts[0]
+
+
+def _checked(grammar: Grammar, check: Callable[[Grammar], None]) -> Verdict:
+    try:
+        check(grammar)
     except GrammarError as error:
         return Verdict(error.reason, error.path[:512])
     except (MemoryError, RecursionError):
@@ -154,18 +191,29 @@ def _check(grammar: Grammar) -> Verdict:
     return Verdict()
 
 
-def main() -> None:
-    """Serve on the standard streams."""
+def check_for_bytes(grammar: Grammar) -> None:
+    """Check a grammar and compile it for a vocabulary of single bytes.
+
+    Raises:
+        GrammarError: It is refused.
+    """
+    check_grammar(grammar)
+    renew_processor_time()
+    try_compiling(grammar)
+
+
+def run(check: Callable[[Grammar], None]) -> None:
+    """Say that this process is ready, and serve on its standard streams."""
     for number in (signal.SIGINT, signal.SIGTERM):
         # The parent closes the input when it is done; a Ctrl-C in its terminal is for the parent.
         signal.signal(number, signal.SIG_IGN if number == signal.SIGINT else signal.SIG_DFL)
-    # Once, before any fork.
-    assert importlib.util.find_spec("llguidance") is not None
-    check_grammar(Grammar(kind="json_schema", source="{}"))
+    # Once, before any fork, which limits this process too.
+    check(Grammar(kind="json_schema", source="{}"))
+    signal.setitimer(signal.ITIMER_PROF, 0)
     source, target = sys.stdin.fileno(), sys.stdout.fileno()
     _write(target, READY, Verdict())
-    serve(source, target)
+    serve(source, target, check)
 
 
 if __name__ == "__main__":
-    main()
+    run(check_for_bytes)

@@ -34,7 +34,7 @@ class Checker:
     def __init__(self, num_answered: int = 100) -> None:
         self._num_answered = num_answered
 
-    async def check(self, tenant: str, grammar: Grammar) -> None:
+    async def check(self, tenant: str, grammar: Grammar, within_s: float = 0.0) -> None:
         self._num_answered -= 1
         if self._num_answered < 0:
             raise CheckerBusyError(is_own=True, retry_after_s=1.0)

@@ -28,7 +28,7 @@ class Checker:
         self.asked: list[Grammar] = []
         self._error = error
 
-    async def check(self, tenant: str, grammar: Grammar) -> None:
+    async def check(self, tenant: str, grammar: Grammar, within_s: float = 0.0) -> None:
         self.asked.append(grammar)
         if self._error is not None:
             raise self._error
@@ -93,7 +93,7 @@ async def test_grammar_that_could_not_be_checked_yet_is_not_loosened(raised: Exc
     asked = Generation("chat", "m", (PROMPT,), 1, Sampling(grammar=exact), deterministic=False, looser_grammar=looser)
 
     class Busy(Checker):
-        async def check(self, tenant: str, grammar: Grammar) -> None:
+        async def check(self, tenant: str, grammar: Grammar, within_s: float = 0.0) -> None:
             if grammar == exact:
                 raise raised
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import sys
 import threading
 from typing import Any
 
+import msgspec
 import pytest
 
 from gpu_worker.consumer import constraint_source
@@ -20,6 +22,7 @@ from shared.errors import BadRequestError
 from shared.messages import BatchResult, Request, encode
 from shared.sampling import Grammar, Sampling
 from shared.structured_output import GRAMMAR_PARAM
+from shared.structured_output.checker import CheckerBusyError
 from shared.subjects import request_subject, result_subject
 from tests.gpu_worker.consumer.harness import DEMO_MODEL, TOKENIZER, RunningWorker, TestGateway, wait_until
 
@@ -90,6 +93,19 @@ async def test_batch_request_follows_its_grammar(worker: RunningWorker, gateway:
     assert result.finish == "stop"
 
 
+ENDLESS_LEXEME = r"~/(.*a(.{14}))/ & ~/(.*b.{15})/ & /(.*c.{16})/ & ~/(.*d.{17})/"
+
+
+def request_with(grammar: Grammar | None) -> Request:
+    return Request(id="r", model="m", text="x", sampling=msgspec.structs.replace(sampling_of(), grammar=grammar))
+
+
+def chain(length: int) -> dict[str, Any]:
+    """Return definitions of which each refers to the next."""
+    links = {f"d{i}": {"type": "array", "prefixItems": [{"$ref": f"#/$defs/d{i + 1}"}]} for i in range(length)}
+    return {**links, f"d{length}": {"type": "integer"}}
+
+
 async def stored_result(gateway: TestGateway, request_id: str) -> BatchResult:
     import msgspec
     from nats.js.errors import NotFoundError
@@ -115,13 +131,13 @@ async def test_without_llguidance_a_request_learns_what_to_install(monkeypatch: 
     with pytest.raises(BadRequestError, match="pip install llguidance") as caught:
         await source.constraint(Request(id="r", model="m", text="x", sampling=sampling_of()), lambda: True)
     assert caught.value.param == GRAMMAR_PARAM
-    source.close()
+    await source.close()
 
 
 async def test_request_without_a_grammar_has_no_constraint() -> None:
     source = ConstraintSource(TOKENIZER)
     assert await source.constraint(Request(id="r", model="m", text="x"), lambda: True) is None
-    source.close()
+    await source.close()
 
 
 async def test_grammar_that_takes_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,7 +148,7 @@ async def test_grammar_that_takes_too_long_is_refused(monkeypatch: pytest.Monkey
     with pytest.raises(BadRequestError, match="could not be compiled within"):
         await source.constraint(Request(id="r", model="m", text="x", sampling=sampling_of()), lambda: True)
     gate.set()
-    source.close()
+    await source.close()
 
 
 async def test_waiting_behind_other_grammars_is_not_the_grammars_fault(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,7 +169,73 @@ async def test_waiting_behind_other_grammars_is_not_the_grammars_fault(monkeypat
     assert not first.done()
     first.cancel()
     gate.set()
-    source.close()
+    await source.close()
+
+
+async def test_grammar_that_ends_its_compiler_is_refused_and_the_next_one_is_compiled() -> None:
+    source = ConstraintSource(TOKENIZER)
+    names = {f"d{i}": {"type": "object", "properties": {"a": {"$ref": f"#/$defs/d{i + 1}"}}} for i in range(90)}
+    deep: dict[str, Any] = {"type": "integer"}
+    for _ in range(50):
+        deep = {"type": "array", "prefixItems": [deep], "items": False, "minItems": 1}
+    hostile = [
+        Grammar(kind="json_schema", source=json.dumps({"$defs": chain(990), "$ref": "#/$defs/d0"})),
+        Grammar(kind="json_schema", source=json.dumps({"$defs": {**names, "d90": deep}, "$ref": "#/$defs/d0"})),
+        # Intersections of complements, whose emptiness llguidance looks for without a limit.
+        Grammar(kind="lark", source=f"start: A\nA: {ENDLESS_LEXEME}"),
+    ]
+    for grammar in hostile[:1] + hostile[2:]:
+        with pytest.raises(BadRequestError) as caught:
+            await source.constraint(request_with(grammar), lambda: True)
+        assert (caught.value.param, caught.value.code) == (GRAMMAR_PARAM, "invalid_grammar")
+    # Within the bounds, and deep: whatever the verdict, this process goes on.
+    with contextlib.suppress(BadRequestError):
+        await source.constraint(request_with(hostile[1]), lambda: True)
+    assert await source.constraint(request_with(sampling_of().grammar), lambda: True) is not None
+    await source.close()
+
+
+async def test_nothing_is_compiled_here_that_the_limited_process_has_not_compiled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    source, order = ConstraintSource(TOKENIZER), list[str]()
+    check, here = source._checker.check, constraint_source.compile_grammar
+
+    async def checked(*of: Any) -> None:
+        await check(*of)
+        order.append("checked")
+
+    def compiled(*of: Any) -> Any:
+        order.append("compiled")
+        return here(*of)
+
+    monkeypatch.setattr(source._checker, "check", checked)
+    monkeypatch.setattr(constraint_source, "compile_grammar", compiled)
+    for _ in range(2):
+        assert await source.constraint(request_with(sampling_of().grammar), lambda: True) is not None
+    assert order == ["checked", "compiled"]
+    await source.close()
+
+
+async def test_request_whose_grammar_waits_in_vain_again_and_again_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def busy(*_: object) -> None:
+        raise CheckerBusyError(is_own=True, retry_after_s=1.0)
+
+    source = ConstraintSource(TOKENIZER)
+    monkeypatch.setattr(source._checker, "check", busy)
+    request = request_with(sampling_of().grammar)
+    for _ in range(constraint_source.MAX_GIVEN_BACK - 1):
+        with pytest.raises(CompilerBusyError):
+            await source.constraint(request, lambda: True)
+    with pytest.raises(BadRequestError, match="Send fewer") as caught:
+        await source.constraint(request, lambda: True)
+    assert caught.value.code == "too_many_grammars"
+    # Another request begins at nought, and so does this one.
+    with pytest.raises(CompilerBusyError):
+        await source.constraint(msgspec.structs.replace(request, id="other"), lambda: True)
+    with pytest.raises(CompilerBusyError):
+        await source.constraint(request, lambda: True)
+    await source.close()
 
 
 async def test_request_that_waits_too_long_for_the_compiler_is_handed_back(

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gpu_worker.structured_output.compiled_grammar import compile_grammar
 from gpu_worker.structured_output.grammar_constraint import GrammarConstraint
-from gpu_worker.structured_output.grammar_tokenizer import GrammarTokenizer
+from gpu_worker.structured_output.grammar_tokenizer import GrammarTokenizer, TokenizerSource
 from shared.errors import BadRequestError
 from shared.sampling import Grammar, Sampling
 from tests.gpu_worker.structured_output.tiny_tokenizer import (
@@ -208,4 +208,4 @@ def test_unsupported_tokenizer_says_so() -> None:
     from gpu_worker.structured_output.grammar_tokenizer import UnsupportedTokenizerError
 
     with pytest.raises(UnsupportedTokenizerError, match="its tokenizer is not supported"):
-        GrammarTokenizer("{}", VOCAB, VOCAB, {EOS})
+        GrammarTokenizer(TokenizerSource("{}", VOCAB, VOCAB, frozenset({EOS})))

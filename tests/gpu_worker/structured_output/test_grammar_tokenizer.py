@@ -3,7 +3,7 @@ from __future__ import annotations
 import json
 
 from gpu_worker.structured_output.compiled_grammar import compile_grammar
-from gpu_worker.structured_output.grammar_tokenizer import GrammarTokenizer
+from gpu_worker.structured_output.grammar_tokenizer import GrammarTokenizer, TokenizerSource
 from shared.formats import Tool, ToolChoice, format_named
 from shared.sampling import Grammar, Sampling
 from tests.gpu_worker.structured_output.tiny_tokenizer import EOS, VOCAB, tokenizer_json, tokens_of
@@ -19,7 +19,7 @@ def _tokenizer_with_tags() -> GrammarTokenizer:
         {"id": OPEN, "content": "<tool_call>", **tag},
         {"id": CLOSE, "content": "</tool_call>", **tag},
     ]
-    return GrammarTokenizer(json.dumps(content), VOCAB + 2, VOCAB + 2, {EOS})
+    return GrammarTokenizer(TokenizerSource(json.dumps(content), VOCAB + 2, VOCAB + 2, frozenset({EOS})))
 
 
 def test_special_tokens_are_known_by_their_text() -> None:

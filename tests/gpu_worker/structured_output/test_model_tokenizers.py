@@ -8,7 +8,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from gpu_worker.structured_output.compiled_grammar import compile_grammar
-from gpu_worker.structured_output.grammar_tokenizer import GrammarTokenizer, UnsupportedTokenizerError
+from gpu_worker.structured_output.grammar_tokenizer import GrammarTokenizer, TokenizerSource, UnsupportedTokenizerError
 from gpu_worker.text.model_directory import read_model_directory
 from gpu_worker.text.token_table import build_table
 from gpu_worker.text.tokenizer import ModelTokenizer
@@ -42,7 +42,7 @@ def test_bytes_of_sentencepiece_tokens_are_the_same(strips_space: bool) -> None:
     size = tokenizer.get_vocab_size(with_added_tokens=True)
     table = build_table(tokenizer, tokenizer.to_str().encode(), size)
     assert table is not None
-    grammar_tokenizer = GrammarTokenizer(tokenizer.to_str(), size, size, {2})
+    grammar_tokenizer = GrammarTokenizer(TokenizerSource(tokenizer.to_str(), size, size, frozenset({2})))
     check_bytes(grammar_tokenizer, table.raw)
     grammar = Grammar(kind="regex", source="ab é\n!")
     constraint = compile_grammar(grammar, grammar_tokenizer).constraint(Sampling(grammar=grammar), ())
@@ -76,4 +76,4 @@ def test_gguf_tokenizer_follows_a_grammar(tmp_path: Path, name: str) -> None:
 def test_tokenizer_without_bytes_is_refused() -> None:
     tokenizer: Tokenizer = wordpiece_tokenizer()
     with pytest.raises(UnsupportedTokenizerError, match="its tokenizer is not supported"):
-        GrammarTokenizer(tokenizer.to_str(), 7, 7, {2})
+        GrammarTokenizer(TokenizerSource(tokenizer.to_str(), 7, 7, frozenset({2})))

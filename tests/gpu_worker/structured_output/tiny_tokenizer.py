@@ -8,7 +8,7 @@ from functools import cache
 
 from gpu_worker.structured_output.compiled_grammar import CompiledGrammar, compile_grammar
 from gpu_worker.structured_output.grammar_constraint import GrammarConstraint
-from gpu_worker.structured_output.grammar_tokenizer import GrammarTokenizer
+from gpu_worker.structured_output.grammar_tokenizer import GrammarTokenizer, TokenizerSource
 from shared.sampling import Grammar, Sampling
 
 CHARACTERS = "".join(map(chr, range(32, 127))) + "\n"
@@ -37,7 +37,7 @@ def tokenizer_json() -> str:
 
 @cache
 def tiny_tokenizer(vocab_size: int = VOCAB, eos_token_ids: frozenset[int] = frozenset({EOS})) -> GrammarTokenizer:
-    return GrammarTokenizer(tokenizer_json(), VOCAB, vocab_size, eos_token_ids)
+    return GrammarTokenizer(TokenizerSource(tokenizer_json(), VOCAB, vocab_size, frozenset(eos_token_ids)))
 
 
 @cache

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gpu_worker.structured_output.grammar_tokenizer import GrammarTokenizer, UnsupportedTokenizerError
+from gpu_worker.structured_output.grammar_tokenizer import GrammarTokenizer, TokenizerSource, UnsupportedTokenizerError
 from gpu_worker.text.library import TokenizerError
 from gpu_worker.text.model_directory import ModelDirectory, read_model_directory
 from gpu_worker.text.tokenizer import ModelTokenizer
@@ -50,4 +50,6 @@ def test_tokenizer_on_which_the_library_panics_is_refused(changed: Callable[...,
 
 def test_vocabulary_on_which_the_library_of_grammars_panics_is_not_supported(demo_directory: ModelDirectory) -> None:
     with pytest.raises(UnsupportedTokenizerError, match="assertion failed"):
-        GrammarTokenizer((demo_directory.path / "tokenizer.json").read_text(), 1 << 21, 4096, {0})
+        GrammarTokenizer(
+            TokenizerSource((demo_directory.path / "tokenizer.json").read_text(), 1 << 21, 4096, frozenset({0}))
+        )

@@ -14,6 +14,7 @@ from shared.structured_output.bounds import (
     MAX_ALTERNATIVES,
     MAX_CHARACTERS,
     MAX_DEPTH,
+    MAX_REFERENCE_DEPTH,
     MAX_REFERENCES,
     MAX_RULES,
     check_lark,
@@ -163,6 +164,11 @@ def chain(length: int) -> Any:
         (schema_grammar({"pattern": "a" * 5_000}), "at most 4096"),
         (schema_grammar(chain(MAX_REFERENCES)), f"at most {MAX_REFERENCES}"),
         (Grammar(kind="lark", source="start: %json " + json.dumps(chain(MAX_REFERENCES))), f"at most {MAX_REFERENCES}"),
+        (schema_grammar(chain(MAX_REFERENCE_DEPTH + 1)), f"longer than {MAX_REFERENCE_DEPTH}"),
+        (
+            Grammar(kind="lark", source="start: %json " + json.dumps(chain(MAX_REFERENCE_DEPTH + 1))),
+            f"longer than {MAX_REFERENCE_DEPTH}",
+        ),
         (Grammar(kind="regex", source="a|" * MAX_ALTERNATIVES + "b|c"), f"at most {MAX_ALTERNATIVES}"),
         (Grammar(kind="lark", source="start: " + "".join(f"r{i}\nr{i}: " for i in range(MAX_RULES)) + '"a"'), "rules"),
         (Grammar(kind="lark", source="start: " + '"a" | ' * (MAX_ALTERNATIVES + 1) + '"b"'), "alternatives"),
@@ -177,7 +183,7 @@ def test_grammar_over_a_bound_is_refused_before_it_is_compiled(grammar: Grammar,
 @pytest.mark.parametrize(
     "grammar",
     [
-        schema_grammar(chain(MAX_REFERENCES - 1)),
+        schema_grammar(chain(MAX_REFERENCE_DEPTH - 1)),
         schema_grammar(nested(MAX_DEPTH - 1)),
         schema_grammar({"enum": list(range(MAX_ALTERNATIVES))}),
         Grammar(kind="lark", source="start: " + "".join(f"r{i}\nr{i}: " for i in range(MAX_RULES - 2)) + '"a"'),

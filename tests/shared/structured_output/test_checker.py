@@ -2,11 +2,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import mmap
 import os
 import signal
 import sys
+import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import msgspec
@@ -17,6 +19,7 @@ from shared.sampling import Grammar
 from shared.structured_output import GrammarError, LlguidanceMissingError, checker_link, checker_process
 from shared.structured_output import checker as checker_module
 from shared.structured_output.checker import CheckerBusyError, CheckerFailedError, GrammarChecker
+from shared.structured_output.checker_process import Verdict, check_for_bytes
 from tests.gateway.wire_worker import until
 
 PATIENT = 30.0
@@ -32,6 +35,12 @@ async def checker() -> AsyncIterator[GrammarChecker]:
     checker = GrammarChecker()
     yield checker
     await checker.close()
+
+
+def verdict_of(check: Callable[[Grammar], None]) -> Verdict:
+    """Return the verdict of a check that runs in a limited fork of this process."""
+    message = msgspec.msgpack.encode(schema_grammar({}))
+    return checker_process._verdict_of(checker_process._begin_check(1, 0, message, check))
 
 
 def doubling(length: int) -> Grammar:
@@ -50,7 +59,7 @@ async def test_grammars_are_accepted_and_refused_with_reason_and_place(checker: 
 async def test_grammar_that_takes_too_long_is_refused_and_the_next_one_is_checked(checker: GrammarChecker) -> None:
     await checker.check("t", schema_grammar({}), PATIENT)
     process = checker._link.pid
-    with pytest.raises(GrammarError, match="more than 100 ms"):
+    with pytest.raises(GrammarError, match="takes longer to be compiled"):
         await checker.check("t", doubling(1_500), PATIENT)
     await checker.check("t", schema_grammar({"type": "integer"}), PATIENT)
     assert checker._link.pid == process
@@ -62,10 +71,7 @@ def test_grammar_that_only_its_compilation_shows_to_be_too_long_is_refused(monke
             pass
 
     monkeypatch.setattr(checker_process, "try_compiling", compile_for_ever)
-    # The process that is forked here has all that other tests have loaded.
-    monkeypatch.setattr(checker_process, "MEMORY_LIMIT_BYTES", 1 << 44)
-    fork = checker_process._begin_check(1, 0, msgspec.msgpack.encode(schema_grammar({})))
-    verdict = checker_process._verdict_of(fork)
+    verdict = verdict_of(check_for_bytes)
     assert verdict.reason == checker_process.TOO_LONG
     assert verdict.cpu_s >= checker_process.CPU_LIMIT_S * 0.9
 
@@ -73,11 +79,36 @@ def test_grammar_that_only_its_compilation_shows_to_be_too_long_is_refused(monke
 def test_grammar_that_ends_its_process_is_refused_for_its_size_and_not_for_its_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # As when the stack overflows, or memory runs out.
+    # As when the stack overflows.
     monkeypatch.setattr(checker_process, "check_grammar", lambda _: os.kill(os.getpid(), signal.SIGKILL))
-    monkeypatch.setattr(checker_process, "MEMORY_LIMIT_BYTES", 1 << 44)
-    fork = checker_process._begin_check(1, 0, msgspec.msgpack.encode(schema_grammar({})))
-    assert checker_process._verdict_of(fork).reason == checker_process.TOO_LARGE
+    assert verdict_of(check_for_bytes).reason == checker_process.TOO_LARGE
+
+
+def test_check_gets_no_more_memory_than_is_allowed() -> None:
+    def reason(num_bytes: int) -> str:
+        def take(_: Grammar) -> None:
+            try:
+                mmap.mmap(-1, num_bytes)
+            except OSError:
+                raise MemoryError from None
+
+        return verdict_of(take).reason
+
+    assert reason(checker_process.MEMORY_LIMIT_BYTES // 2) == ""
+    assert reason(checker_process.MEMORY_LIMIT_BYTES + (1 << 20)) == checker_process.TOO_LARGE
+
+
+def test_check_that_sleeps_is_ended_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checker_process, "TIME_LIMIT_S", 0.2)
+    assert verdict_of(lambda _: time.sleep(20)).reason == checker_process.TOO_LONG
+
+
+def test_stack_of_a_check_is_smaller_than_that_of_whoever_compiles_after_it() -> None:
+    def check(_: Grammar) -> None:
+        raise GrammarError(str(threading.stack_size()))
+
+    assert int(verdict_of(check).reason) == checker_process.STACK_BYTES
+    assert checker_process.STACK_BYTES < checker_process.COMPILE_STACK_BYTES
 
 
 async def test_verdict_is_kept_per_tenant(checker: GrammarChecker) -> None:
@@ -127,68 +158,51 @@ async def test_client_that_goes_away_does_not_mix_up_verdicts(checker: GrammarCh
         await checker.check("t", schema_grammar({"not": {}}), PATIENT)
 
 
-async def test_burst_of_hostile_grammars_is_answered_in_time_and_others_go_between(
+async def test_burst_of_hostile_grammars_waits_in_line_and_others_go_between(
     checker: GrammarChecker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await checker.check("bad", schema_grammar({}), PATIENT)
-    # What is being checked ends when the test lets it, and is waited for meanwhile.
-    monkeypatch.setattr(checker_module, "TIMEOUT_S", PATIENT)
-    monkeypatch.setattr(checker_module, "LONG_S", PATIENT)
+    monkeypatch.setattr(checker_module, "MAX_WAITING_PER_TENANT", 20)
     ask, go_on = checker._link.ask, asyncio.Event()
-    wait, waits = asyncio.wait, list[float | None]()
 
     async def held_up(message: bytes, niceness: int) -> Any:
         if b"const" not in message:
             await go_on.wait()
         return await ask(message, niceness)
 
-    async def noted(tasks: Any, *, timeout: float | None = None) -> Any:
-        waits.append(timeout)
-        return await wait(tasks, timeout=timeout)
-
     monkeypatch.setattr(checker._link, "ask", held_up)
-    monkeypatch.setattr(checker_module.asyncio, "wait", noted)
-    num = checker_module.MAX_WAITING_PER_TENANT + 4
-    hostile = [asyncio.create_task(checker.check("bad", doubling(1_000 + number))) for number in range(num)]
-    await until(lambda: len(waits) >= checker_module.MAX_WAITING_PER_TENANT)
-    # The first one of a tenant that nobody knows yet is given more time, and too many wait not at all.
-    assert waits == [PATIENT] + [checker_module.SHORT_TIMEOUT_S] * (checker_module.MAX_WAITING_PER_TENANT - 1)
+    hostile = [asyncio.create_task(checker.check("bad", doubling(1_000 + number), PATIENT)) for number in range(24)]
+    await until(lambda: len(checker._tenants["bad"].waiting) == 20)
     # The hostile one that is checked meanwhile leaves a place.
     await checker.check("good", schema_grammar({"const": 1}), PATIENT)
     assert not hostile[0].done()
+    # Beyond the line there is no waiting, and who waits too long is told to come back.
+    over = await asyncio.gather(*hostile[20:], return_exceptions=True)
+    assert all(isinstance(error, CheckerBusyError) and error.is_own for error in over)
+    with pytest.raises(CheckerBusyError) as caught:
+        await checker.check("bad", doubling(1_000 + 7), 0.01)
+    assert (caught.value.is_own, caught.value.retry_after_s >= 1.0) == (True, True)
     go_on.set()
-    answers = await asyncio.gather(*hostile, return_exceptions=True)
-    busy = [answer for answer in answers if isinstance(answer, CheckerBusyError)]
-    refused = [answer for answer in answers if isinstance(answer, GrammarError)]
-    assert len(busy) + len(refused) == num
-    assert all(answer.retry_after_s >= 1.0 for answer in busy)
-    # The first ones may be refused in time; all but the one that is being checked wait for their own tenant's.
-    assert isinstance(answers[0], GrammarError)
-    assert sum(not answer.is_own for answer in busy) <= 1
+    answers = await asyncio.gather(*hostile[:20], return_exceptions=True)
+    assert all(isinstance(answer, GrammarError) for answer in answers)
     # The checks have gone on: whoever comes back finds the verdict.
-    with pytest.raises(GrammarError, match="more than 100 ms"):
-        await checker.check("bad", doubling(1_000), PATIENT)
-    with pytest.raises(GrammarError, match="more than 100 ms"):
-        await checker.check("bad", doubling(1_000), 0.0)
+    with pytest.raises(GrammarError, match="takes longer to be compiled"):
+        await checker.check("bad", doubling(1_000 + 7), 0.0)
 
 
-async def test_usual_grammar_is_waited_for_on_a_busy_machine_and_one_of_a_tenant_that_takes_long_is_not(
-    checker: GrammarChecker,
-) -> None:
-    with pytest.raises(GrammarError):
-        await checker.check("bad", doubling(1_000), PATIENT)
-    ask = checker._link.ask
+@pytest.mark.parametrize("count", [12, 40])
+async def test_first_uses_of_many_grammars_at_once_are_all_checked(checker: GrammarChecker, count: int) -> None:
+    grammars = [schema_grammar({"const": number}) for number in range(count)]
+    await asyncio.gather(*(checker.check("t", grammar, PATIENT) for grammar in grammars))
 
-    async def slow(message: bytes, niceness: int) -> Any:
-        await asyncio.sleep(2 * checker_module.SHORT_TIMEOUT_S)
-        return await ask(message, niceness)
 
-    checker._link.ask = slow  # type: ignore[method-assign]
-    bad = asyncio.create_task(checker.check("bad", schema_grammar({})))
-    # Two clients that begin with the same schema.
-    await asyncio.gather(*(checker.check("good", schema_grammar({"const": 1})) for _ in range(2)))
-    with pytest.raises(CheckerBusyError):
-        await bad
+async def test_what_waits_for_all_tenants_is_bounded(checker: GrammarChecker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checker_module, "MAX_WAITING_BYTES", 1_000)
+    with pytest.raises(CheckerBusyError) as caught:
+        await checker.check("t", schema_grammar({"const": "x" * 1_000}), PATIENT)
+    assert not caught.value.is_own
+    for number in range(3):
+        await checker.check("t", schema_grammar({"const": f"{number}" * 500}), PATIENT)
 
 
 async def test_tenants_whose_grammars_take_long_leave_a_place_to_others(checker: GrammarChecker) -> None:
