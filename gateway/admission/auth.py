@@ -126,7 +126,9 @@ class KeyStore:
         try:
             return self._holder(headers, notes)
         except ApiError:
-            _refuse_web_pages(headers)
+            if may_be_web_page(headers):
+                message = "Web pages need an API key here. Send it as `Authorization: Bearer <key>`."
+                raise unauthorized(message) from None
             return Principal(NO_KEY_ID, "default")
 
     def _holder(self, headers: Headers, notes: dict[str, str]) -> Principal:
@@ -190,21 +192,19 @@ def is_loopback(host: str) -> bool:
     try:
         return ip_address(host.removeprefix("[").removesuffix("]")).is_loopback
     except ValueError:
-        return host == "localhost"
+        return host.lower() == "localhost"
 
 
-def _refuse_web_pages(headers: Headers) -> None:
-    """Refuse what a browser sends for a page of another site: it reaches loopback too, and so would any site.
+def may_be_web_page(headers: Headers) -> bool:
+    """Say whether a browser may have sent this request for a page of another site: such a page reaches loopback too.
 
-    A page names its origin; one whose name was made to point to this machine (DNS rebinding) names another host.
-
-    Raises:
-        ApiError: 401.
+    A page names its origin where it may not simply read; a page whose name resolves to this machine (DNS rebinding)
+    sends its own name as the host.
     """
-    for name, value in headers:
-        is_foreign_host = name == b"host" and not is_loopback(_without_port(value.decode("latin-1")))
-        if is_foreign_host or name == b"origin":
-            raise unauthorized("Web pages need an API key here. Send it as `Authorization: Bearer <key>`.")
+    return any(
+        name == b"origin" or (name == b"host" and not is_loopback(_without_port(value.decode("latin-1"))))
+        for name, value in headers
+    )
 
 
 def _without_port(host: str) -> str:

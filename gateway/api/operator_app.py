@@ -1,7 +1,8 @@
 """The operator's port: metrics and the detailed health, behind the operator's key.
 
 It is a listener of its own, so that clients cannot reach these routes whatever key they have, and so that a full public
-port does not hide them. Every route asks for the key; a path that is not listed here is a 404, as on the public port.
+port does not hide them. Every route asks for the key, or refuses web pages where there is none; a path that is not
+listed here is a 404, as on the public port.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from gateway.admission.auth import bearer_token, unauthorized
+from gateway.admission.auth import bearer_token, may_be_web_page, unauthorized
 from gateway.api.app import build_app
 from gateway.api.routes import error_response, json_response
 from gateway.cache.redis_client import RedisCache
@@ -30,12 +31,17 @@ from gateway.fleet.readiness import FleetView, QueueConnection, readiness
 from gateway.metrics import GatewayMetrics
 from shared.log_limit import LogLimit
 
+_NO_WEB_PAGES = (
+    "Without a key this port answers a Host of `localhost` or a loopback address only, and no request with an Origin, "
+    "so that web pages cannot read it. For other names, start the gateway with HEADRACE_OPERATOR_KEY."
+)
+
 _logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class OperatorServices:
-    """What the operator's routes work with. One per process; a `key` of None lets everyone in who reaches the port."""
+    """What the operator's routes work with, one per process; without a `key` they answer all but web pages."""
 
     key: str | None
     fleet: FleetView
@@ -53,7 +59,7 @@ def create_operator_app(services: OperatorServices) -> ASGIApp:
 
 
 class OperatorRoutes:
-    """The handlers, each behind the key."""
+    """The handlers; each checks who asks."""
 
     def __init__(self, services: OperatorServices) -> None:
         """Serve with these."""
@@ -73,19 +79,23 @@ class OperatorRoutes:
     def _route(self, path: str, handler: Callable[[], Awaitable[Response]]) -> Route:
         async def endpoint(request: Request) -> Response:
             try:
-                self._check_key(request)
+                self._check_access(request)
                 response = await handler()
             except ApiError as error:
                 response = error_response(error)
                 client = request.client.host if request.client else "?"
-                self._log_limit.warning(client, "operator's key refused", extra={"path": path, "client": client})
+                self._log_limit.warning(
+                    client, "refused at the operator's port", extra={"path": path, "client": client}
+                )
             self._services.metrics.requests[(f"operator:{path}", response.status_code)] += 1
             return response
 
         return Route(path, endpoint, methods=["GET"], name=f"operator:{path}")
 
-    def _check_key(self, request: Request) -> None:
+    def _check_access(self, request: Request) -> None:
         if self._key_hash is None:
+            if may_be_web_page(request.headers.raw):
+                raise ApiError(403, _NO_WEB_PAGES, code="forbidden")
             return
         if "authorization" not in request.headers:
             raise unauthorized("This port needs the operator's key. Send it as `Authorization: Bearer <key>`.")

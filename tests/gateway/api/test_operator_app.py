@@ -79,7 +79,7 @@ async def test_refused_key_is_logged_once_a_minute_without_the_key(caplog: pytes
     async with client(KEY, shown="wrong-key") as http:
         for _ in range(20):
             await http.get("/metrics")
-    assert caplog.text.count("operator's key refused") == 1
+    assert caplog.text.count("refused at the operator's port") == 1
     assert "wrong-key" not in caplog.text
 
 
@@ -92,6 +92,31 @@ async def test_public_routes_are_not_on_the_operators_port() -> None:
 async def test_port_that_was_chosen_to_have_no_key_lets_everyone_in() -> None:
     async with client(None) as http:
         assert [(await http.get(path)).status_code for path in PATHS] == [200, 200, 200]
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize(
+    "header",
+    [("Host", "evil.example:8001"), ("Host", "127.0.0.1.evil.example"), ("Host", "10.0.0.1"), ("Host", ""),
+     ("Origin", "https://evil.example"), ("Origin", "null"), ("Origin", "http://localhost:3000")],
+)  # fmt: skip
+async def test_port_without_a_key_refuses_web_pages(path: str, header: tuple[str, str]) -> None:
+    async with client(None) as http:
+        refusal = await http.get(path, headers=[header])
+    message = assert_error(refusal, 403, "forbidden")["message"]
+    assert "`localhost` or a loopback address" in message
+    assert "HEADRACE_OPERATOR_KEY" in message
+
+
+@pytest.mark.parametrize("host", ["localhost:8001", "127.0.0.1", "127.9.9.9:1", "[::1]:8001", "LOCALHOST"])
+async def test_port_without_a_key_answers_this_machine(host: str) -> None:
+    async with client(None) as http:
+        assert (await http.get("/metrics", headers={"Host": host})).status_code == 200
+
+
+async def test_port_with_a_key_answers_whatever_name_it_is_called_by() -> None:
+    async with client(KEY, shown=KEY) as http:
+        assert (await http.get("/metrics", headers={"Host": "gateway:8001"})).status_code == 200
 
 
 @pytest.mark.parametrize(
