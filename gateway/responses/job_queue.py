@@ -104,7 +104,7 @@ class JobQueue:
         """
         subject = result_subject(ref.tenant, ref.response_id)
         try:
-            message = await self._js.get_last_msg(RESULTS_STREAM, subject, direct=True)
+            message = await self._js.get_last_msg(RESULTS_STREAM, subject)
             return self._decode_result(message.data or b"")
         except NotFoundError:
             return self._overdue(ref)

@@ -37,7 +37,7 @@ JOBS = {
             "hr.req.m.batch.t",
             "hr.result.t.r",
             "hr.progress.t.r",
-            "$JS.API.DIRECT.GET.HR_RESULTS.hr.result.t.r",
+            "$JS.API.STREAM.MSG.GET.HR_RESULTS",
             "$JS.API.STREAM.MSG.GET.HR_PROGRESS",
             "$JS.API.STREAM.MSG.DELETE.HR_BATCH_default",
             "$JS.API.CONSUMER.INFO.HR_BATCH_default.c",
@@ -70,7 +70,7 @@ SHARED = {
     "hr.dead.m.interactive.t", "hr.dead.m.batch.t", "$JS.API.INFO", "_INBOX.x", "hr.req.m.batch.default",
     "hr.req.m.batch.t",
     # Gateways read the results of background responses, and workers and tenants those of batch jobs.
-    "hr.result.t.r", "hr.progress.t.r", "$JS.API.DIRECT.GET.HR_RESULTS.hr.result.default.r",
+    "hr.result.t.r", "hr.progress.t.r",
     "$JS.API.STREAM.MSG.GET.HR_PROGRESS", "$JS.API.STREAM.MSG.DELETE.HR_BATCH_default",
     "$JS.API.CONSUMER.INFO.HR_BATCH_default.c",
 }  # fmt: skip
@@ -81,7 +81,7 @@ FORBIDDEN = {
             "$JS.API.STREAM.PURGE.HR_INTERACTIVE",
             "$JS.ACK.HR_INTERACTIVE.x",
             "$JS.API.CONSUMER.MSG.NEXT.HR_INTERACTIVE.c", "$SYS.REQ.SERVER.PING", "_INBOX_gateway.x",
-            "$JS.API.STREAM.CREATE.HR_BATCH_default", "$JS.API.STREAM.MSG.GET.HR_RESULTS",
+            "$JS.API.STREAM.CREATE.HR_BATCH_default", "$JS.API.DIRECT.GET.HR_RESULTS.hr.result.t.r",
             "$JS.API.STREAM.MSG.GET.HR_DEAD", "$JS.API.STREAM.MSG.GET.HR_BATCH_default", "$JS.API.STREAM.NAMES",
             "$JS.API.CONSUMER.CREATE.HR_DEAD.c", "hr.reply.t.x",
             "$JS.API.STREAM.MSG.DELETE.HR_RESULTS", "$JS.API.STREAM.MSG.DELETE.HR_DEAD",

@@ -1,0 +1,108 @@
+"""What a login has stored, JetStream delivers wherever a consumer or a reply names: no login may choose both."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+from nats.aio.msg import Msg
+
+from ops.cli.worker_login import user_block
+from shared.nats_connection import connect
+from shared.streams import (
+    DEAD_STREAM,
+    INTERACTIVE_STREAM,
+    PROGRESS_STREAM,
+    RESPONSES_STREAM,
+    RESULTS_STREAM,
+    StreamLimits,
+    ensure_streams,
+)
+from tests.ops.nats.secured import PASSWORDS, Connection, secured_server
+from tests.servers import NatsServer
+
+TEXT = b"text of its own"
+TARGET = "hr.cancel.m"
+PURGE = f"$JS.API.STREAM.PURGE.{DEAD_STREAM}"
+MODEL_LOGIN = "worker-m"
+# One subject of each stream.
+STORED = {
+    PROGRESS_STREAM: "hr.progress.default.r",
+    RESULTS_STREAM: "hr.result.default.r",
+    DEAD_STREAM: "hr.dead.m.batch.default",
+    RESPONSES_STREAM: "hr.response.default.r.0",
+    "HR_BATCH_default": "hr.req.m.batch.default",
+    INTERACTIVE_STREAM: "hr.req.m.interactive",
+}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
+    user = user_block("m", f'user: "{MODEL_LOGIN}", password: "pw"')
+    with secured_server(tmp_path_factory.mktemp("deliveries"), user) as running:
+        yield running
+
+
+async def _connect(server: NatsServer, user: str) -> Connection:
+    connection = Connection()
+    role, scope = ("worker", "m") if user == MODEL_LOGIN else (user, None)
+    connection.client = await connect(
+        server.url, role=role, scope=scope, name=user, user=user, password=PASSWORDS.get(user, "pw"),
+        on_error=connection.on_error,
+    )  # type: ignore[arg-type]  # fmt: skip
+    return connection
+
+
+def _calls(stream: str, subject: str, target: str) -> Iterator[tuple[str, bytes, str]]:
+    """Yield calls that may have the messages of a subject delivered to `target`: subject, payload and reply."""
+    for filtered in (subject, "hr.req.m.batch.default", "hr.req.m.interactive", ">"):
+        for deliver in ({"deliver_subject": target}, {}):
+            for name in ("m-batch", "m-interactive", "rogue"):
+                config = {
+                    "name": name,
+                    "durable_name": name,
+                    "ack_policy": "none",
+                    "filter_subject": filtered,
+                    **deliver,
+                }
+                body = json.dumps({"stream_name": stream, "config": config}).encode()
+                yield f"$JS.API.CONSUMER.CREATE.{stream}", body, "_reply"
+                yield f"$JS.API.CONSUMER.CREATE.{stream}.{name}", body, "_reply"
+                yield f"$JS.API.CONSUMER.CREATE.{stream}.{name}.{filtered}", body, "_reply"
+                yield f"$JS.API.CONSUMER.DURABLE.CREATE.{stream}.{name}", body, "_reply"
+                yield f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{name}", b"100", target
+    yield f"$JS.API.DIRECT.GET.{stream}.{subject}", b"", target
+    yield f"$JS.API.DIRECT.GET.{stream}", json.dumps({"last_by_subj": subject}).encode(), target
+    yield f"$JS.API.STREAM.MSG.GET.{stream}", json.dumps({"last_by_subj": subject}).encode(), target
+
+
+@pytest.mark.parametrize("user", ["worker", MODEL_LOGIN, "gateway", "batch"])
+async def test_no_login_has_text_of_its_own_delivered_where_it_may_not_publish(server: NatsServer, user: str) -> None:
+    admin, worker, rogue = [await _connect(server, each) for each in ("admin", "worker", user)]
+    streams = admin.client.jetstream()
+    await ensure_streams(streams, StreamLimits(), ["default"])
+    delivered: list[Msg] = []
+
+    async def note(message: Msg) -> None:
+        delivered.append(message)
+
+    await worker.client.subscribe(TARGET, cb=note)
+    await worker.client.flush()
+    # One more message, which only a call on JetStream's API can remove.
+    await worker.client.jetstream().publish("hr.dead.m.batch.kept", b"letter")
+    for stream, subject in STORED.items():
+        for target in (TARGET, PURGE):
+            await rogue.client.publish(subject, TEXT)
+            for call, payload, reply in _calls(stream, subject, target):
+                await rogue.client.publish(call, payload, reply=reply)
+            await rogue.client.publish(subject, TEXT)
+            await rogue.client.flush()
+    assert (await streams.stream_info(DEAD_STREAM)).state.messages
+    await worker.client.flush()
+    assert [(message.subject, message.data) for message in delivered if TEXT in message.data] == []
+    assert await rogue.is_refused()
+    for name in STORED:
+        await streams.delete_stream(name)
+    for connection in (admin, worker, rogue):
+        await connection.client.close()
