@@ -22,7 +22,7 @@ from jinja2.parser import Parser
 
 from gpu_worker.models.small_file import is_inside, read_small_file
 from gpu_worker.text.model_directory import ModelDirectory, read_json
-from gpu_worker.text.template_messages import TemplateNeeds, text_parts
+from gpu_worker.text.template_messages import CallArguments, TemplateNeeds, text_parts
 from gpu_worker.text.template_sandbox import TemplateSandbox
 from shared.errors import BadRequestError, ConfigError
 
@@ -76,6 +76,9 @@ class ChatTemplate:
         except (RecursionError, MemoryError, SyntaxError, ValueError) as error:
             raise ConfigError("HEADRACE_MODEL", f"the chat template is nested too deeply: {error}") from error
         self._special_tokens = dict(special_tokens)
+        if is_trusted and self.needs.has_null_content and not self._takes_call(None) and self._takes_call(""):
+            # It looks whether something else is none.
+            self.needs = replace(self.needs, has_null_content=False)
         if is_trusted and _READS_PARTS.search(source) and not self._shows(_PROBE) and self._shows(text_parts(_PROBE)):
             self.needs = replace(self.needs, has_parts=True)
 
@@ -85,6 +88,18 @@ class ChatTemplate:
             return _PROBE in self.render([{"role": "user", "content": content}], add_generation_prompt=True)
         except BadRequestError:
             return False
+
+    def _takes_call(self, content: str | None) -> bool:
+        """Return whether a message with calls of tools may have this content."""
+        function = {"name": "f", "arguments": CallArguments({"a": 1}, '{"a": 1}')}
+        calls = [{"id": "abcdefgh1", "type": "function", "function": function}]
+        called = {"role": "assistant", "content": content, "tool_calls": calls}
+        result = {"role": "tool", "content": "x", "name": "f", "tool_call_id": "abcdefgh1"}
+        try:
+            self.render([{"role": "user", "content": "x"}, called, result], add_generation_prompt=True)
+        except BadRequestError:
+            return False
+        return True
 
     def has_text(self, text: str) -> bool:
         """Say whether the template's own code names this text, as it names a role that it knows."""

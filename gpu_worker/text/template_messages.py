@@ -17,7 +17,8 @@ import msgspec
 from gpu_worker.text.spelled_tokens import Shield
 from shared.conversation import ChatMessage, ToolCall
 
-_CONTENT_IS_NONE = re.compile(r"content['\"]?\]?\s+is\s+(not\s+)?none\b")
+# Not `reasoning_content is none`, which says nothing of the content.
+_CONTENT_IS_NONE = re.compile(r"(?<!\w)content['\"]?\]?\s+is\s+(not\s+)?none\b")
 _NINE_CHARACTERS = re.compile(r"length\s*!=\s*9\b")
 _SHORT_ID = re.compile(r"[A-Za-z0-9]{9}")
 

@@ -9,6 +9,7 @@ tokens cannot be protected this way.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -25,6 +26,7 @@ from gpu_worker.text.library import TokenizerError, library_errors
 from gpu_worker.text.model_directory import ModelDirectory
 from gpu_worker.text.output_text import OutputText
 from gpu_worker.text.spelled_tokens import SpelledTokens
+from gpu_worker.text.template_probes import refused_kinds
 from gpu_worker.text.token_table import TokenTable, build_table, with_special_tokens
 from gpu_worker.text.tokenizer_bounds import TokenizerBoundsError, check_steps, check_vocabulary_sizes
 from shared.conversation import ChatMessage, ChatOptions, Conversation
@@ -32,6 +34,7 @@ from shared.errors import BadRequestError, ConfigError, PromptTooLongError
 from shared.formats import detect_format, format_named
 from shared.sampling import Sampling
 
+_log = logging.getLogger(__name__)
 _REPLACEMENT = "\ufffd"
 _MIN_LONGEST_TOKEN = 32
 # How much of a prompt's end says whether it has opened the model's reasoning.
@@ -282,6 +285,8 @@ class ModelTokenizer:
 
     def _load_templates(self, directory: ModelDirectory, chat: ChatSettings) -> None:
         self._template = load_chat_template(directory)
+        for kind, reason in ({} if self._template is None else refused_kinds(self._template)).items():
+            _log.info("the chat template refuses %s: %s", kind, reason)
         self._tools_template = load_chat_template(directory, "tool_use")
         self._allows_templates = chat.allows_templates
         shown = self._tools_template or self._template
