@@ -16,7 +16,7 @@ PYTEST := $(BIN)/python -m pytest
 TWO_PROCESSES := -n 2 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help up test computing-tests waiting-tests chaos clients lint docs audit mutants bench bench-engine bench-served bench-spec bench-quant
+.PHONY: help up test computing-tests waiting-tests chaos clients lint docs audit lock mutants bench bench-engine bench-served bench-spec bench-quant
 
 help:
 	@echo "make up      start the whole system on this machine (ARGS=\"--port 0 --model DIR\"; see headrace up --help)"
@@ -25,6 +25,7 @@ help:
 	@echo "make lint    ruff, mypy and the import contracts"
 	@echo "make docs    the documentation as a site in build/docs (ARGS=serve shows it while you write)"
 	@echo "make audit   known vulnerabilities of the packages that we need, from PyPI; without a network it says so and passes"
+	@echo "make lock    write the versions and hashes that images and units install, from PyPI, to ops/deploy/locked"
 	@echo "make clients run the client libraries against the whole system; installs them beside (ARGS=\"-k openai\")"
 	@echo "make chaos   kill, freeze and cut off parts of the system under load, and count what broke (ARGS=\"--quick\")"
 	@echo "make mutants  change one line at a time and see whether a test notices; half an hour (ARGS=\"--help\")"
@@ -75,6 +76,9 @@ docs: $(VENV)/.docs
 
 audit: $(VENV)/.dev
 	@exec $(BIN)/python -m ops.dependency_audit
+
+lock: $(VENV)/.dev
+	@exec $(BIN)/python -m ops.deploy.lock
 
 mutants: $(VENV)/.mutants
 	@exec $(BIN)/python -m tests.mutation $(ARGS)

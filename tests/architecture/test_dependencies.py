@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+from collections.abc import Iterable
 from importlib import metadata
 
 from packaging.requirements import Requirement
@@ -25,6 +26,14 @@ def requirements(*extras: str) -> list[Requirement]:
     optional = project["optional-dependencies"]
     lines = [*project["dependencies"], *(line for extra in extras or optional for line in optional[extra])]
     return [requirement for line in lines if (requirement := Requirement(line)).name != "headrace"]
+
+
+def resolved_extras(extras: Iterable[str]) -> set[str]:
+    """Return extras and those of ours that they name."""
+    optional = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    own = [Requirement(line) for extra in extras for line in optional[extra]]
+    named = {extra for requirement in own if requirement.name == "headrace" for extra in requirement.extras}
+    return {*extras, *(resolved_extras(named) if named else ())}
 
 
 def test_every_dependency_has_a_lower_bound_and_comes_from_an_index() -> None:

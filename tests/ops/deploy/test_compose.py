@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import yaml
-from packaging.requirements import Requirement
 
 from gateway.config import GatewayConfig
 from gateway.responses.seal_secrets import MIN_SECRET_CHARACTERS
@@ -37,7 +36,8 @@ DOCKERFILE = ROOT / "ops/deploy/Dockerfile"
 # What the compose specification knows of a service, of it what we use; a misspelt name is refused by every client.
 SERVICE_KEYS = {
     *("image", "build", "pull_policy", "entrypoint", "command", "environment", "volumes", "tmpfs", "read_only"),
-    *("depends_on", "restart", "stop_grace_period", "healthcheck", "ports", "profiles", "deploy"),
+    *("depends_on", "restart", "stop_grace_period", "healthcheck", "ports", "profiles", "deploy", "user"),
+    *("cap_drop", "security_opt", "logging"),
 }
 HEALTHCHECK_KEYS = {"test", "interval", "timeout", "retries", "start_period"}
 CONDITIONS = {"service_started", "service_healthy", "service_completed_successfully"}
@@ -215,36 +215,39 @@ def test_volumes_of_our_images_belong_to_their_user(services: dict[str, Any]) ->
         assert {target for _, target, *options in volumes if "ro" not in options} <= set(made[1].split())
 
 
-def test_nothing_can_be_written_in_our_images_but_volumes(services: dict[str, Any]) -> None:
+def test_nothing_can_be_written_but_volumes_and_logs_are_bounded(services: dict[str, Any]) -> None:
+    for service in services.values():
+        assert service["read_only"] is True
+        assert service["tmpfs"] == ["/tmp"]
+        assert service["cap_drop"] == ["ALL"]
+        assert service["security_opt"] == ["no-new-privileges:true"]
+        assert "cap_add" not in service
+        assert service["logging"] == {"driver": "local", "options": {"max-size": "10m", "max-file": "5"}}
+    # Its entrypoint, run as root, would change to that user, which takes a capability.
+    assert services["redis"]["user"] == "redis"
+
+
+def test_our_images_are_built_and_those_of_others_are_named_by_their_content(services: dict[str, Any]) -> None:
     for name in ("passwords", *HEADRACE_SERVICES):
-        assert services[name]["read_only"] is True
-        assert services[name]["tmpfs"] == ["/tmp"]
         # Made here: what a registry has under the same name is somebody else's.
         assert services[name]["pull_policy"] == "build"
+    named = {service["image"] for service in services.values() if "build" not in service}
+    named |= {line.split()[1] for line in DOCKERFILE.read_text().splitlines() if line.startswith("FROM ")} - {"base"}
+    by_tag = {image for image in named if not re.fullmatch(r"[a-z0-9./-]+:[A-Za-z0-9.-]+@sha256:[0-9a-f]{64}", image)}
+    assert by_tag == {"nats:2.15.1-alpine"}
 
 
 @pytest.mark.parametrize("stage", ["gateway", "worker", "worker-gpu"])
-def test_dependencies_are_a_layer_before_our_code(stage: str, tmp_path: Path) -> None:
-    text = DOCKERFILE.read_text()
-    body = text.split(f"FROM base AS {stage}\n")[1].split("\nFROM ")[0]
-    assert (
-        body.index(f"/requirements/{stage}.txt")
-        < body.index("--requirement")
-        < body.index("pip install --no-deps /src")
+def test_dependencies_are_a_layer_before_our_code(stage: str) -> None:
+    body = DOCKERFILE.read_text().split(f"FROM base AS {stage}\n")[1].split("\nFROM ")[0]
+    copied, installed, ours = (
+        body.index(text)
+        for text in (f"ops/deploy/locked/{stage}.txt", "--require-hashes", "--no-deps --no-build-isolation")
     )
-    # Only pyproject.toml and the script go into them, so that nothing else makes them anew.
-    assert "COPY pyproject.toml ops/deploy/requirements.py ./" in text
-    extras = re.search(rf"requirements.py (.+) > {stage}.txt", text)
-    assert extras is not None
-    script = ROOT / "ops/deploy/requirements.py"
-    done = subprocess.run([sys.executable, script, *extras[1].split()], capture_output=True, text=True, cwd=ROOT)
-    listed = {Requirement(line).name for line in done.stdout.splitlines()}
-    assert {"msgspec", "nats-py", "nkeys"} <= listed
-    assert ("torch" in listed, "triton" in listed, "starlette" in listed) == (
-        stage != "gateway",
-        stage == "worker-gpu",
-        stage == "gateway",
-    )
+    assert copied < installed < ours
+    # Only what is locked goes into them, so that nothing else makes them anew.
+    assert set(re.findall(r"ops/deploy/locked/(\S+)", body)) <= {f"{stage}.txt", "torch-cpu.txt"}
+    assert body.count("pip install") == 2 + (stage == "worker")
 
 
 def test_images_leave_out_what_nothing_reads_at_run_time() -> None:

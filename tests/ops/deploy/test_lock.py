@@ -1,0 +1,70 @@
+"""What deployments install: every package with its version and its hashes, and each name from one index alone."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from ops.deploy.lock import EXTRAS, LOCKED, NATS_PACKAGE, entries, without_cuda
+from tests.architecture.source import ROOT
+from tests.architecture.test_dependencies import requirements, resolved_extras
+
+
+def pinned(name: str) -> dict[str, list[Requirement]]:
+    found: dict[str, list[Requirement]] = {}
+    for entry in entries((LOCKED / f"{name}.txt").read_text()):
+        requirement = Requirement(re.split(r" *\\\n", entry)[0].strip())
+        found.setdefault(canonicalize_name(requirement.name), []).append(requirement)
+    return found
+
+
+def is_satisfied(wanted: Requirement, by: list[Requirement]) -> bool:
+    """Whether a version is locked for every platform, and each is one that the project allows."""
+    versions = [next(iter(each.specifier)) for each in by]
+    return bool(by) and all(
+        version.operator == "==" and wanted.specifier.contains(version.version.split("+")[0]) for version in versions
+    )
+
+
+@pytest.mark.parametrize("name", [*EXTRAS, "nats"])
+def test_every_entry_has_a_version_and_hashes(name: str) -> None:
+    text = (LOCKED / f"{name}.txt").read_text()
+    found = list(entries(text))
+    assert text == "# Written by `make lock`.\n" + "".join(found)
+    for entry in found:
+        assert re.match(r"[a-z0-9.-]+==[0-9][^ ]*( ; [^\\]+)?(?: \\\n    --hash=sha256:[0-9a-f]{64})+\n$", entry), entry
+
+
+@pytest.mark.parametrize("name", EXTRAS)
+def test_lock_has_what_the_project_asks_for_now(name: str) -> None:
+    found = pinned(name) | (pinned("torch-cpu") if name == "worker" else {})
+    wanted = [*requirements(*resolved_extras(EXTRAS[name])), Requirement("setuptools>=77")]
+    unmet = [str(each) for each in wanted if not is_satisfied(each, found.get(canonicalize_name(each.name), []))]
+    assert unmet == [], "run `make lock`"
+
+
+def test_nats_server_is_the_one_that_the_project_asks_for() -> None:
+    (wanted,) = [each for each in requirements("embedded") if each.name == NATS_PACKAGE]
+    assert is_satisfied(wanted, pinned("nats")[NATS_PACKAGE])
+
+
+def test_worker_on_the_cpu_has_the_torch_of_the_others_and_nothing_of_cuda() -> None:
+    (cpu,) = pinned("torch-cpu")["torch"]
+    (gpu,) = pinned("worker-gpu")["torch"]
+    assert str(cpu) == f"{gpu}+cpu"
+    worker = [name for name in pinned("worker") if name.startswith(("torch", "triton", "cuda", "nvidia-"))]
+    assert worker == []
+    kept = {
+        Requirement(entry.split(" \\")[0]).name
+        for entry in without_cuda(entries((LOCKED / "worker-gpu.txt").read_text()))
+    }
+    assert set(pinned("worker")) <= kept
+
+
+def test_no_name_is_looked_for_at_two_indexes() -> None:
+    found = subprocess.run(["git", "grep", "-lI", "extra-index" + "-url"], cwd=ROOT, capture_output=True, text=True)
+    assert found.stdout == ""
