@@ -137,15 +137,16 @@ class ReservationBook:
             self._join_line(reservation)
         self._expect(reservation, reservation.return_at)
 
-    def expire(self, now: float) -> int:
-        """Drop the reservations of clients that did not return, and return how many of them were booked."""
-        num_unused = 0
+    def expire(self, now: float) -> list[Reservation]:
+        """Drop the reservations of clients that did not return here, and return those that were booked."""
+        unused = []
         while self._expiring and self._expiring[0][0] + GRACE_S < now:
             at, _, reservation = heapq.heappop(self._expiring)
             if reservation.return_at == at and self._by_ticket.get(reservation.ticket) is reservation:
-                num_unused += reservation.is_booked
+                if reservation.is_booked:
+                    unused.append(reservation)
                 self.use(reservation)
-        return num_unused
+        return unused
 
     def find(self, caller: Caller, size: Size, now: float) -> Reservation | None:
         """Return the reservation with which a caller comes back."""

@@ -4,15 +4,17 @@ Used only while several gateways are alive. A promise is offered here when it is
 both without waiting. The gateway that takes it holds it alone. Without Redis, a client that returns to another gateway
 is a newcomer.
 
-One sorted set per model, key and body: each member is a place, scored by its return time in Unix milliseconds.
+One sorted set per model, key and body: each member is a place, scored by its return time in Unix milliseconds. A place
+that no gateway has taken stays there for a while after its time, so that the one that promised it learns whether
+another kept the promise.
 """
 
 from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable
-from typing import Annotated
+from collections.abc import Callable, Coroutine
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
@@ -37,11 +39,14 @@ return 1
 """
 )
 
-# ARGV: the time, the grace, and whether one that is not due yet may be taken.
+# How long a place is remembered after its time: its gateway settles it with the next request for the model.
+_REMEMBERED_S = 600.0
+
+# ARGV: before when places are forgotten, the earliest and the latest return time of one that may be taken.
 _TAKE = Script(
     """
-redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', ARGV[1] - ARGV[2])
-local found = redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', ARGV[3] == '1' and '+inf' or ARGV[1], 'LIMIT', 0, 1)
+redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', ARGV[1])
+local found = redis.call('ZRANGEBYSCORE', KEYS[1], ARGV[2], ARGV[3], 'LIMIT', 0, 1)
 if #found == 0 then return '' end
 redis.call('ZREM', KEYS[1], found[1])
 return found[1]
@@ -90,18 +95,31 @@ class SharedPlaces:
             reservation.promised_wait_s,
         )
         member = self._encode(place)
-        lifetime = _milliseconds(HORIZON_S + 2 * GRACE_S)
-        self._send(_OFFER, _key(model, reservation.identity), [_milliseconds(place.return_at), member, lifetime])
+        lifetime = _milliseconds(HORIZON_S + _REMEMBERED_S)
+        arguments: list[Argument] = [_milliseconds(place.return_at), member, lifetime]
+        self._send(self._redis.run_script(_OFFER, [_key(model, reservation.identity)], arguments))
         return member
 
     def withdraw(self, model: str, reservation: Reservation, member: bytes) -> None:
         """Take back an offer: the client has returned here."""
-        self._send(_WITHDRAW, _key(model, reservation.identity), [member])
+        self._send(self._redis.run_script(_WITHDRAW, [_key(model, reservation.identity)], [member]))
+
+    def settle(self, model: str, reservation: Reservation, member: bytes, unused: Callable[[], None]) -> None:
+        """Take back an offer whose time is over, and call `unused` unless another gateway has taken it."""
+
+        async def withdraw() -> None:
+            removed = await self._redis.run_script(_WITHDRAW, [_key(model, reservation.identity)], [member])
+            if removed != 0:
+                unused()
+
+        if not self._send(withdraw()):
+            unused()
 
     async def take(self, model: str, caller: Caller) -> Reservation | None:
         """Return the place for which a caller returns, wherever it was promised; nobody else gets it any more."""
-        now, may_be_early = self._wall(), "1" if caller.is_retry else "0"
-        arguments: list[Argument] = [_milliseconds(now), _milliseconds(GRACE_S), may_be_early]
+        now = self._wall()
+        latest: Argument = "+inf" if caller.is_retry else _milliseconds(now)
+        arguments: list[Argument] = [_milliseconds(now - _REMEMBERED_S), _milliseconds(now - GRACE_S), latest]
         member = await self._redis.run_script(_TAKE, [_key(model, caller.identity)], arguments)
         if not isinstance(member, bytes) or not member:
             return None
@@ -125,9 +143,13 @@ class SharedPlaces:
             promised_wait_s=min(HORIZON_S, place.promised_wait_s),
         )
 
-    def _send(self, script: Script, key: str, arguments: list[Argument]) -> None:
-        if len(self._tasks) < MAX_PENDING and self._redis.is_available:
-            self._tasks.spawn(self._redis.run_script(script, [key], arguments))
+    def _send(self, call: Coroutine[Any, Any, object]) -> bool:
+        """Let a call run unless Redis is away or too slow; return whether it does."""
+        if len(self._tasks) >= MAX_PENDING or not self._redis.is_available:
+            call.close()
+            return False
+        self._tasks.spawn(call)
+        return True
 
 
 def _key(model: str, identity: bytes) -> str:

@@ -161,7 +161,8 @@ class Shedder:
         now = self._clock()
         found = None
         if book:
-            self._metrics.promises["unused"] += book.expire(now)
+            for reservation in book.expire(now):
+                self._count_unused(load.model, reservation)
             found = book.find(caller, size, now)
         if not self._may_begin(book, found, caller, expected, now):
             raise self._turn_away(load, book, found, caller, size, expected, now)
@@ -214,6 +215,17 @@ class Shedder:
         if reservation.offer is not None and self._places is not None:
             self._places.withdraw(model, reservation, reservation.offer)
             reservation.offer = None
+
+    def _count_unused(self, model: str, reservation: Reservation) -> None:
+        """Count a promise for which nobody came, unless another gateway has kept it."""
+
+        def count() -> None:
+            self._metrics.promises["unused"] += 1
+
+        if reservation.offer is None or self._places is None:
+            count()
+        else:
+            self._places.settle(model, reservation, reservation.offer, count)
 
     def _refusal(self, reason: str, message: str, retry_after_s: float, advice: RetryAdvice | None = None) -> ApiError:
         self._metrics.shed[reason] += 1

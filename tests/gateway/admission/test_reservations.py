@@ -92,8 +92,8 @@ def test_equal_requests_of_one_key_have_a_place_each(book: ReservationBook) -> N
 
 def test_place_that_is_not_used_goes_to_others_after_a_moment(book: ReservationBook) -> None:
     told = refuse(book, caller())
-    assert book.expire(NOW + told.wait_s + GRACE_S) == 0
-    assert book.expire(NOW + told.wait_s + GRACE_S + 0.01) == 1
+    assert len(book.expire(NOW + told.wait_s + GRACE_S)) == 0
+    assert len(book.expire(NOW + told.wait_s + GRACE_S + 0.01)) == 1
     assert len(book) == 0
     assert book.calendar.is_empty
     assert found(book, caller(), NOW + told.wait_s + GRACE_S + 0.01) is None
@@ -134,11 +134,11 @@ def test_line_beyond_the_horizon_is_spread_and_booked_in_its_order(book: Reserva
 def test_client_in_the_line_that_does_not_return_is_forgotten(book: ReservationBook) -> None:
     told = refuse(book, caller(x_stainless_retry_count="0"), excess_s=100.0)
     assert told.turn_in_s is not None
-    assert book.expire(NOW + told.wait_s + GRACE_S - 0.1) == 0
+    assert len(book.expire(NOW + told.wait_s + GRACE_S - 0.1)) == 0
     # Before its time it is told the rest of it.
     again = refuse(book, caller(x_stainless_retry_count="1"), NOW + 1, excess_s=100.0)
     assert (again.wait_s, again.ticket, len(book)) == (told.wait_s - 1, told.ticket, 1)
-    assert book.expire(NOW + told.wait_s + GRACE_S + 0.1) == 0
+    assert len(book.expire(NOW + told.wait_s + GRACE_S + 0.1)) == 0
     assert (len(book), book._lines) == (0, {})
 
 
@@ -163,7 +163,7 @@ def test_reservation_of_another_gateway_is_taken_over_once_and_while_there_is_ro
     assert [book.get(ticket) is not None for ticket in tickets] == [True, True, False]
     assert sum(book.calendar._booked.values()) == pytest.approx(2 * COST_S)
     # It is kept for no longer here than there.
-    assert book.expire(NOW + 60 + GRACE_S) == 2
+    assert len(book.expire(NOW + 60 + GRACE_S)) == 2
     assert len(book) == 0
 
 

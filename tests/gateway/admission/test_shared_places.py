@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import secrets
+from collections import Counter
 from collections.abc import AsyncIterator
 
 import msgspec
@@ -88,6 +89,31 @@ async def test_client_that_returns_to_another_gateway_is_admitted_there_once(gat
     assert await gateways.ask(1, late, caller("mine")) is None
     assert gateways.metrics[1].promises["kept"] == 1
     assert await gateways.ask(1, late, caller("mine")) is not None
+
+
+async def test_promise_is_counted_once_wherever_it_is_kept(gateways: Gateways) -> None:
+    wait_s = await told(gateways, caller("mine"))
+    await told(gateways, caller("never comes back"))
+    gateways.now += wait_s
+    late = replace(gateways.nearly, queued_tokens=12_000)
+    assert await gateways.ask(1, late, caller("mine")) is None
+    gateways.now += 60 + GRACE_S
+    for which in range(2):
+        # Looks at what has expired.
+        await gateways.ask(which, gateways.full, caller(f"later {which}"))
+    total = sum((metrics.promises for metrics in gateways.metrics), start=Counter())
+    assert total["kept"] == 1
+    # That of the one who never comes back, and those of the clients that made both gateways refuse, twice.
+    assert (total["unused"], total["broken"]) == (total["made"] - 1 - 2, 0)
+
+
+async def test_promise_of_which_redis_says_nothing_is_unused(gateways: Gateways) -> None:
+    await told(gateways, caller("mine"))
+    await gateways.redis.close()
+    gateways.now += 60 + GRACE_S
+    await gateways.ask(0, gateways.full, caller("later"))
+    metrics = gateways.metrics[0].promises
+    assert (metrics["unused"], metrics["kept"]) == (metrics["made"] - 1, 0)
 
 
 async def test_place_that_was_used_at_home_is_not_found_elsewhere(gateways: Gateways) -> None:
