@@ -1,4 +1,8 @@
-"""The time of day at a NATS server beside our own: deadlines of requests are times of day, and clocks may be wrong."""
+"""The time of day at a NATS server: deadlines are times of day that cross machines, whose own clocks may be wrong.
+
+Gateways and workers read every time that crosses the wire from the clock of their NATS server, so that a machine whose
+clock is an hour off, or is set while it runs, ends no request too early or too late.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +10,39 @@ import contextlib
 import datetime
 import json
 import time
+from collections.abc import Callable
 
 from nats.aio.client import Client
 from nats.errors import Error as NatsError
+
+from shared.streams import INTERACTIVE_STREAM
 
 # Requests with deadlines expire too early, or too late, by so much.
 WARN_SKEW_S = 0.5
 MOST_SKEW_S = 5.0
 _TIMEOUT_S = 2.0
+# Half of it is the error at most.
+_MAX_ROUND_TRIP_S = 0.5
+SYNCHRONIZE_INTERVAL_S = 10.0
+
+
+class ServerClock:
+    """The time at the NATS server, as of the last time that it was asked; before that, this machine's."""
+
+    def __init__(self) -> None:
+        """Begin with this machine's clock."""
+        self._offset_s = time.time() - time.monotonic()
+
+    def now(self) -> float:
+        """Return the time in Unix seconds. It goes on evenly while this machine's clock is set."""
+        return time.monotonic() + self._offset_s
+
+    async def synchronize(self, client: Client) -> None:
+        """Ask the server for the time; where it does not answer, the clock goes on as it was."""
+        asked = time.monotonic()
+        skew = await ask_skew(client, INTERACTIVE_STREAM, time.monotonic)
+        if skew is not None and time.monotonic() - asked < _MAX_ROUND_TRIP_S:
+            self._offset_s = -skew
 
 
 def skew_s(server_time: str, own_time: float) -> float | None:
@@ -36,11 +65,16 @@ def told_skew(skew: float) -> str:
     return f"{abs(skew):.3f} s {'ahead of' if skew > 0 else 'behind'} NATS"
 
 
-async def ask_skew(client: Client, stream: str) -> float | None:
-    """Ask NATS for the time, which it tells with what it knows of a stream; None where it does not say."""
-    asked = time.time()
+async def ask_skew(client: Client, stream: str, clock: Callable[[], float] | None = None) -> float | None:
+    """Ask NATS for the time, which it tells with what it knows of a stream.
+
+    Returns:
+        Seconds by which `clock`, or this machine's, is ahead; None where the server does not say.
+    """
+    clock = clock or time.time
+    asked = clock()
     try:
         reply = await client.request(f"$JS.API.STREAM.INFO.{stream}", b"", timeout=_TIMEOUT_S)
-        return skew_s(str(json.loads(reply.data).get("ts", "")), (asked + time.time()) / 2)
+        return skew_s(str(json.loads(reply.data).get("ts", "")), (asked + clock()) / 2)
     except (NatsError, ValueError, AttributeError):
         return None

@@ -238,7 +238,7 @@ class GenerationStarter:
         timeout_s = generation.timeout_s or self._timeout_s
         reply, names = self._dispatcher.reply, (caller.request_id, caller.traceparent)
         expires_at = asyncio.get_running_loop().time() + timeout_s
-        requests = wire_requests(generation, caller.tenant, reply, timeout_s, *names)
+        requests = wire_requests(generation, caller.tenant, reply, timeout_s, *names, self._dispatcher.clock.now())
 
         def submit(index: int, sink: Sink) -> Flight:
             prompt, choice = divmod(index, generation.n)

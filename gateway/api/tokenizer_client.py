@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import time
-
 import msgspec
 from nats.aio.client import Client
 from nats.errors import Error as NatsError
 
 from gateway.errors import ApiError
 from shared.messages import UNDECODABLE, encode
+from shared.server_clock import ServerClock
 from shared.subjects import tokenizer_subject
 from shared.tokenizer_calls import TokenizerCall, TokenizerReply
 
@@ -21,10 +20,11 @@ _decoder = msgspec.msgpack.Decoder(TokenizerReply)
 class TokenizerClient:
     """Asks any one worker of a model, over NATS request and reply."""
 
-    def __init__(self, nats: Client, timeout_s: float = TIMEOUT_S) -> None:
+    def __init__(self, nats: Client, timeout_s: float = TIMEOUT_S, clock: ServerClock | None = None) -> None:
         """Ask over this connection, and wait `timeout_s` for each answer."""
         self._nats = nats
         self._timeout_s = timeout_s
+        self._clock = clock or ServerClock()
 
     async def call(self, model: str, tenant: str, call: TokenizerCall) -> TokenizerReply:
         """Return a worker's reply to a tenant's call.
@@ -34,7 +34,7 @@ class TokenizerClient:
                 worker is there or it has too many calls, 504 when none answers in time.
         """
         # A worker drops what nobody waits for any more.
-        call = msgspec.structs.replace(call, tenant=tenant, deadline=time.time() + self._timeout_s)
+        call = msgspec.structs.replace(call, tenant=tenant, deadline=self._clock.now() + self._timeout_s)
         payload = encode(call)
         if len(payload) > self._nats.max_payload:
             message = f"The input is larger than the {self._nats.max_payload} bytes that fit through the queue."

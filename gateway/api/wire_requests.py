@@ -23,6 +23,7 @@ def wire_requests(
     timeout_s: float | None,
     request_id: str,
     traceparent: str | None = None,
+    now: float | None = None,
 ) -> list[Request]:
     """Return the requests of all choices, in their order.
 
@@ -33,8 +34,9 @@ def wire_requests(
         timeout_s: Time until the deadline; None without one.
         request_id: Names them all in log lines.
         traceparent: Names the span that they are part of, when requests are traced.
+        now: Unix seconds at the server; this machine's if not given.
     """
-    now = time.time()
+    now = time.time() if now is None else now
     base = urlsafe_b64encode(urandom(12)).decode()
     whole = Request(
         id=base,

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Literal
 
 from nats.js import JetStreamContext
@@ -37,6 +37,7 @@ from shared.dead_letters import DeadReason
 from shared.direct_client import DirectClient
 from shared.messages import Delta, Finish, GatewayHeartbeat, Request, encode
 from shared.nats_connection import is_clustered
+from shared.server_clock import SYNCHRONIZE_INTERVAL_S, ServerClock
 from shared.streams import StreamLimits
 from shared.subjects import frame_subject, gateway_subject
 from shared.task_supervisor import TaskSupervisor
@@ -71,6 +72,7 @@ class Dispatcher:
         js: JetStreamContext = nats.jetstream()
         self._nats = nats
         self._gateway = gateway
+        self.clock = ServerClock()
         self._flights = FlightTable()
         self._revoker = Revoker(nats, js)
         self._publisher = Publisher(nats)
@@ -88,6 +90,7 @@ class Dispatcher:
             self._quarantine,
             self.fail,
             recovery_limits or RecoveryLimits(),
+            self.clock,
         )
         self._frames = FrameReceiver(self._flights, self._revoker, self, self.fleet.serves_another)
         self._loop = asyncio.get_running_loop()
@@ -105,6 +108,7 @@ class Dispatcher:
             DependencyError: NATS has closed the connection.
         """
         await self._streams.start()
+        await self.clock.synchronize(self._nats)
         self._publisher.on_stored = self._stored
         self._publisher.on_refused = self._refused
         self._publisher.on_no_stream = self._miss_stream
@@ -117,6 +121,7 @@ class Dispatcher:
         self._running = [
             self._tasks.start(self._sweep.run(), "sweep of workers and requests"),
             self._tasks.every(HEARTBEAT_INTERVAL_S, self._send_heartbeat, "heartbeats"),
+            self._tasks.every(SYNCHRONIZE_INTERVAL_S, partial(self.clock.synchronize, self._nats), "time of NATS"),
         ]
         self._streams.restore_records()
 
@@ -152,7 +157,7 @@ class Dispatcher:
             raise queue_unavailable()
         now = self._loop.time()
         if expires_at is None and request.deadline is not None:
-            expires_at = now + request.deadline - time.time()
+            expires_at = now + request.deadline - self.clock.now()
         flight = Flight(request, sink, estimated_tokens, published_at=now, expires_at=expires_at, submitted_at=now)
         is_suspect = self._recovery.is_suspect(flight)
         self._flights.add(flight)

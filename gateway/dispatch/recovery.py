@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal
@@ -31,6 +30,7 @@ from gateway.errors import ApiError
 from gateway.fleet.death import Death
 from gateway.fleet.fleet import Fleet
 from shared.background_tasks import BackgroundTasks
+from shared.server_clock import ServerClock
 
 Reason = Literal[
     "worker_dead", "gap", "handoff", "silent", "waiting", "unclaimed", "nats_restart", "cancelled", "early"
@@ -66,8 +66,10 @@ class Recovery:
         quarantine: Quarantine,
         fail: Callable[[Flight, ApiError], None],
         limits: RecoveryLimits,
+        clock: ServerClock,
     ) -> None:
         """Look after `flights`, once `sweep` is called periodically. `fail` ends a flight with an error."""
+        self._clock = clock
         self._flights = flights
         self._fleet = fleet
         self._publisher = publisher
@@ -272,7 +274,7 @@ class Recovery:
             self._revoker.delete(flight.stream_seq)
         flight.stream_seq = flight.delivered_at = None
         if flight.expires_at is not None:
-            deadline = time.time() + flight.expires_at - self._loop.time()
+            deadline = self._clock.now() + flight.expires_at - self._loop.time()
             flight.request = msgspec.structs.replace(flight.request, deadline=deadline)
         flight.probation = blame.probation(flight)
         flight.is_held_back = False

@@ -23,6 +23,8 @@ LATENESS_FACTOR = 3.0
 _STANDSTILL_FACTOR = 2.0
 # What is left of a lateness at the next heartbeat: half of it after six seconds.
 _LATENESS_KEPT = 0.977
+# Heartbeats after which the process of a worker is gone if another one has its name: a new one takes longer to start.
+_NAMESAKE_FACTOR = 2.0
 # The same of what is only assumed of a worker that is new here: a tenth of it is left after two seconds on time.
 _ASSUMPTION_KEPT = 0.8
 
@@ -155,6 +157,9 @@ class Liveness:
         name = heartbeat.worker
         worker = self._workers.get(name)
         if worker is not None and process_of(worker.heartbeat) != process_of(heartbeat):
+            if now - worker.beaten_at <= _NAMESAKE_FACTOR * self._limits.heartbeat_s:
+                # Both are alive: the second process of this name has to end, and the first one has not.
+                return
             self._declare_dead(worker, now, "it was restarted", is_blamed=self._can_judge(now))
             worker = None
         if worker is None:

@@ -100,11 +100,13 @@ async def assemble(
         limiter=limiter,
         fleet=dispatcher.fleet,
         queue=dispatcher.nats_watch,
-        tokenizer=TokenizerClient(nats),
+        tokenizer=TokenizerClient(nats, clock=dispatcher.clock),
         metrics=metrics,
     )
     service = GenerationService(config, keys, limiter, shedder, starter, metrics, observer, services.body_rules)
-    responses = ResponseStore(ResponseLog(nats), JobQueue(nats), ReasoningSeals.read(config.responses_secret))
+    responses = ResponseStore(
+        ResponseLog(nats), JobQueue(nats, dispatcher.clock), ReasoningSeals.read(config.responses_secret)
+    )
     stack.push_async_callback(responses.log.close)
     entrance = public_handler(service, services, responses)
     tls = server_tls(config.tls_cert_file, config.tls_key_file, config.tls_client_ca_file)

@@ -6,7 +6,6 @@ The job does not depend on the answer: whoever leaves finds the response again b
 from __future__ import annotations
 
 import logging
-import time
 from abc import abstractmethod
 from dataclasses import dataclass
 
@@ -48,10 +47,11 @@ class Submission:
         """
         draft = generation.draft
         timeout_s = generation.timeout_s or DEFAULT_TIMEOUT_S
-        (request,) = wire_requests(generation, caller.tenant, "", timeout_s, caller.request_id, caller.traceparent)
+        now = self.store.jobs.clock.now()
+        (request,) = wire_requests(generation, caller.tenant, "", timeout_s, caller.request_id, caller.traceparent, now)
         request = msgspec.structs.replace(request, id=draft.id, lane="batch", reply=None, is_followed=generation.stream)
         stream_seq = await self.store.jobs.publish(request)
-        job = BackgroundJob.of(generation, stream_seq, time.time() + timeout_s)
+        job = BackgroundJob.of(generation, stream_seq, now + timeout_s)
         response = msgspec.json.encode(response_fields(draft, "queued"))
         record = ResponseRecord(caller.tenant, generation.model, draft, response, job)
         try:

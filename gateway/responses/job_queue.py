@@ -21,6 +21,7 @@ from shared.batch_streams import batch_stream
 from shared.direct_client import DirectClient
 from shared.messages import BatchResult, Cancel, Request, encode
 from shared.nats_connection import SEND_ERRORS
+from shared.server_clock import ServerClock
 from shared.streams import PROGRESS_STREAM, RESULTS_STREAM, consumer_name
 from shared.subjects import cancel_subject, progress_subject, request_subject, result_subject
 
@@ -64,9 +65,10 @@ class _ConsumerInfo(msgspec.Struct):
 class JobQueue:
     """Speaks with NATS about jobs."""
 
-    def __init__(self, nats: DirectClient) -> None:
+    def __init__(self, nats: DirectClient, clock: ServerClock | None = None) -> None:
         """Work over an open connection."""
         self._nats = nats
+        self.clock = clock or ServerClock()
         self._js = nats.jetstream(timeout=_TIMEOUT_S)
         self._decode_result = msgspec.json.Decoder(BatchResult).decode
         self._decode_consumer = msgspec.json.Decoder(_ConsumerInfo).decode
@@ -189,7 +191,7 @@ class JobQueue:
 
     def _overdue(self, ref: JobRef) -> BatchResult | None:
         """Return that a job has expired whose time is over, whoever should have said so."""
-        if time.time() <= ref.job.deadline + _GRACE_S:
+        if self.clock.now() <= ref.job.deadline + _GRACE_S:
             return None
         return BatchResult(id=ref.response_id, model=ref.model, tenant=ref.tenant, text="", finish="expired")
 

@@ -31,6 +31,7 @@ from shared.errors import BadRequestError
 from shared.log_limit import LogLimit
 from shared.messages import Cancel, Delta, FinishReason, Request
 from shared.sampling import SamplingDefaults
+from shared.server_clock import ServerClock
 
 PROGRESS_INTERVAL_S = 5.0
 _SAVED_TOKENS = 64
@@ -59,11 +60,13 @@ class BatchLane:
         nats: DirectClient,
         chat_format: str = "",
         sampling_defaults: SamplingDefaults | None = None,
+        clock: ServerClock | None = None,
     ) -> None:
         """Answer in the name of `worker`; a request that has failed `max_attempts` times without progress is dead.
 
         Results tell the model's `chat_format`. What a job leaves out of its sampling is as `sampling_defaults` say.
         """
+        self._clock = clock or ServerClock()
         self._sampling_defaults = sampling_defaults
         self._result_maker = ResultMaker(worker, chat_format)
         self._log_limit = LogLimit(_log)
@@ -105,7 +108,7 @@ class BatchLane:
             return
         held = HeldRequest(key, request, message)
         self._held.add(held)
-        if request.deadline is not None and request.deadline <= time.time():
+        if request.deadline is not None and request.deadline <= self._clock.now():
             self._end(held, "expired")
         elif message.num_delivered > 1:
             held.is_looked_up = False

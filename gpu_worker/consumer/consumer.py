@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import time
 from functools import partial
 from typing import TYPE_CHECKING
@@ -35,7 +36,7 @@ from gpu_worker.engine.engine_thread import EngineThread, StepOutcome
 from shared.dependency_wait import RECORDS_LOG_INTERVAL_S, RECORDS_RETRY_S, wait_for
 from shared.direct_client import DirectClient
 from shared.log_limit import LogLimit
-from shared.messages import UNDECODABLE, Cancel, Delta, encode
+from shared.messages import UNDECODABLE, Cancel, Delta, Heartbeat, encode
 from shared.nats_connection import SEND_ERRORS, inbox_prefix
 from shared.pause_detector import PauseDetector
 from shared.streams import StreamLimits, ensure_interactive_stream, ensure_streams
@@ -116,6 +117,7 @@ class Consumer:
         await self._nats.subscribe(cancel_subject(self._source.model), cb=self._receive_cancel)
         await self._nats.subscribe(ALL_GATEWAYS, cb=self._receive_gateway)
         await self._nats.subscribe(probe_subject(self._source.worker), cb=self._answer_probe)
+        await self._nats.subscribe(worker_subject(self._source.model, self._source.worker), cb=self._receive_namesake)
         self._tasks.every(INTERVAL_S, self.send_heartbeat, "heartbeats")
         self._tasks.every(self._limits.ack_wait_s / 3, self._report_progress, "progress of held messages")
         self._tasks.every(PROGRESS_INTERVAL_S, self._batch.save_progress, "progress of batch requests")
@@ -284,6 +286,18 @@ class Consumer:
         if message.reply.startswith(_GATEWAY_INBOX):
             with contextlib.suppress(*SEND_ERRORS):
                 await self._nats.publish(message.reply, b"")
+
+    async def _receive_namesake(self, message: Msg) -> None:
+        """End this worker if another one of its name was there before: both would answer for each other's requests."""
+        try:
+            heartbeat = msgspec.msgpack.decode(message.data, type=Heartbeat)
+        except UNDECODABLE:
+            return
+        own, other = (self._source.started, os.getpid()), (heartbeat.started, heartbeat.pid)
+        if other < own:
+            name, pid = self._source.worker, heartbeat.pid
+            _log.error("another worker is named %r (process %d of its machine): this one ends", name, pid)
+            self._tasks.has_failed.set()
 
     async def _report_progress(self) -> None:
         """Keep NATS from delivering held messages again."""

@@ -30,6 +30,7 @@ from shared.errors import BadRequestError
 from shared.log_limit import LogLimit
 from shared.messages import Cancel, Delta, Finish, Request
 from shared.nats_connection import SEND_ERRORS
+from shared.server_clock import ServerClock
 
 _log = logging.getLogger(__name__)
 
@@ -52,8 +53,16 @@ class InteractiveLane:
         make_way: Called when a suspect wants to begin: what else could be dangerous, and is not people's, is to go.
     """
 
-    def __init__(self, intake: Intake, engine: EngineThread, held: HeldRequests, outbox: Outbox) -> None:
-        """Serve over `outbox` what comes in."""
+    def __init__(
+        self,
+        intake: Intake,
+        engine: EngineThread,
+        held: HeldRequests,
+        outbox: Outbox,
+        clock: ServerClock | None = None,
+    ) -> None:
+        """Serve over `outbox` what comes in; deadlines are times of `clock`."""
+        self._clock = clock or ServerClock()
         self._log_limit = LogLimit(_log)
         self._intake = intake
         self._engine = engine
@@ -242,7 +251,7 @@ class InteractiveLane:
         if self.gateways.is_silent(reply):
             self._outbox.answer(message, ACK if self.gateways.is_given_up(reply) else REDELIVER_LATER)
             return True
-        if request.deadline is None or request.deadline > time.time():
+        if request.deadline is None or request.deadline > self._clock.now():
             return False
         delta = Delta(request.id, request.epoch, len(request.emitted), finish=Finish("expired"))
         self._outbox.put(reply, delta, message)

@@ -19,6 +19,7 @@ from shared.conversation import ChatOptions, Conversation
 from shared.errors import BadRequestError
 from shared.messages import Request, TokenLogprob
 from shared.sampling import Sampling
+from shared.server_clock import ServerClock
 
 Prompt = PromptText | list[int]
 
@@ -36,6 +37,7 @@ class RequestReader:
         max_model_len: int,
         tokenizer: ModelTokenizer,
         pooled: PooledAnswers,
+        clock: ServerClock | None = None,
     ) -> None:
         """Read for the model served under the name `model`."""
         self._model = model
@@ -43,6 +45,7 @@ class RequestReader:
         self._max_model_len = max_model_len
         self._tokenizer = tokenizer
         self._pooled = pooled
+        self._clock = clock or ServerClock()
 
     def prompt(self, request: Request) -> Prompt:
         """Check a request and return its prompt; a list holds token ids.
@@ -108,7 +111,7 @@ class RequestReader:
             lane=request.lane,
             priority=request.priority,
             arrival=now,
-            deadline=None if request.deadline is None else now + request.deadline - time.time(),
+            deadline=None if request.deadline is None else now + request.deadline - self._clock.now(),
             salt=_salt(request),
             trace=request.trace or "",
             prediction=tuple(self._known(prediction_ids)),

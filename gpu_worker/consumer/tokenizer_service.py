@@ -7,7 +7,6 @@ gateway no longer waits for is dropped. Answers are encoded in that lane's threa
 from __future__ import annotations
 
 import logging
-import time
 from collections import Counter
 
 import msgspec
@@ -22,6 +21,7 @@ from shared.conversation import ChatOptions, Conversation
 from shared.errors import BadRequestError, PromptTooLongError
 from shared.messages import UNDECODABLE, encode
 from shared.nats_connection import SEND_ERRORS
+from shared.server_clock import ServerClock
 from shared.subjects import tokenizer_subject
 from shared.tokenizer_calls import DetokenizeCall, TemplateCall, TokenizeCall, TokenizerCall, TokenizerReply
 
@@ -40,10 +40,17 @@ class TokenizerService:
     """Owns the calls in progress."""
 
     def __init__(
-        self, nats: Client, model: str, max_model_len: int, tokenizer: ModelTokenizer, encoder: PromptEncoder
+        self,
+        nats: Client,
+        model: str,
+        max_model_len: int,
+        tokenizer: ModelTokenizer,
+        encoder: PromptEncoder,
+        clock: ServerClock | None = None,
     ) -> None:
         """Serve the model under this name."""
         self._nats = nats
+        self._clock = clock or ServerClock()
         self._model = model
         self._max_model_len = max_model_len
         self._vocab_size = tokenizer.vocab_size
@@ -87,7 +94,7 @@ class TokenizerService:
                 call.tenant,
                 self._checked_size(call),
                 lambda: self._reply(call),
-                lambda: call.deadline is None or time.time() < call.deadline,
+                lambda: call.deadline is None or self._clock.now() < call.deadline,
             )
         finally:
             self._calls[call.tenant] -= 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
+from functools import partial
 
 from gpu_worker.consumer.answer import AnswerWriter
 from gpu_worker.consumer.batch_lane import BatchLane
@@ -32,6 +33,7 @@ from gpu_worker.text.model_tasks import ModelTasks
 from gpu_worker.text.prompt_encoder import PromptEncoder
 from gpu_worker.text.tokenizer import ModelTokenizer
 from shared.direct_client import DirectClient
+from shared.server_clock import SYNCHRONIZE_INTERVAL_S, ServerClock
 from shared.streams import StreamLimits
 from shared.task_supervisor import TaskSupervisor
 
@@ -85,18 +87,21 @@ class Worker:
         observer: RequestObserver | None = None,
     ) -> None:
         """Put the parts together; nothing runs before `start`. Call it on the event loop."""
+        self._nats, self._clock = nats, ServerClock()
         relay, tasks = StepRelay(asyncio.get_running_loop()), TaskSupervisor()
-        self.has_failed = tasks.has_failed
+        self.has_failed, self._tasks = tasks.has_failed, tasks
         sizes, tokenizer = setup.scheduler, model.tokenizer
         self._engine = EngineThread(setup.engine, relay.deliver)
         self._encoder = PromptEncoder(tokenizer, sizes.max_model_len, model.tasks.score_form)
         self._constraints = ConstraintSource(tokenizer)
-        self._service = TokenizerService(nats, identity.model, sizes.max_model_len, tokenizer, self._encoder)
+        self._service = TokenizerService(
+            nats, identity.model, sizes.max_model_len, tokenizer, self._encoder, self._clock
+        )
         held = HeldRequests()
         if observer is not None:
             held.on_remove = observer.removed
         pooled, capacity = PooledAnswers(model.tasks), PullCapacity(held, sizes)
-        reader = RequestReader(identity.model, model.directory, sizes.max_model_len, tokenizer, pooled)
+        reader = RequestReader(identity.model, model.directory, sizes.max_model_len, tokenizer, pooled, self._clock)
         intake = Intake(reader, self._encoder, self._constraints, self._engine, held, capacity)
         outbox = Outbox(nats, identity.worker, tasks)
         self.consumer = Consumer(
@@ -106,7 +111,7 @@ class Worker:
             capacity=capacity,
             writer=AnswerWriter(tokenizer, pooled),
             outbox=outbox,
-            interactive=InteractiveLane(intake, self._engine, held, outbox),
+            interactive=InteractiveLane(intake, self._engine, held, outbox, self._clock),
             batch=self._batch_lane(identity, nats, limits, model, intake, held, outbox),
             limits=limits,
             tasks=tasks,
@@ -154,6 +159,7 @@ class Worker:
             nats,
             chat_format=model.tokenizer.chat_format,
             sampling_defaults=model.directory.sampling_defaults,
+            clock=self._clock,
         )
 
     @property
@@ -169,6 +175,8 @@ class Worker:
         """
         self._engine.start()
         await self._service.start()
+        await self._clock.synchronize(self._nats)
+        self._tasks.every(SYNCHRONIZE_INTERVAL_S, partial(self._clock.synchronize, self._nats), "time of NATS")
         await self.consumer.start()
 
     async def close(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections.abc import Mapping
 
 import msgspec
 from nats.aio.client import Client
@@ -43,26 +44,40 @@ def check_nats(config: WorkerConfig, identity: Identity) -> None:
         _log.warning("loading the model meanwhile: %s", error)
 
 
-async def check_revision(client: Client, identity: Identity) -> None:
-    """Refuse to serve another model than those that are served under the same name: answers would alternate.
+async def check_others(client: Client, identity: Identity, *, allows_revision_change: bool) -> None:
+    """Refuse to serve under the name of another worker, or another model than those served under the same name.
 
     Raises:
-        ConfigError: Other workers serve another revision.
+        ConfigError: A worker of this name is alive, or other workers serve another revision.
     """
-    others: dict[str, str] = {}
+    others: dict[str, Heartbeat] = {}
 
     async def note(message: Msg) -> None:
         with contextlib.suppress(msgspec.MsgspecError):
             heartbeat = msgspec.msgpack.decode(message.data, type=Heartbeat)
-            if not heartbeat.draining and heartbeat.revision != identity.revision:
-                others[heartbeat.worker] = heartbeat.revision
+            others[heartbeat.worker] = heartbeat
 
     of_all_workers = worker_subject(identity.model, identity.worker).rpartition(".")[0] + ".*"
     subscription = await client.subscribe(of_all_workers, cb=note)
     await asyncio.sleep(LISTEN_S)
     await subscription.unsubscribe()
-    if others:
-        worker, revision = sorted(others.items())[0]
+    namesake = others.get(identity.worker)
+    if namesake is not None:
+        raise ConfigError(
+            "HEADRACE_WORKER_ID",
+            f"a worker named {identity.worker!r} serves {identity.model!r} already (process {namesake.pid} of its "
+            "machine): stop it first, or give this one another name",
+        )
+    if not allows_revision_change:
+        _check_revision(identity, others)
+
+
+def _check_revision(identity: Identity, others: Mapping[str, Heartbeat]) -> None:
+    for worker, heartbeat in sorted(others.items()):
+        revision = heartbeat.revision
+        if heartbeat.draining or revision == identity.revision:
+            continue
+        # Answers would alternate.
         difference = revision_difference(identity.revision, revision)
         raise ConfigError(
             "HEADRACE_ALLOW_REVISION_CHANGE",
@@ -73,11 +88,11 @@ async def check_revision(client: Client, identity: Identity) -> None:
 
 
 async def _check_clock(client: Client) -> None:
-    """Tell who reads this log that requests expire here at once, or too late. The wrong clock may be that of NATS."""
+    """Log that the clocks differ. Deadlines are kept by that of NATS, which may be the wrong one."""
     skew = await ask_skew(client, INTERACTIVE_STREAM)
     if skew is not None and abs(skew) > WARN_SKEW_S:
         _log.warning(
-            "this machine's clock is %s: set both (NTP); requests whose deadline has passed here are given back",
+            "this machine's clock is %s: set both (NTP); deadlines are kept by the clock of NATS, log lines have this one",
             told_skew(skew),
         )
 
@@ -97,7 +112,6 @@ async def _connect_once(config: WorkerConfig, identity: Identity) -> None:
         _log.warning("NATS runs without JetStream: start it with JetStream enabled (-js)")
     try:
         await _check_clock(client)
-        if not config.allow_revision_change:
-            await check_revision(client, identity)
+        await check_others(client, identity, allows_revision_change=config.allow_revision_change)
     finally:
         await client.close()

@@ -1,7 +1,11 @@
 from __future__ import annotations
 
+import time
+
+import pytest
+
 from shared.nats_connection import connect
-from shared.server_clock import ask_skew, skew_s, told_skew
+from shared.server_clock import ServerClock, ask_skew, skew_s, told_skew
 from shared.streams import INTERACTIVE_STREAM, StreamLimits, ensure_interactive_stream
 
 
@@ -22,3 +26,24 @@ async def test_server_tells_its_time_with_a_stream(nats_url: str) -> None:
     # The same clock: half of the time that the question took, however busy this machine is.
     assert skew is not None
     assert abs(skew) < 2
+
+
+async def test_clock_of_the_server_stands_for_one_that_is_wrong_and_is_set_meanwhile(
+    nats_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = await connect(nats_url, role="worker", name="w")
+    await ensure_interactive_stream(client.jetstream(), StreamLimits())
+    true_time = time.time
+    for wrong_by_s in (3600.0, -3600.0):
+        monkeypatch.setattr(time, "time", lambda off=wrong_by_s: true_time() + off)
+        clock = ServerClock()
+        assert abs(clock.now() - true_time()) > 3000
+        await clock.synchronize(client)
+        assert abs(clock.now() - true_time()) < 1
+        # As when the clock of the machine is set while the process runs.
+        monkeypatch.setattr(time, "time", lambda: 0.0)
+        assert abs(clock.now() - true_time()) < 1
+    await client.close()
+    # Without an answer it goes on as it was.
+    await clock.synchronize(client)
+    assert abs(clock.now() - true_time()) < 1

@@ -32,6 +32,7 @@ from shared.conversation import ChatOptions
 from shared.formats import Tool, ToolChoice
 from shared.messages import Delta, Finish, Heartbeat, Request
 from shared.sampling import Sampling, SamplingDefaults
+from shared.server_clock import ServerClock
 from shared.structured_output.checker import GrammarChecker
 from tests.gateway.dispatch_bench import ListSink
 
@@ -65,6 +66,7 @@ class Queue:
     reply = "reply"
 
     def __init__(self) -> None:
+        self.clock = ServerClock()
         self.flights = FlightTable()
         self.fleet = Fleet("gw", FleetLimits(), OwnRequests(self.flights.unshown, lambda: {BEAT.model: (50, 10**6)}))
 
@@ -184,6 +186,8 @@ async def test_deadlines_are_those_of_the_moment_of_asking_whatever_the_wall_clo
     await gateway.start("tenant", Prompt(1, text="x"), Prompt(1, text="y"))
     due = asyncio.get_running_loop().time() + 60
     assert [flight.expires_at for flight in gateway.queue.flights] == [pytest.approx(due, abs=30)] * 2
+    deadlines = [flight.request.deadline for flight in gateway.queue.flights]
+    assert deadlines == [pytest.approx(now() + 60, abs=30)] * 2
 
 
 async def test_job_for_a_model_that_does_not_generate_is_a_400(gateway: Gateway) -> None:

@@ -289,7 +289,7 @@ def test_idle_worker_may_stand_still(watched: Watched) -> None:
 
 def test_restarted_worker_of_the_same_name_is_another(watched: Watched) -> None:
     watched.workers["a"].started = 2.0
-    watched.run(0.3)
+    watched.run(0.7)
     assert watched.dead == watched.blamed == ["a"]
     assert not watched.liveness.is_gone("a")
 
@@ -299,8 +299,21 @@ def test_worker_restarted_while_nats_was_away_is_dead_without_blame(watched: Wat
     watched.run(1)
     watched.liveness.nats_reconnected(watched.now)
     watched.workers["a"].started = 2.0
-    watched.run(0.3)
+    watched.run(0.7)
     assert (watched.dead, watched.blamed) == (["a"], [])
+
+
+def test_two_workers_of_one_name_condemn_no_request(watched: Watched) -> None:
+    for _ in range(50):
+        for started in (2.0, 1.0):
+            watched.workers["a"].started = started
+            watched.run(0.1)
+    assert watched.dead == []
+    # When the first one has ended, the second holds the name; it may as well be the other way round.
+    watched.workers["a"].started = 2.0
+    watched.run(1)
+    assert len(watched.dead) <= 1
+    assert not watched.liveness.is_gone("a")
 
 
 def test_nobody_dies_while_nats_is_away(watched: Watched) -> None:

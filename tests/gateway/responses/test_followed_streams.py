@@ -25,6 +25,7 @@ from gateway.responses.record import ResponseRecord
 from gateway.responses.store import ResponseStore
 from gateway.responses.stored import _FollowingStream
 from shared.messages import BatchResult, Request
+from shared.server_clock import ServerClock
 from tests.gateway.responses.test_follower import RECORD
 
 PRINCIPAL = Principal("key", "t")
@@ -34,6 +35,7 @@ class Queue:
     """Takes jobs when the test lets it, and has the result of each at once. As a log it takes everything."""
 
     def __init__(self) -> None:
+        self.clock = ServerClock()
         self.is_open = asyncio.Event()
         self.has_results = True
         self.published: list[str] = []

@@ -74,3 +74,15 @@ async def test_clock_that_is_wrong_is_told_before_the_model_is_loaded(
 async def test_worker_that_drains_does_not_keep_its_successor_out(nats_url: str) -> None:
     async with beating(nats_url, "check-c", "rev1", draining=True):
         await join(nats_url, "check-c", "rev2")
+
+
+async def test_worker_whose_name_is_taken_is_refused_until_the_other_has_ended(nats_url: str) -> None:
+    async def join_as_other() -> None:
+        config = WorkerConfig(model=Path("m"), nats_url=nats_url)
+        await asyncio.to_thread(check_nats, config, Identity("other", "check-d", "rev1"))
+
+    async with beating(nats_url, "check-d", "rev1"):
+        with pytest.raises(ConfigError, match=r"HEADRACE_WORKER_ID.*a worker named 'other' serves 'check-d' already"):
+            await join_as_other()
+    # As after a SIGKILL: nothing is heard of it any more.
+    await join_as_other()
