@@ -92,7 +92,7 @@ async def _check_clock(client: Client) -> None:
     skew = await ask_skew(client, INTERACTIVE_STREAM)
     if skew is not None and abs(skew) > WARN_SKEW_S:
         _log.warning(
-            "this machine's clock is %s: set both (NTP); deadlines are kept by the clock of NATS, log lines have this one",
+            "this machine's clock is %s: set both (NTP). Deadlines follow the clock of NATS, log lines this one",
             told_skew(skew),
         )
 
