@@ -114,4 +114,6 @@ class InteractiveQueues:
         return self._capacity(self.backlog)
 
     def _room_for_new(self) -> int:
-        return 0 if self.resumed.backlog or self.is_reserved() else self._capacity(self.backlog)
+        # After a restart of NATS, what waits to go first is not known before a pull for it is answered.
+        is_first = self.resumed.knows_backlog and not self.resumed.backlog
+        return self._capacity(self.backlog) if is_first and not self.is_reserved() else 0

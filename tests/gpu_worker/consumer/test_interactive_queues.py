@@ -75,3 +75,18 @@ async def test_drained_worker_takes_from_neither_queue(make_worker: MakeWorker, 
     second = await make_worker()
     answers = [await gateway.answer(request.id, request.epoch).wait() for request in requests.values()]
     assert {worker for answer in answers for worker in answer.workers} == {second.name}
+
+
+async def test_nothing_new_is_pulled_before_it_is_known_what_goes_first(make_worker: MakeWorker) -> None:
+    worker = await make_worker()
+    queues = worker.worker.consumer._interactive_queues
+    await wait_until(lambda: queues.knows_backlog)
+    room = queues._room_for_new()
+    assert room > 0
+    # As after a restart of NATS, which answers the first pull when it has expired.
+    queues.forget()
+    assert queues._room_for_new() == 0
+    await wait_until(lambda: queues.knows_backlog)
+    assert queues._room_for_new() == room
+    queues.resumed._last_pending = queues.resumed.outstanding + 1
+    assert queues._room_for_new() == 0
