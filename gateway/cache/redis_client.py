@@ -96,6 +96,7 @@ class RedisCache:
     async def get(self, key: str) -> bytes | None:
         """Return a value, or None when there is none or Redis is away."""
         value = await self._call("GET", key)
+        await self._delete_if_wrong(value, [key])
         return value if isinstance(value, bytes) else None
 
     async def set(self, key: str, value: bytes, ttl_s: float) -> bool:
@@ -108,6 +109,7 @@ class RedisCache:
         reply = await self._call("EVALSHA", script.sha, len(keys), *keys, *args)
         if isinstance(reply, NoScriptError):
             reply = await self._call("EVAL", script.source, len(keys), *keys, *args)
+        await self._delete_if_wrong(reply, keys)
         return None if isinstance(reply, ResponseError) else reply
 
     async def _call(self, *command: Argument) -> Any:
@@ -118,6 +120,11 @@ class RedisCache:
             self._metrics.redis_failures += 1
             _logger.warning("redis refused %s: %s", command[0], reply)
         return reply
+
+    async def _delete_if_wrong(self, reply: object, keys: Sequence[str]) -> None:
+        """Delete keys of which one holds another type than ours: each call would fail until somebody did."""
+        if isinstance(reply, ResponseError) and str(reply).startswith("WRONGTYPE"):
+            await self._call("UNLINK", *keys)
 
     def _succeeded(self) -> None:
         self._retry_s = 0.0

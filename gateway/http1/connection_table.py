@@ -4,7 +4,7 @@ Owns the set of connections, the order of those that wait for a request or recei
 A connection waits from its accept, or its last answer, until the next request's head is complete: sending half a head,
 empty lines, or nothing of a body that the answer did not wait for, does not make it busy. It receives while a handler
 waits for the rest of a body. To make room, the connection that waits longest is closed, and where none waits the one
-that has received longest; those whose request is complete never are.
+that has received longest, but none that has had no time to send its request; those whose request is complete never are.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from shared.pause_detector import PauseDetector
 
 # Connections beyond the limit: they are served health and refusals, one answer each.
 MAX_EXTRA_CONNECTIONS = 64
+# What a client has to send its request before its connection may be closed to make room. A burst would close itself.
+MIN_WAIT_S = 0.5
 SWEEP_INTERVAL_S = 0.5
 # A sweep that is later than this was held up itself, together with every client's bytes.
 MAX_SWEEP_DELAY_S = 1.0
@@ -107,9 +109,10 @@ class ConnectionTable(Generic[M]):
         self.num_evicted = 0
         self.num_limited = 0
         self._num_reported = 0
-        self._waiting: dict[M, None] = {}
-        self._waiting_extra: dict[M, None] = {}
-        self._receiving: dict[M, None] = {}
+        # Since when, the longest first.
+        self._waiting: dict[M, float] = {}
+        self._waiting_extra: dict[M, float] = {}
+        self._receiving: dict[M, float] = {}
         self._num_per_address: Counter[str] = Counter()
         self._clock = clock
         self._pauses = PauseDetector(SWEEP_INTERVAL_S, MAX_SWEEP_DELAY_S, clock)
@@ -120,20 +123,33 @@ class ConnectionTable(Generic[M]):
         """Connections whose request is being read or answered."""
         return len(self.members) - len(self._waiting) - len(self._waiting_extra)
 
+    @property
+    def num_places(self) -> int:
+        """How many connections may be added now.
+
+        Those beyond the limit are refused, so there are places for them only where no other may soon make room.
+        """
+        num_free = self.limits.max_connections - len(self.members)
+        if num_free <= 0 and not self._waiting and not self._receiving:
+            num_free += MAX_EXTRA_CONNECTIONS
+        return num_free if num_free > 0 else int(self._evictable() is not None)
+
     def add(self, member: M) -> bool:
         """Add a connection, making room for it if possible; return whether it is one too many."""
         limits = self.limits
-        if len(self.members) >= limits.max_connections and (self._waiting or self._receiving):
-            self._evict(self._waiting or self._receiving)
-        elif len(self.members) >= limits.max_connections + MAX_EXTRA_CONNECTIONS and self._waiting_extra:
-            self._evict(self._waiting_extra)
+        evictable = self._evictable()
+        if evictable is not None:
+            self.num_evicted += 1
+            # Its own news of the end comes later, and must not be waited for.
+            self.remove(evictable)
+            evictable.evict()
         self.members.add(member)
         num_of_address = self._num_per_address[member.address] + 1
         self._num_per_address[member.address] = num_of_address
         is_limited = len(self.members) > limits.max_connections or (
             limits.max_per_address is not None and num_of_address > limits.max_per_address
         )
-        (self._waiting_extra if is_limited else self._waiting)[member] = None
+        (self._waiting_extra if is_limited else self._waiting)[member] = self._clock()
         self.num_limited += is_limited
         return is_limited
 
@@ -155,13 +171,13 @@ class ConnectionTable(Generic[M]):
     def note_receiving(self, member: M) -> None:
         """Note that a handler waits for the rest of a request's body."""
         if member in self.members and not member.is_limited:
-            self._receiving[member] = None
+            self._receiving[member] = self._clock()
 
     def note_waiting(self, member: M) -> None:
         """Note that a connection waits for its next request, or for its client to leave."""
         self._receiving.pop(member, None)
         if member in self.members:
-            (self._waiting_extra if member.is_limited else self._waiting)[member] = None
+            (self._waiting_extra if member.is_limited else self._waiting)[member] = self._clock()
 
     def sweep(self) -> None:
         """Let every connection look at its deadline."""
@@ -183,12 +199,20 @@ class ConnectionTable(Generic[M]):
         for member in [*self._waiting, *self._waiting_extra]:
             member.drain()
 
-    def _evict(self, members: dict[M, None]) -> None:
-        member = next(iter(members))
-        self.num_evicted += 1
-        # Its own news of the end comes later, and must not be waited for.
-        self.remove(member)
-        member.evict()
+    def _evictable(self) -> M | None:
+        """Return the connection that makes room for one more; None if there is room, or none may be closed."""
+        num_extra = len(self.members) - self.limits.max_connections
+        if num_extra < 0:
+            return None
+        latest = self._clock() - MIN_WAIT_S
+        kinds = [self._waiting or self._receiving]
+        if num_extra >= MAX_EXTRA_CONNECTIONS:
+            kinds.append(self._waiting_extra)
+        for members in kinds:
+            oldest = next(iter(members.items()), None)
+            if oldest is not None and oldest[1] <= latest:
+                return oldest[0]
+        return None
 
 
 def _default_headers() -> list[tuple[bytes, bytes]]:

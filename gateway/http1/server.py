@@ -6,12 +6,11 @@ A drain stops accepting, lets what runs finish, tells and cuts what takes too lo
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import socket
 import ssl
 from collections.abc import Callable, Iterable
-from typing import Any
 
+from gateway.http1.accepting import Acceptor
 from gateway.http1.connection import Connection
 from gateway.http1.connection_table import SWEEP_INTERVAL_S, ConnectionLimits, ConnectionTable
 from gateway.http1.handler_runner import Handler, HandlerRunner
@@ -53,33 +52,34 @@ class HttpServer:
             tls: Connections speak TLS with this, and nothing else.
         """
         # A handshake has the time of a head. It is not counted among the connections before it is done.
-        self._handshake: dict[str, Any] = (
-            {} if tls is None else {"ssl": tls, "ssl_handshake_timeout": limits.head_timeout_s}
-        )
+        handshake = {} if tls is None else {"ssl": tls, "ssl_handshake_timeout": limits.head_timeout_s}
         self._tasks = tasks or TaskSupervisor()
         self._loop = asyncio.get_running_loop()
         self.table: ConnectionTable[Connection] = ConnectionTable(limits, self._loop.time)
+        self._acceptor = Acceptor(self._new_connection, lambda: self.table.num_places, handshake)
         self._runner = HandlerRunner(handler, exempt_paths)
         self._receive_buffer = memoryview(bytearray(MAX_HEAD_BYTES))
         self._on_sweep = on_sweep
-        self._server: asyncio.Server | None = None
+        self._bound: socket.socket | None = None
         self._sweeping: asyncio.Task[None] | None = None
-        self._rescuing: asyncio.Task[None] | None = None
+        self._accepting: list[asyncio.Task[None]] = []
 
     async def start(self, bound: socket.socket, others: Iterable[socket.socket] = ()) -> None:
         """Accept connections to a bound socket, and what the owners of `others` leave unaccepted for a moment."""
-        self._server = await self._loop.create_server(
-            self._new_connection, sock=bound, backlog=BACKLOG, **self._handshake
-        )
+        bound.listen(BACKLOG)
+        self._bound = bound
         self._sweeping = self._tasks.start(self._sweep_forever(), "sweep of connections")
-        self._rescuing = self._tasks.start(self._rescue_forever([*others]), "rescue of unaccepted connections")
+        own, rescued = self._acceptor.accept_forever(bound), self._rescue_forever([*others])
+        self._accepting = [
+            self._tasks.start(own, "accepting of connections"),
+            self._tasks.start(rescued, "rescue of unaccepted connections"),
+        ]
 
     async def drain(self, timeout_s: float, cut: Callable[[], None] = lambda: None) -> None:
         """Stop: let requests finish for `timeout_s`, then call `cut`, which must end those that still run."""
-        assert self._server is not None, "the server has not been started"
-        self._server.close()
+        assert self._bound is not None, "the server has not been started"
         self.table.drain()
-        await self._stop(self._rescuing)
+        await self._stop_accepting()
         if not await self._all_finish(timeout_s):
             cut()
             await self._all_finish(CUT_TIMEOUT_S)
@@ -87,14 +87,12 @@ class HttpServer:
 
     async def close(self) -> None:
         """Close everything now."""
-        await self._stop(self._rescuing)
-        await self._stop(self._sweeping)
+        await self._stop_accepting()
+        if self._sweeping is not None:
+            await self._tasks.stop(self._sweeping)
         for connection in list(self.table.members):
             connection.evict()
         await self._runner.cancel_all()
-        if self._server is not None:
-            self._server.close()
-            await self._server.wait_closed()
 
     def _new_connection(self) -> Connection:
         return Connection(self.table, self._runner, self._receive_buffer)
@@ -124,20 +122,12 @@ class HttpServer:
         while others:
             await asyncio.sleep(RESCUE_INTERVAL_S)
             for other in others:
-                await self._rescue(other)
+                await self._acceptor.accept_waiting(other)
 
-    async def _rescue(self, other: socket.socket) -> None:
-        while True:
-            try:
-                accepted, _ = other.accept()
-            except OSError:
-                # Nothing waits there, or it does not listen now.
-                return
-            # Ours from here on, also if a drain ends the rescuing meanwhile.
-            accepting = self._loop.connect_accepted_socket(self._new_connection, accepted, **self._handshake)
-            with contextlib.suppress(OSError):  # a handshake that failed
-                await asyncio.shield(accepting)
-
-    async def _stop(self, task: asyncio.Task[None] | None) -> None:
-        if task is not None:
+    async def _stop_accepting(self) -> None:
+        accepting, self._accepting = self._accepting, []
+        for task in accepting:
             await self._tasks.stop(task)
+        if self._bound is not None:
+            # In this process; others that have the socket go on listening.
+            self._bound.close()

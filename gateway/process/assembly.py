@@ -53,6 +53,8 @@ from shared.structured_output.checker import GrammarChecker
 from shared.task_supervisor import TaskSupervisor
 
 SEND_MARGIN_S = 5.0
+# Those beyond get a refusal. They are among the files that `gateway.process.resources` keeps free.
+OPERATOR_CONNECTIONS = 32
 
 _logger = logging.getLogger(__name__)
 
@@ -114,7 +116,8 @@ async def assemble(
     registry = await stack.enter_async_context(scrape_registry(metrics, nats, dispatcher, slot, board, tasks))
     operator_services = OperatorServices(config.operator_key, dispatcher.fleet, nats, redis, metrics, registry)
     operator_app = create_operator_app(operator_services)
-    operator = HttpServer(AsgiHandler(operator_app, config.max_body_bytes), ConnectionLimits(), tasks=tasks, tls=tls)
+    operator_limits = ConnectionLimits(max_connections=OPERATOR_CONNECTIONS)
+    operator = HttpServer(AsgiHandler(operator_app, config.max_body_bytes), operator_limits, tasks=tasks, tls=tls)
     await stack.enter_async_context(running(tasks, service.tick_forever(), "ticks of streams"))
     await stack.enter_async_context(running(tasks, limiter.state_forever(), "shares of limits"))
     await wait_for_fleet(nats, dispatcher.fleet)

@@ -199,3 +199,17 @@ async def test_reply_that_cannot_be_parsed_is_a_miss_and_answers_no_other_call(
         await until_available(cache)
         assert await cache.get("rc:b") is None
         await cache.close()
+
+
+@pytest.mark.parametrize("kind", ["list", "hash", "set"])
+async def test_entry_of_a_wrong_type_is_a_miss_once(cache: RedisCache, metrics: GatewayMetrics, kind: str) -> None:
+    write = {"list": ("RPUSH", "x"), "hash": ("HSET", "f", "x"), "set": ("SADD", "x")}[kind]
+    count = Script("return redis.call('INCR', KEYS[1])")
+    for key in ("rc:wrong", "rc:wrong-count"):
+        assert await cache._call(write[0], key, *write[1:]) == 1
+    assert await cache.get("rc:wrong") is None
+    assert await cache._call("EXISTS", "rc:wrong") == 0
+    assert await cache.run_script(count, ["rc:wrong-count"], []) is None
+    assert await cache.run_script(count, ["rc:wrong-count"], []) == 1
+    assert metrics.redis_failures == 2
+    await cache._call("UNLINK", "rc:wrong-count")

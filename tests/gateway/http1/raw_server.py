@@ -71,8 +71,9 @@ async def served(
     exempt_paths: frozenset[str] = frozenset(),
     on_sweep: Callable[[ConnectionTable[Connection]], None] = lambda table: None,
     tls: ssl.SSLContext | None = None,
+    bound: socket.socket | None = None,
 ) -> AsyncIterator[Served]:
-    bound = socket.socket()
+    bound = bound or socket.socket()
     bound.bind(("127.0.0.1", 0))
     server = CountingServer(handler, limits or ConnectionLimits(), exempt_paths, on_sweep, tls=tls)
     await server.start(bound)

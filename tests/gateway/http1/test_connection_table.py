@@ -6,7 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from gateway.http1.connection_table import MAX_EXTRA_CONNECTIONS, SWEEP_INTERVAL_S, ConnectionLimits, ConnectionTable
+from gateway.http1.connection_table import (
+    MAX_EXTRA_CONNECTIONS,
+    MIN_WAIT_S,
+    SWEEP_INTERVAL_S,
+    ConnectionLimits,
+    ConnectionTable,
+)
 
 
 class Clock:
@@ -43,13 +49,14 @@ LIMITS = ConnectionLimits(max_connections=4)
 
 
 class Table:
-    """A table and its clock."""
+    """A table and its clock, which goes on by a second with each connection: all before have had time to send."""
 
     def __init__(self, limits: ConnectionLimits = LIMITS) -> None:
         self.clock = Clock()
         self.table: ConnectionTable[Member] = ConnectionTable(limits, self.clock)
 
     def add(self, address: str = "a") -> Member:
+        self.clock.now += 1
         member = Member(address)
         member.is_limited = self.table.add(member)
         return member
@@ -77,6 +84,37 @@ def test_oldest_waiting_connection_makes_room(table: Table) -> None:
     assert not table.add().is_limited
     assert [member.told for member in members] == [[], ["evict"], [], []]
     assert table.table.num_evicted == 1
+
+
+def test_burst_does_not_close_connections_that_had_no_time_to_send(table: Table) -> None:
+    burst = [Member() for _ in range(4)]
+    for number, member in enumerate(burst):
+        assert table.table.num_places == 4 - number
+        member.is_limited = table.table.add(member)
+    # Whoever comes now waits until these have sent their requests or had the time to.
+    assert table.table.num_places == 0
+    table.clock.now += MIN_WAIT_S
+    assert table.table.num_places == 1
+    table.table.note_busy(burst[0])
+    table.add()
+    assert [member.told for member in burst] == [[], ["evict"], [], []]
+
+
+def test_place_beyond_the_limit_is_for_a_refusal_while_all_are_busy(table: Table) -> None:
+    members = [Member() for _ in range(4 + MAX_EXTRA_CONNECTIONS)]
+    for number, member in enumerate(members):
+        assert table.table.num_places == (4 if number < 4 else len(members)) - number
+        member.is_limited = table.table.add(member)
+        table.table.note_busy(member)
+    assert [member.is_limited for member in members] == [False] * 4 + [True] * MAX_EXTRA_CONNECTIONS
+    assert table.table.num_places == 0
+    table.table.note_receiving(members[3])
+    table.table.note_waiting(members[9])
+    assert table.table.num_places == 0
+    table.clock.now += MIN_WAIT_S
+    assert table.table.num_places == 1
+    assert [table.add().is_limited, table.add().is_limited] == [True, True]
+    assert [number for number, member in enumerate(members) if member.told] == [3, 9]
 
 
 def test_connection_that_was_answered_lately_is_evicted_last(table: Table) -> None:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
+import socket
 import sys
 from contextlib import AsyncExitStack
+from typing import Any
 
 import pytest
 
 from gateway.errors import ApiError
-from gateway.http1.connection_table import ConnectionLimits
+from gateway.http1.connection_table import MAX_EXTRA_CONNECTIONS, MIN_WAIT_S, ConnectionLimits
 from gateway.http1.exchange import Exchange
 from gateway.metrics import GatewayMetrics
 from tests.gateway.http1.raw_server import REQUEST, connected, echo, read_chunked, read_head, read_whole, served
@@ -226,10 +229,50 @@ async def test_connections_are_counted() -> None:
     metrics = GatewayMetrics()
     limits = ConnectionLimits(max_connections=2)
     async with served(echo, limits, on_sweep=metrics.count_connections) as server, AsyncExitStack() as stack:
-        for _ in range(5):
+        for _ in range(2):
             await stack.enter_async_context(connected(server))
-        await until(lambda: metrics.connections == 2 and metrics.connections_evicted == 3)
+        # They have had their time to send a request.
+        await asyncio.sleep(MIN_WAIT_S)
+        for _ in range(2):
+            await stack.enter_async_context(connected(server))
+        await until(lambda: metrics.connections == 2 and metrics.connections_evicted == 2)
         assert metrics.connections_limited == 0
+
+
+async def test_burst_beyond_every_limit_is_answered_whole() -> None:
+    gate, limits = Gate(), ConnectionLimits(max_connections=2)
+    async with served(gate, limits) as server, AsyncExitStack() as stack:
+        streams = [await stack.enter_async_context(connected(server)) for _ in range(2 + 2 * MAX_EXTRA_CONNECTIONS)]
+        for _, writer in streams:
+            writer.write(GET)
+
+        async def answer(reader: asyncio.StreamReader) -> int:
+            return (await read_whole(reader))[0]
+
+        answers = [asyncio.create_task(answer(reader)) for reader, _ in streams]
+        await until(lambda: sum(task.done() for task in answers) == len(answers) - 2)
+        gate.is_open.set()
+        statuses = await asyncio.gather(*answers)
+        assert sorted(statuses) == [200] * 2 + [503] * 2 * MAX_EXTRA_CONNECTIONS
+
+
+class ExhaustedSocket(socket.socket):
+    """A listening socket of a process that has no file descriptor free for a while."""
+
+    num_refusals = 3
+
+    def accept(self) -> Any:
+        if self.num_refusals:
+            self.num_refusals -= 1
+            raise OSError(errno.EMFILE, "Too many open files")
+        return super().accept()
+
+
+async def test_client_waits_while_no_file_is_free(caplog: pytest.LogCaptureFixture) -> None:
+    async with served(echo, bound=ExhaustedSocket()) as server, connected(server) as (reader, writer):
+        writer.write(REQUEST)
+        assert await read_whole(reader) == (200, b"hi")
+    assert caplog.text.count("raise the limit of open files") == 1
 
 
 async def test_drain_stops_accepting_at_once() -> None:

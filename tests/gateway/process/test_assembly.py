@@ -246,8 +246,9 @@ async def test_parts_of_a_process_are_made_of_its_settings_and_run_until_it_ends
     async with contextlib.AsyncExitStack() as stack:
         parts = await assembly.assemble(stack, config, 0, None, tasks)
         public, operator = parts.public, parts.operator
-        for server, limits in ((public, assembly._connection_limits(config)), (operator, ConnectionLimits())):
-            assert server._handshake == {"ssl": context, "ssl_handshake_timeout": limits.head_timeout_s}
+        operator_limits = ConnectionLimits(max_connections=32)
+        for server, limits in ((public, assembly._connection_limits(config)), (operator, operator_limits)):
+            assert server._acceptor._handshake == {"ssl": context, "ssl_handshake_timeout": limits.head_timeout_s}
             assert server.table.limits == limits
             assert server._tasks is tasks
         assert public._runner._exempt_paths == ALWAYS_SERVED
