@@ -8,7 +8,7 @@ from pathlib import Path
 from shared.audit import AUDIT_HELP
 from shared.config import setting
 from shared.nats_files import NatsFiles
-from shared.request_log import LOG_FORMAT_HELP, REQUEST_LOG_HELP
+from shared.request_log import DEFAULT_PER_S, LOG_FORMAT_HELP, REQUEST_LOG_HELP
 from shared.telemetry import FORMATS
 from shared.tracing import ENDPOINT_HELP, RATIO_HELP
 
@@ -111,7 +111,7 @@ class GatewayConfig(NatsFiles):
     drain_timeout_s: float = setting(30.0, "Time running streams get to finish at shutdown.", minimum=0)
     audit_file: Path | None = setting(None, AUDIT_HELP)
     log_format: str = setting("text", LOG_FORMAT_HELP, choices=FORMATS)
-    request_log_per_s: float = setting(20.0, REQUEST_LOG_HELP, minimum=0)
+    request_log_per_s: float = setting(DEFAULT_PER_S, REQUEST_LOG_HELP, minimum=0)
     log_prompts: bool = setting(False, "Log the last 500 characters of each request's prompt in its line.")
     otlp_endpoint: str | None = setting(None, ENDPOINT_HELP)
     trace_ratio: float = setting(1.0, RATIO_HELP, minimum=0, maximum=1)

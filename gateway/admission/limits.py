@@ -140,7 +140,8 @@ class RateLimiter:
             if verdict.exceeded is None:
                 lease.batch, lease.first_ms = account.usage.record(now, tokens, num_sequences), reply.first_ms
         if verdict.exceeded is not None:
-            raise self._refusal(limits, self._with_slot_wait(account, verdict, limits, num_sequences, running, hold_s))
+            verdict = self._with_slot_wait(account, verdict, limits, num_sequences, running, hold_s)
+            raise self._refusal(limits, verdict, tokens)
         account.holds.begin(lease, now, num_sequences)
         lease.headers = _headers(limits, verdict)
         return lease
@@ -191,7 +192,7 @@ class RateLimiter:
         # The header has whole seconds, and the text says the same.
         return replace(verdict, retry_after_s=max(1.0, wait_s))
 
-    def _refusal(self, limits: Limits, verdict: Verdict) -> ApiError:
+    def _refusal(self, limits: Limits, verdict: Verdict, tokens: int) -> ApiError:
         assert verdict.exceeded is not None
         self._metrics.limited[verdict.exceeded] += 1
         retry_after_s = verdict.retry_after_s
@@ -200,7 +201,8 @@ class RateLimiter:
         what, limit = _DESCRIPTIONS[verdict.exceeded], getattr(limits, verdict.exceeded)
         return ApiError(
             429,
-            f"Rate limit reached for this key: {limit} {what}. Try again in {rounded_up_s:.1f} s.",
+            f"Rate limit reached for this key: {limit} {what}.{_left(limits, verdict, tokens)} "
+            f"Try again in {rounded_up_s:.1f} s.",
             code="rate_limit_exceeded",
             type="tokens" if verdict.exceeded == "tokens" else "requests",
             retry_after_s=retry_after_s,
@@ -213,6 +215,15 @@ _DESCRIPTIONS: dict[LimitName, str] = {
     "tokens": "tokens per minute",
     "concurrency": "sequences at once",
 }
+
+
+def _left(limits: Limits, verdict: Verdict, tokens: int) -> str:
+    """Return what a request that is over the limit of tokens reserves, what is left, and what would fit."""
+    if verdict.exceeded != "tokens" or limits.tokens is None:
+        return ""
+    left = max(0, limits.tokens - verdict.tokens)
+    told = f" This request reserves {tokens} tokens (its prompt and 'max_tokens' for each answer), {left} are left"
+    return f"{told}: with 'max_tokens' lower by {tokens - left} in all it would fit now." if left else f"{told}."
 
 
 def _check_possible(limits: Limits, num_sequences: int, tokens: int) -> None:

@@ -15,7 +15,7 @@ from gateway.admission.auth import Principal
 from gateway.api.usage import UsageTotals
 from gateway.errors import ApiError
 from gateway.generation import Generation, Prompt
-from shared.request_log import RequestLog
+from shared.request_log import RequestLog, is_slow
 from shared.tracing import AttributeValue, Tracing, traceparent
 
 if TYPE_CHECKING:
@@ -103,7 +103,9 @@ class RequestObserver:
 
     def end(self, record: RequestRecord, status: int) -> None:
         """Tell of a request that has ended with an HTTP status; 499 where its client left."""
-        self._log.write("request", partial(self._fields, record, status))
+        ttft_s, total_s = _since(record, record.first_token_at), time.monotonic() - record.began_at
+        is_problem = status >= 400 or record.error_code is not None or is_slow(ttft_s, total_s)
+        self._log.write("request", partial(self._fields, record, status), "problem" if is_problem else "request")
         if self._tracing is not None and record.span is not None:
             self._end_span(self._tracing, record, record.span, status)
 

@@ -123,7 +123,8 @@ class RedisCache:
 
     async def _delete_if_wrong(self, reply: object, keys: Sequence[str]) -> None:
         """Delete keys of which one holds another type than ours: each call would fail until somebody did."""
-        if isinstance(reply, ResponseError) and str(reply).startswith("WRONGTYPE"):
+        # Before Redis 7 the word stands within the error of a script.
+        if isinstance(reply, ResponseError) and "WRONGTYPE" in str(reply):
             await self._call("UNLINK", *keys)
 
     def _succeeded(self) -> None:

@@ -30,5 +30,6 @@ async def observing(config: GatewayConfig, slot: int) -> AsyncIterator[RequestOb
     try:
         yield RequestObserver(log, tracing, logs_prompts=config.log_prompts)
     finally:
+        log.close()
         if tracing is not None:
             await asyncio.to_thread(tracing.close)

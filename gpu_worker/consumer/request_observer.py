@@ -10,7 +10,7 @@ import time
 from functools import partial
 
 from gpu_worker.consumer.held_request import HeldRequest
-from shared.request_log import RequestLog
+from shared.request_log import Kind, RequestLog, is_slow
 from shared.tracing import AttributeValue, Tracing
 
 
@@ -26,7 +26,7 @@ class RequestObserver:
     def removed(self, held: HeldRequest) -> None:
         """Tell of a request that is not held any more."""
         traceparent = held.request.traceparent
-        self._log.write("request", partial(_fields, held))
+        self._log.write("request", partial(_fields, held), _kind(held))
         if self._tracing is not None and traceparent is not None:
             self._add_spans(self._tracing, held, traceparent)
 
@@ -59,6 +59,17 @@ class RequestObserver:
                 "headrace.preemptions": sequence.num_preemptions,
             }
             tracing.add("decode", parent, first_at, now, names | output, error)
+
+
+def _kind(held: HeldRequest) -> Kind:
+    """Return which lines the one of a request counts among."""
+    now = time.monotonic()
+    ttft_s = None if held.first_output_at is None else held.first_output_at - held.taken_at
+    if held.outcome in ("failed", "expired"):
+        return "problem"
+    if held.request.lane == "batch":
+        return "batch"
+    return "problem" if is_slow(ttft_s, now - held.taken_at) else "request"
 
 
 def _fields(held: HeldRequest) -> dict[str, object]:

@@ -13,7 +13,7 @@ from shared.audit import AUDIT_HELP
 from shared.config import setting
 from shared.formats import format_names
 from shared.nats_files import NatsFiles
-from shared.request_log import LOG_FORMAT_HELP, REQUEST_LOG_HELP
+from shared.request_log import DEFAULT_PER_S, LOG_FORMAT_HELP, REQUEST_LOG_HELP
 from shared.telemetry import FORMATS, LEVELS
 from shared.tracing import ENDPOINT_HELP
 
@@ -155,6 +155,6 @@ class WorkerConfig(NatsFiles):
     drain_timeout_s: float = setting(30.0, "Time running requests get to finish at shutdown.", minimum=0)
     audit_file: Path | None = setting(None, AUDIT_HELP)
     log_format: str = setting("text", LOG_FORMAT_HELP, choices=FORMATS)
-    request_log_per_s: float = setting(20.0, REQUEST_LOG_HELP, minimum=0)
+    request_log_per_s: float = setting(DEFAULT_PER_S, REQUEST_LOG_HELP, minimum=0)
     otlp_endpoint: str | None = setting(None, ENDPOINT_HELP)
     log_level: str = setting("info", "Least severity of what is logged.", choices=LEVELS)

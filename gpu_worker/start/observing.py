@@ -23,8 +23,10 @@ def observing(config: WorkerConfig, worker: str) -> Iterator[RequestObserver]:
     """
     # Whether a request is traced was decided where its trace began.
     tracing = make_tracing(config.otlp_endpoint, 1.0, "worker", worker)
+    log = RequestLog(_log, config.request_log_per_s)
     try:
-        yield RequestObserver(RequestLog(_log, config.request_log_per_s), worker, tracing)
+        yield RequestObserver(log, worker, tracing)
     finally:
+        log.close()
         if tracing is not None:
             tracing.close()

@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 
-from shared.request_log import RequestLog
+from shared.request_log import RequestLog, is_slow
 
 
 class Kept(logging.Handler):
@@ -65,3 +65,26 @@ def test_zero_writes_nothing_and_collects_nothing(lines: list[logging.LogRecord]
     log = RequestLog(logging.getLogger("tests.requests"), 0)
     log.write("request", fail)
     assert lines == []
+
+
+def test_lines_of_problems_and_of_jobs_have_numbers_of_their_own(lines: list[logging.LogRecord]) -> None:
+    now = [100.0]
+    log = RequestLog(logging.getLogger("tests.requests"), 2.0, lambda: now[0])
+    for number in range(600):
+        log.write("request", partial(dict, number=number), "batch")
+    for number in range(38):
+        log.write("request", partial(dict, number=1000 + number))
+    log.write("request", partial(dict, number=2000), "problem")
+    assert [line.number for line in lines] == [0, 1, 1000, 1001, 2000]  # type: ignore[attr-defined]
+    assert [getattr(line, "left_out", 0) for line in lines] == [0, 0, 598, 0, 36]
+    # What is left out behind the last line is told at the end.
+    log.write("request", fail, "batch")
+    log.close()
+    assert (lines[-1].message, lines[-1].left_out) == ("requests without a line", 1)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("ttft_s", "total_s", "expected"), [(None, 1.0, False), (0.1, 59.0, False), (5.0, 6.0, True), (0.1, 60.0, True)]
+)
+def test_slow_is_a_late_first_token_or_a_long_answer(ttft_s: float | None, total_s: float, expected: bool) -> None:
+    assert is_slow(ttft_s, total_s) is expected

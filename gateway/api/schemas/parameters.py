@@ -98,7 +98,9 @@ class CommonBody(StructuredOutputFields, kw_only=True, forbid_unknown_fields=Tru
         StreamOptions | None, described("What a stream reports besides text; only with `stream`.")
     ] = None
     user: Annotated[
-        Annotated[str, Meta(max_length=512)] | Annotated[dict[str, Raw], Meta(max_length=64)] | None,
+        Annotated[str, Meta(max_length=512)]
+        | Annotated[dict[Annotated[str, Meta(max_length=512)], Raw], Meta(max_length=64)]
+        | None,
         described("The end user, a name or an object; checked and without influence.", "someone"),
     ] = None
     prompt_logprobs: Annotated[

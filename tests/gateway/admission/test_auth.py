@@ -113,7 +113,7 @@ def test_refusal_names_the_header_that_holds_the_unknown_key(header: tuple[bytes
         ((b"authorization", b"secret"), "must be `Bearer <key>`"),
         ((b"authorization", b"Bearer other"), ".headrace/api_key"),
         ((b"x-api-key", b"other"), "`headrace keys create`"),
-        ((b"api-key", b"secret"), "as `Authorization: Bearer <key>` or as `x-api-key: <key>`"),
+        ((b"x-goog-api-key", b"secret"), "as `Authorization: Bearer <key>` or as `x-api-key: <key>`"),
     ],
 )
 def test_refusal_says_what_to_do(header: tuple[bytes, bytes], told: str) -> None:
@@ -124,6 +124,8 @@ def test_key_may_stand_in_either_header_or_in_both() -> None:
     store = KeyStore(None, "secret", GatewayMetrics())
     assert store.authenticate([(b"x-api-key", b"secret")])
     assert store.authenticate([(b"x-api-key", b"secret"), (b"authorization", b"Bearer secret")])
+    assert store.authenticate([(b"api-key", b"secret")])
+    refused(store, [(b"api-key", b"secret"), (b"x-api-key", b"secret")])
 
 
 def test_scheme_is_read_in_any_case() -> None:

@@ -368,6 +368,19 @@ async def test_headers_tell_limits_remaining_and_reset(redis: RedisCache, shared
     assert error.headers["x-ratelimit-remaining-requests"] == "0"
 
 
+async def test_refusal_by_tokens_names_what_was_reserved_what_is_left_and_what_fits(redis: RedisCache) -> None:
+    limiter = RateLimiter(redis, GatewayMetrics(), Clock())
+    principal = limited(tokens=100)
+    await limiter.admit(principal, 1, 70)
+    message = (await refused(limiter, principal, tokens=50)).message
+    assert "reserves 50 tokens" in message
+    assert "30 are left: with 'max_tokens' lower by 20 in all it would fit now" in message
+    await limiter.admit(principal, 1, 30)
+    message = (await refused(limiter, principal, tokens=50)).message
+    assert "0 are left." in message
+    assert "lower" not in message
+
+
 @pytest.mark.parametrize(("sequences", "tokens", "param"), [(1, 101, "max_tokens"), (5, 1, "n")])
 async def test_request_that_could_never_be_admitted_is_a_400(sequences: int, tokens: int, param: str) -> None:
     limiter = RateLimiter(None, GatewayMetrics())

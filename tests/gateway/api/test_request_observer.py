@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from gateway.admission.auth import Principal
 from gateway.api.request_observer import MAX_PROMPT_CHARACTERS, RequestObserver
 from gateway.api.schemas import parse_chat, parse_completion
 from gateway.generation import Generation
-from shared.request_log import RequestLog
+from shared.request_log import SLOW_S, SLOW_TTFT_S, RequestLog
 
 
 class Lines(RequestLog):
@@ -18,8 +19,10 @@ class Lines(RequestLog):
 
     def __init__(self) -> None:
         self.lines: list[dict[str, Any]] = []
+        self.kinds: list[str] = []
 
-    def write(self, message: str, fields: Any) -> None:
+    def write(self, message: str, fields: Any, kind: Any = "request") -> None:
+        self.kinds.append(kind)
         self.lines.append(dict(fields()))
 
 
@@ -50,3 +53,25 @@ def test_prompt_stands_in_the_line_only_where_the_operator_wants_it(generation: 
 
 def test_prompt_of_token_ids_has_no_text() -> None:
     assert line(parse_completion(TOKENS), logs_prompts=True)["prompt"] is None
+
+
+@pytest.mark.parametrize(
+    ("status", "ttft_s", "held_s", "kind"),
+    [
+        (200, 0.1, 1.0, "request"),
+        (200, SLOW_TTFT_S, 10.0, "problem"),
+        (200, 0.1, SLOW_S, "problem"),
+        (429, None, 0.0, "problem"),
+        (500, 0.1, 1.0, "problem"),
+    ],
+)
+def test_failed_refused_and_slow_requests_have_lines_of_their_own(
+    status: int, ttft_s: float | None, held_s: float, kind: str
+) -> None:
+    lines = Lines()
+    observer = RequestObserver(lines, logs_prompts=False)
+    record = observer.begin("chat", "req_1", [])
+    record.began_at = time.monotonic() - held_s
+    record.first_token_at = None if ttft_s is None else record.began_at + ttft_s
+    observer.end(record, status)
+    assert lines.kinds == [kind]

@@ -11,8 +11,8 @@ from gpu_worker.consumer.held_request import HeldRequest
 from gpu_worker.consumer.queued_message import QueuedMessage
 from gpu_worker.consumer.request_observer import RequestObserver
 from gpu_worker.core.sequence import Sequence
-from shared.messages import Request
-from shared.request_log import RequestLog
+from shared.messages import Lane, Request
+from shared.request_log import SLOW_S, RequestLog
 from shared.sampling import Sampling
 
 MESSAGE = QueuedMessage("s", b"", "ack", 1, 1, 0)
@@ -23,9 +23,11 @@ class Told(RequestLog):
 
     def __init__(self) -> None:
         self.lines: list[dict[str, Any]] = []
+        self.kinds: list[str] = []
         self.spans: dict[str, tuple[float, float, dict[str, Any], str | None]] = {}
 
-    def write(self, message: str, fields: Any) -> None:
+    def write(self, message: str, fields: Any, kind: Any = "request") -> None:
+        self.kinds.append(kind)
         self.lines.append(dict(fields()))
 
     def add(
@@ -91,3 +93,23 @@ def test_failure_is_told_by_the_last_span(has_run: bool, has_output: bool, names
 def test_request_without_a_parent_has_a_line_and_no_spans() -> None:
     told = removed(traceparent=None, has_run=True, outcome="stop")
     assert (len(told.lines), told.spans) == (1, {})
+
+
+@pytest.mark.parametrize(
+    ("lane", "outcome", "held_s", "kind"),
+    [
+        ("interactive", "stop", 1.0, "request"),
+        ("interactive", "stop", SLOW_S, "problem"),
+        ("interactive", "failed", 1.0, "problem"),
+        ("batch", "stop", SLOW_S, "batch"),
+        ("batch", "expired", 1.0, "problem"),
+    ],
+)
+def test_jobs_and_requests_that_failed_or_were_slow_have_lines_of_their_own(
+    lane: Lane, outcome: str, held_s: float, kind: str
+) -> None:
+    told = Told()
+    request = Request(id="r", model="m", lane=lane)
+    held = HeldRequest("r", request, MESSAGE, outcome=outcome, taken_at=time.monotonic() - held_s, queued_s=0.0)
+    RequestObserver(told, "w", None).removed(held)
+    assert told.kinds == [kind]

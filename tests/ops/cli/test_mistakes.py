@@ -61,7 +61,7 @@ MISTAKES: list[tuple[tuple[str, ...], str]] = [
     (("gateway", "--api-key", "k", "--port", "0", "--operator-port", "0"), "--operator-key: not set"),
     (
         (*GATEWAY, "--processes", "2", "--cors-origins", "chat.example.com"),
-        "--cors-origins: 'chat.example.com' is no origin; write scheme, host and port alone",
+        "--cors-origins: 'chat.example.com' is not an origin; write https://chat.example.com",
     ),
     ((*GATEWAY, "--processes", "2", "--redis-url", "redis://:se/cret@h"), "--redis-url: has no host and port"),
     (
@@ -84,7 +84,7 @@ MISTAKES: list[tuple[tuple[str, ...], str]] = [
     (("up", "--ready-file", "{files}/none/ready"), "--ready-file: {files}/none is not a directory"),
     (("up", "--state-dir", "{files}/state", "--block-size", "0"), "--block-size: 0 is too small"),
     (("up", "--state-dir", "{files}/state", "--port", "{taken}"), "--port: port {taken} is taken"),
-    ((*UP, "--cors-origins", "chat.example.com"), "--cors-origins: 'chat.example.com' is no origin"),
+    ((*UP, "--cors-origins", "chat.example.com"), "--cors-origins: 'chat.example.com' is not an origin"),
     ((*UP, "--nats-url", "nats://u:p#secret@h"), "--nats-url: is no host and port; write nats://host:4222"),
     (("up", "--state-dir", "/dev/null"), "--state-dir: /dev/null cannot be used: it, or a folder above it, is a file"),
     ((*UP, "--redis-url", "localhost"), "--redis-url: begins with none of redis://"),
