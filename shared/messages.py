@@ -47,6 +47,8 @@ from shared.sampling import DefaultedName, Sampling, SamplingDefaults
 from shared.worker_metrics import WorkerMetrics
 
 PROTOCOL_VERSION = 1
+# What a worker of this version understands beyond the first one: it pulls the queue `resumed`.
+FEATURES = ("resumed",)
 
 Lane = Literal["interactive", "batch"]
 Awaited = Annotated[dict[PeerName, tuple[NumRequests, NumTokens]], Meta(max_length=4096)]
@@ -238,6 +240,7 @@ class Heartbeat(Struct, frozen=True, kw_only=True, tag="heartbeat"):
         metrics: What it counts of itself, for Prometheus.
         sampling_defaults: What the model's files advise for requests that do not say; None for nothing.
         num_reconnects: Connections to NATS that the worker has made anew: frames may have been lost with each before.
+        features: What the worker understands that earlier versions do not; gateways send it nothing that needs others.
     """
 
     worker: PeerName
@@ -273,6 +276,7 @@ class Heartbeat(Struct, frozen=True, kw_only=True, tag="heartbeat"):
     metrics: WorkerMetrics | None = None
     sampling_defaults: SamplingDefaults | None = None
     num_reconnects: Counter = 0
+    features: Annotated[tuple[Annotated[str, Meta(max_length=64)], ...], Meta(max_length=64)] = ()
 
 
 class GatewayHeartbeat(Struct, frozen=True, kw_only=True, tag="gateway"):

@@ -52,9 +52,15 @@ class Publisher:
         on_no_stream: Called with a flight and the epoch published when there is no stream, or none that is led.
     """
 
-    def __init__(self, nats: DirectClient) -> None:
-        """Publish over `nats`; `start` must be called once connected."""
+    def __init__(self, nats: DirectClient, takers_of_resumed: Callable[[str], tuple[int, int]]) -> None:
+        """Publish over `nats`; `start` must be called once connected.
+
+        Args:
+            nats: A client of the gateway's.
+            takers_of_resumed: `Fleet.takers_of_resumed`.
+        """
         self._nats = nats
+        self._takers_of_resumed = takers_of_resumed
         self._loop = asyncio.get_running_loop()
         self._inbox = nats.new_inbox()
         self._numbers = itertools.count()
@@ -90,13 +96,22 @@ class Publisher:
         self._waiting[reply] = (flight, flight.epoch, now)
         flight.published_at = now
         flight.ack = reply
-        # What had its turn does not wait again behind those who came later. Workers with a suspect take nothing new.
-        flight.is_resumed = flight.has_begun or flight.num_unclaimed > 0 or flight.probation > 0
+        flight.is_resumed = self._goes_first(flight)
         try:
             self._nats.send(self._subject(flight), payload, reply)
         except SEND_ERRORS as error:
             self.forget(flight)
             raise queue_unavailable() from error
+
+    def _goes_first(self, flight: Flight) -> bool:
+        """Return whether a flight goes to the queue `resumed`, which every worker of its model must know of.
+
+        What had its turn does not wait again behind those who came later. Workers with a suspect take nothing new.
+        """
+        if not (flight.has_begun or flight.num_unclaimed > 0 or flight.probation > 0):
+            return False
+        takers, workers = self._takers_of_resumed(flight.request.model)
+        return takers == workers
 
     def _subject(self, flight: Flight) -> str:
         request = flight.request

@@ -177,6 +177,7 @@ class Recovery:
             return
         is_disturbed = self._fleet.liveness.is_disturbed(now)
         pulled: dict[tuple[str, bool], tuple[int, int]] = {}
+        self._move_from_queue_without_takers()
         for flight in self._flights:
             if flight.worker is not None:
                 self._sweep_claimed(flight, flight.worker, now)
@@ -294,6 +295,13 @@ class Recovery:
         for flight in self._flights:
             if flight.is_held_back:
                 self._fail(flight, queue_unavailable())
+
+    def _move_from_queue_without_takers(self) -> None:
+        """Move what waits in the queue `resumed` of a model all of whose workers are of a version without it."""
+        waiting = [flight for flight in self._flights if flight.is_resumed and flight.worker is None]
+        takers = {model: self._fleet.takers_of_resumed(model) for model in {each.request.model for each in waiting}}
+        stranded = {model for model, (takers, workers) in takers.items() if workers and not takers}
+        self.move([each for each in waiting if each.request.model in stranded and not each.is_parked], "waiting")
 
     def _note_delivery(self, flight: Flight, pulled: dict[tuple[str, bool], tuple[int, int]], now: float) -> None:
         """Find out whether a worker was sent what nobody has claimed yet. `pulled` is kept for the queues of a sweep.

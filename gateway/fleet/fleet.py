@@ -169,6 +169,11 @@ class Fleet:
             for h in self._takers(model)
         )
 
+    def takers_of_resumed(self, model: str) -> tuple[int, int]:
+        """Count the live workers of a model that pull the queue of what goes first, and all of its live ones."""
+        beats = [beat for beat in self.liveness.live() if beat.model == model]
+        return sum("resumed" in beat.features for beat in beats), len(beats)
+
     def pulled(self, model: str, is_resumed: bool) -> tuple[int, int]:
         """Return the stream sequences between which all requests of a queue are with some worker.
 

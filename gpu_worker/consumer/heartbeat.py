@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from gpu_worker.consumer.held_request import HeldRequests
 from gpu_worker.consumer.interactive_queues import InteractiveQueues
 from gpu_worker.engine.engine_thread import EngineThread
-from shared.messages import Heartbeat
+from shared.messages import FEATURES, Heartbeat
 from shared.pooling import Task
 from shared.sampling import SamplingDefaults
 from shared.worker_metrics import WorkerMetrics
@@ -84,4 +84,5 @@ class HeartbeatSource:
             metrics=metrics,
             sampling_defaults=self.sampling_defaults,
             num_reconnects=self.num_reconnects,
+            features=FEATURES,
         )

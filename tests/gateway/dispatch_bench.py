@@ -16,7 +16,8 @@ from gateway.fleet.liveness import FleetLimits
 from shared.messages import Delta, Request
 from shared.nats_connection import connect
 from shared.sampling import Sampling
-from tests.gateway.wire_worker import HEARTBEAT_S, WireWorker, until
+from shared.subjects import Queue
+from tests.gateway.wire_worker import HEARTBEAT_S, QUEUES, WireWorker, until
 
 FAST_FLEET = FleetLimits(
     heartbeat_s=HEARTBEAT_S,
@@ -111,8 +112,8 @@ class Bench:
     async def _reconnected(self) -> None:
         await self.dispatcher.reconnected()
 
-    async def worker(self, name: str) -> WireWorker:
-        worker = WireWorker(self.url, self.model, f"{name}-{self.model}")
+    async def worker(self, name: str, queues: tuple[Queue, ...] = QUEUES) -> WireWorker:
+        worker = WireWorker(self.url, self.model, f"{name}-{self.model}", queues)
         await self.stack.enter_async_context(worker)
         await until(lambda: not self.dispatcher.fleet.liveness.is_gone(worker.name))
         await until(lambda: self.dispatcher.fleet.is_ready(self.model))

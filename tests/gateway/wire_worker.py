@@ -41,9 +41,10 @@ async def until(condition: Callable[[], object], timeout_s: float = 10.0) -> Non
 
 
 class WireWorker:
-    """One worker of one model. Use as `async with`."""
+    """One worker of one model. Use as `async with`. One of an earlier version pulls fewer queues."""
 
-    def __init__(self, nats_url: str, model: str, name: str) -> None:
+    def __init__(self, nats_url: str, model: str, name: str, queues: tuple[Queue, ...] = QUEUES) -> None:
+        self.queues = queues
         self.model = model
         self.name = name
         self.requests: asyncio.Queue[Request] = asyncio.Queue()
@@ -73,7 +74,7 @@ class WireWorker:
         except BaseException:
             await close(self.nats)
             raise
-        pulling = (asyncio.create_task(self._pull(queue)) for queue in QUEUES)
+        pulling = (asyncio.create_task(self._pull(queue)) for queue in self.queues)
         self._tasks = [asyncio.create_task(self._beat()), *pulling]
         return self
 
@@ -219,7 +220,7 @@ class WireWorker:
     async def _prepare(self) -> None:
         js = self.nats.jetstream()
         await ensure_streams(js, StreamLimits())
-        for queue in QUEUES:
+        for queue in self.queues:
             await ensure_consumer(js, self.model, queue, StreamLimits())
         self.num_prepared += 1
 
@@ -251,6 +252,7 @@ class WireWorker:
             started=1.0,
             tasks=self.tasks,
             num_reconnects=self.num_reconnects,
+            features=("resumed",) if "resumed" in self.queues else (),
         )
 
     async def _pull(self, queue: Queue) -> None:

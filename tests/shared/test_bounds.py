@@ -157,6 +157,7 @@ BEAT = dict.fromkeys(Heartbeat.__struct_fields__, 1) | {
     "revision": "",
     "chat_format": "",
     "tasks": ["generate"],
+    "features": ["resumed"],
     "metrics": None,
     "sampling_defaults": None,
 }

@@ -37,6 +37,7 @@ class SystemOptions:
         has_faulty_links: Put a fault proxy between each part and each server.
         link_bytes_per_s: What a faulty link passes while it is narrow; without it none may be.
         environ: Further variables of gateways and workers.
+        source_of: Where the source of a gateway or worker is, by the name of the part; ours if not named.
         nats_command_prefix: What runs nats-server, e.g. `unshare`.
         store_directory: Where NATS keeps its streams; a directory of the system's own if not given.
     """
@@ -51,6 +52,7 @@ class SystemOptions:
     link_bytes_per_s: float | None = None
     has_redis: bool = True
     environ: dict[str, str] = field(default_factory=dict)
+    source_of: dict[str, Path] = field(default_factory=dict)
     nats_command_prefix: tuple[str, ...] = ()
     store_directory: Path | None = None
 
@@ -188,8 +190,7 @@ class System:
         }
         if self.options.simulate_ms is not None:
             settings["simulate"] = self.options.simulate_ms
-        command = [sys.executable, "-m", self.options.worker_module]
-        return self._part(name, command, self._settings(settings), _says_serving)
+        return self._python_part(name, self.options.worker_module, settings)
 
     async def _gateway_part(self, name: str) -> Part:
         port = self.gateway_ports[name] = free_port()
@@ -203,7 +204,7 @@ class System:
         }
         if self.options.has_redis:
             settings["redis_url"] = f"redis://127.0.0.1:{await self._link(name, 'redis', self.redis_port)}/0"
-        return self._part(name, [sys.executable, "-m", "gateway"], self._settings(settings), _says_serving)
+        return self._python_part(name, "gateway", settings)
 
     async def _nats_access(self, name: str, role: str) -> dict[str, object]:
         port = await self._link(name, "nats", self.nats_port)
@@ -216,9 +217,15 @@ class System:
         await proxy.start()
         return proxy.port
 
-    def _settings(self, settings: dict[str, object]) -> dict[str, str]:
-        own = {f"HEADRACE_{name.upper()}": str(value) for name, value in settings.items()}
-        return _environ() | own | self.options.environ
+    def _python_part(self, name: str, module: str, settings: dict[str, object]) -> Part:
+        own = {f"HEADRACE_{setting.upper()}": str(value) for setting, value in settings.items()}
+        environ = _environ() | own | self.options.environ
+        command = [sys.executable, "-m", module]
+        if (source := self.options.source_of.get(name)) is not None:
+            # Without -P what is in the current directory would be imported first.
+            command.insert(1, "-P")
+            environ["PYTHONPATH"] = str(source)
+        return self._part(name, command, environ, _says_serving)
 
     def _part(self, name: str, command: list[str], environ: dict[str, str], is_ready: object) -> Part:
         return Part(name, command, environ, self.directory / f"{name}.log", is_ready)  # type: ignore[arg-type]

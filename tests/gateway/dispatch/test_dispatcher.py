@@ -199,6 +199,38 @@ async def test_request_that_no_worker_keeps_fails_explicitly(bench: Bench) -> No
     assert bench.endings == ["failed"]
 
 
+async def test_moved_stream_reaches_a_worker_of_a_version_without_the_queue_of_what_goes_first(bench: Bench) -> None:
+    first, sink = await bench.worker("a"), ListSink()
+    await bench.submit(sink)
+    request = await first.begin(2)
+    older = await bench.worker("b", ("interactive",))
+    await first.stop_pulling()
+    await first.end(request, 2, Finish("handoff"))
+    # Among workers of both versions it goes where all of them look.
+    attempt = await older.next_request()
+    assert (attempt.epoch, attempt.emitted) == (1, (*request.emitted, 0, 1))
+    await older.claim(attempt)
+    await older.say(attempt, 2, 4)
+    await older.end(attempt, 4)
+    await sink.end()
+    assert (sink.error, sink.text) == (None, expected_text(4))
+
+
+async def test_moved_stream_leaves_a_queue_that_no_worker_pulls_any_more(bench: Bench) -> None:
+    first, sink = await bench.worker("a"), ListSink()
+    await bench.submit(sink)
+    request = await first.begin(2)
+    await first.stop_pulling()
+    await first.end(request, 2, Finish("handoff"))
+    await until(lambda: bench.flight.is_resumed and bench.flight.stream_seq)
+    older = await bench.worker("b", ("interactive",))
+    first.is_beating = False
+    await first.nats.close()
+    attempt = await older.next_request()
+    assert attempt.emitted == (*request.emitted, 0, 1)
+    assert bench.moves == ["handoff", "waiting"]
+
+
 async def test_handoff_moves_the_request_at_once(bench: Bench) -> None:
     # No other reason to move it comes in time.
     bench.dispatcher._recovery._limits = RecoveryLimits(stall_s=60.0, claim_timeout_s=60.0)

@@ -34,7 +34,7 @@ class Queue:
             send=lambda subject, payload, reply: self.sent.append((subject, payload, reply)),
             subscribe_direct=self._subscribe,
         )
-        self.publisher = Publisher(cast("Any", self.nats))
+        self.publisher = Publisher(cast("Any", self.nats), lambda model: (1, 1))
         self.publisher._loop = cast("Any", SimpleNamespace(time=lambda: 7.0))
         self.publisher.on_stored = lambda *told: self.stored.append(told)
         self.publisher.on_refused = lambda *told: self.refused.append(told)

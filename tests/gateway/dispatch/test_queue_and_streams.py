@@ -79,7 +79,7 @@ async def test_gateway_that_closes_takes_its_requests_out_of_the_queue_first(ben
 
 
 async def test_acknowledgement_of_an_attempt_that_was_given_up_is_not_heard(bench: Bench) -> None:
-    publisher, stored = Publisher(bench.nats), []
+    publisher, stored = Publisher(bench.nats, bench.dispatcher.fleet.takers_of_resumed), []
     await publisher.start()
     await bench.submit(ListSink())
     publisher.on_stored = lambda flight, epoch, stream_seq: stored.append(stream_seq)

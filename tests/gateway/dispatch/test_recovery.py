@@ -19,6 +19,7 @@ from gateway.fleet.fleet import Fleet
 from gateway.fleet.liveness import FleetLimits
 from gateway.fleet.resumption import MARGIN_S, NUM_STEPS
 from shared.messages import Request
+from shared.server_clock import ServerClock
 from tests.gateway.dispatch_bench import ListSink
 from tests.gateway.fleet.test_fleet import BEAT
 
@@ -79,6 +80,7 @@ class Moves:
             self.wire,  # type: ignore[arg-type]
             self.fail,
             LIMITS,
+            ServerClock(),
         )
 
     def fail(self, flight: Flight, error: ApiError) -> None:

@@ -12,7 +12,7 @@ from gateway.fleet import fleet as fleet_module
 from gateway.fleet.claims import OwnRequests
 from gateway.fleet.fleet import MAX_GATEWAYS, MAX_WORKERS, MODEL_MEMORY_S, Fleet
 from gateway.fleet.liveness import FleetLimits
-from shared.messages import GatewayHeartbeat, Heartbeat
+from shared.messages import FEATURES, GatewayHeartbeat, Heartbeat
 from shared.sampling import SamplingDefaults
 
 BEAT = Heartbeat(
@@ -31,6 +31,7 @@ BEAT = Heartbeat(
     decode_rate=10.0,
     queue_pending=0,
     started=1.0,
+    features=FEATURES,
 )
 
 

@@ -21,6 +21,7 @@ from tests.chaos.harness.scenarios import (
     poison,
     server_faults,
     shared_port,
+    versions,
     worker_deaths,
 )
 
@@ -64,6 +65,9 @@ SCENARIOS: dict[str, Scenario] = {
     "never-readers": clients.never_readers,
     "overload-10x": clients.overload,
     "idle-streams": clients.idle_streams,
+    "earlier-workers": versions.earlier_workers,
+    "earlier-gateway": versions.earlier_gateway,
+    "mixed-workers": versions.mixed_workers,
 }
 
 # What CI runs, in about three minutes, and with how many requests.
@@ -78,4 +82,7 @@ QUICK: dict[str, int | None] = {
     "clock-jump": 200,
     "aborts": 1000,
     "malformed": 8000,
+    "earlier-workers": 60,
+    "earlier-gateway": 60,
+    "mixed-workers": 60,
 }
