@@ -28,7 +28,7 @@ help:
 	@echo "make lock    write the versions and hashes that images and units install, from PyPI, to ops/deploy/locked"
 	@echo "make clients run the client libraries against the whole system; installs them beside (ARGS=\"-k openai\")"
 	@echo "make chaos   kill, freeze and cut off parts of the system under load, and count what broke (ARGS=\"--quick\")"
-	@echo "make mutants  change one line at a time and see whether a test notices; half an hour (ARGS=\"--help\")"
+	@echo "make mutants  change the code in one place at a time and see whether a test fails (ARGS=\"--help\")"
 	@echo "make bench   drive the real system and print what it does (ARGS=\"--help\")"
 	@echo "make bench-spec  speculative decoding beside plain decoding, on this machine's CPU (ARGS=\"--help\")"
 	@echo "make bench-engine  our engine beside llama.cpp, vLLM and transformers on this machine's CPU (ARGS=\"--help\")"
@@ -80,8 +80,8 @@ audit: $(VENV)/.dev
 lock: $(VENV)/.dev
 	@exec $(BIN)/python -m ops.deploy.lock
 
-mutants: $(VENV)/.mutants
-	@exec $(BIN)/python -m tests.mutation $(ARGS)
+mutants: $(VENV)/.dev
+	@exec $(BIN)/python -m ops.mutation $(ARGS)
 
 bench: $(VENV)/.test
 	@exec $(BIN)/python -m ops.bench.gateway $(ARGS)
@@ -104,7 +104,7 @@ $(BIN)/python:
 	@$(PYTHON) -m venv $(VENV)
 
 # One stamp for each set of extras: pip runs again only when pyproject.toml has changed.
-$(VENV)/.embedded $(VENV)/.test $(VENV)/.dev $(VENV)/.docs $(VENV)/.mutants: $(VENV)/.%: pyproject.toml | $(BIN)/python
+$(VENV)/.embedded $(VENV)/.test $(VENV)/.dev $(VENV)/.docs: $(VENV)/.%: pyproject.toml | $(BIN)/python
 	@echo "Installing headrace[$*] into $(VENV)"
 	@$(BIN)/python -m pip install --disable-pip-version-check -e '.[$*]'
 	@touch $@

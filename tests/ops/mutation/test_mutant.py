@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.mutation.equivalent import EquivalentMutant, equivalent_mutants
-from tests.mutation.serious import SeriousMutant, serious_mutants
+from ops.mutation.mutant import EquivalentMutant, SeriousMutant, equivalent_mutants, serious_mutants
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def test_equivalent_mutants_are_of_lines_that_are_there() -> None:

@@ -1,0 +1,190 @@
+"""`make mutants`: a sample of mutants of each room, run against the tests near them; a survivor lacks an assertion.
+
+A mutant meets the tests of its file, then those that import it, then those of its folder, then mypy, since `make lint`
+has to pass too. Works on copies of the tree, one for each job. The sample is drawn by `--seed`: the same seed, code and
+`--sample` try the same mutants, and `--skip` goes on where an earlier run ended. Mutants without effect are listed with
+the reason in `equivalent.toml`. `--serious` tries the mutants of `serious.toml` instead.
+"""
+
+from __future__ import annotations
+
+import argparse
+import enum
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+from ops.bench.record import append_record
+from ops.mutation.covering import CoveringTests
+from ops.mutation.judge import Judge
+from ops.mutation.mutant import Group, Mutant, equivalent_mutants, serious_mutants
+from ops.mutation.sample import ROOT, draw, rooms
+
+GOAL = 0.9
+
+
+class Verdict(enum.StrEnum):
+    """What became of a mutant: noticed by a failure, by a time-out or by mypy, or not at all."""
+
+    TESTS = "tests"
+    TIME = "time"
+    TYPES = "types"
+    SURVIVED = "survived"
+    EQUIVALENT = "equivalent"
+
+
+class Run:
+    """The mutants still to try and the verdicts so far. The jobs share it under one lock."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        """Draw the sample."""
+        groups = [group for group in Group if not (options.semantic and group is Group.EASY)]
+        self.counts: dict[tuple[str, Group], Counter[Verdict]] = {}
+        drawn: list[list[tuple[str, Group, Mutant]]] = []
+        for room, files in rooms().items():
+            chosen = [path for path in files if not options.file or path.startswith(tuple(options.file))]
+            if chosen and f"{room}.".startswith(f"{options.room}." if options.room else ""):
+                for group in groups:
+                    mutants = draw(chosen, group, options.sample, options.seed, options.skip)
+                    drawn.append([(room, group, mutant) for mutant in mutants])
+                    self.counts[room, group] = Counter()
+        # The rooms take turns, so that a run that ends early has tried something of each.
+        longest = max(map(len, drawn), default=0)
+        self._left = [row[place] for place in range(longest) for row in drawn if place < len(row)][::-1]
+        self.size = len(self._left)
+        self._equivalent = {(each.path, each.before, each.after) for each in equivalent_mutants()}
+        self._covering = CoveringTests(ROOT)
+        self._seconds_each: float = options.limit
+        self._until = time.monotonic() + options.minutes * 60
+        self._lock = threading.Lock()
+
+    @property
+    def num_left(self) -> int:
+        """Mutants that were not tried."""
+        return len(self._left)
+
+    def work(self, copy: Path) -> None:
+        """Judge mutants in a copy of the tree until there are none, or no time, left."""
+        judge = Judge(copy)
+        while (taken := self._take()) is not None:
+            room, group, mutant = taken
+            verdict, test = self._verdict(judge, copy, mutant)
+            with self._lock:
+                self.counts[room, group][verdict] += 1
+                shown = f"\n    {test}" if test else ""
+                print(f"{verdict.upper()} {group} {mutant}{shown}", flush=True)
+        judge.close()
+
+    def _verdict(self, judge: Judge, copy: Path, mutant: Mutant) -> tuple[Verdict, str | None]:
+        if (mutant.path, mutant.before, mutant.after) in self._equivalent:
+            return Verdict.EQUIVALENT, None
+        until = time.monotonic() + self._seconds_each
+        for tests in self._covering.of(mutant.path):
+            if (left := until - time.monotonic()) > 0:
+                failed = judge.failure(mutant.path, mutant.source, tests, left)
+                if failed is not None:
+                    return (Verdict.TIME if failed.is_of_time else Verdict.TESTS), failed.test
+        return (Verdict.SURVIVED if _types_pass(copy, mutant) else Verdict.TYPES), None
+
+    def _take(self) -> tuple[str, Group, Mutant] | None:
+        with self._lock:
+            return self._left.pop() if self._left and time.monotonic() < self._until else None
+
+
+def main() -> int:
+    """Run the sample and print the verdicts; 1 if a room's tests noticed fewer than nine in ten of a group."""
+    options = _options()
+    with tempfile.TemporaryDirectory(prefix="headrace-mutants-") as directory:
+        folder = Path(directory)
+        if options.serious:
+            return _try_serious(_copy_tree(folder / "0"), options.room.replace(".", "/"))
+        run = Run(options)
+        print(f"{run.size} mutants, seed {options.seed}, at most {options.minutes:g} minutes", flush=True)
+        copies = [_copy_tree(folder / str(index)) for index in range(options.jobs)]
+        threads = [threading.Thread(target=run.work, args=(copy,)) for copy in copies]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    return _report(run, options.record)
+
+
+def _try_serious(copy: Path, wanted: str) -> int:
+    judge, num_survived = Judge(copy), 0
+    for mutant in serious_mutants():
+        if mutant.path.startswith(wanted):
+            failed = judge.failure(mutant.path, mutant.source(copy), mutant.tests, 300.0)
+            num_survived += failed is None
+            print(f"{'SURVIVED' if failed is None else 'noticed'}: {mutant.breaks}\n    {mutant.path}", flush=True)
+    judge.close()
+    return min(1, num_survived)
+
+
+def _report(run: Run, is_recorded: bool) -> int:
+    print(f"\n{'room':30}{'group':>10}" + "".join(f"{verdict:>11}" for verdict in Verdict) + f"{'noticed':>9}")
+    is_reached = True
+    for (room, group), counts in run.counts.items():
+        num_tested = counts.total() - counts[Verdict.EQUIVALENT]
+        share = 1 - counts[Verdict.SURVIVED] / num_tested if num_tested else None
+        is_reached = is_reached and (share is None or share >= GOAL)
+        shown = "-" if share is None else f"{share:.0%}"
+        print(f"{room:30}{group:>10}" + "".join(f"{counts[verdict]:11}" for verdict in Verdict) + f"{shown:>9}")
+        if is_recorded:
+            row = {"case": room, "group": group, **{str(verdict): counts[verdict] for verdict in Verdict}}
+            append_record("mutants", f"make mutants ARGS={shlex.quote(shlex.join(sys.argv[1:]))}", row)
+    print(f"goal {GOAL:.0%} of each; {run.num_left} of {run.size} in the sample not tried")
+    return 0 if is_reached else 1
+
+
+def _types_pass(copy: Path, mutant: Mutant) -> bool:
+    target = copy / mutant.path
+    original = target.read_text()
+    target.write_text(mutant.source)
+    command = [sys.executable, "-m", "mypy", "--no-error-summary", mutant.path]
+    status = subprocess.run(command, cwd=copy, check=False, capture_output=True).returncode
+    target.write_text(original)
+    return status != 1
+
+
+def _files_of_tree() -> Iterator[str]:
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    yield from filter(None, listed.stdout.decode().split("\0"))
+
+
+def _copy_tree(target: Path) -> Path:
+    for name in _files_of_tree():
+        if (ROOT / name).is_file():
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, target / name)
+    # What mypy knows already; without it the first survivor waits for the whole tree to be checked.
+    if (ROOT / ".mypy_cache").exists():
+        shutil.copytree(ROOT / ".mypy_cache", target / ".mypy_cache")
+    return target
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="make mutants", description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--room", default="", help="One room or package, such as gateway.dispatch or gateway.")
+    parser.add_argument("--file", nargs="+", help="Files or folders instead, such as gateway/http1/body.py.")
+    parser.add_argument("--semantic", action="store_true", help="Semantic mutants only.")
+    parser.add_argument("--sample", type=int, default=10, help="Mutants of each group in each room.")
+    parser.add_argument("--seed", type=int, default=0, help="Which sample.")
+    parser.add_argument("--skip", type=int, default=0, help="Leave out so many mutants at the front of each sample.")
+    parser.add_argument("--minutes", type=float, default=30.0, help="End after this time.")
+    parser.add_argument("--limit", type=float, default=90.0, help="Seconds of tests for each mutant.")
+    parser.add_argument("--jobs", type=int, default=2, help="Mutants tested at once.")
+    parser.add_argument("--record", action="store_true", help="Append the figures to ops/bench/results/mutants.jsonl.")
+    parser.add_argument("--serious", action="store_true", help="Try the mutants of serious.toml, and no sample.")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

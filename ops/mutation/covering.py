@@ -1,0 +1,66 @@
+"""Which tests may notice a mutant of a file, nearest first."""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+# Files and folders whose behaviour tests of other folders check. These run last.
+_ELSEWHERE = {
+    "gateway/dispatch": ["tests/integration"],
+    "gateway/errors.py": ["tests/gateway/test_errors.py"],
+    "gpu_worker/engine": ["tests/gpu_worker/execution"],
+    "gpu_worker/execution": ["tests/gpu_worker/engine"],
+}
+# A mutant of a file that many import would meet the whole suite.
+_MAX_IMPORTING_FILES = 12
+
+
+class CoveringTests:
+    """The test files of the tree by the modules that they import."""
+
+    def __init__(self, root: Path) -> None:
+        """Read the imports of all tests."""
+        self._root = root
+        self._importing: dict[str, set[str]] = defaultdict(set)
+        for path in sorted((root / "tests").rglob("test_*.py")):
+            for module in _imported(path):
+                self._importing[module].add(str(path.relative_to(root)))
+
+    def of(self, path: str) -> list[list[str]]:
+        """Return the tests in stages: the mirrored files, those that import the module, and the mirrored folder."""
+        folder, name = path.removesuffix(".py").rsplit("/", 1)
+        mirrored = [f"tests/{folder}/test_{name}.py", *self._files(f"tests/{folder}", f"test_{name}_*.py")]
+        module = path.removesuffix(".py").replace("/", ".")
+        importing = sorted(self._importing[module], key=lambda test: (-_num_shared(test, path), test))
+        elsewhere = [test for part, tests in _ELSEWHERE.items() if path.startswith(part) for test in tests]
+        stages: list[list[str]] = [[], [], []]
+        seen: set[str] = set()
+        for stage, tests in zip(
+            stages,
+            (mirrored, importing[:_MAX_IMPORTING_FILES], [*self._files(f"tests/{folder}", "test_*.py"), *elsewhere]),
+            strict=True,
+        ):
+            stage += [test for test in dict.fromkeys(tests) if test not in seen and (self._root / test).exists()]
+            seen.update(stage)
+        return [stage for stage in stages if stage]
+
+    def _files(self, folder: str, pattern: str) -> list[str]:
+        return sorted(str(path.relative_to(self._root)) for path in (self._root / folder).glob(pattern))
+
+
+def _imported(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_bytes())):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+
+
+def _num_shared(test: str, path: str) -> int:
+    """Count the leading folders that a test and a file share."""
+    pairs = zip(test.split("/")[1:], path.split("/"), strict=False)
+    return next((place for place, (a, b) in enumerate(pairs) if a != b), 0)

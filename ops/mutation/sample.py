@@ -1,0 +1,127 @@
+"""The rooms of the project, and the mutants of one that a seed draws."""
+
+from __future__ import annotations
+
+import ast
+import random
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from functools import cache
+from itertools import chain, zip_longest
+from pathlib import Path
+
+from ops.mutation.easy import easy_edits
+from ops.mutation.mutant import Edit, Group, Mutant, SourceFile
+from ops.mutation.semantic import block_edits, semantic_edits
+from ops.mutation.variables import Fields, fields_of, is_logging, project_trees, scope_of, variable_edits
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = ("gateway", "gpu_worker", "shared", "kernels", "ops")
+# Packages whose folders are rooms; the others are one room each.
+_HOUSES = ("gateway", "gpu_worker", "ops")
+_Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def rooms() -> dict[str, list[str]]:
+    """Return the files of each room, such as `gateway.dispatch`; files directly in a package are a room too."""
+    found: dict[str, list[str]] = defaultdict(list)
+    for package in PACKAGES:
+        for path in sorted((ROOT / package).rglob("*.py")):
+            parts = path.relative_to(ROOT).parts
+            if path.name not in ("__init__.py", "__main__.py"):
+                is_inside = package in _HOUSES and len(parts) > 2
+                found[".".join(parts[:2]) if is_inside else package].append("/".join(parts))
+    return dict(found)
+
+
+def draw(paths: list[str], group: Group, size: int, seed: int, skip: int = 0) -> list[Mutant]:
+    """Draw different mutants of these files. The operators take turns, since some have many more places than others.
+
+    Args:
+        paths: The files.
+        group: Which operators.
+        size: Number of mutants; fewer if the files have fewer.
+        seed: The same seed draws the same mutants of the same code, in the same order.
+        skip: Number of mutants at the front to leave out, which an earlier run tried.
+    """
+    fields = _fields() if group is Group.SEMANTIC else None
+    places: dict[str, list[tuple[SourceFile, Edit]]] = defaultdict(list)
+    for path in paths:
+        file = SourceFile(ROOT, path)
+        for edit in _edits(file, fields):
+            places[edit.operator].append((file, edit))
+    order = random.Random(seed)
+    for name in sorted(places):
+        order.shuffle(places[name])
+    names = sorted(places)
+    order.shuffle(names)
+    turns = chain.from_iterable(zip_longest(*(places[name] for name in names)))
+    drawn: dict[tuple[str, str, str], Mutant] = {}
+    for file, edit in filter(None, turns):
+        if len(drawn) == skip + size:
+            break
+        if (mutant := file.mutant(edit)) is not None:
+            drawn.setdefault((mutant.path, mutant.before, mutant.after), mutant)
+    return list(drawn.values())[skip:]
+
+
+@cache
+def _fields() -> Fields:
+    return Fields(project_trees(ROOT, PACKAGES))
+
+
+def _edits(file: SourceFile, fields: Fields | None) -> Iterator[Edit]:
+    """Yield the edits of a file's functions: the easy ones without `fields`."""
+    for function, outer, attributes in _functions(file.tree, {}, {}):
+        for node, is_function in _code(function):
+            if fields is None:
+                yield from easy_edits(file, node)
+                continue
+            yield from semantic_edits(file, node)
+            for name in ("body", "orelse", "finalbody"):
+                block = getattr(node, name, None)
+                if isinstance(block, list):
+                    yield from block_edits(file, [each for each in block if not is_logging(each)], is_function)
+        if fields is not None:
+            yield from variable_edits(file, function, outer, attributes, fields)
+
+
+def _functions(
+    node: ast.AST, outer: Mapping[str, str], attributes: Mapping[str, str]
+) -> Iterator[tuple[_Function, Mapping[str, str], Mapping[str, str]]]:
+    """Yield all functions with the variables around them; bodies of Triton kernels are no Python."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.ClassDef):
+            yield from _functions(child, outer, fields_of(child))
+        elif isinstance(child, _Function):
+            if not any("jit" in ast.unparse(mark) for mark in child.decorator_list):
+                yield child, outer, attributes
+                yield from _functions(child, {**outer, **scope_of(child)}, attributes)
+        elif isinstance(child, ast.stmt | ast.excepthandler | ast.match_case):
+            yield from _functions(child, outer, attributes)
+
+
+def _code(function: _Function) -> Iterator[tuple[ast.AST, bool]]:
+    """Yield the nodes of a function's own code, and whether each is the function.
+
+    Prose is left out: docstrings, log calls, the texts of errors and f-strings; annotations and nested functions too.
+    """
+    yield function, True
+    waiting: list[ast.AST] = list(function.body)
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, _Function | ast.ClassDef | ast.JoinedStr) or is_logging(node):
+            continue
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            continue
+        if isinstance(node, ast.If) and not node.orelse and all(map(is_logging, node.body)):
+            continue
+        yield node, False
+        for name, value in ast.iter_fields(node):
+            if (
+                name == "annotation"
+                or isinstance(node, ast.Raise)
+                or (isinstance(node, ast.Subscript) and name == "slice")
+            ):
+                continue
+            waiting += [each for each in (value if isinstance(value, list) else [value]) if isinstance(each, ast.AST)]

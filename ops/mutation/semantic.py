@@ -1,0 +1,161 @@
+"""Semantic mutants: mistakes that keep the code plausible, such as a guard left out or the neighbouring variable."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from ops.mutation.mutant import Edit, SourceFile
+
+_JUMPS = (ast.Return, ast.Raise, ast.Continue, ast.Break)
+# Calls that bound another value: the mutant leaves out the bound.
+_BOUNDING = {"min": range(2), "max": range(2), "wait_for": range(1), "shield": range(1)}
+
+
+def semantic_edits(file: SourceFile, node: ast.AST) -> Iterator[Edit]:
+    """Yield the semantic edits of one node; `variables` has those that need types."""
+    match node:
+        case (
+            ast.Tuple(elts=elements, ctx=ast.Load()) | ast.List(elts=elements, ctx=ast.Load()) | ast.Set(elts=elements)
+        ):
+            yield from _without_element(file, node, elements)
+        case ast.Call():
+            yield from _without_argument(file, node)
+            yield from _without_bound(file, node)
+        case ast.BoolOp(values=values):
+            for left_out in range(len(values)):
+                kept = [b"(" + file.text_of(value) + b")" for place, value in enumerate(values) if place != left_out]
+                joined = (b" and " if isinstance(node.op, ast.And) else b" or ").join(kept)
+                yield _replaced(file, "guard", node, b"(" + joined + b")")
+        case ast.IfExp(test=test) | ast.While(test=test) if not isinstance(test, ast.Constant):
+            yield _replaced(file, "branch", test, b"not (" + file.text_of(test) + b")")
+        case ast.With() | ast.AsyncWith() | ast.Try():
+            yield from _protection_edits(file, node)
+
+
+def _protection_edits(file: SourceFile, node: ast.With | ast.AsyncWith | ast.Try) -> Iterator[Edit]:
+    """Leave out a context without a name, an exception handler or what is done at the end."""
+    if isinstance(node, ast.Try):
+        for body in (*(handler.body for handler in node.handlers), *([node.finalbody] if node.finalbody else [])):
+            new = b"pass" if body is node.finalbody else b"raise"
+            yield Edit("guard", ((file.span(body[0])[0], file.span(body[-1])[1], new),))
+        return
+    for item in node.items:
+        if item.optional_vars is None:
+            yield _replaced(file, "guard", item.context_expr, b'__import__("contextlib").nullcontext()')
+
+
+def block_edits(file: SourceFile, block: list[ast.stmt], is_of_function: bool) -> Iterator[Edit]:
+    """Yield the semantic edits of the statements of one block."""
+    for place, statement in enumerate(block):
+        following = block[place + 1] if place + 1 < len(block) else None
+        if isinstance(statement, ast.If):
+            yield from _condition_edits(file, statement, following is not None or is_of_function)
+        elif isinstance(statement, ast.Raise | ast.Continue | ast.Break):
+            yield _replaced(file, "return", statement, b"pass")
+        elif _has_effect(statement):
+            yield _replaced(file, "call", statement, b"pass")
+        if following is not None and is_order_visible(statement, following):
+            first, second = file.span(statement), file.span(following)
+            yield Edit("exchange", ((*first, file.text[slice(*second)]), (*second, file.text[slice(*first)])))
+
+
+def _condition_edits(file: SourceFile, statement: ast.If, is_early: bool) -> Iterator[Edit]:
+    test = statement.test
+    yield _replaced(file, "branch", test, b"not (" + file.text_of(test) + b")")
+    if statement.orelse:
+        return
+    if isinstance(statement.body[-1], _JUMPS):
+        if is_early:
+            yield _replaced(file, "return", statement, b"pass")
+    elif not isinstance(test, ast.NamedExpr) and not any(isinstance(each, ast.NamedExpr) for each in ast.walk(test)):
+        yield _replaced(file, "guard", test, b"True")
+
+
+def is_order_visible(first: ast.stmt, second: ast.stmt) -> bool:
+    """Whether exchanging two statements may change what they do without a name that is not bound yet."""
+    if isinstance(first, _JUMPS) or isinstance(second, _JUMPS):
+        return False
+    compound = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Import | ast.ImportFrom | ast.Pass
+    if isinstance(first, compound) or isinstance(second, compound) or _is_docstring(first):
+        return False
+    if _bound(first) & _read(second) or _bound(second) & _read(first):
+        return False
+    if _changed(first) & (_read(second) | _changed(second)) or _changed(second) & _read(first):
+        return True
+    return _acts(first) and _acts(second)
+
+
+def _bound(statement: ast.stmt) -> set[str]:
+    """Return the local names that a statement binds."""
+    return {each.id for each in ast.walk(statement) if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)}
+
+
+def _read(statement: ast.stmt) -> set[str]:
+    """Return the names and attributes that a statement reads, as text."""
+    loads = (each for each in ast.walk(statement) if isinstance(each, ast.Name | ast.Attribute))
+    return {ast.unparse(each) for each in loads if isinstance(each.ctx, ast.Load)}
+
+
+def _changed(statement: ast.stmt) -> set[str]:
+    """Return the attributes and containers that a statement writes, as text."""
+    changed = set()
+    for each in ast.walk(statement):
+        if isinstance(each, ast.Attribute | ast.Subscript) and not isinstance(each.ctx, ast.Load):
+            changed.add(ast.unparse(each.value if isinstance(each, ast.Subscript) else each))
+    return changed
+
+
+def _acts(statement: ast.stmt) -> bool:
+    """Whether a statement calls something for its effect, waits, or ends the block early."""
+    if isinstance(statement, ast.Expr):
+        return not _is_docstring(statement)
+    return any(isinstance(each, (ast.Await, ast.Yield, *_JUMPS)) for each in ast.walk(statement))
+
+
+def _is_docstring(statement: ast.stmt) -> bool:
+    return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+
+
+def _has_effect(statement: ast.stmt) -> bool:
+    match statement:
+        case ast.Expr(value=ast.Call()) | ast.Expr(value=ast.Await(value=ast.Call())) | ast.AugAssign() | ast.Delete():
+            return True
+        case ast.Assign(targets=targets):
+            return all(isinstance(target, ast.Attribute | ast.Subscript) for target in targets)
+    return False
+
+
+def _without_element(file: SourceFile, node: ast.expr, elements: list[ast.expr]) -> Iterator[Edit]:
+    if isinstance(node, ast.Tuple) and len(elements) < 2:
+        return
+    for left_out in range(len(elements)):
+        kept = [file.text_of(each) for place, each in enumerate(elements) if place != left_out]
+        text = b", ".join(kept)
+        if isinstance(node, ast.Tuple):
+            text = b"(" + text + (b",)" if len(kept) == 1 else b")")
+        else:
+            text = b"[" + text + b"]" if isinstance(node, ast.List) or not kept else b"{" + text + b"}"
+        yield _replaced(file, "element", node, text)
+
+
+def _without_argument(file: SourceFile, call: ast.Call) -> Iterator[Edit]:
+    """Leave out a keyword or the last positional argument: without an earlier one all others would move."""
+    arguments: list[ast.expr | ast.keyword] = [*call.args, *call.keywords]
+    for left_out in arguments[max(0, len(call.args) - 1) :]:
+        kept = b", ".join(file.text_of(each) for each in arguments if each is not left_out)
+        start = file.span(call.func)[1]
+        opening = file.text.index(b"(", start)
+        yield Edit("argument", ((opening, file.span(call)[1], b"(" + kept + b")"),))
+
+
+def _without_bound(file: SourceFile, call: ast.Call) -> Iterator[Edit]:
+    name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+    if len(call.args) in (1, 2) and not call.keywords:
+        for place in _BOUNDING.get(name, ()):
+            if place < len(call.args) and not isinstance(call.args[place], ast.Starred | ast.GeneratorExp):
+                yield _replaced(file, "guard", call, b"(" + file.text_of(call.args[place]) + b")")
+
+
+def _replaced(file: SourceFile, name: str, node: ast.expr | ast.stmt, new: bytes) -> Edit:
+    return Edit(name, ((*file.span(node), new),))

@@ -1,1 +1,0 @@
-"""Mutation tests: change one line of the code at a time and see whether a test notices."""

@@ -1,0 +1,32 @@
+"""A mutant meets the tests of its file first."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ops.mutation.covering import CoveringTests
+
+
+def _write(root: Path, path: str, text: str = "") -> None:
+    (root / path).parent.mkdir(parents=True, exist_ok=True)
+    (root / path).write_text(text)
+
+
+def test_mirrored_tests_come_before_those_that_import_the_file_and_those_of_its_folder(tmp_path: Path) -> None:
+    _write(tmp_path, "tests/gateway/dispatch/test_frames.py")
+    _write(tmp_path, "tests/gateway/dispatch/test_frames_late.py")
+    _write(tmp_path, "tests/gateway/dispatch/test_publisher.py")
+    _write(tmp_path, "tests/gateway/dispatch/test_dispatcher.py", "from gateway.dispatch.frames import Frames")
+    _write(tmp_path, "tests/gateway/api/test_chunks.py", "from gateway.dispatch import frames")
+    _write(tmp_path, "tests/integration/test_cancellation.py")
+    folder = "tests/gateway/dispatch"
+    assert CoveringTests(tmp_path).of("gateway/dispatch/frames.py") == [
+        [f"{folder}/test_frames.py", f"{folder}/test_frames_late.py"],
+        [f"{folder}/test_dispatcher.py", "tests/gateway/api/test_chunks.py"],
+        [f"{folder}/test_publisher.py", "tests/integration"],
+    ]
+
+
+def test_tests_of_other_folders_are_found_by_the_map(tmp_path: Path) -> None:
+    (tmp_path / "tests/gpu_worker/engine").mkdir(parents=True)
+    assert CoveringTests(tmp_path).of("gpu_worker/execution/step.py") == [["tests/gpu_worker/engine"]]

@@ -1,0 +1,108 @@
+"""The operators make the mistakes they are named for, and a seed draws the same ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ops.mutation import sample
+from ops.mutation.mutant import Group
+from ops.mutation.sample import PACKAGES, ROOT, draw, rooms
+
+SOURCE = '''
+class Account:
+    limit: int
+    used: int
+    name: str
+
+    def __init__(self, log: list[str]) -> None:
+        self._log = log
+
+    async def take(self, amount: int, wanted: int, by: str) -> tuple[int, str]:
+        """Take "what is there" of it."""
+        if amount < 0:
+            raise ValueError("a message")
+        async with self.lock:
+            self.used += amount
+            await self.save(self.used, key=by)
+        _log.info("took %s", amount)
+        self.on_taken(by)
+        return amount, self.name if wanted else f"{amount + 1}"
+'''
+
+
+def _changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, group: Group) -> set[tuple[str, str, str]]:
+    (tmp_path / "account.py").write_text(SOURCE)
+    monkeypatch.setattr(sample, "ROOT", tmp_path)
+    sample._fields.cache_clear()
+    mutants = draw(["account.py"], group, 1000, 0)
+    sample._fields.cache_clear()
+    for mutant in mutants:
+        compile(mutant.source, mutant.path, "exec")
+    return {(mutant.operator, mutant.before, mutant.after) for mutant in mutants}
+
+
+def test_semantic_operators_make_plausible_mistakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    changes = _changes(tmp_path, monkeypatch, Group.SEMANTIC)
+    last = 'return amount, self.name if wanted else f"{amount + 1}"'
+    assert changes >= {
+        ("branch", "if amount < 0:", "if not (amount < 0):"),
+        ("branch", last, 'return amount, self.name if not (wanted) else f"{amount + 1}"'),
+        ("return", 'if amount < 0: raise ValueError("a message")', "pass"),
+        ("return", 'raise ValueError("a message")', "pass"),
+        ("guard", "async with self.lock:", 'async with __import__("contextlib").nullcontext():'),
+        ("call", "self.used += amount", "pass"),
+        ("call", "await self.save(self.used, key=by)", "pass"),
+        ("argument", "await self.save(self.used, key=by)", "await self.save(self.used)"),
+        ("argument", "await self.save(self.used, key=by)", "await self.save(key=by)"),
+        ("variable", "await self.save(self.used, key=by)", "await self.save(self.limit, key=by)"),
+        ("variable", "self.used += amount", "self.used += wanted"),
+        ("element", last, "return (amount,)"),
+        (
+            "exchange",
+            "self.used += amount await self.save(self.used, key=by)",
+            "await self.save(self.used, key=by) self.used += amount",
+        ),
+    }
+    of_prose = {name for name, before, _ in changes if before.startswith(("_log.info", "limit"))}
+    assert of_prose <= {"exchange"}
+
+
+def test_easy_operators_change_constants_and_operators(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    changes = _changes(tmp_path, monkeypatch, Group.EASY)
+    assert changes >= {
+        ("comparison", "if amount < 0:", "if amount <= 0:"),
+        ("constant", "if amount < 0:", "if amount < 1:"),
+        ("arithmetic", "self.used += amount", "self.used -= amount"),
+        ("none", "self._log = log", "self._log = None"),
+        ("none", "self.on_taken(by)", "self.on_taken(None)"),
+    }
+    assert not any("message" in before or "took" in before for _, before, _ in changes)
+
+
+def test_seed_draws_the_same_sample_and_skip_goes_on_behind_it() -> None:
+    files = rooms()["gateway.fleet"]
+    first = draw(files, Group.SEMANTIC, 12, seed=1)
+    assert len({(each.path, each.before, each.after) for each in first}) == 12
+    # The operators take turns.
+    assert len({each.operator for each in first}) >= 6
+    assert draw(files, Group.SEMANTIC, 5, seed=1, skip=7) == first[7:]
+    assert draw(files, Group.SEMANTIC, 12, seed=2) != first
+
+
+def test_every_file_is_in_one_room() -> None:
+    files = [path for paths in rooms().values() for path in paths]
+    assert len(set(files)) == len(files)
+    assert set(files) == {
+        str(path.relative_to(ROOT))
+        for package in PACKAGES
+        for path in (ROOT / package).rglob("*.py")
+        if path.name not in ("__init__.py", "__main__.py")
+    }
+
+
+def test_bodies_of_triton_kernels_are_left_out() -> None:
+    path = "kernels/rms_norm/triton_kernel.py"
+    assert "tl.load" in (ROOT / path).read_text()
+    assert not [mutant for group in Group for mutant in draw([path], group, 1000, 0) if "tl." in mutant.before]
