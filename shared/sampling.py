@@ -12,6 +12,7 @@ from shared.bounds import (
     MAX_ALLOWED_TOKENS,
     MAX_BAD_WORDS,
     MAX_GRAMMAR_CHARACTERS,
+    MAX_LOGPROB_TOKENS,
     MAX_STOP_TOKENS,
     MAX_STOPS,
     BadWord,
@@ -86,7 +87,8 @@ class Sampling(Struct, frozen=True, kw_only=True, omit_defaults=True):
         allowed_token_ids: No other tokens are generated; None allows all.
         bad_words: Texts that are not generated, as the tokens that they are encoded to with a space before and without.
         logprobs: How many most likely alternatives to report per token; None reports nothing, 0 the chosen token only.
-        prompt_logprobs: The same for the tokens of the prompt.
+        logprob_token_ids: Where there are any, these are reported per token instead of the most likely ones.
+        prompt_logprobs: How many most likely alternatives to report for the tokens of the prompt.
         ignore_eos: Go on after the end-of-sequence token.
         grammar: What the output must look like; None for anything.
         skip_special_tokens: Leave special tokens out of the text.
@@ -105,6 +107,7 @@ class Sampling(Struct, frozen=True, kw_only=True, omit_defaults=True):
     repetition_penalty: RepetitionPenalty = 1.0
     logit_bias: Biases = {}
     logprobs: NumLogprobs | None = None
+    logprob_token_ids: Annotated[tuple[TokenId, ...], Meta(max_length=MAX_LOGPROB_TOKENS)] = ()
     prompt_logprobs: NumLogprobs | None = None
     ignore_eos: bool = False
     min_tokens: NumOutputTokens = 0

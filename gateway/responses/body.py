@@ -15,10 +15,12 @@ from gateway.api.schemas.tools import Choice
 from gateway.responses.text_format import TextFormatBody
 from gateway.responses.tools import ResponseToolBody, ResponseToolChoiceBody
 from shared.bounds import (
+    MAX_LOGPROB_TOKENS,
     MAX_MESSAGES,
     MAX_OUTPUT_TOKENS,
     MAX_TOOLS,
     NumLogprobs,
+    TokenId,
 )
 
 Name = Annotated[str, Meta(max_length=256)]
@@ -111,6 +113,7 @@ class ResponseBody(SamplingFields, kw_only=True, forbid_unknown_fields=True):
 
     max_output_tokens: Annotated[int, Meta(ge=1, le=MAX_OUTPUT_TOKENS)] | None = None
     top_logprobs: NumLogprobs | None = None
+    logprob_token_ids: Annotated[list[TokenId], Meta(max_length=MAX_LOGPROB_TOKENS)] | None = None
 
     # Without influence on the answer, and repeated in the response.
     user: ShortText | None = None

@@ -62,6 +62,7 @@ class RequestReader:
         self._check_ids(request.sampling.logit_bias, "logit_bias")
         self._check_ids(request.sampling.stop_token_ids, "stop_token_ids")
         self._check_ids(request.sampling.allowed_token_ids or (), "allowed_token_ids")
+        self._check_ids(request.sampling.logprob_token_ids, "logprob_token_ids")
         if request.suffix is not None:
             if request.text is None:
                 raise BadRequestError("suffix: only a prompt that is a text may have one.", "suffix")

@@ -100,16 +100,17 @@ class SimulatedRunner:
         logprobs: tuple[LogprobEntry, ...] = ()
         prompt_logprobs: tuple[LogprobEntry, ...] = ()
         if sequence.sampling.logprobs is not None:
-            logprobs = tuple(self._entry(token_id, sequence.sampling.logprobs) for token_id in sampled.token_ids)
+            num_top, listed = sequence.sampling.logprobs, sequence.sampling.logprob_token_ids
+            logprobs = tuple(self._entry(token_id, num_top, listed) for token_id in sampled.token_ids)
         if sequence.sampling.prompt_logprobs is not None:
             end = min(item.start + item.num_tokens + 1, sequence.num_prompt_tokens)
             prompt = sequence.token_ids[item.start + 1 : end]
             prompt_logprobs = tuple(self._entry(token_id, sequence.sampling.prompt_logprobs) for token_id in prompt)
         return SampledTokens(sampled.token_ids, logprobs, prompt_logprobs)
 
-    def _entry(self, token_id: int, num_top: int) -> LogprobEntry:
-        top = tuple((other.token_ids[0], self._logprob) for other in self._sampled[:num_top])
-        return LogprobEntry(token_id, self._logprob, top)
+    def _entry(self, token_id: int, num_top: int, listed: tuple[int, ...] = ()) -> LogprobEntry:
+        others = listed or [other.token_ids[0] for other in self._sampled[:num_top]]
+        return LogprobEntry(token_id, self._logprob, tuple((other, self._logprob) for other in others))
 
     def _wait(self, step_s: float) -> None:
         now = self._clock()

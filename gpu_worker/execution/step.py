@@ -106,7 +106,7 @@ def _unpack_drawn(drawn: list[DrawnTokens], tensors: Iterator[torch.Tensor]) -> 
         first, new = len(token_ids), next(tensors).tolist()
         token_ids += new
         if (staged := part.staged_logprobs) is not None:
-            reported = entries_of(_next(tensors), [new[place] for place in staged.places], staged.num_top)
+            reported = entries_of(_next(tensors), [new[place] for place in staged.places], staged.num_reported())
             entries |= {first + place: (entry,) for place, entry in zip(staged.places, reported, strict=True)}
     return token_ids, entries
 

@@ -33,7 +33,15 @@ _SAMPLINGS = (
     Sampling(temperature=1.0, top_p=0.9, top_k=50, min_p=0.01),
     # Masks of grammars are applied by the same kernel as those of allowed tokens.
     Sampling(temperature=1.0, presence_penalty=0.1, allowed_token_ids=(0,)),
-    Sampling(temperature=1.0, top_p=0.9, repetition_penalty=1.1, logit_bias={0: 1.0}, logprobs=20, prompt_logprobs=20),
+    Sampling(
+        temperature=1.0,
+        top_p=0.9,
+        repetition_penalty=1.1,
+        logit_bias={0: 1.0},
+        logprobs=20,
+        logprob_token_ids=(0,),
+        prompt_logprobs=20,
+    ),
 )
 
 

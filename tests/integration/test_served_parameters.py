@@ -54,6 +54,21 @@ def test_only_allowed_tokens_come(client: Client) -> None:
     assert len(choice["token_ids"]) == 12
 
 
+def test_listed_tokens_are_reported_in_every_api_with_log_probabilities(client: Client) -> None:
+    listed = [40, 41, 42]
+    choice = client.choice(logprobs=0, logprob_token_ids=listed, return_tokens_as_token_ids=True, max_tokens=3)
+    own = choice["logprobs"]["tokens"]
+    assert [set(top) for top in choice["logprobs"]["top_logprobs"]] == [
+        {f"token_id:{token_id}" for token_id in listed} | {token} for token in own
+    ]
+    chat = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2, "temperature": 0}
+    answer = client.post("/v1/chat/completions", **chat, logprobs=True, logprob_token_ids=listed).json()
+    assert [len(entry["top_logprobs"]) for entry in answer["choices"][0]["logprobs"]["content"]] == [3, 3]
+    included = {"include": ["message.output_text.logprobs"], "logprob_token_ids": listed, "max_output_tokens": 2}
+    answer = client.post("/v1/responses", input="Hi", **included).json()
+    assert {len(entry["top_logprobs"]) for entry in answer["output"][-1]["content"][0]["logprobs"]} == {3}
+
+
 def test_bad_word_does_not_come(client: Client) -> None:
     plain = client.choice(max_tokens=20)["text"]
     word = max(plain.split(), key=len)
@@ -206,6 +221,7 @@ def test_answers_of_one_model_have_one_fingerprint(client: Client) -> None:
     [
         ({"suffix": "x"}, "suffix", "invalid_value"),
         ({"allowed_token_ids": [2**30]}, "allowed_token_ids", "invalid_value"),
+        ({"logprobs": 0, "logprob_token_ids": [2**30]}, "logprob_token_ids", "invalid_value"),
         ({"temprature": 1}, "temprature", "unknown_parameter"),
         ({"best_of": 2, "stream": True}, "best_of", "invalid_value"),
         ({"use_beam_search": True}, "use_beam_search", "unsupported_parameter"),

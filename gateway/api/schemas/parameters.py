@@ -20,6 +20,7 @@ from gateway.generation import Prompt
 from shared.bounds import (
     MAX_ALLOWED_TOKENS,
     MAX_BAD_WORDS,
+    MAX_LOGPROB_TOKENS,
     MAX_LOGPROBS,
     MAX_OUTPUT_TOKENS,
     MAX_SEQUENCES,
@@ -83,6 +84,10 @@ class CommonBody(StructuredOutputFields, kw_only=True, forbid_unknown_fields=Tru
         None
     )
     logit_bias: Annotated[Biases | None, described("Token id to what is added to its logit.", {"5": -100})] = None
+    logprob_token_ids: Annotated[
+        Annotated[list[TokenId], Meta(max_length=MAX_LOGPROB_TOKENS)] | None,
+        described("Report these tokens' log probabilities instead of the likeliest ones'; only with `logprobs`."),
+    ] = None
     allowed_token_ids: Annotated[
         Annotated[list[TokenId], Meta(min_length=1, max_length=MAX_ALLOWED_TOKENS)] | None,
         described("No other tokens are generated.", [5, 6]),

@@ -45,6 +45,7 @@ RESPONSE_NAMES = (
     _served("chat_template_kwargs", "Variables of the template.", {"enable_thinking": False}),
     _served("max_output_tokens", "Tokens to generate at most, reasoning included.", 3),
     _served("top_logprobs", "Report the log probability of each token, and of so many likely alternatives.", 2),
+    _served("logprob_token_ids", "Report these tokens instead of the likeliest ones; with log probabilities."),
     _served("user", "The end user, repeated in the response.", "someone"),
     _served("safety_identifier", "Repeated in the response.", "someone"),
     _served("prompt_cache_key", "Repeated in the response. Prompts are cached by their content.", "a"),

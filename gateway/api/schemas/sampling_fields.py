@@ -11,6 +11,7 @@ from typing import Annotated, Any
 from msgspec import Meta, Struct
 
 from gateway.api.schemas.described import described
+from gateway.api.schemas.refusals import invalid_value
 from gateway.api.schemas.texts import require_text
 from shared.bounds import (
     MAX_STOP_CHARACTERS,
@@ -85,8 +86,10 @@ def sampling_of(body: SamplingFields, max_tokens: int | None, logprobs: int | No
         more: Further parameters, as the wire writes them.
 
     Raises:
-        ApiError: 400; a stop string cannot be a text.
+        ApiError: 400; a stop string cannot be a text, or tokens are listed for log probabilities that are not reported.
     """
+    if logprobs is None and getattr(body, "logprob_token_ids", None):
+        raise invalid_value("logprob_token_ids", "'logprob_token_ids' is only allowed where 'logprobs' are reported.")
     values: dict[str, Any] = {
         name: tuple(dict.fromkeys(value)) if isinstance(value, list) else value
         for name in _COPIED

@@ -32,20 +32,78 @@ def entries(scores: TokenScores, token_ids: Values[int], num_top: Values[int]) -
 
 
 class LogprobRows:
-    """Keeps how many alternatives each row of the batch reports."""
+    """Keeps what each row of the batch reports: how many likely tokens, or which ones."""
 
-    def __init__(self, num_rows: int) -> None:
+    def __init__(self, num_rows: int, vocab_size: int) -> None:
         """Report nothing yet."""
+        self._vocab_size = vocab_size
         self._num_top = np.zeros(num_rows, dtype=np.int64)
+        self._listed: dict[int, Int64s] = {}
 
     def assign(self, rows: Values[int], newcomers: Values[Sequence]) -> None:
-        """Keep what sequences ask for that were given rows."""
+        """Keep what sequences ask for that were given rows. Ids outside the vocabulary name no token: left out."""
         self._num_top[rows] = [sequence.sampling.logprobs or 0 for sequence in newcomers]
+        for row, sequence in zip(rows, newcomers, strict=True):
+            self._listed.pop(row, None)
+            if sequence.sampling.logprob_token_ids:
+                listed = np.array(sequence.sampling.logprob_token_ids, dtype=np.int64)
+                self._listed[row] = listed[listed < self._vocab_size]
 
     def stage(self, sampled: SampledRows, places: Int64s, upload: Upload) -> StagedLogprobs:
         """Prepare to report `places` of the rows of logits, at least one."""
-        num_top = self._num_top[sampled.rows[places]].tolist()
-        return StagedLogprobs(places.tolist(), num_top, upload.add(places))
+        rows = sampled.rows[places]
+        num_top = self._num_top[rows].tolist()
+        listed = None
+        if self._listed and any(row in self._listed for row in rows.tolist()):
+            listed = self._stage_listed(rows.tolist(), upload)
+        return StagedLogprobs(places.tolist(), num_top, upload.add(places), listed)
+
+    def _stage_listed(self, rows: list[int], upload: Upload) -> StagedList:
+        lists = {place: self._listed[row] for place, row in enumerate(rows) if row in self._listed}
+        padded = np.full((len(lists), max(map(len, lists.values()))), -1, dtype=np.int64)
+        for line, listed in zip(padded, lists.values(), strict=True):
+            line[: len(listed)] = listed
+        places = list(lists)
+        return StagedList(
+            dict(zip(places, map(len, lists.values()), strict=True)), upload.add(np.array(places)), upload.add(padded)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class StagedList:
+    """The tokens that some of the rows that report have listed.
+
+    Attributes:
+        num_listed: How many, by the row's place among those that report.
+    """
+
+    num_listed: dict[int, int]
+    _places: StagedArray
+    _token_ids: StagedArray
+
+    def put(self, scores: TokenScores, kept: torch.Tensor, token_ids: torch.Tensor) -> TokenScores:
+        """Put what is listed in the place of the most likely tokens, the most likely first.
+
+        Shapes:
+            kept: `[num_reporting, vocab_size]` float32, the logits
+            token_ids: `[num_reporting]` int64, the token of each row
+        """
+        places, listed = self._places.tensor, self._token_ids.tensor
+        logits = kept.index_select(0, places)
+        chosen = token_ids.index_select(0, places)[:, None]
+        log_sums = logits.gather(1, chosen) - scores.chosen.index_select(0, places)[:, None]
+        values = logits.gather(1, listed.clamp(min=0)) - log_sums
+        # What only fills the lines up comes last, behind tokens that cannot be.
+        order = values.masked_fill(listed < 0, -torch.inf).argsort(dim=1, descending=True, stable=True)
+        width = max(scores.top_ids.shape[1], listed.shape[1])
+        top_ids, top_values = _widened(scores.top_ids, width), _widened(scores.top_values, width)
+        top_ids[places, : listed.shape[1]] = listed.gather(1, order).to(top_ids.dtype)
+        top_values[places, : listed.shape[1]] = values.gather(1, order).to(top_values.dtype)
+        return TokenScores(scores.chosen, top_ids, top_values)
+
+
+def _widened(scores: torch.Tensor, width: int) -> torch.Tensor:
+    return torch.nn.functional.pad(scores, (0, width - scores.shape[1]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +112,19 @@ class StagedLogprobs:
 
     Attributes:
         places: Rows of logits that report.
-        num_top: How many alternatives each of these reports.
+        num_top: How many of the most likely tokens each of these reports.
     """
 
     places: list[int]
     num_top: list[int]
     _index: StagedArray
+    _listed: StagedList | None
+
+    def num_reported(self) -> list[int]:
+        """Return how many tokens each row reports."""
+        if self._listed is None:
+            return self.num_top
+        return [self._listed.num_listed.get(place, count) for place, count in enumerate(self.num_top)]
 
     def keep(self, logits: torch.Tensor) -> torch.Tensor:
         """Return the logits of the rows that report, before anything changes them."""
@@ -67,4 +132,6 @@ class StagedLogprobs:
 
     def score(self, kept: torch.Tensor, token_ids: torch.Tensor) -> TokenScores:
         """Score what was drawn for all rows of logits; the scores of invalid tokens mean nothing."""
-        return score_tokens(kept, token_ids.index_select(0, self._index.tensor).clamp_(min=0), max(self.num_top))
+        chosen = token_ids.index_select(0, self._index.tensor).clamp_(min=0)
+        scores = score_tokens(kept, chosen, max(self.num_top))
+        return scores if self._listed is None else self._listed.put(scores, kept, chosen)

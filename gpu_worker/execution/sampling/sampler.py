@@ -101,7 +101,7 @@ class Sampler:
         """Allocate the tables of `num_rows` rows."""
         self._distributions = Distributions(num_rows, vocab_size, device)
         self._features = _features(num_rows, vocab_size, device)
-        self._logprobs = LogprobRows(num_rows)
+        self._logprobs = LogprobRows(num_rows, vocab_size)
         # What each row asks for: the bits below, and above them one for each feature.
         self._asks = np.zeros(num_rows, dtype=np.int64)
         self._is_any_asking = False

@@ -62,6 +62,7 @@ def test_prompt_with_a_token_that_the_model_does_not_have_names_the_field(
         ({"sampling": Sampling(logit_bias={SIZE: 1.0})}, "logit_bias"),
         ({"sampling": Sampling(stop_token_ids=(3, SIZE))}, "stop_token_ids"),
         ({"sampling": Sampling(allowed_token_ids=(3, SIZE))}, "allowed_token_ids"),
+        ({"sampling": Sampling(logprobs=0, logprob_token_ids=(3, SIZE))}, "logprob_token_ids"),
     ],
 )
 def test_other_tokens_that_the_model_does_not_have_name_their_field(

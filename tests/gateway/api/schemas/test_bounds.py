@@ -60,6 +60,7 @@ BOUNDS: list[tuple[str, list[Any], list[Any]]] = [
     ("truncate_prompt_tokens", [1, -1], [0, -2, (1 << 20) + 1]),
     ("prompt_logprobs", [0, 20, -1], [21, -2]),
     ("allowed_token_ids", [[1, 2]], [[], [-1], 5, [1] * 65_537]),
+    ("logprob_token_ids", [[]], [[-1], 5, [1] * 129, [1]]),
     ("bad_words", [["x"], []], ["x", [""], ["x" * 65], ["x"] * 65, ["a\0"]]),
     ("cache_salt", ["me"], ["", "x" * 513, "a\0b", 5]),
     ("n_predict", [5, -1, -2], [-3, 10_000_001]),
@@ -103,6 +104,8 @@ def test_number_is_served_at_its_bounds_and_refused_by_name_outside_them(parse: 
     others: dict[str, Any] = {"logprobs": True} if (parse, name) == (chat, "top_logprobs") else {}
     if name == "min_tokens":
         others = {"max_tokens": -1}
+    if name == "logprob_token_ids":
+        others = {"logprobs": True if parse is chat else 0}
     for value in legal_numbers(leaf.type):
         if (name, value) not in (("max_tokens", 0), ("n_predict", 0), ("truncate_prompt_tokens", 0)):
             parse(**others, **{name: entry(value)})

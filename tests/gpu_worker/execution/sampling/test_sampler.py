@@ -250,6 +250,28 @@ def test_logprobs_zero_reports_the_chosen_token_only() -> None:
     assert len(twenty.logprobs[0].top) == 12
 
 
+def test_listed_tokens_are_reported_instead_of_the_likeliest_whatever_the_neighbours_ask_for() -> None:
+    logits = random_logits(4, 50)
+    samplings = [
+        Sampling(logprobs=0, logprob_token_ids=(9, 3, 49, 77)),
+        Sampling(logprobs=3),
+        Sampling(logprobs=5, logprob_token_ids=(3,), logit_bias={3: -100.0}),
+        Sampling(),
+    ]
+    sequences = [make_sequence(sampling, name=str(row)) for row, sampling in enumerate(samplings)]
+    run = SamplerRun(50)
+    listed, likeliest, single, silent = run.sample(logits.clone(), sequences)
+    raw = torch.log_softmax(logits, 1)
+    # 77 is outside the vocabulary.
+    expected = sorted(((raw[0, token_id].item(), token_id) for token_id in (9, 3, 49)), reverse=True)
+    assert [token_id for token_id, _ in listed.logprobs[0].top] == [token_id for _, token_id in expected]
+    assert [value for _, value in listed.logprobs[0].top] == pytest.approx([value for value, _ in expected], abs=1e-5)
+    assert listed.logprobs[0].logprob == pytest.approx(raw[0, listed.token_ids[0]].item(), abs=1e-5)
+    assert [token_id for token_id, _ in likeliest.logprobs[0].top] == raw[1].topk(3).indices.tolist()
+    assert single.logprobs[0].top == ((3, pytest.approx(raw[2, 3].item(), abs=1e-5)),)
+    assert silent.logprobs == ()
+
+
 INVALID = {
     "nan": torch.full((200,), math.nan),
     "one nan": torch.tensor([0.0] * 100 + [math.nan] + [0.0] * 99),
