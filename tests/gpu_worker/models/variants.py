@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -124,12 +125,14 @@ def random_tokens(length: int) -> torch.Tensor:
 
 def oracle_logits(model: Any, token_ids: torch.Tensor, num_prompt_tokens: int | None = None) -> torch.Tensor:
     """Logits after each token: from one pass, or from a prompt and then token by token through the oracle's cache."""
+    from transformers import DynamicCache
+
     with torch.inference_mode():
         if num_prompt_tokens is None:
             return model(token_ids[None], use_cache=False).logits[0]
-        output = model(token_ids[None, :num_prompt_tokens], use_cache=True)
-        rows = [output.logits[0]]
-        for token_id in token_ids[num_prompt_tokens:]:
-            output = model(token_id.view(1, 1), past_key_values=output.past_key_values, use_cache=True)
-            rows.append(output.logits[0])
+        # From version 5.24 on the argument has another name.
+        name = "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
+        cache = {name: DynamicCache(config=model.config)}
+        parts = [token_ids[:num_prompt_tokens], *token_ids[num_prompt_tokens:].split(1)]
+        rows = [model(part[None], use_cache=True, **cache).logits[0] for part in parts]
     return torch.cat(rows)
