@@ -23,6 +23,8 @@ class Pooling(Struct, frozen=True, kw_only=True, omit_defaults=True):
         normalize: Scale the vector to length 1; None does what the model's files say.
         query: What the request's text is scored against; given with `score` and nothing else.
         instruction: What a relevant text is, for a generative reranker; None for its own words.
+        raw: A score is the model's own number, without the function that its files end it with.
+        input_type: What the text of an embedding is for: the model's own words for that stand before it.
     """
 
     task: Literal["embed", "score"] = "embed"
@@ -30,3 +32,5 @@ class Pooling(Struct, frozen=True, kw_only=True, omit_defaults=True):
     normalize: bool | None = None
     query: str | None = None
     instruction: Annotated[str, Meta(max_length=MAX_INSTRUCTION_CHARACTERS)] | None = None
+    raw: bool = False
+    input_type: Annotated[str, Meta(max_length=64)] | None = None

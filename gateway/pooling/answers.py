@@ -58,7 +58,7 @@ class NumbersAnswer(Answer, Generic[Value]):
 
     # The body's names for the wire's, and those of them that are lists of what each sequence is for.
     names: Mapping[str, str]
-    _listed = frozenset({"input", "documents", "text_2"})
+    _listed = frozenset({"input", "documents", "texts", "text_2"})
 
     def __init__(self, asked: Asked, generation: Generation) -> None:
         """Prepare one sink per sequence."""
@@ -107,8 +107,8 @@ class NumbersAnswer(Answer, Generic[Value]):
         """Return what is kept of a sequence's numbers."""
 
     @abstractmethod
-    def _body(self) -> dict[str, Any]:
-        """Return the JSON object."""
+    def _body(self) -> Any:
+        """Return the JSON value."""
 
 
 class EmbeddingsAnswer(NumbersAnswer[Raw]):
@@ -141,22 +141,27 @@ class _ScoresAnswer(NumbersAnswer[float]):
 class RerankAnswer(_ScoresAnswer):
     """Jina's and Cohere's list of documents, best first; of equal ones the earlier first."""
 
-    names = MappingProxyType({"prompt": "documents"})
-
     def __init__(self, asked: Asked, request: RerankRequest) -> None:
         """Answer with as many documents as the request says."""
         super().__init__(asked, request)
         self._request = request
+        self.names = MappingProxyType({"prompt": "texts" if request.is_plain_list else "documents"})
 
-    def _body(self) -> dict[str, Any]:
+    def _body(self) -> Any:
         scores = self.values
         ranking = sorted(range(len(scores)), key=lambda index: -scores[index])[: self._request.top_n]
+        if self._request.is_plain_list:
+            return [self._rank(index, scores[index]) for index in ranking]
         results: list[dict[str, Any]] = [{"index": index, "relevance_score": scores[index]} for index in ranking]
         if self._request.returns_documents:
             for result in results:
                 result["document"] = {"text": self._request.prompts[result["index"]].text}
         identity = {"id": f"rerank-{secrets.token_hex(12)}", "model": self._model}
         return {**identity, "usage": self._usage(), "results": results}
+
+    def _rank(self, index: int, score: float) -> dict[str, Any]:
+        rank: dict[str, Any] = {"index": index, "score": score}
+        return rank | ({"text": self._request.prompts[index].text} if self._request.returns_documents else {})
 
 
 class ScoreAnswer(_ScoresAnswer):

@@ -12,7 +12,7 @@ from gateway.api.schemas.completion import token_prompt
 from gateway.api.schemas.decoding import decode_body
 from gateway.api.schemas.known_names import STRICT, BodyRules
 from gateway.api.schemas.model_name import ModelName, checked_model
-from gateway.api.schemas.refusals import invalid_value
+from gateway.api.schemas.refusals import invalid_value, missing_parameter
 from gateway.api.schemas.row import Kind
 from gateway.api.schemas.texts import estimate_tokens, require_text
 from gateway.generation import Generation, Prompt
@@ -30,6 +30,7 @@ from shared.sampling import Sampling
 
 Texts = str | Annotated[list[str], Meta(min_length=1, max_length=MAX_INPUTS)]
 Instruction = Annotated[str, Meta(min_length=1, max_length=MAX_INSTRUCTION_CHARACTERS)]
+InputType = Annotated[str, Meta(min_length=1, max_length=64)]
 
 _NOTHING = Sampling(max_tokens=0)
 
@@ -50,6 +51,7 @@ class EmbeddingsBody(PooledBody, kw_only=True):
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[int, Meta(ge=1, le=MAX_DIMENSIONS)] | None = None
     normalize: bool | None = None
+    input_type: InputType | None = None
 
 
 class Document(Struct, forbid_unknown_fields=True):
@@ -59,13 +61,16 @@ class Document(Struct, forbid_unknown_fields=True):
 
 
 class RerankBody(PooledBody, kw_only=True):
-    """The body of `POST /v1/rerank`."""
+    """The body of `POST /v1/rerank`: with `documents` as Jina and Cohere write it, with `texts` as TEI does."""
 
     query: str
-    documents: Annotated[list[str | Document], Meta(min_length=1, max_length=MAX_INPUTS)]
+    documents: Annotated[list[str | Document], Meta(min_length=1, max_length=MAX_INPUTS)] | None = None
     top_n: Annotated[int, Meta(ge=0, le=MAX_INPUTS)] | None = None
     return_documents: bool | None = None
     instruction: Instruction | None = None
+    texts: Annotated[list[str], Meta(min_length=1, max_length=MAX_INPUTS)] | None = None
+    raw_scores: bool | None = None
+    return_text: bool | None = None
 
 
 class ScoreBody(PooledBody, kw_only=True):
@@ -93,10 +98,12 @@ class RerankRequest(Generation, frozen=True):
     Attributes:
         top_n: Documents in the answer at most; None for all.
         returns_documents: The answer repeats their texts.
+        is_plain_list: The answer is a list of ranks alone, as TEI's is.
     """
 
     top_n: int | None = None
     returns_documents: bool = True
+    is_plain_list: bool = False
 
 
 def parse_embeddings(body: bytes, rules: BodyRules = STRICT) -> EmbeddingsRequest:
@@ -109,7 +116,12 @@ def parse_embeddings(body: bytes, rules: BodyRules = STRICT) -> EmbeddingsReques
     return EmbeddingsRequest(
         kind="embedding",
         prompts=_inputs(parsed.input),
-        pooling=Pooling(task="embed", dimensions=parsed.dimensions, normalize=parsed.normalize),
+        pooling=Pooling(
+            task="embed",
+            dimensions=parsed.dimensions,
+            normalize=parsed.normalize,
+            input_type=_input_type(parsed),
+        ),
         is_base64=parsed.encoding_format == "base64",
         **_common(parsed),
     )
@@ -123,15 +135,51 @@ def parse_rerank(body: bytes, rules: BodyRules = STRICT) -> RerankRequest:
     """
     parsed = decode_body(_rerank_decoder, Kind.RERANK, body, rules)
     query = _required_text("query", parsed.query)
-    texts = [document if isinstance(document, str) else document.text for document in parsed.documents]
+    is_teis = parsed.texts is not None
+    name, texts = ("texts", parsed.texts or []) if is_teis else ("documents", _documents(parsed))
+    _check_form(parsed, is_teis)
     return RerankRequest(
         kind="score",
-        prompts=tuple(_pair(query, text, f"documents.[{i}]") for i, text in enumerate(texts)),
-        pooling=_score(parsed.instruction),
+        prompts=tuple(_pair(query, text, f"{name}.[{i}]") for i, text in enumerate(texts)),
+        pooling=msgspec.structs.replace(_score(parsed.instruction), raw=bool(parsed.raw_scores)),
         top_n=parsed.top_n or None,
-        returns_documents=parsed.return_documents is not False,
+        returns_documents=bool(parsed.return_text) if is_teis else parsed.return_documents is not False,
+        is_plain_list=is_teis,
         **_common(parsed),
     )
+
+
+def _documents(body: RerankBody) -> list[str]:
+    if body.documents is None:
+        raise missing_parameter("documents")
+    return [document if isinstance(document, str) else document.text for document in body.documents]
+
+
+def _check_form(body: RerankBody, is_teis: bool) -> None:
+    """Check that all fields are of one form.
+
+    Raises:
+        ApiError: 400; two forms are mixed.
+    """
+    other = ("documents", "return_documents", "top_n") if is_teis else ("raw_scores", "return_text")
+    for name in other:
+        if getattr(body, name) not in (None, False):
+            own, instead = ("texts", "documents") if is_teis else ("documents", "texts")
+            raise invalid_value(name, f"'{name}' goes with '{instead}', and the body has '{own}'. Use one form.")
+
+
+def _input_type(body: EmbeddingsBody) -> str | None:
+    """Return what the texts are for, where the request says it.
+
+    Raises:
+        ApiError: 400; token ids have nothing before them.
+    """
+    if body.input_type is None:
+        return None
+    first = body.input if isinstance(body.input, str) else body.input[0]
+    if not isinstance(first, str):
+        raise invalid_value("input_type", "'input_type' goes with texts: token ids are taken as they are.")
+    return require_text("input_type", body.input_type)
 
 
 def parse_score(body: bytes, rules: BodyRules = STRICT) -> Generation:

@@ -46,8 +46,22 @@ class PooledAnswers:
             raise BadRequestError("'pooling' does not go with what says how text is generated.", "pooling")
         if pooling.task == "embed":
             self._check_embedding(pooling)
+            if pooling.input_type is not None and request.text is None:
+                raise BadRequestError("'input_type' goes with a text.", "input_type")
         else:
             self._check_score(request, pooling)
+
+    def text(self, request: Request) -> str | None:
+        """Return the text that a vector is made of: the model's own words for what it is for, and the request's.
+
+        Raises:
+            BadRequestError: The model has no such words.
+        """
+        pooling = request.pooling
+        if pooling is None or pooling.input_type is None:
+            return request.text
+        assert request.text is not None, "the request was not checked"
+        return self._embedding().prompt_for(pooling.input_type) + request.text
 
     def plan(self, request: Request) -> PoolingPlan | None:
         """Return what the engine computes for a request that was checked; None for one that generates."""
@@ -62,7 +76,7 @@ class PooledAnswers:
         parts = [np.frombuffer(part, dtype=np.float64) for part in sequence.pooled]
         values: npt.NDArray[np.float64] = np.stack(parts).sum(axis=0)
         if pooling.task == "score":
-            answer = np.array([self._activated(values)])
+            answer = np.array([self._activated(values, pooling.raw)])
         else:
             answer = self._embedded(pooling, values, sequence.num_prompt_tokens)
         return answer.astype("<f4").tobytes()
@@ -77,10 +91,10 @@ class PooledAnswers:
         normalizes = form.normalizes if pooling.normalize is None else pooling.normalize
         return values / max(float(np.linalg.norm(values)), _SHORTEST_LENGTH) if normalizes else values
 
-    def _activated(self, values: npt.NDArray[np.float64]) -> float:
+    def _activated(self, values: npt.NDArray[np.float64], is_raw: bool) -> float:
         logit = float(values[-1] - values[0]) if len(values) > 1 else float(values[0])
         # The sigmoid, in a form that no number overflows.
-        return logit if self._score().activation == "identity" else 0.5 + 0.5 * math.tanh(logit / 2)
+        return logit if is_raw or self._score().activation == "identity" else 0.5 + 0.5 * math.tanh(logit / 2)
 
     def _check_embedding(self, pooling: Pooling) -> None:
         form = self._tasks.embedding
@@ -88,6 +102,8 @@ class PooledAnswers:
             raise BadRequestError(f"This model makes no embeddings: {form.reason}.", "model")
         if pooling.query is not None or pooling.instruction is not None:
             raise BadRequestError("'query' and 'instruction' go with the task 'score'.", "pooling")
+        if pooling.raw:
+            raise BadRequestError("'raw' goes with the task 'score'.", "pooling")
         form.check_dimensions(pooling.dimensions)
 
     def _check_score(self, request: Request, pooling: Pooling) -> None:
@@ -96,8 +112,9 @@ class PooledAnswers:
             raise BadRequestError(f"This model scores no texts: {form.reason}.", "model")
         if pooling.query is None or request.text is None:
             raise BadRequestError("A score needs 'query' and 'text'.", "query")
-        if pooling.dimensions is not None or pooling.normalize is not None:
-            raise BadRequestError("'dimensions' and 'normalize' go with the task 'embed'.", "dimensions")
+        if pooling.dimensions is not None or pooling.normalize is not None or pooling.input_type is not None:
+            message = "'dimensions', 'normalize' and 'input_type' go with the task 'embed'."
+            raise BadRequestError(message, "dimensions")
 
     def _embedding(self) -> EmbeddingForm:
         assert isinstance(self._tasks.embedding, EmbeddingForm), "the request was not checked"

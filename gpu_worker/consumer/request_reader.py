@@ -76,8 +76,9 @@ class RequestReader:
             return ScoredText(request.pooling.query, request.text, request.pooling.instruction)
         if request.messages is not None:
             return Conversation(request.messages, request.chat or ChatOptions())
-        assert request.text is not None
-        return request.text
+        text = self._pooled.text(request)
+        assert text is not None
+        return text
 
     def truncated(self, request: Request, prompt_ids: list[int]) -> list[int]:
         """Return the part of a prompt that counts."""

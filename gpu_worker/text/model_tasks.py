@@ -8,14 +8,16 @@ logits of two tokens, and end as its files for sentence-transformers say.
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any, Literal
 
 from gpu_worker.core.pooling import PoolingPlan, Rows
 from gpu_worker.quantization.gguf.model_file import find_gguf
 from gpu_worker.text.dense_modules import DenseModule, read_dense
 from gpu_worker.text.model_directory import ModelDirectory, read_json
-from gpu_worker.text.sentence_modules import RerankerSettings, SentenceModules
+from gpu_worker.text.sentence_modules import RerankerSettings, SentenceModules, read_prompts
 from gpu_worker.text.tokenizer import ModelTokenizer
 from shared.errors import BadRequestError
 from shared.pooling import Task
@@ -26,6 +28,16 @@ _WITH_HEAD = "LMHeadModel"
 _ROWS: dict[str, Rows] = {"cls": "first", "mean": "mean", "lasttoken": "last"}
 _FLAGS = {"pooling_mode_cls_token": "cls", "pooling_mode_mean_tokens": "mean", "pooling_mode_lasttoken": "lasttoken"}
 _GGUF_ROWS: dict[int, Rows] = {1: "mean", 2: "first", 3: "last"}
+# How clients of Cohere, Voyage and NVIDIA name it, and how model files do.
+_INPUT_TYPES: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "query": ("query", "search_query"),
+        "search_query": ("search_query", "query"),
+        "document": ("document", "passage", "search_document"),
+        "passage": ("passage", "document", "search_document"),
+        "search_document": ("search_document", "document", "passage"),
+    }
+)
 _ENCODERS = ("bert", "roberta", "xlm-roberta", "modernbert", "nomic_bert", "jina_embeddings_v3", "eurobert")
 _YES, _NO = "yes", "no"
 _NO_VECTORS = "its head scores texts, and its vectors were not made to be compared"
@@ -44,6 +56,7 @@ class EmbeddingForm:
         size: Numbers of a vector.
         is_whole: The model attends in both directions.
         dense: What the pooled vector goes through, before anything is cut or scaled.
+        prompts: What the model was trained to read before a text, by what the text is for.
         sizes: Smaller sizes that the model was trained for; empty where its files name none, and any is allowed.
     """
 
@@ -53,6 +66,20 @@ class EmbeddingForm:
     sizes: tuple[int, ...] = ()
     is_whole: bool = False
     dense: tuple[DenseModule, ...] = ()
+    prompts: dict[str, str] = field(default_factory=dict)
+
+    def prompt_for(self, input_type: str) -> str:
+        """Return what comes before a text that is for this; nothing where the model does not tell texts apart.
+
+        Raises:
+            BadRequestError: It tells them apart, by other names.
+        """
+        names = _INPUT_TYPES.get(input_type, (input_type,))
+        found = next((self.prompts[name] for name in names if name in self.prompts), None)
+        if found is None and self.prompts and input_type not in _INPUT_TYPES:
+            known = ", ".join(sorted({*self.prompts, *_INPUT_TYPES}))
+            raise BadRequestError(f"'input_type' is {input_type!r}; this model knows {known}.", "input_type")
+        return found or ""
 
     @property
     def plan(self) -> PoolingPlan:
@@ -141,6 +168,8 @@ def read_model_tasks(directory: ModelDirectory, tokenizer: ModelTokenizer) -> Mo
     if architecture.endswith(_CLASSES):
         return ModelTasks(False, Unserved(_NO_VECTORS), _class_score(config, settings))
     embedding = _embedding(directory, config, modules)
+    if isinstance(embedding, EmbeddingForm):
+        embedding = replace(embedding, prompts=read_prompts(directory.path))
     if architecture.endswith(_LAYERS) and not architecture.endswith(_WITH_HEAD):
         return ModelTasks(False, embedding, Unserved("it has no head that scores"))
     if modules is not None and "LogitScore" not in modules.names:

@@ -81,6 +81,17 @@ class RerankerSettings:
         return cls(class_name(named).lower(), prompt if isinstance(prompt, str) and prompt else None)
 
 
+def read_prompts(directory: Path) -> dict[str, str]:
+    """Return what a model that makes vectors reads before texts, by what they are for.
+
+    Raises:
+        ConfigError: The file is not usable.
+    """
+    prompts = read_json(directory / "config_sentence_transformers.json").get("prompts")
+    named = prompts.items() if isinstance(prompts, dict) else ()
+    return {str(name): prompt for name, prompt in named if isinstance(prompt, str)}
+
+
 def class_name(path: object) -> str:
     """Return the last part of a dotted name."""
     return str(path).rsplit(".", 1)[-1]

@@ -84,7 +84,10 @@ def test_scores_and_ranking_equal_the_two_tokens_probabilities(system: System, o
         scores = [entry["score"] for entry in http.post("/score", json=body).json()["data"]]
         body = {"model": system.model, "query": QUERY, "documents": DOCUMENTS}
         results = http.post("/rerank", json=body).json()["results"]
+        raw = http.post("/rerank", json={"query": QUERY, "texts": DOCUMENTS, "raw_scores": True}).json()
     assert scores == pytest.approx(expected, abs=TOLERANCE)
     assert [result["index"] for result in results] == sorted(range(3), key=lambda index: -expected[index])
     assert [result["relevance_score"] for result in results] == sorted(scores, reverse=True)
+    logits = {entry["index"]: entry["score"] for entry in raw}
+    assert [1 / (1 + math.exp(-logits[index])) for index in range(3)] == pytest.approx(expected, abs=TOLERANCE)
     assert [result["document"]["text"] for result in results] == [DOCUMENTS[result["index"]] for result in results]

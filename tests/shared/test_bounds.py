@@ -34,6 +34,7 @@ LONG_TEXTS = {
     "text_1",
     "text_2",
     "text",
+    "texts",
     "content",
     "prediction",
     "prompt",

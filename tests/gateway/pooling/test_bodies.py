@@ -44,6 +44,40 @@ def test_documents_are_scored_for_one_query() -> None:
     assert (request.task, request.top_n, request.returns_documents) == ("score", None, True)
 
 
+def test_teis_form_of_reranking_is_served() -> None:
+    given = {"query": "q", "texts": ["a", "b"], "raw_scores": True, "return_text": True, "truncate": False}
+    request = parse_rerank(json.dumps({"model": "m", **given}).encode())
+    assert [(prompt.query, prompt.text) for prompt in request.prompts] == [("q", "a"), ("q", "b")]
+    assert request.pooling is not None
+    assert (request.pooling.raw, request.returns_documents, request.is_plain_list) == (True, True, True)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"texts": ["a"], "documents": ["a"]}, "documents"),
+        ({"texts": ["a"], "top_n": 1}, "top_n"),
+        ({"documents": ["a"], "raw_scores": True}, "raw_scores"),
+        ({}, "documents"),
+        ({"texts": [""]}, "texts.[0]"),
+        ({"texts": []}, "texts"),
+    ],
+)
+def test_forms_of_reranking_are_not_mixed(fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(ApiError) as caught:
+        parse_rerank(json.dumps({"model": "m", "query": "q", **fields}).encode())
+    assert (caught.value.status, caught.value.param) == (400, param)
+
+
+def test_input_type_goes_with_texts_alone() -> None:
+    request = parse_embeddings(encoded(EMBED, {"input_type": "query"}))
+    assert request.pooling is not None
+    assert request.pooling.input_type == "query"
+    with pytest.raises(ApiError) as caught:
+        parse_embeddings(encoded(EMBED, {"input": [5, 6], "input_type": "query"}))
+    assert caught.value.param == "input_type"
+
+
 @pytest.mark.parametrize(
     ("queries", "texts", "pairs"),
     [

@@ -102,6 +102,12 @@ async def test_documents_are_ranked_and_repeated(worker: WireWorker, http: httpx
     assert all("document" not in result for result in short.json()["results"])
 
 
+async def test_teis_form_gets_teis_answer(worker: WireWorker, http: httpx2.AsyncClient) -> None:
+    body = {"query": "q", "texts": ["aaa", "aaaaa"], "return_text": True}
+    answer = (await served(worker, http, "/rerank", body)).json()
+    assert answer == [{"index": 1, "score": 5.0, "text": "aaaaa"}, {"index": 0, "score": 3.0, "text": "aaa"}]
+
+
 @pytest.mark.parametrize("path", ["/v1/score", "/score"])
 async def test_scores_come_in_the_order_of_the_texts(worker: WireWorker, http: httpx2.AsyncClient, path: str) -> None:
     answer = (await served(worker, http, path, {"text_1": "q", "text_2": ["aaa", "a"]})).json()

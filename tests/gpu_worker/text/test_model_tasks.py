@@ -228,3 +228,22 @@ def test_pooling_of_a_classifier_that_is_no_name_is_not_served(tasks_of: Tasks) 
     assert tasks_of(**config, classifier_pooling=["cls"]).names == ()
     settings = {"config_sentence_transformers.json": {"prompts": {"a": "b"}, "default_prompt_name": ["a"]}}
     assert tasks_of(settings).score_form == tasks_of().score_form
+
+
+def test_text_gets_the_models_own_words_for_what_it_is_for(tasks_of: Tasks) -> None:
+    prompts = {"query": "Find: ", "document": "", "code": "Code: "}
+    form = tasks_of({"config_sentence_transformers.json": {"prompts": prompts}}).embedding
+    assert isinstance(form, EmbeddingForm)
+    names = ("query", "search_query", "passage", "document", "code")
+    assert [form.prompt_for(name) for name in names] == ["Find: ", "Find: ", "", "", "Code: "]
+    with pytest.raises(
+        BadRequestError, match="'input_type' is 'clustering'; this model knows code, document, "
+    ) as caught:
+        form.prompt_for("clustering")
+    assert caught.value.param == "input_type"
+
+
+def test_model_without_words_of_its_own_treats_all_texts_alike(tasks_of: Tasks) -> None:
+    form = tasks_of({"config_sentence_transformers.json": {"prompts": [1]}}).embedding
+    assert isinstance(form, EmbeddingForm)
+    assert [form.prompt_for(name) for name in ("query", "passage", "clustering")] == ["", "", ""]
