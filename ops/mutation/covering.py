@@ -30,7 +30,7 @@ class CoveringTests:
                 self._importing[module].add(str(path.relative_to(root)))
 
     def of(self, path: str) -> list[list[str]]:
-        """Return the tests in stages: the mirrored files, those that import the module, and the mirrored folder."""
+        """Return the tests in stages: the mirrored files, those that import the module, and the mirrored folder's."""
         folder, name = path.removesuffix(".py").rsplit("/", 1)
         mirrored = [f"tests/{folder}/test_{name}.py", *self._files(f"tests/{folder}", f"test_{name}_*.py")]
         module = path.removesuffix(".py").replace("/", ".")
@@ -40,12 +40,20 @@ class CoveringTests:
         seen: set[str] = set()
         for stage, tests in zip(
             stages,
-            (mirrored, importing[:_MAX_IMPORTING_FILES], [*self._files(f"tests/{folder}", "test_*.py"), *elsewhere]),
+            (mirrored, importing[:_MAX_IMPORTING_FILES], [*self._of_folder(f"tests/{folder}"), *elsewhere]),
             strict=True,
         ):
             stage += [test for test in dict.fromkeys(tests) if test not in seen and (self._root / test).exists()]
             seen.update(stage)
         return [stage for stage in stages if stage]
+
+    def _of_folder(self, folder: str) -> list[str]:
+        """Return the test files of a folder, or of the nearest folder around it that has some."""
+        found: list[str] = []
+        while not found and "/" in folder:
+            found = self._files(folder, "test_*.py")
+            folder = folder.rpartition("/")[0]
+        return found
 
     def _files(self, folder: str, pattern: str) -> list[str]:
         return sorted(str(path.relative_to(self._root)) for path in (self._root / folder).glob(pattern))

@@ -161,6 +161,20 @@ async def test_deleted_stream_is_made_again(start_nats: Callable[..., NatsServer
         await until(lambda: bench.flight.stream_seq is not None)
 
 
+async def test_close_ends_the_making_of_the_stream(start_nats: Callable[..., NatsServer]) -> None:
+    async with AsyncExitStack() as stack:
+        bench = Bench(start_nats().url, stack)
+        await bench.start()
+        never = asyncio.Event()
+        bench.dispatcher._streams._ensure_interactive = never.wait  # type: ignore[assignment, method-assign]
+        bench.dispatcher._streams.restore_soon()
+        assert bench.dispatcher._streams.is_restoring
+        await asyncio.sleep(0)
+        await bench.dispatcher.close()
+        await asyncio.sleep(0)
+        assert not bench.dispatcher._streams.is_restoring
+
+
 @pytest.fixture
 async def clustered(start_nats: Callable[..., NatsServer], request: pytest.FixtureRequest) -> AsyncIterator[Bench]:
     """A server that says, as one of a cluster does, that there are others; requests wait `request.param` seconds."""

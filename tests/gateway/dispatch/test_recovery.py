@@ -554,6 +554,40 @@ async def test_copies_of_a_poisonous_request_end_with_it_but_nothing_else_does(m
         await moves.die(f"w{number}")
     assert sorted(moves.wire.failed) == [("a", 500), ("b", 500)]
     assert moves.wire.quarantined == [("a", "worker_lost")]
+    # A dead worker acknowledges no message: whoever ends a flight deletes the message if no worker holds the flight.
+    assert (poison.worker, copies["waiting"].worker) == (None, None)
+
+
+async def test_copy_that_ends_with_another_choice_of_its_answer_is_not_counted_as_waiting(
+    moves: Moves, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    poison, copy = moves.flight("a"), moves.flight("b")
+    fail = moves.fail
+
+    def fail_all_choices(flight: Flight, error: ApiError) -> None:
+        for choice in (poison, copy):
+            fail(choice, error)
+
+    monkeypatch.setattr(moves.recovery, "_fail", fail_all_choices)
+    for number in range(MAX_SOLO_LOSSES + 1):
+        moves.flights.claim(poison, f"w{number}")
+        await moves.die(f"w{number}")
+    assert moves.flights.unclaimed() == (0, 0)
+
+
+async def test_request_that_is_claimed_while_cancellations_are_sent_is_not_published(
+    moves: Moves, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claimed = moves.flight("a", "w")
+    moves.flight("b", "w")
+
+    async def claim() -> None:
+        moves.flights.claim(claimed, "w2")
+
+    monkeypatch.setattr(moves.wire, "send_cancels", claim)
+    moves.recovery.move([claimed, moves.flights.by_id["b"]], "gap")
+    await moves.settle()
+    assert moves.wire.published == [("b", 1)]
 
 
 async def test_request_like_a_poisonous_one_is_a_suspect_until_one_is_answered(moves: Moves) -> None:

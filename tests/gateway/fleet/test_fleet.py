@@ -145,6 +145,12 @@ def test_names_that_clients_make_up_are_not_kept_while_no_worker_is_heard(watche
     assert made_up is not fleet.reported_load("made up")
 
 
+def test_worker_makes_its_own_model_ready_and_the_fleet(watched: Watched) -> None:
+    assert watched.fleet.is_ready("m")
+    assert watched.fleet.is_ready()
+    assert not watched.fleet.is_ready("other")
+
+
 def test_draining_worker_is_not_ready_but_alive(watched: Watched) -> None:
     watched.hear(draining=True)
     assert not watched.fleet.is_ready("m")
@@ -173,6 +179,17 @@ def test_model_whose_workers_are_gone_for_minutes_is_unknown_again(watched: Watc
     load = watched.fleet.load("m")
     assert load is not None
     assert load.num_workers == 1
+
+
+def test_load_that_was_asked_for_before_is_forgotten_with_its_model(watched: Watched) -> None:
+    watched.run(MODEL_MEMORY_S - 5, worker="w2", model="other", step=3, running=0)
+    for _ in range(200):
+        watched.hear(worker="w2", model="other", step=3, running=0)
+        assert watched.fleet.load("m") is not None
+        watched.run(0.1)
+        if watched.fleet.load("m") is None:
+            return
+    pytest.fail("the model is still known")
 
 
 def test_model_is_not_forgotten_while_nats_is_away(watched: Watched) -> None:

@@ -107,7 +107,7 @@ async def test_worker_that_is_one_too_many_is_dropped(heard: Heard, caplog: pyte
 
 async def test_names_that_are_remembered_are_bounded(heard: Heard, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(heartbeat_receiver, "MAX_NAMES", 2)
-    for name in ("w1", "w2", "w3"):
+    for name in ("w1", "w2", "w3", "w4"):
         await heard.hear(worker_subject("m", name), encode(msgspec.structs.replace(BEAT, worker=name)))
-    assert heard.receiver._names == {worker_subject("m", "w3"): ("m", "w3")}
-    assert len(heard.log) == 6
+    assert heard.receiver._names == {worker_subject("m", name): ("m", name) for name in ("w3", "w4")}
+    assert len(heard.log) == 8

@@ -30,3 +30,9 @@ def test_mirrored_tests_come_before_those_that_import_the_file_and_those_of_its_
 def test_tests_of_other_folders_are_found_by_the_map(tmp_path: Path) -> None:
     (tmp_path / "tests/gpu_worker/engine").mkdir(parents=True)
     assert CoveringTests(tmp_path).of("gpu_worker/execution/step.py") == [["tests/gpu_worker/engine"]]
+
+
+def test_file_of_a_folder_without_tests_meets_those_of_the_folder_around_it(tmp_path: Path) -> None:
+    _write(tmp_path, "tests/shared/formats/test_hermes.py")
+    _write(tmp_path, "tests/shared/test_messages.py")
+    assert CoveringTests(tmp_path).of("shared/formats/parts/fixed.py") == [["tests/shared/formats/test_hermes.py"]]

@@ -114,6 +114,21 @@ def test_a_set_size_passes_exactly_when_the_device_has_it(
         budget.check_fixed("HEADRACE_NUM_BLOCKS", lower, demand)
 
 
+def test_last_block_that_fits_is_given_and_the_next_is_refused() -> None:
+    budget = eight_billion(utilization=1.0)
+    num_blocks = budget.room - budget.use.total
+    demand = CacheDemand(block_bytes=1, block_size=1, max_model_len=num_blocks)
+    assert budget.num_blocks(demand) == num_blocks
+    budget.check_fixed("HEADRACE_NUM_BLOCKS", num_blocks, demand)
+    with pytest.raises(ConfigError, match=f"Lower it to {num_blocks}$"):
+        budget.check_fixed("HEADRACE_NUM_BLOCKS", num_blocks + 1, demand)
+
+
+def test_device_that_is_full_already_has_nothing_left() -> None:
+    with pytest.raises(ConfigError, match=rf"but {shown_bytes(0)} of .* are left .* Lower it to 0$"):
+        eight_billion(device_bytes=10 * GB).check_fixed("HEADRACE_NUM_BLOCKS", 1, KV_OF_8B)
+
+
 def test_shortage_says_what_is_where_and_what_to_set() -> None:
     with pytest.raises(ConfigError) as raised:
         eight_billion().num_blocks(KV_OF_8B)

@@ -178,6 +178,22 @@ def test_vectors_beyond_the_limit_cost_drafts_but_do_no_harm(directory: Path, or
     assert sum(map(len, drafts)) > 20
 
 
+def test_more_sequences_than_the_batch_has_rows_are_drafted_for_in_turn(directory: Path, oracle: Oracle) -> None:
+    runner, recorder = eagle_runner(directory, oracle.check)
+    short = Sampling(max_tokens=3, temperature=0.0)
+    asked = [make_sequence(str(index), random_prompt(3, seed=index), short) for index in range(50)]
+    run(runner, asked, policy=FixedDepth(1), max_num_seqs=8)
+    assert not recorder.failures
+    assert all(sequence.num_drafted_tokens > 0 for sequence in asked)
+
+
+def test_vectors_of_sequences_that_left_do_not_count_against_the_limit(directory: Path, oracle: Oracle) -> None:
+    runner, recorder = eagle_runner(directory, oracle.check)
+    assert isinstance(recorder.proposer, HiddenVectorProposer)
+    run(runner, sequences(), policy=FixedDepth(2), token_budget=200)
+    assert recorder.proposer._num_kept == 0
+
+
 @pytest.mark.parametrize(
     "options", [{"temperature": 0.8}, {"temperature": 0.8, "top_p": 0.9, "repetition_penalty": 1.2}]
 )

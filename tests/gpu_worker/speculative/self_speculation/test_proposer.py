@@ -6,6 +6,7 @@ import pytest
 
 from gpu_worker.core.draft import Draft
 from gpu_worker.core.sequence import Sequence
+from gpu_worker.speculative.self_speculation.proposer import SelfSpeculationProposer
 from ops.bench.spec.fixed_depth import FixedDepth
 from shared.sampling import Sampling
 from tests.gpu_worker.execution.engine_run import make_runner, make_sequence, random_prompt, run, save_tiny_model
@@ -69,3 +70,14 @@ def test_drafts_are_those_of_a_model_without_the_other_layers(
     for length, draft in drafts:
         prefix = make_sequence("p", whole[:length], Sampling(max_tokens=len(draft), temperature=0.0))
         assert draft.token_ids == tuple(run(make_runner(tmp_path), [prefix]).tokens["p"])
+
+
+def test_more_sequences_than_the_batch_has_rows_are_drafted_for_in_turn(directory: Path) -> None:
+    runner, recorder = recorded_runner(directory, lambda *_: None, speculative="self", self_speculation_layers=1)
+    short = Sampling(max_tokens=3, temperature=0.0)
+    asked = [make_sequence(str(index), random_prompt(3, seed=index), short) for index in range(50)]
+    run(runner, asked, policy=FixedDepth(1), max_num_seqs=8)
+    assert not recorder.failures
+    assert all(sequence.num_drafted_tokens > 0 for sequence in asked)
+    assert isinstance(recorder.proposer, SelfSpeculationProposer)
+    assert recorder.proposer._doubles == {}
