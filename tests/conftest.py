@@ -6,6 +6,7 @@ import gc
 import logging
 import os
 import signal
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -26,6 +27,20 @@ def pytest_sessionstart() -> None:
     """Let the processes that tests start be interrupted: they inherit that SIGINT is ignored from a shell's `... &`."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Let CI run another share of the slow tests with each commit."""
+    parser.addoption("--share", metavar="K/N", help="Run the tests of one of N shares; K counts on beyond N.")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keep the tests of the wanted share. A test's name decides its share, so that new tests move no others."""
+    if wanted := config.getoption("--share"):
+        number, num_shares = map(int, wanted.split("/"))
+        chosen = [item for item in items if zlib.crc32(item.nodeid.encode()) % num_shares == number % num_shares]
+        config.hook.pytest_deselected(items=[item for item in items if item not in set(chosen)])
+        items[:] = chosen
 
 
 @pytest.hookimpl(wrapper=True)
