@@ -3,7 +3,8 @@
 A gateway or a worker writes one with `publish_dead_letter` when it quarantines a request; the client or the results
 stream is told besides, by the process that held the request. An operator reads, retries and drops them: `headrace
 dead`. They lie in the stream `HR_DEAD` under `hr.dead.<model>.<lane>.<tenant>`; the newest stay when a subject or the
-stream is full.
+stream is full. A letter has at most `MAX_LETTER_BYTES`, so the newest of one tenant, model and lane take at most an
+eighth of the stream, and one tenant does not push out the letters of another.
 """
 
 from __future__ import annotations
@@ -22,9 +23,12 @@ from shared.subjects import dead_letter_subject
 
 DeadReason = Literal["worker_lost", "attempts_exhausted"]
 
+# A prompt that does not fit is not kept; its request has failed, and its publisher has it.
+MAX_LETTER_BYTES = 64 << 10
 # Room beside the payload for the subject and the headers of the publication.
 _MARGIN_BYTES = 1024
 _MAX_ERROR_LENGTH = 2000
+_MAX_ATTEMPT_ERROR_LENGTH = 256
 _MAX_ATTEMPTS = 64
 _PUBLISH_TIMEOUT_S = 5.0
 
@@ -80,7 +84,7 @@ async def publish_dead_letter(nats: Client, letter: DeadLetter) -> int:
     """
     request = letter.request
     subject = dead_letter_subject(request.model, request.lane, request.tenant)
-    payload = fit_dead_letter(letter, nats.max_payload - _MARGIN_BYTES)
+    payload = fit_dead_letter(letter, min(nats.max_payload - _MARGIN_BYTES, MAX_LETTER_BYTES))
     headers = {"Nats-Msg-Id": f"{subject}/{request.id}/{request.epoch}/{request.created}"}
     try:
         ack = await nats.jetstream().publish(subject, payload, timeout=_PUBLISH_TIMEOUT_S, headers=headers)
@@ -116,4 +120,4 @@ def fit_dead_letter(letter: DeadLetter, max_bytes: int) -> bytes:
 
 
 def _shortened(attempt: DeadAttempt) -> DeadAttempt:
-    return msgspec.structs.replace(attempt, error=attempt.error[:_MAX_ERROR_LENGTH])
+    return msgspec.structs.replace(attempt, error=attempt.error[:_MAX_ATTEMPT_ERROR_LENGTH])

@@ -2,7 +2,7 @@
 
 The first process that may makes the streams: `ensure_streams` is idempotent. Every stream is bounded.
 The queues refuse new messages when full (`discard=new`), so that a full queue is an honest error at the publisher;
-results, dead letters, responses and records of progress make room by dropping the oldest.
+results, their ends, dead letters, responses and records of progress make room by dropping the oldest.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ RESULTS_STREAM = "HR_RESULTS"
 DEAD_STREAM = "HR_DEAD"
 PROGRESS_STREAM = "HR_PROGRESS"
 RESPONSES_STREAM = "HR_RESPONSES"
+ENDS_STREAM = "HR_ENDS"
 
 _STREAM_EXISTS = 10058
 
@@ -63,9 +64,11 @@ class StreamLimits:
     tenant_duplicate_window_s: float = 120.0
     results_max_bytes: int = 1 << 30
     results_max_age_s: float = 7 * 86400.0
+    ends_max_bytes: int = 128 << 20
+    ends_max_age_s: float = 30 * 86400.0
     dead_max_bytes: int = 256 << 20
     dead_max_age_s: float = 30 * 86400.0
-    dead_max_msgs_per_subject: int = 1000
+    dead_max_msgs_per_subject: int = 500
     progress_max_bytes: int = 64 << 20
     progress_max_age_s: float = 86400.0
     responses_max_bytes: int = 1 << 30
@@ -76,7 +79,7 @@ class StreamLimits:
 
 
 def stream_configs(limits: StreamLimits) -> list[StreamConfig]:
-    """Return the configurations of the streams of requests, results, dead letters, progress and responses."""
+    """Return the configurations of all streams but the batch queues."""
     configs = [*_queue_configs(limits), *_record_configs(limits)]
     return [config.evolve(num_replicas=limits.replicas or 1) for config in configs]
 
@@ -112,49 +115,54 @@ def _record_configs(limits: StreamLimits) -> list[StreamConfig]:
     return [
         _record_config(
             RESULTS_STREAM,
-            "hr.result.*.*",
+            ["hr.result.*.*"],
             max_bytes=limits.results_max_bytes,
             max_age=limits.results_max_age_s,
-            max_msgs_per_subject=1,
             # A batch publisher may ask for the result of one subject, and hears of each result once, when it is stored.
             allow_direct=True,
             republish=RePublish(src="hr.result.*.*", dest="hr.stored.{{wildcard(1)}}.{{wildcard(2)}}"),
         ),
         _record_config(
+            ENDS_STREAM,
+            # How jobs ended, and what each tenant stores (`shared.result_shares`).
+            ["hr.end.*.*", "hr.kept.*"],
+            max_bytes=limits.ends_max_bytes,
+            max_age=limits.ends_max_age_s,
+        ),
+        _record_config(
             DEAD_STREAM,
-            dead_letter_filter(),
+            [dead_letter_filter()],
             max_bytes=limits.dead_max_bytes,
             max_age=limits.dead_max_age_s,
-            # Of one tenant's many letters the oldest go, not those of others.
+            # With the size of a letter (`shared.dead_letters`) it bounds a tenant's bytes, for each model and lane.
             max_msgs_per_subject=limits.dead_max_msgs_per_subject,
             duplicate_window=120.0,
         ),
         _record_config(
             PROGRESS_STREAM,
-            "hr.progress.*.*",
+            ["hr.progress.*.*"],
             max_bytes=limits.progress_max_bytes,
             max_age=limits.progress_max_age_s,
-            max_msgs_per_subject=1,
         ),
-        # What one tenant may keep of it is the gateways' business, who write it (`gateway.responses.log`).
+        # The gateways, which write it, bound what each tenant keeps (`gateway.responses.log`).
         _record_config(
             RESPONSES_STREAM,
-            "hr.response.*.*.*",
+            ["hr.response.*.*.*"],
             max_bytes=limits.responses_max_bytes,
             max_age=limits.responses_max_age_s,
-            max_msgs_per_subject=1,
         ),
     ]
 
 
-def _record_config(name: str, subject: str, **limits: Any) -> StreamConfig:
+def _record_config(name: str, subjects: list[str], *, max_msgs_per_subject: int = 1, **limits: Any) -> StreamConfig:
     """Return the configuration of a stream that survives restarts and drops its oldest messages to make room."""
     return StreamConfig(
         name=name,
-        subjects=[subject],
+        subjects=subjects,
         retention=RetentionPolicy.LIMITS,
         storage=StorageType.FILE,
         discard=DiscardPolicy.OLD,
+        max_msgs_per_subject=max_msgs_per_subject,
         **limits,
     )
 

@@ -5,6 +5,8 @@ hr.req.<model>.resumed              published again or suspected: these go befor
 hr.req.<model>.batch.<tenant>       batch queue (stream `HR_BATCH_<tenant>`)
 hr.result.<tenant>.<request>        batch results (stream `HR_RESULTS`)
 hr.stored.<tenant>.<request>        each result once, as it is stored; its publisher sees it as `hr.result...`
+hr.end.<tenant>.<request>           when and how a batch job ended (stream `HR_ENDS`)
+hr.kept.<tenant>                    what a tenant's stored results amount to (the same stream)
 hr.progress.<tenant>.<request>      what a running batch request has so far (stream `HR_PROGRESS`)
 hr.response.<tenant>.<response>.<n> a piece of what is kept of a response (stream `HR_RESPONSES`)
 hr.reply.<tenant>.<...>             batch results sent to a subject that the job names
@@ -137,6 +139,26 @@ def progress_subject(tenant: str, request_id: str) -> str:
 def result_subject(tenant: str, request_id: str) -> str:
     """Subject under which a batch result is stored."""
     return f"hr.result.{encode_name(tenant)}.{encode_name(request_id)}"
+
+
+def results_filter(tenant: str) -> str:
+    """Subject filter of all stored results of a tenant."""
+    return f"hr.result.{encode_name(tenant)}.*"
+
+
+def end_subject(tenant: str, request_id: str) -> str:
+    """Subject under which the end of a batch job is stored."""
+    return f"hr.end.{encode_name(tenant)}.{encode_name(request_id)}"
+
+
+def ends_filter(tenant: str) -> str:
+    """Subject filter of the ends of all jobs of a tenant."""
+    return f"hr.end.{encode_name(tenant)}.*"
+
+
+def ledger_subject(tenant: str) -> str:
+    """Subject under which is stored what a tenant's results amount to."""
+    return f"hr.kept.{encode_name(tenant)}"
 
 
 def response_subject(tenant: str, response_id: str, piece: int | None = None) -> str:

@@ -110,6 +110,7 @@ async def assemble(
         ResponseLog(nats), JobQueue(nats, dispatcher.clock), ReasoningSeals.read(config.responses_secret)
     )
     stack.push_async_callback(responses.log.close)
+    stack.push_async_callback(responses.jobs.kept.shares.close)
     entrance = public_handler(service, services, responses)
     tls = server_tls(config.tls_cert_file, config.tls_key_file, config.tls_client_ca_file)
     public = HttpServer(entrance, _connection_limits(config), ALWAYS_SERVED, metrics.count_connections, tasks, tls)

@@ -1,4 +1,4 @@
-"""The jobs of background responses on NATS: published to the batch lane, looked for, cancelled. Keeps no state.
+"""The jobs of background responses on NATS: published to the batch lane, looked for, cancelled.
 
 Everything that a job has is where every gateway finds it: its request in the tenant's batch queue, what it has so far
 in the record of its progress, and its result in the stream of results.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import time
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
 import msgspec
 from nats.errors import MaxPayloadError
@@ -19,8 +20,10 @@ from gateway.responses.job import BackgroundJob
 from shared.batch_progress import BatchProgress
 from shared.batch_streams import batch_stream
 from shared.direct_client import DirectClient
+from shared.kept_results import JobEnd, KeptResults
 from shared.messages import BatchResult, Cancel, Request, encode
 from shared.nats_connection import SEND_ERRORS
+from shared.result_shares import ResultShares
 from shared.server_clock import ServerClock
 from shared.streams import PROGRESS_STREAM, RESULTS_STREAM, consumer_name
 from shared.subjects import cancel_subject, progress_subject, request_subject, result_subject
@@ -29,8 +32,6 @@ _TIMEOUT_S = 3.0
 # A worker may be about to store a result when the time of its job is over.
 _GRACE_S = 60.0
 _ERRORS: tuple[type[Exception], ...] = (APIError, *SEND_ERRORS)
-_IF_EMPTY = {"Nats-Expected-Last-Subject-Sequence": "0"}
-_WRONG_LAST_SEQUENCE = 10071
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +64,19 @@ class _ConsumerInfo(msgspec.Struct):
 
 
 class JobQueue:
-    """Speaks with NATS about jobs."""
+    """Speaks with NATS about jobs.
+
+    Attributes:
+        clock: NATS's own.
+        kept: Stores the results of cancelled jobs.
+    """
 
     def __init__(self, nats: DirectClient, clock: ServerClock | None = None) -> None:
         """Work over an open connection."""
         self._nats = nats
         self.clock = clock or ServerClock()
         self._js = nats.jetstream(timeout=_TIMEOUT_S)
+        self.kept = KeptResults(self._js, ResultShares(self._js, can_purge=False))
         self._decode_result = msgspec.json.Decoder(BatchResult).decode
         self._decode_consumer = msgspec.json.Decoder(_ConsumerInfo).decode
         self._decode_progress = msgspec.msgpack.Decoder(BatchProgress).decode
@@ -102,16 +109,22 @@ class JobQueue:
         """Return the result of a job, or None while it has none.
 
         Raises:
-            ApiError: 503; NATS does not answer.
+            ApiError: 503, NATS does not answer; 410, the job has ended and its result is no longer kept.
         """
-        subject = result_subject(ref.tenant, ref.response_id)
         try:
-            message = await self._js.get_last_msg(RESULTS_STREAM, subject)
-            return self._decode_result(message.data or b"")
-        except NotFoundError:
-            return self._overdue(ref)
+            found = await self._kept_result(ref)
+            if found is not None:
+                return found
+            end = await self.kept.end_of(ref.tenant, ref.response_id)
+            if end is None:
+                return self._overdue(ref)
+            # It may have ended between the two reads.
+            found = await self._kept_result(ref)
         except _ERRORS as error:
             raise _unavailable() from error
+        if found is None:
+            raise _no_longer_kept(ref.response_id, end)
+        return found
 
     async def state(self, ref: JobRef) -> JobState:
         """Return what a job without a result has so far.
@@ -148,16 +161,11 @@ class JobQueue:
             completed=time.time(),
         )
         try:
-            await self._js.publish(
-                result_subject(ref.tenant, ref.response_id), msgspec.json.encode(result), headers=_IF_EMPTY
-            )
-        except APIError as error:
-            if error.err_code != _WRONG_LAST_SEQUENCE:
-                raise _unavailable() from error
-            return  # it has just ended
-        except SEND_ERRORS as error:
+            is_first = await self.kept.store(ref.tenant, ref.response_id, msgspec.json.encode(result), "cancelled")
+        except _ERRORS as error:
             raise _unavailable() from error
-        await self._withdraw(ref)
+        if is_first:  # else it has just ended
+            await self._withdraw(ref)
 
     async def forget(self, ref: JobRef) -> None:
         """Leave nothing of what a job has written, once its response has been deleted.
@@ -173,6 +181,13 @@ class JobQueue:
             await self._js.publish(progress_subject(ref.tenant, ref.response_id), msgspec.msgpack.encode(progress))
         except _ERRORS as error:
             raise _unavailable() from error
+
+    async def _kept_result(self, ref: JobRef) -> BatchResult | None:
+        try:
+            message = await self._js.get_last_msg(RESULTS_STREAM, result_subject(ref.tenant, ref.response_id))
+        except NotFoundError:
+            return None
+        return self._decode_result(message.data or b"")
 
     async def _withdraw(self, ref: JobRef) -> None:
         """Take a job out of the queue and from the worker that has it, who would compute in vain."""
@@ -194,6 +209,15 @@ class JobQueue:
         if self.clock.now() <= ref.job.deadline + _GRACE_S:
             return None
         return BatchResult(id=ref.response_id, model=ref.model, tenant=ref.tenant, text="", finish="expired")
+
+
+def _no_longer_kept(response_id: str, end: JobEnd) -> ApiError:
+    when = datetime.fromtimestamp(end.ended, UTC).isoformat(timespec="seconds")
+    message = (
+        f"Response with id '{response_id}' ended ({end.finish}) at {when}, and its output is no longer kept. Outputs "
+        "are dropped after their time, or earlier when this tenant stores more than its share. Make it again."
+    )
+    return ApiError(410, message, code="response_expired")
 
 
 def _unavailable() -> ApiError:

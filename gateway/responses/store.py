@@ -123,7 +123,7 @@ class ResponseStore:
         """Return a response as it is now, or None if there is none; see `ResponseLog.get`.
 
         Raises:
-            ApiError: 503, NATS does not answer; 400, the budget does not suffice.
+            ApiError: 503, NATS does not answer; 400, the budget does not suffice; 410, its output is no longer kept.
         """
         record = await self.log.get(tenant, response_id, budget)
         return None if record is None else await self._current(record)

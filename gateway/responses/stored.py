@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
@@ -28,6 +30,8 @@ _MAX_ITEMS = 100
 # More than any response has events.
 _MAX_EVENT = 10**9
 _MAX_DIGITS = len(str(_MAX_EVENT))
+
+Read = Callable[[str, str], Awaitable[ResponseRecord | None]]
 
 
 class StoredResponses:
@@ -77,7 +81,8 @@ class StoredResponses:
         return Response(record.response, media_type="application/json")
 
     async def _delete(self, request: Request, principal: Principal) -> Response:
-        record = await self._find(request, principal)
+        # As it lies in the log: one whose output is no longer kept can be deleted too.
+        record = await self._find(request, principal, self._store.log.get)
         await self._store.delete(record)
         return json_response({"id": record.draft.id, "object": "response", "deleted": True})
 
@@ -108,12 +113,12 @@ class StoredResponses:
             if name not in known and not self._allow_unknown:
                 raise unknown_parameter(name)
 
-    async def _find(self, request: Request, principal: Principal) -> ResponseRecord:
+    async def _find(self, request: Request, principal: Principal, read: Read | None = None) -> ResponseRecord:
         response_id: str = request.path_params["response_id"]
         record = None
         if is_response_id(response_id):
             async with self._store.reading(principal.tenant):
-                record = await self._store.get(principal.tenant, response_id)
+                record = await (read or self._store.get)(principal.tenant, response_id)
         if record is None or not principal.can_use(record.model):
             message = f"Response with id '{response_id[:128]}' not found."
             raise ApiError(404, message, param="id", code="response_not_found")

@@ -19,11 +19,12 @@ from nats.aio.client import Client
 from nats.js.api import RawStreamMsg
 from nats.js.errors import NotFoundError
 
-from gpu_worker.consumer.batch_result import send_result, store_result
+from gpu_worker.consumer.batch_result import send_result
 from gpu_worker.consumer.held_request import log_fields
 from gpu_worker.consumer.unreadable import UnreadableRequestError, read_request
 from shared.batch_streams import MAX_WAIT_KEY, batch_stream
 from shared.errors import InvalidNameError
+from shared.kept_results import KeptResults
 from shared.messages import BatchResult
 from shared.nats_connection import SEND_ERRORS
 from shared.subjects import decode_name
@@ -55,9 +56,10 @@ class _StreamInfo(msgspec.Struct):
 class BatchExpiry:
     """Expires jobs, which lie in the queues. Keeps the age of each queue's oldest job, for metrics."""
 
-    def __init__(self, nats: Client) -> None:
-        """Work over an open connection."""
+    def __init__(self, nats: Client, kept: KeptResults) -> None:
+        """Work over an open connection, and store results in `kept`."""
         self._nats = nats
+        self._kept = kept
         self._js = nats.jetstream()
         self._decode = msgspec.json.Decoder(_StreamInfo).decode
         # When the oldest job of each tenant was stored, in monotonic seconds of this process.
@@ -132,7 +134,7 @@ class BatchExpiry:
         )
         payload = msgspec.json.encode(result)
         try:
-            is_first = await store_result(self._js, request, payload)
+            is_first = await self._kept.store(tenant, request.id, payload, "expired")
         except SEND_ERRORS as failure:
             _log.warning("expired job not ended", extra=log_fields(request) | {"error": repr(failure)})
             return False

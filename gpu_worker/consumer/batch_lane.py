@@ -10,8 +10,11 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
+from datetime import UTC, datetime
 
 import msgspec
+from nats.js.errors import APIError
 
 from gpu_worker.consumer.batch_job import NotAJobError, RefusedJobError, read_job
 from gpu_worker.consumer.batch_progress import ProgressRecords, is_due
@@ -28,14 +31,18 @@ from shared.background_tasks import BackgroundTasks
 from shared.dead_letters import DeadLetter
 from shared.direct_client import DirectClient
 from shared.errors import BadRequestError
+from shared.kept_results import JOB_ENDED, JobEnd
 from shared.log_limit import LogLimit
 from shared.messages import Cancel, Delta, FinishReason, Request
+from shared.nats_connection import SEND_ERRORS
 from shared.sampling import SamplingDefaults
 from shared.server_clock import ServerClock
 
 PROGRESS_INTERVAL_S = 5.0
 _SAVED_TOKENS = 64
 """What a running request has is recorded when so many tokens have come since the last record."""
+
+_ERRORS: tuple[type[Exception], ...] = (APIError, *SEND_ERRORS)
 
 _log = logging.getLogger(__name__)
 
@@ -45,6 +52,7 @@ class BatchLane:
 
     Attributes:
         trials: Those that may kill workers; the consumer tells it when others may.
+        results: Writes the results.
     """
 
     def __init__(
@@ -77,7 +85,7 @@ class BatchLane:
         self._engine = engine
         self._held = held
         self._outbox = outbox
-        self._results = results
+        self.results = results
         self._progress = progress
         self._tasks = BackgroundTasks()
         self.trials = BatchTrials(held, lambda suspect: intake.begin(suspect, self))
@@ -104,17 +112,17 @@ class BatchLane:
             # Published twice; the first answers both.
             self._outbox.answer(message)
             return
-        if self._results.has(key, message):
+        if self.results.has(key, message):
             return
         held = HeldRequest(key, request, message)
         self._held.add(held)
         if request.deadline is not None and request.deadline <= self._clock.now():
             self._end(held, "expired")
-        elif message.num_delivered > 1:
-            held.is_looked_up = False
-            self._tasks.spawn(self._resume(held), f"resume {held.key}")
         else:
-            self._begin(held)
+            held.is_looked_up = False
+            # A delivery that comes meanwhile is no failure, so that of now counts.
+            work = self._resume(held, message.num_delivered) if message.num_delivered > 1 else self._continue(held, 1)
+            self._tasks.spawn(work, f"begin {held.key}")
 
     def _take_again(self, held: HeldRequest, message: QueuedMessage) -> None:
         """Answer this delivery instead: the worker was late to say that it is in progress, which is no failure."""
@@ -168,12 +176,12 @@ class BatchLane:
     @property
     def num_dead_letters(self) -> int:
         """Requests put into quarantine."""
-        return self._results.num_dead_letters
+        return self.results.num_dead_letters
 
     @property
     def is_blocked(self) -> bool:
         """Say whether results cannot be written at present, so that nothing more should be begun."""
-        return self._results.is_blocked
+        return self.results.is_blocked
 
     def fail(self, held: HeldRequest, error: str) -> None:
         """Store that a request has failed."""
@@ -188,15 +196,17 @@ class BatchLane:
 
     async def save_progress(self) -> None:
         """Record what running requests have, where that has become much more."""
-        for held in self._held:
-            if held.num_output_tokens >= held.num_recorded_tokens + _SAVED_TOKENS:
-                await self._save(held)
+        await self._save_where(lambda held: held.num_output_tokens >= held.num_recorded_tokens + _SAVED_TOKENS)
 
     async def save_followed(self) -> None:
-        """Record what requests have that somebody follows, where that has become more."""
+        """Record what requests have that clients follow, where that has become more."""
         self.trials.review()
-        for held in self._held:
-            if is_due(held, time.monotonic()):
+        await self._save_where(lambda held: is_due(held, time.monotonic()))
+
+    async def _save_where(self, is_wanted: Callable[[HeldRequest], bool]) -> None:
+        """Record requests within the rates of their tenants, those first whose record is oldest."""
+        for held in sorted(self._held, key=lambda held: held.recorded_at):
+            if is_wanted(held) and (held.was_lost or self._progress.has_room(held.request.tenant)):
                 await self._save(held)
 
     def advance(self, held: HeldRequest, delta: Delta) -> None:
@@ -224,28 +234,41 @@ class BatchLane:
     async def close(self) -> None:
         """Wait for the results and records on their way."""
         await self._tasks.wait()
-        await self._results.close()
+        await self.results.close()
 
-    async def _resume(self, held: HeldRequest) -> None:
-        """Continue a request that was delivered before; one that cannot be must not be held for ever."""
+    async def _resume(self, held: HeldRequest, num_delivered: int) -> None:
+        """Continue a request that was delivered before, which may be a suspect."""
         self.trials.num_coming += 1
         try:
-            await self._continue(held)
+            await self._continue(held, num_delivered)
+        finally:
+            self.trials.num_coming -= 1
+
+    async def _continue(self, held: HeldRequest, num_delivered: int) -> None:
+        """Begin a request, or continue where its record ends; one that fails here must not be held for ever."""
+        try:
+            end = await self._known_end(held)
+            await self._look_up(held, num_delivered)
+            await self._begin_known(held, end)
         except Exception:
             _log.exception("batch request not continued", extra=log_fields(held.request))
             if self._held.is_current(held):
                 self.fail(held, "the worker could not continue the request")
-        finally:
-            self.trials.num_coming -= 1
 
-    async def _continue(self, held: HeldRequest) -> None:
-        """Continue where the record of a request ends, after a trial if it is a suspect; or give it up."""
-        await self._look_up(held)
+    async def _begin_known(self, held: HeldRequest, end: JobEnd | None) -> None:
+        """Begin what has not ended yet, after a trial if it is a suspect; or give it up."""
         if not self._held.is_current(held):
             if held.outcome == "handoff":
                 await self._hand_over(held)
         elif held.outcome == "cancelled":
             self._end(held, "cancelled", num_output=held.num_output_tokens)
+        elif end is not None:
+            # Stored only if the earlier result is no longer kept.
+            when = datetime.fromtimestamp(end.ended, UTC).isoformat(timespec="seconds")
+            error = (
+                f"a job of this id has ended before ({end.finish}, {when}); publish it under a new id to run it again"
+            )
+            self._end(held, "failed", error=error, param="id", code=JOB_ENDED)
         elif held.num_failed >= self._max_attempts:
             error = f"given up after {self._max_attempts} attempts: each lost its worker"
             self._end(held, "failed", error=error, letter=self._letter(held, error))
@@ -263,9 +286,24 @@ class BatchLane:
         else:
             self.give_back(held)
 
-    async def _look_up(self, held: HeldRequest) -> None:
+    async def _known_end(self, held: HeldRequest) -> JobEnd | None:
+        """Return how a job of this id ended; None also where NATS does not answer.
+
+        It is run then: its result is stored only if there is none.
+        """
+        try:
+            return await self.results.kept.end_of(held.request.tenant, held.request.id)
+        except _ERRORS as error:
+            extra = log_fields(held.request) | {"error": repr(error)}
+            self._log_limit.warning("ends", "not known whether a batch request has ended before", extra=extra)
+            return None
+
+    async def _look_up(self, held: HeldRequest, num_delivered: int) -> None:
         """Take from the record of a request what it has, and how many of its deliveries have failed since."""
-        request, num_delivered = held.request, held.message.num_delivered
+        request = held.request
+        if num_delivered == 1:
+            held.is_looked_up = True
+            return
         record = await self._progress.find(held, lambda: self._held.is_current(held))
         held.num_failed = max(0, num_delivered - 1 - record.num_delivered)
         held.was_lost = held.num_failed > 0
@@ -317,9 +355,9 @@ class BatchLane:
         result = self._result_maker.result(held, reason, num_output, error)
         if param is not None:
             result = msgspec.structs.replace(result, error_param=param, error_code=code)
-        self._results.put(held.key, held.request, held.message, result, letter)
+        self.results.put(held.key, held.request, held.message, result, letter)
 
     def _refuse_unheld(self, message: QueuedMessage, request: Request, error: str) -> None:
         """Store that a job failed before anything was done about it."""
         held = HeldRequest(f"{request.tenant}/{request.id}", request, message)
-        self._results.put(held.key, request, message, self._result_maker.result(held, "failed", 0, error))
+        self.results.put(held.key, request, message, self._result_maker.result(held, "failed", 0, error))

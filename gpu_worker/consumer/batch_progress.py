@@ -5,8 +5,11 @@ read when a request is delivered again. A worker continues after the tokens that
 recorded one are no failed attempts: a drain is none, and progress clears the count. The delivery of a suspect counts
 once its trial has begun. A record is for one message and one revision of the model; any other is ignored.
 
-Who has lost a worker is recorded more often: what kills at a late token would otherwise be continued from far before
-that, again and again.
+A request that lost a worker is recorded more often: what kills at a late token would otherwise be continued from far
+before that, again and again.
+
+A tenant's periodic records are bounded in bytes a second, so that the records of one tenant do not push out those of
+others while they are needed. Records that decide about attempts are always written.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import time
 from collections.abc import Callable
 
 import msgspec
@@ -31,6 +35,11 @@ FOLLOWED_INTERVAL_S = 0.25
 # A record holds all tokens so far, so long texts are recorded less often: no request writes more tokens a second than
 # this, however long its text is.
 _RECORDED_TOKENS_PER_S = 8192
+
+# Of one tenant by one worker. At six workers the stream (64 MB) holds what a tenant writes in 5 s, in which every
+# running request is recorded again.
+TENANT_BYTES_PER_S = 2 << 20
+_BURST_S = 4.0
 
 _LOST_TOKENS = 32
 """Of who has lost a worker, what it has is recorded when so many tokens have come since the last record."""
@@ -57,7 +66,7 @@ def is_due(held: HeldRequest, now: float) -> bool:
 
 
 class ProgressRecords:
-    """Reads and writes records for workers of one revision of a model. Keeps no state."""
+    """Reads and writes records for workers of one revision of a model. Keeps what tenants wrote lately."""
 
     def __init__(self, nats: Client, revision: str) -> None:
         """Write over `nats`."""
@@ -65,6 +74,12 @@ class ProgressRecords:
         self._js = nats.jetstream(timeout=_TIMEOUT_S)
         self._revision = revision
         self._decode = msgspec.msgpack.Decoder(BatchProgress).decode
+        # When each tenant's records so far would be written at `TENANT_BYTES_PER_S`, in monotonic seconds.
+        self._paid_until: dict[str, float] = {}
+
+    def has_room(self, tenant: str) -> bool:
+        """Say whether a periodic record of a tenant is within its rate."""
+        return self._paid_until.get(tenant, 0.0) <= time.monotonic() + _BURST_S
 
     async def save(self, held: HeldRequest) -> bool:
         """Record what a request has; say whether that is stored."""
@@ -83,8 +98,11 @@ class ProgressRecords:
             held.in_reasoning,
             held.total_logprob,
         )
+        payload = msgspec.msgpack.encode(record)
+        begin = max(self._paid_until.get(request.tenant, 0.0), time.monotonic())
+        self._paid_until[request.tenant] = begin + len(payload) / TENANT_BYTES_PER_S
         try:
-            await self._js.publish(progress_subject(request.tenant, request.id), msgspec.msgpack.encode(record))
+            await self._js.publish(progress_subject(request.tenant, request.id), payload)
         except _ERRORS as error:
             _log.warning("progress of a batch request not recorded", extra=log_fields(request) | {"error": repr(error)})
             return False

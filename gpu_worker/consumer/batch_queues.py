@@ -22,6 +22,7 @@ from gpu_worker.consumer.pull_queue import PullQueue
 from gpu_worker.consumer.queued_message import REDELIVER, QueuedMessage, send_ack
 from shared.batch_streams import batch_stream, batch_tenants
 from shared.direct_client import DirectClient
+from shared.kept_results import KeptResults
 from shared.log_limit import LogLimit
 from shared.streams import StreamLimits, ensure_consumer
 from shared.task_supervisor import TaskSupervisor
@@ -44,6 +45,7 @@ class BatchQueues:
         capacity: Callable[[], int],
         take: Callable[[QueuedMessage], None],
         tasks: TaskSupervisor,
+        kept: KeptResults,
     ) -> None:
         """Pull jobs of `model`; nothing happens before `start`.
 
@@ -54,6 +56,7 @@ class BatchQueues:
             capacity: How many batch requests there is room for now, those pulled for included.
             take: Receives each message, on the event loop; must not raise.
             tasks: Runs the loops of the queues.
+            kept: Where the results of expired jobs are stored.
         """
         self._nats = nats
         self._js = nats.jetstream()
@@ -65,7 +68,7 @@ class BatchQueues:
         self._num_redelivered_gone = 0
         self._searching = asyncio.Lock()
         self._arrived: deque[QueuedMessage] = deque()
-        self._expiry = BatchExpiry(nats)
+        self._expiry = BatchExpiry(nats, kept)
         self._tasks = tasks
         self._log_limit = LogLimit(_log, _LOG_INTERVAL_S)
         self._periodic: list[asyncio.Task[None]] = []

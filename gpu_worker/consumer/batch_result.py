@@ -1,7 +1,4 @@
-"""The result of a batch request: made of what is held, stored once, and sent to the reply subject that it names.
-
-A result is stored only while its subject is empty. So a request that two workers end has one result.
-"""
+"""The result of a batch request: made of what is held, and sent to the reply subject that it names."""
 
 from __future__ import annotations
 
@@ -9,16 +6,11 @@ import logging
 import time
 
 from nats.aio.client import Client
-from nats.js import JetStreamContext
-from nats.js.errors import APIError
 
 from gpu_worker.consumer.held_request import HeldRequest, log_fields
 from shared.messages import BatchResult, FinishReason, Request
 from shared.nats_connection import SEND_ERRORS
-from shared.subjects import is_batch_reply, result_subject
-
-_IF_EMPTY = {"Nats-Expected-Last-Subject-Sequence": "0"}
-_WRONG_LAST_SEQUENCE = 10071
+from shared.subjects import is_batch_reply
 
 _log = logging.getLogger(__name__)
 
@@ -56,23 +48,6 @@ class ResultMaker:
             chat_format=self._chat_format,
             total_logprob=None if request.sampling.logprobs is None else held.total_logprob,
         )
-
-
-async def store_result(js: JetStreamContext, request: Request, payload: bytes) -> bool:
-    """Store the encoded result of a request; return False if it has one already.
-
-    Raises:
-        nats.errors.Error: NATS refuses it or does not answer.
-        OSError: The connection failed.
-    """
-    try:
-        await js.publish(result_subject(request.tenant, request.id), payload, headers=_IF_EMPTY)
-    except APIError as error:
-        if error.err_code != _WRONG_LAST_SEQUENCE:
-            raise
-        _log.info("batch request has a result already", extra=log_fields(request))
-        return False
-    return True
 
 
 async def send_result(nats: Client, request: Request, payload: bytes) -> None:

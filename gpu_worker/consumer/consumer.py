@@ -39,6 +39,7 @@ from shared.log_limit import LogLimit
 from shared.messages import UNDECODABLE, Cancel, Delta, Heartbeat, encode
 from shared.nats_connection import SEND_ERRORS, inbox_prefix
 from shared.pause_detector import PauseDetector
+from shared.result_shares import PURGE_INTERVAL_S
 from shared.streams import StreamLimits, ensure_interactive_stream, ensure_streams
 from shared.subjects import ALL_GATEWAYS, cancel_subject, probe_subject, worker_subject
 from shared.task_supervisor import TaskSupervisor
@@ -92,7 +93,8 @@ class Consumer:
         self._interactive_queues = InteractiveQueues(
             nats, source.model, limits, capacity.interactive, interactive.take, tasks
         )
-        self._batch_queue = BatchQueues(nats, source.model, limits, self._batch_capacity, batch.take, tasks)
+        self._kept = batch.results.kept
+        self._batch_queue = BatchQueues(nats, source.model, limits, self._batch_capacity, batch.take, tasks, self._kept)
         self._gpu = gpu
         self._metrics = MetricsSource(engine, self._interactive_queues, self._batch_queue, batch, gpu, experts)
         batch.trials.is_clear = lambda: not interactive.has_suspect
@@ -211,6 +213,7 @@ class Consumer:
         what = "the streams of batch results and dead letters"
         action = partial(ensure_streams, self._js, self._limits)
         await wait_for(what, action, RECORDS_RETRY_S, RECORDS_LOG_INTERVAL_S)
+        self._tasks.every(PURGE_INTERVAL_S, self._kept.shares.purge, "shares of tenants in the results")
 
     def _heartbeat(self) -> tuple[str, bytes]:
         """Return the subject and the content of a heartbeat."""

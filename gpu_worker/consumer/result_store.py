@@ -14,17 +14,18 @@ import logging
 from dataclasses import dataclass
 
 import msgspec
-from nats.js import JetStreamContext
 
-from gpu_worker.consumer.batch_result import send_result, store_result
+from gpu_worker.consumer.batch_result import send_result
 from gpu_worker.consumer.held_request import log_fields
 from gpu_worker.consumer.queued_message import ACK, IN_PROGRESS, QueuedMessage, send_ack
 from shared.background_tasks import BackgroundTasks
 from shared.dead_letters import DeadLetter, publish_dead_letter
 from shared.direct_client import DirectClient
 from shared.errors import DependencyError
-from shared.messages import BatchResult, Request
+from shared.kept_results import KeptResults
+from shared.messages import BatchResult, FinishReason, Request
 from shared.nats_connection import SEND_ERRORS
+from shared.result_shares import ResultShares
 
 FIRST_RETRY_S = 0.25
 LAST_RETRY_S = 2.0
@@ -42,6 +43,7 @@ class _Storing:
     request: Request
     message: QueuedMessage
     payload: bytes
+    finish: FinishReason
     letter: DeadLetter | None
 
 
@@ -49,13 +51,15 @@ class ResultStore:
     """Owns the results that are not written yet.
 
     Attributes:
+        kept: Where they are stored.
         num_dead_letters: Requests put into quarantine since the start.
     """
 
     def __init__(self, nats: DirectClient) -> None:
         """Write over `nats`."""
         self._nats = nats
-        self._js: JetStreamContext = nats.jetstream(timeout=_PUBLISH_TIMEOUT_S)
+        js = nats.jetstream(timeout=_PUBLISH_TIMEOUT_S)
+        self.kept = KeptResults(js, ResultShares(js, can_purge=True))
         self._storing: dict[str, _Storing] = {}
         self._tasks = BackgroundTasks()
         self._num_refused = 0
@@ -71,7 +75,8 @@ class ResultStore:
         self, key: str, request: Request, message: QueuedMessage, result: BatchResult, letter: DeadLetter | None = None
     ) -> None:
         """Begin to write the result of the request `key`, after a dead letter if there is one."""
-        storing = _Storing(request, message, self._payload(result), letter)
+        result, payload = self._encode(result)
+        storing = _Storing(request, message, payload, result.finish, letter)
         self._storing[key] = storing
         self._tasks.spawn(self._store(key, storing), f"result {key}")
 
@@ -87,13 +92,16 @@ class ResultStore:
         """Wait for attempts under way; what NATS did not take is left to the queue, which delivers it again."""
         self._is_closing.set()
         await self._tasks.wait()
+        await self.kept.shares.close()
 
-    def _payload(self, result: BatchResult) -> bytes:
+    def _encode(self, result: BatchResult) -> tuple[BatchResult, bytes]:
+        """Return a result that fits into one message, and its bytes."""
         payload = msgspec.json.encode(result)
-        if len(payload) <= self._nats.max_payload - _MARGIN_BYTES:
-            return payload
-        error = "the result is too large for one message"
-        return msgspec.json.encode(msgspec.structs.replace(result, text="", token_ids=(), finish="failed", error=error))
+        if len(payload) > self._nats.max_payload - _MARGIN_BYTES:
+            error = "the result is too large for one message"
+            result = msgspec.structs.replace(result, text="", token_ids=(), finish="failed", error=error)
+            payload = msgspec.json.encode(result)
+        return result, payload
 
     async def _store(self, key: str, storing: _Storing) -> None:
         """Try until the result is stored and sent, then acknowledge."""
@@ -125,10 +133,12 @@ class ResultStore:
                 await publish_dead_letter(self._nats, storing.letter)
                 storing.letter = None
                 self.num_dead_letters += 1
-            is_first = await store_result(self._js, request, storing.payload)
+            is_first = await self.kept.store(request.tenant, request.id, storing.payload, storing.finish)
         except _REFUSALS as error:
             _log.warning("batch result not stored yet", extra=log_fields(request) | {"error": repr(error)})
             return False
+        if not is_first:
+            _log.info("batch request has a result already", extra=log_fields(request))
         # When a repeated attempt finds a result, an earlier one may have stored it and lost the answer.
         if is_first or is_repeated:
             await send_result(self._nats, request, storing.payload)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from collections.abc import AsyncIterator
@@ -17,8 +18,8 @@ from shared.batch_streams import ensure_batch_stream, jetstream_problem
 from shared.dead_letters import DeadLetter
 from shared.errors import DependencyError, HeadraceError
 from shared.messages import UNDECODABLE, Lane, Request, encode
-from shared.streams import DEAD_STREAM, RESULTS_STREAM, StreamLimits, tenant_stream_config
-from shared.subjects import dead_letter_filter, request_subject, result_subject
+from shared.streams import DEAD_STREAM, ENDS_STREAM, RESULTS_STREAM, StreamLimits, tenant_stream_config
+from shared.subjects import dead_letter_filter, end_subject, request_subject, result_subject
 
 _FINISHED = ("stop", "length")
 _QUEUE_FULL = 10077
@@ -126,13 +127,15 @@ class DeadLetterBox:
 
     async def _clear_failure(self, request: Request, result: str) -> None:
         """Delete the stored result that says the request failed: a result is written only where there is none."""
-        try:
+        with contextlib.suppress(NotFoundError):
             message = await self._js.get_last_msg(RESULTS_STREAM, result)
-        except NotFoundError:
-            return
-        if json.loads(message.data or b"{}").get("finish") in _FINISHED:
-            raise NotRetriedError(f"request {request.id!r} of tenant {request.tenant!r} has a result already; drop it")
-        await self._js.purge_stream(RESULTS_STREAM, subject=result)
+            if json.loads(message.data or b"{}").get("finish") in _FINISHED:
+                raise NotRetriedError(
+                    f"request {request.id!r} of tenant {request.tenant!r} has a result already; drop it"
+                )
+            await self._js.purge_stream(RESULTS_STREAM, subject=result)
+        # A job that has ended is not run again.
+        await self._js.purge_stream(ENDS_STREAM, subject=end_subject(request.tenant, request.id))
 
     def _read(self, payload: bytes) -> DeadLetter | None:
         try:

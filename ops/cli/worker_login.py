@@ -22,6 +22,8 @@ _USER = Template("""\
         "hr.tok.*"
         "hr.worker.$model.*"
         "hr.result.*.*"
+        "hr.end.*.*", "hr.kept.*", "$$JS.API.STREAM.MSG.GET.HR_ENDS"
+        "$$JS.API.STREAM.PURGE.HR_RESULTS", "$$JS.API.STREAM.PURGE.HR_ENDS"
         "hr.dead.$model.*.*"
         "hr.progress.*.*"
         "hr.reply.>"
@@ -59,10 +61,10 @@ def run(config: NatsUserConfig, model: str) -> None:
 
     Put it into the users of the account HEADRACE in ops/nats/headrace.conf, beside `worker`, and reload NATS. MODEL is
     the name that is served. Workers with this login pull requests of this model alone, and hear no prompts of others.
-    Three things remain: it writes results, replies and progress of any job whose tenant and id it knows, it sends
-    frames of any request whose gateway and id it knows, and it can name any subject as a reply, so that NATS's own
-    acknowledgements, never a text of its choice, land there and are discarded. Jobs that no worker takes in time are
-    expired by workers with the login `worker` alone.
+    Three things remain: it writes results, replies and progress of any job whose tenant and id it knows, and can purge
+    results; it sends frames of any request whose gateway and id it knows; and it can name any subject as a reply, so
+    that NATS's own acknowledgements, never a text of its choice, land there and are discarded. Jobs that no worker
+    takes in time are expired by workers with the login `worker` alone.
     """
     print(user_block(model, login(config, f"worker-{encode_name(model)}")), end="")
     if sys.stdout.isatty():

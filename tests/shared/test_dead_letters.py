@@ -78,6 +78,20 @@ async def test_many_letters_of_one_tenant_push_out_its_own_only(nats: Client) ->
     assert decode(oldest.data or b"").request.id == "b"
 
 
+async def test_letters_of_one_tenant_take_an_eighth_of_the_stream_at_most(nats: Client) -> None:
+    await ensure_streams(nats.jetstream(), StreamLimits())
+    attempts = tuple(DeadAttempt("w", epoch, 0.0, "e" * 10_000) for epoch in range(64))
+    huge = msgspec.structs.replace(letter(), attempts=attempts)
+    for field in ({"text": "x" * 1_000_000}, {"emitted": (70000,) * 300_000}):
+        await publish_dead_letter(
+            nats, msgspec.structs.replace(huge, request=msgspec.structs.replace(huge.request, id=str(*field), **field))
+        )
+    state = (await nats.jetstream().stream_info(DEAD_STREAM)).state
+    limits = StreamLimits()
+    assert state.messages == 2
+    assert state.bytes / 2 * limits.dead_max_msgs_per_subject <= limits.dead_max_bytes / 8
+
+
 async def test_missing_stream_is_an_error_that_says_what_to_do(nats: Client) -> None:
     with pytest.raises(DependencyError, match="HR_DEAD does not exist; run `headrace setup`"):
         await publish_dead_letter(nats, letter())

@@ -12,10 +12,12 @@ from nats.aio.msg import Msg
 
 from shared.batch_progress import BatchProgress
 from shared.batch_streams import batch_stream
+from shared.kept_results import KeptResults
 from shared.messages import BatchResult, Cancel, FinishReason, Request, decode_request
 from shared.nats_connection import connect
+from shared.result_shares import ResultShares
 from shared.streams import StreamLimits, consumer_name, ensure_consumer, ensure_streams
-from shared.subjects import cancel_subject, progress_subject, result_subject
+from shared.subjects import cancel_subject, progress_subject
 
 LIMITS = StreamLimits(tenant_max_bytes=1 << 24)
 
@@ -53,11 +55,9 @@ class BatchWorker:
             id=request.id, model=request.model, tenant=request.tenant, text=text, finish=finish, error=error,
             prompt_tokens=3, completion_tokens=4, completed=1.0,
         )  # fmt: skip
-        await self.nats.jetstream().publish(
-            result_subject(request.tenant, request.id),
-            msgspec.json.encode(result),
-            headers={"Nats-Expected-Last-Subject-Sequence": "0"},
-        )
+        js = self.nats.jetstream()
+        kept = KeptResults(js, ResultShares(js, can_purge=True))
+        await kept.store(request.tenant, request.id, msgspec.json.encode(result), finish)
         await self._messages.pop(request.id).ack()
 
     async def _hear_cancel(self, message: Msg) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import openai
@@ -85,6 +85,30 @@ async def test_finished_response_is_not_cancelled(batch: BatchWorker, client: op
     response = await _queue(client, batch)
     await batch.end(await batch.take(), "done")
     assert (await client.responses.cancel(response.id)).output_text == "done"
+
+
+async def test_response_whose_output_is_no_longer_kept_is_gone_and_can_be_deleted(
+    batch: BatchWorker, client: openai.AsyncOpenAI
+) -> None:
+    response = await _queue(client, batch)
+    await batch.end(await batch.take(), "done")
+    encoded = response.id.replace("_", "_5f")
+    await batch.nats.jetstream().purge_stream("HR_RESULTS", subject=f"hr.result.default.{encoded}")
+    asked: list[Callable[[], Awaitable[object]]] = [
+        lambda: client.responses.retrieve(response.id),
+        lambda: client.responses.retrieve(response.id, stream=True),
+        lambda: client.responses.cancel(response.id),
+        lambda: client.responses.create(model=batch.model, input="and?", previous_response_id=response.id),
+    ]
+    for ask in asked:
+        with pytest.raises(
+            openai.APIStatusError, match=rf"'{response.id}' ended \(stop\) at .* no longer kept"
+        ) as gone:
+            await ask()
+        assert (gone.value.status_code, gone.value.code) == (410, "response_expired")
+    await client.responses.delete(response.id)
+    with pytest.raises(openai.NotFoundError):
+        await client.responses.retrieve(response.id)
 
 
 async def test_deleted_response_is_not_computed_and_leaves_no_result(

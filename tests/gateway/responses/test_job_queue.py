@@ -7,6 +7,7 @@ from typing import Any
 
 import nats.errors
 import pytest
+from nats.js.api import PubAck
 from nats.js.errors import APIError, NoStreamResponseError, NotFoundError, ServerError
 
 from gateway.errors import ApiError
@@ -37,6 +38,7 @@ class Wire:
     async def publish(self, subject: str, payload: bytes, headers: dict[str, str] | None = None) -> Any:
         if self.failure is not None:
             raise self.failure
+        return PubAck(stream="s", seq=1)
 
     async def get_last_msg(self, stream: str, subject: str, direct: bool = False) -> Any:
         raise self.failure or NotFoundError

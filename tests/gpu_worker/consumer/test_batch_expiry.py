@@ -12,7 +12,9 @@ from nats.js.errors import NotFoundError
 
 from gpu_worker.consumer.batch_expiry import BatchExpiry
 from shared.batch_streams import batch_stream
+from shared.kept_results import KeptResults
 from shared.messages import BatchResult, Request, encode
+from shared.result_shares import ResultShares
 from shared.streams import RESULTS_STREAM, StreamLimits, ensure_consumer, ensure_streams
 from shared.subjects import request_subject, result_subject
 from tests.gpu_worker.consumer.harness import TestGateway, fresh_name, wait_until
@@ -24,6 +26,10 @@ async def tenant(gateway: TestGateway) -> str:
     name = fresh_name("tenant")
     await ensure_streams(gateway.js, StreamLimits(tenant_max_wait_s=1.0), [name])
     return name
+
+
+def _expiry(gateway: TestGateway) -> BatchExpiry:
+    return BatchExpiry(gateway.nats, KeptResults(gateway.js, ResultShares(gateway.js, can_purge=True)))
 
 
 async def _publish(gateway: TestGateway, tenant: str, reply: str | None = None) -> Request:
@@ -45,7 +51,7 @@ async def _num_waiting(gateway: TestGateway, tenant: str) -> int:
 
 
 def _expires(gateway: TestGateway, tenant: str, num_jobs: int) -> Callable[[], Awaitable[bool]]:
-    expiry = BatchExpiry(gateway.nats)
+    expiry = _expiry(gateway)
     expired = 0
 
     async def check() -> bool:
@@ -58,7 +64,7 @@ def _expires(gateway: TestGateway, tenant: str, num_jobs: int) -> Callable[[], A
 
 async def test_jobs_that_no_worker_took_in_time_have_an_expired_result(gateway: TestGateway, tenant: str) -> None:
     jobs = [await _publish(gateway, tenant) for _ in range(3)]
-    assert await BatchExpiry(gateway.nats).expire(tenant) == 0
+    assert await _expiry(gateway).expire(tenant) == 0
     assert await _num_waiting(gateway, tenant) == 3
     await wait_until(_expires(gateway, tenant, 3), 15)
     assert await _num_waiting(gateway, tenant) == 0
@@ -113,7 +119,7 @@ async def test_job_stays_in_its_queue_until_its_result_is_stored(
 ) -> None:
     job = await _publish(gateway, tenant)
     await asyncio.sleep(1.1)
-    expiry = BatchExpiry(gateway.nats)
+    expiry = _expiry(gateway)
     attempts = 0
 
     async def refuse(*_: object) -> bool:
@@ -122,7 +128,7 @@ async def test_job_stays_in_its_queue_until_its_result_is_stored(
         raise NatsTimeoutError
 
     with monkeypatch.context() as broken:
-        broken.setattr("gpu_worker.consumer.batch_expiry.store_result", refuse)
+        broken.setattr(KeptResults, "store", refuse)
         assert await expiry.expire(tenant) == 0
     assert attempts == 1
     assert await _num_waiting(gateway, tenant) == 1
@@ -147,7 +153,7 @@ async def test_job_whose_subject_names_no_model_expires_like_others(gateway: Tes
     await gateway.nats.request(f"hr.req.{token}.batch.{tenant}", job, timeout=5)
     # Between once and twice the time: when it matters whether a worker has it.
     await asyncio.sleep(3.2)
-    assert await BatchExpiry(gateway.nats).expire(tenant) == 1
+    assert await _expiry(gateway).expire(tenant) == 1
     assert await _num_waiting(gateway, tenant) == 0
 
 
@@ -160,7 +166,7 @@ async def test_job_that_a_worker_has_may_take_as_long_again(gateway: TestGateway
     puller = await gateway.js.pull_subscribe_bind(consumer, batch_stream(tenant))
     await puller.fetch(1, timeout=5)
     await asyncio.sleep(3.2)
-    expiry = BatchExpiry(gateway.nats)
+    expiry = _expiry(gateway)
     assert await expiry.expire(tenant) == 0
     await wait_until(_expires(gateway, tenant, 1), 15)
     result = await _result(gateway, tenant, job)
@@ -174,11 +180,11 @@ async def test_queue_without_a_limit_of_waiting_expires_nothing(gateway: TestGat
     config = (await gateway.js.stream_info(batch_stream(tenant))).config
     await gateway.js.update_stream(config.evolve(metadata={"headrace_max_wait_s": "never"}))
     await _publish(gateway, tenant)
-    assert await BatchExpiry(gateway.nats).expire(tenant) == 0
+    assert await _expiry(gateway).expire(tenant) == 0
 
 
 async def test_age_of_the_oldest_job_is_known_after_a_round_and_gone_with_it(gateway: TestGateway, tenant: str) -> None:
-    expiry = BatchExpiry(gateway.nats)
+    expiry = _expiry(gateway)
     assert expiry.oldest_s([tenant]) == 0.0
     await _publish(gateway, tenant)
     await asyncio.sleep(0.2)

@@ -538,11 +538,15 @@ async def test_request_whose_record_breaks_the_worker_fails_and_is_not_held_for_
     assert len(second.worker.consumer._held) == 0
 
 
-def test_what_a_job_leaves_out_is_as_the_model_advises_and_nothing_else() -> None:
+async def test_what_a_job_leaves_out_is_as_the_model_advises_and_nothing_else() -> None:
     begun: list[HeldRequest] = []
     nothing: Any = None
     intake: Any = SimpleNamespace(begin=lambda held, lane: begun.append(held))
-    results: Any = SimpleNamespace(has=lambda key, message: False)
+
+    async def no_end(tenant: str, request_id: str) -> None:
+        return None
+
+    results: Any = SimpleNamespace(has=lambda key, message: False, kept=SimpleNamespace(end_of=no_end))
     advised = SamplingDefaults(temperature=0.6, top_p=0.95)
     lane = BatchLane(
         "w", 5, intake, nothing, HeldRequests(), nothing, results, nothing, nothing, sampling_defaults=advised
@@ -550,6 +554,7 @@ def test_what_a_job_leaves_out_is_as_the_model_advises_and_nothing_else() -> Non
     for number, left_out in enumerate(((), ("temperature", "top_k"))):
         job = Request(id=f"j{number}", model="m", tenant="acme", text="x", left_out=left_out)
         lane.take(QueuedMessage(request_subject("m", "batch", "acme"), encode(job), "ack", number, 1, 0))
+    await lane._tasks.wait()
     plain, filled = (held.request.sampling for held in begun)
     assert plain == Sampling()
     assert filled == Sampling(temperature=0.6)

@@ -36,6 +36,9 @@ class Records:
         self.may_be_written = True
         self.saved: list[tuple[tuple[int, ...], int]] = []
 
+    def has_room(self, tenant: str) -> bool:
+        return True
+
     async def find(self, held: HeldRequest, is_wanted: Callable[[], bool]) -> BatchProgress:
         await self.may_be_read.wait()
         return self.record
@@ -45,6 +48,10 @@ class Records:
             num_good = held.message.num_delivered - held.num_failed - held.is_charged
             self.saved.append((held.request.emitted, num_good))
         return self.may_be_written
+
+
+async def _no_end(tenant: str, request_id: str) -> None:
+    return None
 
 
 class Bench:
@@ -61,6 +68,7 @@ class Bench:
         results: Any = SimpleNamespace(
             has=lambda key, message: False,
             put=lambda key, job, message, result, letter: self.results.append(result),
+            kept=SimpleNamespace(end_of=_no_end),
         )
         nats: Any = SimpleNamespace(send=lambda subject, data: self.sent.append(data))
         records: Any = self.records
@@ -206,6 +214,7 @@ async def test_request_that_was_published_twice_is_answered_by_the_first_and_the
 ) -> None:
     first = bench.take("twin", 1)
     bench.lane.take(QueuedMessage(first.message.subject, first.message.data, "ack", 99, 1, 0))
+    await bench.settle()
     assert (bench.answered, bench.begun, first.message.stream_seq) == ([99], ["twin"], 4)
 
 
@@ -357,6 +366,27 @@ async def test_record_counts_neither_failures_nor_a_trial_among_the_good_deliver
     assert [each.num_delivered for each in read] == [9, 7, 6]
     failure = TimeoutError()
     assert not await records.save(held)
+
+
+async def test_tenant_that_records_much_waits_and_others_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def publish(subject: str, payload: bytes) -> None:
+        pass
+
+    nats: Any = SimpleNamespace(jetstream=lambda timeout: SimpleNamespace(publish=publish))
+    records = ProgressRecords(nats, "revision")
+    now = 100.0
+    monkeypatch.setattr(batch_progress.time, "monotonic", lambda: now)
+    message = QueuedMessage("s", b"", "r", stream_seq=1, num_delivered=1, num_pending=0)
+    long = HeldRequest("k", Request(id="r", model="m", tenant="loud"), message, parts=["x" * (1 << 20)])
+    num_saved = 0
+    while records.has_room("loud") and num_saved < 100:
+        await records.save(long)
+        num_saved += 1
+    # Four seconds' worth at once, then 2 MB a second.
+    assert num_saved == 8
+    assert records.has_room("quiet")
+    now += 0.6
+    assert records.has_room("loud")
 
 
 async def test_request_whose_record_had_to_make_room_is_not_given_up(gateway: TestGateway) -> None:

@@ -36,6 +36,9 @@ JOBS = {
             # Background responses are jobs of the batch lane.
             "hr.req.m.batch.t",
             "hr.result.t.r",
+            "hr.end.t.r",
+            "hr.kept.t",
+            "$JS.API.STREAM.MSG.GET.HR_ENDS",
             "hr.progress.t.r",
             "$JS.API.STREAM.MSG.GET.HR_RESULTS",
             "$JS.API.STREAM.MSG.GET.HR_PROGRESS",
@@ -45,7 +48,19 @@ JOBS = {
         "subscribe": ["hr.tok.g", "hr.worker.*.*", "hr.gateway.*", "_INBOX_gateway.x"],
     },
     "worker": {
-        "publish": ["hr.tok.g", "hr.worker.m.w", "hr.result.t.r", "hr.dead.m.batch.t", "hr.reply.t.x"],
+        "publish": [
+            "hr.tok.g",
+            "hr.worker.m.w",
+            "hr.result.t.r",
+            "hr.end.t.r",
+            "hr.kept.t",
+            "$JS.API.STREAM.MSG.GET.HR_ENDS",
+            # Tenants beyond their share lose their oldest results.
+            "$JS.API.STREAM.PURGE.HR_RESULTS",
+            "$JS.API.STREAM.PURGE.HR_ENDS",
+            "hr.dead.m.batch.t",
+            "hr.reply.t.x",
+        ],
         "subscribe": [
             "hr.worker.*.*",
             "hr.cancel.m",
@@ -70,7 +85,7 @@ SHARED = {
     "hr.dead.m.interactive.t", "hr.dead.m.batch.t", "$JS.API.INFO", "_INBOX.x", "hr.req.m.batch.default",
     "hr.req.m.batch.t",
     # Gateways read the results of background responses, and workers and tenants those of batch jobs.
-    "hr.result.t.r", "hr.progress.t.r",
+    "hr.result.t.r", "hr.progress.t.r", "hr.end.t.r", "hr.kept.t", "$JS.API.STREAM.MSG.GET.HR_ENDS",
     "$JS.API.STREAM.MSG.GET.HR_PROGRESS", "$JS.API.STREAM.MSG.DELETE.HR_BATCH_default",
     "$JS.API.CONSUMER.INFO.HR_BATCH_default.c",
 }  # fmt: skip
@@ -88,6 +103,7 @@ FORBIDDEN = {
             "$JS.API.STREAM.PURGE.HR_RESULTS", "$JS.API.STREAM.PURGE.HR_DEAD", "$JS.API.STREAM.DELETE.HR_RESPONSES",
             "$JS.API.CONSUMER.CREATE.HR_RESPONSES.c", "$JS.API.STREAM.MSG.DELETE.HR_RESPONSES",
             "$JS.API.STREAM.MSG.DELETE.HR_PROGRESS", "hr.stored.t.r", "$JS.API.STREAM.PURGE.HR_BATCH_default",
+            "$JS.API.STREAM.PURGE.HR_ENDS", "$JS.API.STREAM.MSG.DELETE.HR_ENDS", "$JS.API.CONSUMER.CREATE.HR_ENDS.c",
         ],
         "subscribe": [
             "hr.req.>", "hr.response.>", "hr.result.>", "hr.dead.>", "hr.cancel.m", "_INBOX_worker.>", "_INBOX.>",
@@ -107,12 +123,16 @@ FORBIDDEN = {
             "$JS.API.DIRECT.GET.HR_RESULTS.hr.result.t.r", "$JS.API.CONSUMER.CREATE.HR_RESULTS.c",
             "$JS.API.CONSUMER.CREATE.HR_DEAD.c", "$JS.API.CONSUMER.MSG.NEXT.HR_RESULTS.c", "_INBOX.x", "_INBOX_batch.x",
             "_INBOX_admin.x", "hr.stored.t.r", "hr.response.t.r.0", "$JS.API.STREAM.MSG.GET.HR_RESPONSES",
+            "$JS.API.CONSUMER.CREATE.HR_ENDS.c.hr.end.t.r", "$JS.API.CONSUMER.MSG.NEXT.HR_ENDS.c",
+            "$JS.API.STREAM.MSG.DELETE.HR_ENDS", "$JS.API.STREAM.PURGE.HR_BATCH_default",
+            "$JS.API.STREAM.PURGE.HR_RESPONSES",
         ],
         "subscribe": ["hr.tok.>", "hr.req.>", "hr.result.>", "hr.dead.>", "_INBOX_gateway.>", "_INBOX.>", ">"],
     },
     "batch": {
         "publish": [
             "hr.req.m.interactive", "hr.req.m.interactive.w", "hr.cancel.m", "hr.tok.g", "hr.result.t.r",
+            "hr.end.default.r", "hr.kept.default",
             "hr.tokenizer.m", "hr.worker.m.w", "hr.dead.m.batch.t", "$JS.API.STREAM.MSG.GET.HR_BATCH_default",
             "hr.response.default.r.0", "$JS.API.STREAM.MSG.GET.HR_RESPONSES", "$JS.API.STREAM.PURGE.HR_RESPONSES",
             "hr.req.m.batch.t", "hr.req.m.batch.*", "hr.reply.default.x", "hr.result.default.r", "hr.stored.default.r",

@@ -1,0 +1,121 @@
+"""Stores results of batch jobs: each once, with a record of its end that is kept for longer than the result.
+
+A result is stored only while its subject is empty, so a job that two workers finish has one result. The end says when
+and how a job ended, in about 100 bytes. It lets workers refuse to run a finished job again, and gateways tell a result
+that is no longer kept from one that does not exist yet. What is stored counts against the tenant (`ResultShares`).
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+
+import msgspec
+from msgspec import Struct
+from nats.errors import TimeoutError as NatsTimeoutError
+from nats.js import JetStreamContext
+from nats.js.errors import APIError, NoStreamResponseError, NotFoundError
+
+from shared.log_limit import LogLimit
+from shared.messages import FinishReason
+from shared.result_shares import WRONG_LAST_SEQUENCE, ResultShares
+from shared.streams import ENDS_STREAM
+from shared.subjects import end_subject, result_subject
+
+_IF_EMPTY = {"Nats-Expected-Last-Subject-Sequence": "0"}
+JOB_ENDED = "job_ended_before"
+"""Error code of a job that is not run because one of its id has ended, and whose result is no longer kept."""
+
+# After an end that NATS does not let us store, results are stored without ends for this long.
+_PAUSE_S = 60.0
+
+_log = logging.getLogger(__name__)
+
+
+class JobEnd(Struct, frozen=True, array_like=True):
+    """How and when a job ended.
+
+    Attributes:
+        finish: Its finish reason.
+        ended: Unix seconds.
+    """
+
+    finish: FinishReason
+    ended: float
+
+
+class KeptResults:
+    """Stores results and their ends.
+
+    Attributes:
+        shares: Counts what each tenant stores.
+    """
+
+    def __init__(self, js: JetStreamContext, shares: ResultShares) -> None:
+        """Work over `js`, and count in `shares`."""
+        self._js = js
+        self.shares = shares
+        self._decode_end = msgspec.msgpack.Decoder(JobEnd).decode
+        self._paused_until = 0.0
+        self._log_limit = LogLimit(_log)
+
+    async def store(self, tenant: str, request_id: str, payload: bytes, finish: FinishReason) -> bool:
+        """Store an encoded result, then its end; return False if there is a result already.
+
+        Raises:
+            nats.errors.Error: NATS refuses the result or does not answer.
+            OSError: The connection failed.
+        """
+        await self.shares.wait(tenant)
+        subject = result_subject(tenant, request_id)
+        stored = await self._publish_if_empty(subject, payload)
+        # Also where there was a result: whoever stored it may have died before it stored the end.
+        await self._store_end(tenant, request_id, finish)
+        if stored is not None:
+            self.shares.count(tenant, stored, len(subject) + len(payload))
+        return stored is not None
+
+    async def end_of(self, tenant: str, request_id: str) -> JobEnd | None:
+        """Return how a job ended; None if that is not known.
+
+        Raises:
+            nats.errors.Error: NATS does not answer.
+            OSError: The connection failed.
+        """
+        try:
+            message = await self._js.get_last_msg(ENDS_STREAM, end_subject(tenant, request_id))
+            return self._decode_end(message.data or b"")
+        except NotFoundError:
+            return None
+        except msgspec.MsgspecError as error:
+            self._log_limit.warning(tenant, "the record of a job's end cannot be read: %s", error)
+            return None
+
+    async def _store_end(self, tenant: str, request_id: str, finish: FinishReason) -> None:
+        """Store the end of a job unless it has one.
+
+        A missing stream or permission must not keep the result from being acknowledged, so it is only logged.
+        """
+        if time.monotonic() < self._paused_until:
+            return
+        end = msgspec.msgpack.encode(JobEnd(finish, time.time()))
+        try:
+            await self._publish_if_empty(end_subject(tenant, request_id), end)
+        except (NoStreamResponseError, NatsTimeoutError) as error:
+            self._paused_until = time.monotonic() + _PAUSE_S
+            self._log_limit.warning(
+                "ends",
+                "the end of a job was not stored (%r): check that `headrace setup` and NATS's permissions are of this "
+                "version; no more ends are stored for %g s",
+                error,
+                _PAUSE_S,
+            )
+
+    async def _publish_if_empty(self, subject: str, payload: bytes) -> int | None:
+        """Store a message and return its number; None if its subject has one already."""
+        try:
+            return (await self._js.publish(subject, payload, headers=_IF_EMPTY)).seq
+        except APIError as error:
+            if error.err_code != WRONG_LAST_SEQUENCE:
+                raise
+            return None

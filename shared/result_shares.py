@@ -1,0 +1,249 @@
+"""Shares the stream of results among tenants by bytes.
+
+NATS drops the oldest messages of a full stream, whoever stored them, and does not count bytes by tenant. So the
+processes that store results count them: a ledger for each tenant, `hr.kept.<tenant>`, lists pieces of what the tenant
+stored, each with its bytes and its last message number. Ledgers are updated by compare-and-set, once for each piece.
+When the stream is nearly full, workers purge the oldest results of those tenants that hold more than their max-min fair
+share. A tenant below it loses nothing. While there is room, nothing is purged.
+
+A process that dies leaves at most one piece of each tenant uncounted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+import time
+from dataclasses import dataclass
+
+import msgspec
+from msgspec import Struct
+from nats.js import JetStreamContext
+from nats.js.api import StreamInfo
+from nats.js.errors import APIError, NotFoundError
+
+from shared.background_tasks import BackgroundTasks
+from shared.errors import InvalidNameError
+from shared.log_limit import LogLimit
+from shared.nats_connection import SEND_ERRORS
+from shared.streams import ENDS_STREAM, RESULTS_STREAM
+from shared.subjects import decode_name, ends_filter, ledger_subject, results_filter
+
+PURGE_INTERVAL_S = 10.0
+# Shares count when a stream is this full; then it is brought down to the second fraction.
+NEARLY_FULL = 0.75
+_TARGET = 0.6
+# A piece is this part of the stream, and small before the stream's size is known.
+_PIECES = 256
+_FIRST_PIECE_BYTES = 64 << 10
+_MAX_PIECES = 1024
+# NATS's own bytes for each message, its headers included.
+_MESSAGE_BYTES = 100
+# After a ledger that could not be written, for instance for want of permission.
+_PAUSE_S = 30.0
+_NUM_TRIES = 10
+_MAX_PAUSE_S = 0.1
+WRONG_LAST_SEQUENCE = 10071
+_ERRORS: tuple[type[Exception], ...] = (APIError, *SEND_ERRORS)
+
+_log = logging.getLogger(__name__)
+
+
+class Piece(Struct, frozen=True, array_like=True):
+    """Results that one process stored for a tenant.
+
+    Attributes:
+        last_seq: Number of the last of them in the stream.
+        num_bytes: Of all of them.
+        stored: Unix seconds of the last.
+    """
+
+    last_seq: int
+    num_bytes: int
+    stored: float
+
+
+@dataclass(slots=True)
+class _Uncounted:
+    """What a tenant stored since its last piece."""
+
+    last_seq: int = 0
+    num_bytes: int = 0
+
+
+class ResultShares:
+    """Counts what tenants store and, in workers, purges what exceeds their shares when the stream is nearly full."""
+
+    def __init__(self, js: JetStreamContext, *, can_purge: bool) -> None:
+        """Work over `js`; gateways may not purge."""
+        self._js = js
+        self._can_purge = can_purge
+        self._uncounted: dict[str, _Uncounted] = {}
+        self._piece_bytes = _FIRST_PIECE_BYTES
+        self._decode = msgspec.msgpack.Decoder(list[Piece]).decode
+        self._paused_until = 0.0
+        self._settling: dict[str, asyncio.Task[None]] = {}
+        self._purging = asyncio.Lock()
+        self._tasks = BackgroundTasks()
+        self._log_limit = LogLimit(_log)
+
+    def count(self, tenant: str, seq: int, num_bytes: int) -> None:
+        """Count one stored result."""
+        uncounted = self._uncounted.setdefault(tenant, _Uncounted())
+        uncounted.last_seq = max(uncounted.last_seq, seq)
+        uncounted.num_bytes += num_bytes + _MESSAGE_BYTES
+        is_due = uncounted.num_bytes >= self._piece_bytes and time.monotonic() >= self._paused_until
+        if is_due and tenant not in self._settling:
+            self._settle_soon(tenant)
+
+    async def wait(self, tenant: str) -> None:
+        """Wait while a piece of this tenant is entered: a tenant stores no faster than its share can be kept."""
+        settling = self._settling.get(tenant)
+        if settling is not None:
+            await asyncio.wait([settling])
+
+    async def close(self) -> None:
+        """Enter what is not in the ledgers yet, and wait for work under way."""
+        await self._tasks.wait()
+        for tenant in list(self._uncounted):
+            self._settle_soon(tenant)
+        await self._tasks.wait()
+
+    async def purge(self) -> None:
+        """Bring tenants down to their shares if the stream of results, or that of ends, is nearly full.
+
+        Raises:
+            nats.errors.Error: NATS refuses or does not answer.
+            OSError: The connection failed.
+        """
+        async with self._purging:
+            await self._purge_full_streams()
+
+    async def _purge_full_streams(self) -> None:
+        results = await self._js.stream_info(RESULTS_STREAM)
+        max_bytes = results.config.max_bytes or 0
+        if max_bytes > 0:
+            self._piece_bytes = max(_FIRST_PIECE_BYTES, max_bytes // _PIECES)
+        if self._can_purge and _is_nearly_full(results):
+            ledgers = await self._ledgers(results.config.max_age or 0.0)
+            share = fair_share([_total(pieces) for pieces in ledgers.values()], int(max_bytes * _TARGET))
+            for tenant, pieces in ledgers.items():
+                await self._purge_results(tenant, pieces, share)
+        ends = await self._js.stream_info(ENDS_STREAM)
+        if self._can_purge and _is_nearly_full(ends):
+            tenants = await self._tenants()
+            # Ends are of about one size, so their number bounds their bytes.
+            keep = int(ends.state.messages * _TARGET / NEARLY_FULL / max(1, len(tenants)))
+            for tenant in tenants:
+                await self._js.purge_stream(ENDS_STREAM, subject=ends_filter(tenant), keep=max(1, keep))
+
+    def _settle_soon(self, tenant: str) -> None:
+        settling = self._tasks.spawn(self._settle(tenant), f"ledger of {tenant}")
+        self._settling[tenant] = settling
+        settling.add_done_callback(lambda _: self._settling.pop(tenant))
+
+    async def _settle(self, tenant: str) -> None:
+        uncounted = self._uncounted.pop(tenant, None)
+        if uncounted is None:
+            return
+        try:
+            await self._enter(tenant, Piece(uncounted.last_seq, uncounted.num_bytes, time.time()))
+        except _ERRORS as error:
+            again = self._uncounted.setdefault(tenant, _Uncounted())
+            again.last_seq = max(again.last_seq, uncounted.last_seq)
+            again.num_bytes += uncounted.num_bytes
+            self._paused_until = time.monotonic() + _PAUSE_S
+            self._log_limit.warning(tenant, "stored results not counted yet: %r", error)
+            return
+        try:
+            await self.purge()
+        except _ERRORS as error:
+            self._log_limit.warning("purge", "the stream of results could not be shared among tenants: %r", error)
+
+    async def _enter(self, tenant: str, piece: Piece) -> None:
+        """Add a piece to a tenant's ledger, again if another process writes it at the same time."""
+        for tries_left in reversed(range(_NUM_TRIES)):
+            pieces, revision = await self._ledger(tenant)
+            try:
+                await self._write(tenant, sorted([*pieces, piece], key=lambda piece: piece.last_seq), revision)
+                return
+            except APIError as error:
+                if error.err_code != WRONG_LAST_SEQUENCE or not tries_left:
+                    raise
+                await asyncio.sleep(random.uniform(0, _MAX_PAUSE_S))
+
+    async def _ledgers(self, max_age_s: float) -> dict[str, list[Piece]]:
+        """Return the ledgers of all tenants without what is too old to be in the stream; empty ones are left out."""
+        oldest = time.time() - max_age_s if max_age_s else 0.0
+        ledgers = {tenant: (await self._ledger(tenant))[0] for tenant in await self._tenants()}
+        fresh = {tenant: [piece for piece in pieces if piece.stored >= oldest] for tenant, pieces in ledgers.items()}
+        return {tenant: pieces for tenant, pieces in fresh.items() if pieces}
+
+    async def _tenants(self) -> list[str]:
+        info = await self._js.stream_info(ENDS_STREAM, subjects_filter="hr.kept.*")
+        tenants = []
+        for subject in info.state.subjects or {}:
+            try:
+                tenants.append(decode_name(subject.rpartition(".")[2]))
+            except InvalidNameError:
+                continue
+        return tenants
+
+    async def _ledger(self, tenant: str) -> tuple[list[Piece], int]:
+        """Return the pieces of a tenant, the oldest first, and the number of their message."""
+        try:
+            message = await self._js.get_last_msg(ENDS_STREAM, ledger_subject(tenant))
+        except NotFoundError:
+            return [], 0
+        try:
+            return self._decode(message.data or b""), message.seq or 0
+        except msgspec.MsgspecError as error:
+            self._log_limit.warning(tenant, "the ledger of a tenant's results cannot be read: %s", error)
+            return [], message.seq or 0
+
+    async def _write(self, tenant: str, pieces: list[Piece], revision: int) -> None:
+        headers = {"Nats-Expected-Last-Subject-Sequence": str(revision)}
+        await self._js.publish(ledger_subject(tenant), msgspec.msgpack.encode(pieces[-_MAX_PIECES:]), headers=headers)
+
+    async def _purge_results(self, tenant: str, pieces: list[Piece], share: int) -> None:
+        """Drop the oldest pieces of a tenant until the rest fits its share."""
+        total, num_dropped = _total(pieces), 0
+        while total > share and num_dropped < len(pieces):
+            total -= pieces[num_dropped].num_bytes
+            num_dropped += 1
+        if not num_dropped:
+            return
+        last_seq = pieces[num_dropped - 1].last_seq
+        await self._js.purge_stream(RESULTS_STREAM, subject=results_filter(tenant), seq=last_seq + 1)
+        current, revision = await self._ledger(tenant)
+        with contextlib.suppress(APIError):  # another process has just written it; the next purge repeats this
+            await self._write(tenant, [piece for piece in current if piece.last_seq > last_seq], revision)
+        self._log_limit.warning(
+            tenant,
+            "the stream of results is nearly full: the oldest of tenant %r, which holds more than its share of %d "
+            "bytes, were dropped",
+            tenant,
+            share,
+        )
+
+
+def fair_share(totals: list[int], available: int) -> int:
+    """Return the max-min fair share: what each may hold so that all together hold at most `available`."""
+    share = 0
+    for position, total in enumerate(sorted(totals)):
+        share = available // (len(totals) - position)
+        if total > share:
+            return share
+        available -= total
+    return max([share, *totals])
+
+
+def _total(pieces: list[Piece]) -> int:
+    return sum(piece.num_bytes for piece in pieces)
+
+
+def _is_nearly_full(info: StreamInfo) -> bool:
+    max_bytes = info.config.max_bytes or 0
+    return max_bytes > 0 and info.state.bytes > NEARLY_FULL * max_bytes

@@ -1,0 +1,118 @@
+"""Each tenant's share of the stream of results, on a real NATS server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from nats.js import JetStreamContext
+
+from shared.kept_results import KeptResults
+from shared.nats_connection import connect
+from shared.result_shares import NEARLY_FULL, ResultShares, fair_share
+from shared.streams import ENDS_STREAM, RESULTS_STREAM, StreamLimits, ensure_streams
+from tests.servers import NatsServer
+
+MAX_BYTES = 4 << 20
+RESULT = b"x" * 4000
+
+
+@pytest.fixture
+async def js(start_nats: Callable[..., NatsServer]) -> AsyncIterator[JetStreamContext]:
+    client = await connect(start_nats().url, role="worker", name="w")
+    try:
+        js = client.jetstream()
+        await ensure_streams(js, StreamLimits(results_max_bytes=MAX_BYTES, ends_max_bytes=1 << 20))
+        yield js
+    finally:
+        await client.close()
+
+
+async def _flood(kept: KeptResults, tenant: str, num_results: int, payload: bytes = RESULT, first: int = 0) -> None:
+    for start in range(first, first + num_results, 50):
+        numbers = range(start, min(start + 50, first + num_results))
+        await asyncio.gather(*(kept.store(tenant, f"{tenant}{number}", payload, "stop") for number in numbers))
+
+
+async def _ids(js: JetStreamContext, tenant: str) -> list[int]:
+    subjects = (await js.stream_info(RESULTS_STREAM, subjects_filter=f"hr.result.{tenant}.*")).state.subjects or {}
+    return sorted(int(subject.rpartition(tenant)[2]) for subject in subjects)
+
+
+def _kept(js: JetStreamContext, *, can_purge: bool = True) -> KeptResults:
+    return KeptResults(js, ResultShares(js, can_purge=can_purge))
+
+
+async def test_flood_of_one_tenant_drops_its_own_oldest_results_and_none_of_others(js: JetStreamContext) -> None:
+    first, second = _kept(js), _kept(js)
+    await _flood(first, "quiet", 20)
+    # Three times what the stream holds, through two workers.
+    for turn in range(6):
+        await _flood((first, second)[turn % 2], "loud", 500, first=500 * turn)
+    assert await _ids(js, "quiet") == list(range(20))
+    loud = await _ids(js, "loud")
+    assert loud == list(range(loud[0], 3000))
+    # It has the rest of the stream, since nobody else wants it.
+    assert len(loud) * len(RESULT) > MAX_BYTES * 0.4
+    await asyncio.gather(first.shares.close(), second.shares.close())
+    state = (await js.stream_info(RESULTS_STREAM)).state
+    assert state.bytes < MAX_BYTES * (NEARLY_FULL + 0.05)
+
+
+async def test_end_outlives_its_result(js: JetStreamContext) -> None:
+    kept = _kept(js)
+    await _flood(kept, "loud", 1500)
+    assert 0 not in await _ids(js, "loud")
+    end = await kept.end_of("loud", "loud0")
+    assert end is not None
+    assert end.finish == "stop"
+    assert await kept.end_of("loud", "none") is None
+
+
+async def test_ends_of_one_tenant_leave_room_for_those_of_others(js: JetStreamContext) -> None:
+    kept = _kept(js)
+    await _flood(kept, "quiet", 20, b"x")
+    for turn in range(7):
+        await _flood(kept, "loud", 1500, b"x", first=1500 * turn)
+        await kept.shares.purge()
+    assert None not in [await kept.end_of("quiet", f"quiet{number}") for number in range(20)]
+    assert await kept.end_of("loud", "loud10499") is not None
+    assert await kept.end_of("loud", "loud0") is None
+    assert (await js.stream_info(ENDS_STREAM)).state.bytes < 1 << 20
+
+
+async def test_results_stored_by_who_may_not_purge_count_too(js: JetStreamContext) -> None:
+    gateway, worker = _kept(js, can_purge=False), _kept(js)
+    await _flood(worker, "quiet", 20)
+    await worker.shares.close()
+    await _flood(gateway, "loud", 800)
+    await gateway.shares.close()
+    assert len(await _ids(js, "loud")) == 800
+    await worker.shares.purge()
+    assert len(await _ids(js, "loud")) < 700
+    assert await _ids(js, "quiet") == list(range(20))
+
+
+async def test_result_is_stored_once_and_counted_once(js: JetStreamContext) -> None:
+    kept = _kept(js)
+    assert await kept.store("t", "r", b"first", "stop")
+    assert not await kept.store("t", "r", b"second", "cancelled")
+    assert (await js.get_last_msg(RESULTS_STREAM, "hr.result.t.r")).data == b"first"
+    end = await kept.end_of("t", "r")
+    assert end is not None
+    assert end.finish == "stop"
+
+
+@given(st.lists(st.integers(0, 1000), min_size=1, max_size=20), st.integers(0, 5000))
+def test_fair_share_fills_what_is_available_and_takes_from_the_largest(totals: list[int], available: int) -> None:
+    share = fair_share(totals, available)
+    kept = [min(total, share) for total in totals]
+    assert sum(kept) <= available or share == 0
+    if sum(totals) <= available:
+        assert kept == totals
+    else:
+        # One more byte for each would be too much.
+        assert sum(min(total, share + 1) for total in totals) > available
