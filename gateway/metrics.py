@@ -23,7 +23,7 @@ ERROR_BUCKETS_S = (-10.0, -5.0, -2.0, -1.0, -0.5, -0.2, -0.1, -0.05, 0.0, 0.05, 
 REASONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "shed": ("overloaded", "queue_full", "no_worker"),
-        "limited": ("requests", "tokens", "concurrency"),
+        "limited": ("requests", "tokens", "concurrency", "reads"),
         "promises": ("made", "kept", "broken", "unused"),
         "redispatches": (
             "worker_dead",
@@ -69,7 +69,7 @@ class GatewayMetrics:
         requests: By (route, status). Routes are our own names, never the client's path.
         shed: Requests refused for lack of capacity, by reason (`overloaded`, `queue_full`, `no_worker`).
         promises: Places kept for refused requests: `made`, and what became of them: `kept`, `broken`, `unused`.
-        limited: Requests refused with a 429, by limit (`requests`, `tokens`, `concurrency`).
+        limited: Requests refused with a 429, by limit (`requests`, `tokens`, `concurrency`, `reads`).
         redispatches: Sequences sent to another worker, by reason (`worker_dead`, `gap`, `handoff`, ...).
         sequences: Sequences that were dispatched, by how they ended (`completed`, `failed`, `cancelled`).
         cache_hits, cache_misses, cache_shared: Response cache lookups; `shared` joined a generation in flight.
@@ -176,7 +176,7 @@ _GAUGES = {
 _BY_REASON = {
     "shed": "Requests refused for lack of capacity: `overloaded`, `queue_full`, `no_worker`.",
     "promises": "Places kept for refused requests (`made`), and what became of them: `kept`, `broken`, `unused`.",
-    "limited": "Requests refused because a key exceeded a limit: `requests`, `tokens`, `concurrency`.",
+    "limited": "Requests refused because a key exceeded a limit: `requests`, `tokens`, `concurrency`, `reads`.",
     "redispatches": "Sequences moved to another worker: `worker_dead`, `gap`, `handoff`, ...",
     "sequences": "Sequences dispatched, by how they ended: `completed`, `failed`, `cancelled`.",
     "dead_letters": "Interactive requests put into quarantine: `worker_lost`, `attempts_exhausted`.",

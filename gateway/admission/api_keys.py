@@ -30,6 +30,8 @@ KEY_PREFIX = "hr-"
 ALL_MODELS = "*"
 
 Limit = Annotated[int, Meta(ge=1)]
+# Twenty a second: a client that waits for ten background responses asks for each every half second.
+DEFAULT_READS_PER_MINUTE = 1200
 
 
 class KeyNotFoundError(HeadraceError):
@@ -45,6 +47,7 @@ class KeyRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What is known of one key. A limit of None does not limit.
 
     Attributes:
+        reads_per_minute: Reads of stored responses, one for each 64 kB.
         sha256: Of the whole key, in lower-case hexadecimal.
         models: Names it may use; `*` stands for all.
         created: Unix seconds; `revoked` likewise, and a revoked key opens nothing.
@@ -58,6 +61,7 @@ class KeyRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     requests_per_minute: Limit | None = None
     tokens_per_minute: Limit | None = None
     max_concurrent: Limit | None = None
+    reads_per_minute: Limit = DEFAULT_READS_PER_MINUTE
     created: float = 0.0
     revoked: float | None = None
 
@@ -140,6 +144,7 @@ def create_key(
     requests_per_minute: int | None = None,
     tokens_per_minute: int | None = None,
     max_concurrent: int | None = None,
+    reads_per_minute: int | None = None,
 ) -> tuple[KeyRecord, str]:
     """Add a key to the file and return its record and the key itself.
 
@@ -158,6 +163,7 @@ def create_key(
         requests_per_minute=requests_per_minute,
         tokens_per_minute=tokens_per_minute,
         max_concurrent=max_concurrent,
+        reads_per_minute=reads_per_minute or DEFAULT_READS_PER_MINUTE,
         created=time.time(),
     )
     with _exclusive(path):

@@ -43,10 +43,11 @@ class Principal:
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
     max_concurrent: int | None = None
+    reads_per_minute: int | None = None
 
     @property
     def is_unlimited(self) -> bool:
-        """Whether no limit applies at all."""
+        """Whether no limit applies to what it generates."""
         return self.requests_per_minute is None and self.tokens_per_minute is None and self.max_concurrent is None
 
     @property
@@ -262,4 +263,5 @@ def _principal(record: KeyRecord) -> Principal:
         requests_per_minute=record.requests_per_minute,
         tokens_per_minute=record.tokens_per_minute,
         max_concurrent=record.max_concurrent,
+        reads_per_minute=record.reads_per_minute,
     )

@@ -30,11 +30,19 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one key may do. None does not limit."""
+    """What one key may do. None does not limit.
+
+    Attributes:
+        requests: A minute.
+        tokens: A minute.
+        concurrency: Sequences at once.
+        are_reads: `tokens` are reads of what is stored.
+    """
 
     requests: int | None
     tokens: int | None
     concurrency: int | None
+    are_reads: bool = False
 
 
 @dataclass(frozen=True, slots=True)

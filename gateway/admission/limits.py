@@ -1,4 +1,4 @@
-"""A key's limits: requests and tokens per minute, and sequences at once; beyond them, a 429 that says when to return.
+"""A key's limits, beyond which a 429 says when to return: requests, tokens and reads per minute, sequences at once.
 
 Redis decides for all gateways together, in one atomic round trip. Each gateway also keeps its own account of what it
 has admitted, which decides while Redis is away: N gateways may then admit N times a limit, but none starts afresh.
@@ -21,7 +21,7 @@ from dataclasses import replace
 from gateway.admission.auth import Principal
 from gateway.admission.limit_account import KeyAccount
 from gateway.admission.limit_store import LimitStore
-from gateway.admission.limit_window import WINDOW_S, Batch, LimitName, Limits, Verdict
+from gateway.admission.limit_window import WINDOW_S, Batch, Limits, Verdict
 from gateway.cache.redis_client import RedisCache
 from gateway.errors import ApiError
 from gateway.generation import Generation
@@ -31,6 +31,8 @@ RENEW_S = 1.0
 # Pause after a statement that Redis did not confirm.
 RETRY_S = 0.25
 
+# A read of what is stored counts once for each so many bytes, at least once.
+READ_BYTES = 64 << 10
 # Reserved for an answer whose length the request does not bound.
 UNBOUNDED_OUTPUT_TOKENS = 256
 
@@ -121,13 +123,27 @@ class RateLimiter:
             return self._unlimited
         limits = Limits(principal.requests_per_minute, principal.tokens_per_minute, principal.max_concurrent)
         _check_possible(limits, num_sequences, tokens)
-        lease = Lease(self, principal.key_id, tokens)
-        account = self._accounts[principal.key_id]
+        return await self._admit(principal.key_id, limits, num_sequences, tokens)
+
+    async def admit_read(self, principal: Principal) -> Lease:
+        """Count one read of what is stored against its key's limit; its size is told when the lease is released.
+
+        Raises:
+            ApiError: 429 with the time after which it would be admitted.
+        """
+        if principal.reads_per_minute is None:
+            return self._unlimited
+        limits = Limits(requests=None, tokens=principal.reads_per_minute, concurrency=None, are_reads=True)
+        return await self._admit(f"{principal.key_id}/reads", limits, 0, 1)
+
+    async def _admit(self, key_id: str, limits: Limits, num_sequences: int, tokens: int) -> Lease:
+        lease = Lease(self, key_id, tokens)
+        account = self._accounts[key_id]
         account.is_counted = limits.concurrency is not None
         reply = None
         if self._store is not None:
             try:
-                reply = await self._store.ask(principal.key_id, account, limits, tokens, num_sequences)
+                reply = await self._store.ask(key_id, account, limits, tokens, num_sequences)
             finally:
                 if account.is_dirty:
                     self._wake.set()
@@ -194,32 +210,34 @@ class RateLimiter:
 
     def _refusal(self, limits: Limits, verdict: Verdict, tokens: int) -> ApiError:
         assert verdict.exceeded is not None
-        self._metrics.limited[verdict.exceeded] += 1
+        name = "reads" if limits.are_reads else verdict.exceeded
+        self._metrics.limited[name] += 1
         retry_after_s = verdict.retry_after_s
         # Who comes back when the text says so is to be admitted.
         rounded_up_s = max(0.1, math.ceil(round(retry_after_s * 10, 3)) / 10)
-        what, limit = _DESCRIPTIONS[verdict.exceeded], getattr(limits, verdict.exceeded)
+        what, limit = _DESCRIPTIONS[name], getattr(limits, verdict.exceeded)
         return ApiError(
             429,
             f"Rate limit reached for this key: {limit} {what}.{_left(limits, verdict, tokens)} "
             f"Try again in {rounded_up_s:.1f} s.",
             code="rate_limit_exceeded",
-            type="tokens" if verdict.exceeded == "tokens" else "requests",
+            type="tokens" if name == "tokens" else "requests",
             retry_after_s=retry_after_s,
             headers=_headers(limits, verdict),
         )
 
 
-_DESCRIPTIONS: dict[LimitName, str] = {
+_DESCRIPTIONS = {
     "requests": "requests per minute",
     "tokens": "tokens per minute",
     "concurrency": "sequences at once",
+    "reads": f"reads of stored responses per minute (one for each {READ_BYTES >> 10} kB)",
 }
 
 
 def _left(limits: Limits, verdict: Verdict, tokens: int) -> str:
     """Return what a request that is over the limit of tokens reserves, what is left, and what would fit."""
-    if verdict.exceeded != "tokens" or limits.tokens is None:
+    if verdict.exceeded != "tokens" or limits.tokens is None or limits.are_reads:
         return ""
     left = max(0, limits.tokens - verdict.tokens)
     told = f" This request reserves {tokens} tokens (its prompt and 'max_tokens' for each answer), {left} are left"
@@ -237,6 +255,8 @@ def _check_possible(limits: Limits, num_sequences: int, tokens: int) -> None:
 
 def _headers(limits: Limits, verdict: Verdict) -> dict[str, str]:
     headers: dict[str, str] = {}
+    if limits.are_reads:
+        return headers
     for name, limit, used in (
         ("requests", limits.requests, verdict.requests),
         ("tokens", limits.tokens, verdict.tokens),

@@ -106,11 +106,7 @@ async def assemble(
         metrics=metrics,
     )
     service = GenerationService(config, keys, limiter, shedder, starter, metrics, observer, services.body_rules)
-    responses = ResponseStore(
-        ResponseLog(nats), JobQueue(nats, dispatcher.clock), ReasoningSeals.read(config.responses_secret)
-    )
-    stack.push_async_callback(responses.log.close)
-    stack.push_async_callback(responses.jobs.kept.shares.close)
+    responses = _responses(stack, services, nats, dispatcher)
     entrance = public_handler(service, services, responses)
     tls = server_tls(config.tls_cert_file, config.tls_key_file, config.tls_client_ca_file)
     public = HttpServer(entrance, _connection_limits(config), ALWAYS_SERVED, metrics.count_connections, tasks, tls)
@@ -123,6 +119,17 @@ async def assemble(
     await stack.enter_async_context(running(tasks, limiter.state_forever(), "shares of limits"))
     await wait_for_fleet(nats, dispatcher.fleet)
     return GatewayParts(public, operator, partial(_cut, dispatcher, responses))
+
+
+def _responses(
+    stack: contextlib.AsyncExitStack, services: RouteServices, nats: DirectClient, dispatcher: Dispatcher
+) -> ResponseStore:
+    """Return the store of responses, which writes down what is left to write when the gateway stops."""
+    log, jobs = ResponseLog(nats, services.bodies), JobQueue(nats, dispatcher.clock)
+    stack.push_async_callback(log.close)
+    stack.push_async_callback(jobs.kept.shares.close)
+    seals = ReasoningSeals.read(services.config.responses_secret)
+    return ResponseStore(log, jobs, seals, services.bodies, services.limiter)
 
 
 def _starter(

@@ -30,7 +30,8 @@ ResponseId = Annotated[str, Meta(max_length=128)]
 SummaryKind = Literal["auto", "concise", "detailed"]
 
 
-class PartBody(Struct, kw_only=True, omit_defaults=True):
+# It holds strings alone. A body has a hundred thousand of them, which the garbage collector need not look at.
+class PartBody(Struct, kw_only=True, omit_defaults=True, gc=False):
     """One part of an item: text of some kind, or something that is not served and refused by its type."""
 
     type: Name
@@ -58,7 +59,7 @@ class ItemBody(Struct, kw_only=True, omit_defaults=True):
     encrypted_content: str | None = None
 
 
-class InputPartBody(PartBody, kw_only=True, forbid_unknown_fields=True):
+class InputPartBody(PartBody, kw_only=True, forbid_unknown_fields=True, gc=False):
     """One part of an item of a request."""
 
 

@@ -23,7 +23,7 @@ from gateway.responses.body import ItemBody, ResponseBody
 from gateway.responses.draft import ResponseDraft, ResponseGeneration
 from gateway.responses.events import RESPONSES
 from gateway.responses.history import History
-from gateway.responses.log import ResponseLogError
+from gateway.responses.log import PieceBudget, ResponseLogError
 from gateway.responses.reasoning_seal import opened_items, opened_summaries
 from gateway.responses.record import ResponseRecord
 from gateway.responses.request import own_items, parse_body, to_generation
@@ -77,16 +77,16 @@ class ResponsesEndpoint(Endpoint):
         """
         tenant = principal.tenant
         if not _refers(request):
-            conversation = await self.conversation(request, principal)
+            conversation = await self.conversation(request, principal, PieceBudget())
             return await self._bodies.read(tenant, num_bytes, partial(read, request, conversation))
-        async with self._store.reading(tenant):
-            conversation = await self.conversation(request, principal)
+        async with self._store.reading(principal) as budget:
+            conversation = await self.conversation(request, principal, budget)
             # A conversation may be much larger than the request that continues it.
             num_bytes = max(num_bytes, LARGE_BYTES + 1)
             return await self._bodies.read(tenant, num_bytes, partial(read, request, conversation))
 
-    async def conversation(self, request: ResponseBody, principal: Principal) -> Conversation:
-        """Return the conversation of a request.
+    async def conversation(self, request: ResponseBody, principal: Principal, budget: PieceBudget) -> Conversation:
+        """Return the conversation of a request, which may read what `budget` allows.
 
         Raises:
             ApiError: Something that it refers to is not there, or an item cannot be decrypted.
@@ -95,9 +95,9 @@ class ResponsesEndpoint(Endpoint):
         history: list[ItemBody] = []
         ancestors: tuple[str, ...] = ()
         if request.previous_response_id is not None:
-            history, ancestors = await self._history.before(principal, request.previous_response_id)
+            history, ancestors = await self._history.before(principal, request.previous_response_id, budget)
         tenant, seals = principal.tenant, self._store.seals
-        items = await self._history.resolved(principal, opened_items(own_items(request), tenant, seals))
+        items = await self._history.resolved(principal, opened_items(own_items(request), tenant, seals), budget)
         return Conversation(
             opened_summaries(history, "previous_response_id", tenant, seals),
             opened_summaries(items, "input", tenant, seals),

@@ -7,7 +7,9 @@ has seen, and after each event the same one follows.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator
+from functools import partial
 
 from gateway.errors import ApiError
 from gateway.responses.draft import response_fields
@@ -22,6 +24,7 @@ FIRST_POLL_S = 0.1
 LAST_POLL_S = 2.0
 _GROWTH = 1.3
 _KEEP_ALIVE_S = 10.0
+_EVENTS_AT_ONCE = 1000
 # A NATS server that is replaced, or elects a leader, is back by then.
 OUTAGE_S = 20.0
 
@@ -37,7 +40,7 @@ class Follower:
         self._ref = ref
         self._store = store
         self._cut: asyncio.Future[ApiError] = asyncio.get_running_loop().create_future()
-        self._unsent: list[bytes] = []
+        self._unsent: deque[bytes] = deque()
         self._events = EventWriter(self._unsent.append, starting_after)
         self._output = ResponseOutput(record.draft, self._events.emit, store.seal_of(record.tenant))
         self._reader = JobReader(ref.job.reading, self._output)
@@ -71,13 +74,15 @@ class Follower:
                 if silent_s > _KEEP_ALIVE_S:
                     self._unsent.append(RESPONSES.keep_alive)
                     silent_s = 0.0
-                if self._unsent:
+                while self._unsent:
                     yield self._take()
+                    await asyncio.sleep(0)
                 await self._wait(wait_s)
         except ApiError as error:
             self._unsent.append(error_event(error, max(self._events.num_events - 1, self._starting_after)))
-        if self._unsent:
+        while self._unsent:
             yield self._take()
+            await asyncio.sleep(0)
 
     async def _wait(self, wait_s: float) -> None:
         done, _ = await asyncio.wait([self._cut], timeout=wait_s)
@@ -110,12 +115,13 @@ class Follower:
         """
         result = await self._store.jobs.result(self._ref)
         if result is not None:
-            self._end(result)
+            await self._store.bodies.read_kept(self.tenant, len(result.text), partial(self._end, result))
             return True
         state = await self._store.jobs.state(self._ref)
         if state.is_running:
             self._run()
-            self._read(state.text, state.in_reasoning)
+            read = partial(self._read, state.text, state.in_reasoning)
+            await self._store.bodies.read_kept(self.tenant, len(state.text) - len(self._reader.text), read)
         return False
 
     def _run(self) -> None:
@@ -136,6 +142,5 @@ class Follower:
             raise ApiError(500, message, code="response_restarted")
 
     def _take(self) -> bytes:
-        events = b"".join(self._unsent)
-        self._unsent.clear()
-        return events
+        """Return the next events, a bounded number: to join all those of a long text takes a twentieth of a second."""
+        return b"".join(self._unsent.popleft() for _ in range(min(_EVENTS_AT_ONCE, len(self._unsent))))

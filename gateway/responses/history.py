@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from gateway.admission.auth import Principal
 from gateway.api.schemas.refusals import invalid_value, missing_parameter
@@ -24,28 +25,30 @@ class History:
         """Read from `store`."""
         self._store = store
 
-    async def before(self, principal: Principal, response_id: str) -> tuple[list[ItemBody], tuple[str, ...]]:
+    async def before(
+        self, principal: Principal, response_id: str, budget: PieceBudget
+    ) -> tuple[list[ItemBody], tuple[str, ...]]:
         """Return the items of the conversation that ends with a response, and the ids of its responses, oldest first.
 
         Raises:
             ApiError: 400 when a response is not there any more, not complete, or of a model that the key may not use.
         """
-        budget = PieceBudget()
         last = await self._previous(principal, response_id, budget)
         ancestors = (*last.draft.ancestors, response_id)
         if len(ancestors) > MAX_ANCESTORS:
             message = f"The conversation has {len(ancestors)} responses; at most {MAX_ANCESTORS} are allowed."
             raise invalid_value("previous_response_id", message)
         found = await self._store.get_all(principal.tenant, last.draft.ancestors, budget)
-        items: list[ItemBody] = []
+        records: list[ResponseRecord] = []
         for ancestor, record in zip(ancestors, [*found, last], strict=True):
             # One that a key may not read by itself, it does not read through a later one either.
             if record is None or not principal.can_use(record.model):
                 raise _not_found(ancestor)
-            items += turn_of(record)
-        return items, ancestors
+            records.append(record)
+        read = partial(_turns, records)
+        return await self._store.bodies.read_kept(principal.tenant, budget.num_bytes, read), ancestors
 
-    async def resolved(self, principal: Principal, items: list[ItemBody]) -> list[ItemBody]:
+    async def resolved(self, principal: Principal, items: list[ItemBody], budget: PieceBudget) -> list[ItemBody]:
         """Return items with those that are references replaced by what they refer to.
 
         Raises:
@@ -57,9 +60,10 @@ class History:
             return items
         _check_references(places)
         ids = sorted({found for item_id in places.values() if (found := response_of(item_id)) is not None})
-        records = await self._store.get_all(principal.tenant, ids, PieceBudget())
+        records = await self._store.get_all(principal.tenant, ids, budget)
         usable = [record for record in records if record is not None and principal.can_use(record.model)]
-        known = {item.id: item for record in usable for item in turn_of(record)}
+        turns = await self._store.bodies.read_kept(principal.tenant, budget.num_bytes, partial(_turns, usable))
+        known = {item.id: item for item in turns}
         resolved = list(items)
         for index, item_id in places.items():
             if item_id not in known:
@@ -76,6 +80,10 @@ class History:
             message = f"Previous response with id '{response_id}' is still in progress. Wait for its end."
             raise invalid_value("previous_response_id", message)
         return record
+
+
+def _turns(records: list[ResponseRecord]) -> list[ItemBody]:
+    return [item for record in records for item in turn_of(record)]
 
 
 def _references(items: Sequence[ItemBody]) -> dict[int, str]:

@@ -12,12 +12,14 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Awaitable
+from functools import partial
 from typing import TypeVar
 from weakref import WeakValueDictionary
 
 import msgspec
 from nats.js.errors import APIError, NotFoundError
 
+from gateway.api.large_bodies import LargeBodies
 from gateway.errors import ApiError
 from gateway.responses.record import ResponseRecord, decode_record
 from shared.background_tasks import BackgroundTasks
@@ -50,11 +52,16 @@ class ResponseLogError(HeadraceError):
 
 
 class PieceBudget:
-    """How much one request may still read, so that a long conversation does not fill the gateway's memory."""
+    """How much one request may still read, so that a long conversation does not fill the gateway's memory.
+
+    Attributes:
+        num_bytes: Read so far; the last piece of a record counts as a whole one.
+    """
 
     def __init__(self, num_pieces: int = MAX_PIECES) -> None:
         """Allow so many pieces."""
         self._num_left = num_pieces
+        self.num_bytes = 0
 
     def take(self, num_pieces: int) -> None:
         """Count pieces.
@@ -63,6 +70,7 @@ class PieceBudget:
             ApiError: 400; they are too many.
         """
         self._num_left -= num_pieces
+        self.num_bytes += num_pieces * PIECE_BYTES
         if self._num_left < 0:
             message = f"The conversation is larger than {MAX_PIECES * PIECE_BYTES >> 20} MB. Begin a new one."
             raise ApiError(400, message, param="previous_response_id", code="context_length_exceeded")
@@ -76,8 +84,9 @@ class _FirstPiece(msgspec.Struct, frozen=True, array_like=True):
 class ResponseLog:
     """Reads and writes records. Keeps nothing but the count of pieces since the last purge, and whose calls run."""
 
-    def __init__(self, nats: DirectClient) -> None:
-        """Work over an open connection."""
+    def __init__(self, nats: DirectClient, bodies: LargeBodies | None = None) -> None:
+        """Work over an open connection; large records are decoded by `bodies`."""
+        self._bodies = bodies or LargeBodies()
         self._js = nats.jetstream(timeout=_TIMEOUT_S)
         self._calls: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
         self._written: Counter[str] = Counter()
@@ -124,7 +133,8 @@ class ResponseLog:
             present = [piece for piece in rest if piece is not None]
             if len(present) < len(rest):
                 return None
-            record = decode_record(b"".join((head.data, *present)))
+            payload = b"".join((head.data, *present))
+            record = await self._bodies.read_kept(tenant, len(payload), partial(decode_record, payload))
         except msgspec.MsgspecError as error:
             self._log_limit.warning(tenant, "a response in the log cannot be read: %s", error)
             return None

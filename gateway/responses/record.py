@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import msgspec
-from msgspec import Struct
+from msgspec import Raw, Struct
 
 from gateway.responses.body import ItemBody
 from gateway.responses.draft import ResponseDraft, Status
@@ -28,22 +28,36 @@ class ResponseRecord(Struct, frozen=True, array_like=True, tag="response_1"):
     job: BackgroundJob | None = None
 
 
+class _DraftInPieces(ResponseDraft, frozen=True, kw_only=True):
+    input: list[Raw]  # type: ignore[assignment]
+
+
+class _RecordInPieces(ResponseRecord, frozen=True, array_like=True, tag="response_1"):
+    draft: _DraftInPieces
+
+
 class _Output(Struct):
     status: Status
     output: list[ItemBody] = []
 
 
-_decode_record = msgspec.msgpack.Decoder(ResponseRecord).decode
+_decode_pieces = msgspec.msgpack.Decoder(_RecordInPieces).decode
+_decode_item = msgspec.msgpack.Decoder(ItemBody).decode
 _decode_output = msgspec.json.Decoder(_Output).decode
 
 
 def decode_record(payload: bytes) -> ResponseRecord:
     """Read a record.
 
+    Its items are decoded one by one: a decoder holds Python's lock until it is done, also in a thread.
+
     Raises:
         msgspec.MsgspecError: It is none, or of another version.
     """
-    return _decode_record(payload)
+    pieces = _decode_pieces(payload)
+    fields = {name: getattr(pieces.draft, name) for name in ResponseDraft.__struct_fields__}
+    draft = ResponseDraft(**fields | {"input": [_decode_item(item) for item in pieces.draft.input]})
+    return ResponseRecord(pieces.tenant, pieces.model, draft, pieces.response, pieces.job)
 
 
 def turn_of(record: ResponseRecord) -> list[ItemBody]:

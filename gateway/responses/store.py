@@ -6,16 +6,21 @@ Of its own it keeps only who follows a job in this process, and since when.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import math
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from functools import partial
 from typing import Any, Protocol
 from weakref import WeakValueDictionary
 
 import msgspec
 
+from gateway.admission.auth import Principal
 from gateway.admission.hold_times import HoldTimes
+from gateway.admission.limits import READ_BYTES, RateLimiter
+from gateway.api.large_bodies import LargeBodies
 from gateway.api.schemas.refusals import unsupported_parameter
 from gateway.errors import ApiError, whole_seconds
 from gateway.responses.draft import ResponseDraft, response_fields
@@ -51,12 +56,22 @@ class ResponseStore:
     """Reads, writes and deletes responses of a tenant.
 
     Attributes:
+        bodies: Reads what is large in a thread.
         followers: The streams that follow a job, or will as soon as it is queued.
         seals: What encrypts reasoning and summaries; None where the operator has given no secret for it.
     """
 
-    def __init__(self, log: ResponseLog, jobs: JobQueue, seals: ReasoningSeals | None = None) -> None:
-        """Work with these."""
+    def __init__(
+        self,
+        log: ResponseLog,
+        jobs: JobQueue,
+        seals: ReasoningSeals | None = None,
+        bodies: LargeBodies | None = None,
+        limiter: RateLimiter | None = None,
+    ) -> None:
+        """Work with these; large results are read by `bodies`, and reads are counted by `limiter`."""
+        self.bodies = bodies or LargeBodies()
+        self._limiter = limiter
         self.log = log
         self.jobs = jobs
         self.seals = seals
@@ -65,9 +80,23 @@ class ResponseStore:
         # Since when each tenant's streams run, and how long they usually do: that is when the next one ends.
         self._tenants: defaultdict[str, HoldTimes] = defaultdict(HoldTimes)
 
-    def reading(self, tenant: str) -> asyncio.Semaphore:
-        """Return what a tenant's requests hold while they read what is stored: 16 MB for one of 100 bytes."""
-        return self._readers.setdefault(tenant, asyncio.Semaphore(CONCURRENT_READERS))
+    @contextlib.asynccontextmanager
+    async def reading(self, principal: Principal) -> AsyncIterator[PieceBudget]:
+        """Count what a request reads against its key's limit, and let a tenant read a few at a time.
+
+        A request of 100 bytes can read 16 MB.
+
+        Raises:
+            ApiError: 429; the key has read enough for now.
+        """
+        lease = None if self._limiter is None else await self._limiter.admit_read(principal)
+        budget = PieceBudget()
+        try:
+            async with self._readers.setdefault(principal.tenant, asyncio.Semaphore(CONCURRENT_READERS)):
+                yield budget
+        finally:
+            if lease is not None:
+                lease.release(max(1, math.ceil(budget.num_bytes / READ_BYTES)))
 
     def add_follower(self, follower: Following) -> None:
         """Count a stream of a tenant until `remove_follower`.
@@ -126,7 +155,7 @@ class ResponseStore:
             ApiError: 503, NATS does not answer; 400, the budget does not suffice; 410, its output is no longer kept.
         """
         record = await self.log.get(tenant, response_id, budget)
-        return None if record is None else await self._current(record)
+        return None if record is None else await self._current(record, budget)
 
     async def get_all(
         self, tenant: str, response_ids: Sequence[str], budget: PieceBudget
@@ -161,18 +190,20 @@ class ResponseStore:
         if ref is not None:
             await self.jobs.forget(ref)
 
-    async def _current(self, record: ResponseRecord) -> ResponseRecord:
+    async def _current(self, record: ResponseRecord, budget: PieceBudget | None = None) -> ResponseRecord:
         ref = job_of(record)
         if ref is None:
             return record
         result = await self.jobs.result(ref)
         if result is None:
             is_running = (await self.jobs.state(ref)).is_running
-            response = response_fields(record.draft, "in_progress" if is_running else "queued")
+            response = msgspec.json.encode(response_fields(record.draft, "in_progress" if is_running else "queued"))
         else:
-            output = ResponseOutput(record.draft, seal=self.seal_of(record.tenant))
-            response = ended_response(record, result, read_result(record, result, output), output)
-        return msgspec.structs.replace(record, response=msgspec.json.encode(response))
+            if budget is not None:
+                budget.num_bytes += len(result.text)
+            read = partial(_ended_json, record, result, self.seal_of(record.tenant))
+            response = await self.bodies.read_kept(record.tenant, len(result.text), read)
+        return msgspec.structs.replace(record, response=response)
 
 
 def job_of(record: ResponseRecord) -> JobRef | None:
@@ -195,6 +226,11 @@ def ended_response(
         error=error_of(result),
         completed_at=int(result.completed) if status == "completed" else None,
     )
+
+
+def _ended_json(record: ResponseRecord, result: BatchResult, seal: Seal | None) -> bytes:
+    output = ResponseOutput(record.draft, seal=seal)
+    return msgspec.json.encode(ended_response(record, result, read_result(record, result, output), output))
 
 
 def read_result(record: ResponseRecord, result: BatchResult, output: ResponseOutput) -> JobReader:

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from gateway.admission.auth import Principal
+from gateway.api.large_bodies import LARGE_BYTES
 from gateway.api.routes import KeyRoute, json_response
 from gateway.api.schemas.refusals import invalid_value, unknown_parameter
 from gateway.errors import ApiError
 from gateway.http1.event_stream import EVENT_STREAM_HEADERS
+from gateway.responses.body import ItemBody
 from gateway.responses.follower import Follower
 from gateway.responses.includes import ENCRYPTED_REASONING, LOGPROBS, check_includes
 from gateway.responses.item_ids import is_response_id
 from gateway.responses.kept_items import listed_item
+from gateway.responses.log import PieceBudget
 from gateway.responses.record import ResponseRecord
 from gateway.responses.store import ResponseStore
 
@@ -31,7 +36,7 @@ _MAX_ITEMS = 100
 _MAX_EVENT = 10**9
 _MAX_DIGITS = len(str(_MAX_EVENT))
 
-Read = Callable[[str, str], Awaitable[ResponseRecord | None]]
+Read = Callable[[str, str, PieceBudget], Awaitable[ResponseRecord | None]]
 
 
 class StoredResponses:
@@ -95,16 +100,16 @@ class StoredResponses:
         if order not in ("asc", "desc"):
             raise invalid_value("order", "'order' must be 'asc' or 'desc'.")
         limit = _number(query.get("limit"), "limit", _DEFAULT_ITEMS, 1, _MAX_ITEMS)
-        items = [listed_item(item) for item in record.draft.input]
-        if order == "desc":
-            items.reverse()
+        items = record.draft.input if order == "asc" else record.draft.input[::-1]
         after = query.get("after")
         if after is not None:
-            position = next((i for i, item in enumerate(items) if item["id"] == after), None)
+            position = next((i for i, item in enumerate(items) if item.id == after), None)
             if position is None:
                 raise invalid_value("after", f"There is no item with id '{after[:128]}'.")
             items = items[position + 1 :]
-        page = items[:limit]
+        # An item can have thousands of parts, so that their text does not tell how long this takes.
+        listed = partial(_listed, items[:limit])
+        page = await self._store.bodies.read_kept(principal.tenant, LARGE_BYTES + 1, listed)
         ends = {"first_id": page[0]["id"], "last_id": page[-1]["id"]} if page else {"first_id": None, "last_id": None}
         return json_response({"object": "list", "data": page, **ends, "has_more": len(items) > len(page)})
 
@@ -117,8 +122,8 @@ class StoredResponses:
         response_id: str = request.path_params["response_id"]
         record = None
         if is_response_id(response_id):
-            async with self._store.reading(principal.tenant):
-                record = await (read or self._store.get)(principal.tenant, response_id)
+            async with self._store.reading(principal) as budget:
+                record = await (read or self._store.get)(principal.tenant, response_id, budget)
         if record is None or not principal.can_use(record.model):
             message = f"Response with id '{response_id[:128]}' not found."
             raise ApiError(404, message, param="id", code="response_not_found")
@@ -145,6 +150,10 @@ class _FollowingStream(StreamingResponse):
             await super().__call__(scope, receive, send)
         finally:
             self._store.remove_follower(self._follower)
+
+
+def _listed(items: list[ItemBody]) -> list[dict[str, Any]]:
+    return [listed_item(item) for item in items]
 
 
 def _check_include(request: Request, record: ResponseRecord) -> None:

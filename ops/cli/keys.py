@@ -49,6 +49,11 @@ def _key_option(name: str, *names: str, **attributes: Any) -> Callable[[Callable
 @_key_option("--requests-per-minute", type=click.IntRange(1), help="Requests a minute, over all gateways.")
 @_key_option("--tokens-per-minute", type=click.IntRange(1), help="Prompt and generated tokens a minute.")
 @_key_option("--max-concurrent", type=click.IntRange(1), help="Requests being answered at once.")
+@_key_option(
+    "--reads-per-minute",
+    type=click.IntRange(1),
+    help="Reads of stored responses a minute, one for each 64 kB; 1200 if not given.",
+)
 @_key_option("--first", is_flag=True, help="Only where there is no key yet: for scripts that set a system up.")
 @click.pass_obj
 def create(config: KeysConfig, /, models: tuple[str, ...], first: bool, **record: Any) -> None:
@@ -82,10 +87,15 @@ def list_(config: KeysConfig) -> None:
     records = list_keys(config.keys_file)
     if not config.keys_file.exists():
         click.echo(f"there is no {config.keys_file} yet; `headrace keys create` makes it", err=True)
-    heads = ("ID", "TENANT", "MODELS", "REQ/MIN", "TOK/MIN", "CONCURRENT", "CREATED", "REVOKED", "NAME")
+    heads = ("ID", "TENANT", "MODELS", "REQ/MIN", "TOK/MIN", "CONCURRENT", "READS/MIN", "CREATED", "REVOKED", "NAME")
     rows: list[tuple[str, ...]] = [heads]
     for record in records:
-        limits = (record.requests_per_minute, record.tokens_per_minute, record.max_concurrent)
+        limits = (
+            record.requests_per_minute,
+            record.tokens_per_minute,
+            record.max_concurrent,
+            record.reads_per_minute,
+        )
         shown = tuple("-" if limit is None else str(limit) for limit in limits)
         dates = (_day(record.created), "-" if record.revoked is None else _day(record.revoked))
         rows.append((record.id, record.tenant, ",".join(record.models), *shown, *dates, record.name))

@@ -345,6 +345,26 @@ async def test_unlimited_key_never_asks_redis(redis: RedisCache, monkeypatch: py
     lease.release(5)
 
 
+@pytest.mark.parametrize("shared", [True, False])
+async def test_reads_count_by_what_they_read_and_apart_from_requests(redis: RedisCache, shared: bool) -> None:
+    clock, metrics = Clock(), GatewayMetrics()
+    limiter = RateLimiter(redis if shared else None, metrics, clock)
+    principal = Principal(f"key_{secrets.token_hex(8)}", "acme", requests_per_minute=1, reads_per_minute=10)
+    (await limiter.admit_read(principal)).release(1)
+    # Its size is known when it has been read, so one read may go beyond the limit.
+    (await limiter.admit_read(principal)).release(64)
+    await limiter.state()
+    clock.now += 20
+    with pytest.raises(ApiError, match=r"10 reads of stored responses per minute \(one for each 64 kB") as refusal:
+        await limiter.admit_read(principal)
+    assert (refusal.value.status, refusal.value.code, refusal.value.type) == (429, "rate_limit_exceeded", "requests")
+    assert refusal.value.retry_after_s == pytest.approx(WINDOW_S - 20, abs=0.01)
+    assert (refusal.value.headers, metrics.limited["reads"], metrics.limited["tokens"]) == ({}, 1, 0)
+    assert await limiter.admit(principal, 1, 100)
+    clock.now += WINDOW_S - 20
+    assert (await limiter.admit_read(principal)).headers == {}
+
+
 @pytest.mark.parametrize("shared", [False, True])
 async def test_headers_tell_limits_remaining_and_reset(redis: RedisCache, shared: bool) -> None:
     clock = Clock()

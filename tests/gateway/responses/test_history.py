@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 import msgspec
 import pytest
 
@@ -20,6 +22,7 @@ class RecordsInMemory(ResponseStore):
     """Responses that have ended, without NATS."""
 
     def __init__(self, records: list[ResponseRecord]) -> None:
+        super().__init__(cast("Any", None), cast("Any", None))
         self.records = {record.draft.id: record for record in records}
 
     async def get(self, tenant: str, response_id: str, budget: PieceBudget | None = None) -> ResponseRecord | None:
@@ -42,10 +45,10 @@ async def test_every_response_of_a_conversation_must_be_of_a_model_that_the_key_
     records = chain("secret", "open", "open")
     history = History(RecordsInMemory(records))
     last = records[-1].draft.id
-    items, ancestors = await history.before(Principal("key", "acme"), last)
+    items, ancestors = await history.before(Principal("key", "acme"), last, PieceBudget())
     assert [item.content for item in items] == ["to secret", "to open", "to open"]
     assert ancestors == tuple(record.draft.id for record in records)
     with pytest.raises(ApiError) as refusal:
-        await history.before(Principal("key", "acme", frozenset({"open"})), last)
+        await history.before(Principal("key", "acme", frozenset({"open"})), last, PieceBudget())
     assert (refusal.value.status, refusal.value.code) == (400, "previous_response_not_found")
     assert records[0].draft.id in refusal.value.message

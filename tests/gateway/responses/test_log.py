@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import uuid
 from collections.abc import AsyncIterator, Callable
 
 import pytest
 from nats.js.api import RawStreamMsg
 
+from gateway.api.large_bodies import LARGE_BYTES
 from gateway.errors import ApiError
 from gateway.responses import log as log_module
 from gateway.responses.body import ItemBody, PartBody
 from gateway.responses.draft import ResponseDraft
 from gateway.responses.item_ids import new_response_id
 from gateway.responses.log import CONCURRENT_CALLS, PIECE_BYTES, PieceBudget, ResponseLog, ResponseLogError
-from gateway.responses.record import ResponseRecord
+from gateway.responses.record import ResponseRecord, decode_record
 from shared.direct_client import DirectClient
 from shared.nats_connection import connect
 from shared.streams import RESPONSES_STREAM, StreamLimits, ensure_streams
@@ -49,6 +51,24 @@ async def test_record_of_any_size_is_read_back(nats: DirectClient, tenant: str, 
     assert await log.get(tenant, written.draft.id) == written
     await log.delete(tenant, written.draft.id)
     assert await log.get(tenant, written.draft.id) is None
+
+
+async def test_large_record_is_decoded_beside_the_event_loop(
+    nats: DirectClient, tenant: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[int] = []
+
+    def decode(payload: bytes) -> ResponseRecord:
+        threads.append(threading.get_ident())
+        return decode_record(payload)
+
+    monkeypatch.setattr(log_module, "decode_record", decode)
+    log, own = ResponseLog(nats), threading.get_ident()
+    for num_bytes, is_beside in ((10, False), (LARGE_BYTES, True)):
+        written = record(tenant, num_bytes)
+        await log.put(written)
+        assert await log.get(tenant, written.draft.id) == written
+        assert (threads.pop() != own) == is_beside
 
 
 async def test_tenant_reads_and_deletes_its_own_alone(nats: DirectClient, tenant: str) -> None:
