@@ -49,9 +49,13 @@ from shared.worker_metrics import WorkerMetrics
 PROTOCOL_VERSION = 1
 # What a worker of this version understands beyond the first one: it pulls the queue `resumed`.
 FEATURES = ("resumed",)
+BOUND_SEALS = "bound_seals"
+# The same of a gateway: it opens sealed items that are bound to their model and kind.
+GATEWAY_FEATURES = (BOUND_SEALS,)
 
 Lane = Literal["interactive", "batch"]
 Awaited = Annotated[dict[PeerName, tuple[NumRequests, NumTokens]], Meta(max_length=4096)]
+Features = Annotated[tuple[Annotated[str, Meta(max_length=64)], ...], Meta(max_length=64)]
 FinishReason = Literal["stop", "length", "cancelled", "expired", "failed", "handoff"]
 
 
@@ -276,7 +280,7 @@ class Heartbeat(Struct, frozen=True, kw_only=True, tag="heartbeat"):
     metrics: WorkerMetrics | None = None
     sampling_defaults: SamplingDefaults | None = None
     num_reconnects: Counter = 0
-    features: Annotated[tuple[Annotated[str, Meta(max_length=64)], ...], Meta(max_length=64)] = ()
+    features: Features = ()
 
 
 class GatewayHeartbeat(Struct, frozen=True, kw_only=True, tag="gateway"):
@@ -289,6 +293,7 @@ class GatewayHeartbeat(Struct, frozen=True, kw_only=True, tag="gateway"):
             None from gateways that do not count them.
         unclaimed_of: `unclaimed` and `unclaimed_tokens` by model: who waits for one is in nobody's way at another.
             None from gateways that do not tell them apart.
+        features: What the gateway understands that earlier versions do not; others write nothing that needs more.
     """
 
     gateway: PeerName
@@ -298,6 +303,7 @@ class GatewayHeartbeat(Struct, frozen=True, kw_only=True, tag="gateway"):
     started: UnixSeconds = 0.0
     awaited: Awaited | None = None
     unclaimed_of: Awaited | None = None
+    features: Features = ()
 
 
 class Cancel(Struct, frozen=True, array_like=True, tag="cancel"):

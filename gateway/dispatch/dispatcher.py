@@ -35,7 +35,7 @@ from gateway.fleet.liveness import FleetLimits
 from gateway.fleet.prober import Prober
 from shared.dead_letters import DeadReason
 from shared.direct_client import DirectClient
-from shared.messages import Delta, Finish, GatewayHeartbeat, Request, encode
+from shared.messages import GATEWAY_FEATURES, Delta, Finish, GatewayHeartbeat, Request, encode
 from shared.nats_connection import is_clustered
 from shared.server_clock import SYNCHRONIZE_INTERVAL_S, ServerClock
 from shared.streams import StreamLimits
@@ -282,5 +282,6 @@ class Dispatcher:
             started=self.fleet.started,
             awaited=self._flights.awaited(),
             unclaimed_of=self._flights.unclaimed_of(),
+            features=GATEWAY_FEATURES,
         )
         await self._nats.publish(gateway_subject(self._gateway), encode(heartbeat))

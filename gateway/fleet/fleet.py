@@ -94,6 +94,11 @@ class Fleet:
             self._loads.clear()
             self._gateways[heartbeat.gateway] = (heartbeat, now)
 
+    def do_gateways_understand(self, feature: str) -> bool:
+        """Say whether all gateways have a feature; False until those that run must have been heard."""
+        is_young = time.time() - self.started <= GATEWAY_SILENCE_S
+        return not is_young and all(feature in heartbeat.features for heartbeat, _ in self._gateways.values())
+
     def discount_pause(self, lost_s: float, now: float) -> None:
         """Do not count the last `lost_s` seconds as silence of workers and gateways: this process was paused."""
         self.liveness.discount_pause(lost_s, now)

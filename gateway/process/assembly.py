@@ -48,6 +48,7 @@ from gateway.responses.log import ResponseLog
 from gateway.responses.reasoning_seal import ReasoningSeals
 from gateway.responses.store import ResponseStore
 from shared.direct_client import DirectClient
+from shared.messages import BOUND_SEALS
 from shared.nats_connection import SEND_ERRORS, connect
 from shared.structured_output.checker import GrammarChecker
 from shared.task_supervisor import TaskSupervisor
@@ -128,7 +129,8 @@ def _responses(
     log, jobs = ResponseLog(nats, services.bodies), JobQueue(nats, dispatcher.clock)
     stack.push_async_callback(log.close)
     stack.push_async_callback(jobs.kept.shares.close)
-    seals = ReasoningSeals.read(services.config.responses_secret)
+    may_bind = partial(dispatcher.fleet.do_gateways_understand, BOUND_SEALS)
+    seals = ReasoningSeals.read(services.config.responses_secret, may_bind)
     return ResponseStore(log, jobs, seals, services.bodies, services.limiter)
 
 

@@ -96,11 +96,11 @@ class ResponsesEndpoint(Endpoint):
         ancestors: tuple[str, ...] = ()
         if request.previous_response_id is not None:
             history, ancestors = await self._history.before(principal, request.previous_response_id, budget)
-        tenant, seals = principal.tenant, self._store.seals
-        items = await self._history.resolved(principal, opened_items(own_items(request), tenant, seals), budget)
+        tenant, model, seals = principal.tenant, request.model, self._store.seals
+        items = await self._history.resolved(principal, opened_items(own_items(request), tenant, model, seals), budget)
         return Conversation(
-            opened_summaries(history, "previous_response_id", tenant, seals),
-            opened_summaries(items, "input", tenant, seals),
+            opened_summaries(history, "previous_response_id", tenant, model, seals),
+            opened_summaries(items, "input", tenant, model, seals),
             ancestors,
         )
 
@@ -141,7 +141,9 @@ class ResponsesEndpoint(Endpoint):
         return Membership(leave=_nothing, tokens_used=partial(_num_reserved, answer))
 
     def _keeping(self, asked: Asked) -> Keeping:
-        return Keeping(partial(self._keep, asked.principal), self._store.seal_of(asked.principal.tenant))
+        return Keeping(
+            partial(self._keep, asked.principal), self._store.seal_of(asked.principal.tenant, asked.generation.model)
+        )
 
     async def _keep(self, principal: Principal, generation: ResponseGeneration, response: dict[str, Any]) -> bool:
         record = ResponseRecord(principal.tenant, generation.model, generation.draft, msgspec.json.encode(response))

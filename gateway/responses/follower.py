@@ -42,7 +42,7 @@ class Follower:
         self._cut: asyncio.Future[ApiError] = asyncio.get_running_loop().create_future()
         self._unsent: deque[bytes] = deque()
         self._events = EventWriter(self._unsent.append, starting_after)
-        self._output = ResponseOutput(record.draft, self._events.emit, store.seal_of(record.tenant))
+        self._output = ResponseOutput(record.draft, self._events.emit, store.seal_of(record.tenant, record.model))
         self._reader = JobReader(ref.job.reading, self._output)
         self._starting_after = starting_after
         self._is_running = False

@@ -217,7 +217,7 @@ class _Reasoning(_OpenItem):
 
     def fields(self, status: str) -> Fields:
         is_open = status == "in_progress"
-        sealed = None if is_open or self.seal is None else self.seal(self._id, self._text)
+        sealed = None if is_open or self.seal is None else self.seal("reasoning", self._id, self._text)
         texts: dict[str, list[Fields]] = {"summary": [], "content": []}
         if not is_open:
             texts[self.list_name] = [self._part(self._text)]
@@ -251,7 +251,7 @@ class _Compaction(_OpenItem):
 
     def fields(self, status: str) -> Fields:
         assert self.seal is not None, "a request for a summary is refused where nothing encrypts it"
-        sealed = "" if status == "in_progress" else self.seal(self._id, self._text)
+        sealed = "" if status == "in_progress" else self.seal("compaction", self._id, self._text)
         return {"id": self._id, "type": "compaction", "encrypted_content": sealed}
 
 

@@ -1,9 +1,12 @@
 """The `encrypted_content` of items of reasoning and of summaries: what a client gives back with its next request.
 
-It is the text, encrypted and authenticated with a key that is made of the operator's secret, for one tenant. So
-every gateway with the same secret reads it, and nobody else; what was changed, or is another tenant's or another
-provider's, is refused. The same text of the same item is always encrypted to the same bytes, because the events of a
-background response are told again by whichever gateway is asked.
+It is the text, encrypted and authenticated with a key that is made of the operator's secret, for one tenant, model and
+kind of item. So only gateways with the same secret read it. What was changed, or was made for another tenant, model or
+kind, or by another provider, is refused. The same text of the same item is always encrypted to the same bytes, because
+the events of a background response are told again by whichever gateway is asked.
+
+Seals of earlier versions (`hr1.`) are bound to their tenant alone. This version opens them, the next one will not. It
+makes them as long as a gateway runs that opens no others (`GatewayHeartbeat.features`).
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import base64
 import binascii
 import hashlib
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 import msgspec
 from nacl.exceptions import CryptoError
@@ -21,58 +25,64 @@ from gateway.errors import ApiError
 from gateway.responses.body import ItemBody, PartBody
 from gateway.responses.seal_secrets import read_secrets
 
-Seal = Callable[[str, str], str]
-"""Encrypts a text for one tenant; the id of its item comes first."""
+SealKind = Literal["reasoning", "compaction"]
 
-_PREFIX = "hr1."
+Seal = Callable[[SealKind, str, str], str]
+"""Encrypts a text for one tenant and model; its kind and the id of its item come first."""
+
+_PREFIX = "hr2."
+_TENANT_PREFIX = "hr1."
 _SHOWN_CHARACTERS = 12
 
 
 class ReasoningSeals:
     """Encrypts with the first of the operator's secrets, and decrypts with any. Keeps nothing else."""
 
-    def __init__(self, secrets: Sequence[str]) -> None:
-        """Make keys of these secrets, of which there is at least one."""
+    def __init__(self, secrets: Sequence[str], may_bind: Callable[[], bool] = lambda: True) -> None:
+        """Make keys of these secrets, of which there is at least one; `may_bind`: all gateways open bound seals."""
         self._boxes = [Aead(_key(secret, b"reasoning key 1")) for secret in secrets]
         self._nonce_key = _key(secrets[0], b"reasoning nonce1")
+        self._may_bind = may_bind
 
     @classmethod
-    def read(cls, setting: str | None) -> ReasoningSeals | None:
+    def read(cls, setting: str | None, may_bind: Callable[[], bool] = lambda: True) -> ReasoningSeals | None:
         """Return the seals of a setting: secrets separated by commas; None where it is empty.
 
         Raises:
             ConfigError: A secret is too short.
         """
         secrets = read_secrets(setting)
-        return cls(secrets) if secrets else None
+        return cls(secrets, may_bind) if secrets else None
 
-    def seal(self, tenant: str, item_id: str, text: str) -> str:
-        """Return the text of an item, encrypted for a tenant."""
-        owner, plain = tenant.encode(), text.encode()
+    def seal(self, tenant: str, model: str, kind: SealKind, item_id: str, text: str) -> str:
+        """Return the text of an item, encrypted for a tenant, model and kind."""
+        is_bound = self._may_bind()
+        owner, plain = _bound_to(tenant, model, kind) if is_bound else tenant.encode(), text.encode()
         # Never the same for two texts: a nonce made of the text itself needs no memory and no chance.
         nonce = hashlib.blake2b(key=self._nonce_key, digest_size=Aead.NONCE_SIZE)
-        for part in (owner, item_id.encode(), plain):
-            nonce.update(len(part).to_bytes(8, "little") + part)
+        nonce.update(_with_lengths(owner, item_id.encode(), plain))
         sealed = self._boxes[0].encrypt(plain, owner, nonce.digest())
-        return _PREFIX + base64.urlsafe_b64encode(sealed).decode()
+        return (_PREFIX if is_bound else _TENANT_PREFIX) + base64.urlsafe_b64encode(sealed).decode()
 
-    def open(self, tenant: str, content: str) -> str | None:
-        """Return the text that was encrypted for a tenant; None if this is none, or was changed."""
+    def open(self, tenant: str, model: str, kind: SealKind, content: str) -> str | None:
+        """Return the text that was encrypted for a tenant, model and kind; None if this is none, or was changed."""
+        prefix, packed = content[: len(_PREFIX)], content[len(_PREFIX) :]
+        owners = {_PREFIX: _bound_to(tenant, model, kind), _TENANT_PREFIX: tenant.encode()}
         try:
-            sealed = base64.b64decode(content.removeprefix(_PREFIX), altchars=b"-_", validate=True)
+            sealed = base64.b64decode(packed, altchars=b"-_", validate=True)
         except (binascii.Error, ValueError):
             return None
-        if not content.startswith(_PREFIX) or len(sealed) < Aead.NONCE_SIZE + Aead.MACBYTES:
+        if prefix not in owners or len(sealed) < Aead.NONCE_SIZE + Aead.MACBYTES:
             return None
         for box in self._boxes:
             try:
-                return box.decrypt(sealed, tenant.encode()).decode()
+                return box.decrypt(sealed, owners[prefix]).decode()
             except CryptoError:
                 continue
         return None
 
 
-def opened_items(items: Sequence[ItemBody], tenant: str, seals: ReasoningSeals | None) -> list[ItemBody]:
+def opened_items(items: Sequence[ItemBody], tenant: str, model: str, seals: ReasoningSeals | None) -> list[ItemBody]:
     """Return the items of a request, with the text of reasoning in the place of its encrypted form.
 
     Raises:
@@ -81,7 +91,7 @@ def opened_items(items: Sequence[ItemBody], tenant: str, seals: ReasoningSeals |
     return [
         msgspec.structs.replace(
             item,
-            content=_opened(item.encrypted_content, f"input.[{index}]", tenant, seals),
+            content=_opened(item.encrypted_content, f"input.[{index}]", "reasoning", tenant, model, seals),
             encrypted_content=None,
         )
         if item.type == "reasoning" and item.encrypted_content is not None
@@ -91,7 +101,7 @@ def opened_items(items: Sequence[ItemBody], tenant: str, seals: ReasoningSeals |
 
 
 def opened_summaries(
-    items: Sequence[ItemBody], where: str, tenant: str, seals: ReasoningSeals | None
+    items: Sequence[ItemBody], where: str, tenant: str, model: str, seals: ReasoningSeals | None
 ) -> list[ItemBody]:
     """Return items with the text of summaries beside their encrypted form, which is what is kept of them.
 
@@ -99,25 +109,32 @@ def opened_summaries(
         items: Of a request or of the conversation before it.
         where: The field of the request that they come from.
         tenant: Whose they are.
+        model: Which the request asks, and which wrote them.
         seals: What has encrypted them.
 
     Raises:
         ApiError: 400; it names the item that cannot be read.
     """
     return [
-        msgspec.structs.replace(item, content=_opened(item.encrypted_content, f"{where}.[{index}]", tenant, seals))
+        msgspec.structs.replace(
+            item,
+            content=_opened(item.encrypted_content, f"{where}.[{index}]", "compaction", tenant, model, seals),
+        )
         if item.type == "compaction" and item.encrypted_content is not None
         else item
         for index, item in enumerate(items)
     ]
 
 
-def _opened(content: str, where: str, tenant: str, seals: ReasoningSeals | None) -> list[PartBody]:
-    text = None if seals is None else seals.open(tenant, content)
+def _opened(
+    content: str, where: str, kind: SealKind, tenant: str, model: str, seals: ReasoningSeals | None
+) -> list[PartBody]:
+    text = None if seals is None else seals.open(tenant, model, kind, content)
     if text is None:
         message = (
             f"The encrypted content {_shown(content)} of '{where}' could not be verified: it was "
-            "changed, or was not made by this server for this tenant. Send the item as you got it, or leave it out."
+            f"changed, or was not made by this server for this tenant, as {kind}, by the model '{model[:128]}'. Send "
+            "the item as you got it and to the same model, or leave it out."
         )
         raise ApiError(400, message, param=f"{where}.encrypted_content", code="invalid_encrypted_content")
     return [PartBody(type="reasoning_text", text=text)]
@@ -125,6 +142,14 @@ def _opened(content: str, where: str, tenant: str, seals: ReasoningSeals | None)
 
 def _shown(content: str) -> str:
     return f"'{content[:_SHOWN_CHARACTERS]}...'" if content else "''"
+
+
+def _bound_to(tenant: str, model: str, kind: SealKind) -> bytes:
+    return _with_lengths(tenant.encode(), model.encode(), kind.encode())
+
+
+def _with_lengths(*parts: bytes) -> bytes:
+    return b"".join(len(part).to_bytes(8, "little") + part for part in parts)
 
 
 def _key(secret: str, purpose: bytes) -> bytes:

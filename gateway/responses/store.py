@@ -130,9 +130,9 @@ class ResponseStore:
         for follower in list(self.followers):
             follower.cut(error)
 
-    def seal_of(self, tenant: str) -> Seal | None:
-        """Return what encrypts the reasoning of a tenant's responses, if anything does."""
-        return None if self.seals is None else partial(self.seals.seal, tenant)
+    def seal_of(self, tenant: str, model: str) -> Seal | None:
+        """Return what encrypts the reasoning of a tenant's responses by a model, if anything does."""
+        return None if self.seals is None else partial(self.seals.seal, tenant, model)
 
     def check_seals(self, draft: ResponseDraft) -> None:
         """Refuse to encrypt where there is no secret.
@@ -201,7 +201,7 @@ class ResponseStore:
         else:
             if budget is not None:
                 budget.num_bytes += len(result.text)
-            read = partial(_ended_json, record, result, self.seal_of(record.tenant))
+            read = partial(_ended_json, record, result, self.seal_of(record.tenant, record.model))
             response = await self.bodies.read_kept(record.tenant, len(result.text), read)
         return msgspec.structs.replace(record, response=response)
 

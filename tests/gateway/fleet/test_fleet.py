@@ -10,7 +10,7 @@ import pytest
 
 from gateway.fleet import fleet as fleet_module
 from gateway.fleet.claims import OwnRequests
-from gateway.fleet.fleet import MAX_GATEWAYS, MAX_WORKERS, MODEL_MEMORY_S, Fleet
+from gateway.fleet.fleet import GATEWAY_SILENCE_S, MAX_GATEWAYS, MAX_WORKERS, MODEL_MEMORY_S, Fleet
 from gateway.fleet.liveness import FleetLimits
 from shared.messages import FEATURES, GatewayHeartbeat, Heartbeat
 from shared.sampling import SamplingDefaults
@@ -391,6 +391,28 @@ def test_gateways_that_are_made_up_are_not_kept_without_limit(watched: Watched) 
     known = watched.fleet.load("m")
     assert known is not None
     assert known.queued_requests == load.queued_requests + 8
+
+
+def test_feature_is_used_once_all_gateways_that_run_have_it(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+    fleet, uses = watched.fleet, list[bool]()
+    now = fleet.started
+    monkeypatch.setattr("gateway.fleet.fleet.time.time", lambda: now)
+
+    def beat(name: str, *features: str) -> None:
+        heartbeat = GatewayHeartbeat(gateway=name, unclaimed=0, unclaimed_tokens=0, features=features)
+        fleet.note_gateway_heartbeat(heartbeat, watched.now)
+
+    # Others may run that it has not heard yet.
+    uses.append(fleet.do_gateways_understand("new"))
+    now += GATEWAY_SILENCE_S + 0.1
+    beat("newer", "new", "newest")
+    uses.append(fleet.do_gateways_understand("new"))
+    beat("older")
+    uses.append(fleet.do_gateways_understand("new"))
+    watched.now += GATEWAY_SILENCE_S + 0.1
+    fleet.sweep(watched.now)
+    uses.append(fleet.do_gateways_understand("new"))
+    assert uses == [False, True, False, True]
 
 
 def test_claims_of_a_worker_count_no_more_than_what_gateways_have_given_out(watched: Watched) -> None:

@@ -15,7 +15,8 @@ from tests.gateway.gateway_process import API_KEY, GatewayProcess
 from tests.gateway.responses.conftest import RESPONSES_SECRET
 from tests.gateway.wire_worker import WireWorker
 
-SEALED = ReasoningSeals([RESPONSES_SECRET]).seal("default", "rs_1", "There may be files.")
+SEALS = ReasoningSeals([RESPONSES_SECRET])
+SEALED = "the thought, sealed for the model that is asked"
 FUNCTION = {
     "type": "function",
     "name": "exec_command",
@@ -78,10 +79,14 @@ async def _ask(gateway: GatewayProcess, worker: WireWorker, body: dict[str, Any]
     """Send a body, answer `done`, and return what the worker got and what the client was answered."""
     worker.chat_format = "hermes"
     headers = {"Authorization": f"Bearer {API_KEY}"}
+    sealed = SEALS.seal("default", worker.model, "reasoning", "rs_1", "There may be files.")
+    items = [item | {"encrypted_content": sealed} if "encrypted_content" in item else item for item in body["input"]]
     async with httpx2.AsyncClient(base_url=gateway.url, headers=headers, timeout=30) as client:
         beginning = asyncio.create_task(worker.begin(2))
         while True:
-            asking = asyncio.create_task(client.post("/v1/responses", json={"model": worker.model, **body}))
+            asking = asyncio.create_task(
+                client.post("/v1/responses", json={"model": worker.model, **body, "input": items})
+            )
             await asyncio.wait([asking, beginning], return_when=asyncio.FIRST_COMPLETED)
             if beginning.done():
                 break

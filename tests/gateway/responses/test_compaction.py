@@ -62,7 +62,7 @@ async def test_trigger_is_answered_with_one_summary(worker: WireWorker, client: 
     assert (request.chat, request.sampling.grammar) == (None, None)
     [item] = response.output
     assert (response.status, item.type) == ("completed", "compaction")
-    assert SEALS.open("default", item.encrypted_content) == SUMMARY
+    assert SEALS.open("default", thinking.model, "compaction", item.encrypted_content) == SUMMARY
     listed = [each async for each in client.responses.input_items.list(response.id)]
     assert len(listed) == len(HISTORY)
 
@@ -137,7 +137,7 @@ async def test_thoughts_are_no_part_of_a_summary(thinking: WireWorker, client: o
     asking = client.responses.compact(model=thinking.model, input="x")
     _, compacted = await answered(thinking, asking, f"<think>hm</think>{SUMMARY}")
     [_, item] = compacted.output
-    assert SEALS.open("default", item.encrypted_content) == SUMMARY
+    assert SEALS.open("default", thinking.model, "compaction", item.encrypted_content) == SUMMARY
 
 
 @pytest.mark.parametrize("text", ["", " \n", "<think>so much to say</think>"])
@@ -191,7 +191,7 @@ async def test_what_cannot_be_compacted_is_refused_by_name(fields: dict[str, Any
 
 
 async def test_summary_of_another_tenant_is_refused() -> None:
-    item = {"type": "compaction", "encrypted_content": SEALS.seal("acme", "cmp_1", SUMMARY)}
+    item = {"type": "compaction", "encrypted_content": SEALS.seal("acme", "m", "compaction", "cmp_1", SUMMARY)}
     with pytest.raises(ApiError, match="could not be verified"):
         await generation({"input": [item]})
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 from typing import Any, cast
 
 import httpx2
@@ -16,7 +17,7 @@ from gateway.api.large_bodies import LargeBodies
 from gateway.errors import ApiError
 from gateway.responses.body import ItemBody, PartBody
 from gateway.responses.endpoint import ResponsesEndpoint
-from gateway.responses.reasoning_seal import ReasoningSeals, opened_items
+from gateway.responses.reasoning_seal import ReasoningSeals, SealKind, opened_items
 from gateway.responses.seal_secrets import MIN_SECRET_CHARACTERS
 from gateway.responses.store import ResponseStore
 from shared.errors import ConfigError
@@ -29,45 +30,109 @@ TEXT = "Two and two."
 
 
 @settings(max_examples=25, deadline=None)
-@given(tenant=st.text(max_size=20), item_id=st.text(max_size=20), text=st.text(max_size=200))
-def test_what_was_sealed_is_opened_for_its_tenant_alone(tenant: str, item_id: str, text: str) -> None:
-    sealed = SEALS.seal(tenant, item_id, text)
-    assert ReasoningSeals([OLD]).open(tenant, sealed) == text
-    assert SEALS.open(tenant + "x", sealed) is None
-    assert ReasoningSeals([NEW]).open(tenant, sealed) is None
+@given(
+    tenant=st.text(max_size=20), model=st.text(max_size=20), item_id=st.text(max_size=20), text=st.text(max_size=200)
+)
+def test_what_was_sealed_is_opened_for_its_tenant_model_and_kind_alone(
+    tenant: str, model: str, item_id: str, text: str
+) -> None:
+    sealed = SEALS.seal(tenant, model, "reasoning", item_id, text)
+    assert ReasoningSeals([OLD]).open(tenant, model, "reasoning", sealed) == text
+    assert SEALS.open(tenant + "x", model, "reasoning", sealed) is None
+    assert SEALS.open(tenant, model + "x", "reasoning", sealed) is None
+    assert SEALS.open(tenant, model, "compaction", sealed) is None
+    # Where one name ends and the next begins is bound too.
+    assert SEALS.open(tenant + model[:1], model[1:], "reasoning", sealed) == (None if model else text)
+    assert ReasoningSeals([NEW]).open(tenant, model, "reasoning", sealed) is None
     # Events that are told again are the same; items are not.
-    assert SEALS.seal(tenant, item_id, text) == sealed != SEALS.seal(tenant, item_id + "x", text)
+    again = SEALS.seal(tenant, model, "reasoning", item_id, text)
+    assert again == sealed != SEALS.seal(tenant, model, "reasoning", item_id + "x", text)
+
+
+def _sealed_by_the_previous_version(tenant: str, text: str, secret: str = OLD) -> str:
+    sealed = _previous_box(secret).encrypt(text.encode(), tenant.encode())
+    return "hr1." + base64.urlsafe_b64encode(sealed).decode()
+
+
+def _opened_by_the_previous_version(tenant: str, content: str) -> str:
+    assert content.startswith("hr1.")
+    return _previous_box(OLD).decrypt(base64.urlsafe_b64decode(content[4:]), tenant.encode()).decode()
+
+
+def _previous_box(secret: str) -> Aead:
+    return Aead(hashlib.blake2b(secret.encode(), digest_size=Aead.KEY_SIZE, person=b"reasoning key 1").digest())
+
+
+@pytest.mark.parametrize("kind", ["reasoning", "compaction"])
+def test_item_of_the_previous_version_is_opened_for_its_tenant(kind: SealKind) -> None:
+    sealed = _sealed_by_the_previous_version("t", TEXT)
+    assert SEALS.open("t", "m", kind, sealed) == TEXT
+    assert SEALS.open("other", "m", kind, sealed) is None
+    assert ReasoningSeals([NEW, OLD]).open("t", "m", kind, sealed) == TEXT
+    # A replaced secret ends that.
+    assert ReasoningSeals([NEW]).open("t", "m", kind, sealed) is None
+    # A seal of one form does not pass as the other.
+    assert SEALS.open("t", "m", kind, sealed.replace("hr1.", "hr2.")) is None
+    assert SEALS.open("t", "m", kind, SEALS.seal("t", "m", kind, "a", TEXT).replace("hr2.", "hr1.")) is None
+
+
+def test_previous_version_opens_what_is_sealed_while_one_of_its_gateways_runs() -> None:
+    all_understand = False
+    seals = ReasoningSeals([OLD], lambda: all_understand)
+    during = seals.seal("t", "m", "reasoning", "a", TEXT)
+    assert _opened_by_the_previous_version("t", during) == TEXT == seals.open("t", "m", "reasoning", during)
+    all_understand = True
+    after = seals.seal("t", "m", "reasoning", "a", TEXT)
+    assert after.startswith("hr2.")
+    assert seals.open("t", "other", "reasoning", after) is None
 
 
 def test_no_two_texts_are_encrypted_with_the_same_nonce() -> None:
-    items = [("t", "rs_1", TEXT), ("t", "rs_1", TEXT + "."), ("u", "rs_1", TEXT), ("t", "rs_2", TEXT)]
-    sealed = [base64.urlsafe_b64decode(SEALS.seal(*item).removeprefix("hr1.")) for item in items]
+    items: list[tuple[str, str, SealKind, str, str]] = [
+        ("t", "m", "reasoning", "rs_1", TEXT),
+        ("t", "m", "reasoning", "rs_1", TEXT + "."),
+        ("u", "m", "reasoning", "rs_1", TEXT),
+        ("t", "n", "reasoning", "rs_1", TEXT),
+        ("t", "m", "compaction", "rs_1", TEXT),
+        ("t", "m", "reasoning", "rs_2", TEXT),
+    ]
+    sealed = [base64.urlsafe_b64decode(SEALS.seal(*item).removeprefix("hr2.")) for item in items]
     assert len({each[: Aead.NONCE_SIZE] for each in sealed}) == len(items)
 
 
 def test_every_changed_bit_is_noticed() -> None:
-    sealed = SEALS.seal("t", "rs_1", TEXT)
+    sealed = SEALS.seal("t", "m", "reasoning", "rs_1", TEXT)
     prefix, _, packed = sealed.partition(".")
     content = base64.urlsafe_b64decode(packed)
     assert TEXT.encode() not in content
     for place in range(8 * len(content)):
         changed = bytearray(content)
         changed[place // 8] ^= 1 << place % 8
-        assert SEALS.open("t", f"{prefix}.{base64.urlsafe_b64encode(changed).decode()}") is None
+        assert SEALS.open("t", "m", "reasoning", f"{prefix}.{base64.urlsafe_b64encode(changed).decode()}") is None
 
 
 @pytest.mark.parametrize(
-    "content", ["", "hr1.", "hr1.!", "hr1.AAAA", "gAAAAABo", SEALS.seal("t", "a", TEXT)[4:], "hr1.ü"]
+    "content",
+    [
+        "",
+        "hr2.",
+        "hr2.!",
+        "hr2.AAAA",
+        "hr1.AAAA",
+        "gAAAAABo",
+        SEALS.seal("t", "m", "reasoning", "a", TEXT)[4:],
+        "hr2.ü",
+    ],
 )
 def test_what_is_none_of_ours_is_not_opened(content: str) -> None:
-    assert SEALS.open("t", content) is None
+    assert SEALS.open("t", "m", "reasoning", content) is None
 
 
 def test_secret_is_replaced_without_losing_what_the_old_one_sealed() -> None:
     both = ReasoningSeals.read(f"{NEW}, {OLD}")
     assert both is not None
-    assert both.open("t", SEALS.seal("t", "a", TEXT)) == TEXT
-    assert ReasoningSeals([NEW]).open("t", both.seal("t", "a", TEXT)) == TEXT
+    assert both.open("t", "m", "reasoning", SEALS.seal("t", "m", "reasoning", "a", TEXT)) == TEXT
+    assert ReasoningSeals([NEW]).open("t", "m", "reasoning", both.seal("t", "m", "reasoning", "a", TEXT)) == TEXT
 
 
 def test_short_secret_is_refused_and_none_seals_nothing() -> None:
@@ -78,15 +143,15 @@ def test_short_secret_is_refused_and_none_seals_nothing() -> None:
 
 def test_items_are_opened_and_the_one_at_fault_is_named() -> None:
     message = ItemBody(type="message", role="user", content="hi")
-    sealed = ItemBody(type="reasoning", summary=[], encrypted_content=SEALS.seal("t", "a", TEXT))
-    opened = opened_items([message, sealed], "t", SEALS)
+    sealed = ItemBody(type="reasoning", summary=[], encrypted_content=SEALS.seal("t", "m", "reasoning", "a", TEXT))
+    opened = opened_items([message, sealed], "t", "m", SEALS)
     assert opened == [
         message,
         ItemBody(type="reasoning", summary=[], content=[PartBody(type="reasoning_text", text=TEXT)]),
     ]
-    for tenant, seals in (("other", SEALS), ("t", None)):
+    for tenant, model, seals in (("other", "m", SEALS), ("t", "other", SEALS), ("t", "m", None)):
         with pytest.raises(ApiError, match="could not be verified") as refusal:
-            opened_items([message, sealed], tenant, seals)
+            opened_items([message, sealed], tenant, model, seals)
         error = refusal.value
         assert (error.status, error.code) == (400, "invalid_encrypted_content")
         assert error.param == "input.[1].encrypted_content"
@@ -96,13 +161,13 @@ def test_items_are_opened_and_the_one_at_fault_is_named() -> None:
 def test_content_that_is_nothing_is_refused_as_any_other_and_null_is_left_out(content: str) -> None:
     item = ItemBody(type="reasoning", summary=[], encrypted_content=content)
     with pytest.raises(ApiError, match=f"content '{content}") as refusal:
-        opened_items([item], "t", SEALS)
+        opened_items([item], "t", "m", SEALS)
     assert refusal.value.param == "input.[0].encrypted_content"
-    assert opened_items([ItemBody(type="reasoning", summary=[])], "t", SEALS)[0].content is None
+    assert opened_items([ItemBody(type="reasoning", summary=[])], "t", "m", SEALS)[0].content is None
 
 
 async def test_item_of_another_tenant_is_refused(gateway: GatewayProcess, key_file: KeyFile) -> None:
-    sealed = ReasoningSeals([RESPONSES_SECRET]).seal("acme", "rs_1", TEXT)
+    sealed = ReasoningSeals([RESPONSES_SECRET]).seal("acme", "none", "reasoning", "rs_1", TEXT)
     item = {"type": "reasoning", "summary": [], "encrypted_content": sealed}
     codes = []
     for key in (key_file.keys["acme"], key_file.keys["evil"]):
