@@ -62,7 +62,7 @@ async def test_trigger_is_answered_with_one_summary(worker: WireWorker, client: 
     assert (request.chat, request.sampling.grammar) == (None, None)
     [item] = response.output
     assert (response.status, item.type) == ("completed", "compaction")
-    assert SEALS.open("default", thinking.model, "compaction", item.encrypted_content) == SUMMARY
+    assert SEALS.open("default", worker.model, "compaction", item.encrypted_content) == SUMMARY
     listed = [each async for each in client.responses.input_items.list(response.id)]
     assert len(listed) == len(HISTORY)
 
