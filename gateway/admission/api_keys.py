@@ -22,6 +22,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta, Struct
 
+from shared.bounds import Priority
 from shared.errors import ConfigError, HeadraceError
 from shared.field_problem import field_problem
 from shared.subjects import encode_name
@@ -48,6 +49,7 @@ class KeyRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     Attributes:
         reads_per_minute: Reads of stored responses, one for each 64 kB.
+        max_priority: Largest `priority` that its requests may ask for.
         sha256: Of the whole key, in lower-case hexadecimal.
         models: Names it may use; `*` stands for all.
         created: Unix seconds; `revoked` likewise, and a revoked key opens nothing.
@@ -62,6 +64,7 @@ class KeyRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     tokens_per_minute: Limit | None = None
     max_concurrent: Limit | None = None
     reads_per_minute: Limit = DEFAULT_READS_PER_MINUTE
+    max_priority: Priority = 0
     created: float = 0.0
     revoked: float | None = None
 
@@ -145,6 +148,7 @@ def create_key(
     tokens_per_minute: int | None = None,
     max_concurrent: int | None = None,
     reads_per_minute: int | None = None,
+    max_priority: int = 0,
 ) -> tuple[KeyRecord, str]:
     """Add a key to the file and return its record and the key itself.
 
@@ -164,6 +168,7 @@ def create_key(
         tokens_per_minute=tokens_per_minute,
         max_concurrent=max_concurrent,
         reads_per_minute=reads_per_minute or DEFAULT_READS_PER_MINUTE,
+        max_priority=max_priority,
         created=time.time(),
     )
     with _exclusive(path):

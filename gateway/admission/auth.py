@@ -44,6 +44,7 @@ class Principal:
     tokens_per_minute: int | None = None
     max_concurrent: int | None = None
     reads_per_minute: int | None = None
+    max_priority: int | None = None
 
     @property
     def is_unlimited(self) -> bool:
@@ -67,6 +68,16 @@ class Principal:
         """
         if not self.can_use(model):
             raise model_not_found(model)
+
+    def check_priority(self, priority: int) -> None:
+        """Refuse a priority above that of the key, which would push back the requests of others.
+
+        Raises:
+            ApiError: 400.
+        """
+        if self.max_priority is not None and priority > self.max_priority:
+            message = f"'priority' is {priority}, and this key allows at most {self.max_priority}."
+            raise ApiError(400, message, param="priority", code="invalid_value")
 
 
 class KeyStore:
@@ -264,4 +275,5 @@ def _principal(record: KeyRecord) -> Principal:
         tokens_per_minute=record.tokens_per_minute,
         max_concurrent=record.max_concurrent,
         reads_per_minute=record.reads_per_minute,
+        max_priority=record.max_priority,
     )

@@ -117,14 +117,16 @@ class Forecast(Struct, frozen=True):
     """What admitting one request means. Seconds.
 
     Attributes:
-        wait_s: Until its prompt is begun.
-        uncorrected_wait_s: The same by the fleet's rates alone; 0 while too little is known to learn from it.
+        wait_s: Until the last of its sequences is begun.
+        first_wait_s: Until the first of them is begun.
+        uncorrected_wait_s: `first_wait_s` by the fleet's rates alone; 0 while too little is known to learn from it.
         own_s: For its prompt.
         cost_s: Time in which the whole fleet does as much work as the request brings; 0 while rates are unknown.
         excess: The bound that is exceeded most, or has the least room.
     """
 
     wait_s: float
+    first_wait_s: float
     uncorrected_wait_s: float
     own_s: float
     cost_s: float
@@ -138,16 +140,19 @@ def forecast(load: FleetLoad, generation: Generation, experience: Experience, co
     own_s = _prefill_s(load, own_tokens)
     correction = experience.correction
     departure_s = correction * _departure_s(load, experience)
-    wait_s = correction * _prefill_s(load, load.queued_tokens) + _capacity_wait_s(load, own_tokens, departure_s)
+    queue_s = correction * _prefill_s(load, load.queued_tokens)
+    first_wait_s = queue_s + _capacity_wait_s(load, 1, own_tokens, departure_s)
+    # What generates nothing leaves when its prompt is computed, so its sequences do not wait for each other's slots.
+    num_slots = 1 if generation.pooling is not None else generation.num_at_once
+    wait_s = queue_s + _capacity_wait_s(load, num_slots, own_tokens, departure_s)
     excess = _time(generation.timeout_s, wait_s, own_s, config.interactive_ttft_slo_s)
     # What an idle fleet is asked for is never too much.
     if load.queued_requests > 0:
         requests = _requests(load, generation.num_at_once, departure_s, config.max_queued_requests)
         excess = _worst(requests, _tokens(load, own_tokens, config.max_queued_tokens), excess)
-    # What generates nothing leaves when its prompt is computed.
     decode_s = generation.num_sequences * departure_s if generation.pooling is None else 0.0
-    uncorrected_s = wait_s / correction if experience.is_mature else 0.0
-    return Forecast(wait_s, uncorrected_s, own_s, max(own_s, decode_s), excess)
+    uncorrected_s = first_wait_s / correction if experience.is_mature else 0.0
+    return Forecast(wait_s, first_wait_s, uncorrected_s, own_s, max(own_s, decode_s), excess)
 
 
 def _worst(requests: Excess, tokens: Excess, time: Excess) -> Excess:
@@ -196,13 +201,16 @@ def _departure_s(load: FleetLoad, experience: Experience) -> float:
     return max(1.0, experience.output_tokens) / rate if load.decode_rate > 0 else 0.0
 
 
-def _capacity_wait_s(load: FleetLoad, own_tokens: float, departure_s: float) -> float:
-    """Predict how long the requests ahead and this one wait for slots and blocks that other sequences hold.
+def _capacity_wait_s(load: FleetLoad, num_sequences: int, own_tokens: float, departure_s: float) -> float:
+    """Predict how long the sequences ahead and so many of this request wait for slots and blocks that others hold.
+
+    More sequences than the fleet has slots wait for each other, which is not congestion.
 
     Slots count although the load may say that nothing runs: it is as old as the last heartbeats, while the queue
     counts requests of this very moment.
     """
-    missing_slots = load.queued_requests + 1 - load.free_slots
+    missing_slots = load.queued_requests + min(num_sequences, load.free_slots + load.running) - load.free_slots
+    missing_slots = max(missing_slots, load.queued_requests + 1 - load.free_slots)
     if load.running == 0:
         return max(0.0, missing_slots) * departure_s
     missing_blocks = (load.queued_tokens + own_tokens) / load.block_size - load.free_blocks

@@ -118,7 +118,7 @@ class Shedder:
         _check_timeout(generation.timeout_s, expected)
         self._check_turn(load, _size(generation), caller, expected)
         is_known = load.prefill_rate > 0 or load.decode_rate > 0
-        ttft_s = expected.wait_s + expected.own_s if is_known else None
+        ttft_s = expected.first_wait_s + expected.own_s if is_known else None
         return Prediction(
             load.model,
             ttft_s,

@@ -194,6 +194,7 @@ class GenerationService:
 
     async def _admit(self, principal: Principal, generation: Generation, *, is_read: bool) -> tuple[Generation, Lease]:
         """Count a generation against its key's limits, and return it with what its model's chat format needs."""
+        principal.check_priority(generation.priority)
         lease = await self._limiter.admit(principal, generation.num_at_once, reserved_tokens(generation))
         if is_read:
             return generation, lease

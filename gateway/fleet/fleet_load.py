@@ -16,7 +16,7 @@ class FleetLoad(Struct, frozen=True):
     A struct of msgspec for the reason that `Generation` is one: each request changes a few of its many fields.
 
     Attributes:
-        queued_requests: Waiting in workers, plus published and not yet claimed (by any gateway).
+        queued_requests: Sequences that wait in workers, plus those published and not yet claimed (by any gateway).
         queued_tokens: Prompt tokens of those.
         prefill_rate: Prompt tokens per second of the whole fleet, as measured; 0 while unknown.
         decode_rate: Generated tokens per second of the whole fleet, as measured; 0 while unknown.

@@ -17,6 +17,7 @@ from gateway.api.endpoint import Asked, Endpoint, StreamParts
 from gateway.api.generation_starter import GenerationStarter, Membership
 from gateway.api.large_bodies import LARGE_BYTES, LargeBodies
 from gateway.api.schemas.known_names import STRICT, BodyRules
+from gateway.api.schemas.refusals import invalid_value
 from gateway.responses.answers import Keeping, StreamedResponse, WholeResponse
 from gateway.responses.background import BackgroundAnswer, FollowedResponse, QueuedResponse, Submission
 from gateway.responses.body import ItemBody, ResponseBody
@@ -28,6 +29,7 @@ from gateway.responses.reasoning_seal import opened_items, opened_summaries
 from gateway.responses.record import ResponseRecord
 from gateway.responses.request import own_items, parse_body, to_generation
 from gateway.responses.store import ResponseStore
+from shared.bounds import MAX_JOB_PRIORITY
 from shared.log_limit import LogLimit
 
 _log = logging.getLogger(__name__)
@@ -112,6 +114,9 @@ class ResponsesEndpoint(Endpoint):
         """
         generation = to_generation(request, conversation.history, conversation.items, conversation.ancestors)
         self._store.check_seals(generation.draft)
+        if generation.draft.is_background and generation.priority > MAX_JOB_PRIORITY:
+            message = f"'priority' of a background response must be at most {MAX_JOB_PRIORITY}, as that of any job."
+            raise invalid_value("priority", message)
         return generation
 
     def whole_answer(self, asked: Asked) -> Answer:

@@ -54,6 +54,13 @@ def _key_option(name: str, *names: str, **attributes: Any) -> Callable[[Callable
     type=click.IntRange(1),
     help="Reads of stored responses a minute, one for each 64 kB; 1200 if not given.",
 )
+@_key_option(
+    "--max-priority",
+    type=click.IntRange(-100, 100),
+    default=0,
+    show_default=True,
+    help="Largest `priority` that requests may ask for; larger ones are refused.",
+)
 @_key_option("--first", is_flag=True, help="Only where there is no key yet: for scripts that set a system up.")
 @click.pass_obj
 def create(config: KeysConfig, /, models: tuple[str, ...], first: bool, **record: Any) -> None:
@@ -87,7 +94,19 @@ def list_(config: KeysConfig) -> None:
     records = list_keys(config.keys_file)
     if not config.keys_file.exists():
         click.echo(f"there is no {config.keys_file} yet; `headrace keys create` makes it", err=True)
-    heads = ("ID", "TENANT", "MODELS", "REQ/MIN", "TOK/MIN", "CONCURRENT", "READS/MIN", "CREATED", "REVOKED", "NAME")
+    heads = (
+        "ID",
+        "TENANT",
+        "MODELS",
+        "REQ/MIN",
+        "TOK/MIN",
+        "CONCURRENT",
+        "READS/MIN",
+        "PRIORITY",
+        "CREATED",
+        "REVOKED",
+        "NAME",
+    )
     rows: list[tuple[str, ...]] = [heads]
     for record in records:
         limits = (
@@ -95,6 +114,7 @@ def list_(config: KeysConfig) -> None:
             record.tokens_per_minute,
             record.max_concurrent,
             record.reads_per_minute,
+            record.max_priority,
         )
         shown = tuple("-" if limit is None else str(limit) for limit in limits)
         dates = (_day(record.created), "-" if record.revoked is None else _day(record.revoked))

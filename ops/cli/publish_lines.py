@@ -159,7 +159,8 @@ def _request(config: PublishConfig, model: str | None, place: str, fields: dict[
 
 
 def _check_names(request: Request) -> None:
-    """Refuse names and reply subjects that the worker would refuse, before anything is published."""
+    """Refuse what the worker would refuse or change, before anything is published."""
+    from shared.bounds import MAX_JOB_PRIORITY
     from shared.errors import InvalidNameError
     from shared.subjects import encode_name, is_batch_reply, reply_prefix
 
@@ -168,6 +169,9 @@ def _check_names(request: Request) -> None:
             encode_name(name)
         except InvalidNameError as error:
             raise BadRequestError(f"{field}: {error}") from error
+    if request.priority > MAX_JOB_PRIORITY:
+        problem = f"priority is {request.priority}, and that of a job is at most {MAX_JOB_PRIORITY}"
+        raise BadRequestError(f"{problem}; give jobs that can wait a smaller one")
     if request.reply is not None and not is_batch_reply(request.reply, request.tenant):
         prefix = reply_prefix(request.tenant)
         raise BadRequestError(f"reply must begin with {prefix!r}")

@@ -42,7 +42,12 @@ POOLING_NAMES = (
     Row("text_2", _SCORE, "A text, or a list of texts, each of which is scored for its query."),
     Row("instruction", _PAIRS, "What makes a text relevant, for a model that takes one.", "Find code."),
     Row("user", _ALL, "The end user, checked and without influence.", "someone"),
-    Row("priority", _ALL, "Larger runs earlier among the requests that wait.", 5),
+    Row(
+        "priority",
+        _ALL,
+        "Larger runs earlier among the requests that wait; a key allows at most its `max_priority`, 0 by default.",
+        5,
+    ),
     Row("timeout", _ALL, "Seconds until the answer must be complete.", 60.0),
     _ignored("request_id", _ALL, "Send the header `x-request-id`: it names the request everywhere.", "mine"),
     _ignored("truncation_direction", _RERANK, "Nothing is cut off.", "Right"),

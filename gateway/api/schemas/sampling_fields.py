@@ -62,7 +62,13 @@ class SamplingFields(Struct, kw_only=True, forbid_unknown_fields=True):
         RepetitionPenalty | None, described("Divides positive logits of tokens in prompt and answer.", 1.1)
     ] = None
     ignore_eos: Annotated[bool | None, described("Go on after the end-of-sequence token.", True)] = None
-    priority: Annotated[Priority | None, described("Larger runs earlier among the requests that wait.", 5)] = None
+    priority: Annotated[
+        Priority | None,
+        described(
+            "Larger runs earlier among the requests that wait; a key allows at most its `max_priority`, 0 by default.",
+            5,
+        ),
+    ] = None
     timeout: Annotated[TimeoutSeconds | None, described("Seconds until the answer must be complete.", 60.0)] = None
 
 

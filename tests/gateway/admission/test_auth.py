@@ -44,7 +44,7 @@ def refused(store: KeyStore, headers: list[tuple[bytes, bytes]]) -> ApiError:
 def test_key_opens_its_tenant_and_limits(path: Path) -> None:
     record, key = create_key(path, tenant="acme", models=("a", "b"), requests_per_minute=5, tokens_per_minute=6)
     principal = KeyStore(path, None, GatewayMetrics()).authenticate(bearer(key))
-    assert principal == Principal(record.id, "acme", frozenset({"a", "b"}), 5, 6, None, DEFAULT_READS_PER_MINUTE)
+    assert principal == Principal(record.id, "acme", frozenset({"a", "b"}), 5, 6, None, DEFAULT_READS_PER_MINUTE, 0)
     assert not principal.is_unlimited
     principal.check_model("a")
     with pytest.raises(ApiError) as caught:

@@ -76,6 +76,30 @@ def test_wait_is_for_the_prompts_ahead_and_for_what_others_hold(changes: dict[st
     assert forecast(load(**changes), asked(80), EXPERIENCE, CONFIG).wait_s == pytest.approx(wait_s)
 
 
+@pytest.mark.parametrize(
+    ("changes", "n", "wait_s"),
+    [
+        ({}, 4, 0.0),
+        # Four slots are free; of seven sequences three wait for one that leaves every two seconds.
+        ({}, 7, 6.0),
+        ({"queued_requests": 2, "queued_tokens": 0}, 7, 10.0),
+        # The fleet has eight slots: more sequences than that wait for each other and not for those of others.
+        ({}, 128, 8.0),
+        ({"running": 0, "free_slots": 8}, 128, 0.0),
+        ({"running": 8, "free_slots": 0}, 1, 2.0),
+    ],
+)
+def test_wait_is_until_the_last_sequence_begins_and_the_first_may_begin_before(
+    changes: dict[str, Any], n: int, wait_s: float
+) -> None:
+    found = forecast(load(**changes), asked(8, n=n), EXPERIENCE, CONFIG)
+    assert found.wait_s == pytest.approx(wait_s)
+    assert found.first_wait_s == forecast(load(**changes), asked(8), EXPERIENCE, CONFIG).wait_s
+    # What is computed at once does not hold slots.
+    pooled = asked(8, n=n, pooling=Pooling(task="embed"))
+    assert forecast(load(**changes), pooled, EXPERIENCE, CONFIG).wait_s == found.first_wait_s
+
+
 def test_prompt_counts_no_more_than_a_context_holds() -> None:
     assert forecast(load(longest_model_len=100), asked(500), EXPERIENCE, CONFIG).own_s == 1.0
 

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import pytest
 
+from gateway.admission.auth import Principal
 from gateway.api import generation_service
 from gateway.api.generation_service import GenerationService
 from gateway.config import GatewayConfig
@@ -64,9 +65,7 @@ async def _at_once(*arguments: object) -> Any:
 
 async def test_stream_is_not_begun_before_it_is_admitted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(generation_service, "TICK_S", 0.0)
-    principal = SimpleNamespace(
-        key_id="k", tenant="t", body_owner="k", check_model=lambda model: None, can_use=lambda model: True
-    )
+    principal = Principal("k", "t")
     head = SimpleNamespace(headers=[], notes={})
     exchange = SimpleNamespace(head=head, read_body=lambda *bounds: _at_once(b""), model=None)
     starter = SimpleNamespace(is_queue_late=False, with_reading=_at_once, fingerprint=lambda model: None)

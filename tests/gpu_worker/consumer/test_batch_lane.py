@@ -16,6 +16,7 @@ import msgspec
 import pytest
 from nats.js.errors import NoStreamResponseError, NotFoundError
 
+from gpu_worker.consumer.batch_job import read_job
 from gpu_worker.consumer.batch_lane import BatchLane
 from gpu_worker.consumer.batch_progress import is_due
 from gpu_worker.consumer.held_request import HeldRequest, HeldRequests
@@ -558,6 +559,13 @@ async def test_what_a_job_leaves_out_is_as_the_model_advises_and_nothing_else() 
     plain, filled = (held.request.sampling for held in begun)
     assert plain == Sampling()
     assert filled == Sampling(temperature=0.6)
+
+
+@pytest.mark.parametrize(("asked", "given"), [(100, 0), (0, 0), (-7, -7)])
+def test_priority_of_a_job_is_capped_since_no_gateway_has_seen_it(asked: int, given: int) -> None:
+    job = Request(id="j", model="m", tenant="acme", text="x", priority=asked)
+    message = QueuedMessage(request_subject("m", "batch", "acme"), encode(job), "ack", 1, 1, 0)
+    assert read_job(message, None).priority == given
 
 
 def test_names_that_a_job_may_leave_out_are_those_that_models_advise() -> None:

@@ -10,12 +10,14 @@ from tests.ops.cli.command import headrace
 def test_created_key_is_printed_once_and_kept_only_as_a_hash(tmp_path: Path) -> None:
     file = tmp_path / "keys.json"
     options = ["--tenant", "acme", "--allow-model", "a", "--allow-model", "b", "--requests-per-minute", "60"]
+    options += ["--reads-per-minute", "30", "--max-priority", "7"]
     done = headrace("keys", "--keys-file", str(file), "create", *options)
     assert done.returncode == 0, done.stderr
     key = done.stdout.strip()
     (record,) = json.loads(file.read_text())
     assert record["sha256"] == hashlib.sha256(key.encode()).hexdigest()
     assert (record["tenant"], record["models"], record["requests_per_minute"]) == ("acme", ["a", "b"], 60)
+    assert (record["reads_per_minute"], record["max_priority"]) == (30, 7)
     assert key not in file.read_text()
 
 

@@ -88,6 +88,7 @@ def test_bad_requests_are_one_line_and_nothing_is_published(state_dir: Path) -> 
         ('{"text": "a", "max_tokens": 3}', """'max_tokens' belongs into "sampling": {"max_tokens": ...}"""),
         ('{"text": "a", "sampling": {"max_token": 3}}', "no field 'max_token'; did you mean 'max_tokens'?"),
         ('{"custom_id": "a"}', "the request has no field 'custom_id'; did you mean 'id'?"),
+        ('{"text": "a", "priority": 5}', "priority is 5, and that of a job is at most 0; give jobs that can wait"),
         ("{", "line 1: not JSON: "),
         ("[" * 100_000, "line 1: not JSON: maximum recursion depth"),
         ('{"text": "a"}\n{"text": "\\ud800"}', "line 2: a text is not valid Unicode"),
