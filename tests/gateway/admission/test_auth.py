@@ -180,6 +180,11 @@ def test_damaged_file_leaves_the_old_keys_in_force_and_is_counted(
     clock.now += CHECK_INTERVAL_S
     assert store.authenticate(bearer(key)).tenant == "a"
     assert (metrics.key_reload_failures, metrics.is_keys_file_unread) == (1, True)
+    for _ in range(3):
+        # The same damage is not read, told and counted again.
+        clock.now += CHECK_INTERVAL_S
+        store.authenticate(bearer(key))
+    assert metrics.key_reload_failures == 1
     (line,) = caplog.messages
     assert line.startswith("keys not reloaded, the old ones stay in force: ")
     assert str(path) in line

@@ -117,6 +117,13 @@ def test_long_prompt_is_admitted_by_an_idle_fleet(shedder: Shedder) -> None:
     assert refused(shedder, replace(IDLE, queued_tokens=5001), generation(60_000)).status == 503
 
 
+def test_timeout_too_short_for_the_prompt_at_the_present_load_is_ours_to_mend(shedder: Shedder) -> None:
+    # A prompt that takes exactly as long as it may is in time.
+    assert shedder.admit(IDLE, generation(5000, timeout_s=5), caller()).ttft_s == 5.0
+    waiting = replace(IDLE, queued_requests=1, queued_tokens=2000)
+    assert refused(shedder, waiting, generation(60_000, timeout_s=5)).code == "overloaded"
+
+
 def test_timeout_too_short_for_the_prompt_alone_is_the_clients_to_mend(shedder: Shedder) -> None:
     error = refused(shedder, IDLE, generation(60_000, timeout_s=5))
     assert (error.status, error.param, error.code) == (400, "timeout", "timeout_too_short")

@@ -106,6 +106,21 @@ def test_what_was_held_before_does_not_count_once_it_is_written() -> None:
     assert exchange.written == b"begin " + b"x" * 600
 
 
+def test_stream_that_has_written_is_kept_alive_in_each_silence_after_it() -> None:
+    exchange, now, silence_s = RecordingExchange(), 0.0, LIMITS.keep_alive_s
+    stream = stream_on(exchange)
+    for _ in range(3):
+        stream.send_now(b"text ")
+        exchange.written = b""
+        now += 1.0
+        stream.tick(now)
+        stream.tick(now + silence_s - 0.1)
+        assert exchange.written == b""
+        stream.tick(now + silence_s + 0.1)
+        assert exchange.written == OPENAI.keep_alive
+        now += silence_s + 0.1
+
+
 def test_client_with_too_much_unread_is_cut_and_told() -> None:
     exchange = RecordingExchange()
     stream = stream_on(exchange)

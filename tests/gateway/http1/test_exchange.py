@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from gateway.http1.exchange import Exchange, head_bytes
@@ -35,3 +37,17 @@ async def test_empty_piece_and_pieces_after_the_end_are_not_sent(last: bytes) ->
             writer.write(REQUEST)
             assert (await read_head(reader))[0] == 200
             assert await read_chunked(reader) == b"one two " + last
+
+
+async def test_connection_of_an_answer_that_was_cut_is_closed_behind_its_end() -> None:
+    async def respond(exchange: Exchange) -> None:
+        await exchange.read_body(100)
+        exchange.start(200, [])
+        exchange.write(b"one ")
+        exchange.finish_and_close(b"end")
+
+    async with served(respond) as server, connected(server) as (reader, writer), asyncio.timeout(10):
+        writer.write(REQUEST)
+        assert (await read_head(reader))[0] == 200
+        assert await read_chunked(reader) == b"one end"
+        assert await reader.read() == b""

@@ -4,12 +4,26 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any
+from typing import Any, cast
 
+import msgspec
 import openai
 import pytest
 from openai.types.responses import Response
 
+from gateway.admission.auth import Principal
+from gateway.admission.caller import Caller
+from gateway.api.large_bodies import LargeBodies
+from gateway.errors import ApiError
+from gateway.responses.background import Submission
+from gateway.responses.endpoint import ResponsesEndpoint
+from gateway.responses.job import BackgroundJob
+from gateway.responses.job_queue import JobQueue, JobRef
+from gateway.responses.log import ResponseLog, ResponseLogError
+from gateway.responses.record import ResponseRecord
+from gateway.responses.store import ResponseStore
+from shared.direct_client import DirectClient
+from shared.messages import Request
 from tests.gateway.responses.batch_worker import BatchWorker, batch_worker
 from tests.gateway.wire_worker import WireWorker
 
@@ -85,6 +99,41 @@ async def test_finished_response_is_not_cancelled(batch: BatchWorker, client: op
     response = await _queue(client, batch)
     await batch.end(await batch.take(), "done")
     assert (await client.responses.cancel(response.id)).output_text == "done"
+
+
+async def test_cancellation_that_comes_behind_the_end_changes_neither_result_nor_end(batch: BatchWorker) -> None:
+    jobs = JobQueue(cast("DirectClient", batch.nats))
+    request = Request(id="resp_ended", model=batch.model, tenant="default", lane="batch", text="x")
+    ref = JobRef(
+        "default", batch.model, request.id, BackgroundJob(stream_seq=await jobs.publish(request), deadline=1e12)
+    )
+    await batch.end(await batch.take(), "done")
+    await jobs.cancel(ref)
+    result, end = await jobs.result(ref), await jobs.kept.end_of("default", request.id)
+    assert result is not None
+    assert end is not None
+    assert (result.text, result.finish, end.finish) == ("done", "stop", "stop")
+    await batch.nats.flush()
+    assert batch.cancelled == []
+
+
+async def test_response_that_cannot_be_stored_leaves_no_job(batch: BatchWorker) -> None:
+    class BrokenLog:
+        async def put(self, record: ResponseRecord) -> None:
+            raise ResponseLogError("the disk is full")
+
+    jobs = JobQueue(cast("DirectClient", batch.nats))
+    store = ResponseStore(cast("ResponseLog", BrokenLog()), jobs)
+    body = msgspec.json.encode({"model": batch.model, "input": "x", "background": True})
+    generation = await ResponsesEndpoint(store, LargeBodies()).generation(body, Principal("key", "default"))
+    js = batch.nats.jetstream()
+    num_before = (await js.stream_info("HR_BATCH_default")).state.messages
+    with pytest.raises(ApiError) as refusal:
+        await Submission(store).submit(generation, Caller("key", "default", [], body))
+    assert (refusal.value.status, refusal.value.code) == (503, "response_log_unavailable")
+    assert (await js.stream_info("HR_BATCH_default")).state.messages == num_before
+    await batch.nats.flush()
+    assert batch.cancelled == [generation.draft.id]
 
 
 async def test_response_whose_output_is_no_longer_kept_is_gone_and_can_be_deleted(

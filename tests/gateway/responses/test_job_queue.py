@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import msgspec
 import nats.errors
 import pytest
-from nats.js.api import PubAck
+from nats.js.api import PubAck, RawStreamMsg
 from nats.js.errors import APIError, NoStreamResponseError, NotFoundError, ServerError
 
 from gateway.errors import ApiError
 from gateway.responses.job import BackgroundJob
-from gateway.responses.job_queue import JobQueue, JobRef
+from gateway.responses.job_queue import JobQueue, JobRef, JobState
+from shared.batch_progress import BatchProgress
 from shared.messages import Request
 from shared.subjects import cancel_subject
 
@@ -93,6 +95,24 @@ async def test_queue_that_does_not_answer_is_a_503(
     assert (caught.value.status, caught.value.code, caught.value.retry_after_s) == (503, "queue_unavailable", 2.0)
     # Nobody waits for NATS as long as its client would.
     assert wire.timeout_s == 3.0
+
+
+async def test_progress_of_another_message_under_the_same_id_is_none_of_the_job(
+    queue: JobQueue, wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def is_taken(queue: JobQueue, ref: JobRef) -> bool:
+        return False
+
+    monkeypatch.setattr(JobQueue, "_is_taken", is_taken)
+    stored = BatchProgress(b"", REF.job.stream_seq, "", 0, (), "own")
+
+    async def get_last_msg(stream: str, subject: str) -> RawStreamMsg:
+        return RawStreamMsg(data=msgspec.msgpack.encode(stored))
+
+    monkeypatch.setattr(wire, "get_last_msg", get_last_msg)
+    assert await queue.state(REF) == JobState(True, "own")
+    stored = BatchProgress(b"", REF.job.stream_seq - 1, "", 0, (), "another's")
+    assert await queue.state(REF) == JobState(False)
 
 
 async def test_job_that_has_just_ended_is_not_cancelled_any_more(
