@@ -22,8 +22,8 @@ from shared.background_tasks import BackgroundTasks
 from shared.dead_letters import DeadLetter, publish_dead_letter
 from shared.direct_client import DirectClient
 from shared.errors import DependencyError
-from shared.kept_results import KeptResults
-from shared.messages import BatchResult, FinishReason, Request
+from shared.kept_results import JOB_ENDED, KeptResults
+from shared.messages import BatchResult, Request
 from shared.nats_connection import SEND_ERRORS
 from shared.result_shares import ResultShares
 
@@ -42,8 +42,8 @@ class _Storing:
 
     request: Request
     message: QueuedMessage
+    result: BatchResult
     payload: bytes
-    finish: FinishReason
     letter: DeadLetter | None
 
 
@@ -76,7 +76,7 @@ class ResultStore:
     ) -> None:
         """Begin to write the result of the request `key`, after a dead letter if there is one."""
         result, payload = self._encode(result)
-        storing = _Storing(request, message, payload, result.finish, letter)
+        storing = _Storing(request, message, result, payload, letter)
         self._storing[key] = storing
         self._tasks.spawn(self._store(key, storing), f"result {key}")
 
@@ -133,13 +133,14 @@ class ResultStore:
                 await publish_dead_letter(self._nats, storing.letter)
                 storing.letter = None
                 self.num_dead_letters += 1
-            is_first = await self.kept.store(request.tenant, request.id, storing.payload, storing.finish)
+            is_first = await self.kept.store(request.tenant, request.id, storing.payload, storing.result.finish)
         except _REFUSALS as error:
             _log.warning("batch result not stored yet", extra=log_fields(request) | {"error": repr(error)})
             return False
         if not is_first:
             _log.info("batch request has a result already", extra=log_fields(request))
-        # When a repeated attempt finds a result, an earlier one may have stored it and lost the answer.
-        if is_first or is_repeated:
+        # When a repeated attempt finds a result, an earlier one may have stored it and lost the answer. That a job has
+        # ended before is no answer where its result is kept.
+        if is_first or (is_repeated and storing.result.error_code != JOB_ENDED):
             await send_result(self._nats, request, storing.payload)
         return True

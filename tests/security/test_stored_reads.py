@@ -46,6 +46,7 @@ async def test_every_way_to_read_what_is_stored_counts(limited: tuple[GatewayPro
         body = {"model": "m", "input": "x", "previous_response_id": STORED.rpartition("/")[2]}
         client.post("/v1/responses", body)
         status, answer = await client.whole()
-        assert status in (404, 429)
+        assert (status, answer["error"]["code"]) == (429, "rate_limit_exceeded")
+        assert "reads of stored responses" in answer["error"]["message"]
     async with connected(gateway, key=API_KEY) as neighbour:
         assert (await _ask(neighbour, "GET", STORED))[0] == 404

@@ -14,6 +14,7 @@ from nats.js.api import DiscardPolicy, StreamConfig
 from gpu_worker.consumer.queued_message import QueuedMessage
 from gpu_worker.consumer.result_store import ResultStore
 from shared.batch_streams import batch_stream
+from shared.kept_results import JOB_ENDED
 from shared.messages import BatchResult, Request, encode
 from shared.nats_connection import connect
 from shared.sampling import Sampling
@@ -162,6 +163,34 @@ async def test_result_on_its_way_answers_the_last_delivery_of_its_own_message_an
     assert [store.has("key", message) for message in (again, other)] == [True, False]
     await wait_until(lambda: bool(answered))
     assert answered == ["ack.again"]
+
+
+@pytest.mark.parametrize(("code", "num_told"), [(None, 1), (JOB_ENDED, 0)])
+async def test_repeated_attempt_that_finds_a_result_tells_its_own_but_not_that_the_job_ended_before(
+    gateway: TestGateway, monkeypatch: pytest.MonkeyPatch, code: str | None, num_told: int
+) -> None:
+    told: list[bytes] = []
+
+    async def hear(message: Msg) -> None:
+        told.append(message.data)
+
+    await gateway.nats.subscribe("hr.reply.acme.>", cb=hear)
+    store, attempts = ResultStore(gateway.nats), 0
+
+    async def answer_is_lost_once(*_: object) -> bool:
+        nonlocal attempts
+        attempts += 1
+        if attempts == 1:
+            raise TimeoutError
+        return False
+
+    monkeypatch.setattr(store.kept, "store", answer_is_lost_once)
+    job = gateway.request(lane="batch", tenant="acme", reply="hr.reply.acme.x")
+    result = BatchResult(id=job.id, model=job.model, tenant="acme", text="", finish="failed", error_code=code)
+    store.put("key", job, QueuedMessage("s", b"", "ack.1", 1, 1, 0), result)
+    await wait_until(lambda: attempts == 2 and not store._tasks)
+    await gateway.nats.flush()
+    assert len(told) == num_told
 
 
 async def test_result_that_no_message_holds_is_told_as_failed(gateway: TestGateway) -> None:
