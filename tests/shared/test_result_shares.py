@@ -96,6 +96,31 @@ async def test_results_stored_by_who_may_not_purge_count_too(js: JetStreamContex
     assert await _ids(js, "quiet") == list(range(20))
 
 
+async def test_results_are_stored_before_the_stream_of_ends_is_set_up(
+    js: JetStreamContext, caplog: pytest.LogCaptureFixture
+) -> None:
+    await js.delete_stream(ENDS_STREAM)
+    kept = _kept(js)
+    async with asyncio.timeout(10):
+        await _flood(kept, "t", 100)
+        await kept.shares.close()
+    assert await _ids(js, "t") == list(range(100))
+    assert await kept.end_of("t", "t0") is None
+    assert "check that `headrace setup` and NATS's permissions are of this version" in caplog.text
+
+
+async def test_ledger_that_two_processes_write_at_once_counts_both(js: JetStreamContext) -> None:
+    workers = [_kept(js) for _ in range(4)]
+    # Many pieces at the same time, none of which may push out another's.
+    await asyncio.gather(*(_flood(kept, "t", 100, first=100 * number) for number, kept in enumerate(workers)))
+    await asyncio.gather(*(kept.shares.close() for kept in workers))
+    pieces, _ = await workers[0].shares._ledger("t")
+    num_bytes = sum(piece.num_bytes for piece in pieces)
+    state = (await js.stream_info(RESULTS_STREAM)).state
+    assert num_bytes == pytest.approx(state.bytes, rel=0.05)
+    assert [piece.last_seq for piece in pieces] == sorted(piece.last_seq for piece in pieces)
+
+
 async def test_result_is_stored_once_and_counted_once(js: JetStreamContext) -> None:
     kept = _kept(js)
     assert await kept.store("t", "r", b"first", "stop")
