@@ -98,6 +98,25 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
     return Bench()
 
 
+async def test_new_job_that_is_looked_up_is_no_suspect(bench: Bench) -> None:
+    """While one may come, no batch job is pulled: only what was delivered before may be one."""
+    known = asyncio.Event()
+
+    async def end_of(tenant: str, request_id: str) -> None:
+        await known.wait()
+
+    bench.lane.results.kept.end_of = end_of  # type: ignore[method-assign]
+    bench.records.may_be_read.set()
+    bench.take("new", 1)
+    await asyncio.sleep(0)
+    assert not bench.lane.trials.is_active
+    bench.take("again", 2)
+    await asyncio.sleep(0)
+    assert bench.lane.trials.is_active
+    known.set()
+    await bench.settle()
+
+
 async def test_trial_that_cannot_be_recorded_does_not_begin(bench: Bench) -> None:
     bench.records.may_be_read.set()
     held = bench.take("suspect", 2)
