@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from gateway.errors import ApiError
-from gateway.http1.dialect import Dialect, server_sent_event
+from gateway.streams.dialect import Dialect, server_sent_event
 
 _TYPES = {
     400: "invalid_request_error",

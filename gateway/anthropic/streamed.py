@@ -10,7 +10,7 @@ from gateway.api.endpoint import Asked, StreamParts
 from gateway.api.event_answer import EventAnswer
 from gateway.api.read_choice import ReadChoice
 from gateway.generation import PLAIN_READING, OutputReading
-from gateway.http1.event_stream import EventStream
+from gateway.streams.event_stream import EventStream
 from shared.messages import Delta, Finish
 
 

@@ -17,8 +17,8 @@ from gateway.api.usage import UsageTotals
 from gateway.dispatch.sinks import Sink
 from gateway.errors import ApiError
 from gateway.generation import Generation
-from gateway.http1.dialect import OPENAI, Dialect
 from gateway.http1.exchange import Exchange, Headers
+from gateway.streams.dialect import OPENAI, Dialect
 from shared.messages import Finish
 
 

@@ -22,8 +22,8 @@ from gateway.api.routes import KeyRoute, Routes, RouteServices, dialect_of, erro
 from gateway.api.unserved_paths import UnservedPaths
 from gateway.errors import ApiError
 from gateway.http1.body import ClientGoneError
-from gateway.http1.dialect import OPENAI, Dialect
 from gateway.http1.request_id import RequestIdMiddleware
+from gateway.streams.dialect import OPENAI, Dialect
 
 _CODES = {404: "unknown_url", 405: "method_not_allowed"}
 

@@ -14,7 +14,7 @@ import msgspec
 from gateway.api.details import ChoiceDetails
 from gateway.api.identity import AnswerIdentity
 from gateway.api.logprobs import chat_logprobs, completion_logprobs, first_token_text
-from gateway.http1.dialect import one_line, server_sent_event
+from gateway.streams.dialect import one_line, server_sent_event
 from shared.messages import Delta, TokenLogprob
 
 encode_json = msgspec.json.Encoder().encode

@@ -21,10 +21,9 @@ from gateway.api.schemas.known_names import STRICT, BodyRules
 from gateway.api.streamed import StreamedAnswer
 from gateway.api.whole import WholeAnswer
 from gateway.generation import Generation
-from gateway.http1.dialect import OPENAI, Dialect
-from gateway.http1.event_stream import EventStreamLimits
 from gateway.http1.exchange import Exchange
-from gateway.http1.flush import Flusher
+from gateway.streams.dialect import OPENAI, Dialect
+from gateway.streams.event_stream import EventStreamLimits, Flusher
 
 
 class Asked(Struct, frozen=True):

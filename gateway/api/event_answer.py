@@ -5,9 +5,8 @@ from __future__ import annotations
 from gateway.api.answer import Answer, Outcome, ResponseHead
 from gateway.errors import ApiError
 from gateway.generation import Generation
-from gateway.http1.event_stream import EVENT_STREAM_HEADERS, EventStream, EventStreamLimits
 from gateway.http1.exchange import Exchange, Headers
-from gateway.http1.flush import Flusher
+from gateway.streams.event_stream import EVENT_STREAM_HEADERS, EventStream, EventStreamLimits, Flusher
 
 
 class EventAnswer(Answer):

@@ -28,11 +28,10 @@ from gateway.config import GatewayConfig
 from gateway.errors import ApiError
 from gateway.generation import Generation
 from gateway.http1.body import ClientGoneError
-from gateway.http1.event_stream import EventStreamLimits
 from gateway.http1.exchange import Exchange
-from gateway.http1.flush import Flusher
 from gateway.http1.request_id import request_id_of
 from gateway.metrics import GatewayMetrics
+from gateway.streams.event_stream import EventStreamLimits, Flusher
 
 TICK_S = 0.25
 

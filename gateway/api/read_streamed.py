@@ -8,7 +8,7 @@ from gateway.api.read_choice import ReadChoice
 from gateway.api.read_chunks import ReadChunks
 from gateway.api.tool_calls import finish_reason, new_call_id
 from gateway.generation import OutputReading
-from gateway.http1.event_stream import EventStream
+from gateway.streams.event_stream import EventStream
 from shared.messages import Finish
 
 

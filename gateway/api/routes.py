@@ -25,8 +25,8 @@ from gateway.api.tokenizer_client import TokenizerClient
 from gateway.config import GatewayConfig
 from gateway.errors import ApiError, model_not_found
 from gateway.fleet.readiness import FleetView, QueueConnection, readiness
-from gateway.http1.dialect import OPENAI, Dialect
 from gateway.metrics import GatewayMetrics
+from gateway.streams.dialect import OPENAI, Dialect
 from shared.tokenizer_calls import TokenizerCall, TokenizerReply
 
 Access = Literal["everyone", "key"]

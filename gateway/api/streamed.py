@@ -14,9 +14,8 @@ from gateway.api.usage import usage_fields
 from gateway.dispatch.sinks import Sink
 from gateway.errors import ApiError
 from gateway.generation import Generation
-from gateway.http1.event_stream import EventStream, EventStreamLimits
 from gateway.http1.exchange import Exchange
-from gateway.http1.flush import Flusher
+from gateway.streams.event_stream import EventStream, EventStreamLimits, Flusher
 from shared.messages import Delta
 
 

@@ -21,7 +21,7 @@ from gateway.api.schemas.known_names import STRICT, BodyRules
 from gateway.api.schemas.refusals import invalid_value, unsupported_parameter
 from gateway.errors import ApiError
 from gateway.generation import Generation
-from gateway.http1.dialect import COMMENT, Dialect, openai_error_event, server_sent_event
+from gateway.streams.dialect import COMMENT, Dialect, openai_error_event, server_sent_event
 from shared.messages import Delta, Finish
 
 # llama.cpp's streams end without a mark.

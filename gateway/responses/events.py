@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 
 from gateway.errors import ApiError
-from gateway.http1.dialect import COMMENT, Dialect, server_sent_event
 from gateway.responses.draft import Status
+from gateway.streams.dialect import COMMENT, Dialect, server_sent_event
 
 _END_EVENTS: dict[Status, str] = {
     "completed": "response.completed",

@@ -15,7 +15,6 @@ from gateway.api.large_bodies import LARGE_BYTES
 from gateway.api.routes import KeyRoute, json_response
 from gateway.api.schemas.refusals import invalid_value, unknown_parameter
 from gateway.errors import ApiError
-from gateway.http1.event_stream import EVENT_STREAM_HEADERS
 from gateway.responses.body import ItemBody
 from gateway.responses.follower import Follower
 from gateway.responses.includes import ENCRYPTED_REASONING, LOGPROBS, check_includes
@@ -24,6 +23,7 @@ from gateway.responses.kept_items import listed_item
 from gateway.responses.log import PieceBudget
 from gateway.responses.record import ResponseRecord
 from gateway.responses.store import ResponseStore
+from gateway.streams.event_stream import EVENT_STREAM_HEADERS
 
 _PATH = "/v1/responses/{response_id}"
 _EVENT_STREAM_HEADERS = {name.decode(): value.decode() for name, value in EVENT_STREAM_HEADERS}

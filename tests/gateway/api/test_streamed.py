@@ -16,11 +16,10 @@ from gateway.api.streamed import StreamedAnswer
 from gateway.errors import ApiError
 from gateway.generation import Generation, OutputReading, Prompt
 from gateway.http1.body import BodyBudget, RequestBody
-from gateway.http1.dialect import OPENAI
-from gateway.http1.event_stream import EventStreamLimits
 from gateway.http1.exchange import Exchange, Headers
-from gateway.http1.flush import Flusher
 from gateway.http1.head import parse_head
+from gateway.streams.dialect import OPENAI
+from gateway.streams.event_stream import EventStreamLimits, Flusher
 from shared.messages import Delta, Finish, Usage
 from shared.sampling import Sampling
 from tests.gateway.wire_worker import until

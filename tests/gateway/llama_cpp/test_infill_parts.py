@@ -17,9 +17,9 @@ from gateway.errors import ApiError
 from gateway.generation import Generation, Prompt
 from gateway.http1.body import BodyBudget, RequestBody
 from gateway.http1.exchange import Exchange
-from gateway.http1.flush import Flusher
 from gateway.http1.head import parse_head
 from gateway.llama_cpp.infill import InfillEndpoint, _fields
+from gateway.streams.event_stream import Flusher
 from shared.messages import Delta, Finish, Usage
 from shared.sampling import Sampling
 from tests.gateway.api.test_streamed import LIMITS, Channel, KeepingTransport, events

@@ -15,7 +15,6 @@ from gateway.api.answer import Answer, ResponseHead
 from gateway.api.endpoint import Asked, StreamParts
 from gateway.api.large_bodies import LargeBodies
 from gateway.errors import ApiError
-from gateway.http1.event_stream import EventStreamLimits
 from gateway.responses import store as store_module
 from gateway.responses.draft import ResponseGeneration
 from gateway.responses.endpoint import ResponsesEndpoint
@@ -24,6 +23,7 @@ from gateway.responses.job_queue import JobRef, JobState
 from gateway.responses.record import ResponseRecord
 from gateway.responses.store import ResponseStore
 from gateway.responses.stored import _FollowingStream
+from gateway.streams.event_stream import EventStreamLimits
 from shared.messages import BatchResult, Request
 from shared.server_clock import ServerClock
 from tests.gateway.responses.test_follower import RECORD

@@ -6,8 +6,8 @@ from typing import cast
 
 import pytest
 
-from gateway.http1 import flush
-from gateway.http1.flush import MAX_DELAY_S, Flusher
+from gateway.streams import event_stream
+from gateway.streams.event_stream import MAX_DELAY_S, Flusher
 from tests.gateway.wire_worker import until
 
 
@@ -48,7 +48,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(flush, "time", clock)
+    monkeypatch.setattr(event_stream, "time", clock)
     return clock
 
 

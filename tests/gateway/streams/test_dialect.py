@@ -7,7 +7,7 @@ import json
 import msgspec
 import pytest
 
-from gateway.http1.dialect import server_sent_event
+from gateway.streams.dialect import server_sent_event
 
 LINE_ENDS = "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029\\\u2028"
 

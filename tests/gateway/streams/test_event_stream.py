@@ -10,10 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.http1.dialect import OPENAI
-from gateway.http1.event_stream import EventStream, EventStreamLimits
 from gateway.http1.exchange import Exchange
-from gateway.http1.flush import Flusher
+from gateway.streams.dialect import OPENAI
+from gateway.streams.event_stream import EventStream, EventStreamLimits, Flusher
 
 DONE = OPENAI.end_of_stream
 LIMITS = EventStreamLimits(buffer_bytes=100, send_timeout_s=5.0)
