@@ -7,7 +7,7 @@ import os
 import sys
 import tempfile
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -82,16 +82,21 @@ def add_rows(
     results: Mapping[tuple[str, int], Measured],
     versions: Mapping[str, str | None],
     missing: Mapping[str, str],
+    required: Iterable[str] = (OURS,),
     **common: object,
 ) -> None:
-    """Print and record a row an engine and batch size; ours have the ratio to the best peer. Say who is missing.
+    """Print and record a row an engine and batch size, ours with the ratio to the best peer; then who is missing.
 
     Args:
         table: Of the bench.
         results: By name and batch size, as `measure_in_turn` returns them.
         versions: Of the engines.
         missing: Why engines are missing.
+        required: The engines that must not be missing.
         common: What is recorded of all rows.
+
+    Raises:
+        SystemExit: A required engine is missing.
     """
     to_best = ratios({key: measured.decode_rate for key, measured in results.items()})
     for (name, batch), measured in results.items():
@@ -99,13 +104,19 @@ def add_rows(
         row = common | {"engine": name, "engine_version": versions.get(name), "batch": batch}
         row |= {"decode_tokens_per_s": round(measured.decode_rate, 1)} | measured.others()
         table.add(row | ({} if ratio is None else {"of_best_peer": round(ratio, 3)}), not_available=missing)
-    print_missing(missing)
+    print_missing(missing, required)
 
 
-def print_missing(missing: Mapping[str, str]) -> None:
-    """Say who could not be measured, and why."""
+def print_missing(missing: Mapping[str, str], required: Iterable[str]) -> None:
+    """Print which engines could not be measured, and why.
+
+    Raises:
+        SystemExit: A required one is among them.
+    """
     for name, reason in missing.items():
         print(f"{name}: not available: {reason}")
+    if absent := sorted(set(required) & set(missing)):
+        raise SystemExit(f"not measured: {', '.join(absent)}")
 
 
 def add_load_options(parser: argparse.ArgumentParser) -> None:

@@ -82,7 +82,8 @@ class EngineBench:
         Raises:
             ConfigError: The model's sequences are shorter.
         """
-        self._max_len = max_load.prompt + max_load.new + max_load.batch + 1
+        self._token_budget = token_budget
+        self._max_len = max_load.prompt + self._room(max_load)
         blocks_per_sequence = -(-self._max_len // block_size) + 1
         self._runner: TorchModelRunner = build_runner(
             RunnerConfig(
@@ -121,12 +122,20 @@ class EngineBench:
         """What dense weights are in memory."""
         return self._runner.model.embedding.dtype
 
+    def _room(self, load: Load) -> int:
+        """Return how many tokens a sequence may decode, so that none ends before the measurement does.
+
+        Those prefilled first decode while others are prefilled, which takes the steps that a budget without what
+        decodes needs, and one more a prompt where chunks are rounded.
+        """
+        least_chunk = max(1, self._token_budget - load.batch)
+        return -(-load.batch * load.prompt // least_chunk) + load.batch + load.new + 1
+
     def measure(self, load: Load, *, temperature: float = 0.0) -> Measurement:
         """Serve a load once, beginning with an empty engine."""
         engine = self._engine
-        # They outlast the measurement: those prefilled first decode while others are prefilled.
-        new = load.new + load.batch + 1
-        sequences = [engine.add(engine.random_prompt(load.prompt), new, temperature) for _ in range(load.batch)]
+        room = self._room(load)
+        sequences = [engine.add(engine.random_prompt(load.prompt), room, temperature) for _ in range(load.batch)]
         prefill_s, steps = engine.prefill(sequences), engine.step_seconds(load.new)
         engine.abort(sequences)
         return Measurement(

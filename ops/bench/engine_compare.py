@@ -48,7 +48,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             results, missing = measure_all(engines, task, options.rounds)
         versions = {peer.name: peer.version() for peer in found if peer.name not in missing}
         asked = {"threads": options.num_threads, "prompt": options.prompt, "new": options.new}
-        add_rows(table, results, versions, missing, model=shape, dtype="bfloat16", **asked)
+        required = (OURS, *(options.peers or ()))
+        add_rows(table, results, versions, missing, required, model=shape, dtype="bfloat16", **asked)
 
 
 if __name__ == "__main__":

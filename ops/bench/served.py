@@ -83,7 +83,8 @@ def _compare(size: str, precision: str, options: argparse.Namespace, table: Resu
         results, missing = measure_in_turn(in_round, options.rounds)
         versions = {server.name: server.version() for server in found if server.name not in missing}
     asked = {"threads": options.num_threads, "prompt": options.prompt, "new": options.new}
-    add_rows(table, results, versions, missing, model=size, dtype=precision, **asked)
+    required = (OURS, *(options.servers or ()))
+    add_rows(table, results, versions, missing, required, model=size, dtype=precision, **asked)
 
 
 @contextmanager

@@ -64,7 +64,7 @@ def run(config: BenchEngineConfig) -> int:
         dtype=config.dtype,
         num_threads=config.num_threads,
         max_load=Load(max(batches), config.prompt, config.new),
-        token_budget=max(config.max_num_batched_tokens, *batches),
+        token_budget=max(config.max_num_batched_tokens, 2 * max(batches)),
         block_size=config.block_size,
         kv_dtype=config.kv_cache_dtype,
     )

@@ -99,7 +99,6 @@ def _run(options: argparse.Namespace, loads: list[Load], folder: Path) -> None:
         models[name] = path
     task = Task(models[PLAIN], loads, options.num_threads)
     sizes, measured, missing = measure(task, models, options.cache / "llama", options.rounds)
-    print_missing(missing)
     scored = {name: models[name] for name in models if name in sizes}
     quality = quality_of(scored, options.num_threads) if options.perplexity else {}
     # Those over caches in eight bits are of the plain model.
@@ -109,6 +108,7 @@ def _run(options: argparse.Namespace, loads: list[Load], folder: Path) -> None:
     made = list(rows(sizes, measured, quality))
     columns = dict.fromkeys(name for row in made for name in row)
     ResultTable("quant", list(columns)).add_all([asked | row for row in made])
+    print_missing(missing, models)
 
 
 if __name__ == "__main__":

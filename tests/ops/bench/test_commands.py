@@ -1,0 +1,92 @@
+"""Every bench command runs, in its smallest form, and measures our own engine or gateway."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ops.bench import record
+from ops.bench.comparison import OURS, add_rows
+from ops.bench.engine import EngineBench, Load, Measurement
+from ops.bench.make_model import SHAPES, Size, make_model
+
+SMALL = "--shapes 15m --batch 1 4 --prompt 512 --new 16 --rounds 1"
+"""Prompts as long as a step's budget: those prefilled first decode for as many steps as there are others."""
+
+COMMANDS = {
+    "batch_lane": "--concurrency 1 --turns 1 --requests 1 --tokens 8 --alone-s 1",
+    "engine_compare": f"{SMALL} --peers transformers",
+    "gateway": "--isolated --concurrency 1 --tokens 8 --rounds 2",
+    "guided": "--batch 1",
+    "hops": "--requests 3 --case cached --case simulated",
+    "kv_cache": "",
+    "prefix_cache": "--shape 15m --prompt 512 --rounds 1 --hit-rounds 1",
+    "quant": "--shape 15m --methods int8 --batch 1 --prompt 16 --new 4 --rounds 1",
+    "scheduler": "",
+    "served": f"{SMALL} --servers none",
+    "spec": "--proposer ngram --batch 1 --new 16 --rounds 1",
+    "startup": "--shapes 15m --device cpu",
+}
+LEAST_ROWS = {"engine_compare": 4, "served": 2, "gateway": 3, "prefix_cache": 2, "quant": 2}
+
+
+@pytest.fixture
+def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(record, "_RESULTS", tmp_path)
+    return tmp_path
+
+
+def run(name: str, options: str, results: Path, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """Run a command and return what it recorded."""
+    monkeypatch.setattr(sys, "argv", [f"python -m ops.bench.{name}", *options.split()])
+    place = f"ops.bench.{name}"
+    if hasattr(importlib.import_module(place), "__path__"):
+        place += ".__main__"
+    assert not importlib.import_module(place).main()
+    rows = [line for path in results.glob("*.jsonl") for line in path.read_text().splitlines()]
+    return [json.loads(line) for line in rows]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("name", COMMANDS)
+def test_command_runs_in_its_smallest_form(name: str, results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = run(name, COMMANDS[name], results, monkeypatch)
+    assert len(rows) >= LEAST_ROWS.get(name, 1)
+    if name in ("engine_compare", "served"):
+        measured = Counter(row["engine"] for row in rows if row["decode_tokens_per_s"] > 0)
+        assert measured[OURS] == 2
+        assert not any(row["not_available"] for row in rows)
+
+
+def test_sequences_outlast_the_measurement_of_a_full_batch(tmp_path: Path) -> None:
+    """Each prompt takes a step's whole budget; the first sequence decodes while the others are prefilled."""
+    make_model(SHAPES[Size.M15], tmp_path)
+    load = Load(batch=6, prompt=32, new=2)
+    bench = EngineBench(tmp_path, dtype="bfloat16", num_threads=1, max_load=load, token_budget=32, block_size=16)
+    assert bench.measure(load).decode_rate > 0
+
+
+@pytest.mark.parametrize(("required", "status"), [((OURS,), None), ((OURS, "peer"), "not measured: peer")])
+def test_absent_engine_that_was_asked_for_fails_the_command(
+    required: tuple[str, ...], status: str | None, results: Path
+) -> None:
+    table = record.ResultTable("engine", ("engine", "batch"))
+    measured = {(OURS, 1): Measurement(1.0, 1.0)}
+    if status is None:
+        add_rows(table, measured, {}, {"peer": "no cmake"}, required)
+        return
+    with pytest.raises(SystemExit, match=status):
+        add_rows(table, measured, {}, {"peer": "no cmake"}, required)
+
+
+def test_own_engine_must_not_be_missing(results: Path) -> None:
+    table = record.ResultTable("engine", ("engine", "batch"))
+    with pytest.raises(SystemExit, match=OURS):
+        add_rows(table, {("peer", 1): Measurement(1.0, 1.0)}, {}, {OURS: "it failed"})
