@@ -55,7 +55,7 @@ OLDEST_ROW = MetricRow(
     "gauge",
     ("process", "model", "lane"),
     "For how long the first request has waited that no worker has; each process tells of its own. In the batch lane: "
-    "the age of the oldest job that is not finished, looked at every 30 seconds.",
+    "the age of the model's oldest job that is not finished, looked at every 30 seconds.",
 )
 EVERY_ROW = (*FLEET_ROWS.values(), DEPTH_ROW, OLDEST_ROW)
 

@@ -27,7 +27,7 @@ from shared.errors import InvalidNameError
 from shared.kept_results import KeptResults
 from shared.messages import BatchResult
 from shared.nats_connection import SEND_ERRORS
-from shared.subjects import decode_name
+from shared.subjects import decode_name, request_subject
 
 # Jobs expired in one round; more are left to the next round and to other workers.
 _MAX_JOBS = 1000
@@ -54,15 +54,16 @@ class _StreamInfo(msgspec.Struct):
 
 
 class BatchExpiry:
-    """Expires jobs, which lie in the queues. Keeps the age of each queue's oldest job, for metrics."""
+    """Expires jobs, which lie in the queues. Keeps the age of each queue's oldest job of one model, for metrics."""
 
-    def __init__(self, nats: Client, kept: KeptResults) -> None:
-        """Work over an open connection, and store results in `kept`."""
+    def __init__(self, nats: Client, kept: KeptResults, model: str) -> None:
+        """Work over an open connection, store results in `kept`, and keep the ages of `model`."""
         self._nats = nats
         self._kept = kept
+        self._model = model
         self._js = nats.jetstream()
         self._decode = msgspec.json.Decoder(_StreamInfo).decode
-        # When the oldest job of each tenant was stored, in monotonic seconds of this process.
+        # When each tenant's oldest job of the model was stored, in monotonic seconds of this process.
         self._oldest: dict[str, float] = {}
 
     def oldest_s(self, tenants: Iterable[str]) -> float:
@@ -89,7 +90,7 @@ class BatchExpiry:
                 return num_expired  # just taken
             assert message.time is not None
             waited_s = (_time(info.ts) - message.time).total_seconds()
-            self._oldest[tenant] = time.monotonic() - waited_s
+            await self._note_oldest(tenant, info, message)
             subject = message.subject or ""
             if waited_s <= max_wait_s or (
                 waited_s <= 2 * max_wait_s and await self._is_taken(stream, subject, message)
@@ -100,6 +101,17 @@ class BatchExpiry:
             await self._js.delete_msg(stream, info.state.first_seq)
             await asyncio.sleep(0)
         return _MAX_JOBS
+
+    async def _note_oldest(self, tenant: str, info: _StreamInfo, first: RawStreamMsg) -> None:
+        """Keep the age of the tenant's oldest job of this model; `first` is the oldest of all models."""
+        own = request_subject(self._model, "batch", tenant)
+        if first.subject != own:
+            try:
+                first = await self._js.get_msg(batch_stream(tenant), seq=first.seq, subject=own, next=True)
+            except NotFoundError:
+                return
+        assert first.time is not None
+        self._oldest[tenant] = time.monotonic() - (_time(info.ts) - first.time).total_seconds()
 
     async def _is_taken(self, stream: str, subject: str, message: RawStreamMsg) -> bool:
         """Say whether a job has been given to a worker of its model."""

@@ -68,7 +68,7 @@ class BatchQueues:
         self._num_redelivered_gone = 0
         self._searching = asyncio.Lock()
         self._arrived: deque[QueuedMessage] = deque()
-        self._expiry = BatchExpiry(nats, kept)
+        self._expiry = BatchExpiry(nats, kept, model)
         self._tasks = tasks
         self._log_limit = LogLimit(_log, _LOG_INTERVAL_S)
         self._periodic: list[asyncio.Task[None]] = []
@@ -85,7 +85,7 @@ class BatchQueues:
 
     @property
     def oldest_s(self) -> float:
-        """Age of the oldest job that is not finished, in any queue; 0 where there is none."""
+        """Age of the model's oldest job that is not finished, in any queue; 0 where there is none."""
         return self._expiry.oldest_s(self._queues)
 
     @property

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import importlib
 import json
+import logging
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, overload
 
@@ -24,6 +25,8 @@ from shared.errors import ConfigError, HeadraceError
 from shared.messages import UNDECODABLE
 from shared.model_hub import model_meant
 from shared.sampling import SamplingDefaults
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +80,27 @@ def read_model_directory(path: Path) -> ModelDirectory:
     Raises:
         HeadraceError: The directory or a file in it is missing or unusable.
     """
-    if (gguf := find_gguf(path)) is not None:
-        return _read_gguf(gguf)
+    gguf = find_gguf(path)
+    return _with_known_ids(_read_folder(path) if gguf is None else _read_gguf(gguf))
+
+
+def _with_known_ids(read: ModelDirectory) -> ModelDirectory:
+    """Drop special tokens that the model never produces, as transformers and vLLM in effect do, and warn of them."""
+    ends = frozenset(token_id for token_id in read.eos_token_ids if token_id < read.vocab_size)
+    bos = read.bos_token_id if read.bos_token_id is None or read.bos_token_id < read.vocab_size else None
+    unknown = sorted({*read.eos_token_ids, read.bos_token_id} - {*ends, bos, None})
+    if unknown:
+        _log.warning(
+            "%s names the special tokens %s, but the model has the ids 0 to %d only; they are ignored%s",
+            read.path,
+            ", ".join(map(str, unknown)),
+            read.vocab_size - 1,
+            "" if ends or not read.eos_token_ids else ", and no other ends an answer: give 'max_tokens' or 'stop'",
+        )
+    return replace(read, eos_token_ids=ends, bos_token_id=bos)
+
+
+def _read_folder(path: Path) -> ModelDirectory:
     if not path.is_dir():
         problem = f"{path} is no directory of a model in Hugging Face's format, no .gguf file, and no id at the hub"
         raise ConfigError("HEADRACE_MODEL", problem + model_meant(path))

@@ -7,6 +7,7 @@ harm as long as no prompt needs them. A prompt that does is refused when it come
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 
 from gpu_worker.text.model_directory import ModelDirectory
 from gpu_worker.text.tokenizer import ModelTokenizer
@@ -22,19 +23,23 @@ def check_vocabulary(tokenizer: ModelTokenizer, directory: ModelDirectory) -> No
     """Warn about tokens that the model does not have.
 
     Raises:
-        ConfigError: One of them ends every answer or is part of every prompt, so no request could be served.
+        ConfigError: One of them is part of every prompt, so no request could be served.
     """
-    size = directory.vocab_size
-    needed = {"the end-of-sequence token": set(directory.eos_token_ids)}
-    if directory.bos_token_id is not None:
-        needed["the begin-of-sequence token"] = {directory.bos_token_id}
-    needed["a token that the tokenizer adds to every prompt"] = set(tokenizer.encode_text("a"))
-    needed["a token that the chat template adds to every conversation"] = _conversation(tokenizer)
-    for what, token_ids in needed.items():
-        beyond = sorted(token_id for token_id in token_ids if not 0 <= token_id < size)
-        if beyond:
-            problem = f"{directory.path}: {what} has the id {beyond[0]}, but the model has the ids 0 to {size - 1} only"
-            raise ConfigError("HEADRACE_MODEL", problem)
+    size, conversation = directory.vocab_size, _conversation(tokenizer)
+    of_text, of_chat = _first_from(size, tokenizer.encode_text("a")), _first_from(size, conversation)
+    found = [
+        f"the token {token_id}, which {what}"
+        for token_id, what in (
+            (of_text, "the tokenizer adds to every text"),
+            (of_chat, "the chat template adds to every conversation"),
+        )
+        if token_id is not None
+    ]
+    problem = f"{directory.path} has the ids 0 to {size - 1} only, and so lacks {' and '.join(found)}"
+    if of_text is not None and (of_chat is not None or not conversation):
+        raise ConfigError("HEADRACE_MODEL", f"{problem}; its weights and its tokenizer are not of the same model")
+    if found:
+        _log.warning("%s; such prompts are refused", problem)
     extra = tokenizer.tokens_from(size)
     if extra:
         named = ", ".join(f"{token!r} ({token_id})" for token, token_id in extra[:_MAX_NAMED])
@@ -45,6 +50,10 @@ def check_vocabulary(tokenizer: ModelTokenizer, directory: ModelDirectory) -> No
             size - 1,
             named if len(extra) <= _MAX_NAMED else f"{named}, ...",
         )
+
+
+def _first_from(size: int, token_ids: Iterable[int]) -> int | None:
+    return min((token_id for token_id in token_ids if token_id >= size), default=None)
 
 
 def _conversation(tokenizer: ModelTokenizer) -> set[int]:

@@ -28,8 +28,9 @@ async def tenant(gateway: TestGateway) -> str:
     return name
 
 
-def _expiry(gateway: TestGateway) -> BatchExpiry:
-    return BatchExpiry(gateway.nats, KeptResults(gateway.js, ResultShares(gateway.js, can_purge=True)))
+def _expiry(gateway: TestGateway, model: str | None = None) -> BatchExpiry:
+    kept = KeptResults(gateway.js, ResultShares(gateway.js, can_purge=True))
+    return BatchExpiry(gateway.nats, kept, model or gateway.model)
 
 
 async def _publish(gateway: TestGateway, tenant: str, reply: str | None = None) -> Request:
@@ -199,3 +200,20 @@ async def test_age_of_the_oldest_job_is_known_after_a_round_and_gone_with_it(gat
     await wait_until(is_empty, 15)
     await expiry.expire(tenant)
     assert expiry.oldest_s([tenant]) == 0.0
+
+
+async def test_age_of_a_queue_is_that_of_the_jobs_of_one_model(gateway: TestGateway) -> None:
+    """A job of a model that nobody serves waits for days, and says nothing of the others."""
+    tenant = fresh_name("tenant")
+    await ensure_streams(gateway.js, StreamLimits(tenant_max_wait_s=600.0), [tenant])
+    await _publish(gateway, tenant)
+    await asyncio.sleep(0.5)
+    other = fresh_name("model")
+    served, unserved, unknown = _expiry(gateway, other), _expiry(gateway), _expiry(gateway, fresh_name("model"))
+    job = gateway.request(lane="batch", tenant=tenant)
+    await gateway.js.publish(request_subject(other, "batch", tenant), encode(job))
+    for expiry in (served, unserved, unknown):
+        await expiry.expire(tenant)
+    assert 0.5 <= unserved.oldest_s([tenant]) < 60
+    assert 0 < served.oldest_s([tenant]) <= unserved.oldest_s([tenant]) - 0.4
+    assert unknown.oldest_s([tenant]) == 0.0

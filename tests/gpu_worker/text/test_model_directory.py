@@ -52,6 +52,18 @@ def test_size_that_is_not_usable_is_refused_by_its_field(tmp_path: Path) -> None
         read_model_directory(write(tmp_path, COMPLETE))
 
 
+@pytest.mark.parametrize(("ends", "kept", "told"), [([1, 9], {1}, "ignored"), (9, set(), "no other ends an")])
+def test_special_tokens_beyond_the_vocabulary_are_ignored_and_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, ends: Any, kept: set[int], told: str
+) -> None:
+    config = {**COMPLETE, "max_position_embeddings": 33, "eos_token_id": ends, "bos_token_id": 12}
+    model = read_model_directory(write(tmp_path, config))
+    assert (model.eos_token_ids, model.bos_token_id) == (kept, None)
+    (message,) = caplog.messages
+    assert "the special tokens 9, 12, but the model has the ids 0 to 8 only" in message
+    assert told in message
+
+
 @pytest.mark.parametrize(("outer", "expected"), [({"eos_token_id": [1, 6]}, {1, 6}), ({}, {1})])
 def test_tokens_that_end_a_text_are_said_outside_of_the_text_part(
     tmp_path: Path, outer: dict[str, Any], expected: set[int]

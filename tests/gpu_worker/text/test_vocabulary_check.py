@@ -55,30 +55,37 @@ def test_token_that_the_model_does_not_have_is_warned_about_once(
     )
 
 
-@pytest.mark.parametrize(("field", "name"), [("eos_token_ids", "end-of"), ("bos_token_id", "begin-of")])
-@pytest.mark.parametrize("token_id", [-1, None])
-def test_special_token_that_the_model_does_not_have_is_refused(
-    make_model: MakeModel, demo_directory: ModelDirectory, field: str, name: str, token_id: int | None
+def add_turn(tokenizer: Tokenizer) -> None:
+    """Put the token before every text."""
+    turn = ("<|turn|>", tokenizer.token_to_id("<|turn|>"))
+    tokenizer.post_processor = processors.TemplateProcessing("<|turn|> $A", special_tokens=[turn])
+
+
+@pytest.mark.parametrize(
+    ("change", "config", "what"),
+    [
+        (add_turn, {"chat_template": "{{ messages[0]['content'] }}"}, "the tokenizer adds to every text"),
+        (lambda _: None, {"chat_template": TEMPLATE}, "the chat template adds to every conversation"),
+    ],
+)
+def test_token_that_only_texts_or_only_conversations_need_is_warned_about(
+    make_model: MakeModel, caplog: pytest.LogCaptureFixture, change: Any, config: dict[str, str], what: str
 ) -> None:
-    wrong = demo_directory.vocab_size if token_id is None else token_id
-    value = frozenset({0, wrong}) if field == "eos_token_ids" else wrong
-    with pytest.raises(ConfigError, match=f"{name}-sequence token has the id {wrong}, but the model has the ids 0 to"):
-        check(make_model(**{field: value}))
+    directory = make_model(change, tokenizer_config=config)
+    check(directory)
+    assert f"lacks the token {directory.vocab_size}, which {what}; such prompts are refused" in caplog.messages[0]
 
 
-def test_token_that_every_prompt_needs_is_refused(make_model: MakeModel) -> None:
-    def add_turn(tokenizer: Tokenizer) -> None:
-        turn = ("<|turn|>", tokenizer.token_to_id("<|turn|>"))
-        tokenizer.post_processor = processors.TemplateProcessing("<|turn|> $A", special_tokens=[turn])
-
-    with pytest.raises(ConfigError, match="the tokenizer adds to every prompt"):
-        check(make_model(add_turn))
-
-
-def test_token_that_every_conversation_needs_is_refused(make_model: MakeModel) -> None:
-    config = {"chat_template": TEMPLATE}
-    with pytest.raises(ConfigError, match="the chat template adds to every conversation"):
-        check(make_model(tokenizer_config=config))
+@pytest.mark.parametrize(
+    ("config", "told"),
+    [
+        ({"chat_template": TEMPLATE}, r" and the token \d+, which the chat template"),
+        ({}, ";"),
+    ],
+)
+def test_token_that_every_prompt_needs_is_refused(make_model: MakeModel, config: dict[str, str], told: str) -> None:
+    with pytest.raises(ConfigError, match=f"adds to every text{told}"):
+        check(make_model(add_turn, tokenizer_config=config))
 
 
 def test_template_that_refuses_the_shortest_conversation_is_no_defect(make_model: MakeModel) -> None:
