@@ -6,6 +6,15 @@ from ops.dashboards.panel import Dashboard, Panel, Query, Variable, quantiles
 
 _MODEL = 'model_name=~"$model"'
 _OWN = 'model=~"$model"'
+# A key over its limit, no capacity, and a fault are three things to do something about.
+_COLORS_OF_STATUS = (
+    ("^2..$", "green"),
+    ("^4..$", "blue"),
+    ("^429$", "yellow"),
+    ("^499$", "purple"),
+    ("^5..$", "red"),
+    ("^503$", "orange"),
+)
 
 OVERVIEW = Dashboard(
     "overview",
@@ -72,6 +81,7 @@ OVERVIEW = Dashboard(
                 ),
             ),
             unit="reqps",
+            colors=_COLORS_OF_STATUS,
         ),
         Panel(
             "Refused for lack of capacity",

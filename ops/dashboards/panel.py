@@ -29,6 +29,9 @@ class Panel:
         text: What it shows, and what to think of it.
         unit: Grafana's name of it: `s`, `percentunit`, `reqps`, `bytes`, `short`, ...
         limit: Where it turns red; None for nowhere.
+        objective: Below this it is red; None where less is not worse.
+        empty: What it says where the query finds nothing.
+        colors: Colours of lines, by regular expressions of their names; a line that none names has Grafana's choice.
     """
 
     title: str
@@ -38,6 +41,9 @@ class Panel:
     kind: Literal["timeseries", "stat", "table"] = "timeseries"
     width: int = 12
     limit: float | None = None
+    objective: float | None = None
+    empty: str = ""
+    colors: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,10 +140,10 @@ def _placed(panels: Sequence[Panel]) -> list[dict[str, Any]]:
 
 
 def _panel(panel: Panel, number: int) -> dict[str, Any]:
-    steps: list[dict[str, Any]] = [{"color": "green", "value": None}]
-    if panel.limit is not None:
-        steps.append({"color": "red", "value": panel.limit})
-    defaults: dict[str, Any] = {"unit": panel.unit, "thresholds": {"mode": "absolute", "steps": steps}}
+    thresholds = {"mode": "absolute", "steps": _steps(panel)}
+    defaults: dict[str, Any] = {"unit": panel.unit, "thresholds": thresholds}
+    if panel.empty:
+        defaults["noValue"] = panel.empty
     if panel.kind == "timeseries":
         style = "off" if panel.limit is None else "line"
         defaults["custom"] = {"lineWidth": 1, "fillOpacity": 8, "thresholdsStyle": {"mode": style}}
@@ -147,11 +153,25 @@ def _panel(panel: Panel, number: int) -> dict[str, Any]:
         "title": panel.title,
         "description": panel.text,
         "datasource": _SOURCE,
-        "fieldConfig": {"defaults": defaults, "overrides": []},
+        "fieldConfig": {"defaults": defaults, "overrides": list(map(_colored, panel.colors))},
         "options": _OPTIONS[panel.kind],
         "transformations": _merged(panel) if panel.kind == "table" else [],
         "targets": [_target(query, panel, place) for place, query in enumerate(panel.queries)],
     }
+
+
+def _steps(panel: Panel) -> list[dict[str, Any]]:
+    """Colours from the least value upwards."""
+    if panel.objective is not None:
+        return [{"color": "red", "value": None}, {"color": "green", "value": panel.objective}]
+    above = [] if panel.limit is None else [{"color": "red", "value": panel.limit}]
+    return [{"color": "green", "value": None}, *above]
+
+
+def _colored(color: tuple[str, str]) -> dict[str, Any]:
+    names, fixed = color
+    properties = [{"id": "color", "value": {"mode": "fixed", "fixedColor": fixed}}]
+    return {"matcher": {"id": "byRegexp", "options": f"/{names}/"}, "properties": properties}
 
 
 def _merged(panel: Panel) -> list[dict[str, Any]]:

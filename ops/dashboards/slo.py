@@ -5,6 +5,8 @@ Ratios come from the recording rules in `ops/alerts/headrace.rules.yml`, which a
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ops.dashboards.panel import Dashboard, Panel, Query, Variable, quantiles
 
 OBJECTIVE = 0.99
@@ -26,7 +28,14 @@ def _burn(title: str, record: str) -> Panel:
 def _kept(title: str, record: str, promise: str) -> Panel:
     query = Query(f"headrace:{record}:ratio_rate6h{{{_MATCH}}}", "{{model_name}}")
     return Panel(
-        title, f"{promise} Over six hours; the objective is 99 %.", (query,), unit="percentunit", kind="stat", width=8
+        title,
+        f"{promise} Over six hours; the objective is 99 %.",
+        (query,),
+        unit="percentunit",
+        kind="stat",
+        width=8,
+        objective=OBJECTIVE,
+        empty="no requests yet",
     )
 
 
@@ -50,6 +59,8 @@ SLO = Dashboard(
             unit="percentunit",
             kind="stat",
             width=8,
+            objective=OBJECTIVE,
+            empty="nobody was refused and came back",
         ),
         _burn("Burn of the budget: first token", "ttft_good"),
         _burn("Burn of the budget: time between tokens", "itl_good"),
@@ -76,8 +87,13 @@ SLO = Dashboard(
         Panel(
             "Error of Retry-After",
             "By how much longer than told clients had to wait for their place.",
-            quantiles("headrace_retry_after_error_seconds", "", "", (0.95,)),
+            # A quantile of nothing is not a number, which no comparison lets through.
+            tuple(
+                replace(query, expression=f"{query.expression} >= 0")
+                for query in quantiles("headrace_retry_after_error_seconds", "", "", (0.95,))
+            ),
             unit="s",
+            empty="nobody was refused and came back",
         ),
     ),
 )

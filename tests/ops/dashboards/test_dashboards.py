@@ -13,7 +13,9 @@ import pytest
 import yaml
 
 from ops.dashboards.__main__ import DASHBOARDS, path_of, text_of
+from ops.dashboards.overview import OVERVIEW
 from ops.dashboards.panel import Dashboard
+from ops.dashboards.slo import SLO
 from tests.ops.alerts.rules import RULES, promtool, recorded_labels
 from tests.ops.dashboards.known_metrics import LABELS_OF, problems
 
@@ -130,6 +132,37 @@ def test_promtool_can_read_every_query(tmp_path: Path) -> None:
     file.write_text(yaml.safe_dump({"groups": [{"name": "queries", "rules": rules}]}))
     ran = subprocess.run([str(promtool()), "check", "rules", str(file)], capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
+
+
+def panel_of(dashboard: Dashboard, title: str) -> dict[str, Any]:
+    return next(panel for panel in loaded(dashboard)["panels"] if panel["title"] == title)
+
+
+@pytest.mark.parametrize("title", ["First token within 2.5 s", "Next token within 0.1 s", "Promises kept"])
+def test_share_below_the_objective_is_red(title: str) -> None:
+    thresholds = panel_of(SLO, title)["fieldConfig"]["defaults"]["thresholds"]["steps"]
+    # Grafana takes the last step that a value has reached.
+    reached = [[step["color"] for step in thresholds if (step["value"] or 0) <= share][-1] for share in (0.899, 0.99)]
+    assert reached == ["red", "green"]
+
+
+@pytest.mark.parametrize("title", ["Promises kept", "Error of Retry-After"])
+def test_panel_that_has_nothing_to_show_on_a_good_day_says_so(title: str) -> None:
+    panel = panel_of(SLO, title)
+    assert panel["fieldConfig"]["defaults"]["noValue"] == "nobody was refused and came back"
+    assert re.search(r"> 0\)$|>= 0$", panel["targets"][0]["expr"]), "nothing would be drawn as not a number"
+
+
+def test_statuses_have_colours_of_their_own() -> None:
+    overrides = panel_of(OVERVIEW, "Answers by status")["fieldConfig"]["overrides"]
+
+    def color(status: str) -> str:
+        # Of several overrides that match, Grafana applies the last.
+        found = [each for each in overrides if re.fullmatch(each["matcher"]["options"].strip("/"), status)]
+        return str(found[-1]["properties"][0]["value"]["fixedColor"])
+
+    assert len({color(status) for status in ("200", "400", "429", "499", "500", "503")}) == 6
+    assert color("401") == color("400")
 
 
 def test_objective_of_the_dashboard_is_that_of_the_rules() -> None:
