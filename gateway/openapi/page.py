@@ -9,13 +9,15 @@ from gateway.openapi.document import document
 
 _OPENING = """# The API
 
-Made from the description by `python -m gateway.openapi.page`; do not edit it by hand. The description itself is
-[openapi.json](openapi.json), which a gateway serves at `/openapi.json`. What becomes of each parameter of a body is in
-[parameters.md](parameters.md), what each error means in [errors.md](errors.md).
+What a gateway answers, path by path. For programs the same is [openapi.json](openapi.json), which a gateway serves at
+`/openapi.json`. What becomes of each parameter of a body is in [parameters.md](parameters.md), what each error means in
+[errors.md](errors.md).
 
 `/v1` may be left out of a path, and a slash may stand at its end. A key is shown as `Authorization: Bearer <key>` or as
 `x-api-key: <key>`; what everyone may ask is marked so.
 """
+
+_ENDING = "This page is made from the description: `python -m gateway.openapi.page > ops/docs/api.md`.\n"
 
 Json = dict[str, Any]
 
@@ -29,7 +31,7 @@ def api_page() -> str:
         for path, methods in described["paths"].items()
         for method, operation in methods.items()
     ]
-    return "\n".join([_OPENING, *operations, *_types(schemas, "\n".join(operations))])
+    return "\n".join([_OPENING, *operations, *_types(schemas, "\n".join(operations)), _ENDING])
 
 
 def _operation(method: str, path: str, operation: Json, schemas: Json) -> str:

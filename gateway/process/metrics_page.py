@@ -42,8 +42,6 @@ EVERY_ROW = tuple(row for _, _, rows in _SECTIONS for row in rows)
 
 _HEAD = """# Metrics
 
-*Generated from the code: `python -m gateway.process.metrics_page > ops/docs/metrics.md`.*
-
 `GET /metrics` on the operator's port, with the operator's key as a bearer token, tells Prometheus everything below. One
 scrape shows all processes that share a port. Scrape every gateway: what is told of the fleet is told by one of them,
 the oldest that is alive, so that sums over gateways count a worker once.
@@ -59,6 +57,7 @@ def page() -> str:
     parts = [_HEAD]
     for title, text, rows in _SECTIONS:
         parts.append(f"## {title}\n" + (f"\n{text}\n" if text else "") + "\n" + _table(rows))
+    parts.append("This page is made from the code: `python -m gateway.process.metrics_page > ops/docs/metrics.md`.\n")
     return "\n".join(parts)
 
 

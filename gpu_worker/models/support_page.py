@@ -28,8 +28,6 @@ from kernels.activation import Activation
 
 _OPENING = """# Models
 
-Written by `python -m gpu_worker.models.support_page`; do not edit.
-
 A checkpoint is served when one of its `architectures` is in the first column. The same layers without a head, or with
 one that scores classes, are served under the names that end in `Model` and `ForSequenceClassification`. What a
 checkpoint asks for beyond its family's row is refused at load, with the field and what is supported.
@@ -47,6 +45,10 @@ checkpoint asks for beyond its family's row is refused at load, with the field a
 
 | Architectures | Layers | On CPUs | Weights | Drafts |
 |---|---|---|---|---|
+"""
+
+_ENDING = """
+This page is made from the families' descriptions: `python -m gpu_worker.models.support_page > ops/docs/models.md`.
 """
 
 _WRAPPERS = """
@@ -88,7 +90,7 @@ SAMPLE: Mapping[str, Any] = MappingProxyType(
 def support_page() -> str:
     """Return the page, in Markdown."""
     modules = sorted(family_modules(), key=lambda module: module.ARCHITECTURE.lower())
-    return _OPENING + "".join(f"{_row(module)}\n" for module in modules) + _wrappers_table()
+    return _OPENING + "".join(f"{_row(module)}\n" for module in modules) + _wrappers_table() + _ENDING
 
 
 def _wrappers_table() -> str:

@@ -88,7 +88,7 @@ def _with_known_ids(read: ModelDirectory) -> ModelDirectory:
     """Drop special tokens that the model never produces, as transformers and vLLM in effect do, and warn of them."""
     ends = frozenset(token_id for token_id in read.eos_token_ids if token_id < read.vocab_size)
     bos = read.bos_token_id if read.bos_token_id is None or read.bos_token_id < read.vocab_size else None
-    unknown = sorted({*read.eos_token_ids, read.bos_token_id} - {*ends, bos, None})
+    unknown = sorted(read.eos_token_ids - ends) + ([] if bos == read.bos_token_id else [read.bos_token_id])
     if unknown:
         _log.warning(
             "%s names the special tokens %s, but the model has the ids 0 to %d only; they are ignored%s",

@@ -21,8 +21,6 @@ the process with one line that says what is allowed. `headrace COMMAND --help` p
 unit: 4k is 4000, 4K and 4KiB are 4096, 8GB is 8000000000.
 
 `headrace up` takes all settings of the gateway and the worker besides its own, except their addresses.
-
-This page is made of the settings classes: `python -m ops.docs_site.configuration > ops/docs/configuration.md`.
 """
 # What is read by no command.
 _OTHERS = """
@@ -36,6 +34,8 @@ _OTHERS = """
 | `HEADRACE_MODEL_DIR`, `HEADRACE_REDIS_PASSWORD`, `HEADRACE_GRAFANA_PASSWORD` | Read by `compose.yaml`. |
 | `HF_HOME`, `HF_HUB_OFFLINE`, `HF_ENDPOINT`, `HF_TOKEN` | Where models of the hub are kept and fetched. |
 | `CUDA_VISIBLE_DEVICES` | Which GPU a worker sees: run one worker for each. |
+
+This page is made of the settings classes: `python -m ops.docs_site.configuration > ops/docs/configuration.md`.
 """
 
 

@@ -17,7 +17,8 @@ Every option that people know from vLLM, SGLang, llama.cpp, text-generation-infe
 another name here, or none, with what to do instead. Whoever types one is told the same. An option that several of them
 have is listed with the first. What has the same name and meaning here is not listed: [configuration](configuration.md)
 has it. [Coming from vLLM, SGLang and others](coming-from.md) says what else differs.
-
+"""
+_ENDING = """\
 This page is made of the command line's own table: `python -m ops.docs_site.other_options > ops/docs/other-options.md`.
 """
 _TITLES = {
@@ -32,7 +33,7 @@ _TITLES = {
 def page() -> str:
     """Return the page."""
     titled = [(_TITLES[owner], rows) for owner, rows in SERVERS]
-    return "\n".join([_HEAD, *_sections([*titled, ("What else people type", SYNONYMS)])])
+    return "\n".join([_HEAD, *_sections([*titled, ("What else people type", SYNONYMS)]), _ENDING])
 
 
 def _sections(titled: list[tuple[str, tuple[tuple[str, str], ...]]]) -> Iterator[str]:

@@ -10,9 +10,9 @@ Cells = dict[str, dict[str, str]]
 _PAGE = ROOT / "ops/docs/clients.md"
 _OPENING = """# Clients
 
-Written by `make clients`, which installs the newest release of each library into an environment of its own and runs it
-against `headrace up` with the demo model. **yes** works; **no** does not, with the reason below; a blank cell is a
-feature that the library does not have or that is not tried.
+Each library in its newest release, in an environment of its own, against `headrace up` with the demo model. **yes**
+works; **no** does not, with the reason below; a blank cell is a feature that the library does not have or that is not
+tried. `make clients` runs it all and writes this page.
 """
 _MEASURED = """
 `vllm bench serve` (vLLM 0.32.0, its build for CPUs) was run by hand, and is run by a slow test where it is installed:

@@ -12,8 +12,6 @@ from gateway.api.schemas.table import PARAMETERS
 
 _OPENING = """# Parameters
 
-Made from the table in `gateway/api/schemas` by `python -m gateway.api.schemas.page`; do not edit it by hand.
-
 Each name in a body is **served**, **ignored** because it changes nothing here, or **refused** with a 400 that names it
 and says what to do. A name that is not on this page is refused too, with the nearest name that is served, unless the
 gateway runs with `--allow-unknown-parameters` (`HEADRACE_ALLOW_UNKNOWN_PARAMETERS`). Null always means: left out. A
@@ -29,11 +27,12 @@ begins every text. Bodies are JSON in UTF-8; a compressed one (`Content-Encoding
 
 Errors are described in [errors.md](errors.md).
 """
+_ENDING = "This page is made from the table in `gateway/api/schemas`: `python -m gateway.api.schemas.page`.\n"
 
 
 def parameters_page() -> str:
     """Return the page, in Markdown."""
-    return "\n".join([_OPENING, *map(_section, Kind)])
+    return "\n".join([_OPENING, *map(_section, Kind), _ENDING])
 
 
 def _section(kind: Kind) -> str:
