@@ -5,6 +5,7 @@ Nothing but safetensors is ever read: it holds numbers only, whereas pickled for
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -27,6 +28,8 @@ from gpu_worker.models.tensor_file import StoredTensor, TensorFile
 from gpu_worker.models.tensor_reader import TensorReader
 from gpu_worker.quantization.tensor_source import KeepsHalf
 
+# Bytes of two tensors that are compared at a time.
+_COMPARED = 4 << 20
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 Progress = Callable[[int, int], None]
@@ -174,6 +177,20 @@ class Checkpoint:
     def stored_module(self, name: str) -> str:
         """Return what the checkpoint calls a module, which configurations mean; the same where it has none of it."""
         return self._stored_modules.get(name, name)
+
+    def are_same(self, name: str, other: str) -> bool:
+        """Whether two tensors hold the same numbers, of the same type and shape; False if one is missing."""
+        if not (self.has(name) and self.has(other)):
+            return False
+        files, tensors = (self._shards[name], self._shards[other]), (self._stored(name), self._stored(other))
+        if (tensors[0].dtype, tensors[0].shape) != (tensors[1].dtype, tensors[1].shape):
+            return False
+        num_bytes = tensors[0].num_bytes
+
+        def part(which: int, start: int) -> bytes:
+            return os.pread(files[which].fd, min(_COMPARED, num_bytes - start), tensors[which].offset + start)
+
+        return all(part(0, start) == part(1, start) for start in range(0, num_bytes, _COMPARED))
 
     def names(self) -> tuple[str, ...]:
         """Return the names of all tensors that are not left out."""

@@ -13,7 +13,7 @@ from gpu_worker.models.errors import CheckpointError
 from gpu_worker.models.families import find_families
 from gpu_worker.models.gguf_config import read_gguf_config
 from gpu_worker.models.json_file import JsonFile
-from gpu_worker.models.stored_head import has_head
+from gpu_worker.models.stored_head import with_stored_head
 from gpu_worker.models.text_kinds import TEXT_KINDS
 from gpu_worker.models.text_part import text_part, with_text_names
 from gpu_worker.models.wrappers import WRAPPERS, Wrapper
@@ -61,7 +61,9 @@ def read_model_config(directory: Path) -> ModelConfig:
             return _wrapped(file, WRAPPERS[name])
         if name in FAMILIES:
             inside = _wrapper_of(name, file)
-            return with_text_names(FAMILIES[name](file)) if inside is None else _wrapped(file, inside)
+            if inside is not None:
+                return _wrapped(file, inside)
+            return with_stored_head(with_text_names(FAMILIES[name](file)), directory)
         for suffix in (_LAYERS, _CLASSES):
             # Layers of text parts are called so too: `Gemma3TextModel`.
             stem = name.removesuffix(suffix).removesuffix("Text")
@@ -106,8 +108,7 @@ def _wrapped(file: JsonFile, wrapper: Wrapper) -> ModelConfig:
     """Read the text part of a model that also sees or hears; whether its head is its embedding, its files say."""
     part, kind = text_part(file, wrapper)
     config = with_text_names(FAMILIES[kind.architecture](part))
-    head = has_head(file.path.parent, config.block.names)
-    return config if head is None else dataclasses.replace(config, tie_word_embeddings=not head)
+    return with_stored_head(config, file.path.parent, has_flag=False)
 
 
 def _nearest(file: JsonFile) -> str:

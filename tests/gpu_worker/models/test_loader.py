@@ -23,7 +23,7 @@ from tests.gpu_worker.models.families.composed_cases import CASES
 from tests.gpu_worker.models.families.random_models import save_case
 from tests.gpu_worker.models.paged_run import PagedRun
 from tests.gpu_worker.models.pairs import CPU, Pair
-from tests.gpu_worker.models.variants import save_variant
+from tests.gpu_worker.models.variants import oracle_logits, save_variant
 
 SHARD = "model-00001-of-00001.safetensors"
 TOKENS = torch.arange(3, 23)
@@ -153,11 +153,27 @@ def test_stored_rotary_frequencies_are_ignored(directory: Path) -> None:
     load(directory)
 
 
-def test_tied_head_in_checkpoint_is_ignored(pair_of: Callable[[str], Pair], tmp_path: Path) -> None:
+def test_stored_head_that_is_the_embedding_is_ignored(pair_of: Callable[[str], Pair], tmp_path: Path) -> None:
     pair = pair_of("llama-mha-tied")
     directory = shutil.copytree(pair.directory, tmp_path / "model")
-    change_tensors(directory, lambda t: t.update({"lm_head.weight": torch.zeros(97, 64)}))
-    assert torch.equal(logits_of(load(directory)), logits_of(pair.model))
+    change_tensors(directory, lambda t: t.update({"lm_head.weight": t["model.embed_tokens.weight"].clone()}))
+    model = load(directory)
+    assert model.config.tie_word_embeddings
+    assert torch.equal(logits_of(model), logits_of(pair.model))
+
+
+def test_stored_head_that_is_not_the_embedding_is_the_head_whatever_the_flag_says(
+    pair_of: Callable[[str], Pair], tmp_path: Path
+) -> None:
+    from transformers import AutoModelForCausalLM
+
+    directory = shutil.copytree(pair_of("llama-mha-tied").directory, tmp_path / "model")
+    change_tensors(directory, lambda t: t.update({"lm_head.weight": t["model.embed_tokens.weight"].roll(1, 0)}))
+    oracle = AutoModelForCausalLM.from_pretrained(directory, attn_implementation="eager").eval()
+    model = load(directory)
+    torch.testing.assert_close(logits_of(model), oracle_logits(oracle, TOKENS), atol=1e-4, rtol=0)
+    sizes = [weights_bytes(directory, torch.float32, CPU, is_tied=is_tied) for is_tied in (False, True)]
+    assert sizes[model.config.tie_word_embeddings] == sizes[0] > sizes[1]
 
 
 def test_missing_tensor_is_named(directory: Path) -> None:
