@@ -53,8 +53,12 @@ class Attention:
         qkv, gate = self._split_gate(self._qkv(x))
         if shape.head_norm is HeadNorm.WHOLE:
             self._normalise_whole(qkv)
+        elif shape.head_norm is HeadNorm.APART:
+            self._normalise_apart(qkv)
         if shape.value_norm:
             self._normalise_values(qkv)
+        if shape.qkv_clip is not None:
+            qkv.clamp_(-shape.qkv_clip, shape.qkv_clip)
         cache = context.caches[self._index]
         slot_mapping, block_tables = context.blocks_of(self._index)
         written = cache if shape.reads_layer is None else None
@@ -66,7 +70,7 @@ class Attention:
             None if written is None else written.keys,
             None if written is None else written.values,
             slot_mapping,
-            None if shape.head_norm is HeadNorm.WHOLE else weights.head_norm,
+            None if shape.head_norm in (HeadNorm.WHOLE, HeadNorm.APART) else weights.head_norm,
             None if written is None else written.scales,
             values,
         )
@@ -128,3 +132,11 @@ class Attention:
         query, key = qkv[:, :num_query], qkv[:, num_query : num_query + num_key]
         query.copy_(rms_norm(query, norm.query, norm.eps))
         key.copy_(rms_norm(key, norm.key, norm.eps))
+
+    def _normalise_apart(self, qkv: torch.Tensor) -> None:
+        """Normalise each query and key head by LayerNorm with its own weights, in place."""
+        norm, dim = self._weights.head_norm, self._shape.head_dim
+        assert norm is not None
+        weights = torch.cat((norm.query, norm.key)).view(-1, dim)
+        heads = qkv[:, : weights.numel()].view(len(qkv), -1, dim)
+        heads.copy_(torch.layer_norm(heads.float(), (dim,), eps=norm.eps) * weights)

@@ -24,6 +24,8 @@ class HeadNorm(Enum):
     """Each head by itself, behind the rotation."""
     WHOLE = "whole"
     """All query heads as one vector, and all key heads as one."""
+    APART = "apart"
+    """Each head by itself, centred as by LayerNorm, with weights of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,7 @@ class AttentionShape:
         rotary_dim: Dimensions of a head that turn, the first ones; None is all.
         interleaved: The checkpoint pairs a dimension with the next, not with the one half of `rotary_dim` further on.
         head_norm: How queries and keys are normalised.
+        qkv_clip: Queries, keys and values, once normalised, are cut to stay between minus this and this, if given.
         qkv_bias: The query, key and value projections have a bias.
         output_bias: The output projection has one.
         output_scale: What the layer yields is multiplied by.
@@ -91,6 +94,7 @@ class AttentionShape:
     reads_layer: int | None = None
     value_dim: int | None = None
     sees_later: bool = False
+    qkv_clip: float | None = None
 
     @property
     def value_size(self) -> int:

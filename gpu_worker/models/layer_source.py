@@ -206,16 +206,26 @@ def _take_head_norm(source: LayerSource, name: str, shape: AttentionShape) -> He
     if shape.head_norm is HeadNorm.UNWEIGHTED:
         ones = source.checkpoint.ones(shape.head_dim)
         return HeadNormWeights(ones, ones, source.config.rms_norm_eps)
-    is_whole, order = shape.head_norm is HeadNorm.WHOLE, head_order(shape)
+    is_one_head, order = shape.head_norm in (HeadNorm.HEADS, HeadNorm.ROTATED), head_order(shape)
 
     def take(part: str, num_heads: int) -> torch.Tensor:
-        count = num_heads if is_whole else 1
-        weight = source.norm(f"{name}.{part}_norm", count * shape.head_dim).weight
+        count = 1 if is_one_head else num_heads
+        if shape.head_norm is HeadNorm.APART:
+            weight = _take_norms_of_heads(source.checkpoint, f"{name}.{part}_norm", count, shape.head_dim)
+        else:
+            weight = source.norm(f"{name}.{part}_norm", count * shape.head_dim).weight
         return weight if order is None else weight[head_rows(order, count).to(weight.device)]
 
     query = take("q", shape.num_heads)
     key = take("k", shape.num_kv_heads) if shape.reads_layer is None else query
     return HeadNormWeights(query, key, source.config.rms_norm_eps)
+
+
+def _take_norms_of_heads(checkpoint: WeightSource, name: str, num_heads: int, dim: int) -> torch.Tensor:
+    """Take the weights of each head's normalisation, which are stored as one tensor or as one for each head."""
+    if checkpoint.has(f"{name}.0.weight"):
+        return checkpoint.take_rows([f"{name}.{head}.weight" for head in range(num_heads)], [(dim,)] * num_heads)
+    return checkpoint.take(f"{name}.weight", num_heads, dim).flatten()
 
 
 def _take_latent(source: LayerSource, prefix: str, shape: LatentShape) -> LatentWeights:

@@ -176,6 +176,7 @@ _ATTENTION: tuple[tuple[str, Callable[[AttentionShape], bool]], ...] = (
     ("normalised heads", lambda shape: shape.head_norm in (HeadNorm.HEADS, HeadNorm.UNWEIGHTED)),
     ("heads normalised behind the rotation", lambda shape: shape.head_norm is HeadNorm.ROTATED),
     ("normalised queries and keys", lambda shape: shape.head_norm is HeadNorm.WHOLE),
+    ("heads normalised by LayerNorm", lambda shape: shape.head_norm is HeadNorm.APART),
     ("a scale of scores of its own", lambda shape: shape.scale is not None),
     ("bounded scores", lambda shape: shape.soft_cap is not None),
     ("queries that grow with their position", lambda shape: shape.query_growth is not None),

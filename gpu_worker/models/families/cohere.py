@@ -1,8 +1,13 @@
-"""Command R (Cohere): blocks side by side, LayerNorm without bias, neighbouring dimensions turn together."""
+"""Command R (Cohere): blocks side by side, LayerNorm without bias, neighbouring dimensions turn together.
+
+Command R+ normalises each head of queries and keys besides.
+"""
 
 from __future__ import annotations
 
-from gpu_worker.layers.layer_traits import AttentionShape
+from dataclasses import replace
+
+from gpu_worker.layers.layer_traits import AttentionShape, HeadNorm
 from gpu_worker.models.block_traits import BlockTraits, NormKind, TensorNames
 from gpu_worker.models.config import FamilyTraits, ModelConfig, read_decoder
 from gpu_worker.models.json_file import JsonFile
@@ -12,9 +17,10 @@ ARCHITECTURE = "CohereForCausalLM"
 
 def read_config(file: JsonFile) -> ModelConfig:
     """Read the configuration."""
-    if file.boolean("use_qk_norm", False):
-        raise file.error("use_qk_norm", "is true; supported: Cohere's models without it, as Command R and Command R7B")
-    return read_decoder(file, cohere_traits(file, ARCHITECTURE))
+    traits = cohere_traits(file, ARCHITECTURE)
+    if traits.attention is not None and file.boolean("use_qk_norm", False):
+        traits = replace(traits, attention=replace(traits.attention, head_norm=HeadNorm.APART))
+    return read_decoder(file, traits)
 
 
 def cohere_traits(file: JsonFile, architecture: str) -> FamilyTraits:

@@ -13,13 +13,7 @@ ARCHITECTURE = "OlmoeForCausalLM"
 
 
 def read_config(file: JsonFile) -> ModelConfig:
-    """Read the configuration.
-
-    Raises:
-        CheckpointError: Queries, keys and values are clipped, as those of no published checkpoint are.
-    """
-    if "clip_qkv" in file.names():
-        raise file.error("clip_qkv", "is set; supported: null, as in all published checkpoints")
+    """Read the configuration."""
     bias = file.boolean("attention_bias", False)
     num_experts = read_num_experts(file, "num_experts", "num_local_experts")
     shape = MixtureShape(
@@ -29,7 +23,9 @@ def read_config(file: JsonFile) -> ModelConfig:
     )
     traits = FamilyTraits(
         ARCHITECTURE,
-        attention=AttentionShape(qkv_bias=bias, output_bias=bias, head_norm=HeadNorm.WHOLE),
+        attention=AttentionShape(
+            qkv_bias=bias, output_bias=bias, head_norm=HeadNorm.WHOLE, qkv_clip=file.optional_number("clip_qkv")
+        ),
         norm_eps=("rms_norm_eps", 1e-5),
     )
     return with_silu_mixtures(file, read_decoder(file, traits), shape, all_layers(file))

@@ -136,6 +136,11 @@ CASES: Mapping[str, Case] = MappingProxyType(
         "phi": Case("Phi", {"partial_rotary_factor": 0.5, "num_attention_heads": 3, "num_key_value_heads": 3}),
         "stablelm": Case("StableLm", {"partial_rotary_factor": 0.5, "use_qkv_bias": True}),
         "stablelm-parallel": Case("StableLm", {"partial_rotary_factor": 0.5, "use_parallel_residual": True}),
+        "stablelm-12b": Case(
+            "StableLm", {"partial_rotary_factor": 0.5, "use_parallel_residual": True, "qk_layernorm": True}
+        ),
+        "command-r-plus": Case("Cohere", {"logit_scale": 0.5, "use_qk_norm": True}),
+        "olmoe-clipped": Case("Olmoe", {"num_experts": 6, "num_experts_per_tok": 2, "clip_qkv": 0.8}),
         "gpt-neox": Case("GPTNeoX", {"rotary_pct": 0.5, "hidden_act": "gelu"}),
         "gpt-neox-serial": Case(
             "GPTNeoX",
