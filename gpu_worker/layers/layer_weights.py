@@ -70,7 +70,7 @@ class AttentionWeights:
             another's cache. The dimensions of query and key heads are in the order of `rotary_order.head_order`.
         output: From the heads back to the residual stream.
         head_norm: Of query and key heads: `[head_dim]` each, or `[num_heads * head_dim]` and
-            `[num_kv_heads * head_dim]`, as the shape says (`WHOLE`, `APART`). Where there are no keys their weights mean nothing.
+            `[num_kv_heads * head_dim]` (`WHOLE`, `APART`). Where there are no keys their weights mean nothing.
         sinks: `[num_heads]` float32, where the shape says so.
         query_factors: `[head_dim]`, what rotated queries are multiplied by: where heads are normalised after the
             rotation, the norm's weights of queries times those of keys. Keys are cached without their weights.

@@ -74,6 +74,24 @@ def for_length(parameters: RopeParameters, max_len: int) -> RopeParameters:
     return dataclasses.replace(parameters, divisors=divisors, long_divisors=(), attention_factor=amplitude)
 
 
+def note_on_length(parameters: RopeParameters, max_len: int) -> str | None:
+    """Return what serving `max_len` positions costs texts of the length that the model was trained on, if anything."""
+    trained = parameters.original_max_len
+    if max_len <= trained:
+        return None
+    if parameters.rope_type is RopeType.LONGROPE and parameters.long_divisors != parameters.divisors:
+        return (
+            f"sequences may have {max_len} tokens, so the long factors of LongRoPE turn short texts too, which are "
+            f"answered less well; where {trained} tokens are enough, start with --max-model-len {trained}"
+        )
+    if parameters.rope_type is RopeType.DYNAMIC:
+        return (
+            f"sequences may have {max_len} tokens; beyond {trained} each token turns by its own position (dynamic NTK) "
+            f"and not by its prompt's length, as in transformers; --max-model-len {trained} serves no longer ones"
+        )
+    return None
+
+
 def rope_angles(parameters: RopeParameters, head_dim: int, positions: torch.Tensor) -> torch.Tensor:
     """Compute the angle of each pair of dimensions at each position, in float32.
 

@@ -192,6 +192,11 @@ class Checkpoint:
 
         return all(part(0, start) == part(1, start) for start in range(0, num_bytes, _COMPARED))
 
+    def is_plain(self) -> bool:
+        """Whether all matrices are stored as floating point numbers of 16 or 32 bits."""
+        stored = (file.tensors[name] for name, file in self._shards.items())
+        return all(each.dtype in _FLOATS for each in stored if len(each.shape) > 1)
+
     def names(self) -> tuple[str, ...]:
         """Return the names of all tensors that are not left out."""
         return tuple(self._shards)

@@ -10,11 +10,13 @@ from pathlib import Path
 import torch
 
 from gpu_worker.layers.free_memory import free_host_bytes
+from gpu_worker.layers.rope_scaling import note_on_length
 from gpu_worker.models.checkpoint import Checkpoint, Progress
+from gpu_worker.models.config import ModelConfig
 from gpu_worker.models.decoder import CausalLM
 from gpu_worker.models.projections import QuantizedLayers
 from gpu_worker.models.registry import read_model_config
-from gpu_worker.models.stored_weights import open_weights
+from gpu_worker.models.stored_weights import StoredWeights, open_weights
 from kernels.linear import LinearFactory
 from kernels.linear.dense import keeps_half
 
@@ -25,6 +27,9 @@ _STORED_FREQUENCIES = r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq"
 
 CACHE_SCALES = r"self_attn\.((attn\.)?[qkv]_scale|kv_scale|[kv]_proj\.(output|[kv])_scale)"
 """Quantized checkpoints may have scales for a quantized KV cache, which ours is not: names below that of a layer."""
+
+
+_NOT_QUANTIZED = "config.json names the quantization %r, but the files hold plain numbers alone: they are served so"
 
 
 def load_model(
@@ -59,6 +64,7 @@ def load_model(
     keeps = partial(keeps_half, inputs=dtype, device=device)
     with open_weights(directory, dtype, device, progress, keeps_half=keeps, names=config.block.names) as checkpoint:
         method = config.quantization
+        _log_notes(config, checkpoint)
         quantized = None if method is None else QuantizedLayers(method, checkpoint)
         linears = linears or LinearFactory(free_host_bytes)
         model = CausalLM(config, checkpoint, dtype, device, linears, quantized)
@@ -73,3 +79,12 @@ def load_model(
             checkpoint.discard(rf"model\.layers\.\d+\.{CACHE_SCALES}")
         checkpoint.check_all_taken()
     return model
+
+
+def _log_notes(config: ModelConfig, checkpoint: StoredWeights) -> None:
+    """Log where a model is served otherwise than its `config.json` lets expect."""
+    if config.quantization is not None and isinstance(checkpoint, Checkpoint) and checkpoint.is_plain():
+        _log.warning(_NOT_QUANTIZED, config.quantization.name)
+    for note in dict.fromkeys(note_on_length(rope, config.max_model_len) for rope in config.ropes):
+        if note is not None:
+            _log.warning("%s", note)

@@ -20,10 +20,11 @@ from gpu_worker.models.loader import load_model
 from gpu_worker.models.weights_size import weights_bytes
 from kernels.linear.dense import dispatch
 from tests.gpu_worker.models.families.composed_cases import CASES
-from tests.gpu_worker.models.families.random_models import save_case
+from tests.gpu_worker.models.families.dense_cases import longrope
+from tests.gpu_worker.models.families.random_models import Case, save_case
 from tests.gpu_worker.models.paged_run import PagedRun
 from tests.gpu_worker.models.pairs import CPU, Pair
-from tests.gpu_worker.models.variants import oracle_logits, save_variant
+from tests.gpu_worker.models.variants import oracle_logits, save_variant, scaled
 
 SHARD = "model-00001-of-00001.safetensors"
 TOKENS = torch.arange(3, 23)
@@ -174,6 +175,34 @@ def test_stored_head_that_is_not_the_embedding_is_the_head_whatever_the_flag_say
     torch.testing.assert_close(logits_of(model), oracle_logits(oracle, TOKENS), atol=1e-4, rtol=0)
     sizes = [weights_bytes(directory, torch.float32, CPU, is_tied=is_tied) for is_tied in (False, True)]
     assert sizes[model.config.tie_word_embeddings] == sizes[0] > sizes[1]
+
+
+def test_quantization_named_over_plain_numbers_is_logged(directory: Path, caplog: pytest.LogCaptureFixture) -> None:
+    expected = logits_of(load(directory))
+    assert not caplog.messages
+    config = json.loads((directory / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False}
+    (directory / "config.json").write_text(json.dumps(config))
+    assert torch.equal(logits_of(load(directory)), expected)
+    assert [("gptq" in message, "plain numbers" in message) for message in caplog.messages] == [(True, True)]
+
+
+@pytest.mark.parametrize(
+    ("case", "word"),
+    [(Case("Phi3", longrope(3, 32)), "LongRoPE"), (Case("Llama", scaled("dynamic", 32)), "dynamic NTK")],
+)
+def test_bound_at_the_trained_length_turns_short_texts_as_transformers_does_and_its_absence_is_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, case: Case, word: str
+) -> None:
+    oracle = save_case(case, tmp_path)
+    caplog.clear()
+    bounded = load_model(tmp_path, torch.float32, CPU, max_model_len=32)
+    assert not caplog.messages
+    torch.testing.assert_close(logits_of(bounded), oracle_logits(oracle, TOKENS), atol=1e-4, rtol=0)
+    whole = load(tmp_path)
+    assert [(word in message, "--max-model-len 32" in message) for message in caplog.messages] == [(True, True)]
+    is_same = torch.allclose(logits_of(whole), oracle_logits(oracle, TOKENS), atol=1e-4)
+    assert is_same is (word != "LongRoPE")
 
 
 def test_missing_tensor_is_named(directory: Path) -> None:
