@@ -1,4 +1,4 @@
-"""StableLM 2 and its like: LayerNorm, heads that turn in part; in the 12B model, parallel blocks and normalised heads."""
+"""StableLM 2 and its like: LayerNorm, heads that turn in part; the 12B model: parallel blocks and normalised heads."""
 
 from __future__ import annotations
 
