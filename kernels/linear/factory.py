@@ -8,7 +8,7 @@ from functools import partial
 import torch
 
 from kernels.linear.cpu import KernelQuantizedLinear, pack_quantized_weight
-from kernels.linear.cpu.torch_operators import MeasuredLinear, Measurements, PlainMatrix
+from kernels.linear.cpu.dequantized import CopyMemory, DequantizedLinear
 from kernels.linear.dense import make_dense_linear
 from kernels.linear.dense.small_gemm import SmallGemmWorkspace
 from kernels.linear.forms import DenseWeight, QuantizedWeight, SplitWeight, WeightForm
@@ -21,15 +21,14 @@ from kernels.linear.reference import form_linear_reference
 class LinearFactory:
     """Makes the linear layers of a model. Owns what they share, for as long as it or one of them lives.
 
-    Shared are what was measured on this machine, the memory for dequantized copies, and a workspace a GPU: products of
-    layers that one factory makes follow one another.
+    Shared are the memory for dequantized copies, and a workspace a GPU: its layers' products follow one another.
     """
 
-    __slots__ = ("_measurements", "_workspaces")
+    __slots__ = ("_copy_memory", "_workspaces")
 
     def __init__(self, free_bytes: Callable[[], int]) -> None:
         """Begin without layers; `free_bytes` says how much of the host's memory nobody uses."""
-        self._measurements = Measurements(free_bytes)
+        self._copy_memory = CopyMemory(free_bytes)
         self._workspaces: dict[torch.device, SmallGemmWorkspace] = {}
 
     def make(self, weight: torch.Tensor | WeightForm, bias: torch.Tensor | None = None) -> Linear:
@@ -57,7 +56,7 @@ class LinearFactory:
         if (packed := pack_for_gpu(form)) is not None:
             return OperationLinear(partial(packed_linear, matrix=packed, bias=bias))
         if form.values.device.type == "cpu":
-            return MeasuredLinear(PlainMatrix(form, self.make), bias, self._measurements)
+            return DequantizedLinear(form, bias, self.make, self._copy_memory)
         return OperationLinear(partial(form_linear_reference, form=form, bias=bias))
 
     def _workspace(self, device: torch.device) -> SmallGemmWorkspace:
