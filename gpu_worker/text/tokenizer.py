@@ -109,6 +109,11 @@ class ModelTokenizer:
         found = [(token, token_id) for token, token_id in vocabulary.items() if token_id >= first_id]
         return sorted(found, key=lambda entry: entry[1])
 
+    @property
+    def num_own_ids(self) -> int:
+        """One more than the largest id of the vocabulary itself, without the tokens that were added to it."""
+        return 1 + max(self._tokenizer.get_vocab(with_added_tokens=False).values(), default=-1)
+
     def encode_text(self, text: str, *, add_special_tokens: bool = True, max_tokens: int | None = None) -> list[int]:
         """Return the token ids of a text; an empty one becomes the begin-of-sequence token.
 

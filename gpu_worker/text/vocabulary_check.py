@@ -1,7 +1,8 @@
 """Whether a tokenizer and its model mean the same tokens, asked once at load.
 
-Tokenizers with a few more entries than their model has embeddings are common (a padding token added later), and do no
-harm as long as no prompt needs them. A prompt that does is refused when it comes, alone.
+Tokenizers to which a few more tokens were added than their model has embeddings are common (a padding token), and do no
+harm as long as no prompt needs them. A prompt that does is refused when it comes, alone. A tokenizer whose vocabulary
+itself is larger is another model's.
 """
 
 from __future__ import annotations
@@ -23,9 +24,16 @@ def check_vocabulary(tokenizer: ModelTokenizer, directory: ModelDirectory) -> No
     """Warn about tokens that the model does not have.
 
     Raises:
-        ConfigError: One of them is part of every prompt, so no request could be served.
+        ConfigError: The tokenizer is another model's, or one of the tokens is part of every prompt, so that no request
+            could be served.
     """
     size, conversation = directory.vocab_size, _conversation(tokenizer)
+    if tokenizer.num_own_ids > size:
+        raise ConfigError(
+            "HEADRACE_MODEL",
+            f"{directory.path}: the tokenizer's vocabulary has {tokenizer.num_own_ids} ids and the model {size}; "
+            "its weights and its tokenizer are not of the same model",
+        )
     of_text, of_chat = _first_from(size, tokenizer.encode_text("a")), _first_from(size, conversation)
     found = [
         f"the token {token_id}, which {what}"

@@ -88,6 +88,12 @@ def test_token_that_every_prompt_needs_is_refused(make_model: MakeModel, config:
         check(make_model(add_turn, tokenizer_config=config))
 
 
+def test_tokenizer_with_a_larger_vocabulary_is_another_models(demo_directory: ModelDirectory) -> None:
+    size = demo_directory.vocab_size
+    with pytest.raises(ConfigError, match=rf"vocabulary has {size} ids and the model {size - 1};"):
+        check(dataclasses.replace(demo_directory, vocab_size=size - 1))
+
+
 def test_template_that_refuses_the_shortest_conversation_is_no_defect(make_model: MakeModel) -> None:
     check(make_model(tokenizer_config={"chat_template": "{{ raise_exception('no') }}"}))
 
