@@ -126,6 +126,11 @@ class Details:
     usage_so_far: bool = False
     opening: str = ""
 
+    @property
+    def needs_prompt_ids(self) -> bool:
+        """Whether the token ids of the prompt are told, or the first one's, which has no log probability."""
+        return self.token_ids or (self.tokens_as_ids and self.echoes_logprobs)
+
 
 @dataclass(frozen=True, slots=True)
 class Ranking:

@@ -13,7 +13,7 @@ import msgspec
 
 from gateway.api.details import ChoiceDetails
 from gateway.api.identity import AnswerIdentity
-from gateway.api.logprobs import chat_logprobs, completion_logprobs, first_token_text
+from gateway.api.logprobs import chat_logprobs, completion_logprobs, first_token_name
 from gateway.streams.dialect import one_line, server_sent_event
 from shared.messages import Delta, TokenLogprob
 
@@ -88,7 +88,7 @@ class ChoiceChunks:
             return chat_logprobs(delta.logprobs or ())
         prompt = delta.prompt_logprobs or ()
         entries: list[TokenLogprob | None] = [*prompt, *(delta.logprobs or ())]
-        first = first_token_text(delta.text, entries) if prompt else ""
+        first = first_token_name(delta) if prompt else ""
         logprobs = completion_logprobs(entries, self._offset, first)
         self._offset += sum(map(len, logprobs["tokens"]))
         return logprobs

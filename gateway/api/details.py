@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from gateway.api.logprobs import prompt_logprob_fields
+from gateway.api.logprobs import prompt_logprob_fields, token_id_name
 from gateway.dispatch.sinks import Sink
 from gateway.errors import ApiError
 from gateway.generation import Details, Kind
@@ -88,6 +88,9 @@ class DetailedSink:
             changes["logprobs"] = _named_by_ids(delta.logprobs)
             if "prompt_logprobs" not in changes:
                 changes["prompt_logprobs"] = _named_by_ids(delta.prompt_logprobs)
+        elif delta.prompt_token_ids is not None:
+            # Those behind take them to mean that tokens are called so.
+            changes["prompt_token_ids"] = None
         if self._opening and (delta.token_ids or delta.finish is not None):
             changes["text"] = self._opening + delta.text
             self._opening = ""
@@ -105,4 +108,4 @@ def _named_by_ids(entries: Sequence[TokenLogprob | None] | None) -> tuple[Any, .
 
 def _named_by_id(entry: TokenLogprob) -> TokenLogprob:
     top = tuple(map(_named_by_id, entry.top))
-    return msgspec.structs.replace(entry, token=f"token_id:{entry.token_id}", top=top)
+    return msgspec.structs.replace(entry, token=token_id_name(entry.token_id), top=top)

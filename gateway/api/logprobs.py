@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from shared.messages import TokenLogprob
+from shared.messages import Delta, TokenLogprob
 
 # JSON has no infinity; OpenAI's API uses this number for "never".
 _LEAST = -9999.0
@@ -27,7 +27,7 @@ def completion_logprobs(entries: Sequence[TokenLogprob | None], offset: int, fir
     Args:
         entries: Tokens in order; None for the prompt's first token, whose probability has no condition.
         offset: Characters of the choice's text before these tokens.
-        first_token: Text of the token that is None.
+        first_token: What the token that is None is called.
     """
     tokens = [first_token if entry is None else entry.token for entry in entries]
     offsets = []
@@ -59,11 +59,22 @@ def _ranked(entry: TokenLogprob, rank: int | None) -> dict[str, Any]:
     return {"logprob": _finite(entry.logprob), "rank": rank, "decoded_token": entry.token}
 
 
-def first_token_text(text: str, entries: Sequence[TokenLogprob | None]) -> str:
-    """Return the text of a prompt's first token, which has no entry: what `text` has before all others."""
+def first_token_name(delta: Delta) -> str:
+    """Return what a prompt's first token, which has no entry, is called: what the text has before all other tokens.
+
+    A delta that still has the prompt's token ids here is of an answer that calls its tokens by their ids.
+    """
+    if delta.prompt_token_ids:
+        return token_id_name(delta.prompt_token_ids[0])
+    entries = (*(delta.prompt_logprobs or ()), *(delta.logprobs or ()))
     num_rest = sum(len(entry.bytes) for entry in entries if entry is not None)
-    raw = text.encode()
+    raw = delta.text.encode()
     return raw[: max(0, len(raw) - num_rest)].decode(errors="replace")
+
+
+def token_id_name(token_id: int) -> str:
+    """Return what a token is called that is called by its id."""
+    return f"token_id:{token_id}"
 
 
 def _alternatives(entry: TokenLogprob) -> dict[str, float]:

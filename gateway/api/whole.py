@@ -11,7 +11,7 @@ from gateway.api.answer import Answer, ResponseHead
 from gateway.api.context_end import context_fields
 from gateway.api.details import ChoiceDetails, DetailedSink
 from gateway.api.identity import AnswerIdentity
-from gateway.api.logprobs import chat_logprobs, completion_logprobs, first_token_text
+from gateway.api.logprobs import chat_logprobs, completion_logprobs, first_token_name
 from gateway.api.ranking import RankedSink, likeliest
 from gateway.api.read_whole import ReadWholeChoice
 from gateway.api.usage import usage_fields
@@ -24,7 +24,7 @@ from shared.messages import Delta, TokenLogprob
 class WholeChoice:
     """Sink of one choice: text, log probabilities and finish reason, in pieces."""
 
-    __slots__ = ("_answer", "_end", "_index", "_logprobs", "_prompt_logprobs", "_prompt_text", "_texts")
+    __slots__ = ("_answer", "_end", "_index", "_logprobs", "_prompt_logprobs", "_first_token", "_texts")
 
     def __init__(self, answer: WholeAnswer, index: int) -> None:
         """Start empty."""
@@ -33,7 +33,7 @@ class WholeChoice:
         self._texts: list[str] = []
         self._logprobs: list[TokenLogprob] | None = None
         self._prompt_logprobs: tuple[TokenLogprob | None, ...] = ()
-        self._prompt_text = ""
+        self._first_token = ""
         self._end: dict[str, str] = {}
 
     def deliver(self, delta: Delta) -> None:
@@ -44,7 +44,7 @@ class WholeChoice:
             self._logprobs = [*(self._logprobs or ()), *delta.logprobs]
         if delta.prompt_logprobs:
             self._prompt_logprobs = delta.prompt_logprobs
-            self._prompt_text = first_token_text(delta.text, [*delta.prompt_logprobs, *(delta.logprobs or ())])
+            self._first_token = first_token_name(delta)
         if delta.token_ids:
             self._answer.note_output()
         if delta.finish is not None:
@@ -66,7 +66,7 @@ class WholeChoice:
             logprobs = chat_logprobs(self._logprobs or ()) if has_logprobs else None
             return {"index": self._index, "message": message, "logprobs": logprobs} | self._end
         entries: list[TokenLogprob | None] = [*self._prompt_logprobs, *(self._logprobs or ())]
-        logprobs = completion_logprobs(entries, 0, self._prompt_text) if has_logprobs else None
+        logprobs = completion_logprobs(entries, 0, self._first_token) if has_logprobs else None
         return {"index": self._index, "text": text, "logprobs": logprobs} | self._end
 
 

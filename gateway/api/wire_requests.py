@@ -56,7 +56,7 @@ def wire_requests(
         add_special_tokens=generation.add_special_tokens,
         truncate_prompt_tokens=generation.truncate_prompt_tokens,
         cache_salt=generation.cache_salt,
-        return_prompt_token_ids=generation.details is not None and generation.details.token_ids,
+        return_prompt_token_ids=generation.details is not None and generation.details.needs_prompt_ids,
     )
     choices = itertools.product(generation.prompts, range(generation.n))
     return [_of_choice(whole, number, prompt, choice) for number, (prompt, choice) in enumerate(choices)]

@@ -68,7 +68,7 @@ def cache_key(tenant: str, generation: Generation, revisions: tuple[str, ...]) -
     prompts = [(p.messages, p.chat, p.text, p.token_ids, p.query, p.suffix) for p in generation.prompts]
     model = (generation.model, revisions)
     # Deltas are kept as they came, so what they hold beside the text counts too.
-    has_token_ids = generation.details is not None and generation.details.token_ids
+    has_token_ids = generation.details is not None and generation.details.needs_prompt_ids
     reading = (generation.add_special_tokens, generation.truncate_prompt_tokens, generation.cache_salt)
     options = (generation.n, generation.echo, reading, has_token_ids)
     material = (FORMAT_VERSION, tenant, model, prompts, sampling, biases, options, generation.pooling)

@@ -137,6 +137,19 @@ def test_tokens_are_called_by_their_ids(client: Client) -> None:
     assert choice["logprobs"]["tokens"] == [f"token_id:{token_id}" for token_id in choice["token_ids"]]
 
 
+@pytest.mark.parametrize("more", [{}, {"return_token_ids": True}])
+def test_tokens_of_an_echoed_prompt_are_called_by_their_ids(client: Client, more: dict[str, bool]) -> None:
+    asked = client.choice(return_token_ids=True, max_tokens=2)
+    expected = [f"token_id:{token_id}" for token_id in asked["prompt_token_ids"] + asked["token_ids"]]
+    body = {"logprobs": 1, "echo": True, "return_tokens_as_token_ids": True, "max_tokens": 2, **more}
+    choice = client.choice(**body)
+    assert choice["logprobs"]["tokens"] == expected
+    assert ("prompt_token_ids" in choice) is bool(more)
+    chunks = client.chunks("/v1/completions", prompt=PROMPT, **body)
+    named = [chunk["choices"][0]["logprobs"] for chunk in chunks if chunk["choices"]]
+    assert [token for each in named if each for token in each["tokens"]] == expected
+
+
 def test_every_chunk_counts_tokens(client: Client) -> None:
     options = {"include_usage": True, "continuous_usage_stats": True}
     chunks = client.chunks("/v1/chat/completions", messages=MESSAGES, max_tokens=8, stream_options=options)

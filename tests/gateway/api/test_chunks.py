@@ -6,12 +6,13 @@ import json
 import math
 from typing import Any
 
+import msgspec
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gateway.api.chunks import ChoiceChunks, usage_event
 from gateway.api.identity import AnswerIdentity
-from gateway.api.logprobs import chat_logprobs, completion_logprobs, first_token_text
+from gateway.api.logprobs import chat_logprobs, completion_logprobs, first_token_name
 from gateway.api.usage import UsageTotals, usage_fields
 from gateway.cache.recording import merge
 from shared.messages import Delta, Finish, TokenLogprob, Usage
@@ -125,8 +126,10 @@ def test_completion_alternatives_always_have_the_chosen_token() -> None:
 
 
 def test_first_token_is_what_the_others_leave_of_the_text() -> None:
-    assert first_token_text("héllo", [None, entry("llo")]) == "hé"
-    assert first_token_text("", [None, entry("llo")]) == ""
+    whole = Delta("r", 0, 0, text="héllo", prompt_logprobs=(None, entry("llo")))
+    assert first_token_name(whole) == "hé"
+    assert first_token_name(msgspec.structs.replace(whole, text="")) == ""
+    assert first_token_name(msgspec.structs.replace(whole, prompt_token_ids=(7, 9))) == "token_id:7"
 
 
 def test_usage_counts_each_prompt_once() -> None:
