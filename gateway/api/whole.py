@@ -24,7 +24,7 @@ from shared.messages import Delta, TokenLogprob
 class WholeChoice:
     """Sink of one choice: text, log probabilities and finish reason, in pieces."""
 
-    __slots__ = ("_answer", "_end", "_index", "_logprobs", "_prompt_logprobs", "_first_token", "_texts")
+    __slots__ = ("_answer", "_end", "_first_token", "_index", "_logprobs", "_prompt_logprobs", "_texts")
 
     def __init__(self, answer: WholeAnswer, index: int) -> None:
         """Start empty."""
