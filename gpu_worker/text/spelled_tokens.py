@@ -1,16 +1,55 @@
 """Texts of clients that spell a special token, as ordinary text in a prompt that only the template may structure.
 
 A mark that nobody can guess is put into each spelled special token before the template is rendered. The rendered text
-is cut at the marks and its parts are encoded apart, so that no special token comes of them.
+is cut at the marks and its parts are encoded apart, so that no special token comes of them: `PartEncoder`.
 """
 
 from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from itertools import pairwise
 from typing import Any
+
+# Stands for the text before a mark. Nobody's tokens hold a character that Unicode leaves to private use.
+_BEFORE = "\uf8e1"
+
+
+class PartEncoder:
+    """Encodes the parts between marks as parts of one text.
+
+    Tokenizers in the style of SentencePiece put a space before every text. What stands behind a mark is no text of its
+    own: it is encoded behind the template's special token before it, or else behind any character.
+    """
+
+    def __init__(self, encode: Callable[[str, int | None], list[int]], special: Mapping[int, str]) -> None:
+        """Encode by a function that takes a text and a limit of tokens; `special` has the texts of special tokens."""
+        self._encode = encode
+        self._special = special
+        self._adds_space = self._behind(_BEFORE, "a", None) != encode("a", None)
+
+    def encode(self, text: str, mark: str, max_tokens: int | None) -> list[int]:
+        """Return the token ids of a text with marks.
+
+        Raises:
+            PromptTooLongError: There are more than `max_tokens` in a part and what stands before it.
+        """
+        before, *parts = text.split(mark)
+        token_ids = self._encode(before, max_tokens)
+        for part in filter(None, parts):
+            if self._adds_space and token_ids:
+                name = self._special.get(token_ids[-1], "")
+                token_ids += self._behind(name if name and before.endswith(name) else _BEFORE, part, max_tokens)
+            else:
+                token_ids += self._encode(part, max_tokens)
+            before = part
+        return token_ids
+
+    def _behind(self, before: str, part: str, max_tokens: int | None) -> list[int]:
+        """Return the token ids of a part behind others; of it alone, where the two have tokens together."""
+        whole, first = self._encode(before + part, max_tokens), self._encode(before, None)
+        return whole[len(first) :] if whole[: len(first)] == first else self._encode(part, max_tokens)
 
 
 def new_mark() -> str:

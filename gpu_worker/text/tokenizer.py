@@ -25,7 +25,7 @@ from gpu_worker.text.infill import InfillPrompt, find_infill_tokens
 from gpu_worker.text.library import TokenizerError, library_errors
 from gpu_worker.text.model_directory import ModelDirectory
 from gpu_worker.text.output_text import OutputText
-from gpu_worker.text.spelled_tokens import SpelledTokens
+from gpu_worker.text.spelled_tokens import PartEncoder, SpelledTokens
 from gpu_worker.text.template_probes import refused_kinds
 from gpu_worker.text.token_table import TokenTable, build_table, with_special_tokens
 from gpu_worker.text.tokenizer_bounds import TokenizerBoundsError, check_steps, check_vocabulary_sizes
@@ -97,6 +97,7 @@ class ModelTokenizer:
         added = self._tokenizer.get_added_tokens_decoder()
         self._special = {token_id: token.content for token_id, token in added.items() if token.special}
         self._spelled = SpelledTokens(self._special.values())
+        self._parts = PartEncoder(lambda text, limit: self._encode(text, False, limit), self._special)
 
     def has_vocabulary_of(self, other: ModelTokenizer) -> bool:
         """Say whether token ids mean the same in both."""
@@ -172,9 +173,7 @@ class ModelTokenizer:
         template = self._template_of(conversation.options)
         shield = self._spelled.shield()
         text = conversation_text(template, conversation, shield)
-        token_ids: list[int] = []
-        for part in text.split(shield.mark):
-            token_ids += self._encode(part, False, max_tokens)
+        token_ids = self._parts.encode(text, shield.mark, max_tokens)
         if not token_ids:
             raise BadRequestError("The model's chat template makes an empty prompt of these messages.", "messages")
         return EncodedPrompt(token_ids, self._is_in_reasoning(conversation, text.replace(shield.mark, "")))

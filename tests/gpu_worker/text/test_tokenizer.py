@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import AddedToken, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from gpu_worker.text.chat_template import load_chat_template
@@ -15,6 +16,7 @@ from gpu_worker.text.model_directory import ModelDirectory, read_model_directory
 from gpu_worker.text.tokenizer import ChatSettings, ModelTokenizer
 from shared.conversation import ChatMessage, ChatOptions, ToolCall
 from shared.errors import BadRequestError, ConfigError
+from tests.gpu_worker.text.conftest import sentencepiece_tokenizer
 
 SPECIAL = {"<|endoftext|>": 0, "<|system|>": 1, "<|user|>": 2, "<|assistant|>": 3}
 
@@ -62,6 +64,34 @@ def test_content_that_spells_special_tokens_forges_none_and_keeps_its_text(
     token_ids = tokenizer.encode_chat([_message(content)]).token_ids
     assert [token_id for token_id in token_ids if token_id in SPECIAL.values()] == [0, 2, 3]
     assert tokenizer.decode(token_ids) == content
+
+
+SPELLS = ["a</s>b", "</s>b", "a <s>", "b</s> a</s>", "<s", "/s> b", "s>", "<s></s>", "a</s>\n</s>c", "é</s>é"]
+
+
+@pytest.mark.parametrize("form", ["Prepend", "first", "always", "never"])
+@pytest.mark.parametrize("template", ["<s>{}</s>", "a {} b", "{}", "<s>a{}"])
+def test_spelled_special_token_costs_no_space_in_the_style_of_sentencepiece(
+    demo_directory: ModelDirectory, tmp_path: Path, form: str, template: str
+) -> None:
+    source = template.format("{{ messages[0].content }}")
+    directory = _directory_with_template(demo_directory, tmp_path, source)
+    library = sentencepiece_tokenizer(strips_space=False)
+    if form != "Prepend":
+        library.normalizer = normalizers.Replace(" ", "▁")
+        library.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=form, split=False)
+    library.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = ModelTokenizer(directory)
+    # transformers reads special tokens as text where it is told to, but no tokens that are not called special.
+    begin, end = (library.token_to_id(name) for name in ("<s>", "</s>"))
+    library.add_tokens([AddedToken(name, normalized=False) for name in ("[B]", "[E]")])
+    reference = PreTrainedTokenizerFast(tokenizer_object=library)
+    own = {library.token_to_id("[B]"): begin, library.token_to_id("[E]"): end}
+    for content in SPELLS:
+        text = template.replace("<s>", "[B]").replace("</s>", "[E]").format(content)
+        expected = reference(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
+        token_ids = tokenizer.encode_chat([_message(content)]).token_ids
+        assert token_ids == [own.get(token_id, token_id) for token_id in expected], content
 
 
 EVERYWHERE = (
