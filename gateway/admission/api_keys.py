@@ -1,30 +1,23 @@
 """The API key file: a JSON list of records, each with a key's SHA-256 in place of the key.
 
-Written by `headrace keys`, one writer at a time and atomically; read by the gateways. A key itself is shown once, when
-it is created, and stored nowhere.
+Written by `headrace keys`; read by the gateways. A key itself is shown once, when it is made, and stored nowhere.
 """
 
 from __future__ import annotations
 
-import codecs
-import contextlib
-import fcntl
 import hashlib
-import os
-import re
 import secrets
-import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta, Struct
 
+from gateway.admission.record_file import exclusive, read_records, write_records
 from shared.bounds import Priority
-from shared.errors import ConfigError, HeadraceError
-from shared.field_problem import field_problem
+from shared.errors import HeadraceError
 from shared.subjects import encode_name
 
 KEY_PREFIX = "hr-"
@@ -36,12 +29,14 @@ DEFAULT_READS_PER_MINUTE = 1200
 
 
 class KeyNotFoundError(HeadraceError):
-    """No key of this id is in the file."""
+    """No key of this id or name is in the file, or several are."""
 
-    def __init__(self, key_id: str) -> None:
-        """Say which id."""
-        super().__init__(f"there is no key {key_id!r}; `headrace keys list` shows them")
-        self.key_id = key_id
+    def __init__(self, named: str, ids: tuple[str, ...] = ()) -> None:
+        """Say which, and the `ids` of several."""
+        several = f"{len(ids)} keys are called {named!r}; name one by its id: {', '.join(ids)}"
+        super().__init__(several if ids else f"there is no key {named!r}; `headrace keys list` shows them")
+        self.named = named
+        self.ids = ids
 
 
 class KeyRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -52,7 +47,7 @@ class KeyRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
         max_priority: Largest `priority` that its requests may ask for.
         sha256: Of the whole key, in lower-case hexadecimal.
         models: Names it may use; `*` stands for all.
-        created: Unix seconds; `revoked` likewise, and a revoked key opens nothing.
+        created: Unix seconds; `expires` and `revoked` likewise, and from then on the key opens nothing.
     """
 
     id: Annotated[str, Meta(min_length=1, max_length=64)]
@@ -66,11 +61,12 @@ class KeyRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     reads_per_minute: Limit = DEFAULT_READS_PER_MINUTE
     max_priority: Priority = 0
     created: float = 0.0
+    expires: float | None = None
     revoked: float | None = None
 
-
-_decoder = msgspec.json.Decoder(list[KeyRecord])
-_BYTE_POSITION = re.compile(r"\(byte (\d+)\)$")
+    def is_valid(self, now: float) -> bool:
+        """Whether the key opens anything at `now`, in Unix seconds."""
+        return self.revoked is None and (self.expires is None or self.expires > now)
 
 
 def hash_key(key: str) -> str:
@@ -84,150 +80,93 @@ def list_keys(path: Path) -> list[KeyRecord]:
     Raises:
         ConfigError: The file cannot be read or is not a key file.
     """
-    try:
-        # Editors of Windows put the mark of UTF-8 first.
-        content = path.read_bytes().removeprefix(codecs.BOM_UTF8)
-    except FileNotFoundError:
-        return []
-    except OSError as error:
-        raise ConfigError("HEADRACE_KEYS_FILE", f"{path} cannot be read: {error.strerror}") from error
-    try:
-        return _decoder.decode(content)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ConfigError("HEADRACE_KEYS_FILE", f"{path}{_problem(content, error)}") from None
+    return read_records(path, KeyRecord, "key")
 
 
-def _problem(content: bytes, error: Exception) -> str:
-    """Say where a file is wrong, by line or by key, and how."""
-    if not content.strip():
-        # Not the same as no keys: it may be on its way here.
-        return " is empty; a file without keys holds []"
-    try:
-        # msgspec's own error of this kind has the position within one string, not within the file.
-        content.decode()
-    except UnicodeDecodeError as not_text:
-        byte = content[not_text.start]
-        return f", line {_line(content, not_text.start)}: byte 0x{byte:02x} is not UTF-8; save the file as UTF-8"
-    try:
-        records = msgspec.json.decode(content, type=list[msgspec.Raw])
-        for number, record in enumerate(records, 1):
-            if (problem := _record_problem(record)) is not None:
-                return f", key {number}{problem}"
-    except msgspec.ValidationError as not_a_list:
-        return f": {field_problem(not_a_list).sentence('the list of keys')}"
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as not_json:
-        text = str(not_json)
-        position = _BYTE_POSITION.search(text)
-        line = _line(content, int(position[1]) if position else len(content))
-        return f", line {line}: not JSON: {_BYTE_POSITION.sub('', text).strip()}"
-    return f": {error}"
-
-
-def _line(content: bytes, position: int) -> int:
-    return content.count(b"\n", 0, position) + 1
-
-
-def _record_problem(record: msgspec.Raw) -> str | None:
-    try:
-        msgspec.json.decode(record, type=KeyRecord)
-    except msgspec.ValidationError as error:
-        fields = msgspec.json.decode(record)
-        named = fields.get("id") if isinstance(fields, dict) else None
-        name = f" ({named[:64]})" if isinstance(named, str) else ""
-        return f"{name}: {field_problem(error).sentence('the key')}"
-    return None
-
-
-def create_key(
-    path: Path,
-    *,
-    tenant: str,
-    name: str = "",
-    models: tuple[str, ...] = (ALL_MODELS,),
-    requests_per_minute: int | None = None,
-    tokens_per_minute: int | None = None,
-    max_concurrent: int | None = None,
-    reads_per_minute: int | None = None,
-    max_priority: int = 0,
-) -> tuple[KeyRecord, str]:
+def create_key(path: Path, *, tenant: str, **fields: Any) -> tuple[KeyRecord, str]:
     """Add a key to the file and return its record and the key itself.
+
+    Args:
+        path: The key file.
+        tenant: Whose requests it opens.
+        fields: Of the record; those that are None have their defaults.
 
     Raises:
         ConfigError: The file cannot be read or is not a key file.
         InvalidNameError: The tenant cannot be used as a name.
     """
     encode_name(tenant)
-    key = KEY_PREFIX + secrets.token_urlsafe(36)
-    record = KeyRecord(
-        id=f"key_{secrets.token_hex(6)}",
-        sha256=hash_key(key),
-        tenant=tenant,
-        name=name,
-        models=models,
-        requests_per_minute=requests_per_minute,
-        tokens_per_minute=tokens_per_minute,
-        max_concurrent=max_concurrent,
-        reads_per_minute=reads_per_minute or DEFAULT_READS_PER_MINUTE,
-        max_priority=max_priority,
-        created=time.time(),
-    )
-    with _exclusive(path):
-        _write(path, [*list_keys(path), record])
+    given = {name: value for name, value in fields.items() if value is not None}
+    record, key = _with_new_key(KeyRecord(id="-", sha256="0" * 64, tenant=tenant, **given))
+    with exclusive(path):
+        write_records(path, [*list_keys(path), record])
     return record, key
 
 
-def revoke_key(path: Path, key_id: str) -> KeyRecord:
-    """Mark a key as revoked and return its record; a key revoked before stays as it is.
+def update_key(path: Path, named: str, changes: Mapping[str, Any]) -> KeyRecord:
+    """Change fields of a key, named by id or name, and return its record.
 
     Raises:
         ConfigError: The file cannot be read or is not a key file.
-        KeyNotFoundError: There is no such key.
+        KeyNotFoundError: No key that is not revoked is meant, or several are.
     """
-    with _exclusive(path):
+    with exclusive(path):
         records = list_keys(path)
-        for index, record in enumerate(records):
-            if record.id == key_id:
-                if record.revoked is None:
-                    record = msgspec.structs.replace(record, revoked=time.time())
-                    records[index] = record
-                    _write(path, records)
-                return record
-    raise KeyNotFoundError(key_id)
+        index = _find(records, named)
+        records[index] = msgspec.structs.replace(records[index], **changes)
+        write_records(path, records)
+        return records[index]
 
 
-@contextlib.contextmanager
-def _exclusive(path: Path) -> Iterator[None]:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        lock = os.open(path.with_name(path.name + ".lock"), os.O_RDWR | os.O_CREAT, 0o600)
-    except OSError as error:
-        raise _unwritable(path, error) from None
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(lock)
+def rotate_key(path: Path, named: str, overlap_s: float) -> tuple[KeyRecord, str]:
+    """Make a key that may do the same as another one, which expires after `overlap_s`.
+
+    The new one has as long a life as the old one was given.
+
+    Raises:
+        ConfigError: The file cannot be read or is not a key file.
+        KeyNotFoundError: No key that is not revoked is meant, or several are.
+    """
+    with exclusive(path):
+        records = list_keys(path)
+        index = _find(records, named)
+        old, now = records[index], time.time()
+        life_s = None if old.expires is None else old.expires - old.created
+        record, key = _with_new_key(msgspec.structs.replace(old, expires=None if life_s is None else now + life_s))
+        ends = now + overlap_s if old.expires is None else min(old.expires, now + overlap_s)
+        records[index] = msgspec.structs.replace(old, name=f"{old.name or old.id} (rotated)", expires=ends)
+        write_records(path, [*records, record])
+    return record, key
 
 
-def _write(path: Path, records: list[KeyRecord]) -> None:
-    content = msgspec.json.format(msgspec.json.encode(records), indent=2) + b"\n"
-    # mkstemp makes the file readable by its owner alone; the rename shows readers either the old list or the new one.
-    try:
-        descriptor, temporary = tempfile.mkstemp(prefix=path.name, dir=path.parent)
-    except OSError as error:
-        raise _unwritable(path, error) from None
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(temporary).replace(path)
-    except BaseException as error:
-        Path(temporary).unlink(missing_ok=True)
-        if isinstance(error, OSError):
-            raise _unwritable(path, error) from None
-        raise
+def revoke_key(path: Path, named: str) -> KeyRecord:
+    """Mark a key as revoked, named by id or name, and return its record; a key revoked before stays as it is.
+
+    Raises:
+        ConfigError: The file cannot be read or is not a key file.
+        KeyNotFoundError: There is no such key, or several are called so.
+    """
+    with exclusive(path):
+        records = list_keys(path)
+        index = next((place for place, record in enumerate(records) if record.id == named), None)
+        index = _find(records, named) if index is None else index
+        if records[index].revoked is None:
+            records[index] = msgspec.structs.replace(records[index], revoked=time.time())
+            write_records(path, records)
+        return records[index]
 
 
-def _unwritable(path: Path, error: OSError) -> ConfigError:
-    return ConfigError("HEADRACE_KEYS_FILE", f"{path} cannot be written: {error.strerror}")
+def _with_new_key(record: KeyRecord) -> tuple[KeyRecord, str]:
+    key = KEY_PREFIX + secrets.token_urlsafe(36)
+    new = {"id": f"key_{secrets.token_hex(6)}", "sha256": hash_key(key), "created": time.time()}
+    return msgspec.structs.replace(record, **new), key
+
+
+def _find(records: list[KeyRecord], named: str) -> int:
+    """Return the place of the one key that is not revoked and has this id, or else this name."""
+    valid = [(index, record) for index, record in enumerate(records) if record.revoked is None]
+    found = [index for index, record in valid if record.id == named]
+    found = found or [index for index, record in valid if record.name == named]
+    if len(found) != 1:
+        raise KeyNotFoundError(named, tuple(records[index].id for index in found))
+    return found[0]

@@ -15,6 +15,7 @@ from ipaddress import ip_address
 from pathlib import Path
 
 from gateway.admission.api_keys import ALL_MODELS, KeyRecord, hash_key, list_keys
+from gateway.admission.tenant_limits import TenantRecord, list_tenants, tenants_file
 from gateway.errors import ApiError, model_not_found
 from gateway.http1.body import BodyOwner
 from gateway.metrics import GatewayMetrics
@@ -31,11 +32,16 @@ _logger = logging.getLogger(__name__)
 
 Headers = Iterable[tuple[bytes, bytes]]
 FileState = tuple[int, int, int]
+Holder = tuple[str, float | None, "Principal"]
 
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """A caller who has shown a valid key. A limit of None does not limit; `models` of None allows all."""
+    """A caller who has shown a valid key. A limit of None does not limit; `models` of None allows all.
+
+    Attributes:
+        tenant_limits: What all keys of its tenant may do together.
+    """
 
     key_id: str
     tenant: str
@@ -45,11 +51,13 @@ class Principal:
     max_concurrent: int | None = None
     reads_per_minute: int | None = None
     max_priority: int | None = None
+    tenant_limits: TenantRecord | None = None
 
     @property
     def is_unlimited(self) -> bool:
         """Whether no limit applies to what it generates."""
-        return self.requests_per_minute is None and self.tokens_per_minute is None and self.max_concurrent is None
+        own = (self.requests_per_minute, self.tokens_per_minute, self.max_concurrent, self.tenant_limits)
+        return all(limit is None for limit in own)
 
     @property
     def body_owner(self) -> BodyOwner:
@@ -108,17 +116,18 @@ class KeyStore:
         self._metrics = metrics
         self._clock = clock
         self._next_check = clock() + CHECK_INTERVAL_S
-        self._bootstrap = [(hash_key(api_key), Principal(BOOTSTRAP_KEY_ID, "default"))] if api_key else []
-        self._file_state = self._stat()
+        self._bootstrap = hash_key(api_key) if api_key else None
+        self._states = self._stat()
+        self._has_key_file = self._states[0] is not None
         self._asks_for_key = asks_for_key
-        if asks_for_key and self._file_state is None and not self._bootstrap:
+        if asks_for_key and not self._has_key_file and self._bootstrap is None:
             missing = f"{path} does not exist" if path else "no key file is set"
             raise ConfigError(
                 "HEADRACE_KEYS_FILE",
                 f"{missing}, and HEADRACE_API_KEY is empty, so nobody could use this gateway. "
                 "Make a key with `headrace keys create`, or set HEADRACE_API_KEY.",
             )
-        self._principals = self._index(list_keys(path) if path and self._file_state is not None else [])
+        self._index(*self._read())
 
     def authenticate(self, headers: Headers, notes: dict[str, str] | None = None) -> Principal:
         """Return who shows a valid key; where none is asked for, anyone of this machine but a web page.
@@ -141,7 +150,7 @@ class KeyStore:
             if may_be_web_page(headers):
                 message = "Web pages need an API key here. Send it as `Authorization: Bearer <key>`."
                 raise unauthorized(message) from None
-            return Principal(NO_KEY_ID, "default")
+            return self._nobody
 
     def _holder(self, headers: Headers, notes: dict[str, str]) -> Principal:
         digest = notes.get(_DIGEST)
@@ -153,30 +162,41 @@ class KeyStore:
             shown_in = "x-api-key" if any(name == b"x-api-key" for name, _ in headers) else "Authorization"
             problem = f"Incorrect API key provided: this server knows none like that in `{shown_in}`."
             raise unauthorized(f"{problem} {_WHERE_KEYS_ARE}")
-        return principal[1]
+        _, expires, holder = principal
+        if expires is not None and expires <= time.time():
+            when = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(expires))
+            raise unauthorized(f"This API key has expired ({when}). Ask the operator for a new one.")
+        return holder
 
-    def _index(self, records: list[KeyRecord]) -> dict[str, tuple[str, Principal]]:
-        pairs = [(record.sha256, _principal(record)) for record in records if record.revoked is None]
-        return {digest: (digest, principal) for digest, principal in [*pairs, *self._bootstrap]}
+    def _read(self) -> tuple[list[KeyRecord], list[TenantRecord]]:
+        return ([], []) if self._path is None else (list_keys(self._path), list_tenants(self._path))
 
-    def _stat(self) -> FileState | None:
-        if self._path is None:
-            return None
-        try:
-            status = self._path.stat()
-        except OSError:
-            return None
-        return status.st_mtime_ns, status.st_size, status.st_ino
+    def _index(self, records: list[KeyRecord], tenants: list[TenantRecord]) -> None:
+        """Let in the holders of these keys, with the limits of their tenants."""
+        limits = {record.tenant: record for record in tenants}
+        valid = [record for record in records if record.revoked is None]
+        self._principals: dict[str, Holder] = {
+            record.sha256: (record.sha256, record.expires, _principal(record, limits.get(record.tenant)))
+            for record in valid
+        }
+        if self._bootstrap is not None:
+            own = Principal(BOOTSTRAP_KEY_ID, "default", tenant_limits=limits.get("default"))
+            self._principals[self._bootstrap] = (self._bootstrap, None, own)
+        self._nobody = Principal(NO_KEY_ID, "default", tenant_limits=limits.get("default"))
+
+    def _stat(self) -> tuple[FileState | None, FileState | None]:
+        """Return the states of the key file and of the tenants' limits."""
+        return (None, None) if self._path is None else (_state(self._path), _state(tenants_file(self._path)))
 
     def _reload_if_changed(self) -> None:
         self._next_check = self._clock() + CHECK_INTERVAL_S
-        state = self._stat()
-        if self._path is None or state == self._file_state:
+        states = self._stat()
+        if self._path is None or states == self._states:
             return
-        self._file_state = state
+        self._states = states
         try:
-            records = list_keys(self._path)
-            if state is None:
+            records, tenants = self._read()
+            if self._has_key_file and states[0] is None:
                 raise ConfigError("HEADRACE_KEYS_FILE", f"{self._path} has disappeared")
         except ConfigError as error:
             self._metrics.key_reload_failures += 1
@@ -184,8 +204,17 @@ class KeyStore:
             _logger.error("keys not reloaded, the old ones stay in force: %s", error)
             return
         self._metrics.is_keys_file_unread = False
-        self._principals = self._index(records)
+        self._has_key_file = states[0] is not None
+        self._index(records, tenants)
         _logger.info("keys reloaded: %d valid", len(self._principals))
+
+
+def _state(path: Path) -> FileState | None:
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_size, status.st_ino
 
 
 def check_auth_settings(*, asks_for_key: bool, host: str) -> None:
@@ -266,7 +295,7 @@ def unauthorized(message: str) -> ApiError:
     return ApiError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": 'Bearer realm="headrace"'})
 
 
-def _principal(record: KeyRecord) -> Principal:
+def _principal(record: KeyRecord, tenant_limits: TenantRecord | None) -> Principal:
     return Principal(
         key_id=record.id,
         tenant=record.tenant,
@@ -276,4 +305,5 @@ def _principal(record: KeyRecord) -> Principal:
         max_concurrent=record.max_concurrent,
         reads_per_minute=record.reads_per_minute,
         max_priority=record.max_priority,
+        tenant_limits=tenant_limits,
     )

@@ -30,19 +30,21 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one key may do. None does not limit.
+    """What one key may do, or all keys of one tenant. None does not limit.
 
     Attributes:
         requests: A minute.
         tokens: A minute.
         concurrency: Sequences at once.
         are_reads: `tokens` are reads of what is stored.
+        owner: Whose limits they are.
     """
 
     requests: int | None
     tokens: int | None
     concurrency: int | None
     are_reads: bool = False
+    owner: Literal["key", "tenant"] = "key"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,9 @@
-"""A key's limits, beyond which a 429 says when to return: requests, tokens and reads per minute, sequences at once.
+"""Limits of keys and tenants, beyond which a 429 says when to return: requests, tokens, reads, sequences at once.
 
 Redis decides for all gateways together, in one atomic round trip. Each gateway also keeps its own account of what it
 has admitted, which decides while Redis is away: N gateways may then admit N times a limit, but none starts afresh.
-Tokens are reserved by estimate at admission and corrected when the request ends. Unlimited keys touch nothing.
+Tokens are reserved by estimate at admission and corrected when the request ends. Unlimited keys touch nothing. A
+request counts against its key first, then against its tenant, so a key beyond its limit takes nothing from others.
 
 A gateway states in Redis how many sequences of a key it runs, whenever that changes and once in `RENEW_S`. What Redis
 does not confirm is stated again. A statement expires, so that the sequences of a dead gateway stop counting.
@@ -13,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable
@@ -51,9 +53,10 @@ class Lease:
         batch: Where this gateway counts its tokens.
         first_ms: Names the batch in which Redis counts them, if Redis admitted it.
         headers: `x-ratelimit-*` for the answer.
+        of_tenant: Its share of the tenant's limits, if the tenant has any.
     """
 
-    __slots__ = ("_limiter", "batch", "first_ms", "headers", "key_id", "tokens")
+    __slots__ = ("_limiter", "batch", "first_ms", "headers", "key_id", "of_tenant", "tokens")
 
     def __init__(self, limiter: RateLimiter, key_id: str, tokens: int) -> None:
         """Made by the rate limiter."""
@@ -63,6 +66,7 @@ class Lease:
         self.batch: Batch | None = None
         self.first_ms: int | None = None
         self.headers: dict[str, str] = {}
+        self.of_tenant: Lease | None = None
 
     def release(self, tokens_used: int | None = None) -> None:
         """End the request: its place is free, and the tokens it did not use come back. Later calls do nothing.
@@ -73,6 +77,8 @@ class Lease:
         limiter, self._limiter = self._limiter, None
         if limiter is not None:
             limiter.release(self, 0 if tokens_used is None else tokens_used - self.tokens)
+        if self.of_tenant is not None:
+            self.of_tenant.release(tokens_used)
 
 
 class UnlimitedLease(Lease):
@@ -109,7 +115,7 @@ class RateLimiter:
         self._unlimited = UnlimitedLease()
 
     async def admit(self, principal: Principal, num_sequences: int, tokens: int) -> Lease:
-        """Count one request against its key's limits.
+        """Count one request against the limits of its key and its tenant.
 
         Args:
             principal: Whose limits.
@@ -121,9 +127,19 @@ class RateLimiter:
         """
         if principal.is_unlimited:
             return self._unlimited
-        limits = Limits(principal.requests_per_minute, principal.tokens_per_minute, principal.max_concurrent)
-        _check_possible(limits, num_sequences, tokens)
-        return await self._admit(principal.key_id, limits, num_sequences, tokens)
+        limited = _limits_of(principal)
+        for _, limits in limited:
+            _check_possible(limits, num_sequences, tokens)
+        lease = await self._admit(*limited[0], num_sequences, tokens)
+        if len(limited) == 1:
+            return lease
+        try:
+            lease.of_tenant = await self._admit(*limited[1], num_sequences, tokens)
+        except BaseException:
+            lease.release(0)
+            raise
+        lease.headers = _tighter(lease.headers, lease.of_tenant.headers)
+        return lease
 
     async def admit_read(self, principal: Principal) -> Lease:
         """Count one read of what is stored against its key's limit; its size is told when the lease is released.
@@ -218,7 +234,7 @@ class RateLimiter:
         what, limit = _DESCRIPTIONS[name], getattr(limits, verdict.exceeded)
         return ApiError(
             429,
-            f"Rate limit reached for this key: {limit} {what}.{_left(limits, verdict, tokens)} "
+            f"Rate limit reached for this {limits.owner}: {limit} {what}.{_left(limits, verdict, tokens)} "
             f"Try again in {rounded_up_s:.1f} s.",
             code="rate_limit_exceeded",
             type="tokens" if name == "tokens" else "requests",
@@ -244,12 +260,33 @@ def _left(limits: Limits, verdict: Verdict, tokens: int) -> str:
     return f"{told}: with 'max_tokens' lower by {tokens - left} in all it would fit now." if left else f"{told}."
 
 
+def _limits_of(principal: Principal) -> list[tuple[str, Limits]]:
+    """Return the accounts that a request counts against, with their limits: its key's, its tenant's, or both."""
+    own = Limits(principal.requests_per_minute, principal.tokens_per_minute, principal.max_concurrent)
+    limited = [] if own == Limits(None, None, None) else [(principal.key_id, own)]
+    if (of_tenant := principal.tenant_limits) is not None:
+        shared = (of_tenant.requests_per_minute, of_tenant.tokens_per_minute, of_tenant.max_concurrent)
+        limited.append((f"tenant/{principal.tenant}", Limits(*shared, owner="tenant")))
+    return limited
+
+
+def _tighter(first: dict[str, str], second: dict[str, str]) -> dict[str, str]:
+    """Return the headers of two limits: of each kind those of which less is left."""
+    found = dict(first)
+    for kind in ("requests", "tokens"):
+        left = f"x-ratelimit-remaining-{kind}"
+        if left in second and int(second[left]) < int(first.get(left, sys.maxsize)):
+            found |= {name: value for name, value in second.items() if name.endswith(f"-{kind}")}
+    return found
+
+
 def _check_possible(limits: Limits, num_sequences: int, tokens: int) -> None:
     if limits.tokens is not None and tokens > limits.tokens:
-        message = f"The request may use {tokens} tokens, but this key's limit is {limits.tokens} per minute."
+        message = f"The request may use {tokens} tokens, but this {limits.owner}'s limit is {limits.tokens} per minute."
         raise ApiError(400, f"{message} Lower 'max_tokens'.", param="max_tokens", code="request_too_large")
     if limits.concurrency is not None and num_sequences > limits.concurrency:
-        message = f"The request makes {num_sequences} sequences, but this key's limit is {limits.concurrency} at once."
+        limit = f"this {limits.owner}'s limit is {limits.concurrency} at once"
+        message = f"The request makes {num_sequences} sequences, but {limit}."
         raise ApiError(400, f"{message} Lower 'n' or 'best_of'.", param="n", code="request_too_large")
 
 

@@ -31,6 +31,7 @@ class DoctorConfig(NatsFiles):
     nats_url: str | None = setting(None, "NATS servers; those of the running `headrace up` if not given.")
     nats_user: str | None = setting(None, "NATS user; its role is looked at.")
     nats_password: str | None = setting(None, "Password of the NATS user.", secret=True)
+    keys_file: Path | None = setting(None, "File with the API keys; that of the state directory if not given.")
     redis_url: str | None = setting(None, "Redis; that of the running `headrace up` if not given.", secret=True)
     url: str | None = setting(None, "A gateway; that of the running `headrace up` if not given.")
 
@@ -39,8 +40,8 @@ def run(config: DoctorConfig) -> int:
     """Say what is wrong with this installation, and what to do.
 
     Prints one page, without secrets, that can be pasted into an issue: versions, processor, GPU, compiler, memory,
-    disk, settings, and processes, NATS (rights, queue, clock, workers), Redis and a gateway where they are named or a
-    `headrace up` runs. The exit status is 1 where something keeps Headrace from working.
+    disk, settings, the key file, and processes, NATS (rights, queue, clock, workers), Redis and a gateway where they
+    are named or a `headrace up` runs. The exit status is 1 where something keeps Headrace from working.
     """
     from ops.doctor.finding import exit_code, page
 
@@ -51,6 +52,7 @@ def run(config: DoctorConfig) -> int:
 
 def _findings(config: DoctorConfig) -> Iterator[Finding]:
     from ops.doctor.finding import problem
+    from ops.doctor.keys import key_findings
     from ops.doctor.machine import machine_findings
     from ops.doctor.processes import process_findings
     from ops.doctor.settings import setting_findings
@@ -62,6 +64,7 @@ def _findings(config: DoctorConfig) -> Iterator[Finding]:
     except ConfigError as error:
         running = None
         yield problem("state", str(error))
+    yield from key_findings(config.keys_file, config.state_dir)
     nats_url = config.nats_url or (running.admin_nats_url if running else None)
     yield from process_findings(config.state_dir, running if config.nats_url is None else None, nats_url)
     if nats_url:

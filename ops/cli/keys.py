@@ -1,12 +1,17 @@
-"""`headrace keys`: create, list and revoke API keys. Works on the key file alone; gateways notice the change."""
+"""`headrace keys`: make, change, rotate and revoke API keys, and limit tenants.
+
+Works on the key file and the tenants' limits beside it alone; gateways notice the change.
+"""
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -14,6 +19,9 @@ from ops.cli.options import SettingsGroup, VariableOption, options, resolve_sett
 from ops.stack.config import DEFAULT_AUDIT_FILE, DEFAULT_STATE_DIR
 from shared.audit import AUDIT_HELP, audited
 from shared.config import setting, variable_name
+
+if TYPE_CHECKING:
+    from gateway.admission.api_keys import KeyRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +40,7 @@ class KeysConfig:
 @click.group("keys", cls=SettingsGroup, params=options(KeysConfig))
 @click.pass_context
 def command(ctx: click.Context, /, **values: Any) -> None:
-    """Create, list and revoke API keys, by default those of `headrace up`."""
+    """Make, change, rotate and revoke API keys and limit tenants, by default of `headrace up`."""
     ctx.obj = resolve_settings(KeysConfig, values)
 
 
@@ -42,45 +50,164 @@ def _key_option(name: str, *names: str, **attributes: Any) -> Callable[[Callable
     return click.option(name, *names, cls=VariableOption, envvar=variable, **attributes)
 
 
-@command.command()
-@_key_option("--tenant", default="default", show_default=True, help="Whose requests these are; caches are kept apart.")
-@_key_option("--name", default="", help="A note to recognise the key by.")
-@_key_option("--allow-model", "models", multiple=True, metavar="MODEL", help="Allow this model only; repeatable.")
-@_key_option("--requests-per-minute", type=click.IntRange(1), help="Requests a minute, over all gateways.")
-@_key_option("--tokens-per-minute", type=click.IntRange(1), help="Prompt and generated tokens a minute.")
-@_key_option("--max-concurrent", type=click.IntRange(1), help="Requests being answered at once.")
-@_key_option(
+class _Moment(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.3 on
+    """A time from now (`30d`, `12h`, `90m`) or a day in UTC (`2027-01-31`), as Unix seconds; `never` is infinity."""
+
+    name = "TIME"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Read it."""
+        text = str(value).strip().lower()
+        if text == "never":
+            return math.inf
+        try:
+            if text[-1:] in _UNIT_S:
+                return time.time() + _positive(float(text[:-1])) * _UNIT_S[text[-1]]
+            return datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp()
+        except ValueError:
+            self.fail(f"{text!r} is no time: write 30d, 12h, 90m, a day such as 2027-01-31, or never", param, ctx)
+
+
+_UNIT_S = {"m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+def _positive(number: float) -> float:
+    if not 0 < number < 1e5:
+        raise ValueError
+    return number
+
+
+def _limit_options(of: str, least: int = 1) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Add the limits that keys and tenants have; with `least` 0, 0 takes a limit away."""
+    names = (
+        ("--requests-per-minute", f"Requests a minute{of}, over all gateways."),
+        ("--tokens-per-minute", f"Prompt and generated tokens a minute{of}."),
+        ("--max-concurrent", f"Requests being answered at once{of}."),
+    )
+
+    def add(function: Callable[..., None]) -> Callable[..., None]:
+        for name, text in reversed(names):
+            function = _key_option(name, type=click.IntRange(least), help=text)(function)
+        return function
+
+    return add
+
+
+_models = _key_option(
+    "--allow-model", "models", multiple=True, metavar="MODEL", help="Allow this model only; repeatable."
+)
+_expires = _key_option("--expires", type=_Moment(), help="When the key ends: 30d, 12h, 2027-01-31 (UTC), never.")
+_reads = _key_option(
     "--reads-per-minute",
     type=click.IntRange(1),
     help="Reads of stored responses a minute, one for each 64 kB; 1200 if not given.",
 )
-@_key_option(
-    "--max-priority",
-    type=click.IntRange(-100, 100),
-    default=0,
-    show_default=True,
-    help="Largest `priority` that requests may ask for; larger ones are refused.",
-)
+
+
+def _priority(default: int | None) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    text = "Largest `priority` that requests may ask for; larger ones are refused."
+    kind = click.IntRange(-100, 100)
+    return _key_option("--max-priority", type=kind, default=default, show_default=default is not None, help=text)
+
+
+@command.command()
+@_key_option("--tenant", default="default", show_default=True, help="Whose requests these are; caches are kept apart.")
+@_key_option("--name", default="", help="A note to recognise the key by; other commands take it for the key's id.")
+@_models
+@_limit_options("")
+@_reads
+@_priority(0)
+@_expires
 @_key_option("--first", is_flag=True, help="Only where there is no key yet: for scripts that set a system up.")
 @click.pass_obj
-def create(config: KeysConfig, /, models: tuple[str, ...], first: bool, **record: Any) -> None:
+def create(config: KeysConfig, /, models: tuple[str, ...], first: bool, expires: float | None, **record: Any) -> None:
     """Create a key and print it. It is shown only now: only its SHA-256 is kept."""
     from gateway.admission.api_keys import ALL_MODELS, create_key, list_keys
-    from shared.errors import InvalidNameError
-    from shared.subjects import check_name
 
     if first and (number := len(list_keys(config.keys_file))):
         noun = "a key, which was" if number == 1 else f"{number} keys, which were"
         click.echo(f"{config.keys_file} has {noun} shown when made; without --first one more is made", err=True)
         return
-    try:
-        check_name(record["tenant"])
-    except InvalidNameError as error:
-        raise click.BadParameter(str(error), param_hint="'--tenant'") from None
-    models = models or (ALL_MODELS,)
-    with audited(config.audit_log, "keys.create", keys_file=config.keys_file, models=models, **record) as what:
-        made, key = create_key(config.keys_file, models=models, **record)
+    _check_tenant(record["tenant"], "'--tenant'")
+    record |= {"models": models or (ALL_MODELS,), "expires": _ending(expires)}
+    with audited(config.audit_log, "keys.create", keys_file=config.keys_file, **record) as what:
+        made, key = create_key(config.keys_file, **record)
         what["key"] = made.id
+    _show(config, made, key)
+
+
+@command.command()
+@click.argument("key")
+@_models
+@_limit_options("; 0 for no limit", 0)
+@_reads
+@_priority(None)
+@_expires
+@click.pass_obj
+def update(config: KeysConfig, /, key: str, models: tuple[str, ...], expires: float | None, **given: Any) -> None:
+    """Change what a key may do, named by its id or name. Gateways know it within seconds."""
+    from gateway.admission.api_keys import update_key
+
+    changes: dict[str, Any] = {
+        name: value or (0 if name == "max_priority" else None) for name, value in given.items() if value is not None
+    }
+    changes |= {"models": models} if models else {}
+    changes |= {} if expires is None else {"expires": _ending(expires)}
+    if not changes:
+        raise click.UsageError("Say what is to change: --requests-per-minute, --expires, ...")
+    with audited(config.audit_log, "keys.update", keys_file=config.keys_file, key=key, **changes) as what:
+        record = update_key(config.keys_file, key, changes)
+        what |= {"key": record.id, "tenant": record.tenant}
+    click.echo(f"{record.id} of tenant {record.tenant} is changed")
+
+
+@command.command()
+@click.argument("key")
+@click.option("--overlap", type=_Moment(), default="1h", show_default=True, help="How long the old key still opens.")
+@click.pass_obj
+def rotate(config: KeysConfig, /, key: str, overlap: float) -> None:
+    """Make a new key in the place of one, named by id or name, and print it; the old one expires after a while."""
+    from gateway.admission.api_keys import rotate_key
+
+    with audited(config.audit_log, "keys.rotate", keys_file=config.keys_file, key=key) as what:
+        made, shown = rotate_key(config.keys_file, key, max(0.0, min(overlap - time.time(), _LONGEST_OVERLAP_S)))
+        what |= {"new": made.id, "tenant": made.tenant}
+    _show(config, made, shown)
+
+
+_LONGEST_OVERLAP_S = 10 * 365 * 86400.0
+
+
+@command.command()
+@click.argument("tenant")
+@_limit_options(" of all its keys together")
+@click.pass_obj
+def limit(config: KeysConfig, /, tenant: str, **limits: Any) -> None:
+    """Limit all keys of a tenant together, in place of the limits it had; without options it has none."""
+    from gateway.admission.tenant_limits import limit_tenant, tenants_file
+
+    _check_tenant(tenant, "TENANT")
+    with audited(config.audit_log, "keys.limit", keys_file=config.keys_file, tenant=tenant, **limits):
+        limit_tenant(config.keys_file, tenant, limits)
+    told = ", ".join(f"{value} {name.replace('_', ' ')}" for name, value in limits.items() if value is not None)
+    click.echo(f"tenant {tenant}: {told or 'no limits'}, kept in {tenants_file(config.keys_file)}")
+
+
+def _check_tenant(tenant: str, hint: str) -> None:
+    from shared.errors import InvalidNameError
+    from shared.subjects import check_name
+
+    try:
+        check_name(tenant)
+    except InvalidNameError as error:
+        raise click.BadParameter(str(error), param_hint=hint) from None
+
+
+def _ending(expires: float | None) -> float | None:
+    return None if expires in (None, math.inf) else expires
+
+
+def _show(config: KeysConfig, made: KeyRecord, key: str) -> None:
     click.echo(key)
     click.echo(f"id {made.id}, tenant {made.tenant}, kept in {config.keys_file}", err=True)
 
@@ -88,10 +215,11 @@ def create(config: KeysConfig, /, models: tuple[str, ...], first: bool, **record
 @command.command("list")
 @click.pass_obj
 def list_(config: KeysConfig) -> None:
-    """List the keys: what they may do, never the keys themselves."""
+    """List the keys and the limits of tenants: what they may do, never the keys themselves."""
     from gateway.admission.api_keys import list_keys
+    from gateway.admission.tenant_limits import list_tenants
 
-    records = list_keys(config.keys_file)
+    records, tenants = list_keys(config.keys_file), list_tenants(config.keys_file)
     if not config.keys_file.exists():
         click.echo(f"there is no {config.keys_file} yet; `headrace keys create` makes it", err=True)
     heads = (
@@ -104,38 +232,46 @@ def list_(config: KeysConfig) -> None:
         "READS/MIN",
         "PRIORITY",
         "CREATED",
-        "REVOKED",
-        "NAME",
+        "EXPIRES",
     )
-    rows: list[tuple[str, ...]] = [heads]
+    rows: list[tuple[str, ...]] = [(*heads, "REVOKED", "NAME")]
     for record in records:
-        limits = (
-            record.requests_per_minute,
-            record.tokens_per_minute,
-            record.max_concurrent,
-            record.reads_per_minute,
-            record.max_priority,
+        limits = _shown(record.requests_per_minute, record.tokens_per_minute, record.max_concurrent)
+        dates = (_day(record.created), _day(record.expires), _day(record.revoked))
+        more = (str(record.reads_per_minute), str(record.max_priority))
+        rows.append((record.id, record.tenant, ",".join(record.models), *limits, *more, *dates, record.name))
+    _print_table(rows)
+    if tenants:
+        click.echo()
+        own = [(each, (each.requests_per_minute, each.tokens_per_minute, each.max_concurrent)) for each in tenants]
+        _print_table(
+            [("TENANT", "REQ/MIN", "TOK/MIN", "CONCURRENT"), *((each.tenant, *_shown(*limits)) for each, limits in own)]
         )
-        shown = tuple("-" if limit is None else str(limit) for limit in limits)
-        dates = (_day(record.created), "-" if record.revoked is None else _day(record.revoked))
-        rows.append((record.id, record.tenant, ",".join(record.models), *shown, *dates, record.name))
+
+
+@command.command()
+@click.argument("key")
+@click.pass_obj
+def revoke(config: KeysConfig, key: str) -> None:
+    """Revoke a key, named by its id or name. Gateways refuse it within seconds."""
+    from gateway.admission.api_keys import revoke_key
+
+    with audited(config.audit_log, "keys.revoke", keys_file=config.keys_file, key=key) as what:
+        record = revoke_key(config.keys_file, key)
+        what |= {"key": record.id, "tenant": record.tenant}
+    click.echo(f"{record.id} of tenant {record.tenant} is revoked")
+
+
+def _shown(*limits: int | None) -> tuple[str, ...]:
+    return tuple("-" if limit is None else str(limit) for limit in limits)
+
+
+def _print_table(rows: Iterable[tuple[str, ...]]) -> None:
+    rows = list(rows)
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     for row in rows:
         click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
-@command.command()
-@click.argument("key_id")
-@click.pass_obj
-def revoke(config: KeysConfig, key_id: str) -> None:
-    """Revoke a key by its id. Gateways refuse it within seconds."""
-    from gateway.admission.api_keys import revoke_key
-
-    with audited(config.audit_log, "keys.revoke", keys_file=config.keys_file, key=key_id) as what:
-        record = revoke_key(config.keys_file, key_id)
-        what["tenant"] = record.tenant
-    click.echo(f"{record.id} of tenant {record.tenant} is revoked")
-
-
-def _day(seconds: float) -> str:
-    return time.strftime("%Y-%m-%d", time.gmtime(seconds))
+def _day(seconds: float | None) -> str:
+    return "-" if seconds is None else time.strftime("%Y-%m-%d", time.gmtime(seconds))

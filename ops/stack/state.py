@@ -81,7 +81,7 @@ class StateDirectory:
     @property
     def keys_file(self) -> Path:
         """Further API keys, for `headrace keys`."""
-        return self.path / "keys.json"
+        return keys_file_of(self.path)
 
     def key(self, name: str) -> str:
         """Return the key of this name, such as `api_key`, of this directory; make one the first time.
@@ -117,6 +117,11 @@ class StateDirectory:
         lock.write(str(os.getpid()))
         lock.flush()
         return lock
+
+
+def keys_file_of(state_dir: Path) -> Path:
+    """Return where the further API keys of a state directory are."""
+    return state_dir / "keys.json"
 
 
 def holder_of(state_dir: Path) -> int | None:

@@ -6,11 +6,20 @@ import concurrent.futures
 import errno
 import os
 import stat
+import time
 from pathlib import Path
 
 import pytest
 
-from gateway.admission.api_keys import KeyNotFoundError, create_key, hash_key, list_keys, revoke_key
+from gateway.admission.api_keys import (
+    KeyNotFoundError,
+    create_key,
+    hash_key,
+    list_keys,
+    revoke_key,
+    rotate_key,
+    update_key,
+)
 from shared.errors import ConfigError, InvalidNameError
 
 
@@ -69,6 +78,41 @@ def test_mark_of_utf_8_at_the_beginning_is_read_over(path: Path) -> None:
     create_key(path, tenant="t")
     path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
     assert [record.tenant for record in list_keys(path)] == ["t"]
+
+
+def test_key_is_changed_by_id_or_name_and_keeps_the_rest(path: Path) -> None:
+    record, key = create_key(path, tenant="a", name="laptop", requests_per_minute=5, tokens_per_minute=9)
+    for named in (record.id, "laptop"):
+        changed = update_key(path, named, {"requests_per_minute": None, "expires": 7.0})
+        assert (changed.requests_per_minute, changed.tokens_per_minute, changed.expires) == (None, 9, 7.0)
+    assert list_keys(path) == [changed]
+    assert changed.sha256 == hash_key(key)
+
+
+def test_rotated_key_may_do_the_same_and_the_old_one_ends_soon(path: Path) -> None:
+    life_s = 90 * 86400.0
+    old, _ = create_key(path, tenant="a", name="laptop", max_concurrent=3, expires=time.time() + life_s)
+    new, key = rotate_key(path, "laptop", 60.0)
+    kept = list_keys(path)
+    assert (new.id != old.id, new.sha256, new.tenant, new.name, new.max_concurrent) == (
+        True, hash_key(key), "a", "laptop", 3,
+    )  # fmt: skip
+    assert new.expires == pytest.approx(time.time() + life_s, abs=5)
+    assert (kept[0].id, kept[0].name, kept[1]) == (old.id, "laptop (rotated)", new)
+    assert kept[0].expires == pytest.approx(time.time() + 60, abs=5)
+    # The name is that of the new one alone.
+    assert revoke_key(path, "laptop").id == new.id
+
+
+def test_name_of_several_keys_names_none_of_them(path: Path) -> None:
+    ids = [create_key(path, tenant="a", name="same")[0].id for _ in range(2)]
+    for change in (lambda: revoke_key(path, "same"), lambda: rotate_key(path, "same", 1.0)):
+        with pytest.raises(KeyNotFoundError, match=f"2 keys are called 'same'; name one by its id: {', '.join(ids)}"):
+            change()
+    revoke_key(path, ids[0])
+    assert update_key(path, "same", {"name": "one"}).id == ids[1]
+    with pytest.raises(KeyNotFoundError):
+        update_key(path, ids[0], {"name": "revoked"})
 
 
 def test_unknown_key_and_bad_tenant_are_refused(path: Path) -> None:

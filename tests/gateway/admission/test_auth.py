@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
 
 from gateway.admission.api_keys import DEFAULT_READS_PER_MINUTE, create_key, revoke_key
 from gateway.admission.auth import CHECK_INTERVAL_S, KeyStore, Principal, check_auth_settings
+from gateway.admission.tenant_limits import limit_tenant
 from gateway.errors import ApiError
 from gateway.metrics import GatewayMetrics
 from shared.errors import ConfigError
@@ -162,7 +164,7 @@ def test_file_is_not_touched_more_than_once_an_interval(
     for _ in range(100):
         clock.now += CHECK_INTERVAL_S / 10
         store.authenticate(bearer(key))
-    assert 9 <= len(looks) <= 11
+    assert {9 <= looks.count(each) <= 11 for each in set(looks)} == {True}
 
 
 @pytest.mark.parametrize("damage", ["broken", "gone"])
@@ -192,6 +194,38 @@ def test_damaged_file_leaves_the_old_keys_in_force_and_is_counted(
     clock.now += CHECK_INTERVAL_S
     assert store.authenticate(bearer(key)).tenant == "z"
     assert (metrics.key_reload_failures, metrics.is_keys_file_unread) == (1, False)
+
+
+def test_expired_key_is_refused_with_the_time_of_its_end(path: Path) -> None:
+    now = time.time()
+    _, old = create_key(path, tenant="a", expires=now - 1)
+    _, new = create_key(path, tenant="a", expires=now + 3600)
+    store = KeyStore(path, None, GatewayMetrics())
+    assert store.authenticate(bearer(new)).tenant == "a"
+    assert refused(store, bearer(old)).message.startswith("This API key has expired (20")
+
+
+def test_limits_of_a_tenant_are_those_of_all_its_keys_within_the_interval(path: Path, clock: Clock) -> None:
+    _, key = create_key(path, tenant="default")
+    store = KeyStore(path, "secret", GatewayMetrics(), clock)
+    assert store.authenticate(bearer(key)).is_unlimited
+    for limits in ({"max_concurrent": 3}, {"max_concurrent": None}):
+        limit_tenant(path, "default", limits)
+        clock.now += CHECK_INTERVAL_S
+        for shown in (key, "secret"):
+            principal = store.authenticate(bearer(shown))
+            found = None if principal.tenant_limits is None else principal.tenant_limits.max_concurrent
+            assert (found, principal.is_unlimited) == (limits["max_concurrent"], limits["max_concurrent"] is None)
+
+
+def test_key_file_that_is_gone_keeps_its_keys_when_limits_of_tenants_change(path: Path, clock: Clock) -> None:
+    _, key = create_key(path, tenant="a")
+    store = KeyStore(path, None, GatewayMetrics(), clock)
+    path.unlink()
+    for most in (3, 4):
+        clock.now += CHECK_INTERVAL_S
+        assert store.authenticate(bearer(key)).tenant == "a"
+        limit_tenant(path, "a", {"max_concurrent": most})
 
 
 def test_key_file_that_appears_later_is_read(path: Path, clock: Clock) -> None:

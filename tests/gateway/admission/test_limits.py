@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable
@@ -17,6 +18,7 @@ from gateway.admission.auth import Principal
 from gateway.admission.limit_store import LEASE_TTL_S
 from gateway.admission.limit_window import WINDOW_S
 from gateway.admission.limits import RETRY_S, Lease, RateLimiter, reserved_tokens
+from gateway.admission.tenant_limits import TenantRecord
 from gateway.api.schemas import parse_completion
 from gateway.cache.redis_client import RedisCache
 from gateway.errors import ApiError
@@ -336,6 +338,51 @@ async def test_request_of_more_sequences_is_told_to_wait_for_more_to_end(sequenc
     # Each runs 10 s, and they began 6, 4 and 2 s ago.
     error = await refused(limiter, principal, sequences)
     assert error.retry_after_s == pytest.approx(wait_s)
+
+
+def of_tenant(key: Principal, **limits: int) -> Principal:
+    return dataclasses.replace(key, tenant_limits=TenantRecord(tenant=key.tenant, **limits))
+
+
+@pytest.mark.parametrize("shared", [False, True])
+async def test_keys_of_a_tenant_share_its_limits(redis: RedisCache, shared: bool) -> None:
+    tenant = f"t{secrets.token_hex(6)}"
+    limiters = [RateLimiter(redis if shared else None, GatewayMetrics()) for _ in range(2 if shared else 1)]
+    limits = {"requests_per_minute": 5, "max_concurrent": 2}
+    first, second = (of_tenant(dataclasses.replace(limited(requests=9), tenant=tenant), **limits) for _ in range(2))
+    leases = [await limiters[0].admit(first, 1, 1), await limiters[-1].admit(second, 1, 1)]
+    error = await refused(limiters[-1], first)
+    assert error.message.startswith("Rate limit reached for this tenant: 2 sequences at once.")
+    for lease in leases:
+        lease.release(1)
+    for limiter in limiters:
+        await limiter.state()
+    again = await limiters[0].admit(second, 1, 1)
+    # Of the tenant's requests three are gone, of this key's two.
+    assert (again.headers["x-ratelimit-limit-requests"], again.headers["x-ratelimit-remaining-requests"]) == ("5", "2")
+
+
+async def test_key_beyond_its_own_limit_takes_nothing_from_its_tenant() -> None:
+    limiter = RateLimiter(None, GatewayMetrics())
+    small, other = (of_tenant(limited(requests=each), requests_per_minute=3) for each in (1, None))
+    await limiter.admit(small, 1, 1)
+    for _ in range(5):
+        assert "for this key: 1 requests" in (await refused(limiter, small)).message
+    for _ in range(2):
+        await limiter.admit(other, 1, 1)
+    assert "for this tenant: 3 requests" in (await refused(limiter, other)).message
+
+
+async def test_key_without_limits_counts_against_its_tenant_alone() -> None:
+    limiter = RateLimiter(None, GatewayMetrics())
+    key = of_tenant(limited(), tokens_per_minute=10)
+    assert not key.is_unlimited
+    lease = await limiter.admit(key, 1, 8)
+    assert lease.headers["x-ratelimit-remaining-tokens"] == "2"
+    lease.release(1)
+    await limiter.admit(key, 1, 9)
+    with pytest.raises(ApiError, match="this tenant's limit is 10 per minute"):
+        await limiter.admit(key, 1, 11)
 
 
 async def test_unlimited_key_never_asks_redis(redis: RedisCache, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from gateway.admission.api_keys import create_key
 from ops.doctor.finding import Finding, Level, page, problem, unseen, verdict, warning
 from ops.doctor.servers import NatsLogin, clock_finding, cluster_finding, gateway_findings, nats_findings, redis_finding
 from ops.doctor.settings import setting_findings, shown_value
@@ -173,6 +174,20 @@ async def test_redis_that_refuses_the_password_is_a_warning(tmp_path: Path) -> N
     assert refused.level is Level.WARNING
     assert "invalid username-password" in refused.text
     assert "wrong-one" not in refused.text
+
+
+def test_key_file_that_gateways_cannot_read_is_a_problem(tmp_path: Path) -> None:
+    done = headrace("doctor", "--state-dir", str(tmp_path))
+    assert not re.search(r"^\S+ +keys ", done.stdout, re.MULTILINE)
+    create_key(tmp_path / "keys.json", tenant="a")
+    done = headrace("doctor", "--state-dir", str(tmp_path))
+    assert re.search(r"^ok +keys +\S+keys.json: 1 of 1 keys are valid$", done.stdout, re.MULTILINE)
+    (tmp_path / "keys.json").write_text('[{"id": "key_1"')
+    done = headrace("doctor", "--state-dir", str(tmp_path))
+    assert re.search(r"^FAIL +keys +\S+keys.json, line 1: not JSON", done.stdout, re.MULTILINE), done.stdout
+    assert done.returncode == 1
+    done = headrace("doctor", "--state-dir", str(tmp_path / "none"), "--keys-file", str(tmp_path / "missing.json"))
+    assert re.search(r"^FAIL +keys +\S+missing.json does not exist$", done.stdout, re.MULTILINE)
 
 
 def test_wrong_directory_is_no_clean_bill_of_health(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 import hashlib
 import json
+import re
 import time
 from pathlib import Path
 
@@ -31,6 +32,36 @@ def test_keys_are_listed_and_revoked_by_id(tmp_path: Path) -> None:
     assert "is revoked" in headrace("keys", "revoke", key_id, **variable).stdout
     (record,) = json.loads((tmp_path / "keys.json").read_text())
     assert record["revoked"] > record["created"]
+
+
+def test_keys_are_changed_rotated_and_revoked_by_name_and_tenants_limited(tmp_path: Path) -> None:
+    file = tmp_path / "keys.json"
+    variable = {"HEADRACE_KEYS_FILE": str(file), "HEADRACE_AUDIT_FILE": str(tmp_path / "audit.jsonl")}
+    headrace("keys", "create", "--name", "laptop", "--requests-per-minute", "5", "--expires", "30d", **variable)
+    done = headrace("keys", "update", "laptop", "--requests-per-minute", "0", "--max-concurrent", "4", **variable)
+    assert "is changed" in done.stdout, done.stderr
+    done = headrace("keys", "update", "laptop", "--expires", "2099-01-31", **variable)
+    (record,) = json.loads(file.read_text())
+    assert ("requests_per_minute" in record, record["max_concurrent"], record["expires"]) == (False, 4, 4073500800)
+    done = headrace("keys", "rotate", "laptop", "--overlap", "10m", **variable)
+    old, new = json.loads(file.read_text())
+    assert new["sha256"] == hashlib.sha256(done.stdout.strip().encode()).hexdigest()
+    assert old["expires"] - time.time() < 601
+    done = headrace("keys", "limit", "default", "--max-concurrent", "9", **variable)
+    assert f"tenant default: 9 max concurrent, kept in {tmp_path / 'tenants.json'}" in done.stdout
+    listed = headrace("keys", "list", **variable).stdout
+    assert "2099-01-31" in listed
+    assert re.search(r"TENANT +REQ/MIN +TOK/MIN +CONCURRENT\ndefault +- +- +9", listed)
+    assert "is revoked" in headrace("keys", "revoke", "laptop", **variable).stdout
+    assert "revoked" in json.loads(file.read_text())[1]
+    actions = [json.loads(line)["action"] for line in (tmp_path / "audit.jsonl").read_text().splitlines()]
+    assert actions == [f"keys.{each}" for each in ("create", "update", "update", "rotate", "limit", "revoke")]
+
+
+def test_time_that_is_none_is_told_what_is_one(tmp_path: Path) -> None:
+    done = headrace("keys", "--keys-file", str(tmp_path / "keys.json"), "create", "--expires", "soon")
+    assert done.returncode == 2
+    assert "write 30d, 12h, 90m, a day such as 2027-01-31, or never" in done.stderr
 
 
 def test_unknown_key_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
