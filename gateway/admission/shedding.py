@@ -94,13 +94,16 @@ class Shedder:
             if reservation is not None:
                 book.adopt(reservation)
 
-    def admit(self, load: FleetLoad | None, generation: Generation, caller: Caller) -> Prediction:
+    def admit(
+        self, load: FleetLoad | None, generation: Generation, caller: Caller, share: FleetLoad | None = None
+    ) -> Prediction:
         """Predict a request's time to first token, and refuse it if that is too long.
 
         Args:
             load: The model's fleet now; None for a model nobody has heard of.
             generation: What is asked for.
             caller: Who asks, and perhaps returns.
+            share: What its tenant has left of its share of the fleet, in which nobody else waits before it.
 
         Raises:
             ApiError: 404 for an unknown model; 503 with `no_worker`, `queue_full` or `overloaded`; 400 when the
@@ -116,17 +119,13 @@ class Shedder:
             experience = self._experience[load.model] = Experience()
         expected = forecast(load, generation, experience, self._config)
         _check_timeout(generation.timeout_s, expected)
+        if share is not None and share.free_slots >= generation.num_at_once:
+            of_share = forecast(share, generation, experience, self._config)
+            # Others give way to it, so that it takes nobody's promised place.
+            if not of_share.wait_s:
+                return _prediction(load, generation, of_share)
         self._check_turn(load, _size(generation), caller, expected)
-        is_known = load.prefill_rate > 0 or load.decode_rate > 0
-        ttft_s = expected.first_wait_s + expected.own_s if is_known else None
-        return Prediction(
-            load.model,
-            ttft_s,
-            generation.estimated_prompt_tokens,
-            generation.num_sequences,
-            expected.uncorrected_wait_s,
-            expected.own_s,
-        )
+        return _prediction(load, generation, expected)
 
     def observe(
         self, prediction: Prediction, actual_ttft_s: float, prompt_tokens: int = 0, completion_tokens: int = 0
@@ -243,6 +242,18 @@ class Shedder:
 
     def _jittered(self, seconds: float) -> float:
         return seconds * (1 - JITTER + 2 * JITTER * self._uniform())
+
+
+def _prediction(load: FleetLoad, generation: Generation, expected: Forecast) -> Prediction:
+    is_known = load.prefill_rate > 0 or load.decode_rate > 0
+    return Prediction(
+        load.model,
+        expected.first_wait_s + expected.own_s if is_known else None,
+        generation.estimated_prompt_tokens,
+        generation.num_sequences,
+        expected.uncorrected_wait_s,
+        expected.own_s,
+    )
 
 
 def _size(generation: Generation) -> Size:

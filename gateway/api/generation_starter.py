@@ -231,7 +231,8 @@ class GenerationStarter:
     async def _admit(self, generation: Generation, caller: Caller) -> Prediction:
         fleet = self._dispatcher.fleet
         await self._shedder.recall(fleet.reported_load(generation.model), generation, caller)
-        return self._shedder.admit(fleet.load(generation.model), generation, caller)
+        share = self._dispatcher.share(generation.model, caller.tenant)
+        return self._shedder.admit(fleet.load(generation.model), generation, caller, share)
 
     def _dispatch(self, generation: Generation, caller: Caller, sinks: Sequence[Sink]) -> SequenceWindow:
         load = self._dispatcher.fleet.reported_load(generation.model)

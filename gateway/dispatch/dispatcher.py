@@ -30,6 +30,7 @@ from gateway.errors import ApiError
 from gateway.fleet.claims import OwnRequests
 from gateway.fleet.death import Death
 from gateway.fleet.fleet import Fleet
+from gateway.fleet.fleet_load import FleetLoad
 from gateway.fleet.heartbeat_receiver import HeartbeatReceiver
 from gateway.fleet.liveness import FleetLimits
 from gateway.fleet.prober import Prober
@@ -77,7 +78,7 @@ class Dispatcher:
         self._revoker = Revoker(nats, js)
         own = OwnRequests(self._flights.unshown, self._flights.awaited)
         self.fleet = Fleet(gateway, fleet_limits or FleetLimits(), own)
-        self._publisher = Publisher(nats, self.fleet.takers_of_resumed)
+        self._publisher = Publisher(nats, self.fleet.takers_of_resumed, self._is_within_share)
         self._heartbeats = HeartbeatReceiver(self.fleet, self._flights.note_heartbeat)
         self.nats_watch = NatsWatch(nats)
         self._prober = Prober(nats, self.fleet.liveness)
@@ -136,6 +137,13 @@ class Dispatcher:
     def num_active(self) -> int:
         """Requests in flight."""
         return len(self._flights)
+
+    def share(self, model: str, tenant: str) -> FleetLoad | None:
+        """Return what a tenant has left of its share of a busy fleet; None where there is nobody to share it with."""
+        if self._flights.num_tenants(model, tenant) == 1:
+            return None
+        load = self.fleet.load(model)
+        return None if load is None else self._flights.share(load, tenant)
 
     def submit(self, request: Request, sink: Sink, estimated_tokens: int, expires_at: float | None = None) -> Flight:
         """Publish a request; its tokens go to `sink`.
@@ -239,6 +247,11 @@ class Dispatcher:
         self.fleet.liveness.nats_reconnected(self._loop.time())
         self._recovery.reconnected()
         await self._streams.restore()
+
+    def _is_within_share(self, flight: Flight) -> bool:
+        """Say whether others give way to a flight, which counts already."""
+        share = self.share(flight.request.model, flight.request.tenant)
+        return share is not None and share.free_slots >= 0 and share.free_blocks >= 0
 
     def _take_back(self, flight: Flight) -> bool:
         if not self._flights.remove(flight):

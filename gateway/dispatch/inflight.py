@@ -13,6 +13,7 @@ import msgspec
 
 from gateway.dispatch.sinks import Sink
 from gateway.fleet.death import Death
+from gateway.fleet.fleet_load import FleetLoad
 from shared.messages import Request, Usage
 
 
@@ -161,6 +162,9 @@ class _Count:
         self.tokens += sign * flight.estimated_tokens
 
 
+_NOTHING = _Count()
+
+
 class FlightTable:
     """All flights by request id.
 
@@ -176,6 +180,8 @@ class FlightTable:
         self._unshown: dict[str, dict[str, _Count]] = {}
         # Claims whose attempt has produced nothing yet, by model: what can be waiting in workers.
         self._awaited: dict[str, _Count] = {}
+        # By model and tenant.
+        self._of_tenants: dict[str, dict[str, _Count]] = {}
 
     def __len__(self) -> int:
         return len(self.by_id)
@@ -187,6 +193,8 @@ class FlightTable:
     def add(self, flight: Flight) -> None:
         """Take in a flight that nobody has claimed yet."""
         self.by_id[flight.request.id] = flight
+        of_tenants = self._of_tenants.setdefault(flight.request.model, {})
+        of_tenants.setdefault(flight.request.tenant, _Count()).change(flight, 1)
         self._count_in(flight, self._unclaimed.setdefault(flight.request.model, _Count()))
 
     def remove(self, flight: Flight) -> bool:
@@ -195,7 +203,24 @@ class FlightTable:
             return False
         self._count_out(flight)
         self.note_output(flight)
+        of_tenants = self._of_tenants[flight.request.model]
+        of_tenants[flight.request.tenant].change(flight, -1)
+        if not of_tenants[flight.request.tenant].requests:
+            del of_tenants[flight.request.tenant]
         return True
+
+    def num_tenants(self, model: str, tenant: str) -> int:
+        """Return how many tenants have requests of a model, this one included."""
+        of_tenants = self._of_tenants.get(model, {})
+        return len(of_tenants) + (tenant not in of_tenants)
+
+    def share(self, load: FleetLoad, tenant: str) -> FleetLoad | None:
+        """Return what a tenant has left of its share of a fleet (`FleetLoad.share`); None while nothing waits."""
+        of_tenants = self._of_tenants.get(load.model, {})
+        if not load.queued_requests and sum([count.requests for count in of_tenants.values()]) <= load.num_slots:
+            return None
+        own = of_tenants.get(tenant, _NOTHING)
+        return load.share(self.num_tenants(load.model, tenant), own.requests, own.tokens)
 
     def claim(self, flight: Flight, worker: str) -> None:
         """Note who holds a flight."""

@@ -52,15 +52,22 @@ class Publisher:
         on_no_stream: Called with a flight and the epoch published when there is no stream, or none that is led.
     """
 
-    def __init__(self, nats: DirectClient, takers_of_resumed: Callable[[str], tuple[int, int]]) -> None:
+    def __init__(
+        self,
+        nats: DirectClient,
+        takers_of_resumed: Callable[[str], tuple[int, int]],
+        is_within_share: Callable[[Flight], bool] = lambda flight: False,
+    ) -> None:
         """Publish over `nats`; `start` must be called once connected.
 
         Args:
             nats: A client of the gateway's.
             takers_of_resumed: `Fleet.takers_of_resumed`.
+            is_within_share: Whether others give way to a flight, because its tenant has less of a busy fleet.
         """
         self._nats = nats
         self._takers_of_resumed = takers_of_resumed
+        self._is_within_share = is_within_share
         self._loop = asyncio.get_running_loop()
         self._inbox = nats.new_inbox()
         self._numbers = itertools.count()
@@ -106,9 +113,11 @@ class Publisher:
     def _goes_first(self, flight: Flight) -> bool:
         """Return whether a flight goes to the queue `resumed`, which every worker of its model must know of.
 
-        What had its turn does not wait again behind those who came later. Workers with a suspect take nothing new.
+        What had its turn does not wait again behind those who came later, and what others give way to not behind these.
+        Workers with a suspect take nothing new.
         """
-        if not (flight.has_begun or flight.num_unclaimed > 0 or flight.probation > 0):
+        has_turn = flight.has_begun or flight.num_unclaimed > 0 or flight.probation > 0
+        if not (has_turn or self._is_within_share(flight)):
             return False
         takers, workers = self._takers_of_resumed(flight.request.model)
         return takers == workers

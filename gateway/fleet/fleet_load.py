@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from shared.pooling import Task
 from shared.sampling import SamplingDefaults
@@ -58,6 +59,31 @@ class FleetLoad(Struct, frozen=True):
     chat_format: str = ""
     sampling_defaults: SamplingDefaults | None = None
     fingerprint: str | None = None
+
+    @property
+    def num_slots(self) -> int:
+        """Sequences that the fleet can run at once."""
+        return self.running + self.free_slots
+
+    def share(self, num_tenants: int, num_requests: int, num_tokens: int) -> FleetLoad:
+        """Return the load as one of so many tenants meets it as long as it keeps within its share of slots and blocks.
+
+        Nothing waits before it there, because workers let others give way (`Admission`).
+
+        Args:
+            num_tenants: That have requests, it included.
+            num_requests: Those that it has.
+            num_tokens: Of their prompts.
+        """
+        return replace(
+            self,
+            running=num_requests,
+            queued_requests=0,
+            queued_tokens=0,
+            free_slots=self.num_slots // num_tenants - num_requests,
+            free_blocks=self.total_blocks // num_tenants - num_tokens // self.block_size,
+            total_blocks=self.total_blocks // num_tenants,
+        )
 
     def prompt_tokens(self, estimate: float) -> float:
         """Return an estimate of one prompt's tokens, without what no worker computes: a longer prompt is refused."""

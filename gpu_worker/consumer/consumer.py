@@ -90,9 +90,7 @@ class Consumer:
         self._tasks = tasks
         self._is_closed = False
         self._decode_cancel = msgspec.msgpack.Decoder(Cancel).decode
-        self._interactive_queues = InteractiveQueues(
-            nats, source.model, limits, capacity.interactive, interactive.take, tasks
-        )
+        self._interactive_queues = InteractiveQueues(nats, source.model, limits, capacity, interactive.take, tasks)
         self._kept = batch.results.kept
         self._batch_queue = BatchQueues(nats, source.model, limits, self._batch_capacity, batch.take, tasks, self._kept)
         self._gpu = gpu

@@ -132,6 +132,7 @@ class HeldRequests:
         self.by_sequence: dict[str, HeldRequest] = {}
         self._counts: dict[Lane, int] = {"interactive": 0, "batch": 0}
         self._blocks: dict[Lane, int] = {"interactive": 0, "batch": 0}
+        self._of_tenants: dict[str, list[int]] = {}
         self._num_admitted = 0
         self.is_empty = asyncio.Event()
         self.is_empty.set()
@@ -156,6 +157,15 @@ class HeldRequests:
         """Blocks that one lane's requests are expected to need."""
         return self._blocks[lane]
 
+    def within_shares(self, num_slots: int, num_blocks: int) -> tuple[float, float]:
+        """Return how many slots and blocks interactive requests need where no tenant has more than an equal share.
+
+        The shares are those of the tenants that have requests here and of another one, which may come.
+        """
+        share = 1 / (len(self._of_tenants) + 1)
+        slots = sum([min(count, num_slots * share) for count, _ in self._of_tenants.values()])
+        return slots, sum([min(blocks, num_blocks * share) for _, blocks in self._of_tenants.values()])
+
     def is_current(self, held: HeldRequest) -> bool:
         """Say whether a request is still held: it may have been cancelled or replaced while something was awaited."""
         return self._by_key.get(held.key) is held
@@ -165,6 +175,8 @@ class HeldRequests:
         assert held.key not in self._by_key
         self._by_key[held.key] = held
         self._counts[held.request.lane] += 1
+        if held.request.lane == "interactive":
+            self._of_tenants.setdefault(held.request.tenant, [0, 0])[0] += 1
         self.is_empty.clear()
 
     def next_sequence_id(self, held: HeldRequest) -> str:
@@ -182,6 +194,8 @@ class HeldRequests:
     def expect_blocks(self, held: HeldRequest, num_blocks: int) -> None:
         """Change how many blocks a request is expected to need."""
         self._blocks[held.request.lane] += num_blocks - held.num_blocks
+        if held.request.lane == "interactive":
+            self._of_tenants[held.request.tenant][1] += num_blocks - held.num_blocks
         held.num_blocks = num_blocks
 
     def remove(self, held: HeldRequest) -> None:
@@ -189,6 +203,11 @@ class HeldRequests:
         del self._by_key[held.key]
         self._counts[held.request.lane] -= 1
         self.expect_blocks(held, 0)
+        if held.request.lane == "interactive":
+            of_tenant = self._of_tenants[held.request.tenant]
+            of_tenant[0] -= 1
+            if not of_tenant[0]:
+                del self._of_tenants[held.request.tenant]
         if held.sequence is not None:
             del self.by_sequence[held.sequence.id]
         self.on_remove(held)

@@ -1,8 +1,9 @@
 """The two queues of people's requests, as one worker pulls from them.
 
 A request that had its turn does not wait again behind those who came later: a worker had begun it, or nobody has
-claimed it. So there is a queue of its own for what is published again, from which is pulled first. Suspects come by it,
-too: while one is here, or about to come, nothing new may begin, and nothing new is pulled.
+claimed it. So there is a queue of its own for what is published again, from which is pulled first. What a tenant asks
+that has less than its share of a busy fleet comes by it, too: others give way to it. And so do suspects: while one is
+here, or about to come, nothing new may begin, and nothing new is pulled.
 
 The pulls of both wait at the server while there is room, and the room of one pull is not taken from the other: what
 comes over it in the moment until they expire waits in the engine.
@@ -14,6 +15,7 @@ import asyncio
 from collections.abc import Callable
 from functools import partial
 
+from gpu_worker.consumer.pull_capacity import PullCapacity
 from gpu_worker.consumer.pull_queue import PullQueue
 from gpu_worker.consumer.queued_message import QueuedMessage
 from shared.direct_client import DirectClient
@@ -36,7 +38,7 @@ class InteractiveQueues:
         nats: DirectClient,
         model: str,
         limits: StreamLimits,
-        capacity: Callable[[int], int],
+        capacity: PullCapacity,
         take: Callable[[QueuedMessage], None],
         tasks: TaskSupervisor,
     ) -> None:
@@ -46,7 +48,7 @@ class InteractiveQueues:
             nats: Connection.
             model: Whose requests.
             limits: Of the stream and the consumers, if they are made.
-            capacity: How many requests there is room for now, those pulled for included, if so many are left waiting.
+            capacity: How many requests there is room for now, those pulled for included.
             take: Receives each message, on the event loop; must not raise.
             tasks: Runs the loops of the queues.
         """
@@ -111,9 +113,9 @@ class InteractiveQueues:
         return await ensure_consumer(self._js, self._model, queue, self._limits)
 
     def _room_for_resumed(self) -> int:
-        return self._capacity(self.backlog)
+        return self._capacity.first(self.backlog)
 
     def _room_for_new(self) -> int:
         # After a restart of NATS, what waits to go first is not known before a pull for it is answered.
         is_first = self.resumed.knows_backlog and not self.resumed.backlog
-        return self._capacity(self.backlog) if is_first and not self.is_reserved() else 0
+        return self._capacity.interactive(self.backlog) if is_first and not self.is_reserved() else 0

@@ -3,6 +3,9 @@
 What is left in the queue can go to any worker; what has been pulled can only run here. Blocks are estimated from the
 requests seen lately, as the size of a request is not known before it is here. While the queue is known to have more,
 a few requests are taken ahead of need, so that a slot that becomes free is filled without a round trip.
+
+Where tenants hold more than their share, a request of another one begins at once, because they give way to it
+(`Admission`). So a worker that is full still pulls a few from the queue of what goes first, where such requests are.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ class PullCapacity:
         """Fill an engine whose scheduler has this configuration."""
         self._held = held
         self._config = config
+        self._look_ahead = max(1, config.max_num_seqs // _LOOK_AHEAD_SHARE)
         self._mean_blocks = 1.0
 
     def expected_blocks(self, num_tokens: int, max_new_tokens: int) -> int:
@@ -39,8 +43,22 @@ class PullCapacity:
             backlog: Requests known to be left in the queue.
         """
         held = self._held
-        look_ahead = min(backlog, max(1, self._config.max_num_seqs // _LOOK_AHEAD_SHARE))
+        look_ahead = min(backlog, self._look_ahead)
         return max(0, self._room(held.count("interactive"), held.num_blocks("interactive")) + look_ahead)
+
+    def first(self, backlog: int) -> int:
+        """Return how many interactive requests there is room for that go before others.
+
+        Args:
+            backlog: Requests known to be left in the queues.
+        """
+        config, held = self._config, self._held
+        room = self.interactive(backlog)
+        if room >= self._look_ahead:
+            return room
+        slots, blocks = held.within_shares(config.max_num_seqs, config.num_blocks)
+        free = min(config.max_num_seqs - slots, (config.num_blocks - blocks) / self._mean_blocks)
+        return max(room, min(self._look_ahead, math.floor(free)))
 
     def batch(self, interactive_backlog: int, max_batch_seqs: int) -> int:
         """Return how many batch requests there is room for: none while interactive ones wait.

@@ -114,6 +114,7 @@ class RequestReader:
             priority=request.priority,
             arrival=now,
             deadline=None if request.deadline is None else now + request.deadline - self._clock.now(),
+            tenant=request.tenant,
             salt=_salt(request),
             trace=request.trace or "",
             prediction=tuple(self._known(prediction_ids)),

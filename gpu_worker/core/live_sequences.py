@@ -6,14 +6,14 @@ when the last step that was planned by then has landed.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from operator import attrgetter
 
 from gpu_worker.core.running_set import RunningSet
 from gpu_worker.core.sequence import Sequence, SequenceStatus
 from gpu_worker.core.sequence_blocks import SequenceBlocks
 from gpu_worker.core.step import StepPlan
-from gpu_worker.core.waiting_queue import WaitingQueue
+from gpu_worker.core.waiting_queue import TenantQueues
 from shared.messages import Lane
 
 
@@ -22,6 +22,7 @@ class LiveSequences:
 
     Attributes:
         waiting: By lane.
+        num_of_tenants: Interactive sequences of each tenant that has any.
         running: Those that hold blocks and a slot.
         in_flight: Plans that have not landed, oldest first.
         num_planned: Number of the last step that was planned.
@@ -33,8 +34,9 @@ class LiveSequences:
         self._blocks = blocks
         self._by_id: dict[str, Sequence] = {}
         self._ended: deque[tuple[int, Sequence]] = deque()
-        self.waiting: dict[Lane, WaitingQueue] = {"interactive": WaitingQueue(), "batch": WaitingQueue()}
+        self.waiting: dict[Lane, TenantQueues] = {"interactive": TenantQueues(), "batch": TenantQueues()}
         self.running = RunningSet()
+        self.num_of_tenants: Counter[str] = Counter()
         self.in_flight: deque[StepPlan] = deque()
         self._tried: dict[str, Sequence] = {}
         self.num_planned = self.num_landed = 0
@@ -63,6 +65,8 @@ class LiveSequences:
         if sequence.is_on_trial:
             self._tried[sequence.id] = sequence
         self.waiting[sequence.lane].push(sequence)
+        if sequence.lane == "interactive":
+            self.num_of_tenants[sequence.tenant] += 1
 
     def preempt(self, sequence: Sequence) -> None:
         """Take a running sequence out, which no step in flight names; it waits at its old place."""
@@ -79,6 +83,8 @@ class LiveSequences:
         sequence.next_publish = 0
         del self._by_id[sequence.id]
         self._tried.pop(sequence.id, None)
+        if sequence.lane == "interactive":
+            self._count_out(sequence.tenant)
         if not was_running:
             self.waiting[sequence.lane].discard(sequence)
             return
@@ -125,6 +131,11 @@ class LiveSequences:
             assert self._blocks.num_findable_tokens(sequence) <= num_written, (
                 f"{sequence.id} has published a block before all its KV is written"
             )
+
+    def _count_out(self, tenant: str) -> None:
+        self.num_of_tenants[tenant] -= 1
+        if not self.num_of_tenants[tenant]:
+            del self.num_of_tenants[tenant]
 
     def _is_in_flight(self, sequence: Sequence) -> bool:
         """Say whether a step in flight may name the sequence: one that samples for it, or computes a chunk of it."""

@@ -133,7 +133,7 @@ class Planner:
             if self._live.in_flight:
                 running.put_back(lane, due)
                 return False
-            victim = running.worst()
+            victim = self._admission.worst()
             self._admission.preempt(victim)
             growing = [sequence for sequence in growing if sequence is not victim]
         return True

@@ -41,6 +41,7 @@ class Sequence:
         sampling: How to sample and when to stop.
         arrival: Monotonic seconds; orders sequences of equal lane and priority.
         deadline: Monotonic seconds after which the sequence is expired, or None.
+        tenant: Who shares slots and blocks with others, in the interactive lane.
         salt: Tenant salt of the prefix cache.
         trace: Names the request in log lines.
         eos_token_ids: Tokens that end the sequence, unless `sampling.ignore_eos`.
@@ -88,6 +89,7 @@ class Sequence:
     priority: int = 0
     arrival: float = 0.0
     deadline: float | None = None
+    tenant: str = ""
     salt: bytes = b""
     trace: str = ""
     status: SequenceStatus = SequenceStatus.WAITING

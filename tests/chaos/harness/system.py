@@ -142,7 +142,7 @@ class System:
         servers = [self.nats, *([self.redis] if self.options.has_redis else [])]
         await asyncio.gather(*(server.start() for server in servers))
         await self.observer.start()
-        self.limited_key = create_key(self._keys_file, tenant=TENANT, max_concurrent=MAX_CONCURRENT)[1]
+        self.limited_key = create_key(self.keys_file, tenant=TENANT, max_concurrent=MAX_CONCURRENT)[1]
         for index in range(self.options.num_workers):
             self.workers.append(await self._worker_part(f"worker-{index}"))
         for index in range(self.options.num_gateways):
@@ -159,7 +159,8 @@ class System:
             await link.close()
 
     @property
-    def _keys_file(self) -> Path:
+    def keys_file(self) -> Path:
+        """The keys of the gateways, which read it again when it changes."""
         return self.directory / "keys.json"
 
     @property
@@ -197,7 +198,7 @@ class System:
         settings: dict[str, object] = {
             "port": port,
             "api_key": API_KEY,
-            "keys_file": self._keys_file,
+            "keys_file": self.keys_file,
             "drain_timeout_s": 3,
             **await self._nats_access(name, "gateway"),
             **self.options.gateway,

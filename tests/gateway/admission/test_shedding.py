@@ -339,3 +339,15 @@ def test_first_in_the_line_that_returns_too_early_has_no_booking() -> None:
         error = refused_by(shedder, full, caller(x_stainless_retry_count=is_retry))
         assert "to keep your place" in error.message
         assert error.headers["x-headrace-place"] == "line"
+
+
+def test_tenant_below_its_share_is_admitted_though_others_let_much_wait(shedder: Shedder) -> None:
+    busy = replace(IDLE, running=8, free_slots=0, queued_requests=90, queued_tokens=9_000)
+    assert refused(shedder, busy, generation()).code == "overloaded"
+    share = busy.share(4, 1, 100)
+    assert shedder.admit(busy, generation(), caller(), share).ttft_s == pytest.approx(0.1)
+    with pytest.raises(ApiError):
+        shedder.admit(busy, generation(n=2), caller(), share)
+    # All blocks of its share are in use.
+    with pytest.raises(ApiError):
+        shedder.admit(busy, generation(), caller(), busy.share(4, 1, 250 * 16))

@@ -75,6 +75,9 @@ class Queue:
         self.flights.add(flight)
         return flight
 
+    def share(self, model: str, tenant: str) -> None:
+        """There is one tenant."""
+
     def cancel(self, flights: Sequence[Flight]) -> None:
         for flight in flights:
             self.flights.remove(flight)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 
 from gateway.dispatch.inflight import Flight, FlightTable
 from gateway.errors import ApiError
+from gateway.fleet.fleet_load import FleetLoad
 from shared.messages import Delta, Request
 from shared.sampling import Sampling
 
@@ -19,8 +22,26 @@ class NullSink:
         pass
 
 
-def flight(request_id: str, tokens: int = 10, model: str = "m") -> Flight:
-    return Flight(Request(id=request_id, model=model, text="x"), NullSink(), tokens, 0.0)
+def flight(request_id: str, tokens: int = 10, model: str = "m", tenant: str = "") -> Flight:
+    return Flight(Request(id=request_id, model=model, text="x", tenant=tenant), NullSink(), tokens, 0.0)
+
+
+def fleet_load(**changes: Any) -> FleetLoad:
+    values: dict[str, Any] = {
+        "model": "m",
+        "num_workers": 1,
+        "running": 0,
+        "queued_requests": 0,
+        "queued_tokens": 0,
+        "prefill_rate": 100.0,
+        "decode_rate": 64.0,
+        "free_blocks": 60,
+        "total_blocks": 100,
+        "block_size": 16,
+        "max_model_len": 1_000,
+        "free_slots": 8,
+    }
+    return FleetLoad(**values | changes)
 
 
 def test_claimed_request_counts_until_its_workers_next_heartbeat() -> None:
@@ -104,3 +125,36 @@ def test_claimed_request_is_awaited_until_its_attempt_produces_something() -> No
     table.remove(one)
     table.remove(other)
     assert table.awaited() == {}
+
+
+def test_tenant_meets_its_share_of_a_busy_fleet_and_not_what_others_let_wait() -> None:
+    table, load = FlightTable(), fleet_load(running=6, free_slots=2, total_blocks=100, free_blocks=3, block_size=4)
+    for number in range(20):
+        table.add(flight(f"greedy {number}", 8, tenant="greedy"))
+    assert (table.num_tenants("m", "greedy"), table.num_tenants("m", "polite")) == (1, 2)
+    share = table.share(load, "polite")
+    assert share is not None
+    assert (share.running, share.free_slots, share.free_blocks, share.total_blocks) == (0, 4, 50, 50)
+    assert (share.queued_requests, share.queued_tokens) == (0, 0)
+    own = flight("polite", 8, tenant="polite")
+    table.add(own)
+    share = table.share(load, "polite")
+    assert share is not None
+    assert (share.running, share.free_slots, share.free_blocks) == (1, 3, 48)
+    greedy = table.share(load, "greedy")
+    assert greedy is not None
+    assert greedy.free_slots == -16
+    third = table.share(load, "third")
+    assert third is not None
+    assert third.free_slots == 2
+    table.remove(own)
+    assert table.num_tenants("m", "greedy") == table.num_tenants("other", "polite") == 1
+
+
+def test_there_is_nothing_to_share_while_nothing_waits() -> None:
+    table = FlightTable()
+    for number in range(4):
+        table.add(flight(str(number), tenant="greedy"))
+    assert table.share(fleet_load(running=4, free_slots=4), "polite") is None
+    # Blocks are short.
+    assert table.share(fleet_load(running=4, free_slots=4, queued_requests=1), "polite") is not None

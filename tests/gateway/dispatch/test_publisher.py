@@ -187,3 +187,13 @@ async def test_subjects_that_are_remembered_are_bounded(queue: Queue, monkeypatc
         request_subject(model, "interactive", "default") for model in ("m1", "m2", "m1", "m3")
     ]
     assert list(queue.publisher._subjects) == ["m3"]
+
+
+@pytest.mark.parametrize("is_within_share", [True, False])
+async def test_what_others_give_way_to_goes_first(queue: Queue, is_within_share: bool) -> None:
+    queue.publisher._is_within_share = lambda flight: is_within_share
+    new = flight()
+    queue.publisher.publish(new)
+    assert new.is_resumed is is_within_share
+    kind = "resumed" if is_within_share else "interactive"
+    assert [subject for subject, _, _ in queue.sent] == [request_subject("m", kind, "")]

@@ -18,8 +18,10 @@ from shared.messages import Lane, Request
 MESSAGE = QueuedMessage("s", b"", "a", 1, 1, 0)
 
 
-def _hold(held: HeldRequests, key: str, num_blocks: int = 0, lane: Lane = "interactive") -> HeldRequest:
-    request = HeldRequest(key, Request(id=key, model="m", text="x", lane=lane), MESSAGE)
+def _hold(
+    held: HeldRequests, key: str, num_blocks: int = 0, lane: Lane = "interactive", tenant: str = ""
+) -> HeldRequest:
+    request = HeldRequest(key, Request(id=key, model="m", text="x", lane=lane, tenant=tenant), MESSAGE)
     held.add(request)
     held.expect_blocks(request, num_blocks)
     return request
@@ -44,6 +46,36 @@ async def test_pull_capacity_is_the_free_slots_and_no_more() -> None:
     _hold(held, "ahead-1")
     _hold(held, "ahead-2")
     assert capacity.interactive(1000) == 0
+
+
+async def test_full_worker_pulls_a_few_more_for_whom_tenants_with_more_than_their_share_give_way() -> None:
+    held = HeldRequests()
+    capacity = _capacity(held)
+    assert capacity.first(0) == 16
+    greedy = [_hold(held, str(index), 4, tenant="greedy") for index in range(40)]
+    assert (capacity.interactive(0), capacity.first(0), capacity.first(1000)) == (0, 2, 2)
+    # With one of theirs, and one that may still come, there are three tenants: six of 16 slots are left.
+    for index in range(10):
+        _hold(held, f"polite {index}", 4, tenant="polite")
+    assert capacity.first(0) == 2
+    for index in range(20):
+        _hold(held, f"third {index}", tenant=f"third {index}")
+    assert capacity.first(0) == 0
+    for request in greedy:
+        held.remove(request)
+    assert "greedy" not in held._of_tenants
+
+
+async def test_blocks_beyond_a_tenants_share_are_pulled_for_too() -> None:
+    held = HeldRequests()
+    capacity = _capacity(held)
+    for _ in range(100):
+        capacity.expected_blocks(192, 10_000)
+    _hold(held, "greedy", 100, tenant="greedy")
+    assert (capacity.interactive(0), capacity.first(0)) == (0, 2)
+    _hold(held, "polite", 40, tenant="polite")
+    # A third of 100 blocks is left, and a request has needed 20.
+    assert capacity.first(0) == 1
 
 
 async def test_pull_capacity_is_bounded_by_blocks_of_windows() -> None:

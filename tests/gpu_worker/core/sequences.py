@@ -21,6 +21,7 @@ def make_sequence(
     priority: int = 0,
     arrival: float | None = None,
     deadline: float | None = None,
+    tenant: str = "",
     salt: bytes = b"tenant",
     **sampling: object,
 ) -> Sequence:
@@ -38,5 +39,6 @@ def make_sequence(
         priority=priority,
         arrival=float(number) if arrival is None else arrival,
         deadline=deadline,
+        tenant=tenant,
         salt=salt,
     )

@@ -107,3 +107,99 @@ def test_time_of_the_first_start_stays() -> None:
     parts.admission.preempt(sequence)
     assert parts.admission.start(parts.live.waiting["interactive"], 9.0) is sequence
     assert sequence.scheduled_at == 0.0
+
+
+def test_tenant_that_uses_more_gives_way_until_both_use_the_same() -> None:
+    parts = Parts(num_blocks=64, max_num_seqs=4)
+    greedy = [parts.run(4, tenant="greedy") for _ in range(4)]
+    polite = [parts.wait(4, tenant="polite", arrival=1e6) for _ in range(3)]
+    assert parts.admission.admit_interactive(0.0)
+    assert [sequence.status is SequenceStatus.RUNNING for sequence in polite] == [True, True, False]
+    # The latest of the other tenant.
+    assert [sequence.status is SequenceStatus.RUNNING for sequence in greedy] == [True, True, False, False]
+    assert parts.admission.num_preemptions == 2
+    for _ in range(3):
+        parts.admission.admit_interactive(0.0)
+    assert parts.admission.num_preemptions == 2
+    parts.live.check_integrity()
+    # What becomes free goes to the tenant that uses less.
+    parts.live.finish(polite[0])
+    parts.admission.admit_interactive(0.0)
+    assert polite[2].status is SequenceStatus.RUNNING
+    for sequence in polite[1:]:
+        parts.live.finish(sequence)
+    parts.admission.admit_interactive(0.0)
+    assert {sequence.status for sequence in greedy} == {SequenceStatus.RUNNING}
+
+
+def test_tenant_with_many_gives_way_and_not_one_with_few() -> None:
+    parts = Parts(num_blocks=64, max_num_seqs=4)
+    greedy = [parts.run(4, tenant="greedy") for _ in range(3)]
+    other = parts.run(4, tenant="other", arrival=1e6)
+    polite = parts.wait(4, tenant="polite", arrival=2e6)
+    parts.admission.admit_interactive(0.0)
+    assert (polite.status, other.status) == (SequenceStatus.RUNNING, SequenceStatus.RUNNING)
+    assert greedy[2].status is SequenceStatus.PREEMPTED
+
+
+def test_batch_work_gives_way_before_tenants_do() -> None:
+    parts = Parts(num_blocks=64, max_num_seqs=3)
+    greedy = [parts.run(4, tenant="greedy") for _ in range(2)]
+    batch = parts.run(4, lane="batch", tenant="other")
+    polite = [parts.wait(4, tenant="polite", arrival=1e6) for _ in range(2)]
+    parts.admission.admit_interactive(0.0)
+    assert (batch.status, polite[0].status) == (SequenceStatus.PREEMPTED, SequenceStatus.RUNNING)
+    # Two against one: with another of them it would be the same the other way round.
+    assert {sequence.status for sequence in greedy} == {SequenceStatus.RUNNING}
+    assert polite[1].status is SequenceStatus.WAITING
+
+
+def test_blocks_are_shared_as_slots_are() -> None:
+    parts = Parts(num_blocks=8, max_num_seqs=8)
+    greedy = [parts.run(7, tenant="greedy", max_tokens=1) for _ in range(4)]
+    polite = [parts.wait(7, tenant="polite", max_tokens=1, arrival=1e6) for _ in range(3)]
+    parts.admission.admit_interactive(0.0)
+    assert [sequence.status is SequenceStatus.RUNNING for sequence in polite] == [True, True, False]
+    assert [sequence.status is SequenceStatus.RUNNING for sequence in greedy] == [True, True, False, False]
+    # One that needs more than the other uses waits.
+    parts.wait(15, tenant="third", max_tokens=1, arrival=2e6)
+    parts.admission.admit_interactive(0.0)
+    assert parts.admission.num_preemptions == 2
+
+
+def test_one_sequence_that_uses_nearly_everything_is_not_preempted_for_ever() -> None:
+    parts = Parts(num_blocks=8, max_num_seqs=8)
+    large = parts.run(30, tenant="greedy", max_tokens=1)
+    parts.wait(4, tenant="polite", max_tokens=1, arrival=1e6)
+    parts.admission.admit_interactive(0.0)
+    assert (large.status, parts.admission.num_preemptions) == (SequenceStatus.RUNNING, 0)
+
+
+def test_no_step_in_flight_is_disturbed_for_a_share() -> None:
+    parts = Parts(num_blocks=64, max_num_seqs=2)
+    greedy = [parts.run(4, tenant="greedy") for _ in range(2)]
+    parts.wait(4, tenant="polite", arrival=1e6)
+    plan = parts.decode(*greedy)
+    assert not parts.admission.admit_interactive(0.0)
+    parts.live.land(plan)
+    assert parts.admission.admit_interactive(0.0)
+    assert greedy[1].status is SequenceStatus.PREEMPTED
+
+
+def test_priority_is_not_preempted_for_a_share() -> None:
+    parts = Parts(num_blocks=64, max_num_seqs=2)
+    urgent = [parts.run(4, tenant="greedy", priority=1) for _ in range(2)]
+    parts.wait(4, tenant="polite", arrival=1e6)
+    parts.admission.admit_interactive(0.0)
+    assert {sequence.status for sequence in urgent} == {SequenceStatus.RUNNING}
+
+
+def test_when_blocks_run_out_the_tenant_that_uses_most_is_preempted_first() -> None:
+    parts = Parts(num_blocks=64, max_num_seqs=8)
+    greedy = [parts.run(4, tenant="greedy") for _ in range(3)]
+    parts.run(4, tenant="polite", arrival=1e6)
+    assert parts.admission.worst() is greedy[2]
+    least = parts.run(4, tenant="polite", priority=-1)
+    assert parts.admission.worst() is least
+    batch = parts.run(4, lane="batch", priority=9)
+    assert parts.admission.worst() is batch

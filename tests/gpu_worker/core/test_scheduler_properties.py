@@ -121,6 +121,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         priority=st.integers(-1, 1),
         max_tokens=st.integers(0, 40),
         lifetime=st.none() | st.integers(1, 30),
+        tenant=st.sampled_from(["a", "a", "b", "c"]),
         salt=st.sampled_from([b"a", b"b"]),
         ignore_eos=st.booleans(),
         prompt_logprobs=st.sampled_from([None, None, 0]),
@@ -132,6 +133,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         priority: int,
         max_tokens: int,
         lifetime: int | None,
+        tenant: str,
         salt: bytes,
         ignore_eos: bool,
         prompt_logprobs: int | None,
@@ -143,6 +145,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 priority=priority,
                 max_tokens=max_tokens,
                 deadline=None if lifetime is None else self.harness.now + lifetime,
+                tenant=tenant,
                 salt=salt,
                 ignore_eos=ignore_eos,
                 prompt_logprobs=prompt_logprobs,
@@ -302,9 +305,16 @@ class SchedulerMachine(RuleBasedStateMachine):
         for lane in ("interactive", "batch"):
             started = [s for s in waiting_before if s.lane == lane and s.status is SequenceStatus.RUNNING]
             passed_by = [s for s in waiting_before if s.lane == lane and s.status is SequenceStatus.WAITING]
-            if started and passed_by:
-                key = lambda s: (not s.trial_end, -s.priority, s.arrival)  # noqa: E731
-                assert max(map(key, started)) < min(map(key, passed_by))
+            # People of several tenants take turns, within a priority.
+            for one in started:
+                for other in passed_by:
+                    assert (not one.trial_end, -one.priority) <= (not other.trial_end, -other.priority)
+                    if lane == "batch" or one.tenant == other.tenant:
+                        assert (not one.trial_end, -one.priority, one.arrival) < (
+                            not other.trial_end,
+                            -other.priority,
+                            other.arrival,
+                        )
 
     def _check_lanes(self, plan: StepPlan) -> None:
         """While batch sequences run, an interactive one waits only for more blocks than all of them hold."""
@@ -317,9 +327,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         wanted = sum(s.num_uncomputed_tokens + given.get(s, 0) for s in wanting if s.lane == "interactive")
         if not people or not background or wanted >= self.scheduler.config.max_num_batched_tokens:
             return
-        person = min(people, key=lambda s: (-s.priority, s.arrival))
-        num_tokens = min(person.num_tokens + self.scheduler.config.headroom_tokens, person.max_num_tokens)
-        needed = -(-num_tokens // BLOCK)
+        # The first of each tenant; it is the turn of one of them.
+        first: dict[str, Sequence] = {}
+        for person in sorted(people, key=lambda s: (-s.priority, s.arrival)):
+            if person.priority == max(s.priority for s in people):
+                first.setdefault(person.tenant, person)
+        headroom = self.scheduler.config.headroom_tokens
+        needed = max(-(-min(s.num_tokens + headroom, s.max_num_tokens) // BLOCK) for s in first.values())
         holders = {s for s in running if s.lane == "interactive"}
         in_flight = [item.sequence for plan, _ in self.harness.in_flight for item in plan.scheduled]
         holders |= {s for s in in_flight if s.status is SequenceStatus.FINISHED}
