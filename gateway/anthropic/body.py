@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from gateway.api.schemas.model_name import ModelName
+from gateway.api.schemas.sampling_fields import StopText
 from gateway.api.schemas.template_options import OwnVariables
 from gateway.api.schemas.tools import Parameters
 from shared.bounds import (
@@ -16,7 +17,6 @@ from shared.bounds import (
     MAX_TOKEN_ID,
     MAX_TOOLS,
     Probability,
-    StopString,
 )
 
 ToolName = Annotated[str, Meta(min_length=1, max_length=128, pattern=r"^[a-zA-Z0-9_-]+\Z")]
@@ -155,7 +155,7 @@ class MessagesBody(PromptBody, kw_only=True, forbid_unknown_fields=True):
     temperature: Annotated[float, Meta(ge=0.0, le=1.0)] | None = None
     top_p: Probability | None = None
     top_k: Annotated[int, Meta(ge=0, le=MAX_TOKEN_ID)] | None = None
-    stop_sequences: Annotated[list[StopString], Meta(max_length=MAX_STOPS)] | None = None
+    stop_sequences: Annotated[list[StopText], Meta(max_length=MAX_STOPS)] | None = None
     stream: bool | None = None
     output_config: OutputBody | None = None
     output_format: FormatBody | None = None

@@ -110,7 +110,7 @@ def _sampling(body: MessagesBody) -> Sampling:
         top_p=1.0 if body.top_p is None else body.top_p,
         top_k=body.top_k or 0,
         seed=seed_of(None, body.temperature),
-        stop=tuple(body.stop_sequences or ()),
+        stop=tuple([stop for stop in body.stop_sequences or () if stop]),
     )
 
 

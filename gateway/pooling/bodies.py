@@ -12,6 +12,7 @@ from gateway.api.schemas.completion import token_prompt
 from gateway.api.schemas.decoding import decode_body
 from gateway.api.schemas.known_names import STRICT, BodyRules
 from gateway.api.schemas.model_name import ModelName, checked_model
+from gateway.api.schemas.parameters import EndUser
 from gateway.api.schemas.refusals import invalid_value, missing_parameter
 from gateway.api.schemas.row import Kind
 from gateway.api.schemas.texts import estimate_tokens, require_text
@@ -39,7 +40,7 @@ class PooledBody(Struct, kw_only=True, forbid_unknown_fields=True):
     """Fields of all three bodies. None always means: left out."""
 
     model: ModelName
-    user: Annotated[str, Meta(max_length=512)] | None = None
+    user: EndUser | None = None
     priority: Priority | None = None
     timeout: TimeoutSeconds | None = None
 
@@ -210,7 +211,7 @@ def _common(body: PooledBody) -> dict[str, Any]:
     Raises:
         ApiError: 400; a name holds a NUL or is longer than its subject token may be.
     """
-    if body.user is not None:
+    if isinstance(body.user, str):
         require_text("user", body.user)
     return {
         "model": checked_model(body.model),

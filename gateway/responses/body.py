@@ -8,9 +8,10 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 from gateway.api.schemas.model_name import ModelName
+from gateway.api.schemas.parameters import EndUser
 from gateway.api.schemas.sampling_fields import SamplingFields
 from gateway.api.schemas.template_options import OwnVariables, Verbosity
-from gateway.api.schemas.thinking import ReasoningEffort
+from gateway.api.schemas.thinking import ReasoningEffort, ThinkingBody
 from gateway.api.schemas.tools import Choice
 from gateway.responses.text_format import TextFormatBody
 from gateway.responses.tools import ResponseToolBody, ResponseToolChoiceBody
@@ -81,6 +82,7 @@ class ReasoningBody(Struct, kw_only=True, forbid_unknown_fields=True):
     """How the model is to think, and where the client wants to read it; `generate_summary` is an older name."""
 
     effort: ReasoningEffort | None = None
+    enabled: bool | None = None
     summary: SummaryKind | None = None
     generate_summary: SummaryKind | None = None
 
@@ -110,6 +112,8 @@ class ResponseBody(SamplingFields, kw_only=True, forbid_unknown_fields=True):
     parallel_tool_calls: bool | None = None
     text: TextBody | None = None
     reasoning: ReasoningBody | None = None
+    enable_thinking: bool | None = None
+    thinking: ThinkingBody | bool | None = None
     chat_template_kwargs: OwnVariables = None
 
     max_output_tokens: Annotated[int, Meta(ge=1, le=MAX_OUTPUT_TOKENS)] | None = None
@@ -117,7 +121,7 @@ class ResponseBody(SamplingFields, kw_only=True, forbid_unknown_fields=True):
     logprob_token_ids: Annotated[list[TokenId], Meta(max_length=MAX_LOGPROB_TOKENS)] | None = None
 
     # Without influence on the answer, and repeated in the response.
-    user: ShortText | None = None
+    user: EndUser | None = None
     safety_identifier: ShortText | None = None
     prompt_cache_key: ShortText | None = None
     max_tool_calls: Annotated[int, Meta(ge=0, le=MAX_OUTPUT_TOKENS)] | None = None

@@ -18,10 +18,10 @@ from gateway.api.schemas.row import Kind
 from gateway.api.schemas.sampling_fields import is_deterministic, left_out, sampling_of
 from gateway.api.schemas.structured_output import constrained
 from gateway.api.schemas.template_options import may_reason, template_variables
-from gateway.api.schemas.thinking import Thinking
+from gateway.api.schemas.thinking import asked_thinking, switch
 from gateway.api.schemas.tools import NO_TOOLS
 from gateway.generation import Prompt
-from gateway.responses.body import ItemBody, ResponseBody, TextBody
+from gateway.responses.body import ItemBody, ReasoningBody, ResponseBody, TextBody
 from gateway.responses.compaction import REQUEST, asks_for_compaction
 from gateway.responses.conversation import to_messages
 from gateway.responses.draft import ResponseDraft, ResponseGeneration
@@ -190,7 +190,8 @@ def _parameters(body: ResponseBody) -> dict[str, Any]:
         "top_logprobs": body.top_logprobs or 0,
         "top_p": body.top_p,
         "truncation": "disabled",
-        "user": body.user,
+        # A response has a text here.
+        "user": body.user if isinstance(body.user, str) else None,
     }
 
 
@@ -203,9 +204,18 @@ def _has_logprobs(body: ResponseBody) -> bool:
 
 
 def _variables(body: ResponseBody) -> dict[str, Raw]:
-    """Return the variables of the chat template."""
-    effort = None if body.reasoning is None else body.reasoning.effort
-    thinking = Thinking(None if effort is None else effort != "none", effort)
+    """Return the variables of the chat template.
+
+    Raises:
+        ApiError: 400; two places contradict each other, or the client names a variable that is not its own.
+    """
+    reasoning = body.reasoning or ReasoningBody()
+    switches = {
+        "enable_thinking": body.enable_thinking,
+        "thinking": switch(body.thinking),
+        "reasoning.enabled": reasoning.enabled,
+    }
+    thinking = asked_thinking(switches, {"reasoning.effort": reasoning.effort}, body.chat_template_kwargs)
     verbosity = None if body.text is None else body.text.verbosity
     return template_variables(body.chat_template_kwargs, thinking, verbosity=verbosity)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -27,12 +28,19 @@ def conversation_text(template: ChatTemplate, conversation: Conversation, shield
         messages = template_messages(conversation.messages, template.needs, shield, last_end)
     except RecursionError:
         raise BadRequestError("Tools, arguments or variables are nested too deeply.", "messages") from None
-    text = template.render(
+    render = partial(
+        template.render,
         messages,
         add_generation_prompt=options.add_generation_prompt and not last_end,
-        tools=tools,
         variables=variables,
     )
+    try:
+        text = render(tools=tools)
+    except BadRequestError:
+        # Some templates, gpt-oss's among them, add every description to a text, also one that is missing.
+        if all(map(_has_description, tools or ())):
+            raise
+        text = render(tools=[_described(tool) for tool in tools])
     if not last_end:
         return text
     end = text.rfind(last_end)
@@ -40,6 +48,16 @@ def conversation_text(template: ChatTemplate, conversation: Conversation, shield
         message = "The model's chat template leaves out the last message, so that it cannot be continued."
         raise BadRequestError(message, "continue_final_message")
     return text[:end]
+
+
+def _has_description(tool: Any) -> bool:
+    function = tool.get("function") if isinstance(tool, dict) else None
+    return not isinstance(function, dict) or "description" in function
+
+
+def _described(tool: Any) -> Any:
+    """Return a tool with a description, which is empty where it had none."""
+    return tool if _has_description(tool) else tool | {"function": {"description": "", **tool["function"]}}
 
 
 def _decoded(text: str | None, kind: type[Any], param: str, shield: Shield) -> Any:

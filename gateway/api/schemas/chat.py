@@ -28,7 +28,7 @@ from gateway.api.schemas.template_options import (
     may_reason,
     template_variables,
 )
-from gateway.api.schemas.thinking import asked_thinking
+from gateway.api.schemas.thinking import chat_thinking
 from gateway.api.schemas.tools import (
     OfferedTools,
     offered_functions,
@@ -54,7 +54,7 @@ def parse_chat(body: bytes, rules: BodyRules = STRICT) -> Generation:
     logprobs = _num_logprobs(chat)
     messages = flatten_messages(chat.messages)
     tools = _tools(chat)
-    thinking = asked_thinking(chat, chat.chat_template_kwargs)
+    thinking = chat_thinking(chat, chat.chat_template_kwargs)
     variables = template_variables(chat.chat_template_kwargs, thinking, chat.documents, chat.verbosity)
     options = chat_options(chat, messages, tools.template, variables)
     prompt = Prompt(estimate_messages(messages, options), messages=messages, chat=options)

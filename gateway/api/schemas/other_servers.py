@@ -5,7 +5,7 @@ A name that only adjusts another one (the threshold of a sampler that is off) ch
 
 from __future__ import annotations
 
-from gateway.api.schemas.row import Kind, Row, ignored, refused
+from gateway.api.schemas.row import GENERATION, Kind, Row, ignored, refused
 
 _CHAT = (Kind.CHAT,)
 _MESSAGE = (Kind.MESSAGE,)
@@ -40,7 +40,8 @@ _LLAMA_CPP = (
     refused("penalize_nl", "Use 'logit_bias'.", True, (False,)),
     refused("grammar_triggers", "Use 'tools'.", [{"type": 0}], ([],)),
     refused("response_fields", "Pick the fields out of the answer.", ["content"], ([],)),
-    refused("reasoning_format", "Use 'include_reasoning'.", "deepseek", ("auto",), _CHAT),
+    # `deepseek` is what is served: reasoning stands in a field of its own.
+    refused("reasoning_format", "Use 'include_reasoning'.", "none", ("auto", "deepseek"), _CHAT),
     refused("thinking_forced_open", _THINKING, True, (False,), _CHAT),
     refused("parse_tool_calls", "Use 'tools'.", False, (True,), _CHAT),
     refused("image_data", "Send text; this server reads nothing else.", [{"data": ""}], ([],)),
@@ -69,6 +70,7 @@ _VLLM = (
 _OTHERS = (
     refused("budget_tokens", _THINKING, 100, (), (Kind.CHAT_THINKING,)),
     refused("max_tokens", _THINKING, 100, (), (Kind.CHAT_REASONING,)),
+    ignored("summary", "Reasoning is told whole.", "auto", (Kind.CHAT_REASONING,)),
     refused("thinking_budget", _THINKING, 100, (), _CHAT),
     refused("custom", "Describe it as a function: `type: function`.", {"name": "f"}, (), _TOOL),
     *(
@@ -112,6 +114,7 @@ _OTHERS = (
     ignored(
         "extra_content", "Another provider's notes on an earlier answer.", {"google": {}}, (*_MESSAGE, Kind.TOOL_CALL)
     ),
+    ignored("id", "Names the answer in the client.", "a", (Kind.CHAT,)),
     ignored("status", "Whether an earlier answer was complete.", "completed", _MESSAGE),
     ignored("type", "What stands among messages is a message.", "message", _MESSAGE),
     ignored("timestamp", "When the message was written.", 1, _MESSAGE),
@@ -119,42 +122,70 @@ _OTHERS = (
 )
 
 
-def _of_client(client: str, note: str, examples: dict[str, object]) -> tuple[Row, ...]:
-    return tuple(ignored(name, f"{note} Sent by {client}.", example) for name, example in examples.items())
-
-
-# What clients send for themselves or their own servers, by the client whose source has it.
-_CLIENTS = (
-    *_of_client(
-        "Open WebUI, whose direct connections send a server what is meant for its own",
-        "Names or describes a chat in the client.",
-        {
-            "chat_id": "a",
-            "session_id": "a",
-            "message_id": "a",
-            "parent_id": "a",
-            "parent_message": {"id": "a"},
-            "background_tasks": {"title_generation": True},
-            "features": {"web_search": False},
-            "variables": {"{{USER_NAME}}": "Ann"},
-            "model_item": {"id": "a"},
-            "filter_ids": [],
-            "tool_servers": [],
-        },
-    ),
-    *_of_client(
-        "LibreChat and proxies",
-        "Names a conversation or a trace in the client.",
-        {"conversation_id": "a", "conversationId": "a", "thread_id": "a", "trace_id": "a", "generation_name": "a"},
-    ),
-    *_of_client(
-        "clients of Ollama",
-        "How Ollama loads a model; here that is the operator's choice.",
-        {"num_ctx": 4096, "n_ctx": 4096, "num_gpu": 1, "num_thread": 8, "num_batch": 512, "use_mmap": True},
-    ),
+# What clients send for themselves or their own servers: what it is, who sends it, and the file that does.
+_CLIENTS = tuple(
+    ignored(name, f"{note} Sent by {client} (`{source}`).", example, (*GENERATION, Kind.RESPONSE))
+    for note, client, source, examples in (
+        (
+            "Names or describes a chat in the client.",
+            "Open WebUI's browser, whose direct connections may pass it on",
+            "src/lib/components/chat/Chat.svelte",
+            {
+                "chat_id": "a",
+                "session_id": "a",
+                "message_id": "a",
+                "parent_id": "a",
+                "folder_id": "a",
+                "terminal_id": "a",
+                "parent_message": {"id": "a"},
+                "background_tasks": {"title_generation": True},
+                "features": {"web_search": False},
+                "variables": {"{{USER_NAME}}": "Ann"},
+                "model_item": {"id": "a"},
+                "filter_ids": [],
+                "tool_servers": [],
+            },
+        ),
+        (
+            "Names a conversation or a trace in the client.",
+            "LibreChat and LiteLLM's proxy",
+            "packages/data-provider/src/schemas.ts, litellm/proxy/litellm_pre_call_utils.py",
+            {"conversation_id": "a", "conversationId": "a", "thread_id": "a", "trace_id": "a", "generation_name": "a"},
+        ),
+        (
+            "How Ollama loads a model; here that is the operator's choice.",
+            "clients of Ollama, and Open WebUI's advanced parameters",
+            "backend/open_webui/utils/payload.py",
+            {
+                "num_ctx": 4096,
+                "n_ctx": 4096,
+                "num_gpu": 1,
+                "num_thread": 8,
+                "num_batch": 512,
+                "use_mmap": True,
+                "use_mlock": False,
+            },
+        ),
+    )
+    for name, example in examples.items()
+)
+_FOR_TEMPLATES = tuple(
+    ignored(name, "A completion has no chat template that could think.", example, (Kind.COMPLETION,))
+    for name, example in {
+        "chat_template_kwargs": {"enable_thinking": False},
+        "enable_thinking": False,
+        "thinking": {"type": "disabled"},
+        "think": False,
+        "reasoning": {"enabled": False},
+        "reasoning_effort": "low",
+    }.items()
+)
+_OF_CLIENTS_SERVERS = (
     refused("files", "Put what the files say into a message.", [{"id": "a"}], ([],), _CHAT),
     refused("tool_ids", "Offer the tools themselves with 'tools'.", ["a"], ([],), _CHAT),
+    refused("skill_ids", "Put what the skills say into a message.", ["a"], ([],), _CHAT),
     refused("params", "Write the parameters into the body itself.", {"temperature": 0.5}, ({},), _CHAT),
+    refused("web_search", "Put what was found into a message.", True, (False,), _CHAT),
 )
 
-OF_OTHER_SERVERS = (*_LLAMA_CPP, *_SGLANG, *_VLLM, *_OTHERS, *_CLIENTS)
+OF_OTHER_SERVERS = (*_LLAMA_CPP, *_SGLANG, *_VLLM, *_OTHERS, *_CLIENTS, *_FOR_TEMPLATES, *_OF_CLIENTS_SERVERS)

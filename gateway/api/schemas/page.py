@@ -20,7 +20,8 @@ whole number may be written as 256 or 256.0. Half of a surrogate pair in a text 
 `max_tokens` is a limit, not a demand: an answer that the context ends earlier has the finish reason `length`, and
 beside it `"stop_reason": "model_context_window_exceeded"`, which Anthropic's format has as its own reason. A prompt
 that leaves no room for a token is refused with the code `context_length_exceeded`. An empty prompt is the token that
-begins every text. Bodies are JSON in UTF-8; a compressed one (`Content-Encoding: gzip`) is refused with a 415.
+begins every text. Bodies are JSON in UTF-8, compressed by gzip (`Content-Encoding: gzip`) or not at all; what limits
+the size of a body limits what it unpacks to.
 
 `temperature`, `top_p`, `top_k`, `min_p` and `repetition_penalty` that a body leaves out are those that the model's
 `generation_config.json` advises, if it does; or else 1, 1, 0, 0 and 1.

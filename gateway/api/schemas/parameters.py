@@ -35,6 +35,10 @@ from shared.bounds import (
 )
 from shared.sampling import Sampling
 
+UserText = Annotated[str, Meta(max_length=512)]
+# Some clients send an object that describes the end user.
+EndUser = UserText | Annotated[dict[UserText, Raw], Meta(max_length=64)]
+
 # -1 asks for as many as are ever reported.
 AskedLogprobs = Annotated[int, Meta(ge=-1, le=MAX_LOGPROBS)]
 
@@ -103,10 +107,7 @@ class CommonBody(StructuredOutputFields, kw_only=True, forbid_unknown_fields=Tru
         StreamOptions | None, described("What a stream reports besides text; only with `stream`.")
     ] = None
     user: Annotated[
-        Annotated[str, Meta(max_length=512)]
-        | Annotated[dict[Annotated[str, Meta(max_length=512)], Raw], Meta(max_length=64)]
-        | None,
-        described("The end user, a name or an object; checked and without influence.", "someone"),
+        EndUser | None, described("The end user, a name or an object; checked and without influence.", "someone")
     ] = None
     prompt_logprobs: Annotated[
         AskedLogprobs | None,

@@ -41,7 +41,7 @@ POOLING_NAMES = (
     Row("text_1", _SCORE, "A text, or a list of texts: the queries."),
     Row("text_2", _SCORE, "A text, or a list of texts, each of which is scored for its query."),
     Row("instruction", _PAIRS, "What makes a text relevant, for a model that takes one.", "Find code."),
-    Row("user", _ALL, "The end user, checked and without influence.", "someone"),
+    Row("user", _ALL, "The end user, a name or an object; checked and without influence.", "someone"),
     Row(
         "priority",
         _ALL,

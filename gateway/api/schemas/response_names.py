@@ -42,11 +42,13 @@ RESPONSE_NAMES = (
     _served(
         "reasoning", "How much the model thinks, and where that is told.", {"effort": "low"}, Kind.RESPONSE_REASONING
     ),
+    _served("enable_thinking", "Think, or do not, where the template knows it.", False),
+    _served("thinking", "Another form of `enable_thinking`.", {"type": "disabled"}, Kind.CHAT_THINKING),
     _served("chat_template_kwargs", "Variables of the template.", {"enable_thinking": False}),
     _served("max_output_tokens", "Tokens to generate at most, reasoning included.", 3),
     _served("top_logprobs", "Report the log probability of each token, and of so many likely alternatives.", 2),
     _served("logprob_token_ids", "Report these tokens instead of the likeliest ones; with log probabilities."),
-    _served("user", "The end user, repeated in the response.", "someone"),
+    _served("user", "The end user; a name is repeated in the response, an object is not.", "someone"),
     _served("safety_identifier", "Repeated in the response.", "someone"),
     _served("prompt_cache_key", "Repeated in the response. Prompts are cached by their content.", "a"),
     _served("max_tool_calls", "Repeated in the response. It limits built-in tools, of which there are none.", 3),
@@ -76,6 +78,7 @@ RESPONSE_NAMES = (
     _refused("reasoning_effort", "Use 'reasoning.effort'.", "low"),
     _refused("n", "Ask several times.", 2, (1,)),
     Row("effort", _REASONING, "How much the model thinks, as its chat template understands it.", "low"),
+    Row("enabled", _REASONING, "Think, or do not.", False),
     Row(
         "summary",
         _REASONING,

@@ -34,7 +34,7 @@ class Kind(enum.Enum):
     MESSAGE = "A message"
     CONTENT_PART = "A part of a message's content"
     PREDICTION = "prediction"
-    CHAT_THINKING = "thinking of /v1/chat/completions"
+    CHAT_THINKING = "thinking of /v1/chat/completions and /v1/responses"
     CHAT_REASONING = "reasoning of /v1/chat/completions"
     RESPONSE_FORMAT = "response_format"
     JSON_SCHEMA = "response_format.json_schema"

@@ -27,7 +27,7 @@ from shared.bounds import (
 )
 from shared.sampling import Sampling, SamplingDefaults
 
-_Stop = Annotated[str, Meta(max_length=MAX_STOP_CHARACTERS)]
+StopText = Annotated[str, Meta(max_length=MAX_STOP_CHARACTERS)]
 
 
 class SamplingFields(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -49,7 +49,7 @@ class SamplingFields(Struct, kw_only=True, forbid_unknown_fields=True):
         Seed | None, described("The same seed and request give the same answer; -1 is the same as none.", 42)
     ] = None
     stop: Annotated[
-        _Stop | Annotated[list[_Stop], Meta(max_length=MAX_STOPS)] | None,
+        StopText | Annotated[list[StopText], Meta(max_length=MAX_STOPS)] | None,
         described("A text, or a list of texts, before which the answer ends. Empty texts end nothing.", ["END"]),
     ] = None
     presence_penalty: Annotated[

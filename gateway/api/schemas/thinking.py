@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Literal, TypeVar
 
+import msgspec
 from msgspec import Raw, Struct
 
 from gateway.api.schemas.described import described
@@ -75,41 +76,62 @@ class Thinking(Struct, frozen=True):
     is_included: bool = True
 
 
-def asked_thinking(body: ThinkingFields, named: dict[str, Raw] | None) -> Thinking:
-    """Return what a body asks for in all its forms.
-
-    Args:
-        body: The body.
-        named: The variables of the template that the client names itself.
+def chat_thinking(body: ThinkingFields, named: dict[str, Raw] | None) -> Thinking:
+    """Return what a body of chat completions asks for in all its forms; see `asked_thinking`.
 
     Raises:
         ApiError: 400; two forms contradict each other.
     """
     reasoning = body.reasoning or ReasoningBody()
     level = body.think if isinstance(body.think, str) else None
-    effort: ReasoningEffort | None = agreed(
-        {"reasoning_effort": body.reasoning_effort, "reasoning.effort": reasoning.effort, "think": level}
-    )
-    thinking = body.thinking
-    if isinstance(thinking, ThinkingBody):
-        thinking = {"enabled": True, "disabled": False}.get(thinking.type)
     switches = {
         "enable_thinking": body.enable_thinking,
-        "thinking": thinking,
+        "thinking": switch(body.thinking),
         "reasoning.enabled": reasoning.enabled,
         "think": None if isinstance(body.think, str) else body.think,
     }
-    asked = {name for name, value in switches.items() if value is not None}
-    by_effort = {"reasoning_effort": None if effort is None else effort != "none"}
-    # An effort beside a switch that the client names for the template is weaker than that.
-    is_on = agreed({**switches, **by_effort, **named_switches(named)}) if asked else by_effort["reasoning_effort"]
+    efforts: dict[str, ReasoningEffort | None] = {
+        "reasoning_effort": body.reasoning_effort,
+        "reasoning.effort": reasoning.effort,
+        "think": level,
+    }
     included = agreed(
         {
             "include_reasoning": body.include_reasoning,
             "reasoning.exclude": None if reasoning.exclude is None else not reasoning.exclude,
         }
     )
-    return Thinking(is_on, effort, included is not False)
+    return msgspec.structs.replace(asked_thinking(switches, efforts, named), is_included=included is not False)
+
+
+def asked_thinking(
+    switches: Mapping[str, bool | None],
+    efforts: Mapping[str, ReasoningEffort | None],
+    named: dict[str, Raw] | None,
+) -> Thinking:
+    """Return what a body asks for.
+
+    Args:
+        switches: Whether to think, by the place in the body that says it.
+        efforts: How much, likewise.
+        named: The variables of the template that the client names itself.
+
+    Raises:
+        ApiError: 400; two places contradict each other.
+    """
+    effort: ReasoningEffort | None = agreed(efforts)
+    by_effort = {name: value != "none" for name, value in efforts.items() if value is not None}
+    if all(value is None for value in switches.values()):
+        # An effort beside a switch that the client names for the template is weaker than that.
+        return Thinking(agreed(by_effort), effort)
+    return Thinking(agreed({**switches, **by_effort, **named_switches(named)}), effort)
+
+
+def switch(thinking: ThinkingBody | bool | None) -> bool | None:
+    """Return whether `thinking` turns thinking on; None leaves it to the template."""
+    if isinstance(thinking, ThinkingBody):
+        return {"enabled": True, "disabled": False}.get(thinking.type)
+    return thinking
 
 
 def named_switches(named: dict[str, Raw] | None) -> dict[str, bool | None]:

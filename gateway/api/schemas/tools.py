@@ -184,15 +184,13 @@ def _allowed(allowed: AllowedTools, functions: Sequence[FunctionBody]) -> tuple[
 
 
 def _shown(function: FunctionBody, schema: bytes | None) -> dict[str, object]:
-    """Return a tool as templates expect it, with the keys in the order of the models' training."""
-    return {
-        "type": "function",
-        "function": {
-            "name": function.name,
-            "description": function.description or "",
-            "parameters": Raw(schema or b'{"type":"object","properties":{}}'),
-        },
-    }
+    """Return a tool as templates expect it, with the keys in the order of the models' training.
+
+    A description that the client leaves out is left out, as `transformers` renders it: models saw no empty ones.
+    """
+    described = {} if function.description is None else {"description": function.description}
+    parameters = Raw(schema or b'{"type":"object","properties":{}}')
+    return {"type": "function", "function": {"name": function.name, **described, "parameters": parameters}}
 
 
 def _function(tool: ToolBody, index: int) -> FunctionBody:

@@ -74,6 +74,23 @@ def test_calls_and_tools_are_json_where_a_template_writes_json() -> None:
     )
 
 
+def test_tool_without_a_description_is_written_as_transformers_writes_it() -> None:
+    function = {"name": "now", "parameters": {"type": "object"}}
+    tools = [{"type": "function", "function": function}]
+    # `apply_chat_template` of transformers hands the tools on as they are.
+    assert render("{{ tools | tojson }}", USER, tools=json.dumps(tools)) == json.dumps(tools)
+    looks = "{% for t in tools %}{% if t.function.description is defined %}D{% else %}-{% endif %}{% endfor %}"
+    assert render(looks, USER, tools=json.dumps([*tools, *TOOLS])) == "-D"
+
+
+def test_description_is_empty_where_a_template_adds_it_to_a_text() -> None:
+    adds = "{% for t in tools %}{{ '// ' + t.function.description + ';' + t.function.name }}{% endfor %}"
+    bare = {"type": "function", "function": {"name": "now"}}
+    assert render(adds, USER, tools=json.dumps([bare, *TOOLS])) == "// ;now// Adds é.;add"
+    with pytest.raises(BadRequestError, match="no tools"):
+        render("{{ raise_exception('no tools') }}", USER, tools=json.dumps([bare]))
+
+
 def test_arguments_are_the_models_own_text_where_a_template_adds_them_to_a_text() -> None:
     assert render(DEEPSEEK, *HISTORY) == '2+3?;<call>function<sep>add\n```json\n{"b":3, "a": [2]}\n```5;'
     printed = "{{ messages[0].tool_calls[0].function.arguments }}"

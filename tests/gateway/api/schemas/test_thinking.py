@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
-from gateway.api.schemas import parse_chat
+from gateway.anthropic.parsing import parse_messages
+from gateway.api.schemas import parse_chat, parse_completion
 from gateway.errors import ApiError
 from gateway.generation import Generation
+from gateway.responses.request import own_items, parse_body, to_generation
 
 ON, OFF = {"enable_thinking": True, "thinking": True}, {"enable_thinking": False, "thinking": False}
 
@@ -90,3 +92,62 @@ def test_contradiction_and_what_is_not_served_are_refused_by_name(fields: dict[s
 def test_excluded_reasoning_is_left_out_of_the_answer() -> None:
     assert not parse(reasoning={"exclude": True}).includes_reasoning
     assert parse(reasoning={"exclude": False}).includes_reasoning
+
+
+def respond(**fields: Any) -> Generation:
+    body = parse_body(json.dumps({"model": "m", "input": "x", **fields}).encode())
+    return to_generation(body, [], own_items(body), ())
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"enable_thinking": False}, OFF),
+        ({"thinking": {"type": "enabled"}}, ON),
+        ({"thinking": {"type": "auto"}}, {}),
+        ({"reasoning": {"enabled": False}}, OFF),
+        ({"reasoning": {"enabled": True, "effort": "low"}}, ON | {"reasoning_effort": "low"}),
+        ({"enable_thinking": False, "reasoning": {"effort": "none"}}, OFF),
+        ({"chat_template_kwargs": {"enable_thinking": False}}, {"enable_thinking": False}),
+        ({"enable_thinking": True, "chat_template_kwargs": {"tone": "dry"}}, ON | {"tone": "dry"}),
+    ],
+)
+def test_forms_of_thinking_in_responses_become_the_same_variables(
+    fields: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    generation = respond(**fields)
+    assert variables(generation) == expected
+    assert generation.may_reason == (False not in expected.values())
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"enable_thinking": True, "thinking": {"type": "disabled"}}, "thinking"),
+        ({"enable_thinking": False, "reasoning": {"effort": "high"}}, "reasoning.effort"),
+        ({"reasoning": {"enabled": True, "effort": "none"}}, "reasoning.effort"),
+        (
+            {"thinking": False, "chat_template_kwargs": {"enable_thinking": True}},
+            "chat_template_kwargs.enable_thinking",
+        ),
+    ],
+)
+def test_contradiction_in_a_response_is_refused_by_name(fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(ApiError) as caught:
+        respond(**fields)
+    assert (caught.value.status, caught.value.param) == (400, param)
+
+
+def test_contradiction_in_a_message_is_refused_by_name() -> None:
+    body = {"model": "m", "max_tokens": 5, "messages": [{"role": "user", "content": "x"}]}
+    body |= {"thinking": {"type": "disabled"}, "chat_template_kwargs": {"enable_thinking": True}}
+    with pytest.raises(ApiError) as caught:
+        parse_messages(json.dumps(body).encode())
+    assert (caught.value.status, caught.value.param) == (400, "chat_template_kwargs.enable_thinking")
+
+
+def test_completion_has_no_template_that_could_think() -> None:
+    plain = {"model": "m", "prompt": "x", "seed": 1}
+    # As Dify sends them in its mode `completion`.
+    asked = {"enable_thinking": False, "thinking": {"type": "disabled"}, "chat_template_kwargs": {"thinking": False}}
+    assert parse_completion(json.dumps(plain | asked).encode()) == parse_completion(json.dumps(plain).encode())

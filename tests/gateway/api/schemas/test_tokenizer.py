@@ -12,7 +12,7 @@ from gateway.errors import ApiError
 from shared.conversation import ChatOptions
 
 MESSAGES = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
-TOOL = '[{"type":"function","function":{"name":"f","description":"","parameters":{"type":"object","properties":{}}}}]'
+TOOL = '[{"type":"function","function":{"name":"f","parameters":{"type":"object","properties":{}}}}]'
 
 
 @pytest.mark.parametrize(

@@ -59,9 +59,15 @@ def allow(mode: str, *names: str) -> dict[str, Any]:
 
 def test_tools_reach_the_template_without_what_is_not_for_the_model() -> None:
     described = {name: value for name, value in ADD.items() if name != "strict"}
-    empty = {"name": "now", "description": "", "parameters": {"type": "object", "properties": {}}}
+    empty = {"name": "now", "parameters": {"type": "object", "properties": {}}}
     assert shown(tools=TOOLS) == [{"type": "function", "function": each} for each in (described, empty)]
     assert list(shown(tools=TOOLS)[0]["function"]) == ["name", "description", "parameters"]
+
+
+@pytest.mark.parametrize(("written", "kept"), [({}, {}), ({"description": None}, {}), ({"description": ""},) * 2])
+def test_description_that_is_left_out_is_not_shown(written: dict[str, Any], kept: dict[str, Any]) -> None:
+    tool = {"type": "function", "function": {"name": "f", **written, "parameters": {"type": "object"}}}
+    assert shown(tools=[tool]) == [tool | {"function": {"name": "f", **kept, "parameters": {"type": "object"}}}]
 
 
 @pytest.mark.parametrize(
