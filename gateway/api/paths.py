@@ -6,10 +6,12 @@ import re
 from collections.abc import Iterable
 
 _PREFIX = "/v1"
+# Azure's clients put this before what OpenAI's put `/v1` before.
 _AZURE = "/openai/"
-# The name of a model may have slashes.
+# The name of a model may have slashes. Clients of Azure's that are given another base URL keep what follows it.
 _AZURE_DEPLOYMENT = re.compile(
-    r"/openai/deployments/(?P<model>.{1,512}?)/(?P<operation>chat/completions|completions|embeddings|responses)/?"
+    r"(?:/openai)?(?:/v1)?/deployments/(?P<model>.{1,512}?)/"
+    r"(?P<operation>chat/completions|completions|embeddings|responses)/?"
 )
 # Cohere's second version is the same for us.
 _OTHER_NAMES = {"/v2/rerank": "/v1/rerank"}
@@ -17,13 +19,13 @@ _OTHER_NAMES = {"/v2/rerank": "/v1/rerank"}
 
 def azure_deployment(path: str) -> tuple[str | None, str]:
     """Return the model that a path of Azure's names, and the path without that; any other path as it is."""
-    if not path.startswith(_AZURE):
-        return None, path
     found = _AZURE_DEPLOYMENT.fullmatch(path)
     if found is not None:
         return found["model"], f"{_PREFIX}/{found['operation']}"
+    if not path.startswith(_AZURE) or path.startswith(f"{_AZURE}deployments/"):
+        return None, path
     rest = path.removeprefix(_AZURE)
-    return None, f"/{rest}" if rest.startswith("v1/") else path
+    return None, f"/{rest}" if rest.startswith("v1/") else f"{_PREFIX}/{rest}"
 
 
 class KnownPaths:

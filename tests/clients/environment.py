@@ -34,8 +34,8 @@ PYTHON_PACKAGES = {
 }
 # Programs for the terminal, which come as packages of Node.
 AGENTS = ("codex_agent.py", "claude_code_agent.py")
-# Needs nothing but the program.
-PLAIN = ("curl_client.py",)
+# Need nothing but the program.
+PLAIN = ("curl_client.py", "bodies_of_tools.py")
 
 
 @dataclass(frozen=True)

@@ -41,6 +41,7 @@ CLIENTS = {
     "smolagents": "python/smolagents_client.py",
     "CrewAI": "python/crewai_client.py",
     "curl": "python/curl_client.py",
+    "six tools' bodies": "python/bodies_of_tools.py",
     "Codex": "python/codex_agent.py",
     "Claude Code": "python/claude_code_agent.py",
     "aider": "python/aider_tool.py",

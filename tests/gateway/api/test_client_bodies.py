@@ -6,12 +6,14 @@ import asyncio
 import gzip
 import json
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
+from openai import AsyncAzureOpenAI
 
-from tests.gateway.gateway_process import API_KEY, GatewayProcess
+from tests.gateway.gateway_process import API_KEY, GatewayProcess, running_gateway
 from tests.gateway.known_worker import known_worker
 from tests.gateway.wire_worker import WireWorker, expected_text
 
@@ -24,42 +26,22 @@ STOPPED = [
     {"role": "assistant", "content": "", "tool_calls": []},
 ]
 
+# Others than those that are kept with their sources.
 BODIES: dict[str, dict[str, Any]] = {
-    "Dify": {
-        "enable_thinking": False,
-        "thinking": {"type": "disabled"},
-        "reasoning": {"enabled": False},
-        "chat_template_kwargs": {"enable_thinking": False},
-        "stop": "",
-        "user": "abc-123",
-    },
-    "Open WebUI, direct": {
-        "params": {},
-        "files": [],
-        "tool_ids": [],
-        "tool_servers": [],
-        "filter_ids": [],
-        "features": {"image_generation": False, "web_search": False},
-        "variables": {"{{USER_NAME}}": "Ann"},
-        "model_item": {"id": "m", "name": "M"},
-        "session_id": "a",
-        "chat_id": "b",
-        "id": None,
-        "background_tasks": {"title_generation": True},
-    },
-    "LibreChat": {"user": "65f1", "conversationId": "c", "parent_id": None},
     "clients of Ollama": {"num_ctx": 8192, "keep_alive": "5m", "think": False},
-    "n8n and LangChain": {"stop": [""], "stream_options": {}, "n": 1, "presence_penalty": 0},
+    "LangChain": {"stop": [""], "stream_options": {}, "n": 1, "presence_penalty": 0},
     "stream options of nothing": {"stream": False, "stream_options": {"include_usage": False}},
     "user as an object": {"user": {"id": "7", "name": "Ann"}},
     "OpenRouter's": {"reasoning": {"effort": "none", "exclude": True}, "provider": {"order": ["x"]}},
+    "proxies'": {"conversationId": "c", "thread_id": "t", "trace_id": "d", "generation_name": "g"},
 }
+SENT: list[dict[str, Any]] = json.loads((Path(__file__).parents[2] / "clients/bodies.json").read_text())["bodies"]
 
 
 @pytest.fixture
 async def worker(gateway: GatewayProcess, nats_url: str) -> AsyncIterator[WireWorker]:
     """The one worker of the gateway, which serves."""
-    async with known_worker(nats_url, gateway) as worker:
+    async with known_worker(nats_url, gateway, chat_format="hermes") as worker:
         task = asyncio.create_task(worker.serve(0.001))
         yield worker
         task.cancel()
@@ -83,6 +65,40 @@ async def until_only_one(gateway: GatewayProcess) -> None:
     async with asyncio.timeout(20), httpx2.AsyncClient(base_url=gateway.url) as http:
         while len((await http.get("/v1/models", headers={"x-api-key": API_KEY})).json()["data"]) != 1:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
+
+
+@pytest.mark.parametrize("sent", SENT, ids=[f"{sent['client']}: {sent['sends']}" for sent in SENT])
+async def test_body_that_a_tool_sends_is_answered(
+    worker: WireWorker, gateway: GatewayProcess, sent: dict[str, Any]
+) -> None:
+    body = {**sent["body"], **({"model": worker.model} if "model" in sent["body"] else {})}
+    answer = await post(gateway, sent["path"].format(model=worker.model), body)
+    assert answer.status_code == 200, answer.text
+    num_tokens = next(
+        body[name] for name in ("max_tokens", "max_completion_tokens", "max_output_tokens") if name in body
+    )
+    assert whole_text(answer) == expected_text(num_tokens)
+
+
+def whole_text(answer: httpx2.Response) -> str:
+    """The text of an answer of any API, streamed or not."""
+    if answer.headers["content-type"] == "application/json":
+        answers = [answer.json()]
+    else:
+        lines = [line.removeprefix("data: ") for line in answer.text.splitlines() if line.startswith("data: ")]
+        answers = [json.loads(line) for line in lines if line != "[DONE]"]
+    return "".join(map(text_of, answers))
+
+
+def text_of(part: dict[str, Any]) -> str:
+    """The text that an answer, or an event of one, brings."""
+    if part.get("object") == "response":
+        return "".join(text["text"] for item in part["output"] for text in item["content"])
+    if part.get("type") == "response.output_text.delta":
+        return str(part["delta"])
+    choices = part.get("choices") or [{}]
+    message = choices[0].get("message") or choices[0].get("delta") or {"content": choices[0].get("text")}
+    return message.get("content") or ""
 
 
 @pytest.mark.parametrize("tool", BODIES)
@@ -136,6 +152,17 @@ async def test_deployment_of_azures_path_is_the_model(worker: WireWorker, gatewa
     assert (answer.status_code, answer.json()["error"]["code"]) == (404, "model_not_found")
 
 
+async def test_azures_own_client_is_served(worker: WireWorker, gateway: GatewayProcess) -> None:
+    options = {"azure_endpoint": gateway.url, "api_key": API_KEY, "api_version": "2025-04-01-preview"}
+    async with AsyncAzureOpenAI(**options) as azure:  # type: ignore[call-overload]
+        chat = await azure.chat.completions.create(model=worker.model, messages=[USER], max_tokens=4)
+        assert chat.choices[0].message.content == expected_text(4)
+        # It names no deployment in the paths of these.
+        response = await azure.responses.create(model=worker.model, input="hi", max_output_tokens=4, store=False)
+        assert response.output_text == expected_text(4)
+        assert worker.model in [model.id async for model in azure.models.list()]
+
+
 async def test_same_body_at_two_deployments_is_answered_by_each(
     worker: WireWorker, gateway: GatewayProcess, nats_url: str
 ) -> None:
@@ -159,3 +186,18 @@ async def test_compressed_body_is_read(worker: WireWorker, gateway: GatewayProce
     bomb = gzip.compress(b" " * (64 << 20))
     answer = await post(gateway, "/v1/chat/completions", {}, content=bomb, headers=packed)
     assert (answer.status_code, answer.json()["error"]["code"]) == (413, "request_too_large")
+
+
+async def test_images_of_earlier_turns_become_a_note_where_the_operator_allows_it(
+    nats_url: str, tmp_path: Path
+) -> None:
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+    seen = {"role": "user", "content": [{"type": "text", "text": "See: "}, image]}
+    with running_gateway(tmp_path, nats_url, replace_old_images=True) as gateway:
+        async with known_worker(nats_url, gateway) as worker:
+            task = asyncio.create_task(worker.serve(0.001))
+            body = {"model": worker.model, "messages": [seen, {"role": "assistant", "content": "A cat."}, USER]}
+            assert text(await post(gateway, "/v1/chat/completions", {**body, "max_tokens": 4})) == expected_text(4)
+            refused = await post(gateway, "/v1/chat/completions", {**body, "messages": [seen]})
+            task.cancel()
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "messages.[0].content.[1].image_url")
