@@ -5,10 +5,9 @@ from __future__ import annotations
 import inspect
 import re
 import sys
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
-from msgspec import Struct
 
 from gateway.api.schemas.row import Use
 from gateway.api.schemas.table import PARAMETERS
@@ -52,11 +51,11 @@ def document_bytes() -> bytes:
     return msgspec.json.format(msgspec.json.encode(document()), indent=1) + b"\n"
 
 
-def _bodies_and_answers() -> list[type[Struct]]:
+def _bodies_and_answers() -> list[Any]:
     return [each for op in OPERATIONS for each in (op.body, op.answer, op.event, op.error) if each is not None]
 
 
-def _describe_parameters(schemas: dict[type[Struct], Json], components: Json) -> None:
+def _describe_parameters(schemas: dict[Any, Json], components: Json) -> None:
     """Put into the schemas of bodies what the table says of each name."""
     for kind, struct in BODIES.items():
         schema = components[schemas[struct]["$ref"].rpartition("/")[2]]
@@ -69,7 +68,7 @@ def _describe_parameters(schemas: dict[type[Struct], Json], components: Json) ->
                 schema["properties"][name] = {"description": f"Ignored: {row.note}"}
 
 
-def _operation(operation: Operation, schemas: dict[type[Struct], Json]) -> Json:
+def _operation(operation: Operation, schemas: dict[Any, Json]) -> Json:
     content: Json = {"application/json": {"schema": schemas[operation.answer]}}
     if operation.event is not None:
         content["text/event-stream"] = {"schema": schemas[operation.event]}
@@ -98,7 +97,9 @@ def _name(operation: Operation) -> str:
     return f"{operation.method}_{words}"
 
 
-def _first_line(struct: type[Struct]) -> str:
+def _first_line(answer: Any) -> str:
+    """Return the first line that describes a struct, or the first one of a union."""
+    struct = next(iter(get_args(answer)), answer)
     return (inspect.getdoc(struct) or "").partition("\n")[0]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from msgspec import Struct
 
@@ -30,7 +31,7 @@ from gateway.openapi.other_answers import (
     TokenizeAnswer,
     VersionAnswer,
 )
-from gateway.openapi.pooling_answers import EmbeddingList, Ranking, ScoreList
+from gateway.openapi.pooling_answers import EmbeddingList, RankedIndex, Ranking, ScoreList
 from gateway.openapi.response_answers import (
     CompactedConversation,
     DeletedResponse,
@@ -71,7 +72,7 @@ class Operation:
     """A method of a path.
 
     Attributes:
-        answer: Of status 200, as JSON.
+        answer: Of status 200, as JSON: a struct, or a union of types.
         event: The data of each event, where the answer may be streamed.
         error: Of any other status.
         has_key: Only those who have a key may call it.
@@ -80,7 +81,7 @@ class Operation:
     method: str
     path: str
     summary: str
-    answer: type[Struct]
+    answer: Any
     body: type[Struct] | None = None
     event: type[Struct] | None = None
     error: type[Struct] = ErrorAnswer
@@ -117,7 +118,7 @@ OPERATIONS = (
         error=AnthropicError,
     ),
     Operation("post", "/v1/embeddings", "Make vectors of texts.", EmbeddingList, EmbeddingsBody),
-    Operation("post", "/v1/rerank", "Rank documents for a query.", Ranking, RerankBody),
+    Operation("post", "/v1/rerank", "Rank documents for a query.", Ranking | list[RankedIndex], RerankBody),
     Operation("post", "/v1/score", "Score texts for queries.", ScoreList, ScoreBody),
     Operation("get", "/v1/models", "List the models.", ModelList),
     Operation("get", "/v1/models/{model}", "Show one model.", ModelAnswer),

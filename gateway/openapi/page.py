@@ -45,7 +45,7 @@ def _operation(method: str, path: str, operation: Json, schemas: Json) -> str:
         rest = [name for name, field in fields if name not in required and not _is_ignored(field)]
         lines.append(f"Body: {_names(required) or 'nothing'} required; {_names(rest) or 'nothing'} optional.")
     content = operation["responses"]["200"]["content"]
-    lines.append(f"Answer: {_link(content['application/json']['schema'])}.")
+    lines.append(f"Answer: {_shown(content['application/json']['schema'])}.")
     if "text/event-stream" in content:
         lines.append(f"Each event of a stream: {_link(content['text/event-stream']['schema'])}.")
     return "\n\n".join(lines) + "\n"

@@ -54,6 +54,14 @@ class Ranking(Struct, forbid_unknown_fields=True):
     results: list[RankedDocument]
 
 
+class RankedIndex(Struct, forbid_unknown_fields=True):
+    """TEI's form, for a body with `texts`: a text by its place in the request, and how relevant it is."""
+
+    index: int
+    score: float
+    text: str | UnsetType = UNSET
+
+
 class TextScore(Struct, forbid_unknown_fields=True):
     """The score of one text."""
 
