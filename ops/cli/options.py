@@ -18,6 +18,7 @@ from shared.config import PREFIX, Constraint, base_type, file_variable, resolve,
 from shared.errors import HeadraceError
 
 T = TypeVar("T")
+_WIDEST_NAMES = 76
 _METAVARS = {"int": "N", "float": "NUMBER", "Path": "PATH", "str": "TEXT"}
 _VARIABLE = re.compile(PREFIX + r"[A-Z0-9_]+")
 
@@ -37,14 +38,24 @@ class SettingOption(click.Option):
         self.variable = variable_name(field.name)
         self.file_variable = file_variable(self.variable) if constraint.secret else None
         self.section = section
+        self._choices: Sequence[str] = ()
         flag = f"--{field.name.replace('_', '-')}"
         text = f"{constraint.help}  [{'; '.join([self.variable, *_facts(field, constraint)])}]"
         if kind is bool:
             super().__init__([f"{flag}/--no-{flag[2:]}"], default=None, help=text)
             return
         metavar = "|".join(constraint.choices) if constraint.choices else _METAVARS.get(kind.__name__, "TEXT")
+        self._choices = constraint.choices or ()
         names = [flag] if constraint.alias is None else [flag, constraint.alias]
         super().__init__([*names, field.name], type=str, default=None, metavar=metavar, help=text)
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        """Return names and meaning; many choices stand in the meaning, where lines can be broken."""
+        record = super().get_help_record(ctx)
+        if record is None or len(record[0]) <= _WIDEST_NAMES:
+            return record
+        choices = "|".join(self._choices)
+        return record[0].replace(choices, "NAME"), f"{record[1]}  One of {', '.join(self._choices)}."
 
 
 class VariableOption(click.Option):
@@ -81,6 +92,20 @@ def variables_of(parameter: click.Parameter) -> list[str]:
 class SettingsCommand(click.Command):
     """A command whose errors name a setting as the user gave it: by its option, or by its variable."""
 
+    def __init__(self, *args: Any, first_options: Collection[str] = (), **attributes: Any) -> None:
+        """Take what `click.Command` takes.
+
+        Args:
+            args: Of `click.Command`.
+            first_options: Names of the settings that `--help` shows; the others are shown by `--help-all`.
+            attributes: Of `click.Command`.
+        """
+        super().__init__(*args, **attributes)
+        self._first_options = frozenset(first_options)
+        if first_options:
+            show = {"is_flag": True, "is_eager": True, "expose_value": False, "callback": _show_all}
+            self.params.append(click.Option(["--help-all"], help="Show every option and exit.", **show))
+
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Read the options; who gives another server's, or a model without its option, is told what stands for it."""
         given = list(args)
@@ -111,13 +136,31 @@ class SettingsCommand(click.Command):
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List options under the headings of their sections."""
         sections: dict[str, list[tuple[str, str]]] = {}
+        num_hidden = 0
         for parameter in self.get_params(ctx):
+            is_first = not self._first_options or parameter.name in self._first_options
+            if isinstance(parameter, SettingOption) and not is_first and _ALL not in ctx.meta:
+                num_hidden += 1
+                continue
             if (record := parameter.get_help_record(ctx)) is not None:
                 section = parameter.section if isinstance(parameter, SettingOption) else None
                 sections.setdefault(section or "Options", []).append(record)
         for section, records in sections.items():
             with formatter.section(section):
                 formatter.write_dl(records)
+        if num_hidden:
+            formatter.write_paragraph()
+            formatter.write_text(f"{ctx.command_path} --help-all shows {num_hidden} options more.")
+
+
+_ALL = "headrace.help_all"
+
+
+def _show_all(ctx: click.Context, _parameter: click.Parameter, is_wanted: bool) -> None:
+    if is_wanted:
+        ctx.meta[_ALL] = True
+        click.echo(ctx.get_help(), color=ctx.color)
+        ctx.exit()
 
 
 def _as_typed(option: str, given: Sequence[str], known: Collection[str]) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from shared.messages import Request
 
 _MAX_NAMES = 10
+_PROGRESS_EVERY_S = 5.0
 
 
 def run(config: PublishConfig, prompt: str | None) -> int:
@@ -83,13 +85,47 @@ async def _publish(config: PublishConfig, url: str, requests: list[Request], lin
                 told = {"id": request.id, "tenant": request.tenant, "result": await client.publish(request)}
                 print(json.dumps({**custom, **told}))
             return 0
-        has_failed = False
+        num_lines = len(requests) - len(lines) + len({line.custom_id for line in lines.values()})
+        # Whoever reads the results as they come sees how far they are.
+        progress = _Progress(num_lines, (lambda text: None) if sys.stdout.isatty() else _tell)
         async for result in _answers(client.results(requests, config.timeout_s), lines):
             print(json.dumps(result), flush=True)
-            has_failed |= result.get("finish") in ("failed", "expired", "cancelled")
-            if "custom_id" in result:
-                has_failed |= result["response"] is None or result["response"]["status_code"] != 200
-        return 1 if has_failed else 0
+            progress.note(has_failed=_has_failed(result))
+        return 1 if progress.num_failed else 0
+
+
+def _has_failed(result: dict[str, Any]) -> bool:
+    if "custom_id" in result:
+        return result["response"] is None or result["response"]["status_code"] != 200
+    return result.get("finish") in ("failed", "expired", "cancelled")
+
+
+class _Progress:
+    """Tells every few seconds how many results have come, and at the end if it told that before.
+
+    Attributes:
+        num_failed: Of those that have come.
+    """
+
+    def __init__(self, num_all: int, tell: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
+        self.num_failed = 0
+        self._num_all, self._num = num_all, 0
+        self._tell, self._clock = tell, clock
+        self._began = self._told_at = clock()
+
+    def note(self, *, has_failed: bool) -> None:
+        """Count a result."""
+        self._num += 1
+        self.num_failed += has_failed
+        now = self._clock()
+        is_last_of_many = self._num == self._num_all and self._told_at > self._began
+        if now - self._told_at < _PROGRESS_EVERY_S and not is_last_of_many:
+            return
+        self._told_at = now
+        failed = f", {self.num_failed} of them failed" if self.num_failed else ""
+        left_s = (now - self._began) / self._num * (self._num_all - self._num)
+        left = f"; about {left_s:.0f} s to go" if self._num < self._num_all else f" in {now - self._began:.0f} s"
+        self._tell(f"{self._num} of {self._num_all} results{failed}{left}")
 
 
 async def _answers(

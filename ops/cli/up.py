@@ -62,4 +62,23 @@ _OWN = frozenset(field.name for field in dataclasses.fields(UpConfig))
 _OPTIONS = _all_options()
 _VARIABLES = {option.name or "": option.variable for option in _OPTIONS}
 
-command = UpCommand("up", callback=run, params=[*_OPTIONS], help=run.__doc__)
+# What people set first: `--help` shows these.
+_FIRST_OPTIONS = (
+    *(
+        "port",
+        "state_dir",
+        "model",
+        "workers",
+        "gateways",
+        "simulate",
+        "api_key",
+        "ready_file",
+        "nats_url",
+        "redis_url",
+    ),
+    *("operator_port", "keys_file", "auth", "cors_origins", "max_streams", "default_timeout_s", "request_log_per_s"),
+    *("served_model_name", "chat_format", "device", "dtype", "num_threads", "kv_cache_dtype", "kv_cache_bytes"),
+    *("gpu_memory_utilization", "max_model_len", "max_num_seqs", "speculative", "draft_model", "log_level"),
+)
+
+command = UpCommand("up", callback=run, params=[*_OPTIONS], help=run.__doc__, first_options=_FIRST_OPTIONS)

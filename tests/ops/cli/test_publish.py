@@ -12,6 +12,7 @@ import pytest
 
 from ops.cli import publish
 from ops.cli.batch_client import BatchClient
+from ops.cli.publish import _Progress
 from ops.cli.publish_config import PublishConfig
 from ops.examples import batch_publish
 from shared.errors import DependencyError
@@ -260,3 +261,20 @@ async def test_lost_connection_is_told_once_and_its_return_too(start_nats: Calla
     place = server.url.removeprefix("nats://")
     assert (lost, back) == (f"the connection to NATS at {place} is lost; waiting for it to come back", "NATS is back")
     assert told.empty()
+
+
+def test_progress_of_results_that_go_to_a_file_is_told_now_and_then() -> None:
+    told: list[str] = []
+    clock = iter([0.0, 1.0, 6.0, 7.0, 8.0])
+    progress = _Progress(4, told.append, lambda: next(clock))
+    for has_failed in (False, True, False, False):
+        progress.note(has_failed=has_failed)
+    assert told == ["2 of 4 results, 1 of them failed; about 6 s to go", "4 of 4 results, 1 of them failed in 8 s"]
+
+
+def test_results_that_come_at_once_are_not_counted_aloud() -> None:
+    told: list[str] = []
+    progress = _Progress(2, told.append, lambda: 0.0)
+    for _ in range(2):
+        progress.note(has_failed=False)
+    assert told == []

@@ -1,3 +1,4 @@
+import re
 from typing import Any
 
 import pytest
@@ -26,6 +27,18 @@ def test_options_of_the_parts_reach_them_as_variables(monkeypatch: pytest.Monkey
     assert environ["HEADRACE_ENABLE_PREFIX_CACHING"] == "False"
     assert (environ["HEADRACE_MAX_STREAMS"], environ["HEADRACE_BLOCK_SIZE"]) == ("7", "8")
     assert "HEADRACE_WORKERS" not in environ
+
+
+def test_help_fits_a_terminal_and_shows_what_people_set_first() -> None:
+    shown, every = (CliRunner().invoke(command, [flag], terminal_width=80).output for flag in ("--help", "--help-all"))
+    assert [line for line in (shown + every).splitlines() if len(line) > 80] == []
+    first, all_ = (set(re.findall(r"^  (--[\w-]+)", text, re.MULTILINE)) for text in (shown, every))
+    assert first < all_
+    # Thirty settings, and the two options of help.
+    assert len(first) == 32
+    assert {"--model", "--port", "--max-model-len", "--help-all"} <= first
+    assert f"--help-all shows {len(all_) - len(first)} options more." in shown
+    assert {option.opts[0] for option in command.params} <= all_
 
 
 def test_addresses_and_counts_that_up_chooses_are_no_options_of_it() -> None:
