@@ -103,8 +103,16 @@ class SettingsCommand(click.Command):
         super().__init__(*args, **attributes)
         self._first_options = frozenset(first_options)
         if first_options:
-            show = {"is_flag": True, "is_eager": True, "expose_value": False, "callback": _show_all}
-            self.params.append(click.Option(["--help-all"], help="Show every option and exit.", **show))
+            self.params.append(
+                click.Option(
+                    ["--help-all"],
+                    help="Show every option and exit.",
+                    is_flag=True,
+                    is_eager=True,
+                    expose_value=False,
+                    callback=_show_all,
+                )
+            )
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Read the options; who gives another server's, or a model without its option, is told what stands for it."""
