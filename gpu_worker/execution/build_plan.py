@@ -15,7 +15,6 @@ from gpu_worker.execution.memory.state_sizes import num_sure_slots
 from gpu_worker.execution.runner_config import RunnerConfig, choose_dtype, choose_kv_cache_dtype
 from gpu_worker.models.config import ModelConfig
 from gpu_worker.models.decoder import is_fused
-from gpu_worker.models.layer_memory import cache_layout
 from gpu_worker.models.registry import read_model_config
 from gpu_worker.models.weights_size import weights_bytes
 from kernels.linear.dense import keeps_half
@@ -88,7 +87,7 @@ def make_plan(config: RunnerConfig) -> BuildPlan:
     dtype = choose_dtype(config.dtype, model_config.dtype, device)
     max_model_len = min(config.max_model_len or model_config.max_model_len, model_config.max_model_len)
     kv_cache_dtype = choose_kv_cache_dtype(config.kv_cache_dtype, dtype, device)
-    layout = cache_layout(model_config).within(max_model_len)
+    layout = model_config.cache_layout.within(max_model_len)
     if config.keeps_all_tokens or is_fused(model_config, dtype, device):
         layout = layout.flat()
     shares = GroupShares(

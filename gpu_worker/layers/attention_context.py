@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from msgspec import Struct
@@ -46,6 +46,7 @@ class AttentionContext(Struct, frozen=True):
         group_of_layer: For each layer 0 where it keeps all tokens, `i + 1` where it belongs to `windows[i]`.
         states: Of the layers, in order; empty of a model without recurrent layers.
         state_rows: The sequences, as kernels with a state take them; likewise None.
+        observer: Given the modules and the input of each linear layer of blocks before it multiplies: calibration.
     """
 
     caches: Sequence[LayerCache]
@@ -60,6 +61,7 @@ class AttentionContext(Struct, frozen=True):
     group_of_layer: Sequence[int | None] = ()
     states: Sequence[LayerState | None] = ()
     state_rows: StateRows | None = None
+    observer: Callable[[tuple[str, ...], torch.Tensor], None] | None = None
 
     def blocks_of(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the slot mapping and the block tables that a layer goes by."""

@@ -16,7 +16,9 @@ from functools import cached_property
 
 import torch
 
+from kernels.gated_delta import DeltaSizes
 from kernels.layer_cache import CacheShape
+from kernels.ssd import SsdSizes
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +78,12 @@ class KeepsBoth:
 
 LayerMemory = KeepsTokens | ReadsLayer | KeepsState | KeepsBoth | None
 """What a layer keeps; None is nothing."""
+
+
+def matrix_memory(conv_width: int, sizes: DeltaSizes | SsdSizes) -> KeepsState:
+    """Describe the last inputs of a convolution, and a matrix a head; of drafts what the projections yield of them."""
+    inputs = StatePart((conv_width - 1, sizes.num_features), torch.float32)
+    return KeepsState((inputs, StatePart(sizes.state_shape, torch.float32)), sizes.num_features + sizes.num_gates)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,12 +2,67 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
-from gpu_worker.layers.gated_mlp import GatedMLP
-from gpu_worker.layers.layer_norm import make_norm
-from gpu_worker.layers.layer_weights import DenseAndMixtureWeights
-from gpu_worker.layers.mixture import Mixture
+from gpu_worker.layers.attention_context import AttentionContext
+from gpu_worker.layers.block_traits import TensorNames
+from gpu_worker.layers.gated_mlp import GatedMLP, GatedShape, GatedWeights
+from gpu_worker.layers.layer_norm import NormWeights, make_norm
+from gpu_worker.layers.layer_source import LayerSource
+from gpu_worker.layers.linear import LayerParts, LinearShape
+from gpu_worker.layers.mixture import Mixture, MixtureShape, MixtureWeights
+
+
+@dataclass(frozen=True, slots=True)
+class DenseAndMixtureShape:
+    """A gated block and a mixture of experts side by side, with normalisations of their own, of the same stream."""
+
+    dense: GatedShape
+    mixture: MixtureShape
+
+    def linears(self, names: TensorNames, hidden_size: int) -> dict[str, LinearShape]:
+        """Declare the linear layers of both, but for those of experts."""
+        return {**self.dense.linears(names, hidden_size), **self.mixture.linears(names, hidden_size)}
+
+    def take(self, source: LayerSource, prefix: str) -> DenseAndMixtureWeights:
+        """Take the weights of the layer `prefix`."""
+        size = source.hidden_size
+        router = source.checkpoint.take_float32(f"{prefix}.router.scale", size) * size**-0.5
+        return DenseAndMixtureWeights(
+            self.dense.take(source, prefix),
+            self.mixture.take(source, prefix),
+            before_dense=source.norm(f"{prefix}.pre_feedforward_layernorm"),
+            before_mixture=source.norm(f"{prefix}.pre_feedforward_layernorm_2"),
+            after_dense=source.norm(f"{prefix}.post_feedforward_layernorm_1"),
+            after_mixture=source.norm(f"{prefix}.post_feedforward_layernorm_2"),
+            before_router=NormWeights(router, source.eps),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class DenseAndMixtureWeights:
+    """A gated block and a mixture, both of the stream as it is.
+
+    Attributes:
+        dense, mixture: The blocks.
+        before_dense, before_mixture: Normalisations of what they read.
+        after_dense, after_mixture: Normalisations of their results, whose sum is the layer's.
+        before_router: Of what the mixture's router reads.
+    """
+
+    dense: GatedWeights
+    mixture: MixtureWeights
+    before_dense: NormWeights
+    before_mixture: NormWeights
+    after_dense: NormWeights
+    after_mixture: NormWeights
+    before_router: NormWeights
+
+    def block(self, parts: LayerParts) -> DenseAndMixture:
+        """Make the block."""
+        return DenseAndMixture(self, self.dense.block(parts), self.mixture.block(parts))
 
 
 class DenseAndMixture:
@@ -41,8 +96,8 @@ class DenseAndMixture:
         """How many tokens each expert got since the block was made: `[num_experts]` int64, on the device."""
         return self._mixture.tokens_per_expert
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, context: AttentionContext) -> torch.Tensor:
         """Transform the stream `x: [num_tokens, hidden_size]`, which stays as it is."""
-        dense = self._after_dense(self._dense(self._before_dense(x)))
-        mixed = self._mixture.transform(self._before_mixture(x), self._before_router(x))
+        dense = self._after_dense(self._dense(self._before_dense(x), context))
+        mixed = self._mixture.transform(self._before_mixture(x), self._before_router(x), context)
         return self._after_mixture(mixed).add_(dense)

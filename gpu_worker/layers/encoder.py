@@ -13,7 +13,7 @@ import torch
 
 from gpu_worker.layers.attention_context import AttentionContext
 from gpu_worker.layers.layer_norm import LayerNorm
-from gpu_worker.layers.layer_weights import Projection
+from gpu_worker.layers.linear import Projection
 from gpu_worker.layers.whole_attention import WholeAttention, sequences_of
 from kernels.activation import Activation, activate
 from kernels.linear import LinearFactory

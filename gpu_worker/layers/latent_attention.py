@@ -9,16 +9,159 @@ Source: DeepSeek-AI, DeepSeek-V2, arXiv 2405.04434, section 2.1.2 and appendix C
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+
 import torch
 
 from gpu_worker.layers.attention_context import AttentionContext
-from gpu_worker.layers.layer_weights import LatentWeights
-from gpu_worker.layers.query_growth import GrowthTable
-from kernels.linear import Linear
+from gpu_worker.layers.block_traits import TensorNames
+from gpu_worker.layers.cache_layout import KeepsTokens, LayerMemory
+from gpu_worker.layers.layer_source import LayerSource
+from gpu_worker.layers.linear import LayerParts, LinearShape, Partition, Projection
+from gpu_worker.layers.query_growth import GrowthTable, QueryGrowth
+from kernels.layer_cache import CacheShape
 from kernels.linear.dense import make_head_linear
 from kernels.paged_attention import paged_attention
 from kernels.rms_norm import rms_norm
 from kernels.rope_kv_write import rope_kv_write
+
+# Of the normalisations within attention, whatever that of the layers is.
+_EPS = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class LatentShape:
+    """Attention whose keys and values are made of one small vector a token, the latent one, which is all that is kept.
+
+    Source: DeepSeek-AI, DeepSeek-V2, arXiv 2405.04434, section 2.1.
+
+    Attributes:
+        num_heads: Of queries, and of the keys and values that the latent vector stands for.
+        query_rank: Features between the two matrices of the queries; None where one matrix makes them.
+        latent_dim: Numbers of a latent vector.
+        plain_dim: Dimensions of a key head that do not turn.
+        rotary_dim: Dimensions that do, behind them; all heads have the same numbers there.
+        value_dim: Of a value head.
+        scale: What scores are multiplied by.
+        interleaved: Dimensions are paired with the next, not with the one half of `rotary_dim` further on.
+        has_bias: Projections from and to the stream have a bias, but for that of the queries where it is one matrix.
+        query_growth: By how much queries grow with their position, if they do.
+    """
+
+    num_heads: int
+    query_rank: int | None
+    latent_dim: int
+    plain_dim: int
+    rotary_dim: int
+    value_dim: int
+    scale: float
+    interleaved: bool = True
+    has_bias: bool = False
+    query_growth: QueryGrowth | None = None
+
+    @property
+    def key_dim(self) -> int:
+        """Numbers that are kept of a token."""
+        return self.latent_dim + self.rotary_dim
+
+    def linears(self, names: TensorNames, hidden_size: int) -> dict[str, LinearShape]:
+        """Declare the projections to queries and latent vectors, what makes keys and values of these, and that back."""
+        rank, query_rows = self.query_rank, self.num_heads * (self.plain_dim + self.rotary_dim)
+        up_rows = self.num_heads * (self.plain_dim + self.value_dim)
+        whole, heads = Partition.REPLICATED, Partition.COLUMN
+
+        def linear(module: str, rows: int, columns: int, partition: Partition, has_bias: bool) -> LinearShape:
+            return LinearShape((f"self_attn.{module}",), (rows,), columns, partition, has_bias)
+
+        queries = {"query": linear("q_proj", query_rows, hidden_size, heads, False)}
+        if rank is not None:
+            queries = {
+                "query_down": linear("q_a_proj", rank, hidden_size, whole, self.has_bias),
+                "query": linear("q_b_proj", query_rows, rank, heads, False),
+            }
+        return {
+            **queries,
+            # Read as plain numbers.
+            "up": replace(linear("kv_b_proj", up_rows, self.latent_dim, heads, False), is_rounded=False),
+            "latent": linear("kv_a_proj_with_mqa", self.key_dim, hidden_size, whole, self.has_bias),
+            "output": linear("o_proj", hidden_size, self.num_heads * self.value_dim, Partition.ROW, self.has_bias),
+        }
+
+    def memory(self) -> LayerMemory:
+        """Describe what the layer keeps: a latent vector a token."""
+        return KeepsTokens(CacheShape(1, self.key_dim, self.latent_dim, is_latent=True))
+
+    def take(self, source: LayerSource, prefix: str) -> LatentWeights:
+        """Take the weights of the layer `prefix`, what makes keys and values of a latent vector divided by heads."""
+        name, rank = f"{prefix}.self_attn", self.query_rank
+        shapes = self.linears(source.block.names, source.hidden_size)
+        up = shapes.pop("up")
+        linears = source.linears(prefix, shapes)
+        norm = source.checkpoint.take(f"{name}.kv_a_layernorm.weight", self.latent_dim)
+        keys_up, values_up = self._take_up(source, prefix, up, norm.dtype)
+        return LatentWeights(
+            self,
+            linears.get("query_down"),
+            None if rank is None else source.checkpoint.take(f"{name}.q_a_layernorm.weight", rank),
+            linears["query"],
+            linears["latent"],
+            norm,
+            _EPS,
+            keys_up,
+            values_up,
+            linears["output"],
+        )
+
+    def _take_up(
+        self, source: LayerSource, prefix: str, up: LinearShape, dtype: torch.dtype
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Take what makes keys of a latent vector, `[num_heads, plain_dim, latent_dim]`, and what values are made by.
+
+        The second is `[num_heads, latent_dim, value_dim]`. GGUF has the two apart, by heads, that of the keys
+        transposed.
+        """
+        checkpoint = source.checkpoint
+        keys, values = (f"{prefix}.self_attn.{part}_b_proj.weight" for part in "kv")
+        if checkpoint.has(keys):
+            keys_up = checkpoint.take(keys, self.num_heads, self.latent_dim, self.plain_dim).to(dtype)
+            values_up = checkpoint.take(values, self.num_heads, self.value_dim, self.latent_dim).to(dtype)
+            return keys_up.transpose(1, 2).contiguous(), values_up.transpose(1, 2).contiguous()
+        weight = source.linear(prefix, up).weight.dequantize()
+        heads = weight.to(dtype).view(self.num_heads, -1, self.latent_dim)
+        return heads[:, : self.plain_dim].contiguous(), heads[:, self.plain_dim :].transpose(1, 2).contiguous()
+
+
+@dataclass(frozen=True, slots=True)
+class LatentWeights:
+    """Attention by latent vectors.
+
+    Attributes:
+        shape: Its sizes and options.
+        query_down: To `query_rank` features, which `query_norm` normalises; None where there is one matrix.
+        query_norm: `[query_rank]`.
+        query: Yields the query heads.
+        latent: Yields the latent vector, which `latent_norm` normalises, and the dimensions that turn.
+        latent_norm: `[latent_dim]`.
+        eps: Of both normalisations.
+        key_up: `[num_heads, plain_dim, latent_dim]`, from a latent vector to the keys.
+        value_up: `[num_heads, latent_dim, value_dim]`, to the values.
+        output: From the heads back to the residual stream.
+    """
+
+    shape: LatentShape
+    query_down: Projection | None
+    query_norm: torch.Tensor | None
+    query: Projection
+    latent: Projection
+    latent_norm: torch.Tensor
+    eps: float
+    key_up: torch.Tensor
+    value_up: torch.Tensor
+    output: Projection
+
+    def block(self, parts: LayerParts, index: int) -> LatentAttention:
+        """Make the block; `index` is the layer's number, by which it finds its cache."""
+        return LatentAttention(index, self, parts)
 
 
 class LatentAttention:
@@ -40,26 +183,13 @@ class LatentAttention:
         "_value_up",
     )
 
-    def __init__(
-        self,
-        index: int,
-        weights: LatentWeights,
-        query_down: Linear | None,
-        query: Linear,
-        latent: Linear,
-        output: Linear,
-        cos_sin: torch.Tensor,
-    ) -> None:
-        """Hold the projections, in the form that is fastest on the device.
+    def __init__(self, index: int, weights: LatentWeights, parts: LayerParts) -> None:
+        """Make the projections, in the form that is fastest on the device; weights can be freed.
 
         Args:
             index: Layer number, which chooses the layer's cache.
-            weights: Those of the projections are not read; what makes keys and values is packed, and can be freed.
-            query_down: To the features that `query` reads; None where it reads the stream.
-            query: To the query heads.
-            latent: To latent vectors and the dimensions that turn.
-            output: From the value heads back.
-            cos_sin: `[max_positions, rotary_dim]` float32, rotations.
+            weights: The layer's.
+            parts: Makes its linear layers.
         """
         self._index = index
         self._shape = weights.shape
@@ -68,11 +198,11 @@ class LatentAttention:
         self._latent_norm = weights.latent_norm
         self._key_up = make_head_linear(weights.key_up)
         self._value_up = make_head_linear(weights.value_up)
-        self._query_down = query_down
-        self._query = query
-        self._latent = latent
-        self._output = output
-        self._cos_sin = cos_sin
+        self._query_down = None if weights.query_down is None else parts.linear(weights.query_down)
+        self._query = parts.linear(weights.query)
+        self._latent = parts.linear(weights.latent)
+        self._output = parts.linear(weights.output)
+        self._cos_sin = cos_sin = parts.rotations.of(0, weights.shape.rotary_dim)
         growth = weights.shape.query_growth
         self._growth = None if growth is None else GrowthTable(growth, len(cos_sin), cos_sin.device)
 
@@ -85,7 +215,7 @@ class LatentAttention:
         """
         shape, cache = self._shape, context.caches[self._index]
         query = rope_kv_write(
-            self._heads(x),
+            self._heads(x, context),
             positions,
             self._cos_sin,
             cache.keys,
@@ -110,9 +240,9 @@ class LatentAttention:
             tree_masks=context.tree_masks,
         )
         values = self._value_up(attended, attended.new_empty(len(x), shape.num_heads, shape.value_dim))
-        return self._output(values.flatten(1))
+        return self._output(values.flatten(1), context)
 
-    def _heads(self, x: torch.Tensor) -> torch.Tensor:
+    def _heads(self, x: torch.Tensor, context: AttentionContext) -> torch.Tensor:
         """Return the queries as they meet latent vectors, and behind them the row that is kept of each token.
 
         Shapes:
@@ -122,9 +252,9 @@ class LatentAttention:
         query_input = x
         if self._query_down is not None:
             assert self._query_norm is not None
-            query_input = rms_norm(self._query_down(x), self._query_norm, self._eps)
-        query = self._query(query_input).view(num_tokens, shape.num_heads, -1)
-        latent = self._latent(x)
+            query_input = rms_norm(self._query_down(x, context), self._query_norm, self._eps)
+        query = self._query(query_input, context).view(num_tokens, shape.num_heads, -1)
+        latent = self._latent(x, context)
         heads = x.new_empty(num_tokens, shape.num_heads + 1, shape.key_dim)
         plain, turning = query[..., : shape.plain_dim], query[..., shape.plain_dim :]
         self._key_up(plain, heads[:, :-1, : shape.latent_dim])

@@ -9,13 +9,21 @@ Source: Gemma 3n's and 4's per-layer embeddings; what is computed is what `trans
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
+from gpu_worker.layers.attention_context import AttentionContext
+from gpu_worker.layers.block_traits import LayerInputShape
 from gpu_worker.layers.embedding import Embedding
-from gpu_worker.layers.layer_norm import Norm
+from gpu_worker.layers.layer_norm import Norm, NormWeights, make_norm
+from gpu_worker.layers.layer_source import LayerSource
+from gpu_worker.layers.linear import LayerParts, Linear, LinearShape, Partition, Projection
 from kernels.activation import Activation, activate
-from kernels.linear import Linear
+from kernels.linear import Linear as Product
+
+TABLE = "model.embed_tokens_per_layer.weight"
+"""From a token to the first part of its vectors of all layers."""
 
 
 class LayerInputs:
@@ -23,7 +31,7 @@ class LayerInputs:
 
     __slots__ = ("_norm", "_projection", "_scale", "_size", "_table")
 
-    def __init__(self, table: Embedding, projection: Linear, norm: Norm, size: int, scale: float) -> None:
+    def __init__(self, table: Embedding, projection: Product, norm: Norm, size: int, scale: float) -> None:
         """Hold the parts.
 
         Args:
@@ -51,6 +59,72 @@ class LayerInputs:
         return vectors.view(len(token_ids), -1, self._size).unbind(1)
 
 
+def take_layer_inputs(
+    source: LayerSource, num_layers: int, parts: LayerParts, dtype: torch.dtype
+) -> LayerInputs | None:
+    """Take what makes the vectors of all layers, in type `dtype`; None in a model without such."""
+    shape = source.block.layer_inputs
+    if shape is None:
+        return None
+    table = source.checkpoint.take(TABLE, shape.vocab_size, num_layers * shape.size)
+    return layer_inputs_over(table, source, parts, shape, dtype)
+
+
+def layer_inputs_over(
+    table: torch.Tensor, source: LayerSource, parts: LayerParts, shape: LayerInputShape, dtype: torch.dtype
+) -> LayerInputs:
+    """Take what makes the vectors but for the table, which may have rows of some tokens only.
+
+    Shapes:
+        table: `[num_tokens, num_layers * size]`
+    """
+    size = table.shape[1]
+    # The checkpoint was trained with the nearest number of its type.
+    scale = torch.tensor(shape.size**0.5, dtype=dtype).item()
+    projection = source.projections.take(["model.per_layer_model_projection"], [size], source.hidden_size)
+    norm = source.norm("model.per_layer_projection_norm", shape.size)
+    return LayerInputs(
+        Embedding(table, dtype, scale),
+        parts.product(projection),
+        make_norm(norm),
+        shape.size,
+        source.hidden_size**-0.5,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class LayerInputWeights:
+    """How a layer adds its input of each token to the stream.
+
+    Attributes:
+        gate: `[size, hidden_size]`, from the stream to what the input is multiplied by.
+        projection: `[hidden_size, size]`, of the product.
+        norm: Of what is added.
+        activation: Of the gate.
+    """
+
+    gate: Projection
+    projection: Projection
+    norm: NormWeights
+    activation: Activation
+
+    @classmethod
+    def take(cls, source: LayerSource, prefix: str, shape: LayerInputShape) -> LayerInputWeights:
+        """Take the weights of the layer `prefix`."""
+        size, whole = source.hidden_size, Partition.REPLICATED
+        return cls(
+            source.linear(prefix, LinearShape(("per_layer_input_gate",), (shape.size,), size, whole)),
+            source.linear(prefix, LinearShape(("per_layer_projection",), (size,), shape.size, whole)),
+            source.norm(f"{prefix}.post_per_layer_input_norm"),
+            shape.activation,
+        )
+
+    def block(self, parts: LayerParts) -> LayerInputBlock:
+        """Make the block."""
+        gate, projection = parts.linear(self.gate), parts.linear(self.projection)
+        return LayerInputBlock(gate, projection, make_norm(self.norm), self.activation)
+
+
 class LayerInputBlock:
     """Adds a layer's vectors to the stream."""
 
@@ -63,11 +137,12 @@ class LayerInputBlock:
         self._norm = norm
         self._activation = activation
 
-    def __call__(self, stream: torch.Tensor, vectors: torch.Tensor) -> torch.Tensor:
+    def __call__(self, stream: torch.Tensor, vectors: torch.Tensor, context: AttentionContext) -> torch.Tensor:
         """Return what is to be added to the stream.
 
         Shapes:
             stream, result: `[num_tokens, hidden_size]`
             vectors: `[num_tokens, size]`
         """
-        return self._norm(self._projection(activate(self._gate(stream), self._activation) * vectors))
+        gates = activate(self._gate(stream, context), self._activation)
+        return self._norm(self._projection(gates * vectors, context))

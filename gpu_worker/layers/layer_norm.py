@@ -2,13 +2,35 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch.nn import functional
 
-from gpu_worker.layers.layer_weights import NormWeights
 from gpu_worker.layers.rms_norm import RMSNorm
+
+
+@dataclass(frozen=True, slots=True)
+class NormWeights:
+    """A normalisation of vectors.
+
+    Attributes:
+        weight: `[size]`.
+        eps: Added to the mean square, or to the variance.
+        bias: `[size]`, added last.
+        is_centered: The mean is subtracted first (LayerNorm).
+    """
+
+    weight: torch.Tensor
+    eps: float
+    bias: torch.Tensor | None = None
+    is_centered: bool = False
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is RMS normalisation, which every kernel computes."""
+        return self.bias is None and not self.is_centered
 
 
 class Norm(Protocol):

@@ -6,16 +6,12 @@ from dataclasses import dataclass, fields
 
 import torch
 
-from gpu_worker.layers.layer_traits import AttentionShape, GatedShape, HeadNorm, LayerTraits
-from gpu_worker.layers.layer_weights import (
-    AttentionWeights,
-    GatedWeights,
-    LayerWeights,
-    MixtureWeights,
-    NormWeights,
-    Projection,
-)
-from gpu_worker.layers.mixture_shape import MixtureShape
+from gpu_worker.layers.attention import AttentionShape, AttentionWeights, HeadNorm
+from gpu_worker.layers.gated_mlp import GatedShape, GatedWeights
+from gpu_worker.layers.layer import LayerTraits, LayerWeights
+from gpu_worker.layers.layer_norm import NormWeights
+from gpu_worker.layers.linear import Projection
+from gpu_worker.layers.mixture import MixtureShape, MixtureWeights
 from kernels.cpu_library import CpuLibrary
 from kernels.decoder_stack import StackLayer
 from kernels.linear.forms import SplitWeight

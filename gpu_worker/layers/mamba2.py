@@ -2,19 +2,134 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
+from enum import Enum
+
 import torch
 
-from gpu_worker.layers.attention import Attention
 from gpu_worker.layers.attention_context import AttentionContext
+from gpu_worker.layers.block_traits import TensorNames
+from gpu_worker.layers.cache_layout import LayerMemory, matrix_memory
+from gpu_worker.layers.layer_source import LayerSource
 from gpu_worker.layers.layer_state import LayerState
-from gpu_worker.layers.layer_traits import OutputNorm
-from gpu_worker.layers.layer_weights import Mamba2Weights
+from gpu_worker.layers.linear import LayerParts, Linear, LinearShape, Partition, Projection
 from kernels.activation import Activation, activate
 from kernels.causal_conv import causal_conv
-from kernels.linear import Linear
 from kernels.rms_norm import rms_norm
-from kernels.ssd import ssd
+from kernels.ssd import SsdSizes, SsdWeights, ssd
 from kernels.state_rows import StateRows
+
+
+class OutputNorm(Enum):
+    """How what is read of a state is normalised, a group of heads at a time, before or after it meets its gate."""
+
+    NONE = "none"
+    BEFORE_GATE = "before"
+    AFTER_GATE = "after"
+
+
+@dataclass(frozen=True, slots=True)
+class Mamba2Shape:
+    """A Mamba-2 mixer.
+
+    Attributes:
+        sizes: Its heads and groups.
+        conv_width: Tokens that the convolution before it sees, each itself included.
+        norm: How its results are normalised.
+        step_limits: Bounds of steps.
+        has_conv_bias: The convolution has a bias.
+        has_input_bias, has_output_bias: The projections have.
+        input_scales: What the input projection yields is multiplied by: gates, values, input vectors, output vectors,
+            steps.
+        output_scale: What the mixer yields is multiplied by.
+    """
+
+    sizes: SsdSizes
+    conv_width: int
+    norm: OutputNorm = OutputNorm.AFTER_GATE
+    step_limits: tuple[float, float] = (0.0, math.inf)
+    has_conv_bias: bool = True
+    has_input_bias: bool = False
+    has_output_bias: bool = False
+    input_scales: tuple[float, float, float, float, float] = (1.0, 1.0, 1.0, 1.0, 1.0)
+    output_scale: float = 1.0
+
+    def linears(self, names: TensorNames, hidden_size: int) -> dict[str, LinearShape]:
+        """Declare the projections to gates, values, vectors and steps, and from the heads back."""
+        sizes, groups = self.sizes, self.sizes.num_groups * self.sizes.state_size
+        widths = (sizes.inner_size, sizes.inner_size, groups, groups, sizes.num_heads)
+        return {
+            "inputs": LinearShape(
+                ("mamba.in_proj",),
+                (sum(widths),),
+                hidden_size,
+                Partition.COLUMN,
+                has_bias=self.has_input_bias,
+                scales=tuple(zip(widths, self.input_scales, strict=True)),
+                parts=widths,
+            ),
+            "output": LinearShape(
+                ("mamba.out_proj",),
+                (hidden_size,),
+                sizes.inner_size,
+                Partition.ROW,
+                has_bias=self.has_output_bias,
+                scales=((hidden_size, self.output_scale),),
+            ),
+        }
+
+    def memory(self) -> LayerMemory:
+        """Describe what the layer keeps: the last inputs of the convolution, and a matrix a head."""
+        return matrix_memory(self.conv_width, self.sizes)
+
+    def take(self, source: LayerSource, prefix: str) -> Mamba2Weights:
+        """Take the weights of the layer `prefix`."""
+        name, sizes, checkpoint = f"{prefix}.mamba", self.sizes, source.checkpoint
+        conv = checkpoint.take(f"{name}.conv1d.weight", sizes.num_features, 1, self.conv_width)
+        rate = checkpoint.take_float32(f"{name}.A_log", sizes.num_heads).exp()
+        step_bias = checkpoint.take_float32(f"{name}.dt_bias", sizes.num_heads)
+        skip = checkpoint.take_float32(f"{name}.D", sizes.num_heads)
+        linears = source.linears(prefix, self.linears(source.block.names, source.hidden_size))
+        return Mamba2Weights(
+            shape=self,
+            inputs=linears["inputs"],
+            conv=conv[:, 0].t().contiguous(),
+            conv_bias=checkpoint.take(f"{name}.conv1d.bias", sizes.num_features) if self.has_conv_bias else None,
+            ssd=SsdWeights(rate, step_bias, skip, *self.step_limits),
+            norm=None if self.norm is OutputNorm.NONE else checkpoint.take(f"{name}.norm.weight", sizes.inner_size),
+            eps=source.eps,
+            output=linears["output"],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Mamba2Weights:
+    """A Mamba-2 mixer.
+
+    Attributes:
+        shape: Its sizes.
+        inputs: Yields the gates of the output, then values, input vectors and output vectors, then the steps.
+        conv: `[conv_width, num_features]`, of values, input vectors and output vectors.
+        conv_bias: `[num_features]`, if it has one.
+        ssd: Of decays, and of what passes the state by.
+        norm: `[inner_size]`, of what is read; None where it is not normalised.
+        eps: Of that normalisation.
+        output: From the heads back to the residual stream.
+    """
+
+    shape: Mamba2Shape
+    inputs: Projection
+    conv: torch.Tensor
+    conv_bias: torch.Tensor | None
+    ssd: SsdWeights
+    norm: torch.Tensor | None
+    eps: float
+    output: Projection
+
+    def block(self, parts: LayerParts, index: int) -> Mamba2:
+        """Make the block; `index` is the layer's number, by which it finds its state."""
+        return Mamba2(index, self, parts.linear(self.inputs), parts.linear(self.output))
 
 
 class Mamba2:
@@ -48,10 +163,10 @@ class Mamba2:
             x, result: `[num_tokens, hidden_size]`
         """
         state, rows = context.state_of(self._index)
-        gates, mixed = self._inputs(x).tensor_split((self._weights.shape.sizes.inner_size,), dim=1)
+        gates, mixed = self._inputs(x, context).tensor_split((self._weights.shape.sizes.inner_size,), dim=1)
         state.keep_drafts(rows, mixed)
         read = self._recur(mixed, state, rows).flatten(1)
-        return self._output(self._normalise(read, activate(gates, Activation.SILU)))
+        return self._output(self._normalise(read, activate(gates, Activation.SILU)), context)
 
     def replay(self, inputs: torch.Tensor, state: LayerState, rows: StateRows) -> None:
         """Take states through tokens that were computed before.
@@ -81,25 +196,3 @@ class Mamba2:
             return rms_norm(read, weights.norm, weights.eps)
         # The kernel's weights are those of one vector: groups have each their own.
         return rms_norm(read.view(-1, len(self._ones)), self._ones, weights.eps).view(read.shape) * weights.norm
-
-
-class AttentionBesideMamba2:
-    """Attention and a state space model, which read the same vectors and whose results are added.
-
-    Source: Zuo et al., Falcon-H1, arXiv 2507.22448, section 2.1.
-    """
-
-    __slots__ = ("_attention", "_mamba2")
-
-    def __init__(self, attention: Attention, mamba2: Mamba2) -> None:
-        """Hold both mixers of a layer."""
-        self._attention = attention
-        self._mamba2 = mamba2
-
-    def __call__(self, x: torch.Tensor, positions: torch.Tensor, context: AttentionContext) -> torch.Tensor:
-        """Return the sum of what both make of `x: [num_tokens, hidden_size]`."""
-        return self._attention(x, positions, context) + self._mamba2(x, positions, context)
-
-    def replay(self, inputs: torch.Tensor, state: LayerState, rows: StateRows) -> None:
-        """Take states through tokens that were computed before: keys and values have places of their own."""
-        self._mamba2.replay(inputs, state, rows)

@@ -2,13 +2,217 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
 import torch
 
+from gpu_worker.layers.attention_context import AttentionContext
+from gpu_worker.layers.block_traits import TensorNames
+from gpu_worker.layers.experts import ExpertSizes, MixtureNames, take_experts
 from gpu_worker.layers.gated_mlp import GatedMLP
+from gpu_worker.layers.layer_source import LayerSource
+from gpu_worker.layers.linear import LayerParts, Linear, LinearShape, Partition, Projection
 from gpu_worker.layers.plain_mlp import PlainMLP
-from kernels.activation import times_sigmoid
-from kernels.linear import Linear
-from kernels.moe import Experts, RoutingRule, route
+from kernels.activation import Activation, times_sigmoid
+from kernels.moe import (
+    RELU_SQUARED,
+    SILU,
+    ExpertActivation,
+    Experts,
+    ExpertWeights,
+    GatedActivation,
+    RoutingRule,
+    route,
+)
+
+_CHOICE_BIAS = "e_score_correction_bias"
+_SCALES = ("weight_scale", "weight_scale_inv")
+
+
+@dataclass(frozen=True, slots=True)
+class MixtureShape:
+    """A feed-forward block of experts, of which each token gets some, and one that all tokens get.
+
+    Attributes:
+        expert_size: Features between the matrices of an expert.
+        rule: Of routing; a bias for the choice is not in it yet.
+        activation: Of the experts. The shared expert has SiLU, or squared ReLU without a gate where they have it.
+        has_router_bias: Logits of the router have a bias.
+        has_choice_bias: The checkpoint has a bias for the choice alone.
+        has_expert_biases: The projections of experts have biases.
+        weighs_inputs: A token's weight multiplies what its expert is given, not what it gives. One expert a token.
+        shared_size: Features between the matrices of the shared expert; 0 where there is none.
+        shared_scale: What it gives is multiplied by.
+        has_shared_biases: Its projections have biases.
+        has_shared_gate: The shared expert's result is multiplied by the sigmoid of a score.
+        scales: The tensor of numbers, one an expert, that the weights of tokens are multiplied by; None is none.
+        latent_size: Features of what experts are given and give back; 0 is the size of the stream, as it is.
+        has_latent_biases: The projections to those features and back have biases.
+    """
+
+    num_experts: int
+    expert_size: int
+    rule: RoutingRule
+    names: MixtureNames = field(default_factory=MixtureNames)
+    activation: ExpertActivation = SILU
+    has_router_bias: bool = False
+    has_choice_bias: bool = False
+    has_expert_biases: bool = False
+    weighs_inputs: bool = False
+    shared_size: int = 0
+    shared_scale: float = 1.0
+    has_shared_biases: bool = False
+    has_shared_gate: bool = False
+    scales: str | None = None
+    latent_size: int = 0
+    has_latent_biases: bool = False
+
+    def __post_init__(self) -> None:
+        assert not self.weighs_inputs or self.rule.top_k == 1
+        is_known = self.activation in (SILU, RELU_SQUARED)
+        assert not self.shared_size or is_known, "a shared expert has SiLU, or squared ReLU without a gate"
+
+    @property
+    def expert_sizes(self) -> ExpertSizes:
+        """Sizes of all experts."""
+        num_projections = self.activation.num_projections
+        return ExpertSizes(self.num_experts, self.expert_size, num_projections, self.has_expert_biases)
+
+    def linears(self, names: TensorNames, hidden_size: int) -> dict[str, LinearShape]:
+        """Declare all linear layers but those of experts; the router has the first of its names."""
+        own, whole = self.names, Partition.REPLICATED
+        router = LinearShape((own.router[0],), (self.num_experts,), hidden_size, whole, self.has_router_bias)
+        found = {"router": replace(router, is_rounded=False)}
+        if self.shared_size:
+            *both, down = (f"{own.shared}.{name}" for name in own.shared_matrices)
+            inner, count = self.shared_size, self.activation.num_projections
+            found["shared.gate_up"] = LinearShape(
+                tuple(both),
+                (count * inner // len(both),) * len(both),
+                hidden_size,
+                Partition.COLUMN,
+                has_bias=self.has_shared_biases,
+                parts=(inner,) * count,
+            )
+            found["shared.down"] = LinearShape(
+                (down,),
+                (hidden_size,),
+                inner,
+                Partition.ROW,
+                has_bias=self.has_shared_biases,
+                scales=((hidden_size, self.shared_scale),),
+            )
+        if self.shared_size and self.has_shared_gate:
+            found["shared.gate"] = LinearShape((own.shared_gate,), (1,), hidden_size, whole, is_rounded=False)
+        if self.latent_size:
+            sizes, has_bias = (self.latent_size, hidden_size), self.has_latent_biases
+            for name, module, rows, columns in zip(("down", "up"), own.latent, sizes, sizes[::-1], strict=True):
+                found[f"latent.{name}"] = LinearShape((module,), (rows,), columns, whole, has_bias, is_rounded=False)
+        return found
+
+    def take(self, source: LayerSource, prefix: str) -> MixtureWeights:
+        """Take the weights of the layer `prefix`."""
+        shapes = self.linears(source.block.names, source.hidden_size)
+        has, checkpoint = source.checkpoint.has, source.checkpoint
+        router = next((name for name in self.names.router if has(f"{prefix}.{name}.weight")), self.names.router[0])
+        rule = self.rule
+        if self.has_choice_bias:
+            # What chooses among scores that differ little must not be rounded with the other weights.
+            rule = replace(rule, bias=self._take_choice_bias(source, prefix, router))
+        inputs = self.latent_size or source.hidden_size
+        gate_up, down = take_experts(source.projections, self.names, prefix, self.expert_sizes, inputs)
+        latent = (
+            [source.linear(prefix, shapes[f"latent.{name}"]) for name in ("down", "up")] if self.latent_size else []
+        )
+        return MixtureWeights(
+            router=_take_plain(source, prefix, replace(shapes["router"], modules=(router,))),
+            rule=rule,
+            gate_up=gate_up,
+            down=down,
+            activation=self.activation,
+            shared=self._take_shared(source, prefix, shapes) if self.shared_size else None,
+            weighs_inputs=self.weighs_inputs,
+            scales=checkpoint.take_float32(f"{prefix}.{self.scales}", self.num_experts) if self.scales else None,
+            latent=(latent[0], latent[1]) if latent else None,
+        )
+
+    def _take_choice_bias(self, source: LayerSource, prefix: str, router: str) -> torch.Tensor:
+        name = f"{router}.{_CHOICE_BIAS}" if self.names.choice_bias is None else self.names.choice_bias
+        row = (1,) if self.names.is_choice_bias_row else ()
+        return source.checkpoint.take_float32(f"{prefix}.{name}", *row, self.num_experts).view(self.num_experts)
+
+    def _take_shared(self, source: LayerSource, prefix: str, shapes: Mapping[str, LinearShape]) -> SharedExpertWeights:
+        """Take the expert of all tokens."""
+        gate_up, gate = source.linear(prefix, shapes["shared.gate_up"]), shapes.get("shared.gate")
+        score = None if gate is None else _take_plain(source, prefix, gate)
+        return SharedExpertWeights(gate_up, source.linear(prefix, shapes["shared.down"]), score)
+
+
+def _take_plain(source: LayerSource, prefix: str, shape: LinearShape) -> Projection:
+    """Take a router, which most tools leave alone without saying so: it is no linear layer to them."""
+    has, name = source.checkpoint.has, f"{prefix}.{shape.modules[0]}"
+    is_quantized = not has(f"{name}.weight") or any(has(f"{name}.{scales}") for scales in _SCALES)
+    return source.linear(prefix, shape, None if is_quantized else replace(source.projections, quantized=None))
+
+
+@dataclass(frozen=True, slots=True)
+class SharedExpertWeights:
+    """The expert that all tokens get.
+
+    Attributes:
+        gate_up: Yields the gate's features, if it has a gate, then the up projection's.
+        gate: `[1, hidden_size]`, the score of a token whose sigmoid the result is multiplied by.
+    """
+
+    gate_up: Projection
+    down: Projection
+    gate: Projection | None = None
+
+    def block(self, parts: LayerParts, activation: ExpertActivation) -> SharedExpert:
+        """Make the block, which has a gate where experts of this `activation` have one."""
+        first, down = parts.linear(self.gate_up), parts.linear(self.down)
+        is_gated = isinstance(activation, GatedActivation)
+        block = GatedMLP(first, down) if is_gated else PlainMLP(first, down, Activation.RELU_SQUARED)
+        return SharedExpert(block, None if self.gate is None else parts.linear(self.gate))
+
+
+@dataclass(frozen=True, slots=True)
+class MixtureWeights:
+    """A mixture of experts.
+
+    Attributes:
+        router: `[num_experts, hidden_size]`.
+        rule: From the router's logits to experts and their weights.
+        gate_up, down: Of all experts.
+        activation: Of all experts; without gates, the shared one has none either.
+        weighs_inputs: A token's weight multiplies what its expert is given.
+        scales: `[num_experts]` float32, what the weights of tokens are multiplied by, if anything.
+        latent: To what experts are given, and back from what they give, where that is not the stream.
+    """
+
+    router: Projection
+    rule: RoutingRule
+    gate_up: ExpertWeights
+    down: ExpertWeights
+    activation: ExpertActivation
+    shared: SharedExpertWeights | None = None
+    weighs_inputs: bool = False
+    scales: torch.Tensor | None = None
+    latent: tuple[Projection, Projection] | None = None
+
+    def block(self, parts: LayerParts) -> Mixture:
+        """Make the block."""
+        latent = None if self.latent is None else (parts.linear(self.latent[0]), parts.linear(self.latent[1]))
+        return Mixture(
+            parts.linear(self.router),
+            self.rule,
+            parts.experts(self.gate_up, self.down, self.activation),
+            None if self.shared is None else self.shared.block(parts, self.activation),
+            weighs_inputs=self.weighs_inputs,
+            scales=self.scales,
+            latent=latent,
+        )
 
 
 class SharedExpert:
@@ -24,10 +228,10 @@ class SharedExpert:
         self._block = block
         self._gate = gate
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, context: AttentionContext) -> torch.Tensor:
         """Transform `x: [num_tokens, hidden_size]`."""
-        result = self._block(x)
-        return result if self._gate is None else times_sigmoid(result, self._gate.to_float32(x))
+        result = self._block(x, context)
+        return result if self._gate is None else times_sigmoid(result, self._gate.to_float32(x, context))
 
 
 class Mixture:
@@ -73,20 +277,20 @@ class Mixture:
         """How many tokens each expert got since the block was made: `[num_experts]` int64, on the device."""
         return self._experts.tokens_per_expert
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, context: AttentionContext) -> torch.Tensor:
         """Transform `x: [num_tokens, hidden_size]`."""
-        return self.transform(x, x)
+        return self.transform(x, x, context)
 
-    def transform(self, x: torch.Tensor, scored: torch.Tensor) -> torch.Tensor:
+    def transform(self, x: torch.Tensor, scored: torch.Tensor, context: AttentionContext) -> torch.Tensor:
         """Transform `x` by the experts that the router chooses by `scored`; both are `[num_tokens, hidden_size]`."""
-        ids, weights = route(self._router.to_float32(scored), self._rule)
+        ids, weights = route(self._router.to_float32(scored, context), self._rule)
         if self._scales is not None:
             weights = weights * self._scales[ids]
-        given = x if self._latent is None else self._latent[0](x)
+        given = x if self._latent is None else self._latent[0](x, context)
         if self._weighs_inputs:
             result = self._experts(given * weights.to(x.dtype), ids, torch.ones_like(weights))
         else:
             result = self._experts(given, ids, weights)
         if self._latent is not None:
-            result = self._latent[1](result)
-        return result if self._shared is None else result + self._shared(x)
+            result = self._latent[1](result, context)
+        return result if self._shared is None else result + self._shared(x, context)

@@ -2,10 +2,61 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
+from gpu_worker.layers.attention_context import AttentionContext
+from gpu_worker.layers.block_traits import TensorNames
+from gpu_worker.layers.layer_source import LayerSource, WeightSource
+from gpu_worker.layers.linear import LayerParts, Linear, LinearShape, Partition, Projection
 from kernels.activation import Activation, Xielu, activate
-from kernels.linear import Linear
+
+
+@dataclass(frozen=True, slots=True)
+class PlainShape:
+    """A feed-forward block `down(activation(up(x)))`; with `has_bias`, both matrices have one.
+
+    `Activation.XIELU` is a function whose numbers are tensors of the layer; where they are known already, it is the
+    function itself.
+    """
+
+    inner_size: int
+    activation: Activation | Xielu
+    has_bias: bool = False
+
+    def linears(self, names: TensorNames, hidden_size: int) -> dict[str, LinearShape]:
+        """Declare the projections to the inner features and back."""
+
+        def linear(module: str, rows: int, columns: int, partition: Partition) -> LinearShape:
+            modules, is_transposed = (f"mlp.{module}",), names.is_transposed
+            return LinearShape(modules, (rows,), columns, partition, self.has_bias, is_transposed=is_transposed)
+
+        return {
+            "up": linear(names.up, self.inner_size, hidden_size, Partition.COLUMN),
+            "down": linear(names.down, hidden_size, self.inner_size, Partition.ROW),
+        }
+
+    def take(self, source: LayerSource, prefix: str) -> PlainWeights:
+        """Take the weights of the layer `prefix`."""
+        linears = source.linears(prefix, self.linears(source.block.names, source.hidden_size))
+        activation = self.activation
+        if activation is Activation.XIELU:
+            activation = _take_xielu(source.checkpoint, f"{prefix}.mlp.act_fn")
+        return PlainWeights(linears["up"], linears["down"], activation)
+
+
+@dataclass(frozen=True, slots=True)
+class PlainWeights:
+    """A feed-forward block without a gate."""
+
+    up: Projection
+    down: Projection
+    activation: Activation | Xielu
+
+    def block(self, parts: LayerParts) -> PlainMLP:
+        """Make the block."""
+        return PlainMLP(parts.linear(self.up), parts.linear(self.down), self.activation)
 
 
 class PlainMLP:
@@ -22,6 +73,16 @@ class PlainMLP:
         self._down = down
         self._activation = activation
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, context: AttentionContext) -> torch.Tensor:
         """Transform `x: [num_tokens, hidden_size]`."""
-        return self._down(activate(self._up(x), self._activation))
+        return self._down(activate(self._up(x, context), self._activation), context)
+
+
+def _take_xielu(checkpoint: WeightSource, name: str) -> Xielu:
+    """Take the numbers of a layer's function."""
+
+    def take(part: str, default: float) -> float:
+        return checkpoint.take_float32(f"{name}.{part}").item() if checkpoint.has(f"{name}.{part}") else default
+
+    above, below = (checkpoint.take_float32(f"{name}.{part}", 1).item() for part in ("alpha_p", "alpha_n"))
+    return Xielu.learned(above, below, take("beta", 0.5), take("eps", -1e-6))

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 
 from gpu_worker.layers.attention_context import AttentionContext
+from gpu_worker.layers.layer import LayerWeights
 from gpu_worker.layers.layer_norm import make_norm
-from gpu_worker.layers.layer_parts import LayerParts
 from gpu_worker.layers.layer_state import LayerState
-from gpu_worker.layers.layer_weights import LayerWeights
+from gpu_worker.layers.linear import LayerParts
 from kernels.state_rows import StateRows
 
 
@@ -28,8 +28,8 @@ class PostNormLayer:
         assert norms.after_mixer is not None
         assert norms.after_feed_forward is not None
         assert (weights.layer_input, weights.residual_scale, weights.stream_scale) == (None, 1, 1)
-        self._mixer = parts.mixer(index, weights.mixer)
-        self._feed_forward = parts.feed_forward(weights.feed_forward)
+        self._mixer = weights.mixer.block(parts, index)
+        self._feed_forward = weights.feed_forward.block(parts)
         self._after_mixer = make_norm(norms.after_mixer)
         self._after_feed_forward = make_norm(norms.after_feed_forward)
 
@@ -56,7 +56,7 @@ class PostNormLayer:
         assert residual is None
         assert layer_input is None
         x = self._after_mixer.add(self._mixer(x, positions, context), x)
-        return self._after_feed_forward.add(self._feed_forward(x), x), None
+        return self._after_feed_forward.add(self._feed_forward(x, context), x), None
 
     def replay(self, places: torch.Tensor, state: LayerState | None, rows: StateRows) -> None:
         """Do nothing: such layers have no states."""

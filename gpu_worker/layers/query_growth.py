@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
-from gpu_worker.layers.layer_traits import QueryGrowth
+
+@dataclass(frozen=True, slots=True)
+class QueryGrowth:
+    """Queries at position `p` are multiplied by `1 + factor * log(1 + (p + shift) // length)`."""
+
+    factor: float
+    length: int
+    shift: int = 0
 
 
 class GrowthTable:

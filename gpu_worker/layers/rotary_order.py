@@ -10,16 +10,19 @@ from __future__ import annotations
 
 import torch
 
-from gpu_worker.layers.layer_traits import AttentionShape
 
+def head_order(dim: int, turning: int, *, is_interleaved: bool) -> list[int] | None:
+    """Return which of the checkpoint's dimensions each of a head's is; None where they stay in order.
 
-def head_order(shape: AttentionShape) -> list[int] | None:
-    """Return which of the checkpoint's dimensions each of a head's is; None where they stay in order."""
-    dim, turning = shape.head_dim, shape.rotary_dim or shape.head_dim
-    if shape.rotary is None or (turning == dim and not shape.interleaved):
+    Args:
+        dim: Dimensions of a head.
+        turning: How many of them turn, the first ones.
+        is_interleaved: The checkpoint pairs a dimension with the next.
+    """
+    if turning == dim and not is_interleaved:
         return None
     half, still = turning // 2, (dim - turning) // 2
-    if shape.interleaved:
+    if is_interleaved:
         first, second = range(0, turning, 2), range(1, turning, 2)
     else:
         first, second = range(half), range(half, turning)
@@ -30,3 +33,18 @@ def head_rows(order: list[int], num_heads: int, first: int = 0) -> torch.Tensor:
     """Return the rows of a projection to so many heads in their order; `[num_heads * len(order)]` int64."""
     heads = torch.arange(num_heads)[:, None] * len(order)
     return (heads + torch.tensor(order)).flatten() + first
+
+
+def gated_rows(order: list[int], num_heads: int) -> torch.Tensor:
+    """Return the rows of all queries, then all gates, so that the gate of a head stands behind its query."""
+    dim, heads = len(order), torch.arange(num_heads)[:, None] * len(order)
+    queries, gates = heads + torch.tensor(order), heads + torch.arange(dim) + num_heads * dim
+    return torch.cat((queries, gates), dim=1).flatten()
+
+
+def rows_by_head(order: list[int], num_heads: int) -> torch.Tensor:
+    """Return the rows of all queries, then all keys, then all values, which lie as those of a head, then the next's."""
+    dim, turned = len(order), torch.tensor(order)
+    heads = torch.arange(num_heads)[:, None] * 3 * dim
+    parts = (turned, turned + dim, torch.arange(dim) + 2 * dim)
+    return torch.cat([(heads + part).flatten() for part in parts])

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 
 import torch
 
-from gpu_worker.layers.layer_traits import AttentionShape
 from gpu_worker.layers.rope_scaling import RopeParameters, for_length
 from gpu_worker.layers.rotary_embedding import CHUNK, fill_rows
 
@@ -40,11 +39,17 @@ class Rotations:
         self._num_filled = min(CHUNK, max_len) if is_lazy and device.type == "cpu" else max_len
         self._tables: dict[tuple[int | None, int, int], torch.Tensor] = {}
 
-    def of(self, shape: AttentionShape) -> torch.Tensor:
-        """Return the table of a layer, `[max_len, head_dim]` float32: the cosines, then the sines."""
-        key = (shape.rotary, shape.head_dim, shape.rotary_dim or shape.head_dim)
+    def of(self, rotary: int | None, head_dim: int, rotary_dim: int | None = None) -> torch.Tensor:
+        """Return the table of a layer, `[max_len, head_dim]` float32: the cosines, then the sines.
+
+        Args:
+            rotary: Which rotation; None turns nothing.
+            head_dim: Size of a head.
+            rotary_dim: Dimensions of a head that turn; None is all.
+        """
+        key = (rotary, head_dim, rotary_dim or head_dim)
         if key not in self._tables:
-            table = torch.empty(self._max_len, shape.head_dim)
+            table = torch.empty(self._max_len, head_dim)
             self._fill(key, table, 0, self._num_filled)
             self._tables[key] = table.to(self._device)
         return self._tables[key]

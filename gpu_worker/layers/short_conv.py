@@ -2,14 +2,78 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
 from gpu_worker.layers.attention_context import AttentionContext
+from gpu_worker.layers.block_traits import TensorNames
+from gpu_worker.layers.cache_layout import KeepsState, LayerMemory, StatePart
+from gpu_worker.layers.layer_source import LayerSource
 from gpu_worker.layers.layer_state import LayerState
-from gpu_worker.layers.layer_weights import ShortConvWeights
+from gpu_worker.layers.linear import LayerParts, Linear, LinearShape, Partition, Projection
 from kernels.causal_conv import causal_conv
-from kernels.linear import Linear
 from kernels.state_rows import StateRows
+
+
+@dataclass(frozen=True, slots=True)
+class ShortConvShape:
+    """A gated short convolution of `num_channels`, over `conv_width` tokens, each itself included.
+
+    With `has_bias`, the convolution and both projections have one.
+    """
+
+    num_channels: int
+    conv_width: int
+    has_bias: bool = False
+
+    def linears(self, names: TensorNames, hidden_size: int) -> dict[str, LinearShape]:
+        """Declare the projections to the gates and the input, and back."""
+        channels = self.num_channels
+        parts = (channels,) * 3
+        return {
+            "inputs": LinearShape(
+                ("conv.in_proj",), (3 * channels,), hidden_size, Partition.COLUMN, self.has_bias, parts=parts
+            ),
+            "output": LinearShape(("conv.out_proj",), (hidden_size,), channels, Partition.ROW, self.has_bias),
+        }
+
+    def memory(self) -> LayerMemory:
+        """Describe what the layer keeps: the last inputs of the convolution."""
+        return KeepsState((StatePart((self.conv_width - 1, self.num_channels), torch.float32),), self.num_channels)
+
+    def take(self, source: LayerSource, prefix: str) -> ShortConvWeights:
+        """Take the weights of the layer `prefix`."""
+        name, channels = f"{prefix}.conv", self.num_channels
+        conv = source.checkpoint.take(f"{name}.conv.weight", channels, 1, self.conv_width)
+        linears = source.linears(prefix, self.linears(source.block.names, source.hidden_size))
+        return ShortConvWeights(
+            linears["inputs"],
+            conv[:, 0].t().contiguous(),
+            source.checkpoint.take(f"{name}.conv.bias", channels) if self.has_bias else None,
+            linears["output"],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ShortConvWeights:
+    """A gated short convolution.
+
+    Attributes:
+        inputs: Yields the gate of the input, that of the output, then the input.
+        conv: `[conv_width, num_channels]`.
+        bias: `[num_channels]`, if it has one.
+        output: Back to the residual stream.
+    """
+
+    inputs: Projection
+    conv: torch.Tensor
+    bias: torch.Tensor | None
+    output: Projection
+
+    def block(self, parts: LayerParts, index: int) -> ShortConv:
+        """Make the block; `index` is the layer's number, by which it finds its state."""
+        return ShortConv(index, self, parts.linear(self.inputs), parts.linear(self.output))
 
 
 class ShortConv:
@@ -41,10 +105,10 @@ class ShortConv:
             x, result: `[num_tokens, hidden_size]`
         """
         state, rows = context.state_of(self._index)
-        input_gate, output_gate, features = self._inputs(x).chunk(3, dim=1)
+        input_gate, output_gate, features = self._inputs(x, context).chunk(3, dim=1)
         gated = input_gate * features
         state.keep_drafts(rows, gated)
-        return self._output(output_gate * self._convolve(gated, state, rows))
+        return self._output(output_gate * self._convolve(gated, state, rows), context)
 
     def replay(self, inputs: torch.Tensor, state: LayerState, rows: StateRows) -> None:
         """Take states through tokens that were computed before.

@@ -6,8 +6,8 @@ import torch
 
 from gpu_worker.layers.class_head import ClassHead
 from gpu_worker.layers.layer_norm import LayerNorm
+from gpu_worker.layers.layer_source import WeightSource
 from gpu_worker.models.config import ModelConfig
-from gpu_worker.models.weight_source import WeightSource
 from kernels.activation import Activation
 from kernels.linear import LinearFactory
 

@@ -8,17 +8,14 @@ from pathlib import Path
 
 import torch
 
-from gpu_worker.layers.layer_traits import (
-    AttentionBesideMamba2Shape,
-    AttentionShape,
-    FeedForwardShape,
-    GatedShape,
-    LayerTraits,
-    PlainShape,
-    RecurrentShape,
-)
+from gpu_worker.layers.attention import AttentionShape
+from gpu_worker.layers.block_traits import BlockTraits
+from gpu_worker.layers.cache_layout import CacheLayout, KeepsBoth, KeepsState
+from gpu_worker.layers.gated_mlp import GatedShape
+from gpu_worker.layers.layer import FeedForwardShape, LayerTraits, LayerWeights
+from gpu_worker.layers.layer_source import LayerSource, Projections, QuantizedLayers, WeightSource
+from gpu_worker.layers.plain_mlp import PlainShape
 from gpu_worker.layers.rope_scaling import RopeParameters
-from gpu_worker.models.block_traits import BlockTraits
 from gpu_worker.models.draft_head import DraftHead
 from gpu_worker.models.json_file import JsonFile
 from gpu_worker.models.rope_config import check_rope, max_model_len, read_rope, read_rotary_dim
@@ -131,11 +128,28 @@ class ModelConfig:
     @property
     def has_states(self) -> bool:
         """Whether some layers keep a state of a sequence, which each token changes."""
-        return any(isinstance(layer.mixer, RecurrentShape | AttentionBesideMamba2Shape) for layer in self.layers)
+        return any(isinstance(layer.memory(), KeepsState | KeepsBoth) for layer in self.layers)
+
+    @property
+    def cache_layout(self) -> CacheLayout:
+        """What each layer keeps: nothing in a model that attends in both directions."""
+        if self.is_bidirectional:
+            return CacheLayout((None,) * self.num_layers)
+        return CacheLayout(tuple(layer.memory() for layer in self.layers))
 
     def layer(self, index: int) -> LayerTraits:
         """What one layer consists of."""
         return self.layers[index]
+
+    def layer_source(self, checkpoint: WeightSource, quantized: QuantizedLayers | None = None) -> LayerSource:
+        """Return where the weights of layers come from; without `quantized`, linear layers are dense."""
+        projections = Projections(checkpoint, quantized)
+        return LayerSource(checkpoint, projections, self.block, self.hidden_size, self.rms_norm_eps)
+
+    def take_layer(self, source: LayerSource, index: int) -> LayerWeights:
+        """Take the weights of one layer."""
+        is_bare = index == 0 and self.block.first_is_bare
+        return self.layers[index].take(source, f"model.layers.{index}", is_bare=is_bare)
 
     def attention_shape(self, layer: int) -> AttentionShape:
         """Sizes of one layer's attention, which it must have."""

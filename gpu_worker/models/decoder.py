@@ -13,22 +13,19 @@ from gpu_worker.layers.decoder_form import DecoderForm
 from gpu_worker.layers.embedding import Embedding, NormedEmbedding
 from gpu_worker.layers.expert_loads import ExpertLoads
 from gpu_worker.layers.fused_decoder import FusedDecoder, fusing_library
+from gpu_worker.layers.gated_mlp import GatedShape
+from gpu_worker.layers.layer_inputs import take_layer_inputs
 from gpu_worker.layers.layer_norm import make_norm
 from gpu_worker.layers.layer_packing import can_pack
-from gpu_worker.layers.layer_parts import LayerParts
+from gpu_worker.layers.layer_source import LayerSource, QuantizedLayers, WeightSource
 from gpu_worker.layers.layer_state import LayerState
-from gpu_worker.layers.layer_traits import GatedShape
-from gpu_worker.layers.layer_weights import Projection
 from gpu_worker.layers.layered_decoder import LayeredDecoder
+from gpu_worker.layers.linear import LayerParts, Projection
 from gpu_worker.layers.rotations import Rotations
 from gpu_worker.layers.vocabulary import LMHead
 from gpu_worker.models.class_heads import take_class_head
 from gpu_worker.models.config import ModelConfig
 from gpu_worker.models.encoder_source import UNUSED, WORDS, take_encoder
-from gpu_worker.models.layer_input_source import take_layer_inputs
-from gpu_worker.models.layer_source import LayerSource
-from gpu_worker.models.projections import Projections, QuantizedLayers
-from gpu_worker.models.weight_source import WeightSource
 from kernels.cpu_library import CpuLibrary
 from kernels.decoder_stack import StackShape
 from kernels.linear import LinearFactory
@@ -73,16 +70,16 @@ class CausalLM:
         words = "model.embed_tokens.weight" if config.encoder is None else WORDS
         vocabulary = checkpoint.take(words, config.vocab_size, config.hidden_size)
         self.embedding = vocabulary
-        projections = Projections(checkpoint, quantized)
+        source = config.layer_source(checkpoint, quantized)
         self._rotations = Rotations(config.ropes, config.max_model_len, vocabulary.device, is_lazy=True)
-        self._decoder = _decoder(config, checkpoint, projections, vocabulary, dtype, linears, self._rotations)
+        self._decoder = _decoder(config, source, vocabulary, dtype, linears, self._rotations)
         has_bias = config.block.has_head_bias
         if config.tie_word_embeddings:
             checkpoint.discard(r"lm_head\.weight")
             bias = checkpoint.take("lm_head.bias", config.vocab_size) if has_bias else None
             head = Projection(DenseWeight(vocabulary), bias)
         else:
-            head = projections.take(["lm_head"], [config.vocab_size], config.hidden_size, has_bias=has_bias)
+            head = source.projections.take(["lm_head"], [config.vocab_size], config.hidden_size, has_bias=has_bias)
         self._head_bias = head.bias
         self._head = self._lm_head(head.weight, dtype)
         self._classes = take_class_head(config, checkpoint, linears)
@@ -160,8 +157,7 @@ class CausalLM:
 
 def _decoder(
     config: ModelConfig,
-    checkpoint: WeightSource,
-    projections: Projections,
+    source: LayerSource,
     embedding: torch.Tensor,
     dtype: torch.dtype,
     linears: LinearFactory,
@@ -169,28 +165,28 @@ def _decoder(
 ) -> DecoderForm:
     """Choose the form of the layers: fused into one call where that can be had, else operation by operation."""
     if config.encoder is not None:
-        return take_encoder(config, config.encoder, checkpoint, embedding, linears)
-    source = LayerSource(config, checkpoint, projections)
+        return take_encoder(config, config.encoder, source.checkpoint, embedding, linears)
     # One after another, so that only one layer has both its plain and its packed weights.
-    layers = map(source.take, range(config.num_layers))
+    layers = (config.take_layer(source, index) for index in range(config.num_layers))
     final_norm = source.norm("model.norm") if config.block.has_final_norm else None
     shape, library = stack_shape(config), _fusing_library(config, dtype, embedding.device)
     if library is not None:
         assert final_norm is not None, "fused kernels normalise the stream at the end"
-        cos_sin = rotations.of(config.attention_shape(0))
+        attention = config.attention_shape(0)
+        cos_sin = rotations.of(attention.rotary, attention.head_dim, attention.rotary_dim)
         taps = config.tapped_layers
         return FusedDecoder(library, shape, dtype, embedding, layers, final_norm.weight, cos_sin, taps)
     scale = torch.tensor(config.block.embedding_scale, dtype=dtype).item()
     embed = _embedding(source, Embedding(embedding, dtype, scale))
     parts = LayerParts.made_by(linears, rotations)
-    inputs = take_layer_inputs(source, parts, dtype)
-    table = take_positions(config, checkpoint)
+    inputs = take_layer_inputs(source, config.num_layers, parts, dtype)
+    table = take_positions(config, source.checkpoint)
     learned = None if table is None else Embedding(table, dtype)
     return LayeredDecoder(embed, layers, final_norm, parts, config.tapped_layers, inputs, learned)
 
 
 def _embedding(source: LayerSource, words: Embedding) -> Embedding | NormedEmbedding:
-    traits, size = source.config.block.embeddings, source.config.hidden_size
+    traits, size = source.block.embeddings, source.hidden_size
     if traits is None:
         return words
     segment = None

@@ -11,8 +11,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gpu_worker.layers.layer_traits import AttentionShape, LatentShape, LayerTraits
-from gpu_worker.layers.mixture_shape import MixtureShape
+from gpu_worker.layers.attention import AttentionShape
+from gpu_worker.layers.latent_attention import LatentShape
+from gpu_worker.layers.layer import LayerTraits
+from gpu_worker.layers.mixture import MixtureShape
 from gpu_worker.models.json_file import JsonFile
 
 NEXTN_FIELD, MTP_FIELD = "num_nextn_predict_layers", "mtp_num_hidden_layers"

@@ -6,9 +6,8 @@ import torch
 
 from gpu_worker.layers.encoder import Encoder, EncoderEmbeddings, EncoderLayer, EncoderLayerWeights
 from gpu_worker.layers.layer_norm import LayerNorm
+from gpu_worker.layers.layer_source import Projections, WeightSource
 from gpu_worker.models.config import EncoderTraits, ModelConfig
-from gpu_worker.models.projections import Projections
-from gpu_worker.models.weight_source import WeightSource
 from kernels.linear import LinearFactory
 
 WORDS = "embeddings.word_embeddings.weight"

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from gpu_worker.layers.layer_traits import LayerTraits, PlainShape
+from gpu_worker.layers.layer import LayerTraits
+from gpu_worker.layers.plain_mlp import PlainShape
 from gpu_worker.models.config import ModelConfig
 from gpu_worker.models.families import apertus
 from gpu_worker.models.gguf_fields import MAX_HEADS, Fields, TranslatedFamily, has_qkv_bias, layer_parts, with_rope

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import torch
 
-from gpu_worker.layers.layer_traits import GatedShape, LayerTraits, PlainShape
+from gpu_worker.layers.block_traits import BlockTraits
+from gpu_worker.layers.gated_mlp import GatedShape
+from gpu_worker.layers.layer import LayerTraits
+from gpu_worker.layers.plain_mlp import PlainShape
 from gpu_worker.layers.rope_scaling import RopeParameters
-from gpu_worker.models.block_traits import BlockTraits
 from gpu_worker.models.config import ModelConfig
 from gpu_worker.models.gguf_encoder import read_gguf_encoder
 from gpu_worker.models.gguf_family import GGUFFamily, gguf_family

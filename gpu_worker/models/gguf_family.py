@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from gpu_worker.layers.layer_traits import HeadNorm
-from gpu_worker.models.block_traits import NormKind, TensorNames
+from gpu_worker.layers.attention import HeadNorm
+from gpu_worker.layers.block_traits import NormKind, TensorNames
 from kernels.activation import Activation
 
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from gpu_worker.layers.mixture_shape import MixtureNames, MixtureShape
+from gpu_worker.layers.experts import MixtureNames
+from gpu_worker.layers.mixture import MixtureShape
 from gpu_worker.models.config import ModelConfig
 from gpu_worker.models.gguf_layers import num_layers
 from gpu_worker.models.gguf_rope import reached_len, read_gguf_rope

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpu_worker.layers.layer_traits import LatentShape
+from gpu_worker.layers.latent_attention import LatentShape
 from gpu_worker.layers.rope_scaling import RopeParameters, score_scale
 from gpu_worker.models.latent_config import MAX_KEY_DIM, MAX_LATENT_DIM
 from gpu_worker.quantization.gguf.file import GGUFFile

@@ -6,7 +6,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from gpu_worker.layers.layer_traits import AttentionShape, FeedForwardShape, HeadNorm, LayerTraits, QueryGrowth
+from gpu_worker.layers.attention import AttentionShape, HeadNorm
+from gpu_worker.layers.layer import FeedForwardShape, LayerTraits
+from gpu_worker.layers.query_growth import QueryGrowth
 from gpu_worker.layers.rope_scaling import RopeParameters, RopeType
 from gpu_worker.models.config import windowed
 from gpu_worker.models.gguf_family import WINDOWED, GGUFFamily

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
-from gpu_worker.models.block_traits import TensorNames
+from gpu_worker.layers.block_traits import TensorNames
 from gpu_worker.models.config import ModelConfig
 from gpu_worker.models.families import falcon_h1, granite_moe_hybrid, mamba2, nemotron_h
 from gpu_worker.models.gguf_fields import (

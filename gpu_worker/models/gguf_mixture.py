@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from gpu_worker.layers.mixture_shape import MixtureShape
+from gpu_worker.layers.mixture import MixtureShape
 from gpu_worker.quantization.gguf.file import GGUFFile
 from kernels.moe import SILU, GatedActivation, RoutingRule, clamped_swiglu
 from kernels.moe.routing_rule import Score

@@ -9,8 +9,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
-from gpu_worker.layers.layer_traits import GatedDeltaShape, MixerShape
-from gpu_worker.models.block_traits import NormKind
+from gpu_worker.layers.block_traits import NormKind
+from gpu_worker.layers.gated_delta_net import GatedDeltaShape
+from gpu_worker.layers.layer import MixerShape
 from gpu_worker.models.config import ModelConfig
 from gpu_worker.models.families import gemma4, lfm2, lfm2_moe, qwen3_5, qwen3_5_moe, qwen3_next
 from gpu_worker.models.gguf_apertus import APERTUS

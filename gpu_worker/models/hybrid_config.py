@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-from gpu_worker.layers.layer_traits import GatedDeltaShape, LayerTraits, MixerShape
+from gpu_worker.layers.gated_delta_net import GatedDeltaShape
+from gpu_worker.layers.layer import LayerTraits, MixerShape
 from gpu_worker.models.config import ModelConfig
 from gpu_worker.models.json_file import JsonFile
 from kernels.gated_delta import DeltaSizes

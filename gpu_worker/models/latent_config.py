@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gpu_worker.layers.layer_traits import LatentShape
+from gpu_worker.layers.latent_attention import LatentShape
 from gpu_worker.layers.rope_scaling import score_scale
 from gpu_worker.models.config import FamilyTraits, ModelConfig, read_decoder
 from gpu_worker.models.json_file import JsonFile

@@ -10,11 +10,11 @@ from pathlib import Path
 import torch
 
 from gpu_worker.layers.free_memory import free_host_bytes
+from gpu_worker.layers.layer_source import QuantizedLayers
 from gpu_worker.layers.rope_scaling import note_on_length
 from gpu_worker.models.checkpoint import Checkpoint, Progress
 from gpu_worker.models.config import ModelConfig
 from gpu_worker.models.decoder import CausalLM
-from gpu_worker.models.projections import QuantizedLayers
 from gpu_worker.models.registry import read_model_config
 from gpu_worker.models.stored_weights import StoredWeights, open_weights
 from kernels.linear import LinearFactory

@@ -6,7 +6,7 @@ import math
 import sys
 from dataclasses import dataclass
 
-from gpu_worker.layers.layer_traits import Mamba2Shape, OutputNorm
+from gpu_worker.layers.mamba2 import Mamba2Shape, OutputNorm
 from gpu_worker.models.hybrid_config import MAX_CONV_WIDTH
 from gpu_worker.models.json_file import JsonFile
 from kernels.ssd import SsdSizes

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 
-from gpu_worker.layers.mixture_shape import MixtureNames, MixtureShape
+from gpu_worker.layers.experts import MixtureNames
+from gpu_worker.layers.mixture import MixtureShape
 from gpu_worker.models.config import ModelConfig, read_activation
 from gpu_worker.models.json_file import JsonFile
 from kernels.activation import Activation

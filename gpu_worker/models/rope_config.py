@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpu_worker.layers.layer_traits import QueryGrowth
+from gpu_worker.layers.query_growth import QueryGrowth
 from gpu_worker.layers.rope_scaling import RopeParameters, RopeType
 from gpu_worker.models.json_file import JsonFile
 

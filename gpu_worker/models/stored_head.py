@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from gpu_worker.models.block_traits import TensorNames
+from gpu_worker.layers.block_traits import TensorNames
 from gpu_worker.models.checkpoint import Checkpoint
 from gpu_worker.models.config import ModelConfig
 from gpu_worker.models.errors import CheckpointError

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from gpu_worker.models.block_traits import TensorNames
+from gpu_worker.layers.block_traits import TensorNames
 from gpu_worker.models.checkpoint import Checkpoint, Progress
 from gpu_worker.quantization.gguf.checkpoint import GGUFCheckpoint
 from gpu_worker.quantization.gguf.model_file import find_gguf

@@ -13,8 +13,11 @@ from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import Any
 
-from gpu_worker.layers.layer_traits import AttentionShape, DenseAndMixtureShape, GatedShape, HeadNorm, PlainShape
-from gpu_worker.layers.mixture_shape import MixtureShape
+from gpu_worker.layers.attention import AttentionShape, HeadNorm
+from gpu_worker.layers.dense_and_mixture import DenseAndMixtureShape
+from gpu_worker.layers.gated_mlp import GatedShape
+from gpu_worker.layers.mixture import MixtureShape
+from gpu_worker.layers.plain_mlp import PlainShape
 from gpu_worker.layers.rope_scaling import RopeType
 from gpu_worker.models.config import ModelConfig
 from gpu_worker.models.decoder import is_fusable

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from gpu_worker.models.block_traits import TensorNames
+from gpu_worker.layers.block_traits import TensorNames
 from gpu_worker.models.stored_weights import open_weights
 from kernels.linear.dense import keeps_half
 

@@ -6,15 +6,13 @@ import math
 
 import torch
 
-from gpu_worker.layers.layer_traits import (
-    AttentionShape,
-    DenseAndMixtureShape,
-    FeedForwardShape,
-    GatedDeltaShape,
-    GatedShape,
-    MixerShape,
-)
-from gpu_worker.layers.mixture_shape import MixtureShape
+from gpu_worker.layers.attention import AttentionShape
+from gpu_worker.layers.dense_and_mixture import DenseAndMixtureShape
+from gpu_worker.layers.gated_delta_net import GatedDeltaShape
+from gpu_worker.layers.gated_mlp import GatedShape
+from gpu_worker.layers.layer import FeedForwardShape, MixerShape
+from gpu_worker.layers.mixture import MixtureShape
+from gpu_worker.layers.plain_mlp import PlainShape
 from gpu_worker.models.config import ModelConfig
 
 _STATE_BYTES = torch.float32.itemsize
@@ -84,4 +82,5 @@ def _feed_forward_weights(shape: FeedForwardShape | None, size: int, batch: int)
         return 0
     if isinstance(shape, DenseAndMixtureShape):
         return sum(_feed_forward_weights(part, size, batch) for part in (shape.dense, shape.mixture))
+    assert isinstance(shape, GatedShape | PlainShape)
     return (3 if isinstance(shape, GatedShape) else 2) * size * shape.inner_size

@@ -6,7 +6,9 @@ from dataclasses import replace
 
 import torch
 
-from gpu_worker.layers.layer_weights import LayerWeights, NormWeights, Projection
+from gpu_worker.layers.layer import LayerWeights
+from gpu_worker.layers.layer_norm import NormWeights
+from gpu_worker.layers.linear import Projection
 from kernels.linear.forms import DenseWeight
 from ops.quantize.awq import search_scales
 from ops.quantize.layer_blocks import blocks, with_matrices
@@ -63,7 +65,7 @@ def _divided(norm: NormWeights | None, scales: torch.Tensor) -> NormWeights:
 
 def _with_inputs(projection: Projection, scales: torch.Tensor) -> Projection:
     """Return a projection of inputs that were divided by `scales`."""
-    return Projection(DenseWeight(projection.weight.dequantize() * scales), projection.bias)
+    return replace(projection, weight=DenseWeight(projection.weight.dequantize() * scales))
 
 
 def _with_last_rows(projection: Projection, scales: torch.Tensor) -> Projection:
@@ -71,4 +73,4 @@ def _with_last_rows(projection: Projection, scales: torch.Tensor) -> Projection:
     divisors = torch.ones(projection.weight.shape[0], device=scales.device)
     divisors[-len(scales) :] = scales
     bias = None if projection.bias is None else projection.bias / divisors
-    return Projection(DenseWeight(projection.weight.dequantize() / divisors[:, None]), bias)
+    return replace(projection, weight=DenseWeight(projection.weight.dequantize() / divisors[:, None]), bias=bias)

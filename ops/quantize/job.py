@@ -7,18 +7,18 @@ it for a model. A job that is started again with the same description goes on af
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
 
 from gpu_worker.layers.free_memory import free_host_bytes
-from gpu_worker.layers.layer_weights import LayerWeights, Projection
+from gpu_worker.layers.layer import LayerWeights
+from gpu_worker.layers.layer_source import QuantizedLayers, feature_factors
+from gpu_worker.layers.linear import LinearShape, Projection
 from gpu_worker.models.checkpoint import Checkpoint
 from gpu_worker.models.config import ModelConfig
 from gpu_worker.models.decoder import take_positions
-from gpu_worker.models.layer_source import LayerSource
-from gpu_worker.models.projections import Projections, QuantizedLayers
 from gpu_worker.models.registry import read_model_config
 from gpu_worker.quantization.gguf.model_file import find_gguf
 from gpu_worker.quantization.method_reader import read_method
@@ -28,9 +28,15 @@ from kernels.linear.forms import DenseWeight
 from ops.quantize.calibration import calibration_windows
 from ops.quantize.folder import QuantizedFolder
 from ops.quantize.job_settings import QuantizeJob, check_job
-from ops.quantize.layer_blocks import is_of_expert, kept_modules, matrix_names, matrix_of, with_matrices
+from ops.quantize.layer_blocks import (
+    is_of_expert,
+    kept_modules,
+    matrices,
+    matrix_of,
+    scaled_tensors,
+    with_matrices,
+)
 from ops.quantize.layer_pass import LayerPass, check_stream_fits, num_kept
-from ops.quantize.layer_tensors import FusedMatrix, fused_matrix, row_factors, row_order, scaled_tensors
 from ops.quantize.methods import HEAD, Inputs, Method, make_method
 from ops.quantize.stored_names import StoredNames, read_all
 from ops.quantize.token_vectors import take_token_vectors
@@ -64,7 +70,7 @@ def quantize(job: QuantizeJob) -> Iterator[Advance]:
     method = make_method(job.method, job.group_size)
     check_job(config, job, method)
     folder = QuantizedFolder.open(job.out, _description(job), config.num_layers)
-    names = [matrix_names(layer) for layer in config.layers]
+    names = [matrices(layer, config) for layer in config.layers]
     total = sum(map(len, names))
     with _opened(job, config) as checkpoint, _as_stored(job) as stored, torch.inference_mode():
         keeper = _Keeper(config, method, stored)
@@ -78,9 +84,9 @@ def quantize(job: QuantizeJob) -> Iterator[Advance]:
                     layer_pass.advance(index, _finished_layer(job, config, method, folder, index))
                 yield Advance(done + len(names[index]), total, f"layer {index}, done before")
                 continue
-            weights = LayerSource(config, checkpoint, Projections(checkpoint)).take(index)
+            weights = config.take_layer(config.layer_source(checkpoint), index)
             inputs = None if layer_pass is None else layer_pass.observe(index, weights, names[index])
-            rounding = _LayerRounding(method, config, index, weights, inputs)
+            rounding = _LayerRounding(method, config, names[index], weights, inputs)
             for count, name in enumerate(names[index], 1):
                 rounding.round(name)
                 yield Advance(done + count, total, f"layer {index}, {name}", not rounding.has_seen(name))
@@ -115,44 +121,49 @@ class _LayerRounding:
     """One layer on its way: `weights` has the rounded matrices in place of those that were rounded.
 
     Attributes:
+        matrices: All that are rounded, by name.
         tensors: What is stored of the rounded matrices, for each module by its name within the layer.
     """
 
     def __init__(
-        self, method: Method, config: ModelConfig, index: int, weights: LayerWeights, inputs: Inputs | None
+        self,
+        method: Method,
+        config: ModelConfig,
+        matrices: Mapping[str, LinearShape],
+        weights: LayerWeights,
+        inputs: Inputs | None,
     ) -> None:
         self._method = method
-        self._traits = config.layer(index)
         self._config = config
+        self.matrices = matrices
         self.weights, self._inputs = method.prepare(weights, inputs)
         self.tensors: dict[str, Mapping[str, torch.Tensor]] = {}
 
     def round(self, name: str) -> None:
         """Round one of the layer's matrices, its rows in the checkpoint's order."""
-        projection = matrix_of(self.weights, name)
+        projection, linear = matrix_of(self.weights, name), self.matrices[name]
         moments = None if self._inputs is None else self._inputs[name]
-        weight, order = projection.weight.dequantize(), row_order(name, self._traits)
+        weight, order = projection.weight.dequantize(), linear.order
         if order is not None:
             weight = weight[torch.argsort(order).to(weight.device)]
-        factors = row_factors(name, self._traits, len(weight))
+        factors = feature_factors(linear.scales)
         if factors is not None:
             weight = weight / factors.to(weight.device)[:, None]
         matrix = self._method.round(name, weight, moments)
-        fused = fused_matrix(name, self._traits, self._config.block.names)
-        parts = fused.split(len(weight), matrix)
-        self.tensors |= {module: self._method.tensors(rows) for module, rows in parts.items()}
+        parts = zip(linear.modules, matrix.split(linear.rows), strict=True)
+        self.tensors |= {module: self._method.tensors(rows) for module, rows in parts}
         if is_of_expert(name) and projection.bias is not None:
-            self._add_biases(fused, projection.bias)
+            self._add_biases(linear, projection.bias)
         dense = matrix.dequantize()
         if factors is not None:
             dense = dense * factors.to(dense.device)[:, None]
-        rounded = Projection(DenseWeight(dense if order is None else dense[order.to(dense.device)]), projection.bias)
+        rounded = replace(projection, weight=DenseWeight(dense if order is None else dense[order.to(dense.device)]))
         self.weights = with_matrices(self.weights, {name: rounded})
 
-    def _add_biases(self, fused: FusedMatrix, bias: torch.Tensor) -> None:
+    def _add_biases(self, linear: LinearShape, bias: torch.Tensor) -> None:
         """Store an expert's biases beside its matrices: the stack that held those of all is not written."""
-        parts = bias.to(self._config.dtype).split_with_sizes(list(fused.rows_of(len(bias))))
-        for module, part in zip(fused.modules, parts, strict=True):
+        parts = bias.to(self._config.dtype).split_with_sizes(list(linear.rows))
+        for module, part in zip(linear.modules, parts, strict=True):
             self.tensors[module] = {**self.tensors[module], "bias": part}
 
     def has_seen(self, name: str) -> bool:
@@ -175,7 +186,7 @@ class _Keeper:
         modules = [prefix + module for module in rounding.tensors]
         tensors = read_all(self._stored, self.names.of_layer(index, modules))
         if self._method.scales_inputs:
-            scaled = scaled_tensors(rounding.weights, self._config.layer(index), self._config.dtype)
+            scaled = scaled_tensors(rounding.weights, rounding.matrices, self._config.dtype)
             for name, tensor in scaled.items():
                 module, _, kind = name.rpartition(".")
                 tensors[f"{self.names.module(prefix + module)}.{kind}"] = tensor
@@ -219,8 +230,9 @@ def _finished_layer(
     assert reader is not None
     renamed = config.block.names.renamed
     with Checkpoint(folder.layer(index), torch.float32, torch.device(job.device), renamed=renamed) as source:
-        stored = LayerSource(config, source, Projections(source, QuantizedLayers(reader, source))).take(index)
-    names = matrix_names(config.layer(index))
+        layers = config.layer_source(source, QuantizedLayers(reader, source))
+        stored = config.take_layer(layers, index)
+    names = matrices(config.layer(index), config)
     return with_matrices(stored, {name: _dense(matrix_of(stored, name)) for name in names})
 
 
@@ -230,4 +242,4 @@ def _kept(config: ModelConfig) -> list[str]:
 
 
 def _dense(projection: Projection) -> Projection:
-    return Projection(DenseWeight(projection.weight.dequantize()), projection.bias)
+    return replace(projection, weight=DenseWeight(projection.weight.dequantize()))

@@ -5,20 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from gpu_worker.layers.attention import AttentionShape
+from gpu_worker.layers.block_traits import BlockTraits
 from gpu_worker.layers.layer_packing import can_pack
-from gpu_worker.layers.layer_traits import (
-    AttentionBesideMamba2Shape,
-    AttentionShape,
-    GatedDeltaShape,
-    LatentShape,
-    Mamba2Shape,
-    MixerShape,
-)
-from gpu_worker.models.block_traits import BlockTraits
 from gpu_worker.models.config import ModelConfig
-from gpu_worker.models.layer_source import qkv_order
-from ops.quantize.layer_blocks import matrix_names
-from ops.quantize.layer_tensors import fused_matrix
+from ops.quantize.layer_blocks import matrices
 from ops.quantize.methods import BITS, HEAD_BITS, Method
 from shared.errors import ConfigError
 
@@ -88,9 +79,10 @@ def _check_rows(config: ModelConfig, job: QuantizeJob, method: Method) -> None:
         )
         raise ConfigError("HEADRACE_LM_HEAD", problem)
     for index, layer in enumerate(config.layers):
-        for name in matrix_names(replace(layer, feed_forward=None)):
-            matrix = fused_matrix(name, layer, config.block.names)
-            for module, rows in zip(matrix.modules, matrix.rows or (), strict=False):
+        for name, linear in matrices(replace(layer, feed_forward=None), config).items():
+            if name.endswith("output"):
+                continue
+            for module, rows in zip(linear.modules, linear.rows, strict=True):
                 if rows % method.row_multiple:
                     problem = (
                         f"{job.method} stores multiples of {method.row_multiple} output features, and "
@@ -113,36 +105,12 @@ def _check_group_size(config: ModelConfig, method: Method) -> None:
 
 def _input_sizes(config: ModelConfig) -> list[tuple[str, int]]:
     """Return the features that matrices of layers are given, with what they are."""
-    sizes: dict[tuple[str, int], None] = {("hidden_size", config.hidden_size): None}
+    sizes = {config.hidden_size: "hidden_size"}
     for layer in config.layers:
-        sizes |= dict.fromkeys(_sizes_of_mixer(layer.mixer))
-        if (mixture := layer.mixture) is not None:
-            sizes["experts", mixture.expert_size] = None
-            if mixture.latent_size:
-                sizes["experts' inputs", mixture.latent_size] = None
-            if mixture.shared_size:
-                sizes["shared expert", mixture.shared_size] = None
-        if layer.dense is not None:
-            sizes["intermediate_size", layer.dense.inner_size] = None
-    return list(sizes)
-
-
-def _sizes_of_mixer(mixer: MixerShape | None) -> list[tuple[str, int]]:
-    """Return the features that matrices of a mixer are given besides the stream."""
-    if mixer is None:
-        return []
-    if isinstance(mixer, AttentionShape):
-        return [("heads", mixer.num_heads * mixer.value_size)]
-    if isinstance(mixer, LatentShape):
-        rank = [] if mixer.query_rank is None else [("q_lora_rank", mixer.query_rank)]
-        return [*rank, ("heads", mixer.num_heads * mixer.value_dim)]
-    if isinstance(mixer, GatedDeltaShape):
-        return [("recurrent heads", mixer.sizes.num_value_heads * mixer.sizes.value_dim)]
-    if isinstance(mixer, Mamba2Shape):
-        return [("recurrent heads", mixer.sizes.inner_size)]
-    if isinstance(mixer, AttentionBesideMamba2Shape):
-        return [*_sizes_of_mixer(mixer.attention), *_sizes_of_mixer(mixer.mamba2)]
-    return [("channels", mixer.num_channels)]
+        for name, linear in matrices(layer, config).items():
+            what = "intermediate_size" if name == "down" else f"the input of {linear.modules[0]}"
+            sizes.setdefault(linear.columns, what)
+    return [(what, count) for count, what in sizes.items()]
 
 
 def _unscalable(config: ModelConfig) -> str | None:
@@ -153,6 +121,6 @@ def _unscalable(config: ModelConfig) -> str | None:
     if block != BlockTraits() or not all(map(can_pack, config.layers)):
         return "only layers like Llama's have"
     shapes = [layer.mixer for layer in config.layers]
-    if any(isinstance(shape, AttentionShape) and qkv_order(shape) is not None for shape in shapes):
+    if any(isinstance(shape, AttentionShape) and shape.qkv_order() is not None for shape in shapes):
         return "only heads that turn whole, by halves, have"
     return None

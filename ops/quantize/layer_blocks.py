@@ -17,27 +17,17 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from gpu_worker.layers.layer_traits import (
-    AttentionBesideMamba2Shape,
-    AttentionShape,
-    GatedDeltaShape,
-    LatentShape,
-    LayerTraits,
-    Mamba2Shape,
-    MixerShape,
-    PlainShape,
-    ShortConvShape,
-)
-from gpu_worker.layers.layer_weights import (
-    AttentionBesideMamba2Weights,
-    AttentionWeights,
-    DenseAndMixtureWeights,
-    GatedWeights,
-    LayerWeights,
-    MixtureWeights,
-    PlainWeights,
-    Projection,
-)
+import torch
+
+from gpu_worker.layers.attention import AttentionWeights
+from gpu_worker.layers.block_traits import TensorNames
+from gpu_worker.layers.cache_layout import KeepsBoth, KeepsState
+from gpu_worker.layers.dense_and_mixture import DenseAndMixtureWeights
+from gpu_worker.layers.gated_mlp import GatedWeights
+from gpu_worker.layers.layer import LayerTraits, LayerWeights
+from gpu_worker.layers.linear import LinearShape, Partition, Projection
+from gpu_worker.layers.mixture import MixtureShape, MixtureWeights
+from gpu_worker.layers.plain_mlp import PlainWeights
 from gpu_worker.models.config import ModelConfig
 from kernels.moe import ExpertWeights
 
@@ -45,31 +35,37 @@ _GATED = ("gate_up", "down")
 # Linear layers of what layers are given of each token: one outside of the layers, and two in each.
 _LAYER_INPUTS = ("per_layer_model_projection", "per_layer_input_gate", "per_layer_projection")
 _OF_FEED_FORWARD = (*_GATED, "up")
+_ROUTERS = ("router", "shared.gate")
 _SHARED, _EXPERT = "shared", "experts."
 
 
-def matrix_names(layer: LayerTraits) -> tuple[str, ...]:
-    """Return the names of a layer's matrices, by what it consists of."""
-    names = list(_names_of_mixer(layer.mixer))
-    if layer.dense is not None:
-        names += ("up", "down") if isinstance(layer.dense, PlainShape) else _GATED
-    if (mixture := layer.mixture) is not None:
-        rooms = [f"{_EXPERT}{expert}" for expert in range(mixture.num_experts)]
-        rooms += [_SHARED] if mixture.shared_size else []
-        names += [f"{room}.{part}" for room in rooms for part in _GATED]
-    return tuple(names)
+def matrices(layer: LayerTraits, config: ModelConfig) -> dict[str, LinearShape]:
+    """Return a layer's matrices by name, with the modules of a checkpoint that each is made of."""
+    size = config.hidden_size
+    declared = layer.linears(config.block.names, size)
+    return {
+        **{name: linear for name, linear in declared.items() if linear.is_rounded and not _is_of_shared(name)},
+        **(_experts(layer.mixture, size) if layer.mixture is not None else {}),
+        **{name: linear for name, linear in declared.items() if linear.is_rounded and _is_of_shared(name)},
+    }
 
 
-def _names_of_mixer(mixer: MixerShape | None) -> tuple[str, ...]:
-    if mixer is None:
-        return ()
-    if isinstance(mixer, AttentionShape):
-        return ("qkv", "output")
-    if isinstance(mixer, LatentShape):
-        return (*(() if mixer.query_rank is None else ("query_down",)), "query", "latent", "output")
-    if isinstance(mixer, AttentionBesideMamba2Shape):
-        return ("attention.qkv", "attention.output", "mamba2.inputs", "mamba2.output")
-    return ("inputs", "output")
+def _experts(mixture: MixtureShape, hidden_size: int) -> dict[str, LinearShape]:
+    names, inner, outer = mixture.names, mixture.expert_size, mixture.latent_size or hidden_size
+    *first, last = names.matrices
+    rows = (inner * mixture.activation.num_projections // len(first),) * len(first)
+    found: dict[str, LinearShape] = {}
+    for expert in range(mixture.num_experts):
+        room = f"{names.experts[0]}.{expert}"
+        modules = tuple(f"{room}.{name}" for name in first)
+        gate_up, down = expert_names(expert)
+        found[gate_up] = LinearShape(modules, rows, outer, Partition.COLUMN)
+        found[down] = LinearShape((f"{room}.{last}",), (outer,), inner, Partition.ROW)
+    return found
+
+
+def _is_of_shared(name: str) -> bool:
+    return name.startswith(f"{_SHARED}.")
 
 
 def kept_modules(config: ModelConfig) -> list[str]:
@@ -79,27 +75,23 @@ def kept_modules(config: ModelConfig) -> list[str]:
     """
     names: dict[str, None] = {}
     for layer in config.layers:
-        if isinstance(layer.mixer, LatentShape):
-            names["kv_b_proj"] = None
-        if isinstance(layer.mixer, GatedDeltaShape):
-            names |= dict.fromkeys(("in_proj_ba",) if layer.mixer.by_key_head else ("in_proj_b", "in_proj_a"))
-        if (mixture := layer.mixture) is not None and mixture.latent_size:
-            names |= dict.fromkeys(name.rpartition(".")[2] for name in mixture.names.latent)
+        for name, linear in layer.linears(config.block.names, config.hidden_size).items():
+            if not linear.is_rounded and name not in _ROUTERS:
+                names |= dict.fromkeys(module.rpartition(".")[2] for module in linear.modules)
     return [*names, *(_LAYER_INPUTS if config.block.layer_inputs is not None else ())]
 
 
 def unrounded_parts(config: ModelConfig) -> list[str]:
     """Return what stays in layers as the checkpoint has it, in words, then the linear layers among it by name."""
-    mixers = [layer.mixer for layer in config.layers]
-    mixers += [mixer.mamba2 for mixer in mixers if isinstance(mixer, AttentionBesideMamba2Shape)]
-    has_mixtures = any(layer.mixture is not None for layer in config.layers)
-    has_decays = any(isinstance(mixer, GatedDeltaShape | Mamba2Shape) for mixer in mixers)
-    has_convolutions = has_decays or any(isinstance(mixer, ShortConvShape) for mixer in mixers)
+    memories = [layer.memory() for layer in config.layers]
+    states = [memory.state if isinstance(memory, KeepsBoth) else memory for memory in memories]
+    num_tensors = max((len(state.parts) for state in states if isinstance(state, KeepsState)), default=0)
     parts = {
         "normalisations": True,
-        "routers": has_mixtures,
-        "convolutions": has_convolutions,
-        "decays and steps of states": has_decays,
+        "routers": any(layer.mixture is not None for layer in config.layers),
+        # Each state begins with the last inputs of a convolution.
+        "convolutions": num_tensors > 0,
+        "decays and steps of states": num_tensors > 1,
     }
     return [*(part for part, is_there in parts.items() if is_there), *kept_modules(config)]
 
@@ -130,9 +122,9 @@ def matrix_of(weights: LayerWeights, name: str) -> Projection:
     return projection
 
 
-def with_matrices(weights: LayerWeights, matrices: Mapping[str, Projection]) -> LayerWeights:
+def with_matrices(weights: LayerWeights, changed: Mapping[str, Projection]) -> LayerWeights:
     """Return a layer with other matrices in place of those of the same names."""
-    for name, projection in matrices.items():
+    for name, projection in changed.items():
         weights = _with_matrix(weights, name, projection)
     return weights
 
@@ -143,11 +135,9 @@ def _with_matrix(weights: LayerWeights, name: str, projection: Projection) -> La
         return _with_mixture(weights, _with_expert(mixture_of(weights), room, part, projection))
     change: dict[str, Any] = {part: projection}
     if part not in _OF_FEED_FORWARD:
-        mixer = weights.mixer
-        assert mixer is not None
+        mixer: Any = weights.mixer
         if not room:
             return replace(weights, mixer=replace(mixer, **change))
-        assert isinstance(mixer, AttentionBesideMamba2Weights)
         change = {room: replace(getattr(mixer, room), **change)}
         return replace(weights, mixer=replace(mixer, **change))
     if room == _SHARED:
@@ -197,3 +187,21 @@ def blocks(weights: LayerWeights) -> tuple[AttentionWeights, GatedWeights]:
     assert isinstance(weights.mixer, AttentionWeights)
     assert isinstance(weights.feed_forward, GatedWeights)
     return weights.mixer, weights.feed_forward
+
+
+def scaled_tensors(
+    weights: LayerWeights, matrices: Mapping[str, LinearShape], dtype: torch.dtype
+) -> dict[str, torch.Tensor]:
+    """Return what a method that scales inputs has changed besides matrices, by names within the layer."""
+    norms, names = weights.norms, TensorNames()
+    assert norms.before_mixer is not None
+    assert norms.before_feed_forward is not None
+    tensors = {
+        f"{names.before_mixer}.weight": norms.before_mixer.weight,
+        f"{names.before_feed_forward}.weight": norms.before_feed_forward.weight,
+    }
+    for name, linear in matrices.items():
+        if (bias := matrix_of(weights, name).bias) is not None:
+            parts = bias.split_with_sizes(list(linear.rows))
+            tensors |= {f"{module}.bias": part for module, part in zip(linear.modules, parts, strict=True)}
+    return {name: tensor.to(dtype) for name, tensor in tensors.items()}

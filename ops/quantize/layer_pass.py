@@ -6,7 +6,7 @@ read, the caches of all windows are kept.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import torch
@@ -18,18 +18,16 @@ from gpu_worker.execution.memory.state_pool import allocate_states
 from gpu_worker.layers.attention_context import AttentionContext
 from gpu_worker.layers.cache_layout import CacheLayout, ReadsLayer
 from gpu_worker.layers.free_memory import free_host_bytes
-from gpu_worker.layers.layer_parts import LayerParts
-from gpu_worker.layers.layer_weights import LayerWeights, MixtureWeights, Projection
-from gpu_worker.layers.layered_decoder import DecoderLayer
+from gpu_worker.layers.layer import DecoderLayer, LayerWeights
+from gpu_worker.layers.linear import LayerParts, LinearShape
 from gpu_worker.layers.rotations import Rotations
 from gpu_worker.models.config import ModelConfig
-from gpu_worker.models.layer_memory import cache_layout
 from kernels.layer_cache import LayerCache
-from kernels.linear import Linear, LinearFactory
-from kernels.moe import Experts
+from kernels.linear import LinearFactory
+from kernels.moe import ExpertActivation, Experts, ExpertWeights
 from kernels.moe.layers import ExpertLayers, LinearExperts
 from kernels.state_rows import StateRows
-from ops.quantize.layer_blocks import expert_names, is_of_expert, matrix_of
+from ops.quantize.layer_blocks import expert_names, matrix_of
 from ops.quantize.layer_inputs import InputMoments, RecordingLinear
 from ops.quantize.token_vectors import TokenVectors
 from shared.errors import ConfigError
@@ -41,7 +39,7 @@ _STREAM_SHARE = 0.5
 
 def num_kept(config: ModelConfig) -> int:
     """Return how many numbers of a token are kept beside the stream: keys and values that later layers read."""
-    layout = cache_layout(config)
+    layout = config.cache_layout
     shapes = [layout.shape_of(layer) for layer in _read_layers(layout)]
     return sum(shape.num_kv_heads * (shape.key_dim + shape.value_dim) for shape in shapes)
 
@@ -91,7 +89,7 @@ class LayerPass:
             embedded: `[num_windows, length, hidden_size]` float32; kept where it is
         """
         self._device = device
-        self._layout = cache_layout(config)
+        self._layout = config.cache_layout
         self._token_vectors = token_vectors
         self._read = _read_layers(self._layout)
         # Of the layers that others read, by number: of each window, where the stream is.
@@ -101,30 +99,31 @@ class LayerPass:
         self._parts = LayerParts.made_by(LinearFactory(free_host_bytes), Rotations(config.ropes, length, device))
         self._positions = torch.arange(length, device=device)
 
-    def observe(self, index: int, weights: LayerWeights, names: Sequence[str]) -> dict[str, InputMoments]:
-        """Return what matrices of these names in layer `index` are given; the stream stays where it is.
+    def observe(
+        self, index: int, weights: LayerWeights, matrices: Mapping[str, LinearShape]
+    ) -> dict[str, InputMoments]:
+        """Return what these matrices of layer `index` are given; the stream stays where it is.
 
         An expert is given what the router gives it, which may be nothing.
         """
-        moments = {name: InputMoments.none(matrix_of(weights, name).weight.shape[1], self._device) for name in names}
-        named = {id(matrix_of(weights, name)): name for name in names if not is_of_expert(name)}
+        moments = {name: InputMoments.none(linear.columns, self._device) for name, linear in matrices.items()}
+        by_modules = {linear.modules: moments[name] for name, linear in matrices.items()}
 
-        def recording(projection: Projection, name: str | None) -> Linear:
-            linear = self._parts.linear(projection)
-            return linear if name is None else RecordingLinear(linear, moments[name])
+        def observer(modules: tuple[str, ...], inputs: torch.Tensor) -> None:
+            if modules in by_modules:
+                by_modules[modules].add(inputs)
 
-        def record(projection: Projection) -> Linear:
-            return recording(projection, named.get(id(projection)))
+        def recording(name: str) -> RecordingLinear:
+            return RecordingLinear(self._parts.product(matrix_of(weights, name)), moments[name])
 
-        def experts(mixture: MixtureWeights) -> Experts:
-            layers = [
-                ExpertLayers(*(recording(matrix_of(weights, name), name) for name in expert_names(expert)))
-                for expert in range(mixture.gate_up.num_experts)
-            ]
-            return LinearExperts(layers, mixture.activation, 0, self._device)
+        def experts(gate_up: ExpertWeights, down: ExpertWeights, activation: ExpertActivation) -> Experts:
+            assert gate_up.num_experts == down.num_experts
+            names = map(expert_names, range(gate_up.num_experts))
+            layers = [ExpertLayers(recording(first), recording(second)) for first, second in names]
+            return LinearExperts(layers, activation, 0, self._device)
 
-        layer = DecoderLayer(0, weights, replace(self._parts, linear=record, experts=experts))
-        context = self._context_of(index)
+        layer = DecoderLayer(0, weights, replace(self._parts, experts=experts))
+        context = structs.replace(self._context_of(index), observer=observer)
         for number in range(len(self.hidden)):
             self._run(index, layer, number, context)
         return moments

@@ -9,7 +9,7 @@ from typing import Protocol
 
 import torch
 
-from gpu_worker.layers.layer_weights import LayerWeights
+from gpu_worker.layers.layer import LayerWeights
 from gpu_worker.quantization.scaled_rows import ScaledRows, float8_rows, int8_rows
 from ops.quantize.awq import clip, rounded
 from ops.quantize.awq_layer import rescale_layer

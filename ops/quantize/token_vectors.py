@@ -12,13 +12,11 @@ from dataclasses import dataclass
 import torch
 
 from gpu_worker.layers.free_memory import free_host_bytes
-from gpu_worker.layers.layer_parts import LayerParts
+from gpu_worker.layers.layer_inputs import TABLE, layer_inputs_over
+from gpu_worker.layers.linear import LayerParts
 from gpu_worker.layers.rotations import Rotations
 from gpu_worker.models.checkpoint import Checkpoint
 from gpu_worker.models.config import ModelConfig
-from gpu_worker.models.layer_input_source import TABLE, layer_inputs_over
-from gpu_worker.models.layer_source import LayerSource
-from gpu_worker.models.projections import Projections
 from kernels.linear import LinearFactory
 
 
@@ -53,7 +51,7 @@ def take_token_vectors(
         return None
     tokens, places = torch.unique(windows, return_inverse=True)
     rows = [checkpoint.take_raw_item(TABLE, token).float() for token in tokens.tolist()]
-    source = LayerSource(config, checkpoint, Projections(checkpoint))
+    source = config.layer_source(checkpoint)
     parts = LayerParts.made_by(LinearFactory(free_host_bytes), Rotations((), 1, device))
     inputs = layer_inputs_over(torch.stack(rows), source, parts, shape, torch.float32)
     embedded = embedding.index_select(0, tokens).to(device) * config.block.embedding_scale

@@ -13,7 +13,6 @@ from gpu_worker.execution.memory.budget import CacheDemand
 from gpu_worker.execution.runner_config import RunnerConfig
 from gpu_worker.layers.cache_layout import CacheLayout, ReadsLayer
 from gpu_worker.models.config import ModelConfig
-from gpu_worker.models.layer_memory import cache_layout
 from kernels.layer_cache import CacheShape, LayerCache, StackedCaches, allocate_caches
 from shared.errors import ConfigError
 
@@ -75,7 +74,7 @@ def allocate_kv_cache(
     num_blocks: int, block_size: int, model: ModelConfig, dtype: torch.dtype, device: torch.device
 ) -> KVCache:
     """Allocate a cache of type `dtype` that keeps all tokens of all layers. Its contents are undefined."""
-    return allocate_groups(cache_layout(model).flat(), [num_blocks], block_size, dtype, device)
+    return allocate_groups(model.cache_layout.flat(), [num_blocks], block_size, dtype, device)
 
 
 def allocate_groups(
@@ -105,7 +104,7 @@ def _sort_key(shape: CacheShape) -> tuple[int, int, int, bool]:
 
 def bytes_per_block(block_size: int, model: ModelConfig, dtype: torch.dtype) -> int:
     """Return the memory of one block that keeps tokens of all layers, scales included."""
-    return sum(group_block_bytes(cache_layout(model).flat(), block_size, dtype))
+    return sum(group_block_bytes(model.cache_layout.flat(), block_size, dtype))
 
 
 def group_block_bytes(layout: CacheLayout, block_size: int, dtype: torch.dtype) -> list[int]:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gpu_worker.layers.layer_traits import AttentionShape, GatedShape, LayerTraits
-from gpu_worker.layers.mixture_shape import MixtureNames, MixtureShape
-from gpu_worker.models.block_traits import NormKind
+from gpu_worker.layers.attention import AttentionShape
+from gpu_worker.layers.block_traits import NormKind
+from gpu_worker.layers.experts import MixtureNames
+from gpu_worker.layers.gated_mlp import GatedShape
+from gpu_worker.layers.layer import LayerTraits
+from gpu_worker.layers.mixture import MixtureShape
 from gpu_worker.models.config import ModelConfig, read_decoder
 from gpu_worker.models.families.cohere import cohere_traits
 from gpu_worker.models.families.deepseek_v3 import mixture_layers

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gpu_worker.models.block_traits import BlockTraits, TensorNames
+from gpu_worker.layers.block_traits import BlockTraits, TensorNames
 from gpu_worker.models.config import FamilyTraits, ModelConfig
 from gpu_worker.models.draft_head import nextn_tensors, read_nextn
 from gpu_worker.models.json_file import JsonFile

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gpu_worker.layers.mixture_shape import MixtureNames, MixtureShape
-from gpu_worker.models.block_traits import TensorNames
+from gpu_worker.layers.block_traits import TensorNames
+from gpu_worker.layers.experts import MixtureNames
+from gpu_worker.layers.mixture import MixtureShape
 from gpu_worker.models.config import ModelConfig, read_decoder
 from gpu_worker.models.families.ernie4_5 import ernie_traits
 from gpu_worker.models.json_file import JsonFile

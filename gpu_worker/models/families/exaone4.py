@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gpu_worker.layers.layer_traits import AttentionShape, HeadNorm
-from gpu_worker.models.block_traits import BlockTraits
+from gpu_worker.layers.attention import AttentionShape, HeadNorm
+from gpu_worker.layers.block_traits import BlockTraits
 from gpu_worker.models.config import FamilyTraits, ModelConfig, map_attention, read_decoder
 from gpu_worker.models.families import olmo2
 from gpu_worker.models.json_file import JsonFile

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gpu_worker.layers.layer_traits import (
-    AttentionBesideMamba2Shape,
-    AttentionShape,
-    GatedShape,
-    LayerTraits,
-    Mamba2Shape,
-    OutputNorm,
-)
-from gpu_worker.models.block_traits import BlockTraits, TensorNames
+from gpu_worker.layers.attention import AttentionShape
+from gpu_worker.layers.attention_beside_mamba2 import AttentionBesideMamba2Shape
+from gpu_worker.layers.block_traits import BlockTraits, TensorNames
+from gpu_worker.layers.gated_mlp import GatedShape
+from gpu_worker.layers.layer import LayerTraits
+from gpu_worker.layers.mamba2 import Mamba2Shape, OutputNorm
 from gpu_worker.models.config import FamilyTraits, ModelConfig, read_decoder
 from gpu_worker.models.json_file import JsonFile
 from gpu_worker.models.mamba2_config import Mamba2Fields, read_mamba2

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gpu_worker.layers.mixture_shape import MixtureShape
+from gpu_worker.layers.mixture import MixtureShape
 from gpu_worker.models.config import ModelConfig, read_decoder
 from gpu_worker.models.families.olmo2 import olmo_traits
 from gpu_worker.models.json_file import JsonFile

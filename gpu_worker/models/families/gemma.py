@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpu_worker.models.block_traits import BlockTraits, NormKind
+from gpu_worker.layers.block_traits import BlockTraits, NormKind
 from gpu_worker.models.config import FamilyTraits, ModelConfig, read_decoder
 from gpu_worker.models.json_file import JsonFile
 from kernels.activation import Activation

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gpu_worker.layers.layer_traits import AttentionShape
-from gpu_worker.models.block_traits import BlockTraits, NormKind, TensorNames
+from gpu_worker.layers.attention import AttentionShape
+from gpu_worker.layers.block_traits import BlockTraits, NormKind, TensorNames
 from gpu_worker.models.config import FamilyTraits, ModelConfig, read_activation, read_decoder
 from gpu_worker.models.json_file import JsonFile
 from gpu_worker.models.layer_types import all_but_every, read_windows

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gpu_worker.layers.layer_traits import AttentionShape, HeadNorm
-from gpu_worker.models.block_traits import BlockTraits, TensorNames
+from gpu_worker.layers.attention import AttentionShape, HeadNorm
+from gpu_worker.layers.block_traits import BlockTraits, TensorNames
 from gpu_worker.models.config import FamilyTraits, ModelConfig, read_decoder
 from gpu_worker.models.draft_head import nextn_tensors, read_nextn
 from gpu_worker.models.json_file import JsonFile

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gpu_worker.layers.layer_traits import AttentionShape, LayerTraits
+from gpu_worker.layers.attention import AttentionShape
+from gpu_worker.layers.layer import LayerTraits
 from gpu_worker.layers.rope_scaling import RopeParameters
 from gpu_worker.models.config import ModelConfig, read_decoder
 from gpu_worker.models.families.granite import granite_traits

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gpu_worker.layers.layer_traits import AttentionShape, HeadNorm
-from gpu_worker.layers.mixture_shape import MixtureNames, MixtureShape
-from gpu_worker.models.block_traits import BlockTraits, TensorNames
+from gpu_worker.layers.attention import AttentionShape, HeadNorm
+from gpu_worker.layers.block_traits import BlockTraits, TensorNames
+from gpu_worker.layers.experts import MixtureNames
+from gpu_worker.layers.mixture import MixtureShape
 from gpu_worker.models.config import FamilyTraits, ModelConfig, read_decoder
 from gpu_worker.models.draft_head import nextn_tensors, read_nextn
 from gpu_worker.models.families.deepseek_v3 import mixture_layers

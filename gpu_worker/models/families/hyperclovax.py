@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gpu_worker.models.block_traits import TensorNames
+from gpu_worker.layers.block_traits import TensorNames
 from gpu_worker.models.config import ModelConfig, read_decoder
 from gpu_worker.models.families.granite import granite_traits
 from gpu_worker.models.json_file import JsonFile

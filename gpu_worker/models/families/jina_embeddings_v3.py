@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gpu_worker.layers.layer_traits import AttentionShape
+from gpu_worker.layers.attention import AttentionShape
 from gpu_worker.models.config import FamilyTraits, ModelConfig, read_activation
 from gpu_worker.models.json_file import JsonFile
 from gpu_worker.models.rotary_encoder import POST_NORM_NAMES, post_norm_block, read_rotary_encoder

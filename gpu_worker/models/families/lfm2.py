@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gpu_worker.layers.layer_traits import AttentionShape, HeadNorm, ShortConvShape
-from gpu_worker.models.block_traits import BlockTraits, TensorNames
+from gpu_worker.layers.attention import AttentionShape, HeadNorm
+from gpu_worker.layers.block_traits import BlockTraits, TensorNames
+from gpu_worker.layers.short_conv import ShortConvShape
 from gpu_worker.models.config import FamilyTraits, ModelConfig, read_decoder
 from gpu_worker.models.hybrid_config import MAX_CONV_WIDTH, with_mixers
 from gpu_worker.models.json_file import JsonFile

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gpu_worker.layers.layer_traits import AttentionShape, GatedShape, HeadNorm, QueryGrowth
-from gpu_worker.layers.mixture_shape import MixtureNames, MixtureShape
-from gpu_worker.models.block_traits import BlockTraits, TensorNames
+from gpu_worker.layers.attention import AttentionShape, HeadNorm
+from gpu_worker.layers.block_traits import BlockTraits, TensorNames
+from gpu_worker.layers.experts import MixtureNames
+from gpu_worker.layers.gated_mlp import GatedShape
+from gpu_worker.layers.mixture import MixtureShape
+from gpu_worker.layers.query_growth import QueryGrowth
 from gpu_worker.models.config import FamilyTraits, ModelConfig, map_attention, read_decoder, without_rotation
 from gpu_worker.models.json_file import JsonFile
 from gpu_worker.models.layer_types import read_layer_types, read_rotating_layers

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gpu_worker.layers.layer_traits import LayerTraits
-from gpu_worker.models.block_traits import BlockTraits
+from gpu_worker.layers.block_traits import BlockTraits
+from gpu_worker.layers.layer import LayerTraits
 from gpu_worker.models.config import FamilyTraits, ModelConfig, read_decoder
 from gpu_worker.models.families import nemotron_h
 from gpu_worker.models.json_file import JsonFile

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gpu_worker.layers.layer_traits import AttentionShape, LayerTraits
-from gpu_worker.layers.mixture_shape import MixtureShape
+from gpu_worker.layers.attention import AttentionShape
+from gpu_worker.layers.block_traits import BlockTraits, TensorNames
+from gpu_worker.layers.layer import LayerTraits
+from gpu_worker.layers.mixture import MixtureShape
 from gpu_worker.layers.rope_scaling import RopeParameters
-from gpu_worker.models.block_traits import BlockTraits, TensorNames
 from gpu_worker.models.config import FamilyTraits, ModelConfig, read_decoder
 from gpu_worker.models.draft_head import NEXTN_FIELD, DraftHead, read_nextn
 from gpu_worker.models.families.deepseek_v3 import mixture_layers

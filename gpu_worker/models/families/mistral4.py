@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from gpu_worker.layers.mixture_shape import MixtureNames, MixtureShape
+from gpu_worker.layers.experts import MixtureNames
+from gpu_worker.layers.mixture import MixtureShape
 from gpu_worker.models.config import FamilyTraits, ModelConfig
 from gpu_worker.models.json_file import JsonFile
 from gpu_worker.models.latent_config import read_latent_decoder

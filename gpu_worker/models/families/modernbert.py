@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gpu_worker.layers.layer_traits import AttentionShape
+from gpu_worker.layers.attention import AttentionShape
+from gpu_worker.layers.block_traits import BlockTraits, EmbeddingTraits, NormKind, TensorNames
 from gpu_worker.layers.rope_scaling import RopeParameters
-from gpu_worker.models.block_traits import BlockTraits, EmbeddingTraits, NormKind, TensorNames
 from gpu_worker.models.config import FamilyTraits, ModelConfig, map_attention, read_activation
 from gpu_worker.models.json_file import JsonFile
 from gpu_worker.models.layer_types import read_layer_types

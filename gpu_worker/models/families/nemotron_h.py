@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gpu_worker.layers.layer_traits import AttentionShape, LayerTraits
-from gpu_worker.layers.mixture_shape import MixtureNames, MixtureShape
-from gpu_worker.models.block_traits import BlockTraits, TensorNames
+from gpu_worker.layers.attention import AttentionShape
+from gpu_worker.layers.block_traits import BlockTraits, TensorNames
+from gpu_worker.layers.experts import MixtureNames
+from gpu_worker.layers.layer import LayerTraits
+from gpu_worker.layers.mixture import MixtureShape
 from gpu_worker.models.config import FamilyTraits, ModelConfig, read_activation, read_decoder
 from gpu_worker.models.json_file import JsonFile
 from gpu_worker.models.mamba2_config import Mamba2Fields, read_mamba2

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from gpu_worker.layers.layer_traits import AttentionShape
+from gpu_worker.layers.attention import AttentionShape
+from gpu_worker.layers.block_traits import BlockTraits, NormKind, PositionTable, TensorNames
 from gpu_worker.layers.rope_scaling import RopeParameters, RopeType
-from gpu_worker.models.block_traits import BlockTraits, NormKind, PositionTable, TensorNames
 from gpu_worker.models.config import FamilyTraits, ModelConfig, read_activation, read_decoder
 from gpu_worker.models.json_file import JsonFile
 

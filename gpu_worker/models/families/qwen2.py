@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpu_worker.layers.layer_traits import AttentionShape
+from gpu_worker.layers.attention import AttentionShape
 from gpu_worker.models.config import FamilyTraits, ModelConfig, read_decoder
 from gpu_worker.models.json_file import JsonFile
 from gpu_worker.models.layer_types import read_optional_windows

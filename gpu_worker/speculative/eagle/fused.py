@@ -11,9 +11,12 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from gpu_worker.layers.attention import AttentionWeights
 from gpu_worker.layers.fused_decoder import stack_step
+from gpu_worker.layers.gated_mlp import GatedWeights
+from gpu_worker.layers.layer import LayerWeights
 from gpu_worker.layers.layer_packing import LayerPacking
-from gpu_worker.layers.layer_weights import AttentionWeights, GatedWeights, LayerWeights, Projection
+from gpu_worker.layers.linear import Projection
 from gpu_worker.quantization.scaled_rows import int8_rows
 from gpu_worker.speculative.hidden_vectors.form import (
     Candidates,
@@ -48,7 +51,7 @@ class FusedEagle:
         assert isinstance(mixer, AttentionWeights)
         assert not isinstance(weights.inputs, NormedJoin), "the kernel does not normalise what it joins"
         self._rotations = weights.rotations
-        cos_sin = self._rotations.of(mixer.shape)
+        cos_sin = self._rotations.of(mixer.shape.rotary, mixer.shape.head_dim, mixer.shape.rotary_dim)
         layers, inputs = [packing.layer(weights.layer)], packing.inputs(weights.embedding.weight, weights.inputs)
         self._stack = CpuDecoderStack(library, shape, inputs, layers, None, cos_sin)
         self._chain = CpuDraftChain(self._stack, packing.head(weights.head, dtype))

@@ -8,9 +8,9 @@ from typing import Protocol
 import torch
 
 from gpu_worker.execution.batch.transfers import Downloads
+from gpu_worker.layers.layer import DecoderLayer
 from gpu_worker.layers.layer_norm import Norm, make_norm
-from gpu_worker.layers.layer_parts import LayerParts
-from gpu_worker.layers.layered_decoder import DecoderLayer
+from gpu_worker.layers.linear import LayerParts
 from gpu_worker.layers.rms_norm import RMSNorm
 from gpu_worker.layers.vocabulary import LMHead
 from gpu_worker.speculative.hidden_vectors.form import Candidates, DraftLayerWeights, EntryStep, NormedJoin, PairNorms
@@ -69,19 +69,18 @@ class LayeredForm:
         """Make the layer's operations."""
         self._rotations = weights.rotations
         parts = LayerParts.made_by(linears, self._rotations)
-        linear = parts.linear
         inputs, head, eps, dtype = weights.inputs, weights.head, weights.eps, weights.embedding.dtype
         before = weights.layer.norms.before_mixer
         norm = None if before is None else make_norm(before)
         if isinstance(inputs, PairNorms):
             self._inputs: _Inputs = _PairedInputs(inputs, eps)
         elif isinstance(inputs, NormedJoin):
-            self._inputs = _NormedJoinedInputs(inputs, linear(inputs.projection), norm)
+            self._inputs = _NormedJoinedInputs(inputs, parts.product(inputs.projection), norm)
         else:
-            self._inputs = _JoinedInputs(linear(inputs), norm)
+            self._inputs = _JoinedInputs(parts.product(inputs), norm)
         self._embedding = weights.embedding
         self._layer = DecoderLayer(0, weights.layer, parts)
-        self._head = head.matrix if isinstance(head.matrix, LMHead) else LMHead(linear(head.matrix), dtype)
+        self._head = head.matrix if isinstance(head.matrix, LMHead) else LMHead(parts.product(head.matrix), dtype)
         head_norm = None if head.norm is None else RMSNorm(head.norm, eps)
         self._yield_norm = head_norm if head.hands_on_normed else None
         self._head_norm = None if head.hands_on_normed else head_norm

@@ -14,17 +14,19 @@ from pathlib import Path
 
 import torch
 
+from gpu_worker.layers.attention import AttentionShape
+from gpu_worker.layers.block_traits import TensorNames
 from gpu_worker.layers.embedding import Embedding
-from gpu_worker.layers.layer_traits import AttentionShape, GatedShape, LatentShape, LayerTraits
-from gpu_worker.layers.mixture_shape import MixtureShape
+from gpu_worker.layers.gated_mlp import GatedShape
+from gpu_worker.layers.latent_attention import LatentShape
+from gpu_worker.layers.layer import LayerTraits
+from gpu_worker.layers.layer_source import LayerSource, QuantizedLayers
+from gpu_worker.layers.mixture import MixtureShape
 from gpu_worker.layers.rotations import Rotations
-from gpu_worker.models.block_traits import TensorNames
 from gpu_worker.models.config import ModelConfig
 from gpu_worker.models.decoder import CausalLM
 from gpu_worker.models.draft_head import DraftHead, draft_layer
-from gpu_worker.models.layer_source import LayerSource
 from gpu_worker.models.loader import CACHE_SCALES
-from gpu_worker.models.projections import Projections, QuantizedLayers
 from gpu_worker.models.stored_weights import StoredWeights, open_weights
 from gpu_worker.speculative.hidden_vectors.form import DraftLayerWeights, LayerHead, NormedJoin
 from gpu_worker.speculative.hidden_vectors.layer import DraftLayer
@@ -65,24 +67,23 @@ def load_head(directory: Path, model: CausalLM, dtype: torch.dtype | None = None
     with open_head(directory, model.config, dtype, model.device) as checkpoint:
         method = config.quantization
         quantized = None if method is None else QuantizedLayers(method, checkpoint)
-        source = LayerSource(config, checkpoint, Projections(checkpoint, quantized))
-        weights = _take_head(source, model, dtype)
+        weights = _take_head(config, config.layer_source(checkpoint, quantized), model, dtype)
         checkpoint.discard(rf".*\.{CACHE_SCALES}")
         checkpoint.check_all_taken()
     form = LayeredForm(weights, model.linears)
     return DraftLayer(config, form, dtype, model.device, _relative_cost(config.layer(0), model.config))
 
 
-def _take_head(source: LayerSource, model: CausalLM, dtype: torch.dtype) -> DraftLayerWeights:
+def _take_head(config: ModelConfig, source: LayerSource, model: CausalLM, dtype: torch.dtype) -> DraftLayerWeights:
     """Take the head's tensors; its embedding and vocabulary head are the model's."""
-    config, head = source.config, _described(source.config)
+    head = _described(config)
     size, name = config.hidden_size, f"{head.prefix}.{{}}".format
     inputs = NormedJoin(
         source.projections.take([name(head.projection)], [size], 2 * size),
         source.norm(name(head.token_norm)),
         source.norm(name(head.hidden_norm)),
     )
-    layer = source.take_named(head.layer, config.layer(0))
+    layer = config.layer(0).take(source, head.layer)
     final_norm = source.norm(name(head.final_norm))
     rotations = Rotations(config.ropes, config.max_model_len, model.device, is_lazy=True)
     scores = LayerHead(model.head_in(dtype), final_norm.weight, hands_on_normed=head.hands_on_normed)

@@ -14,7 +14,6 @@ from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.window_blocks import WindowBlocks
 from gpu_worker.execution.memory.kv_cache import allocate_groups
 from gpu_worker.execution.runner import TorchModelRunner
-from gpu_worker.models.layer_memory import cache_layout
 from gpu_worker.models.loader import load_model
 from gpu_worker.speculative.ngram.proposer import NgramProposer
 from ops.bench.spec.fixed_depth import FixedDepth
@@ -128,7 +127,7 @@ def test_steps_in_flight_over_blocks_that_nobody_wrote_to_give_the_same_tokens(
 
 def device_answers(directory: Path, *, is_graphed: bool) -> Outcome:
     model = load_model(directory, torch.float32, torch.device("cpu"))
-    cache = allocate_groups(cache_layout(model.config), [60, 8], BLOCK, torch.float32, model.device)
+    cache = allocate_groups(model.config.cache_layout, [60, 8], BLOCK, torch.float32, model.device)
     for tensor in (tensor for layer in cache.layers for tensor in layer.tensors):
         tensor.fill_(float("nan"))
     runner = TorchModelRunner(model, cache, 8, MAX_LEN, 24, is_asynchronous=True)

@@ -10,21 +10,16 @@ import torch
 import torch.nn.functional as F
 from msgspec import structs
 
+from gpu_worker.layers.attention import AttentionShape, AttentionWeights, HeadNorm
 from gpu_worker.layers.attention_context import AttentionContext
 from gpu_worker.layers.embedding import Embedding
 from gpu_worker.layers.free_memory import free_host_bytes
 from gpu_worker.layers.fused_decoder import FusedDecoder, fusing_library
-from gpu_worker.layers.layer_parts import LayerParts
-from gpu_worker.layers.layer_traits import AttentionShape, HeadNorm
-from gpu_worker.layers.layer_weights import (
-    AttentionWeights,
-    GatedWeights,
-    LayerNorms,
-    LayerWeights,
-    NormWeights,
-    Projection,
-)
+from gpu_worker.layers.gated_mlp import GatedWeights
+from gpu_worker.layers.layer import LayerNorms, LayerWeights
+from gpu_worker.layers.layer_norm import NormWeights
 from gpu_worker.layers.layered_decoder import LayeredDecoder
+from gpu_worker.layers.linear import LayerParts, Projection
 from gpu_worker.layers.rope_scaling import RopeParameters, RopeType
 from gpu_worker.layers.rotations import Rotations
 from kernels.decoder_stack import StackShape
@@ -144,7 +139,7 @@ def make_decoders(variant: Variant, dtype: torch.dtype) -> tuple[FusedDecoder, L
     embedding = torch.randn(VOCABULARY, SHAPE.hidden_size, generator=torch.Generator().manual_seed(1)).to(dtype)
     norm = torch.linspace(0.5, 1.5, SHAPE.hidden_size).to(dtype)
     rotations = Rotations([RopeParameters(RopeType.DEFAULT, 1e4, 64)], 64, CPU)
-    table = rotations.of(AttentionShape(SHAPE.num_heads, SHAPE.num_kv_heads, SHAPE.head_dim))
+    table = rotations.of(0, SHAPE.head_dim)
     library = fusing_library(SHAPE, dtype, CPU)
     assert library is not None, "the tests need g++"
     fused = FusedDecoder(library, SHAPE, dtype, embedding, layers, norm, table)

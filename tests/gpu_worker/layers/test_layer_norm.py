@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gpu_worker.layers.layer_norm import LayerNorm, make_norm
-from gpu_worker.layers.layer_weights import NormWeights
+from gpu_worker.layers.layer_norm import LayerNorm, NormWeights, make_norm
 from gpu_worker.layers.rms_norm import RMSNorm
 
 SIZE = 37

@@ -6,9 +6,12 @@ from dataclasses import dataclass, replace
 
 import pytest
 
+from gpu_worker.layers.attention import AttentionShape, HeadNorm
+from gpu_worker.layers.gated_mlp import GatedShape
+from gpu_worker.layers.layer import LayerTraits
 from gpu_worker.layers.layer_packing import can_pack
-from gpu_worker.layers.layer_traits import AttentionShape, GatedShape, HeadNorm, LayerTraits, PlainShape
-from gpu_worker.layers.mixture_shape import MixtureShape
+from gpu_worker.layers.mixture import MixtureShape
+from gpu_worker.layers.plain_mlp import PlainShape
 from kernels.activation import Activation
 from kernels.moe import RELU_SQUARED, RoutingRule
 

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from gpu_worker.layers import rotary_embedding, rotations
-from gpu_worker.layers.layer_traits import AttentionShape
 from gpu_worker.layers.rope_scaling import RopeParameters, RopeType, rope_angles
 from gpu_worker.layers.rotary_embedding import rotary_table
 from gpu_worker.layers.rotations import Rotations
@@ -55,16 +54,15 @@ def test_rows_that_are_computed_late_are_those_of_the_whole_table(
     rope = RopeParameters(
         rope_type, 1e4, 64, factor=4.0, divisors=(1.0,) * (turning // 2), long_divisors=(3.0,) * (turning // 2)
     )
-    shape = AttentionShape(head_dim=16, rotary_dim=rotary_dim)
     whole = rotary_table(rope, 16, 200, CPU, rotary_dim)
     for module in (rotary_embedding, rotations):
         monkeypatch.setattr(module, "CHUNK", 32)
     lazy = Rotations([rope], 200, CPU, is_lazy=True)
-    table = lazy.of(shape)
+    table = lazy.of(0, 16, rotary_dim)
     for length in (3, 32, 33, 150, 200):
         lazy.cover(torch.tensor([0, length - 1]))
         assert torch.equal(table[:length], whole[:length])
-    unrotated = lazy.of(AttentionShape(head_dim=16, rotary=None))
+    unrotated = lazy.of(None, 16)
     assert torch.equal(unrotated, torch.tensor([1.0] * 8 + [0.0] * 8).expand(200, 16))
 
 
@@ -72,7 +70,7 @@ def test_positions_that_no_sequence_reaches_are_not_computed(monkeypatch: pytest
     computed: list[int] = []
     monkeypatch.setattr(rotations, "fill_rows", lambda *a: computed.append(a[-1] - a[-2]))
     lazy = Rotations([RopeParameters(RopeType.DEFAULT, 1e4, 64)], 1 << 24, CPU, is_lazy=True)
-    table = lazy.of(AttentionShape(head_dim=16))
+    table = lazy.of(0, 16)
     lazy.cover(torch.arange(2048))
     assert (sum(computed), len(table)) == (rotations.CHUNK, 1 << 24)
     lazy.cover(torch.tensor([rotations.CHUNK]))

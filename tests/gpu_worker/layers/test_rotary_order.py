@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gpu_worker.layers.layer_traits import AttentionShape
+from gpu_worker.layers.attention import AttentionShape
 from gpu_worker.layers.rotary_order import head_order, head_rows
 
 DIM = 12
@@ -36,7 +36,7 @@ def rotated_by_halves(head: torch.Tensor, num_pairs: int, position: int) -> torc
 @pytest.mark.parametrize("rotary_dim", [None, 4, 6, 10])
 def test_scores_do_not_change(interleaved: bool, rotary_dim: int | None) -> None:
     shape = AttentionShape(1, 1, DIM, rotary_dim=rotary_dim, interleaved=interleaved)
-    order = head_order(shape) or list(range(DIM))
+    order = head_order(DIM, rotary_dim or DIM, is_interleaved=interleaved) or list(range(DIM))
     assert sorted(order) == list(range(DIM))
     query, key = torch.randn(2, DIM, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     expected = rotated_as_stored(query, shape, 5) @ rotated_as_stored(key, shape, 2)
@@ -47,7 +47,7 @@ def test_scores_do_not_change(interleaved: bool, rotary_dim: int | None) -> None
 
 @pytest.mark.parametrize("shape", [AttentionShape(1, 1, DIM), AttentionShape(1, 1, DIM, rotary=None, interleaved=True)])
 def test_what_turns_by_halves_or_not_at_all_stays_in_order(shape: AttentionShape) -> None:
-    assert head_order(shape) is None
+    assert shape.qkv_order() is None
 
 
 def test_rows_of_several_heads_follow_their_order() -> None:

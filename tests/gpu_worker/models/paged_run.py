@@ -8,7 +8,6 @@ from gpu_worker.execution.memory.state_pool import allocate_states
 from gpu_worker.layers.attention_context import AttentionContext
 from gpu_worker.layers.cache_layout import ReadsLayer
 from gpu_worker.models.decoder import CausalLM
-from gpu_worker.models.layer_memory import cache_layout
 from kernels.layer_cache import CacheShape, LayerCache, allocate_caches
 from kernels.state_rows import StateRows
 
@@ -32,7 +31,7 @@ class PagedRun:
         self.model = model
         self.sequences = sequences
         self.block_size = block_size
-        layout = cache_layout(config)
+        layout = config.cache_layout
         plain = CacheShape(config.num_kv_heads, config.head_dim, config.head_dim)
         tokens = map(layout.tokens_of, range(len(layout.layers)))
         kept = [plain if memory is None else memory.shape for memory in tokens]

@@ -7,6 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
+from gpu_worker.layers.attention import AttentionShape
+from gpu_worker.layers.attention_beside_mamba2 import AttentionBesideMamba2Shape
 from gpu_worker.layers.cache_layout import (
     CacheLayout,
     KeepsBoth,
@@ -16,18 +18,12 @@ from gpu_worker.layers.cache_layout import (
     ReadsLayer,
     StatePart,
 )
-from gpu_worker.layers.layer_traits import (
-    AttentionBesideMamba2Shape,
-    AttentionShape,
-    GatedDeltaShape,
-    LatentShape,
-    LayerTraits,
-    Mamba2Shape,
-    MixerShape,
-    ShortConvShape,
-)
+from gpu_worker.layers.gated_delta_net import GatedDeltaShape
+from gpu_worker.layers.latent_attention import LatentShape
+from gpu_worker.layers.layer import LayerTraits, MixerShape
+from gpu_worker.layers.mamba2 import Mamba2Shape
+from gpu_worker.layers.short_conv import ShortConvShape
 from gpu_worker.models.families import bert, llama
-from gpu_worker.models.layer_memory import cache_layout
 from gpu_worker.models.support_page import sample_config
 from kernels.gated_delta import DeltaSizes
 from kernels.layer_cache import CacheShape
@@ -51,7 +47,7 @@ LATENT = LatentShape(
 def layout_of(*mixers: MixerShape | None) -> CacheLayout:
     config = sample_config(llama)
     layers = tuple(LayerTraits(mixer, config.layer(0).feed_forward) for mixer in mixers)
-    return cache_layout(replace(config, layers=layers, num_layers=len(layers)))
+    return replace(config, layers=layers, num_layers=len(layers)).cache_layout
 
 
 @pytest.mark.parametrize(
@@ -85,4 +81,4 @@ def test_layer_that_reads_an_earlier_one_keeps_nothing_of_its_own() -> None:
 
 def test_model_that_attends_in_both_directions_keeps_nothing() -> None:
     config = sample_config(bert)
-    assert cache_layout(config).layers == (None,) * config.num_layers
+    assert config.cache_layout.layers == (None,) * config.num_layers

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
-from gpu_worker.layers.layer_traits import AttentionBesideMamba2Shape, AttentionShape, OutputNorm
+from gpu_worker.layers.attention import AttentionShape
+from gpu_worker.layers.attention_beside_mamba2 import AttentionBesideMamba2Shape
+from gpu_worker.layers.mamba2 import OutputNorm
 from gpu_worker.models.config import ModelConfig
 from gpu_worker.models.errors import CheckpointError
 from gpu_worker.models.families import falcon_h1, granite_moe_hybrid, hunyuan_v1_dense, lfm2, mamba2, nemotron_h

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gpu_worker.layers.mixture_shape import MixtureShape
+from gpu_worker.layers.mixture import MixtureShape
 from gpu_worker.models.config import ModelConfig
 from gpu_worker.models.errors import CheckpointError
 from gpu_worker.models.families import family_modules

@@ -3,21 +3,19 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gpu_worker.layers.layer_traits import AttentionShape, GatedShape, LayerTraits
-from gpu_worker.layers.layer_weights import LayerWeights, Projection
+from gpu_worker.layers.layer import LayerWeights
+from gpu_worker.layers.linear import Projection
 from gpu_worker.models.checkpoint import Checkpoint
-from gpu_worker.models.layer_source import LayerSource
-from gpu_worker.models.projections import Projections
 from gpu_worker.models.registry import read_model_config
 from ops.quantize import awq
 from ops.quantize.awq import clip, rounded, search_scales
 from ops.quantize.awq_layer import rescale_layer
-from ops.quantize.layer_blocks import matrix_names, matrix_of
+from ops.quantize.layer_blocks import matrices, matrix_of
 from ops.quantize.layer_inputs import LayerInputs
 from ops.quantize.layer_pass import LayerPass
 from tests.ops.quantize.layer_models import SIZES, correlated_inputs, save_model
 
-MATRICES = matrix_names(LayerTraits(AttentionShape(), GatedShape(SIZES["intermediate_size"])))
+MATRICES = ("qkv", "output", "gate_up", "down")
 
 
 def output_error(weight: torch.Tensor, approximation: torch.Tensor, inputs: torch.Tensor) -> float:
@@ -97,14 +95,14 @@ def test_a_rescaled_layer_computes_the_same(tmp_path, kv_heads: int, has_biases:
     save_model(tmp_path, num_key_value_heads=kv_heads, attention_bias=has_biases, mlp_bias=has_biases)
     config = read_model_config(tmp_path)
     with Checkpoint(tmp_path, torch.float32, torch.device("cpu")) as checkpoint, torch.inference_mode():
-        weights = LayerSource(config, checkpoint, Projections(checkpoint)).take(1)
+        weights = config.take_layer(config.layer_source(checkpoint), 1)
     hidden = torch.randn(3, 20, SIZES["hidden_size"], generator=torch.Generator().manual_seed(7))
     with torch.inference_mode():
         before = LayerPass(config, hidden.clone(), torch.device("cpu"))
-        inputs = LayerInputs(**before.observe(1, weights, MATRICES))
+        inputs = LayerInputs(**before.observe(1, weights, matrices(config.layer(1), config)))
         rescaled, moments = rescale_layer(weights, inputs, 4, 32)
         after = LayerPass(config, hidden.clone(), torch.device("cpu"))
-        seen = LayerInputs(**after.observe(1, rescaled, MATRICES))
+        seen = LayerInputs(**after.observe(1, rescaled, matrices(config.layer(1), config)))
         before.advance(1, weights)
         after.advance(1, rescaled)
 
@@ -120,5 +118,4 @@ def scaled_matrices(before: LayerWeights, after: LayerWeights) -> set[str]:
         ratio = other.weight.dequantize()[0] / one.weight.dequantize()[0]
         return not torch.allclose(ratio, ratio[0], rtol=1e-3)
 
-    names = ("qkv", "output", "gate_up", "down")
-    return {name for name in names if inputs_differ(matrix_of(before, name), matrix_of(after, name))}
+    return {name for name in MATRICES if inputs_differ(matrix_of(before, name), matrix_of(after, name))}

@@ -8,8 +8,6 @@ import pytest
 import torch
 
 from gpu_worker.models.checkpoint import Checkpoint
-from gpu_worker.models.layer_source import LayerSource
-from gpu_worker.models.projections import Projections
 from gpu_worker.models.registry import read_model_config
 from ops.quantize.layer_pass import LayerPass, num_kept
 from ops.quantize.token_vectors import take_token_vectors
@@ -33,9 +31,9 @@ def test_the_stream_behind_the_last_layer_is_that_of_transformers(tmp_path: Path
         vectors = take_token_vectors(config, checkpoint, windows, embedding, CPU)
         embedded = torch.nn.functional.embedding(windows, embedding) * config.block.embedding_scale
         layer_pass = LayerPass(config, embedded, CPU, vectors)
-        source = LayerSource(config, checkpoint, Projections(checkpoint))
+        source = config.layer_source(checkpoint)
         for index in range(config.num_layers):
-            layer_pass.advance(index, source.take(index))
+            layer_pass.advance(index, config.take_layer(source, index))
         hidden = oracle.model.norm(layer_pass.hidden)
         expected = oracle.model(windows).last_hidden_state
     torch.testing.assert_close(hidden, expected, atol=1e-4, rtol=0)

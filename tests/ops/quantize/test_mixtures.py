@@ -11,10 +11,9 @@ import torch
 from safetensors.torch import load_file
 from transformers import MixtralConfig, MixtralForCausalLM, Qwen2MoeConfig, Qwen2MoeForCausalLM
 
+from gpu_worker.layers.layer_source import QuantizedLayers
 from gpu_worker.models.checkpoint import Checkpoint
-from gpu_worker.models.layer_source import LayerSource
 from gpu_worker.models.loader import load_model
-from gpu_worker.models.projections import Projections, QuantizedLayers
 from gpu_worker.models.registry import read_model_config
 from ops.quantize.job import quantize
 from ops.quantize.job_settings import QuantizeJob
@@ -66,8 +65,8 @@ def experts_of(directory: Path) -> list[torch.Tensor]:
     config = read_model_config(directory)
     with Checkpoint(directory, torch.float32, CPU) as source:
         quantized = None if config.quantization is None else QuantizedLayers(config.quantization, source)
-        layers = LayerSource(config, source, Projections(source, quantized))
-        mixtures = [mixture_of(layers.take(index)) for index in range(config.num_layers)]
+        layers = config.layer_source(source, quantized)
+        mixtures = [mixture_of(config.take_layer(layers, index)) for index in range(config.num_layers)]
         return [
             torch.stack([form.dequantize() for form in experts.forms])
             for mixture in mixtures

@@ -14,11 +14,11 @@ from pathlib import Path
 import torch
 
 from gpu_worker.layers.free_memory import free_host_bytes
-from gpu_worker.layers.mixture_shape import MixtureShape
+from gpu_worker.layers.layer_source import QuantizedLayers
+from gpu_worker.layers.mixture import MixtureShape
 from gpu_worker.models.config import ModelConfig
 from gpu_worker.models.decoder import CausalLM
 from gpu_worker.models.json_file import JsonFile
-from gpu_worker.models.projections import QuantizedLayers
 from gpu_worker.models.registry import FAMILIES
 from gpu_worker.quantization.mxfp4 import GROUP_SIZE
 from kernels.linear import LinearFactory

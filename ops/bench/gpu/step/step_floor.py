@@ -12,11 +12,13 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from gpu_worker.layers.attention import AttentionShape
 from gpu_worker.layers.cache_layout import KeepsTokens
-from gpu_worker.layers.layer_traits import AttentionShape, GatedDeltaShape, LatentShape, MixerShape
-from gpu_worker.layers.mixture_shape import MixtureShape
+from gpu_worker.layers.gated_delta_net import GatedDeltaShape
+from gpu_worker.layers.latent_attention import LatentShape
+from gpu_worker.layers.layer import MixerShape
+from gpu_worker.layers.mixture import MixtureShape
 from gpu_worker.models.config import ModelConfig
-from gpu_worker.models.layer_memory import cache_layout
 from ops.bench.gpu.step.random_model import WeightSize
 
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
@@ -75,7 +77,7 @@ def _mixtures(config: ModelConfig) -> list[int]:
 
 def _bytes_kept(config: ModelConfig, lengths: Lengths) -> float:
     """Return the keys and values that sequences see, and their states, which are read and written."""
-    layout = cache_layout(config)
+    layout = config.cache_layout
     total = 2 * len(lengths) * layout.state_bytes
     for layer in range(config.num_layers):
         tokens = layout.tokens_of(layer)

@@ -11,7 +11,6 @@ from safetensors.torch import load_file, save_file
 
 from gpu_worker.layers.cache_layout import KeepsTokens, ReadsLayer
 from gpu_worker.models.errors import CheckpointError
-from gpu_worker.models.layer_memory import cache_layout
 from gpu_worker.models.loader import load_model
 from gpu_worker.models.registry import read_model_config
 from gpu_worker.models.weights_size import weights_bytes
@@ -25,7 +24,7 @@ from tests.gpu_worker.models.pairs import CPU
 def test_layers_that_share_keep_nothing(tmp_path: Path) -> None:
     save_case(CASES["gemma4-e"], tmp_path)
     near, far = KeepsTokens(CacheShape(2, 20, 20), 9), KeepsTokens(CacheShape(2, 28, 28))
-    layout = cache_layout(read_model_config(tmp_path))
+    layout = read_model_config(tmp_path).cache_layout
     assert layout.layers == (near, far, near, ReadsLayer(1), ReadsLayer(1))
     assert [group.layers for group in layout.groups] == [(1,), (0, 2)]
 

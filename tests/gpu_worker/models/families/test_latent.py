@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from gpu_worker.models.errors import CheckpointError
-from gpu_worker.models.layer_memory import cache_layout
 from gpu_worker.models.loader import load_model
 from gpu_worker.models.registry import read_model_config
 from kernels.layer_cache import CacheShape
@@ -49,7 +48,7 @@ def change(directory: Path, **fields: Any) -> None:
 
 def test_a_token_leaves_one_row_behind(tmp_path: Path) -> None:
     save_case(CASES["deepseek-v3"], tmp_path)
-    layout = cache_layout(read_model_config(tmp_path))
+    layout = read_model_config(tmp_path).cache_layout
     assert [layout.shape_of(layer) for layer in range(2)] == [CacheShape(1, 32, 24, is_latent=True)] * 2
 
 

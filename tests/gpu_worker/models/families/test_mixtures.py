@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from gpu_worker.layers.expert_loads import ExpertLoad
-from gpu_worker.models.layer_memory import cache_layout
 from gpu_worker.models.loader import load_model
 from gpu_worker.models.registry import read_model_config
 from tests.gpu_worker.models.families.mixture_cases import CASES, MORE_CASES
@@ -50,5 +49,5 @@ def test_tokens_of_experts_are_counted(tmp_path: Path) -> None:
 
 def test_chunks_keep_the_last_tokens_and_layers_without_rotation_all(tmp_path: Path) -> None:
     save_case(CASES["llama4"], tmp_path)
-    layout = cache_layout(read_model_config(tmp_path))
+    layout = read_model_config(tmp_path).cache_layout
     assert [(group.window, group.layers) for group in layout.groups] == [(None, (1,)), (11, (0, 2))]

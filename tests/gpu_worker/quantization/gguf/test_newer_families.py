@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from gpu_worker.layers.layer_traits import GatedDeltaShape
+from gpu_worker.layers.gated_delta_net import GatedDeltaShape
 from gpu_worker.models.registry import read_model_config
 from gpu_worker.quantization.gguf.errors import GGUFError
 from shared.sampling import Sampling

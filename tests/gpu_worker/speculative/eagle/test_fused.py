@@ -7,19 +7,15 @@ import itertools
 import pytest
 import torch
 
+from gpu_worker.layers.attention import AttentionShape, AttentionWeights
 from gpu_worker.layers.attention_context import AttentionContext
 from gpu_worker.layers.embedding import Embedding
 from gpu_worker.layers.free_memory import free_host_bytes
 from gpu_worker.layers.fused_decoder import fusing_library
-from gpu_worker.layers.layer_traits import AttentionShape
-from gpu_worker.layers.layer_weights import (
-    AttentionWeights,
-    GatedWeights,
-    LayerNorms,
-    LayerWeights,
-    NormWeights,
-    Projection,
-)
+from gpu_worker.layers.gated_mlp import GatedWeights
+from gpu_worker.layers.layer import LayerNorms, LayerWeights
+from gpu_worker.layers.layer_norm import NormWeights
+from gpu_worker.layers.linear import Projection
 from gpu_worker.layers.rope_scaling import RopeParameters, RopeType
 from gpu_worker.layers.rotations import Rotations
 from gpu_worker.speculative.eagle.fused import FusedEagle

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from gpu_worker.execution.memory.kv_cache import bytes_per_block
-from gpu_worker.layers.mixture_shape import MixtureShape
-from gpu_worker.models.layer_memory import cache_layout
+from gpu_worker.layers.mixture import MixtureShape
 from ops.bench.gpu.shapes import (
     DEEPSEEK_V2_LITE,
     GPT_OSS_20B,
@@ -123,5 +122,5 @@ def test_measured_layers_leave_room_for_a_cache_of_256_sequences(shape: ModelSha
     assert model.config.num_layers == shape.num_layers
     tokens = 256 * 1440 * bytes_per_block(16, model.config, torch.bfloat16) // 16
     # Of the engine, and of the step that is timed by itself.
-    states = 2 * 257 * cache_layout(model.config).state_bytes
+    states = 2 * 257 * model.config.cache_layout.state_bytes
     assert sum(size.num_bytes for size in weights.sizes.values()) + tokens + states < 60 * 2**30

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from gpu_worker.layers.layer_traits import LayerInputShape
+from kernels.activation import Activation
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +45,21 @@ class EmbeddingTraits:
     """
 
     num_segments: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LayerInputShape:
+    """A small vector of each token for each layer, which the layer adds to the stream behind its blocks.
+
+    Attributes:
+        size: Numbers of a vector.
+        vocab_size: Rows of the table that has the vectors of all layers.
+        activation: Of the gate that the stream yields.
+    """
+
+    size: int
+    vocab_size: int
+    activation: Activation
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,11 +9,11 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from gpu_worker.layers.mixture_shape import MixtureNames, MixtureShape
+from gpu_worker.layers.experts import MixtureNames, take_experts
+from gpu_worker.layers.layer_source import Projections, QuantizedLayers
+from gpu_worker.layers.mixture import MixtureShape
 from gpu_worker.models.checkpoint import Checkpoint
 from gpu_worker.models.errors import CheckpointError
-from gpu_worker.models.experts import take_experts
-from gpu_worker.models.projections import Projections, QuantizedLayers
 from gpu_worker.quantization.mxfp4 import MXFP4
 from gpu_worker.quantization.quantization_method import QuantizationMethod
 from kernels.moe import ExpertWeights, RoutingRule
@@ -36,7 +36,7 @@ def take(
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, directory / "model.safetensors")
     with Checkpoint(directory, torch.float32, CPU) as source:
         quantized = None if method is None else QuantizedLayers(method, source)
-        taken = take_experts(Projections(source, quantized), shape, LAYER, HIDDEN)
+        taken = take_experts(Projections(source, quantized), shape.names, LAYER, shape.expert_sizes, HIDDEN)
         source.check_all_taken()
     return taken
 

@@ -1,17 +1,65 @@
-"""Takes a model's linear layers, dense or quantized, several of the same input as one."""
+"""Where the weights of layers come from: a checkpoint's tensors, and its linear layers, dense or quantized."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 import torch
 
-from gpu_worker.layers.layer_weights import Projection
-from gpu_worker.models.weight_source import WeightSource
+from gpu_worker.layers.block_traits import BlockTraits
+from gpu_worker.layers.layer_norm import NormWeights
+from gpu_worker.layers.linear import LinearShape, Projection
 from gpu_worker.quantization.quantization_method import QuantizationMethod
 from gpu_worker.quantization.tensor_source import TensorSource
 from kernels.linear.forms import DenseWeight, WeightForm, concatenate, reorder_rows, scale_rows
+
+
+class WeightSource(Protocol):
+    """Hands out tensors by their name in the checkpoint, in the model's dtype, on its device.
+
+    Matrices may be in the 16 bits that they are stored in, where linear layers take that for float32.
+    """
+
+    def take(self, name: str, *shape: int) -> torch.Tensor:
+        """Return one tensor, of exactly this shape."""
+        ...
+
+    def take_rows(self, names: Sequence[str], shapes: Sequence[tuple[int, ...]]) -> torch.Tensor:
+        """Return several tensors, concatenated along their first dimension, as one."""
+        ...
+
+    def take_float32(self, name: str, *shape: int) -> torch.Tensor:
+        """Return one tensor, of exactly this shape, in float32 whatever the model's dtype is."""
+        ...
+
+    def ones(self, size: int) -> torch.Tensor:
+        """Return as many ones: the weights of a normalisation that has none."""
+        ...
+
+    def take_item(self, name: str, index: int, *shape: int) -> torch.Tensor:
+        """Return one of the tensors that are stacked along the first dimension of one, which has this shape.
+
+        Items are taken in order.
+        """
+        ...
+
+    def has(self, name: str) -> bool:
+        """Whether there is such a tensor."""
+        ...
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return a tensor's shape, as it is stored."""
+        ...
+
+    def error(self, name: str, problem: str) -> Exception:
+        """Make the error that names a tensor and where it is stored."""
+        ...
+
+    def discard(self, pattern: str) -> None:
+        """Count tensors whose whole name matches as taken: the model has no use for them."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,3 +151,49 @@ def feature_factors(scales: Sequence[tuple[int, float]]) -> torch.Tensor | None:
         return None
     widths, factors = zip(*scales, strict=True)
     return torch.tensor(factors).repeat_interleave(torch.tensor(widths))
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSource:
+    """Where the weights of a model's layers come from.
+
+    Attributes:
+        checkpoint: Holds what is no linear layer.
+        projections: Where linear layers come from.
+        block: What all layers have in common.
+        hidden_size: Features of the residual stream.
+        eps: Of all normalisations.
+    """
+
+    checkpoint: WeightSource
+    projections: Projections
+    block: BlockTraits
+    hidden_size: int
+    eps: float
+
+    def linears(self, prefix: str, shapes: Mapping[str, LinearShape]) -> dict[str, Projection]:
+        """Take the linear layers of a block of the layer `prefix`, `model.layers.3`."""
+        return {name: self.linear(prefix, shape) for name, shape in shapes.items()}
+
+    def linear(self, prefix: str, shape: LinearShape, projections: Projections | None = None) -> Projection:
+        """Take one; `projections` says where it comes from, if from elsewhere than the others."""
+        taken = (projections or self.projections).take(
+            [f"{prefix}.{module}" for module in shape.modules],
+            shape.rows,
+            shape.columns,
+            has_bias=shape.has_bias,
+            order=shape.order,
+            scales=shape.scales,
+            is_transposed=shape.is_transposed,
+        )
+        return replace(taken, shape=shape)
+
+    def norm(self, name: str, size: int | None = None) -> NormWeights:
+        """Take a normalisation of the model's kind, of vectors of `size`, by default those of the stream."""
+        kind, size = self.block.norm, size or self.hidden_size
+        weight = self.checkpoint.take(f"{name}.weight", size)
+        if kind.is_offset:
+            # The sum stays in float32: the checkpoint's 16 bits were near zero, where they are finer than near one.
+            weight = weight.float() + 1
+        bias = self.checkpoint.take(f"{name}.bias", size) if kind.has_bias else None
+        return NormWeights(weight, self.eps, bias, kind.is_centered)

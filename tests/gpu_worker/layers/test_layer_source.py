@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from gpu_worker.layers.layer_source import Projections
 from gpu_worker.models.errors import CheckpointError
-from gpu_worker.models.projections import Projections
 
 
 class Empty:

@@ -1,0 +1,133 @@
+"""The linear layers of blocks: what each is made of, and how a block calls it.
+
+A block calls its linear layers with the step. Who divides layers among devices, or adds an adapter's product for some
+tokens, does so in `Linear`, by what the layer declares; blocks stay as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+
+import torch
+
+from gpu_worker.layers.attention_context import AttentionContext
+from gpu_worker.layers.rotations import Rotations
+from kernels.linear import Linear as Product
+from kernels.linear import LinearFactory
+from kernels.linear.forms import WeightForm
+from kernels.moe import ExpertActivation, Experts, ExpertWeights, make_experts
+
+
+class Partition(Enum):
+    """How a linear layer is divided, if a model is."""
+
+    COLUMN = "column"
+    """By output features, each of its parts by itself: what follows is computed for some heads or inner features."""
+    ROW = "row"
+    """By input features: the results are summed."""
+    REPLICATED = "replicated"
+    """Not at all: all of its results are needed everywhere."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LinearShape:
+    """A linear layer of a block, and the modules of a checkpoint that it is made of.
+
+    Attributes:
+        modules: Below the layer, `self_attn.q_proj`. Their features stand one after another.
+        rows: Output features of each module.
+        columns: Input features.
+        partition: How it is divided.
+        has_bias: Each module has a bias.
+        order: `[sum(rows)]` int64, which of the modules' features each feature is; None is in order.
+        scales: The widths of parts of the modules' features, and what each part is multiplied by; empty is by one.
+        is_transposed: Dense matrices are stored `[in_features, out_features]`.
+        parts: The widths of parts of the features, in their order here, of which each is divided by itself; empty is
+            one part a module.
+        is_rounded: Its weights bear being rounded: routers, whose choices are all or nothing, do not.
+    """
+
+    modules: tuple[str, ...]
+    rows: tuple[int, ...]
+    columns: int
+    partition: Partition
+    has_bias: bool = False
+    order: torch.Tensor | None = None
+    scales: tuple[tuple[int, float], ...] = ()
+    is_transposed: bool = False
+    parts: tuple[int, ...] = ()
+    is_rounded: bool = True
+
+    @property
+    def divided_parts(self) -> tuple[int, ...]:
+        """The widths of the parts of its features of which each is divided by itself."""
+        return self.parts or self.rows
+
+
+@dataclass(frozen=True, slots=True)
+class Projection:
+    """A matrix, `[out_features, in_features]`, in whatever form, and an optional bias, `[out_features]`.
+
+    `shape` is what a block declares of it; None where no block does.
+    """
+
+    weight: WeightForm
+    bias: torch.Tensor | None = None
+    shape: LinearShape | None = None
+
+
+class Linear:
+    """A linear layer of a block: `x @ weight.T + bias`."""
+
+    __slots__ = ("_product", "shape")
+
+    def __init__(self, product: Product, shape: LinearShape | None = None) -> None:
+        """Multiply by `product`; `shape` is what the block declares."""
+        self._product = product
+        self.shape = shape
+
+    def __call__(self, x: torch.Tensor, context: AttentionContext) -> torch.Tensor:
+        """Return `[num_tokens, out_features]` for `x: [num_tokens, in_features]`, the step's tokens."""
+        if context.observer is not None and self.shape is not None:
+            context.observer(self.shape.modules, x)
+        return self._product(x)
+
+    def to_float32(self, x: torch.Tensor, context: AttentionContext) -> torch.Tensor:
+        """Do the same, in float32, not rounded to the type of `x` where the form of the weights allows it."""
+        if context.observer is not None and self.shape is not None:
+            context.observer(self.shape.modules, x)
+        return self._product.to_float32(x)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerParts:
+    """What the blocks of a layer are made with.
+
+    Attributes:
+        linears: Makes the products of matrices.
+        experts: Makes those of a mixture.
+        rotations: The model's rotary tables.
+    """
+
+    linears: LinearFactory
+    experts: Callable[[ExpertWeights, ExpertWeights, ExpertActivation], Experts]
+    rotations: Rotations
+
+    @classmethod
+    def made_by(cls, linears: LinearFactory, rotations: Rotations) -> LayerParts:
+        """Make the fastest forms of matrices and experts, by `linears`."""
+
+        def experts(gate_up: ExpertWeights, down: ExpertWeights, activation: ExpertActivation) -> Experts:
+            return make_experts(linears, gate_up, down, activation)
+
+        return cls(linears, experts, rotations)
+
+    def linear(self, projection: Projection) -> Linear:
+        """Make a linear layer of a block."""
+        return Linear(self.product(projection), projection.shape)
+
+    def product(self, projection: Projection) -> Product:
+        """Make the product of a matrix that belongs to no block."""
+        return self.linears.make(projection.weight, projection.bias)
