@@ -17,6 +17,7 @@ from gpu_worker.execution.step import SubmittedStep
 from gpu_worker.execution.warm_up import WarmUpProposer
 from gpu_worker.layers.attention import AttentionShape
 from gpu_worker.layers.attention_context import AttentionContext
+from gpu_worker.layers.cache_layout import CacheLayout
 from gpu_worker.models.decoder import CausalLM
 from shared.sampling import Sampling
 from tests.gpu_worker.execution.device_runs import DEVICES, load, make_device_runner
@@ -158,8 +159,7 @@ class ValuelessModel:
         vocab_size=VOCAB,
         max_model_len=MAX_LEN,
         num_layers=1,
-        is_bidirectional=False,
-        layer=lambda index: SimpleNamespace(mixer=None),
+        cache_layout=CacheLayout((None,)),
         attention_shape=lambda layer: AttentionShape(1, 1, 4),
         layer_windows=(None,),
     )
