@@ -294,14 +294,7 @@ class Attention:
         """
         num_tokens, shape, weights = x.shape[0], self._shape, self._weights
         qkv, gate = self._split_gate(self._qkv(x, context))
-        if shape.head_norm is HeadNorm.WHOLE:
-            self._normalise_whole(qkv)
-        elif shape.head_norm is HeadNorm.APART:
-            self._normalise_apart(qkv)
-        if shape.value_norm:
-            self._normalise_values(qkv)
-        if shape.qkv_clip is not None:
-            qkv.clamp_(-shape.qkv_clip, shape.qkv_clip)
+        self._normalise(qkv)
         cache = context.caches[self._index]
         slot_mapping, block_tables = context.blocks_of(self._index)
         written = cache if shape.reads_layer is None else None
@@ -335,6 +328,18 @@ class Attention:
             chunk_size=shape.chunk_size,
         ).view(num_tokens, -1)
         return self._output(attended if gate is None else times_sigmoid(attended, gate), context)
+
+    def _normalise(self, qkv: torch.Tensor) -> None:
+        """Do in place what the kernel that rotates does not."""
+        shape = self._shape
+        if shape.head_norm is HeadNorm.WHOLE:
+            self._normalise_whole(qkv)
+        elif shape.head_norm is HeadNorm.APART:
+            self._normalise_apart(qkv)
+        if shape.value_norm:
+            self._normalise_values(qkv)
+        if shape.qkv_clip is not None:
+            qkv.clamp_(-shape.qkv_clip, shape.qkv_clip)
 
     def _scaled(self, query: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Return rotated queries times what the layer has for them, if anything."""
