@@ -33,6 +33,13 @@ class ProductLaunch:
     block_k: int = 0
     programs_per_multiprocessor: int = 1
 
+    def warps_for(self, plane: int) -> int:
+        """Return the warps of a program that reads coded weights in planes of so many columns.
+
+        Tiles of 16 columns are too small for more than four warps to copy 16 bytes a thread.
+        """
+        return min(self.num_warps, 4) if plane <= 16 else self.num_warps
+
 
 def read_launches(table: Mapping[str, Mapping[int, Mapping[str, int]]]) -> dict[GpuGeneration, list[ProductLaunch]]:
     """Return the launches of a table, by GPU generation, those for few rows first."""

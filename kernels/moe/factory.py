@@ -37,11 +37,10 @@ def make_experts(
         )
         return CpuExperts(library, *packed, activation, first_expert)
     if has_kernels(gate_up.device):
-        stacks = stack_experts(gate_up, is_gated=is_gated), stack_experts(down, is_gated=False)
-        if stacks[0] is not None and stacks[1] is not None:
-            from kernels.moe.gpu import GpuExperts
+        from kernels.moe.gpu import GpuExperts
 
-            return GpuExperts(stacks[0], stacks[1], activation, first_expert, gpu_of(gate_up.device))
+        stacks = stack_experts(gate_up, is_gated=is_gated), stack_experts(down, is_gated=False)
+        return GpuExperts(*stacks, activation, first_expert, gpu_of(gate_up.device))
     layers = [
         ExpertLayers(
             factory.make(gate_up.forms[expert], gate_up.bias_of(expert)),

@@ -29,7 +29,7 @@ class GpuExperts:
         self, gate_up: ExpertStack, down: ExpertStack, activation: ExpertActivation, first_expert: int, gpu: Gpu
     ) -> None:
         """Hold stacks that `stack_experts` made, the first projection's with `is_gated` where there are gates."""
-        self._gate_up, self._down = gate_up, down
+        self._gate_up, self._down = _of_one_type(gate_up, down)
         self._activation = activation
         self._first_expert = first_expert
         self._gpu = gpu
@@ -43,13 +43,17 @@ class GpuExperts:
     ) -> torch.Tensor:
         """Do what `kernels.moe.Experts` promises; None takes what the table says.
 
-        Coded weights are multiplied by inputs of 16 bits: those in float32 are rounded to bfloat16.
+        Inputs are rounded to the type of plain matrices; where all are coded, those in float32 to bfloat16.
         """
         dtype = x.dtype
         if len(x) == 0:
             return torch.empty_like(x)
-        is_packed = isinstance(self._gate_up, PackedStack) or isinstance(self._down, PackedStack)
-        if is_packed and dtype is torch.float32:
+        stacks = (self._gate_up, self._down)
+        is_packed = any(isinstance(stack, PackedStack) for stack in stacks)
+        plain = next((stack.weight.dtype for stack in stacks if isinstance(stack, DenseStack)), None)
+        if plain is not None:
+            x = x.to(plain)
+        elif dtype is torch.float32:
             x = x.bfloat16()
         ids, weights = ids.contiguous(), weights.contiguous()
         num_experts = len(self._counts)
@@ -61,6 +65,19 @@ class GpuExperts:
         hidden = multiply(x, self._gate_up, rows, launch, self._activation)
         outputs = multiply(hidden, self._down, rows, launch)
         return combine(outputs, ids, weights, self._first_expert, num_experts, dtype)
+
+
+def _of_one_type(gate_up: ExpertStack, down: ExpertStack) -> tuple[ExpertStack, ExpertStack]:
+    """Return both stacks, plain ones in bfloat16 where their types differ, or the other is packed and they are wide."""
+    dtypes = {torch.bfloat16 if isinstance(stack, PackedStack) else stack.weight.dtype for stack in (gate_up, down)}
+    is_packed = isinstance(gate_up, PackedStack) or isinstance(down, PackedStack)
+    if len(dtypes) == 1 or (is_packed and torch.float32 not in dtypes):
+        return gate_up, down
+    halves = [
+        stack if isinstance(stack, PackedStack) else DenseStack(stack.weight.bfloat16(), stack.bias)
+        for stack in (gate_up, down)
+    ]
+    return halves[0], halves[1]
 
 
 def multiply(
@@ -175,6 +192,6 @@ def _packed(
         BLOCK_M=launch.block_m,
         BLOCK_N=launch.block_n,
         IS_EVEN=in_features % (planes * plane) == 0,
-        num_warps=launch.num_warps,
+        num_warps=launch.warps_for(plane),
         num_stages=launch.num_stages,
     )

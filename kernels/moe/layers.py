@@ -42,7 +42,10 @@ class ExpertLayers:
 
 
 class LinearExperts:
-    """Experts one after another, by linear layers: wherever there is no kernel for all at once."""
+    """Experts one after another, by linear layers: on CPUs, where there is no kernel for all at once.
+
+    It asks the device which experts have tokens, so steps with it cannot be captured.
+    """
 
     __slots__ = ("_activation", "_first_expert", "_layers", "tokens_per_expert")
 

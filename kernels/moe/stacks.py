@@ -12,6 +12,8 @@ from kernels.linear.gpu_packed import PackedMatrix, can_pack, pack_matrix
 from kernels.linear.gpu_packed.matrix import TILE_ROWS, num_planes
 from kernels.moe.expert_weights import ExpertWeights
 
+WIDENED = torch.bfloat16
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DenseStack:
@@ -79,26 +81,29 @@ class PackedStack:
 ExpertStack = DenseStack | PackedStack
 
 
-def stack_experts(weights: ExpertWeights, *, is_gated: bool) -> ExpertStack | None:
-    """Put all experts into one stack, or return None where their forms differ or no kernel knows them.
+def stack_experts(weights: ExpertWeights, *, is_gated: bool) -> ExpertStack:
+    """Put all experts into one stack: packed if all have one form that kernels know, else as plain numbers.
+
+    Plain ones keep their type. Matrices of different or unknown forms are dequantized to `WIDENED`: experts one after
+    another would have to ask the device which of them have tokens, which no captured step can.
 
     Args:
-        weights: On any device; the plain ones can be freed afterwards.
+        weights: On any device; the given ones can be freed afterwards.
         is_gated: The first half of the features are gates, the second half up projections: they will alternate.
     """
     order = _alternating(weights.shape[1], weights.device) if is_gated else None
     bias = weights.bias if weights.bias is None or order is None else weights.bias[:, order]
-    dense = [form.weight for form in weights.forms if isinstance(form, DenseWeight)]
-    if len(dense) == weights.num_experts:
-        if len({matrix.dtype for matrix in dense}) > 1:
-            return None
-        return DenseStack(torch.stack([matrix if order is None else matrix[order] for matrix in dense]), bias)
     coded = [form.coded() for form in weights.forms if not isinstance(form, DenseWeight | SplitWeight)]
-    if len(coded) < weights.num_experts or len({(matrix.number, matrix.group_size) for matrix in coded}) > 1:
-        return None
-    if not can_pack(coded[0]):
-        return None
-    return _stack(coded, order, bias)
+    kinds = {(matrix.number, matrix.group_size) for matrix in coded}
+    if len(coded) == weights.num_experts and len(kinds) == 1 and can_pack(coded[0]):
+        return _stack(coded, order, bias)
+    dtypes = {form.weight.dtype if isinstance(form, DenseWeight) else WIDENED for form in weights.forms}
+    dtype = dtypes.pop() if len(dtypes) == 1 else WIDENED
+    stack = torch.empty(weights.shape, dtype=dtype, device=weights.device)
+    for matrix, form in zip(stack, weights.forms, strict=True):
+        plain = form.weight if isinstance(form, DenseWeight) else form.dequantize()
+        matrix.copy_(plain if order is None else plain[order])
+    return DenseStack(stack, bias)
 
 
 def _alternating(num_rows: int, device: torch.device) -> torch.Tensor:

@@ -10,6 +10,7 @@ import torch
 from kernels.gpu_config import Gpu
 from kernels.linear.forms import FLOAT8, INT4, INT8, Number
 from kernels.linear.gpu_packed.matrix import ROW_MULTIPLE, TILE_ROWS, PackedMatrix, num_planes
+from kernels.linear.gpu_packed.pack import PLANES
 from kernels.linear.gpu_packed.triton_dequantize import dequantize_triton
 from kernels.linear.gpu_packed.triton_product import packed_linear_triton
 
@@ -18,7 +19,7 @@ BFLOAT16 = torch.bfloat16
 
 def describe(number: Number, rows: int, columns: int, group_size: int, has_offsets: bool) -> PackedMatrix:
     """Return a matrix of the right shapes; the compiler asks for no values, so it has little memory."""
-    plane = 64 if group_size % 64 == 0 else 32
+    plane = next(plane for plane in PLANES if group_size % plane == 0)
     num_tiles = -(-rows // ROW_MULTIPLE) * ROW_MULTIPLE // TILE_ROWS
     num_blocks = -(-columns // (num_planes(number) * plane))
     words = torch.empty(1, dtype=torch.int16).expand(num_tiles, num_blocks, TILE_ROWS, plane)
@@ -55,6 +56,8 @@ def launches(gpu: Gpu) -> dict[str, Callable[[], torch.Tensor]]:
         "int4_offsets_64": partial(product, INT4, 64, GATE_UP, 128, True),
         "int4_group_32_16": partial(product, INT4, 16, OUTPUT, 32, True),
         "int8_16": partial(product, INT8, 16, OUTPUT),
+        "int8_group_16_1": partial(product, INT8, 1, OUTPUT, 16),
+        "int8_group_16_64": partial(product, INT8, 64, GATE_UP, 16),
         "fp8_1": partial(product, FLOAT8, 1, OUTPUT, 4096),
         "one_block_1": partial(product, INT8, 1, (60, 100)),
         "odd_3": partial(product, INT4, 3, (1003, 1001), 64, True),

@@ -141,7 +141,7 @@ def packed_linear_triton(
         BLOCK_N=launch.block_n,
         SPLITS=num_splits,
         IS_EVEN=matrix.in_features % (num_planes * matrix.plane) == 0,
-        num_warps=launch.num_warps,
+        num_warps=launch.warps_for(matrix.plane),
         num_stages=launch.num_stages,
     )
     return outputs

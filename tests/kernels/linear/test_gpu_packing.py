@@ -77,7 +77,7 @@ def groups(bits: int, group_size: int, *, is_ordered: bool = False) -> GroupQuan
 
 
 @pytest.mark.parametrize("bits", [4, 8])
-@pytest.mark.parametrize(("group_size", "is_ordered"), [(32, False), (128, True), (COLUMNS, False)])
+@pytest.mark.parametrize(("group_size", "is_ordered"), [(16, False), (32, False), (128, True), (COLUMNS, False)])
 def test_packed_groups_multiply_as_the_reference(
     group_size: int, is_ordered: bool, bits: int, device: torch.device
 ) -> None:

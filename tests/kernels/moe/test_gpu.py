@@ -13,14 +13,16 @@ import torch
 pytest.importorskip("triton", reason="Triton does not support this platform")
 
 from kernels.gpu_config import Gpu, GpuGeneration
-from kernels.linear.forms import FLOAT4, INT4, ScaledWeight
+from kernels.linear import LinearFactory
+from kernels.linear.forms import FLOAT4, INT4, INT8, DenseWeight, GroupQuantizedWeight, ScaledWeight, SplitWeight
 from kernels.linear.product_launch import ProductLaunch
-from kernels.moe import GatedActivation, RoutingRule, experts_reference
+from kernels.moe import GatedActivation, RoutingRule, experts_reference, factory
 from kernels.moe.config import expert_launch, max_blocks
 from kernels.moe.expert_weights import ExpertWeights
 from kernels.moe.gpu import GpuExperts
+from kernels.moe.layers import ExpertLayers, LinearExperts
 from kernels.moe.reference import route_reference
-from kernels.moe.stacks import PackedStack, stack_experts
+from kernels.moe.stacks import DenseStack, PackedStack, stack_experts
 from kernels.moe.triton_route import route_triton
 from kernels.moe.triton_sort import sort_pairs
 from tests.kernels.inline_ptx import interpreted_ptx
@@ -35,6 +37,7 @@ from tests.kernels.moe.mixture_cases import (
     random_logits,
 )
 from tests.kernels.poisoned_memory import poisoned_memory
+from tests.kernels.syncs_forbidden import SyncsForbidden
 
 H200 = Gpu(GpuGeneration.HOPPER, 132)
 PACKED = ProductLaunch(block_m=16, block_n=64, num_warps=4, num_stages=2)
@@ -112,13 +115,12 @@ def check(case: Tensors, name: str, launch: ProductLaunch | None, device: torch.
         stack_experts(weights.to(device), is_gated=is_gated)
         for weights, is_gated in ((case.gate_up, isinstance(activation, GatedActivation)), (case.down, False))
     ]
-    assert stacks[0] is not None
-    assert stacks[1] is not None
     experts = GpuExperts(stacks[0], stacks[1], activation, 0, H200)
     expected = experts_reference(case.x, case.ids, case.weights, case.gate_up, case.down, activation).double()
     launch = launch if device.type == "cpu" else None
-    with poisoned_memory():
-        result = experts(case.x.to(device), case.ids.to(device), case.weights.to(device), launch)
+    inputs = case.x.to(device), case.ids.to(device), case.weights.to(device)
+    with poisoned_memory(), SyncsForbidden():
+        result = experts(*inputs, launch)
     assert result.dtype is case.x.dtype
     assert (result.cpu().double() - expected).norm() <= tolerance * expected.norm()
     counts = torch.bincount(case.ids.flatten(), minlength=case.gate_up.num_experts)
@@ -142,7 +144,16 @@ def fp8(rows: int, columns: int, seed: int) -> ScaledWeight:
     return ScaledWeight(values.to(torch.float8_e4m3fn), scales * 0.01 + 0.01)
 
 
+def six_bits(rows: int, columns: int, seed: int) -> GroupQuantizedWeight:
+    """Six bits in a byte and groups of 16, as GGUF's Q6_K."""
+    generator = torch.Generator().manual_seed(seed)
+    codes = torch.randint(64, (rows, columns), generator=generator).to(torch.uint8)
+    scales = torch.rand(rows, columns // 16, generator=generator) * 0.02
+    return GroupQuantizedWeight(codes, INT8, 16, scales, -32 * scales)
+
+
 FORMS = {
+    "six bits": six_bits,
     "int4": lambda *shape: grouped(INT4, *shape),
     "fp4": lambda *shape: grouped(FLOAT4, *shape),
     "int4 in an order": ordered,
@@ -162,6 +173,74 @@ def test_coded_experts_equal_the_reference(form: str, device: torch.device) -> N
     check(quantized(form, 5), "gpt_oss", PACKED, device, 2e-3)
 
 
+def mixed(*forms: str) -> ExpertWeights:
+    """Experts of different forms."""
+    return ExpertWeights(tuple(FORMS[form](192, 160, expert) for expert, form in enumerate(forms)))
+
+
+UNEQUAL = {
+    "forms": mixed("int4", "fp8", "six bits"),
+    "a form that no kernel has": ExpertWeights(
+        tuple(
+            GroupQuantizedWeight(form.values, INT8, 20, form.scales[:, :8], form.offsets[:, :8])
+            for form in (six_bits(192, 160, expert) for expert in range(3))
+            if form.offsets is not None
+        )
+    ),
+    "parts": ExpertWeights(
+        tuple(SplitWeight((six_bits(96, 160, n), FORMS["int4"](96, 160, n))) for n in range(3))  # type: ignore[arg-type]
+    ),
+    "types": ExpertWeights((DenseWeight(torch.randn(192, 160)), DenseWeight(torch.randn(192, 160).half()))),
+}
+
+
+@pytest.mark.parametrize("name", UNEQUAL)
+def test_experts_of_unequal_forms_become_plain_numbers_of_16_bits(name: str) -> None:
+    weights = UNEQUAL[name]
+    stack = stack_experts(weights, is_gated=False)
+    assert isinstance(stack, DenseStack)
+    assert torch.equal(stack.weight, torch.stack([form.dequantize().bfloat16() for form in weights.forms]))
+
+
+@pytest.mark.parametrize("name", ["forms", "a form that no kernel has", "parts"])
+def test_experts_of_unequal_forms_equal_the_reference(
+    name: str, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Triton's interpreter does not compute in bfloat16.
+    monkeypatch.setattr("kernels.moe.stacks.WIDENED", torch.float16)
+    case = replace(quantized("int4", 5), gate_up=replace(UNEQUAL[name], bias=quantized("int4", 5).gate_up.bias))
+    check(case, "silu", DENSE, device, 2e-3)
+    plain = Mixture(5, 3, 2, hidden_size=160, intermediate_size=96).tensors(torch.float16)
+    check(replace(case, down=plain.down), "silu", DENSE, device, 2e-3)
+
+
+def test_no_form_is_multiplied_expert_by_expert_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(factory, "cpu_library", lambda: None)
+    monkeypatch.setattr(factory, "has_kernels", lambda _: True)
+    monkeypatch.setattr(factory, "gpu_of", lambda _: H200)
+    for weights in [*UNEQUAL.values(), *(mixed(form, form, form) for form in FORMS)]:
+        down = ExpertWeights.dense(torch.zeros(weights.num_experts, 160, 96))
+        experts = factory.make_experts(LinearFactory(lambda: 0), weights, down, ACTIVATIONS["silu"][0])
+        assert isinstance(experts, GpuExperts)
+
+
+def test_experts_one_after_another_wait_for_the_device() -> None:
+    """Or the check that others do not would find nothing."""
+    case, activation = Mixture(5, 3, 2).tensors(torch.float32), ACTIVATIONS["silu"][0]
+    layers = [ExpertLayers(*pair) for pair in ((torch.nn.Linear(40, 48), torch.nn.Linear(24, 40)),) * 3]  # type: ignore[arg-type]
+    with SyncsForbidden(), pytest.raises(AssertionError, match="waits for the device"):
+        LinearExperts(layers, activation, 0, torch.device("cpu"))(case.x, case.ids, case.weights)
+
+
+def test_wide_matrices_beside_packed_ones_are_narrowed() -> None:
+    packed = stack_experts(mixed("int4", "int4"), is_gated=False)
+    wide = DenseStack(torch.randn(2, 8, 8), None)
+    for pair in ((wide, packed), (packed, wide)):
+        experts = GpuExperts(*pair, ACTIVATIONS["silu"][0], 0, H200)
+        types = {stack.weight.dtype for stack in (experts._gate_up, experts._down) if isinstance(stack, DenseStack)}
+        assert types == {torch.bfloat16}
+
+
 def test_microscaled_weights_take_their_bits_only() -> None:
     forms = tuple(grouped(FLOAT4, 256, 256, expert) for expert in range(2))
     stack = stack_experts(ExpertWeights(forms), is_gated=True)
@@ -179,8 +258,6 @@ def test_experts_of_other_ranks_contribute_nothing(device: torch.device) -> None
             assert weights.bias is not None
             part = ExpertWeights(weights.forms[first:end], weights.bias[first:end])
             stacks.append(stack_experts(part.to(device), is_gated=is_gated))
-        assert stacks[0] is not None
-        assert stacks[1] is not None
         experts = GpuExperts(stacks[0], stacks[1], activation, first, H200)
         with poisoned_memory():
             total += experts(case.x.to(device), case.ids.to(device), case.weights.to(device), DENSE).cpu()

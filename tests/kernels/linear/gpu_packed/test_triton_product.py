@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -103,7 +104,7 @@ def check(
     assert matrix.counters.count_nonzero() == 0
 
 
-@pytest.mark.parametrize("group_size", [32, 64, 96, 128, 256, 1000])
+@pytest.mark.parametrize("group_size", [16, 32, 48, 64, 96, 128, 256, 1000])
 @pytest.mark.parametrize("number", NUMBERS, ids=lambda number: number.name)
 def test_groups_of_every_size_equal_exact_product(number: Number, group_size: int, device: torch.device) -> None:
     check(random_matrix(number, 70, 330, group_size), device, torch.float16)
@@ -123,7 +124,7 @@ def test_rows_and_splits_equal_exact_product(num_rows: int, num_splits: int, dev
 def test_rows_of_both_types_equal_exact_product(
     number: Number, dtype: torch.dtype, num_rows: int, device: torch.device
 ) -> None:
-    for group_size in (32, 128, 4096):
+    for group_size in (16, 32, 128, 4096):
         for shape in ((4096, 4096), (1003, 1001)):
             check(random_matrix(number, *shape, group_size), device, dtype, num_rows=num_rows, num_splits=None)
 
@@ -157,6 +158,18 @@ def test_symmetric_matrix_has_no_offsets(device: torch.device) -> None:
     for number in NUMBERS:
         assert random_matrix(number, 10, 64, 32, is_symmetric=True).pack(device).offsets is None
     assert random_matrix(INT4, 10, 64, 32).pack(device).offsets is not None
+
+
+def test_codes_around_another_zero_are_moved_and_need_no_offsets(device: torch.device) -> None:
+    plain = random_matrix(INT8, 70, 330, 16)
+    six_bits = dataclasses.replace(plain, values=plain.values & 63, offsets=-32 * plain.scales)
+    assert six_bits.pack(device).offsets is None
+    check(six_bits, device, torch.float16)
+    # Eight bits do not fit when they are moved, and a zero of one group is not that of the others.
+    for values, offsets in ((plain.values, -32 * plain.scales), (plain.values & 63, plain.offsets)):
+        other = dataclasses.replace(plain, values=values, offsets=offsets)
+        assert other.pack(device).offsets is not None
+        check(other, device, torch.float16)
 
 
 def test_row_does_not_depend_on_the_others(device: torch.device) -> None:
@@ -253,7 +266,7 @@ def test_kernels_fit_the_gpu(compiled: list[CompiledKernel]) -> None:
 @pytest.mark.compiles
 def test_weights_are_unpacked_in_the_registers_of_the_matrix_instruction(compiled: list[CompiledKernel]) -> None:
     products = [kernel for kernel in compiled if kernel.kernel == "packed_linear_kernel"]
-    assert len(products) == 20
+    assert len(products) == 24
     for kernel in products:
         is_hopper = kernel.capability == 90
         # The first operand of wgmma is four registers, not a description of shared memory.
