@@ -93,7 +93,6 @@ class Consumer:
         self._interactive_queues = InteractiveQueues(nats, source.model, limits, capacity, interactive.take, tasks)
         self._kept = batch.results.kept
         self._batch_queue = BatchQueues(nats, source.model, limits, self._batch_capacity, batch.take, tasks, self._kept)
-        self._gpu = gpu
         self._metrics = MetricsSource(engine, self._interactive_queues, self._batch_queue, batch, gpu, experts)
         batch.trials.is_clear = lambda: not interactive.has_suspect
         interactive.make_way = batch.make_way
@@ -123,7 +122,7 @@ class Consumer:
         self._tasks.every(PROGRESS_INTERVAL_S, self._batch.save_progress, "progress of batch requests")
         self._tasks.every(FOLLOWED_INTERVAL_S, self._batch.save_followed, "progress of requests that are followed")
         self._tasks.every(WAITING_INTERVAL_S, self._interactive.tell_of_waiting, "word of requests that wait")
-        self._tasks.every(GPU_INTERVAL_S, self._gpu.refresh, "readings of the GPU")
+        self._tasks.every(GPU_INTERVAL_S, self._metrics.refresh, "readings of the device")
         self._tasks.every(GATEWAY_CHECK_INTERVAL_S, self._drop_for_silent_gateways, "watch of gateways")
         self._tasks.start(self._ensure_records(), "streams of batch results")
         await wait_for(queue, self._interactive_queues.start)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from typing import TYPE_CHECKING
 
@@ -40,6 +41,7 @@ class MetricsSource:
         self._lane = lane
         self._gpu = gpu
         self._experts = experts
+        self._expert_load = None if experts is None else experts.read()
         self._metrics: WorkerMetrics | None = None
         self._read_at = 0.0
 
@@ -50,9 +52,15 @@ class MetricsSource:
             self._metrics, self._read_at = self._read(), now
         return self._metrics
 
+    async def refresh(self) -> None:
+        """Read what waits for a device, in a thread: the GPU's sensors, and how tokens fall on experts."""
+        await self._gpu.refresh()
+        if self._experts is not None:
+            self._expert_load = await asyncio.to_thread(self._experts.read)
+
     def _read(self) -> WorkerMetrics:
         stats, counts, batch = self._engine.stats, self._engine.counts, self._batch
-        experts = None if self._experts is None else self._experts.read()
+        experts = self._expert_load
         return WorkerMetrics(
             prompt_tokens=stats.num_prefix_queries,
             prefix_hits=stats.num_prefix_hits,

@@ -25,13 +25,14 @@ class ExpertLoad:
 
 
 class ExpertLoads:
-    """Reads the counters of a model's mixtures; any thread may do so while steps are computed."""
+    """Reads the counters of a model's mixtures; any thread may do so while steps are computed. It waits for a GPU."""
 
-    __slots__ = ("_counters", "_stream")
+    __slots__ = ("_counters", "_sizes", "_stream")
 
     def __init__(self, tokens_per_expert: Sequence[torch.Tensor]) -> None:
         """Read these, one a layer: `[num_experts]` int64, all on one device."""
         self._counters = tuple(tokens_per_expert)
+        self._sizes = [len(counter) for counter in self._counters]
         device = self._counters[0].device
         # A stream of its own, because that of the model has steps before and behind whatever is put into it.
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
@@ -39,8 +40,8 @@ class ExpertLoads:
     def by_layer(self) -> list[torch.Tensor]:
         """Return the tokens that each expert got since the model was loaded, `[num_experts]` int64 a layer."""
         with torch.cuda.stream(self._stream):
-            # A copy even on a CPU, where steps would go on counting in it.
-            return [counter.clone().cpu() for counter in self._counters]
+            # One copy from the device, however many layers there are.
+            return list(torch.cat(self._counters).cpu().split_with_sizes(self._sizes))
 
     def read(self) -> ExpertLoad:
         """Return the numbers of this moment."""

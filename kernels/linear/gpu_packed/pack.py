@@ -69,7 +69,7 @@ def _centred(matrix: CodedMatrix) -> tuple[torch.Tensor, torch.Tensor | None]:
     offsets = torch.zeros_like(scales) if matrix.offsets is None else matrix.offsets
     if (zero := _common_zero(scales, offsets)) is not None and number.is_integer:
         moved = codes.int() + (number.centre - zero)
-        if 0 <= int(moved.min()) and int(moved.max()) < 2**number.bits:
+        if int(moved.min()) >= 0 and int(moved.max()) < 2**number.bits:
             return moved.to(torch.uint8), None
     centred = offsets + number.centre * scales
     return codes, centred if bool(centred.any()) else None

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 from types import SimpleNamespace
+from typing import Any
 
-from gpu_worker.consumer.metrics_source import REFRESH_S
+from gpu_worker.consumer.metrics_source import REFRESH_S, MetricsSource
+from gpu_worker.layers.expert_loads import ExpertLoad
 from shared.messages import Heartbeat
 from shared.sampling import Sampling
 from shared.worker_metrics import STEP_SECONDS_BOUNDS, STEP_TOKENS_BOUNDS
@@ -66,6 +69,26 @@ async def test_use_of_experts_is_counted_where_there_are_some(worker: RunningWor
     source._experts = SimpleNamespace(read=lambda: use)  # type: ignore[assignment]
     # Heartbeats are more frequent than readings.
     assert source.metrics() is without
+    await source.refresh()
     source._read_at -= REFRESH_S
     metrics = source.metrics()
     assert (metrics.expert_tokens, metrics.expert_imbalance, metrics.unused_experts) == (5, 1.5, 2)
+
+
+async def test_what_waits_for_the_device_is_read_in_a_thread() -> None:
+    threads: list[int] = []
+
+    def read() -> ExpertLoad:
+        threads.append(threading.get_ident())
+        return ExpertLoad(len(threads), 1.5, 2)
+
+    async def refresh() -> None:
+        pass
+
+    nothing: Any = SimpleNamespace(refresh=refresh)
+    experts: Any = SimpleNamespace(read=read)
+    source = MetricsSource(nothing, nothing, nothing, nothing, nothing, experts)
+    await source.refresh()
+    assert len(threads) == 2
+    assert threads[1] != threading.get_ident()
+    assert source._expert_load == ExpertLoad(2, 1.5, 2)
