@@ -47,8 +47,10 @@ from shared.sampling import DefaultedName, Sampling, SamplingDefaults
 from shared.worker_metrics import WorkerMetrics
 
 PROTOCOL_VERSION = 1
-# What a worker of this version understands beyond the first one: it pulls the queue `resumed`.
-FEATURES = ("resumed",)
+POOLING_OPTIONS = "pooling_options"
+# What a worker of this version understands beyond the first one: it pulls the queue `resumed`, and cuts texts that it
+# embeds or scores, puts the model's words for `input_type` before them, and tells raw scores.
+FEATURES = ("resumed", POOLING_OPTIONS)
 BOUND_SEALS = "bound_seals"
 # The same of a gateway: it opens sealed items that are bound to their model and kind.
 GATEWAY_FEATURES = (BOUND_SEALS,)
@@ -78,7 +80,7 @@ class Request(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="reques
         suffix: With `text`: what follows the output, for a model that can fill in between.
         add_special_tokens: With `text`: the tokenizer adds its own, such as one that begins every text.
         truncate_prompt_tokens: Only so many of the prompt's last tokens count; -1: as many as leave room in the
-            context for the output.
+            context for the output. With `pooling` the first ones count, and -1 is as many as the model reads.
         cache_salt: Prompts share computed blocks only where their salts are equal.
         return_prompt_token_ids: Send the prompt's token ids with the first generated token.
         pooling: The answer is numbers made of the prompt, and nothing is generated: `sampling` does not apply.

@@ -10,6 +10,7 @@ from gateway.errors import ApiError
 from gateway.fleet.fleet_load import FleetLoad
 from gateway.generation import Generation
 from shared.errors import prompt_too_long
+from shared.messages import POOLING_OPTIONS
 from shared.pooling import Task
 
 # What errors say that a model can do.
@@ -32,17 +33,29 @@ def check_format_is_known(generation: Generation, load: FleetLoad) -> None:
 
 
 def check_task(generation: Generation, load: FleetLoad | None) -> None:
-    """Refuse a task that no worker of the model serves; their logs say why.
+    """Refuse a task that no worker of the model serves, whose logs say why, and what one of an earlier version ignores.
 
     Raises:
-        ApiError: 400.
+        ApiError: 400; 503 while workers of an earlier version run.
     """
-    if load is None or load.num_workers == 0 or generation.task in load.tasks:
+    if load is None or load.num_workers == 0:
+        return
+    if generation.task in load.tasks:
+        if _needs_pooling_options(generation) and POOLING_OPTIONS not in load.features:
+            message = f"Not all workers of `{load.model}` know what this request asks for yet: they are being updated."
+            raise ApiError(503, message, code="no_worker", retry_after_s=UNKNOWN_RETRY_S)
         return
     wanted = _TASKS[generation.task]
     can = " and ".join(_TASKS[task] for task in sorted(load.tasks)) or "do nothing that is served"
     message = f"The model `{load.model}` cannot {wanted}: it can {can}. The worker's log says why."
     raise ApiError(400, message, param="model", code="unsupported_task")
+
+
+def _needs_pooling_options(generation: Generation) -> bool:
+    pooling = generation.pooling
+    if pooling is None:
+        return False
+    return pooling.raw or pooling.input_type is not None or generation.truncate_prompt_tokens is not None
 
 
 def check_length(generation: Generation, load: FleetLoad | None) -> None:

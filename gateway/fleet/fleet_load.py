@@ -26,6 +26,7 @@ class FleetLoad(Struct, frozen=True):
         longest_model_len: The longest context of any of the workers, in tokens; 0 while there is none.
         max_prompt_characters: A longer prompt fits no worker's context; 0 while a worker has not said.
         tasks: What some of the workers can do with a prompt.
+        features: What all of the workers understand that earlier versions do not.
         num_gateways: Gateways that are alive, this one included: they all fill the same queue.
         chat_format: How the model writes reasoning and tool calls, by most of its workers, or the last that was
             heard while it has none; "" while unknown.
@@ -56,6 +57,7 @@ class FleetLoad(Struct, frozen=True):
     spec_decode_num_accepted_tokens: int = 0
     longest_model_len: int = 0
     tasks: frozenset[Task] = frozenset({"generate"})
+    features: frozenset[str] = frozenset()
     chat_format: str = ""
     sampling_defaults: SamplingDefaults | None = None
     fingerprint: str | None = None

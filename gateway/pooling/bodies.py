@@ -12,7 +12,7 @@ from gateway.api.schemas.completion import token_prompt
 from gateway.api.schemas.decoding import decode_body
 from gateway.api.schemas.known_names import STRICT, BodyRules
 from gateway.api.schemas.model_name import ModelName, checked_model
-from gateway.api.schemas.parameters import EndUser
+from gateway.api.schemas.parameters import EndUser, checked_truncation, counted
 from gateway.api.schemas.refusals import invalid_value, missing_parameter
 from gateway.api.schemas.row import Kind
 from gateway.api.schemas.texts import estimate_tokens, require_text
@@ -22,6 +22,7 @@ from shared.bounds import (
     MAX_INPUTS,
     MAX_INSTRUCTION_CHARACTERS,
     MAX_PROMPT_TOKENS,
+    NumTruncatedTokens,
     Priority,
     TimeoutSeconds,
     TokenId,
@@ -43,6 +44,8 @@ class PooledBody(Struct, kw_only=True, forbid_unknown_fields=True):
     user: EndUser | None = None
     priority: Priority | None = None
     timeout: TimeoutSeconds | None = None
+    truncate_prompt_tokens: NumTruncatedTokens | None = None
+    truncate: bool | Literal["NONE", "END"] | None = None
 
 
 class EmbeddingsBody(PooledBody, kw_only=True):
@@ -116,7 +119,6 @@ def parse_embeddings(body: bytes, rules: BodyRules = STRICT) -> EmbeddingsReques
     parsed = decode_body(_embeddings_decoder, Kind.EMBEDDINGS, body, rules)
     return EmbeddingsRequest(
         kind="embedding",
-        prompts=_inputs(parsed.input),
         pooling=Pooling(
             task="embed",
             dimensions=parsed.dimensions,
@@ -124,7 +126,7 @@ def parse_embeddings(body: bytes, rules: BodyRules = STRICT) -> EmbeddingsReques
             input_type=_input_type(parsed),
         ),
         is_base64=parsed.encoding_format == "base64",
-        **_common(parsed),
+        **_common(parsed, _inputs(parsed.input)),
     )
 
 
@@ -141,12 +143,11 @@ def parse_rerank(body: bytes, rules: BodyRules = STRICT) -> RerankRequest:
     _check_form(parsed, is_teis)
     return RerankRequest(
         kind="score",
-        prompts=tuple(_pair(query, text, f"{name}.[{i}]") for i, text in enumerate(texts)),
         pooling=msgspec.structs.replace(_score(parsed.instruction), raw=bool(parsed.raw_scores)),
         top_n=parsed.top_n or None,
         returns_documents=bool(parsed.return_text) if is_teis else parsed.return_documents is not False,
         is_plain_list=is_teis,
-        **_common(parsed),
+        **_common(parsed, tuple(_pair(query, text, f"{name}.[{i}]") for i, text in enumerate(texts))),
     )
 
 
@@ -199,21 +200,33 @@ def parse_score(body: bytes, rules: BodyRules = STRICT) -> Generation:
     pairs = zip(queries * (len(texts) // len(queries)), texts, strict=True)
     return Generation(
         kind="score",
-        prompts=tuple(_pair(query, text, f"text_2.[{i}]") for i, (query, text) in enumerate(pairs)),
         pooling=_score(parsed.instruction),
-        **_common(parsed),
+        **_common(parsed, tuple(_pair(query, text, f"text_2.[{i}]") for i, (query, text) in enumerate(pairs))),
     )
 
 
-def _common(body: PooledBody) -> dict[str, Any]:
+def _limit(body: PooledBody) -> int | None:
+    """Return how many of a text's first tokens count; None for all, -1 for as many as the model reads.
+
+    Raises:
+        ApiError: 400; none would be left.
+    """
+    limit = checked_truncation(body.truncate_prompt_tokens)
+    return -1 if limit is None and body.truncate in (True, "END") else limit
+
+
+def _common(body: PooledBody, prompts: tuple[Prompt, ...]) -> dict[str, Any]:
     """Return what all three ask for alike. The same texts have the same numbers, so that answers can be kept.
 
     Raises:
-        ApiError: 400; a name holds a NUL or is longer than its subject token may be.
+        ApiError: 400; a name holds a NUL or is longer than its subject token may be, or no token would be left.
     """
     if isinstance(body.user, str):
         require_text("user", body.user)
+    limit = _limit(body)
     return {
+        "prompts": counted(prompts, limit),
+        "truncate_prompt_tokens": limit,
         "model": checked_model(body.model),
         "n": 1,
         "sampling": _NOTHING,

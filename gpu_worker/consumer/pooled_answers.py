@@ -24,6 +24,11 @@ class PooledAnswers:
         """Answer as the model's files say."""
         self._tasks = tasks
 
+    @property
+    def max_tokens(self) -> int | None:
+        """Of a text that is embedded or scored; None for as many as the context holds."""
+        return self._tasks.max_tokens
+
     def check(self, request: Request) -> None:
         """Refuse a request for what the model cannot do.
 

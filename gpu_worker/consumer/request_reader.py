@@ -16,7 +16,7 @@ from gpu_worker.text.prompt_encoder import PromptText
 from gpu_worker.text.score_prompt import ScoredText
 from gpu_worker.text.tokenizer import ModelTokenizer
 from shared.conversation import ChatOptions, Conversation
-from shared.errors import BadRequestError
+from shared.errors import BadRequestError, prompt_too_long
 from shared.messages import Request, TokenLogprob
 from shared.sampling import Sampling
 from shared.server_clock import ServerClock
@@ -73,7 +73,8 @@ class RequestReader:
             return list(request.token_ids)
         if request.pooling is not None and request.pooling.query is not None:
             assert request.text is not None
-            return ScoredText(request.pooling.query, request.text, request.pooling.instruction)
+            limit = None if request.truncate_prompt_tokens is None else self._pooled_limit(request)
+            return ScoredText(request.pooling.query, request.text, request.pooling.instruction, limit)
         if request.messages is not None:
             return Conversation(request.messages, request.chat or ChatOptions())
         text = self._pooled.text(request)
@@ -81,8 +82,14 @@ class RequestReader:
         return text
 
     def truncated(self, request: Request, prompt_ids: list[int]) -> list[int]:
-        """Return the part of a prompt that counts."""
+        """Return the part of a prompt that counts.
+
+        Raises:
+            BadRequestError: The prompt is embedded or scored, and has more than the model reads.
+        """
         limit = request.truncate_prompt_tokens
+        if request.pooling is not None:
+            return self._pooled_prompt(request, prompt_ids)
         if limit is None:
             return prompt_ids
         if limit < 0:
@@ -90,6 +97,28 @@ class RequestReader:
             num_output_tokens = min(max(1, request.sampling.max_tokens or 1), self._max_model_len - 1)
             limit = self._max_model_len - num_output_tokens
         return prompt_ids[-max(1, limit) :]
+
+    def _pooled_limit(self, request: Request) -> int:
+        """Return how many tokens of a text, or of a pair, are embedded or scored."""
+        limit = min(self._max_model_len, self._pooled.max_tokens or self._max_model_len)
+        asked = request.truncate_prompt_tokens
+        return limit if asked is None or asked < 0 else min(limit, max(1, asked))
+
+    def _pooled_prompt(self, request: Request, prompt_ids: list[int]) -> list[int]:
+        """Return the part that counts of a prompt that is embedded or scored: its first tokens.
+
+        Raises:
+            BadRequestError: It has more than the model reads, and the request does not say that it may be cut.
+        """
+        limit = self._pooled_limit(request)
+        if len(prompt_ids) <= limit:
+            return prompt_ids
+        if request.truncate_prompt_tokens is None:
+            message = prompt_too_long(len(prompt_ids), limit, "tokens", limit)
+            message += " Or send 'truncate_prompt_tokens': -1, which leaves out its end."
+            raise BadRequestError(message, "prompt", "context_length_exceeded")
+        # A text that is scored was cut before it became a prompt.
+        return prompt_ids[:limit] if request.text is None else self._tokenizer.shortened(prompt_ids, limit)
 
     def sequence(
         self, request: Request, sequence_id: str, prompt_ids: list[int], prediction_ids: list[int]

@@ -124,11 +124,16 @@ class Unserved:
 
 @dataclass(frozen=True, slots=True)
 class ModelTasks:
-    """What a model can do."""
+    """What a model can do.
+
+    Attributes:
+        max_tokens: Of a text that is embedded or scored, or of a pair; None for as many as the context holds.
+    """
 
     generates: bool
     embedding: EmbeddingForm | Unserved
     score: ScoreForm | Unserved
+    max_tokens: int | None = None
 
     @property
     def score_form(self) -> ScoreForm | None:
@@ -165,16 +170,26 @@ def read_model_tasks(directory: ModelDirectory, tokenizer: ModelTokenizer) -> Mo
     config = read_json(directory.path / "config.json", required=True)
     architecture = str(next(iter(_listed(config, "architectures")), ""))
     modules, settings = SentenceModules.read(directory.path), RerankerSettings.read(directory.path, config)
+    limit = _max_tokens(directory, config, modules)
     if architecture.endswith(_CLASSES):
-        return ModelTasks(False, Unserved(_NO_VECTORS), _class_score(config, settings))
+        return ModelTasks(False, Unserved(_NO_VECTORS), _class_score(config, settings), limit)
     embedding = _embedding(directory, config, modules)
     if isinstance(embedding, EmbeddingForm):
         embedding = replace(embedding, prompts=read_prompts(directory.path))
     if architecture.endswith(_LAYERS) and not architecture.endswith(_WITH_HEAD):
-        return ModelTasks(False, embedding, Unserved("it has no head that scores"))
+        return ModelTasks(False, embedding, Unserved("it has no head that scores"), limit)
     if modules is not None and "LogitScore" not in modules.names:
-        return ModelTasks(True, embedding, Unserved("its files say that it makes vectors"))
-    return ModelTasks(True, embedding, _token_score(tokenizer, modules, settings))
+        return ModelTasks(True, embedding, Unserved("its files say that it makes vectors"), limit)
+    return ModelTasks(True, embedding, _token_score(tokenizer, modules, settings), limit)
+
+
+def _max_tokens(directory: ModelDirectory, config: dict[str, Any], modules: SentenceModules | None) -> int | None:
+    """Read where sentence-transformers cuts texts; without its files, an encoder's tokenizer says it."""
+    limit = None if modules is None else modules.max_tokens()
+    if limit is None and (modules is not None or _is_encoder(config)):
+        limit = directory.tokenizer_config.get("model_max_length")
+    # Tokenizers without a limit name a number beyond all contexts.
+    return limit if isinstance(limit, int) and 0 < limit < directory.max_model_len else None
 
 
 def _embedding(

@@ -8,6 +8,8 @@ that these were trained on.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from msgspec import Struct
 
 from gpu_worker.text.model_tasks import ScoreForm
@@ -24,13 +26,21 @@ _JUDGE = (
 _AT_ONCE = ChatOptions(variables='{"enable_thinking":false}')
 _ROLES = ("query", "document")
 
+Turns = Callable[[str], list[ChatMessage]]
+
 
 class ScoredText(Struct, frozen=True):
-    """What is scored: a text, for a query; `instruction` says what makes it relevant."""
+    """What is scored: a text, for a query.
+
+    Attributes:
+        instruction: What makes it relevant.
+        max_tokens: Of the prompt: what is longer is cut at its end; None where it is not.
+    """
 
     query: str
     document: str
     instruction: str | None = None
+    max_tokens: int | None = None
 
     @property
     def num_characters(self) -> int:
@@ -44,21 +54,40 @@ def score_prompt(tokenizer: ModelTokenizer, form: ScoreForm, scored: ScoredText)
     Raises:
         BadRequestError: The model takes no instruction, or the prompt cannot be encoded.
     """
-    query, document = scored.query, scored.document
+    query = scored.query
     instruction = form.instruction if scored.instruction is None else scored.instruction
     if tokenizer.has_chat_roles(*_ROLES):
-        turns = [] if instruction is None else [("system", instruction)]
-        turns += [("query", query), ("document", document)]
-        return _conversation(tokenizer, turns)
+        asked = [] if instruction is None else [_turn("system", instruction)]
+        asked.append(_turn("query", query))
+        return _conversation(tokenizer, scored, lambda text: [*asked, _turn("document", text)])
     if form.plan.readout == "classes":
         if scored.instruction is not None:
             raise BadRequestError("This model takes no 'instruction': it scores query and text alone.", "instruction")
         # A prompt of the model's own stands directly before the query, as in sentence-transformers.
-        return tokenizer.encode_pair((instruction or "") + query, document)
-    asked = f"<Instruct>: {instruction or _DEFAULT_INSTRUCTION}\n<Query>: {query}\n<Document>: {document}"
-    return _conversation(tokenizer, [("system", _JUDGE), ("user", asked)])
+        return tokenizer.encode_pair((instruction or "") + query, scored.document, scored.max_tokens)
+    question = f"<Instruct>: {instruction or _DEFAULT_INSTRUCTION}\n<Query>: {query}\n<Document>: "
+    return _conversation(tokenizer, scored, lambda text: [_turn("system", _JUDGE), _turn("user", question + text)])
 
 
-def _conversation(tokenizer: ModelTokenizer, turns: list[tuple[str, str]]) -> list[int]:
-    messages = [ChatMessage(role=role, content=content) for role, content in turns]
-    return tokenizer.encode_chat(messages, _AT_ONCE).token_ids
+def _conversation(
+    tokenizer: ModelTokenizer, scored: ScoredText, turns: Callable[[str], list[ChatMessage]]
+) -> list[int]:
+    """Return the prompt of the turns that are made of a document, which is cut where they are too long with it.
+
+    Raises:
+        BadRequestError: They are too long without a document.
+    """
+    document = scored.document
+    while True:
+        token_ids = tokenizer.encode_chat(turns(document), _AT_ONCE).token_ids
+        excess = 0 if scored.max_tokens is None else len(token_ids) - scored.max_tokens
+        if excess <= 0:
+            return token_ids
+        if not document:
+            message = f"The prompt has {excess} tokens too many without a text. Shorten 'query' or 'instruction'."
+            raise BadRequestError(message, "query", "context_length_exceeded")
+        document = tokenizer.without_last_tokens(document, excess)
+
+
+def _turn(role: str, content: str) -> ChatMessage:
+    return ChatMessage(role=role, content=content)

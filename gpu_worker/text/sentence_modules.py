@@ -9,6 +9,8 @@ from typing import Any
 from gpu_worker.text.model_directory import read_json
 
 _RERANKER = "CrossEncoder"
+# Files of the first module; older models have them under other names than BERT's.
+_TRANSFORMER_FILES = "sentence_*_config.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,19 @@ class SentenceModules:
     def names(self) -> tuple[str, ...]:
         """Return the classes, in order."""
         return tuple(name for name, _ in self.modules)
+
+    def max_tokens(self) -> int | None:
+        """Return how many tokens of a text the model reads; None where its files leave it to the tokenizer's.
+
+        Raises:
+            ConfigError: A file is not usable.
+        """
+        for folder in self.folders("Transformer")[:1]:
+            for file in sorted(folder.glob(_TRANSFORMER_FILES)):
+                limit = read_json(file).get("max_seq_length")
+                if isinstance(limit, int) and limit > 0:
+                    return limit
+        return None
 
     def folders(self, name: str) -> list[Path]:
         """Return the folders of the modules of this class, in order."""

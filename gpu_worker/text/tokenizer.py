@@ -29,6 +29,7 @@ from gpu_worker.text.spelled_tokens import PartEncoder, SpelledTokens
 from gpu_worker.text.template_probes import refused_kinds
 from gpu_worker.text.token_table import TokenTable, build_table, with_special_tokens
 from gpu_worker.text.tokenizer_bounds import TokenizerBoundsError, check_steps, check_vocabulary_sizes
+from gpu_worker.text.truncation import TextCutter
 from shared.conversation import ChatMessage, ChatOptions, Conversation
 from shared.errors import BadRequestError, ConfigError, PromptTooLongError
 from shared.formats import detect_format, format_named
@@ -145,12 +146,27 @@ class ModelTokenizer:
         runs = [tuple(self._encode(space + word.lstrip(), False)) for word in words for space in ("", " ")]
         return tuple(dict.fromkeys(run for run in runs if run))
 
-    def encode_pair(self, first: str, second: str) -> list[int]:
-        """Return the token ids of two texts, joined as the tokenizer's files say."""
+    def encode_pair(self, first: str, second: str, max_tokens: int | None = None) -> list[int]:
+        """Return the token ids of two texts, joined as the tokenizer's files say, cut to `max_tokens`."""
         with library_errors():
+            if max_tokens is not None:
+                return self._cutter.joined(first, second, max_tokens)
             encodings = self._tokenizer.encode_batch_fast([(first, second)])
         ids: list[int] = encodings[0].ids
         return ids
+
+    def shortened(self, token_ids: list[int], max_tokens: int) -> list[int]:
+        """Return the first tokens of a text that was encoded with those that the tokenizer adds, which are kept."""
+        return self._cutter.shortened(token_ids, max_tokens)
+
+    def without_last_tokens(self, text: str, num_tokens: int) -> str:
+        """Return a text without so many tokens at its end."""
+        with library_errors():
+            return self._cutter.without_last_tokens(text, num_tokens)
+
+    @cached_property
+    def _cutter(self) -> TextCutter:
+        return TextCutter(self._tokenizer, self._encode)
 
     @property
     def has_chat_template(self) -> bool:

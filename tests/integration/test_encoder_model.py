@@ -53,16 +53,30 @@ def test_vectors_of_the_first_token(tmp_path: Path) -> None:
     names = {"Transformer": "", "Pooling": "1_Pooling", "Normalize": "2_Normalize"}
     entries = [{"path": path, "type": f"sentence_transformers.models.{name}"} for name, path in names.items()]
     (tmp_path / "model" / "modules.json").write_text(json.dumps(entries))
+    (tmp_path / "model" / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 8}))
     (tmp_path / "model" / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_cls_token": True}))
     with running_system(tmp_path, "--model", str(tmp_path / "model")) as system:
         answer = system.client().embeddings.create(model=system.model, input=TEXTS)
+        long = "the moon is far a sum of two numbers"
+        cut, short = (
+            httpx2.post(
+                f"{system.url}/v1/embeddings",
+                headers=system.headers(),
+                json={"model": system.model, "input": long, **more},
+                timeout=60,
+            )
+            for more in ({"truncate_prompt_tokens": -1}, {})
+        )
         refused = httpx2.post(
             f"{system.url}/v1/completions", headers=system.headers(), json={"model": system.model, "prompt": "moon"}
         )
-    for text, entry in zip(TEXTS, answer.data, strict=True):
+    assert (short.status_code, short.json()["error"]["code"]) == (400, "context_length_exceeded")
+    vectors = [entry.embedding for entry in answer.data] + [cut.json()["data"][0]["embedding"]]
+    for text, vector in zip([*TEXTS, long], vectors, strict=True):
         with torch.no_grad():
-            hidden = model(**tokenizer(text, return_tensors="pt")).last_hidden_state[0, 0]
-        np.testing.assert_allclose(entry.embedding, (hidden / hidden.norm()).numpy(), atol=1e-4)
+            tokens = tokenizer(text, truncation=True, max_length=8, return_tensors="pt")
+            hidden = model(**tokens).last_hidden_state[0, 0]
+        np.testing.assert_allclose(vector, (hidden / hidden.norm()).numpy(), atol=1e-4)
     assert (refused.status_code, refused.json()["error"]["code"]) == (400, "unsupported_task")
 
 
@@ -72,10 +86,13 @@ def test_ranking_of_pairs(tmp_path: Path) -> None:
     with running_system(tmp_path, "--model", str(tmp_path / "model")) as system:
         body = {"model": system.model, "query": "two numbers", "documents": TEXTS}
         answer = httpx2.post(f"{system.url}/rerank", headers=system.headers(), json=body, timeout=60)
-    with torch.no_grad():
-        pairs = [tokenizer("two numbers", text, return_token_type_ids=True, return_tensors="pt") for text in TEXTS]
-        expected = [float(model(**pair).logits[0, 0].sigmoid()) for pair in pairs]
-    assert pairs[0]["token_type_ids"].sum() > 0
-    found = {result["index"]: result["relevance_score"] for result in answer.json()["results"]}
-    assert [found[i] for i in range(len(TEXTS))] == pytest.approx(expected, abs=1e-4)
+        cut = httpx2.post(f"{system.url}/rerank", headers=system.headers(), json=body | {"truncate_prompt_tokens": 6})
+    for whole, limit in ((answer, 64), (cut, 6)):
+        options = {"truncation": True, "max_length": limit, "return_token_type_ids": True, "return_tensors": "pt"}
+        with torch.no_grad():
+            pairs = [tokenizer("two numbers", text, **options) for text in TEXTS]
+            expected = [float(model(**pair).logits[0, 0].sigmoid()) for pair in pairs]
+        assert pairs[0]["token_type_ids"].sum() > 0
+        found = {result["index"]: result["relevance_score"] for result in whole.json()["results"]}
+        assert [found[i] for i in range(len(TEXTS))] == pytest.approx(expected, abs=1e-4)
     assert list(found) == sorted(range(len(TEXTS)), key=lambda i: -expected[i])

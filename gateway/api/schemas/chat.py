@@ -13,7 +13,7 @@ from gateway.api.schemas.parameters import (
     check_names,
     check_sequences,
     check_stream_options,
-    check_truncation,
+    checked_truncation,
     counted,
     one_of,
     to_sampling,
@@ -58,7 +58,7 @@ def parse_chat(body: bytes, rules: BodyRules = STRICT) -> Generation:
     variables = template_variables(chat.chat_template_kwargs, thinking, chat.documents, chat.verbosity)
     options = chat_options(chat, messages, tools.template, variables)
     prompt = Prompt(estimate_messages(messages, options), messages=messages, chat=options)
-    limit = check_truncation(chat)
+    limit = checked_truncation(chat.truncate_prompt_tokens)
     generation = Generation(
         kind="chat",
         model=chat.model,

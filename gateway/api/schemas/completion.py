@@ -14,7 +14,7 @@ from gateway.api.schemas.parameters import (
     check_names,
     check_sequences,
     check_stream_options,
-    check_truncation,
+    checked_truncation,
     counted,
     one_of,
     to_sampling,
@@ -46,7 +46,7 @@ def parse_completion(body: bytes, rules: BodyRules = STRICT) -> Generation:
     echo = bool(completion.echo)
     logprobs = num_logprobs(completion.logprobs)
     echoed = logprobs if echo else None
-    limit = check_truncation(completion)
+    limit = checked_truncation(completion.truncate_prompt_tokens)
     generation = Generation(
         kind="completion",
         model=completion.model,

@@ -204,12 +204,12 @@ def counted(prompts: tuple[Prompt, ...], num_tokens: int | None) -> tuple[Prompt
     return tuple(replace(prompt, estimated_tokens=min(prompt.estimated_tokens, num_tokens)) for prompt in prompts)
 
 
-def check_truncation(body: CommonBody) -> int | None:
-    """Return how many of the prompt's last tokens count, or None for all.
+def checked_truncation(limit: int | None) -> int | None:
+    """Return how many of the prompt's tokens count, or None for all.
 
     Raises:
         ApiError: 400; none would be left.
     """
-    if body.truncate_prompt_tokens == 0:
+    if limit == 0:
         raise invalid_value("truncate_prompt_tokens", "'truncate_prompt_tokens' must be at least 1, or -1.")
-    return body.truncate_prompt_tokens
+    return limit

@@ -30,7 +30,8 @@ from gateway.generation import Generation, Prompt, ToolUse
 from gateway.metrics import GatewayMetrics
 from shared.conversation import ChatOptions
 from shared.formats import Tool, ToolChoice
-from shared.messages import Delta, Finish, Heartbeat, Request
+from shared.messages import FEATURES, Delta, Finish, Heartbeat, Request
+from shared.pooling import Pooling
 from shared.sampling import Sampling, SamplingDefaults
 from shared.server_clock import ServerClock
 from shared.structured_output.checker import GrammarChecker
@@ -199,6 +200,21 @@ async def test_job_for_a_model_that_does_not_generate_is_a_400(gateway: Gateway)
     with pytest.raises(ApiError) as caught:
         await gateway.generator.checked(generation, "someone")
     assert (caught.value.status, caught.value.code) == (400, "unsupported_task")
+
+
+async def test_what_workers_of_an_earlier_version_would_ignore_waits_for_their_update(gateway: Gateway) -> None:
+    gateway.hear(tasks=("embed",), features=("resumed",))
+    plain = Generation("embedding", "m", (Prompt(3, text="x"),), 1, Sampling(), deterministic=True, pooling=Pooling())
+    await gateway.generator.checked(plain, "someone")
+    asked = [{"truncate_prompt_tokens": 5}, {"pooling": Pooling(input_type="query")}, {"pooling": Pooling(raw=True)}]
+    generations = [msgspec.structs.replace(plain, **fields) for fields in asked]
+    for generation in generations:
+        with pytest.raises(ApiError) as caught:
+            await gateway.generator.checked(generation, "someone")
+        assert (caught.value.status, caught.value.retry_after_s is not None) == (503, True)
+    gateway.hear(tasks=("embed",), features=FEATURES)
+    for generation in generations:
+        await gateway.generator.checked(generation, "someone")
 
 
 async def test_job_whose_prompt_fits_no_worker_is_a_400(gateway: Gateway) -> None:

@@ -53,6 +53,33 @@ def test_teis_form_of_reranking_is_served() -> None:
 
 
 @pytest.mark.parametrize(
+    ("fields", "limit"),
+    [
+        ({}, None),
+        ({"truncate_prompt_tokens": 7}, 7),
+        ({"truncate_prompt_tokens": -1}, -1),
+        ({"truncate": True}, -1),
+        ({"truncate": "END", "truncate_prompt_tokens": 7}, 7),
+        ({"truncate": "NONE"}, None),
+        ({"truncation_side": "right"}, None),
+    ],
+)
+def test_texts_may_be_cut_at_their_end(fields: dict[str, Any], limit: int | None) -> None:
+    for parse, base in ((parse_embeddings, EMBED), (parse_rerank, RERANK), (parse_score, SCORE)):
+        assert parse(encoded(base, fields)).truncate_prompt_tokens == limit
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"), ({"truncate": "START"}, "truncate")],
+)
+def test_texts_are_not_cut_away_or_at_their_begin(fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(ApiError) as caught:
+        parse_embeddings(encoded(EMBED, fields))
+    assert (caught.value.status, caught.value.param) == (400, param)
+
+
+@pytest.mark.parametrize(
     ("fields", "param"),
     [
         ({"texts": ["a"], "documents": ["a"]}, "documents"),

@@ -14,10 +14,12 @@ from gpu_worker.consumer.request_reader import RequestReader
 from gpu_worker.text.infill import InfillPrompt
 from gpu_worker.text.model_directory import read_model_directory
 from gpu_worker.text.model_tasks import read_model_tasks
+from gpu_worker.text.score_prompt import ScoredText
 from gpu_worker.text.tokenizer import ModelTokenizer
 from shared.conversation import ChatMessage
 from shared.errors import BadRequestError
 from shared.messages import Request
+from shared.pooling import Pooling
 from shared.sampling import Sampling
 
 SIZE = 1000
@@ -95,6 +97,26 @@ def test_prompt_keeps_its_last_tokens(
     prompt_ids = list(range(3000))
     asked = request(text="x", truncate_prompt_tokens=limit, sampling=Sampling(max_tokens=max_tokens))
     assert reader.truncated(asked, prompt_ids) == prompt_ids[-num_left:]
+
+
+def test_texts_that_are_embedded_have_no_more_tokens_than_the_model_reads() -> None:
+    directory = read_model_directory(Path(ops.__file__).parent / "demo_model" / "model")
+    tokenizer = ModelTokenizer(directory)
+    tasks = dataclasses.replace(read_model_tasks(directory, tokenizer), max_tokens=7)
+    reader = RequestReader("m", directory, 2048, tokenizer, PooledAnswers(tasks))
+    prompt_ids = list(range(20))
+
+    def left(limit: int | None, **pooling: Any) -> list[int]:
+        asked = request(token_ids=tuple(prompt_ids), truncate_prompt_tokens=limit, pooling=Pooling(**pooling))
+        return reader.truncated(asked, prompt_ids)
+
+    assert [left(limit) for limit in (-1, 3, 9, 0)] == [prompt_ids[:count] for count in (7, 3, 7, 1)]
+    with pytest.raises(BadRequestError, match=r"at most 7 can fit.*'truncate_prompt_tokens': -1") as caught:
+        left(None)
+    assert caught.value.code == "context_length_exceeded"
+    scored = request(text="x", truncate_prompt_tokens=-1, pooling=Pooling(task="score", query="q"))
+    assert reader.prompt(scored) == ScoredText("q", "x", max_tokens=7)
+    assert reader.truncated(request(text="x"), prompt_ids) == prompt_ids
 
 
 def test_prompts_share_blocks_where_tenant_and_salt_are_equal(reader: RequestReader) -> None:

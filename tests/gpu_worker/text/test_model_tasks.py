@@ -247,3 +247,21 @@ def test_model_without_words_of_its_own_treats_all_texts_alike(tasks_of: Tasks) 
     form = tasks_of({"config_sentence_transformers.json": {"prompts": [1]}}).embedding
     assert isinstance(form, EmbeddingForm)
     assert [form.prompt_for(name) for name in ("query", "passage", "clustering")] == ["", "", ""]
+
+
+@pytest.mark.parametrize(
+    ("files", "config", "expected"),
+    [
+        (modules("Transformer", "Pooling") | {"sentence_bert_config.json": {"max_seq_length": 24}}, {}, 24),
+        (modules("Transformer", "Pooling") | {"sentence_roberta_config.json": {"max_seq_length": 24}}, {}, 24),
+        (modules("Transformer", "Pooling") | {"sentence_bert_config.json": {"max_seq_length": None}}, {}, 20),
+        (modules("Transformer", "Pooling"), {}, 20),
+        (modules("Transformer", "Pooling") | {"sentence_bert_config.json": {"max_seq_length": 1 << 20}}, {}, None),
+        ({"sentence_bert_config.json": {"max_seq_length": 24}}, {}, None),
+        ({}, {"use_bidirectional_attention": True}, 20),
+    ],
+)
+def test_texts_are_read_as_far_as_the_files_say(
+    tasks_of: Tasks, files: dict[str, Any], config: dict[str, Any], expected: int | None
+) -> None:
+    assert tasks_of(files | {"tokenizer_config.json": {"model_max_length": 20}}, **config).max_tokens == expected

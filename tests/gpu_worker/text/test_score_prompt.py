@@ -6,10 +6,12 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
+from transformers import PreTrainedTokenizerFast
 
 from gpu_worker.core.pooling import PoolingPlan
 from gpu_worker.text.model_directory import ModelDirectory, read_model_directory
@@ -87,20 +89,57 @@ def test_template_that_knows_query_and_document_makes_the_prompt(
     assert tokenizer.decode(score_prompt(tokenizer, form, ScoredText("q", "d", instruction))) == f"{shown}|q|d"
 
 
-def test_cross_encoder_gets_the_pair_of_its_tokenizer(tmp_path: Path, demo_directory: ModelDirectory) -> None:
+@pytest.fixture
+def pairs(tmp_path: Path, demo_directory: ModelDirectory) -> ModelTokenizer:
+    """Return the demo model's tokenizer with tokens around texts and pairs of them."""
     for name in ("config.json", "tokenizer_config.json"):
         shutil.copy(demo_directory.path / name, tmp_path)
     stored = Tokenizer.from_file(str(demo_directory.path / "tokenizer.json"))
     end = "<|endoftext|>"
     special = [(end, stored.token_to_id(end))]
     stored.post_processor = TemplateProcessing(
-        single=f"{end} $A", pair=f"{end} $A {end} $B {end}", special_tokens=special
+        single=f"{end} $A {end}", pair=f"{end} $A {end} $B {end}", special_tokens=special
     )
     stored.save(str(tmp_path / "tokenizer.json"))
-    tokenizer = ModelTokenizer(read_model_directory(tmp_path))
+    return ModelTokenizer(read_model_directory(tmp_path))
+
+
+def test_cross_encoder_gets_the_pair_of_its_tokenizer(pairs: ModelTokenizer) -> None:
+    tokenizer = pairs
     query, document = (tokenizer.encode_text(text, add_special_tokens=False) for text in ("what is x?", "x = 1"))
     prompt = score_prompt(tokenizer, BY_CLASS, ScoredText("what is x?", "x = 1"))
     assert prompt == [0, *query, 0, *document, 0]
+
+
+LONG, SHORT = "def add(a, b):\n    return a + b\n" * 3, "x = 1"
+
+
+@pytest.mark.parametrize("max_tokens", [5, 6, 9, 14, 15, 16, 40, 41, 200])
+def test_texts_and_pairs_are_cut_as_by_transformers(pairs: ModelTokenizer, tmp_path: Path, max_tokens: int) -> None:
+    oracle: Any = PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "tokenizer.json"))
+    for texts in ((LONG, SHORT), (SHORT, LONG), (LONG, LONG + "#"), (SHORT, SHORT)):
+        expected = oracle(*texts, truncation=True, max_length=max_tokens)["input_ids"]
+        assert score_prompt(pairs, BY_CLASS, ScoredText(*texts, max_tokens=max_tokens)) == expected
+    for text in (LONG, SHORT):
+        expected = oracle(text, truncation=True, max_length=max_tokens)["input_ids"]
+        assert pairs.shortened(pairs.encode_text(text), max_tokens) == expected
+
+
+@pytest.mark.parametrize("template", [THINKING, ROLES])
+def test_document_of_a_conversation_is_cut_at_its_end(tokenizer_with: TokenizerWith, template: str) -> None:
+    tokenizer = tokenizer_with(template)
+    whole = score_prompt(tokenizer, BY_TOKENS, ScoredText("q", LONG))
+    limit = len(whole) - 9
+    cut = score_prompt(tokenizer, BY_TOKENS, ScoredText("q", LONG, max_tokens=limit))
+    assert limit - 2 <= len(cut) <= limit
+    before, document, behind = tokenizer.decode(whole).partition(LONG)
+    text = tokenizer.decode(cut)
+    assert text.startswith(before)
+    assert text.endswith(behind)
+    assert document.startswith(text.removeprefix(before).removesuffix(behind))
+    with pytest.raises(BadRequestError, match="Shorten 'query'") as caught:
+        score_prompt(tokenizer, BY_TOKENS, ScoredText("q", LONG, max_tokens=2))
+    assert caught.value.param == "query"
 
 
 def test_cross_encoder_takes_no_instruction(demo_directory: ModelDirectory) -> None:
