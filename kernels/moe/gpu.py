@@ -94,14 +94,11 @@ def multiply(
         stack: Its gates and up projections alternate where the activation has a gate.
         rows: Sorted.
         launch: Of the product.
-        activation: Of the first product, whose results are those of rows, in the type of the inputs. None for the
-            second product, whose results are those of pairs, in float32.
+        activation: Of the first product, whose results are those of rows. None for the second product, whose results
+            are those of pairs. Both are in the type of the inputs.
     """
-    out_features = stack.shape[1]
-    size, dtype = out_features, torch.float32
-    if activation is not None:
-        size, dtype = out_features // activation.num_projections, inputs.dtype
-    outputs = torch.empty((len(rows.pairs), size), dtype=dtype, device=inputs.device)
+    size = stack.shape[1] // (1 if activation is None else activation.num_projections)
+    outputs = torch.empty((len(rows.pairs), size), dtype=inputs.dtype, device=inputs.device)
     if isinstance(stack, PackedStack):
         _packed(inputs, stack, outputs, rows, launch, activation)
     else:

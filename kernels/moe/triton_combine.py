@@ -34,7 +34,7 @@ def combine_kernel(
         is_here = (expert >= 0) & (expert < num_experts)
         # Rows of experts that are elsewhere were not written.
         output = tl.load(outputs + pair * size + columns, mask=mask & is_here, other=0.0)
-        sums += tl.where(is_here, tl.load(weights + pair), 0.0) * output
+        sums += tl.where(is_here, tl.load(weights + pair), 0.0) * output.to(tl.float32)
     tl.store(results + token * size + columns, sums.to(results.dtype.element_ty), mask=mask)
 
 
@@ -49,7 +49,7 @@ def combine(
     """Return the weighted sum of each token's outputs.
 
     Shapes:
-        outputs: `[num_tokens * top_k, size]` float32
+        outputs: `[num_tokens * top_k, size]`
         ids, weights: `[num_tokens, top_k]`, contiguous
         result: `[num_tokens, size]`
     """

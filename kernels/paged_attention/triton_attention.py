@@ -280,7 +280,8 @@ def _launch_chunk(
     }
     caches = (batch.key_cache, batch.value_cache, batch.scale_pairs)
     lengths = (batch.query_starts, batch.context_lens)
-    chunk_attention_kernel[(num_kv_heads, num_blocks, num_splits)](
+    # Blocks on the first axis: the others end at 65,535.
+    chunk_attention_kernel[(num_blocks, num_kv_heads, num_splits)](
         *(result, partial, partial_lse, batch.query, *caches, batch.block_tables, *lengths),
         *(batch.tree_masks, batch.sinks),
         score_scale,
@@ -293,7 +294,7 @@ def _launch_chunk(
         **constants,
     )
     if num_splits > 1:
-        reduce_chunk_splits_kernel[(num_kv_heads * block_m, num_blocks)](
+        reduce_chunk_splits_kernel[(num_blocks, num_kv_heads * block_m)](
             *(result, partial, partial_lse, *lengths, num_seqs, num_splits),
             BLOCK_S=MAX_CHUNK_SPLITS,
             num_warps=4,

@@ -102,15 +102,15 @@ def chunk_attention_kernel(
 ):
     """Attend from one block of packed query rows to one split of the tokens that they see.
 
-    Grid: `(num_kv_heads, num_tokens // (BLOCK_M // group) + num_seqs, num_splits)`. Sequences with fewer than
+    Grid: `(num_tokens // (BLOCK_M // group) + num_seqs, num_kv_heads, num_splits)`. Sequences with fewer than
     MIN_QUERY_LEN query tokens are left alone. Where one split holds all tokens the result is written, else for each row
     a partial result and the log2 of its sum of exponentials: the same code serves any number of splits, so that a batch
     of another size compiles nothing.
     """
     BLOCK_TOKENS: tl.constexpr = BLOCK_M // SHAPE.group
-    kv_head, split = tl.program_id(0), tl.program_id(2)
+    kv_head, split = tl.program_id(1), tl.program_id(2)
     # Late blocks see most tokens: they start first, so that the last to run are short.
-    query_block = tl.num_programs(1) - 1 - tl.program_id(1)
+    query_block = tl.num_programs(0) - 1 - tl.program_id(0)
     sequence, first_row, query_len, context_len, first_token = find_block(
         query_starts_ptr, context_lens_ptr, query_block, num_seqs, BLOCK_TOKENS
     )
@@ -197,9 +197,9 @@ def reduce_chunk_splits_kernel(
     BLOCK_N: tl.constexpr,
     SHAPE: tl.constexpr,
 ):
-    """Combine the splits of one packed query row, `grid: (num_kv_heads * BLOCK_M, query blocks)`."""
+    """Combine the splits of one packed query row, `grid: (query blocks, num_kv_heads * BLOCK_M)`."""
     BLOCK_TOKENS: tl.constexpr = BLOCK_M // SHAPE.group
-    kv_head, row, query_block = tl.program_id(0) // BLOCK_M, tl.program_id(0) % BLOCK_M, tl.program_id(1)
+    kv_head, row, query_block = tl.program_id(1) // BLOCK_M, tl.program_id(1) % BLOCK_M, tl.program_id(0)
     _, first_row, query_len, context_len, first_token = find_block(
         query_starts_ptr, context_lens_ptr, query_block, num_seqs, BLOCK_TOKENS
     )

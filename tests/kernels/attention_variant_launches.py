@@ -64,6 +64,8 @@ def launches(gpu: Gpu) -> dict[str, Callable[[], torch.Tensor]]:
         "decode_latent_one": partial(launch, gpu, 1, 1, 128, 1, 576, 512),
         "verify_latent_lite": partial(launch, gpu, 64, 5, 16, 1, 576, 512),
         "chunk_latent": partial(launch, gpu, 1, 64, 16, 1, 576, 512),
+        # Two tokens of 16 heads are a block.
+        "chunk_latent_long": partial(launch, gpu, 1, 131_072, 16, 1, 576, 512),
         "decode_latent_8bit": partial(launch, gpu, 64, 1, 16, 1, 576, 512, **eight_bits),
         "chunk_latent_8bit": partial(launch, gpu, 1, 64, 16, 1, 576, 512, **eight_bits),
     }

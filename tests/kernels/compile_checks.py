@@ -76,6 +76,10 @@ def _server() -> subprocess.Popen[bytes]:
     return server
 
 
+# CUDA's limit of a grid's second and third axis; the first may have 2^31 - 1 programs.
+_MAX_LATER_AXES = 65_535
+
+
 def _serve() -> None:
     """Answer each line of the standard input, `[module, capabilities, output]`, with an exit status in a line."""
     importlib.import_module("torch")
@@ -127,6 +131,7 @@ def _compile(name: str, launch: Callable[[], object], capability: int) -> list[C
     run = JITFunction.run
 
     def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
+        assert all(size <= _MAX_LATER_AXES for size in grid[1:]), f"{name}: the grid {grid} cannot be launched"
         kernel = run(self, *args, grid=grid, warmup=True, **kwargs)
         results.append(_describe(name, kernel, capability))
         return kernel
