@@ -266,14 +266,14 @@ class Dispatcher:
 
     def _stored(self, flight: Flight, epoch: int, stream_seq: int) -> None:
         if self._is_current(flight, epoch):
-            flight.stream_seq = stream_seq
+            flight.stream_seq, flight.was_stored = stream_seq, True
             flight.refused_at = None
         elif flight.worker is None or flight.epoch != epoch:
             self._revoker.delete(stream_seq)
 
     def _refused(self, flight: Flight, epoch: int, error: ApiError) -> None:
-        # A later attempt belongs to an answer that has begun: the sweep publishes it again.
-        if epoch == 0 and self._is_current(flight, epoch) and flight.worker is None:
+        # What the queue has had once was admitted: the sweep publishes it again.
+        if flight.is_new and self._is_current(flight, epoch) and flight.worker is None:
             self.fail(flight, error)
 
     def _miss_stream(self, flight: Flight, epoch: int) -> None:

@@ -62,6 +62,7 @@ class Flight(_Progress):
         has_begun: A worker has claimed it, in this epoch or an earlier one.
         is_resumed: This epoch's message is in the queue of what goes before new requests.
         stream_seq: JetStream sequence of this epoch's message, once acknowledged.
+        was_stored: The queue has acknowledged a message of it, of whatever epoch.
         ack: Inbox subject on which this epoch's publication is still to be acknowledged.
         refused_at: Loop time since which the queue has not taken it, in one publication after the other.
         published_at: Loop time of this epoch's publication.
@@ -89,6 +90,7 @@ class Flight(_Progress):
     has_begun: bool = False
     is_resumed: bool = False
     stream_seq: int | None = None
+    was_stored: bool = False
     ack: str | None = None
     refused_at: float | None = None
     heard_at: float = -1.0
@@ -109,6 +111,11 @@ class Flight(_Progress):
     def id(self) -> str:
         """Request id."""
         return self.request.id
+
+    @property
+    def is_new(self) -> bool:
+        """Whether nothing has shown that the queue has ever had it: where that has no place for it, it is refused."""
+        return not (self.was_stored or self.has_begun)
 
     @property
     def num_produced(self) -> int:

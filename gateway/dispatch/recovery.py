@@ -135,7 +135,7 @@ class Recovery:
         now = self._loop.time()
         if flight.refused_at is None:
             flight.refused_at = now
-        if flight.epoch == 0 and not may_elect:
+        if flight.is_new and not may_elect:
             return False
         return bool(flight.emitted) or now - flight.refused_at < self._limits.outage_timeout_s
 

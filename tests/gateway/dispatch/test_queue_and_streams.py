@@ -161,6 +161,22 @@ async def test_deleted_stream_is_made_again(start_nats: Callable[..., NatsServer
         await until(lambda: bench.flight.stream_seq is not None)
 
 
+async def test_request_that_the_queue_never_had_is_refused_though_the_first_answer_was_lost(
+    start_nats: Callable[..., NatsServer],
+) -> None:
+    async with AsyncExitStack() as stack:
+        bench = Bench(start_nats().url, stack)
+        await bench.start()
+        await bench.nats.jetstream().delete_stream(INTERACTIVE_STREAM)
+        refused = ListSink()
+        await bench.submit(refused)
+        bench.dispatcher._publisher._waiting.clear()
+        await refused.end()
+        assert refused.error is not None
+        assert (refused.error.status, refused.error.code) == (503, "queue_unavailable")
+        assert bench.flight.epoch == 1
+
+
 async def test_close_ends_the_making_of_the_stream(start_nats: Callable[..., NatsServer]) -> None:
     async with AsyncExitStack() as stack:
         bench = Bench(start_nats().url, stack)
