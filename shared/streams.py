@@ -80,8 +80,7 @@ class StreamLimits:
 
 def stream_configs(limits: StreamLimits) -> list[StreamConfig]:
     """Return the configurations of all streams but the batch queues."""
-    configs = [*_queue_configs(limits), *_record_configs(limits)]
-    return [config.evolve(num_replicas=limits.replicas or 1) for config in configs]
+    return _replicated([*_queue_configs(limits), *_record_configs(limits)], limits)
 
 
 def tenant_stream_config(tenant: str, limits: StreamLimits) -> StreamConfig:
@@ -93,6 +92,10 @@ def tenant_stream_config(tenant: str, limits: StreamLimits) -> StreamConfig:
         max_wait_s=limits.tenant_max_wait_s,
         duplicate_window_s=limits.tenant_duplicate_window_s,
     ).evolve(num_replicas=limits.replicas or 1)
+
+
+def _replicated(configs: list[StreamConfig], limits: StreamLimits) -> list[StreamConfig]:
+    return [config.evolve(num_replicas=limits.replicas or 1) for config in configs]
 
 
 def _queue_configs(limits: StreamLimits) -> list[StreamConfig]:
@@ -205,6 +208,17 @@ async def ensure_streams(js: JetStreamContext, limits: StreamLimits, tenants: It
     await _ensure(js, stream_configs(limits))
     for tenant in tenants:
         await ensure_batch_stream(js, tenant_stream_config(tenant, limits))
+
+
+async def ensure_record_streams(js: JetStreamContext, limits: StreamLimits) -> None:
+    """Make the streams of results, ends, dead letters, progress and responses that are missing.
+
+    The queue of interactive requests is not among them: who makes it anew has to publish again what the old one held.
+
+    Raises:
+        DependencyError: A stream is missing and we may not or cannot make it.
+    """
+    await _ensure(js, _replicated(_record_configs(limits), limits))
 
 
 async def ensure_interactive_stream(js: JetStreamContext, limits: StreamLimits) -> None:

@@ -18,7 +18,7 @@ from shared.dependency_wait import RECORDS_LOG_INTERVAL_S, RECORDS_RETRY_S, wait
 from shared.direct_client import DirectClient
 from shared.errors import DependencyError
 from shared.log_limit import LogLimit
-from shared.streams import INTERACTIVE_STREAM, StreamLimits, ensure_interactive_stream, ensure_streams
+from shared.streams import INTERACTIVE_STREAM, StreamLimits, ensure_interactive_stream, ensure_record_streams
 
 STREAM_RETRY_S = 0.25
 
@@ -85,7 +85,7 @@ class QueueStreams:
         """Make the streams of results and dead letters in the background, or wait for them."""
         if self._records is None or self._records.done():
             what = "the streams of batch results and dead letters"
-            action = partial(ensure_streams, self._js, self._limits)
+            action = partial(ensure_record_streams, self._js, self._limits)
             waiting = wait_for(what, action, RECORDS_RETRY_S, RECORDS_LOG_INTERVAL_S)
             self._records = self._loop.create_task(waiting)
 

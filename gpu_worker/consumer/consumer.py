@@ -40,7 +40,7 @@ from shared.messages import UNDECODABLE, Cancel, Delta, Heartbeat, encode
 from shared.nats_connection import SEND_ERRORS, inbox_prefix
 from shared.pause_detector import PauseDetector
 from shared.result_shares import PURGE_INTERVAL_S
-from shared.streams import StreamLimits, ensure_interactive_stream, ensure_streams
+from shared.streams import StreamLimits, ensure_interactive_stream, ensure_record_streams
 from shared.subjects import ALL_GATEWAYS, cancel_subject, probe_subject, worker_subject
 from shared.task_supervisor import TaskSupervisor
 
@@ -208,7 +208,7 @@ class Consumer:
     async def _ensure_records(self) -> None:
         """Make the streams of batch results and dead letters, or wait for them; interactive requests need none."""
         what = "the streams of batch results and dead letters"
-        action = partial(ensure_streams, self._js, self._limits)
+        action = partial(ensure_record_streams, self._js, self._limits)
         await wait_for(what, action, RECORDS_RETRY_S, RECORDS_LOG_INTERVAL_S)
         self._tasks.every(PURGE_INTERVAL_S, self._kept.shares.purge, "shares of tenants in the results")
 

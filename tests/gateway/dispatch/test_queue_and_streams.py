@@ -11,6 +11,7 @@ from contextlib import AsyncExitStack
 import msgspec
 import pytest
 from nats.js import JetStreamContext
+from nats.js.errors import NotFoundError
 
 from gateway.dispatch.publisher import Publisher
 from gateway.dispatch.revoker import MAX_DELETIONS
@@ -97,7 +98,7 @@ async def test_closed_dispatcher_waits_for_no_stream_any_more(bench: Bench, monk
     async def missing(*_: object) -> None:
         raise DependencyError("no JetStream")
 
-    monkeypatch.setattr("gateway.dispatch.queue_streams.ensure_streams", missing)
+    monkeypatch.setattr("gateway.dispatch.queue_streams.ensure_record_streams", missing)
     await bench.dispatcher.reconnected()
     await until(num_waits)
     await bench.dispatcher.close()
@@ -159,6 +160,22 @@ async def test_deleted_stream_is_made_again(start_nats: Callable[..., NatsServer
         await until(lambda: not bench.dispatcher._streams.is_restoring)
         await bench.submit(accepted)
         await until(lambda: bench.flight.stream_seq is not None)
+
+
+async def test_streams_of_records_are_made_without_the_queue(start_nats: Callable[..., NatsServer]) -> None:
+    async with AsyncExitStack() as stack:
+        bench = Bench(start_nats().url, stack)
+        await bench.start()
+        await until(lambda: not num_waits())
+        js = bench.nats.jetstream()
+        await js.delete_stream(INTERACTIVE_STREAM)
+        await js.delete_stream(RESULTS_STREAM)
+        # Made here, what the old one held would never be published again.
+        bench.dispatcher._streams.restore_records()
+        await until(lambda: not num_waits())
+        assert (await js.stream_info(RESULTS_STREAM)).config.name == RESULTS_STREAM
+        with pytest.raises(NotFoundError):
+            await js.stream_info(INTERACTIVE_STREAM)
 
 
 async def test_request_that_the_queue_never_had_is_refused_though_the_first_answer_was_lost(
