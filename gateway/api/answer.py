@@ -13,6 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 
 from gateway.api.grammar_errors import naming_field
+from gateway.api.request_observer import RequestRecord
 from gateway.api.usage import UsageTotals
 from gateway.dispatch.sinks import Sink
 from gateway.errors import ApiError
@@ -32,16 +33,20 @@ class Outcome(enum.Enum):
 
 
 class ResponseHead:
-    """Headers of an answer.
+    """What the door of the port knows of a request; the headers of its answer.
 
     Attributes:
         request_id: The answer's `x-request-id`.
         started: `time.perf_counter()` when the request arrived.
-        dialect: How the endpoint tells errors.
+        dialect: How errors are told.
         limits: The `x-ratelimit-*` headers, once they are known.
+        model: Which the path names, as Azure's clients do; None for any other path.
+        route: Our own name of the route, once it is found; by it the answer is counted.
+        status: What the answer is counted as; 0 for the status that is sent.
+        record: Where a generation is noted for the log and for traces.
     """
 
-    __slots__ = ("dialect", "limits", "request_id", "started")
+    __slots__ = ("dialect", "limits", "model", "record", "request_id", "route", "started", "status")
 
     def __init__(self, request_id: str, started: float, dialect: Dialect = OPENAI) -> None:
         """Name the request."""
@@ -49,14 +54,16 @@ class ResponseHead:
         self.started = started
         self.dialect = dialect
         self.limits: Mapping[str, str] = {}
+        self.model: str | None = None
+        self.route = ""
+        self.status = 0
+        self.record: RequestRecord | None = None
 
     def headers(self, more: Headers) -> Headers:
-        """Return all headers, `openai-processing-ms` as of now."""
+        """Return the headers but those that the door adds to every answer; `openai-processing-ms` as of now."""
         elapsed_ms = round((time.perf_counter() - self.started) * 1000)
         return [
             *more,
-            (b"x-request-id", self.request_id.encode()),
-            *((name, self.request_id.encode()) for name in self.dialect.id_headers),
             (b"openai-processing-ms", b"%d" % elapsed_ms),
             *((name.encode(), value.encode()) for name, value in self.limits.items()),
         ]

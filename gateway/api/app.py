@@ -1,122 +1,78 @@
-"""The Starlette application around the routes of the public port, behind the endpoints of generation.
-
-What is not a route is a 404, and what is the wrong method a 405, in the same form as every other error there.
-Nothing here builds a URL from the Host header, so slashes are not redirected.
-"""
+"""The application of the public port: one table with every route, the endpoints that generate first."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from types import MappingProxyType
+from collections.abc import Iterable
 
-from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Route
-from starlette.types import ASGIApp
+from starlette.routing import BaseRoute, Route
+from starlette.types import Receive, Scope, Send
 
+from gateway.api.cross_origin import CrossOrigin
+from gateway.api.door import Application, Port, exchange_of, head_of
 from gateway.api.endpoint import Endpoint
-from gateway.api.routes import KeyRoute, Routes, RouteServices, dialect_of, error_response
+from gateway.api.generation_service import GenerationService
+from gateway.api.paths import KnownPaths
+from gateway.api.request_observer import RequestObserver
+from gateway.api.routes import KeyRoute, Routes, RouteServices
 from gateway.api.unserved_paths import UnservedPaths
-from gateway.errors import ApiError
-from gateway.http1.body import ClientGoneError
-from gateway.http1.request_id import RequestIdMiddleware
-from gateway.streams.dialect import OPENAI, Dialect
+from gateway.http1.body import BodyBudget
+from gateway.streams.dialect import Dialect
 
-_CODES = {404: "unknown_url", 405: "method_not_allowed"}
+# Answered even where there are too many connections: a gateway that is busy is not to be taken for a dead one.
+ALWAYS_SERVED = frozenset({"/health", "/health/live", "/health/ready", "/ping"})
 
 
-@dataclass(frozen=True, slots=True)
-class PublicApp:
-    """The application, and the paths of all its routes."""
+class GenerationRoute:
+    """An endpoint that generates, as an ASGI application: it answers through the exchange in the scope."""
 
-    application: ASGIApp
-    paths: tuple[str, ...]
+    def __init__(self, endpoint: Endpoint, service: GenerationService) -> None:
+        """Have `service` serve `endpoint`."""
+        self._endpoint = endpoint
+        self._service = service
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        await self._service.serve(self._endpoint, exchange_of(scope), head_of(scope))
 
 
 def create_app(
     services: RouteServices,
+    service: GenerationService,
     endpoints: Iterable[Endpoint],
     more: Iterable[KeyRoute] = (),
     open_routes: Iterable[Route] = (),
-) -> PublicApp:
-    """Return the application for everything on the public port but POST on these endpoints.
+    observer: RequestObserver | None = None,
+) -> Application:
+    """Return the application of everything on the public port.
 
     Args:
         services: What the routes work with.
-        endpoints: Answered ahead of the application.
-        more: Routes of other APIs.
+        service: Serves the endpoints.
+        endpoints: Those that generate; each asks for a key.
+        more: Routes of other APIs, for those who have a key.
         open_routes: Routes for everyone.
+        observer: Tells of generations.
+
+    Raises:
+        ConfigError: An origin of the settings is none.
     """
-    endpoints = tuple(endpoints)
-    posts = [Route(endpoint.path, _only_post, methods=["POST"]) for endpoint in endpoints]
-    dialects = {endpoint.path: endpoint.dialect for endpoint in endpoints if endpoint.dialect is not OPENAI}
-    routes = Routes(services, dialects.values())
-    every = [*routes.public(), *map(routes.with_key, more), *open_routes, *posts]
-    paths = tuple(route.path for route in every)
-    return PublicApp(build_app(every, UnservedPaths(paths).advice, dialects), paths)
-
-
-def build_app(
-    routes: list[Route], advice: Callable[[str], str], dialects: Mapping[str, Dialect] = MappingProxyType({})
-) -> ASGIApp:
-    """Return an application of these routes.
-
-    Args:
-        routes: What is served.
-        advice: Says what to do instead of asking for a path that is none of theirs.
-        dialects: How errors are told at and below a path. Elsewhere they are told as the client's headers say, and in
-            OpenAI's four keys where they say nothing.
-    """
-
-    def dialect(request: Request) -> Dialect:
-        path = request.scope["path"]
-        found = [each for start, each in dialects.items() if f"{path}/".startswith(f"{start}/")]
-        return found[0] if found else dialect_of(request, dialects.values())
-
-    async def http_error(request: Request, error: Exception) -> Response:
-        return _http_error(request, error, dialect(request), advice)
-
-    async def api_error(request: Request, error: Exception) -> Response:
-        assert isinstance(error, ApiError)
-        return error_response(error, dialect(request))
-
-    async def internal_error(request: Request, error: Exception) -> Response:
-        message = "The server failed to handle the request."
-        return error_response(ApiError(500, message, code="internal_error"), dialect(request))
-
-    app = Starlette(
-        routes=routes,
-        exception_handlers={
-            HTTPException: http_error,
-            ApiError: api_error,
-            ClientGoneError: _client_gone,
-            Exception: internal_error,
-        },
+    endpoints, more, config = tuple(endpoints), tuple(more), services.config
+    routes: list[BaseRoute] = [
+        Route(each.path, GenerationRoute(each, service), methods=["POST"], name=f"key:{each.path}")
+        for each in endpoints
+    ]
+    table = Routes(services)
+    cold = [*table.public(), *map(table.with_key, more), *open_routes]
+    paths = [*(endpoint.path for endpoint in endpoints), *(route.path for route in cold)]
+    dialects: dict[str, Dialect] = {endpoint.path: endpoint.dialect for endpoint in endpoints}
+    port = Port(
+        metrics=services.metrics,
+        advice=UnservedPaths(paths).advice,
+        max_body_bytes=config.max_body_bytes,
+        budget=BodyBudget(config.max_body_bytes_in_flight, config.max_connections),
+        dialects=dialects | {route.path: route.dialect for route in more if route.dialect is not None},
+        paths=KnownPaths(paths),
+        cross_origin=CrossOrigin(config.cors_origins) if config.cors_origins else None,
+        observer=observer,
     )
-    app.router.redirect_slashes = False
-    return RequestIdMiddleware(app)
-
-
-async def _only_post(request: Request) -> Response:
-    # POST is answered ahead of this application; the route exists so that other methods are told what is allowed.
-    raise HTTPException(404)
-
-
-def _http_error(request: Request, error: Exception, dialect: Dialect, advice: Callable[[str], str]) -> Response:
-    assert isinstance(error, HTTPException)
-    status = error.status_code
-    path = request.scope["path"]
-    headers = dict(error.headers or {})
-    # Starlette raises nothing but a 404 and, with the methods of the path, a 405.
-    methods = sorted({*headers.get("Allow", "").split(", ")} - {"HEAD"})
-    what_to_do = advice(path) if status == 404 else f"Use {' or '.join(methods)}."
-    message = f"{request.method} {path[:128]}: {error.detail}. {what_to_do}"
-    return error_response(ApiError(status, message, code=_CODES.get(status), headers=headers), dialect)
-
-
-async def _client_gone(request: Request, error: Exception) -> Response:
-    # Nobody reads this.
-    return Response(status_code=499)
+    return Application([*routes, *cold], port)

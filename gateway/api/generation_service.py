@@ -19,6 +19,7 @@ from gateway.admission.shedding import Shedder
 from gateway.api.answer import Answer, Outcome, ResponseHead
 from gateway.api.answer_places import AnswerPlaces
 from gateway.api.counting import count_answer
+from gateway.api.door import CLIENT_LEFT
 from gateway.api.endpoint import Asked, Endpoint, StreamParts
 from gateway.api.generation_starter import GenerationStarter, Membership
 from gateway.api.repeated_requests import RepeatedAnswer, Traits
@@ -27,16 +28,11 @@ from gateway.api.schemas.known_names import STRICT, BodyRules
 from gateway.config import GatewayConfig
 from gateway.errors import ApiError
 from gateway.generation import Generation
-from gateway.http1.body import ClientGoneError
 from gateway.http1.exchange import Exchange
-from gateway.http1.request_id import request_id_of
 from gateway.metrics import GatewayMetrics
 from gateway.streams.event_stream import EventStreamLimits, Flusher
 
 TICK_S = 0.25
-
-# No status of HTTP's: nobody reads it.
-_CLIENT_LEFT = 499
 
 _logger = logging.getLogger(__name__)
 
@@ -91,33 +87,23 @@ class GenerationService:
                 except Exception:
                     _logger.exception("a stream could not be looked after")
 
-    async def serve(self, endpoint: Endpoint, exchange: Exchange) -> None:
-        """Answer one request."""
-        head = ResponseHead(request_id_of(exchange.head.headers), time.perf_counter(), endpoint.dialect)
-        record = self._observer.begin(endpoint.name, head.request_id, exchange.head.headers)
-        try:
-            status = await self._answer(endpoint, exchange, head, record)
-        except ClientGoneError:
-            self._metrics.disconnects += 1
-            self._observer.end(record, _CLIENT_LEFT)
-            return
-        except ApiError as error:
-            status = error.status
-            record.failed(error)
-            exchange.respond(status, head.headers(error.response_headers()), head.dialect.error_body(error))
-        except Exception:
-            _logger.exception("a request failed", extra={"request_id": head.request_id})
-            status = 500
-            _report_internal_error(exchange, head)
-        self._metrics.requests[(endpoint.name, status)] += 1
-        self._observer.end(record, status)
+    async def serve(self, endpoint: Endpoint, exchange: Exchange, head: ResponseHead) -> None:
+        """Answer one request.
+
+        Raises:
+            ApiError: It is refused.
+            ClientGoneError: The client left before its request was complete.
+        """
+        head.route = endpoint.name
+        head.record = record = self._observer.begin(endpoint.name, head.request_id, exchange.head.headers)
+        head.status = await self._answer(endpoint, exchange, head, record)
 
     async def _answer(self, endpoint: Endpoint, exchange: Exchange, head: ResponseHead, record: RequestRecord) -> int:
         principal = self._keys.authenticate(exchange.head.headers, exchange.head.notes)
         body = await exchange.read_body(self._config.max_body_bytes, principal.body_owner)
         place = self._take_place(principal.key_id)
         try:
-            generation, known = await self._read(endpoint, exchange, principal, body, record)
+            generation, known = await self._read(endpoint, exchange, head, principal, body, record)
             is_new = known is None and generation.deterministic
             traits = self._starter.repeated.traits(generation.model) if is_new else None
             generation, lease = await self._admit(principal, generation, is_read=known is not None)
@@ -153,17 +139,23 @@ class GenerationService:
             self._give_place_back(principal.key_id, place)
 
     async def _read(
-        self, endpoint: Endpoint, exchange: Exchange, principal: Principal, body: bytes, record: RequestRecord
+        self,
+        endpoint: Endpoint,
+        exchange: Exchange,
+        head: ResponseHead,
+        principal: Principal,
+        body: bytes,
+        record: RequestRecord,
     ) -> tuple[Generation, RepeatedAnswer | None]:
         """Return what is asked for, and the answer if the same was answered from the cache lately, and may be again."""
         known = None
-        if endpoint.is_repeatable and exchange.model is None:
+        if endpoint.is_repeatable and head.model is None:
             known = self._starter.repeated.find(endpoint.name, principal.tenant, body)
         # A body that names no model is read by the models that its key may use.
         if known is not None and (_wants_fresh(exchange.head.headers) or not principal.can_use(known.generation.model)):
             known = None
         if known is None:
-            generation = await endpoint.generation(body, principal, self._rules(principal, exchange.model))
+            generation = await endpoint.generation(body, principal, self._rules(principal, head.model))
         else:
             generation = known.generation
         record.parsed(principal, generation)
@@ -186,7 +178,7 @@ class GenerationService:
         is_fresh = generation.deterministic and _wants_fresh(headers)
         membership = await endpoint.start(self._starter, asked, answer, caller, is_fresh)
         key = membership.cache_key
-        is_repeatable = endpoint.is_repeatable and asked.exchange.model is None
+        is_repeatable = endpoint.is_repeatable and asked.head.model is None
         if is_repeatable and key is not None and traits is not None:
             self._starter.repeated.keep(endpoint.name, caller.tenant, caller.body, generation, key, traits)
         return membership
@@ -255,7 +247,7 @@ class GenerationService:
                 self._shedder.observe(membership.prediction, ttft_s, usage.prompt_tokens, usage.completion_tokens)
         if outcome is Outcome.DISCONNECTED:
             metrics.disconnects += 1
-            return _CLIENT_LEFT
+            return CLIENT_LEFT
         if outcome is Outcome.SLOW_READER:
             metrics.slow_readers += 1
             return 408
@@ -273,14 +265,6 @@ def _tokens_used(answer: Answer, membership: Membership, outcome: Outcome) -> in
     if outcome is Outcome.FAILED and answer.error is not None and answer.error.status != 408:
         return 0
     return membership.tokens_used()
-
-
-def _report_internal_error(exchange: Exchange, head: ResponseHead) -> None:
-    error = ApiError(500, "The gateway failed to serve this request. The failure was logged.", code="internal_error")
-    if exchange.started:
-        exchange.finish_and_close(head.dialect.error_event(error) + head.dialect.end_of_stream)
-    else:
-        exchange.respond(error.status, head.headers(error.response_headers()), head.dialect.error_body(error))
 
 
 def _wants_fresh(headers: Iterable[tuple[bytes, bytes]]) -> bool:

@@ -22,14 +22,18 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from gateway.admission.auth import bearer_token, may_be_web_page, unauthorized
-from gateway.api.app import build_app
-from gateway.api.routes import error_response, json_response
+from gateway.admission.auth import Principal, bearer_token, may_be_web_page, unauthorized
+from gateway.api.door import Application, Port
+from gateway.api.routes import PlainRoute, json_response
 from gateway.cache.redis_client import RedisCache
 from gateway.errors import ApiError
 from gateway.fleet.readiness import FleetView, QueueConnection, readiness
+from gateway.http1.body import BodyBudget
 from gateway.metrics import GatewayMetrics
 from shared.log_limit import LogLimit
+
+# Nothing here has a body.
+MAX_BODY_BYTES = 1024
 
 _NO_WEB_PAGES = (
     "Without a key this port answers a Host of `localhost` or a loopback address only, and no request with an Origin, "
@@ -55,7 +59,9 @@ def create_operator_app(services: OperatorServices) -> ASGIApp:
     """Return the application of the operator's port."""
     routes = OperatorRoutes(services).routes()
     served = ", ".join(route.path for route in routes)
-    return build_app(routes, lambda path: f"The operator's port has {served}; the API is at the public port.")
+    advice = f"The operator's port has {served}; the API is at the public port."
+    budget = BodyBudget(MAX_BODY_BYTES, 1)
+    return Application([*routes], Port(services.metrics, lambda path: advice, MAX_BODY_BYTES, budget))
 
 
 class OperatorRoutes:
@@ -77,20 +83,19 @@ class OperatorRoutes:
         ]
 
     def _route(self, path: str, handler: Callable[[], Awaitable[Response]]) -> Route:
-        async def endpoint(request: Request) -> Response:
+        async def endpoint(request: Request, principal: Principal | None) -> Response:
             try:
                 self._check_access(request)
-                response = await handler()
-            except ApiError as error:
-                response = error_response(error)
+            except ApiError:
                 client = request.client.host if request.client else "?"
                 self._log_limit.warning(
                     client, "refused at the operator's port", extra={"path": path, "client": client}
                 )
-            self._services.metrics.requests[(f"operator:{path}", response.status_code)] += 1
-            return response
+                raise
+            return await handler()
 
-        return Route(path, endpoint, methods=["GET"], name=f"operator:{path}")
+        name = f"operator:{path}"
+        return Route(path, PlainRoute(name, endpoint, None), methods=["GET"], name=name)
 
     def _check_access(self, request: Request) -> None:
         if self._key_hash is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
@@ -14,19 +14,21 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from gateway.admission.auth import KeyStore, Principal
 from gateway.admission.limits import RateLimiter
+from gateway.api.door import head_of
 from gateway.api.large_bodies import LargeBodies
 from gateway.api.schemas import parse_detokenize, parse_tokenize
 from gateway.api.schemas.known_names import BodyRules
 from gateway.api.schemas.refusals import missing_parameter
 from gateway.api.tokenizer_client import TokenizerClient
 from gateway.config import GatewayConfig
-from gateway.errors import ApiError, model_not_found
+from gateway.errors import model_not_found
 from gateway.fleet.readiness import FleetView, QueueConnection, readiness
 from gateway.metrics import GatewayMetrics
-from gateway.streams.dialect import OPENAI, Dialect
+from gateway.streams.dialect import Dialect
 from shared.tokenizer_calls import TokenizerCall, TokenizerReply
 
 Access = Literal["everyone", "key"]
@@ -107,13 +109,13 @@ class KeyRoute:
         method: HTTP method.
         path: As Starlette reads it, `{name}` standing for a part.
         handler: Gets the request and who asks.
-        dialect: How errors are told.
+        dialect: How errors are told; None tells them as the path and the client's headers say.
     """
 
     method: str
     path: str
     handler: Callable[[Request, Principal], Awaitable[Response]]
-    dialect: Dialect = OPENAI
+    dialect: Dialect | None = None
 
 
 def json_response(content: Any, status: int = 200) -> Response:
@@ -121,26 +123,37 @@ def json_response(content: Any, status: int = 200) -> Response:
     return Response(msgspec.json.encode(content), status, media_type="application/json")
 
 
-def dialect_of(request: Request, dialects: Iterable[Dialect]) -> Dialect:
-    """Return the dialect whose clients alone send what stands in the headers of a request, or else OpenAI's."""
-    names = {name for name, _ in request.headers.raw}
-    return next((each for each in dialects if each.client_header in names), OPENAI)
+class PlainRoute:
+    """A route with one answer to each request, as an ASGI application."""
 
+    def __init__(
+        self,
+        name: str,
+        handler: Callable[[Request, Principal | None], Awaitable[Response]],
+        keys: KeyStore | None,
+    ) -> None:
+        """Count answers by `name`; ask for one of the `keys`, unless there are none."""
+        self._name = name
+        self._handler = handler
+        self._keys = keys
 
-def error_response(error: ApiError, dialect: Dialect = OPENAI) -> Response:
-    """Return an error as an answer."""
-    response = Response(dialect.error_body(error), error.status)
-    response.raw_headers += [*error.response_headers()]
-    return response
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        head_of(scope).route = self._name
+        principal = None
+        if self._keys is not None:
+            principal = self._keys.authenticate(scope["headers"])
+            scope["state"]["body_owner"] = principal.body_owner
+        response = await self._handler(Request(scope, receive), principal)
+        await response(scope, receive, send)
 
 
 class Routes:
     """The handlers, and the table of the public port."""
 
-    def __init__(self, services: RouteServices, dialects: Iterable[Dialect] = ()) -> None:
-        """Serve with these; errors of OpenAI's routes are told in one of `dialects` to its own clients."""
+    def __init__(self, services: RouteServices) -> None:
+        """Serve with these."""
         self._services = services
-        self._dialects = tuple(dialects)
         self._created = int(time.time())
 
     def public(self) -> list[Route]:
@@ -166,7 +179,7 @@ class Routes:
             assert principal is not None
             return await route.handler(request, principal)
 
-        return self._route(route.method, route.path, "key", handler, route.dialect)
+        return self._route(route.method, route.path, "key", handler)
 
     def _route(
         self,
@@ -174,23 +187,9 @@ class Routes:
         path: str,
         access: Access,
         handler: Callable[[Request, Principal | None], Awaitable[Response]],
-        dialect: Dialect = OPENAI,
     ) -> Route:
-        services = self._services
-
-        async def endpoint(request: Request) -> Response:
-            try:
-                principal = services.keys.authenticate(request.headers.raw) if access == "key" else None
-                if principal is not None:
-                    request.state.body_owner = principal.body_owner
-                response = await handler(request, principal)
-            except ApiError as error:
-                own = dialect_of(request, self._dialects) if dialect is OPENAI else dialect
-                response = error_response(error, own)
-            services.metrics.requests[(path, response.status_code)] += 1
-            return response
-
-        return Route(path, endpoint, methods=[method], name=f"{access}:{path}")
+        keys = self._services.keys if access == "key" else None
+        return Route(path, PlainRoute(path, handler, keys), methods=[method], name=f"{access}:{path}")
 
     async def _list_models(self, request: Request, principal: Principal | None) -> Response:
         assert principal is not None

@@ -19,9 +19,8 @@ from gateway.http1.body import ClientGoneError, RequestBody
 from gateway.http1.body_framing import BodyFraming, ChunkedFraming, LengthFraming
 from gateway.http1.connection_table import ConnectionTable
 from gateway.http1.exchange import Exchange, Headers, head_bytes
-from gateway.http1.handler_runner import HandlerRunner
-from gateway.http1.head import RequestHead
-from gateway.http1.request_id import id_header
+from gateway.http1.handlers import HandlerRunner
+from gateway.http1.head import RequestHead, id_header
 from gateway.http1.request_input import RequestInput
 
 # The rest of an unread body that is dropped to keep the connection; a longer one closes it.

@@ -15,8 +15,7 @@ from typing import Protocol
 
 from gateway.errors import ApiError
 from gateway.http1.body import WITHOUT_KEY, BodyOwner, RequestBody, check_body_headers, decompressed
-from gateway.http1.head import RequestHead
-from gateway.http1.request_id import id_header
+from gateway.http1.head import RequestHead, id_header
 
 Headers = Sequence[tuple[bytes, bytes]]
 
@@ -81,8 +80,7 @@ class Exchange(_WritePath):
 
     Attributes:
         head: The request's head.
-        path: Of the route that is meant; the head has it as the client spelt it.
-        model: Which the path names, as Azure's clients do; None for any other path.
+        status: Of the answer; 0 before it has begun.
         more_headers: What the answer carries besides its own headers.
         body: The request's body; see `read_body`.
         paused_since: Loop time since when the transport holds more unsent bytes than it wants, or None: while it is
@@ -98,11 +96,10 @@ class Exchange(_WritePath):
         "body",
         "disconnected",
         "head",
-        "model",
         "more_headers",
         "on_disconnect",
         "on_writable",
-        "path",
+        "status",
     )
 
     def __init__(self, channel: ResponseChannel, head: RequestHead, body: RequestBody) -> None:
@@ -110,8 +107,7 @@ class Exchange(_WritePath):
         self._channel = channel
         self._transport = channel.transport
         self.head = head
-        self.path = head.path
-        self.model: str | None = None
+        self.status = 0
         self.more_headers: Headers = ()
         self.body = body
         self._chunked = head.http_version == "1.1"
@@ -145,25 +141,25 @@ class Exchange(_WritePath):
 
     def respond(self, status: int, headers: Headers, body: bytes) -> None:
         """Send a whole response in one write."""
-        if self.closed or not self._begin():
+        if self.closed or not self._begin(status):
             return
         length = (b"content-length", b"%d" % len(body))
         head = head_bytes(status, [*self._headers(headers), length, *self._connection_header()])
         self._transport.write(head if self.head.method == "HEAD" else head + body)
         self._complete()
 
+    def close_behind(self) -> None:
+        """Make the answer, which has not begun, the last of its connection."""
+        self._closes = True
+
     def refuse(self, error: ApiError) -> None:
         """Answer with an error and close the connection."""
         self._closes = True
-        self.respond_error(error)
-
-    def respond_error(self, error: ApiError) -> None:
-        """Answer with an error that no endpoint has told in its own form."""
         self.respond(error.status, [*error.response_headers(), id_header(self.head.headers)], error.body())
 
     def start(self, status: int, headers: Headers) -> None:
         """Begin a response of unknown length; the head leaves together with the first bytes written."""
-        if self.closed or not self._begin():
+        if self.closed or not self._begin(status):
             return
         assert self.head.method != "HEAD", "an answer to HEAD has no body to stream"
         framing = [(b"transfer-encoding", b"chunked")] if self._chunked else []
@@ -228,9 +224,10 @@ class Exchange(_WritePath):
         if self.on_writable is not None:
             self.on_writable()
 
-    def _begin(self) -> bool:
+    def _begin(self, status: int) -> bool:
         assert not self.started, "a response was already started"
         self.started = True
+        self.status = status
         self._closes = self._closes or self._channel.must_close
         return not self._transport.is_closing()
 

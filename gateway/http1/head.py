@@ -3,10 +3,17 @@
 llhttp (through httptools) checks the grammar of RFC 9112; what it leaves to servers is checked here: the framing of the
 body is unambiguous, `Host` is there once, and everything has a bound. A parser sees exactly one head and no body, so
 an upgrade that a client offers cannot change how its body is read.
+
+The id that every answer carries in `x-request-id` names a request in every log line down to the engine's. A client may
+choose it, so that its own logs agree with ours. It identifies nothing: wire requests have ids of our own that nobody
+can guess, so two clients with one id do each other no harm.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
+from os import urandom
 from typing import NoReturn
 from urllib.parse import unquote
 
@@ -18,6 +25,10 @@ from gateway.errors import ApiError
 MAX_HEAD_BYTES = 32 << 10
 MAX_HEADERS = 100
 MAX_TARGET_BYTES = 8 << 10
+REQUEST_ID = b"x-request-id"
+
+# What is safe in headers, log lines and URLs alike.
+_VALID_ID = re.compile(rb"[A-Za-z0-9._:@+=/-]{1,128}")
 
 HeaderList = list[tuple[bytes, bytes]]
 
@@ -46,6 +57,24 @@ class RequestHead(Struct, frozen=True):
     content_length: int | None
     expects_continue: bool
     notes: dict[str, str] = field(default_factory=dict)
+
+
+def new_request_id() -> str:
+    """Return a fresh id."""
+    return "req_" + urandom(12).hex()
+
+
+def request_id_of(headers: Iterable[tuple[bytes, bytes]]) -> str:
+    """Return the id that a client has chosen, or a fresh one where it chose none, several, or one that will not do."""
+    chosen = [value for name, value in headers if name == REQUEST_ID]
+    if len(chosen) == 1 and _VALID_ID.fullmatch(chosen[0]):
+        return chosen[0].decode()
+    return new_request_id()
+
+
+def id_header(headers: Iterable[tuple[bytes, bytes]] = ()) -> tuple[bytes, bytes]:
+    """Return the header that names a request in its answer; `headers` are those of the request, as far as known."""
+    return REQUEST_ID, request_id_of(headers).encode()
 
 
 def bad_request(message: str) -> ApiError:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from gateway.http1.accepting import Acceptor
 from gateway.http1.connection import Connection
 from gateway.http1.connection_table import SWEEP_INTERVAL_S, ConnectionLimits, ConnectionTable
-from gateway.http1.handler_runner import Handler, HandlerRunner
+from gateway.http1.handlers import Handler, HandlerRunner
 from gateway.http1.head import MAX_HEAD_BYTES
 from shared.task_supervisor import TaskSupervisor
 

@@ -15,11 +15,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from starlette.types import ASGIApp
+
 from gateway.admission.auth import KeyStore
 from gateway.admission.limits import RateLimiter
 from gateway.admission.shared_places import SharedPlaces
 from gateway.admission.shedding import Shedder
-from gateway.api.entrance import ALWAYS_SERVED
+from gateway.api.app import ALWAYS_SERVED
 from gateway.api.generation_service import GenerationService
 from gateway.api.generation_starter import GenerationStarter
 from gateway.api.operator_app import OperatorServices, create_operator_app
@@ -33,14 +35,14 @@ from gateway.dispatch.counting import count_dispatches
 from gateway.dispatch.dispatcher import Dispatcher
 from gateway.errors import ApiError
 from gateway.fleet.arrival import wait_for_fleet
-from gateway.http1.asgi import AsgiHandler
 from gateway.http1.connection_table import ConnectionLimits
+from gateway.http1.handlers import AsgiHandler
 from gateway.http1.server import HttpServer
 from gateway.http1.tls import server_tls
 from gateway.metrics import GatewayMetrics
 from gateway.process.observing import observing
 from gateway.process.process_metrics import MetricsBoard
-from gateway.process.public_port import public_handler
+from gateway.process.public_port import public_app
 from gateway.process.resources import affordable_connections
 from gateway.process.scraping import scrape_registry
 from gateway.responses.job_queue import JobQueue
@@ -65,11 +67,13 @@ class GatewayParts:
     """What a process serves with.
 
     Attributes:
-        public: The server of the public port.
+        application: Answers everything on the public port: ASGI, for any server.
+        public: Our server of the public port.
         operator: The server of the operator's port.
         cut: Ends the streams that still run.
     """
 
+    application: ASGIApp
     public: HttpServer
     operator: HttpServer
     cut: Callable[[], None]
@@ -108,9 +112,10 @@ async def assemble(
     )
     service = GenerationService(config, keys, limiter, shedder, starter, metrics, observer, services.body_rules)
     responses = _responses(stack, services, nats, dispatcher)
-    entrance = public_handler(service, services, responses)
+    application = public_app(service, services, responses, observer)
     tls = server_tls(config.tls_cert_file, config.tls_key_file, config.tls_client_ca_file)
-    public = HttpServer(entrance, _connection_limits(config), ALWAYS_SERVED, metrics.count_connections, tasks, tls)
+    handler, count = AsgiHandler(application, config.max_body_bytes), metrics.count_connections
+    public = HttpServer(handler, _connection_limits(config), ALWAYS_SERVED, count, tasks, tls)
     registry = await stack.enter_async_context(scrape_registry(metrics, nats, dispatcher, slot, board, tasks))
     operator_services = OperatorServices(config.operator_key, dispatcher.fleet, nats, redis, metrics, registry)
     operator_app = create_operator_app(operator_services)
@@ -119,7 +124,7 @@ async def assemble(
     await stack.enter_async_context(running(tasks, service.tick_forever(), "ticks of streams"))
     await stack.enter_async_context(running(tasks, limiter.state_forever(), "shares of limits"))
     await wait_for_fleet(nats, dispatcher.fleet)
-    return GatewayParts(public, operator, partial(_cut, dispatcher, responses))
+    return GatewayParts(application, public, operator, partial(_cut, dispatcher, responses))
 
 
 def _responses(

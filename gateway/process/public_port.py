@@ -1,16 +1,14 @@
-"""The public port's handler, assembled from all APIs that it serves."""
+"""The public port's application, assembled from all APIs that it serves."""
 
 from __future__ import annotations
 
 from gateway.anthropic.endpoint import MessagesEndpoint, count_tokens_route
-from gateway.api.app import PublicApp, create_app
-from gateway.api.cross_origin import CrossOrigin
+from gateway.api.app import create_app
+from gateway.api.door import Application
 from gateway.api.endpoint import ChatEndpoint, CompletionEndpoint, Endpoint
-from gateway.api.entrance import Entrance
 from gateway.api.generation_service import GenerationService
-from gateway.api.paths import KnownPaths
+from gateway.api.request_observer import RequestObserver
 from gateway.api.routes import KeyRoute, RouteServices
-from gateway.http1.asgi import AsgiHandler
 from gateway.llama_cpp.infill import InfillEndpoint
 from gateway.llama_cpp.routes import LlamaCppRoutes
 from gateway.openapi.route import OPENAPI_ROUTE
@@ -22,25 +20,14 @@ from gateway.responses.store import ResponseStore
 from gateway.responses.stored import StoredResponses
 
 
-def public_handler(service: GenerationService, services: RouteServices, responses: ResponseStore) -> Entrance:
+def public_app(
+    service: GenerationService, services: RouteServices, responses: ResponseStore, observer: RequestObserver | None
+) -> Application:
     """Return what answers every request on the public port.
 
     Raises:
         ConfigError: A setting of the APIs is wrong.
     """
-    config = services.config
-    app, endpoints = public_app(services, responses)
-    return Entrance(
-        service,
-        endpoints,
-        AsgiHandler(app.application, config.max_body_bytes),
-        KnownPaths(app.paths),
-        CrossOrigin(config.cors_origins or ""),
-    )
-
-
-def public_app(services: RouteServices, responses: ResponseStore) -> tuple[PublicApp, list[Endpoint]]:
-    """Return the application, and the endpoints that are answered ahead of it."""
     bodies = services.bodies
     responses_endpoint = ResponsesEndpoint(responses, bodies)
     endpoints: list[Endpoint] = [
@@ -60,4 +47,4 @@ def public_app(services: RouteServices, responses: ResponseStore) -> tuple[Publi
         *StoredResponses(responses, services.config.allow_unknown_parameters).routes(),
         *LlamaCppRoutes(services).routes(),
     ]
-    return create_app(services, endpoints, routes, [OPENAPI_ROUTE]), endpoints
+    return create_app(services, service, endpoints, routes, [OPENAPI_ROUTE], observer)

@@ -9,14 +9,13 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import httpx2
 import msgspec
 import pytest
 from nats.aio.client import Client
 from nats.aio.msg import Msg
-from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
@@ -28,6 +27,7 @@ from gateway.anthropic.dialect import ANTHROPIC
 from gateway.anthropic.endpoint import MessagesEndpoint
 from gateway.api.app import create_app
 from gateway.api.endpoint import ChatEndpoint, CompletionEndpoint
+from gateway.api.generation_service import GenerationService
 from gateway.api.large_bodies import LargeBodies
 from gateway.api.routes import KeyRoute, Routes, RouteServices
 from gateway.api.tokenizer_client import TokenizerClient
@@ -35,7 +35,7 @@ from gateway.config import GatewayConfig
 from gateway.errors import ApiError
 from gateway.fleet.claims import OwnRequests
 from gateway.fleet.fleet import Fleet, FleetLimits
-from gateway.http1.asgi import AsgiHandler
+from gateway.http1.handlers import AsgiHandler
 from gateway.metrics import GatewayMetrics
 from shared.conversation import ChatOptions
 from shared.messages import Heartbeat, encode
@@ -50,6 +50,8 @@ TOKENIZER_TIMEOUT_S = 5.0
 
 BODIES = LargeBodies()
 ENDPOINTS = [ChatEndpoint(BODIES), CompletionEndpoint(BODIES)]
+# Nothing is generated here.
+NO_SERVICE = cast("GenerationService", None)
 
 
 def heartbeat(model: str, **changes: Any) -> Heartbeat:
@@ -110,7 +112,7 @@ async def client_of(app: ASGIApp, headers: dict[str, str] | None = None) -> Asyn
 
 @pytest.fixture
 async def http(services: RouteServices) -> AsyncIterator[httpx2.AsyncClient]:
-    async with client_of(create_app(services, ENDPOINTS).application, AUTH) as client:
+    async with client_of(create_app(services, NO_SERVICE, ENDPOINTS), AUTH) as client:
         yield client
 
 
@@ -134,7 +136,7 @@ def assert_error(answer: httpx2.Response, status: int, code: str | None = None) 
 async def test_what_is_no_route_of_an_api_is_told_in_its_form(
     services: RouteServices, method: str, path: str, status: int, kind: str
 ) -> None:
-    app = create_app(services, [*ENDPOINTS, MessagesEndpoint(BODIES)]).application
+    app = create_app(services, NO_SERVICE, [*ENDPOINTS, MessagesEndpoint(BODIES)])
     async with client_of(app, AUTH) as client:
         answer = await client.request(method, path)
         assert (answer.status_code, answer.json()["error"]["type"]) == (status, kind)
@@ -168,19 +170,24 @@ async def test_models_are_those_of_live_workers_that_the_key_may_use(
     _, narrow = create_key(tmp_path / "narrow.json", tenant="t", models=("other",))
     store = KeyStore(tmp_path / "narrow.json", None, services.metrics)
     async with client_of(
-        create_app(replace(services, keys=store), ENDPOINTS).application, {"Authorization": f"Bearer {narrow}"}
+        create_app(replace(services, keys=store), NO_SERVICE, ENDPOINTS), {"Authorization": f"Bearer {narrow}"}
     ) as client:
         assert [model["id"] for model in (await client.get("/v1/models")).json()["data"]] == ["other"]
         assert_error(await client.get("/v1/models/org/demo"), 404, "model_not_found")
         assert_error(await client.post("/tokenize", json={"model": "org/demo", "prompt": "x"}), 404, "model_not_found")
 
 
-async def test_id_of_a_request_has_the_name_that_anthropics_clients_read(http: httpx2.AsyncClient) -> None:
+async def test_id_of_a_request_has_the_name_that_anthropics_clients_read(services: RouteServices) -> None:
     spoken = {"anthropic-version": "2023-06-01"}
-    for path in ("/v1/models", "/v1/messages/batches"):
-        answer = await http.get(path, headers=spoken)
-        assert answer.headers["request-id"] == answer.headers["x-request-id"]
-        assert "request-id" not in (await http.get(path)).headers
+    async with client_of(create_app(services, NO_SERVICE, [*ENDPOINTS, MessagesEndpoint(BODIES)]), AUTH) as http:
+        for path in ("/v1/models", "/v1/chat/completions/x"):
+            answer = await http.get(path, headers=spoken)
+            assert answer.headers["request-id"] == answer.headers["x-request-id"]
+            assert "request-id" not in (await http.get(path)).headers
+        # Below a path of Anthropic's own, whatever the client sends.
+        for headers in (spoken, {}):
+            answer = await http.get("/v1/messages/batches", headers=headers)
+            assert answer.headers["request-id"] == answer.headers["x-request-id"]
 
 
 async def test_model_with_a_slash_is_found_by_its_name(http: httpx2.AsyncClient) -> None:
@@ -220,20 +227,16 @@ async def test_error_of_a_route_is_told_in_the_form_of_its_api(services: RouteSe
     async def fail(request: Request, principal: Principal) -> Response:
         raise ApiError(404, "There is none.", code="none")
 
-    routes = Routes(services)
-    table = [
-        routes.with_key(KeyRoute("GET", "/theirs", fail, ANTHROPIC)),
-        routes.with_key(KeyRoute("GET", "/ours", fail)),
-    ]
-    async with client_of(Starlette(routes=table), AUTH) as client:
+    table = [KeyRoute("GET", "/theirs", fail, ANTHROPIC), KeyRoute("GET", "/ours", fail)]
+    async with client_of(create_app(services, NO_SERVICE, ENDPOINTS, table), AUTH) as client:
         theirs, ours = (await client.get("/theirs")).json(), (await client.get("/ours")).json()
     assert (theirs["type"], theirs["error"]["message"]) == ("error", "There is none.")
     assert (set(ours), ours["error"]["code"]) == ({"error"}, "none")
 
 
-async def test_unknown_path_wrong_method_and_trailing_slash_have_the_four_keys(http: httpx2.AsyncClient) -> None:
+async def test_unknown_path_and_wrong_method_have_the_four_keys(http: httpx2.AsyncClient) -> None:
     assert_error(await http.get("/nowhere"), 404, "unknown_url")
-    assert_error(await http.get("/v1/models/"), 404)
+    assert_error(await http.get("/v1/models/nothing/"), 404)
     answer = await http.delete("/v1/models")
     assert_error(answer, 405, "method_not_allowed")
     assert "GET" in answer.headers["allow"]

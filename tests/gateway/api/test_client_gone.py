@@ -6,11 +6,14 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from gateway.admission.auth import Principal
+from gateway.api.app import GenerationRoute
+from gateway.api.door import Door, Port
 from gateway.api.endpoint import ChatEndpoint
 from gateway.api.generation_service import GenerationService
 from gateway.api.large_bodies import LargeBodies
 from gateway.config import GatewayConfig
-from gateway.http1.body import ClientGoneError
+from gateway.http1.body import BodyBudget, ClientGoneError
+from gateway.http1.handlers import EXTENSION
 from gateway.metrics import GatewayMetrics
 
 
@@ -26,8 +29,11 @@ async def test_client_that_leaves_while_its_body_is_read_is_counted_and_told_to_
         begin=lambda route, request_id, headers: route, end=lambda record, status: told.append((record, status))
     )
     service = GenerationService(GatewayConfig(), keys, nothing, nothing, nothing, metrics, cast("Any", observer))
-    exchange = SimpleNamespace(head=SimpleNamespace(headers=[], notes={}), read_body=leave, model=None)
-    await service.serve(ChatEndpoint(LargeBodies()), cast("Any", exchange))
+    exchange = SimpleNamespace(head=SimpleNamespace(headers=[], notes={}), read_body=leave)
+    route, budget = GenerationRoute(ChatEndpoint(LargeBodies()), service), BodyBudget(1, 1)
+    door = Door(route, Port(metrics, lambda path: "", 1, budget, observer=cast("Any", observer)))
+    scope = {"type": "http", "path": "/x", "extensions": {EXTENSION: exchange}, "state": {}}
+    await door(scope, nothing, nothing)
     assert told == [("chat", 499)]
     assert metrics.disconnects == 1
     assert not metrics.requests

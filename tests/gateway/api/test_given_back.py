@@ -103,9 +103,9 @@ class Requests:
         async def body(*bounds: object) -> bytes:
             return model.encode()
 
-        exchange = SimpleNamespace(head=SimpleNamespace(headers=[], notes={}), read_body=body, model=None)
+        exchange = SimpleNamespace(head=SimpleNamespace(headers=[], notes={}), read_body=body)
         record = SimpleNamespace(traceparent=None, tenant="t", parsed=lambda *of: None, failed=lambda error: None)
-        head = SimpleNamespace(request_id="", started=0.0)
+        head = SimpleNamespace(request_id="", started=0.0, model=None)
         return await self.service._answer(*cast("Any", (self, exchange, head, record)))
 
     @property

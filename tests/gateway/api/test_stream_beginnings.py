@@ -67,7 +67,7 @@ async def test_stream_is_not_begun_before_it_is_admitted(monkeypatch: pytest.Mon
     monkeypatch.setattr(generation_service, "TICK_S", 0.0)
     principal = Principal("k", "t")
     head = SimpleNamespace(headers=[], notes={})
-    exchange = SimpleNamespace(head=head, read_body=lambda *bounds: _at_once(b""), model=None)
+    exchange = SimpleNamespace(head=head, read_body=lambda *bounds: _at_once(b""))
     starter = SimpleNamespace(is_queue_late=False, with_reading=_at_once, fingerprint=lambda model: None)
     starter.repeated = SimpleNamespace(traits=lambda model: None)
     keys = SimpleNamespace(authenticate=lambda headers, notes: principal)
@@ -77,7 +77,7 @@ async def test_stream_is_not_begun_before_it_is_admitted(monkeypatch: pytest.Mon
     ticked: list[str] = []
     endpoint, record = _Endpoint(ticked), SimpleNamespace(traceparent=None, parsed=lambda *read: None)
     asking = asyncio.create_task(
-        service._answer(*cast("Any", (endpoint, exchange, SimpleNamespace(request_id=""), record)))
+        service._answer(*cast("Any", (endpoint, exchange, SimpleNamespace(request_id="", model=None), record)))
     )
     ticking = asyncio.create_task(service.tick_forever())
     for _ in range(20):

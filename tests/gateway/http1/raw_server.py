@@ -9,17 +9,23 @@ import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
+from starlette.types import Receive, Scope, Send
+
+from gateway.api.door import Door, Port, exchange_of
+from gateway.http1.body import BodyBudget
 from gateway.http1.connection import Connection
 from gateway.http1.connection_table import ConnectionLimits, ConnectionTable
 from gateway.http1.exchange import Exchange
-from gateway.http1.handler_runner import Handler
+from gateway.http1.handlers import AsgiHandler, Handler
 from gateway.http1.server import HttpServer
+from gateway.metrics import GatewayMetrics
 from tests.gateway.wire_worker import until
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 REQUEST = b"POST /x HTTP/1.1\r\nHost: t\r\nContent-Length: 2\r\n\r\nhi"
 MAX_BODY_BYTES = 1 << 20
+PORT = Port(GatewayMetrics(), lambda path: "", MAX_BODY_BYTES, BodyBudget(MAX_BODY_BYTES, 8))
 
 
 class CountingServer(HttpServer):
@@ -64,6 +70,15 @@ class Served:
             connection.expire(now)
 
 
+def behind_door(handler: Handler) -> Handler:
+    """Return a handler whose errors are told as in the gateway: by the door, which finds its exchange in the scope."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await handler(exchange_of(scope))
+
+    return AsgiHandler(Door(app, PORT), MAX_BODY_BYTES)
+
+
 @asynccontextmanager
 async def served(
     handler: Handler,
@@ -75,6 +90,7 @@ async def served(
 ) -> AsyncIterator[Served]:
     bound = bound or socket.socket()
     bound.bind(("127.0.0.1", 0))
+    handler = handler if isinstance(handler, AsgiHandler) else behind_door(handler)
     server = CountingServer(handler, limits or ConnectionLimits(), exempt_paths, on_sweep, tls=tls)
     await server.start(bound)
     try:

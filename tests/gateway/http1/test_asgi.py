@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from gateway.http1.asgi import AsgiHandler
+from gateway.api.door import Door
 from gateway.http1.body import BodyOwner
-from tests.gateway.http1.raw_server import REQUEST, connected, read_head, read_whole, served
+from gateway.http1.handlers import AsgiHandler
+from tests.gateway.http1.raw_server import PORT, REQUEST, connected, read_head, read_whole, served
 from tests.gateway.wire_worker import until
 
 MAX_BODY_BYTES = 100
@@ -74,7 +75,7 @@ async def test_large_body_is_refused_where_the_application_asks_for_it() -> None
         await receive()
         raise AssertionError("the body was accepted")
 
-    async with served(AsgiHandler(app, 1)) as server, connected(server) as (reader, writer):
+    async with served(AsgiHandler(Door(app, PORT), 1)) as server, connected(server) as (reader, writer):
         writer.write(REQUEST)
         assert (await read_whole(reader))[0] == 413
 
@@ -85,7 +86,7 @@ async def test_body_belongs_to_the_owner_that_the_application_names() -> None:
         await receive()
         raise AssertionError("the body was accepted")
 
-    async with served(AsgiHandler(app, MAX_BODY_BYTES)) as server, connected(server) as (reader, writer):
+    async with served(AsgiHandler(Door(app, PORT), MAX_BODY_BYTES)) as server, connected(server) as (reader, writer):
         # A body that is not here yet: this key may have none of those.
         writer.write(REQUEST.removesuffix(b"hi"))
         assert (await read_whole(reader))[0] == 429

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.http1.request_id import new_request_id, request_id_of
+from gateway.http1.head import new_request_id, request_id_of
 from shared.messages import Finish
 from tests.gateway.gateway_process import GatewayProcess
 from tests.gateway.raw_client import RawClient

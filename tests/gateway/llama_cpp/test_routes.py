@@ -29,7 +29,7 @@ from shared.messages import encode
 from shared.nats_connection import connect
 from shared.subjects import tokenizer_subject
 from shared.tokenizer_calls import TemplateCall, TokenizeCall, TokenizerReply
-from tests.gateway.api.test_app import KEY, client_of, heartbeat
+from tests.gateway.api.test_app import KEY, NO_SERVICE, client_of, heartbeat
 
 Call = TemplateCall | TokenizeCall
 AUTH = {"Authorization": f"Bearer {KEY}"}
@@ -71,8 +71,8 @@ async def served(nats_url: str, tmp_path: Path) -> AsyncIterator[Served]:
         tokenizer=TokenizerClient(connection, timeout_s=2.0),
         metrics=metrics,
     )
-    app = create_app(services, [], LlamaCppRoutes(services).routes())
-    async with client_of(app.application, AUTH) as http:
+    app = create_app(services, NO_SERVICE, [], LlamaCppRoutes(services).routes())
+    async with client_of(app, AUTH) as http:
         yield Served(connection, http, fleet)
     await connection.close()
 

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import pytest
 
-from gateway.api.entrance import ALWAYS_SERVED
+from gateway.api.app import ALWAYS_SERVED
 from gateway.config import GatewayConfig
 from gateway.dispatch.dispatcher import Dispatcher
 from gateway.errors import ApiError

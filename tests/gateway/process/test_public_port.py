@@ -1,4 +1,4 @@
-"""Every route of the public port is described, and nothing else is; every API follows the settings."""
+"""Every route of the public port is described, states who may call it, and follows the settings."""
 
 from __future__ import annotations
 
@@ -7,45 +7,60 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from starlette.routing import Route
 
-from gateway.api.endpoint import Endpoint
-from gateway.api.generation_service import GenerationService
+from gateway.api.app import GenerationRoute
+from gateway.api.door import Application
 from gateway.config import GatewayConfig
-from gateway.http1.asgi import AsgiHandler
 from gateway.openapi.operations import OPERATIONS
-from gateway.process.public_port import public_app, public_handler
-from gateway.responses.store import ResponseStore
+from gateway.process.public_port import public_app
 from shared.errors import ConfigError
 
+NOTHING = cast("Any", None)
 
-def made(**settings: Any) -> tuple[tuple[str, ...], list[Endpoint]]:
-    services = cast("Any", SimpleNamespace(bodies=None, config=GatewayConfig(**settings)))
-    app, endpoints = public_app(services, cast("Any", None))
-    return app.paths, endpoints
+
+def made(service: Any = None, responses: Any = None, **settings: Any) -> Application:
+    services = cast("Any", SimpleNamespace(bodies=None, config=GatewayConfig(**settings), metrics=None, keys=object()))
+    return public_app(service, services, responses, NOTHING)
+
+
+def routes(app: Application) -> list[Route]:
+    return [route for route in app.routes if isinstance(route, Route)]
 
 
 def test_every_route_is_described() -> None:
-    paths = {re.sub(r":path\}", "}", path) for path in made()[0]}
+    paths = {re.sub(r":path\}", "}", route.path) for route in routes(made())}
     assert paths - {"/openapi.json"} == {operation.path for operation in OPERATIONS}
 
 
-def test_handler_serves_the_endpoints_the_other_routes_and_the_origins_of_the_settings() -> None:
-    services = cast("Any", SimpleNamespace(bodies=None, config=GatewayConfig(cors_origins="https://chat.example.com")))
-    service, store = cast("GenerationService", object()), cast("ResponseStore", object())
-    entrance = public_handler(service, services, store)
-    assert entrance._service is service
-    assert entrance._endpoints.keys() == {endpoint.path for endpoint in made()[1]}
-    assert isinstance(entrance._other, AsgiHandler)
-    assert entrance._paths.route_path("/models/") == "/v1/models"
-    assert entrance._cross_origin._origins == {b"https://chat.example.com"}
-    assert entrance._endpoints["/v1/responses"]._store is store  # type: ignore[attr-defined]
+def test_every_route_states_who_may_call_it_and_only_these_are_for_everyone() -> None:
+    table = routes(made())
+    assert len(table) == len(made().routes)
+    assert {route.name.partition(":")[0] for route in table} == {"everyone", "key"}
+    open_paths = {route.path for route in table if route.name.startswith("everyone:")}
+    assert open_paths == {"/health/live", "/health/ready", "/health", "/ping", "/version", "/openapi.json"}
+
+
+def test_endpoints_that_generate_stand_first_and_share_one_service() -> None:
+    service, store = object(), object()
+    table = routes(made(service, store, cors_origins="https://chat.example.com"))
+    generating = [route.endpoint for route in table if isinstance(route.endpoint, GenerationRoute)]
+    assert [route.endpoint for route in table[: len(generating)]] == generating
+    assert table[0].path == "/v1/chat/completions"
+    assert {each._service for each in generating} == {service}
+    [responses] = [each._endpoint for each in generating if each._endpoint.path == "/v1/responses"]
+    assert responses._store is store  # type: ignore[attr-defined]
+
+
+def test_door_knows_the_spellings_and_origins_of_the_settings() -> None:
+    port = made(cors_origins="https://chat.example.com")._port
+    assert port.paths is not None
+    assert port.paths.route_path("/models/") == "/v1/models"
+    assert port.cross_origin is not None
+    assert port.cross_origin._origins == {b"https://chat.example.com"}
 
 
 def test_without_origins_none_may_read_answers_and_one_that_is_none_is_refused() -> None:
-    config = GatewayConfig()
-    nothing = cast("Any", None)
-    entrance = public_handler(nothing, cast("Any", SimpleNamespace(bodies=None, config=config)), nothing)
-    assert entrance._cross_origin._origins == frozenset()
-    wrong = cast("Any", SimpleNamespace(bodies=None, config=GatewayConfig(cors_origins="chat.example.com")))
+    assert made()._port.cross_origin is None
     with pytest.raises(ConfigError, match="HEADRACE_CORS_ORIGINS"):
-        public_handler(nothing, wrong, nothing)
+        made(cors_origins="chat.example.com")

@@ -1,4 +1,4 @@
-"""How each request's handler ends, and what its client is told when it fails; the exchange notes what it is told."""
+"""How each request's handler ends; the exchange notes what it is told."""
 
 from __future__ import annotations
 
@@ -9,24 +9,19 @@ from typing import Any, cast
 import pytest
 
 from gateway.errors import ApiError
-from gateway.http1.body import ClientGoneError
 from gateway.http1.exchange import Exchange
-from gateway.http1.handler_runner import Handler, HandlerRunner
+from gateway.http1.handlers import Handler, HandlerRunner
 
 
 class Noting:
     """An exchange that notes what happens to it."""
 
-    def __init__(self, path: str = "/x", *, started: bool = False) -> None:
+    def __init__(self, path: str = "/x") -> None:
         self.head = SimpleNamespace(path=path)
-        self.started = started
         self.log: list[tuple[str, object]] = []
 
     def refuse(self, error: ApiError) -> None:
         self.log.append(("refuse", (error.status, error.code, error.retry_after_s)))
-
-    def respond_error(self, error: ApiError) -> None:
-        self.log.append(("respond", (error.status, error.code)))
 
     def abandon(self) -> None:
         self.log.append(("abandon", None))
@@ -61,20 +56,9 @@ async def test_connection_that_is_one_too_many_is_answered_on_exempt_paths_alone
     assert await outcome(answer, Noting("/health"), is_limited=True) == [("answer", None), ("abandon", None)]
 
 
-@pytest.mark.parametrize(
-    ("error", "told"),
-    [
-        (ApiError(404, "No.", code="unknown_url"), [("respond", (404, "unknown_url"))]),
-        (RuntimeError("a bug"), [("refuse", (500, "internal_error", None))]),
-        (ClientGoneError(), []),
-    ],
-)
-async def test_failure_is_told_unless_the_answer_has_begun(
-    error: Exception, told: list[tuple[str, object]], caplog: pytest.LogCaptureFixture
-) -> None:
-    assert await outcome(failing(error), Noting()) == [*told, ("abandon", None)]
-    assert await outcome(failing(error), Noting(started=True)) == [("abandon", None)]
-    assert ("a request failed" in caplog.text) is isinstance(error, RuntimeError)
+async def test_handler_that_fails_is_logged_and_its_answer_is_cut(caplog: pytest.LogCaptureFixture) -> None:
+    assert await outcome(failing(RuntimeError("a bug")), Noting()) == [("abandon", None)]
+    assert "a handler failed" in caplog.text
 
 
 async def test_handler_has_a_task_of_its_own_before_it_waits_for_anything() -> None:

@@ -1,0 +1,187 @@
+"""The door of a port: every request comes in here, every error is told here, and every answer is counted here.
+
+The door brings the path to its route's spelling, names the request, and passes it on to the routes. Whatever they
+answer goes through the request's exchange: that of our own server, or one over plain ASGI where another server runs the
+application. Nothing here builds a URL from the Host header.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.routing import BaseRoute
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from gateway.api.answer import ResponseHead
+from gateway.api.cross_origin import CrossOrigin
+from gateway.api.paths import KnownPaths, azure_deployment
+from gateway.api.request_observer import RequestObserver
+from gateway.errors import ApiError
+from gateway.http1.body import BodyBudget, ClientGoneError
+from gateway.http1.exchange import Exchange
+from gateway.http1.handlers import EXTENSION, AsgiCall
+from gateway.http1.head import REQUEST_ID, request_id_of
+from gateway.metrics import GatewayMetrics
+from gateway.streams.dialect import OPENAI, Dialect
+from gateway.streams.plain_asgi import AsgiExchange
+
+# No status of HTTP's: nobody reads it.
+CLIENT_LEFT = 499
+_CODES = {404: "unknown_url", 405: "method_not_allowed"}
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Port:
+    """What the door of a port knows of what is behind it.
+
+    Attributes:
+        metrics: Counts answers.
+        advice: Says what to do instead of asking for a path that is no route's.
+        max_body_bytes: A larger body is a 413. Under our own server that is the server's business.
+        budget: Of bodies on their way in, where another server runs the application.
+        dialects: How errors are told at a path; below it too, if not in OpenAI's form. Elsewhere they are told as the
+            client's headers say, and in OpenAI's form where they say nothing. Paths here have their route's spelling.
+        paths: The routes' spellings of paths; None takes them as they come.
+        cross_origin: Which web pages may read answers; None for none.
+        observer: Tells of generations that have ended.
+    """
+
+    metrics: GatewayMetrics
+    advice: Callable[[str], str]
+    max_body_bytes: int
+    budget: BodyBudget
+    dialects: Mapping[str, Dialect] = field(default_factory=dict)
+    paths: KnownPaths | None = None
+    cross_origin: CrossOrigin | None = None
+    observer: RequestObserver | None = None
+
+
+class Application(Starlette):
+    """All routes of a port, behind its door, which takes the place of Starlette's own handlers of errors."""
+
+    def __init__(self, routes: list[BaseRoute], port: Port) -> None:
+        """Serve these routes, the first of which are found soonest."""
+        super().__init__(routes=routes)
+        self.router.redirect_slashes = False
+        self._port = port
+
+    def build_middleware_stack(self) -> ASGIApp:
+        """Return what a request passes."""
+        return Door(self.router.app, self._port)
+
+
+class Door:
+    """Pure ASGI. Owns nothing of a request; what there is to know of it lies in `scope["state"]["head"]`."""
+
+    def __init__(self, app: ASGIApp, port: Port) -> None:
+        """Stand before these routes."""
+        self._app = app
+        self._port = port
+        self._dialects = port.dialects
+        self._others = {each.client_header: each for each in port.dialects.values() if each.client_header is not None}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        extensions = scope.get("extensions") or {}
+        exchange: Exchange | None = extensions.get(EXTENSION)
+        if exchange is not None:
+            await self._serve(exchange, scope, receive, send)
+            return
+        async with AsgiExchange(scope, receive, send, self._port.budget) as exchange:
+            scope["extensions"] = {**extensions, EXTENSION: exchange}
+            scope.setdefault("state", {})
+            call = AsgiCall(exchange, self._port.max_body_bytes, scope)
+            await self._serve(exchange, scope, call.receive, call.send)
+
+    async def _serve(self, exchange: Exchange, scope: Scope, receive: Receive, send: Send) -> None:
+        head = scope["state"]["head"] = self._enter(exchange, scope)
+        try:
+            origins = self._port.cross_origin
+            if origins is None or not origins.answer_preflight(exchange):
+                await self._app(scope, receive, send)
+        except ClientGoneError:
+            self._port.metrics.disconnects += 1
+            self._leave(head, CLIENT_LEFT)
+            return
+        except ApiError as error:
+            self._tell(exchange, head, error)
+        except HTTPException as error:
+            self._tell(exchange, head, self._not_served(scope, error))
+        except Exception:
+            _logger.exception("a request failed", extra={"request_id": head.request_id})
+            exchange.close_behind()
+            message = "The gateway failed to serve this request. The failure was logged."
+            self._tell(exchange, head, ApiError(500, message, code="internal_error"))
+        status = head.status or exchange.status
+        if head.route:
+            self._port.metrics.requests[(head.route, status)] += 1
+        self._leave(head, status)
+
+    def _enter(self, exchange: Exchange, scope: Scope) -> ResponseHead:
+        """Find the route's spelling of the path, and name the request in its answer."""
+        path, model, headers, port = scope["path"], None, exchange.head.headers, self._port
+        dialect = self._dialects.get(path)
+        if dialect is None:
+            if port.paths is not None:
+                model, path = azure_deployment(path)
+                path = scope["path"] = port.paths.route_path(path)
+            dialect = self._dialects.get(path) or self._dialect(path, headers)
+        head = ResponseHead(request_id_of(headers), time.perf_counter(), dialect)
+        head.model = model
+        request_id = head.request_id.encode()
+        exchange.more_headers = [(REQUEST_ID, request_id), *((name, request_id) for name in dialect.id_headers)]
+        if port.cross_origin is not None:
+            exchange.more_headers += port.cross_origin.answer_headers(exchange)
+        return head
+
+    def _dialect(self, path: str, headers: list[tuple[bytes, bytes]]) -> Dialect:
+        """Return how errors of a path are told that is no API's own."""
+        for start, dialect in self._dialects.items():
+            if dialect is not OPENAI and path.startswith(f"{start}/"):
+                return dialect
+        return next((self._others[name] for name, _ in headers if name in self._others), OPENAI)
+
+    def _tell(self, exchange: Exchange, head: ResponseHead, error: ApiError) -> None:
+        head.status = error.status
+        if head.record is not None:
+            head.record.failed(error)
+        if not exchange.started:
+            headers = head.headers(error.response_headers())
+            exchange.respond(error.status, headers, head.dialect.error_body(error))
+        elif head.record is not None:
+            # An event stream, which must not end in silence. Another answer is cut by its server.
+            exchange.finish_and_close(head.dialect.error_event(error) + head.dialect.end_of_stream)
+
+    def _not_served(self, scope: Scope, error: HTTPException) -> ApiError:
+        """Return the 404 of a path, or the 405 of a method: the routes raise nothing else."""
+        status, path, headers = error.status_code, scope["path"], dict(error.headers or {})
+        methods = sorted({*headers.get("Allow", "").split(", ")} - {"HEAD"})
+        what_to_do = self._port.advice(path) if status == 404 else f"Use {' or '.join(methods)}."
+        message = f"{scope['method']} {path[:128]}: {error.detail}. {what_to_do}"
+        return ApiError(status, message, code=_CODES.get(status), headers=headers)
+
+    def _leave(self, head: ResponseHead, status: int) -> None:
+        if head.record is not None and self._port.observer is not None:
+            self._port.observer.end(head.record, status)
+
+
+def exchange_of(scope: Scope) -> Exchange:
+    """Return the exchange that the door has put into a scope, or found there."""
+    exchange: Exchange = scope["extensions"][EXTENSION]
+    return exchange
+
+
+def head_of(scope: Scope) -> ResponseHead:
+    """Return what the door knows of a request."""
+    head: ResponseHead = scope["state"]["head"]
+    return head
