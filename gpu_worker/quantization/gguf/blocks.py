@@ -14,7 +14,8 @@ from typing import NamedTuple
 
 import torch
 
-from gpu_worker.quantization.gguf import tensor_types
+from gpu_worker.quantization.gguf import table_blocks, tensor_types
+from gpu_worker.quantization.gguf.table_blocks import TableNumbers
 from gpu_worker.quantization.gguf.tensor_types import TensorType
 from kernels.linear.forms import FLOAT4, GroupQuantizedWeight, integers
 
@@ -177,6 +178,24 @@ def _low_halves(blocks: torch.Tensor, begin: int) -> torch.Tensor:
     return _pieces(packed, 4, _LOW_HALF).flatten(-3, -2)
 
 
+def _q2_k(blocks: torch.Tensor) -> _Groups:
+    packed = torch.unflatten(_words(blocks, 16, 80), -1, (2, 4))
+    scales = _half(blocks, 80).unsqueeze(-1) * (blocks[..., :16] & 15)
+    minima = _half(blocks, 82).unsqueeze(-1) * (blocks[..., :16] >> 4)
+    return _Groups(_paired(_pieces(packed, 2, _LOW_PAIR)), scales.flatten(1), -minima.flatten(1))
+
+
+def _q3_k(blocks: torch.Tensor) -> _Groups:
+    low = _pieces(torch.unflatten(_words(blocks, 32, 96), -1, (2, 4)), 2, _LOW_PAIR)
+    third = _pieces(_words(blocks, 0, 32), 1, _LOW_BIT)
+    # Of 16 factors the low halves stand in 8 bytes, the upper 2 bits in four.
+    halves, upper = blocks[..., 96:104], blocks[..., 104:108]
+    factors = torch.cat((halves & 15, halves >> 4), dim=-1)
+    factors = factors | torch.cat([((upper >> shift) & 3) << 4 for shift in range(0, 8, 2)], dim=-1)
+    scales = (_half(blocks, 108).unsqueeze(-1) * (factors.int() - 32)).flatten(1)
+    return _Groups(_paired(low.flatten(-3) | (third.flatten(-2) << 2)), scales, -4 * scales)
+
+
 def _q4_k(blocks: torch.Tensor) -> _Groups:
     return _k_groups(blocks, _paired(_low_halves(blocks, 16)))
 
@@ -195,6 +214,23 @@ def _q6_k(blocks: torch.Tensor) -> _Groups:
     return _Groups(values, scales, -32 * scales)
 
 
+def _of_table(read: Callable[[torch.Tensor], TableNumbers]) -> Callable[[torch.Tensor], _Groups]:
+    """Return what unpacks blocks whose numbers are entries of a table."""
+
+    def unpacked(blocks: torch.Tensor) -> _Groups:
+        codes, factors = read(blocks)
+        scales = (_half(blocks, 0).unsqueeze(-1) * factors).flatten(1)
+        return _Groups(codes, scales, -table_blocks.CENTRE * scales)
+
+    return unpacked
+
+
+def _iq3_s(blocks: torch.Tensor) -> _Groups:
+    codes, factors = table_blocks.iq3_s(blocks)
+    scales = 2 * (_half(blocks, 0).unsqueeze(-1) * factors).flatten(1)
+    return _Groups(codes[..., 0::2] | (codes[..., 1::2] << 4), scales, -7.5 * scales)
+
+
 _UNPACKERS: Mapping[TensorType, Callable[[torch.Tensor], _Groups]] = MappingProxyType(
     {
         tensor_types.Q4_0: _q4_0,
@@ -205,5 +241,14 @@ _UNPACKERS: Mapping[TensorType, Callable[[torch.Tensor], _Groups]] = MappingProx
         tensor_types.Q4_K: _q4_k,
         tensor_types.Q5_K: _q5_k,
         tensor_types.Q6_K: _q6_k,
+        tensor_types.Q2_K: _q2_k,
+        tensor_types.Q3_K: _q3_k,
+        tensor_types.IQ2_XXS: _of_table(table_blocks.iq2_xxs),
+        tensor_types.IQ2_XS: _of_table(table_blocks.iq2_xs),
+        tensor_types.IQ2_S: _of_table(table_blocks.iq2_s),
+        tensor_types.IQ3_XXS: _of_table(table_blocks.iq3_xxs),
+        tensor_types.IQ3_S: _iq3_s,
+        tensor_types.IQ4_NL: _of_table(table_blocks.iq4_nl),
+        tensor_types.IQ4_XS: _of_table(table_blocks.iq4_xs),
     }
 )

@@ -90,9 +90,20 @@ def mixed(name: str) -> str:
     return next((kind for part, kind in parts.items() if part in name), "Q4_K")
 
 
+def small(name: str) -> str:
+    """Types of the smallest files: K of 2 and 3 bits and such whose numbers stand in tables, some for each."""
+    parts = {
+        **{"q_proj": "IQ2_XXS", "k_proj": "IQ2_XS", "v_proj": "IQ3_S", "o_proj": "IQ2_S", "lm_head": "IQ4_NL"},
+        **{"gate_proj": "Q2_K", "up_proj": "IQ3_XXS", "down_proj": "Q3_K", "embed_tokens": "IQ4_XS"},
+    }
+    return next((kind for part, kind in parts.items() if part in name), "F32")
+
+
 VARIANTS = {
     **{f"llama-{kind}": Variant("Llama", {}, uniform(kind)) for kind in ("F32", "F16", "BF16", "Q8_0", "Q4_0")},
     "llama-mixed": Variant("Llama", {}, mixed),
+    "llama-small": Variant("Llama", {}, small),
+    **{f"llama-{kind}": Variant("Llama", {}, uniform(kind)) for kind in ("Q2_K", "Q3_K", "IQ3_S", "IQ4_XS")},
     "llama-biases": Variant("Llama", {"attention_bias": True, "mlp_bias": True}, uniform("Q5_0")),
     "llama-tied": Variant("Llama", {"tie_word_embeddings": True}, uniform("Q4_1")),
     "llama-head-dim": Variant("Llama", {"head_dim": 128, "num_key_value_heads": 4}, uniform("Q4_K")),

@@ -135,8 +135,8 @@ LIES = {
     "dimensions that overflow": (file([], [tensor("x", (2**32, 2**32))], DATA), "ends at byte"),
     "2^63 columns": (file([], [tensor("x", (HUGE,))], DATA), "ends at byte"),
     "unsupported type": (
-        file([], [tensor("x", (256,), 10)], DATA),
-        "'x' has type Q2_K; supported: F32, F16, BF16, Q4_0",
+        file([], [tensor("x", (256,), 19)], DATA),
+        "'x' has type IQ1_S; supported: F32, F16, BF16, Q4_0",
     ),
     "unknown type": (file([], [tensor("x", (256,), 999)], DATA), "has type number 999; supported"),
     "half a block": (file([], [tensor("x", (48,), 2)], DATA), "Q4_0 needs a multiple of 32"),
