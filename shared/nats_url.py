@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from urllib.parse import SplitResult, unquote, urlsplit
+from urllib.parse import SplitResult, quote, unquote, urlsplit
 
 from shared.errors import ConfigError
 
@@ -54,3 +54,12 @@ def _is_place(part: str) -> bool:
 def _split(part: str) -> SplitResult:
     part = part.strip()
     return urlsplit(part if "://" in part else f"nats://{part}")
+
+
+def with_login(url: str, user: str, password: str) -> str:
+    """Return URLs of NATS servers, separated by commas, with this login in each."""
+    login = f"{quote(user, safe='')}:{quote(password, safe='')}"
+    parts = [part.strip().rpartition("://") for part in url.split(",")]
+    return ",".join(
+        f"{scheme if mark else 'nats'}://{login}@{place.rpartition('@')[2]}" for scheme, mark, place in parts
+    )

@@ -32,8 +32,10 @@ class SettingOption(click.Option):
         section: Heading under which `--help` lists it; None is the command's own options.
     """
 
-    def __init__(self, field: dataclasses.Field[Any], kind: type, section: str | None) -> None:
-        """Make the option of a field whose plain type is `kind`."""
+    def __init__(
+        self, field: dataclasses.Field[Any], kind: type, section: str | None, *, multiple: bool = False
+    ) -> None:
+        """Make the option of a field whose plain type is `kind`; `multiple` is for a command that takes several."""
         constraint: Constraint = field.metadata["setting"]
         self.variable = variable_name(field.name)
         self.file_variable = file_variable(self.variable) if constraint.secret else None
@@ -47,7 +49,7 @@ class SettingOption(click.Option):
         metavar = "|".join(constraint.choices) if constraint.choices else _METAVARS.get(kind.__name__, "TEXT")
         self._choices = constraint.choices or ()
         names = [flag] if constraint.alias is None else [flag, constraint.alias]
-        super().__init__([*names, field.name], type=str, default=None, metavar=metavar, help=text)
+        super().__init__([*names, field.name], type=str, default=None, metavar=metavar, help=text, multiple=multiple)
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
         """Return names and meaning; many choices stand in the meaning, where lines can be broken."""
@@ -231,15 +233,19 @@ def resolve_settings(cls: type[T], values: Mapping[str, Any]) -> T:
     return resolve(cls, values, os.environ)
 
 
-def options(cls: type[Any], section: str | None = None, *, without: Collection[str] = ()) -> list[SettingOption]:
+def options(
+    cls: type[Any], section: str | None = None, *, without: Collection[str] = (), multiple: Collection[str] = ()
+) -> list[SettingOption]:
     """Make an option of each setting, a class's own before those it inherits, except those `without`.
 
-    Values stay text: `resolve` converts and checks them, as it does variables.
+    Values stay text: `resolve` converts and checks them, as it does variables. Those of `multiple` are tuples.
     """
     hints = typing.get_type_hints(cls)
     fields = sorted(dataclasses.fields(cls), key=lambda field: field.name not in cls.__annotations__)
     return [
-        SettingOption(field, base_type(hints[field.name]), section) for field in fields if field.name not in without
+        SettingOption(field, base_type(hints[field.name]), section, multiple=field.name in multiple)
+        for field in fields
+        if field.name not in without
     ]
 
 
@@ -266,7 +272,7 @@ def _as_given(ctx: click.Context, text: str) -> str:
         variable: option.opts[0]
         for option in ctx.command.params
         if (variable := variable_of(option)) is not None
-        and (ctx.params.get(option.name or "") is not None or variable not in os.environ)
+        and (ctx.params.get(option.name or "") not in (None, ()) or variable not in os.environ)
     }
     return _VARIABLE.sub(lambda found: flags.get(found[0], found[0]), text)
 

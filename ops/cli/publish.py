@@ -37,7 +37,7 @@ def run(config: PublishConfig, prompt: str | None) -> int:
     found = list(read_lines(config.file, prompt))
     if not found:
         raise wrong_file(config.file, "", "no requests: one JSON object a line is expected")
-    url, running = find_nats(config.nats_url, config.state_dir)
+    url, running = find_nats(config.nats_url, config.state_dir, config.tenant)
     served = _served_models(config, url, running)
     model = config.model_name or next(iter(served or []), None)
     requests, lines = read_jobs(config, model, found)

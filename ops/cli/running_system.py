@@ -11,8 +11,10 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from ops.stack.state import ReadyFile, read_ready_file
+from ops.stack.tenant_accounts import tenant_login
 from shared.errors import ConfigError, HeadraceError
 from shared.http_url import is_http_url
+from shared.nats_url import with_login
 
 CONNECT_TIMEOUT_S = 10.0
 _WHAT_TO_GIVE = "give --state-dir of one that runs, or"
@@ -126,8 +128,13 @@ def find_endpoint(url: str | None, api_key: str | None, state_dir: Path) -> Endp
     return Endpoint(running.url, api_key or running.api_key)
 
 
-def find_nats(url: str | None, state_dir: Path) -> tuple[str, ReadyFile | None]:
+def find_nats(url: str | None, state_dir: Path, tenant: str | None = None) -> tuple[str, ReadyFile | None]:
     """Return the NATS URL to use, and the system on the state directory when the URL is its.
+
+    Args:
+        url: What the settings say.
+        state_dir: Where else to look.
+        tenant: Whose login to use there, if `headrace setup --tenants` has made one.
 
     Raises:
         ConfigError: No URL is given and nothing runs on the state directory.
@@ -139,7 +146,8 @@ def find_nats(url: str | None, state_dir: Path) -> tuple[str, ReadyFile | None]:
         raise ConfigError(
             "HEADRACE_NATS_URL", f"not set, and no `headrace up` runs on {state_dir}; {_WHAT_TO_GIVE} --nats-url"
         )
-    return running.nats_url, running
+    login = None if tenant is None else tenant_login(state_dir, tenant)
+    return running.nats_url if login is None else with_login(running.nats_url, *login), running
 
 
 def find_admin_nats(url: str | None, state_dir: Path) -> str:

@@ -3,21 +3,38 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from ops.cli.admin import AdminAccess, admin_client
+from ops.cli.nats_user import NatsUserConfig, login
 from ops.cli.options import settings_command
-from ops.stack.config import DEFAULT_AUDIT_FILE
+from ops.cli.tenant import account_block
+from ops.stack.config import DEFAULT_AUDIT_FILE, DEFAULT_STATE_DIR
+from ops.stack.state import read_ready_file
+from ops.stack.tenant_accounts import add_account, tenant_login
 from shared.audit import AUDIT_HELP, audited, nats_login, servers_in
 from shared.config import setting
+from shared.subjects import encode_name
+
+_DEFAULT_URL = "nats://127.0.0.1:4222"
+# How long NATS takes to read its configuration again.
+_RELOAD_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class SetupConfig(AdminAccess):
     """Where to create the streams."""
 
-    nats_url: str = setting("nats://127.0.0.1:4222", "NATS servers, separated by commas.")
+    nats_url: str | None = setting(
+        None,
+        "NATS servers, separated by commas; that of a `headrace up` on the state directory, or else "
+        "nats://127.0.0.1:4222, if not given.",
+    )
+    state_dir: Path = setting(DEFAULT_STATE_DIR, "State directory of a running `headrace up`.")
     tenants: str = setting("default", "Tenants who get a batch queue, separated by commas.")
     tenant_max_bytes: int = setting(
         256 << 20, "Size of a new batch queue in bytes; its tenant is refused more jobs beyond it.", minimum=1 << 20
@@ -44,19 +61,44 @@ def run(config: SetupConfig) -> int:
 
     Needs an administrator's credentials. Streams that exist keep their limits and are brought to this version's
     subjects, and to the replicas that are asked for. Run it before the first gateway, after each update, and for each
-    new tenant (`headrace tenant` prints the account); `headrace up` does it by itself for the tenant `default`.
+    new tenant (`headrace tenant` prints the account); `headrace up` does it by itself for the tenant `default`. Beside
+    a `headrace up`, new tenants get their accounts too, and `headrace publish --tenant` finds them.
     """
-    user = nats_login(config.nats_user, config.nats_url, config)
-    what = {"nats": servers_in(config.nats_url), "tenants": config.tenants}
+    running = read_ready_file(config.state_dir) if config.nats_url is None and config.nats_user is None else None
+    url = running.admin_nats_url if running else config.nats_url or _DEFAULT_URL
+    user = nats_login(config.nats_user, url, config)
+    what = {"nats": servers_in(url), "tenants": config.tenants}
     with audited(config.audit_file, "setup", nats_user=user, **what):
-        return asyncio.run(_set_up(config))
+        asyncio.run(_set_up(config, url))
+        if running is not None and running.pids["nats"]:
+            _add_accounts(config, running.pids["nats"][0])
+    return 0
 
 
-async def _set_up(config: SetupConfig) -> int:
+def _add_accounts(config: SetupConfig, nats_pid: int) -> None:
+    """Give tenants accounts at the NATS of a `headrace up`, and have it read them."""
+    from shared.batch_streams import DEFAULT_TENANT
+
+    new = [name for name in _tenants(config) if name != DEFAULT_TENANT and not tenant_login(config.state_dir, name)]
+    for name in new:
+        add_account(config.state_dir, account_block(name, login(NatsUserConfig(), f"batch-{encode_name(name)}")))
+    for _ in range(2 if new else 0):
+        # NATS connects what a new account imports only at the next reload.
+        os.kill(nats_pid, signal.SIGHUP)
+        time.sleep(_RELOAD_S)
+    if new:
+        print(f"accounts ready: {', '.join(new)}; `headrace publish --tenant` uses them")
+
+
+def _tenants(config: SetupConfig) -> list[str]:
+    return [tenant.strip() for tenant in config.tenants.split(",") if tenant.strip()]
+
+
+async def _set_up(config: SetupConfig, url: str) -> None:
     from shared.batch_streams import batch_stream
     from shared.streams import StreamLimits, ensure_streams, reshape_streams, stream_configs
 
-    tenants = [tenant.strip() for tenant in config.tenants.split(",") if tenant.strip()]
+    tenants = _tenants(config)
     streams = list(map(batch_stream, tenants))
     limits = StreamLimits(
         replicas=config.replicas,
@@ -65,11 +107,10 @@ async def _set_up(config: SetupConfig) -> int:
         tenant_max_wait_s=config.tenant_max_wait_s,
         tenant_duplicate_window_s=config.tenant_duplicate_window_s,
     )
-    async with admin_client(config.nats_url, "headrace-setup", config, config.timeout_s) as client:
+    async with admin_client(url, "headrace-setup", config, config.timeout_s) as client:
         await ensure_streams(client.jetstream(), limits, tenants)
         await reshape_streams(client.jetstream(), StreamLimits(replicas=config.replicas), tenants)
     print("streams ready:", ", ".join([*(str(stream.name) for stream in stream_configs(limits)), *streams]))
-    return 0
 
 
 command = settings_command(SetupConfig, "setup", run)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from pathlib import Path
 from typing import Any
 
 from gateway.config import GatewayConfig
@@ -26,9 +27,12 @@ def run(**values: Any) -> int:
     require("embedded", "starlette", "httptools", "redis", "prometheus_client")
     from ops.stack.run import run as run_stack
 
+    models = values.pop("model")
     own = {name: value for name, value in values.items() if name in _OWN}
+    own["model"] = models[0] if models else None
     passed = {_VARIABLES[name]: str(value) for name, value in values.items() if name not in _OWN and value is not None}
-    return run_stack(resolve_settings(UpConfig, own), {**os.environ, **passed})
+    more = tuple(map(Path, models[1:]))
+    return run_stack(resolve_settings(UpConfig, own), {**os.environ, **passed}, more)
 
 
 class UpCommand(SettingsCommand):
@@ -55,7 +59,7 @@ def _all_options() -> list[SettingOption]:
     gateway = options(GatewayConfig, "Of the gateway", without=_OWN | CHOSEN_SETTINGS)
     named = {option.name or "" for option in gateway}
     worker = options(WorkerConfig, "Of the worker", without=_OWN | CHOSEN_SETTINGS | named)
-    return [*options(UpConfig), *gateway, *worker]
+    return [*options(UpConfig, multiple=("model",)), *gateway, *worker]
 
 
 _OWN = frozenset(field.name for field in dataclasses.fields(UpConfig))

@@ -30,9 +30,9 @@ class UpConfig(NatsFiles):
     model: Path | None = setting(
         None,
         "Model to serve: a directory in Hugging Face's format, its id at the hub, or a GGUF file; the demo "
-        "model if not given.",
+        "model if not given. The option may be given again, for workers of a further model.",
     )
-    workers: int = setting(1, "Worker processes; each loads the model.", minimum=1, maximum=64)
+    workers: int = setting(1, "Worker processes for each model; each loads it.", minimum=1, maximum=64)
     gateways: int = setting(1, "Gateway processes that share the port.", minimum=1, maximum=64)
     simulate: float | None = setting(
         None,

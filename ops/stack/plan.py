@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import secrets
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Literal
-from urllib.parse import quote
 
 from gateway.config import GatewayConfig
+from gpu_worker.quantization.gguf.model_file import SUFFIX
 from gpu_worker.start.config import WorkerConfig
 from ops.stack import commands
 from ops.stack.child import ChildSpec
@@ -20,9 +20,10 @@ from ops.stack.health_check import NATS_QUESTION, REDIS_QUESTION, HealthCheck, g
 from ops.stack.ports import claim_port, free_port
 from ops.stack.servers import find_nats_server, find_redis_server
 from ops.stack.state import StateDirectory, write_private
+from ops.stack.tenant_accounts import prepare
 from shared.config import resolve, variable_name
 from shared.nats_files import NatsFiles
-from shared.nats_url import check_url
+from shared.nats_url import check_url, with_login
 
 # Time for running streams to finish at shutdown, and for a process to end after that.
 DRAIN_S = 6.0
@@ -68,8 +69,20 @@ class NatsAccess:
         """URL with the credentials in it, for a client that is given nothing else."""
         if self.user is None:
             return self.url
-        login = f"{quote(self.user, safe='')}:{quote(self.password or '', safe='')}"
-        return ",".join(_with_login(part.strip(), login) for part in self.url.split(","))
+        return with_login(self.url, self.user, self.password or "")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelChoice:
+    """A model that workers serve; `name` is what clients ask for where it is not the folder's or file's name."""
+
+    path: Path
+    name: str | None = None
+
+    @property
+    def served_name(self) -> str:
+        """What clients ask for."""
+        return self.name or self.path.resolve().name.removesuffix(SUFFIX)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +100,7 @@ class Plan:
     asks_for_key: bool
     admin: NatsAccess
     batch: NatsAccess
+    worker: NatsAccess
     redis_url: str | None
     nats: ChildSpec | None
     redis: ChildSpec | None
@@ -94,13 +108,10 @@ class Plan:
     workers: tuple[ChildSpec, ...]
 
 
-def _with_login(url: str, login: str) -> str:
-    scheme, mark, place = url.rpartition("://")
-    return f"{scheme if mark else 'nats'}://{login}@{place.rpartition('@')[2]}"
-
-
-def make_plan(config: UpConfig, state: StateDirectory, environ: Mapping[str, str]) -> Plan:
-    """Choose ports and passwords, find the servers, and lay out every child.
+def make_plan(
+    config: UpConfig, state: StateDirectory, environ: Mapping[str, str], models: Sequence[ModelChoice] = ()
+) -> Plan:
+    """Choose ports and passwords, find the servers, and lay out every child; without `models` those of `config`.
 
     Raises:
         ConfigError: A setting of a gateway or a worker cannot be used, or a port is taken.
@@ -128,6 +139,8 @@ def make_plan(config: UpConfig, state: StateDirectory, environ: Mapping[str, str
         "HEADRACE_RESPONSES_SECRET": gateway_settings.responses_secret or state.key("responses_secret"),
         "HEADRACE_REDIS_URL": redis_url or "",
     }
+    models = models or [ModelChoice(config.model or DEMO_MODEL, None if config.model else DEMO_MODEL_NAME)]
+    workers = _worker_environs(config, models, worker_settings, base | access["worker"].environ)
     drain_s = DRAIN_S if config.drain_timeout_s is None else config.drain_timeout_s
     return Plan(
         url=f"http://127.0.0.1:{port}",
@@ -137,14 +150,12 @@ def make_plan(config: UpConfig, state: StateDirectory, environ: Mapping[str, str
         asks_for_key=gateway_settings.auth,
         admin=access["admin"],
         batch=access["batch"],
+        worker=access["worker"],
         redis_url=redis_url,
         nats=nats,
         redis=redis,
         gateway=_part("gateway", "gateway", drain_s, base | access["gateway"].environ | gateway, health_check),
-        workers=tuple(
-            _part("worker", f"worker-{index}", drain_s, environ)
-            for index, environ in enumerate(_worker_environs(config, worker_settings, base | access["worker"].environ))
-        ),
+        workers=tuple(_part("worker", f"worker-{index}", drain_s, environ) for index, environ in enumerate(workers)),
     )
 
 
@@ -159,7 +170,7 @@ def _plan_nats(
     port = free_port()
     # NATS reads a variable's value as configuration, hence a letter first and no signs.
     passwords = {role: f"p{secrets.token_hex(16)}" for role in commands.NATS_ROLES}
-    arguments = (str(commands.NATS_CONFIG), "-a", "127.0.0.1", "-p", str(port), "-sd", str(state.nats))
+    arguments = (str(prepare(state.path)), "-a", "127.0.0.1", "-p", str(port), "-sd", str(state.nats))
     spec = ChildSpec(
         "nats",
         "nats",
@@ -204,26 +215,23 @@ def _operator_access(settings: GatewayConfig, state: StateDirectory) -> tuple[in
     return port, settings.operator_key or state.key("operator_key")
 
 
-def _worker_environs(config: UpConfig, settings: WorkerConfig, base: Mapping[str, str]) -> Iterator[dict[str, str]]:
+def _worker_environs(
+    config: UpConfig, models: Sequence[ModelChoice], settings: WorkerConfig, base: Mapping[str, str]
+) -> Iterator[dict[str, str]]:
     """Yield each worker's environment; a name that was chosen for them gets a number where there are several."""
-    own = _worker_settings(config, base)
-    for index in range(config.workers):
-        is_numbered = settings.worker_id is not None and config.workers > 1
-        name = {"HEADRACE_WORKER_ID": f"{settings.worker_id}-{index}"} if is_numbered else {}
-        yield {**base, **own, **name}
-
-
-def _worker_settings(config: UpConfig, base: Mapping[str, str]) -> dict[str, str]:
-    settings = {}
-    if config.simulate is not None:
-        settings["HEADRACE_SIMULATE"] = f"{config.simulate:g}"
-    settings["HEADRACE_MODEL"] = str((config.model or DEMO_MODEL).absolute())
-    if config.model is None:
-        settings["HEADRACE_SERVED_MODEL_NAME"] = base.get("HEADRACE_SERVED_MODEL_NAME", DEMO_MODEL_NAME)
-    if config.workers > 1 and "HEADRACE_NUM_THREADS" not in base:
+    num_workers = config.workers * len(models)
+    own = {} if config.simulate is None else {"HEADRACE_SIMULATE": f"{config.simulate:g}"}
+    if num_workers > 1 and "HEADRACE_NUM_THREADS" not in base:
         # Engines with more threads than cores between them make each other wait in every operation.
-        settings["HEADRACE_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // config.workers))
-    return settings
+        own["HEADRACE_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // num_workers))
+    for index in range(num_workers):
+        model = models[index // config.workers]
+        environ = {**base, **own, "HEADRACE_MODEL": str(model.path.absolute())}
+        if model.name is not None:
+            environ.setdefault("HEADRACE_SERVED_MODEL_NAME", model.name)
+        if settings.worker_id is not None and num_workers > 1:
+            environ["HEADRACE_WORKER_ID"] = f"{settings.worker_id}-{index}"
+        yield environ
 
 
 def _part(

@@ -47,7 +47,12 @@ def check_parts(plan: Plan, console: Console, *, is_demo: bool) -> None:
         HeadraceError: They could not; the message names the setting.
     """
     _check_gateway(plan)
-    environ = plan.workers[0].environ
+    # One of each model.
+    for environ in {spec.environ["HEADRACE_MODEL"]: spec.environ for spec in plan.workers}.values():
+        _check_worker_if_needed(environ, console, is_demo=is_demo and len(plan.workers) == 1)
+
+
+def _check_worker_if_needed(environ: Mapping[str, str], console: Console, *, is_demo: bool) -> None:
     settings = resolve(WorkerConfig, {}, environ)
     chosen = [
         field.name

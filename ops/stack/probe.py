@@ -23,7 +23,7 @@ _QUESTIONS: tuple[tuple[str, dict[str, Any]], ...] = (
 
 
 async def first_generation(url: str, api_key: str, tell: Callable[[str], None]) -> tuple[str | None, str]:
-    """Try to get one answer: a token, or else a vector or a score.
+    """Try to get one answer of every model that is served: a token, or else a vector or a score.
 
     Args:
         url: Where the gateway is.
@@ -31,7 +31,7 @@ async def first_generation(url: str, api_key: str, tell: Callable[[str], None]) 
         tell: Is given what is waited for once the question is asked; its answer may take long.
 
     Returns:
-        The served model's name once there was an answer, else None, and what is still missing.
+        The name of the first once all have answered, else None, and what is still missing.
 
     Raises:
         DependencyError: The model refuses the question, which waiting does not change.
@@ -42,11 +42,11 @@ async def first_generation(url: str, api_key: str, tell: Callable[[str], None]) 
             return None, f"/v1/models answers {status}"
         if not answer.get("data"):
             return None, NO_WORKER
-        model = answer["data"][0]["id"]
+        models = [entry["id"] for entry in answer["data"]]
         tell("the first answer")
-        for path, question in _QUESTIONS:
-            status, answer = await _call(url, "POST", path, api_key, {"model": model, **question})
-            if answer.get("error", {}).get("code") != "unsupported_task":
+        for model in models:
+            status, answer = await _ask(url, api_key, model)
+            if status != 200:
                 break
     except ConnectionRefusedError:
         return None, "the gateway does not listen yet"
@@ -57,7 +57,16 @@ async def first_generation(url: str, api_key: str, tell: Callable[[str], None]) 
         if status == 400:
             raise DependencyError(f"the model cannot be used, {reason}")
         return None, reason
-    return model, READY
+    return models[0], READY
+
+
+async def _ask(url: str, api_key: str, model: str) -> tuple[int, dict[str, Any]]:
+    """Ask a model what it can answer."""
+    for path, question in _QUESTIONS:
+        status, answer = await _call(url, "POST", path, api_key, {"model": model, **question})
+        if answer.get("error", {}).get("code") != "unsupported_task":
+            break
+    return status, answer
 
 
 async def _call(url: str, method: str, path: str, api_key: str, body: Any = None) -> tuple[int, dict[str, Any]]:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from ops.stack.banner import banner
 from ops.stack.config import DEMO_MODEL, UpConfig
 from ops.stack.console import Console
-from ops.stack.plan import make_plan
+from ops.stack.plan import DEMO_MODEL_NAME, ModelChoice, make_plan
 from ops.stack.preconditions import check_parts
 from ops.stack.state import StateDirectory
 from ops.stack.supervisor import Supervisor
@@ -19,35 +19,55 @@ from shared.errors import ConfigError
 from shared.model_hub import existing_model, hub_id, local_model
 
 
-def run(config: UpConfig, environ: Mapping[str, str]) -> int:
+def run(config: UpConfig, environ: Mapping[str, str], more_models: Sequence[Path] = ()) -> int:
     """Run the whole system until a signal stops it, and return the exit code.
 
     Raises:
         ConfigError: A setting cannot be used.
         DependencyError: A server or another child cannot run.
     """
-    if config.model is not None and (name := hub_id(config.model)) is not None:
-        # Once for all workers, which are told the folder.
-        config = dataclasses.replace(config, model=local_model(config.model, "HEADRACE_MODEL"))
-        environ = {**environ, "HEADRACE_SERVED_MODEL_NAME": environ.get("HEADRACE_SERVED_MODEL_NAME") or name}
-    existing_model(config.model or DEMO_MODEL, "HEADRACE_MODEL")
+    models = [_found(model, environ) for model in (config.model, *more_models)]
+    _check_names(models, environ)
     if config.ready_file is not None and not config.ready_file.absolute().parent.is_dir():
         raise ConfigError("HEADRACE_READY_FILE", f"{config.ready_file.absolute().parent} is not a directory")
     if config.ready_file is not None and config.ready_file.is_dir():
         raise ConfigError("HEADRACE_READY_FILE", f"{config.ready_file} is a directory; name a file")
     state = StateDirectory(config.state_dir)
     try:
-        return asyncio.run(_run(config, state, environ, Console()))
+        return asyncio.run(_run(config, models, state, environ, Console()))
     finally:
         state.close()
 
 
-async def _run(config: UpConfig, state: StateDirectory, environ: Mapping[str, str], console: Console) -> int:
+def _found(model: Path | None, environ: Mapping[str, str]) -> ModelChoice:
+    """Return a model that is there: one that the hub has is downloaded once, for all its workers."""
+    chosen = environ.get("HEADRACE_SERVED_MODEL_NAME") or None
+    if model is None:
+        return ModelChoice(existing_model(DEMO_MODEL, "HEADRACE_MODEL"), chosen or DEMO_MODEL_NAME)
+    hub_name = hub_id(model)
+    path = model if hub_name is None else local_model(model, "HEADRACE_MODEL")
+    return ModelChoice(existing_model(path, "HEADRACE_MODEL"), chosen or hub_name)
+
+
+def _check_names(models: Sequence[ModelChoice], environ: Mapping[str, str]) -> None:
+    """Refuse several models of which clients could not say which they mean."""
+    if len(models) > 1 and environ.get("HEADRACE_SERVED_MODEL_NAME"):
+        problem = "is the name of one model; several are served under the names of their folders, or their ids"
+        raise ConfigError("HEADRACE_SERVED_MODEL_NAME", problem)
+    names = [model.served_name for model in models]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise ConfigError("HEADRACE_MODEL", f"two of the models would be served as {twice!r}; rename a folder")
+
+
+async def _run(
+    config: UpConfig, models: Sequence[ModelChoice], state: StateDirectory, environ: Mapping[str, str], console: Console
+) -> int:
     began = time.monotonic()
-    plan = make_plan(config, state, environ)
+    plan = make_plan(config, state, environ, models)
     check_parts(plan, console, is_demo=config.model is None)
     simulated = f"a simulated engine, {config.simulate:g} ms a step" if config.simulate is not None else None
-    served = simulated or (str(config.model) if config.model is not None else "the demo model")
+    named = "the demo model" if config.model is None else ", ".join(str(model.path) for model in models)
+    served = simulated or named
     console.say("headrace", f"starting with {served}; logs in {state.logs}")
     supervisor = Supervisor(plan, state, config.ready_file, console, config.hang_timeout_s)
     try:

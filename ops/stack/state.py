@@ -25,7 +25,7 @@ class ReadyFile:
 
     Attributes:
         nats_url: With the credentials of a batch publisher; the configured URL when NATS is not ours.
-        admin_nats_url: The same with those of an administrator.
+        admin_nats_url: The same with those of an administrator; `worker_nats_url` with those of a worker.
         redis_url: None when there is no Redis.
         metrics_url: Prometheus metrics of all gateway processes, for whoever shows `operator_key` as a bearer token.
         pids: Process ids by role: `gateway`, `worker`, `nats`, `redis`.
@@ -39,6 +39,7 @@ class ReadyFile:
     metrics_url: str
     operator_key: str
     pids: dict[str, list[int]]
+    worker_nats_url: str = ""
 
 
 class StateDirectory:

@@ -224,6 +224,7 @@ class Supervisor:
             api_key=plan.api_key,
             nats_url=plan.batch.full_url,
             admin_nats_url=plan.admin.full_url,
+            worker_nats_url=plan.worker.full_url,
             redis_url=plan.redis_url,
             metrics_url=f"{plan.operator_url}/metrics",
             operator_key=plan.operator_key,

@@ -4,8 +4,12 @@ from pathlib import Path
 
 import nats
 
+from ops.cli.nats_user import NatsUserConfig, login
+from ops.cli.tenant import account_block
 from ops.stack.commands import NATS_CONFIG, NATS_ROLES, nats_password_variable
 from ops.stack.ports import free_port
+from ops.stack.tenant_accounts import add_account, prepare, tenant_login
+from tests.integration.system import System
 from tests.ops.cli.command import headrace
 from tests.servers import NatsServer
 
@@ -97,3 +101,31 @@ def test_setup_is_in_the_audit_log_without_the_password(start_nats: Callable[...
     assert (entry["action"], entry["outcome"], entry["who"]["nats_user"]) == ("setup", "done", "ann")
     assert entry["what"]["tenants"] == "default"
     assert "secret" not in line
+
+
+def test_tenant_added_beside_a_running_system_publishes_its_jobs(state_dir: Path, cli_system: System) -> None:
+    before = {file.name: file.read_text() for file in NATS_CONFIG.parent.glob("*.conf")}
+    tenant = ["--tenant", "acme & co"]
+    done = headrace("setup", "--state-dir", str(state_dir), "--tenants", "default, acme & co")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "accounts ready: acme & co; `headrace publish --tenant` uses them" in done.stdout
+    done = headrace("publish", "x", "--wait", "--state-dir", str(state_dir), "--max-tokens", "2", *tenant)
+    assert (done.returncode, json.loads(done.stdout)["tenant"]) == (0, "acme & co"), done.stderr
+    # Whoever was there before is still served, and again changes nothing.
+    done = headrace("publish", "x", "--wait", "--state-dir", str(state_dir), "--max-tokens", "2")
+    assert done.returncode == 0, done.stderr
+    done = headrace("setup", "--state-dir", str(state_dir), "--tenants", "acme & co")
+    assert "accounts ready" not in done.stdout
+    assert {file.name: file.read_text() for file in NATS_CONFIG.parent.glob("*.conf")} == before
+
+
+def test_tenants_stay_when_the_system_is_started_anew(tmp_path: Path) -> None:
+    prepare(tmp_path)
+    add_account(tmp_path, account_block("acme", login(NatsUserConfig(), "batch-acme")))
+    kept = tenant_login(tmp_path, "acme")
+    configuration = prepare(tmp_path)
+    assert kept is not None
+    assert tenant_login(tmp_path, "acme") == kept
+    assert tenant_login(tmp_path, "default") is None
+    shown = {file.name: file.stat().st_mode & 0o077 for file in configuration.parent.glob("*tenants.conf")}
+    assert shown == {"tenants.conf": 0, "more-tenants.conf": 0}

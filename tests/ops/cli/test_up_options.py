@@ -1,4 +1,5 @@
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -6,13 +7,14 @@ from click.testing import CliRunner
 
 from ops.cli.up import command
 from ops.stack import run as run_module
+from ops.stack.config import UpConfig
 from shared.errors import ConfigError
 
 
 def test_options_of_the_parts_reach_them_as_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[Any, Any]] = []
 
-    def run(config: Any, environ: Any) -> int:
+    def run(config: Any, environ: Any, more_models: Any) -> int:
         seen.append((config, environ))
         return 0
 
@@ -39,6 +41,32 @@ def test_help_fits_a_terminal_and_shows_what_people_set_first() -> None:
     assert {"--model", "--port", "--max-model-len", "--help-all"} <= first
     assert f"--help-all shows {len(all_) - len(first)} options more." in shown
     assert {option.opts[0] for option in command.params} <= all_
+
+
+def test_model_given_twice_is_served_beside_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(run_module, "run", lambda *arguments: seen.append(arguments) or 0)
+    for arguments in (["--model", "a", "--model", "b"], []):
+        assert CliRunner().invoke(command, arguments, standalone_mode=False).exception is None
+    assert [(str(config.model), more) for config, _, more in seen] == [("a", (Path("b"),)), ("None", ())]
+
+
+@pytest.mark.parametrize(
+    ("names", "environ", "problem"),
+    [
+        (("x/m", "y/m"), {}, "HEADRACE_MODEL: two of the models would be served as 'm'; rename a folder"),
+        (("x/m", "y/n"), {"HEADRACE_SERVED_MODEL_NAME": "z"}, "HEADRACE_SERVED_MODEL_NAME: is the name of one model"),
+    ],
+)
+def test_models_that_clients_could_not_tell_apart_are_refused(
+    tmp_path: Path, names: tuple[str, str], environ: dict[str, str], problem: str
+) -> None:
+    for name in names:
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "config.json").touch()
+    first, second = (tmp_path / name for name in names)
+    with pytest.raises(ConfigError, match=problem):
+        run_module.run(UpConfig(model=first, state_dir=tmp_path), environ, [second])
 
 
 def test_addresses_and_counts_that_up_chooses_are_no_options_of_it() -> None:

@@ -1,8 +1,9 @@
+import os
 import re
 import stat
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from ops.stack import plan as plan_module
 from ops.stack.banner import banner
 from ops.stack.config import UpConfig
-from ops.stack.plan import NatsAccess, Plan, _redis_text, make_plan
+from ops.stack.plan import ModelChoice, NatsAccess, Plan, _redis_text, make_plan
 from ops.stack.ports import free_port
 from ops.stack.servers import find_redis_server
 from ops.stack.state import StateDirectory
@@ -22,11 +23,11 @@ Make = Callable[..., Plan]
 
 @pytest.fixture
 def make(tmp_path: Path) -> Make:
-    def plan(environ: dict[str, str] | None = None, **values: object) -> Plan:
+    def plan(environ: dict[str, str] | None = None, models: Sequence[ModelChoice] = (), **values: object) -> Plan:
         environ = environ or {}
         state = StateDirectory(tmp_path / "state")
         try:
-            return make_plan(resolve(UpConfig, {"port": 0, **values}, environ), state, environ)
+            return make_plan(resolve(UpConfig, {"port": 0, **values}, environ), state, environ, models)
         finally:
             state.close()
 
@@ -162,3 +163,13 @@ def test_redis_reads_any_folder_of_its_configuration(name: str, tmp_path: Path) 
         assert any("eady to accept connections" in line for line in process.stdout)
         assert Path(f"/proc/{process.pid}/cwd").resolve() == folder
         process.kill()
+
+
+def test_each_of_several_models_has_its_workers(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    models = [ModelChoice(tmp_path / "a"), ModelChoice(tmp_path / "b", "org/b")]
+    plan = make({"HEADRACE_WORKER_ID": "w"}, models, workers=2)
+    names = ("MODEL", "SERVED_MODEL_NAME", "WORKER_ID", "NUM_THREADS")
+    found = [tuple(spec.environ.get(f"HEADRACE_{name}") for name in names) for spec in plan.workers]
+    a, b = str(tmp_path / "a"), str(tmp_path / "b")
+    assert found == [(a, None, "w-0", "2"), (a, None, "w-1", "2"), (b, "org/b", "w-2", "2"), (b, "org/b", "w-3", "2")]

@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import httpx2
@@ -72,8 +73,8 @@ def _run_up(directory: Path, *arguments: str, **environ: str) -> subprocess.Comp
 
 
 def test_ready_file_describes_the_running_system(system: System) -> None:
-    names = {"url", "api_key", "nats_url", "admin_nats_url", "redis_url", "metrics_url", "operator_key", "pids"}
-    assert set(system.info) == names
+    urls = {"url", "nats_url", "admin_nats_url", "worker_nats_url", "redis_url", "metrics_url"}
+    assert set(system.info) == urls | {"api_key", "operator_key", "pids"}
     assert {role: len(pids) for role, pids in system.info["pids"].items()} == dict.fromkeys(ROLES, 1)
     assert all(_is_alive(pid) for pid in _all_pids(system))
     assert _generate(system)
@@ -249,3 +250,20 @@ def test_api_key_and_port_can_be_chosen(tmp_path: Path) -> None:
     with running_system(tmp_path, "--simulate", "5", "--port", str(port), "--api-key", "hr-mine") as system:
         assert (system.url, system.info["api_key"]) == (f"http://127.0.0.1:{port}", "hr-mine")
         assert _generate(system)
+
+
+def test_two_models_are_served_and_a_worker_of_a_third_joins(tmp_path: Path) -> None:
+    folders = [shutil.copytree(DEMO_MODEL, tmp_path / name) for name in ("first", "second", "third")]
+    models = [argument for folder in folders[:2] for argument in ("--model", str(folder))]
+    with running_system(tmp_path, "--simulate", "5", *models) as system, ExitStack() as stack:
+        client = system.client()
+        assert {model.id for model in client.models.list()} == {"first", "second"}
+        assert len(system.info["pids"]["worker"]) == 2
+        for name in ("first", "second"):
+            assert client.completions.create(model=name, prompt="x", max_tokens=2).model == name
+        command = [sys.executable, "-m", "ops.cli", "worker", "--simulate", "5", "--model", str(folders[2])]
+        environ = os.environ | {"HEADRACE_NATS_URL": system.info["worker_nats_url"]}
+        worker = stack.enter_context(subprocess.Popen(command, env=environ, stderr=subprocess.DEVNULL))
+        stack.callback(worker.terminate)
+        _wait_for(lambda: "third" in {model.id for model in client.models.list()})
+        assert client.completions.create(model="third", prompt="x", max_tokens=2).model == "third"
