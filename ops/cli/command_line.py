@@ -68,7 +68,7 @@ def _run() -> int:
 
 
 def _show(error: click.ClickException) -> None:
-    from ops.cli.other_servers.options import nearest_first
+    from ops.cli.other_options import nearest_first
 
     nearest_first(error).show()
 

@@ -8,7 +8,7 @@ import importlib.metadata
 
 import click
 
-from ops.cli.other_servers.commands import instead_of
+from ops.cli.other_commands import instead_of
 
 # A name so like one of ours is a misspelt one, whoever else has a command of that name.
 _LIKENESS = 0.85

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import click
 
-from ops.cli.other_servers.options import explain
+from ops.cli.other_options import explain
 from ops.cli.variables import UnknownVariableError, check_variables
 from shared.config import PREFIX, Constraint, base_type, file_variable, resolve, shown_bound, variable_name
 from shared.errors import HeadraceError

@@ -147,10 +147,16 @@ _CLIENTS = tuple(
             },
         ),
         (
-            "Names a conversation or a trace in the client.",
-            "LibreChat and LiteLLM's proxy",
-            "packages/data-provider/src/schemas.ts, litellm/proxy/litellm_pre_call_utils.py",
-            {"conversation_id": "a", "conversationId": "a", "thread_id": "a", "trace_id": "a", "generation_name": "a"},
+            "Names a conversation in the client.",
+            "LibreChat",
+            "packages/data-provider/src/schemas.ts",
+            {"conversationId": "a", "conversation_id": "a", "thread_id": "a"},
+        ),
+        (
+            "Names a trace for those who watch.",
+            "clients of OpenRouter and of Langfuse",
+            "openrouter.ai/docs/guides/features/broadcast",
+            {"trace": {"trace_id": "a"}, "trace_id": "a", "generation_name": "a"},
         ),
         (
             "How Ollama loads a model; here that is the operator's choice.",

@@ -9,7 +9,6 @@ import yaml
 
 from gpu_worker.start.config import WorkerConfig
 from ops.docs_site.configuration import page
-from ops.docs_site.other_options import page as other_options
 from tests.architecture.source import ROOT
 
 DOCS = ROOT / "ops" / "docs"
@@ -58,13 +57,8 @@ def test_promise_about_batch_jobs_says_its_bound() -> None:
         assert bound in promise[1]
 
 
-def test_page_of_other_servers_options_is_current() -> None:
-    current = (DOCS / "other-options.md").read_text(encoding="utf-8")
-    assert other_options() == current, "run: python -m ops.docs_site.other_options > ops/docs/other-options.md"
-
-
 def test_every_page_that_is_read_from_top_to_bottom_ends_with_where_to_go() -> None:
-    made = {"api.md", "clients.md", "configuration.md", "metrics.md", "models.md", "other-options.md", "parameters.md"}
+    made = {"api.md", "clients.md", "configuration.md", "metrics.md", "models.md", "parameters.md"}
     pages = {page.name: page.read_text(encoding="utf-8") for page in DOCS.glob("*.md") if page.name not in made}
     endings = {name: re.split(r"^## ", text, flags=re.MULTILINE)[-1] for name, text in pages.items()}
     assert [name for name, ending in endings.items() if not re.search(r"\]\([\w./-]+\.md\)", ending)] == []

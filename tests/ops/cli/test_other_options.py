@@ -12,7 +12,7 @@ import pytest
 import ops
 from ops.cli.gateway import command as gateway
 from ops.cli.keys import command as keys
-from ops.cli.other_servers.options import explain, nearest, rows
+from ops.cli.other_options import explain, nearest, rows
 from ops.cli.publish import command as publish
 from ops.cli.up import command as up
 from ops.cli.worker import command as worker
@@ -21,10 +21,10 @@ NAMES = [name for _, name, _ in rows()]
 PAGES = Path(ops.__file__).parent / "docs"
 # What the documentation of the others names first; none of it may be without an answer.
 WELL_KNOWN = """
---tensor-parallel-size -tp --trust-remote-code --enforce-eager --swap-space --max-loras --api-server-count --uds
---mem-fraction-static --context-length --disable-radix-cache --schedule-policy --nnodes --enable-torch-compile
--ngl -c --ctx-size -np -fa -hf -ctk --mlock --n-gpu-layers --jinja --temp --lora --mmproj --api-key-file -t -v
---num-shard --max-input-tokens --max-total-tokens --quantize --model-id --keepalive --format --gpu --cpu --debug
+--tensor-parallel-size -tp --trust-remote-code --enforce-eager --swap-space --max-loras --api-server-count
+--mem-fraction-static --context-length --disable-radix-cache --speculative-config --enable-lora
+-ngl -c --ctx-size -np -fa -hf -ctk --mlock --n-gpu-layers --jinja --temp --lora --mmproj -t -v
+--num-shard --max-input-tokens --max-total-tokens --quantize --model-id --keepalive --gpu --cpu --debug
 """
 
 

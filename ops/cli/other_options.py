@@ -1,7 +1,7 @@
 """Explains options that a command does not have: what stands for them here.
 
-Such an option is looked up in three places: among the options of other servers and synonyms of our own, among the
-options of our other commands, and among the options of this command with similar names.
+Such an option is looked up in three places: in a table of what people type most who come from another server, among
+the options of our other commands, and among the options of this command with similar names.
 """
 
 from __future__ import annotations
@@ -13,14 +13,74 @@ from functools import cache
 
 import click
 
-from ops.cli.other_servers.llama_cpp import ROWS as LLAMA_CPP
-from ops.cli.other_servers.ollama import ROWS as OLLAMA
-from ops.cli.other_servers.sglang import ROWS as SGLANG
-from ops.cli.other_servers.synonyms import ROWS as SYNONYMS
-from ops.cli.other_servers.tgi import ROWS as TGI
-from ops.cli.other_servers.vllm import ROWS as VLLM
+_ONE_DEVICE = "one model runs on one device here; a quantized copy may fit (`headrace quantize`)"
+_WORKERS = "start more workers: --workers of `headrace up`, or more of `headrace worker`"
+_REQUEST = "a request says this itself: leave it out, and see ops/docs/parameters.md"
+_MARKUP = "the chat template says how the model writes this: leave it out, or see --chat-format"
+_FILES = "the model's files say it themselves: leave it out"
+_ALWAYS = "this is always on: leave it out"
+_CHOSEN = "this is chosen by itself: leave it out"
+_HOST = "`headrace up` serves this machine alone; `headrace gateway` has --host: see ops/docs/two-hosts.md"
+_ADAPTERS = "adapters are not served: merge it into the model's weights"
 
-SERVERS = (("vLLM", VLLM), ("SGLang", SGLANG), ("llama.cpp", LLAMA_CPP), ("TGI", TGI), ("Ollama", OLLAMA))
+# Whose options they are (None: nobody's, but typed all the same), what is said, and of which.
+_ROWS: tuple[tuple[str | None, str, str], ...] = (
+    ("vLLM", _HOST, "--host"),
+    ("vLLM", _ONE_DEVICE, "--tensor-parallel-size -tp --pipeline-parallel-size -pp --enable-expert-parallel"),
+    ("vLLM", _WORKERS, "--data-parallel-size -dp"),
+    ("vLLM", "--gateways of `headrace up`, --processes of `headrace gateway`", "--api-server-count"),
+    ("vLLM", _FILES, "-q --quantization --load-format --tokenizer"),
+    ("vLLM", "code of a checkpoint is never run: leave it out", "--trust-remote-code"),
+    ("vLLM", "set HF_TOKEN", "--hf-token"),
+    ("vLLM", "put it into the model's folder as chat_template.jinja", "--chat-template"),
+    ("vLLM", _ALWAYS, "--enable-auto-tool-choice --enable-chunked-prefill"),
+    ("vLLM", _MARKUP, "--tool-call-parser --reasoning-parser"),
+    ("vLLM", _CHOSEN, "--attention-backend --structured-outputs-config"),
+    ("vLLM", "nothing is swapped: leave it out", "--swap-space --cpu-offload-gb"),
+    ("vLLM", "--cuda-graphs off", "--enforce-eager"),
+    ("vLLM", "--sampling-defaults model, or none for vLLM's `vllm`", "--generation-config"),
+    ("vLLM", "--speculative, --draft-model and --num-speculative-tokens", "--speculative-config"),
+    ("vLLM", _ADAPTERS, "--enable-lora --lora-modules --max-loras"),
+    ("vLLM", "--request-log-per-s 0", "--disable-log-requests --disable-log-stats"),
+    ("vLLM", "--tls-cert-file and --tls-key-file of `headrace gateway`", "--ssl-certfile --ssl-keyfile"),
+    ("SGLang", "--model", "--model-path"),
+    ("SGLang", "--max-model-len", "--context-length"),
+    ("SGLang", "--gpu-memory-utilization, which is of all that the process uses", "--mem-fraction-static"),
+    ("SGLang", "--max-num-seqs", "--max-running-requests"),
+    ("SGLang", "--max-num-batched-tokens, which is of all tokens of a step", "--chunked-prefill-size"),
+    ("SGLang", _ONE_DEVICE, "--tp --tp-size --ep"),
+    ("SGLang", _WORKERS, "--dp"),
+    ("SGLang", "--no-enable-prefix-caching", "--disable-radix-cache"),
+    ("SGLang", "--speculative", "--speculative-algorithm"),
+    ("llama.cpp", "--model", "-m"),
+    ("llama.cpp", "--model, with an id at Hugging Face's hub", "-hf"),
+    ("llama.cpp", "--max-model-len, which is of each sequence", "-c --ctx-size"),
+    ("llama.cpp", "--max-num-seqs", "-np --parallel"),
+    ("llama.cpp", "--num-threads", "-t --threads"),
+    ("llama.cpp", "a model runs on one device as a whole; --device cpu or cuda", "-ngl --n-gpu-layers"),
+    ("llama.cpp", "--kv-cache-dtype, one for keys and values", "-ctk -ctv"),
+    ("llama.cpp", "--draft-model, with --speculative draft", "-md --model-draft"),
+    ("llama.cpp", _ALWAYS, "-fa --flash-attn --jinja --metrics --embeddings"),
+    ("llama.cpp", _CHOSEN, "--mlock --no-mmap"),
+    ("llama.cpp", _REQUEST, "--temp --top-k --top-p -n --grammar"),
+    ("llama.cpp", _ADAPTERS, "--lora"),
+    ("llama.cpp", "text alone is served: leave it out", "--mmproj"),
+    ("llama.cpp", "--log-level debug, of the worker", "-v --verbose"),
+    ("TGI", "--model", "--model-id"),
+    ("TGI", _ONE_DEVICE, "--num-shard --sharded"),
+    ("TGI", "--max-model-len", "--max-input-tokens --max-total-tokens"),
+    ("TGI", "`headrace quantize` makes a checkpoint, which is then served", "--quantize"),
+    ("Ollama", "a worker keeps its model until it ends: leave it out", "--keepalive"),
+    ("Ollama", "--max-model-len", "--num-ctx"),
+    (None, "--device cuda; a GPU is used by itself, and CUDA_VISIBLE_DEVICES says which", "--gpu --gpus --gpu-id"),
+    (None, "--device cpu", "--cpu"),
+    (None, "a request says this itself (`max_tokens`): leave it out", "--max-tokens"),
+    (None, "it stays in the foreground; let systemd keep it: see ops/docs/gpu-fleet.md", "-d --daemon"),
+    (None, "--no-enable-prefix-caching; --cache-ttl-s 0 keeps no answers", "--no-cache"),
+    (None, "--log-level debug, of the worker; logs are in the state directory", "--debug"),
+    (None, "--port", "-p"),
+)
+
 _SERVERS = ("up", "worker", "gateway")
 _COMMANDS = (*_SERVERS, "chat", "publish")
 _LIKENESS = 0.6
@@ -31,10 +91,9 @@ _SHOWN = 3
 
 def rows() -> Iterator[tuple[str | None, str, str]]:
     """Yield the server that has an option (None for a synonym), its name, and what stands for it here."""
-    for owner, table in (*SERVERS, (None, SYNONYMS)):
-        for advice, names in table:
-            for name in names.split():
-                yield owner, name, advice
+    for owner, advice, names in _ROWS:
+        for name in names.split():
+            yield owner, name, advice
 
 
 @cache

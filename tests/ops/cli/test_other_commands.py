@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from ops.cli.group import headrace
-from ops.cli.other_servers.commands import every_command, instead_of
+from ops.cli.other_commands import every_command, instead_of
 
 
 def _output(*arguments: str) -> str:
