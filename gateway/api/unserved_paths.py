@@ -6,69 +6,42 @@ import difflib
 from collections.abc import Iterable
 from types import MappingProxyType
 
-_JOBS = (
-    "Files of the Batch API are computed by `headrace publish`, and responses with 'background' outlive their client."
-)
-_RESPONSES = "Go on from a response with 'previous_response_id' of /v1/responses, or send the whole conversation."
-_TEXT_ONLY = "This server reads and writes text only."
-_GENERATE = "Use /v1/chat/completions or /v1/completions."
-_STATE = "How the server does is told by the metrics, at the operator's port."
-_HEALTH = "Use /health/live or /health/ready."
-_ADAPTERS = "Adapters are not served: merge one into the weights of a model."
-_KEYS = "The operator makes keys and lists them with `headrace keys`."
 _BASE_URL = "Check the client's base URL: for OpenAI's libraries it ends in /v1, for Anthropic's with the port."
 _DESCRIPTION = "GET /openapi.json describes what is served."
-_NO_API = "Choose an OpenAI-compatible server in the client, with a base URL ending in /v1."
-# What of Ollama's has a counterpart, by the last part of its path.
-_LIKE_OLLAMA = MappingProxyType(
-    {
-        "chat": "POST /v1/chat/completions",
-        "generate": "POST /v1/completions",
-        "tags": "GET /v1/models",
-        "ps": "GET /v1/models",
-        "show": "GET /v1/models/{model}",
-        "embed": "POST /v1/embeddings",
-        "embeddings": "POST /v1/embeddings",
-        "version": "GET /version",
-        "pull": "`headrace up --model MODEL`, which downloads it,",
-    }
-)
 
 # A longer path is nobody's typing error, and comparing it would cost time.
 _MAX_COMPARED_CHARACTERS = 64
 _MIN_LIKENESS = 0.85
 
-# By the first part of the path, or the first two, after `/v1` where it begins so.
+# What is said, and the first part of the path, or the first two, after `/v1` where it begins so.
 _INSTEAD = MappingProxyType(
     {
-        "": "The API begins at /v1: GET /v1/models lists the models, POST /v1/chat/completions asks one.",
-        **dict.fromkeys(("files", "batches", "uploads", "messages/batches"), _JOBS),
-        **dict.fromkeys(("conversations", "assistants", "threads"), _RESPONSES),
-        **dict.fromkeys(("images", "audio", "videos"), _TEXT_ONLY),
-        **dict.fromkeys(("completion", "generate", "generate_stream", "invocations", "engines"), _GENERATE),
-        **dict.fromkeys(("v1beta", "openai"), "Use /v1/chat/completions or /v1/responses."),
-        **dict.fromkeys(("embed", "embedding", "encode", "pooling", "v2/embed"), "Use /v1/embeddings."),
-        **dict.fromkeys(("metrics", "slots", "load", "server_info", "get_server_info", "get_model_info"), _STATE),
-        **dict.fromkeys(("healthz", "livez", "readyz", "live", "ready", "status", "health_generate"), _HEALTH),
-        **dict.fromkeys(("load_lora_adapter", "unload_lora_adapter", "lora-adapters"), _ADAPTERS),
-        **dict.fromkeys(("docs", "redoc", "swagger"), _DESCRIPTION),
-        **dict.fromkeys(("key", "user", "team", "organization"), _KEYS),
-        **{
-            f"api/{name}": f"Ollama's own API is not served. {_NO_API} {other} stands for this."
-            for name, other in _LIKE_OLLAMA.items()
-        },
-        "api": _NO_API,
-        "chat": _GENERATE,
-        "chat/completions": "Nothing is served below /v1/chat/completions: chats are not kept, as /v1/responses are.",
-        "classify": "Use /v1/score.",
-        "complete": "Use /v1/messages.",
-        "model/info": "Use /v1/models.",
-        "fine_tuning": "Models are trained elsewhere, and served from their files.",
-        "moderations": "Ask a model, with a schema of the verdict, at /v1/chat/completions.",
-        "realtime": "Use 'stream' of /v1/responses or /v1/chat/completions.",
-        "reranking": "Use /v1/rerank.",
-        "v2/chat": _GENERATE,
-        "vector_stores": "Make vectors at /v1/embeddings, and keep them in a store of your own.",
+        name: advice
+        for advice, names in (
+            ("The API begins at /v1: GET /v1/models lists the models, POST /v1/chat/completions asks one.", ("",)),
+            (
+                "Files of the Batch API are computed by `headrace publish`, and responses with 'background' outlive "
+                "their client.",
+                ("files", "batches", "messages/batches"),
+            ),
+            (
+                "Go on from a response with 'previous_response_id' of /v1/responses, or send the whole conversation.",
+                ("conversations", "assistants", "threads"),
+            ),
+            ("This server reads and writes text only.", ("images", "audio", "videos")),
+            ("Use /v1/chat/completions or /v1/completions.", ("chat", "completion", "generate", "generate_stream")),
+            ("Chats are not kept, as /v1/responses are.", ("chat/completions",)),
+            ("Use /v1/embeddings.", ("embed", "embedding")),
+            ("How the server does is told by the metrics, at the operator's port.", ("metrics", "slots")),
+            ("Use /health/live or /health/ready.", ("healthz", "livez", "readyz")),
+            ("Adapters are not served: merge one into the weights of a model.", ("load_lora_adapter",)),
+            (
+                "Ollama's own API is not served: choose an OpenAI-compatible server in the client, with a base URL "
+                "ending in /v1.",
+                ("api",),
+            ),
+        )
+        for name in names
     }
 )
 
