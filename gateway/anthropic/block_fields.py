@@ -13,7 +13,7 @@ from types import MappingProxyType
 from msgspec import Raw, UnsetType
 
 from gateway.anthropic.body import BlockBody, PromptBody, SourceBody
-from gateway.api.schemas.hosted_blocks import HOSTED_CALLS, HOSTED_RESULTS
+from gateway.anthropic.hosted_blocks import HOSTED_CALLS, HOSTED_RESULTS
 from gateway.api.schemas.raw import given
 from gateway.api.schemas.refusals import unknown_parameter
 

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from gateway.api.schemas.model_name import ModelName
+from gateway.api.schemas.names import described
 from gateway.api.schemas.sampling_fields import StopText
 from gateway.api.schemas.template_options import OwnVariables
 from gateway.api.schemas.tools import Parameters
@@ -22,36 +23,65 @@ from shared.bounds import (
 ToolName = Annotated[str, Meta(min_length=1, max_length=128, pattern=r"^[a-zA-Z0-9_-]+\Z")]
 
 
+_TOOL = {"name": "f", "input_schema": {"type": "object"}}
+_FORMAT = {"type": "json_schema", "schema": {"type": "object"}}
+
+
 class SourceBody(Struct, kw_only=True, forbid_unknown_fields=True):
     """Where a document's content stands; only text in the body itself is read."""
 
-    type: Annotated[str, Meta(max_length=64)]
-    data: str | None = None
-    media_type: Annotated[str, Meta(max_length=256)] | None = None
+    type: Annotated[Annotated[str, Meta(max_length=64)], described("`text`, or `content`.")]
+    data: Annotated[str | None, described("The text.")] = None
+    media_type: Annotated[Annotated[str, Meta(max_length=256)] | None, described("Of a text: `text/plain`.")] = None
 
-    content: str | Blocks | None = None
+    content: Annotated[str | Blocks | None, described("A text, or a list of blocks of text.")] = None
 
     # Of the types that are not read; with these, the error names the type.
-    url: Raw | UnsetType = UNSET
-    file_id: Raw | UnsetType = UNSET
+    url: Annotated[
+        Raw | UnsetType, described("Nothing is fetched: a block that has it is refused by the type of its source.")
+    ] = UNSET
+    file_id: Annotated[
+        Raw | UnsetType, described("No files are kept: a block that has it is refused by the type of its source.")
+    ] = UNSET
 
 
 class BlockBody(Struct, kw_only=True, forbid_unknown_fields=True):
     """One block of a message: text, thinking, the use of a tool, its result, a document or a result of a search."""
 
-    type: Annotated[str, Meta(max_length=64)]
-    text: str | None = None
-    thinking: str | None = None
-    id: Annotated[str, Meta(max_length=256)] | None = None
-    name: Annotated[str, Meta(max_length=256)] | None = None
-    input: Raw | UnsetType = UNSET
-    tool_use_id: Annotated[str, Meta(max_length=256)] | None = None
-    content: str | Blocks | None = None
-    is_error: bool | None = None
+    type: Annotated[
+        Annotated[str, Meta(max_length=64)],
+        described(
+            "text, document, search_result, thinking, redacted_thinking, tool_use or tool_result; in a turn "
+            "of the assistant also what Anthropic's server ran: server_tool_use, mcp_tool_use, and their results."
+        ),
+    ]
+    text: Annotated[str | None, described("The text of a text block.")] = None
+    thinking: Annotated[str | None, described("What the assistant thought.")] = None
+    id: Annotated[Annotated[str, Meta(max_length=256)] | None, described("The id of a tool's use.")] = None
+    name: Annotated[Annotated[str, Meta(max_length=256)] | None, described("The name of the tool that is used.")] = None
+    input: Annotated[Raw | UnsetType, described("The arguments of the tool's use.")] = UNSET
+    tool_use_id: Annotated[
+        Annotated[str, Meta(max_length=256)] | None, described("The use of a tool whose result this is.")
+    ] = None
+    content: Annotated[
+        str | Blocks | None, described("The result of a tool or a search: a text, or a list of blocks.")
+    ] = None
+    is_error: Annotated[bool | None, described("The tool failed: the model is told `Error: ` before the result.")] = (
+        None
+    )
     # Of a document, where it stands; of a result of a search, what it is a result from.
-    source: SourceBody | Annotated[str, Meta(max_length=8192)] | None = None
-    title: Annotated[str, Meta(max_length=1024)] | None = None
-    context: str | None = None
+    source: Annotated[
+        SourceBody | Annotated[str, Meta(max_length=8192)] | None,
+        described(
+            "Where a document stands: `{type: text, media_type: text/plain, data: ...}` or `{type: content, "
+            "content: ...}`. Of a result of a search: where that was found, a text."
+        ),
+    ] = None
+    title: Annotated[
+        Annotated[str, Meta(max_length=1024)] | None,
+        described("The title of a document or of a result of a search, put before its text."),
+    ] = None
+    context: Annotated[str | None, described("What a document is about, put before its text.")] = None
 
 
 Blocks = Annotated[list[BlockBody], Meta(max_length=MAX_MESSAGES)]
@@ -60,8 +90,11 @@ Blocks = Annotated[list[BlockBody], Meta(max_length=MAX_MESSAGES)]
 class MessageBody(Struct, kw_only=True, forbid_unknown_fields=True):
     """One turn."""
 
-    role: Literal["user", "assistant", "system"]
-    content: str | Blocks
+    role: Annotated[
+        Literal["user", "assistant", "system"],
+        described("user or assistant, or system for what is said amid the conversation."),
+    ]
+    content: Annotated[str | Blocks, described("A text, or a list of blocks.")]
 
 
 class ToolBody(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -117,9 +150,18 @@ class ToolChoiceBody(Struct, kw_only=True, forbid_unknown_fields=True):
 class ThinkingBody(Struct, kw_only=True, forbid_unknown_fields=True):
     """Whether the model thinks before it answers. The budget is checked, and is otherwise the model's own affair."""
 
-    type: Literal["enabled", "disabled", "adaptive"]
-    budget_tokens: Annotated[int, Meta(ge=1, le=MAX_OUTPUT_TOKENS)] | None = None
-    display: Literal["summarized", "omitted"] | None = None
+    type: Annotated[
+        Literal["enabled", "disabled", "adaptive"],
+        described("`enabled`, `disabled`, or `adaptive`, which leaves it to the template."),
+    ]
+    budget_tokens: Annotated[
+        Annotated[int, Meta(ge=1, le=MAX_OUTPUT_TOKENS)] | None,
+        described("Checked, and otherwise the model's own affair."),
+    ] = None
+    display: Annotated[
+        Literal["summarized", "omitted"] | None,
+        described("`omitted` leaves the thinking out of the answer.", "omitted"),
+    ] = None
 
 
 class FormatBody(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -132,33 +174,58 @@ class FormatBody(Struct, kw_only=True, forbid_unknown_fields=True):
 class OutputBody(Struct, kw_only=True, forbid_unknown_fields=True):
     """What is asked of the answer as a whole."""
 
-    format: FormatBody | None = None
-    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    format: Annotated[FormatBody | None, described("A JSON schema of the text.", _FORMAT)] = None
+    effort: Annotated[
+        Literal["low", "medium", "high", "xhigh", "max"] | None,
+        described("How much the model thinks, where its template can say so.", "low"),
+    ] = None
 
 
 class PromptBody(Struct, kw_only=True, forbid_unknown_fields=True):
     """What both bodies have in common: all that becomes the prompt."""
 
-    model: ModelName
-    messages: Annotated[list[MessageBody], Meta(min_length=1, max_length=MAX_MESSAGES)]
-    system: str | Blocks | None = None
-    tools: Annotated[list[ToolBody], Meta(max_length=MAX_TOOLS)] | None = None
-    tool_choice: ToolChoiceBody | None = None
-    thinking: ThinkingBody | None = None
+    model: Annotated[ModelName, described("The model to use.")]
+    messages: Annotated[
+        Annotated[list[MessageBody], Meta(min_length=1, max_length=MAX_MESSAGES)],
+        described("The conversation. A last turn of the assistant is the beginning of the answer."),
+    ]
+    system: Annotated[
+        str | Blocks | None, described("What goes before the conversation: a text, or a list of blocks.", "Be brief.")
+    ] = None
+    tools: Annotated[
+        Annotated[list[ToolBody], Meta(max_length=MAX_TOOLS)] | None,
+        described("Tools that the model may use.", [_TOOL]),
+    ] = None
+    tool_choice: Annotated[ToolChoiceBody | None, described("Whether a tool has to be used; only with `tools`.")] = None
+    thinking: Annotated[
+        ThinkingBody | None,
+        described("Whether the model thinks first, where its template can say so.", {"type": "disabled"}),
+    ] = None
     chat_template_kwargs: OwnVariables = None
 
 
 class MessagesBody(PromptBody, kw_only=True, forbid_unknown_fields=True):
     """The body of a message to create."""
 
-    max_tokens: Annotated[int, Meta(ge=1, le=MAX_OUTPUT_TOKENS)]
-    temperature: Annotated[float, Meta(ge=0.0, le=1.0)] | None = None
-    top_p: Probability | None = None
-    top_k: Annotated[int, Meta(ge=0, le=MAX_TOKEN_ID)] | None = None
-    stop_sequences: Annotated[list[StopText], Meta(max_length=MAX_STOPS)] | None = None
-    stream: bool | None = None
-    output_config: OutputBody | None = None
-    output_format: FormatBody | None = None
+    max_tokens: Annotated[Annotated[int, Meta(ge=1, le=MAX_OUTPUT_TOKENS)], described("Tokens to generate at most.")]
+    temperature: Annotated[
+        Annotated[float, Meta(ge=0.0, le=1.0)] | None, described("0 takes the most likely token each time.", 0.5)
+    ] = None
+    top_p: Annotated[
+        Probability | None, described("Draw from the most likely tokens that have this probability together.", 0.9)
+    ] = None
+    top_k: Annotated[
+        Annotated[int, Meta(ge=0, le=MAX_TOKEN_ID)] | None, described("Draw from so many most likely tokens.", 40)
+    ] = None
+    stop_sequences: Annotated[
+        Annotated[list[StopText], Meta(max_length=MAX_STOPS)] | None,
+        described("Texts before which the answer ends.", ["END"]),
+    ] = None
+    stream: Annotated[bool | None, described("Send the answer as server-sent events.", True)] = None
+    output_config: Annotated[
+        OutputBody | None, described("What is asked of the answer as a whole.", {"format": _FORMAT})
+    ] = None
+    output_format: Annotated[FormatBody | None, described("The same as `format` in `output_config`.", _FORMAT)] = None
 
 
 class CountTokensBody(PromptBody, kw_only=True, forbid_unknown_fields=True):

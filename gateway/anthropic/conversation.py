@@ -11,8 +11,8 @@ from collections.abc import Set as AbstractSet
 from types import MappingProxyType
 
 from gateway.anthropic.body import BlockBody, MessageBody, PromptBody, SourceBody
+from gateway.anthropic.hosted_blocks import HOSTED_CALLS, HOSTED_RESULTS, NO_TEXT
 from gateway.api.schemas.assistant_turn import AssistantTurn
-from gateway.api.schemas.hosted_blocks import HOSTED_CALLS, HOSTED_RESULTS, NO_TEXT
 from gateway.api.schemas.raw import given
 from gateway.api.schemas.refusals import invalid_value, missing_parameter, unsupported_parameter
 from gateway.api.schemas.texts import require_text

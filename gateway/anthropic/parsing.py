@@ -8,13 +8,13 @@ from msgspec import Raw
 from gateway.anthropic.block_fields import check_block_fields
 from gateway.anthropic.body import CountTokensBody, MessagesBody, PromptBody
 from gateway.anthropic.conversation import chat_messages
+from gateway.anthropic.names import ANTHROPIC_NAMES, Anthropic
 from gateway.anthropic.tools import message_tools
 from gateway.api.schemas.conversation import estimate_messages
-from gateway.api.schemas.decoding import decode_body
+from gateway.api.schemas.decoding import BodyReader
 from gateway.api.schemas.known_names import STRICT, BodyRules
 from gateway.api.schemas.model_name import checked_model
 from gateway.api.schemas.refusals import invalid_value
-from gateway.api.schemas.row import Kind
 from gateway.api.schemas.sampling_fields import left_out, seed_of
 from gateway.api.schemas.structured_output import constrained, schema_output
 from gateway.api.schemas.template_options import may_reason, template_variables
@@ -25,17 +25,17 @@ from shared.conversation import ChatOptions
 from shared.sampling import Sampling
 from shared.tokenizer_calls import TokenizeCall
 
-_messages_decoder = msgspec.json.Decoder(MessagesBody)
-_count_decoder = msgspec.json.Decoder(CountTokensBody)
+_messages_reader = BodyReader(ANTHROPIC_NAMES, Anthropic.MESSAGES, MessagesBody)
+_count_reader = BodyReader(ANTHROPIC_NAMES, Anthropic.COUNT_TOKENS, CountTokensBody)
 
 
 def parse_messages(body: bytes, rules: BodyRules = STRICT) -> Generation:
-    """Turn the body of a message into what is to be generated; `rules` as in `decode_body`.
+    """Turn the body of a message into what is to be generated; `rules` as in `BodyReader.read`.
 
     Raises:
         ApiError: 400; `param` names the field at fault.
     """
-    parsed = decode_body(_messages_decoder, Kind.ANTHROPIC_MESSAGES, body, rules)
+    parsed = _messages_reader.read(body, rules)
     if not rules.allow_unknown:
         check_block_fields(parsed)
     output = _output(parsed)
@@ -57,12 +57,12 @@ def parse_messages(body: bytes, rules: BodyRules = STRICT) -> Generation:
 
 
 def parse_count_tokens(body: bytes, rules: BodyRules = STRICT) -> tuple[str, TokenizeCall]:
-    """Return the model, and the call that counts the tokens of a prompt; `rules` as in `decode_body`.
+    """Return the model, and the call that counts the tokens of a prompt; `rules` as in `BodyReader.read`.
 
     Raises:
         ApiError: 400; `param` names the field at fault.
     """
-    parsed = decode_body(_count_decoder, Kind.COUNT_TOKENS, body, rules)
+    parsed = _count_reader.read(body, rules)
     if not rules.allow_unknown:
         check_block_fields(parsed)
     prompt = _prompt(parsed, message_tools(parsed).template)

@@ -73,7 +73,7 @@ class Endpoint(ABC):
 
     @abstractmethod
     async def generation(self, body: bytes, principal: Principal, rules: BodyRules = STRICT) -> Generation:
-        """Return what a body asks for; `rules` as in `decode_body`.
+        """Return what a body asks for; `rules` as in `BodyReader.read`.
 
         Raises:
             ApiError: It is refused.

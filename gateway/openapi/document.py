@@ -9,9 +9,8 @@ from typing import Any, get_args
 
 import msgspec
 
-from gateway.api.schemas.row import Use
-from gateway.api.schemas.table import PARAMETERS
-from gateway.openapi.operations import BODIES, OPERATIONS, Operation
+from gateway.api.schemas.names import Use
+from gateway.openapi.operations import OPERATIONS, TABLES, Operation
 
 _TITLE = "Headrace"
 _DESCRIPTION = """The public port of a gateway. Errors have the same four keys everywhere; 429 and 503 say in
@@ -25,7 +24,8 @@ Json = dict[str, Any]
 
 def document() -> Json:
     """Return the whole document."""
-    types = list(dict.fromkeys([*BODIES.values(), *_bodies_and_answers()]))
+    described = [struct for table in TABLES for struct in table.readers.values()]
+    types = list(dict.fromkeys([*described, *_bodies_and_answers()]))
     references, components = msgspec.json.schema_components(types, ref_template=_REFERENCE)
     schemas = dict(zip(types, references, strict=True))
     _describe_parameters(schemas, components)
@@ -57,9 +57,10 @@ def _bodies_and_answers() -> list[Any]:
 
 def _describe_parameters(schemas: dict[Any, Json], components: Json) -> None:
     """Put into the schemas of bodies what the table says of each name."""
-    for kind, struct in BODIES.items():
+    described = [(struct, table.rows(kind)) for table in TABLES for kind, struct in table.readers.items()]
+    for struct, rows in described:
         schema = components[schemas[struct]["$ref"].rpartition("/")[2]]
-        for name, row in PARAMETERS.rows(kind).items():
+        for name, row in rows.items():
             if row.use is Use.SERVED:
                 field = schema["properties"][name]
                 # Beside a reference a description is allowed since 3.1.

@@ -7,11 +7,10 @@ from typing import Any
 
 from msgspec import Struct
 
-from gateway.anthropic.body import BlockBody, CountTokensBody, MessagesBody, OutputBody, SourceBody, ThinkingBody
-from gateway.anthropic.body import MessageBody as TurnBody
+from gateway.anthropic.body import CountTokensBody, MessagesBody
+from gateway.anthropic.names import ANTHROPIC_NAMES
 from gateway.api.schemas.bodies import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
-from gateway.api.schemas.row import Kind
-from gateway.api.schemas.served import READERS
+from gateway.api.schemas.openai_names import OPENAI_NAMES
 from gateway.llama_cpp.infill import InfillBody
 from gateway.openapi.chat_answers import ChatCompletion, ChatCompletionChunk, Completion
 from gateway.openapi.other_answers import (
@@ -40,31 +39,12 @@ from gateway.openapi.response_answers import (
     ResponseAnswer,
     ResponseEvent,
 )
-from gateway.pooling.bodies import Document, EmbeddingsBody, RerankBody, ScoreBody
-from gateway.responses.body import InputItemBody, InputPartBody, ReasoningBody, ResponseBody, TextBody
-from gateway.responses.text_format import TextFormatBody
+from gateway.pooling.bodies import POOLED_NAMES, EmbeddingsBody, RerankBody, ScoreBody
+from gateway.responses.body import ResponseBody
+from gateway.responses.names import RESPONSE_NAMES
 
-# The struct that reads each object of the table of parameters.
-BODIES: dict[Kind, type[Struct]] = {
-    **READERS,
-    Kind.RESPONSE: ResponseBody,
-    Kind.RESPONSE_ITEM: InputItemBody,
-    Kind.RESPONSE_PART: InputPartBody,
-    Kind.RESPONSE_REASONING: ReasoningBody,
-    Kind.RESPONSE_TEXT: TextBody,
-    Kind.TEXT_FORMAT: TextFormatBody,
-    Kind.EMBEDDINGS: EmbeddingsBody,
-    Kind.RERANK: RerankBody,
-    Kind.SCORE: ScoreBody,
-    Kind.DOCUMENT: Document,
-    Kind.ANTHROPIC_MESSAGES: MessagesBody,
-    Kind.COUNT_TOKENS: CountTokensBody,
-    Kind.TURN: TurnBody,
-    Kind.BLOCK: BlockBody,
-    Kind.SOURCE: SourceBody,
-    Kind.OUTPUT_CONFIG: OutputBody,
-    Kind.THINKING: ThinkingBody,
-}
+# What becomes of the names in the bodies of each API.
+TABLES = (OPENAI_NAMES, RESPONSE_NAMES, POOLED_NAMES, ANTHROPIC_NAMES)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from gateway.api.answer import Answer
 from gateway.api.endpoint import Asked
 from gateway.errors import ApiError
 from gateway.generation import Generation
-from gateway.pooling.bodies import EmbeddingsRequest, RerankRequest
+from gateway.pooling.parsing import EmbeddingsRequest, RerankRequest
 from shared.messages import Delta
 
 Value = TypeVar("Value", Raw, float)

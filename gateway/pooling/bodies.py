@@ -1,22 +1,16 @@
-"""From the bodies of embeddings, reranking and scores to what is to be computed. Pure functions."""
+"""The bodies of embeddings, reranking and scores: what is served of their names, and what becomes of the others."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Literal
 
-import msgspec
 from msgspec import Meta, Struct
 
 from gateway.api.schemas.bodies import TokenIds
-from gateway.api.schemas.completion import token_prompt
-from gateway.api.schemas.decoding import decode_body
-from gateway.api.schemas.known_names import STRICT, BodyRules
-from gateway.api.schemas.model_name import ModelName, checked_model
-from gateway.api.schemas.parameters import EndUser, checked_truncation, counted
-from gateway.api.schemas.refusals import invalid_value, missing_parameter
-from gateway.api.schemas.row import Kind
-from gateway.api.schemas.texts import estimate_tokens, require_text
-from gateway.generation import Generation, Prompt
+from gateway.api.schemas.model_name import ModelName
+from gateway.api.schemas.names import Kind, ParameterTable, described, ignored, refused
+from gateway.api.schemas.openai_names import OPENAI_NAMES
+from gateway.api.schemas.parameters import EndUser
 from shared.bounds import (
     MAX_DIMENSIONS,
     MAX_INPUTS,
@@ -27,251 +21,143 @@ from shared.bounds import (
     TimeoutSeconds,
     TokenId,
 )
-from shared.pooling import Pooling
-from shared.sampling import Sampling
 
 Texts = str | Annotated[list[str], Meta(min_length=1, max_length=MAX_INPUTS)]
 Instruction = Annotated[str, Meta(min_length=1, max_length=MAX_INSTRUCTION_CHARACTERS)]
 InputType = Annotated[str, Meta(min_length=1, max_length=64)]
 
-_NOTHING = Sampling(max_tokens=0)
-
 
 class PooledBody(Struct, kw_only=True, forbid_unknown_fields=True):
     """Fields of all three bodies. None always means: left out."""
 
-    model: ModelName
-    user: EndUser | None = None
-    priority: Priority | None = None
-    timeout: TimeoutSeconds | None = None
-    truncate_prompt_tokens: NumTruncatedTokens | None = None
-    truncate: bool | Literal["NONE", "END"] | None = None
+    model: Annotated[ModelName, described("The model to use.")]
+    user: Annotated[
+        EndUser | None, described("The end user, a name or an object; checked and without influence.", "someone")
+    ] = None
+    priority: Annotated[
+        Priority | None,
+        described(
+            "Larger runs earlier among the requests that wait; a key allows at most its `max_priority`, 0 by default.",
+            5,
+        ),
+    ] = None
+    timeout: Annotated[TimeoutSeconds | None, described("Seconds until the answer must be complete.", 60.0)] = None
+    truncate_prompt_tokens: Annotated[
+        NumTruncatedTokens | None,
+        described(
+            "Use only so many of a text's first tokens; -1 for as many as the model reads. Of a pair the longer is "
+            "cut.",
+            5,
+        ),
+    ] = None
+    truncate: Annotated[
+        bool | Literal["NONE", "END"] | None,
+        described("`true` or `END` is -1 of `truncate_prompt_tokens`, `false` or `NONE` cuts nothing.", True),
+    ] = None
 
 
 class EmbeddingsBody(PooledBody, kw_only=True):
     """The body of `POST /v1/embeddings`."""
 
-    input: str | Annotated[list[str | TokenId | TokenIds], Meta(min_length=1, max_length=MAX_PROMPT_TOKENS)]
-    encoding_format: Literal["float", "base64"] | None = None
-    dimensions: Annotated[int, Meta(ge=1, le=MAX_DIMENSIONS)] | None = None
-    normalize: bool | None = None
-    input_type: InputType | None = None
+    input: Annotated[
+        str | Annotated[list[str | TokenId | TokenIds], Meta(min_length=1, max_length=MAX_PROMPT_TOKENS)],
+        described("A text, a list of texts, a list of token ids, or a list of such lists."),
+    ]
+    encoding_format: Annotated[
+        Literal["float", "base64"] | None,
+        described("`float` for lists of numbers, `base64` for their 32-bit form.", "base64"),
+    ] = None
+    dimensions: Annotated[
+        Annotated[int, Meta(ge=1, le=MAX_DIMENSIONS)] | None,
+        described("Keep so many numbers of each vector, the first ones.", 8),
+    ] = None
+    normalize: Annotated[
+        bool | None, described("Scale vectors to length 1 or not, whatever the model's files say.", False)
+    ] = None
+    input_type: Annotated[
+        InputType | None, described("What the texts are for: the model's own words for that come before them.", "query")
+    ] = None
 
 
 class Document(Struct, forbid_unknown_fields=True):
     """A document that is an object."""
 
-    text: str
+    text: Annotated[str, described("The document's text.")]
 
 
 class RerankBody(PooledBody, kw_only=True):
     """The body of `POST /v1/rerank`: with `documents` as Jina and Cohere write it, with `texts` as TEI does."""
 
-    query: str
-    documents: Annotated[list[str | Document], Meta(min_length=1, max_length=MAX_INPUTS)] | None = None
-    top_n: Annotated[int, Meta(ge=0, le=MAX_INPUTS)] | None = None
-    return_documents: bool | None = None
-    instruction: Instruction | None = None
-    texts: Annotated[list[str], Meta(min_length=1, max_length=MAX_INPUTS)] | None = None
-    raw_scores: bool | None = None
-    return_text: bool | None = None
+    query: Annotated[str, described("What the documents are ranked for.")]
+    documents: Annotated[
+        Annotated[list[str | Document], Meta(min_length=1, max_length=MAX_INPUTS)] | None,
+        described("Texts, or objects with a `text`."),
+    ] = None
+    top_n: Annotated[
+        Annotated[int, Meta(ge=0, le=MAX_INPUTS)] | None,
+        described("Answer with so many of the best documents; 0 means all.", 1),
+    ] = None
+    return_documents: Annotated[
+        bool | None, described("Repeat the texts in the answer, which is so when left out.", False)
+    ] = None
+    instruction: Annotated[
+        Instruction | None, described("What makes a text relevant, for a model that takes one.", "Find code.")
+    ] = None
+    texts: Annotated[
+        Annotated[list[str], Meta(min_length=1, max_length=MAX_INPUTS)] | None,
+        described("TEI's form: texts to rank. The answer is a list of `index` and `score`."),
+    ] = None
+    raw_scores: Annotated[bool | None, described("With `texts`: the model's own numbers, without the sigmoid.")] = None
+    return_text: Annotated[bool | None, described("With `texts`: repeat them in the answer.")] = None
 
 
 class ScoreBody(PooledBody, kw_only=True):
     """The body of `POST /v1/score`."""
 
-    text_1: Texts
-    text_2: Texts
-    instruction: Instruction | None = None
+    text_1: Annotated[Texts, described("A text, or a list of texts: the queries.")]
+    text_2: Annotated[Texts, described("A text, or a list of texts, each of which is scored for its query.")]
+    instruction: Annotated[
+        Instruction | None, described("What makes a text relevant, for a model that takes one.", "Find code.")
+    ] = None
 
 
-_embeddings_decoder = msgspec.json.Decoder(EmbeddingsBody)
-_rerank_decoder = msgspec.json.Decoder(RerankBody)
-_score_decoder = msgspec.json.Decoder(ScoreBody)
+class Pooled(Kind):
+    """An object in a body of this API."""
+
+    EMBEDDINGS = "POST /v1/embeddings"
+    RERANK = "POST /v1/rerank"
+    SCORE = "POST /v1/score"
+    DOCUMENT = "A document of /v1/rerank"
 
 
-class EmbeddingsRequest(Generation, frozen=True):
-    """What a body of embeddings asks for; vectors are written in base64 or as lists of numbers."""
+_PAIRS = (Pooled.RERANK, Pooled.SCORE)
+_ALL = (Pooled.EMBEDDINGS, *_PAIRS)
+_SHORTEN = "Shorten the texts."
+_ROWS = (
+    ignored("request_id", "Send the header `x-request-id`: it names the request everywhere.", "mine", *_ALL),
+    ignored("mm_processor_kwargs", "For images and sounds, which are not read.", {"fps": 1}, *_ALL),
+    refused("stream", "Leave it out: the answer is sent whole.", True, (False,), *_ALL),
+    refused("truncation_direction", "Texts are cut at their end.", "Left", ("Right",), Pooled.RERANK),
+    refused("truncation_side", "Texts are cut at their end.", "left", ("right",), *_ALL),
+    refused("add_special_tokens", "Send token ids to choose the tokens yourself.", False, (True,), *_ALL),
+    refused("messages", "Send the text as 'input'.", [{"role": "user", "content": "a"}], (), Pooled.EMBEDDINGS),
+    refused("embed_dtype", "Numbers have 32 bits.", "float16", ("float32",), Pooled.EMBEDDINGS),
+    refused("endianness", "Numbers begin with their little end.", "big", ("little", "native"), Pooled.EMBEDDINGS),
+    refused("use_activation", "Scores end as the model's files say.", False, (True,), *_PAIRS),
+    refused("max_tokens_per_doc", _SHORTEN, 5, (), Pooled.RERANK),
+    refused("max_chunks_per_doc", _SHORTEN, 5, (), Pooled.RERANK),
+    refused("rank_fields", "Join the fields into one text.", ["title"], (), Pooled.RERANK),
+    refused("queries", "Use 'text_1'.", ["a"], (), Pooled.SCORE),
+    refused("documents", "Use 'text_2'.", ["a"], (), Pooled.SCORE),
+)
 
-    is_base64: bool = False
-
-
-class RerankRequest(Generation, frozen=True):
-    """What a body of reranking asks for.
-
-    Attributes:
-        top_n: Documents in the answer at most; None for all.
-        returns_documents: The answer repeats their texts.
-        is_plain_list: The answer is a list of ranks alone, as TEI's is.
-    """
-
-    top_n: int | None = None
-    returns_documents: bool = True
-    is_plain_list: bool = False
-
-
-def parse_embeddings(body: bytes, rules: BodyRules = STRICT) -> EmbeddingsRequest:
-    """Turn the body of embeddings into what is to be computed; `rules` as in `decode_body`.
-
-    Raises:
-        ApiError: 400; `param` names the field at fault.
-    """
-    parsed = decode_body(_embeddings_decoder, Kind.EMBEDDINGS, body, rules)
-    return EmbeddingsRequest(
-        kind="embedding",
-        pooling=Pooling(
-            task="embed",
-            dimensions=parsed.dimensions,
-            normalize=parsed.normalize,
-            input_type=_input_type(parsed),
-        ),
-        is_base64=parsed.encoding_format == "base64",
-        **_common(parsed, _inputs(parsed.input)),
-    )
-
-
-def parse_rerank(body: bytes, rules: BodyRules = STRICT) -> RerankRequest:
-    """Turn the body of reranking into what is to be computed; `rules` as in `decode_body`.
-
-    Raises:
-        ApiError: 400; `param` names the field at fault.
-    """
-    parsed = decode_body(_rerank_decoder, Kind.RERANK, body, rules)
-    query = _required_text("query", parsed.query)
-    is_teis = parsed.texts is not None
-    name, texts = ("texts", parsed.texts or []) if is_teis else ("documents", _documents(parsed))
-    _check_form(parsed, is_teis)
-    return RerankRequest(
-        kind="score",
-        pooling=msgspec.structs.replace(_score(parsed.instruction), raw=bool(parsed.raw_scores)),
-        top_n=parsed.top_n or None,
-        returns_documents=bool(parsed.return_text) if is_teis else parsed.return_documents is not False,
-        is_plain_list=is_teis,
-        **_common(parsed, tuple(_pair(query, text, f"{name}.[{i}]") for i, text in enumerate(texts))),
-    )
-
-
-def _documents(body: RerankBody) -> list[str]:
-    if body.documents is None:
-        raise missing_parameter("documents")
-    return [document if isinstance(document, str) else document.text for document in body.documents]
-
-
-def _check_form(body: RerankBody, is_teis: bool) -> None:
-    """Check that all fields are of one form.
-
-    Raises:
-        ApiError: 400; two forms are mixed.
-    """
-    other = ("documents", "return_documents", "top_n") if is_teis else ("raw_scores", "return_text")
-    for name in other:
-        if getattr(body, name) not in (None, False):
-            own, instead = ("texts", "documents") if is_teis else ("documents", "texts")
-            raise invalid_value(name, f"'{name}' goes with '{instead}', and the body has '{own}'. Use one form.")
-
-
-def _input_type(body: EmbeddingsBody) -> str | None:
-    """Return what the texts are for, where the request says it.
-
-    Raises:
-        ApiError: 400; token ids have nothing before them.
-    """
-    if body.input_type is None:
-        return None
-    first = body.input if isinstance(body.input, str) else body.input[0]
-    if not isinstance(first, str):
-        raise invalid_value("input_type", "'input_type' goes with texts: token ids are taken as they are.")
-    return require_text("input_type", body.input_type)
-
-
-def parse_score(body: bytes, rules: BodyRules = STRICT) -> Generation:
-    """Turn the body of scores into what is to be computed; `rules` as in `decode_body`.
-
-    Raises:
-        ApiError: 400; `param` names the field at fault.
-    """
-    parsed = decode_body(_score_decoder, Kind.SCORE, body, rules)
-    queries, texts = _as_list(parsed.text_1), _as_list(parsed.text_2)
-    if len(queries) not in (1, len(texts)):
-        message = f"'text_1' has {len(queries)} texts and 'text_2' {len(texts)}; give one query, or one for each text."
-        raise invalid_value("text_1", message)
-    for i, query in enumerate(queries):
-        _required_text(f"text_1.[{i}]", query)
-    pairs = zip(queries * (len(texts) // len(queries)), texts, strict=True)
-    return Generation(
-        kind="score",
-        pooling=_score(parsed.instruction),
-        **_common(parsed, tuple(_pair(query, text, f"text_2.[{i}]") for i, (query, text) in enumerate(pairs))),
-    )
-
-
-def _limit(body: PooledBody) -> int | None:
-    """Return how many of a text's first tokens count; None for all, -1 for as many as the model reads.
-
-    Raises:
-        ApiError: 400; none would be left.
-    """
-    limit = checked_truncation(body.truncate_prompt_tokens)
-    return -1 if limit is None and body.truncate in (True, "END") else limit
-
-
-def _common(body: PooledBody, prompts: tuple[Prompt, ...]) -> dict[str, Any]:
-    """Return what all three ask for alike. The same texts have the same numbers, so that answers can be kept.
-
-    Raises:
-        ApiError: 400; a name holds a NUL or is longer than its subject token may be, or no token would be left.
-    """
-    if isinstance(body.user, str):
-        require_text("user", body.user)
-    limit = _limit(body)
-    return {
-        "prompts": counted(prompts, limit),
-        "truncate_prompt_tokens": limit,
-        "model": checked_model(body.model),
-        "n": 1,
-        "sampling": _NOTHING,
-        "deterministic": True,
-        "priority": body.priority or 0,
-        "timeout_s": body.timeout,
-    }
-
-
-def _inputs(given: str | list[str | int | list[int]]) -> tuple[Prompt, ...]:
-    if isinstance(given, str):
-        return (_text(given, "input"),)
-    kinds = {type(item) for item in given}
-    if kinds == {int}:
-        return (token_prompt(cast("list[int]", given), "input"),)
-    if len(given) > MAX_INPUTS:
-        raise invalid_value("input", f"'input' has {len(given)} entries; at most {MAX_INPUTS} are allowed.")
-    if kinds == {str}:
-        return tuple(_text(text, f"input.[{i}]") for i, text in enumerate(cast("list[str]", given)))
-    if kinds == {list}:
-        return tuple(token_prompt(ids, f"input.[{i}]") for i, ids in enumerate(cast("list[list[int]]", given)))
-    message = "'input' must be a string, or a list of strings, of token ids, or of token id lists."
-    raise invalid_value("input", message)
-
-
-def _text(text: str, where: str) -> Prompt:
-    return Prompt(estimated_tokens=estimate_tokens(text), text=_required_text(where, text))
-
-
-def _pair(query: str, text: str, where: str) -> Prompt:
-    tokens = estimate_tokens(query) + estimate_tokens(text)
-    return Prompt(estimated_tokens=tokens, text=_required_text(where, text), query=query)
-
-
-def _required_text(where: str, text: str) -> str:
-    if not text:
-        raise invalid_value(where, f"'{where}' must not be empty.")
-    return text
-
-
-def _score(instruction: str | None) -> Pooling:
-    if instruction is not None:
-        require_text("instruction", instruction)
-    return Pooling(task="score", instruction=instruction)
-
-
-def _as_list(texts: Texts) -> list[str]:
-    return [texts] if isinstance(texts, str) else texts
+POOLED_NAMES = ParameterTable(
+    {
+        Pooled.EMBEDDINGS: EmbeddingsBody,
+        Pooled.RERANK: RerankBody,
+        Pooled.SCORE: ScoreBody,
+        Pooled.DOCUMENT: Document,
+    },
+    _ROWS,
+    beside=OPENAI_NAMES,
+)

@@ -10,7 +10,7 @@ from gateway.api.endpoint import Asked, Endpoint, StreamParts
 from gateway.api.schemas.known_names import STRICT, BodyRules
 from gateway.generation import Generation
 from gateway.pooling.answers import EmbeddingsAnswer, RerankAnswer, ScoreAnswer
-from gateway.pooling.bodies import EmbeddingsRequest, RerankRequest, parse_embeddings, parse_rerank, parse_score
+from gateway.pooling.parsing import EmbeddingsRequest, RerankRequest, parse_embeddings, parse_rerank, parse_score
 
 
 class _NumbersEndpoint(Endpoint):

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 from gateway.api.schemas.model_name import ModelName
+from gateway.api.schemas.names import described
 from gateway.api.schemas.parameters import EndUser
 from gateway.api.schemas.sampling_fields import SamplingFields
 from gateway.api.schemas.template_options import OwnVariables, Verbosity
@@ -35,9 +36,11 @@ SummaryKind = Literal["auto", "concise", "detailed"]
 class PartBody(Struct, kw_only=True, omit_defaults=True, gc=False):
     """One part of an item: text of some kind, or something that is not served and refused by its type."""
 
-    type: Name
-    text: str | None = None
-    refusal: str | None = None
+    type: Annotated[
+        Name, described("`input_text`, `output_text`, `text`, `summary_text`, `reasoning_text` or `refusal`.")
+    ]
+    text: Annotated[str | None, described("Its text.")] = None
+    refusal: Annotated[str | None, described("Why the model has refused.")] = None
 
 
 Parts = Annotated[Sequence[PartBody], Meta(max_length=MAX_MESSAGES)]
@@ -46,18 +49,28 @@ Parts = Annotated[Sequence[PartBody], Meta(max_length=MAX_MESSAGES)]
 class ItemBody(Struct, kw_only=True, omit_defaults=True):
     """One item of a conversation as it is kept; its type says which of the fields it has. Others are read over."""
 
-    type: Name | None = None
-    id: ResponseId | None = None
-    status: Name | None = None
-    role: Name | None = None
+    type: Annotated[
+        Name | None,
+        described(
+            "`message` if left out, `function_call`, `function_call_output`, `reasoning`, `item_reference`, "
+            "`compaction`; `compaction_trigger` as the last one asks for a summary of the conversation. Calls of "
+            "OpenAI's own tools and their results (`mcp_call`, `shell_call`, `custom_tool_call`) are read as those of "
+            "functions."
+        ),
+    ] = None
+    id: Annotated[ResponseId | None, described("Its id; of an `item_reference`, which item is meant.")] = None
+    status: Annotated[Name | None, described("Repeated where the items of a response are listed.")] = None
+    role: Annotated[Name | None, described("Of a message: user, assistant, system or developer.")] = None
     content: str | Parts | None = None
-    call_id: Name | None = None
-    name: Name | None = None
-    namespace: Name | None = None
-    arguments: str | None = None
+    call_id: Annotated[Name | None, described("Which call this is, or whose result.")] = None
+    name: Annotated[Name | None, described("The function that is called, or whose result this is.")] = None
+    namespace: Annotated[Name | None, described("The namespace of the function.")] = None
+    arguments: Annotated[str | None, described("Of a call: JSON text.")] = None
     output: str | Parts | None = None
     summary: Parts | None = None
-    encrypted_content: str | None = None
+    encrypted_content: Annotated[
+        str | None, described("Of reasoning and of `compaction`: what this server has encrypted for the same tenant.")
+    ] = None
 
 
 class InputPartBody(PartBody, kw_only=True, forbid_unknown_fields=True, gc=False):
@@ -70,9 +83,11 @@ InputParts = Annotated[list[InputPartBody], Meta(max_length=MAX_MESSAGES)]
 class InputItemBody(ItemBody, kw_only=True, forbid_unknown_fields=True):
     """One item of a request."""
 
-    content: str | InputParts | None = None
-    output: str | InputParts | None = None
-    summary: InputParts | None = None
+    content: Annotated[
+        str | InputParts | None, described("Of a message or of reasoning: a text, or a list of parts.")
+    ] = None
+    output: Annotated[str | InputParts | None, described("Of a result: a text, or a list of parts.")] = None
+    summary: Annotated[InputParts | None, described("Of reasoning: its text, where `content` has none.")] = None
 
 
 InputItems = Annotated[list[InputItemBody], Meta(max_length=MAX_MESSAGES)]
@@ -81,47 +96,102 @@ InputItems = Annotated[list[InputItemBody], Meta(max_length=MAX_MESSAGES)]
 class ReasoningBody(Struct, kw_only=True, forbid_unknown_fields=True):
     """How the model is to think, and where the client wants to read it; `generate_summary` is an older name."""
 
-    effort: ReasoningEffort | None = None
-    enabled: bool | None = None
-    summary: SummaryKind | None = None
-    generate_summary: SummaryKind | None = None
+    effort: Annotated[
+        ReasoningEffort | None, described("How much the model thinks, as its chat template understands it.", "low")
+    ] = None
+    enabled: Annotated[bool | None, described("Think, or do not.", False)] = None
+    summary: Annotated[
+        SummaryKind | None,
+        described(
+            "`auto`, `concise` or `detailed`: reasoning stands in `summary` instead of `content`, whole and "
+            "not shortened.",
+            "auto",
+        ),
+    ] = None
+    generate_summary: Annotated[SummaryKind | None, described("An older name of `summary`.", "auto")] = None
 
 
 class TextBody(Struct, kw_only=True, forbid_unknown_fields=True):
     """What the text is to look like."""
 
-    format: TextFormatBody | None = None
-    verbosity: Verbosity | None = None
+    format: Annotated[TextFormatBody | None, described("The form of the text.", {"type": "json_object"})] = None
+    verbosity: Annotated[
+        Verbosity | None, described("How long answers are, where the chat template knows it.", "low")
+    ] = None
 
 
 class ResponseBody(SamplingFields, kw_only=True, forbid_unknown_fields=True):
     """The whole body: what OpenAI has, and the sampling parameters of chat completions. None always means: left out."""
 
-    model: ModelName
-    input: str | InputItems | None = None
-    instructions: str | None = None
-    previous_response_id: ResponseId | None = None
-    store: bool | None = None
-    background: bool | None = None
-    stream: bool | None = None
-    include: Annotated[list[Name], Meta(max_length=32)] | None = None
-    metadata: Annotated[dict[Annotated[str, Meta(max_length=64)], ShortText], Meta(max_length=16)] | None = None
+    model: Annotated[ModelName, described("The model to use.")]
+    input: Annotated[
+        str | InputItems | None,
+        described("A text, or a list of items: messages, calls of functions and their results, reasoning."),
+    ] = None
+    instructions: Annotated[
+        str | None, described("A system message before the conversation; not kept for the next response.", "Be brief.")
+    ] = None
+    previous_response_id: Annotated[
+        ResponseId | None, described("Go on with the conversation of a stored response.")
+    ] = None
+    store: Annotated[
+        bool | None,
+        described("Keep the response for a week, so that it can be read and continued; true if left out.", False),
+    ] = None
+    background: Annotated[
+        bool | None, described("Answer at once, and compute the response as a job of the batch lane.", True)
+    ] = None
+    stream: Annotated[bool | None, described("Send the response as typed server-sent events.", True)] = None
+    include: Annotated[
+        Annotated[list[Name], Meta(max_length=32)] | None,
+        described("More output: log probabilities, reasoning to give back.", ["reasoning.encrypted_content"]),
+    ] = None
+    metadata: Annotated[
+        Annotated[dict[Annotated[str, Meta(max_length=64)], ShortText], Meta(max_length=16)] | None,
+        described("Up to 16 texts that the response repeats.", {"task": "a"}),
+    ] = None
 
-    tools: Annotated[list[ResponseToolBody], Meta(max_length=MAX_TOOLS)] | None = None
-    tool_choice: Choice | ResponseToolChoiceBody | None = None
-    parallel_tool_calls: bool | None = None
-    text: TextBody | None = None
-    reasoning: ReasoningBody | None = None
-    enable_thinking: bool | None = None
-    thinking: ThinkingBody | bool | None = None
+    tools: Annotated[
+        Annotated[list[ResponseToolBody], Meta(max_length=MAX_TOOLS)] | None,
+        described("Functions that the model may call.", [{"type": "function", "name": "f"}]),
+    ] = None
+    tool_choice: Annotated[
+        Choice | ResponseToolChoiceBody | None,
+        described("Whether functions are called: `auto`, `none`, `required`, or which.", "none"),
+    ] = None
+    parallel_tool_calls: Annotated[bool | None, described("Allow several calls in one response.", False)] = None
+    text: Annotated[TextBody | None, described("The format of the text.", {"format": {"type": "json_object"}})] = None
+    reasoning: Annotated[
+        ReasoningBody | None, described("How much the model thinks, and where that is told.", {"effort": "low"})
+    ] = None
+    enable_thinking: Annotated[bool | None, described("Think, or do not, where the template knows it.", False)] = None
+    thinking: Annotated[
+        ThinkingBody | bool | None, described("Another form of `enable_thinking`.", {"type": "disabled"})
+    ] = None
     chat_template_kwargs: OwnVariables = None
 
-    max_output_tokens: Annotated[int, Meta(ge=1, le=MAX_OUTPUT_TOKENS)] | None = None
-    top_logprobs: NumLogprobs | None = None
-    logprob_token_ids: Annotated[list[TokenId], Meta(max_length=MAX_LOGPROB_TOKENS)] | None = None
+    max_output_tokens: Annotated[
+        Annotated[int, Meta(ge=1, le=MAX_OUTPUT_TOKENS)] | None,
+        described("Tokens to generate at most, reasoning included.", 3),
+    ] = None
+    top_logprobs: Annotated[
+        NumLogprobs | None,
+        described("Report the log probability of each token, and of so many likely alternatives.", 2),
+    ] = None
+    logprob_token_ids: Annotated[
+        Annotated[list[TokenId], Meta(max_length=MAX_LOGPROB_TOKENS)] | None,
+        described("Report these tokens instead of the likeliest ones; with log probabilities."),
+    ] = None
 
     # Without influence on the answer, and repeated in the response.
-    user: EndUser | None = None
-    safety_identifier: ShortText | None = None
-    prompt_cache_key: ShortText | None = None
-    max_tool_calls: Annotated[int, Meta(ge=0, le=MAX_OUTPUT_TOKENS)] | None = None
+    user: Annotated[
+        EndUser | None, described("The end user; a name is repeated in the response, an object is not.", "someone")
+    ] = None
+    safety_identifier: Annotated[ShortText | None, described("Repeated in the response.", "someone")] = None
+    prompt_cache_key: Annotated[
+        ShortText | None, described("Repeated in the response. Prompts are cached by their content.", "a")
+    ] = None
+    max_tool_calls: Annotated[
+        Annotated[int, Meta(ge=0, le=MAX_OUTPUT_TOKENS)] | None,
+        described("Repeated in the response. It limits built-in tools, of which there are none.", 3),
+    ] = None

@@ -12,11 +12,11 @@ from collections.abc import Mapping, Sequence
 from msgspec.structs import replace
 
 from gateway.api.schemas.assistant_turn import AssistantTurn
-from gateway.api.schemas.hosted_items import HOSTED_ITEMS, HostedItem
 from gateway.api.schemas.refusals import invalid_value, missing_parameter, unsupported_parameter
 from gateway.api.schemas.texts import require_text
 from gateway.responses.body import ItemBody, PartBody
 from gateway.responses.compaction import COMPACTION, PREFACE, remaining
+from gateway.responses.hosted_items import HOSTED_ITEMS, HostedItem
 from gateway.responses.tools import NamespacedName
 from shared.conversation import ChatMessage, ToolCall
 

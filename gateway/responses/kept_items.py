@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 
-from gateway.api.schemas.hosted_items import HOSTED_ITEMS
 from gateway.responses.body import ItemBody, PartBody, Parts
+from gateway.responses.hosted_items import HOSTED_ITEMS
 
 _OF_ALL = ("type", "id", "status")
 _FIELDS = {

@@ -10,11 +10,10 @@ import msgspec
 from msgspec import Raw
 
 from gateway.api.schemas.conversation import estimate_messages
-from gateway.api.schemas.decoding import decode_body, without_lone_surrogates
+from gateway.api.schemas.decoding import BodyReader, without_lone_surrogates
 from gateway.api.schemas.known_names import STRICT, BodyRules
 from gateway.api.schemas.model_name import checked_model
 from gateway.api.schemas.refusals import invalid_value, missing_parameter, unsupported_parameter
-from gateway.api.schemas.row import Kind
 from gateway.api.schemas.sampling_fields import is_deterministic, left_out, sampling_of
 from gateway.api.schemas.structured_output import constrained
 from gateway.api.schemas.template_options import may_reason, template_variables
@@ -29,6 +28,7 @@ from gateway.responses.includes import ENCRYPTED_REASONING, LOGPROBS, check_incl
 from gateway.responses.item_fields import check_item_fields
 from gateway.responses.item_ids import input_item_id, new_response_id
 from gateway.responses.kept_items import kept_item
+from gateway.responses.names import RESPONSE_NAMES, Responses
 from gateway.responses.text_format import repeated_format, text_output
 from gateway.responses.tool_names import check_tool_names
 from gateway.responses.tools import (
@@ -43,16 +43,16 @@ from shared.conversation import ChatMessage, ChatOptions
 
 _ITEM_PREFIXES = {"function_call": "fc", "function_call_output": "fco", "reasoning": "rs", "compaction": "cmp"}
 
-_decoder = msgspec.json.Decoder(ResponseBody)
+_reader = BodyReader(RESPONSE_NAMES, Responses.RESPONSE, ResponseBody)
 
 
 def parse_body(data: bytes, rules: BodyRules = STRICT) -> ResponseBody:
-    """Return the body of a request, checked as far as it can be by itself; `rules` as in `decode_body`.
+    """Return the body of a request, checked as far as it can be by itself; `rules` as in `BodyReader.read`.
 
     Raises:
         ApiError: 400; `param` names the field at fault.
     """
-    body = decode_body(_decoder, Kind.RESPONSE, data, rules)
+    body = _reader.read(data, rules)
     checked_model(body.model)
     if body.tools and not rules.allow_unknown:
         check_tool_names(without_lone_surrogates(data))

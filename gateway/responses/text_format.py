@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
+from gateway.api.schemas.names import described
 from gateway.api.schemas.raw import given
 from gateway.api.schemas.refusals import invalid_value, missing_parameter
 from gateway.api.schemas.structured_output import schema_output
@@ -19,11 +20,15 @@ _TYPES = ("text", "json_object", "json_schema")
 class TextFormatBody(Struct, kw_only=True, forbid_unknown_fields=True):
     """A format; the name says nothing about the text."""
 
-    type: Annotated[str, Meta(max_length=64)]
-    name: Annotated[str, Meta(max_length=256)] | None = None
-    description: str | None = None
-    schema: Raw | UnsetType = UNSET
-    strict: bool | None = None
+    type: Annotated[Annotated[str, Meta(max_length=64)], described("`text`, `json_object` or `json_schema`.")]
+    name: Annotated[Annotated[str, Meta(max_length=256)] | None, described("Repeated in the response.", "answer")] = (
+        None
+    )
+    description: Annotated[str | None, described("Repeated in the response.", "An answer.")] = None
+    schema: Annotated[
+        Raw | UnsetType, described("The schema, with `json_schema`.", {"type": "object", "maxProperties": 0})
+    ] = UNSET
+    strict: Annotated[bool | None, described("Refuse a schema that can be kept to in part only.", True)] = None
 
 
 def text_output(body: TextFormatBody | None) -> StructuredOutput | None:

@@ -29,7 +29,7 @@ from gateway.api.usage import UsageTotals, usage_fields
 from gateway.api.wire_requests import wire_requests
 from gateway.errors import ApiError
 from gateway.generation import PLAIN_READING, Generation
-from gateway.pooling.bodies import EmbeddingsRequest, parse_embeddings
+from gateway.pooling.parsing import EmbeddingsRequest, parse_embeddings
 from shared.errors import BadRequestError
 from shared.formats import ContentText, ReasoningText
 from shared.messages import BatchResult, Request, Usage

@@ -6,7 +6,7 @@ import pytest
 
 from gateway.api.schemas import parse_chat, parse_completion
 from gateway.generation import MAX_BYTES_AT_ONCE
-from gateway.pooling.bodies import parse_rerank
+from gateway.pooling.parsing import parse_rerank
 
 MEGABYTE = 1 << 20
 

@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 from gateway.api.schemas.conversation import Content, MessageBodies
-from gateway.api.schemas.described import described
 from gateway.api.schemas.model_name import ModelName
+from gateway.api.schemas.names import described
 from gateway.api.schemas.parameters import AskedLogprobs, CommonBody
 from gateway.api.schemas.template_options import (
     Continuation,

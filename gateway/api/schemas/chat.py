@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import msgspec
-
 from gateway.api.schemas.best_of import with_best_of
 from gateway.api.schemas.bodies import ChatBody
 from gateway.api.schemas.conversation import content_text, estimate_messages, flatten_messages
-from gateway.api.schemas.decoding import decode_body
+from gateway.api.schemas.decoding import BodyReader
 from gateway.api.schemas.known_names import STRICT, BodyRules
+from gateway.api.schemas.openai_kinds import OpenAi
+from gateway.api.schemas.openai_names import OPENAI_NAMES
 from gateway.api.schemas.parameters import (
     check_names,
     check_sequences,
@@ -20,7 +20,6 @@ from gateway.api.schemas.parameters import (
 )
 from gateway.api.schemas.refusals import invalid_value
 from gateway.api.schemas.reporting import details, num_logprobs, prompt_logprobs
-from gateway.api.schemas.row import Kind
 from gateway.api.schemas.sampling_fields import is_deterministic, left_out
 from gateway.api.schemas.structured_output import asked_output, constrained
 from gateway.api.schemas.template_options import (
@@ -37,16 +36,16 @@ from gateway.api.schemas.tools import (
 from gateway.generation import Generation, Prompt
 from shared.conversation import ChatMessage
 
-_decoder = msgspec.json.Decoder(ChatBody)
+_reader = BodyReader(OPENAI_NAMES, OpenAi.CHAT, ChatBody)
 
 
 def parse_chat(body: bytes, rules: BodyRules = STRICT) -> Generation:
-    """Turn a chat completion body into what is to be generated; `rules` as in `decode_body`.
+    """Turn a chat completion body into what is to be generated; `rules` as in `BodyReader.read`.
 
     Raises:
         ApiError: 400; `param` names the field at fault.
     """
-    chat = decode_body(_decoder, Kind.CHAT, body, rules)
+    chat = _reader.read(body, rules)
     check_names(chat)
     output = asked_output(chat)
     n = chat.n or 1

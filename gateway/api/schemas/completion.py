@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import cast
 
-import msgspec
-
 from gateway.api.schemas.best_of import with_best_of
 from gateway.api.schemas.bodies import CompletionBody
-from gateway.api.schemas.decoding import decode_body
+from gateway.api.schemas.decoding import BodyReader
 from gateway.api.schemas.known_names import STRICT, BodyRules
+from gateway.api.schemas.openai_kinds import OpenAi
+from gateway.api.schemas.openai_names import OPENAI_NAMES
 from gateway.api.schemas.parameters import (
     check_names,
     check_sequences,
@@ -21,7 +21,6 @@ from gateway.api.schemas.parameters import (
 )
 from gateway.api.schemas.refusals import invalid_value
 from gateway.api.schemas.reporting import details, num_logprobs, prompt_logprobs
-from gateway.api.schemas.row import Kind
 from gateway.api.schemas.sampling_fields import is_deterministic, left_out
 from gateway.api.schemas.structured_output import asked_output, constrained
 from gateway.api.schemas.texts import estimate_tokens
@@ -29,16 +28,16 @@ from gateway.generation import Generation, Prompt
 
 DEFAULT_MAX_TOKENS = 16
 
-_decoder = msgspec.json.Decoder(CompletionBody)
+_reader = BodyReader(OPENAI_NAMES, OpenAi.COMPLETION, CompletionBody)
 
 
 def parse_completion(body: bytes, rules: BodyRules = STRICT) -> Generation:
-    """Turn a text completion body into what is to be generated; `rules` as in `decode_body`.
+    """Turn a text completion body into what is to be generated; `rules` as in `BodyReader.read`.
 
     Raises:
         ApiError: 400; `param` names the field at fault.
     """
-    completion = decode_body(_decoder, Kind.COMPLETION, body, rules)
+    completion = _reader.read(body, rules)
     check_names(completion)
     output = asked_output(completion)
     n = completion.n or 1

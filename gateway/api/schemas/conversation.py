@@ -11,7 +11,7 @@ from typing import Annotated, Any, cast
 import msgspec
 from msgspec import Meta, Struct
 
-from gateway.api.schemas.described import described
+from gateway.api.schemas.names import described
 from gateway.api.schemas.refusals import invalid_value, missing_parameter, unsupported_parameter
 from gateway.api.schemas.texts import estimate_tokens, require_text
 from gateway.errors import ApiError

@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 import msgspec
 
 from gateway.api.schemas.allowed_values import allowed_values
 from gateway.api.schemas.known_names import STRICT, BodyRules, without_ignored
+from gateway.api.schemas.names import Kind, ParameterTable
 from gateway.api.schemas.old_images import without_old_images
 from gateway.api.schemas.refusals import invalid_value, missing_parameter, unknown_parameter
-from gateway.api.schemas.row import Kind
 from gateway.errors import ApiError
 from shared.field_problem import field_problem
 
@@ -34,19 +34,44 @@ _SURROGATE = re.compile(
 )
 
 
-def decode_body(decoder: msgspec.json.Decoder[T], kind: Kind, body: bytes, rules: BodyRules = STRICT) -> T:
-    """Decode a request body.
+class BodyReader(Generic[T]):
+    """Reads the bodies of one endpoint."""
 
-    Args:
-        decoder: Of the struct that belongs to `kind`.
-        kind: Which names the table knows in it.
-        body: As it was sent.
-        rules: What is allowed beyond the table.
+    def __init__(self, table: ParameterTable, kind: Kind, struct: type[T]) -> None:
+        """Read a struct, whose names are in a table."""
+        self._table = table
+        self._kind = kind
+        self._decoder = msgspec.json.Decoder(struct)
 
-    Raises:
-        ApiError: 400; `param` names the field at fault as in `messages.[1].content`, where one is known.
-    """
-    return _decode_or_refuse(decoder, body, lambda: _decode(decoder, kind, body, rules))
+    def read(self, body: bytes, rules: BodyRules = STRICT) -> T:
+        """Decode a request body.
+
+        Args:
+            body: As it was sent.
+            rules: What is allowed beyond the table.
+
+        Raises:
+            ApiError: 400; `param` names the field at fault as in `messages.[1].content`, where one is known.
+        """
+        return _decode_or_refuse(self._decoder, body, lambda: self._read(body, rules))
+
+    def _read(self, body: bytes, rules: BodyRules) -> T:
+        if rules.replaces_old_images:
+            body = without_old_images(body)
+        parsed = self._decode(body, rules)
+        if rules.model is not None and getattr(parsed, "model", None) is not None:
+            parsed.model = rules.model  # type: ignore[attr-defined]
+        return parsed
+
+    def _decode(self, body: bytes, rules: BodyRules) -> T:
+        try:
+            return self._decoder.decode(body)
+        except msgspec.DecodeError as error:
+            # What msgspec takes for no JSON at all may be half a surrogate.
+            whole = without_lone_surrogates(body)
+            if whole == body and not isinstance(error, msgspec.ValidationError):
+                raise
+        return self._decoder.decode(without_ignored(whole, self._table, self._kind, rules))
 
 
 def decode_typed(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
@@ -81,26 +106,6 @@ def _decode_or_refuse(decoder: msgspec.json.Decoder[T], body: bytes, decode: Cal
 def without_lone_surrogates(body: bytes) -> bytes:
     """Return JSON in which each escaped surrogate without its other half is U+FFFD, the replacement character."""
     return _SURROGATE.sub(lambda found: found[1] or rb"\ufffd", body)
-
-
-def _decode(decoder: msgspec.json.Decoder[T], kind: Kind, body: bytes, rules: BodyRules) -> T:
-    if rules.replaces_old_images:
-        body = without_old_images(body)
-    parsed = _decode_names(decoder, kind, body, rules)
-    if rules.model is not None and getattr(parsed, "model", None) is not None:
-        parsed.model = rules.model  # type: ignore[attr-defined]
-    return parsed
-
-
-def _decode_names(decoder: msgspec.json.Decoder[T], kind: Kind, body: bytes, rules: BodyRules) -> T:
-    try:
-        return decoder.decode(body)
-    except msgspec.DecodeError as error:
-        # What msgspec takes for no JSON at all may be half a surrogate.
-        whole = without_lone_surrogates(body)
-        if whole == body and not isinstance(error, msgspec.ValidationError):
-            raise
-    return decoder.decode(without_ignored(whole, kind, rules))
 
 
 def _from_syntax(text: str, body: bytes) -> ApiError:

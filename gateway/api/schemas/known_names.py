@@ -10,11 +10,8 @@ from collections.abc import Callable
 import msgspec
 from msgspec import Raw, Struct
 
-from gateway.api.schemas.hosted_blocks import read_hosted_block
-from gateway.api.schemas.hosted_items import read_hosted
+from gateway.api.schemas.names import Kind, ParameterTable, Row, Use
 from gateway.api.schemas.refusals import unknown_parameter, unsupported_parameter
-from gateway.api.schemas.row import Kind, Use
-from gateway.api.schemas.table import PARAMETERS, SERVED_TYPES
 
 # More names and objects than these are not looked at one by one: each costs some 150 bytes.
 _MAX_NAMES = 1 << 17
@@ -47,11 +44,12 @@ _object_decoder = msgspec.json.Decoder(dict[str, Raw])
 _list_decoder = msgspec.json.Decoder(list[dict[str, Raw]])
 
 
-def without_ignored(body: bytes, kind: Kind, rules: BodyRules) -> bytes:
+def without_ignored(body: bytes, table: ParameterTable, kind: Kind, rules: BodyRules) -> bytes:
     """Return a body without the names that change nothing, and with whole numbers written as such.
 
     Args:
         body: JSON of an object, or something else, which is returned as it is.
+        table: Knows its names.
         kind: What the object is.
         rules: What is allowed beyond the table.
 
@@ -61,11 +59,12 @@ def without_ignored(body: bytes, kind: Kind, rules: BodyRules) -> bytes:
     """
     if body.count(b":") + body.count(b"{") > _MAX_NAMES:
         return body
-    return bytes(_Bodies(rules).value(Raw(body), kind, ""))
+    return bytes(_Bodies(table, rules).value(Raw(body), kind, ""))
 
 
 class _Bodies:
-    def __init__(self, rules: BodyRules) -> None:
+    def __init__(self, table: ParameterTable, rules: BodyRules) -> None:
+        self._table = table
         self._rules = rules
 
     def value(self, raw: Raw, kind: Kind, path: str) -> Raw:
@@ -80,18 +79,21 @@ class _Bodies:
             return raw
 
     def _fields(self, fields: dict[str, Raw], kind: Kind, path: str) -> dict[str, Raw]:
-        if kind in SERVED_TYPES and _is_of_other_type(fields, SERVED_TYPES[kind]):
-            return self._of_other_type(fields, kind, path)
-        rows = PARAMETERS.rows(kind)
+        rows = self._table.rows(kind)
+        others = self._table.other_types.get(kind)
+        if others is not None and _is_of_other_type(fields, others.served):
+            return {
+                name: self._held(raw, rows.get(name), f"{path}.{name}") for name, raw in others.read(fields).items()
+            }
         kept: dict[str, Raw] = {}
         for name, raw in fields.items():
             where = f"{path}.{name}" if path else name
             row = rows.get(name)
             if row is None:
                 if not (self._rules.allow_unknown or _is_one_of(raw, ())):
-                    raise unknown_parameter(where, PARAMETERS.hint(kind, name))
+                    raise unknown_parameter(where, self._table.hint(kind, name))
             elif row.use is Use.SERVED:
-                kept[name] = self.value(raw, row.holds, where) if row.holds is not None else _whole(raw)
+                kept[name] = self._held(raw, row, where)
             elif row.use is Use.REFUSED and not _is_one_of(raw, row.without_effect):
                 raise unsupported_parameter(where, instead=row.note)
         if not path and "model" in rows and _is_one_of(fields.get("model", _NULL), ()):
@@ -105,16 +107,9 @@ class _Bodies:
         if model is not None:
             kept["model"] = Raw(msgspec.json.encode(model))
 
-    def _of_other_type(self, fields: dict[str, Raw], kind: Kind, path: str) -> dict[str, Raw]:
-        """Return what is read of an object whose type clients do not write by themselves."""
-        if kind is Kind.BLOCK:
-            return read_hosted_block(fields)
-        if kind is not Kind.RESPONSE_ITEM:
-            return {"type": fields["type"]}
-        read = read_hosted(fields)
-        if "output" in read:
-            read["output"] = self.value(read["output"], Kind.RESPONSE_PART, f"{path}.output")
-        return read
+    def _held(self, raw: Raw, row: Row | None, where: str) -> Raw:
+        """Return the value of a served name."""
+        return _whole(raw) if row is None or row.holds is None else self.value(raw, row.holds, where)
 
 
 def _is_of_other_type(fields: dict[str, Raw], types: frozenset[str]) -> bool:

@@ -10,8 +10,8 @@ from typing import Annotated, Any
 from msgspec import Meta, Raw, Struct
 from msgspec.structs import replace
 
-from gateway.api.schemas.described import described
 from gateway.api.schemas.model_name import ModelName, checked_model
+from gateway.api.schemas.names import described
 from gateway.api.schemas.refusals import invalid_value
 from gateway.api.schemas.sampling_fields import sampling_of
 from gateway.api.schemas.structured_output import StructuredOutputFields

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
-from gateway.api.schemas.described import described
+from gateway.api.schemas.names import described
 from gateway.api.schemas.refusals import invalid_value
 from gateway.api.schemas.texts import require_text
 from shared.bounds import (

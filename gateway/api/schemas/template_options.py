@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta, Raw
 
 from gateway.api.schemas.conversation import Name
-from gateway.api.schemas.described import described
+from gateway.api.schemas.names import described
 from gateway.api.schemas.refusals import invalid_value
 from gateway.api.schemas.texts import require_text
 from gateway.api.schemas.thinking import SWITCHES, Thinking

@@ -12,7 +12,7 @@ from typing import Annotated, Literal, TypeVar
 import msgspec
 from msgspec import Raw, Struct
 
-from gateway.api.schemas.described import described
+from gateway.api.schemas.names import described
 from gateway.api.schemas.parameters import CommonBody
 from gateway.api.schemas.refusals import invalid_value
 

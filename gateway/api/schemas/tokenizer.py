@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import msgspec
-
 from gateway.api.schemas.bodies import DetokenizeBody, TokenizeBody
 from gateway.api.schemas.conversation import flatten_messages
-from gateway.api.schemas.decoding import decode_body
+from gateway.api.schemas.decoding import BodyReader
 from gateway.api.schemas.known_names import STRICT, BodyRules
 from gateway.api.schemas.model_name import checked_model
+from gateway.api.schemas.openai_kinds import OpenAi
+from gateway.api.schemas.openai_names import OPENAI_NAMES
 from gateway.api.schemas.refusals import invalid_value
-from gateway.api.schemas.row import Kind
 from gateway.api.schemas.template_options import chat_options, template_variables
 from gateway.api.schemas.tools import offered_tools
 from shared.tokenizer_calls import DetokenizeCall, TokenizeCall
 
-_tokenize_decoder = msgspec.json.Decoder(TokenizeBody)
-_detokenize_decoder = msgspec.json.Decoder(DetokenizeBody)
+_tokenize_reader = BodyReader(OPENAI_NAMES, OpenAi.TOKENIZE, TokenizeBody)
+_detokenize_reader = BodyReader(OPENAI_NAMES, OpenAi.DETOKENIZE, DetokenizeBody)
 
 
 def parse_tokenize(body: bytes, rules: BodyRules = STRICT) -> tuple[str | None, TokenizeCall]:
@@ -27,7 +26,7 @@ def parse_tokenize(body: bytes, rules: BodyRules = STRICT) -> tuple[str | None, 
     Raises:
         ApiError: 400; `param` names the field at fault.
     """
-    parsed = decode_body(_tokenize_decoder, Kind.TOKENIZE, body, rules)
+    parsed = _tokenize_reader.read(body, rules)
     if (parsed.prompt is None) == (parsed.messages is None):
         raise invalid_value("prompt", "Give exactly one of 'prompt' and 'messages'.")
     messages = options = None
@@ -51,7 +50,7 @@ def parse_detokenize(body: bytes, rules: BodyRules = STRICT) -> tuple[str | None
     Raises:
         ApiError: 400; `param` names the field at fault.
     """
-    parsed = decode_body(_detokenize_decoder, Kind.DETOKENIZE, body, rules)
+    parsed = _detokenize_reader.read(body, rules)
     return _checked_model(parsed.model), DetokenizeCall(token_ids=tuple(parsed.tokens))
 
 

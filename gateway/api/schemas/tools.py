@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Meta, Raw, Struct
 
 from gateway.api.schemas.conversation import Name
-from gateway.api.schemas.described import described
+from gateway.api.schemas.names import described
 from gateway.api.schemas.refusals import invalid_value, missing_parameter, unsupported_parameter
 from gateway.generation import ToolUse
 from shared.bounds import MAX_TOOLS

@@ -13,7 +13,7 @@ from gateway.http1.body import BodyBudget, RequestBody
 from gateway.http1.exchange import Exchange
 from gateway.http1.head import parse_head
 from gateway.pooling.answers import EmbeddingsAnswer
-from gateway.pooling.bodies import parse_embeddings
+from gateway.pooling.parsing import parse_embeddings
 from shared.messages import Delta, Finish, Usage
 from tests.gateway.api.test_streamed import Channel, KeepingTransport
 

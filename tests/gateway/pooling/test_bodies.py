@@ -10,7 +10,7 @@ import pytest
 
 from gateway.errors import ApiError
 from gateway.generation import Generation
-from gateway.pooling.bodies import parse_embeddings, parse_rerank, parse_score
+from gateway.pooling.parsing import parse_embeddings, parse_rerank, parse_score
 from shared.bounds import MAX_INPUTS
 
 EMBED: dict[str, Any] = {"model": "m", "input": "hello"}

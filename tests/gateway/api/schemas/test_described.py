@@ -7,8 +7,8 @@ from typing import Annotated
 import pytest
 from msgspec import Meta, Struct
 
-from gateway.api.schemas.described import described, rows_of
-from gateway.api.schemas.row import Kind, Row
+from gateway.api.schemas.names import Row, described, rows_of
+from gateway.api.schemas.openai_kinds import OpenAi
 
 
 class Part(Struct):
@@ -31,12 +31,12 @@ class LargerBody(Body):
 
 
 def test_field_becomes_a_row_that_knows_what_its_value_holds() -> None:
-    assert rows_of(Body, Kind.CHAT, {Part: Kind.MESSAGE}) == (
-        Row("size", (Kind.CHAT,), "How large.", 5),
-        Row("parts", (Kind.CHAT,), "What it consists of.", holds=Kind.MESSAGE),
+    assert rows_of(Body, OpenAi.CHAT, {Part: OpenAi.MESSAGE}) == (
+        Row("size", (OpenAi.CHAT,), "How large.", 5),
+        Row("parts", (OpenAi.CHAT,), "What it consists of.", holds=OpenAi.MESSAGE),
     )
 
 
 def test_field_without_a_description_is_named() -> None:
     with pytest.raises(TypeError, match=r"LargerBody\.depth says nothing of itself\. Annotate it"):
-        rows_of(LargerBody, Kind.CHAT)
+        rows_of(LargerBody, OpenAi.CHAT)

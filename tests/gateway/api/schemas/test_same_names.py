@@ -12,7 +12,7 @@ from gateway.anthropic.parsing import parse_messages
 from gateway.api.schemas import parse_chat, parse_completion
 from gateway.errors import ApiError
 from gateway.generation import Generation
-from gateway.pooling.bodies import parse_embeddings, parse_rerank, parse_score
+from gateway.pooling.parsing import parse_embeddings, parse_rerank, parse_score
 from gateway.responses.request import own_items, parse_body, to_generation
 
 Parse = Callable[[bytes], Generation]

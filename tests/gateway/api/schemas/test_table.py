@@ -24,17 +24,22 @@ from openai.types.responses.response_create_params import ResponseCreateParamsSt
 from openai.types.responses.response_input_item_param import FunctionCallOutput, ItemReference
 from openai.types.shared_params import Reasoning
 
+from gateway.anthropic.names import Anthropic
 from gateway.anthropic.parsing import parse_count_tokens, parse_messages
 from gateway.api.schemas import parse_chat, parse_completion, parse_detokenize, parse_tokenize
+from gateway.api.schemas.bodies import ChatBody
 from gateway.api.schemas.known_names import BodyRules
-from gateway.api.schemas.page import parameters_page
-from gateway.api.schemas.row import Kind, Row, Use
-from gateway.api.schemas.table import PARAMETERS, ParameterTable
+from gateway.api.schemas.names import Kind, ParameterTable, Row, Use
+from gateway.api.schemas.openai_kinds import OpenAi
 from gateway.errors import ApiError
-from gateway.openapi.operations import BODIES
-from gateway.pooling.bodies import parse_embeddings, parse_rerank, parse_score
+from gateway.openapi.operations import TABLES
+from gateway.openapi.parameters_page import parameters_page
+from gateway.pooling.bodies import Pooled
+from gateway.pooling.parsing import parse_embeddings, parse_rerank, parse_score
+from gateway.responses.names import Responses
 from gateway.responses.request import own_items, parse_body, to_generation
 
+TABLE_OF = {kind: table for table in TABLES for kind in table.readers}
 PAGE = Path(__file__).parents[4] / "ops/docs/parameters.md"
 
 
@@ -47,44 +52,44 @@ def parse_response(body: bytes, rules: BodyRules) -> Any:
 
 
 PARSERS: dict[Kind, Callable[..., Any]] = {
-    Kind.COMPLETION: parse_completion,
-    Kind.RESPONSE: parse_response,
-    Kind.RESPONSE_ITEM: parse_response,
-    Kind.RESPONSE_PART: parse_response,
-    Kind.RESPONSE_REASONING: parse_response,
-    Kind.RESPONSE_TEXT: parse_response,
-    Kind.TEXT_FORMAT: parse_response,
-    Kind.EMBEDDINGS: parse_embeddings,
-    Kind.RERANK: parse_rerank,
-    Kind.SCORE: parse_score,
-    Kind.DOCUMENT: parse_rerank,
-    Kind.TOKENIZE: parse_tokenize,
-    Kind.DETOKENIZE: parse_detokenize,
-    Kind.ANTHROPIC_MESSAGES: parse_messages,
-    Kind.COUNT_TOKENS: parse_count_tokens,
-    Kind.TURN: parse_messages,
-    Kind.BLOCK: parse_messages,
-    Kind.SOURCE: parse_messages,
-    Kind.OUTPUT_CONFIG: parse_messages,
-    Kind.THINKING: parse_messages,
+    OpenAi.COMPLETION: parse_completion,
+    Responses.RESPONSE: parse_response,
+    Responses.ITEM: parse_response,
+    Responses.PART: parse_response,
+    Responses.REASONING: parse_response,
+    Responses.TEXT: parse_response,
+    Responses.TEXT_FORMAT: parse_response,
+    Pooled.EMBEDDINGS: parse_embeddings,
+    Pooled.RERANK: parse_rerank,
+    Pooled.SCORE: parse_score,
+    Pooled.DOCUMENT: parse_rerank,
+    OpenAi.TOKENIZE: parse_tokenize,
+    OpenAi.DETOKENIZE: parse_detokenize,
+    Anthropic.MESSAGES: parse_messages,
+    Anthropic.COUNT_TOKENS: parse_count_tokens,
+    Anthropic.TURN: parse_messages,
+    Anthropic.BLOCK: parse_messages,
+    Anthropic.SOURCE: parse_messages,
+    Anthropic.OUTPUT_CONFIG: parse_messages,
+    Anthropic.THINKING: parse_messages,
 }
 RESPONSES = {
-    Kind.RESPONSE,
-    Kind.RESPONSE_ITEM,
-    Kind.RESPONSE_PART,
-    Kind.RESPONSE_REASONING,
-    Kind.RESPONSE_TEXT,
-    Kind.TEXT_FORMAT,
+    Responses.RESPONSE,
+    Responses.ITEM,
+    Responses.PART,
+    Responses.REASONING,
+    Responses.TEXT,
+    Responses.TEXT_FORMAT,
 }
-POOLING = {Kind.EMBEDDINGS, Kind.RERANK, Kind.SCORE, Kind.DOCUMENT}
+POOLING = {Pooled.EMBEDDINGS, Pooled.RERANK, Pooled.SCORE, Pooled.DOCUMENT}
 ANTHROPIC = {
-    Kind.ANTHROPIC_MESSAGES,
-    Kind.COUNT_TOKENS,
-    Kind.TURN,
-    Kind.BLOCK,
-    Kind.SOURCE,
-    Kind.OUTPUT_CONFIG,
-    Kind.THINKING,
+    Anthropic.MESSAGES,
+    Anthropic.COUNT_TOKENS,
+    Anthropic.TURN,
+    Anthropic.BLOCK,
+    Anthropic.SOURCE,
+    Anthropic.OUTPUT_CONFIG,
+    Anthropic.THINKING,
 }
 # Served, and without influence on what is generated.
 CHECKED_ONLY = {"user"}
@@ -93,45 +98,45 @@ NAMES_OF_SCHEMAS = {"name", "description"}
 
 def body(kind: Kind, fields: dict[str, Any]) -> dict[str, Any]:
     """Return a body of whose objects one of this kind has these fields."""
-    part = {"type": "text", "text": "hello", **(fields if kind is Kind.CONTENT_PART else {})}
-    role = "assistant" if kind is Kind.CHAT else "user"
-    message = {"role": role, "content": [part], **(fields if kind is Kind.MESSAGE else {})}
+    part = {"type": "text", "text": "hello", **(fields if kind is OpenAi.CONTENT_PART else {})}
+    role = "assistant" if kind is OpenAi.CHAT else "user"
+    message = {"role": role, "content": [part], **(fields if kind is OpenAi.MESSAGE else {})}
     if kind in ANTHROPIC:
         return anthropic_body(kind, fields)
-    if kind is Kind.COMPLETION:
+    if kind is OpenAi.COMPLETION:
         return {"model": "m", "prompt": "hello", "seed": 1, **fields}
     if kind in RESPONSES:
         return {"model": "m", "input": "hello", "seed": 1, **response_fields(kind, fields)}
     if kind in POOLING:
         return pooling_body(kind, fields)
-    if kind is Kind.TOKENIZE:
+    if kind is OpenAi.TOKENIZE:
         return {"messages": [message], **fields}
-    if kind is Kind.DETOKENIZE:
+    if kind is OpenAi.DETOKENIZE:
         return {"tokens": [1], **fields}
     chat: dict[str, Any] = {"model": "m", "messages": [message], "seed": 1}
-    if kind is Kind.CALLED_CUSTOM:
+    if kind is OpenAi.CALLED_CUSTOM:
         message["tool_calls"] = [{"id": "a", "type": "custom", "custom": {"name": "f", "input": "", **fields}}]
-    if kind in (Kind.TOOL_CALL, Kind.CALLED_FUNCTION):
-        called = {"name": "f", "arguments": "{}", **(fields if kind is Kind.CALLED_FUNCTION else {})}
-        message["tool_calls"] = [{"id": "a", "function": called, **(fields if kind is Kind.TOOL_CALL else {})}]
-    return chat | (fields if kind is Kind.CHAT else fields_with(kind, fields))
+    if kind in (OpenAi.TOOL_CALL, OpenAi.CALLED_FUNCTION):
+        called = {"name": "f", "arguments": "{}", **(fields if kind is OpenAi.CALLED_FUNCTION else {})}
+        message["tool_calls"] = [{"id": "a", "function": called, **(fields if kind is OpenAi.TOOL_CALL else {})}]
+    return chat | (fields if kind is OpenAi.CHAT else fields_with(kind, fields))
 
 
 def fields_with(kind: Kind, fields: dict[str, Any]) -> dict[str, Any]:
     """Return the fields of a chat body that hold an object of this kind."""
     schema = {"schema": {"type": "object"}, **fields}
-    function = {"name": "f", **(fields if kind is Kind.FUNCTION else {})}
-    tool = {"type": "function", "function": function, **(fields if kind is Kind.TOOL else {})}
+    function = {"name": "f", **(fields if kind is OpenAi.FUNCTION else {})}
+    tool = {"type": "function", "function": function, **(fields if kind is OpenAi.TOOL else {})}
     holders: dict[Kind, dict[str, Any]] = {
-        Kind.STREAM_OPTIONS: {"stream": True, "stream_options": fields},
-        Kind.CHAT_THINKING: {"thinking": {"type": "enabled", **fields}},
-        Kind.CHAT_REASONING: {"reasoning": fields},
-        Kind.PREDICTION: {"prediction": {"type": "content", "content": "abc", **fields}},
-        Kind.TOOL: {"tools": [tool]},
-        Kind.FUNCTION: {"tools": [tool]},
-        Kind.RESPONSE_FORMAT: {"response_format": {"type": "json_object", **fields}},
-        Kind.JSON_SCHEMA: {"response_format": {"type": "json_schema", "json_schema": schema}},
-        Kind.STRUCTURED_OUTPUTS: {"structured_outputs": fields},
+        OpenAi.STREAM_OPTIONS: {"stream": True, "stream_options": fields},
+        OpenAi.CHAT_THINKING: {"thinking": {"type": "enabled", **fields}},
+        OpenAi.CHAT_REASONING: {"reasoning": fields},
+        OpenAi.PREDICTION: {"prediction": {"type": "content", "content": "abc", **fields}},
+        OpenAi.TOOL: {"tools": [tool]},
+        OpenAi.FUNCTION: {"tools": [tool]},
+        OpenAi.RESPONSE_FORMAT: {"response_format": {"type": "json_object", **fields}},
+        OpenAi.JSON_SCHEMA: {"response_format": {"type": "json_schema", "json_schema": schema}},
+        OpenAi.STRUCTURED_OUTPUTS: {"structured_outputs": fields},
     }
     return holders.get(kind, {})
 
@@ -139,42 +144,42 @@ def fields_with(kind: Kind, fields: dict[str, Any]) -> dict[str, Any]:
 def response_fields(kind: Kind, fields: dict[str, Any]) -> dict[str, Any]:
     """Return the fields of a response's body that are, or hold, an object of this kind."""
     text_format = {"type": "json_schema", "schema": {"type": "object"}, **fields}
-    part = {"type": "input_text", "text": "hello", **(fields if kind is Kind.RESPONSE_PART else {})}
-    item = {"role": "user", "content": [part], **(fields if kind is Kind.RESPONSE_ITEM else {})}
+    part = {"type": "input_text", "text": "hello", **(fields if kind is Responses.PART else {})}
+    item = {"role": "user", "content": [part], **(fields if kind is Responses.ITEM else {})}
     holders: dict[Kind, dict[str, Any]] = {
-        Kind.RESPONSE_ITEM: {"input": [item]},
-        Kind.RESPONSE_PART: {"input": [item]},
-        Kind.RESPONSE_REASONING: {"reasoning": fields},
-        Kind.RESPONSE_TEXT: {"text": fields},
-        Kind.TEXT_FORMAT: {"text": {"format": text_format}},
+        Responses.ITEM: {"input": [item]},
+        Responses.PART: {"input": [item]},
+        Responses.REASONING: {"reasoning": fields},
+        Responses.TEXT: {"text": fields},
+        Responses.TEXT_FORMAT: {"text": {"format": text_format}},
     }
     return holders.get(kind, fields)
 
 
 def anthropic_body(kind: Kind, fields: dict[str, Any]) -> dict[str, Any]:
-    block = {"type": "text", "text": "hello", **(fields if kind is Kind.BLOCK else {})}
-    if kind is Kind.SOURCE:
+    block = {"type": "text", "text": "hello", **(fields if kind is Anthropic.BLOCK else {})}
+    if kind is Anthropic.SOURCE:
         block = {"type": "document", "source": {"type": "text", "data": "hello", **fields}}
-    turn = {"role": "user", "content": [block], **(fields if kind is Kind.TURN else {})}
+    turn = {"role": "user", "content": [block], **(fields if kind is Anthropic.TURN else {})}
     prompt: dict[str, Any] = {"model": "m", "messages": [turn]}
-    if kind is not Kind.COUNT_TOKENS:
+    if kind is not Anthropic.COUNT_TOKENS:
         # Without it every request has a seed of its own.
         prompt |= {"max_tokens": 5, "temperature": 0}
-    if kind is Kind.OUTPUT_CONFIG:
+    if kind is Anthropic.OUTPUT_CONFIG:
         prompt["output_config"] = fields
-    if kind is Kind.THINKING:
+    if kind is Anthropic.THINKING:
         prompt["thinking"] = {"type": "adaptive", **fields}
-    return prompt | (fields if kind in (Kind.ANTHROPIC_MESSAGES, Kind.COUNT_TOKENS) else {})
+    return prompt | (fields if kind in (Anthropic.MESSAGES, Anthropic.COUNT_TOKENS) else {})
 
 
 def pooling_body(kind: Kind, fields: dict[str, Any]) -> dict[str, Any]:
-    document = {"text": "hello", **(fields if kind is Kind.DOCUMENT else {})}
+    document = {"text": "hello", **(fields if kind is Pooled.DOCUMENT else {})}
     whole: dict[Kind, dict[str, Any]] = {
-        Kind.EMBEDDINGS: {"model": "m", "input": "hello"},
-        Kind.SCORE: {"model": "m", "text_1": "hello", "text_2": "there"},
+        Pooled.EMBEDDINGS: {"model": "m", "input": "hello"},
+        Pooled.SCORE: {"model": "m", "text_1": "hello", "text_2": "there"},
     }
     rerank = {"model": "m", "query": "hi", "documents": [document]}
-    return whole.get(kind, rerank) | (fields if kind is not Kind.DOCUMENT else {})
+    return whole.get(kind, rerank) | (fields if kind is not Pooled.DOCUMENT else {})
 
 
 def parse(kind: Kind, fields: dict[str, Any], allow_unknown: bool = False) -> Any:
@@ -191,24 +196,24 @@ def refusal(kind: Kind, fields: dict[str, Any]) -> ApiError:
 def rows(use: Use) -> list[Any]:
     return [
         pytest.param(kind, row, id=f"{kind.name.lower()}-{row.name}")
-        for kind in Kind
-        for row in PARAMETERS.rows(kind).values()
+        for kind in TABLE_OF
+        for row in TABLE_OF[kind].rows(kind).values()
         if row.use is use and (use is not Use.SERVED or row.example is not None)
     ]
 
 
-@pytest.mark.parametrize("kind", Kind)
+@pytest.mark.parametrize("kind", TABLE_OF)
 def test_served_names_are_the_fields_of_the_body(kind: Kind) -> None:
-    served = {name for name, row in PARAMETERS.rows(kind).items() if row.use is Use.SERVED}
-    assert served == set(BODIES[kind].__struct_fields__)
-    assert msgspec.inspect.type_info(BODIES[kind]).forbid_unknown_fields  # type: ignore[attr-defined]
+    served = {name for name, row in TABLE_OF[kind].rows(kind).items() if row.use is Use.SERVED}
+    assert served == set(TABLE_OF[kind].readers[kind].__struct_fields__)
+    assert msgspec.inspect.type_info(TABLE_OF[kind].readers[kind]).forbid_unknown_fields  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(("kind", "row"), rows(Use.SERVED))
 def test_served_name_changes_what_is_generated(kind: Kind, row: Row) -> None:
     asked = parse(kind, {row.name: row.example})
     without_effect = CHECKED_ONLY
-    if kind is Kind.JSON_SCHEMA:
+    if kind is OpenAi.JSON_SCHEMA:
         without_effect = NAMES_OF_SCHEMAS
     if kind in RESPONSES:
         # Repeated in the answer.
@@ -232,7 +237,7 @@ def test_refused_name_is_a_400_that_says_what_to_do_unless_it_changes_nothing(ki
         assert parse(kind, {row.name: value}) == parse(kind, {})
 
 
-@pytest.mark.parametrize("kind", Kind)
+@pytest.mark.parametrize("kind", TABLE_OF)
 def test_unknown_name_is_refused_unless_it_is_null_or_the_operator_allows_it(kind: Kind) -> None:
     error = refusal(kind, {"no_such_name": 1})
     assert error.param is not None
@@ -242,12 +247,11 @@ def test_unknown_name_is_refused_unless_it_is_null_or_the_operator_allows_it(kin
 
 
 def test_unknown_name_is_answered_with_the_nearest_or_with_where_it_belongs() -> None:
-    assert (
-        refusal(Kind.CHAT, {"temprature": 1}).message == "Unknown parameter: 'temprature'. Did you mean 'temperature'?"
-    )
-    message = refusal(Kind.COMPLETION, {"messages": []}).message
+    misspelt = refusal(OpenAi.CHAT, {"temprature": 1}).message
+    assert misspelt == "Unknown parameter: 'temprature'. Did you mean 'temperature'?"
+    message = refusal(OpenAi.COMPLETION, {"messages": []}).message
     assert message == "Unknown parameter: 'messages'. It belongs to POST /v1/chat/completions."
-    long = refusal(Kind.CHAT, {"x" * 1000: 1})
+    long = refusal(OpenAi.CHAT, {"x" * 1000: 1})
     assert (long.param, len(long.message) < 200) == ("x" * 128, True)
 
 
@@ -255,25 +259,24 @@ def test_unknown_name_is_answered_with_the_nearest_or_with_where_it_belongs() ->
     ("kind", "name", "hint"),
     [
         # Another endpoint's name is told so, even where one of this endpoint looks a little like it.
-        (Kind.CHAT, "input", " It belongs to POST /v1/responses."),
-        (Kind.CHAT, "query", " It belongs to POST /v1/rerank."),
-        (Kind.EMBEDDINGS, "top_p", " It belongs to POST /v1/chat/completions."),
+        (OpenAi.COMPLETION, "parallel_tool_calls", " It belongs to POST /v1/chat/completions."),
+        (Pooled.EMBEDDINGS, "top_p", " It belongs to POST /v1/chat/completions."),
         # One thing under another server's name.
-        (Kind.EMBEDDINGS, "prompt", " Did you mean 'input'?"),
-        (Kind.COMPLETION, "input", " Did you mean 'prompt'?"),
-        (Kind.TOKENIZE, "content", " Did you mean 'prompt'?"),
-        (Kind.RESPONSE, "max_new_tokens", " Did you mean 'max_output_tokens'?"),
-        (Kind.CHAT, "topP", " Did you mean 'top_p'?"),
+        (Pooled.EMBEDDINGS, "prompt", " Did you mean 'input'?"),
+        (OpenAi.COMPLETION, "input", " Did you mean 'prompt'?"),
+        (OpenAi.TOKENIZE, "content", " Did you mean 'prompt'?"),
+        (Responses.RESPONSE, "max_new_tokens", " Did you mean 'max_output_tokens'?"),
+        (OpenAi.CHAT, "topP", " Did you mean 'top_p'?"),
         (
-            Kind.CHAT,
+            OpenAi.CHAT,
             "history",
             " Leave it out, or let the operator's `--allow-unknown-parameters` leave out all such names.",
         ),
-        (Kind.MESSAGE, "max_tokens", ""),
+        (OpenAi.MESSAGE, "max_tokens", ""),
     ],
 )
 def test_hint_about_an_unknown_name_is_no_guess(kind: Kind, name: str, hint: str) -> None:
-    assert PARAMETERS.hint(kind, name) == hint
+    assert TABLE_OF[kind].hint(kind, name) == hint
 
 
 def test_name_within_a_list_is_named_by_its_place() -> None:
@@ -306,31 +309,33 @@ def test_other_number_is_still_refused_by_name(number: str) -> None:
 @pytest.mark.parametrize(
     ("kind", "params"),
     [
-        (Kind.RESPONSE, ResponseCreateParamsStreaming),
-        (Kind.RESPONSE_REASONING, Reasoning),
-        (Kind.RESPONSE_TEXT, ResponseTextConfigParam),
-        (Kind.TEXT_FORMAT, ResponseFormatTextJSONSchemaConfigParam),
-        (Kind.RESPONSE_ITEM, EasyInputMessageParam),
-        (Kind.RESPONSE_ITEM, ResponseOutputMessageParam),
-        (Kind.RESPONSE_ITEM, ResponseFunctionToolCallParam),
-        (Kind.RESPONSE_ITEM, FunctionCallOutput),
-        (Kind.RESPONSE_ITEM, ResponseReasoningItemParam),
-        (Kind.RESPONSE_ITEM, ItemReference),
-        (Kind.RESPONSE_PART, ResponseInputTextParam),
-        (Kind.RESPONSE_PART, ResponseOutputTextParam),
-        (Kind.RESPONSE_PART, ResponseOutputRefusalParam),
+        (Responses.RESPONSE, ResponseCreateParamsStreaming),
+        (Responses.REASONING, Reasoning),
+        (Responses.TEXT, ResponseTextConfigParam),
+        (Responses.TEXT_FORMAT, ResponseFormatTextJSONSchemaConfigParam),
+        (Responses.ITEM, EasyInputMessageParam),
+        (Responses.ITEM, ResponseOutputMessageParam),
+        (Responses.ITEM, ResponseFunctionToolCallParam),
+        (Responses.ITEM, FunctionCallOutput),
+        (Responses.ITEM, ResponseReasoningItemParam),
+        (Responses.ITEM, ItemReference),
+        (Responses.PART, ResponseInputTextParam),
+        (Responses.PART, ResponseOutputTextParam),
+        (Responses.PART, ResponseOutputRefusalParam),
     ],
 )
 def test_every_name_that_openai_s_client_has_for_a_response_is_in_the_table(kind: Kind, params: type[Any]) -> None:
     names = set(params.__annotations__)
     assert len(names) >= 2
-    assert names - set(PARAMETERS.rows(kind)) == set()
+    assert names - set(TABLE_OF[kind].rows(kind)) == set()
 
 
 def test_two_rows_about_one_name_are_refused() -> None:
     with pytest.raises(ValueError, match="Two rows are about 'n'"):
-        ParameterTable([Row("n", (Kind.CHAT,), ""), Row("n", (Kind.CHAT,), "")])
+        ParameterTable({OpenAi.CHAT: ChatBody}, [Row("n", (OpenAi.CHAT,), "")])
 
 
 def test_page_is_current() -> None:
-    assert PAGE.read_text() == parameters_page(), "run: python -m gateway.api.schemas.page > ops/docs/parameters.md"
+    assert PAGE.read_text() == parameters_page(), (
+        "run: python -m gateway.openapi.parameters_page > ops/docs/parameters.md"
+    )

@@ -1,4 +1,4 @@
-"""The page `ops/docs/parameters.md`, made of the table: `python -m gateway.api.schemas.page` writes it to stdout."""
+"""The page `ops/docs/parameters.md`: what bodies say of themselves. `python -m gateway.openapi.parameters_page`."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Iterable
 
 import msgspec
 
-from gateway.api.schemas.row import Kind, Row, Use
-from gateway.api.schemas.table import PARAMETERS
+from gateway.api.schemas.names import Kind, ParameterTable, Row, Use
+from gateway.openapi.operations import TABLES
 
 _OPENING = """# Parameters
 
@@ -28,16 +28,16 @@ the size of a body limits what it unpacks to.
 
 Errors are described in [errors.md](errors.md).
 """
-_ENDING = "This page is made from the table in `gateway/api/schemas`: `python -m gateway.api.schemas.page`.\n"
+_ENDING = "This page is made of what the bodies say of themselves: `python -m gateway.openapi.parameters_page`.\n"
 
 
 def parameters_page() -> str:
     """Return the page, in Markdown."""
-    return "\n".join([_OPENING, *map(_section, Kind), _ENDING])
+    return "\n".join([_OPENING, *(_section(table, kind) for table in TABLES for kind in table.readers), _ENDING])
 
 
-def _section(kind: Kind) -> str:
-    rows = PARAMETERS.rows(kind).values()
+def _section(table: ParameterTable, kind: Kind) -> str:
+    rows = table.rows(kind).values()
     parts = [f"## {kind.value}\n"]
     for use, heading in ((Use.SERVED, "What it does"), (Use.IGNORED, "Why it changes nothing")):
         chosen = _sorted(rows, use)

@@ -1,0 +1,223 @@
+"""What becomes of each name that a client may write: served, ignored because it changes nothing here, or refused.
+
+The fields of a body say themselves what they do, by `described`: from them come the rows of what is served. What is not
+served has rows of its own, beside the body. Each API has a table of its rows in its own room. From the tables come the
+decoding of bodies, the description of the API, the page `ops/docs/parameters.md` and the tests. A name that is in no
+row is refused too, unless its value is null.
+"""
+
+from __future__ import annotations
+
+import difflib
+import enum
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Any, get_args, get_type_hints
+
+from msgspec import Meta, Raw, Struct
+
+# A longer name is nobody's typing error, and comparing it would cost time.
+_MAX_COMPARED_CHARACTERS = 64
+# Less likeness than this is chance: `input` is no `min_p`, and `store` no `stream`.
+_MIN_LIKENESS = 0.75
+_LET_PASS = " Leave it out, or let the operator's `--allow-unknown-parameters` leave out all such names."
+_EXAMPLE = "example"
+# Names of one thing: an endpoint that has one of them says so to whoever writes another.
+_SAME = (
+    ("model", "model_name", "model_id", "engine", "deployment"),
+    ("prompt", "input", "inputs", "text", "texts", "content"),
+    ("max_tokens", "max_output_tokens", "max_completion_tokens", "max_new_tokens", "max_length", "num_predict"),
+    ("system", "instructions", "system_prompt"),
+)
+
+
+class Use(enum.Enum):
+    """What becomes of a parameter."""
+
+    SERVED = "served"
+    IGNORED = "ignored"
+    REFUSED = "refused"
+
+
+class Kind(enum.Enum):
+    """A JSON object that clients write. Each API has its own; the value names it in the documentation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What becomes of one name.
+
+    Attributes:
+        name: As the client writes it.
+        kinds: The objects in which it stands.
+        note: Served: what it does. Ignored: why it changes nothing. Refused: what to do instead.
+        example: A value that a client would send; the tests send it. None for what every body has.
+        without_effect: Refused: values that mean the same as leaving it out, and pass. Null always does.
+        holds: The kind of object, or of the objects in a list, that is its value.
+        use: What becomes of it.
+    """
+
+    name: str
+    kinds: tuple[Kind, ...]
+    note: str
+    example: object = None
+    without_effect: tuple[object, ...] = ()
+    holds: Kind | None = None
+    use: Use = field(default=Use.SERVED, kw_only=True)
+
+
+def ignored(name: str, note: str, example: object, *kinds: Kind) -> Row:
+    """Return the row of a name that changes nothing."""
+    return Row(name, kinds, note, example, use=Use.IGNORED)
+
+
+def refused(name: str, instead: str, example: object, without_effect: tuple[object, ...], *kinds: Kind) -> Row:
+    """Return the row of a name that would change the answer and is not served."""
+    return Row(name, kinds, instead, example, without_effect, use=Use.REFUSED)
+
+
+def for_kinds(rows: Iterable[Row], *kinds: Kind) -> tuple[Row, ...]:
+    """Return the same rows for other objects."""
+    return tuple(replace(row, kinds=kinds) for row in rows)
+
+
+def described(note: str, example: object = None) -> Meta:
+    """Return the description of a field, which stands behind the type in its `Annotated`.
+
+    Args:
+        note: What the parameter does.
+        example: A value that a client would send; the tests send it. None for what every body has.
+    """
+    return Meta(description=note, extra={_EXAMPLE: example})
+
+
+@dataclass(frozen=True, slots=True)
+class OtherTypes:
+    """How objects are read whose type clients do not write by themselves.
+
+    Attributes:
+        served: The types that they do write.
+        read: Returns what is read of an object of another type, or its type alone, by which it is refused.
+    """
+
+    served: frozenset[str]
+    read: Callable[[Mapping[str, Raw]], dict[str, Raw]] = lambda fields: {"type": fields["type"]}
+
+
+class ParameterTable:
+    """The rows of one API, found by the object they stand in and by name.
+
+    Attributes:
+        readers: The struct that reads each object.
+        other_types: Objects whose types are not all the client's.
+    """
+
+    def __init__(
+        self,
+        readers: Mapping[Kind, type[Struct]],
+        rows: Iterable[Row] = (),
+        other_types: Mapping[Kind, OtherTypes] = MappingProxyType({}),
+        beside: ParameterTable | None = None,
+    ) -> None:
+        """Keep the rows that the readers' fields describe, and these for what is not served.
+
+        Args:
+            readers: As the attribute; objects of `beside` may stand in theirs.
+            rows: About names that are ignored or refused.
+            other_types: As the attribute.
+            beside: The table of the API to which a name may belong instead.
+
+        Raises:
+            ValueError: Two rows are about the same name of the same object.
+            TypeError: A field is not described.
+        """
+        self.readers = readers
+        self.other_types = other_types
+        self._beside = beside
+        self._rows: dict[Kind, dict[str, Row]] = {kind: {} for kind in readers}
+        inner = {**(beside.readers if beside else {}), **readers}
+        kinds = {struct: kind for kind, struct in inner.items()}
+        served = [row for kind, struct in readers.items() for row in rows_of(struct, kind, kinds)]
+        for row in (*served, *rows):
+            for kind in row.kinds:
+                if row.name in self._rows[kind]:
+                    raise ValueError(f"Two rows are about '{row.name}' of {kind.value}.")
+                self._rows[kind][row.name] = row
+
+    def rows(self, kind: Kind) -> dict[str, Row]:
+        """Return the rows of one object by name."""
+        if kind not in self._rows and self._beside is not None:
+            return self._beside.rows(kind)
+        return self._rows[kind]
+
+    def hint(self, kind: Kind, name: str) -> str:
+        """Return a sentence about an unknown name: which one may be meant, or where it belongs; may be empty."""
+        if len(name) > _MAX_COMPARED_CHARACTERS:
+            return ""
+        served = [row.name for row in self.rows(kind).values() if row.use is Use.SERVED]
+        meant = [known for same in _SAME if name in same for known in same if known in served]
+        if meant:
+            return f" Did you mean '{meant[0]}'?"
+        if not _is_endpoint(kind):
+            return _nearest(name, served)
+        # Another endpoint's name is no misspelling.
+        owners = [self._owner(name), self._beside._owner(name) if self._beside is not None else None]
+        owner = next((each for each in owners if each is not None), None)
+        return (_nearest(name, served) or _LET_PASS) if owner is None else f" It belongs to {owner.value}."
+
+    def _owner(self, name: str) -> Kind | None:
+        """Return the endpoint that serves a name."""
+        for kind, rows in self._rows.items():
+            row = rows.get(name)
+            if row is not None and row.use is Use.SERVED and _is_endpoint(kind):
+                return kind
+        return None
+
+
+def rows_of(
+    struct: type[Struct], kind: Kind, kinds: Mapping[type[Struct], Kind] = MappingProxyType({})
+) -> tuple[Row, ...]:
+    """Return a row for each field of a struct.
+
+    Args:
+        struct: Whose fields are served.
+        kind: The object that it reads.
+        kinds: The objects that other structs read, which may stand in its fields.
+
+    Raises:
+        TypeError: A field is not described.
+    """
+    annotations = get_type_hints(struct, include_extras=True)
+    return tuple(_row(struct, name, annotations[name], kind, kinds) for name in struct.__struct_fields__)
+
+
+def _row(struct: type[Struct], name: str, annotation: Any, kind: Kind, kinds: Mapping[type[Struct], Kind]) -> Row:
+    for meta in getattr(annotation, "__metadata__", ()):
+        if isinstance(meta, Meta) and meta.description is not None:
+            example = (meta.extra or {}).get(_EXAMPLE)
+            return Row(name, (kind,), meta.description, example, holds=_held(annotation, kinds))
+    message = f"{struct.__name__}.{name} says nothing of itself. Annotate it with 'described(...)'."
+    raise TypeError(message)
+
+
+def _held(annotation: Any, kinds: Mapping[type[Struct], Kind]) -> Kind | None:
+    """Return the kind of the objects that a value of this type is or holds."""
+    if isinstance(annotation, type) and annotation in kinds:
+        return kinds[annotation]
+    return next((held for part in get_args(annotation) if (held := _held(part, kinds)) is not None), None)
+
+
+def _is_endpoint(kind: Kind) -> bool:
+    return str(kind.value).startswith("POST")
+
+
+def _nearest(name: str, served: list[str]) -> str:
+    spelled = {_letters(known): known for known in served}
+    near = difflib.get_close_matches(_letters(name), spelled, n=1, cutoff=_MIN_LIKENESS)
+    return f" Did you mean '{spelled[near[0]]}'?" if near else ""
+
+
+def _letters(name: str) -> str:
+    """Return a name as it is in any spelling: `maxTokens` is `max_tokens`."""
+    return name.replace("_", "").lower()

@@ -1,0 +1,125 @@
+"""Names of OpenAI's and vLLM's that are not served: what to do instead, or why they change nothing."""
+
+from __future__ import annotations
+
+from gateway.api.schemas.openai_kinds import OpenAi, harmless, unserved
+
+_MESSAGE = (OpenAi.MESSAGE,)
+_CHAT = (OpenAi.CHAT,)
+_PART = (OpenAi.CONTENT_PART,)
+_TOKENIZE = (OpenAi.TOKENIZE,)
+_LEAVE_OUT = "Leave it out."
+_ONE_ADAPTER = "Name the model that has the adapter merged into its weights."
+_TRUNCATION = "Use 'min_p', 'top_p' or 'top_k'."
+_WHITESPACE = (
+    "Between the parts of JSON stands one space, or a new line with its indentation. For others use 'grammar'."
+)
+_TEXT_ONLY = "Send text; this server reads nothing else."
+
+
+_FOR_TOOLS = "It constrains calls of tools. Offer them with 'tools'."
+_STRUCTURED_OUTPUT = (
+    unserved("structural_tag", _FOR_TOOLS, "{}", (), (OpenAi.STRUCTURED_OUTPUTS,)),
+    unserved("structures", _FOR_TOOLS, [{"begin": "a"}], ([],), (OpenAi.RESPONSE_FORMAT,)),
+    unserved("triggers", _FOR_TOOLS, ["a"], ([],), (OpenAi.RESPONSE_FORMAT,)),
+    unserved("format", _FOR_TOOLS, {"type": "tag"}, (), (OpenAi.RESPONSE_FORMAT,)),
+    unserved("disable_any_whitespace", _WHITESPACE, True, (False,), (OpenAi.STRUCTURED_OUTPUTS,)),
+    unserved("whitespace_pattern", _WHITESPACE, "[ ]?", (), (OpenAi.STRUCTURED_OUTPUTS,)),
+    unserved(
+        "disable_additional_properties",
+        "Write 'additionalProperties: false' into the schema.",
+        True,
+        (False,),
+        (OpenAi.STRUCTURED_OUTPUTS,),
+    ),
+)
+
+_FOREVER = (
+    unserved("add_special_tokens", "A chat template writes the special tokens itself.", True, (False,), _CHAT),
+    unserved("audio", _TEXT_ONLY, {"voice": "a"}, (), _CHAT),
+    unserved("audio", "The sound lies at OpenAI: send its transcript as 'content'.", {"id": "audio_1"}, (), _MESSAGE),
+    unserved("modalities", _TEXT_ONLY, ["audio"], (["text"],), _CHAT),
+    unserved("moderation", _LEAVE_OUT, {"model": "omni-moderation-latest"}, (), _CHAT),
+    unserved("web_search_options", "Put what was found into a message.", {"a": 1}, (), _CHAT),
+    unserved("length_penalty", "It belongs to beam search, which is not served.", 2.0, (1, 1.0)),
+    unserved("use_beam_search", "Use 'n' and a 'temperature'.", True, (False,)),
+    unserved("truncation_side", "The end of a prompt is what is kept.", "right", ("left",)),
+    unserved("early_stopping", "It belongs to beam search, which is not served.", True, (False,)),
+    unserved("logits_processors", "Use 'logit_bias'.", ["a.b"], ([],)),
+    unserved("spaces_between_special_tokens", _LEAVE_OUT, False, (True,)),
+    unserved("prompt_embeds", "Send the prompt as text or token ids.", "AAAA"),
+    unserved("kv_transfer_params", "Workers share no memory.", {"a": 1}, ({},)),
+    unserved("lora_path", _ONE_ADAPTER, "a"),
+    unserved("lora", _ONE_ADAPTER, [{"id": 0, "scale": 1.0}], ([],)),
+    unserved("guided_whitespace_pattern", "Write white space into the schema or the grammar.", "[ ]?"),
+    unserved("do_sample", "Use 'temperature'; 0 takes the most likely token.", False),
+    unserved("max_new_tokens", "Use 'max_tokens'.", 5),
+    unserved("num_predict", "Use 'max_tokens'.", 5),
+    unserved("max_length", "Use 'max_tokens'.", 5),
+    unserved("n_keep", "A prompt that is too long is refused; shorten it.", 5, (0,)),
+    unserved("n_probs", "Use 'logprobs'.", 5, (0,)),
+    unserved("top_n_tokens", "Use 'logprobs'.", 5, (0,)),
+    unserved("details", "Use 'logprobs'.", True, (False,)),
+    unserved("return_tokens", "Use 'return_token_ids'.", True, (False,)),
+    unserved("repeat_last_n", "Penalties look at the whole answer.", 64, (-1,)),
+    unserved("typical_p", _TRUNCATION, 0.9, (1, 1.0)),
+    unserved("tfs_z", _TRUNCATION, 0.9, (1, 1.0)),
+    unserved("top_a", _TRUNCATION, 0.1, (0, 0.0)),
+    unserved("top_n_sigma", _TRUNCATION, 1.0, (-1, -1.0)),
+    unserved("xtc_probability", _TRUNCATION, 0.5, (0, 0.0)),
+    unserved("mirostat", _TRUNCATION, 2, (0,)),
+    unserved("dynatemp_range", "Use 'temperature'.", 0.5, (0, 0.0)),
+    unserved("dry_multiplier", "Use 'frequency_penalty' or 'repetition_penalty'.", 0.8, (0, 0.0)),
+    unserved("samplers", "The order of the samplers is fixed.", ["top_k"], ([],)),
+    unserved("t_max_predict_ms", "Use 'timeout', in seconds.", 500, (0,)),
+    unserved("image_url", _TEXT_ONLY, {"url": "data:image/png;base64,"}, (), _PART),
+    unserved("input_audio", _TEXT_ONLY, {"data": ""}, (), _PART),
+    unserved("file", _TEXT_ONLY, {"file_id": "a"}, (), _PART),
+    unserved("video_url", _TEXT_ONLY, {"url": "https://example.com/a.mp4"}, (), _PART),
+    unserved("audio_url", _TEXT_ONLY, {"url": "https://example.com/a.mp3"}, (), _PART),
+    unserved("return_token_strs", _LEAVE_OUT, True, (False,), _TOKENIZE),
+)
+
+_HARMLESS = (
+    harmless("store", "Answers of this endpoint are not kept for later.", True),
+    harmless("metadata", "Labels of kept answers; none are kept.", {"task": "a"}),
+    harmless("service_tier", "There is one tier. The lane of a request is chosen by how it is sent.", "auto"),
+    harmless("safety_identifier", "Names the end user to OpenAI.", "someone"),
+    harmless("prompt_cache_key", "Prompts are cached by their content, and workers are chosen by what they hold.", "a"),
+    harmless("prompt_cache_retention", "The cache keeps what is used, for as long as it has room.", "24h"),
+    harmless("prompt_cache_options", "The cache keeps what is used, for as long as it has room.", {"ttl": "30m"}),
+    harmless("cache_prompt", "Prompts are always cached.", True),
+    harmless("id_slot", "A worker chooses the slot.", -1),
+    harmless("n_cache_reuse", "Prompts are cached in blocks.", 0),
+    harmless("slot_id", "A worker chooses the slot.", -1),
+    harmless("keep_alive", "Models stay loaded.", "5m"),
+    harmless("timings_per_token", "Times are in the metrics.", True),
+    harmless("return_progress", "A stream says nothing of a prompt's progress.", True),
+    harmless("request_id", "Send the header `x-request-id`: it names the request everywhere.", "mine"),
+    harmless("rid", "Send the header `x-request-id`: it names the request everywhere.", "mine"),
+    harmless("data_parallel_rank", "The queue chooses the worker.", 0),
+    harmless("guided_decoding_backend", "There is one implementation of structured output.", "auto"),
+    harmless("disable_fallback", "There is one implementation.", True, (OpenAi.STRUCTURED_OUTPUTS,)),
+    harmless("mm_processor_kwargs", "For images and sounds, which are not read.", {"fps": 1}),
+    harmless("include_obfuscation", "Streams are never padded.", False, (OpenAi.STREAM_OPTIONS,)),
+    harmless("annotations", "Notes of an earlier answer about its sources; no template reads them.", [], _MESSAGE),
+    harmless("id", "Name of an earlier answer.", "msg_1", _MESSAGE),
+    harmless("provider_specific_fields", "LiteLLM's notes on an earlier answer.", {"a": 1}, _MESSAGE),
+    harmless("reasoning_details", "The text stands in `reasoning` too.", [], _MESSAGE),
+    harmless("thinking_blocks", "The text stands in `reasoning_content` too.", [], _MESSAGE),
+    harmless("signature", "Proves to Anthropic that its model has thought so.", "a", (OpenAi.CONTENT_PART,)),
+    harmless("closed", "Whether the thought was complete.", True, (OpenAi.CONTENT_PART,)),
+    harmless("parsed", "OpenAI's SDK puts it beside the content that it was made of.", {"a": 1}, _MESSAGE),
+    harmless("parsed_arguments", "OpenAI's SDK puts them beside `arguments`.", {"a": 1}, (OpenAi.CALLED_FUNCTION,)),
+    harmless("index", "Calls stand in their order.", 0, (OpenAi.TOOL_CALL,)),
+    harmless("provider_specific_fields", "LiteLLM's notes on an earlier call.", {"a": 1}, (OpenAi.TOOL_CALL,)),
+    harmless("cache_control", "Prompts are always cached.", {"type": "ephemeral"}, (OpenAi.TOOL, OpenAi.FUNCTION)),
+    harmless("weight", "Used in training only.", 1, _MESSAGE),
+    harmless(
+        "cache_control", "Prompts are always cached.", {"type": "ephemeral"}, (OpenAi.MESSAGE, OpenAi.CONTENT_PART)
+    ),
+    harmless("prompt_cache_breakpoint", "Prompts are always cached.", {"mode": "explicit"}, (OpenAi.CONTENT_PART,)),
+    harmless("annotations", "Notes of an earlier answer about its sources.", [], (OpenAi.CONTENT_PART,)),
+)
+
+UNSERVED = (*_STRUCTURED_OUTPUT, *_FOREVER, *_HARMLESS)
