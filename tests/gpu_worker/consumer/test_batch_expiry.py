@@ -105,7 +105,8 @@ async def test_result_of_an_expired_job_belongs_to_the_tenant_of_its_queue_whate
     gateway: TestGateway, tenant: str
 ) -> None:
     another = fresh_name("tenant")
-    claimed = gateway.request(lane="batch", tenant=another, reply=None)
+    replies = await gateway.nats.subscribe(f"hr.reply.{another}.>")
+    claimed = gateway.request(lane="batch", tenant=another, reply=f"hr.reply.{another}.x")
     claimed = msgspec.structs.replace(claimed, model="another-model")
     await gateway.js.publish(request_subject(gateway.model, "batch", tenant), encode(claimed))
     await wait_until(_expires(gateway, tenant, 1), 15)
@@ -113,6 +114,8 @@ async def test_result_of_an_expired_job_belongs_to_the_tenant_of_its_queue_whate
     assert result is not None
     assert (result.finish, result.tenant, result.model) == ("expired", tenant, gateway.model)
     assert await _result(gateway, another, claimed) is None
+    await gateway.nats.flush()
+    assert replies.pending_msgs == 0
 
 
 async def test_job_stays_in_its_queue_until_its_result_is_stored(

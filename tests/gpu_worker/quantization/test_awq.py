@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 
 from gpu_worker.models.errors import CheckpointError
+from gpu_worker.quantization.awq import read_awq
+from gpu_worker.quantization.tensor_source import TensorSource
 from tests.gpu_worker.quantization.checkpoints import Made, assert_equals_oracle, but_head, make_checkpoint
 from tests.gpu_worker.quantization.packers import awq
 
@@ -82,3 +85,14 @@ def test_groups_that_do_not_divide_the_inputs_are_refused(made: Made) -> None:
     made.change_config(group_size=48)
     with pytest.raises(CheckpointError, match=r"q_proj\.qweight' is of a layer \[64, 64\]; .* group_size \(48\)"):
         made.load()
+
+
+@pytest.mark.parametrize("size", [(60, 64), (64, 63)])
+def test_layer_whose_size_the_packed_words_cannot_hold_is_refused(size: tuple[int, int]) -> None:
+    source = mock.Mock(spec=TensorSource)
+    source.error.side_effect = lambda name, problem: ValueError(f"{name} {problem}")
+    expected = (
+        rf"layer\.qweight is of a layer \[{size[0]}, {size[1]}\]; outputs must be a multiple of 8"
+    )
+    with pytest.raises(ValueError, match=expected):
+        read_awq(config(group_size=-1)).take(source, "layer", *size)

@@ -1,28 +1,64 @@
 from __future__ import annotations
 
+import asyncio
+import dataclasses
 import errno
 import io
+import os
+import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from ops.stack import probe
 from ops.stack import supervisor as supervisor_module
+from ops.stack.child import ChildSpec
 from ops.stack.config import UpConfig
 from ops.stack.console import Console
-from ops.stack.plan import make_plan
+from ops.stack.plan import Plan, make_plan
 from ops.stack.state import ReadyFile, StateDirectory, read_ready_file
 from ops.stack.supervisor import Supervisor
 from shared.config import resolve
+from shared.errors import DependencyError
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Iterator[StateDirectory]:
+    state = StateDirectory(tmp_path)
+    yield state
+    state.close()
+
+
+@pytest.fixture
+def plan(state: StateDirectory) -> Plan:
+    return make_plan(resolve(UpConfig, {"port": "0"}, {}), state, {})
+
+
+def supervise(plan: Plan, state: StateDirectory, said: io.StringIO | None = None) -> Supervisor:
+    return Supervisor(plan, state, None, Console(said or io.StringIO()), hang_timeout_s=10)
+
+
+def shell(role: str, script: str) -> ChildSpec:
+    return ChildSpec(role, role, ("sh", "-c", script), dict(os.environ), 5.0)
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(30):
+        while not condition():  # noqa: ASYNC110 - the condition is about another process
+            await asyncio.sleep(0.01)
+
+
+def num_starts(file: Path) -> int:
+    return len(file.read_text().splitlines()) if file.exists() else 0
 
 
 def test_ready_file_that_cannot_be_written_is_told_once_and_tried_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, plan: Plan, state: StateDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a full disk, say. It raised within a child's own task: that child was never started again."""
-    state = StateDirectory(tmp_path)
     said = io.StringIO()
-    plan = make_plan(resolve(UpConfig, {"port": "0"}, {}), state, {})
-    running = Supervisor(plan, state, None, Console(said), hang_timeout_s=10)
+    running = supervise(plan, state, said)
 
     def refuse(path: Path, readiness: ReadyFile) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -36,4 +72,85 @@ def test_ready_file_that_cannot_be_written_is_told_once_and_tried_again(
     found = read_ready_file(tmp_path)
     assert found is not None
     assert found.url == plan.url
-    state.close()
+
+
+@pytest.mark.parametrize(("status", "expected"), [(2, 1), (1, 3)])
+async def test_part_that_refuses_its_settings_or_ends_three_times_ends_a_start(
+    tmp_path: Path, plan: Plan, state: StateDirectory, status: int, expected: int
+) -> None:
+    file = tmp_path / "starts"
+    nats = shell("nats", f"echo begun >>{file}; echo no such option; exit {status}")
+    running = supervise(dataclasses.replace(plan, nats=nats, redis=None), state)
+    message = f"nats exited with code {status}: no such option (its log: {state.logs / 'nats.log'})"
+    with pytest.raises(DependencyError, match=re.escape(message)):
+        await running.start()
+    await running.stop()
+    assert num_starts(file) == expected
+
+
+@pytest.mark.parametrize(("role", "model"), [("redis", None), ("worker", "ready")])
+async def test_redis_is_started_again_at_any_time_and_all_parts_once_the_system_was_ready(
+    tmp_path: Path, plan: Plan, state: StateDirectory, role: str, model: str | None
+) -> None:
+    file = tmp_path / "starts"
+    running = supervise(plan, state)
+    running.model = model
+    running._start_children([shell(role, f"echo begun >>{file}; exit 2")])
+    await until(lambda: num_starts(file) == 4)
+    await running.stop()
+
+
+async def test_system_is_ready_only_when_the_last_worker_has_joined(
+    plan: Plan, state: StateDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def answer(*_: object) -> tuple[str, str]:
+        return "a-model", probe.READY
+
+    monkeypatch.setattr(probe, "first_generation", answer)
+    running = supervise(dataclasses.replace(plan, workers=(shell("worker", "exec sleep 60"),)), state)
+    running._start_children(running._plan.workers)
+    await until(lambda: running._children[0].pid)
+    first = asyncio.create_task(running._first_generation())
+    await asyncio.sleep(0.2)
+    assert not first.done()
+    running._roll_call.workers.update(running._pids("worker"))
+    assert await first == "a-model"
+    await running.stop()
+
+
+async def test_running_system_keeps_its_ready_file_and_ends_when_nobody_watches_it(
+    tmp_path: Path, plan: Plan, state: StateDirectory
+) -> None:
+    running = supervise(plan, state)
+    waiting = asyncio.create_task(running.wait())
+    await until(lambda: read_ready_file(tmp_path))
+    assert not waiting.done()
+
+    async def fail() -> None:
+        raise RuntimeError("the watch has failed")
+
+    running._watching = asyncio.create_task(fail())
+    with pytest.raises(RuntimeError, match="the watch has failed"):
+        await waiting
+    await running.stop()
+    assert read_ready_file(tmp_path) is None
+
+
+async def test_gateways_are_stopped_first_and_what_workers_write_to_last(
+    tmp_path: Path, plan: Plan, state: StateDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "events"
+    running = supervise(plan, state)
+
+    async def leave() -> None:
+        with file.open("a") as events:
+            events.write("roll call\n")
+
+    monkeypatch.setattr(running._roll_call, "close", leave)
+    on_end = "trap 'echo {1} >>{0}; exit' TERM; echo up >>{0}; while :; do sleep 0.01; done"
+    running._start_children(shell(role, on_end.format(file, role)) for role in ("nats", "redis", "worker", "gateway"))
+    await until(lambda: num_starts(file) == 4)
+    await running.stop()
+    events = file.read_text().splitlines()[4:]
+    assert events[:3] == ["gateway", "worker", "roll call"]
+    assert sorted(events[3:]) == ["nats", "redis"]

@@ -11,7 +11,7 @@ import torch
 from gpu_worker.core.draft import NO_DRAFT, ROOT, Draft
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.execution import runner_config
-from gpu_worker.execution.drafts.proposer import DraftRequest
+from gpu_worker.execution.drafts.proposer import ComputedTokens, DraftRequest
 from gpu_worker.execution.runner import TorchModelRunner
 from gpu_worker.speculative.hidden_vectors.proposer import HiddenVectorProposer
 from gpu_worker.speculative.likeliest_tree import BranchingChain
@@ -191,6 +191,11 @@ def test_vectors_of_sequences_that_left_do_not_count_against_the_limit(directory
     runner, recorder = eagle_runner(directory, oracle.check)
     assert isinstance(recorder.proposer, HiddenVectorProposer)
     run(runner, sequences(), policy=FixedDepth(2), token_budget=200)
+    assert recorder.proposer._num_kept == 0
+    left = make_sequence("left", [1, 2, 3, 4], GREEDY)
+    recorder.proposer.observe([ComputedTokens(left, 0, (1, 2, 3, 4), torch.zeros(3, SIZE))])
+    assert recorder.proposer._num_kept == 3
+    recorder.proposer.forget(left)
     assert recorder.proposer._num_kept == 0
 
 

@@ -88,6 +88,7 @@ def test_forgotten_sequence_may_come_back_otherwise() -> None:
     assert draft_of(sequence, 1, proposer) == (4,)
     proposer.forget(sequence)
     proposer.forget(sequence)
+    assert proposer.num_left == MANY
     sequence.token_ids[:] = [1, 2, 3, 5, 1, 2, 3]
     assert draft_of(sequence, 1, proposer) == (5,)
 
