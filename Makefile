@@ -63,7 +63,7 @@ clients: $(VENV)/.test
 	@exec $(PYTEST) -m clients tests/clients $(ARGS)
 
 chaos: $(VENV)/.test
-	@exec $(BIN)/python -m tests.chaos.harness $(ARGS)
+	@exec $(BIN)/python -m ops.chaos $(ARGS)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

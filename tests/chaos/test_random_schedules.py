@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
-from tests.chaos.harness import disturbance
-from tests.chaos.harness.aftermath import DEAD_GATEWAY_TIMEOUT_S
-from tests.chaos.harness.disturbance import Disturbance
-from tests.chaos.harness.faults import Fault
-from tests.chaos.harness.mix import mixed_bodies
-from tests.chaos.harness.random_schedules import NUM_GATEWAYS, NUM_WORKERS, schedules
-from tests.chaos.harness.system import SystemOptions
+from ops.chaos import disturbance
+from ops.chaos.aftermath import DEAD_GATEWAY_TIMEOUT_S
+from ops.chaos.disturbance import Disturbance
+from ops.chaos.faults import Fault
+from ops.chaos.mix import mixed_bodies
+from ops.chaos.random_schedules import NUM_GATEWAYS, NUM_WORKERS, schedules
+from ops.chaos.system import SystemOptions
 
 pytestmark = [pytest.mark.chaos, pytest.mark.slow, pytest.mark.timeout(900)]
 

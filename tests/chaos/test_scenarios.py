@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.chaos.harness.outcome import NotPossibleHereError
-from tests.chaos.harness.scenarios import SCENARIOS
+from ops.chaos.outcome import NotPossibleHereError
+from ops.chaos.scenarios import SCENARIOS
 
 pytestmark = [pytest.mark.chaos, pytest.mark.slow, pytest.mark.timeout(240)]
 

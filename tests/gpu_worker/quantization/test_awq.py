@@ -91,8 +91,6 @@ def test_groups_that_do_not_divide_the_inputs_are_refused(made: Made) -> None:
 def test_layer_whose_size_the_packed_words_cannot_hold_is_refused(size: tuple[int, int]) -> None:
     source = mock.Mock(spec=TensorSource)
     source.error.side_effect = lambda name, problem: ValueError(f"{name} {problem}")
-    expected = (
-        rf"layer\.qweight is of a layer \[{size[0]}, {size[1]}\]; outputs must be a multiple of 8"
-    )
+    expected = rf"layer\.qweight is of a layer \[{size[0]}, {size[1]}\]; outputs must be a multiple of 8"
     with pytest.raises(ValueError, match=expected):
         read_awq(config(group_size=-1)).take(source, "layer", *size)

@@ -50,7 +50,7 @@ def test_what_the_page_quotes_is_said_by_the_code(source: str) -> None:
 
 
 def test_what_the_page_quotes_is_provoked_by_a_test() -> None:
-    tests = _texts_of("tests")
+    tests = _texts_of("tests", "ops/chaos")
     assert [part for part in _quoted() if part not in tests and part not in _OF_THE_SYSTEM] == []
 
 

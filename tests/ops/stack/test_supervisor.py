@@ -76,14 +76,15 @@ def test_ready_file_that_cannot_be_written_is_told_once_and_tried_again(
 
 @pytest.mark.parametrize(("status", "expected"), [(2, 1), (1, 3)])
 async def test_part_that_refuses_its_settings_or_ends_three_times_ends_a_start(
-    tmp_path: Path, plan: Plan, state: StateDirectory, status: int, expected: int
+    tmp_path: Path, plan: Plan, state: StateDirectory, monkeypatch: pytest.MonkeyPatch, status: int, expected: int
 ) -> None:
     file = tmp_path / "starts"
     nats = shell("nats", f"echo begun >>{file}; echo no such option; exit {status}")
     running = supervise(dataclasses.replace(plan, nats=nats, redis=None), state)
+    monkeypatch.setattr(running._roll_call, "open", asyncio.Event().wait)
     message = f"nats exited with code {status}: no such option (its log: {state.logs / 'nats.log'})"
     with pytest.raises(DependencyError, match=re.escape(message)):
-        await running.start()
+        await asyncio.wait_for(running.start(), 30)
     await running.stop()
     assert num_starts(file) == expected
 
@@ -131,7 +132,7 @@ async def test_running_system_keeps_its_ready_file_and_ends_when_nobody_watches_
 
     running._watching = asyncio.create_task(fail())
     with pytest.raises(RuntimeError, match="the watch has failed"):
-        await waiting
+        await asyncio.wait_for(waiting, 10)
     await running.stop()
     assert read_ready_file(tmp_path) is None
 

@@ -1,0 +1,117 @@
+"""The usual scenario: a mixed load, faults meanwhile, and every request accounted for afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import uvloop
+
+from ops.chaos import aftermath
+from ops.chaos.faults import Fault, FaultLog
+from ops.chaos.load import ANSWER_TIMEOUT_S, Load
+from ops.chaos.mix import Body
+from ops.chaos.outcome import Outcome, percentile
+from ops.chaos.system import System, SystemOptions
+
+SETTLED_S = 1.0
+MAX_S = 200.0
+# Slower than that, a load of many requests is given up; a machine of two cores that does nothing else answers fifty.
+MIN_REQUESTS_PER_S = 20.0
+
+
+@dataclass(frozen=True)
+class Disturbance:
+    """A load and the faults that disturb it.
+
+    Attributes:
+        schedule: Faults of round number n. Rounds follow one another while there are requests left to ask.
+        num_requests: How many to ask; None asks for as long as one round of the schedule lasts.
+        tail_s: How long to go on asking after the last fault, when `num_requests` is None.
+        queue_timeout_s: When the queues must be empty after all this.
+        timeout_s: A request that takes longer counts as without an end.
+        max_silence_p99_s: Promise about the silences of requests that were open during a fault; None promises nothing.
+        max_recovery_p99_s: Promise about the part of these silences that comes after the fault was mended, where the
+            part that is broken has to be back before anybody can go on.
+    """
+
+    case: str
+    promise: str
+    options: SystemOptions
+    bodies: Sequence[Body]
+    schedule: Callable[[int], Sequence[Fault]]
+    concurrency: int = 24
+    num_requests: int | None = None
+    tail_s: float = 2.0
+    max_silence_p99_s: float | None = None
+    max_recovery_p99_s: float | None = None
+    queue_timeout_s: float = aftermath.SETTLE_TIMEOUT_S
+    timeout_s: float = ANSWER_TIMEOUT_S
+
+
+async def run(disturbance: Disturbance) -> Outcome:
+    """Start a system of its own, disturb it, and say what came of it."""
+    async with System(disturbance.options) as system:
+        return await run_on(system, disturbance)
+
+
+def run_alone(disturbance: Disturbance) -> Outcome:
+    """Do the same outside of any event loop."""
+    return uvloop.run(run(disturbance))
+
+
+async def run_on(system: System, disturbance: Disturbance) -> Outcome:
+    """Disturb a running system, and say what came of it."""
+    outcome = Outcome(disturbance.case, disturbance.promise)
+    load = Load(system, disturbance.bodies, timeout_s=disturbance.timeout_s)
+    await load.learn_references()
+    log = FaultLog()
+    num_requests = disturbance.num_requests
+    loading = asyncio.create_task(load.run(num_requests or 1_000_000, disturbance.concurrency))
+    try:
+        await asyncio.sleep(SETTLED_S)
+        if num_requests is None:
+            await log.run(system, disturbance.schedule(0))
+            await asyncio.sleep(disturbance.tail_s)
+            load.stop()
+        else:
+            await _disturb_until(loading, system, load, log, disturbance)
+            outcome.expect(not load.num_left, f"{load.num_left} requests were not asked in time")
+        await loading
+    finally:
+        loading.cancel()
+        await asyncio.gather(loading, return_exceptions=True)
+    outcome.count(load.ledger, log.windows)
+    outcome.figures["faults"] = len(log.windows)
+    _judge_silences(outcome, disturbance, load.max_lag_s)
+    await aftermath.check(system, load, outcome, queue_timeout_s=disturbance.queue_timeout_s)
+    return outcome
+
+
+def _judge_silences(outcome: Outcome, disturbance: Disturbance, lag_s: float) -> None:
+    """Hold silences to the promises, but for what this process itself was late to hear."""
+    limit_s, p99_s = disturbance.max_silence_p99_s, percentile(outcome.silences_s, 0.99)
+    if limit_s is not None and p99_s is not None:
+        outcome.expect(p99_s <= limit_s + lag_s, f"silences have a p99 of {p99_s:.2f} s, not {limit_s:g} s")
+    limit_s, p99_s = disturbance.max_recovery_p99_s, percentile(outcome.recoveries_s, 0.99)
+    if limit_s is not None and p99_s is not None:
+        outcome.figures["silent after it was mended p50/p99/max s"] = [
+            percentile(outcome.recoveries_s, share) for share in (0.5, 0.99, 1.0)
+        ]
+        problem = f"streams were silent for {p99_s:.2f} s (p99) after it was mended, not {limit_s:g} s"
+        outcome.expect(p99_s <= limit_s + lag_s, problem)
+
+
+async def _disturb_until(
+    loading: asyncio.Task[None], system: System, load: Load, log: FaultLog, disturbance: Disturbance
+) -> None:
+    number = 0
+    num_requests = disturbance.num_requests or 0
+    give_up_at = asyncio.get_running_loop().time() + max(MAX_S, num_requests / MIN_REQUESTS_PER_S)
+    while not loading.done():
+        if asyncio.get_running_loop().time() > give_up_at:
+            load.stop()
+            return
+        await log.run(system, disturbance.schedule(number))
+        number += 1

@@ -1,0 +1,132 @@
+"""Faults as values: each says what breaks, when, and for how long; a schedule is a list of them.
+
+A fault heals itself: when its `run` returns, the system is whole again (a killed process is back, a link passes bytes).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import resource
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ops.chaos.fault_proxy import LinkState
+from ops.chaos.system import System
+
+
+@dataclass(frozen=True)
+class Fault(ABC):
+    """Something that breaks `at_s` after the schedule began, for `for_s` seconds."""
+
+    at_s: float
+    for_s: float
+
+    @abstractmethod
+    async def run(self, system: System) -> None:
+        """Break it, wait, and mend it."""
+
+
+@dataclass(frozen=True)
+class Kill(Fault):
+    """SIGKILL of a process, started again after `for_s`."""
+
+    part: str
+
+    async def run(self, system: System) -> None:
+        """Kill it."""
+        part = system.part(self.part)
+        part.kill()
+        await asyncio.sleep(self.for_s)
+        await part.revive()
+
+
+@dataclass(frozen=True)
+class Drain(Fault):
+    """SIGTERM of a process, started again `for_s` after it has ended."""
+
+    part: str
+
+    async def run(self, system: System) -> None:
+        """Let it drain."""
+        part = system.part(self.part)
+        await part.terminate()
+        await asyncio.sleep(self.for_s)
+        await part.revive()
+
+
+@dataclass(frozen=True)
+class Freeze(Fault):
+    """SIGSTOP of one or more processes at the same moment, SIGCONT after `for_s`."""
+
+    parts: tuple[str, ...]
+
+    async def run(self, system: System) -> None:
+        """Stop them, all at once."""
+        parts = [system.part(name) for name in self.parts]
+        for part in parts:
+            part.freeze()
+        await asyncio.sleep(self.for_s)
+        for part in parts:
+            part.thaw()
+
+
+@dataclass(frozen=True)
+class Squeeze(Fault):
+    """No memory for a process: every allocation that needs a new page from the kernel fails; killed after `for_s`."""
+
+    part: str
+
+    async def run(self, system: System) -> None:
+        """Take its memory, then kill what is left."""
+        part = system.part(self.part)
+        if part.is_running:
+            with contextlib.suppress(ProcessLookupError):
+                part.limit(resource.RLIMIT_AS, 1)
+        await asyncio.sleep(self.for_s)
+        part.kill()
+        await part.revive()
+
+
+@dataclass(frozen=True)
+class Sever(Fault):
+    """Links of the given ends are in `state` for `for_s`; `ends` are (part, server), and None stands for all."""
+
+    state: LinkState
+    server: str
+    part: str | None = None
+
+    async def run(self, system: System) -> None:
+        """Change the links."""
+        links = [
+            link for (part, server), link in system.links.items() if server == self.server and self.part in (None, part)
+        ]
+        assert links, f"no link between {self.part} and {self.server}"
+        for link in links:
+            await link.set(self.state)
+        await asyncio.sleep(self.for_s)
+        for link in links:
+            await link.set(LinkState.WHOLE)
+
+
+class FaultLog:
+    """When faults were at work, as monotonic times."""
+
+    def __init__(self) -> None:
+        """Begin empty."""
+        self.windows: list[tuple[float, float]] = []
+
+    async def run(self, system: System, schedule: Sequence[Fault]) -> None:
+        """Let all faults of a schedule happen, and return when the last is mended."""
+        began = time.monotonic()
+        async with asyncio.TaskGroup() as faults:
+            for fault in schedule:
+                faults.create_task(self._run_one(system, fault, began))
+
+    async def _run_one(self, system: System, fault: Fault, began: float) -> None:
+        await asyncio.sleep(max(0.0, began + fault.at_s - time.monotonic()))
+        start = time.monotonic()
+        await fault.run(system)
+        self.windows.append((start, time.monotonic()))

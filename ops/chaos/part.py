@@ -1,0 +1,167 @@
+"""One process of the system under test: started, killed, frozen, and started again on the same port.
+
+Owns the process. Nothing restarts it but the scenario, so that what happens meanwhile can be seen.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import resource
+import signal
+import socket
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ops.stack.tether import tethered
+
+START_TIMEOUT_S = 60.0
+
+
+@dataclass
+class Part:
+    """A process and how to start it.
+
+    Attributes:
+        is_ready: Judges by the text that the present process has logged whether it serves.
+        num_exits: How often it was found dead without the scenario having killed it.
+        num_kills: How often the scenario has killed it.
+        is_expected_dead: The scenario has killed it and not started it again.
+    """
+
+    name: str
+    command: list[str]
+    environ: dict[str, str]
+    log_file: Path
+    is_ready: Callable[[str], bool]
+    num_exits: int = 0
+    num_kills: int = 0
+    is_expected_dead: bool = True
+    _process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
+    _log_start: int = 0
+
+    @property
+    def pid(self) -> int:
+        """Process id of the present or last process."""
+        assert self._process is not None
+        return self._process.pid
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the process has not ended."""
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def log(self) -> str:
+        """What the present process has logged."""
+        return self.log_file.read_bytes()[self._log_start :].decode(errors="replace")
+
+    @property
+    def rss_bytes(self) -> int:
+        """Resident memory of the process; 0 when it is dead."""
+        with contextlib.suppress(OSError):
+            pages = int(Path(f"/proc/{self.pid}/statm").read_text().split()[1])
+            return pages * resource.getpagesize()
+        return 0
+
+    def launch(self) -> None:
+        """Start the process; it dies with this one, even when this one is killed."""
+        assert not self.is_running
+        self._log_start = self.log_file.stat().st_size if self.log_file.exists() else 0
+        with self.log_file.open("ab") as output:
+            self._process = subprocess.Popen(
+                tethered(self.command), env=self.environ, stdout=output, stderr=subprocess.STDOUT
+            )
+        self.is_expected_dead = False
+
+    async def start(self) -> None:
+        """Start the process and wait until it serves.
+
+        Raises:
+            RuntimeError: It ended or was not ready in time.
+        """
+        self.launch()
+        await self.wait_ready()
+
+    async def wait_ready(self) -> None:
+        """Wait until the process serves.
+
+        Raises:
+            RuntimeError: It ended or was not ready in time.
+        """
+        try:
+            async with asyncio.timeout(START_TIMEOUT_S):
+                while not self.is_ready(self.log):
+                    if not self.is_running:
+                        raise RuntimeError(f"{self.name} ended while it started:\n{self.log[-3000:]}")
+                    await asyncio.sleep(0.02)
+        except TimeoutError:
+            raise RuntimeError(f"{self.name} was not ready within {START_TIMEOUT_S:g} s:\n{self.log[-3000:]}") from None
+
+    def kill(self) -> None:
+        """End the process at once, as a crash or the kernel out of memory would."""
+        self.is_expected_dead = True
+        self.num_kills += 1
+        if self.is_running:
+            self.signal(signal.SIGKILL)
+        if self._process is not None:
+            self._process.wait()
+
+    async def terminate(self, timeout_s: float = 30.0) -> int | None:
+        """Ask the process to drain and end; return its status, or None when it had to be killed."""
+        self.is_expected_dead = True
+        if self.is_running:
+            self.signal(signal.SIGTERM)
+        deadline = asyncio.get_running_loop().time() + timeout_s
+        while self.is_running:
+            if asyncio.get_running_loop().time() > deadline:
+                self.kill()
+                return None
+            await asyncio.sleep(0.02)
+        assert self._process is not None
+        return self._process.returncode
+
+    def freeze(self) -> None:
+        """Stop the process from running; its connections stay open."""
+        if self.is_running:
+            self.signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Let a frozen process go on."""
+        if self.is_running:
+            self.signal(signal.SIGCONT)
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to the process."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, number)
+
+    def limit(self, kind: int, soft: int | None) -> None:
+        """Set a soft resource limit of the running process; None takes it away."""
+        hard = resource.prlimit(self.pid, kind)[1]
+        resource.prlimit(self.pid, kind, (hard if soft is None else soft, hard))
+
+    async def revive(self) -> None:
+        """Start the process if it is dead, and count its death if the scenario did not kill it."""
+        if not self.is_running:
+            self.num_exits += not self.is_expected_dead
+            await self.start()
+
+
+def free_port() -> int:
+    """Return a port of loopback that nothing listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def accepts(port: int) -> bool:
+    """Whether something listens on a port of loopback."""
+    try:
+        with socket.create_connection(("127.0.0.1", port), timeout=0.2):
+            return True
+    except OSError:
+        return False

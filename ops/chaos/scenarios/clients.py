@@ -1,0 +1,166 @@
+"""Clients that leave early, never read, or come in far greater numbers than can be served."""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import time
+from collections.abc import Coroutine
+from dataclasses import replace
+from typing import Any
+
+from ops.chaos import aftermath
+from ops.chaos.fault_proxy import LinkState
+from ops.chaos.goodput import Goodput, measure
+from ops.chaos.ledger import Entry
+from ops.chaos.load import Load
+from ops.chaos.mix import Body, plain_bodies
+from ops.chaos.outcome import Outcome, percentile
+from ops.chaos.scenarios.gateway_deaths import has_all_slots
+from ops.chaos.stream_client import ask
+from ops.chaos.system import API_KEY, MAX_CONCURRENT, System, SystemOptions
+
+_SLOT_CHECKS = 10
+_OPEN_PER_S = 200.0
+_NUM_SLOTS = 8
+_TOKENS = 40
+_SPAN_S = 12.0
+# With more of the processors in the hands of others, a capacity does not hold for a minute.
+_QUIET_SHARE = 0.1
+
+
+async def aborts(num_requests: int | None) -> Outcome:
+    """Clients of a key with limited slots leave before, during and after the first output; Redis answers late."""
+    outcome = Outcome("aborts", "0 slots, blocks or sequences leaked")
+    options = SystemOptions(num_workers=1, simulate_ms=5.0, has_faulty_links=True)
+    async with System(options) as system:
+        load = Load(system, plain_bodies(20, 2), key=system.limited_key)
+        await load.learn_references()
+        bodies = [replace(body, abort_after=after) for body in plain_bodies(400, 4) for after in (0, 1, 2)]
+        leaving = Load(system, bodies, key=system.limited_key, pause_s=0.005)
+        loading = asyncio.create_task(leaving.run(num_requests or 3000, MAX_CONCURRENT - 4))
+        while not loading.done():
+            await _set_redis_links(system, LinkState.SLOW)
+            await asyncio.wait([loading], timeout=1.0)
+            await _set_redis_links(system, LinkState.WHOLE)
+            await asyncio.wait([loading], timeout=1.0)
+        await loading
+        outcome.count(leaving.ledger, [])
+        tries = 0
+        while not await has_all_slots(system) and tries < _SLOT_CHECKS:
+            tries += 1
+            await asyncio.sleep(0.5)
+        outcome.expect(tries < _SLOT_CHECKS, "slots of the key were not free 5 s after the last client had left")
+        await aftermath.check(system, load, outcome)
+    return outcome
+
+
+async def never_readers(num_requests: int | None) -> Outcome:
+    """A hundred clients ask for much and read nothing; their neighbours must not notice."""
+    outcome = Outcome("never-readers", "0 neighbours failed, memory back")
+    options = SystemOptions(num_workers=1, simulate_ms=2.0, gateway={"send_timeout_s": 4, "stream_buffer_bytes": 65536})
+    async with System(options) as system:
+        load = Load(system, plain_bodies(200, 8))
+        await load.learn_references()
+        loading = asyncio.create_task(load.run(1_000_000, 8))
+        before = system.gateways[0].rss_bytes
+        began = time.monotonic()
+        deaf = [replace(body, is_reading=False) for body in plain_bodies(1900, num_requests or 100)]
+        deaf = [Body(body.path, body.json | {"logprobs": 5}, is_reading=False) for body in deaf]
+        entries = [Entry(0, "gateway-0", began) for _ in deaf]
+        port = system.port("gateway-0")
+        await asyncio.gather(
+            *(ask(body, port, API_KEY, entry, 20.0) for body, entry in zip(deaf, entries, strict=True))
+        )
+        load.stop()
+        await loading
+        outcome.count(load.ledger, [(began, time.monotonic())])
+        await aftermath.check(system, load, outcome)
+        grown = system.gateways[0].rss_bytes - before
+        outcome.figures["gateway grew by MB"] = round(grown / 1e6, 1)
+        outcome.expect(grown < 64e6, f"the gateway kept {grown / 1e6:.0f} MB")
+    return outcome
+
+
+async def overload(num_requests: int | None) -> Outcome:
+    """Ten times as many requests as can be served: those admitted are as many as without the overload.
+
+    Judged by what the worker's machine could do in the same seconds; by the capacity just before, too, where hardly
+    anybody else uses the processors.
+    """
+    outcome = Outcome("overload-10x", "goodput >= 95 %")
+    options = SystemOptions(num_workers=1, worker={"max_num_seqs": _NUM_SLOTS}, gateway={"interactive_ttft_slo_s": 2})
+    async with System(options) as system:
+        usual = Load(system, plain_bodies(_TOKENS, 8))
+        await usual.learn_references()
+        before = await _goodput(usual, system, usual.run(1_000_000, 12))
+        crowd = Load(system, plain_bodies(_TOKENS, 8))
+        crowd.ledger.references = usual.ledger.references
+        rate_per_s = 10 * before.tokens_per_s / _TOKENS
+        crowded = await _goodput(crowd, system, crowd.run_open(rate_per_s, 2 * _SPAN_S))
+        outcome.count(crowd.ledger, [])
+        of_before = crowded.tokens_per_s / before.tokens_per_s
+        outcome.figures |= {
+            "capacity tokens/s": round(before.tokens_per_s),
+            "goodput": round(of_before, 3),
+            "of the possible before and now": [round(before.share, 3), round(crowded.share, 3)],
+            "others used of the processors before and now": [round(before.others, 2), round(crowded.others, 2)],
+        }
+        outcome.expect(crowded.share >= 0.95, f"goodput was {crowded.share:.1%} of what the worker could do")
+        if max(before.others, crowded.others) <= _QUIET_SHARE:
+            outcome.expect(of_before >= 0.95, f"goodput was {of_before:.1%} of the capacity")
+        else:
+            outcome.figures["judged"] = "by what was possible in the same seconds: others used the processors"
+        firsts = [e.first_at - e.sent_at for e in crowd.ledger.entries if e.first_at is not None]
+        outcome.figures["TTFT p50/p99 s"] = (percentile(firsts, 0.5), percentile(firsts, 0.99))
+        await aftermath.check(system, crowd, outcome)
+    return outcome
+
+
+async def _goodput(load: Load, system: System, running: Coroutine[Any, Any, None]) -> Goodput:
+    """Run a load for as long as it takes to measure it."""
+    task = asyncio.create_task(running)
+    span = await measure(system, _NUM_SLOTS, _SPAN_S)
+    load.stop()
+    await task
+    return span.goodput(load.ledger)
+
+
+async def idle_streams(num_requests: int | None) -> Outcome:
+    """Thousands of streams that are open and say almost nothing."""
+    number = num_requests or 2000
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    outcome = Outcome("idle-streams", "<= 20 KB each")
+    many = {"max_connections": 2 * number, "max_streams": 2 * number, "max_queued_requests": 2 * number}
+    options = SystemOptions(
+        num_workers=2,
+        simulate_ms=3000.0,
+        worker={"simulate_growth": 0, "max_num_seqs": 8192, "num_blocks": 200_000, "max_num_batched_tokens": 16384},
+        gateway={**many, "max_queued_tokens": 100_000_000, "interactive_ttft_slo_s": 600},
+    )
+    async with System(options) as system:
+        gateway = system.gateways[0]
+        await asyncio.sleep(1.0)
+        before = gateway.rss_bytes
+        load = Load(system, plain_bodies(1900, 1), timeout_s=600.0)
+        opening = asyncio.create_task(load.run_open(_OPEN_PER_S, number / _OPEN_PER_S))
+        deadline = time.monotonic() + 120.0
+        while load.num_open < number and time.monotonic() < deadline:  # noqa: ASYNC110
+            await asyncio.sleep(0.5)
+        await asyncio.sleep(4.0)
+        each = (gateway.rss_bytes - before) / max(1, load.num_open)
+        outcome.num_requests = load.num_open
+        outcome.figures["bytes a stream"] = round(each)
+        outcome.expect(load.num_open == number, f"only {load.num_open} of {number} streams were open")
+        outcome.expect(each <= 20_000, f"{each:.0f} bytes a stream")
+        opening.cancel()
+        await asyncio.gather(opening, return_exceptions=True)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    return outcome
+
+
+async def _set_redis_links(system: System, state: LinkState) -> None:
+    for (_, server), link in system.links.items():
+        if server == "redis":
+            await link.set(state)

@@ -1,0 +1,138 @@
+"""Gateways that are killed or drained: what they held must stop and come back, and other gateways must not notice."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from ops.chaos import aftermath, disturbance
+from ops.chaos.disturbance import Disturbance
+from ops.chaos.faults import Drain, Kill
+from ops.chaos.ledger import Entry
+from ops.chaos.load import Load
+from ops.chaos.mix import mixed_bodies, plain_bodies
+from ops.chaos.outcome import Outcome
+from ops.chaos.stream_client import ask
+from ops.chaos.system import MAX_CONCURRENT, System, SystemOptions
+
+BACK_S = 5.0
+_HOLD_TIMEOUT_S = 30.0
+_OPTIONS = SystemOptions(num_gateways=2, num_workers=2)
+
+
+@dataclass(frozen=True, slots=True)
+class _Death:
+    """A gateway that was killed: when, and after how many seconds its slots were free and its sequences had stopped."""
+
+    killed_at: float
+    slots_s: float
+    stopped_s: float
+
+
+async def sigkill(num_requests: int | None) -> Outcome:
+    """A gateway dies with all slots of a key; its sequences stop, and the key gets its slots at the other gateway.
+
+    `num_requests` are the streams that are lost with their gateway: as many at a time as the key has slots.
+    """
+    outcome = Outcome("gateway-sigkill", f"work stopped and slots back <= {BACK_S:g} s")
+    num_deaths = math.ceil((num_requests or MAX_CONCURRENT) / MAX_CONCURRENT)
+    deaths, windows = [], []
+    async with System(_OPTIONS) as system:
+        neighbours = Load(system, plain_bodies(300, 4), gateways=("gateway-1",))
+        await neighbours.learn_references()
+        loading = asyncio.create_task(neighbours.run(1_000_000, 4))
+        for _ in range(num_deaths):
+            deaths.append(await _kill_with_all_slots(system))
+            windows.append((deaths[-1].killed_at, time.monotonic()))
+            await system.part("gateway-0").revive()
+            await asyncio.sleep(1.0)  # it hears the workers
+        neighbours.stop()
+        await loading
+        outcome.count(neighbours.ledger, windows)
+        _judge(deaths, outcome)
+        await aftermath.check(system, neighbours, outcome, queue_timeout_s=aftermath.DEAD_GATEWAY_TIMEOUT_S)
+    return outcome
+
+
+async def _kill_with_all_slots(system: System) -> _Death:
+    """Kill gateway-0 while it streams with all slots of the limited key."""
+    entries = [Entry(0, "gateway-0", time.monotonic()) for _ in range(MAX_CONCURRENT)]
+    holders = [asyncio.create_task(_hold(system, entry)) for entry in entries]
+    async with asyncio.timeout(_HOLD_TIMEOUT_S):
+        while not all(entry.first_at for entry in entries):  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+    await asyncio.sleep(1.0)  # heartbeats show them
+    killed_at = time.monotonic()
+    system.part("gateway-0").kill()
+    stopped = asyncio.create_task(_seconds_until(lambda: _has_stopped(system), killed_at))
+    slots_s = await _seconds_until(lambda: has_all_slots(system), killed_at)
+    death = _Death(killed_at, slots_s, await stopped)
+    await asyncio.gather(*holders)
+    return death
+
+
+def _judge(deaths: list[_Death], outcome: Outcome) -> None:
+    slots_s = max(death.slots_s for death in deaths)
+    stopped_s = max(death.stopped_s for death in deaths)
+    outcome.figures |= {"deaths": len(deaths), "slots back after s": slots_s, "work stopped after s": stopped_s}
+    outcome.expect(slots_s <= BACK_S, f"slots were back after {slots_s} s")
+    outcome.expect(stopped_s <= BACK_S, f"the dead gateway's work ran on for {stopped_s} s")
+
+
+async def sigkill_under_load(num_requests: int | None) -> Outcome:
+    """One of three gateways after the other is killed; streams of the others stay whole."""
+    return await disturbance.run(
+        Disturbance(
+            "gateway-sigkill-load",
+            "0 failed at the others",
+            SystemOptions(num_gateways=3, num_workers=2),
+            mixed_bodies(50),
+            lambda n: [Kill(1.0, 1.0, f"gateway-{n % 3}")],
+            num_requests=num_requests or 1000,
+            max_silence_p99_s=1.5,
+            queue_timeout_s=aftermath.DEAD_GATEWAY_TIMEOUT_S,
+        )
+    )
+
+
+async def sigterm(num_requests: int | None) -> Outcome:
+    """Rolling restart of the gateways: each finishes its streams before it ends."""
+    return await disturbance.run(
+        Disturbance(
+            "gateway-sigterm",
+            "0 failed",
+            _OPTIONS,
+            mixed_bodies(50),
+            lambda n: [Drain(1.0, 0.2, f"gateway-{n % 2}")],
+            num_requests=num_requests or 1000,
+            max_silence_p99_s=1.5,
+        )
+    )
+
+
+async def has_all_slots(system: System) -> bool:
+    """Whether the limited key gets all its slots at the last gateway, at once."""
+    gateway = system.gateways[-1].name
+    entries = [Entry(0, gateway, time.monotonic()) for _ in range(MAX_CONCURRENT)]
+    body = plain_bodies(20, 1)[0]
+    await asyncio.gather(*(ask(body, system.port(gateway), system.limited_key, entry, 10.0) for entry in entries))
+    return all(entry.status == 200 for entry in entries)
+
+
+async def _hold(system: System, entry: Entry) -> None:
+    await ask(plain_bodies(1900, 1)[0], system.port(entry.gateway), system.limited_key, entry, 60.0)
+
+
+async def _has_stopped(system: System) -> bool:
+    # The neighbours' four streams and the probes of the slots' return are all that may still run.
+    running = sum(heartbeat.running + heartbeat.waiting for heartbeat in system.observer.live_workers(1.0))
+    return running < MAX_CONCURRENT
+
+
+async def _seconds_until(condition: Callable[[], Awaitable[bool]], since: float, timeout_s: float = 90.0) -> float:
+    while not await condition() and time.monotonic() - since < timeout_s:  # noqa: ASYNC110
+        await asyncio.sleep(0.2)
+    return round(time.monotonic() - since, 2)

@@ -1,0 +1,241 @@
+"""The system under test: NATS, Redis, gateways and workers as real processes, with faulty links where wanted."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import sys
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+
+from gateway.admission.api_keys import create_key
+from ops.chaos.fault_proxy import FaultProxy
+from ops.chaos.observer import Observer
+from ops.chaos.part import Part, accepts, free_port
+from ops.stack import commands
+from ops.stack.config import DEMO_MODEL
+from ops.stack.servers import find_nats_server, find_redis_server
+
+API_KEY = "sk-chaos"
+MODEL = "demo"
+TENANT = "slots"
+MAX_CONCURRENT = 20
+_PASSWORD = "chaos"
+
+
+@dataclass(frozen=True)
+class SystemOptions:
+    """What to start.
+
+    Attributes:
+        simulate_ms: Pace of the simulated engine; None runs the demo model itself.
+        worker, gateway: Settings without `HEADRACE_`, in lower case, e.g. `{"max_num_seqs": 8}`.
+        worker_module: What `python -m` runs as a worker.
+        has_faulty_links: Put a fault proxy between each part and each server.
+        link_bytes_per_s: What a faulty link passes while it is narrow; without it none may be.
+        environ: Further variables of gateways and workers.
+        source_of: Where the source of a gateway or worker is, by the name of the part; ours if not named.
+        nats_command_prefix: What runs nats-server, e.g. `unshare`.
+        store_directory: Where NATS keeps its streams; a directory of the system's own if not given.
+    """
+
+    num_gateways: int = 1
+    num_workers: int = 2
+    simulate_ms: float | None = 10.0
+    worker: dict[str, object] = field(default_factory=dict)
+    gateway: dict[str, object] = field(default_factory=dict)
+    worker_module: str = "gpu_worker"
+    has_faulty_links: bool = False
+    link_bytes_per_s: float | None = None
+    has_redis: bool = True
+    environ: dict[str, str] = field(default_factory=dict)
+    source_of: dict[str, Path] = field(default_factory=dict)
+    nats_command_prefix: tuple[str, ...] = ()
+    store_directory: Path | None = None
+
+
+class System:
+    """A running system. Use as `async with`.
+
+    Attributes:
+        links: Fault proxies by (part, server), e.g. `("worker-0", "nats")`.
+        limited_key: A key that may have `MAX_CONCURRENT` requests at once.
+        observer: An administrator's view of NATS.
+    """
+
+    def __init__(self, options: SystemOptions) -> None:
+        """Prepare; nothing is started yet."""
+        self.options = options
+        self.directory = Path(tempfile.mkdtemp(prefix="headrace-chaos-"))
+        self.nats_port = free_port()
+        self.redis_port = free_port()
+        self.links: dict[tuple[str, str], FaultProxy] = {}
+        self.gateways: list[Part] = []
+        self.workers: list[Part] = []
+        self.gateway_ports: dict[str, int] = {}
+        self.limited_key = ""
+        self.nats = self._nats_part()
+        self.redis = self._redis_part()
+        self.observer = Observer(self.nats_url, "admin", _PASSWORD)
+
+    @property
+    def nats_url(self) -> str:
+        """Where NATS listens."""
+        return f"nats://127.0.0.1:{self.nats_port}"
+
+    def role_url(self, role: str) -> str:
+        """Return where a client of this role connects: `gateway`, `worker`, or `batch` for a publisher of jobs."""
+        return f"nats://{role}:{_PASSWORD}@127.0.0.1:{self.nats_port}"
+
+    @property
+    def parts(self) -> list[Part]:
+        """All processes, servers last."""
+        return [*self.gateways, *self.workers, self.nats, *([self.redis] if self.options.has_redis else [])]
+
+    def part(self, name: str) -> Part:
+        """Return the process of a name, e.g. `worker-1` or `nats`."""
+        return next(part for part in self.parts if part.name == name)
+
+    def port(self, gateway: str) -> int:
+        """Return the public port of a gateway."""
+        return self.gateway_ports[gateway]
+
+    async def __aenter__(self) -> System:
+        """Start everything and wait until it serves."""
+        try:
+            await self._start()
+        except BaseException:
+            await self._stop()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Kill everything; keep the logs when something went wrong."""
+        await self._stop()
+        if kind is None and "HEADRACE_CHAOS_KEEP" not in os.environ:
+            shutil.rmtree(self.directory, ignore_errors=True)
+        else:
+            print(f"logs are kept in {self.directory}", file=sys.stderr)
+
+    async def wait_ready(self, timeout_s: float = 30.0) -> None:
+        """Wait until all workers that run are heard."""
+        num_running = sum(worker.is_running for worker in self.workers)
+        async with asyncio.timeout(timeout_s):
+            while len(self.observer.live_workers(1.0)) < num_running:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+
+    async def supervise(self, restart_s: float) -> None:
+        """Start what dies by itself again, `restart_s` after its death; runs until it is cancelled."""
+        while True:
+            for part in self.parts:
+                if not part.is_running and not part.is_expected_dead:
+                    await asyncio.sleep(restart_s)
+                    part.num_exits += 1
+                    part.launch()
+            await asyncio.sleep(0.05)
+
+    async def _start(self) -> None:
+        servers = [self.nats, *([self.redis] if self.options.has_redis else [])]
+        await asyncio.gather(*(server.start() for server in servers))
+        await self.observer.start()
+        self.limited_key = create_key(self.keys_file, tenant=TENANT, max_concurrent=MAX_CONCURRENT)[1]
+        for index in range(self.options.num_workers):
+            self.workers.append(await self._worker_part(f"worker-{index}"))
+        for index in range(self.options.num_gateways):
+            self.gateways.append(await self._gateway_part(f"gateway-{index}"))
+        await asyncio.gather(*(part.start() for part in [*self.workers, *self.gateways]))
+        await self.wait_ready()
+        await asyncio.sleep(0.5)  # the gateways hear the workers too
+
+    async def _stop(self) -> None:
+        await self.observer.close()
+        for part in self.parts:
+            part.kill()
+        for link in self.links.values():
+            await link.close()
+
+    @property
+    def keys_file(self) -> Path:
+        """The keys of the gateways, which read it again when it changes."""
+        return self.directory / "keys.json"
+
+    @property
+    def _store_directory(self) -> Path:
+        return self.options.store_directory or self.directory / "jetstream"
+
+    def _nats_part(self) -> Part:
+        command = [*self.options.nats_command_prefix, find_nats_server(), "-c", str(commands.NATS_CONFIG)]
+        command += ["-a", "127.0.0.1", "-p", str(self.nats_port), "-sd", str(self._store_directory)]
+        passwords = {commands.nats_password_variable(role): _PASSWORD for role in commands.NATS_ROLES}
+        return self._part("nats", command, _environ() | passwords, lambda log: accepts(self.nats_port))
+
+    def _redis_part(self) -> Part:
+        binary = find_redis_server()
+        assert binary is not None, "redis-server is not installed: install headrace[test]"
+        command = [binary, str(commands.REDIS_CONFIG), "--port", str(self.redis_port), "--dir", str(self.directory)]
+        return self._part("redis", command, _environ(), lambda log: accepts(self.redis_port))
+
+    async def _worker_part(self, name: str) -> Part:
+        settings: dict[str, object] = {
+            "model": DEMO_MODEL,
+            "served_model_name": MODEL,
+            "device": "cpu",
+            "num_threads": 1,
+            "drain_timeout_s": 1,
+            **await self._nats_access(name, "worker"),
+            **self.options.worker,
+        }
+        if self.options.simulate_ms is not None:
+            settings["simulate"] = self.options.simulate_ms
+        return self._python_part(name, self.options.worker_module, settings)
+
+    async def _gateway_part(self, name: str) -> Part:
+        port = self.gateway_ports[name] = free_port()
+        settings: dict[str, object] = {
+            "port": port,
+            "api_key": API_KEY,
+            "keys_file": self.keys_file,
+            "drain_timeout_s": 3,
+            **await self._nats_access(name, "gateway"),
+            **self.options.gateway,
+        }
+        if self.options.has_redis:
+            settings["redis_url"] = f"redis://127.0.0.1:{await self._link(name, 'redis', self.redis_port)}/0"
+        return self._python_part(name, "gateway", settings)
+
+    async def _nats_access(self, name: str, role: str) -> dict[str, object]:
+        port = await self._link(name, "nats", self.nats_port)
+        return {"nats_url": f"nats://127.0.0.1:{port}", "nats_user": role, "nats_password": _PASSWORD}
+
+    async def _link(self, name: str, server: str, port: int) -> int:
+        if not self.options.has_faulty_links:
+            return port
+        proxy = self.links[name, server] = FaultProxy(port, bytes_per_s=self.options.link_bytes_per_s)
+        await proxy.start()
+        return proxy.port
+
+    def _python_part(self, name: str, module: str, settings: dict[str, object]) -> Part:
+        own = {f"HEADRACE_{setting.upper()}": str(value) for setting, value in settings.items()}
+        environ = _environ() | own | self.options.environ
+        command = [sys.executable, "-m", module]
+        if (source := self.options.source_of.get(name)) is not None:
+            # Without -P what is in the current directory would be imported first.
+            command.insert(1, "-P")
+            environ["PYTHONPATH"] = str(source)
+        return self._part(name, command, environ, _says_serving)
+
+    def _part(self, name: str, command: list[str], environ: dict[str, str], is_ready: object) -> Part:
+        return Part(name, command, environ, self.directory / f"{name}.log", is_ready)  # type: ignore[arg-type]
+
+
+def _says_serving(log: str) -> bool:
+    return " serving " in log or '"serving"' in log
+
+
+def _environ() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if not name.startswith("HEADRACE_")}

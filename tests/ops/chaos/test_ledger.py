@@ -1,0 +1,97 @@
+"""The judge of a scenario: each way in which an answer can be wrong is seen."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from ops.chaos.ledger import Choice, Entry, Ledger, Reference, Verdict
+from ops.chaos.outcome import Outcome
+
+EXPECTED = Reference(("ab",), (("a", "b"),), ("length",), 2)
+
+
+def _entry(**changes: Any) -> Entry:
+    choice = Choice(["a", "b"], ["a", "b"], ["length"])
+    entry = Entry(0, "gateway-0", 1.0, status=200, choices={0: choice}, completion_tokens=2, num_done=1, ended_at=2.0)
+    return dataclasses.replace(entry, **changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "verdict"),
+    [
+        ({}, Verdict.OK),
+        ({"is_aborted": True, "ended_at": None}, Verdict.ABORTED),
+        ({"status": 503, "retry_after_s": 1.0}, Verdict.REFUSED),
+        ({"status": 503}, Verdict.REFUSED_BADLY),
+        ({"ended_at": None}, Verdict.UNFINISHED),
+        ({"is_cut": True}, Verdict.BROKEN_OFF),
+        ({"is_cut": True, "status": None}, Verdict.UNREACHABLE),
+        ({"is_cut": True, "is_gateway_killed": True}, Verdict.LOST_WITH_GATEWAY),
+        ({"error": "lost"}, Verdict.FAILED),
+        ({"status": 500}, Verdict.FAILED),
+        ({"num_done": 2}, Verdict.WRONG_ENDS),
+        ({"num_done": 0}, Verdict.WRONG_ENDS),
+        ({"choices": {0: Choice(["ab"], ["a", "b"], ["length", "length"])}}, Verdict.WRONG_ENDS),
+        ({"choices": {0: Choice(["ab"], ["a", "b"], [])}}, Verdict.WRONG_ENDS),
+        ({"choices": {0: Choice(["abb"], ["a", "b"], ["length"])}}, Verdict.WRONG_TEXT),
+        ({"choices": {0: Choice(["ab"], ["ab"], ["length"])}}, Verdict.WRONG_TEXT),
+        ({"choices": {0: Choice(["ab"], ["a", "b"], ["stop"])}}, Verdict.WRONG_TEXT),
+        ({"completion_tokens": 3}, Verdict.WRONG_TEXT),
+        ({"choices": {}}, Verdict.WRONG_TEXT),
+    ],
+)
+def test_each_outcome_of_a_request_has_its_verdict(changes: dict[str, Any], verdict: Verdict) -> None:
+    assert _entry(**changes).judge(EXPECTED) is verdict
+
+
+def test_silence_counts_the_wait_for_the_first_output_and_for_the_end() -> None:
+    entry = Entry(0, "gateway-0", 1.0)
+    entry.note_output(3.0)
+    entry.note_output(3.5)
+    assert entry.longest_silence == 2.0
+    entry.end(7.5)
+    assert entry.longest_silence == 4.0
+
+
+@pytest.mark.parametrize(
+    ("outputs", "after_s"),
+    [
+        ((4.5, 6.25, 6.3), 0.25),  # over the end of the span
+        ((4.5, 5.5, 5.6), 0.0),  # mended for this stream before the span ended
+        ((4.5, 4.6, 8.0), 2.0),  # over the whole span
+        ((3.0, 4.8, 4.9), 0.0),  # before it
+        ((4.9, 5.9, 6.1, 9.0), 0.0),  # behind it
+    ],
+)
+def test_only_the_part_of_a_silence_behind_its_span_counts_as_recovery(
+    outputs: tuple[float, ...], after_s: float
+) -> None:
+    entry = Entry(0, "gateway-0", outputs[0])
+    for now in outputs[1:]:
+        entry.note_output(now)
+    assert entry.silent_after_s(5.0, 6.0) == pytest.approx(after_s)
+
+
+def test_only_streams_open_during_a_fault_count_for_its_silences() -> None:
+    ledger = Ledger()
+    ledger.entries = [
+        _entry(sent_at=1.0, ended_at=9.0),
+        _entry(sent_at=1.0, ended_at=1.5),
+        _entry(sent_at=8.5, ended_at=9.0),
+        _entry(sent_at=5.5, ended_at=9.0, is_stream=False),
+        _entry(sent_at=5.5, ended_at=9.0, status=503),
+    ]
+    assert ledger.during([(5.0, 6.0)]) == [ledger.entries[0]]
+
+
+def test_recovery_begins_when_the_last_of_several_faults_is_mended() -> None:
+    ledger = Ledger()
+    ledger.entries = [_entry(sent_at=1.0, ended_at=13.0), _entry(sent_at=1.0, ended_at=13.0)]
+    for entry, silence in zip(ledger.entries, ((4.0, 8.5), (9.9, 11.75)), strict=True):
+        entry.longest_silence, entry.silence_ended_at = silence[1] - silence[0], silence[1]
+    outcome = Outcome("", "")
+    outcome.count(ledger, [(6.5, 8.0), (5.0, 6.0), (5.5, 5.6), (10.0, 11.0)])
+    assert outcome.recoveries_s == [pytest.approx(0.5), pytest.approx(0.75)]
