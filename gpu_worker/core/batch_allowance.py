@@ -5,7 +5,8 @@ from __future__ import annotations
 from gpu_worker.core.step_time import StepTimeModel
 
 MIN_CHUNK_TOKENS = 16
-"""No smaller chunk of a batch prompt is computed, except for its last."""
+"""No smaller chunk of a batch prompt is computed, except for its last, where nobody else is in the step. Beside people
+a smaller one may be all that ever fits."""
 
 
 class BatchAllowance:
@@ -15,7 +16,7 @@ class BatchAllowance:
         is_throttled: It is limited for the sake of interactive sequences.
     """
 
-    __slots__ = ("_is_first_free", "_seconds", "_sequence_s", "_token_s", "is_throttled")
+    __slots__ = ("_is_first_free", "_min_chunk_tokens", "_seconds", "_sequence_s", "_token_s", "is_throttled")
 
     def __init__(
         self, seconds: float, model: StepTimeModel, *, is_first_free: bool = False, is_throttled: bool = False
@@ -25,6 +26,12 @@ class BatchAllowance:
         self._sequence_s, self._token_s = (model.batch_sequence_s, model.token_s) if model.is_known else (0.0, 0.0)
         self._is_first_free = is_first_free
         self.is_throttled = is_throttled
+        self._min_chunk_tokens = 1 if is_throttled and not is_first_free else MIN_CHUNK_TOKENS
+
+    @property
+    def left_s(self) -> float:
+        """Seconds that nobody has taken."""
+        return self._seconds
 
     @property
     def is_spent(self) -> bool:
@@ -34,7 +41,7 @@ class BatchAllowance:
     @property
     def has_room(self) -> bool:
         """Say whether a prompt may begin."""
-        return self._is_first_free or self._seconds >= self._sequence_s + (MIN_CHUNK_TOKENS - 1) * self._token_s
+        return self._is_first_free or self._seconds >= self._sequence_s + (self._min_chunk_tokens - 1) * self._token_s
 
     def take_decodes(self, num_wanted: int) -> int:
         """Return how many of `num_wanted` decodes the step may hold, and take their time."""
@@ -49,13 +56,13 @@ class BatchAllowance:
     def take_chunk(self, num_wanted: int) -> int:
         """Return how many of `num_wanted` tokens of one more sequence's prompt the step may hold, and take their time.
 
-        None where fewer than `MIN_CHUNK_TOKENS` fit.
+        None where too few fit.
         """
         count = num_wanted
         seconds = self._seconds - self._sequence_s
         if seconds < (num_wanted - 1) * self._token_s:
             count = 1 + int(seconds / self._token_s) if seconds > 0 else 0
-            least = min(num_wanted, MIN_CHUNK_TOKENS)
+            least = min(num_wanted, self._min_chunk_tokens)
             if count < least:
                 count = least if self._is_first_free else 0
         if count:

@@ -3,15 +3,19 @@
 Every step is in one of three situations:
 
 - It has interactive sequences. Batch work may lengthen it by the share `slowdown` of what `StepTimeModel` predicts
-  without. On a GPU that is room for many sequences. On a CPU it is often room for none: then one step in
-  `_LONG_STEP_INTERVAL` may take `_LONG_STEP` times as long, so that batch work goes on. These steps are too few, and
-  too short, to move a 99th percentile. While a batch sequence is on trial, it is one in `_TRIAL_INTERVAL`, which still
-  are too few. Where every step has batch work, one in `_PROBE_INTERVAL` goes without, so that the model keeps learning
-  what interactive sequences take alone.
-- It has none, but there were some in the last `_INTERACTIVE_MEMORY_S`, and more are likely: requests come in bursts.
-  One that arrives during a batch step waits for its end. So batch steps are short compared with the time to a first
-  token, and rare at first: `t` seconds after the last interactive step, batch work gets the share
-  `t / _INTERACTIVE_MEMORY_S` of the time.
+  without, and what is left over, up to one more sequence, may lengthen the next one further, by `slowdown` again at
+  most. On a GPU that is room for many sequences. On a CPU, where one may take longer than that, there is often none. So
+  one step in `_LONG_STEP_INTERVAL` may take `_LONG_STEP` times as long: batch work goes on, and what it takes is
+  measured where it is most of a step. These steps are too few, and too short, to move a 99th percentile. While a batch
+  sequence is on trial, it is one in `_TRIAL_INTERVAL`, which still are too few. Until the model is sure what batch work
+  takes, the first comes after `_FIRST_LONG_STEP` steps, and each after twice as many as the one before. Where every
+  step has batch work, one in `_PROBE_INTERVAL` goes without, so that the model keeps learning what interactive
+  sequences take alone.
+- It has none, but there were some lately, and more are likely: requests come in bursts. One that arrives during a batch
+  step waits for its end. So batch steps are short compared with the time to a first token, and rare at first: `t`
+  seconds after the last interactive step, batch work gets the share `t / _INTERACTIVE_MEMORY_S` of the time. That lasts
+  for `_GAPS` times the longest of the latest times between two interactive steps, `_LEAST_QUIET_S` at least and
+  `_INTERACTIVE_MEMORY_S` at most: who has been away for longer than usual has left.
 - There were none for longer than that. A step is as long as it takes to reach `_FULL_SPEED` of the highest throughput:
   with a fixed part `f`, a step of length `f / (1 - share)` reaches that share. The first interactive request to arrive
   waits for one such step at most.
@@ -29,6 +33,12 @@ from gpu_worker.core.step import StepPlan
 from gpu_worker.core.step_time import StepTimeModel
 
 _LONG_STEP_INTERVAL = 1000
+_FIRST_LONG_STEP = 8
+_TELLING = 0.15
+_SURPRISE = 0.5
+"""A step with people tells whether the estimates are right where batch work is to make it longer by this share; they
+are much too high where it makes it longer by less than `_SURPRISE` of that."""
+
 _TRIAL_INTERVAL = 200
 _LONG_STEP = 3.0
 """Length of the long step at most, in steps without batch work …"""
@@ -38,6 +48,12 @@ _LONG_STEP_S = 0.05
 
 _PROBE_INTERVAL = 64
 _INTERACTIVE_MEMORY_S = 10.0
+_LEAST_QUIET_S = 0.25
+_GAPS = 2.5
+_LEAST_GAP_S = 0.01
+_GAP_MEMORY = 0.97
+"""What is left of the longest gap with each further one."""
+
 _LONGEST_PAUSE_S = 1.0
 """A gateway takes a worker for dead that has work and ends no step for long, so no pause is longer."""
 
@@ -65,8 +81,13 @@ class BatchThrottle:
         self._last_landed = -math.inf
         self._batch_s = 0.0
         self._first_token_s = 0.0
-        self._num_steps_without = 0
         self._num_steps_with = 0
+        self._num_steps_since_long = 0
+        self._learning_interval = _FIRST_LONG_STEP
+        self._left_over = BatchAllowance(0.0, model)
+        self._is_long = False
+        self._is_surprised = False
+        self._longest_gap_s = 0.0
         self._is_quiet = True
         self._is_unlimited = slowdown >= _UNLIMITED_SLOWDOWN
 
@@ -86,9 +107,12 @@ class BatchThrottle:
             return BatchAllowance(math.inf, model)
         if num_interactive:
             interval = _TRIAL_INTERVAL if is_trial else _LONG_STEP_INTERVAL
+            if self._is_learning:
+                interval = min(interval, self._learning_interval)
             seconds = self._beside_interactive_s(num_interactive, num_more_tokens, interval)
-            return BatchAllowance(seconds, model, is_throttled=True)
-        if now - self._last_interactive > _INTERACTIVE_MEMORY_S:
+            self._left_over = BatchAllowance(seconds, model, is_throttled=True)
+            return self._left_over
+        if now - self._last_interactive > self._quiet_s:
             return BatchAllowance(self._full_speed_s, model, is_first_free=True)
         first_token_s = self._first_token_s or model.predict(1, 0, 0)
         seconds = _WAIT_SHARE * first_token_s - model.fixed_s
@@ -97,15 +121,15 @@ class BatchThrottle:
     def planned(self, now: float, num_interactive: int, num_more_tokens: int, num_batch: int) -> None:
         """Record a step that was planned at `now` with so many sequences of each lane; see `allowance`."""
         if not num_interactive:
-            self._is_quiet = now - self._last_interactive > _INTERACTIVE_MEMORY_S
+            self._is_quiet = now - self._last_interactive > self._quiet_s
             return
+        self._note_gap(now - self._last_landed)
         self._last_interactive, self._is_quiet = now, False
-        if num_batch:
-            self._num_steps_with += 1
-            self._num_steps_without = 0
-        else:
-            self._num_steps_with = 0
-            self._num_steps_without += 1
+        self._num_steps_with = self._num_steps_with + 1 if num_batch else 0
+        self._num_steps_since_long += 1
+        if num_batch and self._is_long:
+            self._num_steps_since_long = 0
+            self._learning_interval = min(2 * self._learning_interval, _LONG_STEP_INTERVAL)
         if num_more_tokens and self._model.is_known:
             alone_s = self._model.predict(num_interactive, 0, num_more_tokens)
             weight = _FIRST_TOKEN_WEIGHT if self._first_token_s else 1.0
@@ -116,17 +140,18 @@ class BatchThrottle:
         if len(plan.scheduled) > plan.num_batch:
             self._last_landed = now
             self._batch_s = 0.0
+            self._note_surprise(plan, duration_s)
         else:
             self._batch_s += duration_s
 
     def pause_s(self, now: float) -> float:
         """Return for how many seconds no step of batch work alone should begin."""
-        if self._is_unlimited or now - self._last_landed >= _INTERACTIVE_MEMORY_S:
+        if self._is_unlimited or now - self._last_landed >= self._quiet_s:
             return 0.0
         # The share t / memory of the time adds up to t² / (2 × memory) seconds after t seconds: wait until that covers
         # what batch work has taken and its next step.
         next_s = self._model.predict(0, 1, 0) if self._model.is_known else 0.0
-        wait_s = min(math.sqrt(2 * _INTERACTIVE_MEMORY_S * (self._batch_s + next_s)), _INTERACTIVE_MEMORY_S)
+        wait_s = min(math.sqrt(2 * _INTERACTIVE_MEMORY_S * (self._batch_s + next_s)), self._quiet_s)
         return min(_LONGEST_PAUSE_S, max(0.0, self._last_landed + wait_s - now))
 
     def max_batch_seqs(self, max_num_seqs: int) -> int:
@@ -138,6 +163,34 @@ class BatchThrottle:
         return max(1, min(max_num_seqs, math.ceil(seconds / model.batch_sequence_s)))
 
     @property
+    def _quiet_s(self) -> float:
+        """Seconds without people after which they are taken to have left."""
+        return min(_INTERACTIVE_MEMORY_S, max(_LEAST_QUIET_S, _GAPS * self._longest_gap_s))
+
+    @property
+    def _is_learning(self) -> bool:
+        return self._is_surprised or not self._model.is_sure_of_batch
+
+    def _note_surprise(self, plan: StepPlan, duration_s: float) -> None:
+        """Look whether a step that was to take long for its batch work took much less: there is more to learn soon."""
+        num_more = plan.num_tokens - len(plan.scheduled)
+        num_people = len(plan.scheduled) - plan.num_batch
+        if not plan.num_batch or not self._model.is_known:
+            return
+        alone_s = self._model.predict(num_people, 0, 0)
+        expected_s = self._model.predict(num_people, plan.num_batch, num_more) - alone_s
+        if expected_s < _TELLING * alone_s:
+            return
+        self._is_surprised = duration_s - alone_s < _SURPRISE * expected_s
+        if self._is_surprised:
+            self._learning_interval = _FIRST_LONG_STEP
+
+    def _note_gap(self, seconds: float) -> None:
+        """Take note of a time between two interactive steps."""
+        if _LEAST_GAP_S < seconds < _INTERACTIVE_MEMORY_S:
+            self._longest_gap_s = max(seconds, _GAP_MEMORY * self._longest_gap_s)
+
+    @property
     def _full_speed_s(self) -> float:
         # Always try several sequences: steps of one cannot tell its part of the time from the fixed part.
         least_s = _LEAST_FULL_STEP * self._model.predict(0, 1, 0)
@@ -145,12 +198,16 @@ class BatchThrottle:
 
     def _beside_interactive_s(self, num_interactive: int, num_more_tokens: int, interval: int) -> float:
         alone_s = self._model.predict(num_interactive, 0, num_more_tokens)
+        # Never a step that computes a prompt: its client waits for a first token.
+        self._is_long = self._num_steps_since_long >= interval and not num_more_tokens
+        if self._is_long:
+            return self._long_step_s(alone_s)
         if self._num_steps_with >= _PROBE_INTERVAL:
             return 0.0
-        # Never a step that computes a prompt: its client waits for a first token.
-        if self._num_steps_without >= interval and not num_more_tokens:
-            return self._long_step_s(alone_s)
-        return self._slowdown * alone_s
+        seconds = self._slowdown * alone_s
+        if num_more_tokens:
+            return seconds
+        return seconds + min(self._left_over.left_s, self._model.batch_sequence_s, seconds)
 
     @staticmethod
     def _long_step_s(alone_s: float) -> float:

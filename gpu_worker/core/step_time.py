@@ -32,6 +32,9 @@ _DRIFT = 0.002
 _SURE_DEVIATIONS = 2.0
 """A part is sure to be larger than its estimate less so many standard deviations."""
 
+_SURE_OF_BATCH = 0.25
+"""Standard deviation up to which what batch work takes counts as learned."""
+
 _LARGEST_ERROR = 0.4
 _LARGEST_DEVIATION = 3.0
 """A step that errs by more than both, the second in standard deviations of the prediction, is taken for a disturbance,
@@ -70,6 +73,11 @@ class StepTimeModel:
         """
         sure_token_s = self._costs_s[3] * math.exp(-_SURE_DEVIATIONS * math.sqrt(self._covariance[3][3]))
         return max(self._costs_s[2], sure_token_s)
+
+    @property
+    def is_sure_of_batch(self) -> bool:
+        """Say whether steps have told what batch sequences and their prompts take."""
+        return max(self._covariance[2][2], self._covariance[3][3]) <= _SURE_OF_BATCH**2
 
     @property
     def token_s(self) -> float:

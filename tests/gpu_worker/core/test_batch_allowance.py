@@ -34,3 +34,14 @@ def test_whole_prompt_is_taken_if_all_of_it_fits_or_as_the_first_that_is_free(gp
     allowance = BatchAllowance(0.0, gpu, is_first_free=True)
     assert allowance.take_whole(1000)
     assert not allowance.take_whole(1)
+
+
+def test_beside_people_a_chunk_may_be_a_single_token(cpu: StepTimeModel) -> None:
+    def allowance() -> BatchAllowance:
+        return BatchAllowance(cpu.batch_sequence_s + 2.5 * cpu.token_s, cpu, is_throttled=True)
+
+    assert allowance().has_room
+    assert allowance().take_chunk(1000) == 3
+    assert BatchAllowance(0.9 * cpu.batch_sequence_s, cpu, is_throttled=True).take_chunk(1000) == 0
+    # Between two visits a step is worth its fixed part.
+    assert BatchAllowance(-1.0, cpu, is_first_free=True, is_throttled=True).take_chunk(1000) == MIN_CHUNK_TOKENS

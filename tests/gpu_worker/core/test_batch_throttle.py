@@ -73,8 +73,42 @@ def test_one_step_of_people_in_65_goes_without_batch_work(gpu: StepTimeModel) ->
     assert [step for step, count in enumerate(counts) if not count] == [64, 129, 194]
 
 
+def plan_of(lane: Lane) -> StepPlan:
+    return StepPlan(1, [ScheduledSequence(make_sequence(4, lane=lane), 4, 1, True)], 1, num_batch=int(lane == "batch"))
+
+
+def note_gap(throttle: BatchThrottle, now: float, seconds: float) -> None:
+    """Let people be away for so long until now."""
+    throttle.landed(plan_of("interactive"), 0.001, now - seconds)
+    throttle.planned(now, 1, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("gap_s", "quiet_s"), [(0.0, 0.25), (0.005, 0.25), (0.2, 0.5), (1.0, 2.5), (4.0, 10.0), (20.0, 0.25)]
+)
+def test_people_have_left_when_they_are_away_for_much_longer_than_lately(
+    cpu: StepTimeModel, gap_s: float, quiet_s: float
+) -> None:
+    throttle = BatchThrottle(cpu, 0.05)
+    note_gap(throttle, 100.0, gap_s)
+    throttle.landed(plan_of("interactive"), 0.001, 100.0)
+    assert throttle.pause_s(100.0 + 0.01 * quiet_s) > 0
+    assert throttle.pause_s(100.0 + 1.01 * quiet_s) == 0
+    assert num_decodes(throttle, 100.0 + 0.99 * quiet_s, 0) == 1
+    assert num_decodes(throttle, 100.0 + 1.01 * quiet_s, 0) > 50
+
+
+def test_longest_gap_is_forgotten_by_and_by(cpu: StepTimeModel) -> None:
+    throttle = BatchThrottle(cpu, 0.05)
+    for now in range(100):
+        note_gap(throttle, 10.0 * now, 4.0 if now == 0 else 0.1)
+    throttle.landed(plan_of("interactive"), 0.001, 2000.0)
+    assert throttle.pause_s(2000.7) == 0
+
+
 def test_batch_steps_are_short_for_ten_seconds_after_people(cpu: StepTimeModel) -> None:
     throttle = BatchThrottle(cpu, 0.05)
+    note_gap(throttle, 99.0, 5.0)
     throttle.planned(100.0, 1, 20, 0)
     assert num_decodes(throttle, 109.9, 0) == 1
     assert throttle.allowance(109.9, 0, 0).is_throttled
@@ -84,6 +118,7 @@ def test_batch_steps_are_short_for_ten_seconds_after_people(cpu: StepTimeModel) 
 
 def test_people_whose_first_token_takes_long_allow_longer_batch_steps(cpu: StepTimeModel) -> None:
     throttle = BatchThrottle(cpu, 0.05)
+    note_gap(throttle, 0.0, 5.0)
     throttle.planned(0.0, 1, 500, 0)
     count = num_decodes(throttle, 1.0, 0)
     assert cpu.predict(0, count, 0) <= 0.2 * cpu.predict(1, 0, 500) < cpu.predict(0, count + 1, 0)
@@ -107,13 +142,10 @@ def test_step_without_people_holds_several_sequences_whatever_the_fixed_part_is_
     assert throttle.max_batch_seqs(256) >= 3
 
 
-def plan_of(lane: Lane) -> StepPlan:
-    return StepPlan(1, [ScheduledSequence(make_sequence(4, lane=lane), 4, 1, True)], 1, num_batch=int(lane == "batch"))
-
-
 def test_share_of_time_that_batch_steps_get_grows_with_the_time_since_people(cpu: StepTimeModel) -> None:
     throttle = BatchThrottle(cpu, 0.05)
     assert throttle.pause_s(100.0) == 0.0
+    note_gap(throttle, 100.0, 5.0)
     throttle.landed(plan_of("interactive"), 0.001, 100.0)
     now, step_s = 100.0, cpu.predict(0, 1, 0)
     computed_s: dict[int, float] = dict.fromkeys(range(11), 0.0)
@@ -134,6 +166,7 @@ def test_share_of_time_that_batch_steps_get_grows_with_the_time_since_people(cpu
 
 def test_pause_is_bounded_however_long_a_step_takes() -> None:
     throttle = BatchThrottle(model_of(2.0, 0.2, 0.05), 0.05)
+    note_gap(throttle, 98.0, 5.0)
     throttle.landed(plan_of("interactive"), 2.0, 100.0)
     assert throttle.pause_s(100.0) == 1.0
 
@@ -146,3 +179,40 @@ def test_slowdown_of_one_holds_nothing_back(cpu: StepTimeModel) -> None:
         assert (num_decodes(throttle, 5.0, 0) == 1000) is is_unlimited
         assert (throttle.pause_s(5.0) == 0.0) is is_unlimited
         assert (throttle.max_batch_seqs(1000) == 1000) is is_unlimited
+
+
+def test_long_steps_come_early_and_ever_more_rarely_until_the_model_is_sure() -> None:
+    model = StepTimeModel()
+    model.observe(1, 0, 0, 1e-3)
+    throttle = BatchThrottle(model, 0.05)
+    counts = [num_decodes(throttle, float(step), 1) for step in range(1200)]
+    assert [step for step, count in enumerate(counts) if count] == [8, 25, 58, 123, 252, 509, 1022]
+
+
+def test_long_step_that_takes_much_less_than_was_expected_is_followed_by_another_soon(cpu: StepTimeModel) -> None:
+    throttle = BatchThrottle(cpu, 0.05)
+    alone_s = cpu.predict(1, 0, 0)
+    items = [ScheduledSequence(make_sequence(4), 4, 1, True) for _ in range(11)]
+    plan = StepPlan(1, items, 11, num_batch=10)
+
+    def until_the_next() -> int:
+        return next(step for step in range(2000) if num_decodes(throttle, 0.0, 1))
+
+    assert until_the_next() == 1000
+    throttle.landed(plan, cpu.predict(1, 10, 0), 0.0)
+    assert until_the_next() == 1000
+    throttle.landed(plan, 1.05 * alone_s, 0.0)
+    assert until_the_next() == 8
+    throttle.landed(plan, cpu.predict(1, 10, 0), 0.0)
+    assert until_the_next() == 1000
+
+
+def test_sequence_that_takes_twice_the_slowdown_has_every_second_step() -> None:
+    model = model_of(0.9e-3, 0.08e-3, 0.02e-3)
+    throttle = BatchThrottle(model, 0.05)
+    counts = [num_decodes(throttle, 0.0, 1) for _ in range(10)]
+    assert counts == [0, 1] * 5
+    assert throttle.allowance(0.0, 1, 100).take_decodes(1) in (0, 1)
+    # Three times as much has none but the long steps.
+    dear = BatchThrottle(model_of(0.9e-3, 0.15e-3, 0.02e-3), 0.05)
+    assert not any(num_decodes(dear, 0.0, 1) for _ in range(100))

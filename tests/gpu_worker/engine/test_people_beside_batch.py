@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import math
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pytest
@@ -43,26 +44,40 @@ class Visit:
     last_token: float = 0.0
 
 
+class Runner(SimulatedRunner):
+    """Takes `noise` times as long as is due."""
+
+    noise: Callable[[], float] = staticmethod(lambda: 1.0)
+
+    def _wait(self, duration_s: float) -> None:
+        super()._wait(duration_s * self.noise())
+
+
 class House:
     """An engine in simulated time, a backlog that never ends, and people who ask again after a while."""
 
     def __init__(self, cost: tuple[float, float], *, has_backlog: bool) -> None:
         self.clock = Clock()
         step_ms, growth = cost
-        runner = SimulatedRunner(step_ms, [7], self.clock, self.clock.sleep, growth=growth)
+        self.runner = Runner(step_ms, [7], self.clock, self.clock.sleep, growth=growth)
         config = SchedulerConfig(
             block_size=16, num_blocks=20_000, max_num_seqs=256, max_num_batched_tokens=512, max_model_len=2048
         )
-        self.engine = Engine(Scheduler(config), runner, self.clock)
+        self.engine = Engine(Scheduler(config), self.runner, self.clock)
         self._has_backlog = has_backlog
         self._num_added = 0
         self.num_batch_tokens = 0
 
-    def serve(self, *, num_people: int, num_visits: int, pause_s: tuple[float, float]) -> list[Visit]:
-        """Let people come until so many requests have ended; return what each saw."""
+    def serve(
+        self, *, num_people: int, num_visits: int, pause_s: tuple[float, float], first_at: float | None = None
+    ) -> list[Visit]:
+        """Let people come until so many requests have ended; return what each saw.
+
+        They come after quiet seconds, or at `first_at`.
+        """
         rng = random.Random(11)
         visits: dict[str, Visit] = {}
-        coming = [13.0 + rng.random() for _ in range(num_people)]
+        coming = [13.0 + rng.random() if first_at is None else first_at for _ in range(num_people)]
         num_ended = 0
         while num_ended < num_visits:
             if self._has_backlog:
@@ -76,6 +91,11 @@ class House:
                 num_ended += 1
                 heapq.heappush(coming, self.clock.now + rng.uniform(*pause_s))
         return [visit for key, visit in visits.items() if key[0] == "e"]
+
+    def idle_until(self, next_visit: float) -> None:
+        """Compute batch work, of which there is always more, until somebody comes."""
+        self._fill_backlog()
+        self._step_or_wait(next_visit, {})
 
     def _step_or_wait(self, next_visit: float, visits: dict[str, Visit]) -> None:
         engine, clock = self.engine, self.clock
@@ -148,3 +168,57 @@ def test_batch_work_goes_on_between_people_who_come_now_and_then() -> None:
     visits = house.serve(num_people=1, num_visits=5, pause_s=(4.0, 4.0))
     assert house.num_batch_tokens - num_before > 100 * (house.clock.now - began)
     assert visits
+
+
+# What another sequence or prompt token adds, as a share of a step; and of what would fit, the part that must be done.
+@pytest.mark.parametrize(
+    ("cost", "least_share"),
+    [
+        pytest.param((6.0, 0.005), 0.6, id="GPU"),
+        pytest.param((30.0, 0.005), 0.6, id="slow GPU"),
+        pytest.param((1.0, 0.02), 0.6, id="small model on a CPU"),
+        pytest.param((1.0, 0.05), 0.6, id="one sequence fits just"),
+    ],
+)
+def test_batch_work_beside_a_person_is_most_of_what_fits_into_the_slowdown(
+    cost: tuple[float, float], least_share: float
+) -> None:
+    house, rng = House(cost, has_backlog=True), random.Random(3)
+    house.runner.noise = lambda: rng.lognormvariate(0, 0.05)
+    visits = house.serve(num_people=1, num_visits=1, pause_s=(0.0, 0.0), first_at=0.0)
+    while house.clock.now < 2.0:
+        visits += house.serve(num_people=1, num_visits=1, pause_s=(0.0, 0.0), first_at=house.clock.now)
+    num_before, began = house.num_batch_tokens, house.clock.now
+    visits = []
+    while house.clock.now < began + 8.0:
+        visits += house.serve(num_people=1, num_visits=1, pause_s=(0.0, 0.0), first_at=house.clock.now)
+    # Each token of an answer takes a share of a step, and so does each of the prompt, which has half as many.
+    slowdown, (step_ms, growth) = 0.05, cost
+    ideal = slowdown / (1 + slowdown) / (step_ms / 1000 * growth * 1.5)
+    assert (house.num_batch_tokens - num_before) / (house.clock.now - began) >= least_share * ideal
+    gaps = [gap for visit in visits for gap in visit.gaps_s]
+    assert sum(gaps) / len(gaps) <= 1.1 * step_ms / 1000
+
+
+def test_batch_work_that_costs_nothing_is_not_held_back_for_long() -> None:
+    house = House((6.0, 0.0), has_backlog=True)
+    while house.clock.now < 2.0:
+        house.serve(num_people=1, num_visits=1, pause_s=(0.0, 0.0), first_at=house.clock.now)
+    num_before, began = house.num_batch_tokens, house.clock.now
+    while house.clock.now < began + 2.0:
+        house.serve(num_people=1, num_visits=1, pause_s=(0.0, 0.0), first_at=house.clock.now)
+    # 20 jobs of 100 tokens in a second, with room to spare.
+    assert (house.num_batch_tokens - num_before) / (house.clock.now - began) > 5_000
+
+
+def test_fleet_is_at_full_speed_when_the_last_person_has_left() -> None:
+    house = House(GPU, has_backlog=True)
+    house.serve(num_people=1, num_visits=20, pause_s=(0.0, 0.1))
+    per_second = []
+    for _ in range(12):
+        num_before, ends_at = house.num_batch_tokens, house.clock.now + 1.0
+        while house.clock.now < ends_at:
+            house.idle_until(ends_at)
+        per_second.append(house.num_batch_tokens - num_before)
+    assert per_second[0] > 0.5 * per_second[-1]
+    assert min(per_second[1:]) > 0.8 * per_second[-1]
