@@ -9,9 +9,8 @@ from starlette.responses import Response
 
 from gateway.admission.auth import Principal
 from gateway.anthropic.dialect import ANTHROPIC
+from gateway.anthropic.message import StreamedMessage, WholeMessage
 from gateway.anthropic.parsing import parse_count_tokens, parse_messages
-from gateway.anthropic.streamed import StreamedMessage
-from gateway.anthropic.whole import WholeMessage
 from gateway.api.answer import Answer
 from gateway.api.endpoint import Asked, Endpoint, StreamParts
 from gateway.api.routes import KeyRoute, RouteServices, json_response

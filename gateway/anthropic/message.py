@@ -1,13 +1,23 @@
-"""What whole and streamed messages have in common: identity, usage, and why they stopped."""
+"""A message, as one JSON body or as an event stream. Both are made of what one choice reads."""
 
 from __future__ import annotations
 
 import secrets
 from typing import Any
 
-from gateway.api.context_end import CONTEXT_FULL, is_context_full
+import msgspec
+
+from gateway.anthropic.blocks import BlockEvents, BlockList
+from gateway.anthropic.dialect import event
+from gateway.api.answer import Answer
+from gateway.api.choice_fields import CONTEXT_FULL, is_context_full
+from gateway.api.endpoint import Asked, StreamParts
+from gateway.api.event_answer import EventAnswer
+from gateway.api.read_choice import ReadChoice
 from gateway.api.usage import UsageTotals
-from shared.messages import Finish
+from gateway.generation import PLAIN_READING, Generation, OutputReading
+from gateway.streams.event_stream import EventStream
+from shared.messages import Delta, Finish
 
 
 def new_message(model: str) -> dict[str, Any]:
@@ -49,3 +59,110 @@ def stop_fields(finish: Finish, num_calls: int, max_tokens: int | None) -> dict[
     else:
         reason = "end_turn" if stop is None else "stop_sequence"
     return {"stop_reason": reason, "stop_sequence": stop}
+
+
+class MessageChoice(ReadChoice):
+    """The only sink of a message: puts what is read into blocks."""
+
+    def __init__(self, answer: Answer, reading: OutputReading | None, blocks: BlockEvents | BlockList) -> None:
+        """Fill these blocks."""
+        super().__init__(answer, 0, reading or PLAIN_READING)
+        self._blocks = blocks
+        self._finish: Finish | None = None
+        self.prompt_tokens = 0
+        self.events: list[bytes] = []
+
+    def deliver(self, delta: Delta) -> None:
+        """Take note of the prompt's length, which a stream tells first."""
+        if delta.prompt_tokens is not None:
+            self.prompt_tokens = delta.prompt_tokens
+        super().deliver(delta)
+
+    def content(self, text: str) -> None:
+        """Add a text."""
+        self._add(self._blocks.text(text))
+
+    def reasoning(self, text: str) -> None:
+        """Add thinking."""
+        self._add(self._blocks.thinking(text))
+
+    def call_started(self, index: int, name: str) -> None:
+        """Add the use of a tool."""
+        self._add(self._blocks.call(name))
+
+    def call_arguments(self, index: int, text: str) -> None:
+        """Add to its input."""
+        self._add(self._blocks.arguments(text))
+
+    def delivered(self, finish: Finish | None) -> None:
+        """Keep why the message stopped."""
+        if finish is not None:
+            self._finish = finish
+
+    def stop_fields(self) -> dict[str, Any]:
+        """Return why the message stopped."""
+        assert self._finish is not None, "the answer is complete"
+        return stop_fields(self._finish, self.num_calls, self._answer.max_tokens)
+
+    def _add(self, events: bytes | None) -> None:
+        if events is not None:
+            self.events.append(events)
+
+
+class WholeMessage(Answer):
+    """An answer as one message."""
+
+    def __init__(self, asked: Asked) -> None:
+        """Prepare the only sink."""
+        super().__init__(asked.exchange, asked.generation, asked.head)
+        self._model = asked.generation.model
+        self._blocks = BlockList()
+        self._choice = MessageChoice(self, asked.generation.reading, self._blocks)
+        self.sinks = [self._choice]
+
+    def _complete(self) -> None:
+        told = {"content": self._blocks.blocks(), **self._choice.stop_fields(), "usage": usage_of(self.usage)}
+        self._respond(msgspec.json.encode(new_message(self._model) | told))
+
+
+class StreamedMessage(EventAnswer):
+    """An answer as the events of one message."""
+
+    def __init__(self, asked: Asked, parts: StreamParts) -> None:
+        """Prepare the only sink."""
+        generation = asked.generation
+        super().__init__(asked.exchange, generation, asked.head, parts.flusher, parts.limits, parts.now)
+        self._choice = _StreamedChoice(self, self._stream, generation)
+        self.sinks = [self._choice]
+
+    def _complete(self) -> None:
+        delta = {"type": "message_delta", "delta": self._choice.stop_fields(), "usage": usage_of(self.usage)}
+        self._stream.end(event(delta) + event({"type": "message_stop"}))
+
+
+class _StreamedChoice(MessageChoice):
+    def __init__(self, answer: Answer, stream: EventStream, generation: Generation) -> None:
+        self._events_of_blocks = BlockEvents()
+        super().__init__(answer, generation.reading, self._events_of_blocks)
+        self._stream = stream
+        self._model = generation.model
+        self._has_begun = False
+
+    def delivered(self, finish: Finish | None) -> None:
+        """Send the events. Those of the first output are written at once."""
+        super().delivered(finish)
+        is_first = not self._has_begun
+        if is_first:
+            self._has_begun = True
+            message = new_message(self._model) | {"usage": usage(self.prompt_tokens, 0, 0)}
+            self.events.insert(0, event({"type": "message_start", "message": message}))
+        if finish is not None:
+            self.events.append(self._events_of_blocks.close())
+        if not self.events:
+            return
+        data = b"".join(self.events)
+        self.events.clear()
+        if is_first and finish is None:
+            self._stream.send_now(data)
+        else:
+            self._stream.send(data)

@@ -5,12 +5,13 @@ Per token only the text is escaped, between a prefix and a suffix of bytes: no d
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
 import msgspec
 
+from gateway.api.choice_fields import call_fields, reasoning_fields
 from gateway.api.details import ChoiceDetails
 from gateway.api.identity import AnswerIdentity
 from gateway.api.logprobs import chat_logprobs, completion_logprobs, first_token_name
@@ -18,6 +19,8 @@ from gateway.streams.dialect import one_line, server_sent_event
 from shared.messages import Delta, TokenLogprob
 
 encode_json = msgspec.json.Encoder().encode
+
+_MARKER = "\x00text\x00"
 
 
 def encode_text(text: str) -> bytes:
@@ -39,13 +42,42 @@ class ChoiceChunks:
         details: What chunks report besides, so that none has text alone; None for nothing.
     """
 
-    __slots__ = ("_identity", "_index", "_offset", "_with_usage", "details", "prefix", "suffix")
+    __slots__ = (
+        "_arguments",
+        "_identity",
+        "_index",
+        "_is_function_call",
+        "_offset",
+        "_reasoning",
+        "_with_usage",
+        "details",
+        "prefix",
+        "suffix",
+    )
 
     def __init__(
-        self, identity: AnswerIdentity, index: int, with_usage: bool, details: ChoiceDetails | None = None
+        self,
+        identity: AnswerIdentity,
+        index: int,
+        with_usage: bool,
+        details: ChoiceDetails | None = None,
+        *,
+        is_function_call: bool = False,
     ) -> None:
-        """Encode nothing yet. `with_usage` puts `usage: null` in every chunk, as clients that asked for it expect."""
+        """Encode nothing yet.
+
+        Args:
+            identity: What all chunks begin with.
+            index: Of the choice.
+            with_usage: Put `usage: null` in every chunk, as clients that asked for it expect.
+            details: As the attribute.
+            is_function_call: Calls are told in the form before tools.
+        """
         self.details = details
+        self._is_function_call = is_function_call
+        self._reasoning: list[bytes] = []
+        # The template of the arguments of each call, in their order.
+        self._arguments: list[list[bytes]] = []
         self._identity = identity
         self._index = index
         self._with_usage = with_usage
@@ -56,16 +88,18 @@ class ChoiceChunks:
         """Encode the template, unless that has been done: before the first text comes, or with it."""
         if not self.prefix:
             details, self.details = self.details, None
-            marker = "\x00text\x00"
-            self.prefix, suffix = self._chunk(marker).split(encode_json(marker))
+            self.prefix, suffix = self._chunk(_MARKER).split(encode_json(_MARKER))
             self.suffix = _shared(suffix)
             self.details = details
 
-    def opening(self) -> bytes:
-        """Return the chunk before the first text: chat says who speaks, completions say nothing."""
+    def opening(self, content: str | None = "") -> bytes:
+        """Return the chunk before the first text: chat says who speaks, completions say nothing.
+
+        The content is null before a call.
+        """
         if self._identity.kind == "completion":
             return b""
-        return self._encode({"delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None})
+        return self._delta({"role": "assistant", "content": content})
 
     def content(self, delta: Delta) -> bytes:
         """Return the chunk with a delta's text and log probabilities, or nothing if it has neither."""
@@ -74,14 +108,59 @@ class ChoiceChunks:
                 return self._chunk(delta.text) if delta.text else b""
             if not delta.text:
                 return b""
-            self.prepare()
-            return self.prefix + encode_text(delta.text) + self.suffix
+            return self._filled(delta.text)
         return self._chunk(delta.text, self._logprobs(delta))
 
-    def finish(self, reason: str, more: Mapping[str, str]) -> bytes:
+    def text(self, text: str, logprobs: Sequence[TokenLogprob]) -> bytes:
+        """Return a chunk of content that was read; `logprobs` are those of the tokens up to and with it."""
+        return self._filled(text) if self._is_plain(logprobs) else self._delta({"content": text}, logprobs)
+
+    def reasoning(self, text: str, logprobs: Sequence[TokenLogprob]) -> bytes:
+        """Return a chunk of reasoning."""
+        if not self._is_plain(logprobs):
+            return self._delta(reasoning_fields(text), logprobs)
+        self._reasoning = self._reasoning or self._template(reasoning_fields(_MARKER))
+        return encode_text(text).join(self._reasoning)
+
+    def call(self, index: int, call_id: str, name: str, logprobs: Sequence[TokenLogprob]) -> bytes:
+        """Return the chunk that opens a call."""
+        if self.details is None:
+            self._arguments.append(self._template(self._call_delta(index, {"arguments": _MARKER})))
+        if self._is_function_call:
+            return self._delta({"function_call": {"name": name, "arguments": ""}}, logprobs)
+        return self._delta({"tool_calls": [{"index": index} | call_fields(call_id, name, "")]}, logprobs)
+
+    def arguments(self, index: int, text: str, logprobs: Sequence[TokenLogprob]) -> bytes:
+        """Return a chunk of a call's arguments."""
+        if self._is_plain(logprobs):
+            return encode_text(text).join(self._arguments[index])
+        return self._delta(self._call_delta(index, {"arguments": text}), logprobs)
+
+    def finish(self, reason: str, more: Mapping[str, str], logprobs: Sequence[TokenLogprob] = ()) -> bytes:
         """Return the chunk that says why the choice ended; `more` stands beside the reason."""
         body: dict[str, Any] = {"text": ""} if self._identity.kind == "completion" else {"delta": {}}
-        return self._encode(body | {"logprobs": None, "finish_reason": reason, **more})
+        told = chat_logprobs(logprobs) if logprobs else None
+        return self._encode(body | {"logprobs": told, "finish_reason": reason, **more})
+
+    def _is_plain(self, logprobs: Sequence[TokenLogprob]) -> bool:
+        """Say whether a chunk differs from others of its kind in its text alone."""
+        return not logprobs and self.details is None
+
+    def _filled(self, text: str) -> bytes:
+        self.prepare()
+        return self.prefix + encode_text(text) + self.suffix
+
+    def _call_delta(self, index: int, function: dict[str, str]) -> dict[str, Any]:
+        if self._is_function_call:
+            return {"function_call": function}
+        return {"tool_calls": [{"index": index, "function": function}]}
+
+    def _template(self, delta: dict[str, Any]) -> list[bytes]:
+        return self._delta(delta).split(encode_json(_MARKER))
+
+    def _delta(self, delta: dict[str, Any], logprobs: Sequence[TokenLogprob] = ()) -> bytes:
+        told = chat_logprobs(logprobs) if logprobs else None
+        return self._encode({"delta": delta, "logprobs": told, "finish_reason": None})
 
     def _logprobs(self, delta: Delta) -> dict[str, Any]:
         if self._identity.kind == "chat":

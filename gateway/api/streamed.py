@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from gateway.api.answer import ResponseHead
+from gateway.api.answer import Answer, ResponseHead
+from gateway.api.choice_fields import context_fields, finish_reason, new_call_id
 from gateway.api.chunks import ChoiceChunks, encode_json, encode_text, usage_event
-from gateway.api.context_end import context_fields
 from gateway.api.details import ChoiceDetails, DetailedSink
 from gateway.api.event_answer import EventAnswer
 from gateway.api.identity import AnswerIdentity
-from gateway.api.read_chunks import ReadChunks
-from gateway.api.read_streamed import ReadStreamedChoice
+from gateway.api.read_choice import ReadChoice
 from gateway.api.usage import usage_fields
 from gateway.dispatch.sinks import Sink
 from gateway.errors import ApiError
-from gateway.generation import Generation
+from gateway.generation import Generation, OutputReading
 from gateway.http1.exchange import Exchange
 from gateway.streams.event_stream import EventStream, EventStreamLimits, Flusher
-from shared.messages import Delta
+from shared.messages import Delta, Finish
 
 
 class _PlainPath:
@@ -88,6 +87,62 @@ class StreamedChoice(_PlainPath):
         self._has_begun, self._is_plain = True, chunks.details is None
 
 
+class ReadStreamedChoice(ReadChoice):
+    """Turns what is read into chunks. The first ones are written at once; later ones wait for the flush."""
+
+    def __init__(
+        self, answer: Answer, stream: EventStream, chunks: ChoiceChunks, index: int, reading: OutputReading
+    ) -> None:
+        """Encode with `chunks` into `stream`."""
+        super().__init__(answer, index, reading)
+        self._stream = stream
+        self._chunks = chunks
+        self._has_begun = False
+        self._has_written = False
+        self._events: list[bytes] = []
+
+    def content(self, text: str) -> None:
+        """Add a chunk."""
+        self._open("")
+        self._events.append(self._chunks.text(text, self.take_logprobs()))
+
+    def reasoning(self, text: str) -> None:
+        """Add a chunk."""
+        self._open("")
+        self._events.append(self._chunks.reasoning(text, self.take_logprobs()))
+
+    def call_started(self, index: int, name: str) -> None:
+        """Add a chunk with the call's id and name."""
+        self._open(None)
+        self._events.append(self._chunks.call(index, new_call_id(), name, self.take_logprobs()))
+
+    def call_arguments(self, index: int, text: str) -> None:
+        """Add a chunk."""
+        self._events.append(self._chunks.arguments(index, text, self.take_logprobs()))
+
+    def delivered(self, finish: Finish | None) -> None:
+        """Send the chunks, and the last one when the choice has ended."""
+        if finish is not None:
+            self._open("")
+            reason = finish_reason(finish.reason, self.num_calls, self._reading.is_function_call)
+            more = context_fields(finish, self._answer.max_tokens)
+            self._events.append(self._chunks.finish(reason, more, self.take_logprobs()))
+        if not self._events:
+            return
+        data = b"".join(self._events)
+        self._events.clear()
+        if self._has_written or finish is not None:
+            self._stream.send(data)
+        else:
+            self._has_written = True
+            self._stream.send_now(data)
+
+    def _open(self, content: str | None) -> None:
+        if not self._has_begun:
+            self._has_begun = True
+            self._events.append(self._chunks.opening(content))
+
+
 class StreamedAnswer(EventAnswer):
     """An answer as an event stream."""
 
@@ -122,13 +177,12 @@ class StreamedAnswer(EventAnswer):
 
     def _choice(self, generation: Generation, index: int, details: ChoiceDetails | None) -> Sink:
         reading = generation.reading
+        is_function_call = reading is not None and reading.is_function_call
+        chunks = ChoiceChunks(self._identity, index, self._include_usage, details, is_function_call=is_function_call)
+        self._chunks.append(chunks)
         if reading is None:
-            chunks = ChoiceChunks(self._identity, index, self._include_usage, details)
-            self._chunks.append(chunks)
             return StreamedChoice(self, self._stream, chunks, index)
-        is_function_call = reading.is_function_call
-        read_chunks = ReadChunks(self._identity, index, self._include_usage, is_function_call, details)
-        return ReadStreamedChoice(self, self._stream, read_chunks, index, reading)
+        return ReadStreamedChoice(self, self._stream, chunks, index, reading)
 
     def _complete(self) -> None:
         is_wanted = self._include_usage

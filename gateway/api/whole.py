@@ -8,66 +8,88 @@ from typing import Any
 import msgspec
 
 from gateway.api.answer import Answer, ResponseHead
-from gateway.api.context_end import context_fields
+from gateway.api.choice_fields import call_fields, context_fields, finish_reason, new_call_id, reasoning_fields
 from gateway.api.details import ChoiceDetails, DetailedSink
 from gateway.api.identity import AnswerIdentity
 from gateway.api.logprobs import chat_logprobs, completion_logprobs, first_token_name
 from gateway.api.ranking import RankedSink, likeliest
-from gateway.api.read_whole import ReadWholeChoice
+from gateway.api.read_choice import ReadChoice
 from gateway.api.usage import usage_fields
-from gateway.errors import ApiError
-from gateway.generation import Generation, Kind
+from gateway.generation import PLAIN_READING, Generation, Kind, OutputReading
 from gateway.http1.exchange import Exchange
-from shared.messages import Delta, TokenLogprob
+from shared.messages import Delta, Finish, TokenLogprob
 
 
-class WholeChoice:
-    """Sink of one choice: text, log probabilities and finish reason, in pieces."""
+class WholeChoice(ReadChoice):
+    """Keeps what is read until the choice is told as one object."""
 
-    __slots__ = ("_answer", "_end", "_first_token", "_index", "_logprobs", "_prompt_logprobs", "_texts")
-
-    def __init__(self, answer: WholeAnswer, index: int) -> None:
+    def __init__(self, answer: Answer, index: int, reading: OutputReading) -> None:
         """Start empty."""
-        self._answer = answer
-        self._index = index
-        self._texts: list[str] = []
-        self._logprobs: list[TokenLogprob] | None = None
+        super().__init__(answer, index, reading)
+        self._contents: list[str] = []
+        self._reasonings: list[str] = []
+        # Name and pieces of the arguments of each call.
+        self._calls: list[tuple[str, list[str]]] = []
+        self._has_logprobs = False
         self._prompt_logprobs: tuple[TokenLogprob | None, ...] = ()
         self._first_token = ""
         self._end: dict[str, str] = {}
 
     def deliver(self, delta: Delta) -> None:
-        """Keep what is new."""
-        if delta.text:
-            self._texts.append(delta.text)
-        if delta.logprobs is not None:
-            self._logprobs = [*(self._logprobs or ()), *delta.logprobs]
+        """Keep what is told of the prompt, and read."""
         if delta.prompt_logprobs:
             self._prompt_logprobs = delta.prompt_logprobs
             self._first_token = first_token_name(delta)
-        if delta.token_ids:
-            self._answer.note_output()
-        if delta.finish is not None:
-            more = context_fields(delta.finish, self._answer.max_tokens)
-            self._end = {"finish_reason": delta.finish.reason} | more
-            self._answer.note_output()
-            self._answer.finish_choice(self._index, delta.finish)
+        self._has_logprobs |= delta.logprobs is not None
+        super().deliver(delta)
 
-    def fail(self, error: ApiError) -> None:
-        """End the whole answer."""
-        self._answer.fail(error)
+    def content(self, text: str) -> None:
+        """Keep it."""
+        self._contents.append(text)
+
+    def reasoning(self, text: str) -> None:
+        """Keep it."""
+        self._reasonings.append(text)
+
+    def call_started(self, index: int, name: str) -> None:
+        """Keep the name."""
+        self._calls.append((name, []))
+
+    def call_arguments(self, index: int, text: str) -> None:
+        """Keep them."""
+        self._calls[index][1].append(text)
+
+    def delivered(self, finish: Finish | None) -> None:
+        """Keep why the choice ended."""
+        if finish is not None:
+            reason = finish_reason(finish.reason, self.num_calls, self._reading.is_function_call)
+            self._end = {"finish_reason": reason} | context_fields(finish, self._answer.max_tokens)
 
     def fields(self, kind: Kind) -> dict[str, Any]:
         """Return the choice as the endpoint's JSON object."""
-        text = "".join(self._texts)
-        has_logprobs = self._logprobs is not None or self._prompt_logprobs
+        logprobs = self.take_logprobs()
+        has_logprobs = self._has_logprobs or self._prompt_logprobs
         if kind == "chat":
-            message = {"role": "assistant", "content": text, "refusal": None}
-            logprobs = chat_logprobs(self._logprobs or ()) if has_logprobs else None
-            return {"index": self._index, "message": message, "logprobs": logprobs} | self._end
-        entries: list[TokenLogprob | None] = [*self._prompt_logprobs, *(self._logprobs or ())]
-        logprobs = completion_logprobs(entries, 0, self._first_token) if has_logprobs else None
-        return {"index": self._index, "text": text, "logprobs": logprobs} | self._end
+            told = {"message": self._message(), "logprobs": chat_logprobs(logprobs) if has_logprobs else None}
+            return {"index": self._index, **told, **self._end}
+        entries: list[TokenLogprob | None] = [*self._prompt_logprobs, *logprobs]
+        found = completion_logprobs(entries, 0, self._first_token) if has_logprobs else None
+        return {"index": self._index, "text": "".join(self._contents), "logprobs": found, **self._end}
+
+    def _message(self) -> dict[str, Any]:
+        """Return the message. Its content is null where there are only calls."""
+        content = "".join(self._contents)
+        message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+        if self._calls and not content:
+            message["content"] = None
+        if self._reasonings:
+            message |= reasoning_fields("".join(self._reasonings))
+        calls = [(name, "".join(arguments)) for name, arguments in self._calls]
+        if calls and self._reading.is_function_call:
+            message["function_call"] = {"name": calls[0][0], "arguments": calls[0][1]}
+        elif calls:
+            message["tool_calls"] = [call_fields(new_call_id(), name, arguments) for name, arguments in calls]
+        return message
 
 
 class WholeAnswer(Answer):
@@ -79,11 +101,8 @@ class WholeAnswer(Answer):
         """Prepare one sink per choice."""
         super().__init__(exchange, generation, head)
         self._identity = identity
-        reading = generation.reading
-        self._choices: list[WholeChoice | ReadWholeChoice] = [
-            WholeChoice(self, index) if reading is None else ReadWholeChoice(self, index, reading)
-            for index in range(generation.num_sequences)
-        ]
+        reading = generation.reading or PLAIN_READING
+        self._choices = [WholeChoice(self, index, reading) for index in range(generation.num_sequences)]
         self.sinks = self._choices
         self._details: list[ChoiceDetails] = []
         wanted = generation.details

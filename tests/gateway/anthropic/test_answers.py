@@ -8,8 +8,7 @@ from typing import Any
 
 from gateway.admission.auth import Principal
 from gateway.anthropic.dialect import ANTHROPIC
-from gateway.anthropic.streamed import StreamedMessage
-from gateway.anthropic.whole import WholeMessage
+from gateway.anthropic.message import StreamedMessage, WholeMessage
 from gateway.api.answer import Answer, ResponseHead
 from gateway.api.endpoint import Asked, StreamParts
 from gateway.errors import ApiError

@@ -11,7 +11,6 @@ import pytest
 from gateway.api.chunks import ChoiceChunks
 from gateway.api.details import ChoiceDetails, DetailedSink
 from gateway.api.identity import AnswerIdentity
-from gateway.api.read_chunks import ReadChunks
 from gateway.errors import ApiError
 from gateway.generation import Details, Kind
 from shared.messages import Delta, TokenLogprob
@@ -103,7 +102,7 @@ def test_prompt_logprobs_stand_apart(kind: Kind) -> None:
 
 
 def test_chunks_of_text_that_is_read_have_log_probabilities_where_there_are_any() -> None:
-    chunks = ReadChunks(identity("chat"), 0, False, False, None)
+    chunks = ChoiceChunks(identity("chat"), 0, False)
     for logprobs, tokens in (((), None), ((ENTRY,), ["a"])):
         found = event(chunks.text("a", logprobs))["choices"][0]["logprobs"]
         assert (None if found is None else [entry["token"] for entry in found["content"]]) == tokens
@@ -112,7 +111,7 @@ def test_chunks_of_text_that_is_read_have_log_probabilities_where_there_are_any(
 @pytest.mark.parametrize("with_usage", [False, True])
 def test_usage_so_far_is_in_every_chunk(with_usage: bool) -> None:
     details = ChoiceDetails(Details(usage_so_far=True), "chat")
-    chunks = ReadChunks(identity("chat"), 0, with_usage, False, details)
+    chunks = ChoiceChunks(identity("chat"), 0, with_usage, details)
     usages = []
     for delta in (FIRST, SECOND):
         details.note(delta)

@@ -7,8 +7,8 @@ import time
 
 import pytest
 
+from gateway.api.choice_fields import call_fields, finish_reason, new_call_id, reasoning_fields
 from gateway.api.identity import AnswerIdentity
-from gateway.api.tool_calls import call_fields, finish_reason, new_call_id, reasoning_fields
 from gateway.generation import Generation, Kind, Prompt
 from shared.sampling import Sampling
 

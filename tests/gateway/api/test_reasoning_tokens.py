@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.api.reasoning_tokens import ReasoningTokens
+from gateway.api.read_choice import ReasoningTokens
 from shared.formats.events import ContentText, OutputEvent, ReasoningText, ToolCallArguments, ToolCallStart
 
 R, C = ReasoningText("rrrr"), ContentText("cccc")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gateway.api.context_end import context_fields
+from gateway.api.choice_fields import context_fields
 from shared.messages import Finish, Usage
 from tests.gateway.api.test_read_choice import deltas, streamed, whole
 
