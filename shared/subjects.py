@@ -14,6 +14,7 @@ hr.dead.<model>.<lane>.<tenant>     requests in quarantine (stream `HR_DEAD`)
 hr.tok.<gateway>                    frames from workers to one gateway
 hr.worker.<model>.<worker>          worker heartbeats
 hr.probe.<worker>                   a gateway probes a worker whose heartbeats it misses
+hr.drain.<worker>                   an operator drains a worker
 hr.gateway.<gateway>                gateway heartbeats
 hr.cancel.<model>                   cancellations
 hr.tokenizer.<model>                tokenize and detokenize, request and reply
@@ -114,6 +115,11 @@ def worker_subject(model: str, worker: str) -> str:
 def probe_subject(worker: str) -> str:
     """Subject on which one worker answers that it is there."""
     return f"hr.probe.{encode_name(worker)}"
+
+
+def drain_subject(worker: str) -> str:
+    """Subject on which one worker is told to drain, and answers that it does."""
+    return f"hr.drain.{encode_name(worker)}"
 
 
 def gateway_subject(gateway: str) -> str:

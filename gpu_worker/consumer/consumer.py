@@ -11,6 +11,7 @@ import contextlib
 import logging
 import os
 import time
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -41,7 +42,7 @@ from shared.nats_connection import SEND_ERRORS, inbox_prefix
 from shared.pause_detector import PauseDetector
 from shared.result_shares import PURGE_INTERVAL_S
 from shared.streams import StreamLimits, ensure_interactive_stream, ensure_record_streams
-from shared.subjects import ALL_GATEWAYS, cancel_subject, probe_subject, worker_subject
+from shared.subjects import ALL_GATEWAYS, cancel_subject, drain_subject, probe_subject, worker_subject
 from shared.task_supervisor import TaskSupervisor
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
 
 GATEWAY_CHECK_INTERVAL_S = 1.0
 _GATEWAY_INBOX = f"{inbox_prefix('gateway')}."
+_ADMIN_INBOX = f"{inbox_prefix('admin')}."
 
 _log = logging.getLogger(__name__)
 
@@ -89,6 +91,7 @@ class Consumer:
         self._pauses = PauseDetector(GATEWAY_CHECK_INTERVAL_S, GATEWAY_CHECK_INTERVAL_S)
         self._tasks = tasks
         self._is_closed = False
+        self.on_drain: Callable[[], None] = lambda: None
         self._decode_cancel = msgspec.msgpack.Decoder(Cancel).decode
         self._interactive_queues = InteractiveQueues(nats, source.model, limits, capacity, interactive.take, tasks)
         self._kept = batch.results.kept
@@ -116,6 +119,7 @@ class Consumer:
         await self._nats.subscribe(cancel_subject(self._source.model), cb=self._receive_cancel)
         await self._nats.subscribe(ALL_GATEWAYS, cb=self._receive_gateway)
         await self._nats.subscribe(probe_subject(self._source.worker), cb=self._answer_probe)
+        await self._nats.subscribe(drain_subject(self._source.worker), cb=self._receive_drain)
         await self._nats.subscribe(worker_subject(self._source.model, self._source.worker), cb=self._receive_namesake)
         self._tasks.every(INTERVAL_S, self.send_heartbeat, "heartbeats")
         self._tasks.every(self._limits.ack_wait_s / 3, self._report_progress, "progress of held messages")
@@ -286,6 +290,13 @@ class Consumer:
         if message.reply.startswith(_GATEWAY_INBOX):
             with contextlib.suppress(*SEND_ERRORS):
                 await self._nats.publish(message.reply, b"")
+
+    async def _receive_drain(self, message: Msg) -> None:
+        """Drain, because an operator asks for it."""
+        if message.reply.startswith(_ADMIN_INBOX):
+            with contextlib.suppress(*SEND_ERRORS):
+                await self._nats.publish(message.reply, b"")
+            self.on_drain()
 
     async def _receive_namesake(self, message: Msg) -> None:
         """End this worker if another one of its name was there before: both would answer for each other's requests."""

@@ -160,6 +160,7 @@ async def _run(
     nats = connecting.result()
     worker = Worker(identity, nats, setup, model, StreamLimits(), observer)
     events.consumer = worker.consumer
+    worker.consumer.on_drain = stopping.set
     health = HealthPort(lambda: worker.stats, lambda: nats.is_connected)
     if health_socket is not None:
         await health.start(health_socket)

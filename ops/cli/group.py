@@ -21,6 +21,8 @@ _COMMANDS = (
     "chat",
     "publish",
     "dead",
+    "drain",
+    "batch",
     "keys",
     "tenant",
     "worker-login",

@@ -16,6 +16,7 @@ from ops.cli.publish_config import PublishConfig
 from ops.cli.publish_lines import read_jobs, read_lines, wrong_file
 from ops.cli.running_system import Endpoint, ServerRefusedError, find_nats
 from ops.stack.state import ReadyFile, read_ready_file
+from shared.errors import ConfigError
 
 if TYPE_CHECKING:
     from ops.cli.openai_batch import BatchLine
@@ -42,7 +43,7 @@ def run(config: PublishConfig, prompt: str | None) -> int:
     model = config.model_name or next(iter(served or []), None)
     requests, lines = read_jobs(config, model, found)
     if served is not None:
-        _tell_unserved({request.model for request in requests}, served)
+        _check_served(config, {request.model for request in requests}, served)
     try:
         return asyncio.run(_publish(config, url, requests, lines))
     except KeyboardInterrupt:
@@ -63,9 +64,18 @@ def _served_models(config: PublishConfig, url: str, running: ReadyFile | None) -
         return None
 
 
-def _tell_unserved(models: set[str], served: list[str]) -> None:
+def _check_served(config: PublishConfig, models: set[str], served: list[str]) -> None:
+    """Refuse models that nobody serves, of a system that serves others; where none is served yet, jobs may wait.
+
+    Raises:
+        ConfigError: One of them is not served.
+    """
+    unserved = sorted(models.difference(served))
     names = ", ".join(served[:_MAX_NAMES]) + (", ..." if len(served) > _MAX_NAMES else "")
-    for model in sorted(models.difference(served)):
+    if unserved and served and not config.queue_unserved:
+        problem = f"no worker serves {unserved[0][:64]!r}; served: {names}; with --queue-unserved its jobs wait for one"
+        raise ConfigError("HEADRACE_MODEL_NAME", problem)
+    for model in unserved:
         _tell(
             f"no worker serves {model[:64]!r} now; its jobs wait in the queue until one does; served: {names or 'none'}"
         )

@@ -26,5 +26,6 @@ class PublishConfig(NatsFiles):
     max_tokens: int = setting(64, "Tokens to generate at most, for requests that do not say.", minimum=1)
     temperature: float = setting(1.0, "Temperature, for requests that do not say.", minimum=0, maximum=2)
     seed: int = setting(0, "Seed, for requests that do not say.", minimum=-(2**63), maximum=2**63 - 1)
+    queue_unserved: bool = setting(False, "Publish jobs for models that no worker serves now too: they wait for one.")
     wait: bool = setting(False, "Wait for the results and print them.")
     timeout_s: float = setting(3600.0, "How long to wait for the results.", minimum=0.1)

@@ -45,7 +45,7 @@ _USER = Template("""\
         "hr.worker.$model.*"
         "hr.cancel.$model"
         "hr.tokenizer.$model"
-        "hr.probe.*"
+        "hr.probe.*", "hr.drain.*"
         "hr.gateway.*"
         "_INBOX_worker.$model.>"
       ]

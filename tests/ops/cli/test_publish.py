@@ -131,8 +131,16 @@ def test_all_bad_lines_are_told_at_once(tmp_path: Path) -> None:
 
 def test_served_models_are_named_where_nats_is_given_by_its_url(cli_system: System, state_dir: Path) -> None:
     nats = ["--state-dir", str(state_dir), "--nats-url", cli_system.info["nats_url"]]
-    done = headrace("publish", "x", "--model-name", "unserved", *nats)
+    done = headrace("publish", "x", "--model-name", "unserved", "--queue-unserved", *nats)
     assert done.stderr.endswith("until one does; served: headrace-demo\n")
+
+
+def test_jobs_of_a_model_that_nobody_serves_are_refused_whole(state_dir: Path, tmp_path: Path) -> None:
+    (tmp_path / "jobs").write_text('{"id": "served", "text": "x"}\n{"id": "not", "text": "x", "model": "unserved"}\n')
+    done = headrace("publish", "--file", str(tmp_path / "jobs"), "--state-dir", str(state_dir))
+    assert (done.returncode, done.stdout) == (2, "")
+    told = "no worker serves 'unserved'; served: headrace-demo; with --queue-unserved its jobs wait for one\n"
+    assert done.stderr.endswith(told)
 
 
 def test_file_without_requests_is_said(state_dir: Path) -> None:
@@ -162,7 +170,16 @@ def test_waiting_that_is_stopped_says_what_becomes_of_the_jobs(
 
 
 def test_results_that_are_missing_are_named_with_what_happens_to_their_jobs(state_dir: Path) -> None:
-    options = ["--model-name", "unserved", "--wait", "--timeout-s", "0.5", "--state-dir", str(state_dir)]
+    options = [
+        "--model-name",
+        "unserved",
+        "--queue-unserved",
+        "--wait",
+        "--timeout-s",
+        "0.5",
+        "--state-dir",
+        str(state_dir),
+    ]
     done = headrace("publish", "--file", "-", *options, given='{"id": "waiting", "text": "a"}')
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 2)
     assert done.stderr.startswith(

@@ -66,6 +66,7 @@ JOBS = {
             "hr.cancel.m",
             "hr.tokenizer.m",
             "hr.probe.w",
+            "hr.drain.w",
             "hr.gateway.*",
             "_INBOX_worker.x",
         ],
@@ -75,7 +76,7 @@ JOBS = {
         "subscribe": ["hr.result.default.r", "hr.result.default.*", "hr.reply.default.>", "_INBOX.x", "_INBOX_batch.x"],
     },
     "admin": {
-        "publish": ["$JS.API.INFO", "hr.req.m.batch.t"],
+        "publish": ["$JS.API.INFO", "hr.req.m.batch.t", "hr.drain.w", "hr.cancel.m", "hr.result.t.r", "hr.end.t.r"],
         "subscribe": ["hr.worker.*.*", "hr.gateway.*", "_INBOX_admin.x"],
     },
 }
@@ -84,6 +85,8 @@ JOBS = {
 SHARED = {
     "hr.dead.m.interactive.t", "hr.dead.m.batch.t", "$JS.API.INFO", "_INBOX.x", "hr.req.m.batch.default",
     "hr.req.m.batch.t",
+    # Gateways cancel what nobody waits for any more, and administrators jobs.
+    "hr.cancel.m",
     # Gateways read the results of background responses, and workers and tenants those of batch jobs.
     "hr.result.t.r", "hr.progress.t.r", "hr.end.t.r", "hr.kept.t", "$JS.API.STREAM.MSG.GET.HR_ENDS",
     "$JS.API.STREAM.MSG.GET.HR_PROGRESS", "$JS.API.STREAM.MSG.DELETE.HR_BATCH_default",
@@ -149,7 +152,7 @@ FORBIDDEN = {
         ],
     },
     "admin": {
-        "publish": ["hr.req.m.interactive", "hr.tok.g", "hr.cancel.m", "hr.result.t.r", "hr.dead.m.batch.t"],
+        "publish": ["hr.req.m.interactive", "hr.tok.g", "hr.dead.m.batch.t", "hr.worker.m.w", "hr.progress.t.r"],
         "subscribe": ["hr.req.>", "hr.tok.>", "hr.result.>", "hr.dead.>", "hr.response.>", "_INBOX_gateway.>", ">"],
     },
 }  # fmt: skip

@@ -70,7 +70,7 @@ async def test_worker_does_what_its_model_needs(as_worker: AsWorker, server: Nat
     for model in (OWN, OTHER):
         worker, token = await as_worker(model), encode_name(model)
         publish = [f"hr.worker.{token}.w", "hr.tok.g", "hr.result.t.r", f"hr.dead.{token}.batch.t", "hr.progress.t.r"]
-        subscribe = [f"hr.worker.{token}.*", f"hr.cancel.{token}", f"hr.tokenizer.{token}", "hr.probe.w"]
+        subscribe = [f"hr.worker.{token}.*", f"hr.cancel.{token}", f"hr.tokenizer.{token}", "hr.probe.w", "hr.drain.w"]
         assert [s for s in publish if not await worker.can_publish(s)] == []
         assert [s for s in (*subscribe, "hr.gateway.*") if not await worker.can_subscribe(s)] == []
         js = worker.client.jetstream()

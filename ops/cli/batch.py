@@ -1,0 +1,86 @@
+"""`headrace batch`: cancel jobs of the batch lane that have not ended."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ops.cli.admin import AdminAccess, admin_client
+from ops.cli.options import SettingsGroup, options, resolve_settings
+from ops.cli.running_system import find_admin_nats
+from ops.stack.config import DEFAULT_AUDIT_FILE, DEFAULT_STATE_DIR
+from shared.audit import AUDIT_HELP, audited, nats_login
+from shared.config import setting
+from shared.errors import DependencyError, HeadraceError
+
+if TYPE_CHECKING:
+    from ops.cli.batch_queue import QueuedJob
+
+
+@dataclass(frozen=True, slots=True)
+class BatchConfig(AdminAccess):
+    """Where the queues are."""
+
+    nats_url: str | None = setting(None, "NATS servers; found through the state directory if not given.")
+    state_dir: Path = setting(DEFAULT_STATE_DIR, "State directory of a running `headrace up`.")
+    timeout_s: float = setting(10.0, "How long NATS may take to appear.", minimum=0.1)
+    audit_file: Path = setting(DEFAULT_AUDIT_FILE, AUDIT_HELP)
+
+
+@click.group("batch", cls=SettingsGroup, params=options(BatchConfig))
+@click.pass_context
+def command(ctx: click.Context, /, **values: Any) -> None:
+    """Cancel batch jobs.
+
+    Needs an administrator's credentials. `headrace publish` publishes jobs.
+    """
+    ctx.obj = resolve_settings(BatchConfig, values)
+
+
+@command.command()
+@click.argument("ids", metavar="[ID]...", nargs=-1)
+@click.option("--tenant", default="default", show_default=True, help="Whose jobs.")
+@click.option("--model", help="Only jobs for this model.")
+@click.option("--all", "is_all", is_flag=True, help="All jobs that the filters select, without ids.")
+@click.pass_obj
+def cancel(config: BatchConfig, /, ids: tuple[str, ...], tenant: str, model: str | None, is_all: bool) -> None:
+    """Cancel jobs that wait or run: each ends with what it has, and its result says `cancelled`.
+
+    Prints one JSON object a job. A job that has ended keeps its result.
+    """
+    if bool(ids) == is_all:
+        raise click.UsageError("Give ids of jobs, or --all for everything that the filters select.")
+    url = find_admin_nats(config.nats_url, config.state_dir)
+    user = nats_login(config.nats_user, url, config)
+    wanted = frozenset(ids)
+    what = {"tenant": tenant, "model": model, "ids": sorted(ids)}
+    with audited(config.audit_file, "batch.cancel", nats_user=user, **what) as told:
+        cancelled = asyncio.run(_cancel(config, url, tenant, model, wanted))
+        told["num_cancelled"] = len(cancelled)
+    for job in cancelled:
+        click.echo(json.dumps({"id": job.request.id, "tenant": tenant, "model": job.request.model}))
+    if missing := wanted - {job.request.id for job in cancelled}:
+        names = ", ".join(sorted(missing))
+        raise HeadraceError(f"no job of tenant {tenant!r} that waits or runs has the id {names}; it may have ended")
+
+
+async def _cancel(
+    config: BatchConfig, url: str, tenant: str, model: str | None, ids: frozenset[str]
+) -> list[QueuedJob]:
+    from ops.cli.batch_queue import BatchQueue
+
+    async with admin_client(url, "headrace-batch", config, config.timeout_s) as client:
+        queue = BatchQueue(client, tenant)
+        try:
+            wanted = [job async for job in queue.jobs(model) if not ids or job.request.id in ids]
+            cancelled = [job for job in wanted if await queue.cancel(job)]
+        finally:
+            await queue.close()
+    if not cancelled and not ids:
+        raise DependencyError(f"no job of tenant {tenant!r} waits or runs{'' if model is None else f' for {model!r}'}")
+    return cancelled

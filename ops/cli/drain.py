@@ -1,0 +1,127 @@
+"""`headrace drain`: a worker takes no more requests, finishes what it has, and ends."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from ops.cli.admin import AdminAccess, admin_client
+from ops.cli.options import settings_command
+from ops.cli.running_system import find_admin_nats
+from ops.stack.config import DEFAULT_AUDIT_FILE, DEFAULT_STATE_DIR
+from shared.audit import AUDIT_HELP, audited, nats_login
+from shared.config import setting
+from shared.errors import DependencyError
+
+if TYPE_CHECKING:
+    from nats.aio.client import Client
+    from nats.aio.msg import Msg
+
+    from shared.messages import Heartbeat
+
+_ANSWER_S = 5.0
+# A worker sends five heartbeats a second.
+_LISTEN_S = 1.0
+_SILENCE_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class DrainConfig(AdminAccess):
+    """Where the worker is heard, and how long to wait for it."""
+
+    nats_url: str | None = setting(None, "NATS servers; found through the state directory if not given.")
+    state_dir: Path = setting(DEFAULT_STATE_DIR, "State directory of a running `headrace up`.")
+    wait: bool = setting(True, "Wait until the worker has ended.")
+    timeout_s: float = setting(120.0, "How long to wait for that.", minimum=0.1)
+    audit_file: Path = setting(DEFAULT_AUDIT_FILE, AUDIT_HELP)
+
+
+def run(config: DrainConfig, worker: str) -> int:
+    """Drain a worker: it takes no more requests, finishes what it can, hands the rest to others, and ends.
+
+    WORKER is the name that `headrace doctor` and the metrics show. What it cannot finish within its --drain-timeout-s
+    goes on at other workers, with the same text. Whatever supervises the worker may start it anew: `headrace up` and
+    Kubernetes do, systemd does not. Needs an administrator's credentials.
+    """
+    url = find_admin_nats(config.nats_url, config.state_dir)
+    user = nats_login(config.nats_user, url, config)
+    with audited(config.audit_file, "worker.drain", nats_user=user, worker=worker):
+        asyncio.run(_drain(config, url, worker))
+    return 0
+
+
+async def _drain(config: DrainConfig, url: str, worker: str) -> None:
+    from nats.errors import Error as NatsError
+
+    from shared.subjects import ALL_WORKERS, drain_subject
+
+    async with admin_client(url, "headrace-drain", config, _ANSWER_S) as client:
+        fleet = _Fleet(worker)
+        await client.subscribe(ALL_WORKERS, cb=fleet.hear)
+        await asyncio.sleep(_LISTEN_S)
+        beat = fleet.beat
+        if beat is None:
+            raise DependencyError(f"no worker {worker!r} is heard; heard: {', '.join(sorted(fleet.names)) or 'none'}")
+        if "drain" not in beat.features:
+            raise DependencyError(
+                f"{worker} is of an earlier version, which drains on SIGTERM (its process: {beat.pid})"
+            )
+        try:
+            await client.request(drain_subject(worker), b"", timeout=_ANSWER_S)
+        except NatsError as error:
+            problem = "NATS's permissions may be of an earlier version: see ops/nats/headrace.conf"
+            raise DependencyError(f"{worker} does not answer ({error!r}); {problem}") from error
+        click.echo(f"{worker} drains: {beat.running} running, {beat.waiting} waiting")
+        if config.wait:
+            await _wait(client, fleet, beat, config.timeout_s)
+
+
+async def _wait(client: Client, fleet: _Fleet, first: Heartbeat, timeout_s: float) -> None:
+    """Wait until nothing more is heard of this life of the worker."""
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() - fleet.heard_at < _SILENCE_S or not client.is_connected:
+        if fleet.beat is not None and fleet.beat.started != first.started:
+            break  # started anew
+        if time.monotonic() > deadline:
+            running = 0 if fleet.beat is None else fleet.beat.running
+            raise DependencyError(f"{first.worker} has not ended after {timeout_s:g} s: {running} sequences run")
+        await asyncio.sleep(0.1)
+    click.echo(f"{first.worker} has ended")
+
+
+class _Fleet:
+    """Hears workers.
+
+    Attributes:
+        names: All that were heard.
+        beat: The last heartbeat of the one that is drained; `heard_at` is when it came.
+    """
+
+    def __init__(self, worker: str) -> None:
+        from shared.messages import Heartbeat
+
+        self._worker = worker
+        self._kind = Heartbeat
+        self.names: set[str] = set()
+        self.beat: Heartbeat | None = None
+        self.heard_at = time.monotonic()
+
+    async def hear(self, message: Msg) -> None:
+        """Take note of a heartbeat."""
+        import msgspec
+
+        try:
+            beat = msgspec.msgpack.decode(message.data, type=self._kind)
+        except msgspec.MsgspecError:
+            return
+        self.names.add(beat.worker)
+        if beat.worker == self._worker:
+            self.beat, self.heard_at = beat, time.monotonic()
+
+
+command = settings_command(DrainConfig, "drain", run, [click.Argument(["worker"])])
