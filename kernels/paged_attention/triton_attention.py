@@ -15,8 +15,9 @@ from kernels.paged_attention.triton_config import (
     ChunkConfig,
     SplitConfig,
     choose_num_chunk_splits,
-    choose_num_splits,
+    choose_num_shares,
     chunk_config,
+    most_splits,
     split_config,
 )
 from kernels.paged_attention.triton_split import reduce_splits_kernel, split_attention_kernel
@@ -117,7 +118,7 @@ def paged_attention_triton(
 
     Nothing is read back from the device, and every grid follows from tensor shapes and `max_query_len`: the call can be
     captured in a CUDA graph, and replayed with other lengths up to those. How many splits share a sequence depends on
-    `num_seqs`, so the last bits of a row may differ from one batch size to another.
+    the contexts beside it, so the last bits of a row may differ from one batch to another.
 
     Args:
         batch: Tensors on one device; the query strided in its first dimension at most.
@@ -217,36 +218,42 @@ def _launch_split(
     """Attend from the sequences with at most `max_query_len` query tokens."""
     num_seqs, num_kv_heads, value_dim = len(batch.context_lens), batch.num_kv_heads, batch.value_cache.shape[3]
     num_heads, capacity = batch.query.shape[1], batch.block_tables.shape[1] * batch.key_cache.shape[1]
-    num_splits = choose_num_splits(config, num_seqs, num_kv_heads, capacity, gpu.num_multiprocessors)
-    num_rows = num_seqs * num_splits * num_heads * max_query_len if num_splits > 1 else 0
+    num_shares = choose_num_shares(config, num_kv_heads, gpu.num_multiprocessors)
+    max_splits = most_splits(config, num_shares, capacity)
+    num_rows = (num_seqs + num_shares) * num_heads * max_query_len if max_splits > 1 else 0
     partial = torch.empty(num_rows, value_dim, dtype=torch.float32, device=result.device)
     partial_lse = torch.empty(num_rows, dtype=torch.float32, device=result.device)
-    min_tiles = -(-config.min_split_tokens // config.block_n)
     block_m = max(_MIN_ROWS, triton.next_power_of_2(num_heads // num_kv_heads * max_query_len))
     # Hopper's tensor cores take operands from shared memory. Elsewhere, and where eight bits are converted, so many
     # rows need the registers of more warps.
     has_operands_in_memory = gpu.generation is GpuGeneration.HOPPER and batch.kv_scales is None
     needs_more_warps = block_m >= _MAX_SPLIT_ROWS and not has_operands_in_memory
-    constants = {"MAX_QUERY_LEN": max_query_len, "MIN_TILES": min_tiles, "BLOCK_N": config.block_n, "SHAPE": shape}
+    constants = {
+        "MAX_QUERY_LEN": max_query_len,
+        "MIN_TILES": -(-config.min_split_tokens // config.block_n),
+        "MAX_SPLITS": max_splits,
+        "SEQS": triton.next_power_of_2(num_seqs),
+        "BLOCK_N": config.block_n,
+        "SHAPE": shape,
+    }
     caches = (batch.key_cache, batch.value_cache, batch.scale_pairs)
     lengths = (batch.query_starts, batch.context_lens)
-    split_attention_kernel[(num_kv_heads, num_splits, num_seqs)](
+    split_attention_kernel[(num_kv_heads, num_seqs + (num_shares if max_splits > 1 else 0))](
         *(result, partial, partial_lse, batch.query, *caches, batch.block_tables, *lengths),
         *(batch.tree_masks, batch.sinks),
         score_scale,
         batch.query.stride(0),
         batch.block_tables.stride(0),
-        num_splits,
-        IS_SPLIT=num_splits > 1,
+        num_seqs,
+        num_shares,
         BLOCK_M=block_m,
         num_warps=2 * config.num_warps if needs_more_warps else config.num_warps,
         num_stages=config.num_stages,
         **constants,
     )
-    if num_splits > 1:
-        reduce_splits_kernel[(num_heads * max_query_len, num_seqs)](
-            *(result, partial, partial_lse, *lengths, num_splits),
-            BLOCK_S=triton.next_power_of_2(num_splits),
+    if max_splits > 1:
+        reduce_splits_kernel[(num_seqs, num_heads * max_query_len)](
+            *(result, partial, partial_lse, *lengths, num_seqs, num_shares),
             num_warps=4 if batch.block_v < _MAX_BLOCK_D else 8,
             **constants,
         )

@@ -92,22 +92,25 @@ def chunk_config(generation: GpuGeneration, padded_head_dim: int, dtype: torch.d
     return _CHUNK[generation][max(padded_head_dim, 64)]
 
 
-def choose_num_splits(
-    config: SplitConfig, num_seqs: int, num_kv_heads: int, capacity: int, num_multiprocessors: int
-) -> int:
-    """Return into how many programs a sequence's cached tokens are divided, at most.
+def choose_num_shares(config: SplitConfig, num_kv_heads: int, num_multiprocessors: int) -> int:
+    """Return how many splits of equal length all sequences of a batch come to, in each KV head.
 
-    Everything it depends on is fixed in a CUDA graph: how many splits have work is decided on the device.
+    What is left of each sequence is one more. All that it depends on is fixed in a CUDA graph: how long a share is, and
+    how many a sequence gets, is decided on the device.
+    """
+    return -(-config.programs_per_multiprocessor * num_multiprocessors // num_kv_heads)
+
+
+def most_splits(config: SplitConfig, num_shares: int, capacity: int) -> int:
+    """Return into how many splits a sequence may be divided: a power of two, at most `MAX_SPLITS`.
 
     Args:
         config: Of the launch.
-        num_seqs: Rows of the batch, padding included.
-        num_kv_heads: Programs per sequence without splitting.
+        num_shares: Of the batch.
         capacity: Tokens that a row of the block table can address.
-        num_multiprocessors: Of the GPU.
     """
-    wanted = -(-config.programs_per_multiprocessor * num_multiprocessors // (num_seqs * num_kv_heads))
-    return max(1, min(wanted, MAX_SPLITS, -(-capacity // config.min_split_tokens)))
+    wanted = max(1, min(num_shares + 1, -(-capacity // config.min_split_tokens)))
+    return min(1 << (wanted - 1).bit_length(), MAX_SPLITS)
 
 
 def choose_num_chunk_splits(config: ChunkConfig, num_programs: int, capacity: int, num_multiprocessors: int) -> int:

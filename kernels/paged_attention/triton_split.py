@@ -1,7 +1,8 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 """Paged attention for decodes: few query tokens per sequence, the cached tokens divided among programs (split-KV).
 
-The grid depends only on the sizes of the tensors; contexts are read on the device. A second kernel reduces the splits.
+The grid depends only on the sizes of the tensors. How many splits a sequence gets is decided on the device, by its
+share of the batch's tokens: one long context among many short ones gets nearly all. A second kernel reduces the splits.
 Source: Dao et al., "Flash-Decoding for long-context inference", 2023; Ringlein et al., arXiv 2511.11581, section 4.
 """
 
@@ -26,19 +27,40 @@ from kernels.paged_attention.triton_tiles import (
 
 
 @triton.jit
-def split_tiles(
-    context_len,
-    query_len,
-    num_splits,
+def divide_sequences(
+    query_starts_ptr,
+    context_lens_ptr,
+    num_seqs,
+    num_shares,
+    MAX_QUERY_LEN: tl.constexpr,
     MIN_TILES: tl.constexpr,
+    MAX_SPLITS: tl.constexpr,
+    SEQS: tl.constexpr,
     BLOCK_N: tl.constexpr,
     SHAPE: tl.constexpr,
 ):
-    """Return the first tile that a sequence's queries see, the end of its tiles, and how many each split takes."""
-    first_tile = first_visible(context_len - query_len, SHAPE.reach, SHAPE.chunk) // BLOCK_N
-    end_tile = tl.cdiv(context_len, BLOCK_N)
-    tiles_per_split = tl.maximum(tl.cdiv(end_tile - first_tile, num_splits), MIN_TILES)
-    return first_tile, end_tile, tiles_per_split
+    """Divide the tiles of all sequences into splits of about equal length, however unlike their contexts are.
+
+    A split has the batch's tiles divided by `num_shares`, or more where that is below MIN_TILES or a sequence would
+    have more than MAX_SPLITS. An attended sequence has one at least, so all have at most `num_shares + num_seqs`.
+
+    Shapes:
+        result: Tiles that a split takes, and how many splits there are, each `[SEQS]`; no splits of sequences without
+            query tokens, or with more than MAX_QUERY_LEN.
+    """
+    sequences = tl.arange(0, SEQS)
+    is_sequence = sequences < num_seqs
+    first_rows = tl.load(query_starts_ptr + sequences, mask=is_sequence, other=0)
+    query_lens = tl.load(query_starts_ptr + sequences + 1, mask=is_sequence, other=0) - first_rows
+    context_lens = tl.load(context_lens_ptr + sequences, mask=is_sequence, other=0)
+    is_attended = (query_lens > 0) & (query_lens <= MAX_QUERY_LEN)
+    first_tiles = first_visible(context_lens - query_lens, SHAPE.reach, SHAPE.chunk) // BLOCK_N
+    tiles = tl.where(is_attended, tl.cdiv(context_lens, BLOCK_N) - first_tiles, 0)
+    share = tl.maximum(tl.cdiv(tl.sum(tiles, 0), num_shares), MIN_TILES)
+    tiles_per_split = tl.maximum(tl.cdiv(tiles, MAX_SPLITS), share)
+    # An empty context has a split, which writes zeros.
+    splits = tl.where(is_attended, tl.maximum(tl.cdiv(tiles, tiles_per_split), 1), 0)
+    return tiles_per_split, splits
 
 
 @triton.jit
@@ -52,7 +74,7 @@ def as_operand(query, key_ptr):
     return query
 
 
-@triton.jit(do_not_specialize=["num_splits"])
+@triton.jit(do_not_specialize=["num_seqs", "num_shares"])
 def split_attention_kernel(
     result_ptr,
     partial_ptr,
@@ -69,31 +91,49 @@ def split_attention_kernel(
     score_scale,
     query_stride,
     table_stride,
-    num_splits,
+    num_seqs,
+    num_shares,
     MAX_QUERY_LEN: tl.constexpr,
-    IS_SPLIT: tl.constexpr,
     MIN_TILES: tl.constexpr,
+    MAX_SPLITS: tl.constexpr,
+    SEQS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     SHAPE: tl.constexpr,
 ):
     """Attend from the queries of one sequence and KV head to one split of its tokens.
 
-    Grid: `(num_kv_heads, num_splits, num_seqs)`. Sequences with more than MAX_QUERY_LEN query tokens are left alone.
-    Unless IS_SPLIT the result is written, else for each row a partial result and the log2 of its sum of exponentials.
+    Grid: `(num_kv_heads, num_seqs + num_shares)`; a program finds its sequence and split by `divide_sequences`.
+    Sequences with more than MAX_QUERY_LEN query tokens are left alone. Of a sequence with one split the result is
+    written, else for each row a partial result and the log2 of its sum of exponentials.
     """
-    kv_head, split, sequence = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    kv_head, item = tl.program_id(0), tl.program_id(1)
+    tiles_per_split, splits = divide_sequences(
+        query_starts_ptr,
+        context_lens_ptr,
+        num_seqs,
+        num_shares,
+        MAX_QUERY_LEN,
+        MIN_TILES,
+        MAX_SPLITS,
+        SEQS,
+        BLOCK_N,
+        SHAPE,
+    )
+    ends = tl.cumsum(splits, 0)
+    is_before = ends <= item
+    sequence = tl.sum(is_before.to(tl.int32), 0)
+    if sequence >= num_seqs:
+        return
+    is_own = tl.arange(0, SEQS) == sequence
+    split = item - tl.sum(tl.where(is_before, splits, 0), 0)
+    own_tiles = tl.sum(tl.where(is_own, tiles_per_split, 0), 0)
+    is_whole = tl.sum(tl.where(is_own, splits, 0), 0) == 1
     first_row = tl.load(query_starts_ptr + sequence)
     query_len = tl.load(query_starts_ptr + sequence + 1) - first_row
     context_len = tl.load(context_lens_ptr + sequence)
-    if (query_len == 0) | (query_len > MAX_QUERY_LEN):
-        return
-    first_tile, end_tile, tiles_per_split = split_tiles(context_len, query_len, num_splits, MIN_TILES, BLOCK_N, SHAPE)
-    first_tile += split * tiles_per_split
-    # The first split always writes, so that an empty context yields zeros.
-    if (split > 0) & (first_tile >= end_tile):
-        return
-    end_tile = tl.minimum(first_tile + tiles_per_split, end_tile)
+    first_tile = first_visible(context_len - query_len, SHAPE.reach, SHAPE.chunk) // BLOCK_N + split * own_tiles
+    end_tile = tl.minimum(first_tile + own_tiles, tl.cdiv(context_len, BLOCK_N))
 
     local_rows = tl.arange(0, BLOCK_M)
     tokens = local_rows // SHAPE.group
@@ -121,42 +161,59 @@ def split_attention_kernel(
         rows, accumulator, row_max, row_sum, head, first_tile, end_tile, score_scale, True, BLOCK_N, SHAPE
     )
     accumulator = finish_rows(accumulator, row_sum, scales_ptr)
-    if IS_SPLIT:
+    if is_whole:
+        result_rows = (first_row + tokens).to(tl.int64) * SHAPE.num_kv_heads * SHAPE.group + heads
+        store_rows(result_ptr, result_rows, is_row, accumulator, SHAPE.value_dim)
+    else:
         ROWS: tl.constexpr = SHAPE.group * MAX_QUERY_LEN
-        partial_rows = ((sequence.to(tl.int64) * SHAPE.num_kv_heads + kv_head) * num_splits + split) * ROWS + local_rows
+        partial_rows = (tl.program_id(1).to(tl.int64) * SHAPE.num_kv_heads + kv_head) * ROWS + local_rows
         store_rows(partial_ptr, partial_rows, is_row, accumulator, SHAPE.value_dim)
         tl.store(partial_lse_ptr + partial_rows, log_sum(row_max, row_sum), mask=is_row)
-    else:
-        result_rows = token_rows * SHAPE.num_kv_heads * SHAPE.group + heads
-        store_rows(result_ptr, result_rows, is_row, accumulator, SHAPE.value_dim)
 
 
-@triton.jit(do_not_specialize=["num_splits"])
+@triton.jit(do_not_specialize=["num_seqs", "num_shares"])
 def reduce_splits_kernel(
     result_ptr,
     partial_ptr,
     partial_lse_ptr,
     query_starts_ptr,
     context_lens_ptr,
-    num_splits,
+    num_seqs,
+    num_shares,
     MAX_QUERY_LEN: tl.constexpr,
     MIN_TILES: tl.constexpr,
-    BLOCK_S: tl.constexpr,
+    MAX_SPLITS: tl.constexpr,
+    SEQS: tl.constexpr,
     BLOCK_N: tl.constexpr,
     SHAPE: tl.constexpr,
 ):
-    """Combine the splits of one query row, `grid: (num_kv_heads * group * MAX_QUERY_LEN, num_seqs)`."""
+    """Combine the splits of one query row, `grid: (num_seqs, num_kv_heads * group * MAX_QUERY_LEN)`."""
     ROWS: tl.constexpr = SHAPE.group * MAX_QUERY_LEN
-    kv_head, row, sequence = tl.program_id(0) // ROWS, tl.program_id(0) % ROWS, tl.program_id(1)
+    sequence, kv_head, row = tl.program_id(0), tl.program_id(1) // ROWS, tl.program_id(1) % ROWS
     first_row = tl.load(query_starts_ptr + sequence)
     query_len = tl.load(query_starts_ptr + sequence + 1) - first_row
-    context_len = tl.load(context_lens_ptr + sequence)
     if (query_len > MAX_QUERY_LEN) | (row // SHAPE.group >= query_len):
         return
-    first_tile, end_tile, tiles_per_split = split_tiles(context_len, query_len, num_splits, MIN_TILES, BLOCK_N, SHAPE)
-    num_written = tl.maximum(tl.cdiv(end_tile - first_tile, tiles_per_split), 1)
-    first_split = (sequence.to(tl.int64) * SHAPE.num_kv_heads + kv_head) * num_splits * ROWS + row
-    combined = combine_splits(partial_ptr, partial_lse_ptr, first_split, ROWS, num_written, BLOCK_S, SHAPE)
+    _, splits = divide_sequences(
+        query_starts_ptr,
+        context_lens_ptr,
+        num_seqs,
+        num_shares,
+        MAX_QUERY_LEN,
+        MIN_TILES,
+        MAX_SPLITS,
+        SEQS,
+        BLOCK_N,
+        SHAPE,
+    )
+    sequences = tl.arange(0, SEQS)
+    num_splits = tl.sum(tl.where(sequences == sequence, splits, 0), 0)
+    if num_splits <= 1:
+        return
+    first_item = tl.sum(tl.where(sequences < sequence, splits, 0), 0)
+    stride = SHAPE.num_kv_heads * ROWS
+    first_split = first_item.to(tl.int64) * stride + kv_head * ROWS + row
+    combined = combine_splits(partial_ptr, partial_lse_ptr, first_split, stride, num_splits, MAX_SPLITS, SHAPE)
     dims = tl.arange(0, SHAPE.block_v)
     head = kv_head * SHAPE.group + row % SHAPE.group
     result_row = (first_row + row // SHAPE.group).to(tl.int64) * SHAPE.num_kv_heads * SHAPE.group + head

@@ -1,12 +1,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 pytest.importorskip("triton", reason="Triton does not support this platform")
+
+import triton
+import triton.language as tl
 
 from kernels.gpu_config import Gpu, GpuGeneration, gpu_of
 from kernels.paged_attention import paged_attention
@@ -18,8 +22,10 @@ from kernels.paged_attention.triton_config import (
     ChunkConfig,
     SplitConfig,
     choose_num_chunk_splits,
-    choose_num_splits,
+    choose_num_shares,
+    most_splits,
 )
+from kernels.paged_attention.triton_split import divide_sequences
 from tests.kernels.paged_batch import PagedBatch, Shape, make_batch, make_sequence
 from tests.kernels.poisoned_memory import poisoned_memory
 from tests.kernels.token_trees import AnyMasks, Tree, attend_to_paths, deep_tree, random_tree, tree_batch
@@ -323,11 +329,59 @@ def test_cpu_tensors_with_cap_equal_reference() -> None:
 
 def test_splits_fill_the_gpu_but_stay_long() -> None:
     config = SplitConfig(64, 4, 3, programs_per_multiprocessor=4, min_split_tokens=128)
-    assert choose_num_splits(config, 256, 8, 131072, 132) == 1
-    assert choose_num_splits(config, 64, 8, 131072, 132) == 2
-    assert choose_num_splits(config, 4, 8, 131072, 132) == 17
-    assert choose_num_splits(config, 1, 8, 131072, 132) == MAX_SPLITS
-    assert choose_num_splits(config, 1, 8, 1000, 132) == 8
+    assert choose_num_shares(config, 8, 132) == 66
+    assert choose_num_shares(config, 1, 132) == 528
+    assert most_splits(config, 66, 131072) == MAX_SPLITS
+    assert most_splits(config, 20, 131072) == 32
+    assert most_splits(config, 66, 1000) == 8
+    assert most_splits(config, 66, 128) == 1
+
+
+def test_one_long_context_among_short_ones_equals_reference(device: torch.device) -> None:
+    lengths = [5, 9, 300, 1, 40, 7, 12, 3]
+    check(batch_of(ONE_GROUP, lengths, [1] * len(lengths)), device)
+    # A chunk beside them is the other kernel's.
+    check(batch_of(ONE_GROUP, lengths, [1, 1, 1, 1, 30, 1, 1, 1]), device)
+
+
+@triton.jit
+def write_division(
+    splits_ptr, query_starts_ptr, context_lens_ptr, num_seqs, num_shares, SEQS: tl.constexpr, SHAPE: tl.constexpr
+) -> None:
+    tiles_per_split, splits = divide_sequences(
+        query_starts_ptr, context_lens_ptr, num_seqs, num_shares, 1, 2, 64, SEQS, 64, SHAPE
+    )
+    tl.store(splits_ptr + tl.arange(0, SEQS), splits)
+    tl.store(splits_ptr + SEQS + tl.arange(0, SEQS), tiles_per_split)
+
+
+@pytest.mark.parametrize(
+    ("context_lens", "longest"),
+    [
+        ([102_400] + [1024] * 63, 40),
+        ([1024] * 64, 16),
+        ([1024] * 256, 63),
+        ([131_072], 32),
+        ([0, 5, 64, 65], 2),
+    ],
+    ids=["one long", "all alike", "many", "alone", "tiny"],
+)
+def test_sequences_are_divided_by_their_share_of_all_tokens(
+    context_lens: list[int], longest: int, device: torch.device
+) -> None:
+    """No program has more tiles than a share, 66 of which are the batch: the long context does not end last."""
+    num_seqs = len(context_lens)
+    size = 1 << (num_seqs - 1).bit_length()
+    division = torch.zeros(2, size, dtype=torch.int32, device=device)
+    starts = torch.arange(num_seqs + 1, dtype=torch.int32, device=device)
+    lens = torch.tensor(context_lens, dtype=torch.int32, device=device)
+    shape = SimpleNamespace(reach=0, chunk=0)
+    write_division[(1,)](division, starts, lens, num_seqs, 66, size, shape)
+    splits, tiles_per_split = (row[:num_seqs].tolist() for row in division)
+    tiles = [-(-length // 64) for length in context_lens]
+    assert splits == [max(1, -(-count // each)) for count, each in zip(tiles, tiles_per_split, strict=True)]
+    assert max(tiles_per_split) == max(longest, 2)
+    assert sum(splits) <= num_seqs + 66
 
 
 def test_chunks_are_split_where_programs_are_too_few() -> None:
