@@ -87,6 +87,7 @@ class Request(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="reques
         prediction: What the client expects the output to resemble; it changes the speed at most, never the answer.
         traceparent: W3C's name of the span that this request is part of, when requests are traced.
         is_followed: Of a batch request: somebody reads the text while it is written, so progress is recorded often.
+        is_background: Of a batch request: a person waits for it, so workers compute it as they do interactive ones.
         left_out: Of a batch request: parameters of `sampling` that its sender leaves to what the model's files advise.
         probation: Tokens that this attempt has to produce until it is no longer suspected of killing its worker; 0 for
             a request without suspicion. A worker runs one request on probation at a time.
@@ -120,6 +121,7 @@ class Request(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="reques
     return_prompt_token_ids: bool = False
     traceparent: TraceParent | None = None
     is_followed: bool = False
+    is_background: bool = False
     left_out: Annotated[tuple[DefaultedName, ...], Meta(max_length=16)] = ()
 
 

@@ -49,7 +49,9 @@ class Submission:
         timeout_s = generation.timeout_s or DEFAULT_TIMEOUT_S
         now = self.store.jobs.clock.now()
         (request,) = wire_requests(generation, caller.tenant, "", timeout_s, caller.request_id, caller.traceparent, now)
-        request = msgspec.structs.replace(request, id=draft.id, lane="batch", reply=None, is_followed=generation.stream)
+        request = msgspec.structs.replace(
+            request, id=draft.id, lane="batch", reply=None, is_followed=generation.stream, is_background=True
+        )
         stream_seq = await self.store.jobs.publish(request)
         job = BackgroundJob.of(generation, stream_seq, now + timeout_s)
         response = msgspec.json.encode(response_fields(draft, "queued"))

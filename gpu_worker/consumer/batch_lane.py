@@ -39,6 +39,10 @@ from shared.sampling import SamplingDefaults
 from shared.server_clock import ServerClock
 
 PROGRESS_INTERVAL_S = 5.0
+MAX_BACKGROUND = 8
+"""So many batch requests of a tenant are computed as interactive ones are: publishers of jobs ask no gateway, which
+would count these against the limits of a key."""
+
 _SAVED_TOKENS = 64
 """What a running request has is recorded when so many tokens have come since the last record."""
 
@@ -114,7 +118,8 @@ class BatchLane:
             return
         if self.results.has(key, message):
             return
-        held = HeldRequest(key, request, message)
+        is_background = request.is_background and self._held.num_background_of(request.tenant) < MAX_BACKGROUND
+        held = HeldRequest(key, request, message, is_background=is_background)
         self._held.add(held)
         if request.deadline is not None and request.deadline <= self._clock.now():
             self._end(held, "expired")

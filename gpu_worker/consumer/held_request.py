@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
@@ -58,6 +59,7 @@ class HeldRequest:
         is_looked_up: What its record says of earlier deliveries is known, or this is the first.
         was_lost: It has lost a worker; should it lose another, that is to find more of it recorded than usual.
         is_parked: It waits for its trial (`batch_trials`), and nothing is done about it.
+        is_background: A batch request for which a person waits: it is computed as interactive ones are.
         is_charged: Its trial has begun and has not cleared it: should this worker die now, that counts as its failure.
     """
 
@@ -84,6 +86,7 @@ class HeldRequest:
     was_lost: bool = False
     is_parked: bool = False
     is_charged: bool = False
+    is_background: bool = False
     first_output_at: float | None = None
     taken_at: float = field(default_factory=time.monotonic)
     queued_s: float = 0.0
@@ -133,6 +136,7 @@ class HeldRequests:
         self._counts: dict[Lane, int] = {"interactive": 0, "batch": 0}
         self._blocks: dict[Lane, int] = {"interactive": 0, "batch": 0}
         self._of_tenants: dict[str, list[int]] = {}
+        self._background: Counter[str] = Counter()
         self._num_admitted = 0
         self.is_empty = asyncio.Event()
         self.is_empty.set()
@@ -152,6 +156,15 @@ class HeldRequests:
     def count(self, lane: Lane) -> int:
         """Requests held of one lane."""
         return self._counts[lane]
+
+    @property
+    def num_background(self) -> int:
+        """Batch requests held for which persons wait."""
+        return self._background.total()
+
+    def num_background_of(self, tenant: str) -> int:
+        """Return how many of them are of one tenant."""
+        return self._background[tenant]
 
     def num_blocks(self, lane: Lane) -> int:
         """Blocks that one lane's requests are expected to need."""
@@ -177,6 +190,8 @@ class HeldRequests:
         self._counts[held.request.lane] += 1
         if held.request.lane == "interactive":
             self._of_tenants.setdefault(held.request.tenant, [0, 0])[0] += 1
+        if held.is_background:
+            self._background[held.request.tenant] += 1
         self.is_empty.clear()
 
     def next_sequence_id(self, held: HeldRequest) -> str:
@@ -208,6 +223,8 @@ class HeldRequests:
             of_tenant[0] -= 1
             if not of_tenant[0]:
                 del self._of_tenants[held.request.tenant]
+        if held.is_background:
+            self._background -= Counter((held.request.tenant,))
         if held.sequence is not None:
             del self.by_sequence[held.sequence.id]
         self.on_remove(held)

@@ -153,7 +153,9 @@ class Intake:
         sequence = reader.sequence(request, self._held.next_sequence_id(held), prompt_ids, prediction_ids)
         sequence.constraint = constraint
         # What needs all of its prompt in one step may find none beside people, and others would wait for it.
-        if request.lane == "batch" and not sequence.needs_one_step:
+        if held.is_background and not held.probation:
+            sequence.lane = "interactive"
+        elif request.lane == "batch" and not sequence.needs_one_step:
             sequence.trial_end = len(sequence.token_ids) + held.probation
         # Before any text is made of the tokens: of a million that takes longer than a worker may be silent.
         self._check_length(sequence, "prompt" if request.messages is None else "messages")

@@ -44,7 +44,8 @@ class PullCapacity:
         """
         held = self._held
         look_ahead = min(backlog, self._look_ahead)
-        return max(0, self._room(held.count("interactive"), held.num_blocks("interactive")) + look_ahead)
+        num_held = held.count("interactive") + held.num_background
+        return max(0, self._room(num_held, held.num_blocks("interactive")) + look_ahead)
 
     def first(self, backlog: int) -> int:
         """Return how many interactive requests there is room for that go before others.
@@ -72,7 +73,8 @@ class PullCapacity:
         held = self._held
         room = self._room(len(held), held.num_blocks("interactive") + held.num_blocks("batch"))
         look_ahead = max(1, max_batch_seqs // _BATCH_LOOK_AHEAD_SHARE)
-        return max(0, min(room, max_batch_seqs + look_ahead - held.count("batch")))
+        num_batch = held.count("batch") - held.num_background
+        return max(0, min(room, max_batch_seqs + look_ahead - num_batch))
 
     def _room(self, num_held: int, num_blocks: int) -> int:
         """Return how many more requests fit beside those held; negative when too many are held already."""

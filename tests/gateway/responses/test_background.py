@@ -51,6 +51,7 @@ async def test_background_response_goes_through_its_states(batch: BatchWorker, c
     assert await _status(client, response) == "queued"
     job = await batch.take()
     assert (job.id, job.lane, job.sampling.max_tokens, job.is_followed) == (response.id, "batch", 7, False)
+    assert job.is_background
     assert job.messages is not None
     assert [message.role for message in job.messages] == ["system", "user"]
     assert await _status(client, response) == "in_progress"

@@ -17,7 +17,7 @@ import pytest
 from nats.js.errors import NoStreamResponseError, NotFoundError
 
 from gpu_worker.consumer.batch_job import read_job
-from gpu_worker.consumer.batch_lane import BatchLane
+from gpu_worker.consumer.batch_lane import MAX_BACKGROUND, BatchLane
 from gpu_worker.consumer.batch_progress import is_due
 from gpu_worker.consumer.held_request import HeldRequest, HeldRequests
 from gpu_worker.consumer.queued_message import QueuedMessage
@@ -306,6 +306,26 @@ async def test_batch_work_gives_way_to_interactive_requests(make_worker: MakeWor
     assert [await _results(gateway, request.id) for request in batch] == [[]] * 8
     for request in batch:
         assert (await _result(gateway, request.id)).completion_tokens == 400
+
+
+async def test_request_for_which_a_person_waits_runs_beside_people_as_theirs_do(
+    make_worker: MakeWorker, gateway: TestGateway
+) -> None:
+    # A sequence more takes as long as the step itself, so that batch work has next to nothing beside people.
+    worker = await make_worker(simulate=2.0, simulate_growth=1.0)
+    answer = await gateway.publish(gateway.request(sampling=Sampling(max_tokens=4000, ignore_eos=True)))
+    await answer.wait_for_tokens(20)
+    sampling = Sampling(max_tokens=100, ignore_eos=True)
+    background = [_request(gateway, sampling=sampling, is_background=True) for _ in range(MAX_BACKGROUND + 2)]
+    await _publish(gateway, encode(background[0]))
+    assert (await _result(gateway, background[0].id, timeout_s=3.0)).completion_tokens == 100
+    for request in background[1:]:
+        await _publish(gateway, encode(request))
+    await wait_until(lambda: worker.worker.consumer._held.num_background == MAX_BACKGROUND)
+    for request in background[1:9]:
+        assert (await _result(gateway, request.id)).completion_tokens == 100
+    assert not answer.finished.is_set()
+    await gateway.cancel(*[request.id for request in background])
 
 
 @pytest.mark.slow
