@@ -2,39 +2,62 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
 from gpu_worker.layers.experts import MixtureNames
 from gpu_worker.layers.mixture import MixtureShape
+from gpu_worker.layers.rope_scaling import RopeParameters
 from gpu_worker.models.config import ModelConfig
-from gpu_worker.models.gguf_layers import num_layers
 from gpu_worker.models.gguf_rope import reached_len, read_gguf_rope
-from gpu_worker.models.json_file import JsonFile
 from gpu_worker.quantization.gguf.file import GGUFFile
+from gpu_worker.quantization.gguf.tensor_types import F16, F32, TensorType
 
 Fields = dict[str, Any]
 
 MAX_HEADS = 1024
 """The most heads that a layer may have."""
 
+DTYPES: Mapping[TensorType, str] = MappingProxyType({F32: "float32", F16: "float16"})
+"""What models of plain tensors compute in. Quantized weights come from bfloat16 models nearly always."""
+
 
 @dataclass(frozen=True, slots=True)
-class TranslatedFamily:
+class GGUFFamily:
     """How a family's metadata become fields, and what its converter does to a model besides.
 
     Attributes:
-        read_config: Of the family.
-        fields: Those of its own, by the file and its architecture.
+        fields: Those of its own, by the file and its architecture. `architectures` names the family whose reader reads
+            them, where it is another than `ARCHITECTURES` says.
         finish: Turns the configuration of a checkpoint into that of the file.
     """
 
-    read_config: Callable[[JsonFile], ModelConfig]
     fields: Callable[[GGUFFile, str], Fields]
     finish: Callable[[GGUFFile, str, ModelConfig], ModelConfig] = lambda file, prefix, config: config
+
+
+def num_layers(file: GGUFFile, prefix: str) -> int:
+    """Read how many layers there are; those behind them, which draft, are not counted.
+
+    Raises:
+        GGUFError: There would be none.
+    """
+    count = file.metadata.integer(f"{prefix}.block_count", maximum=1024)
+    return count - file.metadata.integer(f"{prefix}.nextn_predict_layers", 0, minimum=0, maximum=count - 1)
+
+
+def read_eps(file: GGUFFile, prefix: str) -> float:
+    """Read the small addend of all normalisations, which has one name for either kind; some files have the other's.
+
+    Raises:
+        GGUFError: The file has neither.
+    """
+    fields = [f"{prefix}.attention.layer_norm_{name}" for name in ("rms_epsilon", "epsilon")]
+    return file.metadata.number(next((field for field in fields if field in file.metadata), fields[0]))
 
 
 def by_layer(file: GGUFFile, field: str, default: int | None = None) -> list[int]:
@@ -89,8 +112,19 @@ def with_rope(file: GGUFFile, prefix: str, config: ModelConfig) -> ModelConfig:
             field, f"is {config.num_layers}, and none of these layers attends; copy the file again"
         )
     rotary_dim = getattr(attention, "rotary_dim", None) or config.head_dim
-    rope = read_gguf_rope(file, prefix, rotary_dim, config.max_model_len)
-    return replace(config, rope=rope, max_model_len=reached_len(rope, config.max_model_len))
+    return with_this_rope(file, prefix, config, read_gguf_rope(file, prefix, rotary_dim, config.max_model_len))
+
+
+def with_this_rope(file: GGUFFile, prefix: str, config: ModelConfig, rope: RopeParameters) -> ModelConfig:
+    """Return the model with a rotation, and the length that it reaches.
+
+    Raises:
+        GGUFError: It is more than can be served.
+    """
+    try:
+        return replace(config, rope=rope, max_model_len=reached_len(rope, config.max_model_len))
+    except ValueError as error:
+        raise file.metadata.error(f"{prefix}.rope.scaling.factor", str(error)) from None
 
 
 def finish_mixtures(file: GGUFFile, prefix: str, config: ModelConfig) -> ModelConfig:

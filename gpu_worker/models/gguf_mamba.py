@@ -8,19 +8,18 @@ from types import MappingProxyType
 
 from gpu_worker.layers.block_traits import TensorNames
 from gpu_worker.models.config import ModelConfig
-from gpu_worker.models.families import falcon_h1, granite_moe_hybrid, mamba2, nemotron_h
 from gpu_worker.models.gguf_fields import (
     MAX_HEADS,
     Fields,
-    TranslatedFamily,
+    GGUFFamily,
     by_layer,
     has_qkv_bias,
     layer_parts,
+    read_eps,
     state_heads,
     with_plain_names,
     with_rope,
 )
-from gpu_worker.models.gguf_layers import read_eps
 from gpu_worker.quantization.gguf.errors import GGUFError
 from gpu_worker.quantization.gguf.file import GGUFFile
 
@@ -197,14 +196,14 @@ def _falcon_h1_fields(file: GGUFFile, prefix: str) -> Fields:
     }
 
 
-_NEMOTRON_H = TranslatedFamily(nemotron_h.read_config, _nemotron_h_fields)
-MAMBA_FAMILIES: Mapping[str, TranslatedFamily] = MappingProxyType(
+_NEMOTRON_H = GGUFFamily(_nemotron_h_fields)
+MAMBA_FAMILIES: Mapping[str, GGUFFamily] = MappingProxyType(
     {
-        "mamba2": TranslatedFamily(mamba2.read_config, _mamba2_fields),
+        "mamba2": GGUFFamily(_mamba2_fields),
         "nemotron_h": _NEMOTRON_H,
         "nemotron_h_moe": _NEMOTRON_H,
-        "granitehybrid": TranslatedFamily(granite_moe_hybrid.read_config, _granite_fields, _finish_granite),
-        "falcon-h1": TranslatedFamily(falcon_h1.read_config, _falcon_h1_fields),
+        "granitehybrid": GGUFFamily(_granite_fields, _finish_granite),
+        "falcon-h1": GGUFFamily(_falcon_h1_fields),
     }
 )
 """By what GGUF calls them."""

@@ -1,81 +1,80 @@
-"""What a GGUF file's metadata say about mixtures of experts."""
+"""What a GGUF file's metadata and tensors say about the mixtures of experts of families that `gguf_decoders` reads."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import replace
 from types import MappingProxyType
 
+from gpu_worker.layers.experts import MixtureNames
 from gpu_worker.layers.mixture import MixtureShape
+from gpu_worker.models.gguf_fields import Fields, num_layers
 from gpu_worker.quantization.gguf.file import GGUFFile
-from kernels.moe import SILU, GatedActivation, RoutingRule, clamped_swiglu
+from kernels.moe import RoutingRule
 from kernels.moe.routing_rule import Score
 
 _MAX_EXPERTS = 1 << 12
-
-
-@dataclass(frozen=True, slots=True)
-class _Kind:
-    """What the format knows by the architecture alone."""
-
-    renormalizes: bool = False
-    score: Score = "softmax"
-    activation: GatedActivation = field(default_factory=lambda: SILU)
-    jitter: float = 0.0
-
-
-_KINDS = {
-    "llama": _Kind(renormalizes=True),
-    "qwen2moe": _Kind(),
-    "qwen3moe": _Kind(renormalizes=True),
-    "olmoe": _Kind(),
-    "granitemoe": _Kind(score="softmax_after_topk"),
-    "glm4moe": _Kind(score="sigmoid"),
-    "deepseek2": _Kind(),
-    "dots1": _Kind(score="sigmoid"),
-    "ernie4_5-moe": _Kind(renormalizes=True),
-    "exaone-moe": _Kind(renormalizes=True, score="sigmoid"),
-    "hunyuan-moe": _Kind(renormalizes=True),
-    "mellum": _Kind(renormalizes=True),
-    "minimax-m2": _Kind(renormalizes=True, score="sigmoid"),
-    "phimoe": _Kind(score="sparse_mixer", jitter=0.01),
-    "gpt-oss": _Kind(score="softmax_after_topk", activation=clamped_swiglu(1.702, 7.0)),
-}
 # What llama.cpp numbers them.
 _SIGMOID = 2
 _SCORES: Mapping[int, Score] = MappingProxyType({1: "softmax", _SIGMOID: "sigmoid"})
+# Where the weights of a token's experts add up to one, and no field says so, unlike in `config.json`.
+_RENORMALIZED = frozenset({"qwen3moe", "exaone-moe", "mellum"})
+_MIXED = (
+    *("llama", "qwen2moe", "qwen3moe", "olmoe", "granitemoe", "glm4moe", "deepseek2", "dots1", "ernie4_5-moe"),
+    *("exaone-moe", "hunyuan-moe", "mellum", "minimax-m2", "phimoe", "gpt-oss"),
+)
 
 
-def read_gguf_mixture(file: GGUFFile, prefix: str, inner_size: int) -> MixtureShape | None:
-    """Read the sizes and options of a file's mixtures; None where it has none.
-
-    Args:
-        file: The file.
-        prefix: Its architecture.
-        inner_size: Features between the matrices of an expert, where the file does not say.
+def expert_fields(file: GGUFFile, prefix: str) -> Fields:
+    """Read what families call sizes and numbers of experts, each by a name of its own; nothing where there are none.
 
     Raises:
         GGUFError: The file's architecture is not one whose routing is known, or its numbers make no sense.
     """
-    metadata, tensors = file.metadata, file.tensors
-    counts = f"{prefix}.expert_count"
+    metadata, counts = file.metadata, f"{prefix}.expert_count"
     num_experts = metadata.integer(counts, 0, minimum=0, maximum=_MAX_EXPERTS)
     if num_experts == 0:
-        return None
-    if prefix not in _KINDS:
-        raise metadata.error(counts, f"is {num_experts}; experts are supported in {', '.join(_KINDS)}")
+        if mixture_layers(file):
+            raise metadata.error(counts, "is missing or 0, but layers have routers; copy the file again")
+        return {}
+    if prefix not in _MIXED:
+        raise metadata.error(counts, f"is {num_experts}; experts are supported in {', '.join(_MIXED)}")
     top_k = metadata.integer(f"{prefix}.expert_used_count")
     if top_k > num_experts:
         raise metadata.error(f"{prefix}.expert_used_count", f"is {top_k}; there are {num_experts} experts")
-    kind = _KINDS[prefix]
-    layers = mixture_layers(file)
-    first = f"blk.{min(layers, default=0)}"
+    layers, count = mixture_layers(file), num_layers(file, prefix)
+    dense = [index for index in range(count) if index not in layers]
+    size = _expert_size(file, prefix)
+    fields: Fields = {
+        **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"), num_experts),
+        **dict.fromkeys(("num_experts_per_tok", "moe_k", "moe_topk"), top_k),
+        **dict.fromkeys(("intermediate_size", "moe_intermediate_size"), size),
+        # Those of all tokens are what the tensors say.
+        "shared_expert_intermediate_size": size,
+        "mlp_only_layers": dense,
+        "mlp_layer_types": ["dense" if index in dense else "sparse" for index in range(count)],
+        **dict.fromkeys(("first_k_dense_replace", "moe_layer_start_index"), min(layers, default=0)),
+    }
+    if prefix in _RENORMALIZED:
+        fields["norm_topk_prob"] = True
+    elif prefix != "deepseek2":
+        fields["norm_topk_prob"] = False
+    return fields
+
+
+def finish_mixture(file: GGUFFile, prefix: str, shape: MixtureShape) -> MixtureShape:
+    """Return a family's mixture with what the file's metadata and tensors say.
+
+    Raises:
+        GGUFError: Its numbers make no sense.
+    """
+    tensors, first = file.tensors, f"blk.{min(mixture_layers(file), default=0)}"
     shared = tensors.get(f"{first}.ffn_gate_shexp.weight")
-    return MixtureShape(
-        num_experts,
-        metadata.integer(f"{prefix}.expert_feed_forward_length", inner_size),
-        _read_rule(file, prefix, num_experts, top_k),
-        activation=kind.activation,
+    return replace(
+        shape,
+        rule=_finish_rule(file, prefix, shape.num_experts, shape.rule),
+        expert_size=_expert_size(file, prefix),
+        names=MixtureNames(),
         has_choice_bias=f"{first}.exp_probs_b.bias" in tensors,
         has_router_bias=f"{first}.ffn_gate_inp.bias" in tensors,
         has_expert_biases=f"{first}.ffn_gate_exps.bias" in tensors,
@@ -84,9 +83,15 @@ def read_gguf_mixture(file: GGUFFile, prefix: str, inner_size: int) -> MixtureSh
     )
 
 
-def _read_rule(file: GGUFFile, prefix: str, num_experts: int, top_k: int) -> RoutingRule:
-    """Read the rule of routing: the file may name the scores, groups, and what happens to weights."""
-    metadata, kind = file.metadata, _KINDS[prefix]
+def _expert_size(file: GGUFFile, prefix: str) -> int:
+    metadata = file.metadata
+    inner_size = metadata.integer(f"{prefix}.feed_forward_length")
+    return metadata.integer(f"{prefix}.expert_feed_forward_length", inner_size)
+
+
+def _finish_rule(file: GGUFFile, prefix: str, num_experts: int, rule: RoutingRule) -> RoutingRule:
+    """Return a family's rule with what the file says of scores, groups, and what happens to weights."""
+    metadata, top_k = file.metadata, rule.top_k
     function = f"{prefix}.expert_gating_func"
     number = metadata.integer(function, 0, minimum=0)
     if prefix == "deepseek2" and not number and any(name.endswith(".exp_probs_b.bias") for name in file.tensors):
@@ -94,7 +99,7 @@ def _read_rule(file: GGUFFile, prefix: str, num_experts: int, top_k: int) -> Rou
         number = _SIGMOID
     if number not in _SCORES and number:
         raise metadata.error(function, f"is {number}; supported: 1 (softmax) and 2 (sigmoid)")
-    score = _SCORES.get(number, kind.score) if kind.score in _SCORES.values() else kind.score
+    score = _SCORES.get(number, rule.score) if rule.score in _SCORES.values() else rule.score
     groups, chosen = f"{prefix}.expert_group_count", f"{prefix}.expert_group_used_count"
     num_groups = metadata.integer(groups, 1, maximum=_MAX_EXPERTS)
     top_k_groups = metadata.integer(chosen, num_groups, maximum=_MAX_EXPERTS)
@@ -103,15 +108,14 @@ def _read_rule(file: GGUFFile, prefix: str, num_experts: int, top_k: int) -> Rou
     if top_k_groups > num_groups or top_k > num_experts // num_groups * top_k_groups:
         problem = f"is {top_k_groups} of {num_groups} groups; they must hold the {top_k} experts that a token gets"
         raise metadata.error(chosen, problem)
-    return RoutingRule(
-        top_k,
+    return replace(
+        rule,
         score=score,
-        renormalize=metadata.boolean(f"{prefix}.expert_weights_norm", kind.renormalizes),
+        renormalize=metadata.boolean(f"{prefix}.expert_weights_norm", rule.renormalize),
         num_groups=num_groups,
         top_k_groups=top_k_groups,
         group_score="top2" if score == "sigmoid" else "max",
         scale=metadata.number(f"{prefix}.expert_weights_scale", 1.0),
-        jitter=kind.jitter,
     )
 
 

@@ -150,6 +150,7 @@ _FAMILIES: Mapping[str, Mapping[str, str]] = MappingProxyType(
         "lfm2moe": _LFM2,
         "olmo2": _AFTER,
         "exaone4": _AFTER,
+        "phi2": MappingProxyType({"attn_output": "self_attn.dense", "ffn_up": "mlp.fc1", "ffn_down": "mlp.fc2"}),
         "phi3": MappingProxyType({"ffn_up": "mlp.gate_up_proj"}),
         "chatglm": MappingProxyType({"ffn_up": "mlp.gate_up_proj"}),
         "glm4": MappingProxyType(

@@ -38,6 +38,11 @@ DEFECTS: dict[str, tuple[str, Change, str]] = {
         field("glm4moe.expert_gating_func", 3),
         r"'glm4moe.expert_gating_func' is 3; supported: 1 \(softmax\) and 2 \(sigmoid\)",
     ),
+    "experts that are not counted": (
+        "glm4moe",
+        without("glm4moe.expert_count"),
+        "'glm4moe.expert_count' is missing or 0, but layers have routers",
+    ),
     "groups that do not divide": ("deepseek2-v3", field("deepseek2.expert_group_count", 3), "must divide deepseek2"),
     "groups that hold too few": (
         "deepseek2-v3",

@@ -1,7 +1,4 @@
-"""Families whose GGUF metadata are read as the `config.json` of their checkpoints: one description serves both.
-
-llama.cpp's converters write the same facts under other names; what they change in tensors is said here as well.
-"""
+"""What GGUF metadata say about families with fields of their own: Qwen's hybrids, Gemma 4, LFM2, Apertus and GPT-2."""
 
 from __future__ import annotations
 
@@ -9,73 +6,33 @@ from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
+import numpy as np
+
 from gpu_worker.layers.block_traits import NormKind
 from gpu_worker.layers.gated_delta_net import GatedDeltaShape
-from gpu_worker.layers.layer import MixerShape
+from gpu_worker.layers.layer import LayerTraits, MixerShape
+from gpu_worker.layers.plain_mlp import PlainShape
 from gpu_worker.models.config import ModelConfig
-from gpu_worker.models.families import gemma4, lfm2, lfm2_moe, qwen3_5, qwen3_5_moe, qwen3_next
-from gpu_worker.models.gguf_apertus import APERTUS
-from gpu_worker.models.gguf_fields import MAX_HEADS, Fields, TranslatedFamily, by_layer, state_heads, with_rope
-from gpu_worker.models.gguf_gpt2 import GPT2
-from gpu_worker.models.gguf_layers import num_layers, read_eps
-from gpu_worker.models.gguf_llama4 import LLAMA4
-from gpu_worker.models.gguf_mamba import MAMBA_FAMILIES
-from gpu_worker.models.gguf_mimo import MIMO
+from gpu_worker.models.gguf_fields import (
+    MAX_HEADS,
+    Fields,
+    GGUFFamily,
+    by_layer,
+    has_qkv_bias,
+    layer_parts,
+    num_layers,
+    read_eps,
+    state_heads,
+    with_rope,
+)
 from gpu_worker.models.gguf_rope import proportional_share
-from gpu_worker.models.gguf_rotary_encoder import ROTARY_ENCODERS
-from gpu_worker.models.gguf_sigmoid import SIGMOID_FAMILIES
-from gpu_worker.models.json_file import JsonFile
 from gpu_worker.quantization.gguf.errors import GGUFError
 from gpu_worker.quantization.gguf.file import GGUFFile
-from gpu_worker.quantization.gguf.method import read_gguf_method
-from gpu_worker.quantization.gguf.model_facts import ModelFacts
-from gpu_worker.quantization.gguf.special_tokens import end_token_ids, token_id
-from gpu_worker.quantization.gguf.tensor_names import tensors_by_name
-from gpu_worker.quantization.gguf.tensor_types import F16, F32
+from kernels.activation import Xielu
 
-# Quantized weights come from bfloat16 models nearly always.
-_DTYPES = {F32: "float32", F16: "float16"}
-_FULL, _SLIDING, _LINEAR, _CONV = "full_attention", "sliding_attention", "linear_attention", "conv"
-
-
-def is_translated(architecture: str) -> bool:
-    """Whether files of an architecture are read so."""
-    return architecture in _FAMILIES
-
-
-def read_translated(file: GGUFFile, facts: ModelFacts) -> ModelConfig:
-    """Read the configuration.
-
-    Raises:
-        HeadraceError: A field is missing, malformed or not supported.
-    """
-    prefix, family = facts.architecture, _FAMILIES[facts.architecture]
-    fields = {**_shared_fields(file, facts), **family.fields(file, prefix)}
-    # As if the file were a folder: no other file's fields count.
-    config = family.read_config(JsonFile(file.path / "metadata", fields))
-    config = family.finish(file, prefix, config)
-    if any(name.endswith(".self_attn.qkv_proj.weight") for name in tensors_by_name(file)):
-        # The converter was told to put them together.
-        config = replace(config, block=replace(config.block, names=replace(config.block.names, qkv=("qkv_proj",))))
-    return replace(config, quantization=read_gguf_method(file), draft_head=None)
-
-
-def _shared_fields(file: GGUFFile, facts: ModelFacts) -> Fields:
-    metadata, prefix = file.metadata, facts.architecture
-    embedding = file.tensors["token_embd.weight"]
-    return {
-        "vocab_size": facts.vocab_size,
-        "hidden_size": facts.hidden_size,
-        "num_hidden_layers": num_layers(file, prefix),
-        # Files of models without attention say 0, which no family's reader takes for a number of heads.
-        "num_attention_heads": metadata.integer(f"{prefix}.attention.head_count", minimum=0, maximum=MAX_HEADS),
-        "rms_norm_eps": read_eps(file, prefix),
-        "max_position_embeddings": facts.context_length,
-        "tie_word_embeddings": "output.weight" not in file.tensors,
-        "eos_token_id": sorted(end_token_ids(metadata)),
-        "bos_token_id": token_id(metadata, "bos"),
-        "dtype": _DTYPES.get(embedding.type, "bfloat16"),
-    }
+_FULL, _SLIDING, _CONV = "full_attention", "sliding_attention", "conv"
+# In the order of `Xielu.learned`. These fields have no architecture before their names.
+_LEARNED = ("alpha_p", "alpha_n", "beta", "eps")
 
 
 def _qwen_fields(file: GGUFFile, prefix: str) -> Fields:
@@ -213,20 +170,67 @@ def _lfm2_moe_fields(file: GGUFFile, prefix: str) -> Fields:
     }
 
 
-_FAMILIES: Mapping[str, TranslatedFamily] = MappingProxyType(
+def _apertus_fields(file: GGUFFile, prefix: str) -> Fields:
+    metadata = file.metadata
+    return {
+        "num_key_value_heads": metadata.integer(f"{prefix}.attention.head_count_kv", maximum=MAX_HEADS),
+        "attention_bias": has_qkv_bias(layer_parts(file)),
+        "intermediate_size": metadata.integer(f"{prefix}.feed_forward_length"),
+        "rope_theta": metadata.number(f"{prefix}.rope.freq_base", 10_000.0),
+    }
+
+
+def _finish_apertus(file: GGUFFile, prefix: str, config: ModelConfig) -> ModelConfig:
+    """Give each layer its function; the rotation's scaling is a tensor."""
+    numbers = zip(*(_numbers_by_layer(file, prefix, f"xielu.{name}") for name in _LEARNED), strict=True)
+    layers = tuple(
+        _with_function(layer, Xielu.learned(*learned)) for layer, learned in zip(config.layers, numbers, strict=True)
+    )
+    return with_rope(file, prefix, replace(config, layers=layers))
+
+
+def _with_function(layer: LayerTraits, activation: Xielu) -> LayerTraits:
+    assert isinstance(layer.feed_forward, PlainShape)
+    return replace(layer, feed_forward=replace(layer.feed_forward, activation=activation))
+
+
+def _numbers_by_layer(file: GGUFFile, prefix: str, field: str) -> list[float]:
+    """Read a number of each layer, or one that all layers have."""
+    metadata, count = file.metadata, num_layers(file, prefix)
+    value = metadata.fields.get(field)
+    if isinstance(value, float) and np.isfinite(value):
+        return [value] * count
+    return [float(number) for number in metadata.numbers(field, count)]
+
+
+def _gpt2_fields(file: GGUFFile, prefix: str) -> Fields:
+    metadata = file.metadata
+    return {
+        "n_embd": metadata.integer(f"{prefix}.embedding_length"),
+        "n_head": metadata.integer(f"{prefix}.attention.head_count", maximum=MAX_HEADS),
+        "n_layer": num_layers(file, prefix),
+        "n_positions": metadata.integer(f"{prefix}.context_length"),
+        "n_inner": metadata.integer(f"{prefix}.feed_forward_length"),
+        "layer_norm_epsilon": read_eps(file, prefix),
+    }
+
+
+def _finish_gpt2(file: GGUFFile, prefix: str, config: ModelConfig) -> ModelConfig:
+    """Matrices stand upright here."""
+    names = replace(config.block.names, is_transposed=False)
+    return replace(config, block=replace(config.block, names=names))
+
+
+OWN_FAMILIES: Mapping[str, GGUFFamily] = MappingProxyType(
     {
-        "qwen3next": TranslatedFamily(qwen3_next.read_config, _qwen_fields, _finish_qwen),
-        "qwen35": TranslatedFamily(qwen3_5.read_config, _qwen_fields, _finish_qwen),
-        "qwen35moe": TranslatedFamily(qwen3_5_moe.read_config, _qwen_fields, _finish_qwen),
-        "gemma4": TranslatedFamily(gemma4.read_config, _gemma4_fields),
-        **MAMBA_FAMILIES,
-        **SIGMOID_FAMILIES,
-        **ROTARY_ENCODERS,
-        "llama4": LLAMA4,
-        "gpt2": GPT2,
-        "apertus": APERTUS,
-        "mimo2": MIMO,
-        "lfm2": TranslatedFamily(lfm2.read_config, _lfm2_fields, with_rope),
-        "lfm2moe": TranslatedFamily(lfm2_moe.read_config, _lfm2_moe_fields, with_rope),
+        "qwen3next": GGUFFamily(_qwen_fields, _finish_qwen),
+        "qwen35": GGUFFamily(_qwen_fields, _finish_qwen),
+        "qwen35moe": GGUFFamily(_qwen_fields, _finish_qwen),
+        "gemma4": GGUFFamily(_gemma4_fields),
+        "apertus": GGUFFamily(_apertus_fields, _finish_apertus),
+        "gpt2": GGUFFamily(_gpt2_fields, _finish_gpt2),
+        "lfm2": GGUFFamily(_lfm2_fields, with_rope),
+        "lfm2moe": GGUFFamily(_lfm2_moe_fields, with_rope),
     }
 )
+"""Files of these architectures."""
