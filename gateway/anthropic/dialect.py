@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
+from msgspec import UNSET, Struct, UnsetType
 
 from gateway.errors import ApiError
 from gateway.streams.dialect import Dialect, server_sent_event
@@ -21,9 +22,30 @@ _TYPES = {
 }
 
 # By the parameter at fault: what a client needs to go on without it.
-_DETAILS = {"thread": {"error_code": "thread_unsupported_request"}}
+_REASONS = {"thread": "thread_unsupported_request"}
 
 _encode = msgspec.json.Encoder().encode
+
+
+class AnthropicErrorReason(Struct, forbid_unknown_fields=True):
+    """What is at fault, for the client's program."""
+
+    error_code: str
+
+
+class AnthropicErrorDetails(Struct, forbid_unknown_fields=True):
+    """What went wrong."""
+
+    type: str
+    message: str
+    details: AnthropicErrorReason | UnsetType = UNSET
+
+
+class AnthropicError(Struct, forbid_unknown_fields=True):
+    """An error in Anthropic's form."""
+
+    type: Literal["error"]
+    error: AnthropicErrorDetails
 
 
 def event(fields: dict[str, Any]) -> bytes:
@@ -31,13 +53,12 @@ def event(fields: dict[str, Any]) -> bytes:
     return server_sent_event(_encode(fields), fields["type"])
 
 
-def error_fields(error: ApiError) -> dict[str, Any]:
+def error_fields(error: ApiError) -> AnthropicError:
     """Return an error as the object that its body and its event hold."""
     kind = _TYPES.get(error.status, "api_error" if error.status >= 500 else "invalid_request_error")
-    fields: dict[str, Any] = {"type": kind, "message": error.message}
-    if error.code == "unsupported_parameter" and error.param in _DETAILS:
-        fields["details"] = _DETAILS[error.param]
-    return {"type": "error", "error": fields}
+    reason = _REASONS.get(error.param or "") if error.code == "unsupported_parameter" else None
+    details = UNSET if reason is None else AnthropicErrorReason(reason)
+    return AnthropicError("error", AnthropicErrorDetails(kind, error.message, details))
 
 
 def error_body(error: ApiError) -> bytes:
@@ -47,7 +68,7 @@ def error_body(error: ApiError) -> bytes:
 
 def error_event(error: ApiError) -> bytes:
     """Return the event of an error in mid-stream."""
-    return event(error_fields(error))
+    return server_sent_event(error_body(error), "error")
 
 
 ANTHROPIC = Dialect(

@@ -4,18 +4,27 @@ from __future__ import annotations
 
 from functools import partial
 
+from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.admission.auth import Principal
-from gateway.anthropic.dialect import ANTHROPIC
-from gateway.anthropic.message import StreamedMessage, WholeMessage
+from gateway.anthropic.body import CountTokensBody, MessagesBody
+from gateway.anthropic.dialect import ANTHROPIC, AnthropicError
+from gateway.anthropic.message import AnthropicEvent, AnthropicMessage, StreamedMessage, WholeMessage
 from gateway.anthropic.parsing import parse_count_tokens, parse_messages
 from gateway.api.answer import Answer
 from gateway.api.endpoint import Asked, Endpoint, StreamParts
+from gateway.api.operation import Operation
 from gateway.api.routes import KeyRoute, RouteServices, json_response
 from gateway.api.schemas.known_names import STRICT, BodyRules
 from gateway.generation import Generation
+
+
+class TokenCount(Struct, forbid_unknown_fields=True):
+    """The tokens of a prompt."""
+
+    input_tokens: int
 
 
 class MessagesEndpoint(Endpoint):
@@ -45,6 +54,27 @@ def count_tokens_route(services: RouteServices) -> KeyRoute:
     async def count(request: Request, principal: Principal) -> Response:
         model, call = await services.read_body(request, principal, parse_count_tokens)
         reply = await services.ask_tokenizer(principal, model, call)
-        return json_response({"input_tokens": len(reply.token_ids)})
+        return json_response(TokenCount(len(reply.token_ids)))
 
     return KeyRoute("POST", "/v1/messages/count_tokens", count, ANTHROPIC)
+
+
+OPERATIONS = (
+    Operation(
+        "post",
+        "/v1/messages",
+        "Answer a conversation, in Anthropic's form.",
+        AnthropicMessage,
+        MessagesBody,
+        AnthropicEvent,
+        AnthropicError,
+    ),
+    Operation(
+        "post",
+        "/v1/messages/count_tokens",
+        "Count the tokens of a conversation.",
+        TokenCount,
+        CountTokensBody,
+        error=AnthropicError,
+    ),
+)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import secrets
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
+from msgspec import Struct
 
 from gateway.anthropic.blocks import BlockEvents, BlockList
 from gateway.anthropic.dialect import event
@@ -20,32 +21,56 @@ from gateway.streams.event_stream import EventStream
 from shared.messages import Delta, Finish
 
 
-def new_message(model: str) -> dict[str, Any]:
+class AnthropicUsage(Struct, forbid_unknown_fields=True):
+    """Token counts. Cached tokens of the prompt are not input tokens."""
+
+    input_tokens: int
+    cache_creation_input_tokens: int
+    cache_read_input_tokens: int
+    output_tokens: int
+
+
+class AnthropicMessage(Struct, forbid_unknown_fields=True):
+    """A message: blocks of the types `text`, `thinking` and `tool_use`."""
+
+    id: str
+    type: Literal["message"]
+    role: Literal["assistant"]
+    model: str
+    content: list[dict[str, Any]]
+    stop_reason: Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"] | None
+    stop_sequence: str | None
+    usage: AnthropicUsage
+
+
+class AnthropicEvent(Struct):
+    """An event of a streamed message; its other fields depend on its type."""
+
+    type: Literal[
+        "message_start",
+        "content_block_start",
+        "content_block_delta",
+        "content_block_stop",
+        "message_delta",
+        "message_stop",
+        "ping",
+        "error",
+    ]
+
+
+def new_message(model: str, prompt_tokens: int = 0) -> AnthropicMessage:
     """Return a message without content that has not stopped."""
-    return {
-        "id": f"msg_{secrets.token_hex(12)}",
-        "type": "message",
-        "role": "assistant",
-        "model": model,
-        "content": [],
-        "stop_reason": None,
-        "stop_sequence": None,
-        "usage": usage(0, 0, 0),
-    }
+    message_id = f"msg_{secrets.token_hex(12)}"
+    return AnthropicMessage(message_id, "message", "assistant", model, [], None, None, usage(prompt_tokens, 0, 0))
 
 
-def usage(prompt_tokens: int, cached_tokens: int, completion_tokens: int) -> dict[str, Any]:
-    """Return the usage object: cached tokens of the prompt are not input tokens."""
-    return {
-        "input_tokens": prompt_tokens - cached_tokens,
-        "cache_creation_input_tokens": 0,
-        "cache_read_input_tokens": cached_tokens,
-        "output_tokens": completion_tokens,
-    }
+def usage(prompt_tokens: int, cached_tokens: int, completion_tokens: int) -> AnthropicUsage:
+    """Return the usage: cached tokens of the prompt are not input tokens."""
+    return AnthropicUsage(prompt_tokens - cached_tokens, 0, cached_tokens, completion_tokens)
 
 
-def usage_of(totals: UsageTotals) -> dict[str, Any]:
-    """Return the usage object of a complete message."""
+def usage_of(totals: UsageTotals) -> AnthropicUsage:
+    """Return the usage of a complete message."""
     return usage(totals.prompt_tokens, totals.cached_tokens, totals.completion_tokens)
 
 
@@ -122,7 +147,7 @@ class WholeMessage(Answer):
 
     def _complete(self) -> None:
         told = {"content": self._blocks.blocks(), **self._choice.stop_fields(), "usage": usage_of(self.usage)}
-        self._respond(msgspec.json.encode(new_message(self._model) | told))
+        self._respond(msgspec.json.encode(msgspec.structs.replace(new_message(self._model), **told)))
 
 
 class StreamedMessage(EventAnswer):
@@ -154,7 +179,7 @@ class _StreamedChoice(MessageChoice):
         is_first = not self._has_begun
         if is_first:
             self._has_begun = True
-            message = new_message(self._model) | {"usage": usage(self.prompt_tokens, 0, 0)}
+            message = new_message(self._model, self.prompt_tokens)
             self.events.insert(0, event({"type": "message_start", "message": message}))
         if finish is not None:
             self.events.append(self._events_of_blocks.close())

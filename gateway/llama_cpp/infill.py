@@ -6,10 +6,10 @@ The body is that of a text completion whose prompt and suffix have other names; 
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
-from msgspec import Raw, Struct
+from msgspec import UNSET, Raw, Struct, UnsetType
 
 from gateway.admission.auth import Principal
 from gateway.api.answer import Answer
@@ -84,19 +84,37 @@ def _completion_fields(body: bytes) -> dict[str, Raw]:
     return fields | {"prompt": Raw(_encode(prompt)), "suffix": Raw(_encode(suffix))}
 
 
-def _fields(model: str, text: str, finish: Finish | None) -> dict[str, Any]:
-    fields: dict[str, Any] = {"index": 0, "content": text, "stop": finish is not None, "model": model}
-    if finish is not None:
-        stop = finish.stop if isinstance(finish.stop, str) else ""
-        usage = finish.usage
-        fields |= {
-            "stop_type": "limit" if finish.reason == "length" else "word" if stop else "eos",
-            "stopping_word": stop,
-            "tokens_predicted": 0 if usage is None else usage.completion_tokens,
-            "tokens_evaluated": 0 if usage is None else usage.prompt_tokens,
-            "tokens_cached": 0 if usage is None else usage.cached_tokens,
-        }
-    return fields
+class InfillAnswer(Struct):
+    """Text between a prefix and a suffix, or a piece of it; what follows `stop` is in the last piece alone."""
+
+    index: int
+    content: str
+    stop: bool
+    model: str
+    stop_type: Literal["limit", "word", "eos"] | UnsetType = UNSET
+    stopping_word: str | UnsetType = UNSET
+    tokens_predicted: int | UnsetType = UNSET
+    tokens_evaluated: int | UnsetType = UNSET
+    tokens_cached: int | UnsetType = UNSET
+
+
+def _told(model: str, text: str, finish: Finish | None) -> bytes:
+    if finish is None:
+        return _encode(InfillAnswer(0, text, False, model))
+    stop, usage = finish.stop if isinstance(finish.stop, str) else "", finish.usage
+    return _encode(
+        InfillAnswer(
+            0,
+            text,
+            True,
+            model,
+            stop_type="limit" if finish.reason == "length" else "word" if stop else "eos",
+            stopping_word=stop,
+            tokens_predicted=0 if usage is None else usage.completion_tokens,
+            tokens_evaluated=0 if usage is None else usage.prompt_tokens,
+            tokens_cached=0 if usage is None else usage.cached_tokens,
+        )
+    )
 
 
 class _WholeInfill(Answer):
@@ -117,7 +135,7 @@ class _WholeInfill(Answer):
             self.finish_choice(0, delta.finish)
 
     def _complete(self) -> None:
-        self._respond(_encode(_fields(self._model, "".join(self._texts), self._finish)))
+        self._respond(_told(self._model, "".join(self._texts), self._finish))
 
 
 class _StreamedInfill(EventAnswer):
@@ -132,7 +150,7 @@ class _StreamedInfill(EventAnswer):
             return
         is_first = self.first_token_at is None
         self.note_output()
-        event = server_sent_event(_encode(_fields(self._model, delta.text, delta.finish)))
+        event = server_sent_event(_told(self._model, delta.text, delta.finish))
         if delta.finish is not None:
             self._stream.send(event)
             self.finish_choice(0, delta.finish)

@@ -5,14 +5,35 @@ from __future__ import annotations
 from importlib.metadata import version
 
 import msgspec
+from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.admission.auth import Principal
+from gateway.api.operation import Operation
 from gateway.api.routes import KeyRoute, RouteServices, json_response
+from gateway.api.schemas.bodies import TokenizeBody
 from gateway.api.schemas.refusals import missing_parameter
 from gateway.api.schemas.tokenizer import parse_tokenize
+from gateway.llama_cpp.infill import InfillAnswer, InfillBody
 from shared.tokenizer_calls import TemplateCall
+
+
+class PropsAnswer(Struct):
+    """A model, as llama.cpp's server describes itself."""
+
+    default_generation_settings: dict[str, int]
+    total_slots: int
+    model_alias: str
+    chat_template: str
+    build_info: str
+    modalities: dict[str, bool]
+
+
+class PromptAnswer(Struct, forbid_unknown_fields=True):
+    """The text of a conversation's prompt."""
+
+    prompt: str
 
 
 class LlamaCppRoutes:
@@ -34,14 +55,14 @@ class LlamaCppRoutes:
         reply = await self._services.ask_tokenizer(principal, model, TemplateCall())
         load = self._services.fleet.load(model)
         return json_response(
-            {
-                "default_generation_settings": {"n_ctx": reply.max_model_len},
-                "total_slots": 0 if load is None else load.running + load.free_slots,
-                "model_alias": model,
-                "chat_template": reply.text,
-                "build_info": f"headrace {version('headrace')}",
-                "modalities": {"vision": False, "audio": False},
-            }
+            PropsAnswer(
+                default_generation_settings={"n_ctx": reply.max_model_len},
+                total_slots=0 if load is None else load.running + load.free_slots,
+                model_alias=model,
+                chat_template=reply.text,
+                build_info=f"headrace {version('headrace')}",
+                modalities={"vision": False, "audio": False},
+            )
         )
 
     async def _apply_template(self, request: Request, principal: Principal) -> Response:
@@ -49,4 +70,11 @@ class LlamaCppRoutes:
         if call.messages is None:
             raise missing_parameter("messages")
         reply = await self._services.ask_tokenizer(principal, model, msgspec.structs.replace(call, renders=True))
-        return json_response({"prompt": reply.text})
+        return json_response(PromptAnswer(reply.text))
+
+
+OPERATIONS = (
+    Operation("post", "/apply-template", "Show the prompt of a conversation.", PromptAnswer, TokenizeBody),
+    Operation("post", "/infill", "Fill in text before a suffix.", InfillAnswer, InfillBody, InfillAnswer),
+    Operation("get", "/props", "Describe a model, as llama.cpp's server does.", PropsAnswer),
+)

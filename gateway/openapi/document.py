@@ -9,8 +9,9 @@ from typing import Any, get_args
 
 import msgspec
 
+from gateway.api.operation import Operation
 from gateway.api.schemas.names import Use
-from gateway.openapi.operations import OPERATIONS, TABLES, Operation
+from gateway.openapi.operations import OPERATIONS, TABLES
 
 _TITLE = "Headrace"
 _DESCRIPTION = """The public port of a gateway. Errors have the same four keys everywhere; 429 and 503 say in

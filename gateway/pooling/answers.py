@@ -12,10 +12,10 @@ import time
 from abc import abstractmethod
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeVar, cast
 
 import msgspec
-from msgspec import Raw
+from msgspec import UNSET, Raw, Struct, UnsetType
 
 from gateway.api.answer import Answer
 from gateway.api.endpoint import Asked
@@ -25,6 +25,80 @@ from gateway.pooling.parsing import EmbeddingsRequest, RerankRequest
 from shared.messages import Delta
 
 Value = TypeVar("Value", Raw, float)
+
+
+class PromptUsage(Struct, forbid_unknown_fields=True):
+    """Tokens of all texts; none is generated."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class Embedding(Struct, forbid_unknown_fields=True):
+    """One vector: numbers, or their 32-bit form in base64, little end first."""
+
+    object: Literal["embedding"]
+    index: int
+    embedding: list[float] | str
+
+
+class EmbeddingList(Struct, forbid_unknown_fields=True):
+    """The vectors of all inputs, in their order."""
+
+    object: Literal["list"]
+    data: list[Embedding]
+    model: str
+    usage: PromptUsage
+
+
+class RankedText(Struct, forbid_unknown_fields=True):
+    """The text of a document."""
+
+    text: str
+
+
+class RankedDocument(Struct, forbid_unknown_fields=True):
+    """A document by its place in the request, and how relevant it is."""
+
+    index: int
+    relevance_score: float
+    document: RankedText | UnsetType = UNSET
+
+
+class Ranking(Struct, forbid_unknown_fields=True):
+    """Documents, the most relevant first."""
+
+    id: str
+    model: str
+    usage: PromptUsage
+    results: list[RankedDocument]
+
+
+class RankedIndex(Struct, forbid_unknown_fields=True):
+    """TEI's form, for a body with `texts`: a text by its place in the request, and how relevant it is."""
+
+    index: int
+    score: float
+    text: str | UnsetType = UNSET
+
+
+class TextScore(Struct, forbid_unknown_fields=True):
+    """The score of one text."""
+
+    index: int
+    object: Literal["score"]
+    score: float
+
+
+class ScoreList(Struct, forbid_unknown_fields=True):
+    """The scores of all texts, in their order. `created` is in Unix seconds."""
+
+    id: str
+    object: Literal["list"]
+    created: int
+    model: str
+    data: list[TextScore]
+    usage: PromptUsage
 
 
 class _NumbersSink:
@@ -98,9 +172,8 @@ class NumbersAnswer(Answer, Generic[Value]):
     def _complete(self) -> None:
         self._respond(msgspec.json.encode(self._body()))
 
-    def _usage(self) -> dict[str, int]:
-        num_tokens = self.usage.prompt_tokens
-        return {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
+    def _usage(self) -> PromptUsage:
+        return PromptUsage(self.usage.prompt_tokens, self.usage.prompt_tokens)
 
     @abstractmethod
     def _value(self, vector: bytes) -> Value:
@@ -126,11 +199,10 @@ class EmbeddingsAnswer(NumbersAnswer[Raw]):
             return Raw(b'"%s"' % base64.b64encode(vector))
         return Raw(msgspec.json.encode(_numbers(vector)))
 
-    def _body(self) -> dict[str, Any]:
-        data = [
-            {"object": "embedding", "index": index, "embedding": vector} for index, vector in enumerate(self.values)
-        ]
-        return {"object": "list", "data": data, "model": self._model, "usage": self._usage()}
+    def _body(self) -> EmbeddingList:
+        # Each was written as JSON when it arrived.
+        data = [Embedding("embedding", index, cast("str", vector)) for index, vector in enumerate(self.values)]
+        return EmbeddingList("list", data, self._model, self._usage())
 
 
 class _ScoresAnswer(NumbersAnswer[float]):
@@ -147,21 +219,18 @@ class RerankAnswer(_ScoresAnswer):
         self._request = request
         self.names = MappingProxyType({"prompt": "texts" if request.is_plain_list else "documents"})
 
-    def _body(self) -> Any:
-        scores = self.values
-        ranking = sorted(range(len(scores)), key=lambda index: -scores[index])[: self._request.top_n]
-        if self._request.is_plain_list:
-            return [self._rank(index, scores[index]) for index in ranking]
-        results: list[dict[str, Any]] = [{"index": index, "relevance_score": scores[index]} for index in ranking]
-        if self._request.returns_documents:
-            for result in results:
-                result["document"] = {"text": self._request.prompts[result["index"]].text}
-        identity = {"id": f"rerank-{secrets.token_hex(12)}", "model": self._model}
-        return {**identity, "usage": self._usage(), "results": results}
-
-    def _rank(self, index: int, score: float) -> dict[str, Any]:
-        rank: dict[str, Any] = {"index": index, "score": score}
-        return rank | ({"text": self._request.prompts[index].text} if self._request.returns_documents else {})
+    def _body(self) -> Ranking | list[RankedIndex]:
+        scores, request = self.values, self._request
+        ranking = sorted(range(len(scores)), key=lambda index: -scores[index])[: request.top_n]
+        texts = [request.prompts[index].text or "" if request.returns_documents else UNSET for index in ranking]
+        pairs = list(zip(ranking, texts, strict=True))
+        if request.is_plain_list:
+            return [RankedIndex(index, scores[index], text) for index, text in pairs]
+        results = [
+            RankedDocument(index, scores[index], UNSET if isinstance(text, UnsetType) else RankedText(text))
+            for index, text in pairs
+        ]
+        return Ranking(f"rerank-{secrets.token_hex(12)}", self._model, self._usage(), results)
 
 
 class ScoreAnswer(_ScoresAnswer):
@@ -169,10 +238,9 @@ class ScoreAnswer(_ScoresAnswer):
 
     names = MappingProxyType({"prompt": "text_2", "query": "text_1"})
 
-    def _body(self) -> dict[str, Any]:
-        data = [{"index": index, "object": "score", "score": score} for index, score in enumerate(self.values)]
-        identity = {"id": f"score-{secrets.token_hex(12)}", "object": "list", "created": int(time.time())}
-        return {**identity, "model": self._model, "data": data, "usage": self._usage()}
+    def _body(self) -> ScoreList:
+        data = [TextScore(index, "score", score) for index, score in enumerate(self.values)]
+        return ScoreList(f"score-{secrets.token_hex(12)}", "list", int(time.time()), self._model, data, self._usage())
 
 
 def _numbers(vector: bytes) -> tuple[float, ...]:

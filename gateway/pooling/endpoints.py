@@ -7,9 +7,19 @@ from functools import partial
 from gateway.admission.auth import Principal
 from gateway.api.answer import Answer
 from gateway.api.endpoint import Asked, Endpoint, StreamParts
+from gateway.api.operation import Operation
 from gateway.api.schemas.known_names import STRICT, BodyRules
 from gateway.generation import Generation
-from gateway.pooling.answers import EmbeddingsAnswer, RerankAnswer, ScoreAnswer
+from gateway.pooling.answers import (
+    EmbeddingList,
+    EmbeddingsAnswer,
+    RankedIndex,
+    Ranking,
+    RerankAnswer,
+    ScoreAnswer,
+    ScoreList,
+)
+from gateway.pooling.bodies import EmbeddingsBody, RerankBody, ScoreBody
 from gateway.pooling.parsing import EmbeddingsRequest, RerankRequest, parse_embeddings, parse_rerank, parse_score
 
 
@@ -67,3 +77,10 @@ class ScoreEndpoint(_NumbersEndpoint):
     def whole_answer(self, asked: Asked) -> Answer:
         """Return an answer as one list of scores."""
         return ScoreAnswer(asked, asked.generation)
+
+
+OPERATIONS = (
+    Operation("post", "/v1/embeddings", "Make vectors of texts.", EmbeddingList, EmbeddingsBody),
+    Operation("post", "/v1/rerank", "Rank documents for a query.", Ranking | list[RankedIndex], RerankBody),
+    Operation("post", "/v1/score", "Score texts for queries.", ScoreList, ScoreBody),
+)

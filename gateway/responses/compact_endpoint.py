@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 import msgspec
+from msgspec import UNSET
 
 from gateway.admission.auth import Principal
 from gateway.api.answer import Answer
@@ -17,6 +18,7 @@ from gateway.responses.compaction import compacting, user_messages
 from gateway.responses.draft import ResponseGeneration
 from gateway.responses.endpoint import Conversation, ResponsesEndpoint
 from gateway.responses.kept_items import listed_item
+from gateway.responses.operations import CompactedConversation
 from gateway.responses.request import identified_item, parse_body
 
 
@@ -46,13 +48,13 @@ class CompactEndpoint(ResponsesEndpoint):
 
 class _CompactedResponse(WholeResponse):
     def _send(self, response: dict[str, Any]) -> None:
-        fields = {
-            "id": response["id"],
-            "object": "response.compaction",
-            "created_at": response["created_at"],
-            "output": [*map(listed_item, self._draft.input), *response["output"]],
-            "usage": response["usage"],
-        }
-        # A summary that was cut off is there all the same.
-        cut = {name: response[name] for name in ("incomplete_details",) if response[name] is not None}
-        self._respond(msgspec.json.encode(fields | cut))
+        cut = response["incomplete_details"]
+        conversation = CompactedConversation(
+            response["id"],
+            "response.compaction",
+            response["created_at"],
+            [*map(listed_item, self._draft.input), *response["output"]],
+            response["usage"],
+            UNSET if cut is None else cut,
+        )
+        self._respond(msgspec.json.encode(conversation))

@@ -8,6 +8,7 @@ from starlette.responses import Response
 from gateway.admission.auth import Principal
 from gateway.api.routes import KeyRoute, RouteServices, json_response
 from gateway.responses.endpoint import ResponsesEndpoint
+from gateway.responses.operations import InputTokenCount
 from shared.tokenizer_calls import TokenizeCall
 
 
@@ -19,6 +20,6 @@ def input_tokens_route(services: RouteServices, endpoint: ResponsesEndpoint) -> 
         (prompt,) = generation.prompts
         call = TokenizeCall(messages=prompt.messages, add_special_tokens=False, chat=prompt.chat)
         reply = await services.ask_tokenizer(principal, generation.model, call)
-        return json_response({"object": "response.input_tokens", "input_tokens": len(reply.token_ids)})
+        return json_response(InputTokenCount("response.input_tokens", len(reply.token_ids)))
 
     return KeyRoute("POST", f"{endpoint.path}/input_tokens", count, endpoint.dialect)

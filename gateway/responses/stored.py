@@ -21,6 +21,7 @@ from gateway.responses.includes import ENCRYPTED_REASONING, LOGPROBS, check_incl
 from gateway.responses.item_ids import is_response_id
 from gateway.responses.kept_items import listed_item
 from gateway.responses.log import PieceBudget
+from gateway.responses.operations import DeletedResponse, InputItemList
 from gateway.responses.record import ResponseRecord
 from gateway.responses.store import ResponseStore
 from gateway.streams.event_stream import EVENT_STREAM_HEADERS
@@ -89,7 +90,7 @@ class StoredResponses:
         # As it lies in the log: one whose output is no longer kept can be deleted too.
         record = await self._find(request, principal, self._store.log.get)
         await self._store.delete(record)
-        return json_response({"id": record.draft.id, "object": "response", "deleted": True})
+        return json_response(DeletedResponse(record.draft.id, "response", True))
 
     async def _list_input(self, request: Request, principal: Principal) -> Response:
         self._check_names(request, _LIST)
@@ -110,8 +111,8 @@ class StoredResponses:
         # An item can have thousands of parts, so that their text does not tell how long this takes.
         listed = partial(_listed, items[:limit])
         page = await self._store.bodies.read_kept(principal.tenant, LARGE_BYTES + 1, listed)
-        ends = {"first_id": page[0]["id"], "last_id": page[-1]["id"]} if page else {"first_id": None, "last_id": None}
-        return json_response({"object": "list", "data": page, **ends, "has_more": len(items) > len(page)})
+        first, last = (page[0]["id"], page[-1]["id"]) if page else (None, None)
+        return json_response(InputItemList("list", page, first, last, has_more=len(items) > len(page)))
 
     def _check_names(self, request: Request, known: frozenset[str]) -> None:
         for name in request.query_params:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.anthropic.dialect import error_fields
+from gateway.anthropic.dialect import error_body
 from gateway.anthropic.parsing import parse_count_tokens, parse_messages
 from gateway.api.schemas.known_names import BodyRules
 from gateway.errors import ApiError
@@ -355,7 +355,7 @@ def test_context_management_that_changes_nothing_passes() -> None:
 
 
 def test_thread_is_refused_in_the_words_that_let_anthropics_tool_runner_go_on_without() -> None:
-    error = error_fields(refused(thread={"type": "create"}))["error"]
+    error = json.loads(error_body(refused(thread={"type": "create"})))["error"]
     assert error["details"] == {"error_code": "thread_unsupported_request"}
 
 

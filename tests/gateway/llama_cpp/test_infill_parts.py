@@ -18,7 +18,7 @@ from gateway.generation import Generation, Prompt
 from gateway.http1.body import BodyBudget, RequestBody
 from gateway.http1.exchange import Exchange
 from gateway.http1.head import parse_head
-from gateway.llama_cpp.infill import InfillEndpoint, _fields
+from gateway.llama_cpp.infill import InfillEndpoint, _told
 from gateway.streams.event_stream import Flusher
 from shared.messages import Delta, Finish, Usage
 from shared.sampling import Sampling
@@ -71,7 +71,7 @@ async def test_unknown_parameters_are_left_out_where_the_settings_say_so() -> No
 
 
 def test_piece_in_between_says_no_more_than_its_text() -> None:
-    assert _fields("m", "t", None) == {"index": 0, "content": "t", "stop": False, "model": "m"}
+    assert json.loads(_told("m", "t", None)) == {"index": 0, "content": "t", "stop": False, "model": "m"}
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_piece_in_between_says_no_more_than_its_text() -> None:
     ],
 )
 def test_last_piece_says_how_it_ended_and_what_it_took(finish: Finish, kind: str, word: str) -> None:
-    assert _fields("m", "t", finish) == {
+    assert json.loads(_told("m", "t", finish)) == {
         "index": 0,
         "content": "t",
         "stop": True,
@@ -99,7 +99,7 @@ def test_last_piece_says_how_it_ended_and_what_it_took(finish: Finish, kind: str
 
 
 def test_end_of_a_worker_that_counted_nothing_counts_nothing() -> None:
-    fields = _fields("m", "t", Finish("stop"))
+    fields = json.loads(_told("m", "t", Finish("stop")))
     assert [fields[name] for name in ("tokens_evaluated", "tokens_predicted", "tokens_cached")] == [0, 0, 0]
 
 
@@ -169,5 +169,5 @@ async def test_whole_answer_is_all_text_once_it_has_ended() -> None:
     infilled.say("c", finish=Finish("stop", Usage(3, 2, 1), stop="x"))
     assert infilled.answer.done.result() is Outcome.COMPLETED
     told = json.loads(infilled.sent.partition(b"\r\n\r\n")[2])
-    assert told == _fields("m", "abc", Finish("stop", Usage(3, 2, 1), stop="x"))
+    assert told == json.loads(_told("m", "abc", Finish("stop", Usage(3, 2, 1), stop="x")))
     assert infilled.answer.num_tokens == 5

@@ -1,10 +1,13 @@
-"""What the Responses API answers. Described here; written by `gateway.responses`."""
+"""What the Responses API answers, and its routes. A response, which repeats its request, is written by `draft`."""
 
 from __future__ import annotations
 
 from typing import Any, Literal
 
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
+
+from gateway.api.operation import Operation
+from gateway.responses.body import ResponseBody
 
 
 class ResponseError(Struct):
@@ -68,7 +71,8 @@ class CompactedConversation(Struct, forbid_unknown_fields=True):
     created_at: int
     output: list[dict[str, Any]]
     usage: ResponseUsage
-    incomplete_details: dict[str, Any] | None = None
+    # A summary that was cut off is there all the same.
+    incomplete_details: dict[str, Any] | UnsetType = UNSET
 
 
 class InputItemList(Struct, forbid_unknown_fields=True):
@@ -79,3 +83,16 @@ class InputItemList(Struct, forbid_unknown_fields=True):
     first_id: str | None
     last_id: str | None
     has_more: bool
+
+
+OPERATIONS = (
+    Operation(
+        "post", "/v1/responses", "Answer a conversation and keep it.", ResponseAnswer, ResponseBody, ResponseEvent
+    ),
+    Operation("post", "/v1/responses/input_tokens", "Count the tokens of a prompt.", InputTokenCount, ResponseBody),
+    Operation("post", "/v1/responses/compact", "Summarize a conversation.", CompactedConversation, ResponseBody),
+    Operation("get", "/v1/responses/{response_id}", "Show a response.", ResponseAnswer, event=ResponseEvent),
+    Operation("delete", "/v1/responses/{response_id}", "Forget a response.", DeletedResponse),
+    Operation("post", "/v1/responses/{response_id}/cancel", "Stop a background response.", ResponseAnswer),
+    Operation("get", "/v1/responses/{response_id}/input_items", "List what a response was asked.", InputItemList),
+)
