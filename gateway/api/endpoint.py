@@ -20,6 +20,7 @@ from gateway.api.schemas import parse_chat, parse_completion
 from gateway.api.schemas.known_names import STRICT, BodyRules
 from gateway.api.streamed import StreamedAnswer
 from gateway.api.whole import WholeAnswer
+from gateway.fleet.fleet_load import FleetLoad
 from gateway.generation import Generation
 from gateway.http1.exchange import Exchange
 from gateway.streams.dialect import OPENAI, Dialect
@@ -42,6 +43,24 @@ class Asked(Struct, frozen=True):
     head: ResponseHead
     principal: Principal
     fingerprint: str | None = None
+
+
+class Started(Struct, frozen=True):
+    """A generation that is to begin.
+
+    Attributes:
+        generation: As its model reads it.
+        load: What the model's workers say of it, as it was when the generation was read.
+        answer: Whose sinks get the deltas.
+        caller: On whose behalf.
+        is_fresh: The client wants a generation of its own, not a repeated or a shared one.
+    """
+
+    generation: Generation
+    load: FleetLoad
+    answer: Answer
+    caller: Caller
+    is_fresh: bool
 
 
 class StreamParts(Struct, frozen=True):
@@ -87,15 +106,13 @@ class Endpoint(ABC):
     def streamed_answer(self, asked: Asked, parts: StreamParts) -> Answer:
         """Return an answer that will be sent as an event stream."""
 
-    async def start(
-        self, starter: GenerationStarter, asked: Asked, answer: Answer, caller: Caller, is_fresh: bool
-    ) -> Membership:
+    async def start(self, starter: GenerationStarter, asked: Started) -> Membership:
         """Let the generation begin, whose deltas go to the answer's sinks; see `GenerationStarter.start`.
 
         Raises:
             ApiError: It was not admitted, or cannot be queued.
         """
-        return await starter.start(asked.generation, caller, answer.sinks, is_fresh)
+        return await starter.start(asked.generation, asked.load, asked.caller, asked.answer.sinks, asked.is_fresh)
 
 
 class _OpenAiEndpoint(Endpoint):

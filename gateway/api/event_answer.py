@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from gateway.api.answer import Answer, Outcome, ResponseHead
 from gateway.errors import ApiError
 from gateway.generation import Generation
@@ -23,8 +25,8 @@ class EventAnswer(Answer):
     ) -> None:
         """Prepare the stream. `now` is loop time."""
         super().__init__(exchange, generation, head)
-        self._stream = EventStream(exchange, flusher, limits, self._headers, now, head.dialect)
-        self._stream.on_cut = lambda: self.end(Outcome.SLOW_READER)
+        cut = partial(self.end, Outcome.SLOW_READER)
+        self._stream = EventStream(exchange, flusher, limits, self._headers, now, head.dialect, cut)
 
     def close(self) -> None:
         """Let go of what refers back to the answer."""

@@ -1,8 +1,7 @@
-"""The routes that generate: from a request's bytes to an answer that the data path fills in.
+"""A generation from its request's bytes to the end of its answer. `GenerationService.serve` reads top to bottom.
 
-Authenticate, read, take a place, parse, limits, then start the generation. Nothing costly happens before admission. The
-coroutine of a request then sleeps until its answer has ended: tokens go from the NATS callback to the transport without
-it.
+Nothing costly happens before admission. The coroutine of a request sleeps from the start of its generation until the
+answer has ended: tokens go from the NATS callback to the transport without it.
 """
 
 from __future__ import annotations
@@ -10,26 +9,29 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
-from gateway.admission.auth import KeyStore, Principal
+from msgspec import Struct
+
+from gateway.admission.auth import Principal
 from gateway.admission.caller import Caller
-from gateway.admission.limits import Lease, RateLimiter, reserved_tokens
+from gateway.admission.hold_times import AnswerPlaces
+from gateway.admission.limits import reserved_tokens
 from gateway.admission.shedding import Shedder
 from gateway.api.answer import Answer, Outcome, ResponseHead
-from gateway.api.answer_places import AnswerPlaces
-from gateway.api.counting import count_answer
 from gateway.api.door import CLIENT_LEFT
-from gateway.api.endpoint import Asked, Endpoint, StreamParts
+from gateway.api.endpoint import Asked, Endpoint, Started, StreamParts
 from gateway.api.generation_starter import GenerationStarter, Membership
-from gateway.api.repeated_requests import RepeatedAnswer, Traits
+from gateway.api.model_abilities import ModelReading
+from gateway.api.repeated_requests import RepeatedAnswer, RepeatedRequests
 from gateway.api.request_observer import RequestObserver, RequestRecord
-from gateway.api.schemas.known_names import STRICT, BodyRules
-from gateway.config import GatewayConfig
-from gateway.errors import ApiError
+from gateway.api.routes import RouteServices
+from gateway.api.usage import count_answer
+from gateway.dispatch.dispatcher import Dispatcher
+from gateway.errors import ApiError, model_not_found
+from gateway.fleet.fleet_load import FleetLoad
 from gateway.generation import Generation
 from gateway.http1.exchange import Exchange
-from gateway.metrics import GatewayMetrics
 from gateway.streams.event_stream import EventStreamLimits, Flusher
 
 TICK_S = 0.25
@@ -37,32 +39,48 @@ TICK_S = 0.25
 _logger = logging.getLogger(__name__)
 
 
+class _Visit(Struct):
+    """One request in the hands of the service.
+
+    Attributes:
+        body: Until its generation has started.
+    """
+
+    endpoint: Endpoint
+    exchange: Exchange
+    head: ResponseHead
+    record: RequestRecord
+    principal: Principal
+    body: bytes
+
+    @property
+    def is_repeatable(self) -> bool:
+        """Whether all that is read of the request follows from its bytes."""
+        return self.endpoint.is_repeatable and self.head.model is None
+
+
 class GenerationService:
-    """Serves every endpoint that generates."""
+    """Serves every endpoint that generates. Owns the places for answers, and the streams that run."""
 
     def __init__(
         self,
-        config: GatewayConfig,
-        keys: KeyStore,
-        limiter: RateLimiter,
+        services: RouteServices,
+        dispatcher: Dispatcher,
         shedder: Shedder,
         starter: GenerationStarter,
-        metrics: GatewayMetrics,
+        repeated: RepeatedRequests,
         observer: RequestObserver,
-        rules: Callable[[Principal, str | None], BodyRules] = lambda principal, model: STRICT,
     ) -> None:
-        """Serve with these parts; `tick_forever` must run beside.
-
-        `rules` returns how the body of a key is read, if the path names this model.
-        """
-        self._config = config
-        self._keys = keys
-        self._limiter = limiter
+        """Serve with these parts; `tick_forever` must run beside."""
+        config = services.config
+        self._services = services
+        self._dispatcher = dispatcher
         self._shedder = shedder
         self._starter = starter
-        self._metrics = metrics
+        self._repeated = repeated
         self._observer = observer
-        self._rules = rules
+        self._metrics = services.metrics
+        self._reading = ModelReading()
         self._loop = asyncio.get_running_loop()
         self._flusher = Flusher(self._loop)
         self._stream_limits = EventStreamLimits(config.stream_buffer_bytes, config.send_timeout_s)
@@ -75,10 +93,11 @@ class GenerationService:
         A status that says 200 promises an answer. While NATS owes one or is away, what has been asked may yet be
         refused with the status of that, and Retry-After: its stream is not begun.
         """
+        watch = self._dispatcher.nats_watch
         while True:
             await asyncio.sleep(TICK_S)
             now = self._loop.time()
-            is_queue_late = self._starter.is_queue_late
+            is_queue_late = watch.owes_answer or not watch.is_connected
             for answer in list(self._streamed):
                 if is_queue_late and not answer.has_begun:
                     continue
@@ -88,112 +107,116 @@ class GenerationService:
                     _logger.exception("a stream could not be looked after")
 
     async def serve(self, endpoint: Endpoint, exchange: Exchange, head: ResponseHead) -> None:
-        """Answer one request.
+        """Answer one request: who asks, what for, within which limits; then its deltas flow until it has ended.
 
         Raises:
             ApiError: It is refused.
             ClientGoneError: The client left before its request was complete.
         """
         head.route = endpoint.name
-        head.record = record = self._observer.begin(endpoint.name, head.request_id, exchange.head.headers)
-        head.status = await self._answer(endpoint, exchange, head, record)
-
-    async def _answer(self, endpoint: Endpoint, exchange: Exchange, head: ResponseHead, record: RequestRecord) -> int:
-        principal = self._keys.authenticate(exchange.head.headers, exchange.head.notes)
-        body = await exchange.read_body(self._config.max_body_bytes, principal.body_owner)
+        head.record = self._observer.begin(endpoint.name, head.request_id, exchange.head.headers)
+        principal = self._services.keys.authenticate(exchange.head.headers, exchange.head.notes)
+        body = await exchange.read_body(self._services.config.max_body_bytes, principal.body_owner)
+        visit = _Visit(endpoint, exchange, head, head.record, principal, body)
+        # The body is the visit's alone, which lets go of it: a stream may last for minutes.
+        del body
         place = self._take_place(principal.key_id)
         try:
-            generation, known = await self._read(endpoint, exchange, head, principal, body, record)
-            is_new = known is None and generation.deterministic
-            traits = self._starter.repeated.traits(generation.model) if is_new else None
-            generation, lease = await self._admit(principal, generation, is_read=known is not None)
-            head.limits = lease.headers
-            asked = Asked(exchange, generation, head, principal, self._starter.fingerprint(generation.model))
-            answer = self._new_answer(endpoint, asked)
-            tokens_used: int | None = None
+            known = self._known_answer(visit)
+            generation = await self._parsed(visit) if known is None else known.generation
+            visit.record.parsed(principal, generation)
+            principal.check_model(generation.model)
+            principal.check_priority(generation.priority)
+            head.status = await self._answer(visit, generation, known)
+        finally:
+            self._give_place_back(principal.key_id, place)
+
+    def _known_answer(self, visit: _Visit) -> RepeatedAnswer | None:
+        """Return the answer to a body that was answered from the cache lately, if its client may and would have it."""
+        if not visit.is_repeatable:
+            return None
+        principal = visit.principal
+        known = self._repeated.find(visit.endpoint.name, principal.tenant, visit.body)
+        # A body that names no model is read by the models that its key may use.
+        if known is None or not principal.can_use(known.generation.model):
+            return None
+        return None if _wants_fresh(visit.exchange.head.headers) else known
+
+    async def _parsed(self, visit: _Visit) -> Generation:
+        """Return what a body asks for."""
+        rules = self._services.body_rules(visit.principal, visit.head.model)
+        return await visit.endpoint.generation(visit.body, visit.principal, rules)
+
+    async def _answer(self, visit: _Visit, generation: Generation, known: RepeatedAnswer | None) -> int:
+        """Admit a generation to its key's limits, let its answer flow to its end, and return what it is counted as."""
+        load = self._dispatcher.fleet.reported_load(generation.model)
+        tokens_used: int | None = 0
+        lease = await self._services.limiter.admit(visit.principal, generation.num_at_once, reserved_tokens(generation))
+        try:
+            visit.head.limits = lease.headers
+            if load is None:
+                raise model_not_found(generation.model)
+            if known is None:
+                generation = await self._reading.read(generation, load)
+            answer = self._new_answer(visit, generation, load)
+            tokens_used = None
             try:
-                if known is None:
-                    membership = await self._start(endpoint, asked, answer, body, record.traceparent, traits)
-                else:
-                    membership = self._starter.repeat(known, answer.sinks)
-                self._begin(answer, record, is_streamed=generation.stream)
-                # A stream may last for minutes: it does not keep its request's bytes.
-                del body, asked
-                try:
-                    outcome = await answer.done
-                finally:
-                    membership.leave()
+                membership = await self._start(visit, answer, generation, load, known)
+                outcome = await self._ended(visit, answer, membership, is_streamed=generation.stream)
                 tokens_used = _tokens_used(answer, membership, outcome)
-                return self._note(record, generation, answer, membership, outcome, head)
+                return self._note(visit, generation, answer, membership, outcome)
             except ApiError as error:
                 # Not admitted. The answer may have begun with a keep-alive meanwhile, so it must say so itself.
                 tokens_used = 0
-                record.failed(error)
+                visit.record.failed(error)
                 answer.fail(error)
                 return error.status
             finally:
                 self._streamed.discard(answer)
                 answer.close()
-                lease.release(tokens_used)
         finally:
-            self._give_place_back(principal.key_id, place)
+            lease.release(tokens_used)
 
-    async def _read(
-        self,
-        endpoint: Endpoint,
-        exchange: Exchange,
-        head: ResponseHead,
-        principal: Principal,
-        body: bytes,
-        record: RequestRecord,
-    ) -> tuple[Generation, RepeatedAnswer | None]:
-        """Return what is asked for, and the answer if the same was answered from the cache lately, and may be again."""
-        known = None
-        if endpoint.is_repeatable and head.model is None:
-            known = self._starter.repeated.find(endpoint.name, principal.tenant, body)
-        # A body that names no model is read by the models that its key may use.
-        if known is not None and (_wants_fresh(exchange.head.headers) or not principal.can_use(known.generation.model)):
-            known = None
-        if known is None:
-            generation = await endpoint.generation(body, principal, self._rules(principal, head.model))
-        else:
-            generation = known.generation
-        record.parsed(principal, generation)
-        principal.check_model(generation.model)
-        return generation, known
+    def _new_answer(self, visit: _Visit, generation: Generation, load: FleetLoad) -> Answer:
+        asked = Asked(visit.exchange, generation, visit.head, visit.principal, load.fingerprint)
+        if not generation.stream:
+            return visit.endpoint.whole_answer(asked)
+        parts = StreamParts(self._flusher, self._stream_limits, self._loop.time())
+        return visit.endpoint.streamed_answer(asked, parts)
 
     async def _start(
         self,
-        endpoint: Endpoint,
-        asked: Asked,
+        visit: _Visit,
         answer: Answer,
-        body: bytes,
-        traceparent: str | None,
-        traits: Traits | None,
+        generation: Generation,
+        load: FleetLoad,
+        known: RepeatedAnswer | None,
     ) -> Membership:
-        """Let a generation begin; `traits` are those of its model with which it was read."""
-        generation, principal, headers = asked.generation, asked.principal, asked.exchange.head.headers
-        caller = Caller(principal.key_id, principal.tenant, headers, body, asked.head.request_id, traceparent)
+        """Let the deltas of a generation flow to its answer."""
+        if known is not None:
+            return self._starter.repeat(known, answer.sinks)
+        principal, headers, endpoint = visit.principal, visit.exchange.head.headers, visit.endpoint
+        request_id, span = visit.head.request_id, visit.record.traceparent
+        caller = Caller(principal.key_id, principal.tenant, headers, visit.body, request_id, span)
         # A random answer is shared with nobody, so there is no kept one to pass by.
         is_fresh = generation.deterministic and _wants_fresh(headers)
-        membership = await endpoint.start(self._starter, asked, answer, caller, is_fresh)
-        key = membership.cache_key
-        is_repeatable = endpoint.is_repeatable and asked.head.model is None
-        if is_repeatable and key is not None and traits is not None:
-            self._starter.repeated.keep(endpoint.name, caller.tenant, caller.body, generation, key, traits)
+        membership = await endpoint.start(self._starter, Started(generation, load, answer, caller, is_fresh))
+        if visit.is_repeatable and membership.cache_key is not None:
+            self._repeated.keep(endpoint.name, principal.tenant, visit.body, generation, membership.cache_key, load)
         return membership
 
-    async def _admit(self, principal: Principal, generation: Generation, *, is_read: bool) -> tuple[Generation, Lease]:
-        """Count a generation against its key's limits, and return it with what its model's chat format needs."""
-        principal.check_priority(generation.priority)
-        lease = await self._limiter.admit(principal, generation.num_at_once, reserved_tokens(generation))
-        if is_read:
-            return generation, lease
+    async def _ended(self, visit: _Visit, answer: Answer, membership: Membership, *, is_streamed: bool) -> Outcome:
+        """Look after an answer that is admitted until it has ended, and leave its generation."""
+        visit.body = b""
         try:
-            return await self._starter.with_reading(generation), lease
-        except BaseException:
-            lease.release(0)
-            raise
+            visit.record.dispatched_at = time.monotonic()
+            if is_streamed:
+                # Not before it was admitted: until then it may be refused, with a status of its own.
+                self._streamed.add(answer)
+            answer.make_ready()
+            return await answer.done
+        finally:
+            membership.leave()
 
     def _take_place(self, key_id: str) -> object:
         """Count a request among those that are answered, once it has arrived whole."""
@@ -205,30 +228,11 @@ class GenerationService:
         self._places.give_back(key_id, place)
         self._metrics.active_streams = self._places.num_used
 
-    def _new_answer(self, endpoint: Endpoint, asked: Asked) -> Answer:
-        if not asked.generation.stream:
-            return endpoint.whole_answer(asked)
-        parts = StreamParts(self._flusher, self._stream_limits, self._loop.time())
-        return endpoint.streamed_answer(asked, parts)
-
-    def _begin(self, answer: Answer, record: RequestRecord, *, is_streamed: bool) -> None:
-        """Look after an answer that is admitted: what is not may yet be refused, with a status of its own."""
-        record.dispatched_at = time.monotonic()
-        if is_streamed:
-            self._streamed.add(answer)
-        answer.make_ready()
-
     def _note(
-        self,
-        record: RequestRecord,
-        generation: Generation,
-        answer: Answer,
-        membership: Membership,
-        outcome: Outcome,
-        head: ResponseHead,
+        self, visit: _Visit, generation: Generation, answer: Answer, membership: Membership, outcome: Outcome
     ) -> int:
         """Count what became of an answer, and return the status it stands for."""
-        metrics = self._metrics
+        metrics, record, head = self._metrics, visit.record, visit.head
         usage = answer.usage
         # No count is better than one of none: a client may leave a stream of a thousand tokens.
         record.usage = usage if usage.is_known else None

@@ -15,20 +15,17 @@ from msgspec import Struct
 
 from gateway.admission.caller import Caller
 from gateway.admission.shedding import Prediction, Shedder
-from gateway.api.model_abilities import check_format_is_known, check_length, check_task
-from gateway.api.output_reading import is_costly, with_reading
-from gateway.api.repeated_requests import RepeatedAnswer, RepeatedRequests
-from gateway.api.sampling_defaults import with_defaults
-from gateway.api.sequence_window import SequenceWindow
+from gateway.api.model_abilities import check_length, check_task
+from gateway.api.repeated_requests import RepeatedAnswer
+from gateway.api.sequences import SequenceWindow, wire_requests
 from gateway.api.structured_output import StructuredOutputAdmission
-from gateway.api.wire_requests import wire_requests
 from gateway.cache.prompt_cache import CacheKey, PromptCache, cache_key
 from gateway.cache.recording import tokens_so_far
 from gateway.cache.single_flight import SharedGeneration, SingleFlight
 from gateway.dispatch.dispatcher import Dispatcher
 from gateway.dispatch.inflight import Flight
 from gateway.dispatch.sinks import Sink
-from gateway.errors import ApiError, model_not_found
+from gateway.errors import ApiError
 from gateway.fleet.fleet_load import FleetLoad
 from gateway.generation import Generation
 from gateway.metrics import GatewayMetrics
@@ -56,11 +53,7 @@ class Membership(Struct, frozen=True):
 
 
 class GenerationStarter:
-    """Starts generations on behalf of answers.
-
-    Attributes:
-        repeated: The requests that need not be read, because they were answered from the cache lately.
-    """
+    """Starts generations on behalf of answers."""
 
     def __init__(
         self,
@@ -79,58 +72,16 @@ class GenerationStarter:
         self._metrics = metrics
         self._timeout_s = timeout_s
         self._single_flight = SingleFlight()
-        self._one_costly = asyncio.Lock()
         self._tasks = BackgroundTasks()
-        self.repeated = RepeatedRequests(dispatcher.fleet, cache)
 
-    @property
-    def is_queue_late(self) -> bool:
-        """Whether the queue is away or owes an answer, so that what was just asked may yet be refused."""
-        watch = self._dispatcher.nats_watch
-        return watch.owes_answer or not watch.is_connected
-
-    async def with_reading(self, generation: Generation) -> Generation:
-        """Return the generation as its model's defaults and chat format make it; many or large tools take a while.
-
-        Raises:
-            ApiError: 400; the model cannot do what is asked of its answer. 404 for a model that nobody serves. 503
-                while no worker has said how the model calls tools, and the answer may have calls.
-        """
-        load = self._dispatcher.fleet.reported_load(generation.model)
-        if load is None:
-            raise model_not_found(generation.model)
-        check_format_is_known(generation, load)
-        generation = with_defaults(generation, load.sampling_defaults)
-        chat_format = load.chat_format
-        if not is_costly(generation):
-            return with_reading(generation, chat_format)
-        async with self._one_costly:
-            return await asyncio.to_thread(with_reading, generation, chat_format)
-
-    async def checked(self, generation: Generation, tenant: str) -> Generation:
-        """Return a generation, which is not computed now, with a grammar that can be obeyed.
-
-        Raises:
-            ApiError: 404 for a model that nobody serves; 400 for one that does not generate, for a prompt that is too
-                long for it, or a grammar that cannot be obeyed.
-        """
-        load = self._dispatcher.fleet.reported_load(generation.model)
-        if load is None:
-            raise model_not_found(generation.model)
-        check_task(generation, load)
-        check_length(generation, load)
-        return await self._grammars.checked(generation, tenant)
-
-    def fingerprint(self, model: str) -> str | None:
-        """Return what names the files of a model's workers, or None where they have not told."""
-        load = self._dispatcher.fleet.reported_load(model)
-        return None if load is None else load.fingerprint
-
-    async def start(self, generation: Generation, caller: Caller, sinks: Sequence[Sink], is_fresh: bool) -> Membership:
+    async def start(
+        self, generation: Generation, load: FleetLoad, caller: Caller, sinks: Sequence[Sink], is_fresh: bool
+    ) -> Membership:
         """Let the deltas of a generation flow into `sinks`, one per sequence.
 
         Args:
-            generation: What to generate.
+            generation: What to generate, as its model reads it.
+            load: What the model's workers say of it.
             caller: On whose behalf.
             sinks: One per choice.
             is_fresh: The client wants a generation of its own, not a repeated or a shared one.
@@ -138,28 +89,36 @@ class GenerationStarter:
         Raises:
             ApiError: It was not admitted, or cannot be queued. Later failures go to the sinks.
         """
-        load = self._dispatcher.fleet.reported_load(generation.model)
-        check_task(generation, load)
-        check_length(generation, load)
-        generation = await self._grammars.checked(generation, caller.tenant)
+        generation = await self.checked(generation, load, caller.tenant)
         if not generation.deterministic or is_fresh:
-            prediction = await self._admit(generation, caller)
-            window = self._dispatch(generation, caller, sinks)
+            prediction, window = await self._dispatch(generation, caller, sinks)
             return Membership(window.cancel, partial(_num_tokens_of_flights, window.flights, generation.n), prediction)
-        load = self._dispatcher.fleet.reported_load(generation.model)
-        key = cache_key(caller.tenant, generation, load.revisions if load else ())
+        key = cache_key(caller.tenant, generation, load.revisions)
         # The deadline is part of what is shared.
         flight_key = key.digest + struct.pack("d", generation.timeout_s or 0.0)
         shared = self._single_flight.find(flight_key)
-        if shared is not None:
+        expected = None
+        if shared is None:
+            keep = partial(self._keep, key, generation.model)
+            shared = self._single_flight.lead(flight_key, generation.num_sequences, keep)
+            shared.join(sinks)
+            expected = await self._fill(shared, key, generation, caller)
+        else:
             self._metrics.cache_shared += 1
             shared.join(sinks)
-            return Membership(partial(shared.leave, sinks), partial(_num_tokens_of_shared, shared, generation.n))
-        shared = self._single_flight.lead(flight_key, generation.num_sequences)
-        shared.join(sinks)
-        expected = await self._fill(shared, key, generation, caller)
         tokens_used = partial(_num_tokens_of_shared, shared, generation.n)
         return Membership(partial(shared.leave, sinks), tokens_used, expected, key if shared.is_repeated else None)
+
+    async def checked(self, generation: Generation, load: FleetLoad, tenant: str) -> Generation:
+        """Return a generation that its model's workers can compute, with a grammar that can be obeyed.
+
+        Raises:
+            ApiError: 400 for a task that none of them serves, for a prompt that is too long for them, or a grammar
+                that cannot be obeyed.
+        """
+        check_task(generation, load)
+        check_length(generation, load)
+        return await self._grammars.checked(generation, tenant)
 
     def repeat(self, answer: RepeatedAnswer, sinks: Sequence[Sink]) -> Membership:
         """Let the deltas of an answer that is known flow into `sinks`, one per sequence."""
@@ -183,7 +142,7 @@ class GenerationStarter:
                 self._repeat(shared, cached)
                 return None
             self._metrics.cache_misses += 1
-            prediction, _ = await self._generate(shared, key, generation, caller)
+            prediction, _ = await self._generate(shared, generation, caller)
         except ApiError as error:
             shared.fail(error)
             return None
@@ -196,7 +155,7 @@ class GenerationStarter:
         self, shared: SharedGeneration, key: CacheKey, generation: Generation, caller: Caller
     ) -> Prediction | None:
         """Generate, and ask Redis meanwhile: an answer that is there sooner than the first delta takes its place."""
-        prediction, window = await self._generate(shared, key, generation, caller)
+        prediction, window = await self._generate(shared, generation, caller)
         try:
             cached = await self._cache.get(key)
         except BaseException:
@@ -206,8 +165,6 @@ class GenerationStarter:
             self._metrics.cache_misses += 1
             return prediction
         window.cancel()
-        # It is in the cache already.
-        shared.on_complete = _do_nothing
         self._repeat(shared, cached)
         return None
 
@@ -219,27 +176,24 @@ class GenerationStarter:
                 sequence.deliver(delta)
 
     async def _generate(
-        self, shared: SharedGeneration, key: CacheKey, generation: Generation, caller: Caller
+        self, shared: SharedGeneration, generation: Generation, caller: Caller
     ) -> tuple[Prediction, SequenceWindow]:
         """Admit and dispatch the sequences of a shared generation."""
-        prediction = await self._admit(generation, caller)
-        shared.on_complete = partial(self._keep, shared, key, generation.model)
-        window = self._dispatch(generation, caller, shared.sequences)
-        shared.on_abandoned = window.cancel
+        prediction, window = await self._dispatch(generation, caller, shared.sequences)
+        shared.dispatched(window.cancel)
         return prediction, window
 
-    async def _admit(self, generation: Generation, caller: Caller) -> Prediction:
-        fleet = self._dispatcher.fleet
-        await self._shedder.recall(fleet.reported_load(generation.model), generation, caller)
-        share = self._dispatcher.share(generation.model, caller.tenant)
-        return self._shedder.admit(fleet.load(generation.model), generation, caller, share)
-
-    def _dispatch(self, generation: Generation, caller: Caller, sinks: Sequence[Sink]) -> SequenceWindow:
-        load = self._dispatcher.fleet.reported_load(generation.model)
-        timeout_s = generation.timeout_s or self._timeout_s
-        reply, names = self._dispatcher.reply, (caller.request_id, caller.traceparent)
+    async def _dispatch(
+        self, generation: Generation, caller: Caller, sinks: Sequence[Sink]
+    ) -> tuple[Prediction, SequenceWindow]:
+        """Admit a generation to the fleet, whose load is that of this moment, and publish its sequences."""
+        dispatcher, shedder, timeout_s = self._dispatcher, self._shedder, generation.timeout_s or self._timeout_s
+        await shedder.recall(dispatcher.fleet.reported_load(generation.model), generation, caller)
+        load, share = dispatcher.fleet.load(generation.model), dispatcher.share(generation.model, caller.tenant)
+        prediction = shedder.admit(load, generation, caller, share)
+        names = (caller.request_id, caller.traceparent)
         expires_at = asyncio.get_running_loop().time() + timeout_s
-        requests = wire_requests(generation, caller.tenant, reply, timeout_s, *names, self._dispatcher.clock.now())
+        requests = wire_requests(generation, caller.tenant, dispatcher.reply, timeout_s, *names, dispatcher.clock.now())
 
         def submit(index: int, sink: Sink) -> Flight:
             prompt, choice = divmod(index, generation.n)
@@ -247,14 +201,15 @@ class GenerationStarter:
             tokens = 0 if choice else generation.prompts[prompt].estimated_tokens
             if load is not None:
                 tokens = int(load.prompt_tokens(tokens))
-            return self._dispatcher.submit(requests[index], sink, tokens, expires_at)
+            return dispatcher.submit(requests[index], sink, tokens, expires_at)
 
-        window = SequenceWindow(submit, self._dispatcher.cancel, sinks, generation.num_at_once)
+        window = SequenceWindow(submit, dispatcher.cancel, sinks, generation.num_at_once)
         window.begin()
-        return window
+        return prediction, window
 
-    def _keep(self, shared: SharedGeneration, key: CacheKey, model: str) -> None:
-        load = self._dispatcher.fleet.reported_load(model)
+    def _keep(self, key: CacheKey, model: str, shared: SharedGeneration) -> None:
+        """Keep an answer that is complete, unless it came from the cache."""
+        load = None if shared.is_repeated else self._dispatcher.fleet.reported_load(model)
         if load is None or load.revisions != key.revisions:
             # A worker of another revision may have begun or ended it: it is no answer of those that the key names.
             return

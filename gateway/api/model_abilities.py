@@ -1,22 +1,63 @@
-"""Refuses, before it goes through the queue, what no worker of its model could answer."""
+"""Fits a generation to its model: refuses what no worker could answer, and fills in what the model's files advise."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from types import MappingProxyType
 
+import msgspec
+
 from gateway.admission.shedding import UNKNOWN_RETRY_S
+from gateway.api.output_reading import is_costly, with_reading
+from gateway.api.schemas.best_of import without_ranking
 from gateway.errors import ApiError
 from gateway.fleet.fleet_load import FleetLoad
 from gateway.generation import Generation
 from shared.errors import prompt_too_long
 from shared.messages import POOLING_OPTIONS
 from shared.pooling import Task
+from shared.sampling import SamplingDefaults, with_advice
 
 # What errors say that a model can do.
 _TASKS: Mapping[Task, str] = MappingProxyType(
     {"generate": "generate text", "embed": "make embeddings", "score": "score texts for a query"}
 )
+
+
+class ModelReading:
+    """Reads generations as their models do. Many or large tools take a while: one such generation at a time."""
+
+    def __init__(self) -> None:
+        """Begin with nothing to read."""
+        self._one_costly = asyncio.Lock()
+
+    async def read(self, generation: Generation, load: FleetLoad) -> Generation:
+        """Return the generation as its model's defaults and chat format make it.
+
+        Raises:
+            ApiError: 400; the model cannot do what is asked of its answer. 503 while no worker has said how the model
+                calls tools, and the answer may have calls.
+        """
+        check_format_is_known(generation, load)
+        generation = with_defaults(generation, load.sampling_defaults)
+        if not is_costly(generation):
+            return with_reading(generation, load.chat_format)
+        async with self._one_costly:
+            return await asyncio.to_thread(with_reading, generation, load.chat_format)
+
+
+def with_defaults(generation: Generation, defaults: SamplingDefaults | None) -> Generation:
+    """Return a generation with its model's defaults for the parameters that its client left out."""
+    sampling = with_advice(generation.sampling, generation.left_out, defaults)
+    if sampling is generation.sampling:
+        return generation
+    is_deterministic = generation.deterministic
+    if sampling.temperature == 0 and not is_deterministic:
+        # As for clients that ask for a temperature of 0: equal requests look equal.
+        sampling, is_deterministic = msgspec.structs.replace(sampling, seed=0), True
+    advised = msgspec.structs.replace(generation, sampling=sampling, deterministic=is_deterministic)
+    return without_ranking(advised) if sampling.temperature == 0 else advised
 
 
 def check_format_is_known(generation: Generation, load: FleetLoad) -> None:
@@ -32,7 +73,7 @@ def check_format_is_known(generation: Generation, load: FleetLoad) -> None:
         raise ApiError(503, message, code="no_worker", retry_after_s=UNKNOWN_RETRY_S)
 
 
-def check_task(generation: Generation, load: FleetLoad | None) -> None:
+def check_task(generation: Generation, load: FleetLoad) -> None:
     """Refuse a task that no worker of the model serves, whose logs say why, and what one of an earlier version ignores.
 
     Raises:
@@ -58,13 +99,13 @@ def _needs_pooling_options(generation: Generation) -> bool:
     return pooling.raw or pooling.input_type is not None or generation.truncate_prompt_tokens is not None
 
 
-def check_length(generation: Generation, load: FleetLoad | None) -> None:
+def check_length(generation: Generation, load: FleetLoad) -> None:
     """Refuse a prompt that is too long for the context of the model, by its length alone.
 
     Raises:
         ApiError: 400.
     """
-    if load is None or generation.truncate_prompt_tokens is not None:
+    if generation.truncate_prompt_tokens is not None:
         return
     for prompt in generation.prompts:
         if prompt.token_ids is not None:

@@ -69,19 +69,15 @@ class RepeatedRequests:
         answer = self._answers.get(name) if self._answers else None
         if answer is None:
             return None
-        if answer.expires_at <= self._clock() or answer.traits != self.traits(answer.generation.model):
+        load = self._fleet.reported_load(answer.generation.model)
+        if answer.expires_at <= self._clock() or load is None or answer.traits != _traits(load):
             self._drop(name)
             return None
         self._answers.move_to_end(name)
         return answer
 
-    def traits(self, model: str) -> Traits | None:
-        """Return what the workers say of a model by which requests are read or refused; None for an unknown one."""
-        load = self._fleet.reported_load(model)
-        return None if load is None else _traits(load)
-
     def keep(
-        self, endpoint: str, tenant: str, body: bytes, generation: Generation, key: CacheKey, traits: Traits
+        self, endpoint: str, tenant: str, body: bytes, generation: Generation, key: CacheKey, load: FleetLoad
     ) -> None:
         """Remember a request that was answered from the cache.
 
@@ -91,7 +87,7 @@ class RepeatedRequests:
             body: Its bytes.
             generation: What was read.
             key: Of its answer.
-            traits: Of its model, from before it was read.
+            load: What the workers said of its model, from before it was read.
         """
         name = (endpoint, tenant, body)
         sequences = None if len(body) > MAX_BODY_BYTES or name in self._answers else self._cache.remembered(key)
@@ -99,7 +95,7 @@ class RepeatedRequests:
             return
         sequences = [content_and_end(deltas) for deltas in sequences]
         num_bytes = ENTRY_BYTES + 2 * len(body) + sum(_size(content) for content, _ in sequences)
-        answer = RepeatedAnswer(generation, sequences, traits, self._cache.expires_at(key), num_bytes)
+        answer = RepeatedAnswer(generation, sequences, _traits(load), self._cache.expires_at(key), num_bytes)
         self._answers[name] = answer
         self._num_bytes += num_bytes
         while self._num_bytes > MAX_TOTAL_BYTES:
@@ -115,6 +111,7 @@ def _size(delta: Delta) -> int:
 
 
 def _traits(load: FleetLoad) -> Traits:
+    """Return what the workers say of a model by which requests are read or refused."""
     return (
         load.revisions,
         load.chat_format,

@@ -59,21 +59,31 @@ class SharedGeneration:
 
     Attributes:
         sequences: The sinks to dispatch to.
-        on_abandoned: Called when the last member has left before the end.
-        on_complete: Called when all sequences have finished well.
         is_repeated: Its deltas come from the cache.
     """
 
-    def __init__(self, num_sequences: int, remove: Callable[[], None]) -> None:
-        """Start without members. `remove` takes the generation out of the table: nobody may join any more."""
+    def __init__(
+        self, num_sequences: int, remove: Callable[[], None], complete: Callable[[SharedGeneration], None]
+    ) -> None:
+        """Start without members.
+
+        Args:
+            num_sequences: How many there are.
+            remove: Takes the generation out of the table: nobody may join any more.
+            complete: Is told when all sequences have finished well.
+        """
         self.sequences = [SharedSequence(self) for _ in range(num_sequences)]
         self._remove = remove
+        self._complete = complete
+        self._cancel: Callable[[], None] | None = None
         self._members: list[Sequence[Sink]] = []
         self._num_unfinished = num_sequences
         self._has_ended = False
         self.is_repeated = False
-        self.on_abandoned: Callable[[], None] = lambda: None
-        self.on_complete: Callable[[], None] = lambda: None
+
+    def dispatched(self, cancel: Callable[[], None]) -> None:
+        """Note how to stop the generation when its last member leaves before its end."""
+        self._cancel = cancel
 
     @property
     def has_begun(self) -> bool:
@@ -95,7 +105,8 @@ class SharedGeneration:
             sequence.sinks = [other for other in sequence.sinks if other is not sink]
         if not self._members and self._num_unfinished:
             self.end()
-            self.on_abandoned()
+            if self._cancel is not None:
+                self._cancel()
 
     def fail(self, error: ApiError) -> None:
         """Fail all sequences: the generation could not be dispatched."""
@@ -107,7 +118,7 @@ class SharedGeneration:
         self._num_unfinished -= 1
         if self._num_unfinished == 0 and not self._has_ended:
             self.end()
-            self.on_complete()
+            self._complete(self)
 
     def end(self) -> None:
         """Let nobody join any more."""
@@ -130,10 +141,12 @@ class SingleFlight:
         """Return the generation in flight for a key."""
         return self._generations.get(key)
 
-    def lead(self, key: bytes, num_sequences: int) -> SharedGeneration:
-        """Begin a generation that others may join; there must be none for the key."""
+    def lead(
+        self, key: bytes, num_sequences: int, complete: Callable[[SharedGeneration], None] = lambda shared: None
+    ) -> SharedGeneration:
+        """Begin a generation that others may join; there must be none for the key. See `SharedGeneration`."""
         assert key not in self._generations, "this generation is in flight already"
-        generation = SharedGeneration(num_sequences, lambda: self._remove(key))
+        generation = SharedGeneration(num_sequences, lambda: self._remove(key), complete)
         self._generations[key] = generation
         return generation
 

@@ -25,6 +25,7 @@ from gateway.api.app import ALWAYS_SERVED
 from gateway.api.generation_service import GenerationService
 from gateway.api.generation_starter import GenerationStarter
 from gateway.api.operator_app import OperatorServices, create_operator_app
+from gateway.api.repeated_requests import RepeatedRequests
 from gateway.api.routes import RouteServices
 from gateway.api.structured_output import StructuredOutputAdmission
 from gateway.api.tokenizer_client import TokenizerClient
@@ -99,7 +100,8 @@ async def assemble(
     nats, dispatcher = await stack.enter_async_context(_queue(config, metrics, tasks))
     limiter = RateLimiter(redis, metrics)
     shedder = Shedder(config, metrics, places=None if redis is None else SharedPlaces(redis, time.monotonic))
-    starter = _starter(stack, config, dispatcher, shedder, redis, metrics)
+    cache = PromptCache(redis, config.cache_ttl_s, config.cache_max_value_bytes, config.cache_memory_bytes)
+    starter = _starter(stack, config, dispatcher, shedder, cache, metrics)
     observer = await stack.enter_async_context(observing(config, slot))
     services = RouteServices(
         config=config,
@@ -110,7 +112,8 @@ async def assemble(
         tokenizer=TokenizerClient(nats, clock=dispatcher.clock),
         metrics=metrics,
     )
-    service = GenerationService(config, keys, limiter, shedder, starter, metrics, observer, services.body_rules)
+    repeated = RepeatedRequests(dispatcher.fleet, cache)
+    service = GenerationService(services, dispatcher, shedder, starter, repeated, observer)
     responses = _responses(stack, services, nats, dispatcher)
     application = public_app(service, services, responses, observer)
     tls = server_tls(config.tls_cert_file, config.tls_key_file, config.tls_client_ca_file)
@@ -144,10 +147,9 @@ def _starter(
     config: GatewayConfig,
     dispatcher: Dispatcher,
     shedder: Shedder,
-    redis: RedisCache | None,
+    cache: PromptCache,
     metrics: GatewayMetrics,
 ) -> GenerationStarter:
-    cache = PromptCache(redis, config.cache_ttl_s, config.cache_max_value_bytes, config.cache_memory_bytes)
     checker = GrammarChecker()
     stack.push_async_callback(checker.close)
     grammars = StructuredOutputAdmission(checker)

@@ -16,7 +16,7 @@ from gateway.admission.limits import reserved_tokens
 from gateway.api.answer import Answer, Outcome
 from gateway.api.endpoint import Asked, StreamParts
 from gateway.api.event_answer import EventAnswer
-from gateway.api.wire_requests import wire_requests
+from gateway.api.sequences import wire_requests
 from gateway.errors import ApiError
 from gateway.generation import Generation
 from gateway.responses.draft import ResponseGeneration, response_fields

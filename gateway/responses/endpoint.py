@@ -11,9 +11,8 @@ from typing import Any
 import msgspec
 
 from gateway.admission.auth import Principal
-from gateway.admission.caller import Caller
 from gateway.api.answer import Answer
-from gateway.api.endpoint import Asked, Endpoint, StreamParts
+from gateway.api.endpoint import Asked, Endpoint, Started, StreamParts
 from gateway.api.generation_starter import GenerationStarter, Membership
 from gateway.api.large_bodies import LARGE_BYTES, LargeBodies
 from gateway.api.schemas.known_names import STRICT, BodyRules
@@ -131,16 +130,15 @@ class ResponsesEndpoint(Endpoint):
             return FollowedResponse(asked, self._store, parts)
         return StreamedResponse(asked, self._keeping(asked), parts)
 
-    async def start(
-        self, starter: GenerationStarter, asked: Asked, answer: Answer, caller: Caller, is_fresh: bool
-    ) -> Membership:
+    async def start(self, starter: GenerationStarter, asked: Started) -> Membership:
         """Let the generation begin, or make a job of it."""
+        answer, caller = asked.answer, asked.caller
         if not isinstance(answer, BackgroundAnswer):
-            return await super().start(starter, asked, answer, caller, is_fresh)
+            return await super().start(starter, asked)
         if isinstance(answer, FollowedResponse):
             # Before there is a job: a client that is refused must not leave one behind that it knows no id of.
             self._store.add_follower(answer)
-        generation = await starter.checked(asked.generation, caller.tenant)
+        generation = await starter.checked(asked.generation, asked.load, caller.tenant)
         assert isinstance(generation, ResponseGeneration)
         answer.queued(await self._submission.submit(generation, caller))
         return Membership(leave=_nothing, tokens_used=partial(_num_reserved, answer))

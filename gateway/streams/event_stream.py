@@ -100,11 +100,7 @@ class _SendPath:
 
 
 class EventStream(_SendPath):
-    """Bytes of one streamed answer, between the sinks that write them and the transport that takes them.
-
-    Attributes:
-        on_cut: Called once if the reader was too slow and the stream has therefore ended.
-    """
+    """Bytes of one streamed answer, between the sinks that write them and the transport that takes them."""
 
     __slots__ = (
         "_dialect",
@@ -112,9 +108,9 @@ class EventStream(_SendPath):
         "_held",
         "_held_size",
         "_limits",
+        "_on_cut",
         "_opened",
         "_quiet_since",
-        "on_cut",
     )
 
     def __init__(
@@ -125,8 +121,19 @@ class EventStream(_SendPath):
         head: Callable[[], Headers],
         now: float,
         dialect: Dialect = OPENAI,
+        on_cut: Callable[[], None] | None = None,
     ) -> None:
-        """Wait for the first bytes. `head` gives the headers when they are needed; `now` is loop time."""
+        """Wait for the first bytes.
+
+        Args:
+            exchange: Where the bytes go.
+            flusher: Sends what does not go out at once.
+            limits: Of buffer and waits.
+            head: Gives the headers when they are needed.
+            now: Loop time.
+            dialect: How errors, silence and the end are told.
+            on_cut: Called once if the reader was too slow and the stream has therefore ended.
+        """
         self._dialect = dialect
         self._exchange = exchange
         self._flusher = flusher
@@ -138,7 +145,7 @@ class EventStream(_SendPath):
         self._opened = now
         self._quiet_since = now
         self._has_written = False
-        self.on_cut: Callable[[], None] | None = None
+        self._on_cut = on_cut
         exchange.on_writable = self._resume
 
     @property
@@ -183,7 +190,7 @@ class EventStream(_SendPath):
 
     def close(self) -> None:
         """Let go of the owner's callbacks."""
-        self.on_cut = None
+        self._on_cut = None
         self._head = _no_headers
 
     def tick(self, now: float) -> None:
@@ -219,8 +226,8 @@ class EventStream(_SendPath):
         self._unflushed = b""
         error = ApiError(408, f"The stream was cut because {why}.", code="slow_reader")
         self._exchange.finish_and_close(self._dialect.error_event(error) + self._dialect.end_of_stream)
-        if self.on_cut is not None:
-            self.on_cut()
+        if self._on_cut is not None:
+            self._on_cut()
 
 
 def _no_headers() -> Headers:

@@ -25,8 +25,8 @@ from gateway.api.output_reading import NO_TOOLS, reading_of
 from gateway.api.ranking import likeliest
 from gateway.api.schemas.chat import parse_chat
 from gateway.api.schemas.completion import parse_completion
+from gateway.api.sequences import wire_requests
 from gateway.api.usage import UsageTotals, usage_fields
-from gateway.api.wire_requests import wire_requests
 from gateway.errors import ApiError
 from gateway.generation import PLAIN_READING, Generation
 from gateway.pooling.parsing import EmbeddingsRequest, parse_embeddings

@@ -83,7 +83,9 @@ class Gateway:
 
     async def begin(self, estimated_tokens: int = 7) -> asyncio.Task[Membership]:
         """Start a request and let it come as far as it can without Redis."""
-        start = self.starter.start(self.generation(estimated_tokens), CALLER, [self.client], False)
+        load = self.queue.fleet.reported_load("m")
+        assert load is not None
+        start = self.starter.start(self.generation(estimated_tokens), load, CALLER, [self.client], False)
         task = asyncio.create_task(start)
         await asyncio.sleep(0)
         await asyncio.sleep(0)

@@ -28,7 +28,9 @@ async def test_client_that_leaves_while_its_body_is_read_is_counted_and_told_to_
     observer = SimpleNamespace(
         begin=lambda route, request_id, headers: route, end=lambda record, status: told.append((record, status))
     )
-    service = GenerationService(GatewayConfig(), keys, nothing, nothing, nothing, metrics, cast("Any", observer))
+    services = SimpleNamespace(config=GatewayConfig(), keys=keys, metrics=metrics)
+    parts: list[Any] = [services, nothing, nothing, nothing, nothing, observer]
+    service = GenerationService(*parts)
     exchange = SimpleNamespace(head=SimpleNamespace(headers=[], notes={}), read_body=leave)
     route, budget = GenerationRoute(ChatEndpoint(LargeBodies()), service), BodyBudget(1, 1)
     door = Door(route, Port(metrics, lambda path: "", 1, budget, observer=cast("Any", observer)))

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import time
 
-from gateway.api.counting import count_answer
 from gateway.api.schemas import parse_completion
-from gateway.api.usage import UsageTotals
+from gateway.api.usage import UsageTotals, count_answer
 from gateway.metrics import GatewayMetrics
 from shared.messages import Usage
 

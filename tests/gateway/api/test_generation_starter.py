@@ -6,7 +6,6 @@ import asyncio
 import itertools
 import time
 from collections.abc import Sequence
-from types import SimpleNamespace
 from typing import cast
 
 import msgspec
@@ -15,6 +14,7 @@ import pytest
 from gateway.admission.caller import Caller
 from gateway.admission.shedding import Shedder
 from gateway.api.generation_starter import GenerationStarter, Membership
+from gateway.api.model_abilities import ModelReading
 from gateway.api.repeated_requests import RepeatedAnswer
 from gateway.api.structured_output import StructuredOutputAdmission
 from gateway.cache.prompt_cache import CacheKey, PromptCache
@@ -25,6 +25,7 @@ from gateway.dispatch.sinks import Sink
 from gateway.errors import ApiError
 from gateway.fleet.claims import OwnRequests
 from gateway.fleet.fleet import Fleet
+from gateway.fleet.fleet_load import FleetLoad
 from gateway.fleet.liveness import FleetLimits
 from gateway.generation import Generation, Prompt, ToolUse
 from gateway.metrics import GatewayMetrics
@@ -96,6 +97,12 @@ class Gateway:
         grammars = StructuredOutputAdmission(GrammarChecker())
         self.generator = GenerationStarter(cast("Dispatcher", self.queue), shedder, cache, grammars, self.metrics, 60.0)
 
+    @property
+    def load(self) -> FleetLoad:
+        load = self.queue.fleet.reported_load("m")
+        assert load is not None
+        return load
+
     def hear(self, **changes: object) -> None:
         self.queue.fleet.note_heartbeat(msgspec.structs.replace(BEAT, **changes), 0.0)
 
@@ -106,12 +113,12 @@ class Gateway:
         prompt = Prompt(5, text="x")
         generation = Generation("completion", "m", (prompt,), len(sinks), Sampling(), deterministic=True)
         generation = msgspec.structs.replace(generation, timeout_s=timeout_s)
-        return await self.generator.start(generation, Caller(tenant, tenant, [], b"x"), sinks, is_fresh)
+        return await self.generator.start(generation, self.load, Caller(tenant, tenant, [], b"x"), sinks, is_fresh)
 
     async def start(self, tenant: str, *prompts: Prompt) -> Membership:
         generation = Generation("completion", "m", prompts, 1, Sampling(), deterministic=False)
         caller = Caller(tenant, tenant, [], repr(prompts).encode())
-        return await self.generator.start(generation, caller, [cast("Sink", None)] * len(prompts), False)
+        return await self.generator.start(generation, self.load, caller, [cast("Sink", None)] * len(prompts), False)
 
 
 @pytest.fixture
@@ -198,30 +205,30 @@ async def test_job_for_a_model_that_does_not_generate_is_a_400(gateway: Gateway)
     gateway.hear(tasks=("embed",))
     generation = Generation("chat", "m", (Prompt(3, text="x"),), 1, Sampling(), deterministic=False)
     with pytest.raises(ApiError) as caught:
-        await gateway.generator.checked(generation, "someone")
+        await gateway.generator.checked(generation, gateway.load, "someone")
     assert (caught.value.status, caught.value.code) == (400, "unsupported_task")
 
 
 async def test_what_workers_of_an_earlier_version_would_ignore_waits_for_their_update(gateway: Gateway) -> None:
     gateway.hear(tasks=("embed",), features=("resumed",))
     plain = Generation("embedding", "m", (Prompt(3, text="x"),), 1, Sampling(), deterministic=True, pooling=Pooling())
-    await gateway.generator.checked(plain, "someone")
+    await gateway.generator.checked(plain, gateway.load, "someone")
     asked = [{"truncate_prompt_tokens": 5}, {"pooling": Pooling(input_type="query")}, {"pooling": Pooling(raw=True)}]
     generations = [msgspec.structs.replace(plain, **fields) for fields in asked]
     for generation in generations:
         with pytest.raises(ApiError) as caught:
-            await gateway.generator.checked(generation, "someone")
+            await gateway.generator.checked(generation, gateway.load, "someone")
         assert (caught.value.status, caught.value.retry_after_s is not None) == (503, True)
     gateway.hear(tasks=("embed",), features=FEATURES)
     for generation in generations:
-        await gateway.generator.checked(generation, "someone")
+        await gateway.generator.checked(generation, gateway.load, "someone")
 
 
 async def test_job_whose_prompt_fits_no_worker_is_a_400(gateway: Gateway) -> None:
     prompt = Prompt(3, token_ids=tuple(range(MODEL_LEN)))
     generation = Generation("chat", "m", (prompt,), 1, Sampling(), deterministic=False)
     with pytest.raises(ApiError) as caught:
-        await gateway.generator.checked(generation, "someone")
+        await gateway.generator.checked(generation, gateway.load, "someone")
     assert (caught.value.status, caught.value.code) == (400, "context_length_exceeded")
 
 
@@ -235,7 +242,7 @@ def with_a_call(template: str | None = None) -> Generation:
 async def test_calls_are_read_as_its_workers_write_them_while_all_of_these_are_away(gateway: Gateway) -> None:
     gateway.hear(chat_format="hermes")
     gateway.hear(chat_format="hermes", draining=True)
-    read = await gateway.generator.with_reading(with_a_call())
+    read = await ModelReading().read(with_a_call(), gateway.load)
     assert read.reading is not None
     assert read.reading.format_name == "hermes"
 
@@ -245,21 +252,19 @@ async def test_what_is_left_out_is_as_the_models_workers_advise(gateway: Gateway
     generation = Generation(
         "chat", "m", (Prompt(3, text="x"),), 1, Sampling(), deterministic=False, left_out=("temperature",)
     )
-    read = await gateway.generator.with_reading(generation)
+    read = await ModelReading().read(generation, gateway.load)
     assert read.sampling.temperature == 0.6
 
 
 async def test_calls_wait_for_a_worker_while_none_has_said_how_its_model_writes_them(gateway: Gateway) -> None:
     gateway.queue.fleet = Fleet("gw", FleetLimits(), OwnRequests(gateway.queue.flights.unshown, dict))
     with pytest.raises(ApiError) as caught:
-        await gateway.generator.with_reading(with_a_call())
+        await ModelReading().read(with_a_call(), gateway.load)
     assert (caught.value.status, caught.value.code, caught.value.retry_after_s) == (503, "no_worker", 2.0)
     own = "{% for m in messages %}<tool_call>{{ tools }}{% endfor %}"
-    assert (await gateway.generator.with_reading(with_a_call(own))).reading is not None
+    assert (await ModelReading().read(with_a_call(own), gateway.load)).reading is not None
     gateway.queue.fleet.note_heartbeat(msgspec.structs.replace(BEAT, model="another"), 0.0)
-    with pytest.raises(ApiError) as caught:
-        await gateway.generator.with_reading(with_a_call())
-    assert caught.value.status == 404
+    assert gateway.queue.fleet.reported_load("m") is None
 
 
 async def test_equal_requests_share_one_generation_until_the_last_client_leaves(gateway: Gateway) -> None:
@@ -339,16 +344,6 @@ async def test_generation_that_cannot_be_queued_fails_its_clients_and_is_not_joi
         assert (broken.error.status, broken.error.code) == (500, "internal_error")
     await gateway.share([ListSink()])
     assert (len(gateway.queue.flights), gateway.metrics.cache_shared) == (1, 0)
-
-
-@pytest.mark.parametrize(
-    ("owes", "is_there", "is_late"), [(False, True, False), (True, True, True), (False, False, True)]
-)
-async def test_queue_is_late_while_nats_owes_an_answer_or_is_away(
-    gateway: Gateway, owes: bool, is_there: bool, is_late: bool
-) -> None:
-    gateway.queue.nats_watch = SimpleNamespace(owes_answer=owes, is_connected=is_there)  # type: ignore[attr-defined]
-    assert gateway.generator.is_queue_late == is_late
 
 
 async def test_answer_of_a_fleet_whose_revisions_changed_meanwhile_is_not_kept(

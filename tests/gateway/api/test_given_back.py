@@ -10,7 +10,7 @@ import pytest
 
 from gateway.admission.auth import Principal
 from gateway.api import generation_service
-from gateway.api.answer import Outcome
+from gateway.api.answer import Outcome, ResponseHead
 from gateway.api.generation_service import GenerationService
 from gateway.api.usage import UsageTotals
 from gateway.config import GatewayConfig
@@ -64,21 +64,28 @@ class Requests:
         self.failures: dict[str, Exception] = {}
         self.is_repeatable = False
         self.name = "e"
+        self.load: object = SimpleNamespace(fingerprint=None)
         principal = Principal("k", "t", frozenset({"m"}))
-        repeated = SimpleNamespace(
-            traits=lambda model: (model,), find=lambda *name: None, keep=lambda name, *of: self.kept.append(name)
+        services = SimpleNamespace(
+            config=GatewayConfig(),
+            keys=SimpleNamespace(authenticate=lambda headers, notes: principal),
+            limiter=SimpleNamespace(admit=self._admit),
+            metrics=GatewayMetrics(),
+            body_rules=lambda principal, model: None,
         )
-        starter = SimpleNamespace(
-            is_queue_late=False, with_reading=self._read, fingerprint=lambda model: None, repeated=repeated
-        )
-        keys = SimpleNamespace(authenticate=lambda headers, notes: principal)
-        parts: list[Any] = [keys, SimpleNamespace(admit=self._admit), None, starter, GatewayMetrics(), None]
-        self.service = GenerationService(GatewayConfig(), *parts)
+        repeated = SimpleNamespace(find=lambda *name: None, keep=lambda name, *of: self.kept.append(name))
+        watch = SimpleNamespace(owes_answer=False, is_connected=True)
+        dispatcher = SimpleNamespace(nats_watch=watch, fleet=SimpleNamespace(reported_load=lambda model: self.load))
+        record = SimpleNamespace(traceparent=None, tenant="t", parsed=lambda *of: None, failed=lambda error: None)
+        observer = SimpleNamespace(begin=lambda *of: record)
+        parts: list[Any] = [services, dispatcher, None, None, repeated, observer]
+        self.service = GenerationService(*parts)
+        self.service._reading = cast("Any", SimpleNamespace(read=self._read))
 
     async def _admit(self, *asked: object) -> object:
         return SimpleNamespace(headers={}, release=self.released.append)
 
-    async def _read(self, generation: Generation) -> Generation:
+    async def _read(self, generation: Generation, load: object) -> Generation:
         if (failure := self.failures.get("reading")) is not None:
             raise failure
         return generation
@@ -104,9 +111,9 @@ class Requests:
             return model.encode()
 
         exchange = SimpleNamespace(head=SimpleNamespace(headers=[], notes={}), read_body=body)
-        record = SimpleNamespace(traceparent=None, tenant="t", parsed=lambda *of: None, failed=lambda error: None)
-        head = SimpleNamespace(request_id="", started=0.0, model=None)
-        return await self.service._answer(*cast("Any", (self, exchange, head, record)))
+        head = ResponseHead("", 0.0)
+        await self.service.serve(*cast("Any", (self, exchange, head)))
+        return head.status
 
     @property
     def num_places(self) -> int:
@@ -138,6 +145,13 @@ async def test_request_whose_start_breaks_gives_its_lease_back(requests: Request
     with pytest.raises(RuntimeError):
         await requests.ask()
     assert (requests.released, requests.num_places) == ([None], 0)
+
+
+async def test_model_that_nobody_serves_is_unknown_and_costs_nothing(requests: Requests) -> None:
+    requests.load = None
+    with pytest.raises(ApiError) as caught:
+        await requests.ask()
+    assert (caught.value.code, requests.released, requests.num_places) == ("model_not_found", [0], 0)
 
 
 async def test_model_that_the_key_may_not_use_is_unknown_and_nothing_is_counted(requests: Requests) -> None:

@@ -7,10 +7,11 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from gateway.api.repeated_requests import MAX_BODY_BYTES, MAX_TOTAL_BYTES, RepeatedRequests, Traits
+from gateway.api.repeated_requests import MAX_BODY_BYTES, MAX_TOTAL_BYTES, RepeatedRequests
 from gateway.cache.prompt_cache import PromptCache, cache_key
 from gateway.fleet.claims import OwnRequests
 from gateway.fleet.fleet import Fleet
+from gateway.fleet.fleet_load import FleetLoad
 from gateway.fleet.liveness import FleetLimits
 from gateway.generation import Generation, Prompt
 from shared.messages import Delta, Finish, Usage
@@ -42,16 +43,19 @@ class Gateway:
     def hear(self, **changes: object) -> None:
         self.fleet.note_heartbeat(msgspec.structs.replace(BEAT, **changes), 0.0)
 
-    async def answer(self, body: bytes = BODY, traits: Traits | None = None, answer: list[Delta] = ANSWER) -> None:
-        """Answer a request of tenant `t` to `chat` from the cache, which has had the answer for 40 s."""
-        traits = traits or self.repeated.traits("m")
+    @property
+    def load(self) -> FleetLoad:
         load = self.fleet.reported_load("m")
-        assert traits is not None
         assert load is not None
+        return load
+
+    async def answer(self, body: bytes = BODY, load: FleetLoad | None = None, answer: list[Delta] = ANSWER) -> None:
+        """Answer a request of tenant `t` to `chat` from the cache, which has had the answer for 40 s."""
+        load = load or self.load
         key = cache_key("t", GENERATION, load.revisions)
         await self.cache.put(key, [answer])
         self.now += 40
-        self.repeated.keep("chat", "t", body, GENERATION, key, traits)
+        self.repeated.keep("chat", "t", body, GENERATION, key, load)
         self.now -= 40
 
     def text(self, endpoint: str = "chat", tenant: str = "t", body: bytes = BODY) -> str | None:
@@ -106,9 +110,9 @@ async def test_request_is_unknown_once_its_model_reads_or_refuses_otherwise(
 
 
 async def test_request_is_unknown_if_its_model_changed_while_it_was_read(gateway: Gateway) -> None:
-    before = gateway.repeated.traits("m")
+    before = gateway.load
     gateway.hear(chat_format="hermes")
-    await gateway.answer(traits=before)
+    await gateway.answer(load=before)
     assert gateway.text() is None
 
 

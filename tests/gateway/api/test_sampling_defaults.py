@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gateway.anthropic.parsing import parse_messages
-from gateway.api.sampling_defaults import with_defaults
+from gateway.api.model_abilities import with_defaults
 from gateway.api.schemas import parse_chat, parse_completion
 from gateway.generation import Generation
 from shared.sampling import SamplingDefaults

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from gateway.api.sequence_window import SequenceWindow
+from gateway.api.sequences import SequenceWindow
 from gateway.dispatch.inflight import Flight
 from gateway.dispatch.sinks import Sink
 from gateway.errors import ApiError

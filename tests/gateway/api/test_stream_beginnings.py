@@ -10,6 +10,7 @@ import pytest
 
 from gateway.admission.auth import Principal
 from gateway.api import generation_service
+from gateway.api.answer import ResponseHead
 from gateway.api.generation_service import GenerationService
 from gateway.config import GatewayConfig
 from gateway.generation import Generation, Prompt
@@ -63,22 +64,32 @@ async def _at_once(*arguments: object) -> Any:
     return arguments[0] if arguments else SimpleNamespace(headers={}, release=lambda tokens: None)
 
 
+def _service(watch: SimpleNamespace) -> GenerationService:
+    services = SimpleNamespace(
+        config=GatewayConfig(),
+        keys=SimpleNamespace(authenticate=lambda headers, notes: Principal("k", "t")),
+        limiter=SimpleNamespace(admit=lambda *asked: _at_once()),
+        metrics=GatewayMetrics(),
+        body_rules=lambda principal, model: None,
+    )
+    load = SimpleNamespace(fingerprint=None)
+    dispatcher = SimpleNamespace(nats_watch=watch, fleet=SimpleNamespace(reported_load=lambda model: load))
+    record = SimpleNamespace(traceparent=None, parsed=lambda *read: None)
+    observer = SimpleNamespace(begin=lambda *of: record)
+    parts: list[Any] = [services, dispatcher, None, None, None, observer]
+    service = GenerationService(*parts)
+    service._reading = cast("Any", SimpleNamespace(read=_at_once))
+    return service
+
+
 async def test_stream_is_not_begun_before_it_is_admitted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(generation_service, "TICK_S", 0.0)
-    principal = Principal("k", "t")
     head = SimpleNamespace(headers=[], notes={})
     exchange = SimpleNamespace(head=head, read_body=lambda *bounds: _at_once(b""))
-    starter = SimpleNamespace(is_queue_late=False, with_reading=_at_once, fingerprint=lambda model: None)
-    starter.repeated = SimpleNamespace(traits=lambda model: None)
-    keys = SimpleNamespace(authenticate=lambda headers, notes: principal)
-    limiter = SimpleNamespace(admit=lambda *asked: _at_once())
-    parts: list[Any] = [keys, limiter, None, starter, GatewayMetrics(), None]
-    service = GenerationService(GatewayConfig(), *parts)
+    service = _service(SimpleNamespace(owes_answer=False, is_connected=True))
     ticked: list[str] = []
-    endpoint, record = _Endpoint(ticked), SimpleNamespace(traceparent=None, parsed=lambda *read: None)
-    asking = asyncio.create_task(
-        service._answer(*cast("Any", (endpoint, exchange, SimpleNamespace(request_id="", model=None), record)))
-    )
+    endpoint = _Endpoint(ticked)
+    asking = asyncio.create_task(service.serve(*cast("Any", (endpoint, exchange, ResponseHead("", 0.0)))))
     ticking = asyncio.create_task(service.tick_forever())
     for _ in range(20):
         await asyncio.sleep(0)
@@ -89,18 +100,19 @@ async def test_stream_is_not_begun_before_it_is_admitted(monkeypatch: pytest.Mon
         task.cancel()
 
 
-async def test_stream_is_not_begun_while_nats_owes_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("owes_answer", "is_connected"), [(True, True), (False, False)])
+async def test_stream_is_not_begun_while_nats_owes_an_answer_or_is_away(
+    monkeypatch: pytest.MonkeyPatch, owes_answer: bool, is_connected: bool
+) -> None:
     monkeypatch.setattr(generation_service, "TICK_S", 0.0)
-    nothing, starter = cast("Any", None), SimpleNamespace(is_queue_late=True)
-    service = GenerationService(
-        GatewayConfig(), nothing, nothing, nothing, cast("Any", starter), GatewayMetrics(), nothing
-    )
+    watch = SimpleNamespace(owes_answer=owes_answer, is_connected=is_connected)
+    service = _service(watch)
     ticked: list[str] = []
     for name, has_begun in (("new", False), ("begun", True)):
         service._streamed.add(cast("Any", _Stream(name, has_begun, ticked)))
     ticking = asyncio.create_task(service.tick_forever())
     await until(lambda: len(ticked) > 5)
     assert set(ticked) == {"begun"}
-    starter.is_queue_late = False
+    watch.owes_answer, watch.is_connected = False, True
     await until(lambda: "new" in ticked)
     ticking.cancel()

@@ -7,7 +7,7 @@ import time
 import msgspec
 import pytest
 
-from gateway.api.wire_requests import wire_requests
+from gateway.api.sequences import wire_requests
 from gateway.generation import Details, Generation, Prompt
 from shared.conversation import ChatMessage, ChatOptions
 from shared.messages import Request

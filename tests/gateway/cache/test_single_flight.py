@@ -61,9 +61,8 @@ class SingleFlightMachine(RuleBasedStateMachine):
         found = self.flights.find(KEY)
         assert (found is not None) == (self.generation is not None)
         if found is None:
-            found = self.flights.lead(KEY, NUM_SEQUENCES)
-            found.on_abandoned = self._cancelled
-            found.on_complete = self._completed
+            found = self.flights.lead(KEY, NUM_SEQUENCES, self._completed)
+            found.dispatched(self._cancelled)
             self.generation = found
             self.positions = [0] * NUM_SEQUENCES
             self.num_started += 1
@@ -152,7 +151,7 @@ class SingleFlightMachine(RuleBasedStateMachine):
         self.num_cancelled += 1
         self.generation = None
 
-    def _completed(self) -> None:
+    def _completed(self, generation: SharedGeneration) -> None:
         assert self.positions == [NUM_TOKENS] * NUM_SEQUENCES
         for sinks in self.members:
             assert [sink.text for sink in sinks] == ["0 1 2 3 4 5 "] * NUM_SEQUENCES

@@ -54,9 +54,9 @@ class FlushAtOnce:
         """The tests flush themselves."""
 
 
-def stream_on(exchange: RecordingExchange) -> EventStream:
+def stream_on(exchange: RecordingExchange, on_cut: Callable[[], None] | None = None) -> EventStream:
     flusher = cast("Flusher", FlushAtOnce())
-    return EventStream(cast("Exchange", exchange), flusher, LIMITS, lambda: (), 0.0)
+    return EventStream(cast("Exchange", exchange), flusher, LIMITS, lambda: (), 0.0, OPENAI, on_cut)
 
 
 def test_bytes_held_while_the_client_pauses_are_written_when_it_resumes_and_once() -> None:
@@ -122,9 +122,8 @@ def test_stream_that_has_written_is_kept_alive_in_each_silence_after_it() -> Non
 
 def test_client_with_too_much_unread_is_cut_and_told() -> None:
     exchange = RecordingExchange()
-    stream = stream_on(exchange)
     cuts: list[int] = []
-    stream.on_cut = lambda: cuts.append(1)
+    stream = stream_on(exchange, lambda: cuts.append(1))
     stream.send_now(b"begin ")
     exchange.paused_since = 1.0
     stream.send_now(b"x" * 60)

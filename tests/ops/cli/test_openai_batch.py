@@ -12,7 +12,7 @@ import pytest
 from openai.types import Completion, CreateEmbeddingResponse
 from openai.types.chat import ChatCompletion
 
-from gateway.api.sampling_defaults import with_defaults
+from gateway.api.model_abilities import with_defaults
 from gateway.api.schemas.chat import parse_chat
 from ops.cli.openai_batch import BatchLine, is_openai_line, output_line, read_openai_line
 from shared.errors import BadRequestError

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.api.answer_places import AnswerPlaces
+from gateway.admission.hold_times import AnswerPlaces
 from gateway.errors import ApiError
 
 

@@ -1,0 +1,176 @@
+"""The sequences of one answer: a wire request for each choice and prompt, and a bounded number in flight at once.
+
+The next one is dispatched when one has ended. So an answer of thousands of sequences takes no more of the queue than an
+ordinary one, and others come in between.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from base64 import urlsafe_b64encode
+from collections.abc import Callable, Iterable, Sequence
+from os import urandom
+
+import msgspec
+
+from gateway.dispatch.inflight import Flight
+from gateway.dispatch.sinks import Sink
+from gateway.errors import ApiError
+from gateway.generation import Generation, Prompt
+from shared.messages import Delta, Request
+
+# Seeds are 64-bit signed integers on the wire.
+_SEED_VALUES = 2**64
+
+
+class SequenceWindow:
+    """The sequences of one answer.
+
+    Attributes:
+        flights: Those that were dispatched so far.
+    """
+
+    def __init__(
+        self,
+        submit: Callable[[int, Sink], Flight],
+        cancel: Callable[[Iterable[Flight]], None],
+        sinks: Sequence[Sink],
+        size: int,
+    ) -> None:
+        """Dispatch nothing yet.
+
+        Args:
+            submit: Dispatches the sequence with this number.
+            cancel: Stops flights.
+            sinks: One per sequence.
+            size: Sequences that are not ended at once.
+        """
+        self.flights: list[Flight] = []
+        self._submit = submit
+        self._cancel = cancel
+        self._sinks = list(sinks) if len(sinks) <= size else [_CountedSink(self, sink) for sink in sinks]
+        self._size = size
+        self._is_open = True
+
+    def begin(self) -> None:
+        """Dispatch the first sequences.
+
+        Raises:
+            ApiError: One cannot be queued; none is dispatched then.
+        """
+        try:
+            for sink in self._sinks[: self._size]:
+                self.flights.append(self._submit(len(self.flights), sink))
+        except BaseException:
+            self.cancel()
+            raise
+
+    def advance(self) -> None:
+        """Dispatch the next sequence if there is one: one has ended."""
+        place = len(self.flights)
+        if not self._is_open or place == len(self._sinks):
+            return
+        try:
+            self.flights.append(self._submit(place, self._sinks[place]))
+        except ApiError as error:
+            self._sinks[place].fail(error)
+
+    def stop(self) -> None:
+        """Dispatch nothing more."""
+        self._is_open = False
+
+    def cancel(self) -> None:
+        """Stop all sequences; those that have ended are left alone."""
+        self.stop()
+        self._cancel(self.flights)
+
+
+class _CountedSink:
+    """Passes on what comes, and tells the window of the end."""
+
+    __slots__ = ("_sink", "_window")
+
+    def __init__(self, window: SequenceWindow, sink: Sink) -> None:
+        self._window = window
+        self._sink = sink
+
+    def deliver(self, delta: Delta) -> None:
+        self._sink.deliver(delta)
+        if delta.finish is not None:
+            self._window.advance()
+
+    def fail(self, error: ApiError) -> None:
+        self._window.stop()
+        self._sink.fail(error)
+
+
+def wire_requests(
+    generation: Generation,
+    tenant: str,
+    reply: str,
+    timeout_s: float | None,
+    request_id: str,
+    traceparent: str | None = None,
+    now: float | None = None,
+) -> list[Request]:
+    """Return the requests of all choices, in their order.
+
+    Args:
+        generation: What to generate.
+        tenant: Owner of the request.
+        reply: Subject for the frames.
+        timeout_s: Time until the deadline; None without one.
+        request_id: Names them all in log lines.
+        traceparent: Names the span that they are part of, when requests are traced.
+        now: Unix seconds at the server; this machine's if not given.
+    """
+    now = time.time() if now is None else now
+    base = urlsafe_b64encode(urandom(12)).decode()
+    whole = Request(
+        id=base,
+        model=generation.model,
+        tenant=tenant,
+        lane=generation.lane,
+        priority=generation.priority,
+        deadline=None if timeout_s is None else now + timeout_s,
+        sampling=generation.sampling,
+        reply=reply,
+        echo=generation.echo,
+        created=now,
+        trace=request_id,
+        traceparent=traceparent,
+        prediction=generation.prediction,
+        pooling=generation.pooling,
+        add_special_tokens=generation.add_special_tokens,
+        truncate_prompt_tokens=generation.truncate_prompt_tokens,
+        cache_salt=generation.cache_salt,
+        return_prompt_token_ids=generation.details is not None and generation.details.needs_prompt_ids,
+    )
+    choices = itertools.product(generation.prompts, range(generation.n))
+    return [_of_choice(whole, number, prompt, choice) for number, (prompt, choice) in enumerate(choices)]
+
+
+def _of_choice(whole: Request, number: int, prompt: Prompt, choice: int) -> Request:
+    """Return the request number `number`: of one of a prompt's choices."""
+    pooling, sampling = whole.pooling, whole.sampling
+    if pooling is not None and prompt.query is not None:
+        pooling = msgspec.structs.replace(pooling, query=prompt.query)
+    if choice:
+        sampling = msgspec.structs.replace(sampling, seed=_wrapped(sampling.seed + choice))
+    return msgspec.structs.replace(
+        whole,
+        id=f"{whole.id}-{number}",
+        messages=prompt.messages,
+        chat=prompt.chat,
+        text=prompt.text,
+        token_ids=prompt.token_ids,
+        suffix=prompt.suffix,
+        sampling=sampling,
+        pooling=pooling,
+    )
+
+
+def _wrapped(seed: int) -> int:
+    half = _SEED_VALUES // 2
+    return (seed + half) % _SEED_VALUES - half
