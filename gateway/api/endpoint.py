@@ -45,7 +45,7 @@ class Asked(Struct, frozen=True):
     fingerprint: str | None = None
 
 
-class Started(Struct, frozen=True):
+class GenerationStart(Struct, frozen=True):
     """A generation that is to begin.
 
     Attributes:
@@ -106,7 +106,7 @@ class Endpoint(ABC):
     def streamed_answer(self, asked: Asked, parts: StreamParts) -> Answer:
         """Return an answer that will be sent as an event stream."""
 
-    async def start(self, starter: GenerationStarter, asked: Started) -> Membership:
+    async def start(self, starter: GenerationStarter, asked: GenerationStart) -> Membership:
         """Let the generation begin, whose deltas go to the answer's sinks; see `GenerationStarter.start`.
 
         Raises:

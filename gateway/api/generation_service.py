@@ -20,7 +20,7 @@ from gateway.admission.limits import reserved_tokens
 from gateway.admission.shedding import Shedder
 from gateway.api.answer import Answer, Outcome, ResponseHead
 from gateway.api.door import CLIENT_LEFT
-from gateway.api.endpoint import Asked, Endpoint, Started, StreamParts
+from gateway.api.endpoint import Asked, Endpoint, GenerationStart, StreamParts
 from gateway.api.generation_starter import GenerationStarter, Membership
 from gateway.api.model_abilities import ModelReading
 from gateway.api.repeated_requests import RepeatedAnswer, RepeatedRequests
@@ -200,7 +200,7 @@ class GenerationService:
         caller = Caller(principal.key_id, principal.tenant, headers, visit.body, request_id, span)
         # A random answer is shared with nobody, so there is no kept one to pass by.
         is_fresh = generation.deterministic and _wants_fresh(headers)
-        membership = await endpoint.start(self._starter, Started(generation, load, answer, caller, is_fresh))
+        membership = await endpoint.start(self._starter, GenerationStart(generation, load, answer, caller, is_fresh))
         if visit.is_repeatable and membership.cache_key is not None:
             self._repeated.keep(endpoint.name, principal.tenant, visit.body, generation, membership.cache_key, load)
         return membership

@@ -12,7 +12,7 @@ import msgspec
 
 from gateway.admission.auth import Principal
 from gateway.api.answer import Answer
-from gateway.api.endpoint import Asked, Endpoint, Started, StreamParts
+from gateway.api.endpoint import Asked, Endpoint, GenerationStart, StreamParts
 from gateway.api.generation_starter import GenerationStarter, Membership
 from gateway.api.large_bodies import LARGE_BYTES, LargeBodies
 from gateway.api.schemas.known_names import STRICT, BodyRules
@@ -130,7 +130,7 @@ class ResponsesEndpoint(Endpoint):
             return FollowedResponse(asked, self._store, parts)
         return StreamedResponse(asked, self._keeping(asked), parts)
 
-    async def start(self, starter: GenerationStarter, asked: Started) -> Membership:
+    async def start(self, starter: GenerationStarter, asked: GenerationStart) -> Membership:
         """Let the generation begin, or make a job of it."""
         answer, caller = asked.answer, asked.caller
         if not isinstance(answer, BackgroundAnswer):

@@ -12,7 +12,7 @@ from starlette.requests import ClientDisconnect
 from gateway.admission.auth import Principal
 from gateway.admission.caller import Caller
 from gateway.api.answer import Answer, ResponseHead
-from gateway.api.endpoint import Asked, StreamParts
+from gateway.api.endpoint import Asked, GenerationStart, StreamParts
 from gateway.api.large_bodies import LargeBodies
 from gateway.errors import ApiError
 from gateway.responses import store as store_module
@@ -65,7 +65,7 @@ class Edge:
         self.sent: list[bytes] = []
         self.answers: list[Answer] = []
 
-    async def _checked(self, generation: ResponseGeneration, tenant: str) -> ResponseGeneration:
+    async def _checked(self, generation: ResponseGeneration, load: object, tenant: str) -> ResponseGeneration:
         return generation
 
     async def ask(self) -> None:
@@ -81,7 +81,8 @@ class Edge:
         self.answers.append(answer)
         try:
             starter = cast("Any", SimpleNamespace(checked=self._checked))
-            await self.endpoint.start(starter, asked, answer, Caller("key", "t", [], body, "r", None), False)
+            caller = Caller("key", "t", [], body, "r", None)
+            await self.endpoint.start(starter, GenerationStart(generation, cast("Any", None), answer, caller, False))
             await asyncio.wait_for(answer.done, 5)
         finally:
             answer.close()
