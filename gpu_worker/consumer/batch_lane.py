@@ -221,7 +221,9 @@ class BatchLane:
             held.total_logprob += sum(entry.logprob for entry in delta.logprobs)
         held.num_output_tokens = delta.seq + len(delta.token_ids)
         is_cleared = held.num_failed and self.trials.note_output(held, len(delta.token_ids))
-        if is_cleared or (held.was_lost and is_due(held, time.monotonic())):
+        # The first text that somebody waits for, and what should not be lost once more, do not wait for the next round.
+        is_first = bool(delta.text) and not held.recorded_at and self._progress.has_room(held.request.tenant)
+        if is_cleared or ((held.was_lost or is_first) and is_due(held, time.monotonic())):
             self._tasks.spawn(self._save(held), f"progress of {held.key}")
         if delta.finish is not None:
             usage, held.vector = delta.finish.usage, delta.finish.vector

@@ -5,12 +5,12 @@ Every step is in one of three situations:
 - It has interactive sequences. Batch work may lengthen it by the share `slowdown` of what `StepTimeModel` predicts
   without, and what is left over, up to one more sequence, may lengthen the next one further, by `slowdown` again at
   most. On a GPU that is room for many sequences. On a CPU, where one may take longer than that, there is often none. So
-  one step in `_LONG_STEP_INTERVAL` may take `_LONG_STEP` times as long: batch work goes on, and what it takes is
-  measured where it is most of a step. These steps are too few, and too short, to move a 99th percentile. While a batch
-  sequence is on trial, it is one in `_TRIAL_INTERVAL`, which still are too few. Until the model is sure what batch work
-  takes, the first comes after `_FIRST_LONG_STEP` steps, and each after twice as many as the one before. Where every
-  step has batch work, one in `_PROBE_INTERVAL` goes without, so that the model keeps learning what interactive
-  sequences take alone.
+  one step in `_STARVED_INTERVAL` there, and in `_LONG_STEP_INTERVAL` elsewhere, may take `_LONG_STEP` times as long:
+  batch work goes on, and what it takes is measured where it is most of a step. These steps are too few, and too short,
+  to move a 99th percentile. It is one in `_TRIAL_INTERVAL` while a batch sequence is on trial. Until the model is sure
+  what batch work takes, the first comes after `_FIRST_LONG_STEP` steps, and each after twice as many as the one before.
+  Where every step has batch work, one in `_PROBE_INTERVAL` goes without, so that the model keeps learning what
+  interactive sequences take alone.
 - It has none, but there were some lately, and more are likely: requests come in bursts. One that arrives during a batch
   step waits for its end. So batch steps are short compared with the time to a first token, and rare at first: `t`
   seconds after the last interactive step, batch work gets the share `t / _INTERACTIVE_MEMORY_S` of the time. That lasts
@@ -33,6 +33,7 @@ from gpu_worker.core.step import StepPlan
 from gpu_worker.core.step_time import StepTimeModel
 
 _LONG_STEP_INTERVAL = 1000
+_STARVED_INTERVAL = 250
 _FIRST_LONG_STEP = 8
 _TELLING = 0.15
 _SURPRISE = 0.5
@@ -107,6 +108,8 @@ class BatchThrottle:
             return BatchAllowance(math.inf, model)
         if num_interactive:
             interval = _TRIAL_INTERVAL if is_trial else _LONG_STEP_INTERVAL
+            if model.batch_sequence_s > 2 * self._slowdown * model.predict(num_interactive, 0, 0):
+                interval = min(interval, _STARVED_INTERVAL)
             if self._is_learning:
                 interval = min(interval, self._learning_interval)
             seconds = self._beside_interactive_s(num_interactive, num_more_tokens, interval)

@@ -413,6 +413,23 @@ async def test_request_of_a_vanished_worker_continues_from_its_last_record(
     assert (await second.wait_for_heartbeat(lambda heartbeat: heartbeat.running == 0)).step <= 850
 
 
+async def test_first_text_of_a_followed_request_is_recorded_at_once(
+    make_worker: MakeWorker, gateway: TestGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def no_round(lane: BatchLane) -> None:
+        """Leave what is followed to the first text."""
+
+    monkeypatch.setattr(BatchLane, "save_followed", no_round)
+    await make_worker(simulate=20.0)
+    request = _request(gateway, sampling=Sampling(max_tokens=500, ignore_eos=True), is_followed=True)
+    heard = await gateway.nats.subscribe(progress_subject("acme", request.id))
+    await _publish(gateway, encode(request))
+    record = msgspec.msgpack.decode((await heard.next_msg(timeout=5.0)).data, type=BatchProgress)
+    assert 1 <= len(record.token_ids) <= 10
+    assert record.text
+    await gateway.cancel(request.id)
+
+
 async def test_progress_of_a_followed_request_is_recorded_while_it_runs(
     make_worker: MakeWorker, gateway: TestGateway
 ) -> None:
