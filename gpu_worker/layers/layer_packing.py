@@ -12,11 +12,11 @@ from gpu_worker.layers.layer import LayerTraits, LayerWeights
 from gpu_worker.layers.layer_norm import NormWeights
 from gpu_worker.layers.linear import Projection
 from gpu_worker.layers.mixture import MixtureShape, MixtureWeights
+from kernels.activation.experts import GatedActivation
 from kernels.cpu_library import CpuLibrary
 from kernels.decoder_stack import StackLayer
 from kernels.linear.forms import SplitWeight
 from kernels.linear.panels import PanelMatrix, pack_panels
-from kernels.moe import GatedActivation
 from kernels.moe.cpu import MAX_EXPERTS, CpuMixture, can_route_by, make_cpu_mixture
 
 # Fields whose every value the kernels compute, or that are settled when weights are read. Any other field, such as one

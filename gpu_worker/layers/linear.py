@@ -14,10 +14,11 @@ import torch
 
 from gpu_worker.layers.attention_context import AttentionContext
 from gpu_worker.layers.rotations import Rotations
+from kernels.activation.experts import ExpertActivation
 from kernels.linear import Linear as Product
 from kernels.linear import LinearFactory
 from kernels.linear.forms import WeightForm
-from kernels.moe import ExpertActivation, Experts, ExpertWeights, make_experts
+from kernels.moe import Experts, ExpertWeights, make_experts
 
 
 class Partition(Enum):

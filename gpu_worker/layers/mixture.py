@@ -15,16 +15,8 @@ from gpu_worker.layers.layer_source import LayerSource
 from gpu_worker.layers.linear import LayerParts, Linear, LinearShape, Partition, Projection
 from gpu_worker.layers.plain_mlp import PlainMLP
 from kernels.activation import Activation, times_sigmoid
-from kernels.moe import (
-    RELU_SQUARED,
-    SILU,
-    ExpertActivation,
-    Experts,
-    ExpertWeights,
-    GatedActivation,
-    RoutingRule,
-    route,
-)
+from kernels.activation.experts import RELU_SQUARED, SILU, ExpertActivation, GatedActivation
+from kernels.moe import Experts, ExpertWeights, RoutingRule, route
 
 _CHOICE_BIAS = "e_score_correction_bias"
 _SCALES = ("weight_scale", "weight_scale_inv")

@@ -62,6 +62,11 @@ void apply(const Rows<T>& rows, int32_t number, int num_threads) {
 }
 
 template <typename T>
+void gate_row(const void* gate_up, void* result, int size, int64_t row) {
+  silu_mul_row(static_cast<const T*>(gate_up) + row * 2 * size, static_cast<T*>(result) + row * size, size);
+}
+
+template <typename T>
 Rows<T> rows_of(const void* x, const void* factor, void* result, int64_t x_stride, int64_t factor_stride, int num_rows,
                 int size) {
   return {static_cast<const T*>(x), static_cast<const T*>(factor), static_cast<T*>(result), x_stride, factor_stride,
@@ -85,3 +90,14 @@ EXPORTED void headrace_activation(const void* x, const void* factor, void* resul
 }
 
 EXPORT_SIGNATURE(activation)
+
+EXPORTED void headrace_silu_mul(const void* gate_up, void* result, int32_t num_rows, int32_t size, int32_t dtype,
+                                int32_t num_threads) {
+  using namespace headrace;
+  const auto run = dtype == kFloat32 ? gate_row<float> : dtype == kBFloat16 ? gate_row<bfloat16> : gate_row<_Float16>;
+  const bool is_serial = int64_t{num_rows} * size < kSerialElements;
+#pragma omp parallel for num_threads(is_serial ? 1 : num_threads)
+  for (int64_t row = 0; row < num_rows; ++row) run(gate_up, result, size, row);
+}
+
+EXPORT_SIGNATURE(silu_mul)

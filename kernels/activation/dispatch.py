@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from kernels.activation.cpu import FUNCTIONS, SIGMOID, activation_cpu, can_run
+from kernels.activation.cpu import FUNCTIONS, SIGMOID, activation_cpu, can_run, silu_mul_cpu
 from kernels.activation.kind import Activation
 from kernels.activation.reference import activate_reference, gated_reference
 from kernels.activation.xielu import Xielu
 from kernels.cpu_library import cpu_library
-from kernels.silu_mul import silu_mul
+from kernels.gpu_config import gpu_of, is_triton_installed
 
 
 def gated(gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
@@ -26,11 +26,21 @@ def gated(gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
         result: `[num_tokens, size]`
     """
     if activation is Activation.SILU:
-        return silu_mul(gate_up)
+        return _silu_mul(gate_up)
     if activation in FUNCTIONS and can_run(gate_up) and (library := cpu_library()) is not None:
         gate, up = gate_up.chunk(2, dim=-1)
         return activation_cpu(library, gate, FUNCTIONS[activation], up)
     return gated_reference(gate_up, activation)
+
+
+def _silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
+    if gate_up.is_cuda and is_triton_installed():
+        from kernels.activation.triton_kernel import silu_mul_triton
+
+        return silu_mul_triton(gate_up, gpu_of(gate_up.device))
+    if can_run(gate_up) and gate_up.is_contiguous() and (library := cpu_library()) is not None:
+        return silu_mul_cpu(library, gate_up)
+    return gated_reference(gate_up, Activation.SILU)
 
 
 def activate(x: torch.Tensor, activation: Activation | Xielu) -> torch.Tensor:

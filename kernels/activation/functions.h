@@ -28,4 +28,13 @@ inline Floats gelu(Floats x) {
   return x * (x < 0.0f ? tail : 1.0f - tail);
 }
 
+// SiLU of one half of a row times the other half, rounded once.
+template <typename T, typename Target>
+inline void silu_mul_row(const T* gate_up, Target* target, int size) {
+  const T *gate = gate_up, *up = gate_up + size;
+  int i = 0;
+  for (; i + kLanes <= size; i += kLanes) store(target + i, silu(load(gate + i)) * load(up + i));
+  for (; i < size; ++i) store_scalar(target + i, silu(splat(to_float(gate[i])))[0] * to_float(up[i]));
+}
+
 }  // namespace headrace

@@ -11,7 +11,7 @@
 #include "../moe/block.h"
 #include "../paged_attention/attention.h"
 #include "../rope_kv_write/token.h"
-#include "../silu_mul/rows.h"
+#include "../activation/functions.h"
 
 namespace headrace {
 

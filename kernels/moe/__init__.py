@@ -4,14 +4,6 @@
 by; `experts_reference` is the plain formula of both.
 """
 
-from kernels.moe.activation import (
-    GELU_TANH,
-    RELU_SQUARED,
-    SILU,
-    ExpertActivation,
-    GatedActivation,
-    clamped_swiglu,
-)
 from kernels.moe.dispatch import route
 from kernels.moe.expert_weights import ExpertWeights
 from kernels.moe.factory import make_experts
@@ -20,15 +12,9 @@ from kernels.moe.reference import experts_reference, route_reference
 from kernels.moe.routing_rule import RoutingRule
 
 __all__ = [
-    "GELU_TANH",
-    "RELU_SQUARED",
-    "SILU",
-    "ExpertActivation",
     "ExpertWeights",
     "Experts",
-    "GatedActivation",
     "RoutingRule",
-    "clamped_swiglu",
     "experts_reference",
     "make_experts",
     "route",

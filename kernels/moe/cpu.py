@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 import torch
 
+from kernels.activation.experts import ExpertActivation, GatedActivation, kernel_numbers
 from kernels.cpu_library import DTYPE_NUMBERS, CpuLibrary
 from kernels.cpu_structures import MatrixStructure, MixtureStructure, RoutingStructure, address_of
 from kernels.linear.cpu.cpu import QuantizedPanels, can_pack_quantized
 from kernels.linear.dense.cpu import can_pack
 from kernels.linear.forms import DenseWeight, ScaledWeight, SplitWeight, WeightForm
 from kernels.linear.panels import PanelMatrix, matrix_structure, pack_panels
-from kernels.moe.activation import ExpertActivation, GatedActivation, kernel_numbers
 from kernels.moe.expert_weights import ExpertWeights
 from kernels.moe.routing_rule import RoutingRule
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from kernels.activation.experts import ExpertActivation, GatedActivation
 from kernels.cpu_library import cpu_library
 from kernels.gpu_config import gpu_of, has_kernels
 from kernels.linear import LinearFactory
-from kernels.moe.activation import ExpertActivation, GatedActivation
 from kernels.moe.cpu import CpuExperts, can_pack_experts, pack_experts
 from kernels.moe.expert_weights import ExpertWeights
 from kernels.moe.layers import ExpertLayers, Experts, LinearExperts

@@ -8,10 +8,10 @@ from math import gcd
 import torch
 import triton
 
+from kernels.activation.experts import ExpertActivation, GatedActivation, kernel_numbers
 from kernels.gpu_config import Gpu
 from kernels.linear.gpu_packed.matrix import TILE_ROWS
 from kernels.linear.product_launch import ProductLaunch
-from kernels.moe.activation import ExpertActivation, GatedActivation, kernel_numbers
 from kernels.moe.config import expert_launch, max_blocks
 from kernels.moe.stacks import DenseStack, ExpertStack, PackedStack
 from kernels.moe.triton_combine import combine

@@ -8,8 +8,8 @@ from typing import Protocol
 
 import torch
 
+from kernels.activation.experts import ExpertActivation
 from kernels.linear import Linear
-from kernels.moe.activation import ExpertActivation
 
 
 class Experts(Protocol):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from kernels.activation.experts import ExpertActivation
 from kernels.linear.reference import form_linear_reference
-from kernels.moe.activation import ExpertActivation
 from kernels.moe.expert_weights import ExpertWeights
 from kernels.moe.routing_rule import RoutingRule
 

@@ -22,9 +22,10 @@ from gpu_worker.layers.layer import DecoderLayer, LayerWeights
 from gpu_worker.layers.linear import LayerParts, LinearShape
 from gpu_worker.layers.rotations import Rotations
 from gpu_worker.models.config import ModelConfig
+from kernels.activation.experts import ExpertActivation
 from kernels.layer_cache import LayerCache
 from kernels.linear import LinearFactory
-from kernels.moe import ExpertActivation, Experts, ExpertWeights
+from kernels.moe import Experts, ExpertWeights
 from kernels.moe.layers import ExpertLayers, LinearExperts
 from kernels.state_rows import StateRows
 from ops.quantize.layer_blocks import expert_names, matrix_of

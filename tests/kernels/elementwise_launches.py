@@ -7,12 +7,12 @@ from functools import partial
 
 import torch
 
+from kernels.activation.triton_kernel import silu_mul_triton
 from kernels.gpu_config import Gpu
 from kernels.quantized_kv import is_quantized, scales_shape
 from kernels.rms_norm.triton_kernel import rms_norm_triton
 from kernels.rope_kv_write.reference import HeadNormWeights
 from kernels.rope_kv_write.triton_kernel import rope_kv_write_triton
-from kernels.silu_mul.triton_kernel import silu_mul_triton
 
 
 def empty(*size: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:

@@ -7,10 +7,11 @@ from functools import partial
 
 import torch
 
+from kernels.activation.experts import RELU_SQUARED, SILU, ExpertActivation, clamped_swiglu
 from kernels.gpu_config import Gpu
 from kernels.linear.forms import FLOAT4, FLOAT8, INT4, Number
 from kernels.linear.gpu_packed.matrix import ROW_MULTIPLE, TILE_ROWS, num_planes
-from kernels.moe import RELU_SQUARED, SILU, ExpertActivation, RoutingRule, clamped_swiglu
+from kernels.moe import RoutingRule
 from kernels.moe.gpu import GpuExperts
 from kernels.moe.stacks import DenseStack, ExpertStack, PackedStack
 from kernels.moe.triton_route import route_triton

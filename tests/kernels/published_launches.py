@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 
+from kernels.activation.experts import SILU, clamped_swiglu
 from kernels.gpu_config import Gpu
 from kernels.linear.forms import FLOAT4
-from kernels.moe import SILU, RoutingRule, clamped_swiglu
+from kernels.moe import RoutingRule
 from kernels.moe.triton_route import route_triton
 from tests.kernels import attention_variant_launches, moe_launches, recurrent_launches
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
+from kernels.activation import Activation
+from kernels.activation.cpu import silu_mul_cpu
+from kernels.activation.reference import gated_reference
 from kernels.cpu_library import CpuLibrary, cpu_library
 from kernels.rms_norm.cpu import rms_norm_cpu
 from kernels.rms_norm.reference import rms_norm_reference
 from kernels.rope_kv_write import HeadNormWeights
 from kernels.rope_kv_write.cpu import can_run, rope_kv_write_cpu
 from kernels.rope_kv_write.reference import rope_kv_write_reference
-from kernels.silu_mul.cpu import silu_mul_cpu
-from kernels.silu_mul.reference import silu_mul_reference
 from tests.kernels.layer_caches import EIGHT_BITS, assert_caches_close, poisoned_cache
 from tests.kernels.poisoned_memory import poisoned_memory
 from tests.kernels.tolerances import assert_close
@@ -54,7 +55,7 @@ def test_gated_rows_equal_reference(library: CpuLibrary, num_rows: int, size: in
     with poisoned_memory():
         result = silu_mul_cpu(library, gate_up)
     tolerance = 1e-5 if dtype is torch.float32 else 2e-2
-    torch.testing.assert_close(result, silu_mul_reference(gate_up), rtol=tolerance, atol=1e-5)
+    torch.testing.assert_close(result, gated_reference(gate_up, Activation.SILU), rtol=tolerance, atol=1e-5)
 
 
 def test_extreme_gates_do_not_overflow(library: CpuLibrary) -> None:

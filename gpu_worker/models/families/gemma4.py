@@ -23,7 +23,8 @@ from gpu_worker.models.layer_types import all_but_every, read_windows
 from gpu_worker.models.mixture_config import read_num_experts, read_top_k
 from gpu_worker.models.rope_config import has_ropes_by_type, read_rope, rope_fields
 from kernels.activation import Activation
-from kernels.moe import GELU_TANH, RoutingRule
+from kernels.activation.experts import GELU_TANH
+from kernels.moe import RoutingRule
 
 ARCHITECTURE = "Gemma4ForCausalLM"
 SAMPLE = {"num_kv_shared_layers": 2, "enable_moe_block": True, "top_k_experts": 4}

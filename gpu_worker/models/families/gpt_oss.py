@@ -9,7 +9,8 @@ from gpu_worker.models.config import FamilyTraits, ModelConfig, read_decoder
 from gpu_worker.models.json_file import JsonFile
 from gpu_worker.models.layer_types import all_but_every, read_windows
 from gpu_worker.models.mixture_config import all_layers, read_num_experts, read_top_k, with_mixtures
-from kernels.moe import RoutingRule, clamped_swiglu
+from kernels.activation.experts import clamped_swiglu
+from kernels.moe import RoutingRule
 
 ARCHITECTURE = "GptOssForCausalLM"
 

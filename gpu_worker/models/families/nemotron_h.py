@@ -16,7 +16,7 @@ from gpu_worker.models.config import FamilyTraits, ModelConfig, read_activation,
 from gpu_worker.models.json_file import JsonFile
 from gpu_worker.models.mamba2_config import Mamba2Fields, read_mamba2
 from gpu_worker.models.mixture_config import grouped_sigmoid_rule, read_num_experts
-from kernels.moe import RELU_SQUARED
+from kernels.activation.experts import RELU_SQUARED
 
 ARCHITECTURE = "NemotronHForCausalLM"
 SAMPLE = {"mamba_num_heads": 8, "ssm_state_size": 64, "hybrid_override_pattern": "M-M*M-M-", "n_groups": 2}

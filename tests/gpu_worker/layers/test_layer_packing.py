@@ -13,7 +13,8 @@ from gpu_worker.layers.layer_packing import can_pack
 from gpu_worker.layers.mixture import MixtureShape
 from gpu_worker.layers.plain_mlp import PlainShape
 from kernels.activation import Activation
-from kernels.moe import RELU_SQUARED, RoutingRule
+from kernels.activation.experts import RELU_SQUARED
+from kernels.moe import RoutingRule
 
 ATTENTION = AttentionShape(4, 2, 16)
 GATED = GatedShape(64)

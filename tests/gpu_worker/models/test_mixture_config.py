@@ -14,7 +14,7 @@ from gpu_worker.models.errors import CheckpointError
 from gpu_worker.models.families import family_modules
 from gpu_worker.models.json_file import JsonFile
 from gpu_worker.models.support_page import SAMPLE, sample_config
-from kernels.moe import SILU
+from kernels.activation.experts import SILU
 
 
 def read(module: ModuleType, **fields: Any) -> ModelConfig:

@@ -113,12 +113,12 @@ class RandomTrees:
 
 def launch_as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let each operation launch its kernels, which write zeros."""
+    from kernels.activation.triton_kernel import silu_mul_triton
     from kernels.paged_attention import triton_attention as attention
     from kernels.rms_norm.triton_kernel import rms_norm_triton
     from kernels.rope_kv_write.triton_kernel import rope_kv_write_triton
     from kernels.sampling import triton_kernel as sampling
     from kernels.sampling.config import sampling_config
-    from kernels.silu_mul.triton_kernel import silu_mul_triton
 
     def attend(
         query: Any, keys: Any, values: Any, tables: Any, starts: Any, lens: Any, most: int, _: int, scale: float,

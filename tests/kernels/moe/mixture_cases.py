@@ -8,16 +8,9 @@ from typing import Any
 
 import torch
 
+from kernels.activation.experts import GELU_TANH, RELU_SQUARED, SILU, ExpertActivation, GatedActivation, clamped_swiglu
 from kernels.linear.forms import FLOAT4, INT4, DenseWeight, GroupQuantizedWeight, Number, WeightForm
-from kernels.moe import (
-    GELU_TANH,
-    RELU_SQUARED,
-    SILU,
-    ExpertActivation,
-    ExpertWeights,
-    GatedActivation,
-    clamped_swiglu,
-)
+from kernels.moe import ExpertWeights
 from tests.kernels.moe import plain_mixture
 
 Plain = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 import torch
 
+from kernels.activation.experts import SILU
 from kernels.cpu_library import cpu_library
 from kernels.linear import LinearFactory
 from kernels.linear.forms import FLOAT4, INT4, INT8, ScaledWeight, WeightForm
-from kernels.moe import SILU, ExpertWeights, RoutingRule, experts_reference, make_experts, route
+from kernels.moe import ExpertWeights, RoutingRule, experts_reference, make_experts, route
 from kernels.moe.cpu import CpuExperts
 from kernels.moe.layers import LinearExperts
 from kernels.moe.reference import route_reference

@@ -12,11 +12,12 @@ import torch
 
 pytest.importorskip("triton", reason="Triton does not support this platform")
 
+from kernels.activation.experts import GatedActivation
 from kernels.gpu_config import Gpu, GpuGeneration
 from kernels.linear import LinearFactory
 from kernels.linear.forms import FLOAT4, INT4, INT8, DenseWeight, GroupQuantizedWeight, ScaledWeight, SplitWeight
 from kernels.linear.product_launch import ProductLaunch
-from kernels.moe import GatedActivation, RoutingRule, experts_reference, factory
+from kernels.moe import RoutingRule, experts_reference, factory
 from kernels.moe.config import expert_launch, max_blocks
 from kernels.moe.expert_weights import ExpertWeights
 from kernels.moe.gpu import GpuExperts

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 import torch
 
+from kernels.activation.experts import GELU_TANH, SILU, clamped_swiglu
 from kernels.linear import LinearFactory
-from kernels.moe import GELU_TANH, SILU, ExpertWeights, RoutingRule, clamped_swiglu, experts_reference, make_experts
+from kernels.moe import ExpertWeights, RoutingRule, experts_reference, make_experts
 from kernels.moe.reference import route_reference
 from tests.kernels.moe import plain_mixture
 from tests.kernels.moe.mixture_cases import ACTIVATIONS, MIXTURES, RULES, Mixture, random_logits

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from kernels.activation import Activation, gated
 from kernels.gpu_config import gpu_of
 from kernels.rms_norm import rms_norm
-from kernels.silu_mul import silu_mul
 from ops.bench.gpu.case import OURS, Case, Entry, Op, compiled, relative_error, sets_for, sizes
 from ops.bench.gpu.shapes import DENSE_MODELS, LLAMA3_8B, QWEN3_32B
 
@@ -29,8 +29,8 @@ def normalise(
 def multiply_by_silu(gate_up: torch.Tensor, entry: Entry | None = None) -> torch.Tensor:
     """Run our op."""
     if entry is None or gate_up.device.type != "cuda":
-        return silu_mul(gate_up)
-    from kernels.silu_mul.triton_kernel import SiluMulConfig, silu_mul_triton
+        return gated(gate_up, Activation.SILU)
+    from kernels.activation.triton_kernel import SiluMulConfig, silu_mul_triton
 
     return silu_mul_triton(gate_up, gpu_of(gate_up.device), SiluMulConfig(**entry))
 

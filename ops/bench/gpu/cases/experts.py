@@ -8,19 +8,10 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
+from kernels.activation.experts import SILU, GatedActivation, clamped_swiglu
 from kernels.linear import LinearFactory
 from kernels.linear.forms import FLOAT4, GroupQuantizedWeight
-from kernels.moe import (
-    SILU,
-    Experts,
-    ExpertWeights,
-    GatedActivation,
-    RoutingRule,
-    clamped_swiglu,
-    experts_reference,
-    make_experts,
-    route,
-)
+from kernels.moe import Experts, ExpertWeights, RoutingRule, experts_reference, make_experts, route
 from ops.bench.gpu.case import OURS, Candidate, Case, Op, relative_error
 
 _SCALE_GROUP = 32

@@ -49,5 +49,5 @@ ALL_TABLES = (
     TunedTable("scaled_linear", _table_of("linear/gpu_scaled"), linear.SCALED_LINEAR, linear.kernel_rows),
     TunedTable("rope_kv_write", _table_of("rope_kv_write"), (row_ops.ROPE_KV_WRITE,)),
     TunedTable("rms_norm", _table_of("rms_norm"), (row_ops.RMS_NORM,)),
-    TunedTable("silu_mul", _table_of("silu_mul"), (row_ops.SILU_MUL,)),
+    TunedTable("silu_mul", _table_of("activation"), (row_ops.SILU_MUL,)),
 )

@@ -12,9 +12,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from kernels.activation.experts import SILU
 from kernels.causal_conv import causal_conv
 from kernels.gated_delta import DeltaSizes
-from kernels.moe import SILU
 from kernels.ssd import SsdSizes, ssd
 from ops.bench.gpu.case import OURS, Case, relative_error
 from ops.bench.gpu.cases import (

@@ -241,7 +241,7 @@ def test_entry_with_a_wrong_result_is_seen_by_the_checks_of_each_op(monkeypatch:
     monkeypatch.setattr(attention_batch, "paged_attention", lambda query, *_, **__: query * 0.5)
     monkeypatch.setattr(quantized_linear, "form_linear_reference", lambda x, matrix: product(x, matrix) * 1.1)
     monkeypatch.setattr(elementwise, "rms_norm", lambda x, weight, eps, residual: x * weight)
-    monkeypatch.setattr(elementwise, "silu_mul", lambda gate_up: gate_up.chunk(2, dim=-1)[0])
+    monkeypatch.setattr(elementwise, "gated", lambda gate_up, activation: gate_up.chunk(2, dim=-1)[0])
     monkeypatch.setattr(rotation, "rope_kv_write", lambda qkv, *_: qkv[:, : TINY.num_heads])
     for tuning in REAL_TUNINGS.values():
         with pytest.raises(RuntimeError, match="no entry is right; the present one: wrong at"):

@@ -9,8 +9,8 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.activation.launch_table import SILU_MUL
 from kernels.gpu_config import Gpu, GpuGeneration
-from kernels.silu_mul.launch_table import SILU_MUL
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ def silu_mul_kernel(result_ptr, gate_up_ptr, SIZE: tl.constexpr, BLOCK: tl.const
 
 
 def silu_mul_triton(gate_up: torch.Tensor, gpu: Gpu, config: SiluMulConfig | None = None) -> torch.Tensor:
-    """Compute what `kernels.silu_mul.silu_mul` promises, launched by `config` or else by the table."""
+    """Compute what `kernels.activation.gated` promises of SiLU, launched by `config` or else by the table."""
     config = config or _CONFIGS[gpu.generation]
     num_tokens, size = gate_up.shape[0], gate_up.shape[1] // 2
     result = torch.empty(num_tokens, size, dtype=gate_up.dtype, device=gate_up.device)

@@ -5,10 +5,10 @@ import torch
 
 pytest.importorskip("triton", reason="Triton does not support this platform")
 
+from kernels.activation import Activation, gated
+from kernels.activation.reference import gated_reference
+from kernels.activation.triton_kernel import silu_mul_triton
 from kernels.gpu_config import Gpu, GpuGeneration
-from kernels.silu_mul import silu_mul
-from kernels.silu_mul.reference import silu_mul_reference
-from kernels.silu_mul.triton_kernel import silu_mul_triton
 from tests.kernels.poisoned_memory import poisoned_memory
 from tests.kernels.tolerances import assert_close
 
@@ -18,7 +18,7 @@ GPU = Gpu(GpuGeneration.HOPPER, 132)
 def check(num_tokens: int, size: int, dtype: torch.dtype, device: torch.device) -> None:
     generator = torch.Generator().manual_seed(size)
     gate_up = torch.randn(num_tokens, 2 * size, generator=generator).to(device, dtype)
-    expected = silu_mul_reference(gate_up.double()).to(dtype)
+    expected = gated_reference(gate_up.double(), Activation.SILU).to(dtype)
     with poisoned_memory():
         actual = silu_mul_triton(gate_up, GPU)
     assert_close(actual, expected)
@@ -44,9 +44,11 @@ def test_large_gates_stay_finite(device: torch.device) -> None:
 
 def test_reference_equals_equation() -> None:
     gate, up = torch.randn(2, 3, 20, dtype=torch.float64)
-    torch.testing.assert_close(silu_mul_reference(torch.cat((gate, up), dim=1)), gate / (1 + (-gate).exp()) * up)
+    torch.testing.assert_close(
+        gated_reference(torch.cat((gate, up), dim=1), Activation.SILU), gate / (1 + (-gate).exp()) * up
+    )
 
 
 def test_cpu_tensors_equal_reference() -> None:
     gate_up = torch.randn(3, 8)
-    assert_close(silu_mul(gate_up), silu_mul_reference(gate_up))
+    assert_close(gated(gate_up, Activation.SILU), gated_reference(gate_up, Activation.SILU))

@@ -1,4 +1,4 @@
-"""The activations of experts: all with a gate as one formula with four numbers, and that of experts without one."""
+"""The functions of experts: all with a gate as one formula with four numbers, and that of experts without one."""
 
 from __future__ import annotations
 
