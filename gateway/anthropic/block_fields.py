@@ -14,8 +14,8 @@ from msgspec import Raw, UnsetType
 
 from gateway.anthropic.body import BlockBody, PromptBody, SourceBody
 from gateway.anthropic.hosted_blocks import HOSTED_CALLS, HOSTED_RESULTS
-from gateway.api.schemas.raw import given
 from gateway.api.schemas.refusals import unknown_parameter
+from gateway.api.schemas.texts import given
 
 _OF_TYPE = MappingProxyType(
     {

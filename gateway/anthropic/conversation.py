@@ -13,9 +13,8 @@ from types import MappingProxyType
 from gateway.anthropic.body import BlockBody, MessageBody, PromptBody, SourceBody
 from gateway.anthropic.hosted_blocks import HOSTED_CALLS, HOSTED_RESULTS, NO_TEXT
 from gateway.api.schemas.assistant_turn import AssistantTurn
-from gateway.api.schemas.raw import given
 from gateway.api.schemas.refusals import invalid_value, missing_parameter, unsupported_parameter
-from gateway.api.schemas.texts import require_text
+from gateway.api.schemas.texts import given, require_text
 from shared.conversation import ChatMessage, ToolCall
 
 _HOSTED = HOSTED_CALLS | HOSTED_RESULTS

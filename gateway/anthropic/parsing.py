@@ -13,12 +13,11 @@ from gateway.anthropic.tools import message_tools
 from gateway.api.schemas.conversation import estimate_messages
 from gateway.api.schemas.decoding import BodyReader
 from gateway.api.schemas.known_names import STRICT, BodyRules
-from gateway.api.schemas.model_name import checked_model
 from gateway.api.schemas.refusals import invalid_value
 from gateway.api.schemas.sampling_fields import left_out, seed_of
 from gateway.api.schemas.structured_output import constrained, schema_output
 from gateway.api.schemas.template_options import may_reason, template_variables
-from gateway.api.schemas.texts import require_text
+from gateway.api.schemas.texts import checked_model, require_text
 from gateway.api.schemas.thinking import Thinking, agreed, named_switches
 from gateway.generation import Generation, Prompt, StructuredOutput
 from shared.conversation import ChatOptions

@@ -12,7 +12,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 
-from gateway.api.grammar_errors import naming_field
+from gateway.api.output_reading import naming_field
 from gateway.api.request_observer import RequestRecord
 from gateway.api.usage import UsageTotals
 from gateway.dispatch.sinks import Sink

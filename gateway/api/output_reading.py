@@ -1,4 +1,4 @@
-"""How an answer is constrained and read, by the chat format of its model.
+"""How an answer is constrained and read, by the chat format of its model, and errors about its grammar.
 
 Workers' heartbeats name the format of a model. A request with a template of its own has the format of that template.
 """
@@ -10,13 +10,12 @@ from collections.abc import Set
 
 import msgspec
 
-from gateway.api.grammar_errors import RefusedSchemaError, refused_schema
 from gateway.errors import ApiError
 from gateway.generation import Generation, OutputReading, ToolUse
 from shared.bounds import MAX_GRAMMAR_CHARACTERS
 from shared.formats import ChatFormat, OutputReader, ToolChoice, ToolSchemaError, detect_format, format_named
 from shared.sampling import Grammar, Sampling
-from shared.structured_output import GrammarError
+from shared.structured_output import GRAMMAR_PARAM, GrammarError
 from shared.structured_output.bounds import MAX_CHARACTERS
 
 MAX_SCHEMA_CHARACTERS = 128 << 10
@@ -167,3 +166,41 @@ def _with_grammar(generation: Generation, chosen: ChatFormat, use: ToolUse) -> S
         raise ApiError(400, message, param="tools", code="invalid_value")
     skips = sampling.skip_special_tokens and not chosen.keeps_special_tokens
     return msgspec.structs.replace(sampling, grammar=grammar, skip_special_tokens=skips)
+
+
+def naming_field(error: ApiError, field: str) -> ApiError:
+    """Return an error about the grammar as one about `field`; any other error as it is."""
+    if error.param != GRAMMAR_PARAM:
+        return error
+    message = error.message
+    if message.startswith(GRAMMAR_PARAM):
+        message = f"{field}{message.removeprefix(GRAMMAR_PARAM)}"
+    return ApiError(error.status, message, param=field, code=error.code, retry_after_s=error.retry_after_s)
+
+
+class RefusedSchemaError(ApiError):
+    """A 400 about the schema of one tool.
+
+    Attributes:
+        tool_name: Whose schema it is.
+    """
+
+    def __init__(self, message: str, param: str, tool_name: str) -> None:
+        """Refuse with a message about the field `param`."""
+        super().__init__(400, message, param=param, code="invalid_value")
+        self.tool_name = tool_name
+
+
+def refused_schema(use: ToolUse, tool_name: str, reason: str, path: str = "") -> RefusedSchemaError:
+    """Return the refusal of a tool's schema, which names the tool and where in the body its schema stands.
+
+    Args:
+        use: The tools that the client offers.
+        tool_name: Whose schema it is.
+        reason: What is wrong.
+        path: Where in the schema, as `.properties.name`.
+    """
+    names = [tool.name for tool in use.tools]
+    is_placed = len(names) == len(use.schema_places) and tool_name in names
+    where = f"{use.schema_places[names.index(tool_name)]}{path}" if is_placed else "tools"
+    return RefusedSchemaError(f"{where}: the schema of '{tool_name}': {reason}", where, tool_name)

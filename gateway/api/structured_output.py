@@ -7,8 +7,7 @@ import contextlib
 
 import msgspec
 
-from gateway.api.grammar_errors import refused_schema
-from gateway.api.output_reading import schema_grammar
+from gateway.api.output_reading import refused_schema, schema_grammar
 from gateway.errors import ApiError
 from gateway.generation import Generation, ToolUse
 from shared.formats import Tool

@@ -7,11 +7,11 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-from gateway.api.schemas.model_name import ModelName
 from gateway.api.schemas.names import described
 from gateway.api.schemas.parameters import EndUser
 from gateway.api.schemas.sampling_fields import SamplingFields
 from gateway.api.schemas.template_options import OwnVariables, Verbosity
+from gateway.api.schemas.texts import ModelName
 from gateway.api.schemas.thinking import ReasoningEffort, ThinkingBody
 from gateway.api.schemas.tools import Choice
 from gateway.responses.text_format import TextFormatBody

@@ -1,7 +1,7 @@
 """The names in the bodies of `/v1/responses`: what is served, and what becomes of the others.
 
 Clients send back what they were sent, by this server or by OpenAI's: what only says something about an item is
-ignored. `item_fields` says which fields an item of each type has.
+ignored. `request_checks` says which fields an item of each type has.
 """
 
 from __future__ import annotations

@@ -12,11 +12,11 @@ from msgspec import Raw
 from gateway.api.schemas.conversation import estimate_messages
 from gateway.api.schemas.decoding import BodyReader, without_lone_surrogates
 from gateway.api.schemas.known_names import STRICT, BodyRules
-from gateway.api.schemas.model_name import checked_model
 from gateway.api.schemas.refusals import invalid_value, missing_parameter, unsupported_parameter
 from gateway.api.schemas.sampling_fields import is_deterministic, left_out, sampling_of
 from gateway.api.schemas.structured_output import constrained
 from gateway.api.schemas.template_options import may_reason, template_variables
+from gateway.api.schemas.texts import checked_model
 from gateway.api.schemas.thinking import asked_thinking, switch
 from gateway.api.schemas.tools import NO_TOOLS
 from gateway.generation import Prompt
@@ -24,13 +24,16 @@ from gateway.responses.body import ItemBody, ReasoningBody, ResponseBody, TextBo
 from gateway.responses.compaction import REQUEST, asks_for_compaction
 from gateway.responses.conversation import to_messages
 from gateway.responses.draft import ResponseDraft, ResponseGeneration
-from gateway.responses.includes import ENCRYPTED_REASONING, LOGPROBS, check_includes
-from gateway.responses.item_fields import check_item_fields
-from gateway.responses.item_ids import input_item_id, new_response_id
-from gateway.responses.kept_items import kept_item
+from gateway.responses.kept_items import input_item_id, kept_item, new_response_id
 from gateway.responses.names import RESPONSE_NAMES, Responses
+from gateway.responses.request_checks import (
+    ENCRYPTED_REASONING,
+    LOGPROBS,
+    check_includes,
+    check_item_fields,
+    check_tool_names,
+)
 from gateway.responses.text_format import repeated_format, text_output
-from gateway.responses.tool_names import check_tool_names
 from gateway.responses.tools import (
     NamespacedName,
     ResponseToolChoiceBody,

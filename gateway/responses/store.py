@@ -24,13 +24,13 @@ from gateway.api.large_bodies import LargeBodies
 from gateway.api.schemas.refusals import unsupported_parameter
 from gateway.errors import ApiError, whole_seconds
 from gateway.responses.draft import ResponseDraft, response_fields
-from gateway.responses.includes import ENCRYPTED_REASONING
 from gateway.responses.job import JobReader, error_of, status_of
 from gateway.responses.job_queue import JobQueue, JobRef
 from gateway.responses.log import PieceBudget, ResponseLog
 from gateway.responses.output import ResponseOutput
 from gateway.responses.reasoning_seal import ReasoningSeals, Seal
 from gateway.responses.record import ResponseRecord, has_ended
+from gateway.responses.request_checks import ENCRYPTED_REASONING
 from gateway.responses.seal_secrets import SECRET_VARIABLE
 from shared.messages import BatchResult
 

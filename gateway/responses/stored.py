@@ -17,12 +17,11 @@ from gateway.api.schemas.refusals import invalid_value, unknown_parameter
 from gateway.errors import ApiError
 from gateway.responses.body import ItemBody
 from gateway.responses.follower import Follower
-from gateway.responses.includes import ENCRYPTED_REASONING, LOGPROBS, check_includes
-from gateway.responses.item_ids import is_response_id
-from gateway.responses.kept_items import listed_item
+from gateway.responses.kept_items import is_response_id, listed_item
 from gateway.responses.log import PieceBudget
 from gateway.responses.operations import DeletedResponse, InputItemList
 from gateway.responses.record import ResponseRecord
+from gateway.responses.request_checks import ENCRYPTED_REASONING, LOGPROBS, check_includes
 from gateway.responses.store import ResponseStore
 from gateway.streams.event_stream import EVENT_STREAM_HEADERS
 

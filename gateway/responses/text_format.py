@@ -7,9 +7,9 @@ from typing import Annotated, Any
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from gateway.api.schemas.names import described
-from gateway.api.schemas.raw import given
 from gateway.api.schemas.refusals import invalid_value, missing_parameter
 from gateway.api.schemas.structured_output import schema_output
+from gateway.api.schemas.texts import given
 from gateway.generation import StructuredOutput
 from shared.sampling import Grammar
 

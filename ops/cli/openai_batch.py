@@ -19,9 +19,8 @@ from typing import Any
 import msgspec
 
 from gateway.api.choice_fields import reasoning_fields
-from gateway.api.grammar_errors import naming_field
 from gateway.api.identity import AnswerIdentity
-from gateway.api.output_reading import NO_TOOLS, reading_of
+from gateway.api.output_reading import NO_TOOLS, naming_field, reading_of
 from gateway.api.ranking import likeliest
 from gateway.api.schemas.chat import parse_chat
 from gateway.api.schemas.completion import parse_completion

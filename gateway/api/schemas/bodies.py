@@ -7,7 +7,6 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 from gateway.api.schemas.conversation import Content, MessageBodies
-from gateway.api.schemas.model_name import ModelName
 from gateway.api.schemas.names import described
 from gateway.api.schemas.parameters import AskedLogprobs, CommonBody
 from gateway.api.schemas.template_options import (
@@ -18,6 +17,7 @@ from gateway.api.schemas.template_options import (
     OwnVariables,
     Verbosity,
 )
+from gateway.api.schemas.texts import ModelName
 from gateway.api.schemas.thinking import ThinkingFields
 from gateway.api.schemas.tools import Choice, FunctionBodies, NamedFunction, ToolBodies, ToolChoiceBody
 from shared.bounds import MAX_OUTPUT_TOKENS, MAX_PROMPT_TOKENS, TokenId

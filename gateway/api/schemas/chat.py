@@ -7,7 +7,6 @@ from gateway.api.schemas.bodies import ChatBody
 from gateway.api.schemas.conversation import content_text, estimate_messages, flatten_messages
 from gateway.api.schemas.decoding import BodyReader
 from gateway.api.schemas.known_names import STRICT, BodyRules
-from gateway.api.schemas.openai_kinds import OpenAi
 from gateway.api.schemas.openai_names import OPENAI_NAMES
 from gateway.api.schemas.parameters import (
     check_names,
@@ -15,11 +14,13 @@ from gateway.api.schemas.parameters import (
     check_stream_options,
     checked_truncation,
     counted,
+    details,
+    num_logprobs,
     one_of,
+    prompt_logprobs,
     to_sampling,
 )
 from gateway.api.schemas.refusals import invalid_value
-from gateway.api.schemas.reporting import details, num_logprobs, prompt_logprobs
 from gateway.api.schemas.sampling_fields import is_deterministic, left_out
 from gateway.api.schemas.structured_output import asked_output, constrained
 from gateway.api.schemas.template_options import (
@@ -33,6 +34,7 @@ from gateway.api.schemas.tools import (
     offered_functions,
     offered_tools,
 )
+from gateway.api.schemas.unserved_names import OpenAi
 from gateway.generation import Generation, Prompt
 from shared.conversation import ChatMessage
 

@@ -8,7 +8,6 @@ from gateway.api.schemas.best_of import with_best_of
 from gateway.api.schemas.bodies import CompletionBody
 from gateway.api.schemas.decoding import BodyReader
 from gateway.api.schemas.known_names import STRICT, BodyRules
-from gateway.api.schemas.openai_kinds import OpenAi
 from gateway.api.schemas.openai_names import OPENAI_NAMES
 from gateway.api.schemas.parameters import (
     check_names,
@@ -16,14 +15,17 @@ from gateway.api.schemas.parameters import (
     check_stream_options,
     checked_truncation,
     counted,
+    details,
+    num_logprobs,
     one_of,
+    prompt_logprobs,
     to_sampling,
 )
 from gateway.api.schemas.refusals import invalid_value
-from gateway.api.schemas.reporting import details, num_logprobs, prompt_logprobs
 from gateway.api.schemas.sampling_fields import is_deterministic, left_out
 from gateway.api.schemas.structured_output import asked_output, constrained
 from gateway.api.schemas.texts import estimate_tokens
+from gateway.api.schemas.unserved_names import OpenAi
 from gateway.generation import Generation, Prompt
 
 DEFAULT_MAX_TOKENS = 16

@@ -9,12 +9,12 @@ as a program leaves it that cuts texts by UTF-16 units, is read as U+FFFD.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+import typing
+from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
 import msgspec
 
-from gateway.api.schemas.allowed_values import allowed_values
 from gateway.api.schemas.known_names import STRICT, BodyRules, without_ignored
 from gateway.api.schemas.names import Kind, ParameterTable
 from gateway.api.schemas.old_images import without_old_images
@@ -144,3 +144,25 @@ def _from_validation(error: msgspec.ValidationError, body: object) -> ApiError:
         allowed = ", ".join(allowed_values(body, problem.field))
         return invalid_value(problem.field, f"'{problem.field}' must be one of {allowed}.")
     return invalid_value(problem.field, f"{problem.subject('The body')} is invalid: {problem.text}.")
+
+
+_INDEX = re.compile(r"\[\d+\]")
+
+
+def allowed_values(body: object, place: str) -> list[str]:
+    """Return the texts of which one must stand at a place such as `messages.[0].role`."""
+    parts = [part for part in place.split(".") if not _INDEX.fullmatch(part)]
+    return list(dict.fromkeys(_values(body, parts)))
+
+
+def _values(found: object, parts: list[str]) -> Iterator[str]:
+    # Only the types on the way are looked at: `msgspec.inspect` reads all that a body may hold, in some 10 ms.
+    if isinstance(found, type) and issubclass(found, msgspec.Struct):
+        for field in msgspec.structs.fields(found) if parts else ():
+            if field.encode_name == parts[0]:
+                yield from _values(field.type, parts[1:])
+    elif typing.get_origin(found) is typing.Literal:
+        yield from () if parts else map(str, typing.get_args(found))
+    else:
+        for inner in typing.get_args(found):
+            yield from _values(inner, parts)

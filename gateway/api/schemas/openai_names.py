@@ -15,13 +15,12 @@ from gateway.api.schemas.conversation import (
     ToolCallBody,
 )
 from gateway.api.schemas.names import Kind, ParameterTable
-from gateway.api.schemas.openai_kinds import OpenAi
 from gateway.api.schemas.other_servers import OF_OTHER_SERVERS
 from gateway.api.schemas.parameters import StreamOptions
 from gateway.api.schemas.structured_output import JsonSchemaBody, ResponseFormatBody, StructuredOutputsBody
 from gateway.api.schemas.thinking import ReasoningBody, ThinkingBody
 from gateway.api.schemas.tools import FunctionBody, ToolBody
-from gateway.api.schemas.unserved_names import UNSERVED
+from gateway.api.schemas.unserved_names import UNSERVED, OpenAi
 
 # The struct that reads each object.
 _READERS: MappingProxyType[Kind, type[Struct]] = MappingProxyType(

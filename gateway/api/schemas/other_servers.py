@@ -6,7 +6,7 @@ A name that only adjusts another one (the threshold of a sampler that is off) ch
 from __future__ import annotations
 
 from gateway.api.schemas.names import Row
-from gateway.api.schemas.openai_kinds import OpenAi, harmless, unserved
+from gateway.api.schemas.unserved_names import OpenAi, harmless, unserved
 
 _CHAT = (OpenAi.CHAT,)
 _MESSAGE = (OpenAi.MESSAGE,)

@@ -1,4 +1,4 @@
-"""The parameters that both completion endpoints share, and what they become.
+"""The parameters that both completion endpoints share, what they become, and what an answer is asked to report.
 
 The bounds are those of `shared.bounds`; what a type cannot say is checked in `to_sampling` and its neighbours.
 """
@@ -10,13 +10,12 @@ from typing import Annotated, Any
 from msgspec import Meta, Raw, Struct
 from msgspec.structs import replace
 
-from gateway.api.schemas.model_name import ModelName, checked_model
 from gateway.api.schemas.names import described
 from gateway.api.schemas.refusals import invalid_value
 from gateway.api.schemas.sampling_fields import sampling_of
 from gateway.api.schemas.structured_output import StructuredOutputFields
-from gateway.api.schemas.texts import require_text
-from gateway.generation import Prompt
+from gateway.api.schemas.texts import ModelName, checked_model, require_text
+from gateway.generation import Details, Prompt
 from shared.bounds import (
     MAX_ALLOWED_TOKENS,
     MAX_BAD_WORDS,
@@ -213,3 +212,29 @@ def checked_truncation(limit: int | None) -> int | None:
     if limit == 0:
         raise invalid_value("truncate_prompt_tokens", "'truncate_prompt_tokens' must be at least 1, or -1.")
     return limit
+
+
+def num_logprobs(value: int | None) -> int | None:
+    """Return how many alternatives to report; -1 asks for as many as are ever reported."""
+    return MAX_LOGPROBS if value == -1 else value
+
+
+def prompt_logprobs(body: CommonBody, echoed: int | None) -> int | None:
+    """Return how many alternatives to compute for the prompt's tokens.
+
+    Args:
+        body: May ask for them by themselves.
+        echoed: How many of an echoed prompt are shown before those of the answer.
+    """
+    asked = num_logprobs(body.prompt_logprobs)
+    return asked if echoed is None else max(echoed, asked or 0)
+
+
+def details(body: CommonBody, *, echoes_logprobs: bool = False, opening: str = "") -> Details | None:
+    """Return what the answer reports besides, or None for nothing."""
+    has_prompt_logprobs = body.prompt_logprobs is not None
+    usage_so_far = body.stream_options is not None and bool(body.stream_options.continuous_usage_stats)
+    token_ids, tokens_as_ids = bool(body.return_token_ids), bool(body.return_tokens_as_token_ids)
+    if not (token_ids or tokens_as_ids or has_prompt_logprobs or usage_so_far or opening):
+        return None
+    return Details(token_ids, has_prompt_logprobs, echoes_logprobs, tokens_as_ids, usage_so_far, opening)

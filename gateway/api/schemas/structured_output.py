@@ -13,10 +13,9 @@ import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from gateway.api.schemas.names import described
-from gateway.api.schemas.raw import given
 from gateway.api.schemas.refusals import invalid_value, missing_parameter, unsupported_parameter
 from gateway.api.schemas.sampling_fields import SamplingFields
-from gateway.api.schemas.texts import require_text
+from gateway.api.schemas.texts import given, require_text
 from gateway.generation import StructuredOutput
 from shared.sampling import Grammar, Sampling
 from shared.structured_output.bounds import MAX_ALTERNATIVES, MAX_CHARACTERS

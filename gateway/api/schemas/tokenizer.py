@@ -6,12 +6,12 @@ from gateway.api.schemas.bodies import DetokenizeBody, TokenizeBody
 from gateway.api.schemas.conversation import flatten_messages
 from gateway.api.schemas.decoding import BodyReader
 from gateway.api.schemas.known_names import STRICT, BodyRules
-from gateway.api.schemas.model_name import checked_model
-from gateway.api.schemas.openai_kinds import OpenAi
 from gateway.api.schemas.openai_names import OPENAI_NAMES
 from gateway.api.schemas.refusals import invalid_value
 from gateway.api.schemas.template_options import chat_options, template_variables
+from gateway.api.schemas.texts import checked_model
 from gateway.api.schemas.tools import offered_tools
+from gateway.api.schemas.unserved_names import OpenAi
 from shared.tokenizer_calls import DetokenizeCall, TokenizeCall
 
 _tokenize_reader = BodyReader(OPENAI_NAMES, OpenAi.TOKENIZE, TokenizeBody)

@@ -9,8 +9,7 @@ from typing import Any, cast
 import pytest
 
 from gateway.anthropic.parsing import parse_messages
-from gateway.api.grammar_errors import refused_schema
-from gateway.api.output_reading import with_reading
+from gateway.api.output_reading import refused_schema, with_reading
 from gateway.api.schemas import parse_chat
 from gateway.api.structured_output import StructuredOutputAdmission
 from gateway.errors import ApiError

@@ -7,7 +7,7 @@ from typing import Literal
 import pytest
 from msgspec import Struct, field
 
-from gateway.api.schemas.allowed_values import allowed_values
+from gateway.api.schemas.decoding import allowed_values
 
 
 class Inner(Struct, rename={"kind": "type"}):

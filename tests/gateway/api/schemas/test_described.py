@@ -8,7 +8,7 @@ import pytest
 from msgspec import Meta, Struct
 
 from gateway.api.schemas.names import Row, described, rows_of
-from gateway.api.schemas.openai_kinds import OpenAi
+from gateway.api.schemas.unserved_names import OpenAi
 
 
 class Part(Struct):

@@ -30,7 +30,7 @@ from gateway.api.schemas import parse_chat, parse_completion, parse_detokenize, 
 from gateway.api.schemas.bodies import ChatBody
 from gateway.api.schemas.known_names import BodyRules
 from gateway.api.schemas.names import Kind, ParameterTable, Row, Use
-from gateway.api.schemas.openai_kinds import OpenAi
+from gateway.api.schemas.unserved_names import OpenAi
 from gateway.errors import ApiError
 from gateway.openapi.operations import TABLES
 from gateway.openapi.parameters_page import parameters_page
