@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import accumulate, pairwise
 from typing import Annotated
 
 from msgspec import Meta, Struct
@@ -21,6 +22,8 @@ class ChatMessage(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One message of a conversation, its content already flattened to text.
 
     Attributes:
+        part_lengths: Characters of the texts that the content consists of, where the client wrote it as a list: some
+            templates treat each. The last one takes the rest.
         reasoning: What the assistant thought before it answered.
         tool_calls: Calls that the assistant has made.
         tool_call_id: The call whose result this message is.
@@ -32,6 +35,15 @@ class ChatMessage(Struct, frozen=True, kw_only=True, omit_defaults=True):
     reasoning: str | None = None
     tool_calls: Annotated[tuple[ToolCall, ...], Meta(max_length=MAX_TOOLS)] = ()
     tool_call_id: Annotated[str, Meta(max_length=256)] | None = None
+    part_lengths: Annotated[tuple[Annotated[int, Meta(ge=0)], ...], Meta(max_length=MAX_MESSAGES)] = ()
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The texts that the content consists of; empty where it is one text."""
+        ends = list(accumulate(self.part_lengths))
+        if not ends:
+            return ()
+        return tuple(self.content[begin:end] for begin, end in pairwise((0, *ends[:-1], len(self.content))))
 
 
 class ChatOptions(Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -48,9 +48,11 @@ from shared.worker_metrics import WorkerMetrics
 
 PROTOCOL_VERSION = 1
 POOLING_OPTIONS = "pooling_options"
-# What a worker of this version understands beyond the first one: it pulls the queue `resumed`, and cuts texts that it
-# embeds or scores, puts the model's words for `input_type` before them, and tells raw scores; it drains when told.
-FEATURES = ("resumed", POOLING_OPTIONS, "drain")
+TEXT_PARTS = "text_parts"
+# What a worker of this version understands beyond the first one: it pulls the queue `resumed`; it cuts texts that it
+# embeds or scores, puts the model's words for `input_type` before them, and tells raw scores; it drains when told; it
+# reads where parts of a message's content end.
+FEATURES = ("resumed", POOLING_OPTIONS, "drain", TEXT_PARTS)
 BOUND_SEALS = "bound_seals"
 # The same of a gateway: it opens sealed items that are bound to their model and kind.
 GATEWAY_FEATURES = (BOUND_SEALS,)

@@ -13,9 +13,9 @@ from gateway.api.output_reading import is_costly, with_reading
 from gateway.api.schemas.best_of import without_ranking
 from gateway.errors import ApiError
 from gateway.fleet.fleet_load import FleetLoad
-from gateway.generation import Generation
+from gateway.generation import Generation, Prompt
 from shared.errors import prompt_too_long
-from shared.messages import POOLING_OPTIONS
+from shared.messages import POOLING_OPTIONS, TEXT_PARTS
 from shared.pooling import Task
 from shared.sampling import SamplingDefaults, with_advice
 
@@ -40,7 +40,7 @@ class ModelReading:
                 calls tools, and the answer may have calls.
         """
         check_format_is_known(generation, load)
-        generation = with_defaults(generation, load.sampling_defaults)
+        generation = with_defaults(_as_understood(generation, load), load.sampling_defaults)
         if not is_costly(generation):
             return with_reading(generation, load.chat_format)
         async with self._one_costly:
@@ -97,6 +97,23 @@ def _needs_pooling_options(generation: Generation) -> bool:
     if pooling is None:
         return False
     return pooling.raw or pooling.input_type is not None or generation.truncate_prompt_tokens is not None
+
+
+def _as_understood(generation: Generation, load: FleetLoad) -> Generation:
+    """Return a generation without what a worker of an earlier version would not read: where parts of contents end.
+
+    All workers of a model make the same prompt of a conversation then, also those that a request moves to.
+    """
+    if not load.num_workers or TEXT_PARTS in load.features:
+        return generation
+    return msgspec.structs.replace(generation, prompts=tuple(map(_without_parts, generation.prompts)))
+
+
+def _without_parts(prompt: Prompt) -> Prompt:
+    if prompt.messages is None or not any(message.part_lengths for message in prompt.messages):
+        return prompt
+    joined = tuple(msgspec.structs.replace(message, part_lengths=()) for message in prompt.messages)
+    return msgspec.structs.replace(prompt, messages=joined)
 
 
 def check_length(generation: Generation, load: FleetLoad) -> None:

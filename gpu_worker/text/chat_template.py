@@ -32,7 +32,10 @@ MAX_SOURCE_CHARACTERS = 1 << 20
 
 # A template that looks at the types of a content's parts, and a text that none changes or has itself.
 _READS_PARTS = re.compile(r"['\".]type\b")
-_PROBE = "headrace 7f3a"
+_PROBE, _OTHER_PROBE = "headrace 7f3a", "headrace 7f3b"
+_PART_ROLES = ("system", "developer", "user", "assistant", "tool")
+# A list that was written as it is.
+_SHOWS_PARTS = re.compile(r"['\"]type['\"]:\s*['\"]text")
 
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
@@ -81,25 +84,34 @@ class ChatTemplate:
             self.needs = replace(self.needs, has_null_content=False)
         if is_trusted and _READS_PARTS.search(source) and not self._shows(_PROBE) and self._shows(text_parts(_PROBE)):
             self.needs = replace(self.needs, has_parts=True)
+        if is_trusted and _READS_PARTS.search(source):
+            self.needs = replace(self.needs, part_roles=frozenset(filter(self._shows_parts, _PART_ROLES)))
 
     def _shows(self, content: object) -> bool:
         """Say whether a message with this content leaves the probe in the prompt."""
-        try:
-            return _PROBE in self.render([{"role": "user", "content": content}], add_generation_prompt=True)
-        except BadRequestError:
-            return False
+        return _PROBE in self._rendered([{"role": "user", "content": content}])
+
+    def _shows_parts(self, role: str) -> bool:
+        """Say whether a list of texts as the content of this role's messages leaves the texts alone in the prompt."""
+        content = text_parts(_PROBE, _OTHER_PROBE)
+        conversation = {
+            "assistant": [_user(), {"role": role, "content": content}, _user()],
+            "tool": [_user(), _called(""), _result(content)],
+            "user": [{"role": role, "content": content}],
+        }
+        prompt = self._rendered(conversation.get(role, [{"role": role, "content": content}, _user()]))
+        return _PROBE in prompt and _OTHER_PROBE in prompt and not _SHOWS_PARTS.search(prompt)
 
     def _takes_call(self, content: str | None) -> bool:
         """Return whether a message with calls of tools may have this content."""
-        function = {"name": "f", "arguments": CallArguments({"a": 1}, '{"a": 1}')}
-        calls = [{"id": "abcdefgh1", "type": "function", "function": function}]
-        called = {"role": "assistant", "content": content, "tool_calls": calls}
-        result = {"role": "tool", "content": "x", "name": "f", "tool_call_id": "abcdefgh1"}
+        return self._rendered([_user(), _called(content), _result("x")]) != ""
+
+    def _rendered(self, messages: Sequence[Mapping[str, Any]]) -> str:
+        """Return the prompt of a conversation; empty where the template refuses it."""
         try:
-            self.render([{"role": "user", "content": "x"}, called, result], add_generation_prompt=True)
+            return self.render(messages, add_generation_prompt=True)
         except BadRequestError:
-            return False
-        return True
+            return ""
 
     def has_text(self, text: str) -> bool:
         """Say whether the template's own code names this text, as it names a role that it knows."""
@@ -133,6 +145,20 @@ class ChatTemplate:
         except Exception as error:
             raise BadRequestError(f"The model's chat template refuses these messages: {error}", "messages") from error
         return "".join(parts)
+
+
+def _user() -> dict[str, Any]:
+    return {"role": "user", "content": "x"}
+
+
+def _called(content: str | None) -> dict[str, Any]:
+    function = {"name": "f", "arguments": CallArguments({"a": 1}, '{"a": 1}')}
+    calls = [{"id": "abcdefgh1", "type": "function", "function": function}]
+    return {"role": "assistant", "content": content, "tool_calls": calls}
+
+
+def _result(content: object) -> dict[str, Any]:
+    return {"role": "tool", "content": content, "name": "f", "tool_call_id": "abcdefgh1"}
 
 
 def load_chat_template(directory: ModelDirectory, name: str = "default") -> ChatTemplate | None:

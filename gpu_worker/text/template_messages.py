@@ -32,12 +32,14 @@ class TemplateNeeds:
         has_short_ids: Ids of calls must have nine letters or digits (Mistral).
         has_developer: It knows the role `developer`; the others are given such messages as the system's.
         has_parts: It reads a content's parts alone, as templates of models that see do: a text would leave no trace.
+        part_roles: Roles of whose contents it reads lists of texts too, which it may treat one by one.
     """
 
     has_null_content: bool
     has_short_ids: bool
     has_developer: bool
     has_parts: bool = False
+    part_roles: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, source: str) -> TemplateNeeds:
@@ -90,16 +92,20 @@ def template_messages(
         last = fields[-1]
         ends = ["content"] if last["content"] else [key for key in _REASONING if key in last]
         for key in ends or ["content"]:
-            last[key] = (last[key] or "") + last_end
+            if isinstance(last[key], list):
+                last[key][-1]["text"] += last_end
+            else:
+                last[key] = (last[key] or "") + last_end
     if needs.has_parts:
         for each in fields:
-            each["content"] = text_parts(each["content"] or "")
+            if not isinstance(each["content"], list):
+                each["content"] = text_parts(each["content"] or "")
     return fields
 
 
-def text_parts(text: str) -> list[dict[str, str]]:
-    """Return a content of one part, a text."""
-    return [{"type": "text", "text": text}]
+def text_parts(*texts: str) -> list[dict[str, str]]:
+    """Return a content of parts, which are texts."""
+    return [{"type": "text", "text": text} for text in texts]
 
 
 # Templates know what was thought by one of these names.
@@ -109,6 +115,8 @@ _REASONING = ("reasoning_content", "reasoning", "thinking")
 def _fields(message: ChatMessage, names: dict[str, str], needs: TemplateNeeds, shield: Shield) -> dict[str, Any]:
     role = "system" if message.role == "developer" and not needs.has_developer else message.role
     fields: dict[str, Any] = {"role": shield.text(role), "content": shield.text(message.content)}
+    if message.content and message.part_lengths and (needs.has_parts or role in needs.part_roles):
+        fields["content"] = text_parts(*map(shield.text, message.parts))
     name = message.name
     if message.tool_call_id is not None:
         fields["tool_call_id"] = shield.text(_call_id(message.tool_call_id, needs))

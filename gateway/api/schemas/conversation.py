@@ -194,7 +194,15 @@ def _flatten(message: MessageBody, where: str) -> ChatMessage:
         reasoning=reasoning or None,
         tool_calls=calls,
         tool_call_id=_checked_name(message.tool_call_id, f"{where}.tool_call_id"),
+        part_lengths=() if refusal or thought else _part_lengths(message.content),
     )
+
+
+def _part_lengths(content: Content | None) -> tuple[int, ...]:
+    """Return the lengths of the texts of a list; nothing for a content that is one text."""
+    if content is None or isinstance(content, str):
+        return ()
+    return tuple(len(part.text if part.text is not None else part.refusal or "") for part in content)
 
 
 def _reasoning(message: MessageBody, where: str) -> str:

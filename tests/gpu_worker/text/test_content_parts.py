@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+from tokenizers import Tokenizer, models
+from transformers import PreTrainedTokenizerFast
 
 from gpu_worker.text.chat_template import ChatTemplate
 from gpu_worker.text.spelled_tokens import SpelledTokens
-from gpu_worker.text.template_messages import template_messages
+from gpu_worker.text.template_messages import template_messages, text_parts
 from shared.conversation import ChatMessage
 
 # As LLaVA 1.5, SmolVLM and Qwen2-VL have them, without what is said of images.
@@ -24,6 +28,17 @@ SMOLVLM = (
 QWEN2_VL = (
     "{% for message in messages %}{{ message['role'] }}: {% if message['content'] is string %}{{ message['content'] }}"
     "{% else %}{% for content in message['content'] %}[{{ content['type'] }}]{% endfor %}{% endif %}<end>{% endfor %}"
+)
+# As Granite 4 and Gemma 4 have them: parts are joined by a new line, or trimmed one by one; of tools, as they are.
+GRANITE4 = (
+    "{% for m in messages %}{% if m.content is string %}{{ m.content }}{% else %}"
+    "{% for part in m.content %}{% if part.type == 'text' %}{{ ('' if loop.first else '\n') + part.text }}{% endif %}"
+    "{% endfor %}{% endif %}<end>{% endfor %}"
+)
+GEMMA4 = (
+    "{% for m in messages %}{{ m.role }}:{% if m.role == 'tool' %}{{ m.content }}{% elif m.content is string %}"
+    "{{ m.content | trim }}{% else %}{% for part in m.content %}{{ part['text'] | trim if part['type'] == 'text' }}"
+    "{% endfor %}{% endif %}{% endfor %}"
 )
 REFUSES = "{% for message in messages %}{{ raise_exception('no ' + message['type']) }}{% endfor %}"
 
@@ -57,3 +72,43 @@ def test_a_message_without_a_text_has_an_empty_part() -> None:
 def test_parts_are_for_templates_that_show_no_text(source: str, has_parts: bool) -> None:
     assert ChatTemplate(source, {}, is_trusted=True).needs.has_parts is has_parts
     assert not ChatTemplate(source, {}, is_trusted=False).needs.has_parts
+
+
+@pytest.mark.parametrize("source", [GRANITE4, GEMMA4, LLAVA, "{% for m in messages %}{{ m.content }}{% endfor %}"])
+def test_texts_of_a_list_reach_the_template_one_by_one(source: str) -> None:
+    tokenizer = Tokenizer(models.BPE({"a": 0}, [], unk_token="a"))
+    oracle: Any = PreTrainedTokenizerFast(tokenizer_object=tokenizer, chat_template=source)
+    parts = [" one", "two \n", " three"]
+    listed = ChatMessage(role="user", content="".join(parts), part_lengths=(4, 5, 6))
+    single = ChatMessage(role="user", content=" all ", part_lengths=(5,))
+    text = ChatMessage(role="assistant", content=" a ")
+    content = [{"type": "text", "text": part} for part in parts]
+    reads_lists = "type" in source
+    conversation = [
+        {"role": "user", "content": content if reads_lists else "".join(parts)},
+        {"role": "assistant", "content": " a " if source is not LLAVA else [{"type": "text", "text": " a "}]},
+        {"role": "user", "content": [{"type": "text", "text": " all "}] if reads_lists else " all "},
+    ]
+    expected = oracle.apply_chat_template(conversation, tokenize=False)
+    template = ChatTemplate(source, {}, is_trusted=True)
+    fields = template_messages([listed, text, single], template.needs, SpelledTokens([]).shield())
+    assert template.render(fields, add_generation_prompt=False) == expected
+
+
+def test_roles_whose_lists_a_template_would_show_get_one_text() -> None:
+    needs = ChatTemplate(GEMMA4, {}, is_trusted=True).needs
+    assert needs.part_roles == {"system", "developer", "user", "assistant"}
+    result = ChatMessage(role="tool", content="ab", part_lengths=(1, 1))
+    assert template_messages([result], needs, SpelledTokens([]).shield())[0]["content"] == "ab"
+
+
+def test_continued_message_of_a_list_goes_on_behind_its_last_text() -> None:
+    needs = ChatTemplate(GRANITE4, {}, is_trusted=True).needs
+    message = ChatMessage(role="assistant", content="ab", part_lengths=(1, 1))
+    [fields] = template_messages([message], needs, SpelledTokens([]).shield(), "!")
+    assert fields["content"] == text_parts("a", "b!")
+
+
+@pytest.mark.parametrize("lengths", [(1, 1), (0, 2), (5, 5), (2,), (1, 0, 0)])
+def test_no_text_is_lost_whatever_the_lengths_say(lengths: tuple[int, ...]) -> None:
+    assert "".join(ChatMessage(role="user", content="abc", part_lengths=lengths).parts) == "abc"
