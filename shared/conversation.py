@@ -7,7 +7,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from shared.bounds import MAX_MESSAGES, MAX_TOOLS
+from shared.bounds import MAX_MESSAGES, MAX_TOOLS, NumTokens
 
 
 class ToolCall(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -35,7 +35,7 @@ class ChatMessage(Struct, frozen=True, kw_only=True, omit_defaults=True):
     reasoning: str | None = None
     tool_calls: Annotated[tuple[ToolCall, ...], Meta(max_length=MAX_TOOLS)] = ()
     tool_call_id: Annotated[str, Meta(max_length=256)] | None = None
-    part_lengths: Annotated[tuple[Annotated[int, Meta(ge=0)], ...], Meta(max_length=MAX_MESSAGES)] = ()
+    part_lengths: Annotated[tuple[NumTokens, ...], Meta(max_length=MAX_MESSAGES)] = ()
 
     @property
     def parts(self) -> tuple[str, ...]:

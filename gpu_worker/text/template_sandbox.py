@@ -31,6 +31,8 @@ MAX_WIDTH = 1 << 16
 _FILTERS_WITH_WIDTHS = ("center", "format", "indent", "wordwrap")
 _METHODS_WITH_WIDTHS = frozenset(["center", "ljust", "rjust", "zfill", "expandtabs", "format"])
 _WIDE_FORMAT = re.compile(r"(%[^a-zA-Z%]*|\{[^{}]*:[^{}]*)\d{5}")
+_NESTED_FORMAT = re.compile(r"\{[^{}]*\{")
+_WIDTH = re.compile(r"\d{5}")
 
 
 class _Budget:
@@ -58,7 +60,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         self.filters["_counted"] = _counted
         self.filters["_measured"] = _measured
         for name in _FILTERS_WITH_WIDTHS:
-            self.filters[name] = _narrow(self.filters[name])
+            self.filters[name] = _narrow(self.filters[name], is_format=name == "format")
         if not is_trusted:
             for functions in (self.filters, self.tests):
                 functions |= {name: _paid(cast("Callable[..., Any]", each)) for name, each in functions.items()}
@@ -75,9 +77,11 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
     def call(self, context: Any, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Count a call; what a recursive loop is called with is looped over too."""
         _take_steps(STEPS_OF_A_CALL)
-        if getattr(obj, "__name__", "") in _METHODS_WITH_WIDTHS:
-            # The sandbox wraps `str.format`.
-            _check_widths((getattr(getattr(obj, "__wrapped__", obj), "__self__", None), *args))
+        if (name := getattr(obj, "__name__", "")) in _METHODS_WITH_WIDTHS:
+            _check_widths(args)
+            if name == "format":
+                # The sandbox wraps `str.format`.
+                _check_format(getattr(getattr(obj, "__wrapped__", obj), "__self__", None), args)
         if isinstance(obj, LoopContext) and args:
             args = (_counted(args[0]), *args[1:])
         return super().call(context, obj, *args, **kwargs)
@@ -86,7 +90,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         """Refuse results that are too large before they are computed."""
         _take_steps(1)
         if operator == "%" and isinstance(left, str):
-            _check_widths([left])
+            _check_format(left, ())
         if operator == "**" and not _is_small(left, right):
             raise jinja2.TemplateError("the power is too large")
         if operator == "*":
@@ -143,16 +147,24 @@ def _check_widths(values: Iterable[Any]) -> None:
     for value in values:
         if isinstance(value, int) and value > MAX_WIDTH:
             raise jinja2.TemplateError(f"the width {value} is larger than {MAX_WIDTH}")
-        if isinstance(value, str) and _WIDE_FORMAT.search(value):
-            raise jinja2.TemplateError("a text is formatted too widely")
 
 
-def _narrow(function: Callable[..., Any]) -> Callable[..., Any]:
+def _check_format(form: Any, values: Iterable[Any]) -> None:
+    """Refuse a form with large widths, also those that values are, which stand in the forms of others."""
+    has_width = isinstance(form, str) and _WIDE_FORMAT.search(form)
+    takes_widths = isinstance(form, str) and _NESTED_FORMAT.search(form)
+    if has_width or (takes_widths and any(isinstance(value, str) and _WIDTH.search(value) for value in values)):
+        raise jinja2.TemplateError("a text is formatted too widely")
+
+
+def _narrow(function: Callable[..., Any], *, is_format: bool) -> Callable[..., Any]:
     """Return a filter that is not applied with large widths."""
 
     @wraps(function)
     def apply(*args: Any, **kwargs: Any) -> Any:
         _check_widths((*args, *kwargs.values()))
+        if is_format:
+            _check_format(args[0], (*args[1:], *kwargs.values()))
         return function(*args, **kwargs)
 
     return apply

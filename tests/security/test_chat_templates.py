@@ -89,6 +89,7 @@ def test_template_reads_no_files(statement: str) -> None:
         "{{ 'a\nb'|indent(1000000000) }}",
         "{{ '{:1000000000}'.format('x') }}",
         "{{ '{:{}}'.format('x', 1000000000) }}",
+        "{{ '{:{}}'.format('x', '1000000000') }}",
         "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
         "{% for i in range(99999) %}{{ 'x' * 10000 }}{% endfor %}",
     ],
@@ -98,6 +99,12 @@ def test_template_that_computes_for_ever_or_without_bound_ends(source: str) -> N
     with pytest.raises(BadRequestError, match="chat template refuses"):
         render(source)
     assert time.process_time() - started < 10
+
+
+def test_numbers_in_texts_are_no_widths() -> None:
+    text = '{"a": 1234567, "b": "%99999"}'
+    for source in ("{{ m|indent }}", "{{ '%s'|format(m) }}", "{{ '{}'.format(m) }}", "{{ m.ljust(3) }}"):
+        assert render("{% set m = messages[0].content %}" + source, text) == text
 
 
 @pytest.mark.parametrize(

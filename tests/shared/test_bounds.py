@@ -64,6 +64,8 @@ def request_with(leaf: Leaf, value: Any) -> dict[str, Any]:
         built = {"logit_bias": {value: 1.0}}
     elif leaf.path[-2:] == ("logit_bias", "*"):
         built = {"logit_bias": {5: value}}
+    if leaf.path[-2:] == ("part_lengths", "*"):
+        built = [{"role": "user", "content": "", **built[0]}]
     return {"type": "request", "id": "r", "model": "m", leaf.path[0]: built}
 
 

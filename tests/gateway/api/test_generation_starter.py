@@ -29,7 +29,7 @@ from gateway.fleet.fleet_load import FleetLoad
 from gateway.fleet.liveness import FleetLimits
 from gateway.generation import Generation, Prompt, ToolUse
 from gateway.metrics import GatewayMetrics
-from shared.conversation import ChatOptions
+from shared.conversation import ChatMessage, ChatOptions
 from shared.formats import Tool, ToolChoice
 from shared.messages import FEATURES, Delta, Finish, Heartbeat, Request
 from shared.pooling import Pooling
@@ -222,6 +222,17 @@ async def test_what_workers_of_an_earlier_version_would_ignore_waits_for_their_u
     gateway.hear(tasks=("embed",), features=FEATURES)
     for generation in generations:
         await gateway.generator.checked(generation, gateway.load, "someone")
+
+
+async def test_workers_of_an_earlier_version_are_told_no_parts_of_contents(gateway: Gateway) -> None:
+    message = ChatMessage(role="user", content="ab", part_lengths=(1, 1))
+    prompt = Prompt(3, messages=(message,))
+    generation = Generation("chat", "m", (prompt,), 1, Sampling(), deterministic=False)
+    for features, expected in ((("resumed",), ()), (FEATURES, (1, 1))):
+        gateway.hear(features=features)
+        [told] = (await gateway.generator.with_reading(generation)).prompts
+        assert told.messages is not None
+        assert (told.messages[0].content, told.messages[0].part_lengths) == ("ab", expected)
 
 
 async def test_job_whose_prompt_fits_no_worker_is_a_400(gateway: Gateway) -> None:

@@ -33,7 +33,7 @@ def test_text_parts_are_joined() -> None:
     generation = parse([{"role": "system", "content": "s"}, {"role": "user", "content": parts, "name": "bob"}])
     assert generation.prompts[0].messages == (
         ChatMessage(role="system", content="s"),
-        ChatMessage(role="user", content="ab", name="bob"),
+        ChatMessage(role="user", content="ab", name="bob", part_lengths=(1, 1)),
     )
 
 
@@ -171,7 +171,7 @@ def test_calls_and_results_of_tools_travel() -> None:
                 ToolCall(id="", name="h", arguments=""),
             ),
         ),
-        ChatMessage(role="tool", content="3", tool_call_id="call_1"),
+        ChatMessage(role="tool", content="3", tool_call_id="call_1", part_lengths=(1,)),
         ChatMessage(role="tool", content="", tool_call_id="of nobody"),
         ChatMessage(role="tool", content="", name="f"),
     )
@@ -250,5 +250,5 @@ def test_content_may_hold_any_character() -> None:
 def test_what_openai_says_of_caches_passes() -> None:
     parts = [{"type": "text", "text": "a", "prompt_cache_breakpoint": {"mode": "explicit"}}]
     generation = parse([{"role": "user", "content": parts}], prompt_cache_options={"mode": "implicit"}, moderation=None)
-    assert generation.prompts[0].messages == (ChatMessage(role="user", content="a"),)
+    assert generation.prompts[0].messages == (ChatMessage(role="user", content="a", part_lengths=(1,)),)
     assert refused([{"role": "user", "content": "a"}], moderation={"model": "m"}).code == "unsupported_parameter"
