@@ -230,7 +230,7 @@ async def test_workers_of_an_earlier_version_are_told_no_parts_of_contents(gatew
     generation = Generation("chat", "m", (prompt,), 1, Sampling(), deterministic=False)
     for features, expected in ((("resumed",), ()), (FEATURES, (1, 1))):
         gateway.hear(features=features)
-        [told] = (await gateway.generator.with_reading(generation)).prompts
+        [told] = (await ModelReading().read(generation, gateway.load)).prompts
         assert told.messages is not None
         assert (told.messages[0].content, told.messages[0].part_lengths) == ("ab", expected)
 
