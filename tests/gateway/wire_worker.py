@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import struct
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -19,6 +19,7 @@ from shared.nats_connection import close, connect
 from shared.pooling import Task
 from shared.streams import INTERACTIVE_STREAM, StreamLimits, consumer_name, ensure_consumer, ensure_streams
 from shared.subjects import Queue, cancel_subject, probe_subject, worker_subject
+from tests.waiting import until
 
 HEARTBEAT_S = 0.05
 QUEUES: tuple[Queue, ...] = ("resumed", "interactive")
@@ -31,13 +32,6 @@ def token_text(position: int) -> str:
 
 def expected_text(num_tokens: int) -> str:
     return "".join(map(token_text, range(num_tokens)))
-
-
-async def until(condition: Callable[[], object], timeout_s: float = 10.0) -> None:
-    """Wait for something that no event announces."""
-    async with asyncio.timeout(timeout_s):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.005)
 
 
 class WireWorker:

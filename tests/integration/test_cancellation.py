@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
-
 from tests.integration.system import System
+from tests.waiting import wait_for
 
 # The answer would take 8 s more.
 LIMIT_S = 6.0
 
 
-def _wait_until(condition: Callable[[], bool]) -> None:
-    until = time.monotonic() + LIMIT_S
-    while not condition():
-        assert time.monotonic() < until, "the condition did not come true"
-        time.sleep(0.02)
-
-
 def test_disconnect_gives_blocks_back_long_before_the_answer_would_end(simulated: System) -> None:
-    _wait_until(lambda: simulated.gauge("headrace_fleet_running") == 0)
+    wait_for(lambda: simulated.gauge("headrace_fleet_running") == 0, LIMIT_S)
     idle_free = simulated.gauge("headrace_fleet_free_blocks")
     stream = simulated.client().completions.create(
         model=simulated.model,
@@ -29,7 +20,7 @@ def test_disconnect_gives_blocks_back_long_before_the_answer_would_end(simulated
         extra_body={"ignore_eos": True},
     )
     next(iter(stream))
-    _wait_until(lambda: simulated.gauge("headrace_fleet_free_blocks") < idle_free)
+    wait_for(lambda: simulated.gauge("headrace_fleet_free_blocks") < idle_free, LIMIT_S)
     stream.close()
-    _wait_until(lambda: simulated.gauge("headrace_fleet_free_blocks") == idle_free)
+    wait_for(lambda: simulated.gauge("headrace_fleet_free_blocks") == idle_free, LIMIT_S)
     assert simulated.gauge("headrace_fleet_running") == 0

@@ -18,6 +18,7 @@ from nats.errors import (
 from shared.direct_client import MAX_UNSENT_BYTES, DirectClient
 from shared.nats_connection import connect
 from tests.servers import NatsServer
+from tests.waiting import until
 
 
 @pytest.fixture
@@ -39,12 +40,6 @@ async def guest(server: NatsServer) -> AsyncIterator[DirectClient]:
     client = await connect(server.url, role="gateway", name="g")
     yield client
     await client.close()
-
-
-async def wait_until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
-        while not condition():  # noqa: ASYNC110 - what it waits for is state of the client
-            await asyncio.sleep(0.005)
 
 
 async def fill(client: DirectClient, subject: str) -> int:
@@ -72,7 +67,7 @@ async def test_messages_of_all_sizes_arrive_once_in_order_with_their_replies(cli
         if len(client._pending) > 8:
             await client.wait_writable()
             await asyncio.sleep(0)
-    await wait_until(lambda: len(received) >= len(sent))
+    await until(lambda: len(received) >= len(sent))
     assert received == sent
 
 
@@ -88,7 +83,7 @@ async def test_messages_with_headers_and_of_other_subscriptions_come_too(client:
     for n in range(50):
         await client.publish("d", b"%d" % n, headers={"n": str(n)} if n % 2 else None)
         await client.publish("o", b"%d" % n)
-    await wait_until(lambda: len(direct) == len(other) == 50)
+    await until(lambda: len(direct) == len(other) == 50)
     assert [message.data for message in direct] == other == [b"%d" % n for n in range(50)]
     assert direct[1].headers == {"n": "1"}
 
@@ -105,7 +100,7 @@ async def test_bytes_in_any_pieces_give_the_same_messages(client: DirectClient) 
         received.clear()
         for start in range(0, len(stream), size):
             tap.data_received(stream[start : start + size])
-        await wait_until(lambda: len(received) == 12)
+        await until(lambda: len(received) == 12)
         assert received == [b"\r\nMSG s 1 0\r\n"[:n] for n in range(12)]
 
 
@@ -122,7 +117,7 @@ async def test_handler_that_raises_costs_its_message_alone(
     await client.subscribe_direct("s", handle)
     for payload in (b"good", b"bad", b"fine"):
         client.send("s", payload)
-    await wait_until(lambda: len(received) == 3)
+    await until(lambda: len(received) == 3)
     assert "could not be handled" in caplog.text
 
 
@@ -138,7 +133,7 @@ async def test_first_publication_of_a_turn_is_written_at_once_and_the_others_tog
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     assert not client._pending
-    await wait_until(lambda: len(received) == 50)
+    await until(lambda: len(received) == 50)
     assert received == [b"%d" % n for n in range(50)]
 
 
@@ -184,7 +179,7 @@ async def test_what_is_sent_when_the_connection_has_just_ended_arrives_over_the_
     for number in range(3):  # before the library knows of it, while it learns of it, and later
         guest.send("s", b"%d" % number)
         await asyncio.sleep(0)
-    await wait_until(lambda: received == [b"0", b"1", b"2"])
+    await until(lambda: received == [b"0", b"1", b"2"])
 
 
 async def test_unsubscribed_subject_is_not_handled_any_more(client: DirectClient) -> None:
@@ -210,7 +205,7 @@ async def test_answer_that_comes_after_a_flush_was_given_up_harms_nothing(
     await guest.ping()
     assert guest.num_reads == num_reads
     server.resume()
-    await wait_until(lambda: guest.num_reads > num_reads)
+    await until(lambda: guest.num_reads > num_reads)
     guest.send("s")
     await guest.flush(5.0)
     assert len(received) == 1
@@ -229,17 +224,17 @@ async def test_connection_that_brings_something_is_kept_while_answers_are_late(
     guest._pings_outstanding = 2
     guest._pinged_at = time.monotonic() - owed_s
     guest.send("s")
-    await wait_until(lambda: bool(received))
+    await until(lambda: bool(received))
     assert (guest._pings_outstanding == 0) is is_kept
 
 
 async def test_flush_says_at_once_that_the_server_is_away(server: NatsServer, guest: DirectClient) -> None:
     server.kill()
-    await wait_until(lambda: not guest.is_connected)
+    await until(lambda: not guest.is_connected)
     with pytest.raises(ConnectionReconnectingError):
         await guest.flush()
     server.restart()
-    await wait_until(lambda: guest.is_connected)
+    await until(lambda: guest.is_connected)
 
 
 async def test_what_is_sent_while_the_server_is_away_arrives_later_up_to_a_bound(
@@ -248,7 +243,7 @@ async def test_what_is_sent_while_the_server_is_away_arrives_later_up_to_a_bound
     received: list[bytes] = []
     await guest.subscribe_direct("s", lambda message: received.append(message.data))
     server.kill()
-    await wait_until(lambda: not guest.is_connected)
+    await until(lambda: not guest.is_connected)
     assert not guest.is_writable
     await guest.wait_writable()  # does not wait for somebody who is away
     guest.send("s", b"kept")
@@ -257,9 +252,9 @@ async def test_what_is_sent_while_the_server_is_away_arrives_later_up_to_a_bound
     with pytest.raises(OutboundBufferLimitError):
         guest.send("other", bytes(1 << 20))
     server.restart()
-    await wait_until(lambda: received == [b"kept"])
+    await until(lambda: received == [b"kept"])
     guest.send("s", b"direct again")
-    await wait_until(lambda: received == [b"kept", b"direct again"])
+    await until(lambda: received == [b"kept", b"direct again"])
     await guest.close()
     with pytest.raises(ConnectionClosedError):
         guest.send("s", b"x")
@@ -282,5 +277,5 @@ async def test_server_that_does_not_read_stops_direct_writes_until_it_does(
     finally:
         server.resume()
     await asyncio.wait_for(waiting, 10)
-    await wait_until(lambda: len(received) == num_sent)
+    await until(lambda: len(received) == num_sent)
     assert [int(payload[:6]) for payload in received] == list(range(num_sent))

@@ -7,14 +7,7 @@ import logging
 import pytest
 
 from shared.log_limit import LogLimit
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.clock import Clock
 
 
 @pytest.fixture

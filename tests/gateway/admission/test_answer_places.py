@@ -4,13 +4,7 @@ import pytest
 
 from gateway.admission.hold_times import AnswerPlaces
 from gateway.errors import ApiError
-
-
-class Clock:
-    now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.clock import Clock
 
 
 @pytest.fixture

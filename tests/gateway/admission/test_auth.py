@@ -13,13 +13,7 @@ from gateway.admission.tenant_limits import limit_tenant
 from gateway.errors import ApiError
 from gateway.metrics import GatewayMetrics
 from shared.errors import ConfigError
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.clock import Clock
 
 
 @pytest.fixture

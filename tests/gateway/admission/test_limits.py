@@ -23,19 +23,13 @@ from gateway.api.schemas import parse_completion
 from gateway.cache.redis_client import RedisCache
 from gateway.errors import ApiError
 from gateway.metrics import GatewayMetrics
+from tests.clock import Clock
 from tests.gateway.wire_worker import until
 from tests.servers import RedisServer
 
 REDIS_TIMEOUT_S = 2.0
 SHORT_S = 0.1
-
-
-@dataclass
-class Clock:
-    now: float = 1_700_000_000.0
-
-    def __call__(self) -> float:
-        return self.now
+NOW = 1_700_000_000.0
 
 
 @dataclass
@@ -116,7 +110,7 @@ async def attempt_all(limiters: list[RateLimiter], clock: Clock, attempts: list[
 async def test_one_gateway_never_admits_more_than_the_limit_in_any_window(
     attempts: list[tuple[float, int, int]],
 ) -> None:
-    clock = Clock()
+    clock = Clock(NOW)
     limiter = RateLimiter(None, GatewayMetrics(), clock)
     await attempt_all([limiter, limiter], clock, attempts)
 
@@ -129,7 +123,7 @@ async def test_gateways_sharing_redis_never_admit_more_than_the_limit_in_any_win
     cache = RedisCache(redis_url, REDIS_TIMEOUT_S, GatewayMetrics())
     await cache.start()
     assert cache.is_available
-    clock = Clock()
+    clock = Clock(NOW)
     try:
         await attempt_all([RateLimiter(cache, GatewayMetrics(), clock) for _ in range(2)], clock, attempts)
     finally:
@@ -151,7 +145,7 @@ async def test_gateways_sharing_redis_never_admit_more_than_the_limit_in_any_win
 async def test_refusal_tells_when_enough_has_left_the_window_and_no_later(
     redis: RedisCache, limits: dict[str, int], tokens: int, wait_s: float, shared: bool
 ) -> None:
-    clock = Clock()
+    clock = Clock(NOW)
     limiter = RateLimiter(redis if shared else None, GatewayMetrics(), clock)
     principal = limited(**limits)
     for _ in range(3):
@@ -164,7 +158,7 @@ async def test_refusal_tells_when_enough_has_left_the_window_and_no_later(
 
 @pytest.mark.parametrize("shared", [False, True])
 async def test_tokens_that_come_back_after_their_minute_count_in_no_other(redis: RedisCache, shared: bool) -> None:
-    clock = Clock()
+    clock = Clock(NOW)
     limiter = RateLimiter(redis if shared else None, GatewayMetrics(), clock)
     principal = limited(tokens=100)
     slow = await limiter.admit(principal, 1, 90)
@@ -185,7 +179,7 @@ async def test_statement_that_redis_does_not_confirm_is_repeated_without_haste(
 
     # Nothing is stated because it is time for it.
     monkeypatch.setattr("gateway.admission.limits.RENEW_S", 3600.0)
-    limiter = RateLimiter(redis, GatewayMetrics(), Clock())
+    limiter = RateLimiter(redis, GatewayMetrics(), Clock(NOW))
     lease = await limiter.admit(limited(concurrent=1), 1, 1)
     monkeypatch.setattr(redis, "run_script", no_answer)
     lease.release()
@@ -234,7 +228,7 @@ async def test_redis_killed_in_the_middle_leaves_each_gateway_with_its_own_limit
 
 @pytest.mark.parametrize("shared", [False, True])
 async def test_tokens_not_used_come_back_and_tokens_used_too_much_are_counted(redis: RedisCache, shared: bool) -> None:
-    limiter = RateLimiter(redis if shared else None, GatewayMetrics(), Clock())
+    limiter = RateLimiter(redis if shared else None, GatewayMetrics(), Clock(NOW))
     principal = limited(tokens=100)
     lease = await limiter.admit(principal, 1, 90)
     assert lease.headers["x-ratelimit-remaining-tokens"] == "10"
@@ -250,7 +244,7 @@ async def test_tokens_not_used_come_back_and_tokens_used_too_much_are_counted(re
 @pytest.mark.parametrize("shared", [False, True])
 async def test_concurrency_counts_sequences_until_they_are_released(redis: RedisCache, shared: bool) -> None:
     metrics = GatewayMetrics()
-    limiter = RateLimiter(redis if shared else None, metrics, Clock())
+    limiter = RateLimiter(redis if shared else None, metrics, Clock(NOW))
     principal = limited(concurrent=4)
     lease = await limiter.admit(principal, 3, 1)
     error = await refused(limiter, principal, sequences=2)
@@ -262,7 +256,7 @@ async def test_concurrency_counts_sequences_until_they_are_released(redis: Redis
 
 
 async def test_leases_of_a_dead_gateway_lapse_and_those_of_a_living_one_stay(redis: RedisCache) -> None:
-    clock = Clock()
+    clock = Clock(NOW)
     dead, living = (RateLimiter(redis, GatewayMetrics(), clock) for _ in range(2))
     principal = limited(concurrent=2)
     await dead.admit(principal, 1, 1)
@@ -326,7 +320,7 @@ async def test_redis_is_told_soon_that_an_admission_was_given_up(
 
 @pytest.mark.parametrize(("sequences", "wait_s"), [(1, 4.0), (3, 10.0)])
 async def test_request_of_more_sequences_is_told_to_wait_for_more_to_end(sequences: int, wait_s: float) -> None:
-    clock = Clock()
+    clock = Clock(NOW)
     limiter = RateLimiter(None, GatewayMetrics(), clock)
     principal = limited(concurrent=3)
     known = await limiter.admit(principal, 1, 1)
@@ -394,7 +388,7 @@ async def test_unlimited_key_never_asks_redis(redis: RedisCache, monkeypatch: py
 
 @pytest.mark.parametrize("shared", [True, False])
 async def test_reads_count_by_what_they_read_and_apart_from_requests(redis: RedisCache, shared: bool) -> None:
-    clock, metrics = Clock(), GatewayMetrics()
+    clock, metrics = Clock(NOW), GatewayMetrics()
     limiter = RateLimiter(redis if shared else None, metrics, clock)
     principal = Principal(f"key_{secrets.token_hex(8)}", "acme", requests_per_minute=1, reads_per_minute=10)
     (await limiter.admit_read(principal)).release(1)
@@ -414,7 +408,7 @@ async def test_reads_count_by_what_they_read_and_apart_from_requests(redis: Redi
 
 @pytest.mark.parametrize("shared", [False, True])
 async def test_headers_tell_limits_remaining_and_reset(redis: RedisCache, shared: bool) -> None:
-    clock = Clock()
+    clock = Clock(NOW)
     limiter = RateLimiter(redis if shared else None, GatewayMetrics(), clock)
     principal = limited(requests=2, tokens=1000)
     await limiter.admit(principal, 1, 100)
@@ -436,7 +430,7 @@ async def test_headers_tell_limits_remaining_and_reset(redis: RedisCache, shared
 
 
 async def test_refusal_by_tokens_names_what_was_reserved_what_is_left_and_what_fits(redis: RedisCache) -> None:
-    limiter = RateLimiter(redis, GatewayMetrics(), Clock())
+    limiter = RateLimiter(redis, GatewayMetrics(), Clock(NOW))
     principal = limited(tokens=100)
     await limiter.admit(principal, 1, 70)
     message = (await refused(limiter, principal, tokens=50)).message
@@ -485,7 +479,7 @@ async def test_reply_that_no_script_of_ours_makes_leaves_the_gateway_with_its_ow
         return reply
 
     monkeypatch.setattr(redis, "run_script", lie)
-    limiter = RateLimiter(redis, GatewayMetrics(), Clock())
+    limiter = RateLimiter(redis, GatewayMetrics(), Clock(NOW))
     principal = limited(requests=1, concurrent=1)
     lease = await limiter.admit(principal, 1, 0)
     assert (await refused(limiter, principal)).status == 429

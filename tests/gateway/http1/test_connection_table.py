@@ -13,14 +13,7 @@ from gateway.http1.connection_table import (
     ConnectionLimits,
     ConnectionTable,
 )
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.clock import Clock
 
 
 class Member:
@@ -52,7 +45,7 @@ class Table:
     """A table and its clock, which goes on by a second with each connection: all before have had time to send."""
 
     def __init__(self, limits: ConnectionLimits = LIMITS) -> None:
-        self.clock = Clock()
+        self.clock = Clock(0.0)
         self.table: ConnectionTable[Member] = ConnectionTable(limits, self.clock)
 
     def add(self, address: str = "a") -> Member:

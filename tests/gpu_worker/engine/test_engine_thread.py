@@ -20,6 +20,7 @@ from tests.gpu_worker.runners import (
     PoisonedRunner,
     make_scheduler,
 )
+from tests.waiting import wait_for
 
 
 class Running:
@@ -37,12 +38,6 @@ class Running:
         while sum(event.finish is not None for event in events) < count:
             events += self.outcome().events
         return events
-
-    def wait_until(self, condition: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + 10
-        while not condition():
-            assert time.monotonic() < deadline
-            time.sleep(0.001)
 
 
 @pytest.fixture
@@ -113,7 +108,7 @@ def test_batch_work_waits_for_a_moment_after_people_but_they_do_not(start: Start
     running.thread.add(person)
     assert person in [event.sequence for event in running.outcome().events]
     now[0] += 1.0
-    running.wait_until(lambda: background.num_output_tokens == 2)
+    wait_for(lambda: background.num_output_tokens == 2, 10)
 
 
 def test_commands_during_a_step_take_effect_after_it(start: Start) -> None:
@@ -139,7 +134,7 @@ def test_abort_frees_blocks_without_another_step(start: Start) -> None:
     running.thread.abort(sequence.id)
     runner.gate.release()
     assert running.outcome().stats.free_blocks < 64
-    running.wait_until(lambda: running.thread.stats.free_blocks == 64)
+    wait_for(lambda: running.thread.stats.free_blocks == 64, 10)
     assert running.outcomes.empty()
 
 
@@ -206,7 +201,7 @@ def test_error_in_the_engine_itself_ends_it_and_leaves_everything_to_others(star
     running.thread.add(make_sequence(5))
     outcome = running.outcome()
     assert (outcome.events, outcome.stats.is_fatal) == ([], True)
-    running.wait_until(lambda: not running.thread.is_alive)
+    wait_for(lambda: not running.thread.is_alive, 10)
     with pytest.raises(EngineStoppedError):
         running.thread.add(make_sequence(5))
 

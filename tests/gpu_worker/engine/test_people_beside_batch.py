@@ -16,22 +16,12 @@ from gpu_worker.engine.engine import Engine
 from gpu_worker.execution.simulated_runner import SimulatedRunner
 from shared.messages import Lane
 from shared.sampling import Sampling
+from tests.clock import Clock
 
 NUM_TOKENS = 40
 # Milliseconds of a step of one sequence, and the share of it that every other sequence and prompt token adds.
 CPU = (1.0, 0.2)
 GPU = (6.0, 0.005)
-
-
-@dataclass
-class Clock:
-    now: float = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-    def sleep(self, seconds: float) -> None:
-        self.now += seconds
 
 
 @dataclass
@@ -57,7 +47,7 @@ class House:
     """An engine in simulated time, a backlog that never ends, and people who ask again after a while."""
 
     def __init__(self, cost: tuple[float, float], *, has_backlog: bool) -> None:
-        self.clock = Clock()
+        self.clock = Clock(0.0)
         step_ms, growth = cost
         self.runner = Runner(step_ms, [7], self.clock, self.clock.sleep, growth=growth)
         config = SchedulerConfig(

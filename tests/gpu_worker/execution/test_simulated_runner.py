@@ -6,24 +6,10 @@ import pytest
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.step import ScheduledSequence, StepPlan
 from gpu_worker.execution.simulated_runner import SimulatedRunner
+from tests.clock import Clock
 from tests.gpu_worker.core.sequences import make_sequence
 
 TOKENS = range(100, 200)
-
-
-class Clock:
-    """Time that passes only by sleeping, or by hand. Sleeping takes `oversleep_s` longer than asked."""
-
-    def __init__(self, oversleep_s: float = 0.0) -> None:
-        self.now = 50.0
-        self.oversleep_s = oversleep_s
-
-    def __call__(self) -> float:
-        return self.now
-
-    def sleep(self, duration_s: float) -> None:
-        assert duration_s > 0
-        self.now += duration_s + self.oversleep_s
 
 
 def plan_of(*sequences: Sequence, start: int | None = None, samples: bool = True) -> StepPlan:
@@ -72,7 +58,7 @@ def test_logprobs_are_given_when_asked_for() -> None:
 
 
 def test_step_rate_is_exact_although_every_sleep_is_too_long() -> None:
-    clock = Clock(oversleep_s=0.0004)
+    clock = Clock(50.0, 0.0004)
     runner = SimulatedRunner(1.5, TOKENS, clock, clock.sleep)
     started = clock.now
     for _ in range(1000):
@@ -82,7 +68,7 @@ def test_step_rate_is_exact_although_every_sleep_is_too_long() -> None:
 
 
 def test_step_after_a_pause_takes_its_full_time_and_does_not_catch_up() -> None:
-    clock = Clock()
+    clock = Clock(50.0)
     runner = SimulatedRunner(10, TOKENS, clock, clock.sleep)
     runner.submit(plan_of())
     for _ in range(2):
@@ -94,7 +80,7 @@ def test_step_after_a_pause_takes_its_full_time_and_does_not_catch_up() -> None:
 
 @pytest.mark.parametrize(("growth", "expected_s"), [(0.0, 0.010), (0.005, 0.01275), (0.1, 0.065)])
 def test_step_grows_with_sequences_and_prompt_tokens(growth: float, expected_s: float) -> None:
-    clock = Clock()
+    clock = Clock(50.0)
     runner = SimulatedRunner(10, TOKENS, clock, clock.sleep, growth=growth)
     decodes = [ScheduledSequence(make_sequence(3), 2, 1, True) for _ in range(16)]
     runner.submit(StepPlan(1, [*decodes, ScheduledSequence(make_sequence(40), 0, 40, True)], 56))
@@ -102,7 +88,7 @@ def test_step_grows_with_sequences_and_prompt_tokens(growth: float, expected_s: 
 
 
 def test_zero_step_time_never_sleeps() -> None:
-    clock = Clock()
+    clock = Clock(50.0)
     runner = SimulatedRunner(0, TOKENS, clock, clock.sleep)
     runner.submit(plan_of(make_sequence(3)))
     assert clock.now == 50.0

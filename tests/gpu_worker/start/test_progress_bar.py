@@ -7,6 +7,7 @@ import pytest
 
 from gpu_worker.execution.start_up import Stage
 from gpu_worker.start.progress_bar import LOG_EVERY_S, ProgressBar
+from tests.clock import Clock
 
 GB = 10**9
 
@@ -14,14 +15,6 @@ GB = 10**9
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.fixture

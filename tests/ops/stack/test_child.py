@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ import pytest
 from ops.stack.child import Child, ChildSpec, Exit
 from ops.stack.child_log import ChildLog
 from ops.stack.console import Console
+from tests.waiting import until, wait_for
 
 SLEEP = "import time; time.sleep(60)"
 
@@ -23,13 +23,6 @@ def _is_alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except FileNotFoundError:
         return False
-
-
-def _wait_for(condition: Callable[[], object], timeout_s: float = 30.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.01)
 
 
 class Watched:
@@ -51,16 +44,11 @@ class Watched:
         self.exits.append(exit_)
         return True
 
-    async def until(self, condition: Callable[[], object], timeout_s: float = 30.0) -> None:
-        async with asyncio.timeout(timeout_s):
-            while not condition():  # noqa: ASYNC110 - the condition may be about another process
-                await asyncio.sleep(0.01)
-
 
 async def test_stopped_child_ends_by_sigterm_and_is_not_started_again(tmp_path: Path) -> None:
     watched = Watched(tmp_path, SLEEP)
     watched.child.start()
-    await watched.until(lambda: watched.pids)
+    await until(lambda: watched.pids, 30)
     await watched.child.stop()
     assert not _is_alive(watched.pids[0])
     assert (len(watched.pids), watched.exits, watched.child.pid) == (1, [], None)
@@ -71,7 +59,7 @@ async def test_crashed_child_is_started_again_and_the_reason_shown(tmp_path: Pat
     code += f"open({str(tmp_path / 'second')!r}, 'w')\nprint('the disk is on fire', file=sys.stderr)\nsys.exit(7)"
     watched = Watched(tmp_path, code)
     watched.child.start()
-    await watched.until(lambda: len(watched.pids) == 2)
+    await until(lambda: len(watched.pids) == 2, 30)
     await watched.child.stop()
     assert watched.exits == [Exit(7, ("the disk is on fire",))]
     assert "exited with code 7; starting it again in 0.1 s" in watched.output.getvalue()
@@ -81,9 +69,9 @@ async def test_crashed_child_is_started_again_and_the_reason_shown(tmp_path: Pat
 async def test_killed_child_is_started_again_with_a_new_pid(tmp_path: Path) -> None:
     watched = Watched(tmp_path, SLEEP)
     watched.child.start()
-    await watched.until(lambda: watched.pids)
+    await until(lambda: watched.pids, 30)
     os.kill(watched.pids[0], signal.SIGKILL)
-    await watched.until(lambda: len(watched.pids) == 2)
+    await until(lambda: len(watched.pids) == 2, 30)
     assert watched.exits[0].reason == "was killed by SIGKILL"
     assert watched.child.pid == watched.pids[1] != watched.pids[0]
     await watched.child.stop()
@@ -92,7 +80,7 @@ async def test_killed_child_is_started_again_with_a_new_pid(tmp_path: Path) -> N
 async def test_pauses_between_crashes_grow(tmp_path: Path) -> None:
     watched = Watched(tmp_path, "raise SystemExit(1)")
     watched.child.start()
-    await watched.until(lambda: len(watched.exits) >= 4)
+    await until(lambda: len(watched.exits) >= 4, 30)
     await watched.child.stop()
     pauses = [line.split()[-2] for line in watched.output.getvalue().splitlines() if "again in" in line]
     assert pauses[:3] == ["0.1", "0.2", "0.4"]
@@ -103,17 +91,17 @@ async def test_child_that_ignores_sigterm_is_killed_with_its_group(tmp_path: Pat
     code += f"print(subprocess.Popen([sys.executable, '-c', {SLEEP!r}]).pid, flush=True); time.sleep(60)"
     watched = Watched(tmp_path, code, stop_timeout_s=0.2)
     watched.child.start()
-    await watched.until(lambda: watched.log.exists() and watched.log.read_text().strip())
+    await until(lambda: watched.log.exists() and watched.log.read_text().strip(), 30)
     grandchild = int(watched.log.read_text())
     await watched.child.stop()
     assert "did not end within 0.2 s; killing it" in watched.output.getvalue()
-    await watched.until(lambda: not _is_alive(grandchild))
+    await until(lambda: not _is_alive(grandchild), 30)
 
 
 async def test_child_stopped_between_two_lives_stays_stopped(tmp_path: Path) -> None:
     watched = Watched(tmp_path, "raise SystemExit(1)")
     watched.child.start()
-    await watched.until(lambda: len(watched.exits) == 3)
+    await until(lambda: len(watched.exits) == 3, 30)
     await watched.child.stop()
     await asyncio.sleep(0.5)
     assert len(watched.exits) == 3
@@ -123,7 +111,7 @@ async def test_warnings_reach_the_console_and_everything_the_log(tmp_path: Path)
     code = "print('t INFO x fine'); print('t WARNING x odd'); print('x' * 200_000, flush=True);" + SLEEP
     watched = Watched(tmp_path, code)
     watched.child.start()
-    await watched.until(lambda: watched.log.exists() and watched.log.stat().st_size > 200_000)
+    await until(lambda: watched.log.exists() and watched.log.stat().st_size > 200_000, 30)
     await watched.child.stop()
     assert "t WARNING x odd" in watched.output.getvalue()
     assert "fine" not in watched.output.getvalue()
@@ -135,7 +123,7 @@ async def test_command_that_does_not_exist_is_reported(tmp_path: Path) -> None:
     spec = ChildSpec("worker", "sample", ("/nonexistent/binary",), {}, 1.0)
     child = Child(spec, tmp_path, Console(io.StringIO()), started=watched._started, ended=watched._ended)
     child.start()
-    await watched.until(lambda: watched.exits)
+    await until(lambda: watched.exits, 30)
     await child.stop()
     assert watched.exits[0] == Exit(127, ("/nonexistent/binary cannot be started: No such file or directory",))
 
@@ -160,11 +148,11 @@ asyncio.run(main())
         assert parent.stdout is not None
         child = int(parent.stdout.readline())
         try:
-            _wait_for(lambda: b"time.sleep" in Path(f"/proc/{child}/cmdline").read_bytes().rpartition(b"-c")[2])
+            wait_for(lambda: b"time.sleep" in Path(f"/proc/{child}/cmdline").read_bytes().rpartition(b"-c")[2])
             time.sleep(0.2)
             assert _is_alive(child)
             parent.kill()
-            _wait_for(lambda: not _is_alive(child))
+            wait_for(lambda: not _is_alive(child))
         finally:
             parent.kill()
             with contextlib.suppress(ProcessLookupError):
@@ -174,7 +162,7 @@ asyncio.run(main())
 async def test_child_is_kept_running_where_its_log_cannot_be_written(tmp_path: Path) -> None:
     watched = Watched(tmp_path / "gone", "import sys; print('here'); sys.exit(7)")
     watched.child.start()
-    await watched.until(lambda: len(watched.exits) == 2)
+    await until(lambda: len(watched.exits) == 2, 30)
     await watched.child.stop()
     assert watched.exits == [Exit(7, ("here",))] * 2
 
@@ -199,7 +187,7 @@ def test_full_log_moves_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
     async def run() -> None:
         watched.child.start()
-        await watched.until(lambda: watched.exits)
+        await until(lambda: watched.exits, 30)
         await watched.child.stop()
 
     asyncio.run(run())

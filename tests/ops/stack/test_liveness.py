@@ -29,6 +29,7 @@ from ops.stack.roll_call import Beat, RollCall
 from tests.gateway.wire_worker import until
 from tests.integration.system import System, running_system
 from tests.servers import NatsServer, RedisServer
+from tests.waiting import wait_for
 
 LIMIT_S = 10.0
 HANG_TIMEOUT_S = 2
@@ -106,9 +107,9 @@ def sleeper() -> Iterator[int]:
 def test_stopped_process_is_told_from_a_running_one(sleeper: int) -> None:
     assert not is_stopped(sleeper)
     os.kill(sleeper, signal.SIGSTOP)
-    _wait_for(lambda: is_stopped(sleeper))
+    wait_for(lambda: is_stopped(sleeper))
     os.kill(sleeper, signal.SIGCONT)
-    _wait_for(lambda: not is_stopped(sleeper))
+    wait_for(lambda: not is_stopped(sleeper))
     assert not is_stopped(2**22 + 1)
 
 
@@ -207,13 +208,6 @@ async def test_silent_worker_is_left_alone_while_nats_is_away(tmp_path: Path, mo
         assert (len(pids), "sign of life" in output.getvalue()) == (1, False)
 
 
-def _wait_for(condition: Callable[[], object], timeout_s: float = 30.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.02)
-
-
 @pytest.fixture(scope="module")
 def impatient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
     directory = tmp_path_factory.mktemp("impatient")
@@ -235,15 +229,15 @@ def test_frozen_part_is_killed_and_started_anew(impatient: System, role: str) ->
     victim = impatient.info["pids"][role][0]
     others = {name: pids for name, pids in impatient.info["pids"].items() if name != role}
     os.kill(victim, signal.SIGSTOP)
-    _wait_for(lambda: impatient.info["pids"][role] not in ([], [victim]))
+    wait_for(lambda: impatient.info["pids"][role] not in ([], [victim]))
     assert "has given no sign of life for" in impatient.log.read_text()
-    _wait_for(lambda: _serves(impatient))
+    wait_for(lambda: _serves(impatient))
     assert {name: pids for name, pids in impatient.info["pids"].items() if name != role} == others
 
 
 @pytest.mark.slow
 def test_pause_of_everything_kills_nobody(impatient: System) -> None:
-    _wait_for(lambda: _serves(impatient))
+    wait_for(lambda: _serves(impatient))
     pids = impatient.info["pids"]
     log = impatient.log.read_text()
     everybody = [impatient.process.pid, *(pid for some in pids.values() for pid in some)]
@@ -265,6 +259,6 @@ def test_frozen_parent_of_gateway_processes_is_replaced_with_them(tmp_path: Path
         children = system.info["pids"]["gateway"]
         parent = int(Path(f"/proc/{children[0]}/stat").read_text().rpartition(")")[2].split()[1])
         os.kill(parent, signal.SIGSTOP)
-        _wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in (parent, *children)))
-        _wait_for(lambda: len(set(system.info["pids"]["gateway"]) - set(children)) == 2)
-        _wait_for(lambda: _serves(system))
+        wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in (parent, *children)))
+        wait_for(lambda: len(set(system.info["pids"]["gateway"]) - set(children)) == 2)
+        wait_for(lambda: _serves(system))

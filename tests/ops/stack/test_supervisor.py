@@ -6,7 +6,7 @@ import errno
 import io
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,6 +21,7 @@ from ops.stack.state import ReadyFile, StateDirectory, read_ready_file
 from ops.stack.supervisor import Supervisor
 from shared.config import resolve
 from shared.errors import DependencyError
+from tests.waiting import until
 
 
 @pytest.fixture
@@ -41,12 +42,6 @@ def supervise(plan: Plan, state: StateDirectory, said: io.StringIO | None = None
 
 def shell(role: str, script: str) -> ChildSpec:
     return ChildSpec(role, role, ("sh", "-c", script), dict(os.environ), 5.0)
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(30):
-        while not condition():  # noqa: ASYNC110 - the condition is about another process
-            await asyncio.sleep(0.01)
 
 
 def num_starts(file: Path) -> int:
@@ -97,7 +92,7 @@ async def test_redis_is_started_again_at_any_time_and_all_parts_once_the_system_
     running = supervise(plan, state)
     running.model = model
     running._start_children([shell(role, f"echo begun >>{file}; exit 2")])
-    await until(lambda: num_starts(file) == 4)
+    await until(lambda: num_starts(file) == 4, 30)
     await running.stop()
 
 
@@ -110,7 +105,7 @@ async def test_system_is_ready_only_when_the_last_worker_has_joined(
     monkeypatch.setattr(probe, "first_generation", answer)
     running = supervise(dataclasses.replace(plan, workers=(shell("worker", "exec sleep 60"),)), state)
     running._start_children(running._plan.workers)
-    await until(lambda: running._children[0].pid)
+    await until(lambda: running._children[0].pid, 30)
     first = asyncio.create_task(running._first_generation())
     await asyncio.sleep(0.2)
     assert not first.done()
@@ -124,7 +119,7 @@ async def test_running_system_keeps_its_ready_file_and_ends_when_nobody_watches_
 ) -> None:
     running = supervise(plan, state)
     waiting = asyncio.create_task(running.wait())
-    await until(lambda: read_ready_file(tmp_path))
+    await until(lambda: read_ready_file(tmp_path), 30)
     assert not waiting.done()
 
     async def fail() -> None:
@@ -150,7 +145,7 @@ async def test_gateways_are_stopped_first_and_what_workers_write_to_last(
     monkeypatch.setattr(running._roll_call, "close", leave)
     on_end = "trap 'echo {1} >>{0}; exit' TERM; echo up >>{0}; while :; do sleep 0.01; done"
     running._start_children(shell(role, on_end.format(file, role)) for role in ("nats", "redis", "worker", "gateway"))
-    await until(lambda: num_starts(file) == 4)
+    await until(lambda: num_starts(file) == 4, 30)
     await running.stop()
     events = file.read_text().splitlines()[4:]
     assert events[:3] == ["gateway", "worker", "roll call"]

@@ -11,7 +11,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -27,6 +26,7 @@ from ops.stack.ports import free_port
 from tests.integration.system import System, running_system
 from tests.ops.cli.command import headrace
 from tests.servers import NatsServer, RedisServer
+from tests.waiting import wait_for
 
 MODEL = "headrace-demo"
 ROLES = ("gateway", "worker", "nats", "redis")
@@ -43,13 +43,6 @@ def _is_alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except FileNotFoundError:
         return False
-
-
-def _wait_for(condition: Callable[[], object], timeout_s: float = 40.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.02)
 
 
 def _all_pids(system: System) -> list[int]:
@@ -121,9 +114,9 @@ def test_metrics_need_the_printed_operator_key(system: System) -> None:
 def test_killed_child_is_started_again_and_the_system_serves(system: System, role: str) -> None:
     victim = system.info["pids"][role][0]
     os.kill(victim, signal.SIGKILL)
-    _wait_for(lambda: system.info["pids"][role] not in ([], [victim]))
+    wait_for(lambda: system.info["pids"][role] not in ([], [victim]), 40)
     assert re.search(rf"{role}(-0)?  was killed by SIGKILL; starting it again in", system.log.read_text())
-    _wait_for(lambda: _serves(system, f"after {role}"))
+    wait_for(lambda: _serves(system, f"after {role}"), 40)
 
 
 @pytest.mark.chaos
@@ -144,7 +137,7 @@ def test_killed_supervisor_leaves_nothing(tmp_path: Path) -> None:
         pids = _all_pids(system)
         system.process.kill()
         system.process.wait()
-        _wait_for(lambda: not any(_is_alive(pid) for pid in pids))
+        wait_for(lambda: not any(_is_alive(pid) for pid in pids), 40)
 
 
 @pytest.mark.chaos
@@ -163,7 +156,7 @@ def test_second_interrupt_kills_at_once(tmp_path: Path) -> None:
         reader.start()
         assert streaming.wait(40)
         system.process.send_signal(signal.SIGINT)
-        _wait_for(lambda: "Ctrl-C again kills" in system.log.read_text())
+        wait_for(lambda: "Ctrl-C again kills" in system.log.read_text(), 40)
         assert system.process.poll() is None
         system.process.send_signal(signal.SIGINT)
         system.process.wait(20)
@@ -265,5 +258,5 @@ def test_two_models_are_served_and_a_worker_of_a_third_joins(tmp_path: Path) -> 
         environ = os.environ | {"HEADRACE_NATS_URL": system.info["worker_nats_url"]}
         worker = stack.enter_context(subprocess.Popen(command, env=environ, stderr=subprocess.DEVNULL))
         stack.callback(worker.terminate)
-        _wait_for(lambda: "third" in {model.id for model in client.models.list()})
+        wait_for(lambda: "third" in {model.id for model in client.models.list()}, 40)
         assert client.completions.create(model="third", prompt="x", max_tokens=2).model == "third"

@@ -6,13 +6,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from ops.bench.load.processes import descendants
+from tests.waiting import wait_for
 
 BENCH = """
 import os, pathlib, sys, time
@@ -23,13 +22,6 @@ with headrace_up(["--simulate", "1"], environ):
     time.sleep(60)
 """
 TIMEOUT_S = 60
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + TIMEOUT_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def is_running(pid: int) -> bool:
@@ -48,7 +40,7 @@ def test_ended_bench_leaves_no_process(ending: signal.Signals, tmp_path: Path) -
     environ = os.environ | {"TMPDIR": str(tmp_path)}
     bench = subprocess.Popen([sys.executable, "-c", BENCH, str(ready)], env=environ)
     try:
-        wait_until(lambda: ready.exists() or bench.poll() is not None)
+        wait_for(lambda: ready.exists() or bench.poll() is not None, TIMEOUT_S)
         started = [pid for pid in descendants([bench.pid]) if pid != bench.pid]
         # The supervisor, NATS, a gateway and a worker at least.
         assert len(started) >= 4
@@ -56,7 +48,7 @@ def test_ended_bench_leaves_no_process(ending: signal.Signals, tmp_path: Path) -
         bench.send_signal(ending)
         status = bench.wait(TIMEOUT_S)
 
-        wait_until(lambda: not any(map(is_running, started)))
+        wait_for(lambda: not any(map(is_running, started)), TIMEOUT_S)
         if ending is signal.SIGTERM:
             assert status == 128 + signal.SIGTERM
             assert list(tmp_path.iterdir()) == [ready]
