@@ -18,6 +18,7 @@ from gateway.telemetry.model_metrics import RequestMetrics
 from gateway.telemetry.row import MetricRow, add
 from shared.histogram import Histogram
 from shared.process_usage import cpu_seconds, resident_bytes
+from shared.usage_ledger import UsageLedger
 
 ERROR_BUCKETS_S = (-10.0, -5.0, -2.0, -1.0, -0.5, -0.2, -0.1, -0.05, 0.0, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 REASONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
@@ -81,6 +82,7 @@ class GatewayMetrics:
         prediction_error_s: Actual minus predicted time to first token.
         retry_after_error_s: How much longer than told clients waited for a place; 0 for promises that were kept.
         by_model: What is measured of each model's requests.
+        usage: What tenants have had, which NATS adds up.
     """
 
     __slots__ = (
@@ -112,6 +114,7 @@ class GatewayMetrics:
         "sequences",
         "shed",
         "slow_readers",
+        "usage",
     )
 
     def __init__(self) -> None:
@@ -143,6 +146,7 @@ class GatewayMetrics:
         self.prediction_error_s = Histogram(ERROR_BUCKETS_S)
         self.retry_after_error_s = Histogram(RETRY_ERROR_BUCKETS_S)
         self.by_model = RequestMetrics()
+        self.usage = UsageLedger("interactive")
 
     def count_connections(self, table: ConnectionCounts) -> None:
         """Take over what the server of the public port has counted."""

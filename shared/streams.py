@@ -41,6 +41,7 @@ RESULTS_STREAM = "HR_RESULTS"
 DEAD_STREAM = "HR_DEAD"
 PROGRESS_STREAM = "HR_PROGRESS"
 RESPONSES_STREAM = "HR_RESPONSES"
+USAGE_STREAM = "HR_USAGE"
 ENDS_STREAM = "HR_ENDS"
 
 _STREAM_EXISTS = 10058
@@ -72,6 +73,7 @@ class StreamLimits:
     progress_max_bytes: int = 64 << 20
     progress_max_age_s: float = 86400.0
     responses_max_bytes: int = 1 << 30
+    usage_max_bytes: int = 64 << 20
     responses_max_age_s: float = 7 * 86400.0
     ack_wait_s: float = 10.0
     max_ack_pending: int = 10_000
@@ -146,6 +148,21 @@ def _record_configs(limits: StreamLimits) -> list[StreamConfig]:
             ["hr.progress.*.*"],
             max_bytes=limits.progress_max_bytes,
             max_age=limits.progress_max_age_s,
+        ),
+        *_account_configs(limits),
+    ]
+
+
+def _account_configs(limits: StreamLimits) -> list[StreamConfig]:
+    """Return the streams of what tenants keep, and of what they have had."""
+    return [
+        # Each message is a change, which NATS adds to the total of its subject.
+        _record_config(
+            USAGE_STREAM,
+            ["hr.usage.*.*.*.*"],
+            max_bytes=limits.usage_max_bytes,
+            duplicate_window=120.0,
+            allow_msg_counter=True,
         ),
         # The gateways, which write it, bound what each tenant keeps (`gateway.responses.log`).
         _record_config(

@@ -6,6 +6,7 @@ hr.req.<model>.batch.<tenant>       batch queue (stream `HR_BATCH_<tenant>`)
 hr.result.<tenant>.<request>        batch results (stream `HR_RESULTS`)
 hr.stored.<tenant>.<request>        each result once, as it is stored; its publisher sees it as `hr.result...`
 hr.end.<tenant>.<request>           when and how a batch job ended (stream `HR_ENDS`)
+hr.usage.<tenant>.<model>.<lane>.<measure>  what a tenant has had in all (counters, stream `HR_USAGE`)
 hr.kept.<tenant>                    what a tenant's stored results amount to (the same stream)
 hr.progress.<tenant>.<request>      what a running batch request has so far (stream `HR_PROGRESS`)
 hr.response.<tenant>.<response>.<n> a piece of what is kept of a response (stream `HR_RESPONSES`)
@@ -160,6 +161,11 @@ def end_subject(tenant: str, request_id: str) -> str:
 def ends_filter(tenant: str) -> str:
     """Subject filter of the ends of all jobs of a tenant."""
     return f"hr.end.{encode_name(tenant)}.*"
+
+
+def usage_subject(tenant: str, model: str, lane: Lane, measure: str) -> str:
+    """Subject of one total of what a tenant has had of a model."""
+    return f"hr.usage.{encode_name(tenant)}.{encode_name(model)}.{lane}.{measure}"
 
 
 def ledger_subject(tenant: str) -> str:

@@ -109,6 +109,13 @@ def count_answer(
     use.prompt_tokens += prompt_tokens
     use.cached_tokens += cached_tokens
     use.completion_tokens += completion_tokens
+    metrics.usage.add(
+        tenant,
+        generation.model,
+        prompt_tokens=prompt_tokens,
+        cached_tokens=cached_tokens,
+        completion_tokens=completion_tokens,
+    )
     measures = metrics.by_model.model(generation.model)
     measures.choices.observe(generation.num_choices)
     if generation.sampling.max_tokens is not None:

@@ -20,6 +20,7 @@ from gateway.fleet.fleet_load import FleetLoad
 from gateway.telemetry import worker_rows
 from gateway.telemetry.row import MetricRow, add
 from gateway.telemetry.stream_watch import STREAM_ROWS, StreamWatch
+from gateway.telemetry.usage_watch import UsageWatch
 from shared.histogram import cumulative
 from shared.messages import Heartbeat
 from shared.worker_metrics import STEP_SECONDS_BOUNDS, STEP_TOKENS_BOUNDS, HistogramCounts, WorkerMetrics
@@ -96,8 +97,11 @@ class UnclaimedSource(Protocol):
 class FleetCollector(Collector):
     """Reads the fleet when Prometheus scrapes."""
 
-    def __init__(self, fleet: FleetSource, unclaimed: UnclaimedSource, streams: StreamWatch, process: int) -> None:
+    def __init__(
+        self, fleet: FleetSource, unclaimed: UnclaimedSource, streams: StreamWatch, usage: UsageWatch, process: int
+    ) -> None:
         """Report on `fleet`."""
+        self._usage = usage
         self._fleet = fleet
         self._unclaimed = unclaimed
         self._streams = streams
@@ -122,6 +126,7 @@ class FleetCollector(Collector):
         yield from self._models(by_model)
         yield from _workers(workers)
         yield from self._streams_families()
+        yield from self._usage.collect()
 
     def _models(self, by_model: dict[str, list[WorkerMetrics]]) -> Iterator[Metric]:
         loads = [load for model in by_model if (load := self._fleet.load(model)) is not None]

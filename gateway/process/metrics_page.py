@@ -10,6 +10,7 @@ from gateway.fleet import fleet_collector
 from gateway.telemetry import model_metrics, worker_rows
 from gateway.telemetry.row import MetricRow
 from gateway.telemetry.stream_watch import STREAM_ROWS
+from gateway.telemetry.usage_watch import USAGE_ROWS
 
 _SECTIONS: tuple[tuple[str, str, tuple[MetricRow, ...]], ...] = (
     (
@@ -22,6 +23,13 @@ _SECTIONS: tuple[tuple[str, str, tuple[MetricRow, ...]], ...] = (
         "Of requests that were answered, wholly or in part. A process tells 64 models and 64 tenants apart; more are "
         "`other`.",
         tuple(model_metrics.TENANT_ROWS.values()),
+    ),
+    (
+        "Usage",
+        "Complete over both lanes, with jobs that were published to NATS, read every 15 seconds by the oldest gateway "
+        "process alone. A process that is killed loses what it counted in its last 5 seconds. `headrace usage` shows "
+        "the same.",
+        tuple(USAGE_ROWS.values()),
     ),
     ("Gateway processes", "", (*metrics.OTHER_ROWS, *metrics.ROWS.values())),
     (

@@ -13,6 +13,7 @@ from gateway.fleet.fleet_collector import FleetCollector
 from gateway.metrics import GatewayMetrics, MetricsCollector, make_registry
 from gateway.process.process_metrics import BoardCollector, MetricsBoard
 from gateway.telemetry.stream_watch import StreamWatch
+from gateway.telemetry.usage_watch import UsageWatch
 from shared.direct_client import DirectClient
 from shared.task_supervisor import TaskSupervisor
 
@@ -38,8 +39,12 @@ async def scrape_registry(
     """
     fleet = dispatcher.fleet
     streams = StreamWatch(nats.jetstream(), lambda: fleet.is_eldest)
-    own = (MetricsCollector(metrics, slot), FleetCollector(fleet, dispatcher, streams, slot))
-    work: list[tuple[Coroutine[Any, Any, None], str]] = [(streams.watch_forever(), "watch of streams")]
+    usage = UsageWatch(nats.jetstream(), lambda: fleet.is_eldest)
+    own = (MetricsCollector(metrics, slot), FleetCollector(fleet, dispatcher, streams, usage, slot))
+    work: list[tuple[Coroutine[Any, Any, None], str]] = [
+        (streams.watch_forever(), "watch of streams"),
+        (usage.watch_forever(), "watch of usage"),
+    ]
     if board is None:
         registry = make_registry(*own)
     else:

@@ -44,6 +44,7 @@ from shared.result_shares import PURGE_INTERVAL_S
 from shared.streams import StreamLimits, ensure_interactive_stream, ensure_record_streams
 from shared.subjects import ALL_GATEWAYS, cancel_subject, drain_subject, probe_subject, worker_subject
 from shared.task_supervisor import TaskSupervisor
+from shared.usage_ledger import FLUSH_S
 
 if TYPE_CHECKING:
     from gpu_worker.layers.expert_loads import ExpertLoads
@@ -124,6 +125,7 @@ class Consumer:
         self._tasks.every(INTERVAL_S, self.send_heartbeat, "heartbeats")
         self._tasks.every(self._limits.ack_wait_s / 3, self._report_progress, "progress of held messages")
         self._tasks.every(PROGRESS_INTERVAL_S, self._batch.save_progress, "progress of batch requests")
+        self._tasks.every(FLUSH_S, self._batch.results.flush_usage, "usage of tenants")
         self._tasks.every(FOLLOWED_INTERVAL_S, self._batch.save_followed, "progress of requests that are followed")
         self._tasks.every(WAITING_INTERVAL_S, self._interactive.tell_of_waiting, "word of requests that wait")
         self._tasks.every(GPU_INTERVAL_S, self._metrics.refresh, "readings of the device")

@@ -26,6 +26,7 @@ from shared.kept_results import JOB_ENDED, KeptResults
 from shared.messages import BatchResult, Request
 from shared.nats_connection import SEND_ERRORS
 from shared.result_shares import ResultShares
+from shared.usage_ledger import UsageLedger
 
 FIRST_RETRY_S = 0.25
 LAST_RETRY_S = 2.0
@@ -53,6 +54,7 @@ class ResultStore:
     Attributes:
         kept: Where they are stored.
         num_dead_letters: Requests put into quarantine since the start.
+        usage: What tenants have had of the batch lane.
     """
 
     def __init__(self, nats: DirectClient) -> None:
@@ -60,6 +62,8 @@ class ResultStore:
         self._nats = nats
         js = nats.jetstream(timeout=_PUBLISH_TIMEOUT_S)
         self.kept = KeptResults(js, ResultShares(js, can_purge=True))
+        self._js = js
+        self.usage = UsageLedger("batch")
         self._storing: dict[str, _Storing] = {}
         self._tasks = BackgroundTasks()
         self._num_refused = 0
@@ -93,6 +97,11 @@ class ResultStore:
         self._is_closing.set()
         await self._tasks.wait()
         await self.kept.shares.close()
+        await self.flush_usage()
+
+    async def flush_usage(self) -> None:
+        """Have NATS add up what was counted."""
+        await self.usage.flush(self._js)
 
     def _encode(self, result: BatchResult) -> tuple[BatchResult, bytes]:
         """Return a result that fits into one message, and its bytes."""
@@ -137,6 +146,9 @@ class ResultStore:
         except _REFUSALS as error:
             _log.warning("batch result not stored yet", extra=log_fields(request) | {"error": repr(error)})
             return False
+        # Who cancels a job has stored its result before.
+        if is_first or storing.result.finish == "cancelled":
+            self._count(storing.result)
         if not is_first:
             _log.info("batch request has a result already", extra=log_fields(request))
         # When a repeated attempt finds a result, an earlier one may have stored it and lost the answer. That a job has
@@ -144,3 +156,12 @@ class ResultStore:
         if is_first or (is_repeated and storing.result.error_code != JOB_ENDED):
             await send_result(self._nats, request, storing.payload)
         return True
+
+    def _count(self, result: BatchResult) -> None:
+        self.usage.add(
+            result.tenant,
+            result.model,
+            prompt_tokens=result.prompt_tokens,
+            cached_tokens=result.cached_tokens,
+            completion_tokens=result.completion_tokens,
+        )

@@ -23,6 +23,7 @@ _COMMANDS = (
     "dead",
     "drain",
     "batch",
+    "usage",
     "keys",
     "tenant",
     "worker-login",

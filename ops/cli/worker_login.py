@@ -25,6 +25,7 @@ _USER = Template("""\
         "hr.end.*.*", "hr.kept.*", "$$JS.API.STREAM.MSG.GET.HR_ENDS"
         "$$JS.API.STREAM.PURGE.HR_RESULTS", "$$JS.API.STREAM.PURGE.HR_ENDS"
         "hr.dead.$model.*.*"
+        "hr.usage.*.$model.batch.*"
         "hr.progress.*.*"
         "hr.reply.>"
         "$$JS.API.INFO"

@@ -59,14 +59,14 @@ TENANT = Dashboard(
         ),
         Panel(
             "Use in the chosen time",
-            "Tokens by tenant and model.",
+            "Tokens by tenant and model, jobs of the batch lane included.",
             (
                 Query(
-                    f"sum by (tenant, model) (increase(headrace_tenant_prompt_tokens_total{{{_MATCH}}}[$__range]))",
+                    f"sum by (tenant, model) (increase(headrace_usage_prompt_tokens_total{{{_MATCH}}}[$__range]))",
                     "prompt tokens",
                 ),
                 Query(
-                    f"sum by (tenant, model) (increase(headrace_tenant_completion_tokens_total{{{_MATCH}}}[$__range]))",
+                    f"sum by (tenant, model) (increase(headrace_usage_completion_tokens_total{{{_MATCH}}}[$__range]))",
                     "generated tokens",
                 ),
             ),

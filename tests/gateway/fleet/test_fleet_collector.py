@@ -14,6 +14,7 @@ from gateway.fleet.fleet_collector import MAX_MODELS, MAX_WORKER_SAMPLES, FleetC
 from gateway.fleet.liveness import FleetLimits
 from gateway.metrics import make_registry
 from gateway.telemetry.stream_watch import StreamState
+from gateway.telemetry.usage_watch import UsageWatch
 from shared.messages import GatewayHeartbeat, Heartbeat
 from shared.worker_metrics import STEP_TOKENS_BOUNDS, GpuReading, HistogramCounts, KvGroup, WorkerMetrics
 from tests.gateway.fleet.test_fleet import BEAT
@@ -46,6 +47,9 @@ class Streams:
         self.states = {"HR_DEAD": StreamState(3, 99)}
 
 
+USAGE = UsageWatch(None, lambda: False)  # type: ignore[arg-type]
+
+
 def fleet(name: str, started: float, *beats: Heartbeat) -> Fleet:
     fleet = Fleet(name, FleetLimits(), OwnRequests(lambda model: (0, 0), lambda: {"m": (9, 900)}))
     fleet.started = started
@@ -57,7 +61,7 @@ def fleet(name: str, started: float, *beats: Heartbeat) -> Fleet:
 
 def scrape(fleet: Fleet) -> dict[tuple[str, ...], float]:
     """Return values by the sample's name and the values of its labels, in the order of their names."""
-    collector = FleetCollector(fleet, Unclaimed(), Streams(), 2)  # type: ignore[arg-type]
+    collector = FleetCollector(fleet, Unclaimed(), Streams(), USAGE, 2)  # type: ignore[arg-type]
     families = text_string_to_metric_families(generate_latest(make_registry(collector)).decode())
     samples = [sample for family in families for sample in family.samples]
     return {(s.name, *(value for _, value in sorted(s.labels.items()))): s.value for s in samples}
@@ -131,6 +135,7 @@ def test_name_that_a_worker_repeats_is_shown_once() -> None:
         fleet("gw", 1.0, msgspec.structs.replace(BEAT, metrics=twice)),
         Unclaimed(),
         Streams(),  # type: ignore[arg-type]
+        USAGE,
         2,
     )
     lines = generate_latest(make_registry(collector)).decode().splitlines()

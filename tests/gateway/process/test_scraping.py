@@ -37,8 +37,9 @@ async def test_process_alone_shows_itself_the_fleet_and_the_streams(bench: Bench
         assert values(registry, "headrace_prompt_tokens_total") == {"3": 7}
         assert values(registry, "headrace_fleet_workers")[bench.model] == 1
         await until(lambda: "HR_INTERACTIVE" in values(registry, "headrace_stream_messages"))
-        (task,) = tasks._tasks
-    assert task.cancelled()
+        running = set(tasks._tasks)
+        assert {task.get_name() for task in running} == {"watch of streams", "watch of usage"}
+    assert all(task.cancelled() for task in running)
     assert not tasks.has_failed.is_set()
 
 
@@ -53,7 +54,8 @@ async def test_processes_that_share_a_port_show_each_other(bench: Bench, monkeyp
         assert values(registry, "headrace_prompt_tokens_total") == {"1": 7, "2": 5}
         await until(lambda: b"headrace_prompt_tokens" in board.read(1))
         running = set(tasks._tasks)
-        assert {task.get_name() for task in running} == {"watch of streams", "metrics for the processes beside"}
+        names = {"watch of streams", "watch of usage", "metrics for the processes beside"}
+        assert {task.get_name() for task in running} == names
     assert all(task.cancelled() for task in running)
     board.clear(1)
     await asyncio.sleep(0.03)

@@ -13,7 +13,16 @@ from tests.integration.system import System
 from tests.ops.cli.command import headrace
 from tests.servers import NatsServer
 
-STREAMS = {"HR_INTERACTIVE", "HR_BATCH_default", "HR_RESULTS", "HR_DEAD", "HR_PROGRESS", "HR_RESPONSES", "HR_ENDS"}
+STREAMS = {
+    "HR_INTERACTIVE",
+    "HR_BATCH_default",
+    "HR_RESULTS",
+    "HR_DEAD",
+    "HR_PROGRESS",
+    "HR_RESPONSES",
+    "HR_ENDS",
+    "HR_USAGE",
+}
 
 
 async def test_setup_creates_the_streams_and_may_be_repeated(start_nats: Callable[..., NatsServer]) -> None:

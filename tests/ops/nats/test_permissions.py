@@ -44,6 +44,8 @@ JOBS = {
             "$JS.API.STREAM.MSG.GET.HR_PROGRESS",
             "$JS.API.STREAM.MSG.DELETE.HR_BATCH_default",
             "$JS.API.CONSUMER.INFO.HR_BATCH_default.c",
+            "hr.usage.t.m.interactive.requests",
+            "$JS.API.STREAM.MSG.GET.HR_USAGE",
         ],
         "subscribe": ["hr.tok.g", "hr.worker.*.*", "hr.gateway.*", "_INBOX_gateway.x"],
     },
@@ -60,6 +62,7 @@ JOBS = {
             "$JS.API.STREAM.PURGE.HR_ENDS",
             "hr.dead.m.batch.t",
             "hr.reply.t.x",
+            "hr.usage.t.m.batch.requests",
         ],
         "subscribe": [
             "hr.worker.*.*",

@@ -1,0 +1,125 @@
+"""What each tenant has had of each model, by lane: counted by gateways and workers, added up by NATS, kept for good.
+
+The stream `HR_USAGE` is one of counters: a message names a change, NATS adds it to the total of its subject. So totals
+outlive every process. Gateways count answers over HTTP, workers jobs of the batch lane. A process that is killed loses
+what it has counted in the last `FLUSH_S`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import secrets
+import time
+from collections import Counter
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Literal
+
+from nats.js import JetStreamContext
+from nats.js.errors import APIError, NoStreamResponseError, NotFoundError
+
+from shared.errors import InvalidNameError
+from shared.log_limit import LogLimit
+from shared.messages import Lane
+from shared.nats_connection import SEND_ERRORS
+from shared.streams import USAGE_STREAM
+from shared.subjects import decode_name, usage_subject
+
+FLUSH_S = 5.0
+# After NATS did not take a change: the stream or the permission may be missing.
+_PAUSE_S = 30.0
+Measure = Literal["requests", "prompt_tokens", "cached_tokens", "completion_tokens"]
+
+_ERRORS: tuple[type[Exception], ...] = (APIError, NoStreamResponseError, *SEND_ERRORS)
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class UsageTotal:
+    """One total."""
+
+    tenant: str
+    model: str
+    lane: str
+    measure: str
+    total: int
+
+
+class UsageLedger:
+    """Counts in memory, and sends what has been counted. The counts are written by the event loop's thread alone."""
+
+    def __init__(self, lane: Lane) -> None:
+        """Count answers of a lane; nothing is sent before `flush`."""
+        self._lane: Lane = lane
+        self._counted: Counter[str] = Counter()
+        self._sending: dict[str, tuple[str, int]] = {}
+        self._paused_until = 0.0
+        self._is_flushing = asyncio.Lock()
+        self._log_limit = LogLimit(_log)
+
+    def add(self, tenant: str, model: str, *, prompt_tokens: int, cached_tokens: int, completion_tokens: int) -> None:
+        """Count an answer."""
+        counts: dict[Measure, int] = {
+            "requests": 1,
+            "prompt_tokens": prompt_tokens,
+            "cached_tokens": cached_tokens,
+            "completion_tokens": completion_tokens,
+        }
+        for measure, count in counts.items():
+            if count:
+                self._counted[usage_subject(tenant, model, self._lane, measure)] += count
+
+    async def flush(self, js: JetStreamContext) -> None:
+        """Send what has been counted; what NATS does not take is sent again, and counts once."""
+        if time.monotonic() < self._paused_until:
+            return
+        async with self._is_flushing:
+            if not self._sending:
+                # The name lets NATS drop a change that it had taken, and whose acknowledgement was lost.
+                self._sending = {subject: (secrets.token_hex(8), count) for subject, count in self._counted.items()}
+                self._counted.clear()
+            for subject, (name, count) in list(self._sending.items()):
+                try:
+                    await js.publish(subject, b"", headers={"Nats-Incr": f"+{count}", "Nats-Msg-Id": name})
+                except _ERRORS as error:
+                    self._paused_until = time.monotonic() + _PAUSE_S
+                    told = "usage of tenants is not kept (%r): run `headrace setup`, and check NATS's permissions"
+                    self._log_limit.warning("usage", told, error)
+                    return
+                del self._sending[subject]
+
+    async def flush_forever(self, js: JetStreamContext) -> None:
+        """Send every few seconds."""
+        while True:
+            await asyncio.sleep(FLUSH_S)
+            await self.flush(js)
+
+
+async def read_usage(js: JetStreamContext, most: int | None = None) -> AsyncIterator[UsageTotal]:
+    """Yield the totals, of very many those that changed least recently.
+
+    Raises:
+        nats.errors.Error: NATS does not answer, or there is no such stream.
+    """
+    seq, num_read = 0, 0
+    while most is None or num_read < most:
+        try:
+            message = await js.get_msg(USAGE_STREAM, seq=seq + 1, subject="hr.usage.>", next=True)
+        except NotFoundError as error:
+            if error.err_code == _NO_MORE:
+                return
+            raise
+        assert message.seq is not None
+        seq, num_read = message.seq, num_read + 1
+        tenant, model, lane, measure = (message.subject or "").split(".")[2:]
+        try:
+            total = int(json.loads(message.data or b"")["val"])
+            yield UsageTotal(decode_name(tenant), decode_name(model), lane, measure, total)
+        except (ValueError, KeyError, TypeError, InvalidNameError):
+            continue  # of another version
+
+
+_NO_MORE = 10037
