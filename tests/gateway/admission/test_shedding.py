@@ -113,7 +113,8 @@ def test_own_timeout_replaces_the_objective(shedder: Shedder) -> None:
 
 
 def test_long_prompt_is_admitted_by_an_idle_fleet(shedder: Shedder) -> None:
-    assert shedder.admit(IDLE, generation(60_000), caller()).ttft_s == pytest.approx(60)
+    prediction = shedder.admit(IDLE, generation(60_000), caller())
+    assert (prediction.ttft_s, prediction.own_s) == pytest.approx((60, 60))
     assert refused(shedder, replace(IDLE, queued_tokens=5001), generation(60_000)).status == 503
 
 
