@@ -31,7 +31,7 @@ _INSTEAD = MappingProxyType(
             ("This server reads and writes text only.", ("images", "audio", "videos")),
             ("Use /v1/chat/completions or /v1/completions.", ("chat", "completion", "generate", "generate_stream")),
             ("Chats are not kept, as /v1/responses are.", ("chat/completions",)),
-            ("Use /v1/embeddings.", ("embed", "embedding")),
+            ("Use /v1/embeddings.", ("embed", "embedding", "v2/embed")),
             ("How the server does is told by the metrics, at the operator's port.", ("metrics", "slots")),
             ("Use /health/live or /health/ready.", ("healthz", "livez", "readyz")),
             ("Adapters are not served: merge one into the weights of a model.", ("load_lora_adapter",)),

@@ -314,7 +314,7 @@ async def test_answer_that_is_known_counts_its_prompt_once_however_many_choices_
     generation = Generation("completion", "m", (Prompt(5, text="x"),), 2, Sampling(), deterministic=True)
     sequences = [[Delta("", 0, 0, (1, 2), "ab", prompt_tokens=5), Delta("", 0, 2, finish=Finish("stop"))]] * 2
     sinks = [ListSink(), ListSink()]
-    ticket = gateway.generator.repeat(RepeatedAnswer(generation, sequences, (), 0.0, 0), sinks)
+    ticket = gateway.generator.repeat(RepeatedAnswer(generation, sequences), sinks)
     assert [(sink.text, sink.endings) for sink in sinks] == [("ab", 1)] * 2
     assert ticket.tokens_used() == 5 + 2 * 2
 
