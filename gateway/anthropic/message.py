@@ -10,10 +10,9 @@ from msgspec import Struct
 
 from gateway.anthropic.blocks import BlockEvents, BlockList
 from gateway.anthropic.dialect import event
-from gateway.api.answer import Answer
+from gateway.api.answer import Answer, EventAnswer
 from gateway.api.choice_fields import CONTEXT_FULL, is_context_full
 from gateway.api.endpoint import Asked, StreamParts
-from gateway.api.event_answer import EventAnswer
 from gateway.api.read_choice import ReadChoice
 from gateway.api.usage import UsageTotals
 from gateway.generation import PLAIN_READING, Generation, OutputReading

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from starlette.routing import BaseRoute, Route
-from starlette.types import Receive, Scope, Send
 
 from gateway.api.cross_origin import CrossOrigin
-from gateway.api.door import Application, Port, exchange_of, head_of
+from gateway.api.door import Application, Port
 from gateway.api.endpoint import Endpoint
-from gateway.api.generation_service import GenerationService
+from gateway.api.generation_service import GenerationRoute, GenerationService
 from gateway.api.paths import KnownPaths
 from gateway.api.request_observer import RequestObserver
 from gateway.api.routes import KeyRoute, Routes, RouteServices
@@ -20,19 +19,6 @@ from gateway.streams.dialect import Dialect
 
 # Answered even where there are too many connections: a gateway that is busy is not to be taken for a dead one.
 ALWAYS_SERVED = frozenset({"/health", "/health/live", "/health/ready", "/ping"})
-
-
-class GenerationRoute:
-    """An endpoint that generates, as an ASGI application: it answers through the exchange in the scope."""
-
-    def __init__(self, endpoint: Endpoint, service: GenerationService) -> None:
-        """Have `service` serve `endpoint`."""
-        self._endpoint = endpoint
-        self._service = service
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
-        await self._service.serve(self._endpoint, exchange_of(scope), head_of(scope))
 
 
 def create_app(

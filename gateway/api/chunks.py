@@ -5,16 +5,19 @@ Per token only the text is escaped, between a prefix and a suffix of bytes: no d
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from os import urandom
 from typing import Any
 
 import msgspec
+from msgspec import Struct
 
 from gateway.api.choice_fields import call_fields, reasoning_fields
 from gateway.api.details import ChoiceDetails
-from gateway.api.identity import AnswerIdentity
 from gateway.api.logprobs import chat_logprobs, completion_logprobs, first_token_name
+from gateway.generation import Generation, Kind
 from gateway.streams.dialect import one_line, server_sent_event
 from shared.messages import Delta, TokenLogprob
 
@@ -31,6 +34,35 @@ def encode_text(text: str) -> bytes:
 def usage_event(identity: AnswerIdentity, usage: dict[str, Any]) -> bytes:
     """Return the last chunk of a stream whose client asked for usage."""
     return _event(identity.fields(streamed=True) | {"choices": [], "usage": usage})
+
+
+class AnswerIdentity(Struct, frozen=True):
+    """Id, format, model and time of an answer; `created` is in Unix seconds, `fingerprint` names the model's files."""
+
+    id: str
+    kind: Kind
+    model: str
+    created: int
+    fingerprint: str | None = None
+
+    @classmethod
+    def new(cls, generation: Generation, fingerprint: str | None = None) -> AnswerIdentity:
+        """Identify a new answer; its id has the prefix that its endpoint's clients know."""
+        prefix = "chatcmpl-" if generation.kind == "chat" else "cmpl-"
+        return cls(prefix + urandom(12).hex(), generation.kind, generation.model, int(time.time()), fingerprint)
+
+    def fields(self, streamed: bool) -> dict[str, Any]:
+        """Return the leading fields of the JSON object."""
+        name = "text_completion" if self.kind == "completion" else "chat.completion"
+        if streamed and self.kind == "chat":
+            name += ".chunk"
+        return {
+            "id": self.id,
+            "object": name,
+            "created": self.created,
+            "model": self.model,
+            "system_fingerprint": self.fingerprint,
+        }
 
 
 class ChoiceChunks:

@@ -13,8 +13,8 @@ from msgspec import Struct
 from gateway.admission.auth import Principal
 from gateway.admission.caller import Caller
 from gateway.api.answer import Answer, ResponseHead
+from gateway.api.chunks import AnswerIdentity
 from gateway.api.generation_starter import GenerationStarter, Membership
-from gateway.api.identity import AnswerIdentity
 from gateway.api.large_bodies import LargeBodies
 from gateway.api.schemas import parse_chat, parse_completion
 from gateway.api.schemas.known_names import STRICT, BodyRules

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterable
 
 from msgspec import Struct
+from starlette.types import Receive, Scope, Send
 
 from gateway.admission.auth import Principal
 from gateway.admission.caller import Caller
@@ -19,7 +20,7 @@ from gateway.admission.hold_times import AnswerPlaces
 from gateway.admission.limits import reserved_tokens
 from gateway.admission.shedding import Shedder
 from gateway.api.answer import Answer, Outcome, ResponseHead
-from gateway.api.door import CLIENT_LEFT
+from gateway.api.door import CLIENT_LEFT, exchange_of, head_of
 from gateway.api.endpoint import Asked, Endpoint, GenerationStart, StreamParts
 from gateway.api.generation_starter import GenerationStarter, Membership
 from gateway.api.model_abilities import ModelReading
@@ -256,6 +257,19 @@ class GenerationService:
             metrics.slow_readers += 1
             return 408
         return 200 if answer.error is None else answer.error.status
+
+
+class GenerationRoute:
+    """An endpoint that generates, as an ASGI application: it answers through the exchange in the scope."""
+
+    def __init__(self, endpoint: Endpoint, service: GenerationService) -> None:
+        """Have `service` serve `endpoint`."""
+        self._endpoint = endpoint
+        self._service = service
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        await self._service.serve(self._endpoint, exchange_of(scope), head_of(scope))
 
 
 def _tokens_used(answer: Answer, membership: Membership, outcome: Outcome) -> int:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from gateway.api.answer import Answer, ResponseHead
+from gateway.api.answer import Answer, EventAnswer, ResponseHead
 from gateway.api.choice_fields import context_fields, finish_reason, new_call_id
-from gateway.api.chunks import ChoiceChunks, encode_json, encode_text, usage_event
+from gateway.api.chunks import AnswerIdentity, ChoiceChunks, encode_json, encode_text, usage_event
 from gateway.api.details import ChoiceDetails, DetailedSink
-from gateway.api.event_answer import EventAnswer
-from gateway.api.identity import AnswerIdentity
 from gateway.api.read_choice import ReadChoice
 from gateway.api.usage import usage_fields
 from gateway.dispatch.sinks import Sink

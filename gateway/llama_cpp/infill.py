@@ -12,9 +12,8 @@ import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
 from gateway.admission.auth import Principal
-from gateway.api.answer import Answer
+from gateway.api.answer import Answer, EventAnswer
 from gateway.api.endpoint import Asked, Endpoint, StreamParts
-from gateway.api.event_answer import EventAnswer
 from gateway.api.schemas import parse_completion
 from gateway.api.schemas.decoding import decode_typed
 from gateway.api.schemas.known_names import STRICT, BodyRules

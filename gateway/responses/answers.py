@@ -14,9 +14,8 @@ from typing import Any
 
 import msgspec
 
-from gateway.api.answer import Answer, Outcome
+from gateway.api.answer import Answer, EventAnswer, Outcome
 from gateway.api.endpoint import Asked, StreamParts
-from gateway.api.event_answer import EventAnswer
 from gateway.api.logprobs import chat_logprobs
 from gateway.api.read_choice import ReadChoice
 from gateway.errors import ApiError

@@ -13,9 +13,8 @@ import msgspec
 
 from gateway.admission.caller import Caller
 from gateway.admission.limits import reserved_tokens
-from gateway.api.answer import Answer, Outcome
+from gateway.api.answer import Answer, EventAnswer, Outcome
 from gateway.api.endpoint import Asked, StreamParts
-from gateway.api.event_answer import EventAnswer
 from gateway.api.sequences import wire_requests
 from gateway.errors import ApiError
 from gateway.generation import Generation

@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from gateway.api.choice_fields import reasoning_fields
-from gateway.api.identity import AnswerIdentity
+from gateway.api.chunks import AnswerIdentity
 from gateway.api.output_reading import NO_TOOLS, naming_field, reading_of
 from gateway.api.ranking import likeliest
 from gateway.api.schemas.chat import parse_chat

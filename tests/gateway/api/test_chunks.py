@@ -10,8 +10,7 @@ import msgspec
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from gateway.api.chunks import ChoiceChunks, usage_event
-from gateway.api.identity import AnswerIdentity
+from gateway.api.chunks import AnswerIdentity, ChoiceChunks, usage_event
 from gateway.api.logprobs import chat_logprobs, completion_logprobs, first_token_name
 from gateway.api.usage import UsageTotals, usage_fields
 from gateway.cache.recording import merge

@@ -6,10 +6,9 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from gateway.admission.auth import Principal
-from gateway.api.app import GenerationRoute
 from gateway.api.door import Door, Port
 from gateway.api.endpoint import ChatEndpoint
-from gateway.api.generation_service import GenerationService
+from gateway.api.generation_service import GenerationRoute, GenerationService
 from gateway.api.large_bodies import LargeBodies
 from gateway.config import GatewayConfig
 from gateway.http1.body import BodyBudget, ClientGoneError

@@ -8,9 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.api.chunks import ChoiceChunks
+from gateway.api.chunks import AnswerIdentity, ChoiceChunks
 from gateway.api.details import ChoiceDetails, DetailedSink
-from gateway.api.identity import AnswerIdentity
 from gateway.errors import ApiError
 from gateway.generation import Details, Kind
 from shared.messages import Delta, TokenLogprob

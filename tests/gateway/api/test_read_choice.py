@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gateway.api.answer import ResponseHead
-from gateway.api.identity import AnswerIdentity
+from gateway.api.chunks import AnswerIdentity
 from gateway.api.whole import WholeAnswer
 from gateway.cache.recording import merge
 from gateway.generation import Generation, OutputReading, Prompt

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from gateway.api.answer import Outcome, ResponseHead
-from gateway.api.identity import AnswerIdentity
+from gateway.api.chunks import AnswerIdentity
 from gateway.api.streamed import StreamedAnswer
 from gateway.errors import ApiError
 from gateway.generation import Generation, OutputReading, Prompt

@@ -9,8 +9,8 @@ from typing import Any, cast
 import pytest
 from starlette.routing import Route
 
-from gateway.api.app import GenerationRoute
 from gateway.api.door import Application
+from gateway.api.generation_service import GenerationRoute
 from gateway.config import GatewayConfig
 from gateway.openapi.operations import OPERATIONS
 from gateway.process.public_port import public_app

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from gateway.api.choice_fields import call_fields, finish_reason, new_call_id, reasoning_fields
-from gateway.api.identity import AnswerIdentity
+from gateway.api.chunks import AnswerIdentity
 from gateway.generation import Generation, Kind, Prompt
 from shared.sampling import Sampling
 
