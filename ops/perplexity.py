@@ -120,5 +120,5 @@ def _scored(engine: Engine, runner: TorchModelRunner, window: Window, num_top: i
         if engine.last_error is not None:
             raise RuntimeError("the engine failed") from engine.last_error
     # The runner may serve another engine next, whose plans do not know this sequence.
-    runner.release([sequence])
+    runner.clear()
     return found[-window.num_scored :]

@@ -79,6 +79,7 @@ class WorkerMetrics(Struct, frozen=True, array_like=True):
         expert_tokens: Times that an expert of a mixture was given a token, over all layers.
         expert_imbalance: The most that an expert got over the mean of its layer, where that is most; 0 without experts.
         unused_experts: Experts, over all layers, that no token went to.
+        evicted_blocks: Blocks of the prefix cache that were overwritten, because blocks were needed.
     """
 
     prompt_tokens: Counter = 0
@@ -103,3 +104,4 @@ class WorkerMetrics(Struct, frozen=True, array_like=True):
     expert_tokens: Counter = 0
     expert_imbalance: Amount = 0.0
     unused_experts: Counter = 0
+    evicted_blocks: Counter = 0

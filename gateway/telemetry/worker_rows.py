@@ -72,6 +72,7 @@ WORKER_ROWS = (
     _own("steps_total", "counter", "Steps of the engine: stands still where no progress is made.", lambda b, m: b.step),
     _own("failed_steps_total", "counter", "Steps that could not be computed.", lambda b, m: m.failed_steps),
     _own("prefill_tokens_total", "counter", "Prompt tokens computed, not cached.", lambda b, m: m.prefill_tokens),
+    _own("evicted_blocks_total", "counter", "Blocks of the prefix cache overwritten.", lambda b, m: m.evicted_blocks),
     _own("batch_fill", "gauge", "Running sequences over `--max-num-seqs`.", lambda b, m: _fill(b)),
     _own("running_batch", "gauge", "Running sequences of the batch lane.", lambda b, m: m.running_batch),
     _own("waiting_batch", "gauge", "Waiting sequences of the batch lane.", lambda b, m: m.waiting_batch),

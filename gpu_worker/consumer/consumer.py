@@ -85,7 +85,7 @@ class Consumer:
         self._capacity = capacity
         self._writer = writer
         self._outbox = outbox
-        self._subscribers = FrameSubscribers(nats, source.worker)
+        self._subscribers = FrameSubscribers(nats, source.worker, self._greet_gateways)
         self._interactive = interactive
         self._batch = batch
         self._limits = limits
@@ -94,18 +94,17 @@ class Consumer:
         self._is_closed = False
         self.on_drain: Callable[[], None] = lambda: None
         self._decode_cancel = msgspec.msgpack.Decoder(Cancel).decode
-        self._interactive_queues = InteractiveQueues(nats, source.model, limits, capacity, interactive.take, tasks)
+        self._interactive_queues = InteractiveQueues(
+            nats, source.model, limits, capacity, interactive.take, lambda: interactive.has_suspect, tasks
+        )
         self._kept = batch.results.kept
         self._batch_queue = BatchQueues(nats, source.model, limits, self._batch_capacity, batch.take, tasks, self._kept)
         self._metrics = MetricsSource(engine, self._interactive_queues, self._batch_queue, batch, gpu, experts)
         batch.trials.is_clear = lambda: not interactive.has_suspect
         interactive.make_way = batch.make_way
-        interactive.on_returned = self._interactive_queues.note_returned
-        self._interactive_queues.is_reserved = lambda: interactive.has_suspect
         outbox.on_unsent = self._abandon
         outbox.on_too_large = self._refuse_too_large
         outbox.has_subscriber = self._subscribers.has
-        self._subscribers.on_found = self._greet_gateways
 
     async def start(self) -> None:
         """Wait for the interactive queue, subscribe, and begin to pull.

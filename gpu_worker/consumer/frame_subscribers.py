@@ -44,14 +44,13 @@ class _Search:
 
 
 class FrameSubscribers:
-    """Knows which subjects may have no subscriber yet. Owns an inbox for the answers of NATS.
+    """Knows which subjects may have no subscriber yet. Owns an inbox for the answers of NATS."""
 
-    Attributes:
-        on_found: Called when subjects have subscribers again, or are waited for no longer.
-    """
+    def __init__(self, nats: DirectClient, worker: str, found: Callable[[], None]) -> None:
+        """Ask in the name of `worker`; `start` must be called once connected.
 
-    def __init__(self, nats: DirectClient, worker: str) -> None:
-        """Ask in the name of `worker`; `start` must be called once connected."""
+        `found` is called when subjects have subscribers again, or are waited for no longer.
+        """
         self._nats = nats
         self._request = encode(Frame(worker, 0, []))
         self._inbox = nats.new_inbox()
@@ -59,7 +58,7 @@ class FrameSubscribers:
         self._is_away = False
         self._search: _Search | None = None
         self._tasks = BackgroundTasks()
-        self.on_found: Callable[[], None] = lambda: None
+        self._found = found
 
     async def start(self) -> None:
         """Subscribe to the answers of NATS."""
@@ -97,14 +96,14 @@ class FrameSubscribers:
                 is_anyone_found = len(search.absent) < len(search.missing)
                 search.missing = set(search.absent)
                 if is_anyone_found:
-                    self.on_found()
+                    self._found()
             if search.missing:
                 await asyncio.sleep(_RETRY_S)
             if search is not self._search:
                 return
         if search is self._search:
             self._search = None
-            self.on_found()
+            self._found()
 
     async def _ask(self, search: _Search, timeout_s: float) -> None:
         search.absent = set()

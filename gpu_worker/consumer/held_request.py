@@ -126,11 +126,11 @@ class HeldRequests:
     Attributes:
         by_sequence: For reading in the hot path; only `admit` and `remove` change it.
         is_empty: Set while nothing is held.
-        on_remove: Called with each request that is let go.
     """
 
-    def __init__(self) -> None:
-        """Hold nothing."""
+    def __init__(self, removed: Callable[[HeldRequest], None] | None = None) -> None:
+        """Hold nothing; `removed` is called with each request that is let go."""
+        self._removed = removed
         self._by_key: dict[str, HeldRequest] = {}
         self.by_sequence: dict[str, HeldRequest] = {}
         self._counts: dict[Lane, int] = {"interactive": 0, "batch": 0}
@@ -140,7 +140,6 @@ class HeldRequests:
         self._num_admitted = 0
         self.is_empty = asyncio.Event()
         self.is_empty.set()
-        self.on_remove: Callable[[HeldRequest], None] = lambda held: None
 
     def __iter__(self) -> Iterator[HeldRequest]:
         """Iterate over a snapshot, so that requests may be removed meanwhile."""
@@ -227,6 +226,7 @@ class HeldRequests:
             self._background -= Counter((held.request.tenant,))
         if held.sequence is not None:
             del self.by_sequence[held.sequence.id]
-        self.on_remove(held)
+        if self._removed is not None:
+            self._removed(held)
         if not self._by_key:
             self.is_empty.set()

@@ -6,6 +6,8 @@ import logging
 from functools import partial
 from typing import Protocol
 
+from msgspec import structs
+
 from gpu_worker.consumer.constraint_source import CompilerBusyError, ConstraintSource
 from gpu_worker.consumer.held_request import HeldRequest, HeldRequests, log_fields
 from gpu_worker.consumer.pull_capacity import PullCapacity
@@ -152,6 +154,9 @@ class Intake:
         request, reader = held.request, self._reader
         sequence = reader.sequence(request, self._held.next_sequence_id(held), prompt_ids, prediction_ids)
         sequence.constraint = constraint
+        if held.in_reasoning and (grammar := sequence.sampling.grammar) is not None:
+            # Whoever computes the plans may compile it for itself.
+            sequence.sampling = structs.replace(sequence.sampling, grammar=grammar.begun_in_reasoning())
         # What needs all of its prompt in one step may find none beside people, and others would wait for it.
         if held.is_background and not held.probation:
             sequence.lane = "interactive"

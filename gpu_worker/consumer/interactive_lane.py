@@ -49,7 +49,6 @@ class InteractiveLane:
 
     Attributes:
         gateways: Which gateways still send heartbeats; the consumer feeds it.
-        on_returned: Called with what is given back to the queue at once, because it may not begin yet.
         make_way: Called when a suspect wants to begin: what else could be dangerous, and is not people's, is to go.
     """
 
@@ -73,32 +72,31 @@ class InteractiveLane:
         self._reserved_until = 0.0
         self._step_before = -1
         self.gateways = GatewayWatch()
-        self.on_returned: Callable[[QueuedMessage], None] = lambda message: None
         self.make_way: Callable[[], None] = lambda: None
 
-    def take(self, message: QueuedMessage) -> None:
-        """Take a message from the queue."""
+    def take(self, message: QueuedMessage) -> bool:
+        """Take a message from the queue; return whether it was given back at once, because it may not begin yet."""
         try:
             request = read_request(message.data)
         except UnreadableRequestError as error:
             self._refuse_unreadable(message, error)
-            return
+            return False
         if request.reply is None or not _FRAME_SUBJECT.fullmatch(request.reply):
             _log.warning("request without a gateway's reply subject", extra=log_fields(request))
             self._outbox.answer(message)
-            return
+            return False
         if self._is_useless(request, request.reply, message) or self._is_known(request, message):
-            return
+            return False
         if not self._may_begin(request):
-            self.on_returned(message)
             self._outbox.answer(message, REDELIVER_SOON)
-            return
+            return True
         request = msgspec.structs.replace(request, lane="interactive")
         held = HeldRequest(request.id, request, message, probation=request.probation)
         self._held.add(held)
         if held.probation:
             self._suspect, self._reserved_until = held, 0.0
         self._intake.begin(held, self)
+        return False
 
     @property
     def has_suspect(self) -> bool:

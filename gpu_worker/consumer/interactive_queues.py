@@ -30,7 +30,6 @@ class InteractiveQueues:
     Attributes:
         resumed: What goes first.
         new: Requests that are published for the first time.
-        is_reserved: Whether nothing new may begin, because of a suspect.
     """
 
     def __init__(
@@ -39,7 +38,8 @@ class InteractiveQueues:
         model: str,
         limits: StreamLimits,
         capacity: PullCapacity,
-        take: Callable[[QueuedMessage], None],
+        take: Callable[[QueuedMessage], bool],
+        is_reserved: Callable[[], bool],
         tasks: TaskSupervisor,
     ) -> None:
         """Pull requests for `model`; nothing happens before `start`.
@@ -49,7 +49,8 @@ class InteractiveQueues:
             model: Whose requests.
             limits: Of the stream and the consumers, if they are made.
             capacity: How many requests there is room for now, those pulled for included.
-            take: Receives each message, on the event loop; must not raise.
+            take: Receives each message, on the event loop, and says whether it gave it back; must not raise.
+            is_reserved: Says whether nothing new may begin, because of a suspect.
             tasks: Runs the loops of the queues.
         """
         self._js = nats.jetstream()
@@ -60,7 +61,7 @@ class InteractiveQueues:
         def pull_queue(queue: Queue, room: Callable[[], int]) -> PullQueue:
             return PullQueue(nats, INTERACTIVE_STREAM, partial(self._ensure, queue), room, take, tasks)
 
-        self.is_reserved: Callable[[], bool] = lambda: False
+        self._is_reserved = is_reserved
         self.resumed = pull_queue("resumed", self._room_for_resumed)
         self.new = pull_queue("interactive", self._room_for_new)
 
@@ -89,11 +90,6 @@ class InteractiveQueues:
             if not queue.is_started:
                 await queue.start()
 
-    def note_returned(self, message: QueuedMessage) -> None:
-        """Take note that a message was given back to the queue that it came from."""
-        queue = self.resumed if message.subject.endswith(".resumed") else self.new
-        queue.note_returned(message)
-
     def wake(self) -> None:
         """Look at the capacity again soon."""
         self.resumed.wake()
@@ -118,4 +114,4 @@ class InteractiveQueues:
     def _room_for_new(self) -> int:
         # After a restart of NATS, what waits to go first is not known before a pull for it is answered.
         is_first = self.resumed.knows_backlog and not self.resumed.backlog
-        return self._capacity.interactive(self.backlog) if is_first and not self.is_reserved() else 0
+        return self._capacity.interactive(self.backlog) if is_first and not self._is_reserved() else 0

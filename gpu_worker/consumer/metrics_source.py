@@ -84,6 +84,7 @@ class MetricsSource:
             expert_tokens=0 if experts is None else experts.tokens,
             expert_imbalance=0.0 if experts is None else experts.imbalance,
             unused_experts=0 if experts is None else experts.unused,
+            evicted_blocks=stats.num_evicted_blocks,
         )
 
 

@@ -48,7 +48,7 @@ class PullQueue:
         stream: str,
         ensure_consumer: Callable[[], Awaitable[str]],
         capacity: Callable[[], int],
-        take: Callable[[QueuedMessage], None],
+        take: Callable[[QueuedMessage], bool | None],
         tasks: TaskSupervisor,
     ) -> None:
         """Pull from a consumer of `stream`; nothing happens before `start`.
@@ -58,7 +58,7 @@ class PullQueue:
             stream: Stream of the consumer.
             ensure_consumer: Makes stream and consumer if they are missing and returns the consumer's name.
             capacity: How many messages there is room for now, those outstanding included.
-            take: Receives each message, on the event loop; must not raise.
+            take: Receives each message, on the event loop, and says whether it gave it back; must not raise.
             tasks: Runs the loop that pulls.
         """
         self._nats = nats
@@ -204,7 +204,8 @@ class PullQueue:
             self.note_returned(queued)
             send_ack(self._nats, queued, REDELIVER)
             return
-        self._take(queued)
+        if self._take(queued):
+            self.note_returned(queued)
         # A turn of the loop that pulls is costly where it comes between a request and the engine.
         if self._missing():
             self.wake()

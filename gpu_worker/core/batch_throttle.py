@@ -29,7 +29,7 @@ from __future__ import annotations
 import math
 
 from gpu_worker.core.batch_allowance import BatchAllowance
-from gpu_worker.core.step import StepPlan
+from gpu_worker.core.step import ScheduledStep
 from gpu_worker.core.step_time import StepTimeModel
 
 _LONG_STEP_INTERVAL = 1000
@@ -138,7 +138,7 @@ class BatchThrottle:
             weight = _FIRST_TOKEN_WEIGHT if self._first_token_s else 1.0
             self._first_token_s += weight * (alone_s - self._first_token_s)
 
-    def landed(self, plan: StepPlan, duration_s: float, now: float) -> None:
+    def landed(self, plan: ScheduledStep, duration_s: float, now: float) -> None:
         """Record a step of `duration_s` that has landed at `now`, in monotonic seconds."""
         if len(plan.scheduled) > plan.num_batch:
             self._last_landed = now
@@ -174,7 +174,7 @@ class BatchThrottle:
     def _is_learning(self) -> bool:
         return self._is_surprised or not self._model.is_sure_of_batch
 
-    def _note_surprise(self, plan: StepPlan, duration_s: float) -> None:
+    def _note_surprise(self, plan: ScheduledStep, duration_s: float) -> None:
         """Look whether a step that was to take long for its batch work took much less: there is more to learn soon."""
         num_more = plan.num_tokens - len(plan.scheduled)
         num_people = len(plan.scheduled) - plan.num_batch

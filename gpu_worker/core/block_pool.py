@@ -2,21 +2,26 @@
 
 Owns the reference count of every block, the stack of blank blocks, the least-recently-used order of freed blocks that
 keep their content, and the index from content digest to block. Knows nothing of sequences; digests are made by
-`prefix_cache`. Every block is in exactly one place: blank, cached (no holder, findable) or in use.
+`prefix_cache`. Every block is in exactly one place: blank, cached (no holder, findable) or in use. Whoever keeps
+content elsewhere is told what is evicted, and brings it back by its digest.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+
+Evicted = Callable[[int, bytes], None]
+"""Told of a block, whose content is overwritten from now on, and of the digest of that content."""
 
 
 class BlockPool:
     """Hands out blocks by id. All operations are O(1) per block."""
 
-    def __init__(self, num_blocks: int) -> None:
-        """Make `num_blocks` blank blocks with ids 0 … num_blocks - 1."""
+    def __init__(self, num_blocks: int, evicted: Evicted | None = None) -> None:
+        """Make `num_blocks` blank blocks with ids 0 … num_blocks - 1; `evicted` is told before content is lost."""
         assert num_blocks > 0
+        self._evicted = evicted
         self.num_blocks = num_blocks
         self._ref_counts = [0] * num_blocks
         self._digests: list[bytes | None] = [None] * num_blocks
@@ -42,6 +47,18 @@ class BlockPool:
             self._ref_counts[block] = 1
             blocks.append(block)
         return blocks
+
+    def admit(self, digest: bytes) -> int | None:
+        """Take a block for one holder, who brings content of this digest into it before a step reads it.
+
+        Returns:
+            A block that can be found by the digest at once. None where one has that content already, or none is free.
+        """
+        if digest in self._block_of or not self.num_available:
+            return None
+        (block,) = self.allocate(1)
+        self.label(block, digest)
+        return block
 
     def find(self, digest: bytes) -> int | None:
         """Return the block whose content has this digest, in use or cached."""
@@ -122,4 +139,6 @@ class BlockPool:
         assert digest is not None
         del self._block_of[digest]
         self._digests[block] = None
+        if self._evicted is not None:
+            self._evicted(block, digest)
         return block

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from gpu_worker.core.plan import NewSequence
+
 
 class OutputConstraint(Protocol):
     """Says which tokens may come next. Its state follows from the output's tokens, so it can be made anew anywhere.
@@ -56,3 +58,41 @@ class OutputConstraint(Protocol):
     def some_allowed(self, number: int) -> int:
         """Return one of the tokens that may follow the output, the same for the same number."""
         ...
+
+
+class ConstraintSource(Protocol):
+    """Where whoever computes plans has constraints from: a plan has a grammar, not what was made of it."""
+
+    def open(self, new: NewSequence) -> OutputConstraint:
+        """Return the constraint of a sequence with a grammar, behind the output that it has."""
+        ...
+
+    def follow(self, constraint: OutputConstraint, token_ids: list[int]) -> None:
+        """Bring a constraint behind further tokens of the output."""
+        ...
+
+
+class SharedConstraints:
+    """The constraints of a scheduler's sequences, for a runner in the same process and thread.
+
+    One constraint serves both: it costs memory and time, and the scheduler has advanced it when a plan says so.
+    """
+
+    def __init__(self) -> None:
+        """Hold none."""
+        self._by_id: dict[str, OutputConstraint] = {}
+
+    def add(self, sequence_id: str, constraint: OutputConstraint) -> None:
+        """Offer the constraint of a sequence that the scheduler has taken in."""
+        self._by_id[sequence_id] = constraint
+
+    def remove(self, sequence_id: str) -> None:
+        """Drop that of a sequence that has ended, if there is one."""
+        self._by_id.pop(sequence_id, None)
+
+    def open(self, new: NewSequence) -> OutputConstraint:
+        """See `ConstraintSource`."""
+        return self._by_id[new.id]
+
+    def follow(self, constraint: OutputConstraint, token_ids: list[int]) -> None:
+        """Do nothing: the scheduler has told it."""

@@ -35,7 +35,7 @@ class DraftPlanner:
             if count > 0:
                 count = self._covered(item, count)
             if count > 0:
-                scheduled[place] = _with_drafts(item, count, is_forced=True)
+                scheduled[place] = _with_drafts(item, count, tuple(forced[:count]))
                 left -= count
         return num_left - left
 
@@ -54,7 +54,7 @@ class DraftPlanner:
         depths = policy.depths([item.sequence for item in decodes], limits)
         for place, (item, limit, depth) in enumerate(zip(decodes, limits, depths, strict=True)):
             depth = min(depth, limit, num_left)
-            if depth > 0 and not item.is_forced:
+            if depth > 0 and not item.forced:
                 depth = self._covered(item, depth)
                 num_left -= depth
                 scheduled[place] = _with_drafts(item, depth)
@@ -65,10 +65,10 @@ class DraftPlanner:
         return self._blocks.cover(item.sequence, end + num_drafts) - end
 
 
-def _with_drafts(item: ScheduledSequence, count: int, *, is_forced: bool = False) -> ScheduledSequence:
+def _with_drafts(item: ScheduledSequence, count: int, forced: tuple[int, ...] = ()) -> ScheduledSequence:
     sequence: Sequence = item.sequence
     sequence.next_publish = 0
-    return ScheduledSequence(sequence, item.start, 1, True, count, is_forced)
+    return ScheduledSequence(sequence, item.start, 1, True, count, forced)
 
 
 def _draft_limits(decodes: list[ScheduledSequence], *, is_throttled: bool) -> list[int]:

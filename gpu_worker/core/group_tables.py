@@ -21,6 +21,7 @@ class WindowTable:
         num_findable: Blocks from the first that were offered to the prefix cache.
         shared_ends: Lengths, in blocks, of prefixes that other sequences are likely to share. The window before such
             an end is evicted later than other blocks, because a prefix hit there needs all of it.
+        num_told: Blocks that plans have told the runner.
         last_shared_end: The largest of these.
     """
 
@@ -29,6 +30,7 @@ class WindowTable:
     num_expected: int
     num_findable: int
     shared_ends: tuple[int, ...] = ()
+    num_told: int = 0
     last_shared_end: int = field(init=False)
 
     def __post_init__(self) -> None:

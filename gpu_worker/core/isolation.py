@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections import deque
 
 from gpu_worker.core.group_tables import WindowTable
+from gpu_worker.core.plan import StateWork
 from gpu_worker.core.sequence import Sequence
-from gpu_worker.core.step import ScheduledSequence, StateWork
+from gpu_worker.core.step import ScheduledSequence
 from shared.sampling import Sampling
 
 Group = list[ScheduledSequence]

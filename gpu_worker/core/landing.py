@@ -11,7 +11,7 @@ from gpu_worker.core.live_sequences import LiveSequences
 from gpu_worker.core.sequence import Sequence, SequenceStatus
 from gpu_worker.core.sequence_blocks import SequenceBlocks
 from gpu_worker.core.speculation import Speculation
-from gpu_worker.core.step import SampledTokens, ScheduledSequence, SequenceEvent, StepPlan, StepResult
+from gpu_worker.core.step import SampledTokens, ScheduledSequence, ScheduledStep, SequenceEvent, StepResult
 from gpu_worker.core.stopping import extend, finish_reason, refusal
 
 
@@ -24,11 +24,11 @@ class Landing:
         self._live = live
         self._speculation = speculation
 
-    def apply(self, plan: StepPlan, result: StepResult, events: list[SequenceEvent]) -> None:
+    def apply(self, step: ScheduledStep, result: StepResult, events: list[SequenceEvent]) -> None:
         """Apply a step, and append what it did to each sequence to `events`."""
-        self._blocks.land_states(plan, result)
+        self._blocks.land_states(step, result)
         written: list[tuple[Sequence, int]] = []
-        for item, sampled in zip(plan.scheduled, result.sampled, strict=True):
+        for item, sampled in zip(step.scheduled, result.sampled, strict=True):
             sequence, new = item.sequence, sampled.token_ids
             token_ids = sequence.token_ids
             num_before = len(token_ids)
@@ -125,6 +125,6 @@ class Landing:
 
     def _record_drafts(self, item: ScheduledSequence, sampled: SampledTokens, accepted: tuple[int, ...]) -> None:
         """Count the drafts of a step, but for forced ones, and take back the blocks of those that were wrong."""
-        if self._speculation is not None and not item.is_forced:
+        if self._speculation is not None and not item.forced:
             self._speculation.record(item.sequence, sampled.num_drafted, accepted)
         self._blocks.trim(item.sequence)

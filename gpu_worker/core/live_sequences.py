@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections import Counter, deque
 from operator import attrgetter
 
+from gpu_worker.core.constraint import SharedConstraints
 from gpu_worker.core.running_set import RunningSet
 from gpu_worker.core.sequence import Sequence, SequenceStatus
 from gpu_worker.core.sequence_blocks import SequenceBlocks
-from gpu_worker.core.step import StepPlan
+from gpu_worker.core.step import ScheduledStep
 from gpu_worker.core.waiting_queue import TenantQueues
 from shared.messages import Lane
 
@@ -29,15 +30,16 @@ class LiveSequences:
         num_landed: Number of the last step that landed.
     """
 
-    def __init__(self, blocks: SequenceBlocks) -> None:
-        """Hold nothing; sequences have their blocks from `blocks`."""
+    def __init__(self, blocks: SequenceBlocks, constraints: SharedConstraints | None = None) -> None:
+        """Hold nothing; sequences have blocks from `blocks`, and share their constraints through `constraints`."""
         self._blocks = blocks
+        self._constraints = constraints or SharedConstraints()
         self._by_id: dict[str, Sequence] = {}
         self._ended: deque[tuple[int, Sequence]] = deque()
         self.waiting: dict[Lane, TenantQueues] = {"interactive": TenantQueues(), "batch": TenantQueues()}
         self.running = RunningSet()
         self.num_of_tenants: Counter[str] = Counter()
-        self.in_flight: deque[StepPlan] = deque()
+        self.in_flight: deque[ScheduledStep] = deque()
         self._tried: dict[str, Sequence] = {}
         self.num_planned = self.num_landed = 0
 
@@ -62,6 +64,8 @@ class LiveSequences:
     def add(self, sequence: Sequence) -> None:
         """Let a new sequence wait."""
         self._by_id[sequence.id] = sequence
+        if sequence.constraint is not None:
+            self._constraints.add(sequence.id, sequence.constraint)
         if sequence.is_on_trial:
             self._tried[sequence.id] = sequence
         self.waiting[sequence.lane].push(sequence)
@@ -82,6 +86,7 @@ class LiveSequences:
         sequence.status = SequenceStatus.FINISHED
         sequence.next_publish = 0
         del self._by_id[sequence.id]
+        self._constraints.remove(sequence.id)
         self._tried.pop(sequence.id, None)
         if sequence.lane == "interactive":
             self._count_out(sequence.tenant)
@@ -94,19 +99,19 @@ class LiveSequences:
         else:
             self._blocks.release(sequence)
 
-    def add_step(self, plan: StepPlan) -> None:
+    def add_step(self, step: ScheduledStep) -> None:
         """Add a step that was planned to those in flight; an empty one has no number of its own."""
-        self.in_flight.append(plan)
-        if plan.scheduled:
-            self.num_planned = plan.step
+        self.in_flight.append(step)
+        if step.scheduled:
+            self.num_planned = step.step
 
-    def land(self, plan: StepPlan) -> None:
+    def land(self, step: ScheduledStep) -> None:
         """Remove the oldest step in flight, which has landed, and give back blocks that waited for it."""
         assert self.in_flight, "the step is not in flight"
-        assert self.in_flight[0] is plan, "the step is not the oldest in flight"
+        assert self.in_flight[0] is step, "the step is not the oldest in flight"
         self.in_flight.popleft()
-        if plan.scheduled:
-            self.release_ended(plan.step)
+        if step.scheduled:
+            self.release_ended(step.step)
 
     def release_ended(self, step: int) -> None:
         """Give back the blocks of ended sequences: no step up to number `step` is in flight any more."""
@@ -116,7 +121,7 @@ class LiveSequences:
 
     def check_integrity(self) -> None:
         """Assert that counters and queues agree, and blocks with both."""
-        running, in_flight = self.running, {item.sequence for plan in self.in_flight for item in plan.scheduled}
+        running, in_flight = self.running, {item.sequence for step in self.in_flight for item in step.scheduled}
         ended = [sequence for _, sequence in self._ended]
         self._blocks.check_integrity([*running, *ended])
         running.check_integrity()
@@ -125,7 +130,7 @@ class LiveSequences:
         assert in_flight - set(ended) == {sequence for sequence in running if self._is_in_flight(sequence)}
         assert not ended or self.in_flight, "an ended sequence keeps its blocks though no step is in flight"
         for sequence in self._by_id.values():
-            items = [item for plan in self.in_flight for item in plan.scheduled if item.sequence is sequence]
+            items = [item for step in self.in_flight for item in step.scheduled if item.sequence is sequence]
             assert sequence.num_pending_tokens == sum(item.samples for item in items)
             num_written = sequence.num_computed_tokens - sum(item.num_tokens for item in items)
             assert self._blocks.num_findable_tokens(sequence) <= num_written, (

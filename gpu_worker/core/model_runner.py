@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from gpu_worker.core.step import StepPlan, StepResult
+from gpu_worker.core.plan import StepPlan
+from gpu_worker.core.step import StepResult
 from shared.errors import HeadraceError
 
 
@@ -46,9 +47,9 @@ class PendingStep(Protocol):
 class ModelRunner(Protocol):
     """Executes plans, in the order in which they are submitted.
 
-    It reads sequences in `submit` only, and writes nothing but `Sequence.row`, which stays the same while the sequence
-    is in the batch. It drops what it keeps for `plan.departed` before anything that can fail; a sequence may be named
-    twice there. A step that was submitted, and failed or not, may be computed again when its sequences have departed.
+    It knows sequences from plans alone. It drops what it keeps for `plan.departed` before anything that can fail; a row
+    may be named there that it never saw. A step that was submitted, and failed or not, may be computed again when its
+    sequences have departed.
     """
 
     @property
@@ -59,9 +60,8 @@ class ModelRunner(Protocol):
     def submit(self, plan: StepPlan) -> PendingStep:
         """Start to compute the plan's tokens and to sample; called only with a plan that schedules something.
 
-        A token of an item that is not in `sequence.token_ids` yet is the one sampled last for the sequence, by a step
-        that is still in flight. The token that an item samples is number `start + num_tokens - num_prompt_tokens` of
-        the output.
+        A token to compute that no plan has told yet is the one sampled last for the sequence, by a step that is still
+        in flight. The token that a sequence samples is number `start + length - num_prompt_tokens` of the output.
         """
         ...
 

@@ -31,11 +31,13 @@ from gpu_worker.core.batch_allowance import BatchAllowance
 from gpu_worker.core.batch_throttle import BatchThrottle
 from gpu_worker.core.draft_planner import DraftPlanner
 from gpu_worker.core.live_sequences import LiveSequences
+from gpu_worker.core.plan import NOTHING
+from gpu_worker.core.plan_writer import PlanWriter
 from gpu_worker.core.scheduler_config import SchedulerConfig
 from gpu_worker.core.sequence import Sequence, SequenceStatus
 from gpu_worker.core.sequence_blocks import SequenceBlocks
 from gpu_worker.core.speculation import DraftPolicy
-from gpu_worker.core.step import ScheduledSequence, StepPlan
+from gpu_worker.core.step import ScheduledSequence, ScheduledStep
 from shared.messages import Lane
 
 
@@ -73,13 +75,14 @@ class Planner:
         self._policy = policy
         self._admission = Admission(config, blocks, live)
         self._drafts = DraftPlanner(blocks)
+        self._writer = PlanWriter()
 
     @property
     def num_preemptions(self) -> int:
         """Sequences that were preempted so far, each time."""
         return self._admission.num_preemptions
 
-    def plan(self, step: int, now: float) -> StepPlan | None:
+    def plan(self, step: int, now: float) -> ScheduledStep | None:
         """Plan step number `step`, behind those in flight, at `now` in monotonic seconds.
 
         Returns:
@@ -104,7 +107,7 @@ class Planner:
         self._throttle.planned(now, num_interactive, num_more_tokens, len(batch.decodes) + len(batch.chunks))
         return self._share_out(step, decodes, prompts, batch)
 
-    def plan_again(self, step: int, items: Iterable[ScheduledSequence]) -> StepPlan:
+    def plan_again(self, step: int, items: Iterable[ScheduledSequence]) -> ScheduledStep:
         """Plan step number `step` with shares of one that was rolled back, without drafts.
 
         Their sequences run, and hold the blocks for it.
@@ -118,7 +121,15 @@ class Planner:
         num_tokens = sum(item.num_tokens for item in scheduled)
         num_batch = sum(item.sequence.lane == "batch" for item in scheduled)
         departed = self._running.take_departed()
-        return StepPlan(step, scheduled, num_tokens, departed, num_decodes, num_batch=num_batch)
+        plan = self._writer.write(step, scheduled, num_tokens, departed, num_decodes, has_drafts=False)
+        return ScheduledStep(step, scheduled, num_tokens, departed, num_decodes, num_batch=num_batch, plan=plan)
+
+    def plan_control(self, step: int, control: ScheduledSequence) -> ScheduledStep:
+        """Plan step number `step` with nothing but a share that is not of a running sequence."""
+        departed = self._running.take_departed()
+        plan = self._writer.write(step, [control], 1, departed, 1, has_drafts=False)
+        self._running.departed.append(control.sequence)
+        return ScheduledStep(step, [control], 1, departed, 1, plan=plan)
 
     def _grow(self, lane: Lane, decodes: Collection[Sequence]) -> bool:
         """Give a lane's sequences the blocks for their new tokens, preempting the last in order while there are none.
@@ -227,7 +238,7 @@ class Planner:
 
     def _share_out(
         self, step: int, decodes: Collection[Sequence], prompts: list[Sequence], batch: _BatchWork
-    ) -> StepPlan:
+    ) -> ScheduledStep:
         """Schedule all decodes, then interactive prompts, batch prompts and drafts with the tokens that are left."""
         scheduled, state_places = self._decodes([*decodes, *batch.decodes] if batch.decodes else decodes)
         num_decodes = len(scheduled)
@@ -238,12 +249,18 @@ class Planner:
         num_batch = len(batch.decodes) + len(scheduled) - num_before
         departed = self._running.take_departed() if scheduled else []
         is_changing = num_decodes < len(scheduled) or bool(departed)
-        is_alone = self._add_drafts(
+        is_alone, has_drafts = self._add_drafts(
             scheduled, num_decodes, left, is_changing=is_changing, is_throttled=batch.is_throttled
         )
         self._blocks.add_state_work(scheduled, (*state_places, *range(num_decodes, len(scheduled))))
         num_tokens = self._config.max_num_batched_tokens - left
-        return StepPlan(step, scheduled, num_tokens, departed, num_decodes, batch.is_throttled, is_alone, num_batch)
+        plan = NOTHING
+        if scheduled:
+            has_drafts = has_drafts or is_alone
+            plan = self._writer.write(step, scheduled, num_tokens, departed, num_decodes, has_drafts=has_drafts)
+        return ScheduledStep(
+            step, scheduled, num_tokens, departed, num_decodes, batch.is_throttled, is_alone, num_batch, plan
+        )
 
     def _add_prompts(
         self, scheduled: list[ScheduledSequence], prompts: list[Sequence], left: int, num_batch_tokens: int, step: int
@@ -277,8 +294,8 @@ class Planner:
         *,
         is_changing: bool,
         is_throttled: bool,
-    ) -> bool:
-        """Let decodes verify forced tokens and drafts; say whether any are forced.
+    ) -> tuple[bool, bool]:
+        """Let decodes verify forced tokens and drafts; say whether any are forced, and whether others may be drafted.
 
         Args:
             scheduled: All shares of the step, decodes first.
@@ -293,9 +310,10 @@ class Planner:
         # The policy is asked even when a step is in flight, because it follows how the batch changes. But drafts would
         # have to follow the tokens of that step.
         policy = self._policy
-        if policy is not None and policy.may_draft(num_decodes, is_changing=is_changing) and not self._live.in_flight:
+        may_draft = policy is not None and policy.may_draft(num_decodes, is_changing=is_changing)
+        if policy is not None and may_draft and not self._live.in_flight:
             self._drafts.add_drafts(policy, scheduled, num_decodes, left - num_forced, is_throttled=is_throttled)
-        return num_forced > 0
+        return num_forced > 0, may_draft
 
     def _decodes(self, sequences: Iterable[Sequence]) -> tuple[list[ScheduledSequence], list[int]]:
         """Schedule decodes; return also the places of those that fill a block, or are the first of their sequence.

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from gpu_worker.core.batch_throttle import BatchThrottle
+from gpu_worker.core.constraint import SharedConstraints
 from gpu_worker.core.deadlines import Deadlines
 from gpu_worker.core.isolation import control_share, restarted_shares
 from gpu_worker.core.landing import Landing
@@ -25,7 +26,7 @@ from gpu_worker.core.scheduler_config import SchedulerConfig, SchedulerStats
 from gpu_worker.core.sequence import Sequence, SequenceStatus
 from gpu_worker.core.sequence_blocks import SequenceBlocks
 from gpu_worker.core.speculation import Speculation
-from gpu_worker.core.step import ScheduledSequence, SequenceEvent, StepPlan, StepResult
+from gpu_worker.core.step import ScheduledSequence, ScheduledStep, SequenceEvent, StepResult
 from gpu_worker.core.step_time import StepTimeModel
 from gpu_worker.core.stopping import finish_reason, set_limits
 from shared.errors import BadRequestError, PromptTooLongError
@@ -40,11 +41,17 @@ class DuplicateSequenceError(ValueError):
 class Scheduler:
     """Not thread safe."""
 
-    def __init__(self, config: SchedulerConfig, speculation: Speculation | None = None) -> None:
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        speculation: Speculation | None = None,
+        constraints: SharedConstraints | None = None,
+    ) -> None:
+        """Schedule nothing yet; a runner in this process has the constraints of sequences from `constraints`."""
         self.config = config
         self.speculation = speculation
         self._blocks = SequenceBlocks(config)
-        self._live = LiveSequences(self._blocks)
+        self._live = LiveSequences(self._blocks, constraints)
         self._running, self._waiting, self._in_flight = self._live.running, self._live.waiting, self._live.in_flight
         policy = None if speculation is None else speculation.policy
         self._step_time = StepTimeModel()
@@ -77,13 +84,14 @@ class Scheduler:
             num_preemptions=self._planner.num_preemptions,
             num_prefix_queries=self._blocks.num_prefix_queries,
             num_prefix_hits=self._blocks.num_prefix_hits,
+            num_evicted_blocks=self._blocks.num_evicted,
         )
 
-    def is_saturated_by(self, plan: StepPlan) -> bool:
+    def is_saturated_by(self, step: ScheduledStep) -> bool:
         """Say whether no more sequences could have run in a step; batch work that was throttled does not count."""
-        if len(plan.scheduled) >= self.config.max_num_seqs or self._waiting["interactive"]:
+        if len(step.scheduled) >= self.config.max_num_seqs or self._waiting["interactive"]:
             return True
-        return bool(self._waiting["batch"]) and not plan.is_throttled
+        return bool(self._waiting["batch"]) and not step.is_throttled
 
     @property
     def sequences(self) -> list[Sequence]:
@@ -157,14 +165,14 @@ class Scheduler:
             self._live.finish(sequence)
         return sequence
 
-    def schedule(self, now: float) -> StepPlan | None:
+    def schedule(self, now: float) -> ScheduledStep | None:
         """Plan the next step, behind those in flight.
 
         Args:
             now: Monotonic seconds; sequences whose deadline has passed end here, and `settle` reports them.
 
         Returns:
-            A plan, which is now in flight; one without any sequence when there is nothing to compute at all. None when
+            A step, which is now in flight; one without any sequence when there is nothing to compute at all. None when
             a step in flight has to land first.
         """
         for sequence in self._deadlines.pop_expired(now):
@@ -172,19 +180,19 @@ class Scheduler:
             self._events.append(SequenceEvent(sequence, (), sequence.num_output_tokens, "expired"))
         if self._in_flight and (self._in_flight[-1].is_alone or (self.speculation and self.speculation.may_draft)):
             return None
-        plan = self._planner.plan(self._live.num_planned + 1, now)
-        if plan is None or (self._in_flight and not plan.scheduled):
+        step = self._planner.plan(self._live.num_planned + 1, now)
+        if step is None or (self._in_flight and not step.scheduled):
             return None
-        self._live.add_step(plan)
-        return plan
+        self._live.add_step(step)
+        return step
 
-    def settle(self, plan: StepPlan, result: StepResult) -> list[SequenceEvent]:
+    def settle(self, step: ScheduledStep, result: StepResult) -> list[SequenceEvent]:
         """Apply the outcome of the oldest step in flight and return what it did to each sequence."""
-        assert plan.step == result.step
-        assert len(plan.scheduled) == len(result.sampled)
-        self._live.land(plan)
+        assert step.step == result.step
+        assert len(step.scheduled) == len(result.sampled)
+        self._live.land(step)
         events = self.take_events()
-        self._landing.apply(plan, result, events)
+        self._landing.apply(step, result, events)
         return events
 
     def roll_back(self) -> list[ScheduledSequence]:
@@ -198,9 +206,9 @@ class Scheduler:
         """
         oldest = self._in_flight[0]
         touched: dict[Sequence, None] = {}
-        for plan in reversed(self._in_flight):
-            self._running.departed += plan.departed
-            for item in plan.scheduled:
+        for step in reversed(self._in_flight):
+            self._running.departed += step.departed
+            for item in step.scheduled:
                 sequence = item.sequence
                 touched[sequence] = None
                 if sequence.status is not SequenceStatus.FINISHED:
@@ -214,23 +222,23 @@ class Scheduler:
         shares = [item for item in oldest.scheduled if item.sequence.status is SequenceStatus.RUNNING]
         return shares if self._blocks.states is None else restarted_shares(shares, self.config.max_num_batched_tokens)
 
-    def schedule_again(self, items: Iterable[ScheduledSequence]) -> StepPlan | None:
+    def schedule_again(self, items: Iterable[ScheduledSequence]) -> ScheduledStep | None:
         """Plan a step of nothing but some of the shares that `roll_back` returned, without their drafts.
 
         Nothing was planned for these sequences since. No step may be in flight.
 
         Returns:
-            A plan, which is now in flight; None when none of the sequences runs any more.
+            A step, which is now in flight; None when none of the sequences runs any more.
         """
         assert not self._in_flight
         running = [item for item in items if item.sequence.status is SequenceStatus.RUNNING]
         if not running:
             return None
-        plan = self._planner.plan_again(self._live.num_planned + 1, running)
-        self._live.add_step(plan)
-        return plan
+        step = self._planner.plan_again(self._live.num_planned + 1, running)
+        self._live.add_step(step)
+        return step
 
-    def control_step(self, sequence: Sequence) -> StepPlan:
+    def control_step(self, sequence: Sequence) -> ScheduledStep:
         """Return a step that any runner can compute: one token of a sequence that nobody asked for.
 
         It is not in flight, and must be computed at once. It writes where the next token of `sequence` belongs, which
@@ -238,9 +246,7 @@ class Scheduler:
         """
         control = control_share(sequence, self.config.block_size)
         self._live.num_planned = self._live.num_landed = step = self._live.num_planned + 1
-        departed = self._running.take_departed()
-        self._running.departed.append(control.sequence)
-        return StepPlan(step, [control], 1, departed, 1)
+        return self._planner.plan_control(step, control)
 
     def fail(self, sequence: Sequence, error: str) -> None:
         """End a sequence because it cannot be executed; the next `settle` or `take_events` reports it."""
@@ -253,11 +259,11 @@ class Scheduler:
         events, self._events = self._events, []
         return events
 
-    def observe(self, plan: StepPlan, result: StepResult, duration_s: float, now: float) -> None:
+    def observe(self, step: ScheduledStep, result: StepResult, duration_s: float, now: float) -> None:
         """Learn how long a step took that has landed at `now`, in monotonic seconds."""
-        self._throttle.landed(plan, duration_s, now)
+        self._throttle.landed(step, duration_s, now)
         num_drafted = 0 if self.speculation is None else sum([sampled.num_drafted for sampled in result.sampled])
-        self._step_time.observe_step(plan, num_drafted, duration_s)
+        self._step_time.observe_step(step, num_drafted, duration_s)
 
     def check_integrity(self) -> None:
         """Assert that blocks, counters and queues agree. Costs time in proportion to the pool; for tests and idle."""

@@ -103,6 +103,7 @@ class SchedulerStats:
         free_blocks: Blocks that can be handed out, those with findable content included.
         groups: Each kind of KV memory with its blocks in use, or slots, and how many there are.
         num_prefix_queries: Prompt tokens admitted so far, and of these `num_prefix_hits` found in the prefix cache.
+        num_evicted_blocks: Blocks of the prefix cache that were overwritten so far.
     """
 
     running: int
@@ -117,3 +118,4 @@ class SchedulerStats:
     num_preemptions: int
     num_prefix_queries: int
     num_prefix_hits: int
+    num_evicted_blocks: int

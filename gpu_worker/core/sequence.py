@@ -1,7 +1,7 @@
 """One request while the engine works on it.
 
-Only the scheduler writes a sequence's counters, block table and status; the model runner reads them. The one rule of
-the engine: `num_computed_tokens` (tokens whose KV is in blocks) catches up with `num_tokens`. Prefill, chunked
+Only the scheduler writes a sequence's counters, block table and status; the model runner sees plans alone. The one rule
+of the engine: `num_computed_tokens` (tokens whose KV is in blocks) catches up with `num_tokens`. Prefill, chunked
 prefill, prefix hits, resumption after preemption or from another worker, and verification of drafts are all this rule.
 
 Both counters run ahead of the device: what a step will have computed and sampled counts from the moment it is planned,
@@ -56,7 +56,9 @@ class Sequence:
         block_table: Ids of the blocks that hold the KV, in order, of the layers that keep all tokens.
         window_tables: Its blocks in each group of layers that keeps the last tokens.
         state_slot: Where its state is, of a model with recurrent layers.
-        row: Stable row of the model runner's batch state while running, else None.
+        row: Its place in the batch from the plan that tells it to the runner until it departs, else None.
+        num_told_tokens: Tokens that plans have told since then.
+        num_told_blocks: Blocks of `block_table` that plans have told.
         stop_ids: Tokens that end the sequence: `stop_token_ids`, and the end-of-sequence tokens unless ignored.
         max_num_tokens: Length at which the sequence ends, from `max_tokens` and the model's context.
         order: Who goes first, smaller before larger: lane (what is on trial between them), priority, arrival. Unique.
@@ -102,6 +104,8 @@ class Sequence:
     window_tables: tuple[WindowTable, ...] = ()
     state_slot: StateSlot | None = None
     row: int | None = None
+    num_told_tokens: int = 0
+    num_told_blocks: int = 0
     num_preemptions: int = 0
     stop_ids: frozenset[int] = frozenset()
     max_num_tokens: int = 0

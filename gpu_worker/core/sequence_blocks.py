@@ -19,7 +19,7 @@ from gpu_worker.core.prefix_cache import HitRule, PrefixCache
 from gpu_worker.core.scheduler_config import SchedulerConfig
 from gpu_worker.core.sequence import Sequence, SequenceStatus
 from gpu_worker.core.state_slots import StateSlots
-from gpu_worker.core.step import ScheduledSequence, StepPlan, StepResult
+from gpu_worker.core.step import ScheduledSequence, ScheduledStep, StepResult
 from gpu_worker.core.window_groups import WindowGroups
 
 
@@ -30,11 +30,13 @@ class SequenceBlocks:
         pool: Blocks that keep all tokens.
         windows: Groups that keep the last tokens.
         states: Slots of recurrent layers, None where there are none.
+        num_evicted: Blocks of `pool` whose content could be found, and was overwritten.
     """
 
     def __init__(self, config: SchedulerConfig) -> None:
         """Manage the pools that `config` describes."""
-        self.pool = BlockPool(config.num_blocks)
+        self.pool = BlockPool(config.num_blocks, self._count_evicted)
+        self.num_evicted = 0
         self.windows = WindowGroups(config)
         self.states = None if config.state is None else StateSlots(config.state, config.block_size)
         self._config = config
@@ -174,8 +176,8 @@ class SequenceBlocks:
         if needed < len(sequence.block_table):
             promised = self._promised(sequence)
             self.pool.release(sequence.block_table[needed:])
-            # A new list, because runners take a table that is the same list to have only grown.
-            sequence.block_table = sequence.block_table[:needed]
+            del sequence.block_table[needed:]
+            sequence.num_told_blocks = min(sequence.num_told_blocks, needed)
             self._num_promised += self._promised(sequence) - promised
         self.windows.trim(sequence)
 
@@ -213,11 +215,11 @@ class SequenceBlocks:
             if (work := self.states.plan(item, makes_checkpoints=self._cache is not None)) is not None:
                 scheduled[place] = structs.replace(item, state=work)
 
-    def land_states(self, plan: StepPlan, result: StepResult) -> None:
+    def land_states(self, step: ScheduledStep, result: StepResult) -> None:
         """Make the checkpoints of a landed step findable, so that others can start from them."""
         if self.states is None:
             return
-        for item, sampled in zip(plan.scheduled, result.sampled, strict=True):
+        for item, sampled in zip(step.scheduled, result.sampled, strict=True):
             if item.state is None or sampled.error is not None:
                 continue
             sequence = item.sequence
@@ -281,6 +283,9 @@ class SequenceBlocks:
         if self.states is not None:
             self.states.check_integrity([s.state_slot for s in holders if s.state_slot is not None])
             assert all(sequence.state_slot is not None for sequence in holders)
+
+    def _count_evicted(self, block: int, digest: bytes) -> None:
+        self.num_evicted += 1
 
     def _match(self, sequence: Sequence) -> tuple[list[int], int]:
         """Return the blocks behind which all groups can go on, and how many hold the longest known prefix."""

@@ -24,9 +24,10 @@ from collections.abc import Sequence as Values
 from dataclasses import dataclass
 
 from gpu_worker.core.group_tables import StateSlot
+from gpu_worker.core.plan import StateWork
 from gpu_worker.core.scheduler_config import StateConfig
 from gpu_worker.core.sequence import Sequence
-from gpu_worker.core.step import ScheduledSequence, StateWork
+from gpu_worker.core.step import ScheduledSequence
 
 
 @dataclass(slots=True, eq=False)

@@ -1,4 +1,4 @@
-"""What passes between scheduler, model runner and consumer in one step: plan, result, events. Values only.
+"""A step as the scheduler keeps it until it lands, and what comes of it: results and events.
 
 They are msgspec Structs though they never leave the process: several are made per sequence and step, and a frozen
 Struct costs 0.06 µs to make where a frozen dataclass costs 0.9. Nothing they refer to refers back to them, so the
@@ -10,42 +10,21 @@ from __future__ import annotations
 import msgspec
 from msgspec import Struct
 
+from gpu_worker.core.plan import NOTHING, StateWork, StepPlan
 from gpu_worker.core.sequence import Sequence
 from shared.messages import FinishReason
 
 
-class StateWork(Struct, frozen=True, gc=False):
-    """What the runner does with the state of a sequence in its share of a step, besides going on in its slot.
-
-    Before any slot is written in a step, all `source` slots are read.
-
-    Attributes:
-        is_first: The state in the sequence's slot is not its own yet: it becomes a copy of that in `source`, or what
-            a state is before the first token.
-        source: The slot of the checkpoint that the sequence starts from, which may be its own; None starts anew.
-        saves: Where to copy the state: after how many of the share's tokens, in order, and to which slot. Draft tokens
-            come behind all of these.
-    """
-
-    is_first: bool
-    source: int | None = None
-    saves: tuple[tuple[int, int], ...] = ()
-
-
 class ScheduledSequence(Struct, frozen=True, gc=False):
-    """One sequence's share of a step.
-
-    The runner computes tokens `start : start + num_tokens` of `sequence.token_ids`, writes their KV into the blocks of
-    `sequence.block_table` (which already covers them), and samples a token when `samples`. The last of these tokens
-    may be one that a step in flight is sampling, and not in `token_ids` yet.
+    """One sequence's share of a step; the last of its tokens may be one that a step in flight is sampling.
 
     Attributes:
         start: `num_computed_tokens` when the step was planned.
         num_tokens: Tokens to compute in this step (`num_scheduled_tokens`), at least one.
         samples: True when the step reaches the sequence's last token and another one is wanted.
         num_draft_tokens: Draft tokens after these that the runner may compute and verify in this step; the
-            block table covers them too. Only where the step samples.
-        is_forced: The draft tokens are those that the sequence's constraint forces.
+            block table covers them too. Only of decodes.
+        forced: The draft tokens, where the sequence's constraint forces them.
         state: Of a model with recurrent layers: what becomes of the state, other than that it goes on.
     """
 
@@ -54,23 +33,23 @@ class ScheduledSequence(Struct, frozen=True, gc=False):
     num_tokens: int
     samples: bool
     num_draft_tokens: int = 0
-    is_forced: bool = False
+    forced: tuple[int, ...] = ()
     state: StateWork | None = None
 
 
-class StepPlan(Struct, frozen=True, gc=False):
+class ScheduledStep(Struct, frozen=True, gc=False):
     """All work of one step. `scheduled` lists decodes first.
 
     Attributes:
         step: Step number, from 1.
         num_tokens: Sum of the scheduled tokens, drafts not counted.
-        departed: Sequences that held a place in the batch and left it since the plan before: they ended or were
-            preempted. What the runner keeps for them goes first: one that was preempted may be scheduled again at
-            once, as if it were new. Some the runner may never have seen.
+        departed: Sequences that held a place in the batch and left it since the step before: they ended or were
+            preempted. One that was preempted may be scheduled again at once.
         num_decodes: How many of `scheduled` are decodes.
         is_throttled: Batch work was limited for the sake of interactive sequences.
         is_alone: It verifies tokens that constraints force: no step may be planned behind it.
         num_batch: How many of `scheduled` are of the batch lane.
+        plan: What the runner is told.
     """
 
     step: int
@@ -81,6 +60,7 @@ class StepPlan(Struct, frozen=True, gc=False):
     is_throttled: bool = False
     is_alone: bool = False
     num_batch: int = 0
+    plan: StepPlan = NOTHING
 
     @property
     def num_prefilled(self) -> int:
@@ -121,7 +101,7 @@ class SampledTokens(Struct, frozen=True, gc=False):
 
 
 class StepResult(Struct, frozen=True, gc=False):
-    """Outcome of a step: `sampled[i]` belongs to `plan.scheduled[i]`."""
+    """Outcome of a step: `sampled[i]` belongs to the sequence at place `i` of the plan."""
 
     step: int
     sampled: list[SampledTokens]

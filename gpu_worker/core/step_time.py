@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 
-from gpu_worker.core.step import StepPlan
+from gpu_worker.core.step import ScheduledStep
 
 _FIRST_WEIGHTS = (1.0, 0.2, 0.2, 0.05)
 """What the parts are to one another until steps of different sizes have been measured: a small model on a CPU, where
@@ -89,7 +89,7 @@ class StepTimeModel:
         fixed, interactive, batch, token = self._costs_s
         return fixed + interactive * num_interactive + batch * num_batch + token * num_more_tokens
 
-    def observe_step(self, plan: StepPlan, num_drafted: int, duration_s: float) -> None:
+    def observe_step(self, plan: ScheduledStep, num_drafted: int, duration_s: float) -> None:
         """Learn from a step that computed `num_drafted` drafts besides its plan."""
         num_batch, num_sequences = plan.num_batch, len(plan.scheduled)
         kind = (num_sequences - num_batch, num_batch, plan.num_tokens - num_sequences + num_drafted)

@@ -93,8 +93,8 @@ class WindowBlocks:
         if needed < len(table.blocks):
             promised = _promised(table)
             self.pool.release(table.blocks[needed:])
-            # A new list, because runners take a table that is the same list to have only grown.
-            table.blocks = table.blocks[:needed]
+            del table.blocks[needed:]
+            table.num_told = min(table.num_told, needed)
             self._num_promised += _promised(table) - promised
 
     def publish(self, table: WindowTable, digests: Values[bytes], num_full: int) -> None:

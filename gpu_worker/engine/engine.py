@@ -22,7 +22,7 @@ from gpu_worker.core.isolation import Isolation
 from gpu_worker.core.model_runner import BrokenRunnerError, InvalidLogitsError, ModelRunner, PendingStep, RefusedStep
 from gpu_worker.core.scheduler import Scheduler
 from gpu_worker.core.sequence import Sequence, SequenceStatus
-from gpu_worker.core.step import CompletedStep, SequenceEvent, StepPlan, StepResult
+from gpu_worker.core.step import CompletedStep, ScheduledStep, SequenceEvent, StepResult
 from gpu_worker.engine.rates import StepRates
 from gpu_worker.engine.step_counts import StepCounts
 
@@ -38,7 +38,7 @@ class _Flight(Struct, frozen=True):
         is_retry: It computes again a part of a step that failed.
     """
 
-    plan: StepPlan
+    step: ScheduledStep
     pending: PendingStep
     started: float
     is_retry: bool
@@ -53,6 +53,7 @@ class EngineStats(Struct, frozen=True, kw_only=True):
         waiting_tokens: Tokens known and not computed yet, of waiting and running sequences.
         free_blocks: Blocks that can be handed out, those with findable content included.
         groups: Each kind of KV memory with its blocks in use, or slots, and how many there are.
+        num_evicted_blocks: Blocks of the prefix cache that were overwritten.
         prefill_rate: Tokens per second; 0 while unknown.
         decode_rate: Tokens per second; 0 while unknown.
         is_fatal: The runner or the engine broke down; the process should end with an error.
@@ -82,6 +83,7 @@ class EngineStats(Struct, frozen=True, kw_only=True):
     spec_decode_num_draft_tokens: int = 0
     spec_decode_num_accepted_tokens: int = 0
     groups: tuple[tuple[str, int, int], ...] = ()
+    num_evicted_blocks: int = 0
 
 
 class Engine:
@@ -125,6 +127,7 @@ class Engine:
             num_preemptions=counts.num_preemptions,
             num_prefix_queries=counts.num_prefix_queries,
             num_prefix_hits=counts.num_prefix_hits,
+            num_evicted_blocks=counts.num_evicted_blocks,
             prefill_rate=self._rates.prefill,
             decode_rate=self._rates.decode,
             num_failed_steps=self._num_failed_steps,
@@ -199,26 +202,26 @@ class Engine:
             BrokenRunnerError: The runner can compute nothing any more.
         """
         flight = self._in_flight.popleft()
-        plan = flight.plan
+        step = flight.step
         self.last_error = None
         try:
             result = flight.pending.result()
-            if len(result.sampled) != len(plan.scheduled):
-                raise RuntimeError(f"runner answered {len(result.sampled)} of {len(plan.scheduled)} sequences")
+            if len(result.sampled) != len(step.scheduled):
+                raise RuntimeError(f"runner answered {len(result.sampled)} of {len(step.scheduled)} sequences")
         except Exception as error:
             return self._undo(error)
-        if _is_all_invalid(plan, result):
+        if _is_all_invalid(step, result):
             return self._undo(InvalidLogitsError())
-        events = self._scheduler.settle(plan, result)
-        if plan.scheduled:
+        events = self._scheduler.settle(step, result)
+        if step.scheduled:
             # A step that was submitted behind another one has had the device only since that one landed.
             began, self._landed_at = max(flight.started, self._landed_at), self._clock()
-            self._measure(plan, events, self._landed_at - began)
+            self._measure(step, events, self._landed_at - began)
             if flight.is_retry:
                 self._isolation.is_runner_proven = True
             else:
-                self._time_drafts(plan, result, self._landed_at - began)
-            self._scheduler.observe(plan, result, self._landed_at - began, self._landed_at)
+                self._time_drafts(step, result, self._landed_at - began)
+            self._scheduler.observe(step, result, self._landed_at - began, self._landed_at)
         return events
 
     def _undo(self, error: Exception) -> list[SequenceEvent]:
@@ -246,9 +249,9 @@ class Engine:
     def _prove_runner(self, sequence: Sequence, error: Exception) -> None:
         """Let the runner compute a control step in place of this sequence; it fails only if the runner is broken."""
         for _ in range(MAX_CONTROL_STEPS):
-            plan = self._scheduler.control_step(sequence)
+            step = self._scheduler.control_step(sequence)
             with contextlib.suppress(Exception):
-                result = self._runner.submit(plan).result()
+                result = self._runner.submit(step.plan).result()
                 if all(sampled.error is None for sampled in result.sampled):
                     self._isolation.is_runner_proven = True
                     return
@@ -260,55 +263,55 @@ class Engine:
             # The next step would build on a token that the device may never have sampled.
             return False
         started = self._clock()
-        plan = self._next_plan(started)
-        if plan is None:
+        step = self._next_step(started)
+        if step is None:
             return False
         pending: PendingStep
-        if not plan.scheduled:
-            pending = CompletedStep(StepResult(plan.step, []))
+        if not step.scheduled:
+            pending = CompletedStep(StepResult(step.step, []))
         else:
             try:
-                pending = self._runner.submit(plan)
+                pending = self._runner.submit(step.plan)
             except Exception as error:
                 pending = RefusedStep(error)
-        self._in_flight.append(_Flight(plan, pending, started, self._isolation.is_active))
-        return bool(plan.scheduled)
+        self._in_flight.append(_Flight(step, pending, started, self._isolation.is_active))
+        return bool(step.scheduled)
 
-    def _next_plan(self, now: float) -> StepPlan | None:
+    def _next_step(self, now: float) -> ScheduledStep | None:
         """Plan the next group of a failed step, or else a step of all that there is to do."""
         while self._isolation.is_active:
             group = self._isolation.next_group()
-            if group is not None and (plan := self._scheduler.schedule_again(group)) is not None:
-                return plan
+            if group is not None and (step := self._scheduler.schedule_again(group)) is not None:
+                return step
         return self._scheduler.schedule(now)
 
-    def _time_drafts(self, plan: StepPlan, result: StepResult, duration_s: float) -> None:
+    def _time_drafts(self, step: ScheduledStep, result: StepResult, duration_s: float) -> None:
         """Tell the policy of speculation how long a step of nothing but decodes and drafts took."""
         speculation = self._scheduler.speculation
-        if speculation is not None and plan.num_decodes == len(plan.scheduled):
+        if speculation is not None and step.num_decodes == len(step.scheduled):
             num_drafted = sum([sampled.num_drafted for sampled in result.sampled])
-            speculation.policy.time(plan.num_decodes, num_drafted, duration_s)
+            speculation.policy.time(step.num_decodes, num_drafted, duration_s)
 
-    def _measure(self, plan: StepPlan, events: list[SequenceEvent], duration_s: float) -> None:
+    def _measure(self, step: ScheduledStep, events: list[SequenceEvent], duration_s: float) -> None:
         num_generated = sum([len(event.token_ids) for event in events])
-        num_prefilled, config = plan.num_prefilled, self._scheduler.config
-        self.counts.observe(plan.num_tokens, num_prefilled, num_generated, duration_s)
+        num_prefilled, config = step.num_prefilled, self._scheduler.config
+        self.counts.observe(step.num_tokens, num_prefilled, num_generated, duration_s)
         self._rates.observe(
             num_prefilled=num_prefilled,
             num_generated=num_generated,
-            is_full=plan.num_tokens >= config.max_num_batched_tokens,
-            is_batch_full=self._scheduler.is_saturated_by(plan),
+            is_full=step.num_tokens >= config.max_num_batched_tokens,
+            is_batch_full=self._scheduler.is_saturated_by(step),
             duration_s=duration_s,
         )
 
 
-def _is_all_invalid(plan: StepPlan, result: StepResult) -> bool:
+def _is_all_invalid(step: ScheduledStep, result: StepResult) -> bool:
     """Say whether all results are errors: then the runner may be at fault rather than the sequences.
 
     Sequences that have ended, which steps in flight may still name, and chunks of prompts say nothing of that.
     """
     has_error = False
-    for item, sampled in zip(plan.scheduled, result.sampled, strict=True):
+    for item, sampled in zip(step.scheduled, result.sampled, strict=True):
         if sampled.error is None:
             if sampled.token_ids or sampled.pooled is not None:
                 return False

@@ -10,6 +10,7 @@ import logging
 
 import torch
 
+from gpu_worker.core.constraint import ConstraintSource
 from gpu_worker.execution.batch.graph_shapes import CapturedSteps
 from gpu_worker.execution.build_plan import BuildPlan, make_plan
 from gpu_worker.execution.memory.budget import MemoryBudget, MemoryUse, check_weights_fit, shown_bytes
@@ -44,7 +45,10 @@ logger = logging.getLogger(__name__)
 
 
 def build_runner(
-    config: RunnerConfig, start_up: StartUp | None = None, memory: DeviceMemory | None = None
+    config: RunnerConfig,
+    start_up: StartUp | None = None,
+    memory: DeviceMemory | None = None,
+    constraints: ConstraintSource | None = None,
 ) -> TorchModelRunner:
     """Build the runner that the device calls for.
 
@@ -52,6 +56,7 @@ def build_runner(
         config: The settings.
         start_up: Learns what takes how long.
         memory: Measures the device; None measures a GPU, and on a CPU takes a share of what is free.
+        constraints: Where sequences with a grammar have their constraints from.
 
     Raises:
         HeadraceError: The model cannot be loaded.
@@ -62,8 +67,8 @@ def build_runner(
     if memory is None and plan.device.type == "cuda":
         memory = CudaMemory(plan.device)
     if memory is not None:
-        return _build_device_runner(plan, memory, start_up)
-    return _build_host_runner(plan, start_up)
+        return _build_device_runner(plan, memory, start_up, constraints)
+    return _build_host_runner(plan, start_up, constraints)
 
 
 def check_fits(config: RunnerConfig) -> int | None:
@@ -106,7 +111,11 @@ def _allocate(plan: BuildPlan, num_blocks: int) -> KVCache:
 
 
 def _make_runner(
-    plan: BuildPlan, model: CausalLM, cache: KVCache, is_asynchronous: bool | None = None
+    plan: BuildPlan,
+    model: CausalLM,
+    cache: KVCache,
+    constraints: ConstraintSource | None,
+    is_asynchronous: bool | None = None,
 ) -> TorchModelRunner:
     config = plan.config
     return TorchModelRunner(
@@ -119,6 +128,7 @@ def _make_runner(
         is_asynchronous=is_asynchronous,
         captured=CapturedSteps(config.cuda_graphs),
         num_state_slots=plan.num_state_slots(cache.num_blocks),
+        constraints=constraints,
     )
 
 
@@ -137,7 +147,7 @@ def _host_num_blocks(plan: BuildPlan, free_bytes: int) -> int:
     return host_num_blocks(plan.shared_demand, plan.config.max_num_seqs, room)
 
 
-def _build_host_runner(plan: BuildPlan, start_up: StartUp) -> TorchModelRunner:
+def _build_host_runner(plan: BuildPlan, start_up: StartUp, constraints: ConstraintSource | None) -> TorchModelRunner:
     config, demand = plan.config, plan.demand
     num_threads = choose_num_threads(config.num_threads)
     torch.set_num_threads(num_threads)
@@ -150,13 +160,15 @@ def _build_host_runner(plan: BuildPlan, start_up: StartUp) -> TorchModelRunner:
     logger.info(
         "KV cache: %d blocks of %d, %s", num_blocks, demand.block_size, shown_bytes(demand.num_bytes(num_blocks))
     )
-    runner = _make_runner(plan, model, cache)
+    runner = _make_runner(plan, model, cache, constraints)
     with start_up.stage(Stage.PROFILE):
         runner.warm_up()
     return runner
 
 
-def _build_device_runner(plan: BuildPlan, memory: DeviceMemory, start_up: StartUp) -> TorchModelRunner:
+def _build_device_runner(
+    plan: BuildPlan, memory: DeviceMemory, start_up: StartUp, constraints: ConstraintSource | None
+) -> TorchModelRunner:
     config, demand = plan.config, plan.demand
     probe = MemoryProbe(memory)
     check_weights_fit(plan.weights_bytes, plan.dtype_name, _budget(plan, probe, MemoryUse()))
@@ -165,7 +177,7 @@ def _build_device_runner(plan: BuildPlan, memory: DeviceMemory, start_up: StartU
         model = _load(plan, start_up)
 
     def make_runner(num_blocks: int) -> TorchModelRunner:
-        return _make_runner(plan, model, _allocate(plan, num_blocks), is_asynchronous=True)
+        return _make_runner(plan, model, _allocate(plan, num_blocks), constraints, is_asynchronous=True)
 
     least = -(-min(demand.max_model_len, config.max_num_batched_tokens) // config.block_size)
     with (

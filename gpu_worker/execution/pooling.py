@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
+from gpu_worker.core.batch_sequences import Share
 from gpu_worker.core.pooling import PoolingPlan, Readout
-from gpu_worker.core.step import ScheduledSequence
 from gpu_worker.execution.batch.layout import Int32s
 from gpu_worker.models.decoder import CausalLM
 
@@ -34,10 +34,10 @@ class PooledChunk:
     plan: PoolingPlan
 
 
-def pooled_chunks(scheduled: Values[ScheduledSequence], query_starts: Int32s) -> list[PooledChunk]:
+def pooled_chunks(shares: Values[Share], query_starts: Int32s) -> list[PooledChunk]:
     """Return the hidden vectors of a step that count in somebody's answer."""
     chunks = []
-    for place, item in enumerate(scheduled):
+    for place, item in enumerate(shares):
         plan = item.sequence.pooling
         if plan is None:
             continue

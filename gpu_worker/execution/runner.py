@@ -16,15 +16,18 @@ import contextlib
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 
 import torch
 
+from gpu_worker.core.batch_sequences import BatchSequence, BatchSequences
+from gpu_worker.core.constraint import ConstraintSource
+from gpu_worker.core.draft import MAX_DRAFT_TOKENS
 from gpu_worker.core.model_runner import InvalidLogitsError
+from gpu_worker.core.plan import StepPlan
 from gpu_worker.core.scheduler_config import WindowConfig
-from gpu_worker.core.sequence import Sequence
-from gpu_worker.core.step import SampledTokens, StepPlan
+from gpu_worker.core.step import SampledTokens
 from gpu_worker.execution.batch.assembled_step import AssembledStep
 from gpu_worker.execution.batch.begun_states import begin_states
 from gpu_worker.execution.batch.graph_shapes import CapturedSteps, GraphShape, graph_shapes
@@ -36,8 +39,7 @@ from gpu_worker.execution.batch.step_tensors import StagedStep, StepTensors
 from gpu_worker.execution.batch.transfers import Downloads, Upload
 from gpu_worker.execution.drafts.accepted_states import replay_accepted
 from gpu_worker.execution.drafts.computed_steps import ComputedStep
-from gpu_worker.execution.drafts.drafting import Drafting
-from gpu_worker.execution.drafts.forced_tokens import forced_drafts
+from gpu_worker.execution.drafts.drafting import Drafting, forced_drafts
 from gpu_worker.execution.drafts.proposer import Proposer
 from gpu_worker.execution.drafts.verification import move_accepted
 from gpu_worker.execution.memory.kv_cache import KVCache
@@ -74,6 +76,7 @@ class TorchModelRunner:
         is_asynchronous: bool | None = None,
         captured: CapturedSteps = CapturedSteps.ALL,
         num_state_slots: int = 0,
+        constraints: ConstraintSource | None = None,
     ) -> None:
         """Run `model` with the blocks of `cache`.
 
@@ -87,6 +90,7 @@ class TorchModelRunner:
             is_asynchronous: Whether the device runs behind the host; None says so of all but CPUs.
             captured: What `capture_graphs` captures.
             num_state_slots: Of recurrent layers, if more than sequences: one the scheduler gave none has its row's.
+            constraints: Where sequences with a grammar have their constraints from.
         """
         self._captured = captured
         self._model = model
@@ -98,6 +102,7 @@ class TorchModelRunner:
         self.max_model_len = max_model_len
         self.max_steps_in_flight = 2 if self.is_asynchronous else 1
         width, num_windows = -(-max_model_len // cache.block_size), len(cache.groups) - 1
+        self._sequences = BatchSequences(constraints)
         self._rows = BatchRows(max_num_seqs, width, self._device, num_windows)
         self.num_state_slots = max(num_state_slots, max_num_seqs)
         self._states = allocate_states(cache.layout, self.num_state_slots, max_draft_tokens, self._device)
@@ -183,15 +188,12 @@ class TorchModelRunner:
         with torch.cuda.device(self._device):
             return self._submit(plan)
 
-    def release(self, sequences: Iterable[Sequence]) -> None:
-        """Forget sequences that no plan will name any more, as plans do with those that departed.
+    def clear(self) -> None:
+        """Forget all sequences.
 
         Call it when an engine ends before its runner does: no plan says that its last sequences have left.
         """
-        sequences = list(sequences)
-        self._rows.release(sequences)
-        if self._drafting is not None:
-            self._drafting.forget(sequences)
+        self._depart(self._sequences.clear())
 
     def warm_up(self) -> None:
         """Execute steps that make everything happen which happens only once, so that no request waits for it.
@@ -206,10 +208,9 @@ class TorchModelRunner:
         limits = self.step_limits
         self.verify_drafts_of(WarmUpProposer())
         for plan in warm_up_plans(limits) if self.is_asynchronous else first_plans(limits):
-            if not plan.scheduled:
-                self.release(plan.departed)
-            elif any(tokens.error is not None for tokens in self.submit(plan).result().sampled):
+            if any(tokens.error is not None for tokens in self.submit(plan).result().sampled):
                 raise InvalidLogitsError
+        self.clear()
         self.verify_drafts_of(None)
         logger.info("warmed up in %.1f s", time.monotonic() - started)
 
@@ -269,21 +270,41 @@ class TorchModelRunner:
         return SubmittedStep(plan.step, outputs, self._downloads, land)
 
     def _assemble(self, plan: StepPlan, upload: Upload) -> AssembledStep:
-        """Bring the rows up to date, ask for drafts, and lay out the step."""
-        scheduled = plan.scheduled
-        self._rows.release(plan.departed)
-        for unlanded in self._unlanded:
-            unlanded.departed.update(plan.departed)
-        drafts = forced_drafts(scheduled, self._states) if plan.is_alone else None
+        """Bring sequences and rows up to date, ask for drafts, and lay out the step."""
+        changes = self._sequences.apply(plan)
+        self._depart(changes.departed)
+        self._rows.follow(plan, upload)
+        self._sampler.assign(changes.new, upload)
+        sequences = self._sequences.of(plan.rows)
+        wants_shares = self._drafting is not None and self._drafting.wants_hidden
+        wants_shares = wants_shares or bool(plan.num_drafts) or plan.num_decodes < len(plan.rows)
+        shares = self._sequences.shares(plan) if wants_shares else []
+        most = MAX_DRAFT_TOKENS if self._states is None else self._states.max_draft_tokens
+        drafts = forced_drafts(shares, most) if plan.forced else None
         if self._drafting is not None:
-            drafts = self._drafting.drafts(scheduled, plan.departed, drafts)
-        rows, newcomers = self._rows.place(scheduled, upload)
-        self._sampler.assign(newcomers, upload)
+            drafts = self._drafting.drafts(shares if plan.num_drafts else [], drafts)
+        elif drafts is not None and not any(drafts):
+            drafts = None
         windows = [tables.host for tables in self._rows.windows]
-        layout = lay_out(scheduled, rows, self._rows.tables, self._cache.block_size, drafts, windows)
+        layout = lay_out(
+            plan,
+            sequences,
+            self._rows.tables,
+            self._cache.block_size,
+            drafts,
+            windows,
+            knows_tokens=not self.is_asynchronous,
+        )
         if self._states is not None:
-            layout = begin_states(self._states, layout, scheduled, upload)
-        return AssembledStep(scheduled, layout, self._rows.prompt_lens[rows], drafts)
+            layout = begin_states(self._states, layout, sequences, plan.states, upload)
+        return AssembledStep(plan, shares, layout, self._rows.prompt_lens[layout.rows], drafts)
+
+    def _depart(self, departed: list[BatchSequence]) -> None:
+        """Forget what is kept for sequences that have left the batch."""
+        for unlanded in self._unlanded:
+            unlanded.departed.update(departed)
+        if self._drafting is not None and departed:
+            self._drafting.forget(departed)
 
     def _replay_decode(
         self, graphs: StepGraphs, shape: GraphShape, step: AssembledStep, upload: Upload
@@ -330,7 +351,7 @@ class TorchModelRunner:
                 if self._states is not None:
                     replay_accepted(self._model, self._states, step.layout, accepted)
         if drafting is not None and drafting.wants_hidden:
-            drafting.observe(ComputedStep(step.scheduled, step.layout, hidden, sampled, accepted, step.departed))
+            drafting.observe(ComputedStep(step.shares, step.layout, hidden, sampled, accepted, step.departed))
 
     def _compute(self, step: StepTensors, shape: GraphShape) -> ComputedRows:
         hidden = self._forward(step, self.max_model_len, knows_tokens=False)

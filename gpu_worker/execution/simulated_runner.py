@@ -14,8 +14,11 @@ from collections.abc import Callable
 from collections.abc import Sequence as Values
 from hashlib import sha256
 
+from gpu_worker.core.batch_sequences import BatchSequences, Share
+from gpu_worker.core.constraint import ConstraintSource
+from gpu_worker.core.plan import StepPlan
 from gpu_worker.core.pooling import PoolingPlan
-from gpu_worker.core.step import CompletedStep, LogprobEntry, SampledTokens, ScheduledSequence, StepPlan, StepResult
+from gpu_worker.core.step import CompletedStep, LogprobEntry, SampledTokens, StepResult
 
 DEFAULT_GROWTH = 0.005
 """About what another sequence or prompt token adds to a step of an 8B model on an H100: 0.03 ms to 6 ms."""
@@ -43,14 +46,17 @@ class SimulatedRunner:
         *,
         growth: float = DEFAULT_GROWTH,
         hidden_size: int = 1,
+        constraints: ConstraintSource | None = None,
     ) -> None:
         """Emit tokens of `token_ids` only, the caller having left out special ones; `step_ms` 0 does not wait.
 
-        Vectors have `hidden_size` numbers, and depend on the prompt only.
+        Vectors have `hidden_size` numbers, and depend on the prompt only. Sequences with a grammar have their
+        constraints from `constraints`.
         """
         assert step_ms >= 0
         assert growth >= 0
         assert len(token_ids) > 0
+        self._sequences = BatchSequences(constraints)
         self._step_s = step_ms / 1000
         self._growth = growth
         self._hidden_size = hidden_size
@@ -62,12 +68,13 @@ class SimulatedRunner:
 
     def submit(self, plan: StepPlan) -> CompletedStep:
         """Make one token for each sampling sequence, and return when the step is due."""
-        sampled = [self._sample(item) for item in plan.scheduled]
+        self._sequences.apply(plan)
+        sampled = [self._sample(item) for item in self._sequences.shares(plan)]
         if self._step_s:
             self._wait(self._step_s * (1.0 + self._growth * max(0, plan.num_tokens - 1)))
         return CompletedStep(StepResult(plan.step, sampled))
 
-    def _sample(self, item: ScheduledSequence) -> SampledTokens:
+    def _sample(self, item: Share) -> SampledTokens:
         sequence = item.sequence
         if sequence.pooling is not None:
             return self._pooled(item, sequence.pooling)
@@ -85,7 +92,7 @@ class SimulatedRunner:
             return sampled
         return self._with_logprobs(item, sampled)
 
-    def _pooled(self, item: ScheduledSequence, plan: PoolingPlan) -> SampledTokens:
+    def _pooled(self, item: Share, plan: PoolingPlan) -> SampledTokens:
         """Report all of the answer when the prompt is complete."""
         token_ids = item.sequence.token_ids
         if item.start + item.num_tokens < len(token_ids):
@@ -94,7 +101,7 @@ class SimulatedRunner:
         numbers = random.Random(sha256(array("q", token_ids).tobytes()).digest())
         return SampledTokens(pooled=array("d", [numbers.uniform(-1.0, 1.0) for _ in range(width)]).tobytes())
 
-    def _with_logprobs(self, item: ScheduledSequence, sampled: SampledTokens) -> SampledTokens:
+    def _with_logprobs(self, item: Share, sampled: SampledTokens) -> SampledTokens:
         """Report every token as equally likely."""
         sequence = item.sequence
         logprobs: tuple[LogprobEntry, ...] = ()

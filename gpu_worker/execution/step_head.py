@@ -64,9 +64,9 @@ class StepHead:
         tiles = [self._stage_tile(tile, step, upload) for tile in step.sampled_rows().tiles(self._max_tile_rows)]
         if step.is_decode:
             return StagedHead(tiles, [], [])
-        chunks = prompt_chunks(step.scheduled, step.layout.query_starts)
+        chunks = prompt_chunks(step.shares, step.layout.query_starts)
         targets = [upload.add(np.array(chunk.targets, dtype=np.int64)) for chunk in chunks]
-        pooled = pooled_chunks(step.scheduled, step.layout.query_starts)
+        pooled = pooled_chunks(step.shares, step.layout.query_starts)
         return StagedHead(tiles, list(zip(chunks, targets, strict=True)), pooled)
 
     def outputs(self, step: AssembledStep, staged: StagedHead, hidden: torch.Tensor) -> StepOutputs:

@@ -14,10 +14,13 @@ from collections.abc import Sequence as Values
 from dataclasses import dataclass
 from typing import Protocol
 
+from gpu_worker.core.batch_sequences import BatchSequence
 from gpu_worker.core.draft import MAX_DRAFT_TOKENS, ROOT, Draft
 from gpu_worker.core.group_tables import WindowTable
+from gpu_worker.core.plan import StepPlan
+from gpu_worker.core.plan_writer import PlanWriter
 from gpu_worker.core.sequence import Sequence
-from gpu_worker.core.step import ScheduledSequence, StepPlan, StepResult
+from gpu_worker.core.step import ScheduledSequence, StepResult
 from gpu_worker.execution.batch.graph_shapes import powers_of_two
 from gpu_worker.execution.drafts.proposer import ComputedTokens, DraftRequest
 from shared.sampling import Sampling
@@ -69,7 +72,7 @@ class WarmUpProposer:
     def observe(self, computed: Iterable[ComputedTokens]) -> None:
         """Ignore it."""
 
-    def forget(self, sequence: Sequence) -> None:
+    def forget(self, sequence: BatchSequence) -> None:
         """Ignore it."""
 
 
@@ -83,7 +86,7 @@ class _Shape:
 
 
 def warm_up_plans(limits: StepLimits) -> Iterator[StepPlan]:
-    """Yield steps to execute, the largest first, and one at the end that only lets the last sequences depart."""
+    """Yield steps to execute, the largest first."""
     return _plans((*_plain_shapes(limits), *_draft_shapes(limits)), limits)
 
 
@@ -113,8 +116,8 @@ class WarmedRunner(Protocol):
         """Launch a step."""
         ...
 
-    def release(self, sequences: Iterable[Sequence]) -> None:
-        """Forget sequences."""
+    def clear(self) -> None:
+        """Forget all sequences."""
         ...
 
 
@@ -130,16 +133,17 @@ def warm_up_proposer(runner: WarmedRunner) -> None:
     for lengths in batches:
         # A token and its drafts follow the longest prompt too.
         lengths[0] = max(1, min(lengths[0], limits.max_model_len - 1 - num_drafts))
+        writer = PlanWriter()
         sequences = [_sequence(length, 1 + num_drafts, _GREEDY, limits) for length in lengths]
         scheduled = [ScheduledSequence(sequence, 0, len(sequence.token_ids), True) for sequence in sequences]
-        sampled = runner.submit(StepPlan(0, scheduled, sum(lengths))).result().sampled
+        sampled = runner.submit(writer.write_any(scheduled)).result().sampled
         for sequence, tokens in zip(sequences, sampled, strict=True):
             sequence.token_ids += tokens.token_ids
         scheduled = [
             ScheduledSequence(sequence, len(sequence.token_ids) - 1, 1, True, num_drafts) for sequence in sequences
         ]
-        runner.submit(StepPlan(1, scheduled, len(scheduled))).result()
-        runner.release(sequences)
+        runner.submit(writer.write_any(scheduled, step=1)).result()
+        runner.clear()
 
 
 def _most_drafts(limits: StepLimits) -> int:
@@ -148,15 +152,15 @@ def _most_drafts(limits: StepLimits) -> int:
 
 
 def _plans(shapes: Iterable[_Shape], limits: StepLimits) -> Iterator[StepPlan]:
+    writer = PlanWriter()
     departed: list[Sequence] = []
     for shape in shapes:
         scheduled = [
             ScheduledSequence(_sequence(length, num_drafts, shape.sampling, limits), 0, length, True, num_drafts)
             for length, num_drafts in zip(shape.lengths, shape.drafts, strict=True)
         ]
-        yield StepPlan(0, scheduled, sum(shape.lengths), departed)
+        yield writer.write_any(scheduled, departed)
         departed = [item.sequence for item in scheduled]
-    yield StepPlan(0, [], 0, departed)
 
 
 def _plain_shapes(limits: StepLimits) -> Iterator[_Shape]:
@@ -194,7 +198,7 @@ def _draft_shapes(limits: StepLimits) -> Iterator[_Shape]:
     for count, query_len in _mixtures(limits):
         # A chunk of a prompt, decodes, and a draft: what hides tokens from one another is there for all.
         if count > 1 and query_len + count <= limits.max_num_batched_tokens:
-            yield _Shape([query_len] + [1] * (count - 1), _GREEDY, [0] * (count - 1) + [1])
+            yield _Shape([1] * (count - 1) + [query_len], _GREEDY, [1] + [0] * (count - 1))
 
 
 def _mixtures(limits: StepLimits) -> Iterator[tuple[int, int]]:

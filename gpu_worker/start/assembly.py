@@ -97,9 +97,7 @@ class Worker:
         self._service = TokenizerService(
             nats, identity.model, sizes.max_model_len, tokenizer, self._encoder, self._clock
         )
-        held = HeldRequests()
-        if observer is not None:
-            held.on_remove = observer.removed
+        held = HeldRequests(None if observer is None else observer.removed)
         pooled, capacity = PooledAnswers(model.tasks), PullCapacity(held, sizes)
         reader = RequestReader(identity.model, model.directory, sizes.max_model_len, tokenizer, pooled, self._clock)
         intake = Intake(reader, self._encoder, self._constraints, self._engine, held, capacity)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gpu_worker.core.adaptive_depth import AdaptiveDepth
+from gpu_worker.core.constraint import SharedConstraints
 from gpu_worker.core.model_runner import ModelRunner
 from gpu_worker.core.scheduler import Scheduler
 from gpu_worker.core.scheduler_config import SchedulerConfig
@@ -67,16 +68,18 @@ def build_engine(
     recipe = find_recipe(config.speculative)
     speculation = None if recipe is None else Speculation(_policy(config, recipe))
     gpu_uuid = experts = None
+    constraints = SharedConstraints()
     if config.simulate is not None:
         runner: ModelRunner = SimulatedRunner(
             config.simulate,
             tokenizer.plain_token_ids,
             growth=config.simulate_growth,
             hidden_size=directory.hidden_size,
+            constraints=constraints,
         )
         scheduler = _simulated_sizes(config, directory)
     else:
-        loaded, scheduler = _load_model(config, directory, start_up or StartUp())
+        loaded, scheduler = _load_model(config, directory, start_up or StartUp(), constraints)
         runner, experts = loaded, loaded.model.expert_loads()
         gpu_uuid = _gpu_uuid(config.device)
     _log.info(
@@ -91,7 +94,8 @@ def build_engine(
             "speculative": config.speculative,
         },
     )
-    return EngineSetup(Engine(Scheduler(scheduler, speculation), runner), scheduler, gpu_uuid, experts)
+    engine = Engine(Scheduler(scheduler, speculation, constraints), runner)
+    return EngineSetup(engine, scheduler, gpu_uuid, experts)
 
 
 def check_engine(config: WorkerConfig, directory: ModelDirectory, tokenizer: ModelTokenizer) -> int | None:
@@ -114,7 +118,7 @@ def check_engine(config: WorkerConfig, directory: ModelDirectory, tokenizer: Mod
 
 
 def _load_model(
-    config: WorkerConfig, directory: ModelDirectory, start_up: StartUp
+    config: WorkerConfig, directory: ModelDirectory, start_up: StartUp, constraints: SharedConstraints
 ) -> tuple[TorchModelRunner, SchedulerConfig]:
     from gpu_worker.execution.build import build_runner
     from gpu_worker.execution.warm_up import warm_up_proposer
@@ -124,7 +128,7 @@ def _load_model(
     if runner_config.device == "cpu":
         with start_up.stage(Stage.COMPILE) as progress:
             compile_cpu_library(progress)
-    runner = build_runner(with_room_for_proposer(config, runner_config), start_up)
+    runner = build_runner(with_room_for_proposer(config, runner_config), start_up, constraints=constraints)
     if find_recipe(config.speculative) is not None:
         runner.verify_drafts_of(build_proposer(config, runner_config, runner))
         if runner.is_asynchronous:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, median
 
+from gpu_worker.core.constraint import SharedConstraints
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.execution.build import build_runner
 from gpu_worker.execution.runner_config import RunnerConfig
@@ -91,6 +92,7 @@ class Bench:
         # A step of forced tokens makes several.
         self._max_tokens = STEPS * 18
         length = min(directory.max_model_len, PROMPT_TOKENS + self._max_tokens)
+        constraints = SharedConstraints()
         runner = build_runner(
             RunnerConfig(
                 model,
@@ -99,9 +101,10 @@ class Bench:
                 max_num_seqs=max_batch,
                 max_model_len=length,
                 num_threads=num_threads,
-            )
+            ),
+            constraints=constraints,
         )
-        self._engine = engine_of(runner, max_num_seqs=max_batch, has_prefix_cache=False)
+        self._engine = engine_of(runner, max_num_seqs=max_batch, has_prefix_cache=False, constraints=constraints)
         self._num_rounds = 0
 
     def run(self, kind: str, batch: int) -> Round:

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from gpu_worker.core.scheduler import Scheduler, SchedulerConfig
 from gpu_worker.core.scheduler_config import StateConfig, WindowConfig
 from gpu_worker.core.sequence import Sequence
-from gpu_worker.core.step import SampledTokens, StepPlan, StepResult
+from gpu_worker.core.step import SampledTokens, ScheduledStep, StepResult
 from ops.bench.options import bench_parser
 from ops.bench.record import ResultTable
 from shared.sampling import Sampling
@@ -99,7 +99,7 @@ def measure(load: Load) -> list[float]:
     """Return the µs of each step."""
     scheduler = full_scheduler(load)
     token, nothing = SampledTokens((7,)), SampledTokens()
-    in_flight: deque[StepPlan] = deque()
+    in_flight: deque[ScheduledStep] = deque()
     durations = []
     for _ in range(NUM_STEPS):
         started = time.perf_counter()

@@ -6,6 +6,7 @@ import random
 import time
 from collections.abc import Callable
 
+from gpu_worker.core.constraint import SharedConstraints
 from gpu_worker.core.scheduler import Scheduler
 from gpu_worker.core.scheduler_config import SchedulerConfig
 from gpu_worker.core.sequence import Sequence
@@ -102,10 +103,11 @@ def engine_of(
     token_budget: int = 512,
     has_prefix_cache: bool = True,
     speculation: Speculation | None = None,
+    constraints: SharedConstraints | None = None,
 ) -> SteppedEngine:
     """Make an engine that has all blocks of a model's runner, and takes sequences as long as it does.
 
-    The first tokens of a vocabulary are special ones, and in no prompt.
+    The first tokens of a vocabulary are special ones, and in no prompt. The runner was given the `constraints`.
     """
     config = SchedulerConfig(
         block_size=runner.block_size,
@@ -116,5 +118,5 @@ def engine_of(
         enable_prefix_caching=has_prefix_cache,
         windows=runner.windows,
     )
-    engine = Engine(Scheduler(config, speculation), runner)
+    engine = Engine(Scheduler(config, speculation, constraints), runner)
     return SteppedEngine(engine, range(_NUM_SPECIAL, runner.model_config.vocab_size))

@@ -13,8 +13,9 @@ from typing import Any
 from unittest import mock
 
 from gpu_worker.__main__ import run
-from gpu_worker.core.sequence import Sequence
-from gpu_worker.core.step import CompletedStep, StepPlan
+from gpu_worker.core.batch_sequences import BatchSequence
+from gpu_worker.core.plan import StepPlan
+from gpu_worker.core.step import CompletedStep
 from gpu_worker.execution.simulated_runner import SimulatedRunner
 from gpu_worker.text.prompt_encoder import PromptEncoder
 
@@ -27,12 +28,13 @@ _submit, _is_short = SimulatedRunner.submit, PromptEncoder.is_short
 
 
 def _submit_or_die(runner: SimulatedRunner, plan: StepPlan) -> CompletedStep:
-    if any(item.samples and _is_deadly(item.sequence) for item in plan.scheduled):
+    step = _submit(runner, plan)
+    if any(item.samples and _is_deadly(item.sequence) for item in runner._sequences.shares(plan)):
         os._exit(EXIT_STATUS)
-    return _submit(runner, plan)
+    return step
 
 
-def _is_deadly(sequence: Sequence) -> bool:
+def _is_deadly(sequence: BatchSequence) -> bool:
     num_harmless = (sequence.sampling.seed or 0) - POISON_SEED
     num_tokens = len(sequence.token_ids) - sequence.num_prompt_tokens
     return 0 <= num_harmless < NUM_POISON_SEEDS and num_tokens >= num_harmless

@@ -80,7 +80,7 @@ def write_rows(
         if (error := next((event.error for event in events if event.error), None)) is not None:
             raise ConfigError("HEADRACE_TARGET", f"the target cannot write text: {error}")
         progress(sum(len(event.token_ids) for event in events))
-    runner.release(sequences)
+    runner.clear()
     return torch.tensor([sequence.token_ids for sequence in sequences])
 
 

@@ -4,8 +4,10 @@ import threading
 from collections.abc import Callable, Set
 from dataclasses import dataclass
 
+from gpu_worker.core.batch_sequences import BatchSequences
+from gpu_worker.core.plan import StepPlan
 from gpu_worker.core.scheduler import Scheduler, SchedulerConfig
-from gpu_worker.core.step import CompletedStep, StepPlan, StepResult
+from gpu_worker.core.step import CompletedStep, StepResult
 from gpu_worker.execution.simulated_runner import SimulatedRunner
 from tests.gpu_worker.core.paged_oracle import OracleRunner, OracleStep
 
@@ -47,10 +49,12 @@ class PoisonedRunner:
     def __init__(self, poisoned: Set[str], from_length: int = 0) -> None:
         self.poisoned = poisoned
         self.from_length = from_length
+        self._sequences = BatchSequences()
         self._working = SimulatedRunner(0, range(10, 20))
 
     def submit(self, plan: StepPlan) -> CompletedStep:
-        for item in plan.scheduled:
+        self._sequences.apply(plan)
+        for item in self._sequences.shares(plan):
             if item.sequence.id in self.poisoned and item.start + item.num_tokens >= self.from_length:
                 raise RuntimeError("poisoned")
         return self._working.submit(plan)
@@ -98,13 +102,15 @@ class LateRunner:
         self.refused = refused
         self.lost = lost
         self.poisoned = poisoned
+        self._sequences = BatchSequences()
         self.log: list[str] = []
         self.oracle = OracleRunner(4, 23)
 
     def submit(self, plan: StepPlan) -> LateStep:
         self.log.append(f"submit {plan.step}")
         step = self.oracle.submit(plan)
-        is_poisoned = any(item.sequence.id in self.poisoned for item in plan.scheduled)
+        self._sequences.apply(plan)
+        is_poisoned = any(sequence.id in self.poisoned for sequence in self._sequences.of(plan.rows))
         if plan.step in self.refused or (is_poisoned and plan.step % 2 == 0):
             step.lose()
             raise RuntimeError("out of memory")

@@ -6,9 +6,9 @@ from collections.abc import Sequence as Values
 
 import numpy as np
 
+from gpu_worker.core.batch_sequences import BatchSequence, Share
 from gpu_worker.core.draft import Draft
-from gpu_worker.core.sequence import Sequence
-from gpu_worker.core.step import ScheduledSequence
+from gpu_worker.core.plan import StepPlan
 from gpu_worker.execution.batch.layout import Int64s, StepLayout
 from gpu_worker.execution.batch.sampled_rows import SampledRows, rows_behind_drafts
 
@@ -17,29 +17,30 @@ class AssembledStep:
     """A plan, and where its tokens are.
 
     Attributes:
-        scheduled: The plan's sequences.
-        layout: Of their tokens, drafts included.
+        layout: Of its tokens, drafts included.
         drafts: Of each sequence; None when there are none at all.
         samples: For each sequence, whether it samples.
+        shares: Of each sequence; of a step that only decodes, made only where they are wanted.
         departed: Sequences that have left the batch since the step was submitted.
     """
 
-    __slots__ = ("_do_all_sample", "_prompt_lens", "departed", "drafts", "layout", "samples", "scheduled")
+    __slots__ = ("_do_all_sample", "_prompt_lens", "departed", "drafts", "layout", "samples", "shares")
 
     def __init__(
         self,
-        scheduled: Values[ScheduledSequence],
+        plan: StepPlan,
+        shares: Values[Share],
         layout: StepLayout,
         prompt_lens: Int64s,
         drafts: list[Draft] | None = None,
     ) -> None:
         """Describe the step; `prompt_lens` are the prompt tokens of each sequence."""
-        self.scheduled = scheduled
         self.layout = layout
+        self.shares = shares
         self.drafts = drafts
-        self.samples = [item.samples for item in scheduled]
-        self._do_all_sample = all(self.samples)
-        self.departed: set[Sequence] = set()
+        self.samples = [True] * plan.num_decodes + plan.samples
+        self._do_all_sample = all(plan.samples)
+        self.departed: set[BatchSequence] = set()
         self._prompt_lens = prompt_lens
 
     @property

@@ -7,12 +7,13 @@ from collections.abc import Sequence as Values
 import numpy as np
 import torch
 
+from gpu_worker.core.plan import Written
 from gpu_worker.execution.batch.layout import Int32s
 from gpu_worker.execution.batch.transfers import Upload
 
 
 class BlockTables:
-    """Follows sequences' tables, which only grow as long as they are the same list.
+    """The tables of all rows.
 
     Attributes:
         host: `[num_rows, width]`, as this side knows them.
@@ -26,8 +27,6 @@ class BlockTables:
         self.device = torch.from_numpy(self.host)
         if not self._is_shared:
             self.device = torch.zeros(num_rows, width, dtype=torch.int32, device=device)
-        self._placed: list[list[int]] = [[] for _ in range(num_rows)]
-        self._num_placed = [0] * num_rows
 
     def of(self, rows: torch.Tensor) -> torch.Tensor:
         """Return the block tables of these rows, on the device.
@@ -41,32 +40,15 @@ class BlockTables:
             return torch.from_numpy(self.host[rows.numpy()])
         return self.device.index_select(0, rows)
 
-    def forget(self, row: int) -> None:
-        """Forget which table a row has: its next sequence may have the same list, and must be written again."""
-        self._placed[row] = []
-        self._num_placed[row] = 0
-
-    def follow(self, rows: Values[int], tables: Values[list[int]], upload: Upload) -> None:
-        """Bring rows up to date with the tables of their sequences."""
-        placed, num_placed = self._placed, self._num_placed
-        changed = [
-            (row, table)
-            for row, table in zip(rows, tables, strict=True)
-            if placed[row] is not table or num_placed[row] != len(table)
-        ]
-        if changed:
-            self._write(changed, upload)
-
-    def _write(self, changed: list[tuple[int, list[int]]], upload: Upload) -> None:
-        """Add to block tables what their rows do not have yet."""
+    def write(self, written: Values[Written], upload: Upload) -> None:
+        """Bring rows up to date with what was added to the tables of their sequences."""
         width = self.host.shape[1]
         places: list[int] = []
         blocks: list[int] = []
-        for row, table in changed:
-            known = self._num_placed[row] if self._placed[row] is table else 0
-            places += range(row * width + known, row * width + len(table))
-            blocks += table[known:]
-            self._placed[row], self._num_placed[row] = table, len(table)
+        for item in written:
+            first = item.row * width + item.first
+            places += range(first, first + len(item.ids))
+            blocks += item.ids
         self.host.reshape(-1)[places] = blocks
         if self._is_shared:
             return

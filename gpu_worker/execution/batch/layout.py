@@ -7,21 +7,19 @@ from collections.abc import Sequence as Values
 import numpy as np
 from msgspec import Struct
 
+from gpu_worker.core.batch_sequences import BatchSequence
 from gpu_worker.core.draft import SEES_ALL, Draft
-from gpu_worker.core.step import ScheduledSequence
+from gpu_worker.core.plan import UNKNOWN_TOKEN, StepPlan
 from gpu_worker.execution.batch.state_layout import Int32s, Int64s, StateLayout
 
-# Stands for a token that a step in flight is sampling: only the device has it, as the last one of its row.
-TOKEN_ON_DEVICE = -1
-
-__all__ = ["TOKEN_ON_DEVICE", "Int32s", "Int64s", "StepLayout", "lay_out"]
+__all__ = ["Int32s", "Int64s", "StepLayout", "lay_out"]
 
 
 class StepLayout(Struct, frozen=True, gc=False):
     """The scheduled tokens of all sequences, end to end.
 
     Attributes:
-        token_ids: `[num_tokens]`, `TOKEN_ON_DEVICE` where not known here.
+        token_ids: `[num_tokens]`, `UNKNOWN_TOKEN` where only the device has it, as the last one of its row.
         token_rows: `[num_tokens]`, the row of each token's sequence.
         positions: `[num_tokens]`, in the sequence; draft tokens that exclude each other share one.
         slots: `[num_tokens]`, `block * block_size + offset` where each token's KV goes.
@@ -59,32 +57,41 @@ class StepLayout(Struct, frozen=True, gc=False):
 
 
 def lay_out(
-    scheduled: Values[ScheduledSequence],
-    rows: Int64s,
+    plan: StepPlan,
+    sequences: Values[BatchSequence],
     tables: Int32s,
     block_size: int,
     drafts: Values[Draft] | None = None,
     window_tables: Values[Int32s] = (),
+    *,
+    knows_tokens: bool = True,
 ) -> StepLayout:
     """Lay the scheduled tokens of all sequences end to end.
 
     Args:
-        scheduled: At least one sequence.
-        rows: The row of each sequence in `tables`.
+        plan: Schedules at least one sequence.
+        sequences: These sequences.
         tables: Block tables; a row covers the sequence's scheduled tokens.
         block_size: Tokens of a block.
         drafts: Of each sequence, to compute behind the scheduled tokens.
         window_tables: Like `tables`, of each group of layers that keeps the last tokens.
+        knows_tokens: No step is in flight that samples a token which this one computes.
     """
-    if drafts is None and max([item.num_tokens for item in scheduled]) == 1:
-        return _lay_out_decodes(scheduled, rows, tables, block_size, window_tables)
-    starts = np.array([item.start for item in scheduled], dtype=np.int64)
-    lengths = np.array([item.num_tokens for item in scheduled], dtype=np.int64)
+    rows = np.array(plan.rows, dtype=np.int64)
+    starts = np.array(plan.starts, dtype=np.int64)
+    if drafts is None and plan.num_tokens == len(plan.rows):
+        if knows_tokens and len(plan.token_ids) == len(rows) and UNKNOWN_TOKEN not in plan.token_ids:
+            # What became known last is what is computed.
+            token_ids = plan.token_ids
+        else:
+            token_ids = _token_ids(plan, sequences, None)
+        return _lay_out_decodes(plan, token_ids, rows, starts, tables, block_size, window_tables)
+    lengths = np.array([1] * plan.num_decodes + plan.lengths, dtype=np.int64)
     num_kept = None
     if drafts is not None:
         num_kept = lengths.astype(np.int32)
         lengths += [len(draft) for draft in drafts]
-    query_starts = np.zeros(len(scheduled) + 1, dtype=np.int32)
+    query_starts = np.zeros(len(rows) + 1, dtype=np.int32)
     ends = lengths.cumsum()
     query_starts[1:] = ends
     token_rows = np.repeat(rows, lengths)
@@ -92,7 +99,7 @@ def lay_out(
     positions, tree_masks = _branch(places, query_starts, drafts)
     context_lens = starts + lengths
     return StepLayout(
-        token_ids=np.array(_token_ids(scheduled, drafts), dtype=np.int64),
+        token_ids=np.array(_token_ids(plan, sequences, drafts), dtype=np.int64),
         token_rows=token_rows,
         positions=positions,
         slots=_slots(tables, token_rows, places, block_size),
@@ -107,43 +114,43 @@ def lay_out(
     )
 
 
-def _token_ids(scheduled: Values[ScheduledSequence], drafts: Values[Draft] | None) -> list[int]:
+def _token_ids(plan: StepPlan, sequences: Values[BatchSequence], drafts: Values[Draft] | None) -> list[int]:
     """Return the scheduled tokens of all sequences, each with its drafts behind them."""
+    if plan.num_tokens == len(plan.rows) and drafts is None:
+        known = [sequence.token_ids for sequence in sequences]
+        pairs = zip(known, plan.starts, strict=True)
+        return [tokens[start] if start < len(tokens) else UNKNOWN_TOKEN for tokens, start in pairs]
     token_ids: list[int] = []
-    for place, item in enumerate(scheduled):
-        token_ids += item.sequence.token_ids[item.start : item.start + item.num_tokens]
-        if item.start >= len(item.sequence.token_ids):
-            token_ids.append(TOKEN_ON_DEVICE)
+    lengths = [1] * plan.num_decodes + plan.lengths
+    for place, (sequence, start, length) in enumerate(zip(sequences, plan.starts, lengths, strict=True)):
+        token_ids += sequence.token_ids[start : start + length]
+        if start >= len(sequence.token_ids):
+            token_ids.append(UNKNOWN_TOKEN)
         if drafts is not None:
             token_ids += drafts[place].token_ids
     return token_ids
 
 
 def _lay_out_decodes(
-    scheduled: Values[ScheduledSequence],
+    plan: StepPlan,
+    token_ids: list[int],
     rows: Int64s,
+    positions: Int64s,
     tables: Int32s,
     block_size: int,
     window_tables: Values[Int32s],
 ) -> StepLayout:
     """Do the same for one token a sequence, which is the usual step, in fewer operations."""
-    places: list[int] = []
-    token_ids: list[int] = []
-    for item in scheduled:
-        place, known = item.start, item.sequence.token_ids
-        places.append(place)
-        token_ids.append(known[place] if place < len(known) else TOKEN_ON_DEVICE)
-    positions = np.array(places, dtype=np.int64)
     return StepLayout(
         token_ids=np.array(token_ids, dtype=np.int64),
         token_rows=rows,
         positions=positions,
         slots=_slots(tables, rows, positions, block_size),
         rows=rows,
-        query_starts=np.arange(len(places) + 1, dtype=np.int32),
+        query_starts=np.arange(len(rows) + 1, dtype=np.int32),
         context_lens=(positions + 1).astype(np.int32),
         max_query_len=1,
-        max_context_len=max(places) + 1,
+        max_context_len=max(plan.starts) + 1,
         window_slots=tuple([_slots(table, rows, positions, block_size) for table in window_tables]),
     )
 

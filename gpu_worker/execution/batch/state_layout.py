@@ -8,7 +8,8 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
 
-from gpu_worker.core.step import ScheduledSequence
+from gpu_worker.core.batch_sequences import BatchSequence
+from gpu_worker.core.plan import StateWork
 
 Int32s = npt.NDArray[np.int32]
 Int64s = npt.NDArray[np.int64]
@@ -30,18 +31,18 @@ class StateLayout(Struct, frozen=True, gc=False):
     save_slots: Int64s | None = None
 
 
-def lay_out_states(scheduled: Values[ScheduledSequence], rows: Int64s) -> StateLayout:
+def lay_out_states(sequences: Values[BatchSequence], works: Values[tuple[int, StateWork]]) -> StateLayout:
     """Return where states are; a sequence that has no slot of its own has that of its row's number."""
-    slots = rows.copy()
-    for place, item in enumerate(scheduled):
-        if (state := item.sequence.state_slot) is not None:
-            slots[place] = state.slot
-    saves = [() if item.state is None else item.state.saves for item in scheduled]
-    if not any(saves):
+    own = [sequence.state_slot for sequence in sequences]
+    numbers = [item.row if slot is None else slot for item, slot in zip(sequences, own, strict=True)]
+    slots = np.array(numbers, dtype=np.int64)
+    pairs = np.array([pair for _, work in works for pair in work.saves], dtype=np.int64)
+    if not len(pairs):
         return StateLayout(slots)
-    starts = np.zeros(len(saves) + 1, dtype=np.int32)
-    starts[1:] = np.cumsum([len(part) for part in saves])
-    pairs = np.array([pair for part in saves for pair in part], dtype=np.int64)
+    counts = np.zeros(len(sequences) + 1, dtype=np.int32)
+    for place, work in works:
+        counts[place + 1] = len(work.saves)
+    starts = counts.cumsum(dtype=np.int32)
     return StateLayout(slots, starts, pairs[:, 0].astype(np.int32), np.ascontiguousarray(pairs[:, 1]))
 
 
@@ -65,14 +66,15 @@ def padded_states(states: StateLayout, spare_slot: int, num_seqs: int, num_token
     return StateLayout(slots, save_starts, save_tokens, save_slots)
 
 
-def state_copies(scheduled: Values[ScheduledSequence]) -> tuple[Int64s, Int64s] | None:
+def state_copies(
+    sequences: Values[BatchSequence], works: Values[tuple[int, StateWork]]
+) -> tuple[Int64s, Int64s] | None:
     """Return from which slots to which states are copied before the step; None where they all go on as they are."""
     pairs = [
-        (item.state.source, item.sequence.state_slot.slot)
-        for item in scheduled
-        if item.state is not None and item.state.source is not None and item.sequence.state_slot is not None
+        (work.source, target)
+        for work, target in ((work, sequences[place].state_slot) for place, work in works)
+        if work.source is not None and target is not None and work.source != target
     ]
-    pairs = [(source, target) for source, target in pairs if source != target]
     if not pairs:
         return None
     sources, targets = np.array(pairs, dtype=np.int64).T

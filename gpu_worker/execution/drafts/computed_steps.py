@@ -13,8 +13,8 @@ from collections.abc import Sequence as Values
 import numpy as np
 import torch
 
-from gpu_worker.core.sequence import Sequence
-from gpu_worker.core.step import SampledTokens, ScheduledSequence
+from gpu_worker.core.batch_sequences import BatchSequence, Share
+from gpu_worker.core.step import SampledTokens
 from gpu_worker.execution.batch.layout import StepLayout
 from gpu_worker.execution.batch.transfers import uploaded
 from gpu_worker.execution.drafts.proposer import ComputedTokens
@@ -31,40 +31,38 @@ class ComputedStep:
     """What a landed step computed of each sequence that goes on. Iterate to work it out.
 
     Attributes:
-        scheduled: The step's sequences.
+        shares: Of the step's sequences.
         sampled: What it sampled for each.
         hidden: `[num_tokens, hidden_size]`, of all tokens of the layout.
         departed: Sequences that have left the batch since the step was submitted; they are not shown.
         is_whole_decode: The step was a decode of all its sequences, without drafts, and all of them go on.
     """
 
-    __slots__ = ("_accepted", "_layout", "_places", "departed", "hidden", "is_whole_decode", "sampled", "scheduled")
+    __slots__ = ("_accepted", "_layout", "_places", "departed", "hidden", "is_whole_decode", "sampled", "shares")
 
     def __init__(
         self,
-        scheduled: Values[ScheduledSequence],
+        shares: Values[Share],
         layout: StepLayout,
         hidden: torch.Tensor,
         sampled: Values[SampledTokens],
         accepted: Accepted,
-        departed: set[Sequence],
+        departed: set[BatchSequence],
     ) -> None:
         """Keep references to these, and find out which sequences failed; that cannot be told later."""
-        self.scheduled = scheduled
+        self.shares = shares
         self.hidden = hidden
         self.sampled = sampled
         self.departed = departed
         self._layout = layout
         self._accepted = accepted
-        # Where the step before failed for a sequence, the token that this step computed is not known.
-        self._places = [
-            place
-            for place, item in enumerate(scheduled)
-            if sampled[place].error is None and item.start + item.num_tokens <= len(item.sequence.token_ids)
-        ]
+        for item, tokens in zip(shares, sampled, strict=True):
+            item.sequence.has_failed = item.sequence.has_failed or tokens.error is not None
+        # Where a step before failed for a sequence, the token that this step computed is not known.
+        self._places = [place for place, item in enumerate(shares) if not item.sequence.has_failed]
         self.is_whole_decode = (
             layout.max_query_len == 1
-            and len(self._places) == len(scheduled)
+            and len(self._places) == len(shares)
             and all(tokens.token_ids for tokens in sampled)
         )
 
@@ -75,10 +73,10 @@ class ComputedStep:
 
     def __iter__(self) -> Iterator[ComputedTokens]:
         """Return what is known of each sequence."""
-        places = [place for place in self._places if self.scheduled[place].sequence not in self.departed]
+        places = [place for place in self._places if self.shares[place].sequence not in self.departed]
         token_ids, rows = [], []
         for place in places:
-            item = self.scheduled[place]
+            item = self.shares[place]
             first, end = int(self._layout.query_starts[place]), item.start + item.num_tokens
             following = self.sampled[place].token_ids or tuple(item.sequence.token_ids[end : end + 1])
             token_ids.append((*item.sequence.token_ids[item.start : end], *following))
@@ -86,15 +84,15 @@ class ComputedStep:
             num_known = len(token_ids[-1]) - 1 - len(path)
             rows.append([*range(first, first + num_known), *(first + item.num_tokens + draft for draft in path)])
         vectors = _apart(self.hidden, rows)
-        items = [self.scheduled[place] for place in places]
+        items = [self.shares[place] for place in places]
         columns = zip(items, token_ids, vectors, strict=True)
         return iter([ComputedTokens(item.sequence, item.start, tokens, vector) for item, tokens, vector in columns])
 
     def continues(self, before: ComputedStep) -> bool:
         """Say whether both are decodes of the same sequences, and this one computed the next token of each."""
-        if not (self.is_whole_decode and before.is_whole_decode) or len(self.scheduled) != len(before.scheduled):
+        if not (self.is_whole_decode and before.is_whole_decode) or len(self.shares) != len(before.shares):
             return False
-        pairs = zip(self.scheduled, before.scheduled, strict=True)
+        pairs = zip(self.shares, before.shares, strict=True)
         return self.departed == before.departed and all(
             item.sequence is last.sequence and item.start == last.start + 1 for item, last in pairs
         )
@@ -111,7 +109,7 @@ class DecodeRun:
         """Return what is known of each sequence."""
         first = self._steps[0]
         hidden = torch.stack([step.hidden for step in self._steps], dim=1)
-        for place, (item, vectors) in enumerate(zip(first.scheduled, hidden.unbind(), strict=True)):
+        for place, (item, vectors) in enumerate(zip(first.shares, hidden.unbind(), strict=True)):
             if item.sequence not in first.departed:
                 sampled = [step.sampled[place].token_ids[0] for step in self._steps]
                 token_ids = (item.sequence.token_ids[item.start], *sampled)
@@ -136,7 +134,7 @@ class KeptSteps:
         self._steps.append(step)
         self._num_tokens += step.num_tokens
 
-    def forget(self, departed: Iterable[Sequence]) -> None:
+    def forget(self, departed: Iterable[BatchSequence]) -> None:
         """Show nothing of sequences that have left the batch, should they come back or not."""
         for step in self._steps:
             step.departed.update(departed)

@@ -5,10 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence as Values
 
+from gpu_worker.core.batch_sequences import BatchSequence, Share
 from gpu_worker.core.constraint import OutputConstraint
 from gpu_worker.core.draft import MAX_DRAFT_TOKENS, NO_DRAFT, Draft
-from gpu_worker.core.sequence import Sequence
-from gpu_worker.core.step import ScheduledSequence
 from gpu_worker.execution.drafts.computed_steps import ComputedStep, KeptSteps
 from gpu_worker.execution.drafts.proposer import DraftRequest, Proposer
 
@@ -51,32 +50,29 @@ class Drafting:
 
     def drafts(
         self,
-        scheduled: Values[ScheduledSequence],
-        departed: Values[Sequence],
+        shares: Values[Share],
         forced: list[Draft] | None = None,
     ) -> list[Draft] | None:
-        """Return the drafts of each scheduled sequence, or None when there are none at all.
+        """Return the drafts of each share, or None when there are none at all.
 
         Args:
-            scheduled: Those with `num_draft_tokens` are asked for, but for those whose tokens are forced.
-            departed: Left the batch since the last call; the proposer forgets them.
+            shares: Those with `num_draft_tokens` are asked for, but for those whose tokens are forced. May be empty
+                where there are none of these.
             forced: Drafts of those, none of the others; None when there are no such sequences.
         """
-        places = [place for place, item in enumerate(scheduled) if item.num_draft_tokens and not item.is_forced]
-        if departed:
-            self.forget(departed)
+        places = [place for place, item in enumerate(shares) if item.num_draft_tokens and not item.forced]
         if places or self._kept.is_full:
             self._show_kept()
-        drafts = [NO_DRAFT] * len(scheduled) if forced is None else forced
+        drafts = [NO_DRAFT] * len(shares) if forced is None else forced
         if self._proposer is not None and places:
             try:
-                for place, draft in zip(places, self._ask(self._proposer, scheduled, places), strict=True):
+                for place, draft in zip(places, self._ask(self._proposer, shares, places), strict=True):
                     drafts[place] = draft
             except Exception:
                 self._give_up()
         return drafts if any(drafts) else None
 
-    def forget(self, departed: Values[Sequence]) -> None:
+    def forget(self, departed: Values[BatchSequence]) -> None:
         """Let the proposer drop what it keeps for sequences that have left the batch."""
         if self._proposer is None:
             return
@@ -102,8 +98,8 @@ class Drafting:
         except Exception:
             self._give_up()
 
-    def _ask(self, proposer: Proposer, scheduled: Values[ScheduledSequence], places: Values[int]) -> list[Draft]:
-        requests = [DraftRequest(scheduled[place].sequence, scheduled[place].num_draft_tokens) for place in places]
+    def _ask(self, proposer: Proposer, shares: Values[Share], places: Values[int]) -> list[Draft]:
+        requests = [DraftRequest(shares[place].sequence, shares[place].num_draft_tokens) for place in places]
         drafts = []
         for request, draft in zip(requests, proposer.propose(requests), strict=True):
             usable = draft.first(request.num_tokens).valid(self._vocab_size)
@@ -111,7 +107,7 @@ class Drafting:
             drafts.append(_allowed(usable, request.sequence.constraint))
         return drafts
 
-    def _may_branch(self, sequence: Sequence) -> bool:
+    def _may_branch(self, sequence: BatchSequence) -> bool:
         return self._can_branch and (self._draws_from_trees or sequence.sampling.temperature == 0.0)
 
     def _give_up(self) -> None:
@@ -125,3 +121,11 @@ def _allowed(draft: Draft, constraint: OutputConstraint | None) -> Draft:
     if constraint is None or not draft:
         return draft
     return draft.only([constraint.allows(path) for path in draft.paths()[1:]])
+
+
+def forced_drafts(shares: Values[Share], most: int) -> list[Draft]:
+    """Return the tokens that are forced in each share, `most` at most; what is forced beyond waits for the next step.
+
+    Recurrent layers keep what they computed of so many drafts only.
+    """
+    return [Draft(share.forced[: min(most, MAX_DRAFT_TOKENS)]) if share.forced else NO_DRAFT for share in shares]

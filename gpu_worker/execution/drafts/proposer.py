@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from msgspec import Struct
 
+from gpu_worker.core.batch_sequences import BatchSequence
 from gpu_worker.core.draft import Draft
-from gpu_worker.core.sequence import Sequence
 
 if TYPE_CHECKING:
     # A simulated worker has no torch; nothing decodes these structs, so their annotations are never looked up.
@@ -22,7 +22,7 @@ class DraftRequest(Struct, frozen=True, gc=False):
     The sequence's block table covers as many tokens more.
     """
 
-    sequence: Sequence
+    sequence: BatchSequence
     num_tokens: int
 
 
@@ -38,7 +38,7 @@ class ComputedTokens(Struct, frozen=True, gc=False):
             long as it is kept.
     """
 
-    sequence: Sequence
+    sequence: BatchSequence
     start: int
     token_ids: tuple[int, ...]
     hidden: torch.Tensor
@@ -67,6 +67,6 @@ class Proposer(Protocol):
         """
         ...
 
-    def forget(self, sequence: Sequence) -> None:
+    def forget(self, sequence: BatchSequence) -> None:
         """Drop what is kept for a sequence that has left the batch; it may come back later."""
         ...

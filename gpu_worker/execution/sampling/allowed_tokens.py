@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from gpu_worker.core.sequence import Sequence
+from gpu_worker.core.batch_sequences import BatchSequence
 from gpu_worker.execution.batch.layout import Int64s
 from gpu_worker.execution.batch.row_table import RowTable
 from gpu_worker.execution.batch.sampled_rows import SampledRows
@@ -29,7 +29,7 @@ class AllowedTokens:
         """See `Feature`."""
         return sampling.allowed_token_ids is not None
 
-    def assign(self, row: int, sequence: Sequence, upload: Upload) -> None:
+    def assign(self, row: int, sequence: BatchSequence, upload: Upload) -> None:
         """See `Feature`. Ids outside the vocabulary name no token and are left out."""
         allowed = np.array(sequence.sampling.allowed_token_ids, dtype=np.int64)
         is_allowed = np.zeros(self._num_words * 32, dtype=np.uint8)

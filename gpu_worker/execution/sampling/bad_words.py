@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from gpu_worker.core.sequence import Sequence
+from gpu_worker.core.batch_sequences import BatchSequence
 from gpu_worker.execution.batch.layout import Int64s
 from gpu_worker.execution.batch.sampled_rows import SampledRows
 from gpu_worker.execution.batch.transfers import StagedArray, Upload
@@ -25,13 +25,13 @@ class BadWords:
     def __init__(self, vocab_size: int) -> None:
         """Know nothing of any row."""
         self._vocab_size = vocab_size
-        self._sequences: dict[int, Sequence] = {}
+        self._sequences: dict[int, BatchSequence] = {}
 
     def is_asked_by(self, sampling: Sampling) -> bool:
         """See `Feature`."""
         return bool(sampling.bad_words)
 
-    def assign(self, row: int, sequence: Sequence, upload: Upload) -> None:
+    def assign(self, row: int, sequence: BatchSequence, upload: Upload) -> None:
         """See `Feature`."""
         self._sequences[row] = sequence
 

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from gpu_worker.core.sequence import Sequence
+from gpu_worker.core.batch_sequences import BatchSequence
 from gpu_worker.execution.batch.layout import Int64s
 from gpu_worker.execution.batch.sampled_rows import SampledRows
 from gpu_worker.execution.batch.transfers import StagedArray, Upload
@@ -33,7 +33,7 @@ class Bias:
         """See `Feature`."""
         return bool(sampling.logit_bias)
 
-    def assign(self, row: int, sequence: Sequence, upload: Upload) -> None:
+    def assign(self, row: int, sequence: BatchSequence, upload: Upload) -> None:
         """See `Feature`. Ids outside the vocabulary name no token and are left out."""
         bias = sequence.sampling.logit_bias
         entries = [(token_id, value) for token_id, value in bias.items() if 0 <= token_id < self._vocab_size]

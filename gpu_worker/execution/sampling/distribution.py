@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from msgspec import Struct
 
-from gpu_worker.core.sequence import Sequence
+from gpu_worker.core.batch_sequences import BatchSequence
 from gpu_worker.execution.batch.row_table import RowTable
 from gpu_worker.execution.batch.sampled_rows import SampledRows
 from gpu_worker.execution.batch.transfers import StagedArray, Upload
@@ -41,7 +41,7 @@ class Distributions:
         """Say whether a request's tokens are drawn from a part of their distribution."""
         return not _is_greedy(sampling) and (sampling.top_k > 0 or sampling.top_p < 1.0 or sampling.min_p > 0.0)
 
-    def assign(self, rows: Values[int], newcomers: Values[Sequence], upload: Upload) -> None:
+    def assign(self, rows: Values[int], newcomers: Values[BatchSequence], upload: Upload) -> None:
         """Write the parameters of sequences that were given rows."""
         samplings = [sequence.sampling for sequence in newcomers]
         self._inverse_temperature.write(rows, [_inverse_temperature(sampling) for sampling in samplings], upload)

@@ -10,7 +10,7 @@ from typing import Protocol
 
 import torch
 
-from gpu_worker.core.sequence import Sequence
+from gpu_worker.core.batch_sequences import BatchSequence
 from gpu_worker.execution.batch.layout import Int64s
 from gpu_worker.execution.batch.sampled_rows import SampledRows
 from gpu_worker.execution.batch.transfers import Upload
@@ -41,7 +41,7 @@ class Feature(Protocol):
         """Say whether a request needs it."""
         ...
 
-    def assign(self, row: int, sequence: Sequence, upload: Upload) -> None:
+    def assign(self, row: int, sequence: BatchSequence, upload: Upload) -> None:
         """Keep what the sequence asks for, which has been given `row`; called when `is_asked_by` says so."""
         ...
 

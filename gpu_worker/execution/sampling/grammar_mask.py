@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from msgspec import Struct
 
+from gpu_worker.core.batch_sequences import BatchSequence
 from gpu_worker.core.constraint import OutputConstraint
-from gpu_worker.core.sequence import Sequence
 from gpu_worker.execution.batch.layout import Int32s, Int64s
 from gpu_worker.execution.batch.sampled_rows import SampledRows
 from gpu_worker.execution.batch.transfers import StagedArray, Upload
@@ -36,7 +36,7 @@ class GrammarMask:
         """See `Feature`."""
         return sampling.grammar is not None
 
-    def assign(self, row: int, sequence: Sequence, upload: Upload) -> None:
+    def assign(self, row: int, sequence: BatchSequence, upload: Upload) -> None:
         """See `Feature`."""
         assert sequence.constraint is not None, "a sequence with a grammar has no constraint"
         self._constraints[row] = sequence.constraint

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from gpu_worker.core.sequence import Sequence
+from gpu_worker.core.batch_sequences import BatchSequence
 from gpu_worker.core.step import LogprobEntry
 from gpu_worker.execution.batch.layout import Int64s
 from gpu_worker.execution.batch.sampled_rows import SampledRows
@@ -40,7 +40,7 @@ class LogprobRows:
         self._num_top = np.zeros(num_rows, dtype=np.int64)
         self._listed: dict[int, Int64s] = {}
 
-    def assign(self, rows: Values[int], newcomers: Values[Sequence]) -> None:
+    def assign(self, rows: Values[int], newcomers: Values[BatchSequence]) -> None:
         """Keep what sequences ask for that were given rows. Ids outside the vocabulary name no token: left out."""
         self._num_top[rows] = [sequence.sampling.logprobs or 0 for sequence in newcomers]
         for row, sequence in zip(rows, newcomers, strict=True):

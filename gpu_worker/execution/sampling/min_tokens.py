@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from gpu_worker.core.sequence import Sequence
+from gpu_worker.core.batch_sequences import BatchSequence
 from gpu_worker.execution.batch.layout import Int64s
 from gpu_worker.execution.batch.sampled_rows import SampledRows
 from gpu_worker.execution.batch.transfers import StagedArray, Upload
@@ -31,7 +31,7 @@ class MinTokens:
         """See `Feature`."""
         return sampling.min_tokens > 0
 
-    def assign(self, row: int, sequence: Sequence, upload: Upload) -> None:
+    def assign(self, row: int, sequence: BatchSequence, upload: Upload) -> None:
         """See `Feature`."""
         end_ids = [token_id for token_id in sequence.stop_ids if token_id < self._vocab_size]
         self._end_ids[row] = np.array(sorted(end_ids), dtype=np.int64)

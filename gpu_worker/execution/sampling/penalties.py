@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from gpu_worker.core.sequence import Sequence
+from gpu_worker.core.batch_sequences import BatchSequence
 from gpu_worker.execution.batch.layout import Int64s
 from gpu_worker.execution.batch.row_table import RowTable
 from gpu_worker.execution.batch.sampled_rows import SampledRows
@@ -47,7 +47,7 @@ class Penalties:
             self._counts.values,
             self._seen_bits.values,
         )
-        self._sequences: dict[int, Sequence] = {}
+        self._sequences: dict[int, BatchSequence] = {}
         # Output tokens that the counts have, or will have after the steps launched so far.
         self._num_counted = np.zeros(num_rows, dtype=np.int64)
 
@@ -55,7 +55,7 @@ class Penalties:
         """Say whether any of the three penalties does something."""
         return sampling.repetition_penalty != 1.0 or bool(sampling.presence_penalty or sampling.frequency_penalty)
 
-    def assign(self, row: int, sequence: Sequence, upload: Upload) -> None:
+    def assign(self, row: int, sequence: BatchSequence, upload: Upload) -> None:
         """See `Feature`. The output so far is counted with the first step, as what was learned is."""
         sampling = sequence.sampling
         self._repetition.write([row], [sampling.repetition_penalty], upload)

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 import torch
 
-from gpu_worker.core.step import LogprobEntry, ScheduledSequence
+from gpu_worker.core.batch_sequences import Share
+from gpu_worker.core.step import LogprobEntry
 from gpu_worker.execution.batch.layout import Int32s
 from gpu_worker.execution.sampling.logprobs import entries
 from gpu_worker.models.decoder import CausalLM
@@ -35,10 +36,10 @@ class PromptChunk:
     num_top: int
 
 
-def prompt_chunks(scheduled: Values[ScheduledSequence], query_starts: Int32s) -> list[PromptChunk]:
+def prompt_chunks(shares: Values[Share], query_starts: Int32s) -> list[PromptChunk]:
     """Return the prompt tokens whose log probabilities the step makes known and somebody wants."""
     chunks = []
-    for place, item in enumerate(scheduled):
+    for place, item in enumerate(shares):
         num_top = item.sequence.sampling.prompt_logprobs
         if num_top is None:
             continue

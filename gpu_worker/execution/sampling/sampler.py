@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from msgspec import Struct
 
-from gpu_worker.core.sequence import Sequence
+from gpu_worker.core.batch_sequences import BatchSequence
 from gpu_worker.execution.batch.layout import Int64s
 from gpu_worker.execution.batch.sampled_rows import SampledRows
 from gpu_worker.execution.batch.transfers import StagedArray, Upload
@@ -107,11 +107,11 @@ class Sampler:
         self._is_any_asking = False
         self._requests: _SamplingRequests | None = None
 
-    def assign(self, newcomers: Values[Sequence], upload: Upload) -> None:
+    def assign(self, newcomers: Values[BatchSequence], upload: Upload) -> None:
         """Keep what sequences ask for that were given a row."""
         if not newcomers:
             return
-        rows = [sequence.row for sequence in newcomers if sequence.row is not None]
+        rows = [sequence.row for sequence in newcomers]
         self._distributions.assign(rows, newcomers, upload)
         self._logprobs.assign(rows, newcomers)
         self._asks[rows] = [self._asked_by(sequence.sampling) for sequence in newcomers]

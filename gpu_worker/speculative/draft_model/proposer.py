@@ -13,11 +13,14 @@ from collections.abc import Sequence as Values
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from gpu_worker.core.batch_sequences import BatchSequence
 from gpu_worker.core.block_pool import BlockPool
 from gpu_worker.core.draft import Draft
 from gpu_worker.core.model_runner import PendingStep
+from gpu_worker.core.plan import StepPlan
+from gpu_worker.core.plan_writer import PlanWriter
 from gpu_worker.core.sequence import Sequence
-from gpu_worker.core.step import ScheduledSequence, StepPlan
+from gpu_worker.core.step import ScheduledSequence
 from gpu_worker.execution.drafts.proposer import ComputedTokens, DraftRequest
 from gpu_worker.speculative.plain_sampling import plain_sampling
 
@@ -39,17 +42,13 @@ class DraftRunner(Protocol):
         """Compute the plan's tokens and sample where it says so."""
         ...
 
-    def release(self, sequences: Iterable[Sequence]) -> None:
-        """Forget sequences that no plan will name any more."""
-        ...
-
 
 class _Shadow:
     """A sequence as the draft model has it. The first `num_known` of its tokens are the original's own."""
 
     __slots__ = ("num_known", "sequence")
 
-    def __init__(self, original: Sequence) -> None:
+    def __init__(self, original: BatchSequence) -> None:
         self.num_known = 0
         sampling = plain_sampling(original.sampling)
         self.sequence = Sequence(original.id, [], original.num_prompt_tokens, sampling, 0)
@@ -61,6 +60,8 @@ class _Shadow:
         while same < end and mine[same] == token_ids[same]:
             same += 1
         new = token_ids[same:]
+        if same < len(mine):
+            PlanWriter.rewind(self.sequence, same)
         mine[same:] = new
         self.num_known = len(mine)
         # At least the last token is computed again, since the draft is sampled from its logits.
@@ -109,7 +110,9 @@ class DraftModelProposer:
         self._max_num_batched_tokens = max_num_batched_tokens
         self._pool = BlockPool(runner.num_blocks)
         # None for a sequence with tokens that the draft model does not know.
-        self._shadows: dict[Sequence, _Shadow | None] = {}
+        self._shadows: dict[BatchSequence, _Shadow | None] = {}
+        self._writer = PlanWriter()
+        self._departed: list[Sequence] = []
 
     def propose(self, requests: Values[DraftRequest]) -> list[Draft]:
         """Return the draft model's tokens."""
@@ -122,7 +125,7 @@ class DraftModelProposer:
     def observe(self, computed: Iterable[ComputedTokens]) -> None:
         """Ignore it."""
 
-    def forget(self, sequence: Sequence) -> None:
+    def forget(self, sequence: BatchSequence) -> None:
         """Drop the draft model's sequence and take its blocks back."""
         shadow = self._shadows.pop(sequence, None)
         if shadow is not None:
@@ -150,7 +153,7 @@ class DraftModelProposer:
 
     def _drop(self, shadow: _Shadow) -> None:
         self._pool.release(shadow.sequence.block_table)
-        self._runner.release([shadow.sequence])
+        self._departed.append(shadow.sequence)
 
     def _step(self, drafts: list[_Drafting]) -> list[_Drafting]:
         """Compute what sequences lack, in order, as far as one step goes; return those that got a token."""
@@ -166,7 +169,9 @@ class DraftModelProposer:
             scheduled.append(ScheduledSequence(sequence, sequence.num_computed_tokens, num_tokens, samples))
         if not scheduled:
             return []
-        result = self._runner.submit(StepPlan(0, scheduled, self._max_num_batched_tokens - left)).result()
+        plan = self._writer.write_any(scheduled, self._departed)
+        self._departed = []
+        result = self._runner.submit(plan).result()
         sampling = []
         for draft, item, sampled in zip(drafts[: len(scheduled)], scheduled, result.sampled, strict=True):
             item.sequence.num_computed_tokens += item.num_tokens

@@ -7,6 +7,8 @@ from collections.abc import Sequence as Values
 import numpy as np
 import torch
 
+from gpu_worker.core.batch_sequences import BatchSequences
+from gpu_worker.core.plan_writer import PlanWriter
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.step import ScheduledSequence
 from gpu_worker.execution.batch.layout import lay_out
@@ -24,6 +26,8 @@ class EntryRows:
         """Make room for `max_num_seqs` sequences of at most `max_model_len` tokens, over the layer's `cache`."""
         self._cache = cache
         self._device = device
+        self._writer, self._sequences = PlanWriter(), BatchSequences()
+        self._departed: list[Sequence] = []
         self._rows = BatchRows(max_num_seqs, -(-max_model_len // cache.block_size), device)
 
     def step(
@@ -37,10 +41,13 @@ class EntryRows:
             limits: Most draft tokens of each of the first sequences; none where nothing is drafted.
         """
         upload = Upload(self._device)
-        rows, _ = self._rows.place(scheduled, upload)
-        layout = lay_out(scheduled, rows, self._rows.tables, self._cache.block_size)
+        plan = self._writer.write_any(scheduled, self._departed)
+        self._departed = []
+        self._sequences.apply(plan)
+        self._rows.follow(plan, upload)
+        layout = lay_out(plan, self._sequences.of(plan.rows), self._rows.tables, self._cache.block_size)
         token_ids, positions, slots = map(upload.add, (layout.token_ids, layout.positions, layout.slots))
-        staged_rows, query_starts = upload.add(rows), upload.add(layout.query_starts)
+        staged_rows, query_starts = upload.add(layout.rows), upload.add(layout.query_starts)
         context_lens, staged_limits = upload.add(layout.context_lens), upload.add(np.array(limits, dtype=np.int64))
         upload.send()
         context = AttentionContext(
@@ -59,4 +66,4 @@ class EntryRows:
 
     def release(self, sequence: Sequence) -> None:
         """Take the row of a sequence back that has left the batch, if it has one."""
-        self._rows.release([sequence])
+        self._departed.append(sequence)

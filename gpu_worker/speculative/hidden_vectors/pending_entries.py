@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import torch
 
+from gpu_worker.core.batch_sequences import BatchSequence
+from gpu_worker.core.plan_writer import PlanWriter
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.step import ScheduledSequence
 from gpu_worker.execution.drafts.proposer import ComputedTokens
@@ -24,7 +26,7 @@ class PendingEntries:
 
     __slots__ = ("_chunks", "_original", "count", "shifted", "start")
 
-    def __init__(self, original: Sequence) -> None:
+    def __init__(self, original: BatchSequence) -> None:
         """Keep nothing."""
         self.shifted = Sequence(original.id, [], original.num_prompt_tokens - 1, original.sampling, 0)
         self._original = original
@@ -59,12 +61,14 @@ class PendingEntries:
         if len(token_ids) != start:
             # Drafts were rejected, or tokens came from the prefix cache: take the tokens up to here from the original.
             known = min(len(token_ids), start)
+            PlanWriter.rewind(self.shifted, known)
             token_ids[known:] = self._original.token_ids[known + 1 : start + 1]
         token_ids += new
 
     def take(self, count: int) -> tuple[ScheduledSequence, torch.Tensor]:
         """Remove the first `count` vectors; return them with the share of a step in which the layer computes them."""
-        self.shifted.block_table = self._original.block_table
+        if self.shifted.block_table is not self._original.block_table:
+            self.shifted.block_table, self.shifted.num_told_blocks = self._original.block_table, 0
         rows = self._chunks[0] if len(self._chunks) == 1 else torch.cat(self._chunks)
         item = ScheduledSequence(self.shifted, self.start, count, False)
         # A copy, since a view of few rows would keep all of them in memory.

@@ -27,8 +27,8 @@ from typing import Protocol
 
 import torch
 
+from gpu_worker.core.batch_sequences import BatchSequence
 from gpu_worker.core.draft import NO_DRAFT, Draft
-from gpu_worker.core.sequence import Sequence
 from gpu_worker.execution.drafts.proposer import ComputedTokens, DraftRequest
 from gpu_worker.execution.memory.kv_cache import allocate_kv_cache
 from gpu_worker.execution.runner import TorchModelRunner
@@ -89,7 +89,7 @@ class HiddenVectorProposer:
         self._rows = rows
         self._max_num_batched_tokens = max_num_batched_tokens
         self._max_num_kept = MAX_NUM_KEPT
-        self._pending: dict[Sequence, PendingEntries] = {}
+        self._pending: dict[BatchSequence, PendingEntries] = {}
         self._num_kept = 0
 
     def observe(self, computed: Iterable[ComputedTokens]) -> None:
@@ -103,7 +103,7 @@ class HiddenVectorProposer:
         if self._num_kept > self._max_num_kept:
             self._make_room()
 
-    def forget(self, sequence: Sequence) -> None:
+    def forget(self, sequence: BatchSequence) -> None:
         """Drop a sequence's vectors."""
         if (pending := self._pending.pop(sequence, None)) is not None:
             self._num_kept -= pending.count
@@ -119,7 +119,7 @@ class HiddenVectorProposer:
             drafts[index] = draft
         return drafts
 
-    def _reaches_end(self, sequence: Sequence) -> bool:
+    def _reaches_end(self, sequence: BatchSequence) -> bool:
         """Say whether the vectors reach up to the sequence's last token, which a draft follows."""
         pending = self._pending.get(sequence)
         return pending is not None and pending.count > 0 and pending.end == len(sequence.token_ids) - 1
@@ -139,7 +139,7 @@ class HiddenVectorProposer:
                 break
         return chain.draft()
 
-    def _pending_entries(self, asked: list[Sequence], limits: list[int]) -> EntryStep:
+    def _pending_entries(self, asked: list[BatchSequence], limits: list[int]) -> EntryStep:
         """Return a step that computes all pending entries, those of the sequences `asked` for first.
 
         Where these are too many for one step, all but the last of each sequence are computed before.
@@ -160,7 +160,7 @@ class HiddenVectorProposer:
         self._compute_all_but_last(prompts)
         self._num_kept = len(prompts)
 
-    def _compute_all_but_last(self, sequences: list[Sequence]) -> None:
+    def _compute_all_but_last(self, sequences: list[BatchSequence]) -> None:
         """Compute the pending entries of each sequence but its last one, as many at once as a step may have."""
         while True:
             left, shares = self._max_num_batched_tokens, []
@@ -173,7 +173,7 @@ class HiddenVectorProposer:
             step = self._taken(shares)
             self._layer.forward(step.token_ids, step.hidden, step.positions, step.context)
 
-    def _taken(self, shares: list[tuple[Sequence, int]], limits: Values[int] = ()) -> EntryStep:
+    def _taken(self, shares: list[tuple[BatchSequence, int]], limits: Values[int] = ()) -> EntryStep:
         """Take the first pending entries of sequences, as a step."""
         taken = [self._pending[sequence].take(count) for sequence, count in shares]
         return self._rows.step([item for item, _ in taken], [rows for _, rows in taken], limits)

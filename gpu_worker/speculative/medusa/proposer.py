@@ -20,8 +20,8 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
+from gpu_worker.core.batch_sequences import BatchSequence
 from gpu_worker.core.draft import NO_DRAFT, Draft
-from gpu_worker.core.sequence import Sequence
 from gpu_worker.execution.batch.transfers import Downloads
 from gpu_worker.execution.drafts.proposer import ComputedTokens, DraftRequest
 from gpu_worker.layers.vocabulary import LMHead
@@ -136,12 +136,12 @@ class MedusaProposer:
         """Keep the step; nothing is computed, nor looked at."""
         self._last = computed
 
-    def forget(self, sequence: Sequence) -> None:
+    def forget(self, sequence: BatchSequence) -> None:
         """Drop what the step knows of a sequence."""
         self._last = [item for item in self._last if item.sequence is not sequence]
 
 
-def _reaches_end(computed: ComputedTokens, sequence: Sequence) -> bool:
+def _reaches_end(computed: ComputedTokens, sequence: BatchSequence) -> bool:
     """Say whether the sequence's last token is the one that follows what was computed."""
     return len(computed.hidden) > 0 and computed.start + len(computed.token_ids) == len(sequence.token_ids)
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from collections.abc import Sequence as Values
 
+from gpu_worker.core.batch_sequences import BatchSequence
 from gpu_worker.core.draft import Draft
-from gpu_worker.core.sequence import Sequence
 from gpu_worker.execution.drafts.proposer import ComputedTokens, DraftRequest
 from gpu_worker.speculative.ngram.index import MATCH_TOKENS, RunIndex
 
@@ -27,7 +27,7 @@ class _Lookup:
 
     __slots__ = ("_indexes", "_sequence")
 
-    def __init__(self, sequence: Sequence) -> None:
+    def __init__(self, sequence: BatchSequence) -> None:
         self._sequence = sequence
         self._indexes = [RunIndex(sequence.token_ids)]
         if sequence.prediction:
@@ -82,7 +82,7 @@ class NgramProposer:
 
     def __init__(self, max_tokens: int) -> None:
         """Index at most `max_tokens` in all."""
-        self._lookups: dict[Sequence, _Lookup] = {}
+        self._lookups: dict[BatchSequence, _Lookup] = {}
         self.num_left = max_tokens
 
     def propose(self, requests: Values[DraftRequest]) -> list[Draft]:
@@ -101,7 +101,7 @@ class NgramProposer:
     def observe(self, computed: Iterable[ComputedTokens]) -> None:
         """Ignore it."""
 
-    def forget(self, sequence: Sequence) -> None:
+    def forget(self, sequence: BatchSequence) -> None:
         """Drop a sequence's indexes."""
         lookup = self._lookups.pop(sequence, None)
         if lookup is not None:

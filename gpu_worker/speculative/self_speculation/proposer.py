@@ -13,10 +13,14 @@ from collections.abc import Iterable
 from collections.abc import Sequence as Values
 from typing import Protocol
 
+from gpu_worker.core.batch_sequences import BatchSequence
 from gpu_worker.core.draft import Draft
+from gpu_worker.core.group_tables import WindowTable
 from gpu_worker.core.model_runner import PendingStep
+from gpu_worker.core.plan import StepPlan
+from gpu_worker.core.plan_writer import PlanWriter
 from gpu_worker.core.sequence import Sequence
-from gpu_worker.core.step import ScheduledSequence, StepPlan
+from gpu_worker.core.step import ScheduledSequence
 from gpu_worker.execution.drafts.proposer import ComputedTokens, DraftRequest
 from gpu_worker.speculative.plain_sampling import plain_sampling
 
@@ -28,28 +32,26 @@ class EarlyExitRunner(Protocol):
         """Compute the plan's tokens and sample where it says so."""
         ...
 
-    def release(self, sequences: Iterable[Sequence]) -> None:
-        """Forget sequences that no plan will name any more."""
-        ...
-
 
 class _Double:
     """A sequence with draft tokens behind its own, in the sequence's own blocks."""
 
     __slots__ = ("_num_known", "sequence")
 
-    def __init__(self, original: Sequence) -> None:
+    def __init__(self, original: BatchSequence) -> None:
         self.sequence = Sequence(original.id, [], original.num_prompt_tokens, plain_sampling(original.sampling), 0)
         self._num_known = 0
 
-    def follow(self, original: Sequence) -> Sequence:
+    def follow(self, original: BatchSequence) -> Sequence:
         """Take over the sequence's tokens in place of draft tokens, and its blocks."""
-        known = self._num_known
-        self.sequence.token_ids[known:] = original.token_ids[known:]
+        known, sequence = self._num_known, self.sequence
+        PlanWriter.rewind(sequence, known)
+        sequence.token_ids[known:] = original.token_ids[known:]
         self._num_known = len(original.token_ids)
-        self.sequence.block_table = original.block_table
-        self.sequence.window_tables = original.window_tables
-        return self.sequence
+        if sequence.block_table is not original.block_table:
+            sequence.block_table, sequence.num_told_blocks = original.block_table, 0
+        sequence.window_tables = tuple(WindowTable(blocks, 0, 0, 0) for blocks in original.window_tables)
+        return sequence
 
 
 class SelfSpeculationProposer:
@@ -60,7 +62,9 @@ class SelfSpeculationProposer:
     def __init__(self, runner: EarlyExitRunner) -> None:
         """Draft with `runner`."""
         self._runner = runner
-        self._doubles: dict[Sequence, _Double] = {}
+        self._doubles: dict[BatchSequence, _Double] = {}
+        self._writer = PlanWriter()
+        self._departed: list[Sequence] = []
 
     def propose(self, requests: Values[DraftRequest]) -> list[Draft]:
         """Return what the first layers would go on with, drawn as the requests' tokens are."""
@@ -71,7 +75,8 @@ class SelfSpeculationProposer:
                 ScheduledSequence(double, len(double.token_ids) - 1, 1, True)
                 for double in (doubles[place] for place in places)
             ]
-            plan = StepPlan(0, scheduled, len(scheduled))
+            plan = self._writer.write_any(scheduled, self._departed)
+            self._departed = []
             result = self._runner.submit(plan).result()
             for place, tokens in zip(places, result.sampled, strict=True):
                 doubles[place].token_ids += tokens.token_ids
@@ -83,13 +88,13 @@ class SelfSpeculationProposer:
     def observe(self, computed: Iterable[ComputedTokens]) -> None:
         """Ignore it."""
 
-    def forget(self, sequence: Sequence) -> None:
+    def forget(self, sequence: BatchSequence) -> None:
         """Drop a sequence's double."""
         double = self._doubles.pop(sequence, None)
         if double is not None:
-            self._runner.release([double.sequence])
+            self._departed.append(double.sequence)
 
-    def _double(self, original: Sequence) -> Sequence:
+    def _double(self, original: BatchSequence) -> Sequence:
         double = self._doubles.get(original)
         if double is None:
             double = self._doubles[original] = _Double(original)

@@ -109,7 +109,7 @@ def serve(
     taken = (after - before for after, before in zip(counted.counts(), counts, strict=True))
     engine.run()
     answers = [sequence.token_ids[sequence.num_prompt_tokens :] for sequence in sequences]
-    runner.release(sequences)
+    runner.clear()
     return Run(seconds, num_steps, num_tokens, answers, *taken)
 
 

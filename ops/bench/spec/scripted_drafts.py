@@ -9,8 +9,8 @@ import random
 from collections.abc import Iterable
 from collections.abc import Sequence as Values
 
+from gpu_worker.core.batch_sequences import BatchSequence
 from gpu_worker.core.draft import Draft
-from gpu_worker.core.sequence import Sequence
 from gpu_worker.execution.drafts.proposer import ComputedTokens, DraftRequest
 
 
@@ -42,7 +42,7 @@ class ScriptedProposer:
     def observe(self, computed: Iterable[ComputedTokens]) -> None:
         """Ignore it."""
 
-    def forget(self, sequence: Sequence) -> None:
+    def forget(self, sequence: BatchSequence) -> None:
         """Ignore it."""
 
     def _draft(self, count: int) -> Draft:

@@ -25,6 +25,7 @@ METRICS = WorkerMetrics(
     expert_tokens=112,
     expert_imbalance=1.13,
     unused_experts=114,
+    evicted_blocks=115,
 )
 BUSY = msgspec.structs.replace(
     BEAT,
@@ -66,6 +67,7 @@ EXPECTED = {
     "headrace_worker_expert_tokens_total": 112,
     "headrace_worker_expert_imbalance": 1.13,
     "headrace_worker_unused_experts": 114,
+    "headrace_worker_evicted_blocks_total": 115,
     "headrace_worker_process_resident_memory_bytes": 111,
 }
 

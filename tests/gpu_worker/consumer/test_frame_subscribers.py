@@ -22,8 +22,7 @@ class Watched:
 
     def __init__(self, worker: DirectClient) -> None:
         self.nats = worker
-        self.subscribers = FrameSubscribers(worker, "w")
-        self.subscribers.on_found = self._count
+        self.subscribers = FrameSubscribers(worker, "w", self._count)
         self.present, self.absent = fresh_name("hr.tok.a"), fresh_name("hr.tok.b")
         self.num_found = 0
 
@@ -153,7 +152,7 @@ class AnsweredByHand:
 
 async def test_late_answer_to_an_earlier_question_says_nothing_of_this_one() -> None:
     nats = AnsweredByHand()
-    subscribers = FrameSubscribers(cast("Any", nats), "w")
+    subscribers = FrameSubscribers(cast("Any", nats), "w", lambda: None)
     await subscribers.start()
     subscribers.reconnected(["hr.tok.a"])
     await wait_until(lambda: len(nats.questions) == 1)

@@ -8,7 +8,7 @@ from gpu_worker.core.scheduler import Scheduler, SchedulerConfig
 from gpu_worker.core.scheduler_config import StateConfig, WindowConfig
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.speculation import DraftPolicy, Speculation
-from gpu_worker.core.step import SampledTokens, ScheduledSequence, SequenceEvent, StepPlan, StepResult
+from gpu_worker.core.step import SampledTokens, ScheduledSequence, ScheduledStep, SequenceEvent, StepResult
 from shared.messages import FinishReason
 from tests.gpu_worker.core.paged_oracle import Drafter, OracleRunner, OracleStep, reference_tokens
 
@@ -23,7 +23,7 @@ class StepCost:
     sequence_s: float
     token_s: float
 
-    def of(self, plan: StepPlan) -> float:
+    def of(self, plan: ScheduledStep) -> float:
         num_sequences = len(plan.scheduled)
         return self.fixed_s + self.sequence_s * num_sequences + self.token_s * (plan.num_tokens - num_sequences)
 
@@ -68,7 +68,7 @@ class Harness:
         self.runner = OracleRunner(
             BLOCK, vocab_size, max_steps_in_flight, max_num_seqs, drafter, tuple(group.window for group in windows)
         )
-        self.in_flight: deque[tuple[StepPlan, OracleStep]] = deque()
+        self.in_flight: deque[tuple[ScheduledStep, OracleStep]] = deque()
         self.now = 0.0
         self.output: dict[str, list[int]] = {}
         self.finish: dict[str, FinishReason] = {}
@@ -87,12 +87,12 @@ class Harness:
     def can_submit(self) -> bool:
         return len(self.in_flight) < self.runner.max_steps_in_flight
 
-    def schedule(self) -> StepPlan:
+    def schedule(self) -> ScheduledStep:
         plan = self.try_schedule()
         assert plan is not None
         return plan
 
-    def try_schedule(self) -> StepPlan | None:
+    def try_schedule(self) -> ScheduledStep | None:
         """Plan a step and submit it."""
         plan = self.scheduler.schedule(self.now)
         if plan is not None:
@@ -100,7 +100,7 @@ class Harness:
             self.in_flight.append((plan, step))
         return plan
 
-    def settle(self, plan: StepPlan) -> list[SequenceEvent]:
+    def settle(self, plan: ScheduledStep) -> list[SequenceEvent]:
         assert self.in_flight[0][0] is plan
         return self.land()
 
@@ -125,7 +125,7 @@ class Harness:
         self.collect(self.scheduler.take_events())
         return items
 
-    def schedule_again(self, items: Iterable[ScheduledSequence]) -> StepPlan | None:
+    def schedule_again(self, items: Iterable[ScheduledSequence]) -> ScheduledStep | None:
         """Plan and submit some of what was undone."""
         plan = self.scheduler.schedule_again(items)
         if plan is not None:

@@ -5,6 +5,8 @@ the KV of the last position, and it reads every position back through the block 
 reused too early, shared wrongly, skipped or written by two sequences; and `reference_tokens` is what a contiguous model
 would have generated.
 
+It knows sequences from encoded plans alone. Where it is given what the scheduler has planned too, it compares both.
+
 Like a device it may run behind: it takes block tables and known tokens when a step is submitted, computes when the
 result is asked for, and takes tokens that were in flight from its own samples.
 
@@ -15,13 +17,16 @@ all tokens, and what was right is found by sampling behind each.
 import math
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import chain
 
+import msgspec
+
+from gpu_worker.core.batch_sequences import BatchSequence, BatchSequences, Share
 from gpu_worker.core.group_tables import WindowTable
-from gpu_worker.core.sequence import Sequence
-from gpu_worker.core.step import LogprobEntry, SampledTokens, ScheduledSequence, StepPlan, StepResult
+from gpu_worker.core.plan import StepPlan
+from gpu_worker.core.step import LogprobEntry, SampledTokens, ScheduledSequence, ScheduledStep, StepResult
 
 
 def content(previous: int, token_id: int) -> int:
@@ -64,7 +69,6 @@ class _Row:
     sequence is not hashed from its start at each step.
     """
 
-    number: int
     sampled: dict[int, int] = field(default_factory=dict)
     lost_from: float = math.inf
     token_ids: list[int] = field(default_factory=list)
@@ -75,8 +79,9 @@ class _Row:
 class _Work:
     """An item as it was when it was submitted: later changes of the sequence do not reach the device."""
 
-    item: ScheduledSequence
+    item: Share
     row: _Row
+    salt: bytes
     token_ids: list[int]
     block_table: list[int]
     drafts: list[int]
@@ -119,7 +124,11 @@ class OracleRunner:
         max_num_seqs: int = 1000,
         drafter: Drafter | None = None,
         windows: tuple[int, ...] = (),
+        salt: bytes = b"tenant",
     ) -> None:
+        self._salt = salt
+        self._sequences = BatchSequences()
+        self._max_num_seqs = max_num_seqs
         self._windows = windows
         self._window_memory: defaultdict[tuple[int, int], list[int | None]] = defaultdict(lambda: [None] * block_size)
         self._states: dict[int, int | None] = {}
@@ -128,24 +137,34 @@ class OracleRunner:
         self.block_size = block_size
         self.vocab_size = vocab_size
         self.max_steps_in_flight = max_steps_in_flight
-        self.plans: list[StepPlan] = []
+        self.plans: list[ScheduledStep | StepPlan] = []
+        self.names: dict[int, list[str]] = {}
         self.num_computed_tokens = 0
         self._memory: defaultdict[int, list[int | None]] = defaultdict(lambda: [None] * block_size)
-        self._rows: dict[Sequence, _Row] = {}
-        self._free_rows = list(range(max_num_seqs))
+        self._rows: dict[BatchSequence, _Row] = {}
         self._last_computed = 0
 
-    def submit(self, plan: StepPlan) -> OracleStep:
-        self.plans.append(plan)
+    def submit(self, step: ScheduledStep | StepPlan) -> OracleStep:
+        self.plans.append(step)
+        scheduled: list[ScheduledSequence] | list[None] = []
+        if isinstance(step, ScheduledStep):
+            assert len(set(step.departed)) == len(step.departed)
+            assert step.num_batch == sum(item.sequence.lane == "batch" for item in step.scheduled)
+            assert step.num_prefilled == step.num_tokens - sum(item.samples for item in step.scheduled)
+            scheduled = step.scheduled
+        sent = step.plan if isinstance(step, ScheduledStep) else step
+        plan = msgspec.msgpack.decode(msgspec.msgpack.encode(sent), type=StepPlan)
         self.num_computed_tokens += plan.num_tokens
-        assert len(set(plan.departed)) == len(plan.departed)
-        assert plan.num_batch == sum(item.sequence.lane == "batch" for item in plan.scheduled)
-        assert plan.num_prefilled == plan.num_tokens - sum(item.samples for item in plan.scheduled)
-        for sequence in plan.departed:
-            row = self._rows.pop(sequence, None)
-            if row is not None:
-                self._free_rows.append(row.number)
-        return OracleStep(self, plan.step, [self._take(item) for item in plan.scheduled])
+        changes = self._sequences.apply(plan)
+        for sequence in changes.departed:
+            del self._rows[sequence]
+        for sequence in changes.new:
+            self._rows[sequence] = _Row()
+        assert len(self._rows) <= self._max_num_seqs, "more sequences in the batch than it has rows"
+        shares = self._sequences.shares(plan)
+        self.names[plan.step] = [share.sequence.id for share in shares]
+        assert plan.num_tokens == sum(share.num_tokens for share in shares)
+        return OracleStep(self, plan.step, list(map(self._take, shares, scheduled or [None] * len(shares))))
 
     def compute(self, number: int, works: list[_Work]) -> list[SampledTokens]:
         assert number > self._last_computed, "the device computes steps in the order of their submission"
@@ -196,7 +215,7 @@ class OracleRunner:
             if work.slot is not None and work.item.state is not None and work.item.state.is_first:
                 source = work.item.state.source
                 self.num_loads += source is not None
-                loaded[work.slot] = root(work.item.sequence.salt) if source is None else self._states[source]
+                loaded[work.slot] = root(work.salt) if source is None else self._states[source]
         self._states |= loaded
 
     def _advance_state(self, work: _Work, values: list[int]) -> None:
@@ -205,7 +224,7 @@ class OracleRunner:
         if work.slot is None:
             return
         if values:
-            before = values[item.start - 1] if item.start else root(item.sequence.salt)
+            before = values[item.start - 1] if item.start else root(work.salt)
             assert self._states[work.slot] == before, f"{item.sequence.id} goes on from the state of another text"
         for num_tokens, slot in () if item.state is None else item.state.saves:
             assert 0 < num_tokens <= item.num_tokens
@@ -216,28 +235,43 @@ class OracleRunner:
     def _write(self, slot: int, value: int) -> None:
         self._memory[slot // self.block_size][slot % self.block_size] = value
 
-    def _take(self, item: ScheduledSequence) -> _Work:
-        sequence = item.sequence
-        if sequence not in self._rows:
-            assert self._free_rows, "more sequences in the batch than it has rows"
-            self._rows[sequence] = _Row(self._free_rows.pop())
-        row = self._rows[sequence]
-        sequence.row = row.number
-        windows = [replace(table, blocks=list(table.blocks)) for table in sequence.window_tables]
-        slot = None if sequence.state_slot is None else sequence.state_slot.slot
-        return _Work(item, row, list(sequence.token_ids), list(sequence.block_table), [], windows, slot)
+    def _take(self, share: Share, planned: ScheduledSequence | None) -> _Work:
+        sequence, salt = share.sequence, self._salt
+        released = [0] * len(sequence.window_tables)
+        if planned is not None:
+            live, salt = planned.sequence, planned.sequence.salt
+            assert (sequence.id, sequence.token_ids) == (live.id, live.token_ids), "the plan tells other tokens"
+            tables = [(sequence.block_table, live.block_table)]
+            tables += zip(sequence.window_tables, [table.blocks for table in live.window_tables], strict=True)
+            # Plans do not tell that blocks behind the last token were taken back.
+            assert all(told[: len(held)] == held for told, held in tables), "the plan tells other blocks"
+            assert sequence.state_slot == (None if live.state_slot is None else live.state_slot.slot)
+            assert (share.start, share.num_tokens, share.samples) == (
+                planned.start,
+                planned.num_tokens,
+                planned.samples,
+            )
+            assert (share.num_draft_tokens, share.forced) == (planned.num_draft_tokens, planned.forced)
+            assert share.state == planned.state
+            released = [table.num_released for table in live.window_tables]
+        windows = [
+            WindowTable(list(blocks), num_released, 0, 0)
+            for blocks, num_released in zip(sequence.window_tables, released, strict=True)
+        ]
+        tables = (list(sequence.token_ids), list(sequence.block_table), [], windows)
+        return _Work(share, self._rows[sequence], salt, *tables, sequence.state_slot)
 
     def _draft(self, work: _Work) -> None:
-        sequence, count = work.item.sequence, work.item.num_draft_tokens
+        count = work.item.num_draft_tokens
         if count and work.row.lost_from == math.inf:
             assert self._drafter is not None
             assert work.item.samples
-            right, _ = reference_tokens(sequence.salt, work.token_ids, count, frozenset(), self.vocab_size)
+            right, _ = reference_tokens(work.salt, work.token_ids, count, frozenset(), self.vocab_size)
             work.drafts = self._drafter(right)[:count]
 
     def _expected(self, work: _Work) -> list[int]:
         """KV of all positions up to the last one computed; what the host did not know comes from the row."""
-        known, row, salt = work.token_ids, work.row, work.item.sequence.salt
+        known, row, salt = work.token_ids, work.row, work.salt
         assert work.end <= len(known) or work.end - 1 == max(row.sampled), "not the token sampled last"
         token_ids = known[: work.end] + [row.sampled[i] for i in range(len(known), work.end)]
         if not row.token_ids or token_ids[: len(row.token_ids)] != row.token_ids:

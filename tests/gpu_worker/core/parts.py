@@ -7,7 +7,7 @@ from gpu_worker.core.live_sequences import LiveSequences
 from gpu_worker.core.scheduler_config import SchedulerConfig
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.sequence_blocks import SequenceBlocks
-from gpu_worker.core.step import ScheduledSequence, StepPlan
+from gpu_worker.core.step import ScheduledSequence, ScheduledStep
 from gpu_worker.core.stopping import set_limits
 from tests.gpu_worker.core.sequences import make_sequence
 
@@ -48,12 +48,12 @@ class Parts:
         self.live.running.reclassify(sequence)
         return sequence
 
-    def decode(self, *sequences: Sequence, drafts: int = 0) -> StepPlan:
+    def decode(self, *sequences: Sequence, drafts: int = 0) -> ScheduledStep:
         """Plan a step that decodes these sequences."""
         self.num_steps += 1
         assert self.blocks.try_grow(sequences)
         items = [ScheduledSequence(s, s.num_computed_tokens, 1, True, drafts) for s in sequences]
-        plan = StepPlan(self.num_steps, items, len(items), num_decodes=len(items))
+        plan = ScheduledStep(self.num_steps, items, len(items), num_decodes=len(items))
         for sequence in sequences:
             sequence.num_computed_tokens += 1
             self.live.running.reclassify(sequence)

@@ -3,7 +3,7 @@ import math
 import pytest
 
 from gpu_worker.core.batch_throttle import BatchThrottle
-from gpu_worker.core.step import ScheduledSequence, StepPlan
+from gpu_worker.core.step import ScheduledSequence, ScheduledStep
 from gpu_worker.core.step_time import StepTimeModel
 from shared.messages import Lane
 from tests.gpu_worker.core.learned_times import model_of
@@ -73,8 +73,9 @@ def test_one_step_of_people_in_65_goes_without_batch_work(gpu: StepTimeModel) ->
     assert [step for step, count in enumerate(counts) if not count] == [64, 129, 194]
 
 
-def plan_of(lane: Lane) -> StepPlan:
-    return StepPlan(1, [ScheduledSequence(make_sequence(4, lane=lane), 4, 1, True)], 1, num_batch=int(lane == "batch"))
+def plan_of(lane: Lane) -> ScheduledStep:
+    share = ScheduledSequence(make_sequence(4, lane=lane), 4, 1, True)
+    return ScheduledStep(1, [share], 1, num_batch=int(lane == "batch"))
 
 
 def note_gap(throttle: BatchThrottle, now: float, seconds: float) -> None:
@@ -193,7 +194,7 @@ def test_long_step_that_takes_much_less_than_was_expected_is_followed_by_another
     throttle = BatchThrottle(cpu, 0.05)
     alone_s = cpu.predict(1, 0, 0)
     items = [ScheduledSequence(make_sequence(4), 4, 1, True) for _ in range(11)]
-    plan = StepPlan(1, items, 11, num_batch=10)
+    plan = ScheduledStep(1, items, 11, num_batch=10)
 
     def until_the_next() -> int:
         return next(step for step in range(2000) if num_decodes(throttle, 0.0, 1))

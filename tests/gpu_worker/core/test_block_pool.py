@@ -101,7 +101,8 @@ class PoolMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.pool = BlockPool(8)
+        self.evicted: list[tuple[int, bytes]] = []
+        self.pool = BlockPool(8, lambda block, digest: self.evicted.append((block, digest)))
         self.held: list[list[int]] = []
         self.labels: dict[bytes, int] = {}
 
@@ -113,8 +114,25 @@ class PoolMachine(RuleBasedStateMachine):
         holders = {block for table in self.held for block in table}
         assert len(set(blocks)) == count
         assert not holders & set(blocks)
-        self.labels = {name: block for name, block in self.labels.items() if block not in blocks}
+        self._forget(blocks)
         self.held.append(blocks)
+
+    def _forget(self, blocks: list[int]) -> None:
+        """What was in these blocks was told when it was evicted, each once, and cannot be found any more."""
+        gone = {(block, name) for name, block in self.labels.items() if block in blocks}
+        assert sorted(self.evicted) == sorted(gone)
+        self.evicted.clear()
+        self.labels = {name: block for name, block in self.labels.items() if block not in blocks}
+
+    @rule(number=st.integers(0, 9))
+    def admit(self, number: int) -> None:
+        is_known, num_available = digest(number) in self.labels, self.pool.num_available
+        block = self.pool.admit(digest(number))
+        assert (block is None) == (is_known or num_available == 0)
+        if block is not None:
+            self._forget([block])
+            self.labels[digest(number)] = block
+            self.held.append([block])
 
     @precondition(lambda self: self.held)
     @rule(data=st.data())
@@ -156,6 +174,26 @@ class TestPoolMachine(PoolMachine.TestCase):
 @pytest.mark.slow
 class TestPoolMachineAtLength(PoolMachine.TestCase):
     settings = settings(max_examples=600, stateful_step_count=40, deadline=None)
+
+
+def test_content_that_was_evicted_comes_back_by_its_digest() -> None:
+    elsewhere: dict[bytes, int] = {}
+    pool = BlockPool(2, lambda block, digest: elsewhere.update({digest: block}))
+    blocks = pool.allocate(2)
+    for number, block in enumerate(blocks):
+        pool.label(block, digest(number))
+    pool.release(blocks)
+    (block,) = pool.allocate(1)
+    assert elsewhere == {digest(1): block}, "the end of a prefix goes first"
+    pool.release([block])
+    assert pool.find(digest(1)) is None
+    admitted = pool.admit(digest(1))
+    assert admitted is not None
+    assert pool.find(digest(1)) == admitted
+    assert pool.admit(digest(1)) is None, "it is there already"
+    pool.release([admitted])
+    assert pool.num_available == 2
+    pool.check_integrity()
 
 
 def test_block_without_its_label_is_not_found_and_becomes_blank() -> None:

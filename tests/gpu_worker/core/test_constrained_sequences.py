@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpu_worker.core.sequence import Sequence
-from gpu_worker.core.step import SampledTokens, StepPlan, StepResult
+from gpu_worker.core.step import SampledTokens, ScheduledStep, StepResult
 from ops.bench.spec.fixed_depth import FixedDepth
 from tests.gpu_worker.core.harness import Harness
 from tests.gpu_worker.core.sequences import make_sequence
@@ -59,7 +59,7 @@ def constrained(prompt: int, num_tokens: int = 6, **options: object) -> Sequence
     return sequence
 
 
-def names(plan: StepPlan) -> list[str]:
+def names(plan: ScheduledStep) -> list[str]:
     return [item.sequence.id for item in plan.scheduled]
 
 
@@ -136,7 +136,7 @@ def test_step_that_verifies_forced_tokens_is_alone_and_covers_them() -> None:
     plan = harness.schedule()
     (item,) = (item for item in plan.scheduled if item.sequence is mine)
     assert plan.is_alone
-    assert item.is_forced
+    assert item.forced == (7,) * item.num_draft_tokens
     assert item.num_draft_tokens == 4 * (8 - 4) - item.start - 1, "as many as the blocks that are left hold"
     assert len(mine.block_table) == 4
     assert harness.try_schedule() is None

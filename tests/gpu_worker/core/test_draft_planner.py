@@ -58,7 +58,7 @@ def test_drafts_take_the_tokens_that_are_left_in_order(parts: Parts) -> None:
     items = planned(*(parts.run(4, max_tokens=20) for _ in range(4)))
     assert drafted(parts, Wanted(3), items, 7) == [3, 3, 1, 0]
     for item in items[:3]:
-        assert (item.start, item.num_tokens, item.samples, item.is_forced) == (3, 1, True, False)
+        assert (item.start, item.num_tokens, item.samples, item.forced) == (3, 1, True, ())
         # What the drafts are written to is there.
         assert len(item.sequence.block_table) * BLOCK >= item.start + 1 + item.num_draft_tokens
 
@@ -92,11 +92,11 @@ def test_forced_tokens_come_first_and_are_bounded(parts: Parts) -> None:
     sequences[1].constraint = None
     items = planned(*sequences)
     assert forced(parts, items, MAX_FORCED_TOKENS + 5) == MAX_FORCED_TOKENS + 5
-    assert [(item.num_draft_tokens, item.is_forced) for item in items] == [
-        (MAX_FORCED_TOKENS, True),
-        (0, False),
-        (2, True),
-        (3, True),
+    assert [(item.num_draft_tokens, len(item.forced)) for item in items] == [
+        (MAX_FORCED_TOKENS, MAX_FORCED_TOKENS),
+        (0, 0),
+        (2, 2),
+        (3, 3),
     ]
     # A landed share is looked at again, since it has more than one token.
     assert [sequence.next_publish for sequence in sequences] == [0, 7, 0, 0]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize
 
 from gpu_worker.core.scheduler_config import StateConfig, WindowConfig
-from gpu_worker.core.step import StepPlan
+from gpu_worker.core.step import ScheduledStep
 from tests.gpu_worker.core.harness import BLOCK, Harness
 from tests.gpu_worker.core.test_scheduler_properties import POOL, VOCAB_SIZE, RandomDrafts, SchedulerMachine
 
@@ -62,10 +62,10 @@ class GroupMachine(SchedulerMachine):
         self.scheduler = self.harness.scheduler
         self.sequences, self.aborted, self.failed, self.rolled_back = [], set(), set(), set()
 
-    def _check_people_first(self, plan: StepPlan) -> None:
+    def _check_people_first(self, plan: ScheduledStep) -> None:
         """People may have to wait for blocks of windows, which batch work does not take from them."""
 
-    def _check_lanes(self, plan: StepPlan) -> None:
+    def _check_lanes(self, plan: ScheduledStep) -> None:
         """That is counted by group."""
 
     def _check_after_step(self) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from gpu_worker.core.group_tables import StateSlot
 from gpu_worker.core.isolation import Isolation, control_share, restarted_shares
-from gpu_worker.core.step import ScheduledSequence, StateWork
+from gpu_worker.core.plan import StateWork
+from gpu_worker.core.step import ScheduledSequence
 from tests.gpu_worker.core.sequences import make_sequence
 
 BLOCK = 4

@@ -8,7 +8,7 @@ import pytest
 from gpu_worker.core.landing import Landing
 from gpu_worker.core.sequence import Sequence, SequenceStatus
 from gpu_worker.core.speculation import Speculation
-from gpu_worker.core.step import LogprobEntry, SampledTokens, SequenceEvent, StepPlan, StepResult
+from gpu_worker.core.step import LogprobEntry, SampledTokens, ScheduledStep, SequenceEvent, StepResult
 from tests.gpu_worker.core.parts import Parts
 from tests.gpu_worker.core.sequences import EOS
 
@@ -32,7 +32,7 @@ class Landed:
         self.speculation = Speculation(cast("Any", Learner(self.learned)))
         self.landing = Landing(self.parts.blocks, self.parts.live, self.speculation)
 
-    def land(self, plan: StepPlan, *sampled: SampledTokens) -> list[SequenceEvent]:
+    def land(self, plan: ScheduledStep, *sampled: SampledTokens) -> list[SequenceEvent]:
         events: list[SequenceEvent] = []
         self.landing.apply(plan, StepResult(plan.step, list(sampled)), events)
         self.parts.live.land(plan)
@@ -99,14 +99,14 @@ def test_accepted_drafts_are_tokens_and_counted(landed: Landed) -> None:
     assert len(sequence.block_table) == 2
 
 
-def test_table_from_which_the_blocks_of_wrong_drafts_were_taken_is_another_list(landed: Landed) -> None:
+def test_table_from_which_the_blocks_of_wrong_drafts_were_taken_is_told_again_from_there(landed: Landed) -> None:
     sequence = landed.parts.run(4, max_tokens=20)
     plan = landed.parts.decode(sequence, drafts=5)
     landed.parts.blocks.cover(sequence, 9)
-    table = sequence.block_table
+    sequence.num_told_blocks = len(sequence.block_table)
+    assert sequence.num_told_blocks == 3
     landed.land(plan, SampledTokens((11,), num_drafted=5))
-    # Runners take a table that is the same list to have only grown.
-    assert (len(table), len(sequence.block_table)) == (3, 2)
+    assert (sequence.num_told_blocks, len(sequence.block_table)) == (2, 2)
 
 
 def test_drafts_behind_a_stop_are_not_taken(landed: Landed) -> None:
@@ -142,7 +142,7 @@ def test_prompt_of_a_chunk_makes_no_event(landed: Landed) -> None:
     landed.parts.admission.start(landed.parts.live.waiting["interactive"], 0.0)
     plan = landed.parts.decode(sequence)
     item = plan.scheduled[0]
-    chunk = StepPlan(plan.step, [type(item)(sequence, 0, 1, False)], 1)
+    chunk = ScheduledStep(plan.step, [type(item)(sequence, 0, 1, False)], 1)
     landed.parts.live.in_flight[0] = chunk
     sequence.last_chunk_step = chunk.step
     assert landed.land(chunk, SampledTokens()) == []

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from gpu_worker.core.sequence import SequenceStatus
-from gpu_worker.core.step import StepPlan
+from gpu_worker.core.step import ScheduledStep
 from tests.gpu_worker.core.parts import Parts
 
 
@@ -75,7 +75,7 @@ def test_chunk_of_a_prompt_in_flight_keeps_its_blocks(parts: Parts) -> None:
 def test_step_without_sequences_has_no_number(parts: Parts) -> None:
     sequence = parts.run(6)
     plan = parts.decode(sequence)
-    empty = StepPlan(99, [], 0)
+    empty = ScheduledStep(99, [], 0)
     parts.live.add_step(empty)
     assert (parts.live.num_planned, list(parts.live.in_flight)) == (1, [plan, empty])
     with pytest.raises(AssertionError, match="oldest"):

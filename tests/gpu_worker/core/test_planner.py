@@ -2,12 +2,12 @@ import pytest
 
 from gpu_worker.core.pooling import PoolingPlan
 from gpu_worker.core.sequence import Sequence, SequenceStatus
-from gpu_worker.core.step import StepPlan
+from gpu_worker.core.step import ScheduledStep
 from tests.gpu_worker.core.harness import BLOCK, Harness, StepCost
 from tests.gpu_worker.core.sequences import make_sequence
 
 
-def shares(plan: StepPlan) -> list[tuple[str, int]]:
+def shares(plan: ScheduledStep) -> list[tuple[str, int]]:
     return [(item.sequence.id, item.num_tokens) for item in plan.scheduled]
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from gpu_worker.core.sequence import Sequence, SequenceStatus
-from gpu_worker.core.step import ScheduledSequence, StepPlan
+from gpu_worker.core.step import ScheduledSequence, ScheduledStep
 from shared.messages import Lane
 from tests.gpu_worker.core.harness import BLOCK, Harness, StepCost
 from tests.gpu_worker.core.paged_oracle import reference_tokens
@@ -267,7 +267,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert plan.scheduled, "there is work, and nothing is scheduled"
         return bool(plan.scheduled)
 
-    def _check_budget(self, plan: StepPlan) -> None:
+    def _check_budget(self, plan: ScheduledStep) -> None:
         names = [item.sequence.id for item in plan.scheduled]
         assert len(set(names)) == len(names) <= self.scheduler.config.max_num_seqs
         assert plan.num_tokens == sum(item.num_tokens for item in plan.scheduled)
@@ -289,7 +289,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             # Only a sequence with more than one token to compute may have to wait for the budget, or one that lands.
             assert sequence.id in names or sequence.num_uncomputed_tokens > 1 or not sequence.wants_token
 
-    def _check_people_first(self, plan: StepPlan) -> None:
+    def _check_people_first(self, plan: ScheduledStep) -> None:
         """Batch work gets no token of a step that has too few for people; what is paused keeps its blocks."""
         given = {item.sequence for item in plan.scheduled}
         people = self._with(SequenceStatus.RUNNING, lane="interactive")
@@ -316,7 +316,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                             other.arrival,
                         )
 
-    def _check_lanes(self, plan: StepPlan) -> None:
+    def _check_lanes(self, plan: ScheduledStep) -> None:
         """While batch sequences run, an interactive one waits only for more blocks than all of them hold."""
         people = self._with(SequenceStatus.WAITING, SequenceStatus.PREEMPTED, lane="interactive")
         people = [sequence for sequence in people if sequence not in plan.departed]

@@ -2,7 +2,7 @@ import random
 
 import pytest
 
-from gpu_worker.core.step import ScheduledSequence, StepPlan
+from gpu_worker.core.step import ScheduledSequence, ScheduledStep
 from gpu_worker.core.step_time import _FIRST_DEVIATION, StepTimeModel
 from tests.gpu_worker.core.sequences import make_sequence
 
@@ -84,7 +84,7 @@ def test_first_step_sets_the_scale_and_no_time_at_all_is_ignored() -> None:
 
 
 def test_plan_is_counted_by_lane_and_by_tokens_beyond_the_first() -> None:
-    plan = StepPlan(
+    plan = ScheduledStep(
         1,
         [
             ScheduledSequence(make_sequence(4), 4, 1, True),
@@ -126,8 +126,8 @@ def test_of_steps_alike_in_a_row_one_in_four_is_taken_in() -> None:
             taken.append((num_interactive, num_batch, num_more_tokens))
             super().observe(num_interactive, num_batch, num_more_tokens, duration_s)
 
-    def plan(num_tokens: int) -> StepPlan:
-        return StepPlan(1, [ScheduledSequence(make_sequence(num_tokens), 0, num_tokens, True)], num_tokens)
+    def plan(num_tokens: int) -> ScheduledStep:
+        return ScheduledStep(1, [ScheduledSequence(make_sequence(num_tokens), 0, num_tokens, True)], num_tokens)
 
     model = Watched()
     for num_tokens in (1, 1, 1, 1, 1, 1, 9, 1, 1, 9):

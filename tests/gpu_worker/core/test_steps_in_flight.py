@@ -3,12 +3,12 @@
 import pytest
 
 from gpu_worker.core.sequence import Sequence, SequenceStatus
-from gpu_worker.core.step import SampledTokens, StepPlan, StepResult
+from gpu_worker.core.step import SampledTokens, ScheduledStep, StepResult
 from tests.gpu_worker.core.harness import Harness
 from tests.gpu_worker.core.sequences import make_sequence
 
 
-def shares(plan: StepPlan) -> list[tuple[str, int, int]]:
+def shares(plan: ScheduledStep) -> list[tuple[str, int, int]]:
     return [(item.sequence.id, item.start, item.num_tokens) for item in plan.scheduled]
 
 

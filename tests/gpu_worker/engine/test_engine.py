@@ -1,8 +1,9 @@
 import pytest
 
+from gpu_worker.core.batch_sequences import BatchSequence
 from gpu_worker.core.model_runner import BrokenRunnerError
-from gpu_worker.core.sequence import Sequence
-from gpu_worker.core.step import CompletedStep, SampledTokens, SequenceEvent, StepPlan, StepResult
+from gpu_worker.core.plan import StepPlan
+from gpu_worker.core.step import CompletedStep, SampledTokens, SequenceEvent, StepResult
 from gpu_worker.engine.engine import MAX_CONTROL_STEPS, Engine
 from gpu_worker.execution.simulated_runner import SimulatedRunner
 from shared.errors import PromptTooLongError
@@ -115,7 +116,7 @@ def test_result_of_the_wrong_length_is_a_failed_step() -> None:
     class ShortRunner(BrokenRunner):
         def submit(self, plan: StepPlan) -> CompletedStep:
             result = super().submit(plan).outcome
-            return CompletedStep(StepResult(plan.step, result.sampled[: 2 if len(plan.scheduled) > 2 else None]))
+            return CompletedStep(StepResult(plan.step, result.sampled[: 2 if len(plan.rows) > 2 else None]))
 
     engine = Engine(make_scheduler(), ShortRunner(set()))
     for _ in range(3):
@@ -179,12 +180,12 @@ class InvalidRowsRunner(SimulatedRunner):
     def submit(self, plan: StepPlan) -> CompletedStep:
         step = super().submit(plan).result()
         sampled = [
-            SampledTokens(error="no numbers") if self._is_invalid(item.sequence) else tokens
-            for item, tokens in zip(plan.scheduled, step.sampled, strict=True)
+            SampledTokens(error="no numbers") if self._is_invalid(sequence) else tokens
+            for sequence, tokens in zip(self._sequences.of(plan.rows), step.sampled, strict=True)
         ]
         return CompletedStep(StepResult(plan.step, sampled))
 
-    def _is_invalid(self, sequence: Sequence) -> bool:
+    def _is_invalid(self, sequence: BatchSequence) -> bool:
         return self._names is None or (sequence.id in self._names and len(sequence.token_ids) >= self._from_length)
 
 

@@ -157,7 +157,7 @@ def test_every_sequence_ends_once_with_the_tokens_of_a_contiguous_model(
     scheduler.check_integrity()
     assert engine.stats.free_blocks == num_blocks
     failing = [plan for plan in runner.oracle.plans if plan.step in refused | lost]
-    unlucky = {plan.scheduled[0].sequence.id for plan in failing if len(plan.scheduled) == 1}
+    unlucky = {runner.oracle.names[plan.step][0] for plan in failing if len(plan.rows) == 1}
     for sequence in sequences:
         output, reason = reference(sequence)
         got, finish = collected.output.get(sequence.id, []), collected.finish.get(sequence.id)

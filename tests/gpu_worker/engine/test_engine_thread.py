@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from gpu_worker.core.model_runner import BrokenRunnerError, ModelRunner
-from gpu_worker.core.step import CompletedStep, SequenceEvent, StepPlan, StepResult
+from gpu_worker.core.plan import StepPlan
+from gpu_worker.core.step import CompletedStep, SequenceEvent, StepResult
 from gpu_worker.engine.engine import Engine
 from gpu_worker.engine.engine_thread import EngineStoppedError, EngineThread, StepOutcome
 from gpu_worker.execution.simulated_runner import SimulatedRunner
@@ -194,7 +195,7 @@ def test_error_in_the_engine_itself_ends_it_and_leaves_everything_to_others(star
         max_steps_in_flight = 1
 
         def submit(self, plan: StepPlan) -> CompletedStep:
-            return CompletedStep(StepResult(plan.step + 1, [None] * len(plan.scheduled)))  # type: ignore[list-item]
+            return CompletedStep(StepResult(plan.step + 1, [None] * len(plan.rows)))  # type: ignore[list-item]
 
     running = start(LyingRunner(), max_num_seqs=1)
     running.thread.add(make_sequence(5))

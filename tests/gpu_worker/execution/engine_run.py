@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from gpu_worker.core.batch_sequences import BatchSequences
+from gpu_worker.core.constraint import SharedConstraints
 from gpu_worker.core.scheduler import Scheduler, SchedulerConfig
 from gpu_worker.core.scheduler_config import StateConfig, WindowConfig
 from gpu_worker.core.sequence import Sequence
@@ -115,6 +117,8 @@ def run(
     state: StateConfig | None = None,
 ) -> Outcome:
     """Generate until every sequence has finished; `arrivals_per_step` lets them come one after another."""
+    constraints = SharedConstraints()
+    runner._sequences = BatchSequences(constraints)
     scheduler = Scheduler(
         SchedulerConfig(
             block_size=runner.block_size,
@@ -128,6 +132,7 @@ def run(
             state=state,
         ),
         None if policy is None else Speculation(policy),
+        constraints,
     )
     engine, outcome, coming = Engine(scheduler, runner), Outcome(), list(sequences)
     while coming or engine.has_work():
@@ -138,7 +143,7 @@ def run(
             outcome.add(event)
         if engine.last_error is not None:
             raise engine.last_error
-    runner.release(sequences)
+    runner.clear()
     scheduler.check_integrity()
     outcome.num_preemptions = scheduler.stats.num_preemptions
     outcome.num_prefix_hits = scheduler.stats.num_prefix_hits

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from gpu_worker.core.step import StepPlan
+from gpu_worker.core.plan import StepPlan
 from gpu_worker.execution.runner import TorchModelRunner
 from gpu_worker.execution.step import SubmittedStep
 from shared.sampling import Sampling
@@ -82,7 +82,8 @@ class Recording:
     def submit(self, plan: StepPlan) -> SubmittedStep:
         self._latest = []
         step = self._runner.submit(plan)
-        names = [item.sequence.id for item in plan.scheduled if item.samples]
+        shares = self._runner._sequences.shares(plan)
+        names = [share.sequence.id for share in shares if share.samples]
         for name, row in zip(names, self._latest, strict=True):
             self.logits.setdefault(name, []).append(row)
         return step

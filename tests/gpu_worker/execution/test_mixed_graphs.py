@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import torch
 
+from gpu_worker.core.plan_writer import PlanWriter
 from gpu_worker.core.sequence import Sequence
-from gpu_worker.core.step import ScheduledSequence, StepPlan, StepResult
+from gpu_worker.core.step import ScheduledSequence, StepResult
 from gpu_worker.execution.batch.graph_shapes import CapturedSteps
 from gpu_worker.execution.runner import TorchModelRunner
 from gpu_worker.models.decoder import CausalLM
@@ -44,16 +45,20 @@ def prompts(lengths: list[int]) -> list[Sequence]:
 
 def compute(runner: TorchModelRunner, mixture: list[tuple[int, int]]) -> tuple[StepResult, list[torch.Tensor]]:
     """Compute what is before, a sequence a step, and then the mixture; return that and what the cache holds."""
-    blocks, sequences = itertools.count(), prompts([before + length for before, length in mixture])
+    writer, blocks, sequences = (
+        PlanWriter(),
+        itertools.count(),
+        prompts([before + length for before, length in mixture]),
+    )
     for sequence, (before, _) in zip(sequences, mixture, strict=True):
         sequence.block_table = [next(blocks) for _ in range(-(-len(sequence.token_ids) // BLOCK))]
         if before:
-            runner.submit(StepPlan(0, [ScheduledSequence(sequence, 0, before, False)], before)).result()
+            runner.submit(writer.write_any([ScheduledSequence(sequence, 0, before, False)])).result()
     scheduled = [
         ScheduledSequence(sequence, before, length, index % 3 != 1)
         for index, (sequence, (before, length)) in enumerate(zip(sequences, mixture, strict=True))
     ]
-    result = runner.submit(StepPlan(1, scheduled, sum(length for _, length in mixture))).result()
+    result = runner.submit(writer.write_any(scheduled, step=1)).result()
     return result, [tensor for layer in runner.cache.layers for tensor in layer.tensors]
 
 

@@ -10,8 +10,10 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from gpu_worker.core.plan import StepPlan
+from gpu_worker.core.plan_writer import PlanWriter
 from gpu_worker.core.sequence import Sequence
-from gpu_worker.core.step import ScheduledSequence, StepPlan
+from gpu_worker.core.step import ScheduledSequence
 from gpu_worker.execution.runner import TorchModelRunner
 from gpu_worker.execution.step import SubmittedStep
 from gpu_worker.execution.warm_up import WarmUpProposer
@@ -64,9 +66,15 @@ def running(name: str, length: int, sampling: Sampling, first_block: int) -> Seq
     return sequence
 
 
-def plan(*shares: tuple[Sequence, int, int], departed: tuple[Sequence, ...] = ()) -> StepPlan:
-    items = [ScheduledSequence(s, start, count, start + count >= len(s.token_ids)) for s, start, count in shares]
-    return StepPlan(1, items, sum(count for _, _, count in shares), list(departed))
+class Plans:
+    """Plans for one runner."""
+
+    def __init__(self) -> None:
+        self.writer = PlanWriter()
+
+    def __call__(self, *shares: tuple[Sequence, int, int], departed: tuple[Sequence, ...] = ()) -> StepPlan:
+        items = [ScheduledSequence(s, start, count, start + count >= len(s.token_ids)) for s, start, count in shares]
+        return self.writer.write_any(items, departed, step=1)
 
 
 def tokens_of(step: SubmittedStep) -> list[tuple[int, ...]]:
@@ -76,27 +84,30 @@ def tokens_of(step: SubmittedStep) -> list[tuple[int, ...]]:
 SAMPLINGS = [Sampling(temperature=0.0), Sampling(seed=5), EVERYTHING]
 
 
-def all_kinds_of_steps(sampling: Sampling, departed: tuple[Sequence, ...] = ()) -> list[StepPlan]:
+def all_kinds_of_steps(sampling: Sampling) -> list[StepPlan]:
     """A prompt in two chunks beside decodes, then decodes whose tokens only the device knows."""
+    plan = Plans()
     first, second = running("a", 9, sampling, 0), running("b", 11, sampling, 20)
     return [
-        plan((first, 0, 9), departed=departed),
+        plan((first, 0, 9)),
         plan((first, 9, 1), (second, 0, 6)),
         plan((first, 10, 1), (second, 6, 5)),
         *(plan((first, 11 + step, 1), (second, 11 + step, 1)) for step in range(3)),
     ]
 
 
-def verified_steps(sampling: Sampling, departed: tuple[Sequence, ...] = ()) -> list[StepPlan]:
+def verified_steps(sampling: Sampling) -> list[StepPlan]:
     """Prompts, then two decodes that verify drafts, alone and beside a chunk of a prompt."""
+    plan = Plans()
     first, second, third = running("a", 9, sampling, 0), running("b", 11, sampling, 20), running("c", 30, sampling, 40)
-    plans = [plan((first, 0, 9), (second, 0, 11), departed=departed)]
+    plans = [plan((first, 0, 9), (second, 0, 11))]
     decodes = []
     for sequence in (first, second):
         sequence.token_ids.append(1)
         decodes.append(ScheduledSequence(sequence, len(sequence.token_ids) - 1, 1, True, 3))
     chunk = ScheduledSequence(third, 0, 20, False)
-    return [*plans, StepPlan(2, decodes, 2), StepPlan(3, [*decodes, chunk], 22)]
+    plans.append(plan.writer.write_any(decodes, step=2))
+    return [*plans, plan.writer.write_any([*decodes, chunk], step=3)]
 
 
 def tokens_drawn(step: SubmittedStep) -> int:
@@ -111,7 +122,8 @@ def test_gpu_is_not_waited_for_by_steps_that_verify_drafts(directory: Path, samp
     plans = verified_steps(sampling)
     for each in plans:
         runner.submit(each).result()
-    again = verified_steps(sampling, departed=tuple(item.sequence for item in plans[-1].scheduled))
+    runner.clear()
+    again = verified_steps(sampling)
     for each in again:
         torch.cuda.set_sync_debug_mode("error")
         try:
@@ -130,7 +142,8 @@ def test_gpu_is_never_waited_for(directory: Path, sampling: Sampling) -> None:
     plans = all_kinds_of_steps(sampling)
     for each in plans:
         runner.submit(each).result()
-    again = all_kinds_of_steps(sampling, departed=tuple(item.sequence for item in plans[-1].scheduled))
+    runner.clear()
+    again = all_kinds_of_steps(sampling)
     torch.cuda.set_sync_debug_mode("error")
     try:
         steps = [runner.submit(each) for each in again]
@@ -215,7 +228,7 @@ def test_tokens_in_flight_are_those_of_the_result(model: CausalLM) -> None:
     """Four decodes submitted at once equal four decodes whose tokens the host has seen."""
     outcomes = []
     for knows in (True, False):
-        runner = make_device_runner(model, is_graphed=True)
+        runner, plan = make_device_runner(model, is_graphed=True), Plans()
         sequence = running("a", 9, Sampling(seed=5, temperature=1.5, frequency_penalty=0.4), 0)
         steps = []
         for number in range(5):
@@ -240,7 +253,7 @@ def test_padding_leaves_the_cache_alone(model: CausalLM) -> None:
 
 
 def test_row_is_kept_in_the_batch_and_given_to_another_afterwards(model: CausalLM) -> None:
-    runner = make_device_runner(model, is_graphed=False, max_num_seqs=2)
+    runner, plan = make_device_runner(model, is_graphed=False, max_num_seqs=2), Plans()
     first, second = running("a", 5, EVERYTHING, 0), running("b", 6, Sampling(temperature=0.0), 10)
     runner.submit(plan((first, 0, 5), (second, 0, 6)))
     rows = (first.row, second.row)
@@ -251,14 +264,14 @@ def test_row_is_kept_in_the_batch_and_given_to_another_afterwards(model: CausalL
     step = runner.submit(plan((third, 0, 6), departed=(first,)))
     assert (first.row, third.row) == (None, rows[0])
     alone = make_device_runner(model, is_graphed=False)
-    assert tokens_of(step) == tokens_of(alone.submit(plan((running("d", 6, Sampling(temperature=0.0), 3), 0, 6))))
+    assert tokens_of(step) == tokens_of(alone.submit(Plans()((running("d", 6, Sampling(temperature=0.0), 3), 0, 6))))
 
 
 @pytest.mark.parametrize("is_graphed", [False, True], ids=["eager", "graphed"])
 def test_logits_that_are_no_numbers_fail_their_row_in_their_step_only(
     model: CausalLM, is_graphed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    runner = make_device_runner(model, is_graphed=is_graphed)
+    runner, plan = make_device_runner(model, is_graphed=is_graphed), Plans()
     first, second = running("a", 5, Sampling(temperature=0.0), 0), running("b", 6, Sampling(), 10)
     runner.submit(plan((first, 0, 5), (second, 0, 6)))
     sample = runner._sampler.sample
@@ -281,11 +294,11 @@ def test_logits_that_are_no_numbers_fail_their_row_in_their_step_only(
 def test_host_arrays_may_change_once_a_step_is_submitted(model: CausalLM) -> None:
     runner: TorchModelRunner = make_device_runner(model, is_graphed=True)
     sequence = running("a", 9, Sampling(temperature=0.0), 0)
-    steps = [runner.submit(plan((sequence, 0, 9)))]
+    steps = [runner.submit(Plans()((sequence, 0, 9)))]
     expected = tokens_of(steps[0])
     again = make_device_runner(model, is_graphed=True)
     other = running("a", 9, Sampling(temperature=0.0), 0)
-    step = again.submit(plan((other, 0, 9)))
+    step = again.submit(Plans()((other, 0, 9)))
     other.token_ids[:] = [0] * 9
     again._rows.tables[:] = 77
     assert tokens_of(step) == expected

@@ -8,14 +8,15 @@ from pathlib import Path
 import pytest
 import torch
 
+from gpu_worker.core.batch_sequences import BatchSequence
 from gpu_worker.core.draft import Draft
-from gpu_worker.core.sequence import Sequence
 from gpu_worker.execution.drafts.proposer import DraftRequest
 from gpu_worker.execution.warm_up import StepLimits, WarmUpProposer, warm_up_plans, warm_up_proposer
 from kernels.gpu_config import Gpu, GpuGeneration
 from shared.sampling import Sampling
 from tests.gpu_worker.execution.device_runs import TOKEN_BUDGET, load, make_device_runner
 from tests.gpu_worker.execution.engine_run import make_sequence, run, save_tiny_model
+from tests.gpu_worker.plans import shares_of
 
 LIMITS = [
     StepLimits(1, 16, 1, 4),
@@ -33,34 +34,34 @@ LIMITS = [
 @pytest.mark.parametrize("limits", LIMITS, ids=str)
 def test_steps_stay_within_their_limits_and_the_first_is_the_largest(limits: StepLimits) -> None:
     plans = list(warm_up_plans(limits))
-    for plan in plans:
-        assert len(plan.scheduled) <= limits.max_num_seqs
-        assert plan.num_tokens == sum(item.num_tokens for item in plan.scheduled) <= limits.max_num_batched_tokens
-        for item in plan.scheduled:
+    for plan, items in zip(plans, shares_of(plans), strict=True):
+        assert len(items) <= limits.max_num_seqs
+        assert plan.num_tokens == sum(item.num_tokens for item in items) <= limits.max_num_batched_tokens
+        for item in items:
             assert 1 <= item.num_tokens == len(item.sequence.token_ids) <= limits.max_model_len
             assert item.num_draft_tokens <= limits.max_draft_tokens
             num_tokens = item.num_tokens + item.num_draft_tokens
             assert num_tokens <= limits.max_model_len
             assert len(item.sequence.block_table) * limits.block_size >= num_tokens
-        num_drafts = sum(item.num_draft_tokens for item in plan.scheduled)
+        num_drafts = sum(item.num_draft_tokens for item in items)
         assert plan.num_tokens + num_drafts <= limits.max_num_batched_tokens
     rows = min(limits.max_num_seqs, limits.max_num_batched_tokens)
     assert plans[0].num_tokens == min(limits.max_num_batched_tokens, rows * limits.max_model_len)
-    assert len(plans[0].scheduled) == rows
+    assert len(plans[0].rows) == rows
 
 
 @pytest.mark.parametrize("limits", LIMITS, ids=str)
-def test_every_sequence_departs(limits: StepLimits) -> None:
+def test_every_sequence_departs_with_the_next_plan(limits: StepLimits) -> None:
     plans = list(warm_up_plans(limits))
     for before, after in pairwise(plans):
-        assert after.departed == [item.sequence for item in before.scheduled]
-    assert plans[-1].scheduled == []
+        assert after.departed == before.rows
+        assert len(after.new) == len(after.rows)
 
 
 def test_every_power_of_two_of_sequences_and_query_tokens_is_tried() -> None:
     tried = {
-        (len(plan.scheduled), max((item.num_tokens for item in plan.scheduled), default=0))
-        for plan in warm_up_plans(StepLimits(20, 512, 256, 16))
+        (len(items), max(item.num_tokens for item in items))
+        for items in shares_of(warm_up_plans(StepLimits(20, 512, 256, 16)))
     }
     for count in (1, 2, 4, 8, 16, 20):
         assert {(count, query_len) for query_len in (1, 2, 4, 8, 16, 32, 64, 128)} <= tried
@@ -68,7 +69,7 @@ def test_every_power_of_two_of_sequences_and_query_tokens_is_tried() -> None:
 
 
 def test_as_many_rows_are_verified_as_a_step_may_have_and_each_number_that_kernels_tell_apart() -> None:
-    plans = [plan.scheduled for plan in warm_up_plans(StepLimits(20, 512, 256, 16, 5)) if plan.scheduled]
+    plans = shares_of(warm_up_plans(StepLimits(20, 512, 256, 16, 5)))
     rows = {sum(1 + item.num_draft_tokens for item in items) for items in plans if items[0].num_draft_tokens}
     assert max(rows) == 20 * 6
     assert set(range(2, 65)) <= rows
@@ -128,7 +129,7 @@ def test_no_step_needs_an_attention_kernel_that_the_warm_up_does_not_compile(
             module.paged_attention_triton(batch, max_query_len, 1.0, None, None, Gpu(GpuGeneration.HOPPER, 132))
         return {name: kernel.variants for name, kernel in kernels.items()}
 
-    plans = [plan.scheduled for plan in warm_up_plans(limits) if plan.scheduled]
+    plans = shares_of(warm_up_plans(limits))
     compiled = variants(
         (
             len(items),
@@ -156,7 +157,7 @@ class CountingProposer(WarmUpProposer):
     def __init__(self) -> None:
         self.batches: set[int] = set()
         self.lengths: set[int] = set()
-        self.running: set[Sequence] = set()
+        self.running: set[BatchSequence] = set()
 
     def propose(self, requests: Values[DraftRequest]) -> list[Draft]:
         self.batches.add(len(requests))
@@ -164,7 +165,7 @@ class CountingProposer(WarmUpProposer):
         self.running |= {request.sequence for request in requests}
         return super().propose(requests)
 
-    def forget(self, sequence: Sequence) -> None:
+    def forget(self, sequence: BatchSequence) -> None:
         self.running.discard(sequence)
 
 

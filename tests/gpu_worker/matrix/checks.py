@@ -11,7 +11,6 @@ import torch
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.step import LogprobEntry
 from gpu_worker.execution.drafts.proposer import ComputedTokens, Proposer
-from gpu_worker.execution.runner import TorchModelRunner
 from gpu_worker.speculative.draft_model.proposer import DraftModelProposer
 from gpu_worker.speculative.hidden_vectors.proposer import HiddenVectorProposer
 from tests.gpu_worker.matrix.factors import EngineCell
@@ -72,16 +71,17 @@ def check_nothing_is_left(traffic: Traffic, last: str) -> None:
     scheduler.check_integrity()
     assert scheduler.stats.free_blocks == scheduler.config.num_blocks
     assert {sequence.id for sequence in traffic.sequences if sequence.row is not None} <= {last}
-    if isinstance(runner, TorchModelRunner):
-        assert len(runner._rows._free) >= runner._rows.spare - 1
+    assert {sequence.id for sequence in runner._sequences} <= {last}
     if proposer is None:
         return
     assert runner._drafting is not None
     assert runner._drafting._proposer is proposer, "the proposer failed on the way"
     assert _held_by(proposer) <= {last}
     if isinstance(proposer, HiddenVectorProposer):
-        rows = proposer._rows._rows
-        assert len(rows._free) == rows.spare - len(_rows_held(proposer))
+        # A row is free again when the next plan tells that its sequence has left.
+        rows, writer = proposer._rows, proposer._rows._writer
+        leaving = [sequence for sequence in rows._departed if sequence.row is not None]
+        assert writer._num_rows - len(writer._free) == len(_rows_held(proposer)) + len(leaving)
     if isinstance(proposer, DraftModelProposer):
         proposer._pool.check_integrity()
         # The policy may have asked for no draft of the last one.

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from gpu_worker.core.adaptive_depth import AdaptiveDepth
+from gpu_worker.core.constraint import SharedConstraints
 from gpu_worker.core.scheduler import Scheduler, SchedulerConfig
 from gpu_worker.core.speculation import Speculation
 from gpu_worker.core.step_costs import MEASURED_STEPS
@@ -112,13 +113,14 @@ def make_parts(models: Models, cell: EngineCell, answers: Answers, num_scarce_bl
     Where blocks are scarce, there are `num_scarce_blocks`, and as few for a draft model.
     """
     num_blocks = num_scarce_blocks if cell.blocks == "scarce" else NUM_BLOCKS
-    runner = _runner(models.tapped if cell.proposer == "eagle3" else models.target, cell, NUM_BLOCKS)
+    constraints = SharedConstraints()
+    runner = _runner(models.tapped if cell.proposer == "eagle3" else models.target, cell, NUM_BLOCKS, constraints)
     if cell.proposer == PLAIN:
-        return Parts(Scheduler(_scheduler_config(cell, num_blocks)), runner, None)
+        return Parts(Scheduler(_scheduler_config(cell, num_blocks), constraints=constraints), runner, None)
     proposer = _proposer(models, cell, runner, answers, num_blocks)
     runner.verify_drafts_of(proposer)
     policy = FixedDepth(DEPTH) if cell.depth == "fixed" else SteadyDepth(DEPTH)
-    return Parts(Scheduler(_scheduler_config(cell, num_blocks), Speculation(policy)), runner, proposer)
+    return Parts(Scheduler(_scheduler_config(cell, num_blocks), Speculation(policy), constraints), runner, proposer)
 
 
 class SteadyDepth(AdaptiveDepth):
@@ -157,12 +159,13 @@ def _scheduler_config(cell: EngineCell, num_blocks: int) -> SchedulerConfig:
     )
 
 
-def _runner(model: CausalLM, cell: EngineCell, num_blocks: int) -> Runner:
+def _runner(model: CausalLM, cell: EngineCell, num_blocks: int, constraints: SharedConstraints | None = None) -> Runner:
     max_num_seqs = MAX_NUM_SEQS[cell.budget]
     dtype = KV_CACHE_DTYPES.get(cell.kv_cache, model.dtype)
     if cell.runner == "host":
         cache = poisoned_cache(model, num_blocks, dtype)
-        return TorchModelRunner(model, cache, max_num_seqs, MAX_LEN, TOKEN_BUDGETS[cell.budget])
+        budget = TOKEN_BUDGETS[cell.budget]
+        return TorchModelRunner(model, cache, max_num_seqs, MAX_LEN, budget, constraints=constraints)
     return make_device_runner(
         model,
         is_graphed=cell.runner == "graphed",
@@ -170,6 +173,7 @@ def _runner(model: CausalLM, cell: EngineCell, num_blocks: int) -> Runner:
         max_num_seqs=max_num_seqs,
         max_draft_tokens=DEPTH,
         kv_cache_dtype=dtype,
+        constraints=constraints,
     )
 
 

@@ -13,8 +13,10 @@ from typing import Any, NoReturn
 
 import pytest
 
+from gpu_worker.core.batch_sequences import BatchSequences
 from gpu_worker.core.model_runner import PendingStep
-from gpu_worker.core.step import StepPlan, StepResult
+from gpu_worker.core.plan import StepPlan
+from gpu_worker.core.step import StepResult
 from tests.gpu_worker.matrix.checks import check_answer, check_nothing_is_left
 from tests.gpu_worker.matrix.factors import ENGINE_FACTORS, PLAIN, SAMPLINGS, Ask, EngineCell
 from tests.gpu_worker.matrix.parts import Models, Runner, make_parts, save_models
@@ -54,6 +56,7 @@ class FailingRunner:
     def __init__(self, runner: Runner, poisoned: str) -> None:
         self._runner = runner
         self._poisoned = poisoned
+        self._sequences = BatchSequences()
         self._failed_at = 0
         self.num_failed = 0
 
@@ -61,7 +64,8 @@ class FailingRunner:
         return getattr(self._runner, name)
 
     def submit(self, plan: StepPlan) -> PendingStep:
-        is_poisoned = any(item.sequence.id == self._poisoned for item in plan.scheduled)
+        self._sequences.apply(plan)
+        is_poisoned = any(sequence.id == self._poisoned for sequence in self._sequences.of(plan.rows))
         if not is_poisoned and plan.step < self._failed_at + DISTANCE:
             return self._runner.submit(plan)
         self._failed_at = plan.step

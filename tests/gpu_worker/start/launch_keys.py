@@ -31,9 +31,12 @@ import kernels.cpu_library
 
 kernels.cpu_library.cpu_library = lambda: None
 
+from gpu_worker.core.batch_sequences import BatchSequence  # noqa: E402
 from gpu_worker.core.draft import Draft  # noqa: E402
+from gpu_worker.core.plan import StepPlan  # noqa: E402
+from gpu_worker.core.plan_writer import PlanWriter  # noqa: E402
 from gpu_worker.core.sequence import Sequence  # noqa: E402
-from gpu_worker.core.step import ScheduledSequence, StepPlan  # noqa: E402
+from gpu_worker.core.step import ScheduledSequence  # noqa: E402
 from gpu_worker.engine.engine import Engine  # noqa: E402
 from gpu_worker.execution.batch.transfers import Upload  # noqa: E402
 from gpu_worker.execution.drafts.proposer import DraftRequest  # noqa: E402
@@ -107,7 +110,7 @@ class RandomTrees:
     def observe(self, computed: object) -> None:
         pass
 
-    def forget(self, sequence: Sequence) -> None:
+    def forget(self, sequence: BatchSequence) -> None:
         pass
 
 
@@ -230,23 +233,23 @@ def steps_of_every_size(runner: TorchModelRunner, num_drafts: int = 0) -> Iterat
             size = length if place == count // 2 else 1
             blocks = list(range(-(-(size + num_drafts) // runner.block_size)))
             sequence = Sequence(str(place), [1] * size, size, sampling, 4, block_table=blocks)
-            scheduled.append(ScheduledSequence(sequence, 0, size, place % 5 != 4, num_drafts if size == 1 else 0))
-        yield StepPlan(0, scheduled, sum(item.num_tokens for item in scheduled))
-        runner.release([item.sequence for item in scheduled])
+            is_decode = size == 1 and place % 5 != 4
+            scheduled.append(ScheduledSequence(sequence, 0, size, place % 5 != 4, num_drafts if is_decode else 0))
+        # Decodes first, as a scheduler has them.
+        scheduled.sort(key=lambda item: item.num_tokens > 1 or not item.samples)
+        yield PlanWriter().write_any(scheduled)
+        runner.clear()
 
 
-def serve(engine: Engine) -> list[Sequence]:
-    """Let sequences arrive one a step until there are as many as may run, and end one by one; return them."""
-    sequences = []
+def serve(engine: Engine) -> None:
+    """Let sequences arrive one a step until there are as many as may run, and end one by one."""
     for index in range(MAX_NUM_SEQS + 4):
         prompt, sampling = [1 + index] * (1 + index * 7 % 90), SAMPLINGS[index % len(SAMPLINGS)]
-        sequences.append(Sequence(str(index), prompt, len(prompt), sampling, 60 + index))
-        engine.add(sequences[-1])
+        engine.add(Sequence(str(index), prompt, len(prompt), sampling, 60 + index))
         engine.step()
     while engine.has_work():
         engine.step()
         assert engine.last_error is None
-    return sequences
 
 
 def main(case: str, drafts: str, output: str) -> None:
@@ -262,7 +265,8 @@ def main(case: str, drafts: str, output: str) -> None:
         engine = start(case, Path(drafts))
         compiled = set(recorder.keys)
         runner = machine.runners[0]
-        runner.release(serve(engine))
+        serve(engine)
+        runner.clear()
         for plan in steps_of_every_size(runner):
             runner.submit(plan).result()
         if "speculative" in CASES[case]:

@@ -53,9 +53,9 @@ class Machine:
         monkeypatch.setattr("gpu_worker.start.engine_setup._gpu_uuid", lambda device: None)
         monkeypatch.setattr(build, "build_runner", self._build_runner)
 
-    def _build_runner(self, config: RunnerConfig, start_up: StartUp | None = None) -> TorchModelRunner:
+    def _build_runner(self, config: RunnerConfig, start_up: StartUp | None = None, **parts: Any) -> TorchModelRunner:
         assert config.device == "cuda"
-        runner = self._build(dataclasses.replace(config, device="cpu"), start_up, self._memory)
+        runner = self._build(dataclasses.replace(config, device="cpu"), start_up, self._memory, **parts)
         self._memory.allocate(f"cache {len(self.runners)}", sum(layer.keys.nbytes * 2 for layer in runner.cache.layers))
         self.runners.append(runner)
         return runner
@@ -126,10 +126,10 @@ def test_draft_model_that_does_not_fit_is_told_as_its_fault(monkeypatch: pytest.
     machine = Machine(monkeypatch, 100 * MB)
     build_runner = machine._build_runner
 
-    def run_out(config: RunnerConfig, start_up: StartUp | None = None) -> TorchModelRunner:
+    def run_out(config: RunnerConfig, start_up: StartUp | None = None, **parts: Any) -> TorchModelRunner:
         if machine.runners:
             machine._memory.elsewhere = machine._memory.size
-        return build_runner(config, start_up)
+        return build_runner(config, start_up, **parts)
 
     monkeypatch.setattr(build, "build_runner", run_out)
     with pytest.raises(ConfigError, match=r"HEADRACE_DRAFT_MODEL: .* cannot run beside the model: HEADRACE_"):

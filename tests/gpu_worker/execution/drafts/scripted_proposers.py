@@ -8,8 +8,8 @@ from collections.abc import Sequence as Values
 
 import torch
 
+from gpu_worker.core.batch_sequences import BatchSequence
 from gpu_worker.core.draft import ROOT, Draft
-from gpu_worker.core.sequence import Sequence
 from gpu_worker.execution.drafts.proposer import ComputedTokens, DraftRequest
 from tests.gpu_worker.execution.engine_run import VOCAB
 
@@ -23,7 +23,7 @@ class ChainProposer:
         self.right = right
         self.share_right = share_right
         self.random = random.Random(3)
-        self.running: set[Sequence] = set()
+        self.running: set[BatchSequence] = set()
 
     def propose(self, requests: Values[DraftRequest]) -> list[Draft]:
         self.running |= {request.sequence for request in requests}
@@ -32,10 +32,10 @@ class ChainProposer:
     def observe(self, computed: Iterable[ComputedTokens]) -> None:
         raise AssertionError("it does not want to know")
 
-    def forget(self, sequence: Sequence) -> None:
+    def forget(self, sequence: BatchSequence) -> None:
         self.running.discard(sequence)
 
-    def next_tokens(self, sequence: Sequence) -> list[int]:
+    def next_tokens(self, sequence: BatchSequence) -> list[int]:
         return self.right[sequence.id][sequence.num_output_tokens :]
 
     def token(self, token_id: int) -> int:

@@ -4,34 +4,39 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from collections.abc import Sequence as Values
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from gpu_worker.core.batch_sequences import BatchSequence, Share
 from gpu_worker.core.draft import ROOT, Draft
-from gpu_worker.core.sequence import Sequence
-from gpu_worker.core.step import SampledTokens, ScheduledSequence
+from gpu_worker.core.step import SampledTokens
 from gpu_worker.execution.batch.layout import lay_out
 from gpu_worker.execution.drafts.computed_steps import MAX_KEPT_TOKENS, ComputedStep, KeptSteps, _apart
-from gpu_worker.execution.drafts.drafting import Drafting
-from gpu_worker.execution.drafts.forced_tokens import forced_drafts
+from gpu_worker.execution.drafts.drafting import Drafting, forced_drafts
 from gpu_worker.execution.drafts.proposer import ComputedTokens, DraftRequest
 from gpu_worker.speculative.hidden_vectors.pending_entries import PendingEntries
 from shared.sampling import Grammar, Sampling
-from tests.gpu_worker.core.sequences import make_sequence
+from tests.gpu_worker.core import sequences as made
+from tests.gpu_worker.plans import batch_sequence, decodes_of
 from tests.gpu_worker.structured_output.tiny_tokenizer import VOCAB, constraint_of, tokens_of
 
 HIDDEN_SIZE = 8
 
 
-def decode_step(sequences: list[Sequence], start: int) -> ComputedStep:
+def make_sequence(num_tokens: int, **settings: Any) -> BatchSequence:
+    return batch_sequence(made.make_sequence(num_tokens, **settings))
+
+
+def decode_step(sequences: list[BatchSequence], start: int) -> ComputedStep:
     """Return a step that computed the token at `start` of each sequence, and sampled `100 + start` behind it."""
-    scheduled = [ScheduledSequence(sequence, start, 1, True) for sequence in sequences]
-    rows, tables = np.arange(len(sequences)), np.zeros((len(sequences), 16), dtype=np.int32)
+    shares = [Share(sequence, start, 1, True) for sequence in sequences]
+    tables = np.zeros((len(sequences), 16), dtype=np.int32)
     hidden = torch.randn(len(sequences), HIDDEN_SIZE)
     sampled = [SampledTokens((100 + start,)) for _ in sequences]
-    return ComputedStep(scheduled, lay_out(scheduled, rows, tables, 4), hidden, sampled, {}, set())
+    return ComputedStep(shares, lay_out(decodes_of(shares), sequences, tables, 4), hidden, sampled, {}, set())
 
 
 class FailingProposer:
@@ -55,7 +60,7 @@ class FailingProposer:
     def observe(self, computed: Iterable[ComputedTokens]) -> None:
         self._called("observe")
 
-    def forget(self, sequence: Sequence) -> None:
+    def forget(self, sequence: BatchSequence) -> None:
         self._called("forget")
 
 
@@ -63,12 +68,13 @@ class FailingProposer:
 def test_proposer_that_fails_is_never_called_again(failing: str) -> None:
     proposer = FailingProposer(failing)
     drafting = Drafting(proposer, vocab_size=50)
-    scheduled = [ScheduledSequence(make_sequence(3), 2, 1, True, 1)]
+    scheduled = [Share(make_sequence(3), 2, 1, True, 1)]
     for _ in range(3):
-        drafting.drafts(scheduled, [make_sequence(3)])
+        drafting.forget([make_sequence(3)])
+        drafting.drafts(scheduled)
         drafting.observe(decode_step([make_sequence(3)], 2))
     assert proposer.num_calls == {"propose": 2, "observe": 4, "forget": 1}[failing]
-    assert drafting.drafts(scheduled, []) is None
+    assert drafting.drafts(scheduled) is None
     assert not drafting.wants_hidden
 
 
@@ -82,31 +88,34 @@ class BranchingProposer:
 
     def observe(self, computed: Iterable[ComputedTokens]) -> None: ...
 
-    def forget(self, sequence: Sequence) -> None: ...
+    def forget(self, sequence: BatchSequence) -> None: ...
 
 
 def test_sequences_whose_tokens_are_drawn_get_chains_where_those_are_exact() -> None:
     greedy, drawn = make_sequence(3), make_sequence(3)
     greedy.sampling = Sampling(temperature=0.0)
     drawn.sampling = Sampling(temperature=0.7)
-    scheduled = [ScheduledSequence(sequence, 2, 1, True, 3) for sequence in (greedy, drawn)]
+    scheduled = [Share(sequence, 2, 1, True, 3) for sequence in (greedy, drawn)]
     tree, chain = Draft((5, 6, 7), (ROOT, ROOT, 1)), Draft((5,))
     proposer = BranchingProposer()
-    assert Drafting(proposer, 50, draws_from_trees=False).drafts(scheduled, []) == [tree, chain]
-    assert Drafting(proposer, 50).drafts(scheduled, []) == [tree, tree]
-    assert Drafting(proposer, 50, sliding_window=8).drafts(scheduled, []) == [chain, chain]
+    assert Drafting(proposer, 50, draws_from_trees=False).drafts(scheduled) == [tree, chain]
+    assert Drafting(proposer, 50).drafts(scheduled) == [tree, tree]
+    assert Drafting(proposer, 50, sliding_window=8).drafts(scheduled) == [chain, chain]
 
 
 def test_only_sequences_that_go_on_are_shown() -> None:
     goes_on, failed, departed, unknown = (make_sequence(4) for _ in range(4))
-    scheduled = [ScheduledSequence(sequence, 3, 1, True) for sequence in (goes_on, failed, departed)]
+    scheduled = [Share(sequence, 3, 1, True) for sequence in (goes_on, failed, departed)]
     # The step before failed, so that nobody knows which token this one computed.
-    scheduled.append(ScheduledSequence(unknown, 4, 1, True))
-    rows, tables = np.arange(4), np.arange(8, dtype=np.int32).reshape(4, 2)
+    unknown.has_failed = True
+    scheduled.append(Share(unknown, 4, 1, True))
+    tables = np.arange(8, dtype=np.int32).reshape(4, 2)
     sampled = [SampledTokens((token,)) for token in range(4)]
     sampled[1] = SampledTokens(error="no numbers")
     hidden = torch.randn(4, HIDDEN_SIZE)
-    step = ComputedStep(scheduled, lay_out(scheduled, rows, tables, 4), hidden, sampled, {}, {departed})
+    sequences = [share.sequence for share in scheduled]
+    layout = lay_out(decodes_of(scheduled), sequences, tables, 4)
+    step = ComputedStep(scheduled, layout, hidden, sampled, {}, {departed})
     [computed] = step
     assert (computed.sequence, computed.start) == (goes_on, 3)
     assert computed.token_ids == (goes_on.token_ids[3], 0)
@@ -129,12 +138,12 @@ def test_proposer_is_shown_steps_when_it_is_asked() -> None:
     drafting, steps = Drafting(proposer, VOCAB), []
     for start in (3, 4, 5):
         steps.append(decode_step(sequences, start))
-        assert drafting.drafts(steps[-1].scheduled, []) is None
+        assert drafting.drafts(steps[-1].shares) is None
         drafting.observe(steps[-1])
         for sequence in sequences:
             sequence.token_ids.append(100 + start)
     assert not proposer.shown
-    drafting.drafts([ScheduledSequence(sequences[0], 6, 1, True, 1)], [])
+    drafting.drafts([Share(sequences[0], 6, 1, True, 1)])
     assert [(item.sequence, item.start) for item in proposer.shown] == [(sequence, 3) for sequence in sequences]
     for place, item in enumerate(proposer.shown):
         assert item.token_ids == (sequences[place].token_ids[3], 103, 104, 105)
@@ -146,7 +155,7 @@ def test_proposer_that_is_never_asked_is_shown_steps_before_they_are_too_many() 
     drafting = Drafting(proposer, VOCAB)
     for start in (3, 4, 5):
         step = decode_step(sequences, start)
-        drafting.drafts(step.scheduled, [])
+        drafting.drafts(step.shares)
         drafting.observe(step)
         for sequence in sequences:
             sequence.token_ids.append(100 + start)
@@ -169,9 +178,9 @@ def test_nothing_is_shown_of_sequences_that_left_before_the_proposer_was_asked()
     drafting.observe(decode_step([stays, leaves], 3))
     drafting.observe(decode_step([stays, leaves], 4))
     # One that was preempted may come back at once, as if it were new.
-    drafting.drafts([], [leaves])
+    drafting.forget([leaves])
     drafting.observe(decode_step([stays, leaves], 5))
-    drafting.drafts([ScheduledSequence(stays, 6, 1, True, 1)], [])
+    drafting.drafts([Share(stays, 6, 1, True, 1)])
     shown = [(item.sequence, item.start, len(item.hidden)) for item in proposer.shown]
     assert shown == [(stays, 3, 2), (stays, 5, 1), (leaves, 5, 1)]
 
@@ -207,29 +216,30 @@ class FixedProposer(FailingProposer):
         return [self.draft for _ in requests]
 
 
-def guided_decode(source: str, output: str, num_draft_tokens: int, *, is_forced: bool = False) -> ScheduledSequence:
+def guided_decode(source: str, output: str, num_draft_tokens: int, *, is_forced: bool = False) -> Share:
     """Return the next decode of a sequence whose output has to match a regular expression."""
     sampling = Sampling(grammar=Grammar(kind="regex", source=source), temperature=0.0)
     sequence = make_sequence(3, emitted=tokens_of(output))
     sequence.constraint = constraint_of(sampling, tokens_of(output))
-    return ScheduledSequence(sequence, len(sequence.token_ids) - 1, 1, True, num_draft_tokens, is_forced)
+    forced = tuple(sequence.constraint.forced_tokens()[:num_draft_tokens]) if is_forced else ()
+    return Share(sequence, len(sequence.token_ids) - 1, 1, True, num_draft_tokens, forced)
 
 
 def test_drafts_that_the_grammar_forbids_are_cut() -> None:
     a, b, c, x = tokens_of("abcx")
     item = guided_decode("a+b?c", "a", 6)
-    chain = Drafting(FixedProposer(Draft((a, b, x, c))), VOCAB).drafts([item], [])
+    chain = Drafting(FixedProposer(Draft((a, b, x, c))), VOCAB).drafts([item])
     assert chain == [Draft((a, b))]
     tree = Draft((a, x, b, c, c, c), (ROOT, ROOT, 0, 1, 2, 3))
-    assert Drafting(FixedProposer(tree), VOCAB).drafts([item], []) == [Draft((a, b, c), (ROOT, 0, 1))]
-    assert Drafting(FixedProposer(Draft((x,))), VOCAB).drafts([item], []) is None
+    assert Drafting(FixedProposer(tree), VOCAB).drafts([item]) == [Draft((a, b, c), (ROOT, 0, 1))]
+    assert Drafting(FixedProposer(Draft((x,))), VOCAB).drafts([item]) is None
 
 
 def test_forced_tokens_are_drafted_without_asking_the_proposer() -> None:
     items = [guided_decode("abcd|xy", "a", 2, is_forced=True), guided_decode("[ab]+", "a", 2)]
     drafting = Drafting(FixedProposer(Draft(tokens_of("bb"))), VOCAB)
-    forced = forced_drafts(items, None)
+    forced = forced_drafts(items, 63)
     assert forced == [Draft(tokens_of("bc")), Draft()]
-    assert drafting.drafts(items, [], forced) == [Draft(tokens_of("bc")), Draft(tokens_of("bb"))]
+    assert drafting.drafts(items, forced) == [Draft(tokens_of("bc")), Draft(tokens_of("bb"))]
     failing = Drafting(FailingProposer("propose"), VOCAB)
-    assert failing.drafts(items, [], forced_drafts(items, None)) == [Draft(tokens_of("bc")), Draft()]
+    assert failing.drafts(items, forced_drafts(items, 63)) == [Draft(tokens_of("bc")), Draft()]

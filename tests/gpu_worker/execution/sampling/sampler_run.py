@@ -14,6 +14,7 @@ from gpu_worker.execution.batch.sampled_rows import SampledRows, rows_behind_dra
 from gpu_worker.execution.batch.transfers import Downloads, Upload
 from gpu_worker.execution.sampling.sampler import Sampler
 from gpu_worker.execution.step import StepOutputs, SubmittedStep
+from tests.gpu_worker.plans import batch_sequence
 
 NUM_ROWS = 513
 
@@ -45,9 +46,11 @@ class SamplerRun:
         return self._sample(logits, rows_behind_drafts(last, rows, positions, drafts), drafts)
 
     def _place(self, sequences: Values[Sequence]) -> np.ndarray:
-        newcomers = [sequence for sequence in sequences if sequence not in self._rows]
-        for sequence in newcomers:
-            self._rows[sequence] = sequence.row = self._free.pop()
+        newcomers = []
+        for sequence in sequences:
+            if sequence not in self._rows:
+                self._rows[sequence] = self._free.pop()
+                newcomers.append(batch_sequence(sequence, self._rows[sequence]))
         upload = Upload(self.device)
         self.sampler.assign(newcomers, upload)
         upload.send()

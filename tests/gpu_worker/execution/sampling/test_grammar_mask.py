@@ -236,13 +236,17 @@ def test_sequence_whose_grammar_cannot_go_on_ends_alone(directory: Path, alone: 
 
 
 def run_into(runner: TorchModelRunner, sequences: list[Sequence], events: list[Any]) -> None:
+    from gpu_worker.core.batch_sequences import BatchSequences
+    from gpu_worker.core.constraint import SharedConstraints
     from gpu_worker.core.scheduler import Scheduler, SchedulerConfig
     from gpu_worker.engine.engine import Engine
 
     config = SchedulerConfig(
         block_size=4, num_blocks=400, max_num_seqs=40, max_num_batched_tokens=64, max_model_len=runner.max_model_len
     )
-    engine = Engine(Scheduler(config), runner)
+    constraints = SharedConstraints()
+    runner._sequences = BatchSequences(constraints)
+    engine = Engine(Scheduler(config, constraints=constraints), runner)
     for sequence in sequences:
         engine.add(sequence)
     while engine.has_work():

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable
 
+import msgspec
+
+from gpu_worker.core.plan import StepPlan
 from gpu_worker.core.sequence import Sequence
-from gpu_worker.core.step import CompletedStep, StepPlan
+from gpu_worker.core.step import CompletedStep
 from gpu_worker.execution.drafts.proposer import DraftRequest
 from gpu_worker.speculative.draft_model.proposer import DraftModelProposer
 from shared.sampling import Sampling
@@ -23,17 +25,14 @@ class DraftOracle:
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
-        self.oracle = OracleRunner(BLOCK, VOCAB_SIZE, max_num_seqs=10_000)
+        self.oracle = OracleRunner(BLOCK, VOCAB_SIZE, max_num_seqs=10_000, salt=b"")
         self.num_steps = 0
         self.most_tokens = 0
-
-    def release(self, sequences: Iterable[Sequence]) -> None:
-        """Keep nothing of any sequence."""
 
     def submit(self, plan: StepPlan) -> CompletedStep:
         self.num_steps += 1
         self.most_tokens = max(self.most_tokens, plan.num_tokens)
-        numbered = StepPlan(self.num_steps, plan.scheduled, plan.num_tokens)
+        numbered = msgspec.structs.replace(plan, step=self.num_steps)
         return CompletedStep(self.oracle.submit(numbered).result())
 
 

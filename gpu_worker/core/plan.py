@@ -1,0 +1,124 @@
+"""A step's plan: all that whoever computes the step has to know, as values that can be sent to another process.
+
+A plan names sequences by their row in the batch. It says in full what is new, and else only what has changed since the
+plan before: tokens that became known, blocks that were added. So plans have to be applied in order, from the first one
+on (`batch_sequences`). They hold no clocks and no priorities: those stay with the scheduler.
+"""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from gpu_worker.core.pooling import PoolingPlan
+from shared.sampling import Sampling
+
+UNKNOWN_TOKEN = -1
+"""In the place of a token that a step in flight is sampling: only the device has it."""
+
+
+class StateWork(Struct, frozen=True, gc=False, array_like=True):
+    """What the runner does with the state of a sequence in its share of a step, besides going on in its slot.
+
+    Before any slot is written in a step, all `source` slots are read.
+
+    Attributes:
+        is_first: The state in the sequence's slot is not its own yet: it becomes a copy of that in `source`, or what
+            a state is before the first token.
+        source: The slot of the checkpoint that the sequence starts from, which may be its own; None starts anew.
+        saves: Where to copy the state: after how many of the share's tokens, in order, and to which slot. Draft tokens
+            come behind all of these.
+    """
+
+    is_first: bool
+    source: int | None = None
+    saves: tuple[tuple[int, int], ...] = ()
+
+
+class NewSequence(Struct, frozen=True, gc=False, omit_defaults=True):
+    """A sequence that enters the batch, for the first time or again.
+
+    Attributes:
+        row: Its place in the batch, which it keeps until it departs. Whoever was there has departed.
+        id: Unique among the sequences of the batch.
+        token_ids: All known ones: the prompt, then what was generated.
+        num_prompt_tokens: Length of the prompt alone.
+        sampling: How to sample. Its grammar is the one that the output follows.
+        stop_ids: Tokens that end the sequence.
+        bad_words: Runs of tokens that the output must not have.
+        prediction: Tokens that the client expects the output to resemble.
+        pooling: How its answer is made of its hidden vectors; None when it generates.
+        num_windows: Groups of layers that keep the last tokens.
+        state_slot: Where its state is, of a model with recurrent layers.
+    """
+
+    row: int
+    id: str
+    token_ids: list[int]
+    num_prompt_tokens: int
+    sampling: Sampling
+    stop_ids: frozenset[int] = frozenset()
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    prediction: tuple[int, ...] = ()
+    pooling: PoolingPlan | None = None
+    num_windows: int = 0
+    state_slot: int | None = None
+
+
+class Written(Struct, frozen=True, gc=False, array_like=True):
+    """Tokens or blocks of a row from place `first` on; there is nothing behind them.
+
+    Attributes:
+        ids: Of tokens, or of blocks.
+        group: Of layers whose blocks these are: 0 keeps all tokens, the others the last ones.
+    """
+
+    row: int
+    first: int
+    ids: list[int]
+    group: int = 0
+
+
+class StepPlan(Struct, frozen=True, gc=False, omit_defaults=True):
+    """All work of one step, decodes first: columns with an entry for each scheduled sequence.
+
+    A decode computes the last token and samples the next one. The tables of `blocks` cover all scheduled tokens, drafts
+    included.
+
+    Attributes:
+        step: Step number, from 1.
+        rows: The row of each sequence.
+        starts: How many of its tokens were computed before: the position of the first token to compute.
+        num_tokens: Sum of the scheduled tokens, drafts not counted.
+        num_decodes: How many are decodes.
+        token_ids: Of each decode, the token that became known since the plan before, `UNKNOWN_TOKEN` where there is
+            none. It follows those of `tokens`.
+        lengths: How many tokens each of the others computes.
+        samples: Whether each of the others samples a token behind its last one.
+        num_drafts: How many draft tokens each decode may verify; empty where none does.
+        forced: Places of decodes whose constraint forces tokens, and those tokens: they are verified as drafts.
+        states: Of a model with recurrent layers: the places where the state does more than go on.
+        departed: Rows that have left the batch; they are applied first. Some the runner may never have seen.
+        new: Sequences that enter the batch.
+        tokens: Tokens that became known, and are not in `token_ids`.
+        blocks: What was added to block tables.
+    """
+
+    step: int
+    rows: list[int]
+    starts: list[int]
+    num_tokens: int
+    num_decodes: int = 0
+    token_ids: list[int] = []
+    lengths: list[int] = []
+    samples: list[bool] = []
+    num_drafts: list[int] = []
+    forced: list[tuple[int, tuple[int, ...]]] = []
+    states: list[tuple[int, StateWork]] = []
+    departed: list[int] = []
+    new: list[NewSequence] = []
+    tokens: list[Written] = []
+    blocks: list[Written] = []
+
+
+NOTHING = StepPlan(0, [], [], 0)
+"""Of a step that computes nothing."""

@@ -1,0 +1,146 @@
+"""A second process that gets only encoded plans computes the same tokens, whatever is in the mix."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from gpu_worker.core.constraint import SharedConstraints
+from gpu_worker.core.model_runner import ModelRunner
+from gpu_worker.core.plan import StepPlan
+from gpu_worker.core.pooling import PoolingPlan
+from gpu_worker.core.scheduler import Scheduler, SchedulerConfig
+from gpu_worker.core.scheduler_config import StateConfig
+from gpu_worker.core.sequence import Sequence
+from gpu_worker.core.speculation import Speculation
+from gpu_worker.core.step import CompletedStep, StepResult
+from gpu_worker.engine.engine import Engine
+from ops.bench.spec.fixed_depth import FixedDepth
+from shared.sampling import Grammar, Sampling
+from tests.gpu_worker.execution.engine_run import random_prompt, save_tiny_model
+from tests.gpu_worker.execution.replica import make_runner, receive, send
+from tests.gpu_worker.models.recurrent_models import save_case
+from tests.gpu_worker.structured_output.tiny_tokenizer import EOS, constraint_of
+
+ROOT = Path(__file__).parents[3]
+LETTERS = Grammar(kind="regex", source="[a-f]+;")
+FORCING = Grammar(kind="regex", source="(yes, yes, yes|no, no, no)!")
+SAMPLINGS = [
+    Sampling(temperature=0.0),
+    Sampling(seed=3, temperature=0.9, grammar=LETTERS),
+    Sampling(seed=4, temperature=0.7, repetition_penalty=1.2, frequency_penalty=0.3, min_tokens=6, logprobs=2),
+    Sampling(temperature=0.0, grammar=FORCING),
+    Sampling(seed=6, temperature=1.1, top_p=0.9, logit_bias={5: 2.0}, prompt_logprobs=1),
+    Sampling(seed=7, temperature=0.8, grammar=FORCING, logprobs=0),
+    Sampling(seed=8, temperature=0.9, bad_words=("x",)),
+]
+
+
+class Recorder:
+    """A runner that keeps all plans, encoded, and their results."""
+
+    def __init__(self, runner: ModelRunner) -> None:
+        self._runner = runner
+        self.max_steps_in_flight = runner.max_steps_in_flight
+        self.steps: list[tuple[StepPlan, bytes, StepResult]] = []
+
+    def submit(self, plan: StepPlan) -> CompletedStep:
+        encoded = msgspec.msgpack.encode(plan)
+        result = self._runner.submit(plan).result()
+        self.steps.append((plan, encoded, result))
+        return CompletedStep(result)
+
+
+def sequences() -> Iterator[Sequence]:
+    for number in range(14):
+        sampling = SAMPLINGS[number % len(SAMPLINGS)]
+        # Every other prompt repeats itself, which n-grams draft from.
+        own = random_prompt(3 + 5 * (number % 4), seed=number)
+        prompt = own * 3 if number % 2 else [*random_prompt(10, seed=99), *own]
+        sequence = Sequence(
+            f"s{number}", prompt, len(prompt), sampling, max_tokens=18, eos_token_ids=frozenset({EOS}), arrival=number
+        )
+        sequence.lane = "batch" if number % 5 == 4 else "interactive"
+        if sampling.grammar is not None:
+            sequence.constraint = constraint_of(sampling)
+        if sampling.bad_words:
+            sequence.bad_words = ((prompt[0], prompt[1]), (prompt[2],))
+        yield sequence
+
+
+def record(config: dict[str, Any], state: StateConfig | None, pooled: Sequence | None) -> tuple[Recorder, Scheduler]:
+    """Answer all sequences with few blocks, while people and batch work come one by one."""
+    constraints = SharedConstraints()
+    runner = Recorder(make_runner(config, constraints))
+    scheduler = Scheduler(
+        SchedulerConfig(
+            block_size=4,
+            num_blocks=44,
+            max_num_seqs=6,
+            max_num_batched_tokens=40,
+            max_model_len=120,
+            headroom_tokens=0,
+            state=state,
+        ),
+        None if config["directory"] is None else Speculation(FixedDepth(4)),
+        constraints,
+    )
+    engine, coming = Engine(scheduler, runner), list(sequences())
+    if pooled is not None:
+        coming.insert(3, pooled)
+    while coming or engine.has_work():
+        if coming:
+            engine.add(coming.pop(0))
+        engine.step()
+        assert engine.last_error is None
+    return runner, scheduler
+
+
+def replay(config: dict[str, Any], plans: list[bytes]) -> list[StepResult]:
+    """Let a second process compute encoded plans."""
+    command = [sys.executable, "-m", "tests.gpu_worker.execution.replica", json.dumps(config)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        results = []
+        for plan in plans:
+            send(process.stdin, msgspec.Raw(plan))
+            data = receive(process.stdout)
+            assert data is not None, "the process ended"
+            results.append(msgspec.msgpack.decode(data, type=StepResult))
+        process.stdin.close()
+    assert process.returncode == 0
+    return results
+
+
+@pytest.mark.parametrize("kind", ["simulated", "attention", "recurrent"])
+def test_process_that_gets_only_encoded_plans_computes_the_same(kind: str, tmp_path: Path) -> None:
+    config: dict[str, Any] = {"directory": None if kind == "simulated" else str(tmp_path)}
+    state, pooled = None, None
+    if kind == "attention":
+        save_tiny_model(tmp_path)
+        prompt = random_prompt(9, seed=77)
+        pooled = Sequence("vector", prompt, 9, Sampling(max_tokens=0), max_tokens=0, pooling=PoolingPlan("mean"))
+    elif kind == "recurrent":
+        save_case("qwen3_5", tmp_path, eos_token_id=None)
+        state = StateConfig(num_slots=9, interval_blocks=2)
+    recorder, scheduler = record(config, state, pooled)
+    plans = [plan for plan, _, _ in recorder.steps]
+    assert scheduler.stats.num_preemptions > 0
+    assert any(plan.departed for plan in plans)
+    if kind != "simulated":
+        assert any(plan.forced for plan in plans)
+        assert any(len(result.accepted) for _, _, step in recorder.steps for result in step.sampled)
+        assert any(plan.num_drafts for plan in plans)
+    if kind == "recurrent":
+        assert any(work.source is not None for plan in plans for _, work in plan.states)
+        assert any(work.saves for plan in plans for _, work in plan.states)
+    results = replay(config, [encoded for _, encoded, _ in recorder.steps])
+    assert results == [result for _, _, result in recorder.steps]
