@@ -28,7 +28,6 @@ from gpu_worker.models.gguf_fields import DTYPES, MAX_HEADS, Fields, num_layers,
 from gpu_worker.models.gguf_mixture import expert_fields, finish_mixture
 from gpu_worker.models.gguf_rope import read_gguf_rope
 from gpu_worker.models.latent_config import MAX_KEY_DIM, MAX_LATENT_DIM
-from gpu_worker.quantization.gguf.errors import GGUFError
 from gpu_worker.quantization.gguf.file import GGUFFile
 from gpu_worker.quantization.gguf.model_facts import ARCHITECTURES
 
@@ -225,8 +224,8 @@ def _read_head_norm(file: GGUFFile, shape: AttentionShape) -> HeadNorm:
     if norm is None:
         return HeadNorm.NONE
     if len(norm.shape) > 1:
-        problem = f"has shape {list(norm.shape)}; supported: the same normalisation for all heads, or one over all"
-        raise GGUFError(file.path, f"tensor {norm.name!r}", problem)
+        # Of each head by itself, as Command R+ and StableLM 2 12B have it.
+        return HeadNorm.APART
     if norm.shape != (shape.head_dim,):
         return HeadNorm.WHOLE
     return HeadNorm.ROTATED if shape.head_norm is HeadNorm.ROTATED else HeadNorm.HEADS

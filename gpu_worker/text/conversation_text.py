@@ -21,7 +21,9 @@ def conversation_text(template: ChatTemplate, conversation: Conversation, shield
         BadRequestError: Tools or variables are no JSON, or the template refuses the conversation.
     """
     options = conversation.options
-    last_end = new_mark() if options.continue_final_message else ""
+    mark = new_mark()
+    # As in transformers, the space shows whether the template trims contents: the continued one is trimmed then too.
+    last_end = f"{mark} " if options.continue_final_message else ""
     try:
         tools = _decoded(options.tools, list[Any], "tools", shield)
         variables = _decoded(options.variables, dict[str, Any], "chat_template_kwargs", shield)
@@ -43,11 +45,11 @@ def conversation_text(template: ChatTemplate, conversation: Conversation, shield
         text = render(tools=[_described(tool) for tool in tools])
     if not last_end:
         return text
-    end = text.rfind(last_end)
+    end = text.rfind(mark)
     if end < 0:
         message = "The model's chat template leaves out the last message, so that it cannot be continued."
         raise BadRequestError(message, "continue_final_message")
-    return text[:end]
+    return text[:end] if text.startswith(last_end, end) else text[:end].rstrip()
 
 
 def _has_description(tool: Any) -> bool:

@@ -6,6 +6,8 @@ import json
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer, models
+from transformers import PreTrainedTokenizerFast
 
 from gpu_worker.text.chat_template import ChatTemplate
 from gpu_worker.text.conversation_text import conversation_text
@@ -156,9 +158,18 @@ def test_developer_is_the_system_for_templates_that_know_only_that(source: str, 
     assert render(source, ChatMessage(role="developer", content="be brief")) == f"[{role}]be brief>"
 
 
-def test_last_message_is_left_open_with_its_very_end() -> None:
-    answer = ChatMessage(role="assistant", content=" Well: ")
-    assert render(PLAIN, USER, answer, continue_final_message=True) == "[user]2+3?[assistant]Well: "
+@pytest.mark.parametrize("source", [PLAIN, PLAIN.replace(" | trim", "")])
+@pytest.mark.parametrize("content", ["Well: ", " Well:\n", "Well", "2+3?"])
+def test_last_message_is_left_open_as_by_transformers(source: str, content: str) -> None:
+    library = Tokenizer(models.BPE({"a": 0}, [], unk_token="a"))
+    oracle: Any = PreTrainedTokenizerFast(tokenizer_object=library, chat_template=source)
+    messages = [USER, ChatMessage(role="assistant", content=content)]
+    given = [{"role": message.role, "content": message.content} for message in messages]
+    expected = oracle.apply_chat_template(given, tokenize=False, continue_final_message=True)
+    assert render(source, *messages, continue_final_message=True) == expected
+
+
+def test_last_message_may_be_a_thought() -> None:
     thought = ChatMessage(role="assistant", content="", reasoning="so ")
     thinking = "{% for m in messages %}<think>{{ m.reasoning_content }}</think>{{ m.content }};{% endfor %}"
     assert render(thinking, thought, continue_final_message=True) == "<think>so "

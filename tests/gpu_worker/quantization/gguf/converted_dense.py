@@ -98,6 +98,7 @@ DENSE: Mapping[str, Converted] = MappingProxyType(
         "olmo3": Converted("olmo2", "Olmo3", {"num_hidden_layers": 5, "sliding_window": 8, "rope_parameters": _YARN}),
         "exaone4": Converted("exaone4", "Exaone4", {"num_hidden_layers": 5, **_WINDOW, "sliding_window_pattern": 4}),
         "command-r": Converted("command-r", "Cohere", {"logit_scale": 0.5, "attention_bias": True}),
+        "command-r-plus": Converted("command-r", "Cohere", {"logit_scale": 0.5, "use_qk_norm": True}),
         "cohere2": Converted(
             "cohere2",
             "Cohere2",

@@ -18,11 +18,6 @@ from tests.gpu_worker.quantization.gguf.test_families import FILES
 from tests.gpu_worker.quantization.gguf.written_file import once_each
 
 DEFECTS: dict[str, tuple[str, Change, str]] = {
-    "heads with a normalisation each": (
-        "command-r",
-        lambda parts: parts.add_dense("blk.0.attn_q_norm.weight", 4, 12),
-        r"'blk.0.attn_q_norm.weight'.* has shape \[4, 12\]; supported: the same normalisation for all heads",
-    ),
     "growth without a length": (
         "ministral3",
         without("mistral3.rope.scaling.original_context_length"),

@@ -12,6 +12,7 @@ from tests.gpu_worker.quantization.gguf.written_file import assert_file_equals
 
 NAMES = (
     *("arcee", "ministral3", "ernie4_5-moe", "dots1", "hunyuan-dense", "hunyuan-moe", "minimax-m2", "command-r"),
+    "command-r-plus",
     *("chatglm", "nemotron", "phi2", "gptneox", "stablelm", "llama4", "granitehybrid", "mamba2", "nemotron_h_moe"),
 )
 # Other options of these, and what takes longest.
