@@ -115,6 +115,7 @@ CASES: Mapping[str, Case] = MappingProxyType(
         "mimo-v2": Case("MiMoV2Flash", {**_EXPERTS, "n_routed_experts": 4, "head_dim": 24, "v_head_dim": 16}),
         "starcoder2": Case("Starcoder2", {"use_bias": True}),
         "cohere2": Case("Cohere2", {"sliding_window": 9}),
+        "cohere2-moe": Case("Cohere2Moe", {**_EXPERTS, "num_shared_experts": 1, "sliding_window": 9}),
         "olmoe": Case("Olmoe", _EXPERTS),
         "glm4-moe": Case("Glm4Moe", {**_EXPERTS, "n_routed_experts": 4, "first_k_dense_replace": 1}),
         "llama4": Case("Llama4Text", {**_EXPERTS, **_LLAMA4}, model="Llama4"),
@@ -200,13 +201,20 @@ def test_rounded_models_are_served(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.slow
-def test_scaled_rows_are_stored_unscaled(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("case", "modules"),
+    [
+        ("falcon-h1", ("mamba.in_proj", "mamba.out_proj", "self_attn.o_proj", "feed_forward.gate_proj")),
+        ("cohere2-moe", ("mlp.shared_experts.down_proj", "mlp.shared_experts.gate_proj")),
+    ],
+)
+def test_scaled_rows_are_stored_unscaled(tmp_path: Path, case: str, modules: tuple[str, ...]) -> None:
     model = tmp_path / "model"
-    save(CASES["falcon-h1"], model)
+    save(CASES[case], model)
     job = job_for(model, "int8")
     list(quantize(job))
     before, after = tensors_of(model), tensors_of(job.out)
-    for name in ("mamba.in_proj", "mamba.out_proj", "self_attn.o_proj", "feed_forward.gate_proj"):
+    for name in modules:
         weight = f"model.layers.0.{name}.weight"
         rounded = after[weight].float() * after[f"{weight}_scale"].float()
         assert float((rounded - before[weight]).norm() / before[weight].norm()) < 0.02
