@@ -20,6 +20,15 @@ from gateway.admission.auth import KeyStore, Principal
 from gateway.admission.limits import RateLimiter
 from gateway.api.door import head_of
 from gateway.api.large_bodies import LargeBodies
+from gateway.api.route_answers import (
+    DetokenizeAnswer,
+    LiveAnswer,
+    ModelAnswer,
+    ModelList,
+    ReadyAnswer,
+    TokenizeAnswer,
+    VersionAnswer,
+)
 from gateway.api.schemas import parse_detokenize, parse_tokenize
 from gateway.api.schemas.known_names import BodyRules
 from gateway.api.schemas.refusals import missing_parameter
@@ -194,8 +203,8 @@ class Routes:
     async def _list_models(self, request: Request, principal: Principal | None) -> Response:
         assert principal is not None
         names = [model for model in self._services.fleet.models() if principal.can_use(model)]
-        page = {"has_more": False, "first_id": names[0] if names else None, "last_id": names[-1] if names else None}
-        return json_response({"object": "list", "data": [self._model(name) for name in names]} | page)
+        first, last = (names[0], names[-1]) if names else (None, None)
+        return json_response(ModelList("list", [self._model(name) for name in names], False, first, last))
 
     async def _show_model(self, request: Request, principal: Principal | None) -> Response:
         assert principal is not None
@@ -204,46 +213,44 @@ class Routes:
             raise model_not_found(name)
         return json_response(self._model(name))
 
-    def _model(self, name: str) -> dict[str, Any]:
+    def _model(self, name: str) -> ModelAnswer:
         """Return a model as OpenAI tells it, and with what Anthropic's clients read."""
         load = self._services.fleet.load(name)
         max_model_len = load.max_model_len if load is not None and load.num_workers else None
-        return {
-            "id": name,
-            "object": "model",
-            "created": self._created,
-            "owned_by": "headrace",
-            # What vLLM's own clients read beside it.
-            "root": name,
-            "parent": None,
-            "max_model_len": max_model_len,
-            "type": "model",
-            "display_name": name,
-            "created_at": datetime.fromtimestamp(self._created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-            "lifecycle": "active",
-            "max_input_tokens": max_model_len,
-        }
+        return ModelAnswer(
+            id=name,
+            object="model",
+            created=self._created,
+            owned_by="headrace",
+            root=name,
+            parent=None,
+            max_model_len=max_model_len,
+            type="model",
+            display_name=name,
+            created_at=datetime.fromtimestamp(self._created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+            lifecycle="active",
+            max_input_tokens=max_model_len,
+        )
 
     async def _tokenize(self, request: Request, principal: Principal | None) -> Response:
         assert principal is not None
         model, call = await self._services.read_body(request, principal, parse_tokenize)
         reply = await self._services.ask_tokenizer(principal, model, call)
-        answer = {"count": len(reply.token_ids), "max_model_len": reply.max_model_len, "tokens": reply.token_ids}
-        return json_response({**answer, "token_strs": None})
+        return json_response(TokenizeAnswer(len(reply.token_ids), reply.max_model_len, reply.token_ids, None))
 
     async def _detokenize(self, request: Request, principal: Principal | None) -> Response:
         assert principal is not None
         model, call = await self._services.read_body(request, principal, parse_detokenize)
         reply = await self._services.ask_tokenizer(principal, model, call)
-        return json_response({"prompt": reply.text})
+        return json_response(DetokenizeAnswer(reply.text))
 
     async def _live(self, request: Request, principal: Principal | None) -> Response:
-        return json_response({"status": "live"})
+        return json_response(LiveAnswer("live"))
 
     async def _version(self, request: Request, principal: Principal | None) -> Response:
-        return json_response({"version": version("headrace")})
+        return json_response(VersionAnswer(version("headrace")))
 
     async def _ready(self, request: Request, principal: Principal | None) -> Response:
         ready = readiness(self._services.fleet, self._services.queue)
         # Model names are for those who have a key.
-        return json_response({"status": ready.status, "models": len(ready.models)}, 200 if ready.is_ready else 503)
+        return json_response(ReadyAnswer(ready.status, len(ready.models)), 200 if ready.is_ready else 503)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 from gateway.fleet.fleet_load import FleetLoad
+
+Status = Literal["ready", "no_queue", "no_worker"]
 
 
 class FleetView(Protocol):
@@ -41,7 +43,7 @@ class Readiness:
         status: `ready`, `no_queue` (NATS is away) or `no_worker` (none has made progress lately).
     """
 
-    status: str
+    status: Status
     models: tuple[str, ...]
 
     @property
@@ -53,5 +55,5 @@ class Readiness:
 def readiness(fleet: FleetView, queue: QueueConnection) -> Readiness:
     """Judge from the heartbeats: a worker is there when it is heard and its steps advance while it has work."""
     models = tuple(model for model in fleet.models() if fleet.is_ready(model))
-    status = "no_queue" if not queue.is_connected else "ready" if models else "no_worker"
+    status: Status = "no_queue" if not queue.is_connected else "ready" if models else "no_worker"
     return Readiness(status, models)

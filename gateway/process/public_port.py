@@ -14,8 +14,7 @@ from gateway.llama_cpp.routes import LlamaCppRoutes
 from gateway.openapi.route import OPENAPI_ROUTE
 from gateway.pooling.endpoints import EmbeddingsEndpoint, RerankEndpoint, ScoreEndpoint
 from gateway.responses.compact_endpoint import CompactEndpoint
-from gateway.responses.endpoint import ResponsesEndpoint
-from gateway.responses.input_tokens import input_tokens_route
+from gateway.responses.endpoint import ResponsesEndpoint, input_tokens_route
 from gateway.responses.store import ResponseStore
 from gateway.responses.stored import StoredResponses
 

@@ -9,12 +9,15 @@ from functools import partial
 from typing import Any
 
 import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
 
 from gateway.admission.auth import Principal
 from gateway.api.answer import Answer
 from gateway.api.endpoint import Asked, Endpoint, GenerationStart, StreamParts
 from gateway.api.generation_starter import GenerationStarter, Membership
 from gateway.api.large_bodies import LARGE_BYTES, LargeBodies
+from gateway.api.routes import KeyRoute, RouteServices, json_response
 from gateway.api.schemas.known_names import STRICT, BodyRules
 from gateway.api.schemas.refusals import invalid_value
 from gateway.responses.answers import Keeping, StreamedResponse, WholeResponse
@@ -24,12 +27,14 @@ from gateway.responses.draft import ResponseDraft, ResponseGeneration
 from gateway.responses.events import RESPONSES
 from gateway.responses.history import History
 from gateway.responses.log import PieceBudget, ResponseLogError
+from gateway.responses.operations import InputTokenCount
 from gateway.responses.reasoning_seal import opened_items, opened_summaries
 from gateway.responses.record import ResponseRecord
 from gateway.responses.request import own_items, parse_body, to_generation
 from gateway.responses.store import ResponseStore
 from shared.bounds import MAX_JOB_PRIORITY
 from shared.log_limit import LogLimit
+from shared.tokenizer_calls import TokenizeCall
 
 _log = logging.getLogger(__name__)
 
@@ -176,3 +181,16 @@ def _nothing() -> None:
 
 def _num_reserved(answer: BackgroundAnswer) -> int:
     return answer.num_tokens
+
+
+def input_tokens_route(services: RouteServices, endpoint: ResponsesEndpoint) -> KeyRoute:
+    """Return the route, which reads a body as `endpoint` does."""
+
+    async def count(request: Request, principal: Principal) -> Response:
+        generation = await endpoint.generation(await request.body(), principal, services.body_rules(principal))
+        (prompt,) = generation.prompts
+        call = TokenizeCall(messages=prompt.messages, add_special_tokens=False, chat=prompt.chat)
+        reply = await services.ask_tokenizer(principal, generation.model, call)
+        return json_response(InputTokenCount("response.input_tokens", len(reply.token_ids)))
+
+    return KeyRoute("POST", f"{endpoint.path}/input_tokens", count, endpoint.dialect)

@@ -9,9 +9,8 @@ from __future__ import annotations
 from gateway.api.schemas.names import Kind, OtherTypes, ParameterTable, Row, for_kinds, ignored, refused
 from gateway.api.schemas.openai_names import OPENAI_NAMES
 from gateway.api.schemas.other_servers import OF_CLIENTS
-from gateway.responses.body import InputItemBody, InputPartBody, ReasoningBody, ResponseBody, TextBody
+from gateway.responses.body import InputItemBody, InputPartBody, ReasoningBody, ResponseBody, TextBody, TextFormatBody
 from gateway.responses.hosted_items import read_hosted
-from gateway.responses.text_format import TextFormatBody
 
 
 class Responses(Kind):

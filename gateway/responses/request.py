@@ -20,7 +20,7 @@ from gateway.api.schemas.texts import checked_model
 from gateway.api.schemas.thinking import asked_thinking, switch
 from gateway.api.schemas.tools import NO_TOOLS
 from gateway.generation import Prompt
-from gateway.responses.body import ItemBody, ReasoningBody, ResponseBody, TextBody
+from gateway.responses.body import ItemBody, ReasoningBody, ResponseBody, TextBody, repeated_format, text_output
 from gateway.responses.compaction import REQUEST, asks_for_compaction
 from gateway.responses.conversation import to_messages
 from gateway.responses.draft import ResponseDraft, ResponseGeneration
@@ -33,7 +33,6 @@ from gateway.responses.request_checks import (
     check_item_fields,
     check_tool_names,
 )
-from gateway.responses.text_format import repeated_format, text_output
 from gateway.responses.tools import (
     NamespacedName,
     ResponseToolChoiceBody,

@@ -1,10 +1,14 @@
-"""What the routes answer that several APIs share: models, the tokenizer, health."""
+"""What the routes answer that all APIs share: models, the tokenizer, health."""
 
 from __future__ import annotations
 
 from typing import Literal
 
 from msgspec import Struct
+
+from gateway.api.operation import Operation
+from gateway.api.schemas.bodies import DetokenizeBody, TokenizeBody
+from gateway.fleet.readiness import Status
 
 
 class ModelAnswer(Struct, forbid_unknown_fields=True):
@@ -39,7 +43,7 @@ class TokenizeAnswer(Struct, forbid_unknown_fields=True):
 
     count: int
     max_model_len: int
-    tokens: list[int]
+    tokens: tuple[int, ...]
     token_strs: list[str] | None
 
 
@@ -58,7 +62,7 @@ class LiveAnswer(Struct, forbid_unknown_fields=True):
 class ReadyAnswer(Struct, forbid_unknown_fields=True):
     """Whether a request could be served now, and for how many models."""
 
-    status: Literal["ready", "no_queue", "no_worker"]
+    status: Status
     models: int
 
 
@@ -66,3 +70,17 @@ class VersionAnswer(Struct, forbid_unknown_fields=True):
     """The version of the gateway."""
 
     version: str
+
+
+OPERATIONS = (
+    Operation("get", "/v1/models", "List the models.", ModelList),
+    Operation("get", "/v1/models/{model}", "Show one model.", ModelAnswer),
+    Operation("post", "/tokenize", "Turn a text or a conversation into token ids.", TokenizeAnswer, TokenizeBody),
+    Operation("post", "/detokenize", "Turn token ids into text.", DetokenizeAnswer, DetokenizeBody),
+    Operation("get", "/health/live", "Say that the process answers.", LiveAnswer, has_key=False),
+    Operation("get", "/health/ready", "Say whether requests can be served.", ReadyAnswer, has_key=False),
+    Operation("get", "/health", "The same as /health/ready.", ReadyAnswer, has_key=False),
+    Operation("get", "/ping", "The same as /health/ready.", ReadyAnswer, has_key=False),
+    Operation("post", "/ping", "The same as /health/ready.", ReadyAnswer, has_key=False),
+    Operation("get", "/version", "Say which version this is.", VersionAnswer, has_key=False),
+)
