@@ -223,11 +223,7 @@ def _launch_split(
     num_rows = (num_seqs + num_shares) * num_heads * max_query_len if max_splits > 1 else 0
     partial = torch.empty(num_rows, value_dim, dtype=torch.float32, device=result.device)
     partial_lse = torch.empty(num_rows, dtype=torch.float32, device=result.device)
-    block_m = max(_MIN_ROWS, triton.next_power_of_2(num_heads // num_kv_heads * max_query_len))
-    # Hopper's tensor cores take operands from shared memory. Elsewhere, and where eight bits are converted, so many
-    # rows need the registers of more warps.
-    has_operands_in_memory = gpu.generation is GpuGeneration.HOPPER and batch.kv_scales is None
-    needs_more_warps = block_m >= _MAX_SPLIT_ROWS and not has_operands_in_memory
+    block_m = max(_MIN_ROWS, triton.next_power_of_2(batch.group * max_query_len))
     constants = {
         "MAX_QUERY_LEN": max_query_len,
         "MIN_TILES": -(-config.min_split_tokens // config.block_n),
@@ -247,7 +243,7 @@ def _launch_split(
         num_seqs,
         num_shares,
         BLOCK_M=block_m,
-        num_warps=2 * config.num_warps if needs_more_warps else config.num_warps,
+        num_warps=_split_warps(config, block_m, is_8bit=batch.kv_scales is not None, gpu=gpu),
         num_stages=config.num_stages,
         **constants,
     )
@@ -257,6 +253,15 @@ def _launch_split(
             num_warps=4 if batch.block_v < _MAX_BLOCK_D else 8,
             **constants,
         )
+
+
+def _split_warps(config: SplitConfig, block_m: int, *, is_8bit: bool, gpu: Gpu) -> int:
+    """Return the warps of a program: more where so many rows need the registers of more.
+
+    Hopper's tensor cores take operands from shared memory, unless eight bits are converted.
+    """
+    has_operands_in_memory = gpu.generation is GpuGeneration.HOPPER and not is_8bit
+    return config.num_warps if block_m < _MAX_SPLIT_ROWS or has_operands_in_memory else 2 * config.num_warps
 
 
 def _launch_chunk(
