@@ -12,7 +12,6 @@ import importlib
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 import tempfile
@@ -21,6 +20,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import pytest
 
 _PYTEST = ["-x", "-q", "--no-header", "-p", "no:cacheprovider", "--timeout=60"]
@@ -184,20 +184,28 @@ def _exit_status(arguments: list[str], seconds: float, notes: int) -> int | None
     """Run pytest in a child; None if it is not through after so many seconds."""
     child = os.fork()
     if child == 0:
-        os.setpgid(0, 0)
         # The plugins are imported already, so that pytest cannot rewrite their assertions.
         options = ["-W", "ignore::pytest.PytestAssertRewriteWarning"]
         os._exit(pytest.main([*arguments, *options], plugins=[_Notes(notes)]))
-    os.setpgid(child, child)
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         ended, status = os.waitpid(child, os.WNOHANG)
         if ended:
             return os.waitstatus_to_exitcode(status)
         time.sleep(_POLL_S)
-    os.killpg(child, signal.SIGKILL)
+    kill_with_descendants(child)
     os.waitpid(child, 0)
     return None
+
+
+def kill_with_descendants(child: int) -> None:
+    """Kill a process and all that it started, systems in sessions of their own too."""
+    process = psutil.Process(child)
+    # Nothing new is started while the others are looked up.
+    process.suspend()
+    for descendant in [*process.children(recursive=True), process]:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            descendant.kill()
 
 
 def _serve() -> None:

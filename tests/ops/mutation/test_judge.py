@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
-from ops.mutation.judge import Failure, Judge, first_failure
+from ops.mutation.judge import Failure, Judge, first_failure, kill_with_descendants
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -50,6 +54,20 @@ def test_first_failure_is_read_from_what_a_run_wrote(
     status: int | None, notes: list[str], failed: tuple[str | None, bool] | None
 ) -> None:
     assert first_failure(status, notes) == failed
+
+
+def test_run_that_takes_too_long_leaves_no_process_in_a_session_of_its_own() -> None:
+    inner = "import time; time.sleep(60)"
+    outer = (
+        "import subprocess, sys; "
+        f"print(subprocess.Popen([sys.executable, '-c', {inner!r}], start_new_session=True).pid, flush=True); {inner}"
+    )
+    with subprocess.Popen([sys.executable, "-c", outer], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        started = psutil.Process(int(process.stdout.readline()))
+        kill_with_descendants(process.pid)
+        assert process.wait(10) == -signal.SIGKILL
+    started.wait(10)
 
 
 @pytest.fixture
