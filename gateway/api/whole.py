@@ -26,6 +26,7 @@ class WholeChoice(ReadChoice):
     def __init__(self, answer: Answer, index: int, reading: OutputReading) -> None:
         """Start empty."""
         super().__init__(answer, index, reading)
+        self._is_plain = reading is PLAIN_READING
         self._contents: list[str] = []
         self._reasonings: list[str] = []
         # Name and pieces of the arguments of each call.
@@ -36,7 +37,12 @@ class WholeChoice(ReadChoice):
         self._end: dict[str, str] = {}
 
     def deliver(self, delta: Delta) -> None:
-        """Keep what is told of the prompt, and read."""
+        """Keep what is told of the prompt, and read. The first branch is the usual token of a text that is content."""
+        if self._is_plain and delta.finish is None and delta.logprobs is None and not delta.prompt_logprobs:
+            self._contents.append(delta.text)
+            if delta.token_ids:
+                self._answer.note_output()
+            return
         if delta.prompt_logprobs:
             self._prompt_logprobs = delta.prompt_logprobs
             self._first_token = first_token_name(delta)
