@@ -1,13 +1,17 @@
-"""Builds the OpenAPI document: `python -m gateway.openapi.document > ops/docs/openapi.json`."""
+"""Builds the OpenAPI document, and serves it: `python -m gateway.openapi.document > ops/docs/openapi.json`."""
 
 from __future__ import annotations
 
 import inspect
 import re
 import sys
+from functools import cache
 from typing import Any, get_args
 
 import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 
 from gateway.api.operation import Operation
 from gateway.api.schemas.names import Use
@@ -103,6 +107,19 @@ def _first_line(answer: Any) -> str:
     """Return the first line that describes a struct, or the first one of a union."""
     struct = next(iter(get_args(answer)), answer)
     return (inspect.getdoc(struct) or "").partition("\n")[0]
+
+
+@cache
+def _content() -> bytes:
+    return document_bytes()
+
+
+async def show_document(request: Request) -> Response:
+    """Answer with the document. Everyone may read it: it says nothing of this installation."""
+    return Response(_content(), media_type="application/json")
+
+
+OPENAPI_ROUTE = Route("/openapi.json", show_document, methods=["GET"], name="everyone:/openapi.json")
 
 
 if __name__ == "__main__":

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from gateway.anthropic import endpoint as anthropic
 from gateway.anthropic.names import ANTHROPIC_NAMES
+from gateway.api import chat_answers as chat
 from gateway.api import route_answers as shared
-from gateway.api.operation import Operation
-from gateway.api.schemas.bodies import ChatBody, CompletionBody
 from gateway.api.schemas.openai_names import OPENAI_NAMES
 from gateway.llama_cpp import routes as llama_cpp
-from gateway.openapi.chat_answers import ChatCompletion, ChatCompletionChunk, Completion
 from gateway.pooling import endpoints as pooling
 from gateway.pooling.bodies import POOLED_NAMES
 from gateway.responses import operations as responses
@@ -20,8 +18,7 @@ TABLES = (OPENAI_NAMES, RESPONSE_NAMES, POOLED_NAMES, ANTHROPIC_NAMES)
 
 
 OPERATIONS = (
-    Operation("post", "/v1/chat/completions", "Answer a conversation.", ChatCompletion, ChatBody, ChatCompletionChunk),
-    Operation("post", "/v1/completions", "Continue a text.", Completion, CompletionBody, Completion),
+    *chat.OPERATIONS,
     *responses.OPERATIONS,
     *anthropic.OPERATIONS,
     *pooling.OPERATIONS,

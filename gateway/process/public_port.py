@@ -11,7 +11,7 @@ from gateway.api.request_observer import RequestObserver
 from gateway.api.routes import KeyRoute, RouteServices
 from gateway.llama_cpp.infill import InfillEndpoint
 from gateway.llama_cpp.routes import LlamaCppRoutes
-from gateway.openapi.route import OPENAPI_ROUTE
+from gateway.openapi.document import OPENAPI_ROUTE
 from gateway.pooling.endpoints import EmbeddingsEndpoint, RerankEndpoint, ScoreEndpoint
 from gateway.responses.compact_endpoint import CompactEndpoint
 from gateway.responses.endpoint import ResponsesEndpoint, input_tokens_route

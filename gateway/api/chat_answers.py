@@ -1,10 +1,13 @@
-"""What the endpoints of OpenAI's chat and completions answer. Described here; written by `gateway.api`."""
+"""What OpenAI's chat and completions answer: written by `whole`, and by `chunks`, which encode most bytes once."""
 
 from __future__ import annotations
 
 from typing import Literal
 
 from msgspec import UNSET, Struct, UnsetType
+
+from gateway.api.operation import Operation
+from gateway.api.schemas.bodies import ChatBody, CompletionBody
 
 
 class TopLogprob(Struct, forbid_unknown_fields=True):
@@ -205,3 +208,9 @@ class Completion(Struct):
     system_fingerprint: str | None
     choices: list[CompletionChoice]
     usage: UsageAnswer | UnsetType | None = UNSET
+
+
+OPERATIONS = (
+    Operation("post", "/v1/chat/completions", "Answer a conversation.", ChatCompletion, ChatBody, ChatCompletionChunk),
+    Operation("post", "/v1/completions", "Continue a text.", Completion, CompletionBody, Completion),
+)
