@@ -43,10 +43,7 @@ def create_app(
         ConfigError: An origin of the settings is none.
     """
     endpoints, more, config = tuple(endpoints), tuple(more), services.config
-    routes: list[BaseRoute] = [
-        Route(each.path, GenerationRoute(each, service), methods=["POST"], name=f"key:{each.path}")
-        for each in endpoints
-    ]
+    routes: list[BaseRoute] = [GenerationRoute(each, service) for each in endpoints]
     table = Routes(services)
     cold = [*table.public(), *map(table.with_key, more), *open_routes]
     paths = [*(endpoint.path for endpoint in endpoints), *(route.path for route in cold)]

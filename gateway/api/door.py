@@ -94,16 +94,9 @@ class Door:
             return
         extensions = scope.get("extensions") or {}
         exchange: Exchange | None = extensions.get(EXTENSION)
-        if exchange is not None:
-            await self._serve(exchange, scope, receive, send)
+        if exchange is None:
+            await self._serve_for_another_server(scope, receive, send)
             return
-        async with AsgiExchange(scope, receive, send, self._port.budget) as exchange:
-            scope["extensions"] = {**extensions, EXTENSION: exchange}
-            scope.setdefault("state", {})
-            call = AsgiCall(exchange, self._port.max_body_bytes, scope)
-            await self._serve(exchange, scope, call.receive, call.send)
-
-    async def _serve(self, exchange: Exchange, scope: Scope, receive: Receive, send: Send) -> None:
         head = scope["state"]["head"] = self._enter(exchange, scope)
         try:
             origins = self._port.cross_origin
@@ -126,6 +119,13 @@ class Door:
         if head.route:
             self._port.metrics.requests[(head.route, status)] += 1
         self._leave(head, status)
+
+    async def _serve_for_another_server(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with AsgiExchange(scope, receive, send, self._port.budget) as exchange:
+            scope["extensions"] = {**(scope.get("extensions") or {}), EXTENSION: exchange}
+            scope.setdefault("state", {})
+            call = AsgiCall(exchange, self._port.max_body_bytes, scope)
+            await self(scope, call.receive, call.send)
 
     def _enter(self, exchange: Exchange, scope: Scope) -> ResponseHead:
         """Find the route's spelling of the path, and name the request in its answer."""

@@ -9,9 +9,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Coroutine, Iterable
+from typing import Any
 
 from msgspec import Struct
+from starlette.routing import Match, Route
 from starlette.types import Receive, Scope, Send
 
 from gateway.admission.auth import Principal
@@ -259,17 +261,29 @@ class GenerationService:
         return 200 if answer.error is None else answer.error.status
 
 
-class GenerationRoute:
-    """An endpoint that generates, as an ASGI application: it answers through the exchange in the scope."""
+class GenerationRoute(Route):
+    """The route of an endpoint that generates: it answers through the exchange in the scope, and never by `send`.
+
+    Its path has no parameters, so that it is found by a comparison, and nothing of Starlette's stays under a stream.
+    """
 
     def __init__(self, endpoint: Endpoint, service: GenerationService) -> None:
-        """Have `service` serve `endpoint`."""
-        self._endpoint = endpoint
+        """Have `service` serve `endpoint`, for those who have a key."""
+        super().__init__(endpoint.path, self.handle, methods=["POST"], name=f"key:{endpoint.path}")
+        self._served = endpoint
         self._service = service
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        """Say whether a request is for this route."""
+        if scope["type"] != "http" or scope["path"] != self.path:
+            return Match.NONE, {}
+        return (Match.FULL if scope["method"] == "POST" else Match.PARTIAL), {}
+
+    def handle(self, scope: Scope, receive: Receive, send: Send) -> Coroutine[Any, Any, None]:
         """Serve one request."""
-        await self._service.serve(self._endpoint, exchange_of(scope), head_of(scope))
+        if scope["method"] != "POST":
+            return super().handle(scope, receive, send)
+        return self._service.serve(self._served, exchange_of(scope), head_of(scope))
 
 
 def _tokens_used(answer: Answer, membership: Membership, outcome: Outcome) -> int:

@@ -61,6 +61,7 @@ class Connection(asyncio.BufferedProtocol):
         self._num_dropped = 0
         self.paused_since: float | None = None
         self.address = ""
+        self.client: tuple[str, int] | None = None
         self.is_limited = False
 
     @property
@@ -85,6 +86,8 @@ class Connection(asyncio.BufferedProtocol):
         if accepted is not None and accepted.family in (socket.AF_INET, socket.AF_INET6):
             accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         peer = transport.get_extra_info("peername")
+        # Asked of the kernel once, not for every request.
+        self.client = (peer[0], peer[1]) if isinstance(peer, tuple) else None
         self.address = peer[0] if peer else ""
         self._set_deadline(DRAIN_GRACE_S if self._table.is_draining else self._limits.head_timeout_s)
         self.is_limited = self._table.add(self)

@@ -29,6 +29,11 @@ class ResponseChannel(Protocol):
         ...
 
     @property
+    def client(self) -> tuple[str, int] | None:
+        """Address and port of the client; None on a Unix socket."""
+        ...
+
+    @property
     def default_headers(self) -> Headers:
         """Headers of every answer (date)."""
         ...
@@ -135,9 +140,8 @@ class Exchange(_WritePath):
 
     @property
     def client(self) -> tuple[str, int] | None:
-        """Address and port of the client; None on a Unix socket, or when it has left."""
-        peer = self._transport.get_extra_info("peername")
-        return (peer[0], peer[1]) if isinstance(peer, tuple) else None
+        """Address and port of the client; None on a Unix socket."""
+        return self._channel.client
 
     def respond(self, status: int, headers: Headers, body: bytes) -> None:
         """Send a whole response in one write."""

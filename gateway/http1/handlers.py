@@ -73,11 +73,11 @@ class AsgiHandler:
         self._app = app
         self._max_body_bytes = max_body_bytes
 
-    async def __call__(self, exchange: Exchange) -> None:
+    def __call__(self, exchange: Exchange) -> Awaitable[None]:
         """Answer one request."""
         scope = _scope(exchange)
         call = AsgiCall(exchange, self._max_body_bytes, scope)
-        await self._app(scope, call.receive, call.send)
+        return self._app(scope, call.receive, call.send)
 
 
 class AsgiCall:

@@ -29,7 +29,7 @@ class AsgiExchange(Exchange):
 
     def __init__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send, budget: BodyBudget) -> None:
         """Answer one request of another server, whose body counts against `budget`."""
-        self._pipe = _Pipe(self, receive, send, scope.get("client"))
+        self._pipe = _Pipe(self, receive, send, _client(scope))
         super().__init__(self._pipe, _head(scope), RequestBody(self._pipe.begin_to_receive, budget))
         # The server frames the body.
         self._chunked = False
@@ -67,7 +67,8 @@ class _Pipe(asyncio.WriteTransport):
     must_close = False
 
     def __init__(self, exchange: AsgiExchange, receive: Receive, send: Send, client: tuple[str, int] | None) -> None:
-        super().__init__({"peername": None if client is None else tuple(client)})
+        super().__init__()
+        self.client = client
         self._exchange = exchange
         self._receive = receive
         self._send = send
@@ -150,6 +151,11 @@ class _Pipe(asyncio.WriteTransport):
                 body.complete()
         body.fail(ClientGoneError())
         self._exchange.lose()
+
+
+def _client(scope: MutableMapping[str, Any]) -> tuple[str, int] | None:
+    client = scope.get("client")
+    return None if client is None else (client[0], client[1])
 
 
 def _head(scope: MutableMapping[str, Any]) -> RequestHead:

@@ -32,8 +32,8 @@ async def test_client_that_leaves_while_its_body_is_read_is_counted_and_told_to_
     service = GenerationService(*parts)
     exchange = SimpleNamespace(head=SimpleNamespace(headers=[], notes={}), read_body=leave)
     route, budget = GenerationRoute(ChatEndpoint(LargeBodies()), service), BodyBudget(1, 1)
-    door = Door(route, Port(metrics, lambda path: "", 1, budget, observer=cast("Any", observer)))
-    scope = {"type": "http", "path": "/x", "extensions": {EXTENSION: exchange}, "state": {}}
+    door = Door(route.handle, Port(metrics, lambda path: "", 1, budget, observer=cast("Any", observer)))
+    scope = {"type": "http", "method": "POST", "path": "/x", "extensions": {EXTENSION: exchange}, "state": {}}
     await door(scope, nothing, nothing)
     assert told == [("chat", 499)]
     assert metrics.disconnects == 1

@@ -44,11 +44,11 @@ def test_every_route_states_who_may_call_it_and_only_these_are_for_everyone() ->
 def test_endpoints_that_generate_stand_first_and_share_one_service() -> None:
     service, store = object(), object()
     table = routes(made(service, store, cors_origins="https://chat.example.com"))
-    generating = [route.endpoint for route in table if isinstance(route.endpoint, GenerationRoute)]
-    assert [route.endpoint for route in table[: len(generating)]] == generating
+    generating = [route for route in table if isinstance(route, GenerationRoute)]
+    assert table[: len(generating)] == generating
     assert table[0].path == "/v1/chat/completions"
     assert {each._service for each in generating} == {service}
-    [responses] = [each._endpoint for each in generating if each._endpoint.path == "/v1/responses"]
+    [responses] = [each._served for each in generating if each.path == "/v1/responses"]
     assert responses._store is store  # type: ignore[attr-defined]
 
 
