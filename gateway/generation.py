@@ -11,9 +11,10 @@ from msgspec import Struct
 from shared.bounds import MAX_SEQUENCES
 from shared.conversation import ChatMessage, ChatOptions, Conversation
 from shared.formats import OutputReader, PlainReader, Tool, ToolChoice
+from shared.grammar import Grammar
 from shared.messages import Lane
 from shared.pooling import Pooling, Task
-from shared.sampling import Grammar, Sampling
+from shared.sampling import Sampling
 
 Kind = Literal["chat", "completion", "embedding", "score"]
 

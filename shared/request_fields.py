@@ -15,8 +15,9 @@ from typing import Any
 from msgspec import Struct
 
 from shared.conversation import ChatMessage, ChatOptions, ToolCall
+from shared.grammar import Grammar
 from shared.pooling import Pooling
-from shared.sampling import Grammar, Sampling
+from shared.sampling import Sampling
 
 # Fields that hold objects, or lists of them.
 _OBJECTS: Mapping[str, type[Struct]] = MappingProxyType(

@@ -11,7 +11,6 @@ from msgspec import Meta, Struct
 from shared.bounds import (
     MAX_ALLOWED_TOKENS,
     MAX_BAD_WORDS,
-    MAX_GRAMMAR_CHARACTERS,
     MAX_LOGPROB_TOKENS,
     MAX_STOP_TOKENS,
     MAX_STOPS,
@@ -28,34 +27,7 @@ from shared.bounds import (
     TokenId,
     TopK,
 )
-
-
-class Grammar(Struct, frozen=True, kw_only=True):
-    """What the output must look like.
-
-    `source` is a JSON schema, a regular expression, a grammar in Lark's syntax as llguidance reads it, or one in GBNF,
-    the notation of llama.cpp.
-
-    Only the worker, which has rendered the prompt, knows whether the prompt has opened the model's reasoning.
-    `in_reasoning` is the body of the rule `start` for that case. It takes the place of the first line of `source`,
-    which then is the rule `start` of a Lark grammar. Empty: the same grammar holds in both cases.
-
-    `strict`: of a schema's `oneOf`, no two alternatives may be able to match at once; where that cannot be shown, the
-    schema is refused. Without `strict` such a `oneOf` is read as `anyOf`.
-    """
-
-    kind: Literal["json_schema", "regex", "lark", "gbnf"]
-    source: Annotated[str, Meta(max_length=MAX_GRAMMAR_CHARACTERS)]
-    strict: bool = True
-    in_reasoning: Annotated[str, Meta(max_length=MAX_GRAMMAR_CHARACTERS)] = ""
-
-    def begun_in_reasoning(self) -> Grammar:
-        """Return the grammar of an answer to a prompt that has opened the reasoning."""
-        if not self.in_reasoning:
-            return self
-        rest = self.source.partition("\n")[2]
-        return Grammar(kind=self.kind, source=f"start: {self.in_reasoning}\n{rest}", strict=self.strict)
-
+from shared.grammar.grammar import Grammar
 
 DefaultedName = Literal["temperature", "top_p", "top_k", "min_p", "repetition_penalty"]
 """A parameter that a model's files may advise a value for."""

@@ -14,9 +14,9 @@ from gateway.errors import ApiError
 from gateway.generation import Generation, OutputReading, ToolUse
 from shared.bounds import MAX_GRAMMAR_CHARACTERS
 from shared.formats import ChatFormat, OutputReader, ToolChoice, ToolSchemaError, detect_format, format_named
-from shared.sampling import Grammar, Sampling
-from shared.structured_output import GRAMMAR_PARAM, GrammarError
-from shared.structured_output.bounds import MAX_CHARACTERS
+from shared.grammar import GRAMMAR_PARAM, Grammar, GrammarError
+from shared.grammar.bounds import MAX_CHARACTERS
+from shared.sampling import Sampling
 
 MAX_SCHEMA_CHARACTERS = 128 << 10
 # A grammar of more is made in a thread, so that the streams of others do not wait for it.

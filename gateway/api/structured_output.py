@@ -11,9 +11,8 @@ from gateway.api.output_reading import refused_schema, schema_grammar
 from gateway.errors import ApiError
 from gateway.generation import Generation, ToolUse
 from shared.formats import Tool
-from shared.sampling import Grammar
-from shared.structured_output import GrammarError, LlguidanceMissingError
-from shared.structured_output.checker import TIMEOUT_S, CheckerBusyError, CheckerFailedError, GrammarChecker
+from shared.grammar import Grammar, GrammarError, LlguidanceMissingError
+from shared.grammar.checker import TIMEOUT_S, CheckerBusyError, CheckerFailedError, GrammarChecker
 
 _TOOLS = "tools"
 # Wait for verdicts that only make an answer better: which tool is at fault, or which tools' schemas can be kept.

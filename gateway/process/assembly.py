@@ -51,9 +51,9 @@ from gateway.responses.log import ResponseLog
 from gateway.responses.reasoning_seal import ReasoningSeals
 from gateway.responses.store import ResponseStore
 from shared.direct_client import DirectClient
+from shared.grammar.checker import GrammarChecker
 from shared.messages import BOUND_SEALS
 from shared.nats_connection import SEND_ERRORS, connect
-from shared.structured_output.checker import GrammarChecker
 from shared.task_supervisor import TaskSupervisor
 
 SEND_MARGIN_S = 5.0

@@ -26,7 +26,7 @@ from shared.bounds import (
     NumLogprobs,
     TokenId,
 )
-from shared.sampling import Grammar
+from shared.grammar import Grammar
 
 _FIELD = "text.format"
 _TYPES = ("text", "json_object", "json_schema")

@@ -19,12 +19,11 @@ from gpu_worker.structured_output.grammar_tokenizer import GrammarTokenizer, Uns
 from gpu_worker.text.fair_lane import FairLane
 from gpu_worker.text.tokenizer import ModelTokenizer
 from shared.errors import BadRequestError, HeadraceError
+from shared.grammar import GRAMMAR_PARAM, Grammar, GrammarError, LlguidanceMissingError
+from shared.grammar.checker import CheckerBusyError, GrammarChecker
+from shared.grammar.checker_link import CheckerLink
+from shared.grammar.checker_process import COMPILE_STACK_BYTES
 from shared.messages import Request
-from shared.sampling import Grammar
-from shared.structured_output import GRAMMAR_PARAM, GrammarError, LlguidanceMissingError
-from shared.structured_output.checker import CheckerBusyError, GrammarChecker
-from shared.structured_output.checker_link import CheckerLink
-from shared.structured_output.checker_process import COMPILE_STACK_BYTES
 
 MAX_COMPILE_S = 10.0
 """Seconds that a grammar may be compiled here, once the limited process has compiled it."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from gpu_worker.core.model_runner import InvalidLogitsError
 from gpu_worker.core.step import SequenceEvent
 from shared.errors import BadRequestError
+from shared.grammar import GRAMMAR_PARAM, GrammarError
 from shared.sampling import Sampling
-from shared.structured_output import GRAMMAR_PARAM, GrammarError
 
 _NO_TOKEN = str(InvalidLogitsError())
 

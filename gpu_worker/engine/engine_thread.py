@@ -24,7 +24,7 @@ from gpu_worker.core.step import SequenceEvent
 from gpu_worker.engine.engine import Engine, EngineStats
 from gpu_worker.engine.step_counts import StepCounts
 from shared.errors import HeadraceError
-from shared.structured_output.checker_process import COMPILE_STACK_BYTES
+from shared.grammar.checker_process import COMPILE_STACK_BYTES
 
 _log = logging.getLogger(__name__)
 

@@ -40,10 +40,10 @@ from gpu_worker.text.vocabulary_check import check_vocabulary
 from shared.audit import audited_drain, nats_login
 from shared.direct_client import DirectClient
 from shared.errors import ConfigError
+from shared.grammar import LlguidanceMissingError
 from shared.model_hub import hub_id, local_model
 from shared.nats_connection import connect
 from shared.streams import StreamLimits
-from shared.structured_output import LlguidanceMissingError
 from shared.subjects import check_setting, encode_name
 from shared.telemetry import configure_logging
 

@@ -10,7 +10,7 @@ import threading
 from collections import OrderedDict
 
 from gpu_worker.structured_output.compiled_grammar import CompiledGrammar
-from shared.sampling import Grammar
+from shared.grammar import Grammar
 
 MAX_BYTES = 256 << 20
 MAX_TENANT_GRAMMARS = 128

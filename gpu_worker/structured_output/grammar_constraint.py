@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from gpu_worker.structured_output.forced_text import forced_tokens, respelled_token
-from gpu_worker.structured_output.grammar_tokenizer import GrammarTokenizer
+from gpu_worker.structured_output.grammar_tokenizer import GrammarTokenizer, forced_tokens, respelled_token
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher

@@ -1,4 +1,9 @@
-"""A model's tokenizer as llguidance needs it: the bytes of every token, and which tokens end an answer."""
+"""A model's tokenizer as llguidance needs it: the bytes of every token, and which tokens end an answer.
+
+llguidance spells text that a grammar forces by this tokenizer, which takes the text of a special token for that token.
+Its mask allows that token alone, and its parser refuses it: for the grammar it is no text. Such text is spelled here by
+tokens that are text.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +12,11 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from shared.errors import HeadraceError
+from shared.grammar import LlguidanceMissingError
 from shared.rust_panics import panics_as
-from shared.structured_output import LlguidanceMissingError
 
 if TYPE_CHECKING:
-    from llguidance import LLTokenizer
+    from llguidance import LLMatcher, LLTokenizer
 
 _END_TOKEN = "<|headrace-end|>"
 
@@ -99,3 +104,27 @@ def _with_end_token(tokenizer_json: str, token_id: int) -> str:
     flags = {"special": True, "normalized": False, "single_word": False, "lstrip": False, "rstrip": False}
     content.setdefault("added_tokens", []).append({"id": token_id, "content": _END_TOKEN, **flags})
     return msgspec.json.encode(content).decode()
+
+
+def forced_tokens(matcher: LLMatcher, tokenizer: GrammarTokenizer) -> list[int]:
+    """Return tokens that the grammar forces next, all of which it takes; none where it forces nothing."""
+    tokens: list[int] = matcher.compute_ff_tokens()
+    if tokenizer.special_ids.isdisjoint(tokens):
+        return tokens
+    count = matcher.validate_tokens(tokens)
+    return tokens[:count] if count else _spelled(matcher, tokenizer)
+
+
+def respelled_token(matcher: LLMatcher, tokenizer: GrammarTokenizer) -> int | None:
+    """Return the one token that may come next, where the mask would have a special token that the grammar refuses."""
+    tokens = matcher.compute_ff_tokens()
+    if not tokens or tokens[0] not in tokenizer.special_ids or matcher.validate_tokens(tokens[:1]):
+        return None
+    spelled = _spelled(matcher, tokenizer)
+    return spelled[0] if spelled else None
+
+
+def _spelled(matcher: LLMatcher, tokenizer: GrammarTokenizer) -> list[int]:
+    text = matcher.compute_ff_bytes().decode(errors="ignore")
+    tokens: list[int] = tokenizer.tokenizer.greedy_tokenize(text)
+    return tokens[: matcher.validate_tokens(tokens)]

@@ -27,7 +27,8 @@ from ops.bench.options import add_list, bench_parser
 from ops.bench.record import ResultTable
 from ops.bench.stepping import engine_of
 from ops.stack.config import DEMO_MODEL
-from shared.sampling import Grammar, Sampling
+from shared.grammar import Grammar
+from shared.sampling import Sampling
 
 FREE = "free"
 ITEM = {

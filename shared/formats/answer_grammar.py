@@ -14,8 +14,7 @@ from shared.formats.lark_text import LarkText, joined
 from shared.formats.parts.json_arguments import CallObject
 from shared.formats.tool_schemas import naming_tool
 from shared.formats.tools import Tool
-from shared.sampling import Grammar
-from shared.structured_output import decode_schema, llguidance_schema
+from shared.grammar import Grammar, decode_schema, llguidance_schema
 
 _SPACE = r"/[ \n]{1,4}/"
 

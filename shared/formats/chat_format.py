@@ -11,7 +11,7 @@ from shared.formats.events import OutputReader, PlainReader
 from shared.formats.lark_text import LarkText
 from shared.formats.output_reader import FormatReader
 from shared.formats.tools import Tool, ToolChoice
-from shared.sampling import Grammar
+from shared.grammar import Grammar
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,7 @@ import re
 import msgspec
 
 from shared.formats.lark_text import LarkText
-from shared.sampling import Grammar
-from shared.structured_output import decode_schema, grammar_text
+from shared.grammar import Grammar, decode_schema, grammar_text
 
 # Strings, regular expressions, comments, and names, of which the last group is the one that may be `start`.
 _TOKENS = re.compile(r'"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\\n])+/|//[^\n]*|#[^\n]*|([A-Za-z_][\w-]*)')

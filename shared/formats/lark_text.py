@@ -17,9 +17,9 @@ from shared.formats.marker_tokens import RULE_PREFIX
 from shared.formats.schema import ALL_TYPES
 from shared.formats.tool_schemas import TooLargeError
 from shared.formats.tools import Tool
-from shared.structured_output import decode_schema, llguidance_schema
-from shared.structured_output.lark_form import lark_regex
-from shared.structured_output.patterns import exact_pattern
+from shared.grammar import decode_schema, llguidance_schema
+from shared.grammar.grammar_text import lark_regex
+from shared.grammar.patterns import exact_pattern
 
 ANY_TEXT = "/(?s:.*)/"
 # A dollar sign that no backslash escapes.

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from shared.sampling import Grammar
+from shared.grammar import Grammar
 
 RULE_PREFIX = "marker"
 

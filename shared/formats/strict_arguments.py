@@ -11,9 +11,9 @@ from typing import Any
 from shared.formats.lark_text import ANY_TEXT, LarkText, quoted, whole_pattern
 from shared.formats.schema import ArgumentsSchema
 from shared.formats.tools import Tool
-from shared.structured_output import GrammarError
-from shared.structured_output.formats import is_note
-from shared.structured_output.lark_form import lark_regex
+from shared.grammar import GrammarError
+from shared.grammar.grammar_text import lark_regex
+from shared.grammar.patterns import is_note
 
 _REFUSED_AT_THE_TOP = frozenset(
     {"allOf", "anyOf", "oneOf", "not", "if", "minProperties", "maxProperties", "dependentRequired", "dependentSchemas"}

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from shared.formats.tools import Tool
-from shared.structured_output import GrammarError
+from shared.grammar import GrammarError
 
 
 class ToolSchemaError(GrammarError):

@@ -16,8 +16,9 @@ import msgspec
 import pytest
 
 from shared.batch_streams import batch_stream
+from shared.grammar import Grammar
 from shared.messages import BatchResult, encode
-from shared.sampling import Grammar, Sampling
+from shared.sampling import Sampling
 from shared.subjects import request_subject, result_subject
 from tests.gpu_worker.consumer.harness import RunningWorker, TestGateway, wait_until
 

@@ -17,9 +17,10 @@ from gateway.api.schemas.refusals import invalid_value, missing_parameter, unsup
 from gateway.api.schemas.sampling_fields import SamplingFields
 from gateway.api.schemas.texts import given, require_text
 from gateway.generation import StructuredOutput
-from shared.sampling import Grammar, Sampling
-from shared.structured_output.bounds import MAX_ALTERNATIVES, MAX_CHARACTERS
-from shared.structured_output.lark_form import looks_like_lark
+from shared.grammar import Grammar
+from shared.grammar.bounds import MAX_ALTERNATIVES, MAX_CHARACTERS
+from shared.grammar.grammar_text import looks_like_lark
+from shared.sampling import Sampling
 
 Text = Annotated[str, Meta(min_length=1, max_length=MAX_CHARACTERS)]
 Choices = Annotated[list[Text], Meta(min_length=1, max_length=MAX_ALTERNATIVES)]

@@ -12,8 +12,7 @@ from gateway.anthropic.client_tools import CLIENT_TOOLS
 from gateway.anthropic.parsing import parse_messages
 from gateway.errors import ApiError
 from gateway.generation import Generation
-from shared.sampling import Grammar
-from shared.structured_output import check_grammar
+from shared.grammar import Grammar, check_grammar
 
 # Calls as Anthropic's documentation shows them, and one that each tool does not have.
 CALLS: dict[str, tuple[list[dict[str, Any]], dict[str, Any]]] = {

@@ -18,9 +18,9 @@ from gateway.dispatch.dispatcher import Dispatcher
 from gateway.errors import ApiError
 from gateway.generation import Generation, Prompt
 from gateway.metrics import GatewayMetrics
+from shared.grammar.checker import GrammarChecker
 from shared.messages import Delta, Finish, Usage
 from shared.sampling import Sampling
-from shared.structured_output.checker import GrammarChecker
 from tests.gateway.api.test_generation_starter import BEAT, CONFIG, Queue
 
 CALLER = Caller("key", "tenant", [], b"")

@@ -31,11 +31,11 @@ from gateway.generation import Generation, Prompt, ToolUse
 from gateway.metrics import GatewayMetrics
 from shared.conversation import ChatMessage, ChatOptions
 from shared.formats import Tool, ToolChoice
+from shared.grammar.checker import GrammarChecker
 from shared.messages import FEATURES, Delta, Finish, Heartbeat, Request
 from shared.pooling import Pooling
 from shared.sampling import Sampling, SamplingDefaults
 from shared.server_clock import ServerClock
-from shared.structured_output.checker import GrammarChecker
 from tests.gateway.dispatch_bench import ListSink
 
 MODEL_LEN = 2048

@@ -16,9 +16,8 @@ from gateway.errors import ApiError
 from gateway.generation import Generation, ToolUse
 from gateway.responses.request import own_items, parse_body, to_generation
 from shared.formats import Tool, ToolChoice
-from shared.sampling import Grammar
-from shared.structured_output import check_grammar
-from shared.structured_output.checker import CheckerBusyError, GrammarChecker
+from shared.grammar import Grammar, check_grammar
+from shared.grammar.checker import CheckerBusyError, GrammarChecker
 
 FINE = {"type": "object", "properties": {"a": {"type": "string"}}}
 # Refused by what compiles grammars, and by what writes them.

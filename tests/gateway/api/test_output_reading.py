@@ -17,7 +17,8 @@ from gateway.generation import Generation, Prompt, ToolUse
 from shared.bounds import MAX_GRAMMAR_CHARACTERS
 from shared.conversation import ChatMessage, ChatOptions
 from shared.formats import ContentText, OutputReader, ReasoningText, Tool, ToolChoice
-from shared.sampling import Grammar, Sampling
+from shared.grammar import Grammar
+from shared.sampling import Sampling
 from tests.gateway.api.scripted_reader import ScriptedReader
 
 CONVERSATION = Prompt(1, messages=(ChatMessage(role="user", content="x"),))

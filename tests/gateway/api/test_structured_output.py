@@ -13,9 +13,9 @@ from gateway.api.schemas import parse_chat
 from gateway.api.structured_output import StructuredOutputAdmission
 from gateway.errors import ApiError
 from gateway.generation import Generation, Prompt, StructuredOutput
-from shared.sampling import Grammar, Sampling
-from shared.structured_output import GRAMMAR_PARAM, GrammarError, LlguidanceMissingError, check_grammar
-from shared.structured_output.checker import CheckerBusyError, CheckerFailedError, GrammarChecker
+from shared.grammar import GRAMMAR_PARAM, Grammar, GrammarError, LlguidanceMissingError, check_grammar
+from shared.grammar.checker import CheckerBusyError, CheckerFailedError, GrammarChecker
+from shared.sampling import Sampling
 
 FIELD = "response_format.json_schema.schema"
 PROMPT = Prompt(estimated_tokens=1, text="x")

@@ -8,8 +8,8 @@ import pytest
 from gpu_worker.consumer.refused_end import refused_end
 from gpu_worker.core.model_runner import InvalidLogitsError
 from gpu_worker.core.step import SequenceEvent
-from shared.sampling import Grammar, Sampling
-from shared.structured_output import GRAMMAR_PARAM
+from shared.grammar import GRAMMAR_PARAM, Grammar
+from shared.sampling import Sampling
 from tests.gpu_worker.consumer.test_answer_writer import held_request
 
 GRAMMAR = Grammar(kind="regex", source="a+")

@@ -19,10 +19,10 @@ from gpu_worker.text.model_directory import read_model_directory
 from gpu_worker.text.tokenizer import ModelTokenizer
 from shared.conversation import ChatMessage, ChatOptions
 from shared.errors import BadRequestError
+from shared.grammar import GRAMMAR_PARAM, Grammar
+from shared.grammar.checker import CheckerBusyError
 from shared.messages import BatchResult, Request, encode
-from shared.sampling import Grammar, Sampling
-from shared.structured_output import GRAMMAR_PARAM
-from shared.structured_output.checker import CheckerBusyError
+from shared.sampling import Sampling
 from shared.subjects import request_subject, result_subject
 from tests.gpu_worker.consumer.harness import DEMO_MODEL, TOKENIZER, RunningWorker, TestGateway, wait_until
 

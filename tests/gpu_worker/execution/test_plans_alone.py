@@ -23,7 +23,8 @@ from gpu_worker.core.speculation import Speculation
 from gpu_worker.core.step import CompletedStep, StepResult
 from gpu_worker.engine.engine import Engine
 from ops.bench.spec.fixed_depth import FixedDepth
-from shared.sampling import Grammar, Sampling
+from shared.grammar import Grammar
+from shared.sampling import Sampling
 from tests.gpu_worker.execution.engine_run import random_prompt, save_tiny_model
 from tests.gpu_worker.execution.replica import make_runner, receive, send
 from tests.gpu_worker.models.recurrent_models import save_case

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from shared.sampling import Grammar
+from shared.grammar import Grammar
 
 Row = dict[str, str]
 Pair = tuple[tuple[str, str], tuple[str, str]]

@@ -12,10 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gpu_worker.structured_output.compiled_grammar import compile_grammar
-from shared.sampling import Grammar
-from shared.structured_output import GrammarError, check_grammar, grammar_text
+from shared.grammar import Grammar, GrammarError, check_grammar, grammar_text
 from tests.gpu_worker.structured_output.tiny_tokenizer import tiny_tokenizer
-from tests.shared.structured_output.schemas import schemas, written_document
+from tests.shared.grammar.schemas import schemas, written_document
 
 
 def compiles_and_matches(schema: Any, seed: int) -> None:

@@ -11,8 +11,8 @@ from gpu_worker.structured_output import compiled_grammar, grammar_constraint
 from gpu_worker.structured_output.compiled_grammar import compile_grammar
 from gpu_worker.structured_output.grammar_cache import GrammarCache
 from gpu_worker.structured_output.grammar_constraint import GrammarConstraint
-from shared.sampling import Grammar, Sampling
-from shared.structured_output import GRAMMAR_PARAM, GrammarError
+from shared.grammar import GRAMMAR_PARAM, Grammar, GrammarError
+from shared.sampling import Sampling
 from tests.gpu_worker.structured_output.tiny_tokenizer import compiled, tiny_tokenizer, tokens_of
 
 

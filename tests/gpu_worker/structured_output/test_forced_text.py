@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from gpu_worker.structured_output.grammar_constraint import GrammarConstraint
-from shared.sampling import Grammar, Sampling
+from shared.grammar import Grammar
+from shared.sampling import Sampling
 from tests.gpu_worker.structured_output.tiny_tokenizer import EOS, VOCAB, constraint_of, text_of, tokens_of
 
 SPECIAL = "<|end|>"

@@ -12,7 +12,8 @@ from gpu_worker.structured_output.compiled_grammar import compile_grammar
 from gpu_worker.structured_output.grammar_constraint import GrammarConstraint
 from gpu_worker.structured_output.grammar_tokenizer import GrammarTokenizer, TokenizerSource
 from shared.errors import BadRequestError
-from shared.sampling import Grammar, Sampling
+from shared.grammar import Grammar
+from shared.sampling import Sampling
 from tests.gpu_worker.structured_output.tiny_tokenizer import (
     EOS,
     VOCAB,

@@ -5,7 +5,8 @@ import json
 from gpu_worker.structured_output.compiled_grammar import compile_grammar
 from gpu_worker.structured_output.grammar_tokenizer import GrammarTokenizer, TokenizerSource
 from shared.formats import Tool, ToolChoice, format_named
-from shared.sampling import Grammar, Sampling
+from shared.grammar import Grammar
+from shared.sampling import Sampling
 from tests.gpu_worker.structured_output.tiny_tokenizer import EOS, VOCAB, tokenizer_json, tokens_of
 
 OPEN, CLOSE = VOCAB, VOCAB + 1

@@ -12,7 +12,8 @@ from gpu_worker.structured_output.grammar_tokenizer import GrammarTokenizer, Tok
 from gpu_worker.text.model_directory import read_model_directory
 from gpu_worker.text.token_table import build_table
 from gpu_worker.text.tokenizer import ModelTokenizer
-from shared.sampling import Grammar, Sampling
+from shared.grammar import Grammar
+from shared.sampling import Sampling
 from tests.gpu_worker.consumer.harness import TOKENIZER
 from tests.gpu_worker.quantization.gguf.gguf_models import VARIANTS, make_oracle, write_oracle
 from tests.gpu_worker.quantization.gguf.vocabularies import byte_pair_vocabulary, sentencepiece_vocabulary

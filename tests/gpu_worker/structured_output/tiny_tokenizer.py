@@ -9,7 +9,8 @@ from functools import cache
 from gpu_worker.structured_output.compiled_grammar import CompiledGrammar, compile_grammar
 from gpu_worker.structured_output.grammar_constraint import GrammarConstraint
 from gpu_worker.structured_output.grammar_tokenizer import GrammarTokenizer, TokenizerSource
-from shared.sampling import Grammar, Sampling
+from shared.grammar import Grammar
+from shared.sampling import Sampling
 
 CHARACTERS = "".join(map(chr, range(32, 127))) + "\n"
 EOS = len(CHARACTERS)

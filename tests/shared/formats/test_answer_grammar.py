@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shared.formats import ToolChoice, format_named, format_names
-from shared.sampling import Grammar
+from shared.grammar import Grammar
 from tests.shared.formats.reading import read, understood
 from tests.shared.formats.tools import tools
 from tests.shared.formats.vocabulary import vocabularies

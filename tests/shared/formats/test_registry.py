@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from shared.formats import ContentText, Tool, ToolChoice, detect_format, format_named, format_names
-from shared.sampling import Grammar
+from shared.grammar import Grammar
 
 
 @pytest.mark.parametrize("name", ["", "plain", "a family of tomorrow"])

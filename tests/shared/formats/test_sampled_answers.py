@@ -8,7 +8,7 @@ import random
 import pytest
 
 from shared.formats import ChatFormat, ToolChoice, format_named
-from shared.sampling import Grammar
+from shared.grammar import Grammar
 from tests.shared.formats.reading import read, understood
 from tests.shared.formats.tools import SCHEMAS, tools
 from tests.shared.formats.vocabulary import END, Vocabulary, vocabularies

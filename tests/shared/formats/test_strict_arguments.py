@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from shared.formats import Tool, ToolChoice, format_named
-from shared.structured_output import GrammarError
+from shared.grammar import GrammarError
 from tests.shared.formats.vocabulary import Vocabulary
 from tests.shared.formats.writers import WRITERS
 

@@ -10,8 +10,7 @@ import llguidance
 
 from shared.formats import ChatFormat
 from shared.formats.marker_tokens import with_marker_tokens
-from shared.sampling import Grammar
-from shared.structured_output import grammar_text
+from shared.grammar import Grammar, grammar_text
 
 END = 256
 

@@ -8,7 +8,7 @@ import pytest
 from gateway.api.schemas import parse_chat, parse_completion
 from gateway.errors import ApiError
 from gateway.generation import Generation
-from shared.sampling import Grammar
+from shared.grammar import Grammar
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 ANY_OBJECT = Grammar(kind="json_schema", source='{"type":"object"}')

@@ -18,7 +18,8 @@ from gpu_worker.execution.drafts.computed_steps import MAX_KEPT_TOKENS, Computed
 from gpu_worker.execution.drafts.drafting import Drafting, forced_drafts
 from gpu_worker.execution.drafts.proposer import ComputedTokens, DraftRequest
 from gpu_worker.speculative.hidden_vectors.pending_entries import PendingEntries
-from shared.sampling import Grammar, Sampling
+from shared.grammar import Grammar
+from shared.sampling import Sampling
 from tests.gpu_worker.core import sequences as made
 from tests.gpu_worker.plans import batch_sequence, decodes_of
 from tests.gpu_worker.structured_output.tiny_tokenizer import VOCAB, constraint_of, tokens_of

@@ -13,7 +13,8 @@ import pytest
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.execution.runner import TorchModelRunner
 from ops.bench.spec.fixed_depth import FixedDepth
-from shared.sampling import Grammar, Sampling
+from shared.grammar import Grammar
+from shared.sampling import Sampling
 from tests.gpu_worker.execution.device_runs import DEVICES, load, make_device_runner
 from tests.gpu_worker.execution.drafts.scripted_proposers import ChainProposer, HostileProposer, TreeProposer
 from tests.gpu_worker.execution.engine_run import (

@@ -1,0 +1,186 @@
+"""The link to the process that checks grammars: starts it, again if it dies, and asks it several things at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import msgspec
+
+from shared.background_tasks import BackgroundTasks
+from shared.grammar.checker_process import HEAD, READY, TIME_LIMIT_S, Verdict
+
+START_TIMEOUT_S = 20.0
+# Beyond the limit that the process itself keeps.
+ANSWER_TIMEOUT_S = TIME_LIMIT_S + 5.0
+
+_KEPT_VARIABLES = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "LANG")
+
+_logger = logging.getLogger(__name__)
+
+
+class CheckerFailedError(Exception):
+    """The process that checks grammars does not answer."""
+
+
+@dataclass(eq=False, slots=True)
+class _Running:
+    """A process, and who waits for its answers, by number."""
+
+    process: asyncio.subprocess.Process
+    waiting: dict[int, asyncio.Future[Verdict]] = field(default_factory=dict)
+    has_ended: bool = False
+
+
+class CheckerLink:
+    """Owns the process, which starts when it is first needed."""
+
+    def __init__(
+        self, module: str = "shared.grammar.checker_process", first_message: Callable[[], bytes] | None = None
+    ) -> None:
+        """Start nothing yet.
+
+        Args:
+            module: What the process runs.
+            first_message: Returns what the process gets before it is ready; None for nothing.
+        """
+        self._module, self._first_message = module, first_message
+        self._running: _Running | None = None
+        self._is_closed = False
+        self._starting = asyncio.Lock()
+        self._numbers = itertools.count(READY + 1)
+        self._tasks = BackgroundTasks()
+
+    @property
+    def pid(self) -> int | None:
+        """The process id, None while there is no process."""
+        return None if self._running is None else self._running.process.pid
+
+    async def close(self) -> None:
+        """End the process; what still waits fails."""
+        self._is_closed = True
+        if self._running is not None:
+            await _end(self._running)
+        await self._tasks.wait()
+
+    async def start(self) -> None:
+        """Return when the process is ready: at once, but for the first time and after it has died.
+
+        Raises:
+            CheckerFailedError: It does not start, or the link is closed.
+        """
+        try:
+            await self._started()
+        except (OSError, EOFError, TimeoutError):
+            _logger.warning("the process that checks grammars does not start", exc_info=True)
+            raise CheckerFailedError from None
+
+    async def ask(self, message: bytes, niceness: int) -> Verdict:
+        """Return the verdict on an encoded grammar. If the process dies, it is started and asked once more.
+
+        Args:
+            message: The grammar.
+            niceness: How far the check steps back behind other processes, from 0 to 19.
+
+        Raises:
+            CheckerFailedError: It does not answer, or the link is closed.
+        """
+        for _ in range(2):
+            try:
+                return await self._exchange(message, niceness)
+            except (OSError, EOFError, TimeoutError):
+                _logger.warning("the process that checks grammars does not answer", exc_info=True)
+        raise CheckerFailedError
+
+    async def _exchange(self, message: bytes, niceness: int) -> Verdict:
+        running = await self._started()
+        assert running.process.stdin is not None
+        number = next(self._numbers)
+        answer: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
+        running.waiting[number] = answer
+        try:
+            async with asyncio.timeout(ANSWER_TIMEOUT_S):
+                running.process.stdin.write(HEAD.pack(number, len(message), niceness) + message)
+                await running.process.stdin.drain()
+                return await answer
+        except (OSError, TimeoutError):
+            await _end(running)
+            raise
+        finally:
+            del running.waiting[number]
+
+    async def _started(self) -> _Running:
+        async with self._starting:
+            if self._is_closed:
+                raise CheckerFailedError
+            if self._running is None or self._running.has_ended:
+                self._running = await self._start()
+            return self._running
+
+    async def _start(self) -> _Running:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            self._module,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            # llguidance writes parts of grammars there.
+            stderr=asyncio.subprocess.DEVNULL,
+            env=_environment(),
+        )
+        running = _Running(process)
+        ready: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
+        running.waiting[READY] = ready
+        self._tasks.spawn(_read_answers(running))
+        try:
+            async with asyncio.timeout(START_TIMEOUT_S):
+                if self._first_message is not None:
+                    assert process.stdin is not None
+                    message = self._first_message()
+                    process.stdin.write(HEAD.pack(READY, len(message), 0) + message)
+                    await process.stdin.drain()
+                await ready
+        except BaseException:
+            await _end(running)
+            raise
+        del running.waiting[READY]
+        return running
+
+
+async def _read_answers(running: _Running) -> None:
+    """Hand out answers until the process ends or tells no more; then let everybody fail who still waits."""
+    output = running.process.stdout
+    assert output is not None
+    try:
+        while True:
+            number, length, _ = HEAD.unpack(await output.readexactly(HEAD.size))
+            verdict = msgspec.msgpack.decode(await output.readexactly(length), type=Verdict)
+            answer = running.waiting.get(number)
+            if answer is not None and not answer.done():
+                answer.set_result(verdict)
+    except (OSError, EOFError):
+        running.has_ended = True
+        for answer in running.waiting.values():
+            if not answer.done():
+                answer.set_exception(EOFError("the process that checks grammars has ended"))
+        # It may live on, and only have closed its output.
+        await _end(running)
+
+
+async def _end(running: _Running) -> None:
+    running.has_ended = True
+    with contextlib.suppress(ProcessLookupError):
+        running.process.kill()
+    await running.process.wait()
+
+
+def _environment() -> dict[str, str]:
+    """Return the variables of the process: no secret of this one, and where its modules are."""
+    kept = {name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ}
+    return {**kept, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}

@@ -1,0 +1,208 @@
+"""The link to the process that checks grammars, with shell scripts in the place of that process."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import msgspec
+import psutil
+import pytest
+
+from shared.grammar import checker_link
+from shared.grammar.checker_link import CheckerFailedError, CheckerLink
+from shared.grammar.checker_process import HEAD, READY, Verdict
+from tests.gateway.wire_worker import until
+
+
+def frame(number: int, verdict: Verdict) -> bytes:
+    content = msgspec.msgpack.encode(verdict)
+    return HEAD.pack(number, len(content), 0) + content
+
+
+class Scripted:
+    """A link whose processes run a script, which says that it is ready and then does what the test wants."""
+
+    def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.directory = directory
+        self.link = CheckerLink()
+        self._monkeypatch = monkeypatch
+        self.starts = directory / "starts"
+        self.starts.touch()
+        (directory / "ready").write_bytes(frame(READY, Verdict()))
+
+    def script(self, *lines: str, is_ready: bool = True) -> None:
+        """Let processes that start from now on run these lines of a shell."""
+        program = self.directory / "program"
+        opening = [
+            "#!/bin/sh",
+            f"cd {self.directory}",
+            "echo >> starts",
+            "exec 3>&1",
+            *(["cat ready"] if is_ready else []),
+        ]
+        program.write_text("\n".join([*opening, *lines]) + "\n")
+        program.chmod(0o700)
+        self._monkeypatch.setattr(sys, "executable", str(program))
+
+    @property
+    def num_starts(self) -> int:
+        return len(self.starts.read_text().splitlines())
+
+    def file(self, name: str) -> bytes:
+        path = self.directory / name
+        return path.read_bytes() if path.exists() else b""
+
+
+@pytest.fixture
+async def scripted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Scripted]:
+    scripted = Scripted(tmp_path, monkeypatch)
+    yield scripted
+    await scripted.link.close()
+
+
+async def test_process_is_started_once_for_all_who_wait_for_it(scripted: Scripted) -> None:
+    scripted.script("exec cat > asked")
+    assert scripted.link.pid is None
+    await asyncio.gather(*(scripted.link.start() for _ in range(3)))
+    pid = scripted.link.pid
+    assert pid is not None
+    await scripted.link.start()
+    assert (scripted.num_starts, scripted.link.pid) == (1, pid)
+
+
+async def test_process_that_dies_is_started_and_asked_once_more_and_no_oftener(scripted: Scripted) -> None:
+    scripted.script("exec cat >> asked")
+    asking = asyncio.create_task(scripted.link.ask(b"grammar", 7))
+    whole = b""
+    for number in (1, 2):
+        whole += HEAD.pack(number, len(b"grammar"), 7) + b"grammar"
+        await until(lambda expected=whole: scripted.file("asked") == expected)  # type: ignore[misc]
+        assert not asking.done()
+        assert scripted.link.pid is not None
+        os.kill(scripted.link.pid, signal.SIGKILL)
+    with pytest.raises(CheckerFailedError):
+        await asking
+    assert scripted.num_starts == 2
+
+
+async def test_process_that_does_not_answer_in_time_is_ended(
+    scripted: Scripted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scripted.script("exec cat > asked")
+    await scripted.link.start()
+    first = scripted.link.pid
+    monkeypatch.setattr(checker_link, "ANSWER_TIMEOUT_S", 0.02)
+    with pytest.raises(CheckerFailedError):
+        await scripted.link.ask(b"grammar", 0)
+    assert scripted.num_starts == 2
+    assert scripted.link._running is not None
+    assert scripted.link._running.waiting == {}
+    for pid in (first, scripted.link.pid):
+        assert pid is not None
+        assert not psutil.pid_exists(pid)
+    # The next one is asked of a new process.
+    await scripted.link.start()
+    assert scripted.num_starts == 3
+
+
+async def test_verdicts_are_told_apart_by_number_and_those_for_nobody_are_left(scripted: Scripted) -> None:
+    message = b"grammar"
+    (scripted.directory / "answers").write_bytes(
+        frame(1, Verdict("for nobody")) + frame(99, Verdict("for nobody")) + frame(3, Verdict("three", ".path", 0.5))
+    )
+    (scripted.directory / "last").write_bytes(frame(2, Verdict("two")))
+    scripted.script(f"head -c {3 * (HEAD.size + len(message))} > asked", "cat answers last", "exec cat > more")
+    await scripted.link.start()
+    pid = scripted.link.pid
+    leaving = asyncio.create_task(scripted.link.ask(message, 0))
+    await asyncio.sleep(0)
+    assert scripted.link._running is not None
+    await until(lambda: list(scripted.link._running.waiting) == [1])  # type: ignore[union-attr]
+    leaving.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await leaving
+    two, three = await asyncio.gather(*(scripted.link.ask(message, 0) for _ in range(2)))
+    assert (two, three) == (Verdict("two"), Verdict("three", ".path", 0.5))
+    assert scripted.link._running.waiting == {}
+    assert scripted.link.pid == pid
+
+
+async def test_process_that_ends_while_nobody_waits_is_replaced(scripted: Scripted) -> None:
+    scripted.script("exit 0")
+    await scripted.link.start()
+    await until(lambda: scripted.link._running is not None and scripted.link._running.has_ended)
+    (scripted.directory / "answers").write_bytes(frame(1, Verdict("no")))
+    scripted.script("head -c 1 > asked", "cat answers", "exec cat > more")
+    assert await scripted.link.ask(b"grammar", 0) == Verdict("no")
+    assert scripted.num_starts == 2
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+async def test_process_that_does_not_start_is_told_and_tried_again_later(scripted: Scripted, is_there: bool) -> None:
+    scripted.script("exit 1", is_ready=False)
+    if not is_there:
+        (scripted.directory / "program").unlink()
+    with pytest.raises(CheckerFailedError):
+        await scripted.link.start()
+    with pytest.raises(CheckerFailedError):
+        await scripted.link.ask(b"grammar", 0)
+    # Once for the start, and twice for the question.
+    assert scripted.num_starts == (3 if is_there else 0)
+    scripted.script("exec cat > asked")
+    await scripted.link.start()
+    assert scripted.link.pid is not None
+
+
+async def test_process_that_lives_on_and_has_closed_its_output_is_ended(scripted: Scripted) -> None:
+    scripted.script("exec 3>&-", "exec cat > asked")
+    await scripted.link.start()
+    pid = scripted.link.pid
+    assert pid is not None
+    await until(lambda: not psutil.pid_exists(pid))
+    scripted.script("exec cat > asked")
+    await scripted.link.start()
+    assert scripted.link.pid != pid
+
+
+async def test_process_that_is_never_ready_is_ended(scripted: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checker_link, "START_TIMEOUT_S", 0.05)
+    scripted.script("exec sleep 6543", is_ready=False)
+    with pytest.raises(CheckerFailedError):
+        await scripted.link.start()
+    assert scripted.link.pid is None
+    assert not [child for child in psutil.Process().children() if "6543" in child.cmdline()]
+
+
+async def test_closed_link_ends_its_process_and_fails_what_waits(scripted: Scripted) -> None:
+    scripted.script("exec cat > asked")
+    await scripted.link.start()
+    pid = scripted.link.pid
+    assert pid is not None
+    asking = asyncio.create_task(scripted.link.ask(b"grammar", 0))
+    await until(lambda: scripted.file("asked") != b"")
+    await scripted.link.close()
+    assert not psutil.pid_exists(pid)
+    with pytest.raises(CheckerFailedError):
+        await asking
+    for again in (scripted.link.start(), scripted.link.ask(b"grammar", 0)):
+        with pytest.raises(CheckerFailedError):
+            await again
+    assert scripted.num_starts == 1
+    await scripted.link.close()
+
+
+def test_process_gets_the_path_of_modules_and_no_other_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(os.environ):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("PATH", "/bin")
+    monkeypatch.setenv("LD_LIBRARY_PATH", "/lib")
+    monkeypatch.setenv("PYTHONPATH", "/elsewhere")
+    monkeypatch.setenv("SECRET", "x")
+    monkeypatch.setattr(sys, "path", ["", "/modules"])
+    expected = {"PATH": "/bin", "LD_LIBRARY_PATH": "/lib", "PYTHONPATH": f"{Path.cwd()}{os.pathsep}/modules"}
+    assert checker_link._environment() == expected

@@ -1,0 +1,99 @@
+"""GBNF as it is read: what each notation means, and where a mistake stands."""
+
+from __future__ import annotations
+
+import pytest
+
+from shared.grammar import GrammarError
+from shared.grammar.gbnf import (
+    ANY_CHARACTER,
+    MAX_NESTING,
+    MAX_REPETITIONS,
+    CharacterClass,
+    Choice,
+    Expression,
+    Reference,
+    Repetition,
+    Sequence,
+    Text,
+    read_gbnf,
+)
+
+A, B, C = Text("a"), Text("b"), Text("c")
+
+
+@pytest.mark.parametrize(
+    ("body", "expression"),
+    [
+        ('"a"', A),
+        ('"a" "b"', Sequence([A, B])),
+        ('"a" | "b" "c"', Choice([A, Sequence([B, C])])),
+        ('"a" |', Choice([A, Sequence([])])),
+        ('("a")', A),
+        ('( "a"\n | "b" )\t"c"', Sequence([Choice([A, B]), C])),
+        ('"a" # comment | "b"\n | "c"', Choice([A, C])),
+        ("root", Reference("root")),
+        (".", ANY_CHARACTER),
+        ("[a-cx]", CharacterClass([(97, 99), (120, 120)])),
+        ("[^a-a]", CharacterClass([(97, 97)], negated=True)),
+        ("[^]", CharacterClass([], negated=True)),
+        ("[a-]", CharacterClass([(97, 97), (45, 45)])),
+        (r"[\]\-\^]", CharacterClass([(93, 93), (45, 45), (94, 94)])),
+        (r'"\n\r\t\\\"\/\x41\u00e9\U0010FFFF"', Text('\n\r\t\\"/A\xe9\U0010ffff')),
+        (r'"\uD7FF\uE000"', Text("\ud7ff\ue000")),
+        ('"a"*', Repetition(A, 0, None)),
+        ('"a"+', Repetition(A, 1, None)),
+        ('"a"?', Repetition(A, 0, 1)),
+        ('"a"{2}', Repetition(A, 2, 2)),
+        ('"a"{0}', Repetition(A, 0, 0)),
+        ('"a"{2,}', Repetition(A, 2, None)),
+        ('"a"{ 2 , 3 }', Repetition(A, 2, 3)),
+        ('"a"{2,2}', Repetition(A, 2, 2)),
+        (f'"a"{{{MAX_REPETITIONS}}}', Repetition(A, MAX_REPETITIONS, MAX_REPETITIONS)),
+        ('"a"+?', Repetition(Repetition(A, 1, None), 0, 1)),
+        ('"a"* {2} "b"', Sequence([Repetition(Repetition(A, 0, None), 2, 2), B])),
+        ("(" * MAX_NESTING + '"a"' + ")" * MAX_NESTING, A),
+    ],
+)
+def test_notation_is_read(body: str, expression: Expression) -> None:
+    assert read_gbnf(f"root ::= {body}") == {"root": expression}
+
+
+def test_rules_keep_their_order_and_lines_may_be_anyhow() -> None:
+    rules = read_gbnf('\n# first\n b ::= "a"\r\nroot::=\n  b |\n "c"\n\n')
+    assert list(rules.items()) == [("b", A), ("root", Choice([Reference("b"), C]))]
+
+
+@pytest.mark.parametrize(
+    ("source", "problem"),
+    [
+        ('root ::= "a" }', "Line 1, column 14 of the grammar: the end of a rule is expected."),
+        ('root "a"', "Line 1, column 6 of the grammar: '::=' is expected."),
+        ('= "a"', "Line 1, column 1 of the grammar: the name of a rule is expected."),
+        ('root ::= "a"\n  "b" ::= "c"', "Line 2, column 3 of the grammar: the name of a rule is expected."),
+        ('root ::= "a"\n\nroot ::= "b"', "Line 3, column 10 of the grammar: the rule 'root' has been defined before."),
+        ('root ::= x\n | y x\ny ::= "a"', "Line 1, column 10 of the grammar: the rule 'x' is not defined."),
+        ('root ::= "a" ("b"', "Line 1, column 18 of the grammar: ')' is expected."),
+        ('root ::= "a\n"', "Line 1, column 12 of the grammar: a closing quote or bracket is expected."),
+        ("root ::= [a", "Line 1, column 12 of the grammar: a closing quote or bracket is expected."),
+        ("root ::= []", "Line 1, column 12 of the grammar: a class of no characters matches nothing."),
+        ("root ::= [b-a]", "Line 1, column 14 of the grammar: a range of characters ends before it begins."),
+        (r'root ::= "\q"', "Line 1, column 12 of the grammar: an escape (n, r, t, x00, u0000, U00000000) is expected."),
+        (r'root ::= "\uD800"', "Line 1, column 17 of the grammar: U+D800 is no character."),
+        (r'root ::= "\uDFFF"', "U+DFFF is no character."),
+        (r'root ::= "\U00110000"', "U+110000 is no character."),
+        ('root ::= "a"{2,1}', "Line 1, column 18 of the grammar: a repetition's maximum is below its minimum."),
+        ('root ::= "a"{2001}', "at most 2000 repetitions are allowed."),
+        ('root ::= "a"{1,2001}', "at most 2000 repetitions are allowed."),
+        ('root ::= "a"{2001,}', "at most 2000 repetitions are allowed."),
+        ('root ::= "a"{,2}', "'{m}', '{m,}' or '{m,n}' is expected."),
+        ("root ::= <think>", "Line 1, column 10 of the grammar: rules of tokens are not supported."),
+        ("root ::= !a", "rules of tokens are not supported."),
+        ("root ::= " + "(" * (MAX_NESTING + 1), f"more than {MAX_NESTING} levels of parentheses."),
+        ('other ::= "a"', "The grammar has no rule 'root'."),
+    ],
+)
+def test_mistake_is_told_with_its_place(source: str, problem: str) -> None:
+    with pytest.raises(GrammarError) as refused:
+        read_gbnf(source)
+    assert refused.value.reason.endswith(problem)

@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from shared.grammar import Grammar, GrammarError, grammar_text
+from shared.grammar.patterns import exact_pattern, with_exact_patterns
+from tests.shared.grammar.byte_matcher import accepts
+
+
+@pytest.mark.parametrize(
+    ("pattern", "written"),
+    [
+        ("^[a-z]+$", "^[a-z]+$"),
+        (r"\[^a\]", r"\[^a\]"),
+        ('[^"]', r'[^\x00"]'),
+        (r"[^\]a][^b]", r"[^\x00\]a][^\x00b]"),
+        ("[[&&~~]", r"[\[\&\&\~\~]"),
+        ("[^]", r"[\s\S]"),
+        (r"\P{L}\p{L}\PL", r"[^\x00\p{L}]\p{L}[^\x00\pL]"),
+    ],
+)
+def test_pattern_is_written_in_the_other_syntax(pattern: str, written: str) -> None:
+    assert exact_pattern(pattern) == written
+
+
+@pytest.mark.parametrize("pattern", ["[]", "[a", r"[\x00-a]", r"[\u0000]", "[a--b]", r"[\P{L}]"])
+def test_class_that_cannot_be_written_is_refused(pattern: str) -> None:
+    with pytest.raises(GrammarError) as refused:
+        with_exact_patterns({"properties": {"a": {"pattern": pattern}}})
+    assert refused.value.path == ".properties.a"
+
+
+def test_documents_within_a_schema_are_left_alone() -> None:
+    document = {"pattern": "[^a]"}
+    schema = {"const": document, "enum": [document], "default": document, "properties": {"pattern": {"const": 1}}}
+    assert with_exact_patterns(schema) == schema
+
+
+def test_names_are_patterns_where_json_schema_says_so_and_nowhere_else() -> None:
+    schema = {"patternProperties": {'^[^"]$': {"pattern": "[^b]"}}, "properties": {"[^c]": {"pattern": "[^d]"}}}
+    assert with_exact_patterns(schema) == {
+        "patternProperties": {r'^[^\x00"]$': {"pattern": r"[^\x00b]"}},
+        "properties": {"[^c]": {"pattern": r"[^\x00d]"}},
+    }
+    with pytest.raises(GrammarError) as refused:
+        with_exact_patterns({"patternProperties": {"[]": {}}})
+    assert refused.value.path == ".patternProperties"
+
+
+@pytest.mark.parametrize(
+    ("pattern", "text", "is_match"),
+    [
+        # The classes of ECMA-262 are ASCII.
+        (r"^\d$", '"1"', True),
+        (r"^\d$", '"\u0661"', False),
+        (r"^\w$", '"\xe9"', False),
+        ('^[^"]$', r'"\""', False),
+        ('^[^"]$', r'"\\"', True),
+        (r"^[^\\]$", r'"\\"', False),
+        (r"^\P{P}$", r'"\""', False),
+        (r"^\P{P}$", '"a"', True),
+        (r"^[^\n]$", r'"\n"', False),
+    ],
+)
+def test_text_is_matched_as_json_schema_means_it(pattern: str, text: str, is_match: bool) -> None:
+    grammar = Grammar(kind="json_schema", source=json.dumps({"type": "string", "pattern": pattern}))
+    assert accepts(grammar_text(grammar), text) is is_match
+
+
+def test_format_that_is_a_note_is_left_out_where_it_is_a_keyword_alone() -> None:
+    schema = {
+        "properties": {"format": {"type": "string", "format": "cuid2"}, "at": {"format": "date"}},
+        "const": {"format": "cuid2"},
+        "items": [{"format": "int32"}],
+    }
+    assert with_exact_patterns(schema) == {
+        "properties": {"format": {"type": "string"}, "at": {"format": "date"}},
+        "const": {"format": "cuid2"},
+        "items": [{}],
+    }
