@@ -214,6 +214,7 @@ def _mixer(
         qkv_bias="blk.0.attn_q.bias" in tensors or "blk.0.attn_qkv.bias" in tensors,
         output_bias="blk.0.attn_output.bias" in tensors,
         query_growth=_read_growth(file, prefix),
+        qkv_clip=_read_clip(file, prefix),
         # Converters put all queries first.
         by_head=False,
     )
@@ -304,6 +305,12 @@ def _read_scale(file: GGUFFile, prefix: str, num_heads: int) -> float | None:
 
 def _optional(file: GGUFFile, field: str) -> float | None:
     return file.metadata.number(field) if field in file.metadata else None
+
+
+def _read_clip(file: GGUFFile, prefix: str) -> float | None:
+    """Read what bounds queries, keys and values; converters may write zero for nothing."""
+    field = f"{prefix}.attention.clamp_kqv"
+    return file.metadata.number(field) if file.metadata.is_other_than(field, 0.0) else None
 
 
 def _read_growth(file: GGUFFile, prefix: str) -> QueryGrowth | None:

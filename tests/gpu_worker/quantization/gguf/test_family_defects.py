@@ -85,6 +85,16 @@ def test_defect_is_named(family_file: Callable[[str], Path], tmp_path: Path, def
         read_gguf_config(tmp_path / "defect.gguf")
 
 
+@pytest.mark.parametrize(("written", "read"), [(2.5, 2.5), (0.0, None)])
+def test_bound_of_queries_and_keys_is_read(
+    family_file: Callable[[str], Path], tmp_path: Path, written: float, read: float | None
+) -> None:
+    parts = Parts(family_file("olmo2"))
+    parts.fields["olmo2.attention.clamp_kqv"] = written
+    parts.write(tmp_path / "bounded.gguf")
+    assert read_gguf_config(tmp_path / "bounded.gguf").attention_shape(0).qkv_clip == read
+
+
 @pytest.mark.parametrize(
     ("name", "num_layers", "hidden_size", "scalar"), [("gemma2", 46, 4608, 144), ("gemma3", 62, 5376, 168)]
 )
