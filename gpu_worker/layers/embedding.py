@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from gpu_worker.layers.layer_norm import Norm
+from gpu_worker.layers.norms import Norm
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,11 +17,11 @@ from gpu_worker.layers.cache_layout import LayerMemory
 from gpu_worker.layers.dense_and_mixture import DenseAndMixture, DenseAndMixtureShape
 from gpu_worker.layers.gated_mlp import GatedShape
 from gpu_worker.layers.layer_inputs import LayerInputWeights
-from gpu_worker.layers.layer_norm import NormWeights, make_norm
 from gpu_worker.layers.layer_source import LayerSource
 from gpu_worker.layers.layer_state import LayerState
 from gpu_worker.layers.linear import LayerParts, LinearShape
 from gpu_worker.layers.mixture import Mixture, MixtureShape
+from gpu_worker.layers.norms import NormWeights, make_norm
 from gpu_worker.layers.plain_mlp import PlainShape
 from kernels.state_rows import StateRows
 

@@ -9,8 +9,8 @@ from typing import Protocol
 import torch
 
 from gpu_worker.layers.block_traits import BlockTraits
-from gpu_worker.layers.layer_norm import NormWeights
 from gpu_worker.layers.linear import LinearShape, Projection
+from gpu_worker.layers.norms import NormWeights
 from gpu_worker.quantization.quantization_method import QuantizationMethod
 from gpu_worker.quantization.tensor_source import TensorSource
 from kernels.linear.forms import DenseWeight, WeightForm, concatenate, reorder_rows, scale_rows

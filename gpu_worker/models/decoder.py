@@ -9,18 +9,17 @@ from collections.abc import Sequence
 import torch
 
 from gpu_worker.layers.attention_context import AttentionContext
-from gpu_worker.layers.decoder_form import DecoderForm
 from gpu_worker.layers.embedding import Embedding, NormedEmbedding
 from gpu_worker.layers.expert_loads import ExpertLoads
 from gpu_worker.layers.fused_decoder import FusedDecoder, fusing_library
 from gpu_worker.layers.gated_mlp import GatedShape
 from gpu_worker.layers.layer_inputs import take_layer_inputs
-from gpu_worker.layers.layer_norm import make_norm
 from gpu_worker.layers.layer_packing import can_pack
 from gpu_worker.layers.layer_source import LayerSource, QuantizedLayers, WeightSource
 from gpu_worker.layers.layer_state import LayerState
-from gpu_worker.layers.layered_decoder import LayeredDecoder
+from gpu_worker.layers.layered_decoder import DecoderForm, LayeredDecoder
 from gpu_worker.layers.linear import LayerParts, Projection
+from gpu_worker.layers.norms import make_norm
 from gpu_worker.layers.rotations import Rotations
 from gpu_worker.layers.vocabulary import LMHead
 from gpu_worker.models.class_heads import take_class_head

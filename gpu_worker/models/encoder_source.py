@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from gpu_worker.layers.encoder import Encoder, EncoderEmbeddings, EncoderLayer, EncoderLayerWeights
-from gpu_worker.layers.layer_norm import LayerNorm
 from gpu_worker.layers.layer_source import Projections, WeightSource
+from gpu_worker.layers.norms import LayerNorm
 from gpu_worker.models.config import EncoderTraits, ModelConfig
 from kernels.linear import LinearFactory
 

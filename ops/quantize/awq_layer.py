@@ -7,8 +7,8 @@ from dataclasses import replace
 import torch
 
 from gpu_worker.layers.layer import LayerWeights
-from gpu_worker.layers.layer_norm import NormWeights
 from gpu_worker.layers.linear import Projection
+from gpu_worker.layers.norms import NormWeights
 from kernels.linear.forms import DenseWeight
 from ops.quantize.awq import search_scales
 from ops.quantize.layer_blocks import blocks, with_matrices

@@ -11,8 +11,8 @@ import torch
 from gpu_worker.layers.attention_context import AttentionContext
 from gpu_worker.layers.embedding import Embedding
 from gpu_worker.layers.layer import LayerWeights
-from gpu_worker.layers.layer_norm import NormWeights
 from gpu_worker.layers.linear import Projection
+from gpu_worker.layers.norms import NormWeights
 from gpu_worker.layers.rotations import Rotations
 from gpu_worker.layers.vocabulary import LMHead
 

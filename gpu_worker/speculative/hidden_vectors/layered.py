@@ -9,9 +9,8 @@ import torch
 
 from gpu_worker.execution.batch.transfers import Downloads
 from gpu_worker.layers.layer import DecoderLayer
-from gpu_worker.layers.layer_norm import Norm, make_norm
 from gpu_worker.layers.linear import LayerParts
-from gpu_worker.layers.rms_norm import RMSNorm
+from gpu_worker.layers.norms import Norm, RMSNorm, make_norm
 from gpu_worker.layers.vocabulary import LMHead
 from gpu_worker.speculative.hidden_vectors.form import Candidates, DraftLayerWeights, EntryStep, NormedJoin, PairNorms
 from gpu_worker.speculative.hidden_vectors.single_steps import SingleSteps

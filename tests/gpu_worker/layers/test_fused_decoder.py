@@ -17,9 +17,9 @@ from gpu_worker.layers.free_memory import free_host_bytes
 from gpu_worker.layers.fused_decoder import FusedDecoder, fusing_library
 from gpu_worker.layers.gated_mlp import GatedWeights
 from gpu_worker.layers.layer import LayerNorms, LayerWeights
-from gpu_worker.layers.layer_norm import NormWeights
 from gpu_worker.layers.layered_decoder import LayeredDecoder
 from gpu_worker.layers.linear import LayerParts, Projection
+from gpu_worker.layers.norms import NormWeights
 from gpu_worker.layers.rope_scaling import RopeParameters, RopeType
 from gpu_worker.layers.rotations import Rotations
 from kernels.decoder_stack import StackShape

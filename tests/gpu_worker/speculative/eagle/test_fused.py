@@ -14,8 +14,8 @@ from gpu_worker.layers.free_memory import free_host_bytes
 from gpu_worker.layers.fused_decoder import fusing_library
 from gpu_worker.layers.gated_mlp import GatedWeights
 from gpu_worker.layers.layer import LayerNorms, LayerWeights
-from gpu_worker.layers.layer_norm import NormWeights
 from gpu_worker.layers.linear import Projection
+from gpu_worker.layers.norms import NormWeights
 from gpu_worker.layers.rope_scaling import RopeParameters, RopeType
 from gpu_worker.layers.rotations import Rotations
 from gpu_worker.speculative.eagle.fused import FusedEagle
