@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator
 from collections.abc import Set as AbstractSet
 from types import MappingProxyType
 
+from gateway.anthropic.block_fields import HOSTED_CALLS, HOSTED_RESULTS, NO_TEXT
 from gateway.anthropic.body import BlockBody, MessageBody, PromptBody, SourceBody
-from gateway.anthropic.hosted_blocks import HOSTED_CALLS, HOSTED_RESULTS, NO_TEXT
 from gateway.api.schemas.assistant_turn import AssistantTurn
 from gateway.api.schemas.refusals import invalid_value, missing_parameter, unsupported_parameter
 from gateway.api.schemas.texts import given, require_text

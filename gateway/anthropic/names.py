@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gateway.anthropic.block_fields import read_hosted_block
 from gateway.anthropic.body import (
     BlockBody,
     CountTokensBody,
@@ -11,7 +12,6 @@ from gateway.anthropic.body import (
     SourceBody,
     ThinkingBody,
 )
-from gateway.anthropic.hosted_blocks import read_hosted_block
 from gateway.api.schemas.names import Kind, OtherTypes, ParameterTable, Row, ignored, refused
 from gateway.api.schemas.openai_names import OPENAI_NAMES
 

@@ -17,7 +17,7 @@ from gateway.responses.body import ResponseBody
 from gateway.responses.compaction import compacting, user_messages
 from gateway.responses.draft import ResponseGeneration
 from gateway.responses.endpoint import Conversation, ResponsesEndpoint
-from gateway.responses.kept_items import listed_item
+from gateway.responses.items import listed_item
 from gateway.responses.operations import CompactedConversation
 from gateway.responses.request import identified_item, parse_body
 

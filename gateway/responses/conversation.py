@@ -16,7 +16,7 @@ from gateway.api.schemas.refusals import invalid_value, missing_parameter, unsup
 from gateway.api.schemas.texts import require_text
 from gateway.responses.body import ItemBody, PartBody
 from gateway.responses.compaction import COMPACTION, PREFACE, remaining
-from gateway.responses.hosted_items import HOSTED_ITEMS, HostedItem
+from gateway.responses.items import HOSTED_ITEMS, HostedItem
 from gateway.responses.tools import NamespacedName
 from shared.conversation import ChatMessage, ToolCall
 

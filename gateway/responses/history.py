@@ -9,7 +9,7 @@ from gateway.admission.auth import Principal
 from gateway.api.schemas.refusals import invalid_value, missing_parameter
 from gateway.errors import ApiError
 from gateway.responses.body import ItemBody
-from gateway.responses.kept_items import is_response_id, response_of
+from gateway.responses.items import is_response_id, response_of
 from gateway.responses.log import PieceBudget
 from gateway.responses.record import ResponseRecord, has_ended, turn_of
 from gateway.responses.store import ResponseStore

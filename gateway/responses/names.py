@@ -10,7 +10,7 @@ from gateway.api.schemas.names import Kind, OtherTypes, ParameterTable, Row, for
 from gateway.api.schemas.openai_names import OPENAI_NAMES
 from gateway.api.schemas.other_servers import OF_CLIENTS
 from gateway.responses.body import InputItemBody, InputPartBody, ReasoningBody, ResponseBody, TextBody, TextFormatBody
-from gateway.responses.hosted_items import read_hosted
+from gateway.responses.items import read_hosted
 
 
 class Responses(Kind):

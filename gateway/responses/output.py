@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from typing import Any, Protocol
 
 from gateway.responses.draft import ResponseDraft
-from gateway.responses.kept_items import output_item_id
+from gateway.responses.items import output_item_id
 from gateway.responses.reasoning_seal import Seal
 
 Fields = dict[str, Any]

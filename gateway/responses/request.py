@@ -24,7 +24,7 @@ from gateway.responses.body import ItemBody, ReasoningBody, ResponseBody, TextBo
 from gateway.responses.compaction import REQUEST, asks_for_compaction
 from gateway.responses.conversation import to_messages
 from gateway.responses.draft import ResponseDraft, ResponseGeneration
-from gateway.responses.kept_items import input_item_id, kept_item, new_response_id
+from gateway.responses.items import input_item_id, kept_item, new_response_id
 from gateway.responses.names import RESPONSE_NAMES, Responses
 from gateway.responses.request_checks import (
     ENCRYPTED_REASONING,

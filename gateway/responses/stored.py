@@ -17,7 +17,7 @@ from gateway.api.schemas.refusals import invalid_value, unknown_parameter
 from gateway.errors import ApiError
 from gateway.responses.body import ItemBody
 from gateway.responses.follower import Follower
-from gateway.responses.kept_items import is_response_id, listed_item
+from gateway.responses.items import is_response_id, listed_item
 from gateway.responses.log import PieceBudget
 from gateway.responses.operations import DeletedResponse, InputItemList
 from gateway.responses.record import ResponseRecord

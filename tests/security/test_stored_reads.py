@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gateway.admission.api_keys import create_key
-from gateway.responses.kept_items import new_response_id
+from gateway.responses.items import new_response_id
 from tests.gateway.gateway_process import API_KEY, GatewayProcess, running_gateway
 from tests.gateway.raw_client import RawClient, connected
 

@@ -13,7 +13,7 @@ from gateway.api.large_bodies import LargeBodies
 from gateway.errors import ApiError
 from gateway.responses.compact_endpoint import CompactEndpoint
 from gateway.responses.endpoint import ResponsesEndpoint
-from gateway.responses.kept_items import new_response_id
+from gateway.responses.items import new_response_id
 from gateway.responses.reasoning_seal import ReasoningSeals
 from gateway.responses.store import CONCURRENT_READERS, ResponseStore
 from gateway.responses.stored import StoredResponses

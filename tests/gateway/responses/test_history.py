@@ -12,7 +12,7 @@ from gateway.errors import ApiError
 from gateway.responses.body import ItemBody
 from gateway.responses.draft import ResponseDraft, response_fields
 from gateway.responses.history import History
-from gateway.responses.kept_items import new_response_id
+from gateway.responses.items import new_response_id
 from gateway.responses.log import PieceBudget
 from gateway.responses.record import ResponseRecord
 from gateway.responses.store import ResponseStore

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gateway.errors import ApiError
-from gateway.responses.kept_items import kept_item
+from gateway.responses.items import kept_item
 from gateway.responses.request import own_items, parse_body, to_generation
 from shared.conversation import ChatMessage
 

@@ -10,7 +10,7 @@ import pytest
 
 from gateway.errors import ApiError
 from gateway.responses.body import TextFormatBody, repeated_format, text_output
-from gateway.responses.kept_items import input_item_id, is_response_id, new_response_id, output_item_id, response_of
+from gateway.responses.items import input_item_id, is_response_id, new_response_id, output_item_id, response_of
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 

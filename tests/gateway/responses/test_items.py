@@ -11,7 +11,7 @@ import pytest
 from gateway.api.schemas.known_names import BodyRules
 from gateway.responses.body import ItemBody
 from gateway.responses.conversation import to_messages
-from gateway.responses.kept_items import kept_item
+from gateway.responses.items import kept_item
 from gateway.responses.request import own_items, parse_body, to_generation
 
 LARGE = "x" * 100_000
