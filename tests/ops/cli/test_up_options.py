@@ -34,7 +34,7 @@ def test_options_of_the_parts_reach_them_as_variables(monkeypatch: pytest.Monkey
 def test_help_fits_a_terminal_and_shows_what_people_set_first() -> None:
     shown, every = (CliRunner().invoke(command, [flag], terminal_width=80).output for flag in ("--help", "--help-all"))
     assert [line for line in (shown + every).splitlines() if len(line) > 80] == []
-    first, all_ = (set(re.findall(r"^  (--[\w-]+)", text, re.MULTILINE)) for text in (shown, every))
+    first, all_ = (set(re.findall(r"^  (?:-\w, )?(--[\w-]+)", text, re.MULTILINE)) for text in (shown, every))
     assert first < all_
     # Thirty settings, and the two options of help.
     assert len(first) == 32
