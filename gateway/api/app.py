@@ -10,10 +10,9 @@ from gateway.api.cross_origin import CrossOrigin
 from gateway.api.door import Application, Port
 from gateway.api.endpoint import Endpoint
 from gateway.api.generation_service import GenerationRoute, GenerationService
-from gateway.api.paths import KnownPaths
+from gateway.api.paths import KnownPaths, UnservedPaths
 from gateway.api.request_observer import RequestObserver
 from gateway.api.routes import KeyRoute, Routes, RouteServices
-from gateway.api.unserved_paths import UnservedPaths
 from gateway.http1.body import BodyBudget
 from gateway.streams.dialect import Dialect
 

@@ -14,9 +14,14 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from gateway.api.choice_fields import call_fields, reasoning_fields
+from gateway.api.choice_fields import (
+    call_fields,
+    chat_logprobs,
+    completion_logprobs,
+    first_token_name,
+    reasoning_fields,
+)
 from gateway.api.details import ChoiceDetails
-from gateway.api.logprobs import chat_logprobs, completion_logprobs, first_token_name
 from gateway.generation import Generation, Kind
 from gateway.streams.dialect import one_line, server_sent_event
 from shared.messages import Delta, TokenLogprob

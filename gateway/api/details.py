@@ -1,7 +1,8 @@
-"""What an answer reports besides its text: token ids, the prompt's log probabilities, the usage so far.
+"""Sinks that stand before a choice's own: what an answer reports besides its text, and which answers are returned.
 
-Only answers whose clients asked for some of it come this way. A `DetailedSink` stands before the sink of a choice and
-keeps what is reported here; chunks and whole answers take it from the choice's `ChoiceDetails`.
+Only answers whose clients asked for token ids, the prompt's log probabilities or the usage so far have a
+`DetailedSink`, which keeps what is reported; chunks and whole answers take it from the choice's `ChoiceDetails`. Where
+more answers are generated than were asked for (`best_of`), a `RankedSink` adds up log probabilities.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from gateway.api.logprobs import prompt_logprob_fields, token_id_name
+from gateway.api.choice_fields import prompt_logprob_fields, token_id_name
 from gateway.dispatch.sinks import Sink
 from gateway.errors import ApiError
 from gateway.generation import Details, Kind
@@ -109,3 +110,49 @@ def _named_by_ids(entries: Sequence[TokenLogprob | None] | None) -> tuple[Any, .
 def _named_by_id(entry: TokenLogprob) -> TokenLogprob:
     top = tuple(map(_named_by_id, entry.top))
     return msgspec.structs.replace(entry, token=token_id_name(entry.token_id), top=top)
+
+
+class RankedSink:
+    """Adds up the log probabilities of a choice's tokens on their way to the choice's own sink."""
+
+    __slots__ = ("_num_tokens", "_shows_logprobs", "_sink", "_total")
+
+    def __init__(self, sink: Sink, *, shows_logprobs: bool) -> None:
+        """Stand before `sink`, which gets the log probabilities only if it `shows_logprobs`."""
+        self._sink = sink
+        self._shows_logprobs = shows_logprobs
+        self._total = 0.0
+        self._num_tokens = 0
+
+    @property
+    def mean_logprob(self) -> float:
+        """Mean of the tokens' natural logs; 0 without tokens."""
+        return self._total / self._num_tokens if self._num_tokens else 0.0
+
+    def deliver(self, delta: Delta) -> None:
+        """Count what a delta brings, and pass it on."""
+        if delta.logprobs is not None:
+            self._total += sum(entry.logprob for entry in delta.logprobs)
+            self._num_tokens += len(delta.logprobs)
+            if not self._shows_logprobs:
+                delta = msgspec.structs.replace(delta, logprobs=None)
+        self._sink.deliver(delta)
+
+    def fail(self, error: ApiError) -> None:
+        """Pass it on."""
+        self._sink.fail(error)
+
+
+def likeliest(mean_logprobs: Sequence[float], n: int, num_returned: int) -> list[int]:
+    """Return which choices to return, prompt by prompt, and of each prompt the likeliest first.
+
+    Args:
+        mean_logprobs: One per sequence, `n` for each prompt.
+        n: Sequences of a prompt.
+        num_returned: Choices of a prompt that are returned. Of equally likely ones the first are.
+    """
+    chosen: list[int] = []
+    for first in range(0, len(mean_logprobs), n):
+        places = sorted(range(first, first + n), key=lambda place: -mean_logprobs[place])
+        chosen += places[:num_returned]
+    return chosen

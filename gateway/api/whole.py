@@ -8,11 +8,18 @@ from typing import Any
 import msgspec
 
 from gateway.api.answer import Answer, ResponseHead
-from gateway.api.choice_fields import call_fields, context_fields, finish_reason, new_call_id, reasoning_fields
+from gateway.api.choice_fields import (
+    call_fields,
+    chat_logprobs,
+    completion_logprobs,
+    context_fields,
+    finish_reason,
+    first_token_name,
+    new_call_id,
+    reasoning_fields,
+)
 from gateway.api.chunks import AnswerIdentity
-from gateway.api.details import ChoiceDetails, DetailedSink
-from gateway.api.logprobs import chat_logprobs, completion_logprobs, first_token_name
-from gateway.api.ranking import RankedSink, likeliest
+from gateway.api.details import ChoiceDetails, DetailedSink, RankedSink, likeliest
 from gateway.api.read_choice import ReadChoice
 from gateway.api.usage import usage_fields
 from gateway.generation import PLAIN_READING, Generation, Kind, OutputReading

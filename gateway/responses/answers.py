@@ -15,8 +15,8 @@ from typing import Any
 import msgspec
 
 from gateway.api.answer import Answer, EventAnswer, Outcome
+from gateway.api.choice_fields import chat_logprobs
 from gateway.api.endpoint import Asked, StreamParts
-from gateway.api.logprobs import chat_logprobs
 from gateway.api.read_choice import ReadChoice
 from gateway.errors import ApiError
 from gateway.generation import PLAIN_READING, Generation

@@ -20,8 +20,8 @@ import msgspec
 
 from gateway.api.choice_fields import reasoning_fields
 from gateway.api.chunks import AnswerIdentity
+from gateway.api.details import likeliest
 from gateway.api.output_reading import NO_TOOLS, naming_field, reading_of
-from gateway.api.ranking import likeliest
 from gateway.api.schemas.chat import parse_chat
 from gateway.api.schemas.completion import parse_completion
 from gateway.api.sequences import wire_requests

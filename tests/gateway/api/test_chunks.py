@@ -10,8 +10,8 @@ import msgspec
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from gateway.api.choice_fields import chat_logprobs, completion_logprobs, first_token_name
 from gateway.api.chunks import AnswerIdentity, ChoiceChunks, usage_event
-from gateway.api.logprobs import chat_logprobs, completion_logprobs, first_token_name
 from gateway.api.usage import UsageTotals, usage_fields
 from gateway.cache.recording import merge
 from shared.messages import Delta, Finish, TokenLogprob, Usage

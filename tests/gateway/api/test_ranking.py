@@ -12,7 +12,7 @@ import pytest
 from gateway.admission.limits import reserved_tokens
 from gateway.api.answer import ResponseHead
 from gateway.api.chunks import AnswerIdentity
-from gateway.api.ranking import RankedSink, likeliest
+from gateway.api.details import RankedSink, likeliest
 from gateway.api.schemas import parse_chat, parse_completion
 from gateway.api.whole import WholeAnswer
 from gateway.cache.prompt_cache import cache_key

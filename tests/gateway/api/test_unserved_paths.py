@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.api.unserved_paths import UnservedPaths
+from gateway.api.paths import UnservedPaths
 
 SERVED = (
     "/v1/chat/completions",

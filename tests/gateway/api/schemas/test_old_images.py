@@ -9,8 +9,8 @@ import pytest
 
 from gateway.anthropic.parsing import parse_messages
 from gateway.api.schemas import parse_chat
+from gateway.api.schemas.decoding import NOTE, without_old_images
 from gateway.api.schemas.known_names import BodyRules
-from gateway.api.schemas.old_images import NOTE, without_old_images
 from gateway.errors import ApiError
 
 ALLOWED = BodyRules(replaces_old_images=True)
