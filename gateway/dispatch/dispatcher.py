@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import partial
-from typing import Literal
 
 from nats.js import JetStreamContext
 
+from gateway.dispatch.counting import DispatchCounts
 from gateway.dispatch.frames import FrameReceiver
 from gateway.dispatch.inflight import Flight, FlightTable
 from gateway.dispatch.nats_watch import NatsWatch
@@ -34,9 +34,9 @@ from gateway.fleet.fleet_load import FleetLoad
 from gateway.fleet.heartbeat_receiver import HeartbeatReceiver
 from gateway.fleet.liveness import FleetLimits
 from gateway.fleet.prober import Prober
-from shared.dead_letters import DeadReason
+from gateway.metrics import GatewayMetrics
 from shared.direct_client import DirectClient
-from shared.messages import GATEWAY_FEATURES, Delta, Finish, GatewayHeartbeat, Request, encode
+from shared.messages import GATEWAY_FEATURES, Delta, GatewayHeartbeat, Request, encode
 from shared.nats_connection import is_clustered
 from shared.server_clock import SYNCHRONIZE_INTERVAL_S, ServerClock
 from shared.streams import StreamLimits
@@ -44,8 +44,6 @@ from shared.subjects import frame_subject, gateway_subject
 from shared.task_supervisor import TaskSupervisor
 
 HEARTBEAT_INTERVAL_S = 1.0
-
-Ending = Literal["completed", "failed", "cancelled"]
 
 _logger = logging.getLogger(__name__)
 
@@ -57,7 +55,6 @@ class Dispatcher:
         reply: Subject on which workers send this gateway's frames.
         fleet: The workers' state.
         nats_watch: Whether NATS answers.
-        on_end: Called once per request with how it ended, and for a complete one with what its worker says of that.
     """
 
     def __init__(
@@ -68,8 +65,10 @@ class Dispatcher:
         recovery_limits: RecoveryLimits | None = None,
         stream_limits: StreamLimits | None = None,
         tasks: TaskSupervisor | None = None,
+        counts: DispatchCounts | None = None,
     ) -> None:
         """Dispatch over `nats` in the name of `gateway`; nothing happens before `start`."""
+        self._counts = counts or DispatchCounts(GatewayMetrics())
         js: JetStreamContext = nats.jetstream()
         self._nats = nats
         self._gateway = gateway
@@ -77,12 +76,19 @@ class Dispatcher:
         self._flights = FlightTable()
         self._revoker = Revoker(nats, js)
         own = OwnRequests(self._flights.unshown, self._flights.awaited)
-        self.fleet = Fleet(gateway, fleet_limits or FleetLimits(), own)
-        self._publisher = Publisher(nats, self.fleet.takers_of_resumed, self._is_within_share)
+        self.fleet = Fleet(gateway, fleet_limits or FleetLimits(), own, self._lose_worker, self._worker_reconnected)
+        self._publisher = Publisher(
+            nats,
+            self.fleet.takers_of_resumed,
+            self._is_within_share,
+            self._stored,
+            self._refused,
+            self._miss_stream,
+        )
         self._heartbeats = HeartbeatReceiver(self.fleet, self._flights.note_heartbeat)
         self.nats_watch = NatsWatch(nats)
         self._prober = Prober(nats, self.fleet.liveness)
-        self._quarantine = Quarantine(nats, gateway)
+        self._quarantine = Quarantine(nats, gateway, self._counts.quarantined)
         self._recovery = Recovery(
             self._flights,
             self.fleet,
@@ -92,15 +98,15 @@ class Dispatcher:
             self.fail,
             recovery_limits or RecoveryLimits(),
             self.clock,
+            self._counts.moved,
         )
-        self._frames = FrameReceiver(self._flights, self._revoker, self, self.fleet.serves_another)
+        self._frames = FrameReceiver(self._flights, self._revoker, self, self.fleet.serves_another, self._counts.gap)
         self._loop = asyncio.get_running_loop()
         self._streams = QueueStreams(nats, js, stream_limits or StreamLimits(), self._recovery.requeue)
         self._sweep = Sweep(self.fleet, self.nats_watch, self._prober, self._recovery)
         self._tasks = tasks or TaskSupervisor()
         self._running: list[asyncio.Task[None]] = []
         self.reply = frame_subject(gateway)
-        self.on_end: Callable[[Flight, Ending, Finish | None], None] = lambda flight, ending, finish: None
 
     async def start(self) -> None:
         """Wait for the interactive stream, subscribe, and begin to sweep and to send heartbeats.
@@ -110,11 +116,6 @@ class Dispatcher:
         """
         await self._streams.start()
         await self.clock.synchronize(self._nats)
-        self._publisher.on_stored = self._stored
-        self._publisher.on_refused = self._refused
-        self._publisher.on_no_stream = self._miss_stream
-        self.fleet.liveness.on_dead = self._lose_worker
-        self.fleet.liveness.on_reconnected = self._recovery.worker_reconnected
         await self._publisher.start()
         await self._prober.start()
         await self._nats.subscribe_direct(self.reply, self._frames.receive)
@@ -186,19 +187,19 @@ class Dispatcher:
         """Stop requests that nobody waits for any more; those that have ended are left alone."""
         for flight in flights:
             if self._take_back(flight):
-                self.on_end(flight, "cancelled", None)
+                self._counts.ended(flight, "cancelled", None)
 
     def complete(self, flight: Flight, delta: Delta) -> None:
         """Deliver a flight's last delta."""
         if self._flights.remove(flight):
             self._recovery.note_answer(flight)
-            self.on_end(flight, "completed", delta.finish)
+            self._counts.ended(flight, "completed", delta.finish)
             flight.sink.deliver(delta)
 
     def fail(self, flight: Flight, error: ApiError) -> None:
         """End a flight with an error, and take it back from the worker that holds it."""
         if self._take_back(flight):
-            self.on_end(flight, "failed", None)
+            self._counts.ended(flight, "failed", None)
             flight.sink.fail(error)
 
     def fail_all(self, error: ApiError) -> None:
@@ -220,18 +221,6 @@ class Dispatcher:
         self.fleet.liveness.nats_disconnected()
         self._recovery.disconnected(has_others=is_clustered(self._nats), was_silent=self.nats_watch.is_suspected)
         self.nats_watch.disconnected()
-
-    def count_moves(self, on_move: Callable[[Reason], None]) -> None:
-        """Tell `on_move` the reason of each re-dispatch."""
-        self._recovery.on_move = on_move
-
-    def count_gaps(self, on_gap: Callable[[str, float, int], None]) -> None:
-        """Tell `on_gap` a model, a time between two deltas of a stream in seconds, and of how many streams."""
-        self._frames.on_gap = on_gap
-
-    def count_quarantined(self, on_quarantine: Callable[[DeadReason], None]) -> None:
-        """Tell `on_quarantine` why each request was put into quarantine."""
-        self._quarantine.on_take = on_quarantine
 
     def oldest_unclaimed_s(self) -> dict[str, float]:
         """Return, by model, for how long the request has waited longest that no worker has claimed."""
@@ -285,6 +274,9 @@ class Dispatcher:
     def _lose_worker(self, death: Death) -> None:
         self._recovery.lose_worker(death)
         self._flights.forget_worker(death.worker)
+
+    def _worker_reconnected(self, worker: str) -> None:
+        self._recovery.worker_reconnected(worker)
 
     async def _send_heartbeat(self) -> None:
         unclaimed, tokens = self._flights.unclaimed()

@@ -49,18 +49,24 @@ class Endings(Protocol):
 
 
 class FrameReceiver:
-    """Accepts frames on behalf of the flights.
-
-    Attributes:
-        on_gap: Called with a model, a time between two deltas of one stream, in seconds, and of how many streams.
-    """
+    """Accepts frames on behalf of the flights."""
 
     def __init__(
-        self, flights: FlightTable, revoker: Revoker, endings: Endings, serves_another: Callable[[str, str], bool]
+        self,
+        flights: FlightTable,
+        revoker: Revoker,
+        endings: Endings,
+        serves_another: Callable[[str, str], bool],
+        on_gap: Callable[[str, float, int], None] = lambda model, seconds, num_streams: None,
     ) -> None:
         """Deliver to the sinks of `flights`; report everything else to `endings`.
 
-        `serves_another` says of a worker and a model whether its heartbeats are those of another model.
+        Args:
+            flights: Requests in flight.
+            revoker: Tells workers that nobody waits for what they send.
+            endings: Hears of ends and losses.
+            serves_another: Says of a worker and a model whether its heartbeats are those of another model.
+            on_gap: Called with a model, a time between two deltas of one stream, in seconds, and of how many streams.
         """
         self._by_id = flights.by_id
         self._flights = flights
@@ -71,7 +77,7 @@ class FrameReceiver:
         self._decode = msgspec.msgpack.Decoder(Frame).decode
         self._strays: dict[tuple[str, int], float] = {}
         self._log_limit = LogLimit(_logger)
-        self.on_gap: Callable[[str, float, int], None] = lambda model, seconds, num_streams: None
+        self._on_gap = on_gap
 
     def receive(self, message: Msg) -> None:
         """Accept a NATS message; one that is no frame is logged and dropped."""
@@ -108,7 +114,7 @@ class FrameReceiver:
                     if delta.seq:
                         if flight.progressed_at != since:
                             if num_streams:
-                                self.on_gap(model, now - since, num_streams)
+                                self._on_gap(model, now - since, num_streams)
                             model, since, num_streams = flight.request.model, flight.progressed_at, 0
                         num_streams += 1
                     flight.progressed_at = now
@@ -122,7 +128,7 @@ class FrameReceiver:
                 _logger.exception("delta of request %s could not be delivered", delta.id, extra=flight.log_fields)
                 self._endings.fail(flight, ApiError(500, "The answer could not be delivered.", code="internal_error"))
         if num_streams:
-            self.on_gap(model, now - since, num_streams)
+            self._on_gap(model, now - since, num_streams)
 
     def _accept_unusual(self, worker: str, flight: Flight, delta: Delta, now: float) -> None:
         if delta.epoch != flight.epoch:
@@ -158,7 +164,7 @@ class FrameReceiver:
     def _advance(self, flight: Flight, delta: Delta, now: float) -> None:
         if flight.emitted and (delta.token_ids or delta.finish is None):
             # The claim of a later attempt counts too: its client has waited since the last token of the one before.
-            self.on_gap(flight.request.model, now - flight.progressed_at, 1)
+            self._on_gap(flight.request.model, now - flight.progressed_at, 1)
         flight.progressed_at = now
         flight.emitted += delta.token_ids
         if delta.token_ids:

@@ -44,19 +44,16 @@ class _PublishAck(msgspec.Struct):
 
 
 class Publisher:
-    """Publishes attempts.
-
-    Attributes:
-        on_stored: Called with a flight, the epoch published and its stream sequence.
-        on_refused: Called with a flight, the epoch published and the reason, when the queue did not take it.
-        on_no_stream: Called with a flight and the epoch published when there is no stream, or none that is led.
-    """
+    """Publishes attempts."""
 
     def __init__(
         self,
         nats: DirectClient,
         takers_of_resumed: Callable[[str], tuple[int, int]],
         is_within_share: Callable[[Flight], bool] = lambda flight: False,
+        on_stored: Callable[[Flight, int, int], None] = lambda flight, epoch, seq: None,
+        on_refused: Callable[[Flight, int, ApiError], None] = lambda flight, epoch, error: None,
+        on_no_stream: Callable[[Flight, int], None] = lambda flight, epoch: None,
     ) -> None:
         """Publish over `nats`; `start` must be called once connected.
 
@@ -64,6 +61,9 @@ class Publisher:
             nats: A client of the gateway's.
             takers_of_resumed: `Fleet.takers_of_resumed`.
             is_within_share: Whether others give way to a flight, because its tenant has less of a busy fleet.
+            on_stored: Called with a flight, the epoch published and its stream sequence.
+            on_refused: Called with a flight, the epoch published and the reason, when the queue did not take it.
+            on_no_stream: Called with a flight and the epoch published when there is no stream, or none that is led.
         """
         self._nats = nats
         self._takers_of_resumed = takers_of_resumed
@@ -75,9 +75,9 @@ class Publisher:
         # Flight, epoch, and when it was published; the oldest first.
         self._waiting: dict[str, tuple[Flight, int, float]] = {}
         self._decode = msgspec.json.Decoder(_PublishAck).decode
-        self.on_stored: Callable[[Flight, int, int], None] = lambda flight, epoch, seq: None
-        self.on_refused: Callable[[Flight, int, ApiError], None] = lambda flight, epoch, error: None
-        self.on_no_stream: Callable[[Flight, int], None] = lambda flight, epoch: None
+        self._on_stored = on_stored
+        self._on_refused = on_refused
+        self._on_no_stream = on_no_stream
 
     async def start(self) -> None:
         """Listen for acknowledgements."""
@@ -154,18 +154,18 @@ class Publisher:
             flight.ack = None
         if not message.data:
             # NATS answers with an empty message when no stream listens on the subject.
-            self.on_no_stream(flight, epoch)
+            self._on_no_stream(flight, epoch)
             return
         ack = self._decode(message.data)
         if ack.error is None:
-            self.on_stored(flight, epoch, ack.seq)
+            self._on_stored(flight, epoch, ack.seq)
             return
         if ack.error.err_code == _NO_LEADER:
-            self.on_no_stream(flight, epoch)
+            self._on_no_stream(flight, epoch)
             return
         _logger.warning("request %s was refused: %s", flight.id, ack.error.description, extra=flight.log_fields)
         is_full = "exceeded" in ack.error.description
-        self.on_refused(flight, epoch, _queue_full() if is_full else queue_unavailable())
+        self._on_refused(flight, epoch, _queue_full() if is_full else queue_unavailable())
 
 
 def queue_unavailable() -> ApiError:

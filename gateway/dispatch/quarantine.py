@@ -18,18 +18,14 @@ _logger = logging.getLogger(__name__)
 
 
 class Quarantine:
-    """Writes dead letters in the background: the client's answer does not wait for them.
+    """Writes dead letters in the background: the client's answer does not wait for them."""
 
-    Attributes:
-        on_take: Called with the reason of each quarantine, for metrics.
-    """
-
-    def __init__(self, nats: Client, gateway: str) -> None:
-        """Write in the name of `gateway`."""
+    def __init__(self, nats: Client, gateway: str, on_take: Callable[[DeadReason], None] = lambda reason: None) -> None:
+        """Write in the name of `gateway`; `on_take` is called with the reason of each quarantine, for metrics."""
         self._nats = nats
         self._gateway = gateway
         self._tasks = BackgroundTasks()
-        self.on_take: Callable[[DeadReason], None] = lambda reason: None
+        self._on_take = on_take
 
     def take(self, flight: Flight, reason: DeadReason, why: str) -> ApiError:
         """Write a flight down, and return what its client is told."""
@@ -46,7 +42,7 @@ class Quarantine:
             quarantined=time.time(),
         )
         _logger.error("request %s of tenant %s is quarantined: %s", flight.id, flight.request.tenant, why)
-        self.on_take(reason)
+        self._on_take(reason)
         self._tasks.spawn(self._write(letter))
         return ApiError(500, message, code="request_quarantined", headers={"x-should-retry": "false"})
 

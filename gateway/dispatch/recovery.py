@@ -51,11 +51,7 @@ class _Outage:
 
 
 class Recovery:
-    """Moves attempts.
-
-    Attributes:
-        on_move: Called with the reason of each move, for metrics.
-    """
+    """Moves attempts."""
 
     def __init__(
         self,
@@ -67,8 +63,12 @@ class Recovery:
         fail: Callable[[Flight, ApiError], None],
         limits: RecoveryLimits,
         clock: ServerClock,
+        on_move: Callable[[Reason], None] = lambda reason: None,
     ) -> None:
-        """Look after `flights`, once `sweep` is called periodically. `fail` ends a flight with an error."""
+        """Look after `flights`, once `sweep` is called periodically.
+
+        `fail` ends a flight with an error; `on_move` is called with the reason of each move, for metrics.
+        """
         self._clock = clock
         self._flights = flights
         self._fleet = fleet
@@ -83,7 +83,7 @@ class Recovery:
         self._probation = ProbationQueue(flights, fleet.num_workers)
         self._tasks = BackgroundTasks()
         self._outage: _Outage | None = None
-        self.on_move: Callable[[Reason], None] = lambda reason: None
+        self._on_move = on_move
 
     def is_suspect(self, flight: Flight) -> bool:
         """Whether a new flight is like one that was quarantined lately; if so, it is published when its turn has come.
@@ -152,7 +152,7 @@ class Recovery:
                 self._fail(flight, self._quarantine.take(flight, "attempts_exhausted", why))
                 continue
             self._begin_epoch(flight)
-            self.on_move(reason)
+            self._on_move(reason)
             if flight.probation:
                 self._probation.add(flight)
             else:

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import TypeVar
 
 import msgspec
 
 from gateway.fleet.claims import OwnRequests, credible_waiting
+from gateway.fleet.death import Death
 from gateway.fleet.fleet_load import FleetLoad, fingerprint_of
 from gateway.fleet.liveness import FleetLimits, Liveness
 from shared.messages import GatewayHeartbeat, Heartbeat
@@ -42,8 +43,15 @@ class Fleet:
         started: Unix time at which this gateway began.
     """
 
-    def __init__(self, gateway: str, limits: FleetLimits, own: OwnRequests) -> None:
-        """Start empty. `own` tells of this gateway's requests."""
+    def __init__(
+        self,
+        gateway: str,
+        limits: FleetLimits,
+        own: OwnRequests,
+        on_dead: Callable[[Death], None] = lambda death: None,
+        on_reconnected: Callable[[str], None] = lambda worker: None,
+    ) -> None:
+        """Start empty. `own` tells of this gateway's requests; for the others see `Liveness`."""
         self._gateway = gateway
         self._own = own
         # When each model last had a worker.
@@ -57,7 +65,7 @@ class Fleet:
         # Sums of the heartbeats, until the next one changes them.
         self._loads: dict[str, FleetLoad] = {}
         self._gateways: dict[str, tuple[GatewayHeartbeat, float]] = {}
-        self.liveness = Liveness(limits)
+        self.liveness = Liveness(limits, on_dead, on_reconnected)
         self.started = time.time()
 
     @property

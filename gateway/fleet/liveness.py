@@ -97,15 +97,21 @@ class _Worker:
 
 
 class Liveness:
-    """All workers whose heartbeats arrive.
+    """All workers whose heartbeats arrive."""
 
-    Attributes:
-        on_dead: Called with each death when it is found.
-        on_reconnected: Called with the name of a worker that has lost its own connection to NATS and is back.
-    """
+    def __init__(
+        self,
+        limits: FleetLimits,
+        on_dead: Callable[[Death], None] = lambda death: None,
+        on_reconnected: Callable[[str], None] = lambda worker: None,
+    ) -> None:
+        """Know no worker.
 
-    def __init__(self, limits: FleetLimits) -> None:
-        """Know no worker."""
+        Args:
+            limits: When a worker counts as dead.
+            on_dead: Called with each death when it is found.
+            on_reconnected: Called with the name of a worker that has lost its own connection to NATS and is back.
+        """
         self._limits = limits
         self._workers: dict[str, _Worker] = {}
         self._dead = RememberedDeaths()
@@ -118,8 +124,8 @@ class Liveness:
         self._swept_at = -math.inf
         # When the worker that was heard last was heard, as of this sweep; those that are known to be gone apart.
         self._latest_seen_at = -math.inf
-        self.on_dead: Callable[[Death], None] = lambda death: None
-        self.on_reconnected: Callable[[str], None] = lambda worker: None
+        self._on_dead = on_dead
+        self._on_reconnected = on_reconnected
 
     @property
     def num_workers(self) -> int:
@@ -177,7 +183,7 @@ class Liveness:
                 self._dead.retract(heartbeat, now)
         if heartbeat.num_reconnects != worker.heartbeat.num_reconnects:
             worker.resumption = Resumption()
-            self.on_reconnected(name)
+            self._on_reconnected(name)
         worker.heartbeat = heartbeat
         worker.note_sign_of_life(now)
         if worker.resumption is not None:
@@ -350,4 +356,4 @@ class Liveness:
         death = Death(worker.heartbeat.worker, worker.heartbeat.model, why, now, is_blamed)
         self._disturbed_until = now + self._limits.disturbance_s
         self._dead.add(death, worker.heartbeat.started, worker.last_seen_at)
-        self.on_dead(death)
+        self._on_dead(death)

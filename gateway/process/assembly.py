@@ -32,7 +32,7 @@ from gateway.api.tokenizer_client import TokenizerClient
 from gateway.cache.prompt_cache import PromptCache
 from gateway.cache.redis_client import RedisCache
 from gateway.config import GatewayConfig
-from gateway.dispatch.counting import count_dispatches
+from gateway.dispatch.counting import DispatchCounts
 from gateway.dispatch.dispatcher import Dispatcher
 from gateway.errors import ApiError
 from gateway.fleet.arrival import wait_for_fleet
@@ -223,9 +223,8 @@ async def _queue(
         on_reconnect=back,
     )
     try:
-        dispatcher = Dispatcher(nats, gateway, tasks=tasks)
+        dispatcher = Dispatcher(nats, gateway, tasks=tasks, counts=DispatchCounts(metrics))
         metrics.is_nats_connected = True
-        count_dispatches(dispatcher, metrics)
         await dispatcher.start()
         dispatchers.append(dispatcher)
         yield nats, dispatcher

@@ -9,11 +9,14 @@ from contextlib import AsyncExitStack
 
 import msgspec
 
+from gateway.dispatch.counting import DispatchCounts, Ending
 from gateway.dispatch.dispatcher import Dispatcher
+from gateway.dispatch.inflight import Flight
 from gateway.dispatch.recovery_limits import RecoveryLimits
 from gateway.errors import ApiError
 from gateway.fleet.liveness import FleetLimits
-from shared.messages import Delta, Request
+from gateway.metrics import GatewayMetrics
+from shared.messages import Delta, Finish, Request
 from shared.nats_connection import connect
 from shared.sampling import Sampling
 from shared.subjects import Queue
@@ -79,6 +82,21 @@ class ListSink:
         return "".join(delta.text for delta in self.deltas)
 
 
+class NotingCounts(DispatchCounts):
+    """Notes ends and moves in their order."""
+
+    def __init__(self, endings: list[str], moves: list[str]) -> None:
+        super().__init__(GatewayMetrics())
+        self._endings = endings
+        self._moves = moves
+
+    def ended(self, flight: Flight, ending: Ending, finish: Finish | None) -> None:
+        self._endings.append(ending)
+
+    def moved(self, reason: str) -> None:
+        self._moves.append(reason)
+
+
 class Bench:
     """One gateway's dispatcher, and a model name of this test's own."""
 
@@ -96,9 +114,8 @@ class Bench:
         self.nats = await connect(
             self.url, role="gateway", name="gateway", on_disconnect=self._disconnected, on_reconnect=self._reconnected
         )
-        self.dispatcher = Dispatcher(self.nats, f"gw{uuid.uuid4().hex[:8]}", self.fleet_limits, self.limits)
-        self.dispatcher.on_end = lambda flight, ending, finish: self.endings.append(ending)
-        self.dispatcher.count_moves(self.moves.append)
+        name, counts = f"gw{uuid.uuid4().hex[:8]}", NotingCounts(self.endings, self.moves)
+        self.dispatcher = Dispatcher(self.nats, name, self.fleet_limits, self.limits, counts=counts)
         await self.dispatcher.start()
         self.stack.push_async_callback(self._close)
 

@@ -3,45 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
-from gateway.dispatch.counting import count_dispatches
+from gateway.dispatch.counting import DispatchCounts
 from gateway.dispatch.inflight import Flight
 from gateway.metrics import GatewayMetrics
 from shared.messages import Finish, Request, Timing, Usage
 from tests.gateway.dispatch_bench import ListSink
 
 
-class Told:
-    """A dispatcher's face: keeps whom to tell."""
-
-    on_end: Any
-    move: Any
-    gap: Any
-    quarantine: Any
-
-    def count_moves(self, on_move: Any) -> None:
-        self.move = on_move
-
-    def count_gaps(self, on_gap: Any) -> None:
-        self.gap = on_gap
-
-    def count_quarantined(self, on_quarantine: Any) -> None:
-        self.quarantine = on_quarantine
-
-
 async def test_ends_moves_gaps_and_quarantine_are_counted_by_model() -> None:
-    metrics, told = GatewayMetrics(), Told()
-    count_dispatches(told, metrics)  # type: ignore[arg-type]
+    metrics = GatewayMetrics()
+    counts = DispatchCounts(metrics)
     now = asyncio.get_running_loop().time()
     flight = Flight(Request(id="a", model="m", text="x"), ListSink(), 1, now, submitted_at=now - 10)
-    told.on_end(flight, "completed", Finish("length", Usage(5, 3), timing=Timing(1.0, 2.0)))
-    told.on_end(flight, "completed", Finish("stop", Usage(5, 3)))
-    told.on_end(flight, "cancelled", None)
-    told.on_end(flight, "failed", None)
-    told.move("gap")
-    told.gap("m", 0.5, 3)
-    told.quarantine("worker_lost")
+    counts.ended(flight, "completed", Finish("length", Usage(5, 3), timing=Timing(1.0, 2.0)))
+    counts.ended(flight, "completed", Finish("stop", Usage(5, 3)))
+    counts.ended(flight, "cancelled", None)
+    counts.ended(flight, "failed", None)
+    counts.moved("gap")
+    counts.gap("m", 0.5, 3)
+    counts.quarantined("worker_lost")
     model = metrics.by_model.model("m")
     assert model.finished == {"stop": 1, "length": 1, "abort": 1, "error": 1}
     assert metrics.sequences == {"completed": 2, "failed": 1, "cancelled": 1}

@@ -150,7 +150,7 @@ async def test_word_of_a_request_that_waits_is_no_output_but_says_what_it_has(
     flights: FlightTable, receiver: FrameReceiver, recorder: Recorder
 ) -> None:
     gaps: list[float] = []
-    receiver.on_gap = lambda model, seconds, num_streams: gaps.append(seconds)
+    receiver._on_gap = lambda model, seconds, num_streams: gaps.append(seconds)
     sink = ListSink()
     flight = held(flights, "r", sink=sink)
     flight.progressed_at = since = 1.0
@@ -302,7 +302,7 @@ async def test_gaps_between_tokens_are_told_once_a_frame_for_streams_that_got_th
     flights: FlightTable, receiver: FrameReceiver
 ) -> None:
     gaps: list[tuple[str, float, int]] = []
-    receiver.on_gap = lambda model, seconds, num_streams: gaps.append((model, seconds, num_streams))
+    receiver._on_gap = lambda model, seconds, num_streams: gaps.append((model, seconds, num_streams))
     now = receiver._loop.time()
     for name, since in (("a", 5.0), ("b", 5.0), ("c", 7.0)):
         held(flights, name).progressed_at = now - since
@@ -313,7 +313,7 @@ async def test_gaps_between_tokens_are_told_once_a_frame_for_streams_that_got_th
 
 async def test_first_token_has_no_gap_and_the_last_one_has(flights: FlightTable, receiver: FrameReceiver) -> None:
     gaps: list[int] = []
-    receiver.on_gap = lambda model, seconds, num_streams: gaps.append(num_streams)
+    receiver._on_gap = lambda model, seconds, num_streams: gaps.append(num_streams)
     flight = held(flights, "a")
     flight.emitted = []
     receiver.accept(Frame("w", 1, [Delta("a", 0, 0, (7,), "x")]))
@@ -326,7 +326,7 @@ async def test_claim_of_a_later_attempt_tells_how_long_the_client_has_waited(
     flights: FlightTable, receiver: FrameReceiver
 ) -> None:
     gaps: list[float] = []
-    receiver.on_gap = lambda model, seconds, num_streams: gaps.append(seconds)
+    receiver._on_gap = lambda model, seconds, num_streams: gaps.append(seconds)
     flight = held(flights, "a", epoch=1)
     flights.release(flight)
     flight.progressed_at = receiver._loop.time() - 3.0

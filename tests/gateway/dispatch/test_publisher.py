@@ -34,11 +34,14 @@ class Queue:
             send=lambda subject, payload, reply: self.sent.append((subject, payload, reply)),
             subscribe_direct=self._subscribe,
         )
-        self.publisher = Publisher(cast("Any", self.nats), lambda model: (1, 1))
+        self.publisher = Publisher(
+            cast("Any", self.nats),
+            lambda model: (1, 1),
+            on_stored=lambda *told: self.stored.append(told),
+            on_refused=lambda *told: self.refused.append(told),
+            on_no_stream=lambda *told: self.without_stream.append(told),
+        )
         self.publisher._loop = cast("Any", SimpleNamespace(time=lambda: 7.0))
-        self.publisher.on_stored = lambda *told: self.stored.append(told)
-        self.publisher.on_refused = lambda *told: self.refused.append(told)
-        self.publisher.on_no_stream = lambda *told: self.without_stream.append(told)
 
     async def _subscribe(self, subject: str, receive: object) -> None:
         self.subscribed[subject] = receive

@@ -7,7 +7,7 @@ import pytest
 from gateway.dispatch.inflight import Flight, Loss
 from gateway.dispatch.quarantine import Quarantine
 from gateway.fleet.death import Death
-from shared.dead_letters import DeadAttempt, DeadLetter
+from shared.dead_letters import DeadAttempt, DeadLetter, DeadReason
 from shared.messages import Request
 from tests.gateway.dispatch_bench import ListSink
 
@@ -19,8 +19,8 @@ async def test_dead_letter_says_what_became_of_each_attempt(monkeypatch: pytest.
         letters.append(letter)
 
     monkeypatch.setattr("gateway.dispatch.quarantine.publish_dead_letter", publish)
-    quarantine, reasons = Quarantine(None, "g"), []  # type: ignore[arg-type]
-    quarantine.on_take = reasons.append
+    reasons: list[DeadReason] = []
+    quarantine = Quarantine(None, "g", reasons.append)  # type: ignore[arg-type]
     flight = Flight(Request(id="a", model="m", text="x"), ListSink(), 1, 0.0, epoch=2, emitted=[7])
     flight.losses.append(Loss(Death("w", "m", "its heartbeats stopped", 5.0, is_blamed=True), 1, is_solo=True))
     error = quarantine.take(flight, "worker_lost", "It kills.")

@@ -80,10 +80,11 @@ async def test_gateway_that_closes_takes_its_requests_out_of_the_queue_first(ben
 
 
 async def test_acknowledgement_of_an_attempt_that_was_given_up_is_not_heard(bench: Bench) -> None:
-    publisher, stored = Publisher(bench.nats, bench.dispatcher.fleet.takers_of_resumed), []
+    stored: list[int] = []
+    takers = bench.dispatcher.fleet.takers_of_resumed
+    publisher = Publisher(bench.nats, takers, on_stored=lambda flight, epoch, stream_seq: stored.append(stream_seq))
     await publisher.start()
     await bench.submit(ListSink())
-    publisher.on_stored = lambda flight, epoch, stream_seq: stored.append(stream_seq)
     publisher.publish(bench.flight)
     publisher.forget(bench.flight)
     publisher.publish(bench.flight)
@@ -283,11 +284,9 @@ async def test_streams_that_cannot_be_made_yet_are_tried_again(bench: Bench, mon
 
 
 async def test_request_that_has_ended_ends_no_second_time(bench: Bench) -> None:
-    endings: list[str] = []
-    bench.dispatcher.on_end = lambda flight, ending, finish: endings.append(ending)
     sink = ListSink()
     await bench.submit(sink)
-    flight = bench.flight
+    flight, endings = bench.flight, bench.endings
     for _ in range(2):
         bench.dispatcher.cancel([flight])
         bench.dispatcher.fail(flight, ApiError(500, "broken"))

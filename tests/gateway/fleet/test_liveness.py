@@ -35,8 +35,7 @@ class Watched:
     def __init__(self, *names: str) -> None:
         self.now = 100.0
         self.deaths: list[Death] = []
-        self.liveness = Liveness(FleetLimits())
-        self.liveness.on_dead = self.deaths.append
+        self.liveness = Liveness(FleetLimits(), self.deaths.append)
         self.workers = {name: Simulated(name) for name in names}
         self.run(0.5)
 

@@ -46,12 +46,12 @@ async def test_name_of_a_live_worker_is_not_taken_by_one_of_another_model() -> N
 async def test_name_whose_heartbeats_have_stopped_is_free_although_its_probes_are_answered(
     started: float, is_stalled: bool
 ) -> None:
-    fleet = Fleet("g", FleetLimits(), OwnRequests(lambda model: (0, 0), dict))
+    deaths: list[str] = []
+    own = OwnRequests(lambda model: (0, 0), dict)
+    fleet = Fleet("g", FleetLimits(), own, lambda death: deaths.append(f"{death.model}: {death.why}"))
     receiver = HeartbeatReceiver(fleet, lambda model, worker: None)
     now = asyncio.get_running_loop().time()
     receiver._loop = cast("Any", SimpleNamespace(time=lambda: now))
-    deaths: list[str] = []
-    fleet.liveness.on_dead = lambda death: deaths.append(f"{death.model}: {death.why}")
     old = msgspec.structs.replace(BEAT, running=1 if is_stalled else 0)
     while is_stalled and not deaths:
         now += 0.2
