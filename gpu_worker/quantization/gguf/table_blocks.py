@@ -3,6 +3,8 @@
 A grid's entry is the magnitudes of 4 or 8 neighbouring numbers; their signs stand beside it. Grids are kept here as
 indices of 2 or 3 bits into the few magnitudes that there are, the lowest bits first, in base 85.
 
+Eight numbers are computed at once, a byte each of an int64: `(m ^ s) - s` is `-m` where all bits of byte `s` are set.
+
 Source: ggml's block structures and tables; bytes below are offsets into a block.
 """
 
@@ -28,6 +30,8 @@ class TableNumbers(NamedTuple):
 
 CENTRE = 128
 """The code of zero, of all but `iq3_s`."""
+
+_EACH_BYTE = 0x0101010101010101
 
 _IQ4_VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 _IQ2_MAGNITUDES = (8, 25, 43)
@@ -115,48 +119,45 @@ def iq2_xxs(blocks: torch.Tensor) -> TableNumbers:
     """Read 8 groups of 8 bytes: four entries, then their signs and the group's factor in one word."""
     groups = torch.unflatten(blocks[..., 2:66], -1, (8, 8))
     factors, signs = _signs_and_factors(groups[..., 4:].flatten(-2))
-    entries = groups[..., :4].flatten(-2)
-    return TableNumbers(_signed(entries, signs, _IQ2_XXS, _IQ2_MAGNITUDES), (factors + 0.5) * 0.25)
+    entries = _entries(groups[..., :4].flatten(-2), _IQ2_XXS, _IQ2_MAGNITUDES)
+    return TableNumbers(_codes(entries, signs), (factors + 0.5) * 0.25)
 
 
 def iq2_xs(blocks: torch.Tensor) -> TableNumbers:
     """Read 32 words of an entry and its signs, then the factors of 16 groups."""
     words = _words(blocks[..., 2:66], torch.int16) & 0xFFFF
-    codes = _signed(words & 511, _with_parity(words >> 9), _IQ2_XS, _IQ2_MAGNITUDES)
-    return TableNumbers(codes, (_halves(blocks[..., 66:74]) + 0.5) * 0.25)
+    entries = _entries(words & 511, _IQ2_XS, _IQ2_MAGNITUDES)
+    return TableNumbers(_codes(entries, _with_parity(words >> 9)), (_halves(blocks[..., 66:74]) + 0.5) * 0.25)
 
 
 def iq2_s(blocks: torch.Tensor) -> TableNumbers:
     """Read 32 entries, their signs, the upper two bits of the entries, and the factors of 16 groups."""
-    entries = blocks[..., 2:34].int() | (_bits(blocks[..., 66:74], range(0, 8, 2), 3) << 8)
-    signs = _bits(blocks[..., 34:66], range(8), 1)
-    codes = _signed(entries, signs, _IQ2_S, _IQ2_MAGNITUDES)
+    index = blocks[..., 2:34].int() | (_bits(blocks[..., 66:74], range(0, 8, 2), 3) << 8)
+    codes = _codes(_entries(index, _IQ2_S, _IQ2_MAGNITUDES), blocks[..., 34:66])
     return TableNumbers(codes, (_halves(blocks[..., 74:82]) + 0.5) * 0.25)
 
 
 def iq3_xxs(blocks: torch.Tensor) -> TableNumbers:
     """Read 64 entries, then 8 words of the signs and the factor of a group."""
     factors, signs = _signs_and_factors(blocks[..., 66:98])
-    codes = _signed(blocks[..., 2:66], signs, _IQ3_XXS, _IQ3_MAGNITUDES)
-    return TableNumbers(codes, (factors + 0.5) * 0.5)
+    return TableNumbers(_codes(_entries(blocks[..., 2:66], _IQ3_XXS, _IQ3_MAGNITUDES), signs), (factors + 0.5) * 0.5)
 
 
 def iq3_s(blocks: torch.Tensor) -> TableNumbers:
     """Read 64 entries, their upper bits, their signs, and the factors of 8 groups; codes `c` mean `2 c - 15`."""
-    entries = blocks[..., 2:66].int() | (_bits(blocks[..., 66:74], range(8), 1) << 8)
-    signs = _bits(blocks[..., 74:106], range(8), 1).bool()
-    # Magnitudes are 1, 3, ... 15.
-    index = _entries(entries, _IQ3_S, tuple(range(8)))
-    codes = torch.where(signs, 7 - index, 8 + index).to(torch.uint8)
-    return TableNumbers(codes, (2 * _halves(blocks[..., 106:110]) + 1).float())
+    index = blocks[..., 2:66].int() | (_bits(blocks[..., 66:74], range(8), 1) << 8)
+    # Magnitudes are 1, 3, ... 15, by their numbers `n`: codes are 8 + n and 7 - n.
+    numbers, signs = _entries(index, _IQ3_S, tuple(range(8))), _sign_bytes(blocks[..., 74:106])
+    codes = (numbers ^ (signs & (7 * _EACH_BYTE))) | (~signs & (8 * _EACH_BYTE))
+    return TableNumbers(codes.view(torch.uint8), (2 * _halves(blocks[..., 106:110]) + 1).float())
 
 
 def _iq4(stored: torch.Tensor) -> torch.Tensor:
     """Return the codes of numbers whose halves of bytes stand 16 apart."""
-    values = torch.tensor(_IQ4_VALUES, dtype=torch.int32, device=stored.device) + CENTRE
-    halves = torch.unflatten(stored, -1, (-1, 1, 16))
-    index = torch.cat((halves & 15, halves >> 4), dim=-2).flatten(-3)
-    return values.to(torch.uint8)[index.int()]
+    values = [value + CENTRE for value in _IQ4_VALUES]
+    pairs = torch.tensor([[values[byte & 15], values[byte >> 4]] for byte in range(256)], dtype=torch.uint8)
+    found = _looked_up(pairs.view(torch.int16)[:, 0], stored).view(torch.uint8)
+    return torch.unflatten(found, -1, (-1, 16, 2)).transpose(-1, -2).flatten(-3)
 
 
 def _words(stored: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -172,10 +173,16 @@ def _halves(stored: torch.Tensor) -> torch.Tensor:
     return _bits(stored, range(0, 8, 4), 15)
 
 
+def _looked_up(table: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    """Return the entries of a table, in the shape of `index`."""
+    return table.to(index.device).index_select(0, index.flatten().int()).view(index.shape)
+
+
 def _with_parity(signs: torch.Tensor) -> torch.Tensor:
-    """Return the signs of 8 numbers of 7 bits: how many are negative is even. `[..., n]` to `[..., 8 * n]`."""
-    first = torch.stack([(signs >> bit) & 1 for bit in range(7)], dim=-1)
-    return torch.cat((first, first.sum(-1, keepdim=True, dtype=torch.int32) & 1), dim=-1).flatten(-2)
+    """Return the bits of 8 signs by those of the first 7: how many numbers are negative is even."""
+    folded = signs ^ (signs >> 4)
+    folded = folded ^ (folded >> 2)
+    return signs | (((folded ^ (folded >> 1)) & 1) << 7)
 
 
 def _signs_and_factors(stored: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -184,17 +191,24 @@ def _signs_and_factors(stored: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor
     return ((words >> 28) & 15).float(), _with_parity(_bits(words, range(0, 28, 7), 127))
 
 
-def _signed(entries: torch.Tensor, signs: torch.Tensor, grid: str, magnitudes: tuple[int, ...]) -> torch.Tensor:
-    """Return the codes of the numbers of some entries, whose signs are 1 where they are negative."""
-    numbers = _entries(entries, grid, magnitudes)
-    return (CENTRE + torch.where(signs.bool(), -numbers, numbers)).to(torch.uint8)
+def _sign_bytes(signs: torch.Tensor) -> torch.Tensor:
+    """Return for each 8 bits the bytes whose bits are all set where theirs is: int64."""
+    bits = (torch.arange(256)[:, None] >> torch.arange(8)) & 1
+    return _looked_up((bits * 255).to(torch.uint8).view(torch.int64)[:, 0], signs)
 
 
-def _entries(entries: torch.Tensor, grid: str, magnitudes: tuple[int, ...]) -> torch.Tensor:
-    """Return the magnitudes of some entries of a grid: `[..., n]` to `[..., n * width]` int32."""
+def _codes(numbers: torch.Tensor, signs: torch.Tensor) -> torch.Tensor:
+    """Return the codes of magnitudes, 8 in an int64, whose signs are 8 bits: `[..., n]` int64 to `[..., 8 * n]`."""
+    negative = _sign_bytes(signs)
+    # No magnitude is zero, so that no byte carries. Flipping a byte's highest bit adds 128.
+    signed = (numbers ^ negative) + (negative & _EACH_BYTE)
+    return (signed ^ (CENTRE * _EACH_BYTE - (1 << 64))).view(torch.uint8)
+
+
+def _entries(index: torch.Tensor, grid: str, magnitudes: tuple[int, ...]) -> torch.Tensor:
+    """Return the magnitudes of some entries of a grid, a byte each: `[..., 8 * n / width]` int64 for `[..., n]`."""
     bits, width = (3, 4) if len(magnitudes) == 8 else (2, 8)
     stored = torch.tensor(list(base64.b85decode(grid)), dtype=torch.uint8)
-    weights = 1 << torch.arange(bits)
-    index = (_bits(stored, range(8), 1).view(-1, bits) * weights).sum(1)
-    table = torch.tensor(magnitudes, dtype=torch.int32)[index].view(-1, width).to(entries.device)
-    return table[entries.int()].flatten(-2)
+    numbers = (_bits(stored, range(8), 1).view(-1, bits) << torch.arange(bits)).sum(1)
+    table = torch.tensor(magnitudes, dtype=torch.uint8)[numbers].view(-1, width)
+    return _looked_up(table.view(torch.int32 if width == 4 else torch.int64)[:, 0], index).view(torch.int64)
