@@ -114,6 +114,8 @@ CASES: Mapping[str, Case] = MappingProxyType(
         "hy-v3": Case("HYV3", _EXPERTS),
         "mimo-v2": Case("MiMoV2Flash", {**_EXPERTS, "n_routed_experts": 4, "head_dim": 24, "v_head_dim": 16}),
         "starcoder2": Case("Starcoder2", {"use_bias": True}),
+        "stablelm-12b": Case("StableLm", {"qk_layernorm": True, "use_parallel_residual": True, "pad_token_id": 0}),
+        "command-r-plus": Case("Cohere", {"use_qk_norm": True}),
         "cohere2": Case("Cohere2", {"sliding_window": 9}),
         "cohere2-moe": Case("Cohere2Moe", {**_EXPERTS, "num_shared_experts": 1, "sliding_window": 9}),
         "olmoe": Case("Olmoe", _EXPERTS),
