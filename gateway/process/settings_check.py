@@ -9,8 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from gateway.admission.api_keys import list_keys
-from gateway.admission.auth import KeyStore, check_auth_settings
-from gateway.admission.operator_access import check_operator_settings
+from gateway.admission.auth import KeyStore, check_auth_settings, is_loopback
 from gateway.api.cross_origin import CrossOrigin
 from gateway.cache.redis_url import check_redis_url
 from gateway.config import GatewayConfig
@@ -21,6 +20,8 @@ from shared.errors import ConfigError
 from shared.nats_files import identity_options, is_tls_required, tls_context
 from shared.nats_url import check_url
 from shared.tracing import check_endpoint
+
+MIN_OPERATOR_KEY_CHARACTERS = 16
 
 _ALL_ADDRESSES = ("0.0.0.0", "::")
 
@@ -57,3 +58,23 @@ def _check_ports_differ(config: GatewayConfig) -> None:
     if config.port and config.port == config.operator_port and is_one_host:
         problem = f"{config.port} is HEADRACE_PORT too; choose another for one of them"
         raise ConfigError("HEADRACE_OPERATOR_PORT", problem)
+
+
+def check_operator_settings(config: GatewayConfig) -> None:
+    """See to it that the operator's port, if there is one, has a key, or is on loopback and chosen to have none.
+
+    Raises:
+        ConfigError: It has neither, or the key is too short.
+    """
+    if config.operator_port is None:
+        return
+    if config.operator_without_key and config.operator_key:
+        raise ConfigError("HEADRACE_OPERATOR_WITHOUT_KEY", "contradicts HEADRACE_OPERATOR_KEY; set only one of them")
+    if config.operator_without_key and not is_loopback(config.operator_host):
+        problem = f"allowed only on loopback, and HEADRACE_OPERATOR_HOST is {config.operator_host}"
+        raise ConfigError("HEADRACE_OPERATOR_WITHOUT_KEY", problem)
+    if not config.operator_without_key and not config.operator_key:
+        problem = "not set, but the operator's port needs one (on loopback, HEADRACE_OPERATOR_WITHOUT_KEY=true)"
+        raise ConfigError("HEADRACE_OPERATOR_KEY", problem)
+    if config.operator_key and len(config.operator_key) < MIN_OPERATOR_KEY_CHARACTERS:
+        raise ConfigError("HEADRACE_OPERATOR_KEY", f"has fewer than {MIN_OPERATOR_KEY_CHARACTERS} characters")

@@ -10,12 +10,12 @@ from typing import Any
 import httpx2
 import pytest
 
-from gateway.admission.operator_access import check_operator_settings
 from gateway.api.operator_app import OperatorServices, create_operator_app
 from gateway.config import GatewayConfig
 from gateway.fleet.claims import OwnRequests
 from gateway.fleet.fleet import Fleet, FleetLimits
 from gateway.metrics import GatewayMetrics, MetricsCollector, make_registry
+from gateway.process.settings_check import check_operator_settings
 from shared.errors import ConfigError
 from tests.gateway.api.test_app import assert_error, client_of, heartbeat
 
