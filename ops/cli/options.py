@@ -102,7 +102,8 @@ class SettingsCommand(click.Command):
             first_options: Names of the settings that `--help` shows; the others are shown by `--help-all`.
             attributes: Of `click.Command`.
         """
-        super().__init__(*args, **attributes)
+        # Of the command itself: click keeps the option of help that the first context asks for.
+        super().__init__(*args, context_settings={"help_option_names": ["-h", "--help"]}, **attributes)
         self._first_options = frozenset(first_options)
         if first_options:
             self.params.append(
