@@ -103,7 +103,8 @@ class SettingsCommand(click.Command):
             attributes: Of `click.Command`.
         """
         # Of the command itself: click keeps the option of help that the first context asks for.
-        super().__init__(*args, context_settings={"help_option_names": ["-h", "--help"]}, **attributes)
+        attributes.setdefault("context_settings", {"help_option_names": ["-h", "--help"]})
+        super().__init__(*args, **attributes)
         self._first_options = frozenset(first_options)
         if first_options:
             self.params.append(
