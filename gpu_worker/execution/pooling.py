@@ -9,7 +9,7 @@ import torch
 
 from gpu_worker.core.batch_sequences import Share
 from gpu_worker.core.pooling import PoolingPlan, Readout
-from gpu_worker.execution.batch.layout import Int32s
+from gpu_worker.execution.batch.transfers import Int32s
 from gpu_worker.models.decoder import CausalLM
 
 # Of the numbers around it, float64 has the multiples of 2^-34.

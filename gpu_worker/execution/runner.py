@@ -29,13 +29,17 @@ from gpu_worker.core.plan import StepPlan
 from gpu_worker.core.scheduler_config import WindowConfig
 from gpu_worker.core.step import SampledTokens
 from gpu_worker.execution.batch.assembled_step import AssembledStep
-from gpu_worker.execution.batch.begun_states import begin_states
 from gpu_worker.execution.batch.graph_shapes import CapturedSteps, GraphShape, graph_shapes
 from gpu_worker.execution.batch.graphs import ComputedRows, StepGraphs
-from gpu_worker.execution.batch.layout import lay_out
 from gpu_worker.execution.batch.rows import BatchRows
-from gpu_worker.execution.batch.step_context import step_context
-from gpu_worker.execution.batch.step_tensors import StagedStep, StepTensors
+from gpu_worker.execution.batch.step_table import (
+    DeviceStep,
+    Frame,
+    StagedStep,
+    copy_states,
+    lay_out,
+    step_context,
+)
 from gpu_worker.execution.batch.transfers import Downloads, Upload
 from gpu_worker.execution.drafts.accepted_states import replay_accepted
 from gpu_worker.execution.drafts.computed_steps import ComputedStep
@@ -45,7 +49,7 @@ from gpu_worker.execution.drafts.verification import move_accepted
 from gpu_worker.execution.memory.kv_cache import KVCache
 from gpu_worker.execution.memory.state_pool import allocate_states
 from gpu_worker.execution.sampling.sampler import Sampler
-from gpu_worker.execution.step import StepOutputs, SubmittedStep
+from gpu_worker.execution.step import SubmittedStep
 from gpu_worker.execution.step_head import StepHead
 from gpu_worker.execution.warm_up import StepLimits, WarmUpProposer, first_plans, warm_up_plans
 from gpu_worker.models.config import ModelConfig
@@ -251,22 +255,22 @@ class TorchModelRunner:
         return runner
 
     def _submit(self, plan: StepPlan) -> SubmittedStep:
+        """Assemble the step, launch the model, and sample."""
         upload = Upload(self._device)
         step = self._assemble(plan, upload)
         graphs = self._graphs
         shape = None if graphs is None else graphs.shape_for(step.layout, is_decode=step.is_decode)
-        if graphs is None or shape is None:
-            outputs, hidden = self._launch(step, upload)
-        elif shape.has_logits:
-            outputs, hidden = self._replay_decode(graphs, shape, step, upload)
-        else:
-            outputs, hidden = self._replay_mixture(graphs, shape, step, upload)
+        staged = StagedStep(step.layout, upload) if shape is None else None
+        head = self._head.stage(step, upload)
+        upload.send()
+        computed = self._replay(step, shape) if staged is None else self._launch(step, staged)
+        outputs = self._head.outputs(step, head, computed)
         land, drafting = None, self._drafting
         is_observed = drafting is not None and drafting.wants_hidden
         if is_observed:
             self._unlanded.append(step)
         if is_observed or step.drafts is not None:
-            land = partial(self._land, drafting, step, hidden)
+            land = partial(self._land, drafting, step, computed.hidden)
         return SubmittedStep(plan.step, outputs, self._downloads, land)
 
     def _assemble(self, plan: StepPlan, upload: Upload) -> AssembledStep:
@@ -286,17 +290,10 @@ class TorchModelRunner:
         elif drafts is not None and not any(drafts):
             drafts = None
         windows = [tables.host for tables in self._rows.windows]
-        layout = lay_out(
-            plan,
-            sequences,
-            self._rows.tables,
-            self._cache.block_size,
-            drafts,
-            windows,
-            knows_tokens=not self.is_asynchronous,
-        )
+        frame = Frame(self._rows.tables, self._cache.block_size, self._states is not None)
+        layout = lay_out(plan, sequences, frame, drafts, windows, knows_tokens=not self.is_asynchronous)
         if self._states is not None:
-            layout = begin_states(self._states, layout, sequences, plan.states, upload)
+            copy_states(self._states, sequences, plan.states, upload)
         return AssembledStep(plan, shares, layout, self._rows.prompt_lens[layout.rows], drafts)
 
     def _depart(self, departed: list[BatchSequence]) -> None:
@@ -306,36 +303,20 @@ class TorchModelRunner:
         if self._drafting is not None and departed:
             self._drafting.forget(departed)
 
-    def _replay_decode(
-        self, graphs: StepGraphs, shape: GraphShape, step: AssembledStep, upload: Upload
-    ) -> tuple[StepOutputs, torch.Tensor]:
-        """Decode each sequence, and sample; return also the hidden vectors of the step's tokens."""
-        staged = self._head.stage_decode(step, upload)
-        upload.send()
-        computed = graphs.run(shape, step.layout)
-        assert computed.logits is not None, "the shape is one with logits"
-        return self._head.decode_outputs(step, staged, computed.logits), self._outlasting_replay(computed.hidden)
+    def _launch(self, step: AssembledStep, staged: StagedStep) -> ComputedRows:
+        """Launch one kernel after the other, up to the hidden vectors."""
+        longest, knows_tokens = step.layout.max_context_len, not self.is_asynchronous
+        return ComputedRows(self._forward(staged.tensors, longest, knows_tokens=knows_tokens), None)
 
-    def _replay_mixture(
-        self, graphs: StepGraphs, shape: GraphShape, step: AssembledStep, upload: Upload
-    ) -> tuple[StepOutputs, torch.Tensor]:
-        """Do what `_launch` does, with a graph up to the hidden vectors."""
-        head = self._head.stage(step, upload)
-        upload.send()
-        hidden = graphs.run(shape, step.layout).hidden
-        return self._head.outputs(step, head, hidden), self._outlasting_replay(hidden)
-
-    def _launch(self, step: AssembledStep, upload: Upload) -> tuple[StepOutputs, torch.Tensor]:
-        """Compute whatever mixture of chunks and decodes; return also the hidden vectors of the step's tokens."""
-        staged = StagedStep(step.layout, upload)
-        head = self._head.stage(step, upload)
-        upload.send()
-        hidden = self._forward(staged.tensors, step.layout.max_context_len, knows_tokens=not self.is_asynchronous)
-        return self._head.outputs(step, head, hidden), hidden
-
-    def _outlasting_replay(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return hidden vectors that last if the proposer is to see them: the next replay writes to the same memory."""
-        return hidden.clone() if self._drafting is not None and self._drafting.wants_hidden else hidden
+    def _replay(self, step: AssembledStep, shape: GraphShape | None) -> ComputedRows:
+        """Launch the graph of a shape, which may go on to the logits."""
+        assert self._graphs is not None, "graphs have shapes"
+        assert shape is not None, "the step fits none"
+        computed = self._graphs.run(shape, step.layout)
+        if self._drafting is not None and self._drafting.wants_hidden:
+            # The next replay writes to the same memory, and the proposer may see it later.
+            return ComputedRows(computed.hidden.clone(), computed.logits)
+        return computed
 
     def _land(
         self, drafting: Drafting | None, step: AssembledStep, hidden: torch.Tensor, sampled: list[SampledTokens]
@@ -353,11 +334,11 @@ class TorchModelRunner:
         if drafting is not None and drafting.wants_hidden:
             drafting.observe(ComputedStep(step.shares, step.layout, hidden, sampled, accepted, step.departed))
 
-    def _compute(self, step: StepTensors, shape: GraphShape) -> ComputedRows:
+    def _compute(self, step: DeviceStep, shape: GraphShape) -> ComputedRows:
         hidden = self._forward(step, self.max_model_len, knows_tokens=False)
         return ComputedRows(hidden, self._model.logits(hidden) if shape.has_logits else None)
 
-    def _forward(self, step: StepTensors, max_context_len: int, *, knows_tokens: bool) -> torch.Tensor:
+    def _forward(self, step: DeviceStep, max_context_len: int, *, knows_tokens: bool) -> torch.Tensor:
         """Gather the model's input from the step and the rows, and run the model up to the hidden vectors."""
         token_ids = step.token_ids
         if not knows_tokens:

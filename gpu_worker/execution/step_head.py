@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from msgspec import Struct
 
-from gpu_worker.execution.batch.assembled_step import AssembledStep
+from gpu_worker.execution.batch.assembled_step import AssembledStep, SampledRows
 from gpu_worker.execution.batch.graph_shapes import MAX_VERIFIED_ROWS
+from gpu_worker.execution.batch.graphs import ComputedRows
 from gpu_worker.execution.batch.rows import BatchRows
-from gpu_worker.execution.batch.sampled_rows import SampledRows
 from gpu_worker.execution.batch.transfers import StagedArray, Upload
 from gpu_worker.execution.pooling import PooledChunk, pool, pooled_chunks
 from gpu_worker.execution.sampling.prompt_logprobs import PromptChunk, prompt_chunks, score_chunk
@@ -69,23 +69,19 @@ class StepHead:
         pooled = pooled_chunks(step.shares, step.layout.query_starts)
         return StagedHead(tiles, list(zip(chunks, targets, strict=True)), pooled)
 
-    def outputs(self, step: AssembledStep, staged: StagedHead, hidden: torch.Tensor) -> StepOutputs:
-        """Compute what the step gives from its hidden vectors, `[num_tokens, hidden_size]`; the upload was sent."""
+    def outputs(self, step: AssembledStep, staged: StagedHead, computed: ComputedRows) -> StepOutputs:
+        """Compute what the step gives from what was launched; the upload was sent. Logits are overwritten."""
+        hidden = computed.hidden
         scores = [(chunk, score_chunk(self._model, hidden, chunk, targets.tensor)) for chunk, targets in staged.chunks]
         drawn = []
         for tile in staged.tiles:
-            rows = hidden if tile.tokens is None else hidden.index_select(0, tile.tokens.tensor)
-            drawn.append(self._draw(step, self._model.logits(rows), tile.sampling))
+            logits = computed.logits
+            if logits is None:
+                rows = hidden if tile.tokens is None else hidden.index_select(0, tile.tokens.tensor)
+                logits = self._model.logits(rows)
+            drawn.append(self._draw(step, logits, tile.sampling))
         pooled = pool(self._model, hidden, staged.pooled)
         return StepOutputs(step.samples, drawn, scores, step.sampling_drafts, pooled)
-
-    def stage_decode(self, step: AssembledStep, upload: Upload) -> StagedSampling:
-        """Prepare to sample behind each token of a step that only decodes."""
-        return self._sampler.stage(step.sampled_rows(), upload)
-
-    def decode_outputs(self, step: AssembledStep, staged: StagedSampling, logits: torch.Tensor) -> StepOutputs:
-        """Sample logits of each token of such a step, `[num_tokens, vocab_size]`, which are overwritten."""
-        return StepOutputs(step.samples, [self._draw(step, logits, staged)], [], step.sampling_drafts)
 
     def _stage_tile(self, sampled: SampledRows, step: AssembledStep, upload: Upload) -> _Tile:
         is_whole = len(sampled.rows) == len(step.layout.token_ids)

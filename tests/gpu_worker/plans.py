@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from collections.abc import Sequence as Values
 
 from gpu_worker.core.batch_sequences import BatchSequence, BatchSequences, Share
-from gpu_worker.core.plan import StepPlan
+from gpu_worker.core.plan import UNKNOWN_TOKEN, StepPlan
 from gpu_worker.core.plan_writer import PlanWriter
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.step import ScheduledSequence
@@ -37,7 +37,7 @@ def batch_sequence(sequence: Sequence, row: int = 0) -> BatchSequence:
 def decodes_of(shares: Values[Share]) -> StepPlan:
     """Return the plan of decodes that a runner knows already."""
     rows, starts = [share.sequence.row for share in shares], [share.start for share in shares]
-    return StepPlan(1, rows, starts, len(shares), len(shares))
+    return StepPlan(1, rows, starts, len(shares), len(shares), [UNKNOWN_TOKEN] * len(shares))
 
 
 def shares_of(plans: Iterable[StepPlan]) -> list[list[Share]]:

@@ -1,16 +1,62 @@
-"""A step as the host knows it before it is launched. Values only; no device."""
+"""A step as the host knows it before it is launched, and behind which of its tokens it samples. Values; no device."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from collections.abc import Sequence as Values
 
 import numpy as np
+from msgspec import Struct
 
 from gpu_worker.core.batch_sequences import BatchSequence, Share
 from gpu_worker.core.draft import Draft
 from gpu_worker.core.plan import StepPlan
-from gpu_worker.execution.batch.layout import Int64s, StepLayout
-from gpu_worker.execution.batch.sampled_rows import SampledRows, rows_behind_drafts
+from gpu_worker.execution.batch.step_table import HostStep
+from gpu_worker.execution.batch.transfers import Int64s
+
+
+class SampledRows(Struct, frozen=True, gc=False):
+    """Rows of logits, in the order of the step's tokens.
+
+    Attributes:
+        tokens: `[num_rows]`, the token that each is behind.
+        rows: `[num_rows]`, the row in the batch of its sequence.
+        positions: `[num_rows]`, place in its output of what each row samples.
+        paths: The drafts that each row takes for granted; None where every row is behind a sequence's last token.
+    """
+
+    tokens: Int64s
+    rows: Int64s
+    positions: Int64s
+    paths: list[tuple[int, ...]] | None = None
+
+    def tiles(self, size: int) -> Iterator[SampledRows]:
+        """Yield at most `size` rows at a time."""
+        if len(self.rows) <= size:
+            yield self
+            return
+        for start in range(0, len(self.rows), size):
+            part = slice(start, start + size)
+            paths = None if self.paths is None else self.paths[part]
+            yield SampledRows(self.tokens[part], self.rows[part], self.positions[part], paths)
+
+
+def rows_behind_drafts(last: Int64s, rows: Int64s, positions: Int64s, drafts: Values[Draft]) -> SampledRows:
+    """Return the rows of sequences that verify drafts: the one behind the last known token, then one behind each draft.
+
+    Args:
+        last: The last token of each sequence in the step, drafts included.
+        rows: The row of each sequence in the batch.
+        positions: Place in its output of the token that follows each sequence's last known one.
+        drafts: Of each sequence.
+    """
+    depths = [depth for draft in drafts for depth in (0, *draft.depths())]
+    paths = [path for draft in drafts for path in draft.paths()]
+    counts = np.array([len(draft) + 1 for draft in drafts], dtype=np.int64)
+    ends = counts.cumsum()
+    tokens = np.repeat(last + 1 - ends, counts) + np.arange(len(depths), dtype=np.int64)
+    positions = np.repeat(positions, counts) + np.array(depths, dtype=np.int64)
+    return SampledRows(tokens, np.repeat(rows, counts), positions, paths)
 
 
 class AssembledStep:
@@ -30,7 +76,7 @@ class AssembledStep:
         self,
         plan: StepPlan,
         shares: Values[Share],
-        layout: StepLayout,
+        layout: HostStep,
         prompt_lens: Int64s,
         drafts: list[Draft] | None = None,
     ) -> None:
@@ -60,7 +106,8 @@ class AssembledStep:
         """Return the rows behind the last tokens of the sequences that sample, and behind each of their drafts."""
         layout, drafts = self.layout, self.sampling_drafts
         # The token that follows the last known one has as many before it in the output as are known.
-        last_tokens, rows, positions = layout.last_tokens, layout.rows, layout.context_lens - self._prompt_lens
+        last_tokens = layout.query_starts[1:].astype(np.int64) - 1
+        rows, positions = layout.rows, layout.context_lens - self._prompt_lens
         if not self._do_all_sample:
             last_tokens, rows, positions = (array[self.samples] for array in (last_tokens, rows, positions))
         if drafts is None:

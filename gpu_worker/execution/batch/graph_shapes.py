@@ -11,8 +11,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from gpu_worker.execution.batch.layout import StepLayout
-
 MAX_VERIFIED_ROWS = 256
 """Tokens of a captured step with drafts at most, and rows of logits that are made at once."""
 
@@ -50,13 +48,13 @@ class GraphShape:
     has_masks: bool
     has_logits: bool
 
-    def holds(self, layout: StepLayout) -> bool:
+    def holds(self, num_tokens: int, num_seqs: int, query_len: int, *, has_trees: bool) -> bool:
         """Say whether a step fits, padded."""
         return (
-            len(layout.token_ids) <= self.num_tokens
-            and len(layout.rows) <= self.num_seqs
-            and layout.max_query_len <= self.query_len
-            and (self.has_masks or layout.tree_masks is None)
+            num_tokens <= self.num_tokens
+            and num_seqs <= self.num_seqs
+            and query_len <= self.query_len
+            and (self.has_masks or not has_trees)
         )
 
 

@@ -13,13 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from msgspec import structs
 
 from gpu_worker.execution.batch.graph_shapes import GraphShape
-from gpu_worker.execution.batch.layout import StepLayout
-from gpu_worker.execution.batch.padding import padded_layout, padding_layout
-from gpu_worker.execution.batch.state_layout import StateLayout, padded_states
-from gpu_worker.execution.batch.step_tensors import StagedStep, StepTensors
+from gpu_worker.execution.batch.step_table import DeviceStep, HostStep, StagedStep, no_step, padded
 from gpu_worker.execution.batch.transfers import Upload
 
 
@@ -36,7 +32,7 @@ class ComputedRows:
     logits: torch.Tensor | None
 
 
-Body = Callable[[StepTensors, GraphShape], ComputedRows]
+Body = Callable[[DeviceStep, GraphShape], ComputedRows]
 
 
 class StepGraphs:
@@ -61,15 +57,14 @@ class StepGraphs:
             num_windows: Groups of layers that keep the last tokens.
             spare_slot: Where the states of padding are, of a model with recurrent layers.
         """
-        self._spare_slot = spare_slot
+        self._spare_row, self._spare_slot = spare_row, spare_slot
         self._body = body
         self._device = device
         self._shapes = sorted(shapes, key=lambda shape: (shape.num_tokens, shape.query_len, shape.num_seqs))
         self._sizes = [shape.num_tokens for shape in self._shapes]
-        self._padding = padding_layout(self._sizes[-1], spare_row, num_windows)
-        self._no_step = padding_layout(0, 0, num_windows)
+        self._no_step = no_step(num_windows)
         self._buffer = torch.zeros(max(map(self._num_bytes, self._shapes)), dtype=torch.uint8, device=device)
-        self._steps: dict[GraphShape, StepTensors] = {}
+        self._steps: dict[GraphShape, DeviceStep] = {}
         self._launches: dict[GraphShape, Callable[[], ComputedRows]] = {}
 
     @torch.inference_mode()
@@ -90,7 +85,7 @@ class StepGraphs:
             if progress is not None:
                 progress(num_captured, len(self._shapes))
 
-    def shape_for(self, layout: StepLayout, *, is_decode: bool) -> GraphShape | None:
+    def shape_for(self, layout: HostStep, *, is_decode: bool) -> GraphShape | None:
         """Return the smallest shape that a step fits into, None where there is none.
 
         Args:
@@ -98,10 +93,12 @@ class StepGraphs:
             is_decode: Whether all of its tokens are sampled behind.
         """
         first = bisect_left(self._sizes, len(layout.token_ids))
-        fitting = (shape for shape in self._shapes[first:] if shape.holds(layout))
+        size = (len(layout.token_ids), len(layout.rows), layout.max_query_len)
+        has_trees = layout.tree_masks is not None
+        fitting = (shape for shape in self._shapes[first:] if shape.holds(*size, has_trees=has_trees))
         return next((shape for shape in fitting if is_decode or not shape.has_logits), None)
 
-    def run(self, shape: GraphShape, layout: StepLayout) -> ComputedRows:
+    def run(self, shape: GraphShape, layout: HostStep) -> ComputedRows:
         """Launch a step; return what it makes of the layout's tokens, valid until the next step is launched."""
         num_tokens = len(layout.token_ids)
         upload = Upload(self._device, is_copied=True)
@@ -116,20 +113,15 @@ class StepGraphs:
         """Prepare to upload a step of padding alone."""
         return StagedStep(self._padded(self._no_step, shape), upload)
 
-    def _padded(self, layout: StepLayout, shape: GraphShape) -> StepLayout:
-        """Pad a step, and its states."""
-        padded = padded_layout(layout, self._padding, shape)
-        if self._spare_slot is None:
-            return padded
-        states = StateLayout(self._no_step.rows) if layout.states is None else layout.states
-        return structs.replace(padded, states=padded_states(states, self._spare_slot, shape.num_seqs, shape.num_tokens))
+    def _padded(self, step: HostStep, shape: GraphShape) -> HostStep:
+        return padded(step, shape, self._spare_row, self._spare_slot)
 
     def _num_bytes(self, shape: GraphShape) -> int:
         upload = Upload(self._device, is_copied=True)
         self._staged(shape, upload)
         return upload.num_bytes
 
-    def _capture(self, step: StepTensors, shape: GraphShape, pool: Any) -> Callable[[], ComputedRows]:
+    def _capture(self, step: DeviceStep, shape: GraphShape, pool: Any) -> Callable[[], ComputedRows]:
         if pool is None:
             return lambda: self._body(step, shape)
         # The first call compiles and allocates, which must not happen while capturing.

@@ -1,4 +1,4 @@
-"""What is kept for each row of the batch: block tables, here and on the device.
+"""What is kept for each row of the batch: block tables, here and on the device, and what the sampler has for it.
 
 The scheduler assigns rows. A sequence keeps its row while it is in the batch, so that what the device keeps for it need
 not move. One more row, the spare one, belongs to padding: its block table is never read.
@@ -6,13 +6,61 @@ not move. One more row, the spare one, belongs to padding: its block table is ne
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Values
+from functools import partial
+
 import numpy as np
+import numpy.typing as npt
 import torch
 
-from gpu_worker.core.plan import StepPlan
-from gpu_worker.execution.batch.block_tables import BlockTables
-from gpu_worker.execution.batch.layout import Int32s, Int64s
-from gpu_worker.execution.batch.transfers import Upload
+from gpu_worker.core.plan import StepPlan, Written
+from gpu_worker.execution.batch.transfers import DTYPES, Int32s, Int64s, StagedArray, Upload
+
+
+class BlockTables:
+    """The tables of all rows.
+
+    Attributes:
+        host: `[num_rows, width]`, as this side knows them.
+        device: The same on the device; on a CPU the same memory.
+    """
+
+    def __init__(self, num_rows: int, width: int, device: torch.device) -> None:
+        """Make room for `num_rows` sequences of at most `width` blocks."""
+        self.host: Int32s = np.zeros((num_rows, width), dtype=np.int32)
+        self._is_shared = device.type == "cpu"
+        self.device = torch.from_numpy(self.host)
+        if not self._is_shared:
+            self.device = torch.zeros(num_rows, width, dtype=torch.int32, device=device)
+
+    def of(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return the block tables of these rows, on the device.
+
+        Shapes:
+            rows: `[num_seqs]` int64, on the device
+            result: `[num_seqs, width]` int32, contiguous
+        """
+        if self._is_shared:
+            # A third of what torch takes.
+            return torch.from_numpy(self.host[rows.numpy()])
+        return self.device.index_select(0, rows)
+
+    def write(self, written: Values[Written], upload: Upload) -> None:
+        """Bring rows up to date with what was added to the tables of their sequences."""
+        width = self.host.shape[1]
+        places: list[int] = []
+        blocks: list[int] = []
+        for item in written:
+            first = item.row * width + item.first
+            places += range(first, first + len(item.ids))
+            blocks += item.ids
+        self.host.reshape(-1)[places] = blocks
+        if self._is_shared:
+            return
+        staged_places = upload.add(np.array(places, dtype=np.int64))
+        staged_blocks = upload.add(np.array(blocks, dtype=np.int32))
+        flat = self.device.view(-1)
+        upload.on_arrival(lambda: flat.index_copy_(0, staged_places.tensor, staged_blocks.tensor))
 
 
 class BatchRows:
@@ -58,3 +106,52 @@ class BatchRows:
             for group, tables in enumerate((self._whole, *self.windows)):
                 if written := [item for item in plan.blocks if item.group == group]:
                     tables.write(written, upload)
+
+
+class RowTable:
+    """A table with one entry for each row. On a CPU there is nothing to carry, and it is written in place.
+
+    Attributes:
+        values: `[num_rows, *entry]`, on the device.
+    """
+
+    def __init__(
+        self, num_rows: int, dtype: npt.DTypeLike, device: torch.device, entry: tuple[int, ...] = (), fill: float = 0
+    ) -> None:
+        """Allocate it.
+
+        Args:
+            num_rows: Rows of the batch.
+            dtype: int32, int64 or float32.
+            device: Where it is read.
+            entry: Shape of an entry.
+            fill: What rows hold before they are written.
+        """
+        shape = (num_rows, *entry)
+        self._host: npt.NDArray[np.generic] | None = None
+        self._dtype = np.dtype(dtype)
+        if device.type == "cpu":
+            # Zeros from NumPy take no memory before they are written.
+            self._host = np.full(shape, fill, dtype=dtype) if fill else np.zeros(shape, dtype=dtype)
+            self.values = torch.from_numpy(self._host)
+        else:
+            self.values = torch.full(shape, fill, dtype=DTYPES[self._dtype], device=device)
+
+    def write(self, rows: Values[int], entries: npt.ArrayLike, upload: Upload) -> None:
+        """Set the entries of some rows when the upload arrives.
+
+        Args:
+            rows: Each at most once.
+            entries: One for each of them.
+            upload: Carries them.
+        """
+        array = np.asarray(entries, dtype=self._dtype)
+        if self._host is not None:
+            self._host[rows] = array
+            return
+        index, staged = upload.add(np.array(rows, dtype=np.int64)), upload.add(array)
+        upload.on_arrival(partial(_copy, self.values, index, staged))
+
+
+def _copy(values: torch.Tensor, index: StagedArray, staged: StagedArray) -> None:
+    values.index_copy_(0, index.tensor, staged.tensor)

@@ -13,6 +13,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+Int32s = npt.NDArray[np.int32]
+Int64s = npt.NDArray[np.int64]
+
 # Kernels are compiled anew for a pointer that is aligned otherwise: all are aligned alike.
 _ALIGNMENT = 64
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import numpy as np
 from msgspec import Struct
 
-from gpu_worker.execution.batch.layout import Int32s, Int64s, StepLayout
-from gpu_worker.execution.batch.transfers import Upload
+from gpu_worker.execution.batch.step_table import HostStep
+from gpu_worker.execution.batch.transfers import Int32s, Int64s, Upload
 from gpu_worker.execution.drafts.verification import Accepted
 from gpu_worker.execution.memory.state_pool import StatePool
 from gpu_worker.models.decoder import CausalLM
@@ -44,7 +44,7 @@ class AcceptedRows(Struct, frozen=True, gc=False):
         return first + np.arange(len(first), dtype=np.int64)
 
 
-def replay_accepted(model: CausalLM, states: StatePool, layout: StepLayout, accepted: Accepted) -> None:
+def replay_accepted(model: CausalLM, states: StatePool, layout: HostStep, accepted: Accepted) -> None:
     """Take the states through the drafts that a step accepted."""
     rows = accepted_rows(layout, accepted)
     if rows is None:
@@ -58,11 +58,11 @@ def replay_accepted(model: CausalLM, states: StatePool, layout: StepLayout, acce
     model.replay_drafts(places.tensor, states.layers, StateRows(slots, starts, contexts, most))
 
 
-def accepted_rows(layout: StepLayout, accepted: Accepted) -> AcceptedRows | None:
+def accepted_rows(layout: HostStep, accepted: Accepted) -> AcceptedRows | None:
     """Return the sequences that accepted drafts, which are chains; None where there are none."""
     places = [place for place, path in accepted.items() if path]
     if not places:
         return None
     lengths = np.array([len(accepted[place]) for place in places], dtype=np.int32)
-    assert layout.states is not None, "the model has recurrent layers"
-    return AcceptedRows(layout.states.slots[places], lengths)
+    assert layout.state_slots is not None, "the model has recurrent layers"
+    return AcceptedRows(layout.state_slots[places], lengths)

@@ -15,7 +15,7 @@ import torch
 
 from gpu_worker.core.batch_sequences import BatchSequence, Share
 from gpu_worker.core.step import SampledTokens
-from gpu_worker.execution.batch.layout import StepLayout
+from gpu_worker.execution.batch.step_table import HostStep
 from gpu_worker.execution.batch.transfers import uploaded
 from gpu_worker.execution.drafts.proposer import ComputedTokens
 from gpu_worker.execution.drafts.verification import Accepted
@@ -43,7 +43,7 @@ class ComputedStep:
     def __init__(
         self,
         shares: Values[Share],
-        layout: StepLayout,
+        layout: HostStep,
         hidden: torch.Tensor,
         sampled: Values[SampledTokens],
         accepted: Accepted,

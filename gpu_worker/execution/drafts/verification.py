@@ -9,7 +9,7 @@ import numpy as np
 
 from gpu_worker.core.draft import Draft
 from gpu_worker.core.step import LogprobEntry, SampledTokens
-from gpu_worker.execution.batch.layout import StepLayout
+from gpu_worker.execution.batch.step_table import HostStep
 from gpu_worker.execution.batch.transfers import uploaded
 from gpu_worker.execution.memory.kv_cache import KVCache
 
@@ -38,7 +38,7 @@ def accepted_tokens(drafts: Values[Draft], token_ids: Values[int], entries: Entr
     return sampled
 
 
-def move_accepted(cache: KVCache, layout: StepLayout, drafts: Values[Draft], accepted: Accepted) -> None:
+def move_accepted(cache: KVCache, layout: HostStep, drafts: Values[Draft], accepted: Accepted) -> None:
     """Move the KV of accepted draft tokens to where that of the sequence's next tokens belongs."""
     source: list[int] = []
     target: list[int] = []

@@ -8,10 +8,9 @@ import numpy as np
 import torch
 
 from gpu_worker.core.batch_sequences import BatchSequence
-from gpu_worker.execution.batch.layout import Int64s
-from gpu_worker.execution.batch.row_table import RowTable
-from gpu_worker.execution.batch.sampled_rows import SampledRows
-from gpu_worker.execution.batch.transfers import StagedArray, Upload
+from gpu_worker.execution.batch.assembled_step import SampledRows
+from gpu_worker.execution.batch.rows import RowTable
+from gpu_worker.execution.batch.transfers import Int64s, StagedArray, Upload
 from kernels.logits_bitmask import forbid_tokens
 from shared.sampling import Sampling
 

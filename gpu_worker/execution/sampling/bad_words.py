@@ -13,9 +13,8 @@ import numpy as np
 import torch
 
 from gpu_worker.core.batch_sequences import BatchSequence
-from gpu_worker.execution.batch.layout import Int64s
-from gpu_worker.execution.batch.sampled_rows import SampledRows
-from gpu_worker.execution.batch.transfers import StagedArray, Upload
+from gpu_worker.execution.batch.assembled_step import SampledRows
+from gpu_worker.execution.batch.transfers import Int64s, StagedArray, Upload
 from shared.sampling import Sampling
 
 

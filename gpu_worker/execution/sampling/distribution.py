@@ -13,8 +13,8 @@ import torch
 from msgspec import Struct
 
 from gpu_worker.core.batch_sequences import BatchSequence
-from gpu_worker.execution.batch.row_table import RowTable
-from gpu_worker.execution.batch.sampled_rows import SampledRows
+from gpu_worker.execution.batch.assembled_step import SampledRows
+from gpu_worker.execution.batch.rows import RowTable
 from gpu_worker.execution.batch.transfers import StagedArray, Upload
 from kernels.sampling import SamplingParameters, sample_tokens
 from shared.sampling import Sampling

@@ -11,9 +11,8 @@ from typing import Protocol
 import torch
 
 from gpu_worker.core.batch_sequences import BatchSequence
-from gpu_worker.execution.batch.layout import Int64s
-from gpu_worker.execution.batch.sampled_rows import SampledRows
-from gpu_worker.execution.batch.transfers import Upload
+from gpu_worker.execution.batch.assembled_step import SampledRows
+from gpu_worker.execution.batch.transfers import Int64s, Upload
 from shared.sampling import Sampling
 
 

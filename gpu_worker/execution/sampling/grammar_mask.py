@@ -11,9 +11,8 @@ from msgspec import Struct
 
 from gpu_worker.core.batch_sequences import BatchSequence
 from gpu_worker.core.constraint import OutputConstraint
-from gpu_worker.execution.batch.layout import Int32s, Int64s
-from gpu_worker.execution.batch.sampled_rows import SampledRows
-from gpu_worker.execution.batch.transfers import StagedArray, Upload
+from gpu_worker.execution.batch.assembled_step import SampledRows
+from gpu_worker.execution.batch.transfers import Int32s, Int64s, StagedArray, Upload
 from kernels.logits_bitmask import forbid_tokens
 from shared.sampling import Sampling
 

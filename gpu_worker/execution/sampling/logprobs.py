@@ -10,9 +10,8 @@ import torch
 
 from gpu_worker.core.batch_sequences import BatchSequence
 from gpu_worker.core.step import LogprobEntry
-from gpu_worker.execution.batch.layout import Int64s
-from gpu_worker.execution.batch.sampled_rows import SampledRows
-from gpu_worker.execution.batch.transfers import StagedArray, Upload
+from gpu_worker.execution.batch.assembled_step import SampledRows
+from gpu_worker.execution.batch.transfers import Int64s, StagedArray, Upload
 from kernels.sampling import TokenScores, score_tokens
 
 

@@ -10,7 +10,7 @@ import torch
 
 from gpu_worker.core.batch_sequences import Share
 from gpu_worker.core.step import LogprobEntry
-from gpu_worker.execution.batch.layout import Int32s
+from gpu_worker.execution.batch.transfers import Int32s
 from gpu_worker.execution.sampling.logprobs import entries
 from gpu_worker.models.decoder import CausalLM
 from kernels.sampling import TokenScores, score_tokens

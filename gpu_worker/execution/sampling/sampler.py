@@ -14,9 +14,8 @@ import torch
 from msgspec import Struct
 
 from gpu_worker.core.batch_sequences import BatchSequence
-from gpu_worker.execution.batch.layout import Int64s
-from gpu_worker.execution.batch.sampled_rows import SampledRows
-from gpu_worker.execution.batch.transfers import StagedArray, Upload
+from gpu_worker.execution.batch.assembled_step import SampledRows
+from gpu_worker.execution.batch.transfers import Int64s, StagedArray, Upload
 from gpu_worker.execution.sampling.allowed_tokens import AllowedTokens
 from gpu_worker.execution.sampling.bad_words import BadWords
 from gpu_worker.execution.sampling.bias import Bias

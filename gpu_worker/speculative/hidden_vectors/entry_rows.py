@@ -11,8 +11,8 @@ from gpu_worker.core.batch_sequences import BatchSequences
 from gpu_worker.core.plan_writer import PlanWriter
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.step import ScheduledSequence
-from gpu_worker.execution.batch.layout import lay_out
 from gpu_worker.execution.batch.rows import BatchRows
+from gpu_worker.execution.batch.step_table import Frame, lay_out
 from gpu_worker.execution.batch.transfers import Upload
 from gpu_worker.execution.memory.kv_cache import KVCache
 from gpu_worker.layers.attention_context import AttentionContext
@@ -45,7 +45,7 @@ class EntryRows:
         self._departed = []
         self._sequences.apply(plan)
         self._rows.follow(plan, upload)
-        layout = lay_out(plan, self._sequences.of(plan.rows), self._rows.tables, self._cache.block_size)
+        layout = lay_out(plan, self._sequences.of(plan.rows), Frame(self._rows.tables, self._cache.block_size))
         token_ids, positions, slots = map(upload.add, (layout.token_ids, layout.positions, layout.slots))
         staged_rows, query_starts = upload.add(layout.rows), upload.add(layout.query_starts)
         context_lens, staged_limits = upload.add(layout.context_lens), upload.add(np.array(limits, dtype=np.int64))

@@ -11,7 +11,7 @@ from gpu_worker.core.scheduler_config import StateConfig
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.execution.batch.graph_shapes import GraphShape
 from gpu_worker.execution.batch.graphs import ComputedRows, StepGraphs
-from gpu_worker.execution.batch.layout import StepLayout
+from gpu_worker.execution.batch.step_table import HostStep
 from gpu_worker.execution.runner import TorchModelRunner
 from gpu_worker.models.decoder import CausalLM
 from shared.sampling import Sampling
@@ -65,8 +65,8 @@ class CountedGraphs:
         self._run = graphs.run
         self.num_copying: dict[bool, int] = {True: 0, False: 0}
 
-    def run(self, shape: GraphShape, layout: StepLayout) -> ComputedRows:
-        if layout.states is not None and layout.states.save_starts is not None:
+    def run(self, shape: GraphShape, layout: HostStep) -> ComputedRows:
+        if layout.save_starts is not None:
             self.num_copying[shape.has_logits] += 1
         return self._run(shape, layout)
 

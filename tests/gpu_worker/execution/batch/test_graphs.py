@@ -6,14 +6,13 @@ import torch
 
 from gpu_worker.execution.batch.graph_shapes import GraphShape, decode_shape, mixed_shape
 from gpu_worker.execution.batch.graphs import ComputedRows, StepGraphs
-from gpu_worker.execution.batch.layout import StepLayout
-from gpu_worker.execution.batch.step_tensors import StepTensors
+from gpu_worker.execution.batch.step_table import DeviceStep, HostStep
 
 CPU = torch.device("cpu")
 SPARE = 11
 
 
-def decode(rows: list[int], lengths: list[int] | None = None, masks: list[int] | None = None) -> StepLayout:
+def decode(rows: list[int], lengths: list[int] | None = None, masks: list[int] | None = None) -> HostStep:
     """Tokens of sequences, one each unless told; the numbers only have to be told apart."""
     lengths = lengths or [1] * len(rows)
     row_numbers = np.array(rows, dtype=np.int64)
@@ -21,7 +20,7 @@ def decode(rows: list[int], lengths: list[int] | None = None, masks: list[int] |
     starts = np.array([0, *np.cumsum(lengths)], dtype=np.int32)
     context_lens = np.arange(len(rows), dtype=np.int32) + 30
     tree_masks = None if masks is None else np.array(masks, dtype=np.int64)
-    return StepLayout(
+    return HostStep(
         numbers + 10,
         np.repeat(row_numbers, lengths),
         numbers + 20,
@@ -29,15 +28,15 @@ def decode(rows: list[int], lengths: list[int] | None = None, masks: list[int] |
         row_numbers,
         starts,
         context_lens,
-        max(lengths),
         tree_masks,
+        max_query_len=max(lengths),
     )
 
 
-def make_graphs(shapes: list[GraphShape]) -> tuple[StepGraphs, list[StepTensors]]:
-    seen: list[StepTensors] = []
+def make_graphs(shapes: list[GraphShape]) -> tuple[StepGraphs, list[DeviceStep]]:
+    seen: list[DeviceStep] = []
 
-    def body(step: StepTensors, shape: GraphShape) -> ComputedRows:
+    def body(step: DeviceStep, shape: GraphShape) -> ComputedRows:
         seen.append(step)
         logits = step.token_ids[:, None].float() if shape.has_logits else None
         return ComputedRows(step.positions[:, None].float(), logits)

@@ -13,7 +13,7 @@ import torch
 from gpu_worker.core.batch_sequences import BatchSequence, Share
 from gpu_worker.core.draft import ROOT, Draft
 from gpu_worker.core.step import SampledTokens
-from gpu_worker.execution.batch.layout import lay_out
+from gpu_worker.execution.batch.step_table import Frame, lay_out
 from gpu_worker.execution.drafts.computed_steps import MAX_KEPT_TOKENS, ComputedStep, KeptSteps, _apart
 from gpu_worker.execution.drafts.drafting import Drafting, forced_drafts
 from gpu_worker.execution.drafts.proposer import ComputedTokens, DraftRequest
@@ -37,7 +37,7 @@ def decode_step(sequences: list[BatchSequence], start: int) -> ComputedStep:
     tables = np.zeros((len(sequences), 16), dtype=np.int32)
     hidden = torch.randn(len(sequences), HIDDEN_SIZE)
     sampled = [SampledTokens((100 + start,)) for _ in sequences]
-    return ComputedStep(shares, lay_out(decodes_of(shares), sequences, tables, 4), hidden, sampled, {}, set())
+    return ComputedStep(shares, lay_out(decodes_of(shares), sequences, Frame(tables, 4)), hidden, sampled, {}, set())
 
 
 class FailingProposer:
@@ -115,7 +115,7 @@ def test_only_sequences_that_go_on_are_shown() -> None:
     sampled[1] = SampledTokens(error="no numbers")
     hidden = torch.randn(4, HIDDEN_SIZE)
     sequences = [share.sequence for share in scheduled]
-    layout = lay_out(decodes_of(scheduled), sequences, tables, 4)
+    layout = lay_out(decodes_of(scheduled), sequences, Frame(tables, 4))
     step = ComputedStep(scheduled, layout, hidden, sampled, {}, {departed})
     [computed] = step
     assert (computed.sequence, computed.start) == (goes_on, 3)

@@ -10,7 +10,7 @@ import torch
 from gpu_worker.core.draft import Draft
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.step import SampledTokens
-from gpu_worker.execution.batch.sampled_rows import SampledRows, rows_behind_drafts
+from gpu_worker.execution.batch.assembled_step import SampledRows, rows_behind_drafts
 from gpu_worker.execution.batch.transfers import Downloads, Upload
 from gpu_worker.execution.sampling.sampler import Sampler
 from gpu_worker.execution.step import StepOutputs, SubmittedStep

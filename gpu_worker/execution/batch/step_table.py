@@ -1,0 +1,399 @@
+"""The table of a step's arrays: from a plan to what the device reads, at its own size or padded to a captured one.
+
+Everything that is done with the arrays of a step (laid out, padded, carried to the device) is done for each row of
+`FIELDS`. A new array is a row there, an attribute of `StepArrays`, and in `step_context` what layers get of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Sequence as Values
+from operator import attrgetter
+from typing import Any, Generic, Literal, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from msgspec import Struct
+
+from gpu_worker.core.batch_sequences import BatchSequence
+from gpu_worker.core.draft import SEES_ALL, Draft
+from gpu_worker.core.plan import UNKNOWN_TOKEN, StateWork, StepPlan
+from gpu_worker.execution.batch.graph_shapes import GraphShape
+from gpu_worker.execution.batch.rows import BatchRows
+from gpu_worker.execution.batch.transfers import Int32s, Int64s, StagedArray, Upload
+from gpu_worker.execution.memory.kv_cache import KVCache
+from gpu_worker.execution.memory.state_pool import StatePool
+from gpu_worker.layers.attention_context import AttentionContext, WindowContext
+from kernels.state_rows import StateRows, StateSaves
+
+Array = TypeVar("Array")
+
+
+class StepArrays(Struct, Generic[Array], frozen=True, gc=False):
+    """The scheduled tokens of all sequences, end to end, on the host or on the device.
+
+    Attributes:
+        token_ids: `[num_tokens]`, `UNKNOWN_TOKEN` where only the device has it, as the last one of its row.
+        token_rows: `[num_tokens]`, the row of each token's sequence.
+        positions: `[num_tokens]`, in the sequence; draft tokens that exclude each other share one.
+        slots: `[num_tokens]`, `block * block_size + offset` where each token's KV goes.
+        rows: `[num_seqs]`, the row of each sequence.
+        query_starts: `[num_seqs + 1]`, first token of each sequence, then the number of tokens.
+        context_lens: `[num_seqs]`, tokens of each sequence that have KV after the step.
+        tree_masks: `[num_tokens]`, as those of `AttentionContext`; None where all drafts are chains.
+        num_kept: `[num_seqs]`, tokens of each sequence that are no drafts; None where there are no drafts.
+        state_slots: `[num_seqs]`, where states are; None in a model without recurrent layers.
+        save_starts: `[num_seqs + 1]`, first copy of each sequence's state, then how many there are. None without any.
+        save_tokens: `[num_saves]`, behind how many of the sequence's tokens.
+        save_slots: `[num_saves]`, where they go.
+        window_slots: Like `slots`, in each group of layers that keeps the last tokens.
+        max_query_len: Most tokens of a sequence.
+        max_context_len: Largest of `context_lens`.
+    """
+
+    token_ids: Array
+    token_rows: Array
+    positions: Array
+    slots: Array
+    rows: Array
+    query_starts: Array
+    context_lens: Array
+    tree_masks: Array | None = None
+    num_kept: Array | None = None
+    state_slots: Array | None = None
+    save_starts: Array | None = None
+    save_tokens: Array | None = None
+    save_slots: Array | None = None
+    window_slots: tuple[Array, ...] = ()
+    max_query_len: int = 1
+    max_context_len: int = 0
+
+
+HostStep = StepArrays[npt.NDArray[Any]]
+DeviceStep = StepArrays[torch.Tensor]
+
+
+class Placed:
+    """Where the tokens of a plan are, from which the sources of `FIELDS` work.
+
+    Attributes:
+        rows, starts: `[num_seqs]`, of the sequences.
+        lengths: `[num_seqs]`, their tokens, drafts included.
+        query_starts: `[num_seqs + 1]`, of these.
+        token_rows, places: `[num_tokens]`, the row of each token, and its place in its sequence.
+        branches: Positions and masks where drafts branch.
+        saves: Copies of states to make, with the places of their sequences.
+    """
+
+    def __init__(
+        self, plan: StepPlan, sequences: Values[BatchSequence], drafts: Values[Draft] | None, *, knows_tokens: bool
+    ) -> None:
+        self.plan = plan
+        self.sequences = sequences
+        self.drafts = drafts
+        self.knows_tokens = knows_tokens
+        self.rows: Int64s = np.array(plan.rows, dtype=np.int64)
+        self.starts: Int64s = np.array(plan.starts, dtype=np.int64)
+        self.is_plain = drafts is None and plan.num_tokens == len(plan.rows)
+        self.saves = [(place, work.saves) for place, work in plan.states if work.saves] if plan.states else []
+        if self.is_plain:
+            # One token a sequence, which is the usual step, in fewer operations.
+            self.query_starts: Int32s = np.arange(len(self.rows) + 1, dtype=np.int32)
+            self.token_rows, self.places, self.max_query_len = self.rows, self.starts, 1
+            self.branches: tuple[Int64s, Int64s | None] = (self.starts, None)
+            self.context_lens: Int32s = (self.starts + 1).astype(np.int32)
+            self.max_context_len = max(plan.starts) + 1
+            return
+        lengths = np.array(self.num_kept, dtype=np.int64)
+        if drafts is not None:
+            lengths += [len(draft) for draft in drafts]
+        ends = lengths.cumsum()
+        self.query_starts = np.zeros(len(lengths) + 1, dtype=np.int32)
+        self.query_starts[1:] = ends
+        self.token_rows = np.repeat(self.rows, lengths)
+        self.places = np.arange(len(self.token_rows)) + np.repeat(self.starts - ends + lengths, lengths)
+        self.branches = _branch(self.places, self.query_starts, drafts)
+        self.context_lens = (self.starts + lengths).astype(np.int32)
+        self.max_query_len, self.max_context_len = int(lengths.max()), int(self.context_lens.max())
+
+    @property
+    def num_kept(self) -> list[int]:
+        """Return the tokens of each sequence that are no drafts."""
+        return [1] * self.plan.num_decodes + self.plan.lengths
+
+    def token_ids(self) -> list[int]:
+        """Return the tokens of all sequences, each with its drafts behind them."""
+        plan = self.plan
+        are_new = self.is_plain and self.knows_tokens and len(plan.token_ids) == len(self.rows)
+        if are_new and UNKNOWN_TOKEN not in plan.token_ids:
+            # What became known last is what is computed.
+            return plan.token_ids
+        known = [sequence.token_ids for sequence in self.sequences]
+        if self.is_plain:
+            pairs = zip(known, plan.starts, strict=True)
+            return [tokens[start] if start < len(tokens) else UNKNOWN_TOKEN for tokens, start in pairs]
+        token_ids: list[int] = []
+        for place, (tokens, start, length) in enumerate(zip(known, plan.starts, self.num_kept, strict=True)):
+            token_ids += tokens[start : start + length]
+            if start >= len(tokens):
+                token_ids.append(UNKNOWN_TOKEN)
+            if self.drafts is not None:
+                token_ids += self.drafts[place].token_ids
+        return token_ids
+
+    def slots(self, tables: Int32s, block_size: int) -> Int64s:
+        """Return where the tokens go, in the blocks of one group of layers."""
+        blocks = self.places // block_size
+        # A block's number times its size, and the offset in it, which is `places - blocks * block_size`.
+        slots: Int64s = (tables[self.token_rows, blocks] - blocks) * block_size + self.places
+        return slots
+
+    def state_slots(self) -> list[int]:
+        """Return where states are; a sequence that has no slot of its own has that of its row's number."""
+        return [item.row if item.state_slot is None else item.state_slot for item in self.sequences]
+
+    def save_starts(self) -> Int32s:
+        """Return the first copy of each sequence, then how many there are."""
+        counts = np.zeros(len(self.rows) + 1, dtype=np.int32)
+        for place, saves in self.saves:
+            counts[place + 1] = len(saves)
+        return counts.cumsum(dtype=np.int32)
+
+
+class Frame(Struct, frozen=True, gc=False):
+    """What sources read besides the plan: the group of layers that keeps all tokens, and whether there are states."""
+
+    tables: Int32s
+    block_size: int
+    has_states: bool = False
+
+
+class Field(Struct, frozen=True):
+    """An array of a step.
+
+    Attributes:
+        name: Of the attribute of `StepArrays`.
+        dtype: Of its numbers.
+        size: How many there are: one a token, one a sequence, or one a sequence and one more, which says where the
+            entries of each begin and the last ones end.
+        fill: What padding has: a number, or the `spare_row` or `spare_slot`. Of an array of beginnings, how much each
+            sequence of padding has.
+        source: From where it comes; None where a step has none.
+        shapes: The captured steps that have it: all, those that verify drafts, or those of models with states.
+    """
+
+    name: str
+    dtype: type[np.generic]
+    size: Literal["tokens", "sequences", "ends"]
+    fill: int | Literal["spare_row", "spare_slot"]
+    source: Callable[[Placed, Frame], npt.ArrayLike | None]
+    shapes: Literal["all", "drafts", "states"] = "all"
+
+    def nothing(self) -> npt.NDArray[Any]:
+        """Return the array of no tokens and no sequences."""
+        return np.zeros(int(self.size == "ends"), dtype=self.dtype)
+
+
+_SLOTS = Field("slots", np.int64, "tokens", -1, lambda step, frame: step.slots(frame.tables, frame.block_size))
+FIELDS = (
+    Field("token_ids", np.int64, "tokens", 0, lambda step, _: step.token_ids()),
+    Field("token_rows", np.int64, "tokens", "spare_row", lambda step, _: step.token_rows),
+    Field("positions", np.int64, "tokens", 0, lambda step, _: step.branches[0]),
+    _SLOTS,
+    Field("rows", np.int64, "sequences", "spare_row", lambda step, _: step.rows),
+    Field("query_starts", np.int32, "ends", 1, lambda step, _: step.query_starts),
+    Field("context_lens", np.int32, "sequences", 0, lambda step, _: step.context_lens),
+    Field("tree_masks", np.int64, "tokens", SEES_ALL, lambda step, _: step.branches[1], "drafts"),
+    Field("num_kept", np.int32, "sequences", 0, lambda step, _: step.num_kept if step.drafts else None, "drafts"),
+    Field(
+        "state_slots",
+        np.int64,
+        "sequences",
+        "spare_slot",
+        lambda step, frame: step.state_slots() if frame.has_states else None,
+        "states",
+    ),
+    Field("save_starts", np.int32, "ends", 0, lambda step, _: step.save_starts() if step.saves else None, "states"),
+    # A copy is made behind a token, and behind none there are two: there are as many as tokens at most. How many there
+    # are only `save_starts` tells; what stands behind the last is not read.
+    Field("save_tokens", np.int32, "tokens", 0, lambda step, _: _save_column(step, 0), "states"),
+    Field("save_slots", np.int64, "tokens", "spare_slot", lambda step, _: _save_column(step, 1), "states"),
+)
+
+# Those that every step has come first.
+_ALWAYS = tuple(field for field in FIELDS if field.shapes == "all")
+
+# From the arrays of `FIELDS`, in order, and the other attributes; and back.
+_make: Callable[..., StepArrays[Any]] = StepArrays
+_arrays_of: Callable[[StepArrays[Any]], tuple[Any, ...]] = attrgetter(*(field.name for field in FIELDS))
+
+
+def lay_out(
+    plan: StepPlan,
+    sequences: Values[BatchSequence],
+    frame: Frame,
+    drafts: Values[Draft] | None = None,
+    window_tables: Values[Int32s] = (),
+    *,
+    knows_tokens: bool = True,
+) -> HostStep:
+    """Lay the scheduled tokens of all sequences end to end.
+
+    Args:
+        plan: Schedules at least one sequence.
+        sequences: These sequences.
+        frame: With tables whose rows cover the sequences' scheduled tokens.
+        drafts: Of each sequence, to compute behind the scheduled tokens.
+        window_tables: Tables of each group of layers that keeps the last tokens.
+        knows_tokens: No step is in flight that samples a token which this one computes.
+    """
+    placed = Placed(plan, sequences, drafts, knows_tokens=knows_tokens)
+    arrays = []
+    for field in _ALWAYS if drafts is None and not frame.has_states else FIELDS:
+        source = field.source(placed, frame)
+        arrays.append(np.array(source, dtype=field.dtype) if isinstance(source, list) else source)
+    windows = tuple([placed.slots(tables, frame.block_size) for tables in window_tables]) if window_tables else ()
+    longest, max_context_len = placed.max_query_len, placed.max_context_len
+    return _make(*arrays, window_slots=windows, max_query_len=longest, max_context_len=max_context_len)
+
+
+def no_step(num_windows: int) -> HostStep:
+    """Return a step without sequences, of which padding is all that there is."""
+    arrays = [field.nothing() if field.shapes == "all" else None for field in FIELDS]
+    return _make(*arrays, (np.zeros(0, dtype=np.int64),) * num_windows)
+
+
+def padded(step: HostStep, shape: GraphShape, spare_row: int, spare_slot: int | None) -> HostStep:
+    """Pad a step to the numbers of tokens and sequences of a shape, which it fits into.
+
+    Each sequence of padding gets one token, as long as there are tokens; those after them get none. Where there are
+    more tokens of padding than sequences, the last tokens belong to no sequence. Padding writes no KV, and attends to
+    nothing.
+
+    Args:
+        step: At its own size.
+        shape: Of the result.
+        spare_row: The row of sequences that are only padding.
+        spare_slot: Where the states of padding are; None in a model without recurrent layers.
+    """
+    spare = {"spare_row": spare_row, "spare_slot": 0 if spare_slot is None else spare_slot}
+    is_there = {"all": True, "drafts": shape.has_masks, "states": spare_slot is not None}
+    arrays: list[npt.NDArray[Any] | None] = []
+    for field, array in zip(FIELDS, _arrays_of(step), strict=True):
+        if not is_there[field.shapes]:
+            arrays.append(None)
+            continue
+        if array is None:
+            array = np.diff(step.query_starts) if field.name == "num_kept" else field.nothing()
+        fill = spare[field.fill] if isinstance(field.fill, str) else field.fill
+        arrays.append(_padded(array, field, fill, shape))
+    windows = tuple([_padded(slots, _SLOTS, -1, shape) for slots in step.window_slots])
+    return _make(*arrays, windows, shape.query_len, step.max_context_len)
+
+
+def _padded(array: npt.NDArray[Any], field: Field, fill: int, shape: GraphShape) -> npt.NDArray[Any]:
+    if field.size == "ends":
+        added = np.arange(1, shape.num_seqs + 2 - len(array)) * fill
+        return np.concatenate((array, np.minimum(array[-1] + added, shape.num_tokens)), dtype=field.dtype)
+    result = np.full(shape.num_tokens if field.size == "tokens" else shape.num_seqs, fill, dtype=field.dtype)
+    result[: len(array)] = array
+    return result
+
+
+class StagedStep:
+    """A step on its way to the device. Steps of equal size have their tensors at equal places of an upload."""
+
+    def __init__(self, step: HostStep, upload: Upload) -> None:
+        """Add the arrays to the upload."""
+        self._tensors: DeviceStep | None = None
+        self._step = step
+        arrays = _arrays_of(step)
+        if not upload.is_copied:
+            # The arrays themselves: fewer operations of the host than an upload has that copies nothing.
+            share = torch.from_numpy
+            tensors = [None if array is None else share(array) for array in arrays]
+            self._tensors = self._device_step(tensors, [share(slots) for slots in step.window_slots])
+            return
+        staged: dict[int, StagedArray] = {}
+        for array in (*arrays, *step.window_slots):
+            # Where each sequence has one token, `token_rows` and `rows` may be the same array.
+            if array is not None and id(array) not in staged:
+                staged[id(array)] = upload.add(array)
+        self._staged = [None if array is None else staged[id(array)] for array in arrays]
+        self._windows = [staged[id(array)] for array in step.window_slots]
+
+    @property
+    def tensors(self) -> DeviceStep:
+        """Return the tensors of an upload that was sent or bound."""
+        if self._tensors is not None:
+            return self._tensors
+        tensors = [None if staged is None else staged.tensor for staged in self._staged]
+        return self._device_step(tensors, [staged.tensor for staged in self._windows])
+
+    def _device_step(self, tensors: list[torch.Tensor | None], windows: list[torch.Tensor]) -> DeviceStep:
+        return _make(*tensors, tuple(windows), self._step.max_query_len, self._step.max_context_len)
+
+
+def step_context(
+    step: DeviceStep, rows: BatchRows, cache: KVCache, states: StatePool | None, max_context_len: int
+) -> AttentionContext:
+    """Describe a step to the layers; `max_context_len` tokens of a sequence are in the cache at most."""
+    state_rows = None
+    if states is not None:
+        assert step.state_slots is not None, "the step was laid out without states"
+        saves = None
+        if step.save_starts is not None and step.save_tokens is not None and step.save_slots is not None:
+            saves = StateSaves(step.save_starts, step.save_tokens, step.save_slots)
+        starts, contexts, most = step.query_starts, step.context_lens, step.max_query_len
+        state_rows = StateRows(step.state_slots, starts, contexts, most, step.num_kept, saves)
+    return AttentionContext(
+        caches=cache.layers,
+        slot_mapping=step.slots,
+        block_tables=rows.block_tables(step.rows),
+        query_starts=step.query_starts,
+        context_lens=step.context_lens,
+        max_query_len=step.max_query_len,
+        max_context_len=max_context_len,
+        tree_masks=step.tree_masks,
+        windows=[
+            WindowContext(slots, tables.of(step.rows))
+            for slots, tables in zip(step.window_slots, rows.windows, strict=True)
+        ],
+        group_of_layer=cache.layout.group_of_layer,
+        states=() if states is None else states.layers,
+        state_rows=state_rows,
+    )
+
+
+def copy_states(
+    states: StatePool, sequences: Values[BatchSequence], works: Values[tuple[int, StateWork]], upload: Upload
+) -> None:
+    """Let sequences that start from a checkpoint get a copy of it when the upload arrives."""
+    pairs = [
+        (work.source, target)
+        for work, target in ((work, sequences[place].state_slot) for place, work in works)
+        if work.source is not None and target is not None and work.source != target
+    ]
+    if not pairs:
+        return
+    sources, targets = (upload.add(array) for array in np.array(pairs, dtype=np.int64).T)
+    upload.on_arrival(lambda: states.copy(sources.tensor, targets.tensor))
+
+
+def _save_column(step: Placed, column: int) -> list[int] | None:
+    """Return a column of all copies of states, end to end; None where none is made."""
+    return [pair[column] for _, saves in step.saves for pair in saves] if step.saves else None
+
+
+def _branch(places: Int64s, query_starts: Int32s, drafts: Values[Draft] | None) -> tuple[Int64s, Int64s | None]:
+    """Return the positions and masks of tokens that lie at `places` of their sequences."""
+    if drafts is None or all(draft.parents is None for draft in drafts):
+        return places, None
+    positions, masks = places.copy(), np.full(len(places), SEES_ALL, dtype=np.int64)
+    for draft, end in zip(drafts, query_starts[1:], strict=True):
+        if draft.parents is not None:
+            last = end - len(draft) - 1
+            positions[last + 1 : end] = places[last] + np.array(draft.depths(), dtype=np.int64)
+            masks[last:end] = draft.masks()
+    return positions, masks
