@@ -95,6 +95,8 @@ class Requests:
         return Generation("completion", body.decode(), prompts, 1, Sampling(), deterministic=True, stream=True)
 
     def streamed_answer(self, asked: object, parts: object) -> Answered:
+        if (failure := self.failures.get("answer")) is not None:
+            raise failure
         self.answers.append(Answered())
         return self.answers[-1]
 
@@ -136,6 +138,13 @@ async def test_request_that_is_refused_costs_nothing(requests: Requests) -> None
 async def test_request_that_cannot_be_read_costs_nothing(requests: Requests, failure: Exception) -> None:
     requests.failures["reading"] = failure
     with pytest.raises(type(failure)):
+        await requests.ask()
+    assert (requests.released, requests.num_places) == ([0], 0)
+
+
+async def test_request_whose_answer_cannot_be_made_costs_nothing(requests: Requests) -> None:
+    requests.failures["answer"] = RuntimeError("broken")
+    with pytest.raises(RuntimeError):
         await requests.ask()
     assert (requests.released, requests.num_places) == ([0], 0)
 
