@@ -189,7 +189,7 @@ def _max_tokens(directory: ModelDirectory, config: dict[str, Any], modules: Sent
     if limit is None and (modules is not None or _is_encoder(config)):
         limit = directory.tokenizer_config.get("model_max_length")
     # Tokenizers without a limit name a number beyond all contexts.
-    return limit if isinstance(limit, int) and 0 < limit < directory.max_model_len else None
+    return limit if type(limit) is int and 0 < limit < directory.max_model_len else None
 
 
 def _embedding(

@@ -51,7 +51,7 @@ class SentenceModules:
         for folder in self.folders("Transformer")[:1]:
             for file in sorted(folder.glob(_TRANSFORMER_FILES)):
                 limit = read_json(file).get("max_seq_length")
-                if isinstance(limit, int) and limit > 0:
+                if type(limit) is int and limit > 0:
                     return limit
         return None
 

@@ -255,6 +255,7 @@ def test_model_without_words_of_its_own_treats_all_texts_alike(tasks_of: Tasks) 
         (modules("Transformer", "Pooling") | {"sentence_bert_config.json": {"max_seq_length": 24}}, {}, 24),
         (modules("Transformer", "Pooling") | {"sentence_roberta_config.json": {"max_seq_length": 24}}, {}, 24),
         (modules("Transformer", "Pooling") | {"sentence_bert_config.json": {"max_seq_length": None}}, {}, 20),
+        (modules("Transformer", "Pooling") | {"sentence_bert_config.json": {"max_seq_length": True}}, {}, 20),
         (modules("Transformer", "Pooling"), {}, 20),
         (modules("Transformer", "Pooling") | {"sentence_bert_config.json": {"max_seq_length": 1 << 20}}, {}, None),
         ({"sentence_bert_config.json": {"max_seq_length": 24}}, {}, None),
