@@ -1,6 +1,7 @@
 """The batch queues: a stream for each tenant, so that none can fill, delay, or confuse the queue of another.
 
-`HR_BATCH_<tenant>` holds the jobs `hr.req.*.batch.<tenant>`. Bytes, messages, waiting time and the window in which a
+`HR_BATCH_<tenant>` holds the jobs `hr.req.*.batch.<tenant>`, and background responses in a queue of their own,
+`hr.req.*.background.<tenant>`. Bytes, messages, waiting time and the window in which a
 `Nats-Msg-Id` counts as published already are the tenant's own. Streams are made by an administrator, `headrace setup
 --tenants`; a tenant that has none can store nothing. Workers look for new ones as they run.
 """
@@ -18,9 +19,10 @@ from nats.js.errors import APIError, NotFoundError
 
 from shared.errors import DependencyError, InvalidNameError
 from shared.nats_connection import has_jetstream, is_clustered
-from shared.subjects import decode_name, encode_name
+from shared.subjects import Queue, decode_name, encode_name
 
 DEFAULT_TENANT = "default"
+TENANT_QUEUES: tuple[Queue, ...] = ("batch", "background")
 # Key in a stream's metadata: seconds after which a job that no worker has taken is given the result `expired`.
 MAX_WAIT_KEY = "headrace_max_wait_s"
 # NATS leaves calls that a user may not make unanswered, as it does those for which there is nobody.
@@ -52,7 +54,7 @@ def batch_stream_config(
     """Return the configuration of a tenant's stream."""
     return StreamConfig(
         name=batch_stream(tenant),
-        subjects=[f"hr.req.*.batch.{encode_name(tenant)}"],
+        subjects=[f"hr.req.*.{queue}.{encode_name(tenant)}" for queue in TENANT_QUEUES],
         retention=RetentionPolicy.WORK_QUEUE,
         storage=StorageType.FILE,
         discard=DiscardPolicy.NEW,
@@ -94,13 +96,13 @@ def jetstream_problem(js: JetStreamContext) -> str:
     return _NO_LEADER if is_clustered(js._nc) else _NO_ANSWER
 
 
-async def batch_tenants(nats: Client, model: str) -> list[str]:
-    """Return the tenants that have a stream in which jobs of this model may wait.
+async def batch_tenants(nats: Client, model: str, queue: Queue = "batch") -> list[str]:
+    """Return the tenants that have a stream with this queue of the model; those of earlier versions have only `batch`.
 
     Raises:
         DependencyError: NATS does not answer.
     """
-    request = {"subject": f"hr.req.{encode_name(model)}.batch.*"}
+    request = {"subject": f"hr.req.{encode_name(model)}.{queue}.*"}
     names: list[str] = []
     total = 1
     try:

@@ -49,13 +49,16 @@ from shared.worker_metrics import WorkerMetrics
 PROTOCOL_VERSION = 1
 POOLING_OPTIONS = "pooling_options"
 TEXT_PARTS = "text_parts"
+BACKGROUND = "background"
 # What a worker of this version understands beyond the first one: it pulls the queue `resumed`; it cuts texts that it
 # embeds or scores, puts the model's words for `input_type` before them, and tells raw scores; it drains when told; it
-# reads where parts of a message's content end.
-FEATURES = ("resumed", POOLING_OPTIONS, "drain", TEXT_PARTS)
+# reads where parts of a message's content end; it pulls the queues `background`.
+FEATURES = ("resumed", POOLING_OPTIONS, "drain", TEXT_PARTS, BACKGROUND)
 BOUND_SEALS = "bound_seals"
-# The same of a gateway: it opens sealed items that are bound to their model and kind.
-GATEWAY_FEATURES = (BOUND_SEALS,)
+SHORT_PIECES = "short_pieces"
+# The same of a gateway: it opens sealed items that are bound to their model and kind; it tells the first events of a
+# background response in the pieces that its record names.
+GATEWAY_FEATURES = (BOUND_SEALS, SHORT_PIECES)
 
 Lane = Literal["interactive", "batch"]
 Awaited = Annotated[dict[PeerName, tuple[NumRequests, NumTokens]], Meta(max_length=4096)]

@@ -27,6 +27,7 @@ from nats.js.errors import APIError, NotFoundError, ServiceUnavailableError
 
 from shared.batch_streams import (
     DEFAULT_TENANT,
+    TENANT_QUEUES,
     batch_stream,
     batch_stream_config,
     ensure_batch_stream,
@@ -189,7 +190,7 @@ def _record_config(name: str, subjects: list[str], *, max_msgs_per_subject: int 
 
 def queue_stream(queue: Queue, tenant: str) -> str:
     """Return the stream in which requests of a queue wait: one for all, or the tenant's batch queue."""
-    return batch_stream(tenant) if queue == "batch" else INTERACTIVE_STREAM
+    return batch_stream(tenant) if queue in TENANT_QUEUES else INTERACTIVE_STREAM
 
 
 def consumer_name(model: str, queue: Queue) -> str:

@@ -3,6 +3,7 @@
 hr.req.<model>.interactive          shared interactive queue (stream `HR_INTERACTIVE`)
 hr.req.<model>.resumed              published again or suspected: these go before it (the same stream)
 hr.req.<model>.batch.<tenant>       batch queue (stream `HR_BATCH_<tenant>`)
+hr.req.<model>.background.<tenant>  background responses, pulled as people's requests are (the same stream)
 hr.result.<tenant>.<request>        batch results (stream `HR_RESULTS`)
 hr.stored.<tenant>.<request>        each result once, as it is stored; its publisher sees it as `hr.result...`
 hr.end.<tenant>.<request>           when and how a batch job ended (stream `HR_ENDS`)
@@ -30,8 +31,9 @@ from shared.bounds import MAX_NAME_BYTES
 from shared.errors import ConfigError, InvalidNameError
 from shared.messages import Lane
 
-Queue = Lane | Literal["resumed"]
-"""Where requests wait: those of people twice, since what had its turn before goes before what has not."""
+Queue = Lane | Literal["resumed", "background"]
+"""Where requests wait: those of people twice, since what had its turn before goes before what has not. So do batch
+requests: people wait for background responses, so these do not wait behind jobs."""
 
 _PLAIN = re.compile(r"[A-Za-z0-9-]")
 # Up to sixteen tokens of ordinary characters.
@@ -98,8 +100,8 @@ def decode_name(token: str) -> str:
 
 def request_subject(model: str, queue: Queue, tenant: str) -> str:
     """Subject on which a request waits: shared by all workers of the model."""
-    if queue == "batch":
-        return f"hr.req.{encode_name(model)}.batch.{encode_name(tenant)}"
+    if queue in ("batch", "background"):
+        return f"hr.req.{encode_name(model)}.{queue}.{encode_name(tenant)}"
     return f"hr.req.{encode_name(model)}.{queue}"
 
 
@@ -151,6 +153,11 @@ def result_subject(tenant: str, request_id: str) -> str:
 def results_filter(tenant: str) -> str:
     """Subject filter of all stored results of a tenant."""
     return f"hr.result.{encode_name(tenant)}.*"
+
+
+def stored_subject(tenant: str, request_id: str) -> str:
+    """Subject on which NATS publishes a batch result once more when it has been stored."""
+    return f"hr.stored.{encode_name(tenant)}.{encode_name(request_id)}"
 
 
 def end_subject(tenant: str, request_id: str) -> str:

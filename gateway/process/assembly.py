@@ -137,7 +137,7 @@ def _responses(
     stack: contextlib.AsyncExitStack, services: RouteServices, nats: DirectClient, dispatcher: Dispatcher
 ) -> ResponseStore:
     """Return the store of responses, which writes down what is left to write when the gateway stops."""
-    log, jobs = ResponseLog(nats, services.bodies), JobQueue(nats, dispatcher.clock)
+    log, jobs = ResponseLog(nats, services.bodies), JobQueue(nats, dispatcher.clock, dispatcher.fleet)
     stack.push_async_callback(log.close)
     stack.push_async_callback(jobs.kept.shares.close)
     may_bind = partial(dispatcher.fleet.do_gateways_understand, BOUND_SEALS)

@@ -21,10 +21,12 @@ from gateway.generation import Generation
 from gateway.responses.draft import ResponseGeneration, response_fields
 from gateway.responses.follower import Follower
 from gateway.responses.job import BackgroundJob
+from gateway.responses.job_watch import JobWatch
 from gateway.responses.log import ResponseLogError
 from gateway.responses.record import ResponseRecord
 from gateway.responses.store import ResponseStore, job_of
 from shared.background_tasks import BackgroundTasks
+from shared.messages import Request
 
 _log = logging.getLogger(__name__)
 
@@ -38,8 +40,11 @@ class Submission:
 
     store: ResponseStore
 
-    async def submit(self, generation: ResponseGeneration, caller: Caller) -> ResponseRecord:
+    async def submit(self, generation: ResponseGeneration, caller: Caller) -> tuple[ResponseRecord, JobWatch | None]:
         """Put a job into the queue, and its response into the log; both are on the disk when this returns.
+
+        Returns:
+            The response, and what has been heard of its job since, if its stream is asked for.
 
         Raises:
             ApiError: The queue or the log does not take it.
@@ -51,8 +56,22 @@ class Submission:
         request = msgspec.structs.replace(
             request, id=draft.id, lane="batch", reply=None, is_followed=generation.stream, is_background=True
         )
-        stream_seq = await self.store.jobs.publish(request)
-        job = BackgroundJob.of(generation, stream_seq, now + timeout_s)
+        # A worker may have written the first text before the response is in the log.
+        watch = await self.store.jobs.watch(caller.tenant, draft.id) if generation.stream else None
+        try:
+            return await self._submit(generation, caller, request, now + timeout_s), watch
+        except BaseException:
+            if watch is not None:
+                await self.store.jobs.unwatch(watch)
+            raise
+
+    async def _submit(
+        self, generation: ResponseGeneration, caller: Caller, request: Request, deadline: float
+    ) -> ResponseRecord:
+        draft = generation.draft
+        jobs = self.store.jobs
+        queue, stream_seq = await jobs.publish(request)
+        job = BackgroundJob.of(generation, stream_seq, deadline, queue, jobs.first_piece)
         response = msgspec.json.encode(response_fields(draft, "queued"))
         record = ResponseRecord(caller.tenant, generation.model, draft, response, job)
         try:
@@ -79,8 +98,8 @@ class BackgroundAnswer(Answer):
         self._num_reserved = reserved_tokens(generation)
 
     @abstractmethod
-    def queued(self, record: ResponseRecord) -> None:
-        """Tell the client that its response is queued."""
+    def queued(self, record: ResponseRecord, watch: JobWatch | None) -> None:
+        """Tell the client that its response is queued; `watch` is there for a stream."""
 
     def _complete(self) -> None:
         raise AssertionError("a job has no sequence that could end here")
@@ -94,7 +113,7 @@ class QueuedResponse(BackgroundAnswer):
         super().__init__(asked.exchange, asked.generation, asked.head)
         self.reserve(asked.generation)
 
-    def queued(self, record: ResponseRecord) -> None:
+    def queued(self, record: ResponseRecord, watch: JobWatch | None) -> None:
         """Answer."""
         if not self.done.done():
             self._respond(record.response)
@@ -125,9 +144,9 @@ class FollowedResponse(BackgroundAnswer, EventAnswer):
         if self._follower is not None:
             self._follower.cut(error)
 
-    def queued(self, record: ResponseRecord) -> None:
+    def queued(self, record: ResponseRecord, watch: JobWatch | None) -> None:
         """Begin to follow."""
-        self._follower = Follower(record, self._store)
+        self._follower = Follower(record, self._store, watch=watch)
         if self._cut is not None:
             self._follower.cut(self._cut)
         following = self._tasks.spawn(self._follow(self._follower, record.draft.id))

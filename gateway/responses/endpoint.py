@@ -145,7 +145,7 @@ class ResponsesEndpoint(Endpoint):
             self._store.add_follower(answer)
         generation = await starter.checked(asked.generation, asked.load, caller.tenant)
         assert isinstance(generation, ResponseGeneration)
-        answer.queued(await self._submission.submit(generation, caller))
+        answer.queued(*await self._submission.submit(generation, caller))
         return Membership(leave=_nothing, tokens_used=partial(_num_reserved, answer))
 
     def _keeping(self, asked: Asked) -> Keeping:

@@ -10,11 +10,14 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator
 from functools import partial
+from typing import Any
 
 from gateway.errors import ApiError
 from gateway.responses.draft import response_fields
 from gateway.responses.events import RESPONSES, EventWriter, error_event
 from gateway.responses.job import JobReader, status_of
+from gateway.responses.job_queue import JobState
+from gateway.responses.job_watch import JobWatch
 from gateway.responses.output import ResponseOutput
 from gateway.responses.record import ResponseRecord
 from gateway.responses.store import ResponseStore, ended_response, job_of
@@ -32,8 +35,10 @@ OUTAGE_S = 20.0
 class Follower:
     """Yields the events of one response after `starting_after`. Whoever starts it has counted its stream."""
 
-    def __init__(self, record: ResponseRecord, store: ResponseStore, starting_after: int = -1) -> None:
-        """Follow the job of `record`."""
+    def __init__(
+        self, record: ResponseRecord, store: ResponseStore, starting_after: int = -1, watch: JobWatch | None = None
+    ) -> None:
+        """Follow the job of `record`; `watch` has heard of it since it was published, or is made."""
         ref = job_of(record)
         assert ref is not None
         self._record = record
@@ -43,7 +48,8 @@ class Follower:
         self._unsent: deque[bytes] = deque()
         self._events = EventWriter(self._unsent.append, starting_after)
         self._output = ResponseOutput(record.draft, self._events.emit, store.seal_of(record.tenant, record.model))
-        self._reader = JobReader(ref.job.reading, self._output)
+        self._reader = JobReader(ref.job.reading, self._output, ref.job.first_piece)
+        self._watch = watch
         self._starting_after = starting_after
         self._is_running = False
         self._away_since: float | None = None
@@ -64,8 +70,9 @@ class Follower:
         self._events.emit("response.created", {"response": queued})
         self._events.emit("response.queued", {"response": queued})
         wait_s, silent_s = FIRST_POLL_S, 0.0
+        watch = self._watch or await self._store.jobs.watch(self.tenant, self._record.draft.id)
         try:
-            while not await self._is_over():
+            while not await self._is_over(watch):
                 if self._unsent:
                     # What has come lately is followed by more.
                     wait_s, silent_s = FIRST_POLL_S, 0.0
@@ -77,26 +84,30 @@ class Follower:
                 while self._unsent:
                     yield self._take()
                     await asyncio.sleep(0)
-                await self._wait(wait_s)
+                # What is heard need not be asked for, but not all may be heard.
+                await self._wait(watch, LAST_POLL_S if watch.has_heard else wait_s)
         except ApiError as error:
             self._unsent.append(error_event(error, max(self._events.num_events - 1, self._starting_after)))
+        finally:
+            await self._store.jobs.unwatch(watch)
         while self._unsent:
             yield self._take()
             await asyncio.sleep(0)
 
-    async def _wait(self, wait_s: float) -> None:
-        done, _ = await asyncio.wait([self._cut], timeout=wait_s)
-        if done:
+    async def _wait(self, watch: JobWatch, wait_s: float) -> None:
+        events: list[asyncio.Future[Any]] = [self._cut, watch.changed]
+        await asyncio.wait(events, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
+        if self._cut.done():
             raise self._cut.result()
 
-    async def _is_over(self) -> bool:
+    async def _is_over(self, watch: JobWatch) -> bool:
         """Tell what is new; say whether that is all. NATS may be away for `OUTAGE_S`.
 
         Raises:
             ApiError: 500, the text was computed anew; 503, NATS is away for longer.
         """
         try:
-            is_over = await self._advance()
+            is_over = await self._advance(watch)
         except ApiError as error:
             now = asyncio.get_running_loop().time()
             if self._away_since is None:
@@ -107,17 +118,21 @@ class Follower:
         self._away_since = None
         return is_over
 
-    async def _advance(self) -> bool:
+    async def _advance(self, watch: JobWatch) -> bool:
         """Tell what is new; say whether that is all.
 
         Raises:
             ApiError: 503; NATS does not answer.
         """
-        result = await self._store.jobs.result(self._ref)
-        if result is not None:
-            await self._store.bodies.read_kept(self.tenant, len(result.text), partial(self._end, result))
-            return True
-        state = await self._store.jobs.state(self._ref)
+        heard = watch.take(self._ref.job.stream_seq)
+        if heard is not None:
+            state = JobState(True, heard.text, heard.in_reasoning)
+        else:
+            result = await self._store.jobs.result(self._ref)
+            if result is not None:
+                await self._store.bodies.read_kept(self.tenant, len(result.text), partial(self._end, result))
+                return True
+            state = await self._store.jobs.state(self._ref)
         if state.is_running:
             self._run()
             read = partial(self._read, state.text, state.in_reasoning)

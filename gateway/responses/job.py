@@ -13,21 +13,26 @@ from gateway.responses.draft import ResponseError, ResponseGeneration, ResponseU
 from gateway.responses.output import ResponseOutput
 from shared.formats import ContentText, OutputEvent, OutputReader, ReasoningText, ToolCallArguments, ToolCallStart
 from shared.messages import BatchResult, FinishReason
+from shared.subjects import Queue
 
 _STATUSES: dict[FinishReason, Status] = {"stop": "completed", "length": "incomplete", "cancelled": "cancelled"}
-# Pieces of text in the events of a background response have so many characters, the last one of an item apart.
+# Pieces of text in the events of a background response have so many characters, the last one of an item apart. The
+# first ones are shorter: 1, 2, 4, ... characters, so that a person sees the first token.
 _PIECE_CHARACTERS = 32
+FIRST_PIECE = 1
 
 
 class BackgroundJob(Struct, frozen=True, kw_only=True):
     """What is needed to follow a job, and to read what it has written.
 
     Attributes:
-        stream_seq: Number of its message in the tenant's batch queue.
+        stream_seq: Number of its message in the tenant's stream.
         deadline: Unix seconds after which it is not computed any more.
         chat_format: Format of the text; None where all of it is content.
         tools: Those that it offers.
         includes_reasoning: The client gets the reasoning.
+        queue: The one of the stream's queues in which it waits.
+        first_piece: Characters of the first piece of an item; None is one length for all, as earlier versions have it.
     """
 
     stream_seq: int
@@ -35,14 +40,25 @@ class BackgroundJob(Struct, frozen=True, kw_only=True):
     chat_format: str | None = None
     tools: ToolUse | None = None
     includes_reasoning: bool = True
+    queue: Queue = "batch"
+    first_piece: int | None = None
 
     @classmethod
-    def of(cls, generation: ResponseGeneration, stream_seq: int, deadline: float) -> BackgroundJob:
+    def of(
+        cls,
+        generation: ResponseGeneration,
+        stream_seq: int,
+        deadline: float,
+        queue: Queue = "batch",
+        first_piece: int | None = None,
+    ) -> BackgroundJob:
         """Return the job of a generation that is in the queue."""
         reading, tools = generation.reading, generation.tools
         return cls(
             stream_seq=stream_seq,
             deadline=deadline,
+            queue=queue,
+            first_piece=first_piece,
             chat_format=None if reading is None else reading.format_name,
             tools=None if tools is None else replace(tools, schema_places=()),
             includes_reasoning=generation.includes_reasoning,
@@ -81,13 +97,14 @@ class JobReader:
         text: What has been read.
     """
 
-    def __init__(self, reading: OutputReading, output: ResponseOutput) -> None:
-        """Write into `output`."""
+    def __init__(self, reading: OutputReading, output: ResponseOutput, first_piece: int | None = None) -> None:
+        """Write into `output`; the first piece of an item has `first_piece` characters, each next twice as many."""
         self._reading = reading
         self._output = output
         self._reader: OutputReader | None = None
         self._kind: type[OutputEvent] | None = None
         self._pending = ""
+        self._first_piece = self._piece = first_piece or _PIECE_CHARACTERS
         self.text = ""
         self._num_reasoning = 0
 
@@ -147,12 +164,14 @@ class JobReader:
     def _add(self, kind: type[OutputEvent], text: str) -> None:
         if kind is not self._kind:
             self._flush()
-            self._kind = kind
+            self._kind, self._piece = kind, self._first_piece
         self._pending += text
-        whole = len(self._pending) // _PIECE_CHARACTERS * _PIECE_CHARACTERS
-        for start in range(0, whole, _PIECE_CHARACTERS):
-            self._write(self._pending[start : start + _PIECE_CHARACTERS])
-        self._pending = self._pending[whole:]
+        start = 0
+        while len(self._pending) - start >= self._piece:
+            self._write(self._pending[start : start + self._piece])
+            start += self._piece
+            self._piece = min(2 * self._piece, _PIECE_CHARACTERS)
+        self._pending = self._pending[start:]
 
     def _flush(self) -> None:
         if self._pending:

@@ -1,7 +1,8 @@
-"""The jobs of background responses on NATS: published to the batch lane, looked for, cancelled.
+"""The jobs of background responses on NATS: published, looked for, watched, cancelled.
 
-Everything that a job has is where every gateway finds it: its request in the tenant's batch queue, what it has so far
-in the record of its progress, and its result in the stream of results.
+Everything that a job has is where every gateway finds it: its request in the tenant's stream, what it has so far in the
+record of its progress, and its result in the stream of results. A job waits in the queue of background responses, or
+behind the tenant's batch jobs where a worker or the stream is of an earlier version.
 """
 
 from __future__ import annotations
@@ -10,28 +11,52 @@ import contextlib
 import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import NamedTuple, Protocol
 
 import msgspec
 from nats.errors import MaxPayloadError
 from nats.js.errors import APIError, NoStreamResponseError, NotFoundError
 
 from gateway.errors import ApiError
-from gateway.responses.job import BackgroundJob
+from gateway.responses.job import FIRST_PIECE, BackgroundJob
+from gateway.responses.job_watch import JobWatch
 from shared.batch_progress import BatchProgress
 from shared.batch_streams import batch_stream
 from shared.direct_client import DirectClient
 from shared.kept_results import JobEnd, KeptResults
-from shared.messages import BatchResult, Cancel, Request, encode
+from shared.messages import BACKGROUND, SHORT_PIECES, BatchResult, Cancel, Request, encode
 from shared.nats_connection import SEND_ERRORS
 from shared.result_shares import ResultShares
 from shared.server_clock import ServerClock
 from shared.streams import PROGRESS_STREAM, RESULTS_STREAM, consumer_name
-from shared.subjects import cancel_subject, progress_subject, request_subject, result_subject
+from shared.subjects import Queue, cancel_subject, progress_subject, request_subject, result_subject
 
 _TIMEOUT_S = 3.0
 # A worker may be about to store a result when the time of its job is over.
 _GRACE_S = 60.0
 _ERRORS: tuple[type[Exception], ...] = (APIError, *SEND_ERRORS)
+
+MAX_WATCHES = 256
+"""Jobs watched at once, each with two of the 1,000 subscriptions that NATS allows a connection; others are polled."""
+
+
+class Understanding(Protocol):
+    """What all processes of a kind understand (`Fleet`)."""
+
+    def do_workers_understand(self, model: str, feature: str) -> bool:
+        """Whether a model has live workers, and all of them understand what earlier versions do not."""
+        ...
+
+    def do_gateways_understand(self, feature: str) -> bool:
+        """Whether all gateways have a feature."""
+        ...
+
+
+class Place(NamedTuple):
+    """Where a job waits: in which of the stream's queues, and the number of its message."""
+
+    queue: Queue
+    stream_seq: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +96,13 @@ class JobQueue:
         kept: Stores the results of cancelled jobs.
     """
 
-    def __init__(self, nats: DirectClient, clock: ServerClock | None = None) -> None:
-        """Work over an open connection."""
+    def __init__(
+        self, nats: DirectClient, clock: ServerClock | None = None, fleet: Understanding | None = None
+    ) -> None:
+        """Work over an open connection; without a fleet, as with workers of earlier versions."""
         self._nats = nats
+        self._fleet = fleet
+        self._num_watches = 0
         self.clock = clock or ServerClock()
         self._js = nats.jetstream(timeout=_TIMEOUT_S)
         self.kept = KeptResults(self._js, ResultShares(self._js, can_purge=False))
@@ -81,20 +110,42 @@ class JobQueue:
         self._decode_consumer = msgspec.json.Decoder(_ConsumerInfo).decode
         self._decode_progress = msgspec.msgpack.Decoder(BatchProgress).decode
 
-    async def publish(self, request: Request) -> int:
-        """Put a request into its tenant's batch queue, and return the number of its message.
+    @property
+    def first_piece(self) -> int | None:
+        """Characters of the first event of text in streams of jobs; None while a gateway knows one length for all."""
+        is_known = self._fleet is not None and self._fleet.do_gateways_understand(SHORT_PIECES)
+        return FIRST_PIECE if is_known else None
+
+    async def publish(self, request: Request) -> Place:
+        """Put a request into its tenant's queue of background responses, or that of jobs; say where it is.
 
         Raises:
             ApiError: There is no such queue, it is full, the request is too large, or NATS does not answer.
         """
-        subject = request_subject(request.model, "batch", request.tenant)
+        if self._fleet is not None and self._fleet.do_workers_understand(request.model, BACKGROUND):
+            # A stream that an earlier version has made has no such subject.
+            with contextlib.suppress(NoStreamResponseError):
+                return await self._publish(request, "background")
         try:
-            ack = await self._js.publish(subject, encode(request), headers={"Nats-Msg-Id": request.id})
+            return await self._publish(request, "batch")
         except NoStreamResponseError as error:
             message = (
                 "This tenant has no batch queue for background responses. The operator makes it: `headrace setup`."
             )
             raise ApiError(400, message, param="background", code="background_unavailable") from error
+
+    async def _publish(self, request: Request, queue: Queue) -> Place:
+        """Publish to one queue.
+
+        Raises:
+            ApiError: As `publish`.
+            NoStreamResponseError: There is no such queue.
+        """
+        subject = request_subject(request.model, queue, request.tenant)
+        try:
+            ack = await self._js.publish(subject, encode(request), headers={"Nats-Msg-Id": request.id})
+        except NoStreamResponseError:
+            raise
         except MaxPayloadError as error:
             message = f"The conversation is larger than {self._nats.max_payload} bytes."
             raise ApiError(413, message, code="request_too_large") from error
@@ -103,7 +154,21 @@ class JobQueue:
             raise ApiError(503, message, code="queue_full", retry_after_s=30.0) from error
         except SEND_ERRORS as error:
             raise _unavailable() from error
-        return ack.seq
+        return Place(queue, ack.seq)
+
+    async def watch(self, tenant: str, response_id: str) -> JobWatch:
+        """Hear of a job from now on, until `unwatch`; nothing is heard of more than `MAX_WATCHES` at once."""
+        watch = JobWatch()
+        if self._num_watches < MAX_WATCHES:
+            self._num_watches += 1
+            await watch.start(self._nats, tenant, response_id)
+            self._num_watches -= not watch.is_subscribed
+        return watch
+
+    async def unwatch(self, watch: JobWatch) -> None:
+        """Hear of a job no more; does nothing the second time."""
+        self._num_watches -= watch.is_subscribed
+        await watch.close()
 
     async def result(self, ref: JobRef) -> BatchResult | None:
         """Return the result of a job, or None while it has none.
@@ -197,7 +262,7 @@ class JobQueue:
             self._nats.send(cancel_subject(ref.model), encode(Cancel((ref.response_id,))))
 
     async def _is_taken(self, ref: JobRef) -> bool:
-        subject = f"$JS.API.CONSUMER.INFO.{batch_stream(ref.tenant)}.{consumer_name(ref.model, 'batch')}"
+        subject = f"$JS.API.CONSUMER.INFO.{batch_stream(ref.tenant)}.{consumer_name(ref.model, ref.job.queue)}"
         try:
             info = self._decode_consumer((await self._nats.request(subject, timeout=_TIMEOUT_S)).data)
         except SEND_ERRORS as error:

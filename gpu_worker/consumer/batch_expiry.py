@@ -115,9 +115,9 @@ class BatchExpiry:
 
     async def _is_taken(self, stream: str, subject: str, message: RawStreamMsg) -> bool:
         """Say whether a job has been given to a worker of its model."""
-        model = subject.split(".")[2]
+        model, queue = subject.split(".")[2:4]
         try:
-            consumer = await self._js.consumer_info(stream, f"{model}-batch")
+            consumer = await self._js.consumer_info(stream, f"{model}-{queue}")
         except (NotFoundError, ValueError):
             # A publisher may use any token as the model's, and NATS's client refuses some as names of consumers.
             return False

@@ -80,7 +80,7 @@ def read_job(message: QueuedMessage, defaults: SamplingDefaults | None) -> Reque
 
 
 def _queue_names(subject: str) -> tuple[str, str]:
-    """Return the model and the tenant of a queue's subject, `hr.req.<model>.batch.<tenant>`.
+    """Return the model and the tenant of a queue's subject, `hr.req.<model>.<batch or background>.<tenant>`.
 
     Raises:
         InvalidNameError: One of them is not the encoding of a name.

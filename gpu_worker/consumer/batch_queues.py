@@ -4,6 +4,9 @@ Each tenant has a stream of its own, and new ones are looked for while the worke
 requests is shared equally among the tenants known to have jobs waiting. At the others' queues a pull for one message
 waits, so that their next job is noticed: so up to one request a tenant may be held beyond the room.
 
+Background responses have a queue of their own in the same stream, because a person waits for each: they are pulled with
+the room that there is for people's requests, a few of each tenant. More of them share the room of jobs.
+
 Jobs come many at once, and encoding the prompts of all would hold up the frames of people: one job is taken in each
 turn of the event loop.
 """
@@ -25,6 +28,7 @@ from shared.direct_client import DirectClient
 from shared.kept_results import KeptResults
 from shared.log_limit import LogLimit
 from shared.streams import StreamLimits, ensure_consumer
+from shared.subjects import Queue
 from shared.task_supervisor import TaskSupervisor
 
 SEARCH_INTERVAL_S = 2.0
@@ -35,7 +39,7 @@ _log = logging.getLogger(__name__)
 
 
 class BatchQueues:
-    """Owns a pull queue for each tenant."""
+    """Owns the pull queues of each tenant."""
 
     def __init__(
         self,
@@ -43,6 +47,7 @@ class BatchQueues:
         model: str,
         limits: StreamLimits,
         capacity: Callable[[], int],
+        background_capacity: Callable[[str], int],
         take: Callable[[QueuedMessage], None],
         tasks: TaskSupervisor,
         kept: KeptResults,
@@ -54,6 +59,7 @@ class BatchQueues:
             model: Whose jobs.
             limits: Of consumers that are made.
             capacity: How many batch requests there is room for now, those pulled for included.
+            background_capacity: How many of them a tenant may have beside people, as background responses.
             take: Receives each message, on the event loop; must not raise.
             tasks: Runs the loops of the queues.
             kept: Where the results of expired jobs are stored.
@@ -63,8 +69,11 @@ class BatchQueues:
         self._model = model
         self._limits = limits
         self._capacity = capacity
+        self._background_capacity = background_capacity
         self._take = take
+        # By tenant.
         self._queues: dict[str, PullQueue] = {}
+        self._background: dict[str, PullQueue] = {}
         self._num_redelivered_gone = 0
         self._searching = asyncio.Lock()
         self._arrived: deque[QueuedMessage] = deque()
@@ -76,12 +85,12 @@ class BatchQueues:
     @property
     def outstanding(self) -> int:
         """Messages pulled for that have not been taken yet, those included that the server may still send."""
-        return sum(queue.outstanding for queue in self._queues.values()) + len(self._arrived)
+        return sum(queue.outstanding for queue in self._all()) + len(self._arrived)
 
     @property
     def backlog(self) -> int:
         """Jobs left in the queues, as of the last deliveries."""
-        return sum(queue.backlog for queue in self._queues.values())
+        return sum(queue.backlog for queue in self._all())
 
     @property
     def oldest_s(self) -> float:
@@ -91,7 +100,7 @@ class BatchQueues:
     @property
     def num_redelivered(self) -> int:
         """Jobs received that NATS had delivered before."""
-        return self._num_redelivered_gone + sum(queue.num_redelivered for queue in self._queues.values())
+        return self._num_redelivered_gone + sum(queue.num_redelivered for queue in self._all())
 
     def start(self) -> None:
         """Begin to pull, from queues that are there or appear later."""
@@ -102,18 +111,18 @@ class BatchQueues:
 
     def wake(self) -> None:
         """Look at the capacity again soon."""
-        for queue in self._queues.values():
+        for queue in self._all():
             queue.wake()
 
     def forget(self) -> None:
         """Start over after a reconnect: the server may have lost pulls and consumers."""
-        for queue in self._queues.values():
+        for queue in self._all():
             queue.forget()
 
     async def drain(self) -> None:
         """Stop pulling. Messages that are on their way go back to their queues at once."""
         await self._tasks.stop(*self._periodic)
-        await asyncio.gather(*(queue.drain() for queue in self._queues.values()))
+        await asyncio.gather(*(queue.drain() for queue in self._all()))
         while self._arrived:
             send_ack(self._nats, self._arrived.popleft(), REDELIVER)
 
@@ -125,25 +134,46 @@ class BatchQueues:
         """
         # One at a time: a search that began earlier must not remove what a later one has found.
         async with self._searching:
-            tenants = set(await batch_tenants(self._nats, self._model))
-            for tenant in tenants - self._queues.keys():
-                queue = self._queue(tenant)
-                await queue.start()
-                self._queues[tenant] = queue
-            for tenant in self._queues.keys() - tenants:
-                queue = self._queues.pop(tenant)
-                self._num_redelivered_gone += queue.num_redelivered
-                await queue.drain()
+            await self._match(self._queues, "batch", self._share, self._receive)
+            # After the others: a login of an earlier version may not make these consumers.
+            await self._match(self._background, "background", self._background_share, self._take)
 
-    def _queue(self, tenant: str) -> PullQueue:
+    async def _match(
+        self,
+        queues: dict[str, PullQueue],
+        kind: Queue,
+        share: Callable[[PullQueue, str], int],
+        take: Callable[[QueuedMessage], None],
+    ) -> None:
+        """Bring the queues of one kind to those that there are."""
+        tenants = set(await batch_tenants(self._nats, self._model, kind))
+        for tenant in queues.keys() - tenants:
+            queue = queues.pop(tenant)
+            self._num_redelivered_gone += queue.num_redelivered
+            await queue.drain()
+        for tenant in tenants - queues.keys():
+            queue = self._queue(tenant, kind, share, take)
+            await queue.start()
+            queues[tenant] = queue
+
+    def _queue(
+        self,
+        tenant: str,
+        kind: Queue,
+        share: Callable[[PullQueue, str], int],
+        take: Callable[[QueuedMessage], None],
+    ) -> PullQueue:
         async def ensure() -> str:
-            return await ensure_consumer(self._js, self._model, "batch", self._limits, tenant)
+            return await ensure_consumer(self._js, self._model, kind, self._limits, tenant)
 
-        def share() -> int:
-            return self._share(queue)
+        def capacity() -> int:
+            return share(queue, tenant)
 
-        queue = PullQueue(self._nats, batch_stream(tenant), ensure, share, self._receive, self._tasks)
+        queue = PullQueue(self._nats, batch_stream(tenant), ensure, capacity, take, self._tasks)
         return queue
+
+    def _all(self) -> list[PullQueue]:
+        return [*self._queues.values(), *self._background.values()]
 
     def _receive(self, message: QueuedMessage) -> None:
         self._arrived.append(message)
@@ -157,13 +187,17 @@ class BatchQueues:
         if self._arrived:
             asyncio.get_running_loop().call_soon(self._take_next)
 
-    def _share(self, queue: PullQueue) -> int:
+    def _background_share(self, queue: PullQueue, tenant: str) -> int:
+        room = self._background_capacity(tenant)
+        return min(room, max(1, queue.backlog)) if room > 0 else self._share(queue, tenant)
+
+    def _share(self, queue: PullQueue, tenant: str) -> int:
         room = self._capacity() - len(self._arrived)
         if room <= 0:
             return 0
         if not queue.backlog:
             return 1
-        num_waiting = sum(other.backlog > 0 for other in self._queues.values())
+        num_waiting = sum(other.backlog > 0 for other in self._all())
         return max(1, room // num_waiting)
 
     async def _expire(self) -> None:

@@ -19,7 +19,7 @@ import msgspec
 from nats.aio.msg import Msg
 
 from gpu_worker.consumer.answer import AnswerWriter
-from gpu_worker.consumer.batch_lane import PROGRESS_INTERVAL_S, BatchLane
+from gpu_worker.consumer.batch_lane import MAX_BACKGROUND, PROGRESS_INTERVAL_S, BatchLane
 from gpu_worker.consumer.batch_progress import FOLLOWED_INTERVAL_S
 from gpu_worker.consumer.batch_queues import BatchQueues
 from gpu_worker.consumer.frame_subscribers import FrameSubscribers
@@ -98,7 +98,9 @@ class Consumer:
             nats, source.model, limits, capacity, interactive.take, lambda: interactive.has_suspect, tasks
         )
         self._kept = batch.results.kept
-        self._batch_queue = BatchQueues(nats, source.model, limits, self._batch_capacity, batch.take, tasks, self._kept)
+        self._batch_queue = BatchQueues(
+            nats, source.model, limits, self._batch_capacity, self._background_capacity, batch.take, tasks, self._kept
+        )
         self._metrics = MetricsSource(engine, self._interactive_queues, self._batch_queue, batch, gpu, experts)
         batch.trials.is_clear = lambda: not interactive.has_suspect
         interactive.make_way = batch.make_way
@@ -232,12 +234,19 @@ class Consumer:
             self._nats.send(*self._heartbeat())
 
     def _batch_capacity(self) -> int:
-        if self._interactive.has_suspect:
-            # A batch request that kills its worker must not be taken for the suspect beside it.
-            return 0
-        if self._batch.is_blocked or self._batch.trials.is_active:
+        if not self._may_take_jobs():
             return 0
         return self._capacity.batch(self._interactive_queues.backlog, self._engine.stats.max_batch_seqs)
+
+    def _background_capacity(self, tenant: str) -> int:
+        if not self._may_take_jobs():
+            return 0
+        room = self._capacity.interactive(self._interactive_queues.backlog)
+        return min(room, MAX_BACKGROUND - self._held.num_background_of(tenant))
+
+    def _may_take_jobs(self) -> bool:
+        # A batch request that kills its worker must not be taken for the suspect beside it.
+        return not (self._interactive.has_suspect or self._batch.is_blocked or self._batch.trials.is_active)
 
     def _discount_shared_blocks(self, held: HeldRequest) -> None:
         """Count only the blocks that a request does not share, now that its prefix hits are known."""

@@ -21,7 +21,7 @@ from shared.kept_results import KeptResults
 from shared.messages import UNDECODABLE, BatchResult, Cancel, Request, encode
 from shared.result_shares import ResultShares
 from shared.streams import PROGRESS_STREAM
-from shared.subjects import cancel_subject, decode_name, progress_subject, request_subject
+from shared.subjects import cancel_subject, decode_name, encode_name, progress_subject
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +51,8 @@ class BatchQueue:
         Raises:
             DependencyError: The tenant has no queue, or NATS does not answer.
         """
-        subject = f"hr.req.*.batch.{self._stream.removeprefix('HR_BATCH_')}"
-        if model is not None:
-            subject = request_subject(model, "batch", self._tenant)
+        # Both queues of the stream: a background response is a job, too.
+        subject = f"hr.req.{'*' if model is None else encode_name(model)}.*.{encode_name(self._tenant)}"
         try:
             last = (await self._js.stream_info(self._stream)).state.last_seq
         except NotFoundError:

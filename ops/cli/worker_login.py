@@ -34,11 +34,13 @@ _USER = Template("""\
         "$$JS.API.CONSUMER.CREATE.*.$model-interactive.hr.req.$model.interactive"
         "$$JS.API.CONSUMER.CREATE.*.$model-resumed.hr.req.$model.resumed"
         "$$JS.API.CONSUMER.CREATE.*.$model-batch.hr.req.$model.batch.*"
+        "$$JS.API.CONSUMER.CREATE.*.$model-background.hr.req.$model.background.*"
         "$$JS.API.CONSUMER.INFO.*.$model-interactive", "$$JS.API.CONSUMER.INFO.*.$model-batch"
-        "$$JS.API.CONSUMER.INFO.*.$model-resumed"
+        "$$JS.API.CONSUMER.INFO.*.$model-resumed", "$$JS.API.CONSUMER.INFO.*.$model-background"
         "$$JS.API.CONSUMER.MSG.NEXT.*.$model-interactive", "$$JS.API.CONSUMER.MSG.NEXT.*.$model-batch"
-        "$$JS.API.CONSUMER.MSG.NEXT.*.$model-resumed"
+        "$$JS.API.CONSUMER.MSG.NEXT.*.$model-resumed", "$$JS.API.CONSUMER.MSG.NEXT.*.$model-background"
         "$$JS.ACK.*.$model-interactive.>", "$$JS.ACK.*.$model-resumed.>", "$$JS.ACK.*.$model-batch.>"
+        "$$JS.ACK.*.$model-background.>"
       ]
     }
     subscribe: {

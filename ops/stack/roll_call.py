@@ -96,7 +96,7 @@ class RollCall:
     async def _set_up(self) -> None:
         assert self._client is not None
         await ensure_streams(self._client.jetstream(), StreamLimits(), [DEFAULT_TENANT])
-        await reshape_streams(self._client.jetstream(), StreamLimits())
+        await reshape_streams(self._client.jetstream(), StreamLimits(), [DEFAULT_TENANT])
 
     async def _on_reconnect(self) -> None:
         # The interactive stream lives in memory: a restarted server has forgotten it.

@@ -19,7 +19,8 @@ from gateway.responses import store as store_module
 from gateway.responses.draft import ResponseGeneration
 from gateway.responses.endpoint import ResponsesEndpoint
 from gateway.responses.follower import Follower
-from gateway.responses.job_queue import JobRef, JobState
+from gateway.responses.job_queue import JobRef, JobState, Place
+from gateway.responses.job_watch import JobWatch
 from gateway.responses.record import ResponseRecord
 from gateway.responses.store import ResponseStore
 from gateway.responses.stored import _FollowingStream
@@ -39,11 +40,20 @@ class Queue:
         self.is_open = asyncio.Event()
         self.has_results = True
         self.published: list[str] = []
+        self.watches: set[JobWatch] = set()
+        self.first_piece = None
 
-    async def publish(self, request: Request) -> int:
+    async def publish(self, request: Request) -> Place:
         await self.is_open.wait()
         self.published.append(request.id)
-        return len(self.published)
+        return Place("batch", len(self.published))
+
+    async def watch(self, tenant: str, response_id: str) -> JobWatch:
+        self.watches.add(watch := JobWatch())
+        return watch
+
+    async def unwatch(self, watch: JobWatch) -> None:
+        self.watches.discard(watch)
 
     async def result(self, ref: JobRef) -> BatchResult | None:
         return BatchResult(id="j", model="m", tenant="t", text="x", finish="stop") if self.has_results else None
@@ -103,6 +113,7 @@ async def test_streams_that_are_asked_for_at_once_are_refused_before_there_are_j
     await asyncio.gather(*asking[:2])
     assert len(edge.queue.published) == 2
     assert not edge.store.followers
+    assert not edge.queue.watches
 
 
 async def test_stream_whose_client_leaves_before_it_is_queued_counts_no_more(edge: Edge) -> None:
@@ -112,6 +123,7 @@ async def test_stream_whose_client_leaves_before_it_is_queued_counts_no_more(edg
     asking.cancel()
     await asyncio.gather(asking, return_exceptions=True)
     assert not edge.store.followers
+    assert not edge.queue.watches
 
 
 async def test_shutdown_ends_a_stream_whose_job_is_queued_right_after_it(edge: Edge) -> None:
@@ -141,3 +153,4 @@ async def test_stored_response_that_is_followed_counts_until_its_stream_ends(edg
         with pytest.raises(ClientDisconnect):
             await one({"type": "http", "asgi": {"spec_version": "2.4"}}, receive, gone)
     assert not edge.store.followers
+    assert not edge.queue.watches

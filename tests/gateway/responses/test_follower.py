@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import msgspec
 import pytest
+from nats.aio.msg import Msg
 
 from gateway.errors import ApiError
 from gateway.responses import follower as follower_module
@@ -16,8 +17,10 @@ from gateway.responses.draft import ResponseDraft
 from gateway.responses.follower import Follower
 from gateway.responses.job import BackgroundJob
 from gateway.responses.job_queue import JobQueue, JobRef, JobState
+from gateway.responses.job_watch import JobWatch
 from gateway.responses.record import ResponseRecord
 from gateway.responses.store import ResponseStore
+from shared.batch_progress import BatchProgress
 from shared.messages import BatchResult
 
 DRAFT = ResponseDraft(id="resp_" + 32 * "0", created_at=1, parameters=b"{}", input=[], is_background=True)
@@ -41,6 +44,12 @@ class Jobs:
         state = self._forward()
         assert isinstance(state, JobState)
         return state
+
+    async def watch(self, tenant: str, response_id: str) -> JobWatch:
+        return JobWatch()
+
+    async def unwatch(self, watch: JobWatch) -> None:
+        await watch.close()
 
     def _forward(self) -> JobState | BatchResult | ApiError:
         return self._states.pop(0) if len(self._states) > 1 else self._states[0]
@@ -100,6 +109,55 @@ async def test_job_that_expired_without_its_text_keeps_what_was_told() -> None:
     assert last["response"]["output"][0]["content"][0]["text"] == "a" * 40
 
 
+def recorded(text: str, stream_seq: int = 1) -> Msg:
+    record = msgspec.msgpack.encode(BatchProgress(b"", stream_seq, "", 0, (), text))
+    return Msg(cast("Any", None), "hr.progress.t.r", "", record)
+
+
+async def test_what_is_heard_is_told_without_asking(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("FIRST_POLL_S", "LAST_POLL_S"):
+        monkeypatch.setattr(follower_module, name, 60.0)
+    watch, asked = JobWatch(), 0
+
+    class AskedJobs(Jobs):
+        async def result(self, ref: JobRef) -> BatchResult | None:
+            nonlocal asked
+            asked += 1
+            return await super().result(ref)
+
+    jobs = AskedJobs(JobState(False), result("x" * 40))
+    follower = Follower(RECORD, ResponseStore(cast("Any", None), cast("JobQueue", jobs)), watch=watch)
+    told: list[bytes] = []
+
+    async def follow() -> None:
+        async for piece in follower.events():
+            told.append(piece)  # noqa: PERF401 - read while it grows
+
+    async def until(word: bytes) -> None:
+        async with asyncio.timeout(5):
+            while word not in b"".join(told):  # noqa: ASYNC110
+                await asyncio.sleep(0)
+
+    following = asyncio.create_task(follow())
+    await until(b"response.queued")
+    watch._receive_record(recorded("x" * 33))
+    await until(b"x" * 32)
+    assert asked == 1
+    watch._receive_end(recorded(""))
+    await until(b"response.completed")
+    await following
+    assert asked == 2
+
+
+async def test_record_of_another_message_under_the_same_id_is_not_told() -> None:
+    watch = JobWatch()
+    watch._receive_record(recorded("another's " * 4, stream_seq=2))
+    jobs = Jobs(JobState(False), result("x" * 40))
+    follower = Follower(RECORD, ResponseStore(cast("Any", None), cast("JobQueue", jobs)), watch=watch)
+    events = await events_of(follower)
+    assert "".join(event["delta"] for event in events if event["type"] == "response.output_text.delta") == "x" * 40
+
+
 async def test_silence_is_kept_alive(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(follower_module, "_KEEP_ALIVE_S", 0.002)
     follower, _ = following(*[JobState(True)] * 8, result("x"))
@@ -129,7 +187,7 @@ async def test_queue_that_stays_away_ends_the_stream_after_the_last_number(monke
 async def test_each_absence_of_the_queue_has_a_time_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(follower_module, "OUTAGE_S", 0.02)
 
-    async def wait(self: Follower, wait_s: float) -> None:
+    async def wait(self: Follower, watch: JobWatch, wait_s: float) -> None:
         await asyncio.sleep(0.03)
 
     monkeypatch.setattr(Follower, "_wait", wait)
@@ -148,7 +206,7 @@ async def test_news_are_followed_by_quick_polls(monkeypatch: pytest.MonkeyPatch)
     waits: list[float] = []
     monkeypatch.setattr(follower_module, "LAST_POLL_S", 0.004)
 
-    async def wait(self: Follower, wait_s: float) -> None:
+    async def wait(self: Follower, watch: JobWatch, wait_s: float) -> None:
         waits.append(round(wait_s * 1000, 2))
 
     monkeypatch.setattr(Follower, "_wait", wait)

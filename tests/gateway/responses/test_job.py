@@ -6,10 +6,11 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import msgspec
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.generation import OutputReading, ToolUse
+from gateway.generation import PLAIN_READING, OutputReading, ToolUse
 from gateway.responses.draft import ResponseDraft, ResponseGeneration
 from gateway.responses.job import BackgroundJob, JobReader, error_of, status_of
 from gateway.responses.output import ResponseOutput
@@ -56,11 +57,13 @@ def reading(is_parallel: bool = True, includes_reasoning: bool = True) -> Output
     return job.reading
 
 
-def events_of(text: str, cuts: list[int], how: OutputReading, in_reasoning: bool) -> Events:
+def events_of(
+    text: str, cuts: list[int], how: OutputReading, in_reasoning: bool, first_piece: int | None = None
+) -> Events:
     """Read a text as it grows to each of these lengths, and then whole."""
     events: Events = []
     output = ResponseOutput(DRAFT, lambda kind, fields: events.append((kind, fields)))
-    reader = JobReader(how, output)
+    reader = JobReader(how, output, first_piece)
     for end in [*sorted(min(cut, len(text)) for cut in cuts), len(text)]:
         assert reader.read(text[:end], in_reasoning=in_reasoning)
     reader.finish(is_complete=True)
@@ -74,18 +77,33 @@ def events_of(text: str, cuts: list[int], how: OutputReading, in_reasoning: bool
     is_parallel=st.booleans(),
     includes_reasoning=st.booleans(),
     in_reasoning=st.booleans(),
+    first_piece=st.sampled_from([None, 1]),
 )
 def test_events_depend_on_the_text_alone(
-    fragments: list[str], cuts: list[int], is_parallel: bool, includes_reasoning: bool, in_reasoning: bool
+    fragments: list[str],
+    cuts: list[int],
+    is_parallel: bool,
+    includes_reasoning: bool,
+    in_reasoning: bool,
+    first_piece: int | None,
 ) -> None:
     text, how = "".join(fragments), reading(is_parallel, includes_reasoning)
-    whole = events_of(text, [], how, in_reasoning)
-    assert events_of(text, cuts, how, in_reasoning) == whole
-    assert events_of(text, list(range(len(text))), how, in_reasoning) == whole
+    whole = events_of(text, [], how, in_reasoning, first_piece)
+    assert events_of(text, cuts, how, in_reasoning, first_piece) == whole
+    assert events_of(text, list(range(len(text))), how, in_reasoning, first_piece) == whole
     items = [fields["item"] for kind, fields in whole if kind == "response.output_item.done"]
     assert items
     assert includes_reasoning or all(item["type"] != "reasoning" for item in items)
     assert is_parallel or sum(item["type"] == "function_call" for item in items) <= 1
+
+
+@pytest.mark.parametrize(("first_piece", "lengths"), [(None, [32, 32, 32, 4]), (1, [1, 2, 4, 8, 16, 32, 32, 5])])
+def test_first_text_of_an_item_is_told_at_once_where_all_gateways_tell_it_so(
+    first_piece: int | None, lengths: list[int]
+) -> None:
+    events = events_of("x" * 100, [1], PLAIN_READING, False, first_piece)
+    deltas = [fields["delta"] for kind, fields in events if kind == "response.output_text.delta"]
+    assert list(map(len, deltas)) == lengths
 
 
 class Copied(str):

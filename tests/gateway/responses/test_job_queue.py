@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import msgspec
 import nats.errors
@@ -12,11 +13,13 @@ from nats.js.api import PubAck, RawStreamMsg
 from nats.js.errors import APIError, NoStreamResponseError, NotFoundError, ServerError
 
 from gateway.errors import ApiError
+from gateway.responses import job_queue as job_queue_module
 from gateway.responses.job import BackgroundJob
 from gateway.responses.job_queue import JobQueue, JobRef, JobState
 from shared.batch_progress import BatchProgress
-from shared.messages import Request
-from shared.subjects import cancel_subject
+from shared.direct_client import DirectClient
+from shared.messages import BACKGROUND, SHORT_PIECES, Request
+from shared.subjects import Queue, cancel_subject
 
 REF = JobRef("t", "m", "resp_1", BackgroundJob(stream_seq=7, deadline=0.0))
 REQUEST = Request(id="resp_1", model="m", tenant="t", lane="batch", text="x")
@@ -32,6 +35,9 @@ class Wire:
         self.timeout_s: float | None = None
         self.deleted: list[int] = []
         self.sent: list[str] = []
+        self.published: list[str] = []
+        self.subscribed: set[str] = set()
+        self.is_of_an_earlier_version = False
 
     def jetstream(self, timeout: float | None = None) -> Wire:
         self.timeout_s = timeout
@@ -40,6 +46,9 @@ class Wire:
     async def publish(self, subject: str, payload: bytes, headers: dict[str, str] | None = None) -> Any:
         if self.failure is not None:
             raise self.failure
+        if self.is_of_an_earlier_version and ".background." in subject:
+            raise NoStreamResponseError
+        self.published.append(subject)
         return PubAck(stream="s", seq=1)
 
     async def get_last_msg(self, stream: str, subject: str, direct: bool = False) -> Any:
@@ -50,6 +59,14 @@ class Wire:
 
     async def delete_msg(self, stream: str, number: int) -> None:
         self.deleted.append(number)
+
+    async def subscribe_direct(self, subject: str, handler: object) -> Any:
+        self.subscribed.add(subject)
+
+        async def unsubscribe() -> None:
+            self.subscribed.discard(subject)
+
+        return SimpleNamespace(unsubscribe=unsubscribe)
 
     def send(self, subject: str, payload: bytes) -> None:
         self.sent.append(subject)
@@ -95,6 +112,53 @@ async def test_queue_that_does_not_answer_is_a_503(
     assert (caught.value.status, caught.value.code, caught.value.retry_after_s) == (503, "queue_unavailable", 2.0)
     # Nobody waits for NATS as long as its client would.
     assert wire.timeout_s == 3.0
+
+
+class Peers:
+    """Workers and gateways that all understand these features."""
+
+    def __init__(self, *features: str) -> None:
+        self._features = features
+
+    def do_workers_understand(self, model: str, feature: str) -> bool:
+        return model == "m" and feature in self._features
+
+    def do_gateways_understand(self, feature: str) -> bool:
+        return feature in self._features
+
+
+@pytest.mark.parametrize(
+    ("features", "is_of_an_earlier_version", "queue"),
+    [((BACKGROUND,), False, "background"), ((), False, "batch"), ((BACKGROUND,), True, "batch")],
+)
+async def test_job_waits_behind_batch_jobs_only_where_a_worker_or_the_stream_is_of_an_earlier_version(
+    wire: Wire, features: tuple[str, ...], is_of_an_earlier_version: bool, queue: Queue
+) -> None:
+    wire.is_of_an_earlier_version = is_of_an_earlier_version
+    place = await JobQueue(cast("DirectClient", wire), fleet=Peers(*features)).publish(REQUEST)
+    assert place == (queue, 1)
+    assert wire.published == [f"hr.req.m.{queue}.t"]
+
+
+@pytest.mark.parametrize(("features", "first_piece"), [((SHORT_PIECES,), 1), ((), None)])
+def test_first_pieces_are_short_once_all_gateways_tell_them_so(
+    wire: Wire, features: tuple[str, ...], first_piece: int | None
+) -> None:
+    assert JobQueue(cast("DirectClient", wire), fleet=Peers(*features)).first_piece == first_piece
+
+
+async def test_jobs_beyond_the_subscriptions_of_a_connection_are_not_watched(
+    wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job_queue_module, "MAX_WATCHES", 2)
+    queue = JobQueue(cast("DirectClient", wire))
+    watches = [await queue.watch("t", f"r{number}") for number in range(3)]
+    assert [watch.is_subscribed for watch in watches] == [True, True, False]
+    assert wire.subscribed == {f"hr.{kind}.t.r{number}" for kind in ("progress", "stored") for number in (0, 1)}
+    for watch in watches * 2:
+        await queue.unwatch(watch)
+    assert not wire.subscribed
+    assert [(await queue.watch("t", "r3")).is_subscribed for _ in range(3)] == [True, True, False]
 
 
 async def test_progress_of_another_message_under_the_same_id_is_none_of_the_job(

@@ -17,6 +17,7 @@ from gateway.responses.draft import ResponseDraft
 from gateway.responses.follower import Follower
 from gateway.responses.job import BackgroundJob, JobReader
 from gateway.responses.job_queue import JobRef
+from gateway.responses.job_watch import JobWatch
 from gateway.responses.log import PIECE_BYTES, PieceBudget
 from gateway.responses.record import ResponseRecord
 from gateway.responses.store import ResponseStore
@@ -41,6 +42,12 @@ class Stored:
 
     async def result(self, ref: JobRef) -> BatchResult:
         return BatchResult(id=DRAFT.id, model="m", tenant="t", text=self._text, finish="stop")
+
+    async def watch(self, tenant: str, response_id: str) -> JobWatch:
+        return JobWatch()
+
+    async def unwatch(self, watch: JobWatch) -> None:
+        pass
 
 
 def store_of(stored: Stored, limiter: RateLimiter | None = None) -> ResponseStore:

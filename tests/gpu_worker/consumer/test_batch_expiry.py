@@ -16,7 +16,7 @@ from shared.kept_results import KeptResults
 from shared.messages import BatchResult, Request, encode
 from shared.result_shares import ResultShares
 from shared.streams import RESULTS_STREAM, StreamLimits, ensure_consumer, ensure_streams
-from shared.subjects import request_subject, result_subject
+from shared.subjects import Queue, request_subject, result_subject
 from tests.gpu_worker.consumer.harness import TestGateway, fresh_name, wait_until
 
 
@@ -33,9 +33,9 @@ def _expiry(gateway: TestGateway, model: str | None = None) -> BatchExpiry:
     return BatchExpiry(gateway.nats, kept, model or gateway.model)
 
 
-async def _publish(gateway: TestGateway, tenant: str, reply: str | None = None) -> Request:
+async def _publish(gateway: TestGateway, tenant: str, reply: str | None = None, queue: Queue = "batch") -> Request:
     job = gateway.request(lane="batch", tenant=tenant, reply=reply, created=5.0)
-    await gateway.js.publish(request_subject(gateway.model, "batch", tenant), encode(job))
+    await gateway.js.publish(request_subject(gateway.model, queue, tenant), encode(job))
     return job
 
 
@@ -220,3 +220,17 @@ async def test_age_of_a_queue_is_that_of_the_jobs_of_one_model(gateway: TestGate
     assert 0.5 <= unserved.oldest_s([tenant]) < 60
     assert 0 < served.oldest_s([tenant]) <= unserved.oldest_s([tenant]) - 0.4
     assert unknown.oldest_s([tenant]) == 0.0
+
+
+async def test_background_response_that_a_worker_has_taken_may_take_as_long_again(
+    gateway: TestGateway, tenant: str
+) -> None:
+    # A job of the same model that is older in the other queue says nothing of this one.
+    await ensure_consumer(gateway.js, gateway.model, "batch", StreamLimits(), tenant)
+    consumer = await ensure_consumer(gateway.js, gateway.model, "background", StreamLimits(), tenant)
+    await _publish(gateway, tenant, queue="background")
+    queue = await gateway.js.pull_subscribe_bind(consumer, batch_stream(tenant))
+    await queue.fetch(1, timeout=5)
+    await asyncio.sleep(1.1)
+    assert await _expiry(gateway).expire(tenant) == 0
+    assert await _num_waiting(gateway, tenant) == 1

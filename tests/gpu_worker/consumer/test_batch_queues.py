@@ -10,22 +10,28 @@ import pytest
 from nats.aio.msg import Msg
 from nats.errors import TimeoutError as NatsTimeoutError
 
+from gpu_worker.consumer import batch_queues as batch_queues_module
+from gpu_worker.consumer.batch_lane import MAX_BACKGROUND
 from gpu_worker.consumer.queued_message import QueuedMessage
 from shared.batch_streams import batch_stream
+from shared.errors import DependencyError
 from shared.messages import encode
 from shared.sampling import Sampling
 from shared.streams import StreamLimits, ensure_streams
-from shared.subjects import request_subject
+from shared.subjects import Queue, request_subject
 from tests.gpu_worker.consumer.harness import RunningWorker, TestGateway, fresh_name, wait_until
 
 MakeWorker = Callable[..., Awaitable[RunningWorker]]
 
 
-async def _publish(gateway: TestGateway, tenant: str, num_jobs: int, max_tokens: int = 8) -> None:
+async def _publish(
+    gateway: TestGateway, tenant: str, num_jobs: int, max_tokens: int = 8, queue: Queue = "batch"
+) -> None:
     for _ in range(num_jobs):
         sampling = Sampling(max_tokens=max_tokens, ignore_eos=True)
-        job = gateway.request(lane="batch", tenant=tenant, reply=None, sampling=sampling)
-        await gateway.js.publish(request_subject(gateway.model, "batch", tenant), encode(job))
+        is_background = queue == "background"
+        job = gateway.request(lane="batch", tenant=tenant, reply=None, sampling=sampling, is_background=is_background)
+        await gateway.js.publish(request_subject(gateway.model, queue, tenant), encode(job))
 
 
 async def _hear_tenants(gateway: TestGateway, *tenants: str) -> list[str]:
@@ -80,6 +86,65 @@ async def test_tenant_with_few_jobs_does_not_wait_for_all_of_another_s(
     await wait_until(lambda: len(heard) == 45, 30)
     # An equal share would have the five done after about ten results.
     assert heard[:25].count(quiet) == 5
+
+
+async def test_background_responses_do_not_wait_behind_jobs_of_their_tenant(
+    make_worker: MakeWorker, gateway: TestGateway
+) -> None:
+    tenant = fresh_name("tenant")
+    await ensure_streams(gateway.js, StreamLimits(), [tenant])
+    await _publish(gateway, tenant, 60, max_tokens=400)
+    worker = await make_worker(max_num_seqs=8, simulate=2.0)
+    held = worker.worker.consumer._held
+    await worker.worker.consumer._batch_queue.search()
+    await wait_until(lambda: held.count("batch") >= 8)
+    heard = await _hear_tenants(gateway, tenant)
+    # More than run at once: the others follow them.
+    await _publish(gateway, tenant, 12, max_tokens=8, queue="background")
+    consumer = f"{gateway.model}-background"
+    stream = batch_stream(tenant)
+
+    async def are_done() -> bool:
+        info = await gateway.js.consumer_info(stream, consumer)
+        return info.num_pending == info.num_ack_pending == 0
+
+    await wait_until(are_done, 20)
+    # In the order of their publication they would be the last of 72.
+    assert len(heard) < 40
+    assert held.num_background == 0
+
+
+async def test_background_responses_of_a_tenant_beyond_those_that_people_have_room_for_share_the_room_of_jobs(
+    make_worker: MakeWorker, gateway: TestGateway
+) -> None:
+    tenant = fresh_name("tenant")
+    await ensure_streams(gateway.js, StreamLimits(), [tenant])
+    await _publish(gateway, tenant, 40, max_tokens=2000, queue="background")
+    worker = await make_worker(max_num_seqs=16, simulate=20.0)
+    held = worker.worker.consumer._held
+    # An idle worker is not kept idle for their sake.
+    await wait_until(lambda: held.count("batch") >= 12)
+    await asyncio.sleep(0.3)
+    assert held.num_background == MAX_BACKGROUND
+    assert held.count("batch") <= 16 + 1
+
+
+async def test_queues_of_jobs_are_pulled_from_where_a_login_may_not_pull_background_responses(
+    worker: RunningWorker, gateway: TestGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tenant = fresh_name("tenant")
+    await ensure_streams(gateway.js, StreamLimits(), [tenant])
+    ensure = batch_queues_module.ensure_consumer
+
+    async def refused(js: object, model: str, queue: Queue, limits: StreamLimits, tenant: str) -> str:
+        if queue == "background":
+            raise DependencyError("NATS does not let us")
+        return await ensure(gateway.js, model, queue, limits, tenant)
+
+    monkeypatch.setattr(batch_queues_module, "ensure_consumer", refused)
+    heard = await _hear_tenants(gateway, tenant)
+    await _publish(gateway, tenant, 1)
+    await wait_until(lambda: heard == [tenant], 15)
 
 
 async def test_no_more_is_pulled_than_there_is_room_for_but_one_request_a_tenant(

@@ -3,6 +3,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import nats
+from nats.js.api import RetentionPolicy, StreamConfig
 
 from ops.cli.nats_user import NatsUserConfig, login
 from ops.cli.tenant import account_block
@@ -45,7 +46,8 @@ async def test_tenants_get_queues_with_their_own_limits_and_keep_them(start_nats
     found = {stream.config.name: stream.config for stream in await client.jetstream().streams_info()}
     assert STREAMS | {"HR_BATCH_a", "HR_BATCH_b_20c"} == set(found)
     config = found["HR_BATCH_a"]
-    assert (config.max_bytes, config.max_msgs, config.subjects) == (2_000_000, 7, ["hr.req.*.batch.a"])
+    subjects = ["hr.req.*.batch.a", "hr.req.*.background.a"]
+    assert (config.max_bytes, config.max_msgs, config.subjects) == (2_000_000, 7, subjects)
     assert (config.metadata or {})["headrace_max_wait_s"] == "60"
     assert found["HR_BATCH_default"].max_msgs == 9
     await client.close()
@@ -63,12 +65,18 @@ async def test_setup_brings_streams_of_an_earlier_version_up_to_date(start_nats:
     js = client.jetstream()
     await js.add_stream(name="HR_RESULTS", subjects=["hr.result.*.*"], max_msgs_per_subject=1, max_bytes=12345678)
     await js.publish("hr.result.default.kept", b"old")
+    queue = StreamConfig(name="HR_BATCH_default", subjects=["hr.req.*.batch.default"], max_msgs=5)
+    await js.add_stream(queue.evolve(retention=RetentionPolicy.WORK_QUEUE))
+    await js.publish("hr.req.m.batch.default", b"waits")
     assert headrace("setup", "--nats-url", server.url).returncode == 0
     heard = await client.subscribe("hr.stored.*.*")
     await js.publish("hr.result.default.new", b"new")
     assert (await heard.next_msg(timeout=10)).subject == "hr.stored.default.new"
     assert (await js.get_last_msg("HR_RESULTS", "hr.result.default.kept", direct=True)).data == b"old"
     assert (await js.stream_info("HR_RESULTS")).config.max_bytes == 12345678
+    info = await js.stream_info("HR_BATCH_default")
+    assert info.config.subjects == ["hr.req.*.batch.default", "hr.req.*.background.default"]
+    assert (info.config.max_msgs, info.state.messages) == (5, 1)
     await client.close()
 
 

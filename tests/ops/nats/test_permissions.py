@@ -35,6 +35,7 @@ JOBS = {
             "$JS.API.STREAM.PURGE.HR_RESPONSES",
             # Background responses are jobs of the batch lane.
             "hr.req.m.batch.t",
+            "hr.req.m.background.t",
             "hr.result.t.r",
             "hr.end.t.r",
             "hr.kept.t",
@@ -47,7 +48,14 @@ JOBS = {
             "hr.usage.t.m.interactive.requests",
             "$JS.API.STREAM.MSG.GET.HR_USAGE",
         ],
-        "subscribe": ["hr.tok.g", "hr.worker.*.*", "hr.gateway.*", "_INBOX_gateway.x"],
+        "subscribe": [
+            "hr.tok.g",
+            "hr.worker.*.*",
+            "hr.gateway.*",
+            "hr.progress.t.r",
+            "hr.stored.t.r",
+            "_INBOX_gateway.x",
+        ],
     },
     "worker": {
         "publish": [

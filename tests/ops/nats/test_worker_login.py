@@ -79,12 +79,14 @@ async def test_worker_does_what_its_model_needs(as_worker: AsWorker, server: Nat
             ("interactive", INTERACTIVE_STREAM),
             ("resumed", INTERACTIVE_STREAM),
             ("batch", batch_stream("default")),
+            ("background", batch_stream("default")),
         ):
             consumer = await ensure_consumer(js, model, lane, LIMITS)  # type: ignore[arg-type]
             subscription = await js.pull_subscribe_bind(consumer, stream)
             password = PASSWORDS["gateway"]
             gateway = await connect(server.url, role="gateway", name="g", user="gateway", password=password)
-            subject = f"hr.req.{token}.batch.default" if lane == "batch" else f"hr.req.{token}.{lane}"
+            is_tenants = lane in ("batch", "background")
+            subject = f"hr.req.{token}.{lane}.default" if is_tenants else f"hr.req.{token}.{lane}"
             await gateway.jetstream().publish(subject, b"job")
             (message,) = await subscription.fetch(1, timeout=10)
             assert message.data == b"job"
@@ -105,6 +107,9 @@ async def test_worker_reaches_nothing_of_another_model_or_role(as_worker: AsWork
         "$JS.API.CONSUMER.DURABLE.CREATE.HR_INTERACTIVE.m-interactive",
         f"$JS.API.CONSUMER.MSG.NEXT.HR_INTERACTIVE.{other}-interactive",
         f"$JS.API.CONSUMER.INFO.HR_BATCH_default.{other}-batch",
+        f"$JS.API.CONSUMER.CREATE.HR_BATCH_default.m-background.hr.req.{other}.background.default",
+        f"$JS.API.CONSUMER.MSG.NEXT.HR_BATCH_default.{other}-background",
+        f"$JS.ACK.HR_BATCH_default.{other}-background.1.1.1.1.0",
         f"$JS.ACK.HR_INTERACTIVE.{other}-interactive.1.1.1.1.0", f"$JS.ACK.HR_BATCH_default.{other}-batch.1.1.1.1.0",
         # What cannot be told apart by model.
         "$JS.API.STREAM.MSG.GET.HR_BATCH_default", "$JS.API.STREAM.MSG.DELETE.HR_BATCH_default",
