@@ -2,25 +2,43 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from typing import cast
+
+import msgspec
 
 from gateway.responses.draft import ResponseDraft
 from gateway.responses.job import BackgroundJob
 from gateway.responses.job_queue import JobQueue, JobRef
 from gateway.responses.log import ResponseLog
 from gateway.responses.record import ResponseRecord
+from shared.batch_progress import BatchProgress
+from shared.direct_client import DirectClient
 from shared.messages import Request
 from shared.streams import StreamLimits, ensure_streams
+from shared.subjects import progress_subject
 from tests.ops.nats.secured import Connection
 
 Connect = Callable[[str], Awaitable[Connection]]
 
 
+class NewestFleet:
+    """Workers and gateways that understand everything."""
+
+    def do_workers_understand(self, model: str, feature: str) -> bool:
+        return True
+
+    def do_gateways_understand(self, feature: str) -> bool:
+        return True
+
+
 async def test_gateway_may_do_all_that_responses_need(as_role: Connect) -> None:
-    admin, gateway = await as_role("admin"), await as_role("gateway")
+    admin, gateway, worker = await as_role("admin"), await as_role("gateway"), await as_role("worker")
     await ensure_streams(admin.client.jetstream(), StreamLimits(), ["default"])
-    log, jobs = ResponseLog(gateway.client), JobQueue(gateway.client)  # type: ignore[arg-type]
+    direct = cast("DirectClient", gateway.client)
+    log, jobs = ResponseLog(direct), JobQueue(direct, fleet=NewestFleet())
     draft = ResponseDraft(id="resp_" + 32 * "0", created_at=1, parameters=b"{}", input=[])
     record = ResponseRecord("default", "m", draft, b"{}" * 20_000)
     await log.put(record)
@@ -28,11 +46,22 @@ async def test_gateway_may_do_all_that_responses_need(as_role: Connect) -> None:
     await log.delete("default", draft.id)
     assert await log.get("default", draft.id) is None
     request = Request(id=draft.id, model="m", lane="batch", text="x")
-    job = BackgroundJob(stream_seq=await jobs.publish(request), deadline=time.time() + 60)
+    watch = await jobs.watch("default", draft.id)
+    queue, stream_seq = await jobs.publish(request)
+    assert queue == "background"
+    job = BackgroundJob(stream_seq=stream_seq, deadline=time.time() + 60, queue=queue)
     ref = JobRef("default", "m", draft.id, job)
     assert await jobs.result(ref) is None
     assert not (await jobs.state(ref)).is_running
+    recorded = BatchProgress(b"", stream_seq, "", 0, (), "text")
+    await worker.client.jetstream().publish(progress_subject("default", draft.id), msgspec.msgpack.encode(recorded))
+    await asyncio.wait_for(asyncio.shield(watch.changed), 5)
+    assert watch.take(stream_seq) == recorded
     await jobs.cancel(ref)
+    # That its result is stored is heard, too.
+    await asyncio.wait_for(asyncio.shield(watch.changed), 5)
+    assert watch.take(stream_seq) is None
+    await jobs.unwatch(watch)
     result = await jobs.result(ref)
     assert result is not None
     assert result.finish == "cancelled"
