@@ -10,14 +10,16 @@ import itertools
 import json
 import time
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
+from gpu_worker.consumer.constraint_source import MAX_WAIT_S, ConstraintSource
 from shared.batch_streams import batch_stream
 from shared.grammar import Grammar
-from shared.messages import BatchResult, encode
+from shared.messages import BatchResult, Request, encode
 from shared.sampling import Sampling
 from shared.subjects import request_subject, result_subject
 from tests.gpu_worker.consumer.harness import RunningWorker, TestGateway, wait_until
@@ -89,20 +91,46 @@ async def publish(gateway: TestGateway, count: int) -> list[str]:
     return ids
 
 
+class Stopwatch:
+    """Measures silences, less the time in which this thread was ready to run and others had the processors.
+
+    The test and the worker share the thread. What either computes or waits for counts.
+    """
+
+    def __init__(self) -> None:
+        self.longest = 0.0
+        self._began, self._held_up = time.monotonic(), self._held_up_s()
+
+    def lap(self) -> None:
+        """End a silence; the next one begins."""
+        now, held_up = time.monotonic(), self._held_up_s()
+        self.longest = max(self.longest, now - self._began - (held_up - self._held_up))
+        self._began, self._held_up = now, held_up
+
+    @staticmethod
+    def _held_up_s() -> float:
+        try:
+            return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
+        except OSError:
+            return 0.0  # a kernel that does not count it
+
+
 async def longest_silence(gateway: TestGateway, until: Callable[[], bool]) -> float:
     """Return the longest time without a token of a victim's streams, which follow each other."""
-    longest = 0.0
+    stopwatch = Stopwatch()
     while not until():
         request = gateway.request(sampling=STREAM, tenant=VICTIM)
         answer = await gateway.publish(request)
-        seen, last = 0, time.monotonic()
+        seen = 0
+        stopwatch.lap()
         while not answer.finished.is_set() and not until():
             await asyncio.sleep(0.005)
             if len(answer.token_ids) > seen:
-                longest, seen, last = max(longest, time.monotonic() - last), len(answer.token_ids), time.monotonic()
-        longest = max(longest, time.monotonic() - last)
+                seen = len(answer.token_ids)
+                stopwatch.lap()
+        stopwatch.lap()
         await gateway.cancel(request.id)
-    return longest
+    return stopwatch.longest
 
 
 async def result_of(gateway: TestGateway, job: str) -> BatchResult:
@@ -113,33 +141,43 @@ async def result_of(gateway: TestGateway, job: str) -> BatchResult:
 
 @pytest.mark.parametrize("count", [20, pytest.param(1_000, marks=[pytest.mark.slow, pytest.mark.timeout(900)])])
 async def test_jobs_of_hostile_grammars_end_alone(
-    make_worker: Callable[..., Awaitable[RunningWorker]], gateway: TestGateway, count: int
+    make_worker: Callable[..., Awaitable[RunningWorker]],
+    gateway: TestGateway,
+    count: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    given_back: list[str] = []
+    count_given_back = ConstraintSource._count_given_back
+
+    def note_given_back(source: ConstraintSource, request: Request) -> None:
+        given_back.append(request.tenant)
+        count_given_back(source, request)
+
+    monkeypatch.setattr(ConstraintSource, "_count_given_back", note_given_back)
     worker = await make_worker(simulate=2.0, batch_slowdown=1.0)
     other_form = Sampling(max_tokens=40, grammar=schema({"enum": ["yes", "no"]}))
     # Once before, so that both processes that check have started.
     assert (await gateway.ask(sampling=other_form, tenant=VICTIM)).text in ('"yes"', '"no"')
-    ids = await publish(gateway, count)
     is_done = False
     watching = asyncio.create_task(longest_silence(gateway, lambda: is_done))
-    slowest = 0.0
+    ids = await publish(gateway, count)
 
     async def are_answered() -> bool:
-        nonlocal slowest
-        began = time.monotonic()
-        own = msgspec.structs.replace(other_form, grammar=schema({"enum": ["yes", "no", str(began)]}))
-        assert (await gateway.ask(sampling=own, tenant=VICTIM)).finish.reason == "stop"
-        slowest = max(slowest, time.monotonic() - began)
+        own = msgspec.structs.replace(other_form, grammar=schema({"enum": ["yes", "no", str(time.monotonic())]}))
+        answer = await gateway.publish(gateway.request(sampling=own, tenant=VICTIM))
+        assert (await answer.wait(2 * MAX_WAIT_S)).finish.reason == "stop"
         return await gateway.num_queued(batch_stream(HOSTILE)) == 0
 
     await wait_until(are_answered, 60 + 0.6 * count)
     is_done = True
-    # A victim's stream, and its first uses of grammars, go on meanwhile.
-    assert await watching < 1.0
-    assert slowest < 5.0
+    silence = await watching
+    # No first use of a victim's grammar has waited for others for as long as they may.
+    assert VICTIM not in given_back
     assert not worker.worker.has_failed.is_set()
     results = [await result_of(gateway, job) for job in ids]
     failed = [result for result in results if result.finish == "failed"]
     assert all(result.error_code == "invalid_grammar" and result.error for result in failed)
     assert len(failed) >= count * 3 // 10
     assert {result.finish for result in results} <= {"failed", "stop", "length"}
+    # A victim's stream goes on meanwhile.
+    assert silence < 1.0
