@@ -17,7 +17,7 @@ ARCHITECTURE = "CohereForCausalLM"
 
 def read_config(file: JsonFile) -> ModelConfig:
     """Read the configuration."""
-    traits = cohere_traits(file, ARCHITECTURE)
+    traits = replace(cohere_traits(file, ARCHITECTURE), rope_theta=500_000.0)
     if traits.attention is not None and file.boolean("use_qk_norm", False):
         traits = replace(traits, attention=replace(traits.attention, head_norm=HeadNorm.APART))
     return read_decoder(file, traits)

@@ -25,4 +25,5 @@ def ernie_traits(file: JsonFile, architecture: str, head_dim: int | None = None)
         mlp_bias=bias,
         norm_eps=("rms_norm_eps", 1e-5),
         is_tied=True,
+        rope_theta=500_000.0,
     )

@@ -36,5 +36,6 @@ def read_config(file: JsonFile) -> ModelConfig:
         attention=AttentionShape(qkv_bias=has_bias, output_bias=has_bias, has_sinks=True),
         layer_windows=read_windows(file, all_but_every(2), 128),
         norm_eps=("rms_norm_eps", 1e-5),
+        rope_theta=150_000.0,
     )
     return with_mixtures(read_decoder(file, traits), shape, all_layers(file))

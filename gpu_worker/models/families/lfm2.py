@@ -47,6 +47,7 @@ def lfm2_traits(file: JsonFile, architecture: str) -> FamilyTraits:
         block=BlockTraits(names=_NAMES),
         norm_eps=("norm_eps", 1e-5),
         is_tied=file.boolean("tie_embedding", True),
+        rope_theta=1e6,
     )
 
 

@@ -40,5 +40,6 @@ def read_config(file: JsonFile) -> ModelConfig:
         attention=AttentionShape(head_norm=HeadNorm.WHOLE),
         block=BlockTraits(names=_NAMES),
         rotary_share=file.integer("rotary_dim", head_dim) / head_dim,
+        rope_theta=5e6,
     )
     return with_silu_mixtures(file, read_decoder(file, traits), shape, all_layers(file))

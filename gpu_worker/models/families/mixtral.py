@@ -28,5 +28,6 @@ def read_config(file: JsonFile) -> ModelConfig:
         RoutingRule(read_top_k(file, num_experts, 2), renormalize=True),
         NAMES,
     )
-    config = read_decoder(file, FamilyTraits(ARCHITECTURE, layer_windows=read_uniform_windows(file)))
+    traits = FamilyTraits(ARCHITECTURE, layer_windows=read_uniform_windows(file), rope_theta=1e6)
+    config = read_decoder(file, traits)
     return with_silu_mixtures(file, config, shape, all_layers(file))

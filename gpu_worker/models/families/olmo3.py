@@ -13,12 +13,14 @@ from gpu_worker.models.rope_config import has_ropes_by_type, read_rope
 
 ARCHITECTURE = "Olmo3ForCausalLM"
 
+_THETA = 500_000.0
+
 
 def read_config(file: JsonFile) -> ModelConfig:
     """Read the configuration."""
     by_type = has_ropes_by_type(file)
-    full = read_rope(file, "full_attention" if by_type else None)
-    sliding = read_rope(file, "sliding_attention") if by_type else _unscaled(full, file)
+    full = read_rope(file, "full_attention" if by_type else None, default_theta=_THETA)
+    sliding = read_rope(file, "sliding_attention", default_theta=_THETA) if by_type else _unscaled(full, file)
     traits = replace(
         olmo_traits(file, ARCHITECTURE),
         layer_windows=read_windows(file, all_but_every(4)),

@@ -23,5 +23,6 @@ def read_config(file: JsonFile) -> ModelConfig:
         mlp_bias=file.boolean("mlp_bias", False),
         layer_windows=windows,
         is_tied=True,
+        rope_theta=2e6,
     )
     return without_rotation(read_decoder(file, traits), rotates)

@@ -19,5 +19,6 @@ def read_config(file: JsonFile) -> ModelConfig:
         attention=AttentionShape(qkv_bias=file.boolean("attention_bias", False)),
         inner_size=shape.expert_size,
         norm_eps=("rms_norm_eps", 1e-5),
+        rope_theta=1e6,
     )
     return with_silu_mixtures(file, read_decoder(file, traits), shape, all_layers(file))
