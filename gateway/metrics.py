@@ -156,9 +156,9 @@ class GatewayMetrics:
 
 
 _COUNTERS = {
-    "prompt_tokens": "Prompt tokens of answered requests, those of repeated answers included.",
+    "prompt_tokens": "Prompt tokens of answers, repeated ones and those that clients left included.",
     "cached_prompt_tokens": "Those of them that were found in a worker's prefix cache.",
-    "completion_tokens": "Generated tokens of answered requests.",
+    "completion_tokens": "Generated tokens of answers; of one that its client left, those delivered until then.",
     "cache_hits": "Answers taken from the response cache.",
     "cache_misses": "Response cache lookups that found nothing.",
     "cache_shared": "Requests that joined an identical generation in flight.",

@@ -237,8 +237,16 @@ class GenerationService:
         """Count what became of an answer, and return the status it stands for."""
         metrics, record, head = self._metrics, visit.record, visit.head
         usage = answer.usage
-        # No count is better than one of none: a client may leave a stream of a thousand tokens.
+        if answer.first_token_at is not None:
+            ttft_s = answer.first_token_at - head.started
+            record.first_token_at = record.began_at + ttft_s
+            metrics.by_model.model(generation.model).ttft_s.observe(ttft_s)
+            if membership.prediction is not None:
+                self._shedder.observe(membership.prediction, ttft_s, usage.prompt_tokens, usage.completion_tokens)
+        # The log tells what workers have counted: an answer that was broken off has no count of cached tokens.
         record.usage = usage if usage.is_known else None
+        if _is_broken_off(answer, outcome):
+            usage.count_delivered(*membership.delivered())
         record.outcome = outcome.value
         if answer.error is not None:
             record.failed(answer.error)
@@ -246,12 +254,6 @@ class GenerationService:
         # What was refused has no answer to count; its client may have made the model's name up.
         if answer.error is None or answer.first_token_at is not None or usage.prompt_tokens:
             count_answer(metrics, generation, record.tenant or "", usage, head.started, is_complete=is_complete)
-        if answer.first_token_at is not None:
-            ttft_s = answer.first_token_at - head.started
-            record.first_token_at = record.began_at + ttft_s
-            metrics.by_model.model(generation.model).ttft_s.observe(ttft_s)
-            if membership.prediction is not None:
-                self._shedder.observe(membership.prediction, ttft_s, usage.prompt_tokens, usage.completion_tokens)
         if outcome is Outcome.DISCONNECTED:
             metrics.disconnects += 1
             return CLIENT_LEFT
@@ -286,17 +288,20 @@ class GenerationRoute(Route):
         return self._service.serve(self._served, exchange_of(scope), head_of(scope))
 
 
+def _is_broken_off(answer: Answer, outcome: Outcome) -> bool:
+    """Say whether the client broke an answer off, or its time was over: what was delivered until then counts."""
+    failed = outcome is Outcome.FAILED and answer.error is not None and answer.error.status != 408
+    return outcome is not Outcome.COMPLETED and not failed
+
+
 def _tokens_used(answer: Answer, membership: Membership, outcome: Outcome) -> int:
     """Return what an answer counts against its key's tokens per minute.
 
-    A complete answer counts as its usage says, one from the cache too. One that the client broke off, or whose time was
-    over, counts what was computed for it. One that failed costs nothing.
+    A complete answer counts as its usage says, one from the cache too. One that failed costs nothing.
     """
     if outcome is Outcome.COMPLETED:
         return answer.num_tokens
-    if outcome is Outcome.FAILED and answer.error is not None and answer.error.status != 408:
-        return 0
-    return membership.tokens_used()
+    return membership.tokens_used() if _is_broken_off(answer, outcome) else 0
 
 
 def _wants_fresh(headers: Iterable[tuple[bytes, bytes]]) -> bool:

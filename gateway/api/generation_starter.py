@@ -41,15 +41,21 @@ class Membership(Struct, frozen=True):
 
     Attributes:
         leave: Ends it. A generation without members is cancelled. To be called once, at the end.
-        tokens_used: Prompt and generated tokens so far, each prompt counted once; for an answer that did not finish.
+        delivered: Prompt and generated tokens so far, each prompt counted once; for an answer that did not finish.
         prediction: What the shedder expected, if the generation is new.
         cache_key: Of the answer that was repeated, if it came from the cache.
+        num_reserved: Tokens that its job may use; 0 where what is delivered is counted.
     """
 
     leave: Callable[[], None]
-    tokens_used: Callable[[], int]
+    delivered: Callable[[], tuple[int, int]]
     prediction: Prediction | None = None
     cache_key: CacheKey | None = None
+    num_reserved: int = 0
+
+    def tokens_used(self) -> int:
+        """Return what an answer that did not finish counts against its key's tokens per minute."""
+        return self.num_reserved + sum(self.delivered())
 
 
 class GenerationStarter:
@@ -92,7 +98,7 @@ class GenerationStarter:
         generation = await self.checked(generation, load, caller.tenant)
         if not generation.deterministic or is_fresh:
             prediction, window = await self._dispatch(generation, caller, sinks)
-            return Membership(window.cancel, partial(_num_tokens_of_flights, window.flights, generation.n), prediction)
+            return Membership(window.cancel, partial(_delivered_of_flights, window.flights, generation.n), prediction)
         key = cache_key(caller.tenant, generation, load.revisions)
         # The deadline is part of what is shared.
         flight_key = key.digest + struct.pack("d", generation.timeout_s or 0.0)
@@ -106,8 +112,8 @@ class GenerationStarter:
         else:
             self._metrics.cache_shared += 1
             shared.join(sinks)
-        tokens_used = partial(_num_tokens_of_shared, shared, generation.n)
-        return Membership(partial(shared.leave, sinks), tokens_used, expected, key if shared.is_repeated else None)
+        delivered = partial(_delivered_of_shared, shared, generation.n)
+        return Membership(partial(shared.leave, sinks), delivered, expected, key if shared.is_repeated else None)
 
     async def checked(self, generation: Generation, load: FleetLoad, tenant: str) -> Generation:
         """Return a generation that its model's workers can compute, with a grammar that can be obeyed.
@@ -126,7 +132,7 @@ class GenerationStarter:
         for sink, deltas in zip(sinks, answer.sequences, strict=True):
             for delta in deltas:
                 sink.deliver(delta)
-        return Membership(_do_nothing, partial(_num_tokens, answer.sequences, answer.generation.n))
+        return Membership(_do_nothing, partial(_delivered, answer.sequences, answer.generation.n))
 
     async def _fill(
         self, shared: SharedGeneration, key: CacheKey, generation: Generation, caller: Caller
@@ -227,14 +233,14 @@ def _do_nothing() -> None:
     pass
 
 
-def _num_tokens_of_flights(flights: Sequence[Flight], n: int) -> int:
-    return sum(f.prompt_tokens for f in flights[::n]) + sum(len(f.emitted) for f in flights)
+def _delivered_of_flights(flights: Sequence[Flight], n: int) -> tuple[int, int]:
+    return sum(f.prompt_tokens for f in flights[::n]), sum(len(f.emitted) for f in flights)
 
 
-def _num_tokens_of_shared(shared: SharedGeneration, n: int) -> int:
-    return _num_tokens([sequence.deltas for sequence in shared.sequences], n)
+def _delivered_of_shared(shared: SharedGeneration, n: int) -> tuple[int, int]:
+    return _delivered([sequence.deltas for sequence in shared.sequences], n)
 
 
-def _num_tokens(sequences: Sequence[Sequence[Delta]], n: int) -> int:
+def _delivered(sequences: Sequence[Sequence[Delta]], n: int) -> tuple[int, int]:
     counts = [tokens_so_far(deltas) for deltas in sequences]
-    return sum(prompt for prompt, _ in counts[::n]) + sum(generated for _, generated in counts)
+    return sum(prompt for prompt, _ in counts[::n]), sum(generated for _, generated in counts)

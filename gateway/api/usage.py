@@ -59,6 +59,11 @@ class UsageTotals:
         self.accepted_prediction_tokens += usage.accepted_prediction_tokens
         self.rejected_prediction_tokens += usage.rejected_prediction_tokens
 
+    def count_delivered(self, prompt_tokens: int, completion_tokens: int) -> None:
+        """Count what was delivered of all choices when the answer was broken off; finished ones are among them."""
+        self.prompt_tokens = max(self.prompt_tokens, prompt_tokens)
+        self.completion_tokens = max(self.completion_tokens, completion_tokens)
+
 
 def usage_fields(totals: UsageTotals) -> dict[str, Any]:
     """Return the `usage` object. It counts draft tokens and reasoning only where there were any."""

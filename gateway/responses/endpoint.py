@@ -146,7 +146,7 @@ class ResponsesEndpoint(Endpoint):
         generation = await starter.checked(asked.generation, asked.load, caller.tenant)
         assert isinstance(generation, ResponseGeneration)
         answer.queued(*await self._submission.submit(generation, caller))
-        return Membership(leave=_nothing, tokens_used=partial(_num_reserved, answer))
+        return Membership(leave=_nothing, delivered=_nothing_delivered, num_reserved=answer.num_tokens)
 
     def _keeping(self, asked: Asked) -> Keeping:
         return Keeping(
@@ -179,8 +179,9 @@ def _nothing() -> None:
     """Leave a job to itself."""
 
 
-def _num_reserved(answer: BackgroundAnswer) -> int:
-    return answer.num_tokens
+def _nothing_delivered() -> tuple[int, int]:
+    """Return no tokens: those of a job are in the usage of the batch lane."""
+    return 0, 0
 
 
 def input_tokens_route(services: RouteServices, endpoint: ResponsesEndpoint) -> KeyRoute:

@@ -179,15 +179,40 @@ async def test_client_that_leaves_is_counted_once(worker: WireWorker, gateway: G
     assert after == before + 1
 
 
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"])
+async def test_tokens_of_a_stream_whose_client_leaves_count_for_its_tenant(
+    worker: WireWorker, gateway: GatewayProcess, path: str
+) -> None:
+    messages = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 200}
+    told = {"/v1/completions": {"prompt": "x"}, "/v1/responses": {"input": "x"}}.get(path, messages)
+    async with connected(gateway) as client:
+        client.post(path, {**told, "model": worker.model, "stream": True})
+        request = await worker.next_request()
+        await worker.claim(request, prompt_tokens=3)
+        await worker.say(request, 0, 7)
+        await client.reader.readuntil(b'"6 "')
+    await until(lambda: any(request.id in cancel.ids for cancel in worker.cancels))
+    counts = {"requests": 0.0}
+    while counts["requests"] < 1:
+        counts = {
+            name: await _metric(gateway, f"headrace_tenant_{name}_total", f'model="{worker.model}"')
+            for name in ("requests", "prompt_tokens", "cached_tokens", "completion_tokens")
+        }
+    assert counts == {"requests": 1, "prompt_tokens": 3, "cached_tokens": 0, "completion_tokens": 7}
+
+
 async def _num_disconnects(gateway: GatewayProcess) -> float:
     """Return what an operator reads of it."""
+    return await _metric(gateway, "headrace_disconnects_total")
+
+
+async def _metric(gateway: GatewayProcess, name: str, label: str = "") -> float:
     port = re.search(r"operator's port .*?url=(http://\S+)", gateway.log)
     assert port is not None
     async with httpx2.AsyncClient(headers={"Authorization": f"Bearer {OPERATOR_KEY}"}) as http:
         text = (await http.get(f"{port[1]}/metrics")).text
-    found = re.search(r"^headrace_disconnects_total\{.*?\} (\S+)$", text, re.MULTILINE)
-    assert found is not None
-    return float(found[1])
+    found = re.search(rf"^{name}\{{.*?{re.escape(label)}.*?\}} (\S+)$", text, re.MULTILINE)
+    return 0.0 if found is None else float(found[1])
 
 
 async def test_client_that_leaves_before_the_claim_cancels(worker: WireWorker, gateway: GatewayProcess) -> None:

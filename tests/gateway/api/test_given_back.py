@@ -103,7 +103,8 @@ class Requests:
     async def start(self, *arguments: object) -> object:
         if (failure := self.failures.get("start")) is not None:
             raise failure
-        return SimpleNamespace(leave=self._leave, cache_key="key", tokens_used=lambda: 3, prediction=None)
+        counts = {"tokens_used": lambda: 3, "delivered": lambda: (0, 0)}
+        return SimpleNamespace(leave=self._leave, cache_key="key", prediction=None, **counts)
 
     def _leave(self) -> None:
         self.num_left += 1

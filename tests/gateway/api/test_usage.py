@@ -29,6 +29,15 @@ def test_what_is_not_known_counts_nothing() -> None:
     assert (totals.accepted_prediction_tokens, totals.rejected_prediction_tokens) == (1, 2)
 
 
+def test_finished_choices_of_an_answer_that_was_broken_off_count_once() -> None:
+    totals = UsageTotals(2)
+    totals.add(1, Usage(10, 5, 4))
+    totals.count_delivered(10, 5 + 3)
+    assert (totals.prompt_tokens, totals.completion_tokens) == (10, 8)
+    totals.count_delivered(0, 0)
+    assert (totals.prompt_tokens, totals.completion_tokens) == (10, 8)
+
+
 def test_drafts_and_reasoning_are_told_where_there_were_any() -> None:
     def details(usage: Usage, reasoning: int) -> object:
         totals = UsageTotals(2)
