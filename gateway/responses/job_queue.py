@@ -161,7 +161,12 @@ class JobQueue:
         watch = JobWatch()
         if self._num_watches < MAX_WATCHES:
             self._num_watches += 1
-            await watch.start(self._nats, tenant, response_id)
+            try:
+                await watch.start(self._nats, tenant, response_id)
+            except BaseException:
+                await watch.close()
+                self._num_watches -= 1
+                raise
             self._num_watches -= not watch.is_subscribed
         return watch
 

@@ -11,7 +11,7 @@ from starlette.requests import ClientDisconnect
 
 from gateway.admission.auth import Principal
 from gateway.admission.caller import Caller
-from gateway.api.answer import Answer, ResponseHead
+from gateway.api.answer import Answer, Outcome, ResponseHead
 from gateway.api.endpoint import Asked, GenerationStart, StreamParts
 from gateway.api.large_bodies import LargeBodies
 from gateway.errors import ApiError
@@ -123,6 +123,18 @@ async def test_stream_whose_client_leaves_before_it_is_queued_counts_no_more(edg
     asking.cancel()
     await asyncio.gather(asking, return_exceptions=True)
     assert not edge.store.followers
+    assert not edge.queue.watches
+
+
+async def test_job_whose_client_has_left_when_it_is_queued_is_watched_no_more(edge: Edge) -> None:
+    asking = asyncio.create_task(edge.ask())
+    while not edge.queue.watches:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    edge.answers[0].end(Outcome.DISCONNECTED)
+    edge.queue.is_open.set()
+    await asking
+    for _ in range(5):
+        await asyncio.sleep(0)
     assert not edge.queue.watches
 
 

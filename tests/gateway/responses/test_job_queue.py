@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any, cast
@@ -159,6 +160,26 @@ async def test_jobs_beyond_the_subscriptions_of_a_connection_are_not_watched(
         await queue.unwatch(watch)
     assert not wire.subscribed
     assert [(await queue.watch("t", "r3")).is_subscribed for _ in range(3)] == [True, True, False]
+
+
+async def test_watch_that_is_given_up_while_it_begins_counts_no_more(
+    wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job_queue_module, "MAX_WATCHES", 1)
+    subscribe = wire.subscribe_direct
+
+    async def give_up(subject: str, handler: object) -> Any:
+        if "stored" in subject:
+            raise asyncio.CancelledError
+        return await subscribe(subject, handler)
+
+    queue = JobQueue(cast("DirectClient", wire))
+    with monkeypatch.context() as broken:
+        broken.setattr(wire, "subscribe_direct", give_up)
+        with pytest.raises(asyncio.CancelledError):
+            await queue.watch("t", "r")
+    assert not wire.subscribed
+    assert (await queue.watch("t", "r")).is_subscribed
 
 
 async def test_progress_of_another_message_under_the_same_id_is_none_of_the_job(
