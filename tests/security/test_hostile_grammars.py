@@ -176,7 +176,9 @@ async def test_jobs_of_hostile_grammars_end_alone(
     assert not worker.worker.has_failed.is_set()
     results = [await result_of(gateway, job) for job in ids]
     failed = [result for result in results if result.finish == "failed"]
-    assert all(result.error_code == "invalid_grammar" and result.error for result in failed)
+    # On a busy machine some have waited for those before them as often as they may, and end so.
+    assert {result.error_code for result in failed} <= {"invalid_grammar", "too_many_grammars"}
+    assert all(result.error for result in failed)
     assert len(failed) >= count * 3 // 10
     assert {result.finish for result in results} <= {"failed", "stop", "length"}
     # A victim's stream goes on meanwhile.
