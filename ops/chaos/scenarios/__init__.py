@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 
 from ops.chaos.outcome import Outcome
 from ops.chaos.scenarios import (
+    background,
     batch,
     batch_choices,
     batch_poison,
@@ -67,6 +68,7 @@ SCENARIOS: dict[str, Scenario] = {
     "overload-10x": clients.overload,
     "idle-streams": clients.idle_streams,
     "greedy-keys": greedy_keys.greedy_keys,
+    "background": background.first_texts,
     "earlier-workers": versions.earlier_workers,
     "earlier-gateway": versions.earlier_gateway,
     "mixed-workers": versions.mixed_workers,
@@ -85,6 +87,7 @@ QUICK: dict[str, int | None] = {
     "aborts": 1000,
     "malformed": 8000,
     "greedy-keys": 12,
+    "background": 10,
     "earlier-workers": 60,
     "earlier-gateway": 60,
     "mixed-workers": 60,
