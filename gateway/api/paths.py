@@ -102,7 +102,9 @@ class UnservedPaths:
 
     def __init__(self, paths: Iterable[str]) -> None:
         """Know the paths of all routes."""
-        self._paths = tuple(path for path in dict.fromkeys(paths) if "{" not in path)
+        # A mapping, in the order of the routes.
+        self._paths = dict.fromkeys(path for path in paths if "{" not in path)
+        self._most_parts = max((path.count("/") for path in self._paths), default=0)
 
     def advice(self, path: str) -> str:
         """Return what to do instead of asking for a path that is not served."""
@@ -113,18 +115,20 @@ class UnservedPaths:
 
     def _at_the_end(self, parts: list[str]) -> str | None:
         """Return the served path that another one ends with, as a base URL of too many parts makes it."""
-        for start in range(len(parts)):
+        # Only as many parts as a served path has: a path of 8 kB may have four thousand.
+        for start in range(max(0, len(parts) - self._most_parts), len(parts)):
             tail = "/".join(["", *parts[start:]])
             for path in (tail, f"/v1{tail}"):
+                if path not in self._paths:
+                    continue
                 # Its last word alone says little: `/v1/threads/1/messages` does not mean /v1/messages.
-                is_enough = path == tail or path.count("/") > 2 or start == 0 or self._is_served(parts[:start])
-                if path in self._paths and is_enough:
+                if path == tail or path.count("/") > 2 or start == 0 or self._is_served(parts[:start]):
                     return path
         return None
 
     def _is_served(self, parts: list[str]) -> bool:
         path = "/".join(["", *parts])
-        return path in ("/v1", *self._paths) or f"/v1{path}" in self._paths
+        return path == "/v1" or path in self._paths or f"/v1{path}" in self._paths
 
     def _nearest(self, path: str) -> str | None:
         if len(path) > _MAX_COMPARED_CHARACTERS:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
-from gateway.api.paths import UnservedPaths
+from gateway.api.paths import UnservedPaths, azure_deployment
 
 SERVED = (
     "/v1/chat/completions",
@@ -72,3 +74,30 @@ def test_other_path_is_told_what_stands_for_it(path: str, named: str) -> None:
     advice = UnservedPaths(SERVED).advice(path)
     assert named in advice
     assert "Did you mean" not in advice
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/a" * 3900,
+        "/v1" + "/a" * 3900,
+        "/openai/deployments/" + "a/" * 3900,
+        "/messages" * 850,
+        "/v1/models" * 780,
+        "/" * 7800,
+        "/v1/threads/" + "1" * 7800 + "/messages",
+    ],
+)
+def test_path_as_long_as_a_head_may_be_costs_no_more_than_its_length(path: str) -> None:
+    def cost_s() -> float:
+        started = time.process_time()
+        paths.advice(azure_deployment(path)[1])
+        return time.process_time() - started
+
+    paths = UnservedPaths(SERVED)
+    assert min(cost_s() for _ in range(5)) < 0.005
+
+
+@pytest.mark.parametrize("before", ["/a" * 3900, "/v1" + "/a" * 3900])
+def test_base_url_of_thousands_of_parts_is_told_too(before: str) -> None:
+    assert UnservedPaths(SERVED).advice(f"{before}/chat/completions").startswith("Did you mean /v1/chat/completions? ")
