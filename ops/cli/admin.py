@@ -6,9 +6,12 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ops.stack.config import AUDIT_FILE_NAME, DEFAULT_STATE_DIR
 from ops.stack.wait_notice import told_of_nats
+from shared.audit import AUDIT_HELP
 from shared.config import setting
 from shared.nats_files import NatsFiles
 
@@ -22,6 +25,19 @@ class AdminAccess(NatsFiles):
 
     nats_user: str | None = setting(None, "NATS user of the admin role.")
     nats_password: str | None = setting(None, "Password of the NATS user.", secret=True)
+
+
+@dataclass(frozen=True, slots=True)
+class AuditedAccess(AdminAccess):
+    """How an administrator logs in whose actions are written down, and on which system."""
+
+    state_dir: Path = setting(DEFAULT_STATE_DIR, "State directory of a running `headrace up`.")
+    audit_file: Path | None = setting(None, f"{AUDIT_HELP} In the state directory if not given.")
+
+    @property
+    def audit_log(self) -> Path:
+        """Where actions are written down: what belongs to one system stays in one place."""
+        return self.audit_file or self.state_dir / AUDIT_FILE_NAME
 
 
 @asynccontextmanager

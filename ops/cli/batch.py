@@ -5,16 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from ops.cli.admin import AdminAccess, admin_client
+from ops.cli.admin import AuditedAccess, admin_client
 from ops.cli.options import SettingsGroup, options, resolve_settings
 from ops.cli.running_system import find_admin_nats
-from ops.stack.config import DEFAULT_AUDIT_FILE, DEFAULT_STATE_DIR
-from shared.audit import AUDIT_HELP, audited, nats_login
+from shared.audit import audited, nats_login
 from shared.config import setting
 from shared.errors import DependencyError, HeadraceError
 
@@ -23,13 +21,11 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class BatchConfig(AdminAccess):
+class BatchConfig(AuditedAccess):
     """Where the queues are."""
 
     nats_url: str | None = setting(None, "NATS servers; found through the state directory if not given.")
-    state_dir: Path = setting(DEFAULT_STATE_DIR, "State directory of a running `headrace up`.")
     timeout_s: float = setting(10.0, "How long NATS may take to appear.", minimum=0.1)
-    audit_file: Path = setting(DEFAULT_AUDIT_FILE, AUDIT_HELP)
 
 
 @click.group("batch", cls=SettingsGroup, params=options(BatchConfig))
@@ -59,7 +55,7 @@ def cancel(config: BatchConfig, /, ids: tuple[str, ...], tenant: str, model: str
     user = nats_login(config.nats_user, url, config)
     wanted = frozenset(ids)
     what = {"tenant": tenant, "model": model, "ids": sorted(ids)}
-    with audited(config.audit_file, "batch.cancel", nats_user=user, **what) as told:
+    with audited(config.audit_log, "batch.cancel", nats_user=user, **what) as told:
         cancelled = asyncio.run(_cancel(config, url, tenant, model, wanted))
         told["num_cancelled"] = len(cancelled)
     for job in cancelled:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shlex
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from types import TracebackType
 from typing import Any
@@ -185,8 +186,9 @@ class BatchClient:
         else:
             published.cancel()
             raise DependencyError(
-                f"NATS does not let this user publish jobs of the tenant {tenant[:64]!r}: use that tenant's own login, "
-                "which `headrace tenant` makes"
+                f"NATS does not let this user publish jobs of the tenant {tenant[:64]!r}: use that tenant's own login. "
+                f"Beside `headrace up`, `headrace setup --tenants {shlex.quote(tenant[:64])}` makes it and --tenant "
+                "uses it; elsewhere `headrace tenant` makes it"
             )
 
     async def _take_note(self, error: Exception) -> None:

@@ -8,16 +8,14 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from ops.cli.admin import AdminAccess, admin_client
+from ops.cli.admin import AuditedAccess, admin_client
 from ops.cli.options import SettingsGroup, options, resolve_settings
 from ops.cli.running_system import find_admin_nats
-from ops.stack.config import DEFAULT_AUDIT_FILE, DEFAULT_STATE_DIR
-from shared.audit import AUDIT_HELP, audited, nats_login
+from shared.audit import audited, nats_login
 from shared.config import setting
 from shared.errors import HeadraceError
 
@@ -28,13 +26,11 @@ _ERROR_WIDTH = 60
 
 
 @dataclass(frozen=True, slots=True)
-class DeadConfig(AdminAccess):
+class DeadConfig(AuditedAccess):
     """Where the dead letters are."""
 
     nats_url: str | None = setting(None, "NATS servers; found through the state directory if not given.")
-    state_dir: Path = setting(DEFAULT_STATE_DIR, "State directory of a running `headrace up`.")
     timeout_s: float = setting(10.0, "How long NATS may take to appear.", minimum=0.1)
-    audit_file: Path = setting(DEFAULT_AUDIT_FILE, AUDIT_HELP)
 
 
 @click.group("dead", cls=SettingsGroup, params=options(DeadConfig))
@@ -175,7 +171,7 @@ async def _each(
             request = stored.letter.request
             what = {"id": request.id, "tenant": request.tenant, "model": request.model, "lane": request.lane}
             try:
-                with audited(config.audit_file, name, nats_user=user, **what):
+                with audited(config.audit_log, name, nats_user=user, **what):
                     await action(box, stored)
             except NotRetriedError as error:
                 refused.append(str(error))

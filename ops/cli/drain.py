@@ -5,16 +5,14 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from ops.cli.admin import AdminAccess, admin_client
+from ops.cli.admin import AuditedAccess, admin_client
 from ops.cli.options import settings_command
 from ops.cli.running_system import find_admin_nats
-from ops.stack.config import DEFAULT_AUDIT_FILE, DEFAULT_STATE_DIR
-from shared.audit import AUDIT_HELP, audited, nats_login
+from shared.audit import audited, nats_login
 from shared.config import setting
 from shared.errors import DependencyError
 
@@ -31,14 +29,12 @@ _SILENCE_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class DrainConfig(AdminAccess):
+class DrainConfig(AuditedAccess):
     """Where the worker is heard, and how long to wait for it."""
 
     nats_url: str | None = setting(None, "NATS servers; found through the state directory if not given.")
-    state_dir: Path = setting(DEFAULT_STATE_DIR, "State directory of a running `headrace up`.")
     wait: bool = setting(True, "Wait until the worker has ended.")
     timeout_s: float = setting(120.0, "How long to wait for that.", minimum=0.1)
-    audit_file: Path = setting(DEFAULT_AUDIT_FILE, AUDIT_HELP)
 
 
 def run(config: DrainConfig, worker: str) -> int:
@@ -50,7 +46,7 @@ def run(config: DrainConfig, worker: str) -> int:
     """
     url = find_admin_nats(config.nats_url, config.state_dir)
     user = nats_login(config.nats_user, url, config)
-    with audited(config.audit_file, "worker.drain", nats_user=user, worker=worker):
+    with audited(config.audit_log, "worker.drain", nats_user=user, worker=worker):
         asyncio.run(_drain(config, url, worker))
     return 0
 

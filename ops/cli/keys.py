@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ops.cli.options import SettingsGroup, VariableOption, options, resolve_settings
-from ops.stack.config import DEFAULT_AUDIT_FILE, DEFAULT_STATE_DIR
+from ops.stack.config import AUDIT_FILE_NAME, DEFAULT_STATE_DIR
+from ops.stack.state import keys_file_of
 from shared.audit import AUDIT_HELP, audited
 from shared.config import setting, variable_name
 
@@ -28,13 +29,19 @@ if TYPE_CHECKING:
 class KeysConfig:
     """Where the keys are, and where is written who changed them."""
 
-    keys_file: Path = setting(DEFAULT_STATE_DIR / "keys.json", "File with the API keys.")
+    state_dir: Path = setting(DEFAULT_STATE_DIR, "State directory of a `headrace up`.")
+    keys_file: Path | None = setting(None, "File with the API keys; that of the state directory if not given.")
     audit_file: Path | None = setting(None, f"{AUDIT_HELP} Beside the key file if not given.")
+
+    @property
+    def file(self) -> Path:
+        """The key file."""
+        return self.keys_file or keys_file_of(self.state_dir)
 
     @property
     def audit_log(self) -> Path:
         """Where actions are written down: what belongs to one system stays in one place."""
-        return self.audit_file or self.keys_file.parent / DEFAULT_AUDIT_FILE.name
+        return self.audit_file or self.file.parent / AUDIT_FILE_NAME
 
 
 @click.group("keys", cls=SettingsGroup, params=options(KeysConfig))
@@ -124,14 +131,14 @@ def create(config: KeysConfig, /, models: tuple[str, ...], first: bool, expires:
     """Create a key and print it. It is shown only now: only its SHA-256 is kept."""
     from gateway.admission.api_keys import ALL_MODELS, create_key, list_keys
 
-    if first and (number := len(list_keys(config.keys_file))):
+    if first and (number := len(list_keys(config.file))):
         noun = "a key, which was" if number == 1 else f"{number} keys, which were"
-        click.echo(f"{config.keys_file} has {noun} shown when made; without --first one more is made", err=True)
+        click.echo(f"{config.file} has {noun} shown when made; without --first one more is made", err=True)
         return
     _check_tenant(record["tenant"], "'--tenant'")
     record |= {"models": models or (ALL_MODELS,), "expires": _ending(expires)}
-    with audited(config.audit_log, "keys.create", keys_file=config.keys_file, **record) as what:
-        made, key = create_key(config.keys_file, **record)
+    with audited(config.audit_log, "keys.create", keys_file=config.file, **record) as what:
+        made, key = create_key(config.file, **record)
         what["key"] = made.id
     _show(config, made, key)
 
@@ -155,8 +162,8 @@ def update(config: KeysConfig, /, key: str, models: tuple[str, ...], expires: fl
     changes |= {} if expires is None else {"expires": _ending(expires)}
     if not changes:
         raise click.UsageError("Say what is to change: --requests-per-minute, --expires, ...")
-    with audited(config.audit_log, "keys.update", keys_file=config.keys_file, key=key, **changes) as what:
-        record = update_key(config.keys_file, key, changes)
+    with audited(config.audit_log, "keys.update", keys_file=config.file, key=key, **changes) as what:
+        record = update_key(config.file, key, changes)
         what |= {"key": record.id, "tenant": record.tenant}
     click.echo(f"{record.id} of tenant {record.tenant} is changed")
 
@@ -169,8 +176,8 @@ def rotate(config: KeysConfig, /, key: str, overlap: float) -> None:
     """Make a new key in the place of one, named by id or name, and print it; the old one expires after a while."""
     from gateway.admission.api_keys import rotate_key
 
-    with audited(config.audit_log, "keys.rotate", keys_file=config.keys_file, key=key) as what:
-        made, shown = rotate_key(config.keys_file, key, max(0.0, min(overlap - time.time(), _LONGEST_OVERLAP_S)))
+    with audited(config.audit_log, "keys.rotate", keys_file=config.file, key=key) as what:
+        made, shown = rotate_key(config.file, key, max(0.0, min(overlap - time.time(), _LONGEST_OVERLAP_S)))
         what |= {"new": made.id, "tenant": made.tenant}
     _show(config, made, shown)
 
@@ -187,10 +194,10 @@ def limit(config: KeysConfig, /, tenant: str, **limits: Any) -> None:
     from gateway.admission.tenant_limits import limit_tenant, tenants_file
 
     _check_tenant(tenant, "TENANT")
-    with audited(config.audit_log, "keys.limit", keys_file=config.keys_file, tenant=tenant, **limits):
-        limit_tenant(config.keys_file, tenant, limits)
+    with audited(config.audit_log, "keys.limit", keys_file=config.file, tenant=tenant, **limits):
+        limit_tenant(config.file, tenant, limits)
     told = ", ".join(f"{value} {name.replace('_', ' ')}" for name, value in limits.items() if value is not None)
-    click.echo(f"tenant {tenant}: {told or 'no limits'}, kept in {tenants_file(config.keys_file)}")
+    click.echo(f"tenant {tenant}: {told or 'no limits'}, kept in {tenants_file(config.file)}")
 
 
 def _check_tenant(tenant: str, hint: str) -> None:
@@ -209,7 +216,7 @@ def _ending(expires: float | None) -> float | None:
 
 def _show(config: KeysConfig, made: KeyRecord, key: str) -> None:
     click.echo(key)
-    click.echo(f"id {made.id}, tenant {made.tenant}, kept in {config.keys_file}", err=True)
+    click.echo(f"id {made.id}, tenant {made.tenant}, kept in {config.file}", err=True)
 
 
 @command.command("list")
@@ -219,9 +226,9 @@ def list_(config: KeysConfig) -> None:
     from gateway.admission.api_keys import list_keys
     from gateway.admission.tenant_limits import list_tenants
 
-    records, tenants = list_keys(config.keys_file), list_tenants(config.keys_file)
-    if not config.keys_file.exists():
-        click.echo(f"there is no {config.keys_file} yet; `headrace keys create` makes it", err=True)
+    records, tenants = list_keys(config.file), list_tenants(config.file)
+    if not config.file.exists():
+        click.echo(f"there is no {config.file} yet; `headrace keys create` makes it", err=True)
     heads = (
         "ID",
         "TENANT",
@@ -256,8 +263,8 @@ def revoke(config: KeysConfig, key: str) -> None:
     """Revoke a key, named by its id or name. Gateways refuse it within seconds."""
     from gateway.admission.api_keys import revoke_key
 
-    with audited(config.audit_log, "keys.revoke", keys_file=config.keys_file, key=key) as what:
-        record = revoke_key(config.keys_file, key)
+    with audited(config.audit_log, "keys.revoke", keys_file=config.file, key=key) as what:
+        record = revoke_key(config.file, key)
         what |= {"key": record.id, "tenant": record.tenant}
     click.echo(f"{record.id} of tenant {record.tenant} is revoked")
 

@@ -9,14 +9,15 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from ops.cli.admin import AdminAccess, admin_client
+from ops.cli.admin import AuditedAccess, admin_client
 from ops.cli.nats_user import NatsUserConfig, login
 from ops.cli.options import settings_command
+from ops.cli.running_system import find_admin_nats
 from ops.cli.tenant import account_block
-from ops.stack.config import DEFAULT_AUDIT_FILE, DEFAULT_STATE_DIR
+from ops.stack.config import DEFAULT_STATE_DIR
 from ops.stack.state import read_ready_file
 from ops.stack.tenant_accounts import add_account, tenant_login
-from shared.audit import AUDIT_HELP, audited, nats_login, servers_in
+from shared.audit import audited, nats_login, servers_in
 from shared.config import setting
 from shared.subjects import encode_name
 
@@ -26,15 +27,14 @@ _RELOAD_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class SetupConfig(AdminAccess):
+class SetupConfig(AuditedAccess):
     """Where to create the streams."""
 
     nats_url: str | None = setting(
         None,
-        "NATS servers, separated by commas; that of a `headrace up` on the state directory, or else "
-        "nats://127.0.0.1:4222, if not given.",
+        "NATS servers, separated by commas; that of a `headrace up` on the state directory, or else, unless one is "
+        "named, nats://127.0.0.1:4222, if not given.",
     )
-    state_dir: Path = setting(DEFAULT_STATE_DIR, "State directory of a running `headrace up`.")
     tenants: str = setting("default", "Tenants who get a batch queue, separated by commas.")
     tenant_max_bytes: int = setting(
         256 << 20, "Size of a new batch queue in bytes; its tenant is refused more jobs beyond it.", minimum=1 << 20
@@ -53,7 +53,6 @@ class SetupConfig(AdminAccess):
         maximum=5,
     )
     timeout_s: float = setting(30.0, "How long NATS may take to appear.", minimum=0.1)
-    audit_file: Path = setting(DEFAULT_AUDIT_FILE, AUDIT_HELP)
 
 
 def run(config: SetupConfig) -> int:
@@ -65,14 +64,19 @@ def run(config: SetupConfig) -> int:
     a `headrace up`, new tenants get their accounts too, and `headrace publish --tenant` finds them.
     """
     running = read_ready_file(config.state_dir) if config.nats_url is None and config.nats_user is None else None
-    url = running.admin_nats_url if running else config.nats_url or _DEFAULT_URL
+    url = running.admin_nats_url if running else config.nats_url or _nats_without_url(config.state_dir)
     user = nats_login(config.nats_user, url, config)
     what = {"nats": servers_in(url), "tenants": config.tenants}
-    with audited(config.audit_file, "setup", nats_user=user, **what):
+    with audited(config.audit_log, "setup", nats_user=user, **what):
         asyncio.run(_set_up(config, url))
         if running is not None and running.pids["nats"]:
             _add_accounts(config, running.pids["nats"][0])
     return 0
+
+
+def _nats_without_url(state_dir: Path) -> str:
+    # Whoever names a state directory means the system there.
+    return _DEFAULT_URL if state_dir == DEFAULT_STATE_DIR else find_admin_nats(None, state_dir)
 
 
 def _add_accounts(config: SetupConfig, nats_pid: int) -> None:

@@ -9,7 +9,7 @@ from shared.config import setting
 from shared.nats_files import NatsFiles
 
 DEFAULT_STATE_DIR = Path(".headrace")
-DEFAULT_AUDIT_FILE = DEFAULT_STATE_DIR / "audit.jsonl"
+AUDIT_FILE_NAME = "audit.jsonl"
 # Settings of the parts that `headrace up` chooses itself: it runs on loopback, and `gateways` says how many; it watches
 # its workers itself, and several could not share one port.
 CHOSEN_SETTINGS = frozenset(

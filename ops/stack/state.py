@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TextIO
 
+from ops.stack.config import AUDIT_FILE_NAME
 from shared.errors import ConfigError
 
 READY_FILE = "ready.json"
@@ -77,7 +78,7 @@ class StateDirectory:
     @property
     def audit_file(self) -> Path:
         """What operators did."""
-        return self.path / "audit.jsonl"
+        return self.path / AUDIT_FILE_NAME
 
     @property
     def keys_file(self) -> Path:

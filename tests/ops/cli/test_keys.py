@@ -83,6 +83,17 @@ def test_key_made_beside_a_running_system_opens_it(state_dir: Path, cli_system: 
         assert time.monotonic() < deadline, done.stderr
 
 
+def test_keys_of_a_state_directory_are_in_its_key_file(tmp_path: Path) -> None:
+    (tmp_path / "here").mkdir()
+    place, here = str(tmp_path / "s"), tmp_path / "here"
+    assert headrace("keys", "--state-dir", place, "create", cwd=here, HEADRACE_AUDIT_FILE="").returncode == 0
+    done = headrace("keys", "create", cwd=here, HEADRACE_AUDIT_FILE="", HEADRACE_STATE_DIR=place)
+    assert done.returncode == 0, done.stderr
+    assert len(json.loads((tmp_path / "s" / "keys.json").read_text())) == 2
+    assert len((tmp_path / "s" / "audit.jsonl").read_text().splitlines()) == 2
+    assert list((tmp_path / "here").iterdir()) == []
+
+
 def test_audit_log_lies_beside_the_key_file(tmp_path: Path) -> None:
     (tmp_path / "here").mkdir()
     file = tmp_path / "system" / "keys.json"

@@ -69,7 +69,8 @@ def test_jobs_of_a_tenant_that_is_not_the_user_s_are_refused_in_one_line(state_d
         done = headrace("publish", "x", "--tenant", "acme", "--state-dir", str(state_dir), *options)
         assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr
         assert "NATS does not let this user publish jobs of the tenant 'acme'" in done.stderr
-        assert "`headrace tenant` makes" in done.stderr
+        assert "`headrace setup --tenants acme` makes it and --tenant uses it" in done.stderr
+        assert "elsewhere `headrace tenant` makes it" in done.stderr
 
 
 def test_tenant_without_a_queue_is_told_who_makes_one(start_nats: Callable[..., NatsServer]) -> None:

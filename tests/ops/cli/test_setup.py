@@ -110,6 +110,13 @@ def test_setup_without_a_server_is_one_line_and_exit_code_2() -> None:
     assert "did not answer within 0.5 s" in done.stderr
 
 
+def test_setup_for_a_state_directory_where_nothing_runs_says_so(tmp_path: Path) -> None:
+    done = headrace("setup", "--state-dir", str(tmp_path), "--timeout-s", "0.5")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert f"no `headrace up` runs on {tmp_path}" in done.stderr
+    assert not (tmp_path / "audit.jsonl").exists()
+
+
 def test_setup_is_in_the_audit_log_without_the_password(start_nats: Callable[..., NatsServer]) -> None:
     url = start_nats().url.replace("nats://", "nats://ann:secret@")
     done = headrace("setup", "--nats-url", url, "--audit-file", "-")
@@ -134,6 +141,18 @@ def test_tenant_added_beside_a_running_system_publishes_its_jobs(state_dir: Path
     done = headrace("setup", "--state-dir", str(state_dir), "--tenants", "acme & co")
     assert "accounts ready" not in done.stdout
     assert {file.name: file.read_text() for file in NATS_CONFIG.parent.glob("*.conf")} == before
+
+
+def test_audit_log_of_an_administrator_lies_in_the_state_directory(
+    state_dir: Path, cli_system: System, tmp_path: Path
+) -> None:
+    place = ["--state-dir", str(state_dir)]
+    commands = (["setup", *place], ["drain", *place, "none"], ["batch", *place, "cancel", "none"])
+    for command in commands:
+        headrace(*command, cwd=tmp_path, HEADRACE_AUDIT_FILE="")
+    actions = [json.loads(line)["action"] for line in (state_dir / "audit.jsonl").read_text().splitlines()]
+    assert {"setup", "worker.drain", "batch.cancel"} <= set(actions)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_tenants_stay_when_the_system_is_started_anew(tmp_path: Path) -> None:
