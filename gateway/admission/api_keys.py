@@ -23,7 +23,9 @@ from shared.subjects import encode_name
 KEY_PREFIX = "hr-"
 ALL_MODELS = "*"
 
-Limit = Annotated[int, Meta(ge=1)]
+# Redis counts in Lua, whose numbers are exact up to here.
+MAX_LIMIT = 2**53
+Limit = Annotated[int, Meta(ge=1, le=MAX_LIMIT)]
 # Twenty a second: a client that waits for ten background responses asks for each every half second.
 DEFAULT_READS_PER_MINUTE = 1200
 

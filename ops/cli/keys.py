@@ -84,6 +84,10 @@ def _positive(number: float) -> float:
     return number
 
 
+# `MAX_LIMIT` of `gateway.admission.api_keys`, which is not loaded for every command.
+_MOST = 2**53
+
+
 def _limit_options(of: str, least: int = 1) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Add the limits that keys and tenants have; with `least` 0, 0 takes a limit away."""
     names = (
@@ -94,7 +98,7 @@ def _limit_options(of: str, least: int = 1) -> Callable[[Callable[..., None]], C
 
     def add(function: Callable[..., None]) -> Callable[..., None]:
         for name, text in reversed(names):
-            function = _key_option(name, type=click.IntRange(least), help=text)(function)
+            function = _key_option(name, type=click.IntRange(least, _MOST), help=text)(function)
         return function
 
     return add
@@ -106,7 +110,7 @@ _models = _key_option(
 _expires = _key_option("--expires", type=_Moment(), help="When the key ends: 30d, 12h, 2027-01-31 (UTC), never.")
 _reads = _key_option(
     "--reads-per-minute",
-    type=click.IntRange(1),
+    type=click.IntRange(1, _MOST),
     help="Reads of stored responses a minute, one for each 64 kB; 1200 if not given.",
 )
 

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gateway.admission.api_keys import MAX_LIMIT
 from gateway.admission.auth import Principal
 from gateway.admission.limit_store import LEASE_TTL_S
 from gateway.admission.limit_window import WINDOW_S
@@ -404,6 +405,17 @@ async def test_reads_count_by_what_they_read_and_apart_from_requests(redis: Redi
     assert await limiter.admit(principal, 1, 100)
     clock.now += WINDOW_S - 20
     assert (await limiter.admit_read(principal)).headers == {}
+
+
+@pytest.mark.parametrize("shared", [True, False])
+async def test_largest_limits_are_counted(redis: RedisCache, shared: bool) -> None:
+    limiter = RateLimiter(redis if shared else None, GatewayMetrics(), Clock(NOW))
+    principal = dataclasses.replace(limited(MAX_LIMIT, MAX_LIMIT, MAX_LIMIT), reads_per_minute=MAX_LIMIT)
+    headers = (await limiter.admit(principal, 1, 100)).headers
+    assert headers["x-ratelimit-remaining-requests"] == str(MAX_LIMIT - 1)
+    assert headers["x-ratelimit-remaining-tokens"] == str(MAX_LIMIT - 100)
+    (await limiter.admit_read(principal)).release(5)
+    assert await limiter.state()
 
 
 @pytest.mark.parametrize("shared", [False, True])

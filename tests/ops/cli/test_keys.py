@@ -4,6 +4,9 @@ import re
 import time
 from pathlib import Path
 
+import pytest
+
+from gateway.admission.api_keys import MAX_LIMIT
 from tests.integration.system import System
 from tests.ops.cli.command import headrace
 
@@ -20,6 +23,18 @@ def test_created_key_is_printed_once_and_kept_only_as_a_hash(tmp_path: Path) -> 
     assert (record["tenant"], record["models"], record["requests_per_minute"]) == ("acme", ["a", "b"], 60)
     assert (record["reads_per_minute"], record["max_priority"]) == (30, 7)
     assert key not in file.read_text()
+
+
+@pytest.mark.parametrize("name", ["requests-per-minute", "tokens-per-minute", "max-concurrent", "reads-per-minute"])
+def test_limit_that_no_gateway_can_count_is_refused(tmp_path: Path, name: str) -> None:
+    file = tmp_path / "keys.json"
+    done = headrace("keys", "--keys-file", str(file), "create", f"--{name}", str(MAX_LIMIT + 1))
+    assert done.returncode == 2
+    assert f"--{name}" in done.stderr
+    assert not file.exists()
+    done = headrace("keys", "--keys-file", str(file), "create", f"--{name}", str(MAX_LIMIT))
+    assert done.returncode == 0, done.stderr
+    assert json.loads(file.read_text())[0][name.replace("-", "_")] == MAX_LIMIT
 
 
 def test_keys_are_listed_and_revoked_by_id(tmp_path: Path) -> None:
