@@ -47,7 +47,8 @@ def command(ctx: click.Context, /, **values: Any) -> None:
 def cancel(config: BatchConfig, /, ids: tuple[str, ...], tenant: str, model: str | None, is_all: bool) -> None:
     """Cancel jobs that wait or run: each ends with what it has, and its result says `cancelled`.
 
-    Prints one JSON object a job. A job that has ended keeps its result.
+    Where no worker answers within two seconds, it ends with what was last saved of it. Prints one JSON object a job. A
+    job that has ended keeps its result.
     """
     if bool(ids) == is_all:
         raise click.UsageError("Give ids of jobs, or --all for everything that the filters select.")
@@ -56,27 +57,39 @@ def cancel(config: BatchConfig, /, ids: tuple[str, ...], tenant: str, model: str
     wanted = frozenset(ids)
     what = {"tenant": tenant, "model": model, "ids": sorted(ids)}
     with audited(config.audit_log, "batch.cancel", nats_user=user, **what) as told:
-        cancelled = asyncio.run(_cancel(config, url, tenant, model, wanted))
-        told["num_cancelled"] = len(cancelled)
-    for job in cancelled:
-        click.echo(json.dumps({"id": job.request.id, "tenant": tenant, "model": job.request.model}))
+        cancelled: list[QueuedJob] = []
+        try:
+            asyncio.run(_cancel(config, url, tenant, model, wanted, cancelled))
+        finally:
+            told["num_cancelled"] = len(cancelled)
+            for job in cancelled:
+                click.echo(json.dumps({"id": job.request.id, "tenant": tenant, "model": job.request.model}))
     if missing := wanted - {job.request.id for job in cancelled}:
         names = ", ".join(sorted(missing))
         raise HeadraceError(f"no job of tenant {tenant!r} that waits or runs has the id {names}; it may have ended")
 
 
 async def _cancel(
-    config: BatchConfig, url: str, tenant: str, model: str | None, ids: frozenset[str]
-) -> list[QueuedJob]:
-    from ops.cli.batch_queue import BatchQueue
+    config: BatchConfig, url: str, tenant: str, model: str | None, ids: frozenset[str], cancelled: list[QueuedJob]
+) -> None:
+    """Cancel the jobs that are meant and add them to `cancelled`; what NATS refuses is told when all were tried."""
+    from ops.cli.batch_queue import BatchQueue, RefusedCancelError
 
+    refused: list[str] = []
     async with admin_client(url, "headrace-batch", config, config.timeout_s) as client:
         queue = BatchQueue(client, tenant)
         try:
             wanted = [job async for job in queue.jobs(model) if not ids or job.request.id in ids]
-            cancelled = [job for job in wanted if await queue.cancel(job)]
+            await queue.ask_workers(wanted)
+            for job in wanted:
+                try:
+                    if await queue.cancel(job):
+                        cancelled.append(job)
+                except RefusedCancelError as error:
+                    refused.append(str(error))
         finally:
             await queue.close()
+    if refused:
+        raise DependencyError("\n".join(refused))
     if not cancelled and not ids:
         raise DependencyError(f"no job of tenant {tenant!r} waits or runs{'' if model is None else f' for {model!r}'}")
-    return cancelled

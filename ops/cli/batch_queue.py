@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -16,12 +17,23 @@ from gpu_worker.consumer.batch_result import send_result
 from gpu_worker.consumer.unreadable import UnreadableRequestError, read_request
 from shared.batch_progress import BatchProgress
 from shared.batch_streams import batch_stream
-from shared.errors import DependencyError, InvalidNameError
+from shared.errors import DependencyError, HeadraceError, InvalidNameError
 from shared.kept_results import KeptResults
-from shared.messages import UNDECODABLE, BatchResult, Cancel, Request, encode
+from shared.messages import UNDECODABLE, BatchResult, Cancel, FinishReason, Request, encode
 from shared.result_shares import ResultShares
-from shared.streams import PROGRESS_STREAM
-from shared.subjects import cancel_subject, decode_name, encode_name, progress_subject
+from shared.streams import PROGRESS_STREAM, RESULTS_STREAM
+from shared.subjects import cancel_subject, decode_name, encode_name, progress_subject, result_subject
+
+_WORKERS_ANSWER_S = 2.0
+_IDS_AT_ONCE = 500
+
+
+class RefusedCancelError(HeadraceError):
+    """NATS refused to cancel one job."""
+
+    def __init__(self, job_id: str, reason: str) -> None:
+        """Say which, and why."""
+        super().__init__(f"job {job_id!r} could not be cancelled: {reason}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +56,7 @@ class BatchQueue:
         self._shares = ResultShares(self._js, can_purge=False)
         self._kept = KeptResults(self._js, self._shares)
         self._decode_progress = msgspec.msgpack.Decoder(BatchProgress).decode
+        self._decode_result = msgspec.json.Decoder(BatchResult).decode
 
     async def jobs(self, model: str | None) -> AsyncIterator[QueuedJob]:
         """Yield the jobs that have not ended, oldest first; one that cannot be read is left out.
@@ -58,7 +71,7 @@ class BatchQueue:
         except NotFoundError:
             raise DependencyError(f"tenant {self._tenant!r} has no batch queue") from None
         except (APIError, NatsError) as error:
-            raise DependencyError(f"the queue of tenant {self._tenant!r} cannot be read: {error!r}") from error
+            raise self._unreadable(error) from error
         seq = 0
         while seq < last:
             try:
@@ -66,7 +79,9 @@ class BatchQueue:
             except NotFoundError:
                 return
             except (APIError, NatsError) as error:
-                raise DependencyError(f"the queue of tenant {self._tenant!r} cannot be read: {error!r}") from error
+                raise DependencyError(
+                    f"the queue of tenant {self._tenant!r} cannot be read: {_reason(error)}"
+                ) from error
             assert message.seq is not None
             seq = message.seq
             with contextlib.suppress(UnreadableRequestError, InvalidNameError):
@@ -74,15 +89,73 @@ class BatchQueue:
                 name = decode_name((message.subject or "").split(".")[2])
                 yield QueuedJob(seq, msgspec.structs.replace(request, model=name, tenant=self._tenant))
 
-    async def cancel(self, job: QueuedJob) -> bool:
-        """End a job with what it has; False if it has just ended.
+    async def ask_workers(self, jobs: Sequence[QueuedJob]) -> None:
+        """Have workers end the jobs that they hold, with all they have, and give them some time for it.
 
         Raises:
-            DependencyError: NATS does not answer, or refuses.
+            DependencyError: NATS does not answer.
+        """
+        by_model: dict[str, list[str]] = {}
+        for job in jobs:
+            by_model.setdefault(job.request.model, []).append(job.request.id)
+        try:
+            for model, ids in by_model.items():
+                for start in range(0, len(ids), _IDS_AT_ONCE):
+                    ask = Cancel(tuple(ids[start : start + _IDS_AT_ONCE]))
+                    await self._nats.publish(cancel_subject(model), encode(ask))
+            deadline = time.monotonic() + _WORKERS_ANSWER_S
+            while time.monotonic() < deadline and await self._num_held():  # noqa: ASYNC110 - NATS tells nobody
+                await asyncio.sleep(0.05)
+        except (APIError, NatsError, OSError) as error:
+            raise DependencyError(f"workers could not be asked to end their jobs: {_reason(error)}") from error
+
+    async def cancel(self, job: QueuedJob) -> bool:
+        """End a job; False if it has just ended otherwise. Where no worker ends it, it has what was last saved of it.
+
+        Raises:
+            RefusedCancelError: NATS refuses, which says nothing of other jobs.
+            DependencyError: NATS does not answer.
         """
         request = job.request
-        progress = await self._progress(job)
-        result = BatchResult(
+        try:
+            if (ended := await self._finish(job)) is not None:
+                if ended == "cancelled":
+                    await self._delete(job)
+                return ended == "cancelled"
+            payload = msgspec.json.encode(self._result(request, await self._progress(job)))
+            if not await self._kept.store(request.tenant, request.id, payload, "cancelled"):
+                return await self._finish(job) == "cancelled"
+            # A worker may have taken it meanwhile: it would compute in vain, and the next one would take it.
+            await self._nats.publish(cancel_subject(request.model), encode(Cancel((request.id,))))
+            await self._delete(job)
+            await send_result(self._nats, request, payload)
+        except APIError as error:
+            raise RefusedCancelError(request.id, _reason(error)) from error
+        except (NatsError, OSError) as error:
+            raise DependencyError(f"job {request.id!r} could not be cancelled: {_reason(error)}") from error
+        return True
+
+    async def close(self) -> None:
+        """Write down what the results take of the tenant's share."""
+        await self._shares.close()
+
+    def _unreadable(self, error: Exception) -> DependencyError:
+        return DependencyError(f"the queue of tenant {self._tenant!r} cannot be read: {_reason(error)}")
+
+    async def _num_held(self) -> int:
+        """Return how many jobs of the tenant are with workers."""
+        return sum(each.num_ack_pending or 0 for each in await self._js.consumers_info(self._stream))
+
+    async def _finish(self, job: QueuedJob) -> FinishReason | None:
+        """Return how a job has ended; None if it has no result."""
+        try:
+            message = await self._js.get_last_msg(RESULTS_STREAM, result_subject(self._tenant, job.request.id))
+            return self._decode_result(message.data or b"").finish
+        except (NotFoundError, *UNDECODABLE):
+            return None
+
+    def _result(self, request: Request, progress: BatchProgress | None) -> BatchResult:
+        return BatchResult(
             id=request.id,
             model=request.model,
             tenant=request.tenant,
@@ -96,22 +169,16 @@ class BatchQueue:
             completed=time.time(),
             in_reasoning=progress is not None and progress.in_reasoning,
         )
-        payload = msgspec.json.encode(result)
-        try:
-            if not await self._kept.store(request.tenant, request.id, payload, "cancelled"):
-                return False
-            # Its worker would compute in vain, and the next one would take it.
-            await self._nats.publish(cancel_subject(request.model), encode(Cancel((request.id,))))
-            with contextlib.suppress(NotFoundError):
-                await self._js.delete_msg(self._stream, job.seq)
-            await send_result(self._nats, request, payload)
-        except (APIError, NatsError, OSError) as error:
-            raise DependencyError(f"job {request.id!r} could not be cancelled: {error!r}") from error
-        return True
 
-    async def close(self) -> None:
-        """Write down what the results take of the tenant's share."""
-        await self._shares.close()
+    async def _delete(self, job: QueuedJob) -> None:
+        """Delete a job from the queue, where the worker that held it may have done so by acknowledging it."""
+        try:
+            await self._js.delete_msg(self._stream, job.seq)
+        except APIError:
+            # The code depends on where NATS notices that the message is gone.
+            with contextlib.suppress(NotFoundError):
+                await self._js.get_msg(self._stream, seq=job.seq)
+                raise
 
     async def _progress(self, job: QueuedJob) -> BatchProgress | None:
         subject = progress_subject(job.request.tenant, job.request.id)
@@ -120,6 +187,8 @@ class BatchQueue:
             progress = self._decode_progress(message.data or b"")
         except (NotFoundError, *UNDECODABLE):
             return None
-        except (APIError, NatsError) as error:
-            raise DependencyError(f"the progress of job {job.request.id!r} cannot be read: {error!r}") from error
         return progress if progress.stream_seq == job.seq else None
+
+
+def _reason(error: Exception) -> str:
+    return (isinstance(error, APIError) and error.description) or repr(error)

@@ -7,10 +7,19 @@ import json
 import secrets
 import time
 from pathlib import Path
+from typing import Any
 
 import nats
 import pytest
+from click.testing import CliRunner
+from nats.js.errors import APIError
 
+from ops.cli.batch import command
+from ops.cli.batch_queue import BatchQueue
+from shared.batch_streams import batch_stream
+from shared.errors import DependencyError
+from shared.kept_results import KeptResults
+from shared.streams import StreamLimits, ensure_consumer
 from tests.integration.system import System
 from tests.ops.cli.command import headrace
 
@@ -22,7 +31,7 @@ def publish(state_dir: Path, *lines: dict[str, object]) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def stored(system: System, job: str) -> dict[str, object] | None:
+def stored(system: System, job: str) -> dict[str, Any] | None:
     """Return the result of a job, if it has one."""
 
     async def read() -> dict[str, object] | None:
@@ -74,6 +83,72 @@ def test_job_that_runs_ends_with_what_it_has(cli_system: System, state_dir: Path
     result = stored(cli_system, job)
     assert result is not None
     assert result["finish"] == "cancelled"
+    # Not what was last saved of it, which is nothing yet: its worker has ended it.
+    assert result["worker"]
+    assert min(result["prompt_tokens"], result["completion_tokens"], len(result["text"])) > 0
+
+
+def test_all_jobs_that_a_worker_holds_are_cancelled_at_once(cli_system: System, state_dir: Path) -> None:
+    jobs = [secrets.token_hex(4) for _ in range(6)]
+    running = cli_system.gauge("headrace_worker_running_batch")
+    publish(
+        state_dir, *({"id": job, "text": "x", "sampling": {"max_tokens": 1500, "ignore_eos": True}} for job in jobs)
+    )
+    deadline = time.monotonic() + 60
+    while cli_system.gauge("headrace_worker_running_batch") <= running + 1:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    code, ids, told = cancel(state_dir, "--all", "--model", cli_system.model)
+    assert (code, sorted(ids), told) == (0, sorted(jobs), "")
+    results = [stored(cli_system, job) for job in jobs]
+    assert {result["finish"] for result in results if result is not None} == {"cancelled"}
+
+
+async def test_job_that_left_the_queue_meanwhile_is_cancelled_and_a_silent_worker_is_not_waited_for(
+    cli_system: System, state_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ops.cli.batch_queue._WORKERS_ANSWER_S", 0.5)
+    model = f"m{secrets.token_hex(4)}"
+    names = [secrets.token_hex(4) for _ in range(2)]
+    await asyncio.to_thread(publish, state_dir, *({"id": name, "text": "x", "model": model} for name in names))
+    client = await nats.connect(cli_system.info["admin_nats_url"])
+    js = client.jetstream()
+    # A worker takes them, and says nothing more.
+    consumer = await ensure_consumer(js, model, "batch", StreamLimits())
+    await (await js.pull_subscribe_bind(consumer, batch_stream("default"))).fetch(2, timeout=10)
+    queue = BatchQueue(client, "default")
+    silent, gone = [job async for job in queue.jobs(model)]
+    began = time.monotonic()
+    await queue.ask_workers([silent, gone])
+    assert 0.5 <= time.monotonic() - began < 5
+    await js.delete_msg(batch_stream("default"), gone.seq)
+    assert [await queue.cancel(job) for job in (silent, gone, silent)] == [True, True, True]
+    assert [job async for job in queue.jobs(model)] == []
+    await queue.close()
+    await js.delete_consumer(batch_stream("default"), consumer)
+    await client.close()
+
+
+def test_job_that_nats_refuses_to_cancel_keeps_no_other_from_it(
+    cli_system: System, state_dir: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    model, bad, *good = (f"m{secrets.token_hex(4)}" for _ in range(4))
+    publish(state_dir, *({"id": name, "text": "x", "model": model} for name in (good[0], bad, good[1])))
+    store = KeptResults.store
+
+    async def refuse(kept: KeptResults, tenant: str, request_id: str, *rest: Any) -> bool:
+        if request_id == bad:
+            raise APIError(500, "no space left", 10077)
+        return await store(kept, tenant, request_id, *rest)
+
+    monkeypatch.setattr(KeptResults, "store", refuse)
+    options = ["--state-dir", str(state_dir), "--audit-file", str(tmp_path / "audit.log")]
+    done = CliRunner().invoke(command, [*options, "cancel", "--all", "--model", model])
+    assert [json.loads(line)["id"] for line in done.stdout.splitlines()] == good
+    assert isinstance(done.exception, DependencyError)
+    assert str(done.exception) == f"job '{bad}' could not be cancelled: no space left"
+    monkeypatch.undo()
+    assert cancel(state_dir, "--all", "--model", model)[:2] == (0, [bad])
 
 
 @pytest.mark.parametrize("arguments", [[], ["some-id", "--all"]])
