@@ -22,13 +22,16 @@ _QUESTIONS: tuple[tuple[str, dict[str, Any]], ...] = (
 )
 
 
-async def first_generation(url: str, api_key: str, tell: Callable[[str], None]) -> tuple[str | None, str]:
+async def first_generation(
+    url: str, api_key: str, tell: Callable[[str], None], answered: set[str]
+) -> tuple[str | None, str]:
     """Try to get one answer of every model that is served: a token, or else a vector or a score.
 
     Args:
         url: Where the gateway is.
         api_key: A key of it.
         tell: Is given what is waited for once the question is asked; its answer may take long.
+        answered: Models that need no question any more, which would count as a request; those that answer are added.
 
     Returns:
         The name of the first once all have answered, else None, and what is still missing.
@@ -45,9 +48,12 @@ async def first_generation(url: str, api_key: str, tell: Callable[[str], None]) 
         models = [entry["id"] for entry in answer["data"]]
         tell("the first answer")
         for model in models:
+            if model in answered:
+                continue
             status, answer = await _ask(url, api_key, model)
             if status != 200:
                 break
+            answered.add(model)
     except ConnectionRefusedError:
         return None, "the gateway does not listen yet"
     except (OSError, EOFError, ValueError, TimeoutError) as error:

@@ -166,8 +166,11 @@ class Supervisor:
         return await told_while(self._ask_until_answered(), self._waited_for, partial(self._console.say, "headrace"))
 
     async def _ask_until_answered(self) -> str:
+        answered: set[str] = set()
         while True:
-            model, missing = await probe.first_generation(self._plan.url, self._plan.api_key, self._note_missing)
+            model, missing = await probe.first_generation(
+                self._plan.url, self._plan.api_key, self._note_missing, answered
+            )
             self._note_missing(missing)
             if model is not None and not self._absent_workers():
                 return model
