@@ -6,6 +6,7 @@ import asyncio
 import json
 import secrets
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,13 @@ from ops.cli.batch_queue import BatchQueue
 from shared.batch_streams import batch_stream
 from shared.errors import DependencyError
 from shared.kept_results import KeptResults
-from shared.streams import StreamLimits, ensure_consumer
+from shared.messages import Request, encode
+from shared.nats_connection import connect
+from shared.streams import StreamLimits, ensure_consumer, ensure_streams
+from shared.subjects import Queue, request_subject
 from tests.integration.system import System
 from tests.ops.cli.command import headrace
+from tests.servers import NatsServer
 
 
 def publish(state_dir: Path, *lines: dict[str, object]) -> None:
@@ -156,3 +161,23 @@ def test_ids_or_all_are_needed(state_dir: Path, arguments: list[str]) -> None:
     code, ids, told = cancel(state_dir, *arguments)
     assert (code, ids) == (2, [])
     assert "Give ids of jobs, or --all" in told
+
+
+async def test_background_responses_are_jobs_that_can_be_listed_and_cancelled(
+    start_nats: Callable[..., NatsServer],
+) -> None:
+    admin = await connect(start_nats().url, role="admin", name="admin")
+    js = admin.jetstream()
+    await ensure_streams(js, StreamLimits(), ["a b"])
+    places: list[tuple[str, Queue]] = [("m", "batch"), ("m", "background"), ("n", "background")]
+    for number, (model, queue) in enumerate(places):
+        job = Request(id=f"j{number}", model=model, tenant="a b", lane="batch", text="x")
+        await js.publish(request_subject(model, queue, "a b"), encode(job))
+    jobs = BatchQueue(admin, "a b")
+    assert [job.request.id async for job in jobs.jobs("m")] == ["j0", "j1"]
+    all_jobs = [job async for job in jobs.jobs(None)]
+    assert [job.request.id for job in all_jobs] == ["j0", "j1", "j2"]
+    assert await jobs.cancel(all_jobs[2])
+    assert [job.request.id async for job in jobs.jobs(None)] == ["j0", "j1"]
+    await jobs.close()
+    await admin.close()
