@@ -6,6 +6,7 @@ Written by `headrace keys`; read by the gateways. A key itself is shown once, wh
 from __future__ import annotations
 
 import hashlib
+import itertools
 import secrets
 import time
 from collections.abc import Mapping
@@ -50,6 +51,7 @@ class KeyRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
         sha256: Of the whole key, in lower-case hexadecimal.
         models: Names it may use; `*` stands for all.
         created: Unix seconds; `expires` and `revoked` likewise, and from then on the key opens nothing.
+        replaces: Id of the key in whose place it was made, which is revoked with it.
     """
 
     id: Annotated[str, Meta(min_length=1, max_length=64)]
@@ -65,6 +67,7 @@ class KeyRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     created: float = 0.0
     expires: float | None = None
     revoked: float | None = None
+    replaces: str | None = None
 
     def is_valid(self, now: float) -> bool:
         """Whether the key opens anything at `now`, in Unix seconds."""
@@ -134,15 +137,21 @@ def rotate_key(path: Path, named: str, overlap_s: float) -> tuple[KeyRecord, str
         index = _find(records, named)
         old, now = records[index], time.time()
         life_s = None if old.expires is None else old.expires - old.created
-        record, key = _with_new_key(msgspec.structs.replace(old, expires=None if life_s is None else now + life_s))
+        expires = None if life_s is None else now + life_s
+        record, key = _with_new_key(msgspec.structs.replace(old, expires=expires, replaces=old.id))
         ends = now + overlap_s if old.expires is None else min(old.expires, now + overlap_s)
-        records[index] = msgspec.structs.replace(old, name=f"{old.name or old.id} (rotated)", expires=ends)
+        records[index] = msgspec.structs.replace(old, name=_rotated_name(records, old), expires=ends)
         write_records(path, [*records, record])
     return record, key
 
 
-def revoke_key(path: Path, named: str) -> KeyRecord:
-    """Mark a key as revoked, named by id or name, and return its record; a key revoked before stays as it is.
+def revoke_key(path: Path, named: str) -> list[KeyRecord]:
+    """Mark a key as revoked, named by id or name, and those that it replaced and that still open.
+
+    A key revoked before stays as it is.
+
+    Returns:
+        The record of the key, then those of the others that are revoked with it.
 
     Raises:
         ConfigError: The file cannot be read or is not a key file.
@@ -152,16 +161,36 @@ def revoke_key(path: Path, named: str) -> KeyRecord:
         records = list_keys(path)
         index = next((place for place, record in enumerate(records) if record.id == named), None)
         index = _find(records, named) if index is None else index
-        if records[index].revoked is None:
-            records[index] = msgspec.structs.replace(records[index], revoked=time.time())
-            write_records(path, records)
-        return records[index]
+        now = time.time()
+        found = [index, *(place for place in _replaced(records, index) if records[place].is_valid(now))]
+        for place in found:
+            if records[place].revoked is None:
+                records[place] = msgspec.structs.replace(records[place], revoked=now)
+        write_records(path, records)
+        return [records[place] for place in found]
 
 
 def _with_new_key(record: KeyRecord) -> tuple[KeyRecord, str]:
     key = KEY_PREFIX + secrets.token_urlsafe(36)
     new = {"id": f"key_{secrets.token_hex(6)}", "sha256": hash_key(key), "created": time.time()}
     return msgspec.structs.replace(record, **new), key
+
+
+def _rotated_name(records: list[KeyRecord], old: KeyRecord) -> str:
+    """Return a name for a key that is replaced, which no other key has."""
+    taken = {record.name for record in records}
+    first = f"{old.name or old.id} (rotated)"
+    numbered = (f"{first[:-1]} {number})" for number in itertools.count(2))
+    return next(name for name in itertools.chain((first,), numbered) if name not in taken)
+
+
+def _replaced(records: list[KeyRecord], index: int) -> list[int]:
+    """Return the places of the keys in whose place a key was made, the latest first."""
+    places = {record.id: place for place, record in enumerate(records)}
+    found = [index]
+    while (place := places.get(records[found[-1]].replaces or "")) is not None and place not in found:
+        found.append(place)
+    return found[1:]
 
 
 def _find(records: list[KeyRecord], named: str) -> int:

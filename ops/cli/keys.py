@@ -264,13 +264,15 @@ def list_(config: KeysConfig) -> None:
 @click.argument("key")
 @click.pass_obj
 def revoke(config: KeysConfig, key: str) -> None:
-    """Revoke a key, named by its id or name. Gateways refuse it within seconds."""
+    """Revoke a key, named by its id or name, and those that it replaced. Gateways refuse them within seconds."""
     from gateway.admission.api_keys import revoke_key
 
     with audited(config.audit_log, "keys.revoke", keys_file=config.file, key=key) as what:
-        record = revoke_key(config.file, key)
-        what |= {"key": record.id, "tenant": record.tenant}
+        record, *replaced = revoke_key(config.file, key)
+        what |= {"key": record.id, "tenant": record.tenant, "replaced": [old.id for old in replaced]}
     click.echo(f"{record.id} of tenant {record.tenant} is revoked")
+    for old in replaced:
+        click.echo(f"{old.id} ({old.name}), which it replaced and which still opened, is revoked too")
 
 
 def _shown(*limits: int | None) -> tuple[str, ...]:

@@ -68,10 +68,10 @@ def test_writers_at_the_same_time_lose_nothing(path: Path) -> None:
 
 def test_revoked_key_stays_listed_with_the_time_of_its_end(path: Path) -> None:
     record, _ = create_key(path, tenant="a")
-    revoked = revoke_key(path, record.id)
+    (revoked,) = revoke_key(path, record.id)
     assert revoked.revoked is not None
     assert list_keys(path) == [revoked]
-    assert revoke_key(path, record.id) == revoked
+    assert revoke_key(path, record.id) == [revoked]
 
 
 def test_mark_of_utf_8_at_the_beginning_is_read_over(path: Path) -> None:
@@ -101,7 +101,29 @@ def test_rotated_key_may_do_the_same_and_the_old_one_ends_soon(path: Path) -> No
     assert (kept[0].id, kept[0].name, kept[1]) == (old.id, "laptop (rotated)", new)
     assert kept[0].expires == pytest.approx(time.time() + 60, abs=5)
     # The name is that of the new one alone.
-    assert revoke_key(path, "laptop").id == new.id
+    assert revoke_key(path, "laptop")[0].id == new.id
+
+
+def test_revoked_key_ends_those_that_it_replaced_and_that_still_open(path: Path) -> None:
+    create_key(path, tenant="a", name="other")
+    create_key(path, tenant="a", name="laptop")
+    for overlap_s in (60.0, 0.0, 60.0):
+        rotate_key(path, "laptop", overlap_s)
+    other, first, second, third, last = list_keys(path)
+    names = ["laptop (rotated)", "laptop (rotated 2)", "laptop (rotated 3)", "laptop"]
+    assert [record.name for record in (first, second, third, last)] == names
+    assert [record.id for record in revoke_key(path, "laptop")] == [last.id, third.id, first.id]
+    kept = list_keys(path)
+    assert [record.name for record in kept if record.is_valid(time.time())] == ["other"]
+    # The one that had ended by itself stays as it was.
+    assert (kept[0], kept[2]) == (other, second)
+
+
+def test_old_key_that_is_revoked_leaves_the_one_in_its_place(path: Path) -> None:
+    create_key(path, tenant="a", name="laptop")
+    new, _ = rotate_key(path, "laptop", 60.0)
+    (old,) = revoke_key(path, "laptop (rotated)")
+    assert list_keys(path) == [old, new]
 
 
 def test_name_of_several_keys_names_none_of_them(path: Path) -> None:

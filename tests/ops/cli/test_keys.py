@@ -67,8 +67,12 @@ def test_keys_are_changed_rotated_and_revoked_by_name_and_tenants_limited(tmp_pa
     listed = headrace("keys", "list", **variable).stdout
     assert "2099-01-31" in listed
     assert re.search(r"TENANT +REQ/MIN +TOK/MIN +CONCURRENT\ndefault +- +- +9", listed)
-    assert "is revoked" in headrace("keys", "revoke", "laptop", **variable).stdout
-    assert "revoked" in json.loads(file.read_text())[1]
+    told = headrace("keys", "revoke", "laptop", **variable).stdout
+    assert told == (
+        f"{new['id']} of tenant default is revoked\n"
+        f"{old['id']} (laptop (rotated)), which it replaced and which still opened, is revoked too\n"
+    )
+    assert all("revoked" in record for record in json.loads(file.read_text()))
     actions = [json.loads(line)["action"] for line in (tmp_path / "audit.jsonl").read_text().splitlines()]
     assert actions == [f"keys.{each}" for each in ("create", "update", "update", "rotate", "limit", "revoke")]
 
