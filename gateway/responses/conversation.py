@@ -16,7 +16,7 @@ from gateway.api.schemas.refusals import invalid_value, missing_parameter, unsup
 from gateway.api.schemas.texts import require_text
 from gateway.responses.body import ItemBody, PartBody
 from gateway.responses.compaction import COMPACTION, PREFACE, remaining
-from gateway.responses.items import HOSTED_ITEMS, HostedItem
+from gateway.responses.items import HOSTED_ITEMS, HostedItem, is_left_out
 from gateway.responses.tools import NamespacedName
 from shared.conversation import ChatMessage, ToolCall
 
@@ -110,8 +110,7 @@ class _Conversation:
         turn.calls.append(ToolCall(id=call_id, name=name, arguments=arguments))
 
     def _add_hosted(self, item: ItemBody, form: HostedItem, where: str) -> None:
-        if form.runs_at_openai and item.output is None:
-            # A call without its result is no use to a model, and what came of it is in the message that follows.
+        if is_left_out(item):
             return
         # A local shell's result names its call as its own id; a patch that was applied may say nothing.
         call_id, output = item.call_id or item.id, "" if item.output is None else item.output

@@ -118,9 +118,18 @@ _FIELDS = {
 }
 
 
+def is_left_out(item: ItemBody) -> bool:
+    """Tell whether an item is no part of a prompt: a call that ran at OpenAI and holds no result.
+
+    Alone it is no use to a model, and what came of it is in the message that follows.
+    """
+    form = HOSTED_ITEMS.get(item.type or "message")
+    return form is not None and form.runs_at_openai and item.output is None
+
+
 def kept_item(item: ItemBody) -> ItemBody:
     """Return an item without the fields that its type does not have, and without a second form of its text."""
-    names = (*_OF_ALL, *_FIELDS.get(item.type or "message", ()))
+    names = _OF_ALL if is_left_out(item) else (*_OF_ALL, *_FIELDS.get(item.type or "message", ()))
     values: dict[str, Any] = {name: _kept_value(getattr(item, name)) for name in names}
     kept = ItemBody(**values)
     return _one_form(kept) if kept.type == "reasoning" else kept

@@ -84,19 +84,20 @@ class ResponseStore:
     async def reading(self, principal: Principal) -> AsyncIterator[PieceBudget]:
         """Count what a request reads against its key's limit, and let a tenant read a few at a time.
 
-        A request of 100 bytes can read 16 MB.
+        A request of 100 bytes can read 16 MB, and its size counts when it has been read. So the limit is asked in the
+        tenant's turn: those whose size does not count yet are as few as read at once.
 
         Raises:
             ApiError: 429; the key has read enough for now.
         """
-        lease = None if self._limiter is None else await self._limiter.admit_read(principal)
-        budget = PieceBudget()
-        try:
-            async with self._readers.setdefault(principal.tenant, asyncio.Semaphore(CONCURRENT_READERS)):
+        async with self._readers.setdefault(principal.tenant, asyncio.Semaphore(CONCURRENT_READERS)):
+            lease = None if self._limiter is None else await self._limiter.admit_read(principal)
+            budget = PieceBudget()
+            try:
                 yield budget
-        finally:
-            if lease is not None:
-                lease.release(max(1, math.ceil(budget.num_bytes / READ_BYTES)))
+            finally:
+                if lease is not None:
+                    lease.release(max(1, math.ceil(budget.num_bytes / READ_BYTES)))
 
     def add_follower(self, follower: Following) -> None:
         """Count a stream of a tenant until `remove_follower`.

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from gateway.errors import ApiError
+from gateway.responses.body import ItemBody
 from gateway.responses.items import kept_item
 from gateway.responses.request import own_items, parse_body, to_generation
 from shared.conversation import ChatMessage
@@ -62,6 +63,7 @@ IN_TWO = [
         ("apply_patch", {"type": "delete_file", "path": "a"}, ""),
     ),
 ]
+LONG = "z" * 100_000
 WITHOUT_RESULT: list[dict[str, Any]] = [
     {"type": "web_search_call", "id": "w", "action": {"type": "search", "query": "q"}, **DONE},
     {"type": "web_search_call", "id": "w"},
@@ -116,6 +118,21 @@ def test_parts_of_a_result_may_have_what_parts_have() -> None:
 def test_call_that_ran_at_openai_and_has_no_result_is_left_out(item: dict[str, Any]) -> None:
     answer = {"role": "assistant", "content": "a"}
     assert [message.role for message in messages_of(item, answer)] == ["user", "assistant"]
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        {"type": "web_search_call", "id": "w", "action": {"type": "search", "query": LONG}},
+        {"type": "file_search_call", "id": "w", "queries": [LONG]},
+        {"type": "code_interpreter_call", "id": "w", "code": LONG},
+        {"type": "mcp_call", "id": "w", "name": "f", "server_label": "s", "arguments": LONG},
+        {"type": "mcp_list_tools", "id": "w", "server_label": "s", "tools": [{"name": LONG}]},
+    ],
+)
+def test_what_no_prompt_has_is_not_kept(item: dict[str, Any]) -> None:
+    body = parse_body(json.dumps({"model": "m", "input": [item]}).encode())
+    assert kept_item(own_items(body)[0]) == ItemBody(type=item["type"], id="w")
 
 
 @pytest.mark.parametrize(

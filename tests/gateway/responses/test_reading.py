@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import secrets
 import threading
 from typing import Any, cast
 
@@ -11,6 +13,7 @@ import pytest
 from gateway.admission.auth import Principal
 from gateway.admission.limits import READ_BYTES, RateLimiter
 from gateway.api.large_bodies import LARGE_BYTES
+from gateway.cache.redis_client import RedisCache
 from gateway.errors import ApiError
 from gateway.metrics import GatewayMetrics
 from gateway.responses.draft import ResponseDraft
@@ -20,7 +23,7 @@ from gateway.responses.job_queue import JobRef
 from gateway.responses.job_watch import JobWatch
 from gateway.responses.log import PIECE_BYTES, PieceBudget
 from gateway.responses.record import ResponseRecord
-from gateway.responses.store import ResponseStore
+from gateway.responses.store import CONCURRENT_READERS, ResponseStore
 from shared.messages import BatchResult
 
 DRAFT = ResponseDraft(id="resp_" + 32 * "0", created_at=1, parameters=b"{}", input=[], is_background=True)
@@ -36,6 +39,8 @@ class Stored:
         self._num_pieces = num_pieces
 
     async def get(self, tenant: str, response_id: str, budget: PieceBudget | None = None) -> ResponseRecord:
+        # The log is somewhere else: other requests go on meanwhile.
+        await asyncio.sleep(0.01)
         if budget is not None:
             budget.take(self._num_pieces)
         return RECORD
@@ -93,3 +98,28 @@ async def test_read_counts_once_for_each_64_kb_of_records_and_results() -> None:
     assert refusal.value.status == 429
     async with store.reading(Principal("other", "t", reads_per_minute=5)), store.reading(Principal("own", "t")):
         pass
+
+
+@pytest.mark.parametrize("shared", [False, True])
+async def test_many_large_reads_at_once_exceed_the_limit_by_no_more_than_are_read_at_once(
+    redis_url: str, shared: bool
+) -> None:
+    metrics = GatewayMetrics()
+    redis = RedisCache(redis_url, 5.0, metrics)
+    await redis.start()
+    # Of 4 MB each, so that one of them is more than the limit.
+    store = store_of(Stored("", 64 * READ_BYTES // PIECE_BYTES), RateLimiter(redis if shared else None, metrics))
+    principal = Principal(f"key_{secrets.token_hex(8)}", "t", reads_per_minute=55)
+
+    async def read_status() -> int:
+        try:
+            async with store.reading(principal) as budget:
+                await store.get("t", DRAFT.id, budget)
+        except ApiError as refusal:
+            return refusal.status
+        return 200
+
+    statuses = await asyncio.gather(*(read_status() for _ in range(55)))
+    await redis.close()
+    assert 1 <= statuses.count(200) <= CONCURRENT_READERS
+    assert set(statuses) == {200, 429}
