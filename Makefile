@@ -73,6 +73,7 @@ lint: $(VENV)/.dev
 
 docs: $(VENV)/.docs
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs $(or $(ARGS),build --quiet) --config-file ops/mkdocs.yml
+	@$(if $(ARGS),,echo "build/docs is made; make docs ARGS=serve shows it with its search")
 
 audit: $(VENV)/.dev
 	@exec $(BIN)/python -m ops.dependency_audit

@@ -122,10 +122,12 @@ class KeyStore:
         self._asks_for_key = asks_for_key
         if asks_for_key and not self._has_key_file and self._bootstrap is None:
             missing = f"{path} does not exist" if path else "no key file is set"
+            made = "`headrace keys create` and give its file, HEADRACE_KEYS_FILE=.headrace/keys.json,"
+            made = f"`headrace keys --keys-file {path} create`," if path else made
             raise ConfigError(
                 "HEADRACE_KEYS_FILE",
                 f"{missing}, and HEADRACE_API_KEY is empty, so nobody could use this gateway. "
-                "Make a key with `headrace keys create`, or set HEADRACE_API_KEY.",
+                f"Make a key with {made} or set HEADRACE_API_KEY.",
             )
         self._index(*self._read())
 

@@ -36,17 +36,18 @@ def read_records(path: Path, kind: type[R], what: str) -> list[R]:
     Raises:
         ConfigError: The file cannot be read or holds something else.
     """
+    named = path if what == "key" else f"the {what}s beside the key file: {path}"
     try:
         # Editors of Windows put the mark of UTF-8 first.
         content = path.read_bytes().removeprefix(codecs.BOM_UTF8)
     except FileNotFoundError:
         return []
     except OSError as error:
-        raise ConfigError("HEADRACE_KEYS_FILE", f"{path} cannot be read: {error.strerror}") from error
+        raise ConfigError("HEADRACE_KEYS_FILE", f"{named} cannot be read: {error.strerror}") from error
     try:
         return msgspec.json.decode(content, type=list[kind])  # type: ignore[valid-type]
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ConfigError("HEADRACE_KEYS_FILE", f"{path}{_problem(content, error, kind, what)}") from None
+        raise ConfigError("HEADRACE_KEYS_FILE", f"{named}{_problem(content, error, kind, what)}") from None
 
 
 def _problem(content: bytes, error: Exception, kind: type[Struct], what: str) -> str:

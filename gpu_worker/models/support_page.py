@@ -31,23 +31,29 @@ from kernels.activation import Activation
 
 _OPENING = """# Models
 
-A checkpoint is served when one of its `architectures` is in the first column. The same layers without a head, or with
-one that scores classes, are served under the names that end in `Model` and `ForSequenceClassification`. What a
-checkpoint asks for beyond its family's row is refused at load, with the field and what is supported.
+A checkpoint is served when one of its `architectures` is in the first column of the second table. The same layers
+without a head, or with one that scores classes, are served under the names that end in `Model` and
+`ForSequenceClassification`. What a checkpoint asks for beyond its family's row is refused at load, with the field and
+what is supported.
 
 - **Layers**: what the family adds to the plain decoder (RMS normalisation before each block, rotated grouped-query
   attention, a gated block with SiLU), in the form that its default options give it.
 - **On CPUs**: *fused* layers are computed in one call a step by compiled kernels; the others one operation after
   another, by compiled kernels where there is one. On GPUs all are launched operation by operation, decodes as graphs.
-- **Weights**: *all* is float32, float16, bfloat16, GPTQ, AWQ, AutoRound, compressed-tensors and FP8 (NVIDIA's too);
-  *GGUF* is said where the family's files of llama.cpp are read too, under these names, of all types from Q2_K and
-  IQ2_XXS up (not IQ1 and TQ). Q4 types, Q2_K, Q3_K and IQ3_S take 4 bits a weight in memory, besides scales; all other
-  types below 16 bits take 8, IQ4, IQ3_XXS and IQ2 among them. Matrices of all these forms may stand beside one
-  another. bitsandbytes (names that end in `-bnb-4bit`), EXL2 and HQQ are not read: take the model in
-  16 bits, which `headrace quantize` makes as small, or in one of these forms.
+- **Weights**: the forms of the first table.
 - **Drafts**: *all* is n-grams, a draft model, the model's own first layers, Medusa, EAGLE 1 to 3; `mtp` is the head
   that checkpoints of the family hold for this themselves (MTP, NextN), where tools have not left it out.
-- Checkpoints that also see or hear are in the table below; they have what their text part's family has.
+- Checkpoints that also see or hear are in the last table; they have what their text part's family has.
+
+| Weights | what is read |
+|---|---|
+| *all* | float32, float16, bfloat16, GPTQ, AWQ, AutoRound, compressed-tensors and FP8 (NVIDIA's too) |
+| *GGUF* | besides, the family's files of llama.cpp, under these names, of all types from Q2_K and IQ2_XXS up |
+| not read | IQ1 and TQ; bitsandbytes (names that end in `-bnb-4bit`), EXL2 and HQQ: see below |
+
+Q4 types of GGUF, Q2_K, Q3_K and IQ3_S take 4 bits a weight in memory, besides scales; all its other types below 16 bits
+take 8, IQ4, IQ3_XXS and IQ2 among them. Matrices of all these forms may stand beside one another. Of a form that is not
+read, take the model in 16 bits, which `headrace quantize` makes as small, or in one that is.
 
 | Architectures | Layers | On CPUs | Weights | Drafts |
 |---|---|---|---|---|

@@ -38,11 +38,12 @@ class DrainConfig(AuditedAccess):
 
 
 def run(config: DrainConfig, worker: str) -> int:
-    """Drain a worker: it takes no more requests, finishes what it can, hands the rest to others, and ends.
+    """Drain a worker: it hands over what it has, and ends.
 
-    WORKER is the name that `headrace doctor` and the metrics show. What it cannot finish within its --drain-timeout-s
-    goes on at other workers, with the same text. Whatever supervises the worker may start it anew: `headrace up` and
-    Kubernetes do, systemd does not. Needs an administrator's credentials.
+    It takes no more requests, finishes what it can, and hands the rest to others. WORKER is the name that `headrace
+    doctor` and the metrics show. What it cannot finish within its --drain-timeout-s goes on at other workers, with
+    the same text. Whatever supervises the worker may start it anew: `headrace up` and Kubernetes do, systemd does
+    not. Needs an administrator's credentials.
     """
     url = find_admin_nats(config.nats_url, config.state_dir)
     user = nats_login(config.nats_user, url, config)

@@ -47,7 +47,10 @@ class KeysConfig:
 @click.group("keys", cls=SettingsGroup, params=options(KeysConfig))
 @click.pass_context
 def command(ctx: click.Context, /, **values: Any) -> None:
-    """Make, change, rotate and revoke API keys and limit tenants, by default of `headrace up`."""
+    """Make, change, rotate and revoke keys, and limit tenants.
+
+    They are those of a `headrace up`, unless --keys-file names others.
+    """
     ctx.obj = resolve_settings(KeysConfig, values)
 
 
@@ -70,9 +73,12 @@ class _Moment(click.ParamType):  # type: ignore[type-arg]  # generic from click 
         try:
             if text[-1:] in _UNIT_S:
                 return time.time() + _positive(float(text[:-1])) * _UNIT_S[text[-1]]
-            return datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp()
+            moment = datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp()
         except ValueError:
             self.fail(f"{text!r} is no time: write 30d, 12h, 90m, a day such as 2027-01-31, or never", param, ctx)
+        if moment <= time.time():
+            self.fail(f"{text!r} is past; `headrace keys revoke` ends a key now", param, ctx)
+        return moment
 
 
 _UNIT_S = {"m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -88,12 +94,25 @@ def _positive(number: float) -> float:
 _MOST = 2**53
 
 
-def _limit_options(of: str, least: int = 1) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def _checked_models(ctx: click.Context, param: click.Parameter, names: tuple[str, ...]) -> tuple[str, ...]:
+    if any(not name.strip() for name in names):
+        raise click.BadParameter("a model's name is empty; '*' allows all models", ctx, param)
+    return names
+
+
+def _checked_overlap(ctx: click.Context, param: click.Parameter, moment: float) -> float:
+    if moment == math.inf:
+        raise click.BadParameter("the old key ends some time: write 30d, say; another key is `keys create`", ctx, param)
+    return moment
+
+
+def _limit_options(of: str = "", least: int = 1) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Add the limits that keys and tenants have; with `least` 0, 0 takes a limit away."""
+    end = "" if least else "; 0 takes the limit away"
     names = (
-        ("--requests-per-minute", f"Requests a minute{of}, over all gateways."),
-        ("--tokens-per-minute", f"Prompt and generated tokens a minute{of}."),
-        ("--max-concurrent", f"Requests being answered at once{of}."),
+        ("--requests-per-minute", f"Requests a minute{of} over all gateways{end}."),
+        ("--tokens-per-minute", f"Prompt and generated tokens a minute{of}{end}."),
+        ("--max-concurrent", f"Requests being answered at once{of}{end}."),
     )
 
     def add(function: Callable[..., None]) -> Callable[..., None]:
@@ -105,7 +124,12 @@ def _limit_options(of: str, least: int = 1) -> Callable[[Callable[..., None]], C
 
 
 _models = _key_option(
-    "--allow-model", "models", multiple=True, metavar="MODEL", help="Allow this model only; repeatable."
+    "--allow-model",
+    "models",
+    multiple=True,
+    metavar="MODEL",
+    callback=_checked_models,
+    help="Allow this model only; repeatable.",
 )
 _expires = _key_option("--expires", type=_Moment(), help="When the key ends: 30d, 12h, 2027-01-31 (UTC), never.")
 _reads = _key_option(
@@ -125,7 +149,7 @@ def _priority(default: int | None) -> Callable[[Callable[..., None]], Callable[.
 @_key_option("--tenant", default="default", show_default=True, help="Whose requests these are; caches are kept apart.")
 @_key_option("--name", default="", help="A note to recognise the key by; other commands take it for the key's id.")
 @_models
-@_limit_options("")
+@_limit_options()
 @_reads
 @_priority(0)
 @_expires
@@ -150,7 +174,7 @@ def create(config: KeysConfig, /, models: tuple[str, ...], first: bool, expires:
 @command.command()
 @click.argument("key")
 @_models
-@_limit_options("; 0 for no limit", 0)
+@_limit_options(least=0)
 @_reads
 @_priority(None)
 @_expires
@@ -174,19 +198,23 @@ def update(config: KeysConfig, /, key: str, models: tuple[str, ...], expires: fl
 
 @command.command()
 @click.argument("key")
-@click.option("--overlap", type=_Moment(), default="1h", show_default=True, help="How long the old key still opens.")
+@click.option(
+    "--overlap",
+    type=_Moment(),
+    default="1h",
+    show_default=True,
+    callback=_checked_overlap,
+    help="How long the old key still opens.",
+)
 @click.pass_obj
 def rotate(config: KeysConfig, /, key: str, overlap: float) -> None:
     """Make a new key in the place of one, named by id or name, and print it; the old one expires after a while."""
     from gateway.admission.api_keys import rotate_key
 
     with audited(config.audit_log, "keys.rotate", keys_file=config.file, key=key) as what:
-        made, shown = rotate_key(config.file, key, max(0.0, min(overlap - time.time(), _LONGEST_OVERLAP_S)))
+        made, shown = rotate_key(config.file, key, max(0.0, overlap - time.time()))
         what |= {"new": made.id, "tenant": made.tenant}
     _show(config, made, shown)
-
-
-_LONGEST_OVERLAP_S = 10 * 365 * 86400.0
 
 
 @command.command()

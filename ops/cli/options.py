@@ -65,6 +65,8 @@ class VariableOption(click.Option):
 
     def __init__(self, names: Sequence[str], *, envvar: str, **attributes: Any) -> None:
         """Take what `click.Option` takes."""
+        if isinstance(attributes.get("type"), click.IntRange):
+            attributes.setdefault("metavar", _METAVARS["int"])
         super().__init__(names, envvar=envvar, **attributes)
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
@@ -75,7 +77,8 @@ class VariableOption(click.Option):
         shown = self.default if self.show_default and self.default not in (None, "") else None
         facts = [str(self.envvar), *([] if shown is None else [f"default {shown}"])]
         if isinstance(self.type, click.IntRange) and self.type.min is not None:
-            facts.append(f"at least {self.type.min}")
+            is_open = self.type.max is None
+            facts.append(f"at least {self.type.min}" if is_open else f"{self.type.min} to {self.type.max}")
         return record[0], f"{self.help}  [{'; '.join(facts)}]"
 
 

@@ -41,9 +41,10 @@ class PerplexityConfig:
 
 
 def run(config: PerplexityConfig) -> int:
-    """Measure how well a model predicts a text, through the engine that serves it.
+    """Measure how well a model predicts a text.
 
-    Windows of the text slide by a stride; each token is scored once, with at least a window less a stride before it.
+    The engine that serves it computes it. Windows of the text slide by a stride; each token is scored once, with at
+    least a window less a stride before it.
     """
     if config.model is None or config.text is None:
         missing = "model" if config.model is None else "text"

@@ -41,7 +41,14 @@ def run(config: PublishConfig, prompt: str | None) -> int:
     url, running = find_nats(config.nats_url, config.state_dir, config.tenant)
     served = _served_models(config, url, running)
     model = config.model_name or next(iter(served or []), None)
-    requests, lines = read_jobs(config, model, found)
+    try:
+        requests, lines = read_jobs(config, model, found)
+    except ConfigError as error:
+        if served == [] and error.variable == "HEADRACE_MODEL_NAME":
+            raise ConfigError(
+                error.variable, f"{error.problem}, and no worker is heard whose model it could be"
+            ) from None
+        raise
     if served is not None:
         _check_served(config, {request.model for request in requests}, served)
     try:

@@ -46,10 +46,10 @@ class QuantizeConfig:
 
 
 def run(config: QuantizeConfig) -> int:
-    """Make a quantized copy of a model, in the public checkpoint convention of its method.
+    """Make a quantized copy of a model.
 
-    Works layer by layer, so that the model need not fit into memory. Interrupted, it goes on where it was when it is
-    started again with the same options.
+    It has the public checkpoint convention of its method. Works layer by layer, so that the model need not fit into
+    memory. Interrupted, it goes on where it was when it is started again with the same options.
     """
     if config.method is None or config.model is None or config.out is None:
         missing = next(name for name in ("method", "model", "out") if getattr(config, name) is None)

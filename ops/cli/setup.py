@@ -56,7 +56,7 @@ class SetupConfig(AuditedAccess):
 
 
 def run(config: SetupConfig) -> int:
-    """Create the streams of the queue, and a batch queue for each tenant.
+    """Create the streams of the queue, and tenants' batch queues.
 
     Needs an administrator's credentials. Streams that exist keep their limits and are brought to this version's
     subjects, and to the replicas that are asked for. Run it before the first gateway, after each update, and for each

@@ -67,10 +67,10 @@ class TrainDraftConfig:
 
 
 def run(config: TrainDraftConfig, text: tuple[str, ...]) -> int:
-    """Train a draft for a model, to be served with `headrace worker --draft-model`.
+    """Train a draft for a model.
 
-    The draft learns to say what the model would say. In the end it is measured how many of its tokens the model
-    accepts on beginnings that it has not learned from. Runs on the CPU.
+    `headrace worker --draft-model` serves it. The draft learns to say what the model would say. In the end it is
+    measured how many of its tokens the model accepts on beginnings that it has not learned from. Runs on the CPU.
     """
     require("worker", "torch", "numpy", "safetensors", "tokenizers")
     for name in ("kind", "target", "out"):

@@ -31,10 +31,10 @@ class UsageConfig(AdminAccess):
 
 
 def run(config: UsageConfig) -> int:
-    """Show requests and tokens by tenant, model and lane, since the system was set up.
+    """Show requests and tokens by tenant, model and lane.
 
-    The totals are kept by NATS and outlive gateways and workers. For a month, take the difference of two readings.
-    Needs an administrator's credentials.
+    The totals are those since the system was set up. They are kept by NATS and outlive gateways and workers. For a
+    month, take the difference of two readings. Needs an administrator's credentials.
     """
     rows = asyncio.run(_rows(config))
     if config.json:

@@ -27,6 +27,8 @@ LONGEST_PAUSE_S = 10.0
 HEALTHY_AFTER_S = 10.0
 _LAST_LINES = 5
 _PIPE_GRACE_S = 0.5
+# Roles whose processes end with code 0 only once they have finished what they had.
+_DRAINED = frozenset({"gateway", "worker"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,8 +160,10 @@ class Child:
                 pause_s = FIRST_PAUSE_S
             if not self._ended(self, exit_):
                 return
-            self._console.say(self.spec.name, f"{exit_.reason}; starting it again in {pause_s:g} s")
-            for line in exit_.last_lines:
+            is_drained = exit_.returncode == 0 and self.spec.role in _DRAINED
+            reason = "was drained" if is_drained else exit_.reason
+            self._console.say(self.spec.name, f"{reason}; starting it again in {pause_s:g} s")
+            for line in () if is_drained else exit_.last_lines:
                 self._console.say(self.spec.name, f"  | {line}")
             await asyncio.sleep(pause_s)
             pause_s = min(pause_s * 2, LONGEST_PAUSE_S)

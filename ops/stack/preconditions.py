@@ -101,7 +101,8 @@ def _run_told(
                     return subprocess.CompletedProcess(command, process.returncode, output, errors)
                 except subprocess.TimeoutExpired:
                     seconds = time.monotonic() - began
-                    console.say("headrace", f"waiting for {seconds:.0f} s: the model and its settings are looked at")
+                    what = f"{environ['HEADRACE_MODEL']} and its settings are looked at"
+                    console.say("headrace", f"waiting for {seconds:.0f} s: {what}")
         finally:
             # Also whoever is interrupted leaves nothing behind.
             process.kill()

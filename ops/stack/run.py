@@ -59,12 +59,20 @@ def _check_names(models: Sequence[ModelChoice], environ: Mapping[str, str]) -> N
         raise ConfigError("HEADRACE_MODEL", f"two of the models would be served as {twice!r}; rename a folder")
 
 
+def _tell_of_missing_keys(named: str | None, console: Console) -> None:
+    """Tell whoever has named a key file that there is none: a key that is made later opens, so it is no error."""
+    if named and not Path(named).exists():
+        advice = f"until `headrace keys --keys-file {named} create` makes it, only the key of the state directory opens"
+        console.say("headrace", f"{named} does not exist; {advice}")
+
+
 async def _run(
     config: UpConfig, models: Sequence[ModelChoice], state: StateDirectory, environ: Mapping[str, str], console: Console
 ) -> int:
     began = time.monotonic()
     plan = make_plan(config, state, environ, models)
     check_parts(plan, console, is_demo=config.model is None)
+    _tell_of_missing_keys(environ.get("HEADRACE_KEYS_FILE"), console)
     simulated = f"a simulated engine, {config.simulate:g} ms a step" if config.simulate is not None else None
     named = "the demo model" if config.model is None else ", ".join(str(model.path) for model in models)
     served = simulated or named

@@ -178,14 +178,15 @@ def read_ready_file(state_dir: Path) -> ReadyFile | None:
     """Return the system that runs on a state directory, or None.
 
     Raises:
-        ConfigError: The ready file cannot be read, or is another version's.
+        ConfigError: The ready file cannot be read, is damaged, or is another version's.
     """
     try:
         return ReadyFile(**json.loads((state_dir / READY_FILE).read_text()))
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError, TypeError) as error:
-        file, why = state_dir / READY_FILE, getattr(error, "strerror", None) or "it is not of this version"
+        other = "it is not of this version" if isinstance(error, TypeError) else "it is not JSON"
+        file, why = state_dir / READY_FILE, getattr(error, "strerror", None) or other
         raise ConfigError(
             "HEADRACE_STATE_DIR", f"{file} cannot be read: {why}; start `headrace up` anew, or give another --state-dir"
         ) from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from pathlib import Path
 
@@ -212,6 +213,13 @@ def test_limits_of_a_tenant_are_those_of_all_its_keys_within_the_interval(path: 
             assert (found, principal.is_unlimited) == (limits["max_concurrent"], limits["max_concurrent"] is None)
 
 
+def test_limits_that_cannot_be_read_are_told_from_keys(path: Path) -> None:
+    path.write_text("[]")
+    (path.parent / "tenants.json").write_text("[")
+    with pytest.raises(ConfigError, match=f"the tenants beside the key file: {path.parent / 'tenants.json'}, line 1"):
+        KeyStore(path, "secret", GatewayMetrics())
+
+
 def test_key_file_that_is_gone_keeps_its_keys_when_limits_of_tenants_change(path: Path, clock: Clock) -> None:
     _, key = create_key(path, tenant="a")
     store = KeyStore(path, None, GatewayMetrics(), clock)
@@ -231,8 +239,8 @@ def test_key_file_that_appears_later_is_read(path: Path, clock: Clock) -> None:
 
 
 def test_gateway_that_nobody_could_use_does_not_start(path: Path) -> None:
-    for file in (path, None):
-        with pytest.raises(ConfigError, match="headrace keys create"):
+    for file, advice in (path, f"headrace keys --keys-file {path} create"), (None, "headrace keys create"):
+        with pytest.raises(ConfigError, match=re.escape(advice)):
             KeyStore(file, None, GatewayMetrics())
     assert KeyStore(path, "secret", GatewayMetrics())
 

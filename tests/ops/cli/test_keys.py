@@ -83,6 +83,28 @@ def test_time_that_is_none_is_told_what_is_one(tmp_path: Path) -> None:
     assert "write 30d, 12h, 90m, a day such as 2027-01-31, or never" in done.stderr
 
 
+def test_what_makes_a_useless_key_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "keys.json"
+    keys = ["keys", "--keys-file", str(file)]
+    headrace(*keys, "create", "--name", "a")
+    before = file.read_text()
+    for command, message in (
+        (["create", "--expires", "2020-01-01"], "'2020-01-01' is past"),
+        (["update", "a", "--allow-model", ""], "a model's name is empty"),
+        (["rotate", "a", "--overlap", "never"], "the old key ends some time"),
+    ):
+        done = headrace(*keys, *command)
+        assert (done.returncode, message in done.stderr) == (2, True), done.stderr
+    assert file.read_text() == before
+
+
+def test_help_says_bounds_and_kinds_as_other_commands_do() -> None:
+    told = " ".join(headrace("keys", "update", "--help").stdout.split())
+    assert "Requests a minute over all gateways; 0 takes the limit away." in told
+    assert "-100 to 100" in told
+    assert "RANGE" not in told
+
+
 def test_unknown_key_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
     done = headrace("keys", "--keys-file", str(tmp_path / "keys.json"), "revoke", "key_none")
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)

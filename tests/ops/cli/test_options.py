@@ -124,3 +124,8 @@ def test_help_tells_variable_default_and_bounds_but_no_secret() -> None:
     assert "--verbose / --no-verbose Say more. [HEADRACE_VERBOSE; default False]" in text
     assert "HEADRACE_SECRET_WORD" in text
     assert "hush" not in text
+
+
+def test_list_of_commands_says_what_each_does_in_a_whole_sentence() -> None:
+    listed = CliRunner().invoke(headrace, ["--help"], terminal_width=80).output.partition("Commands:")[2]
+    assert [line for line in listed.splitlines() if "..." in line] == []

@@ -15,7 +15,7 @@ from ops.cli.batch_client import BatchClient
 from ops.cli.publish import _Progress
 from ops.cli.publish_config import PublishConfig
 from ops.examples import batch_publish
-from shared.errors import DependencyError
+from shared.errors import ConfigError, DependencyError
 from shared.messages import Request
 from shared.nats_files import NatsFiles
 from tests.integration.system import System
@@ -196,12 +196,19 @@ def test_request_without_a_model_names_the_setting() -> None:
     assert "--model-name: not set, and the prompt names no model" in done.stderr
 
 
-def test_ready_file_of_another_version_is_one_line(tmp_path: Path) -> None:
-    for text in ('{"url": "http://127.0.0.1:1"}', "{"):
+def test_request_without_a_model_where_no_worker_is_heard_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(publish, "_served_models", lambda config, url, running: [])
+    with pytest.raises(ConfigError, match="names no model, and no worker is heard whose model it could be"):
+        publish.run(PublishConfig(nats_url="nats://127.0.0.1:1"), "x")
+
+
+def test_ready_file_that_is_damaged_or_of_another_version_is_one_line(tmp_path: Path) -> None:
+    texts = {'{"url": "http://127.0.0.1:1"}': "it is not of this version", "{": "it is not JSON"}
+    for text, why in texts.items():
         (tmp_path / "ready.json").write_text(text)
         done = headrace("publish", "x", "--state-dir", str(tmp_path))
         assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-        assert "ready.json cannot be read: it is not of this version; start `headrace up` anew" in done.stderr
+        assert f"ready.json cannot be read: {why}; start `headrace up` anew" in done.stderr
 
 
 def test_file_that_is_not_text_is_one_line(tmp_path: Path) -> None:

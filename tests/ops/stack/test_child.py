@@ -66,6 +66,15 @@ async def test_crashed_child_is_started_again_and_the_reason_shown(tmp_path: Pat
     assert "| the disk is on fire" in watched.output.getvalue()
 
 
+async def test_worker_that_was_drained_is_started_again_without_its_log(tmp_path: Path) -> None:
+    watched = Watched(tmp_path, "print('all is done')")
+    watched.child.start()
+    await until(lambda: len(watched.pids) == 2, 30)
+    await watched.child.stop()
+    assert "was drained; starting it again in 0.1 s" in watched.output.getvalue()
+    assert "all is done" not in watched.output.getvalue()
+
+
 async def test_killed_child_is_started_again_with_a_new_pid(tmp_path: Path) -> None:
     watched = Watched(tmp_path, SLEEP)
     watched.child.start()

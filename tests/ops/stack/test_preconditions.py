@@ -11,7 +11,7 @@ import pytest
 from gateway.responses.seal_secrets import MIN_SECRET_CHARACTERS
 from gpu_worker.start.config import WorkerConfig
 from ops.stack import preconditions
-from ops.stack.config import UpConfig
+from ops.stack.config import DEMO_MODEL, UpConfig
 from ops.stack.console import Console
 from ops.stack.plan import Plan, make_plan
 from ops.stack.preconditions import ALWAYS_FIT, check_parts
@@ -113,4 +113,4 @@ def test_check_that_takes_its_time_is_told_of(
     worker_check(f"read word < {tmp_path / 'pipe'}")
     monkeypatch.setattr(preconditions, "EVERY_S", 0.01)
     check_parts(plan, _ReleasingConsole(tmp_path / "pipe"), is_demo=False)
-    assert "s: the model and its settings are looked at" in capsys.readouterr().err
+    assert f"s: {DEMO_MODEL} and its settings are looked at" in capsys.readouterr().err

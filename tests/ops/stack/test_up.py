@@ -245,6 +245,12 @@ def test_api_key_and_port_can_be_chosen(tmp_path: Path) -> None:
         assert _generate(system)
 
 
+def test_key_file_that_does_not_exist_is_told(tmp_path: Path) -> None:
+    keys = tmp_path / "none.json"
+    with running_system(tmp_path, "--simulate", "5", "--keys-file", str(keys)) as system:
+        assert f"{keys} does not exist; until `headrace keys --keys-file {keys} create`" in system.log.read_text()
+
+
 def test_two_models_are_served_and_a_worker_of_a_third_joins(tmp_path: Path) -> None:
     folders = [shutil.copytree(DEMO_MODEL, tmp_path / name) for name in ("first", "second", "third")]
     models = [argument for folder in folders[:2] for argument in ("--model", str(folder))]
