@@ -163,6 +163,7 @@ class TorchModelRunner:
             self._cache.block_size,
             self._max_draft_tokens,
             tuple(group.num_blocks for group in self._cache.groups[1:]),
+            None if self._states is None else self.num_state_slots,
         )
 
     def verify_drafts_of(self, proposer: Proposer | None) -> None:

@@ -14,10 +14,12 @@ from collections.abc import Sequence as Values
 from dataclasses import dataclass
 from typing import Protocol
 
+from msgspec import structs
+
 from gpu_worker.core.batch_sequences import BatchSequence
 from gpu_worker.core.draft import MAX_DRAFT_TOKENS, ROOT, Draft
 from gpu_worker.core.group_tables import WindowTable
-from gpu_worker.core.plan import StepPlan
+from gpu_worker.core.plan import StateWork, StepPlan
 from gpu_worker.core.plan_writer import PlanWriter
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.step import ScheduledSequence, StepResult
@@ -50,7 +52,7 @@ _SAMPLINGS = (
 
 @dataclass(frozen=True, slots=True)
 class StepLimits:
-    """What bounds a step; `max_model_len` tokens have blocks."""
+    """What bounds a step; `max_model_len` tokens have blocks. In the spare slot for states there is no sequence's."""
 
     max_num_seqs: int
     max_model_len: int
@@ -58,6 +60,7 @@ class StepLimits:
     block_size: int
     max_draft_tokens: int = 0
     num_window_blocks: tuple[int, ...] = ()
+    spare_state_slot: int | None = None
 
 
 class WarmUpProposer:
@@ -83,6 +86,8 @@ class _Shape:
     lengths: list[int]
     sampling: Sampling
     drafts: list[int]
+    save_to: int | None = None
+    """The slot that the first sequence's state is copied to."""
 
 
 def warm_up_plans(limits: StepLimits) -> Iterator[StepPlan]:
@@ -159,8 +164,13 @@ def _plans(shapes: Iterable[_Shape], limits: StepLimits) -> Iterator[StepPlan]:
             ScheduledSequence(_sequence(length, num_drafts, shape.sampling, limits), 0, length, True, num_drafts)
             for length, num_drafts in zip(shape.lengths, shape.drafts, strict=True)
         ]
-        yield writer.write_any(scheduled, departed)
+        plan = writer.write_any(scheduled, departed)
         departed = [item.sequence for item in scheduled]
+        yield plan if shape.save_to is None else structs.replace(plan, states=_saves(shape.save_to))
+
+
+def _saves(slot: int) -> list[tuple[int, StateWork]]:
+    return [(0, StateWork(is_first=False, saves=((1, slot),)))]
 
 
 def _plain_shapes(limits: StepLimits) -> Iterator[_Shape]:
@@ -174,6 +184,9 @@ def _plain_shapes(limits: StepLimits) -> Iterator[_Shape]:
         yield _Shape([1] * count, _GREEDY, [0] * count)
     for count, query_len in _mixtures(limits):
         yield _Shape([query_len] + [1] * (count - 1), _GREEDY, [0] * count)
+    if limits.spare_state_slot is not None:
+        for query_len in (1, min(_FIRST_CHUNK, limits.max_num_batched_tokens, limits.max_model_len - 1)):
+            yield _Shape([query_len], _GREEDY, [0], limits.spare_state_slot)
 
 
 def _draft_shapes(limits: StepLimits) -> Iterator[_Shape]:

@@ -50,8 +50,11 @@ from kernels.gpu_config import Gpu, GpuGeneration  # noqa: E402
 from kernels.linear import LinearFactory  # noqa: E402
 from kernels.linear.forms import DenseWeight, GroupQuantizedWeight, ScaledWeight  # noqa: E402
 from kernels.linear.forms.numbers import INT4  # noqa: E402
+from ops.bench.make_model import Shape, make_model  # noqa: E402
 from ops.bench.spec.fixed_depth import FixedDepth  # noqa: E402
 from shared.sampling import Sampling  # noqa: E402
+from tests.gpu_worker.models.families.latent_cases import CASES as LATENT  # noqa: E402
+from tests.gpu_worker.models.families.random_models import SIZES, save_case  # noqa: E402
 from tests.gpu_worker.start.test_speculation_on_device import DEMO_MODEL, MB, Machine  # noqa: E402
 
 GPU = Gpu(GpuGeneration.HOPPER, 132)
@@ -136,7 +139,6 @@ def launch_as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     one_tile = replace(sampling_config(GPU.generation), tile=4096)
     operations: dict[str, Callable[..., Any]] = {
         "rms_norm": lambda *args: rms_norm_triton(*args, GPU).zero_(),
-        "silu_mul": lambda gate_up: silu_mul_triton(gate_up, GPU).zero_(),
         "rope_kv_write": lambda *args: rope_kv_write_triton(*args[:7], GPU, *args[7:]),
         "paged_attention": attend,
         "apply_penalties": sampling.apply_penalties_triton,
@@ -145,6 +147,8 @@ def launch_as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
             *args, may_truncate, one_tile
         ).zero_(),
     }
+    launch_mixtures_and_states(monkeypatch)
+    monkeypatch.setattr("kernels.activation.dispatch._silu_mul", lambda rows: silu_mul_triton(rows, GPU).zero_())
     rooms = {"apply_penalties": "sampling", "count_tokens": "sampling", "sample_tokens": "sampling"}
     for name, operation in operations.items():
         monkeypatch.setattr(f"kernels.{rooms.get(name, name)}.dispatch.{name}_reference", operation)
@@ -155,6 +159,34 @@ def launch_as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         upload(self, device, is_copied=True)
 
     monkeypatch.setattr(Upload, "__init__", copy)
+
+
+def launch_mixtures_and_states(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Do so for the operations of experts and recurrent layers; all tokens go to the first experts."""
+    from kernels.causal_conv.triton_kernel import causal_conv_triton
+    from kernels.gated_delta.triton_kernel import gated_delta_triton
+    from kernels.moe import gpu, triton_route
+    from kernels.ssd.triton_kernel import ssd_triton
+
+    route, combine = triton_route.route_triton, gpu.combine
+
+    def choose(logits: torch.Tensor, rule: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        ids, weights = route(logits, rule)
+        return ids.copy_(torch.arange(ids.shape[1])), weights.zero_()
+
+    for room in ("dispatch", "factory"):
+        monkeypatch.setattr(f"kernels.moe.{room}.has_kernels", lambda _: True)
+    monkeypatch.setattr("kernels.moe.factory.gpu_of", lambda _: GPU)
+    monkeypatch.setattr(triton_route, "route_triton", choose)
+    monkeypatch.setattr(gpu, "combine", lambda *args: combine(*args).zero_())
+    for name, launch in (("gated_delta", gated_delta_triton), ("ssd", ssd_triton)):
+        monkeypatch.setattr(
+            f"kernels.{name}.dispatch.{name}_chunked", lambda *args, launch=launch: launch(*args, GPU).zero_()
+        )
+    monkeypatch.setattr(
+        "kernels.causal_conv.dispatch.causal_conv_reference",
+        lambda *args, has_silu: causal_conv_triton(*args, has_silu=has_silu).zero_(),
+    )
 
 
 def quantize_all(monkeypatch: pytest.MonkeyPatch, form: Callable[[torch.Tensor], Any]) -> None:
@@ -200,16 +232,35 @@ CASES: dict[str, dict[str, Any]] = {
     "int8": {},
     **{kind: {"speculative": kind} for kind in ("ngram", "self", "draft", "medusa", "eagle")},
     "eagle3": {"speculative": "eagle"},
+    **{kind: {} for kind in ("mixture", "hybrid", "latent")},
+    "hybrid-eager": {"cuda_graphs": "off"},
 }
+SMALL = Shape(512, 64, 96, 4, 4, 2, is_tied=False, max_len=MAX_LEN)
 
 
-def start(case: str, drafts: Path) -> Engine:
+def make_case(case: str, directory: Path) -> Path:
+    """Return the model of a case: the demo model, or one of another kind made in `directory`."""
+    kind = case.removesuffix("-eager")
+    if kind == "latent":
+        # Its tokenizer is that of a model with as many tokens.
+        make_model(replace(SMALL, vocab_size=SIZES["vocab_size"]), directory)
+        save_case(LATENT["deepseek-v2-lite"], directory)
+        config = json.loads((directory / "config.json").read_text())
+        (directory / "config.json").write_text(json.dumps(config | {"max_position_embeddings": MAX_LEN}))
+    elif kind in ("mixture", "hybrid"):
+        make_model(replace(SMALL, num_experts=4) if kind == "mixture" else replace(SMALL, attends_every=2), directory)
+    else:
+        return DEMO_MODEL
+    return directory
+
+
+def start(case: str, drafts: Path, model: Path) -> Engine:
     settings = dict(CASES[case])
     if settings.get("speculative") in ("draft", "medusa", "eagle"):
         settings["draft_model"] = DEMO_MODEL if case == "draft" else drafts / case
-    directory = read_model_directory(DEMO_MODEL)
+    directory = read_model_directory(model)
     config = WorkerConfig(
-        model=DEMO_MODEL,
+        model=model,
         device="cuda",
         dtype="bfloat16",
         max_num_seqs=MAX_NUM_SEQS,
@@ -262,7 +313,7 @@ def main(case: str, drafts: str, output: str) -> None:
         if case in ("int4", "int8"):
             quantize_all(monkeypatch, {"int4": int4, "int8": int8}[case])
         machine = Machine(monkeypatch, 400 * MB)
-        engine = start(case, Path(drafts))
+        engine = start(case, Path(drafts), make_case(case, Path(output).with_name("model")))
         compiled = set(recorder.keys)
         runner = machine.runners[0]
         serve(engine)
