@@ -77,7 +77,8 @@ class VariableOption(click.Option):
         shown = self.default if self.show_default and self.default not in (None, "") else None
         facts = [str(self.envvar), *([] if shown is None else [f"default {shown}"])]
         if isinstance(self.type, click.IntRange) and self.type.min is not None:
-            is_open = self.type.max is None
+            # Nobody meets the largest whole number that JSON holds exactly.
+            is_open = self.type.max is None or self.type.max >= 2**53
             facts.append(f"at least {self.type.min}" if is_open else f"{self.type.min} to {self.type.max}")
         return record[0], f"{self.help}  [{'; '.join(facts)}]"
 
