@@ -62,7 +62,7 @@ class Principal:
     @property
     def body_owner(self) -> BodyOwner:
         """Against whom its requests count while they are on their way in."""
-        return BodyOwner(self.key_id, self.max_concurrent)
+        return BodyOwner(self.key_id, self.max_concurrent, self.tenant)
 
     def can_use(self, model: str) -> bool:
         """Tell whether the key may use a model."""

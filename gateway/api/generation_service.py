@@ -118,8 +118,9 @@ class GenerationService:
         """
         head.route = endpoint.name
         head.record = self._observer.begin(endpoint.name, head.request_id, exchange.head.headers)
-        principal = self._services.keys.authenticate(exchange.head.headers, exchange.head.notes)
-        body = await exchange.read_body(self._services.config.max_body_bytes, principal.body_owner)
+        services = self._services
+        principal = services.keys.authenticate(exchange.head.headers, exchange.head.notes)
+        body = await exchange.read_body(services.config.max_body_bytes, principal.body_owner, services.bodies)
         visit = _Visit(endpoint, exchange, head, head.record, principal, body)
         # The body is the visit's alone, which lets go of it: a stream may last for minutes.
         del body

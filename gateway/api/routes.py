@@ -140,11 +140,13 @@ class PlainRoute:
         name: str,
         handler: Callable[[Request, Principal | None], Awaitable[Response]],
         keys: KeyStore | None,
+        bodies: LargeBodies | None = None,
     ) -> None:
-        """Count answers by `name`; ask for one of the `keys`, unless there are none."""
+        """Count answers by `name`; ask for one of the `keys`, unless there are none; let `bodies` inflate bodies."""
         self._name = name
         self._handler = handler
         self._keys = keys
+        self._bodies = bodies
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -152,7 +154,7 @@ class PlainRoute:
         principal = None
         if self._keys is not None:
             principal = self._keys.authenticate(scope["headers"])
-            scope["state"]["body_owner"] = principal.body_owner
+            scope["state"].update(body_owner=principal.body_owner, inflater=self._bodies)
         response = await self._handler(Request(scope, receive), principal)
         await response(scope, receive, send)
 
@@ -198,7 +200,8 @@ class Routes:
         handler: Callable[[Request, Principal | None], Awaitable[Response]],
     ) -> Route:
         keys = self._services.keys if access == "key" else None
-        return Route(path, PlainRoute(path, handler, keys), methods=[method], name=f"{access}:{path}")
+        plain = PlainRoute(path, handler, keys, self._services.bodies)
+        return Route(path, plain, methods=[method], name=f"{access}:{path}")
 
     async def _list_models(self, request: Request, principal: Principal | None) -> Response:
         assert principal is not None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import zlib
 from collections.abc import Callable, Iterable
+from typing import Protocol
 
 from msgspec import Struct
 
@@ -26,10 +27,20 @@ class BodyOwner(Struct, frozen=True):
     Attributes:
         key_id: The key that was shown; all requests without one share the empty name.
         max_bodies: How many it may have on their way at once; None leaves it to its share of the gateway.
+        tenant: In whose turn its bodies are inflated.
     """
 
     key_id: str = ""
     max_bodies: int | None = None
+    tenant: str = ""
+
+
+class Inflater(Protocol):
+    """Inflates bodies of gzip, with a bound for each tenant."""
+
+    async def inflated(self, tenant: str, body: bytes, max_bytes: int) -> bytes:
+        """Return what a body of gzip holds, as `decompressed` does."""
+        ...
 
 
 WITHOUT_KEY = BodyOwner()
@@ -218,20 +229,26 @@ def check_body_headers(headers: Iterable[tuple[bytes, bytes]], max_bytes: int) -
     return is_compressed
 
 
+def inflated_size(body: bytes, max_bytes: int) -> int:
+    """Return the size that a body of gzip claims in its last four bytes, or `max_bytes` if it claims more."""
+    return min(int.from_bytes(body[-4:], "little"), max_bytes)
+
+
 def decompressed(body: bytes, max_bytes: int) -> bytes:
-    """Return what a body of gzip holds. No more than `max_bytes` and one are ever made of it.
+    """Return what a body of gzip holds. No more than `inflated_size` and one byte are ever made of it.
 
     Raises:
         ApiError: 413 for a body that is larger, 400 for one that is cut off, damaged, or not gzip.
     """
+    size = inflated_size(body, max_bytes)
     inflate = zlib.decompressobj(_GZIP)
     try:
-        data = inflate.decompress(body, max_bytes + 1)
+        data = inflate.decompress(body, size + 1)
     except zlib.error:
         raise _broken_gzip() from None
     if len(data) > max_bytes:
         raise too_large(max_bytes)
-    if not inflate.eof or inflate.unused_data:
+    if len(data) > size or not inflate.eof or inflate.unused_data:
         raise _broken_gzip()
     return data
 

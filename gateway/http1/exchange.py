@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Protocol
 
 from gateway.errors import ApiError
-from gateway.http1.body import WITHOUT_KEY, BodyOwner, RequestBody, check_body_headers, decompressed
+from gateway.http1.body import WITHOUT_KEY, BodyOwner, Inflater, RequestBody, check_body_headers
 from gateway.http1.head import RequestHead, id_header
 
 Headers = Sequence[tuple[bytes, bytes]]
@@ -125,18 +125,28 @@ class Exchange(_WritePath):
         self.on_disconnect: Callable[[], None] | None = None
         self.on_writable: Callable[[], None] | None = None
 
-    async def read_body(self, max_bytes: int, owner: BodyOwner = WITHOUT_KEY) -> bytes:
+    async def read_body(
+        self, max_bytes: int, owner: BodyOwner = WITHOUT_KEY, inflater: Inflater | None = None
+    ) -> bytes:
         """Return the request's whole body.
+
+        Args:
+            max_bytes: The largest that is read, compressed or not.
+            owner: Against whom it counts.
+            inflater: Inflates compressed bodies; None refuses them.
 
         Raises:
             ApiError: 413 for a body that is too large, 408 for one that comes too slowly, 415 for a compression other
                 than gzip, 400 for one with broken framing or compression, 429 or 503 while there are too many, see
-                `RequestBody.read`.
+                `RequestBody.read` and `LargeBodies.read`.
             ClientGoneError: The client left.
         """
         is_compressed = check_body_headers(self.head.headers, max_bytes)
-        body = await self.body.read(max_bytes, owner)
-        return await asyncio.to_thread(decompressed, body, max_bytes) if is_compressed else body
+        if not is_compressed:
+            return await self.body.read(max_bytes, owner)
+        if inflater is None:
+            raise ApiError(415, "This body must not be compressed.", code="unsupported_content_encoding")
+        return await inflater.inflated(owner.tenant, await self.body.read(max_bytes, owner), max_bytes)
 
     @property
     def client(self) -> tuple[str, int] | None:

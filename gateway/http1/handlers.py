@@ -3,7 +3,7 @@
 The application finds the exchange itself in the scope, `scope["extensions"]["headrace.exchange"]`, and may answer
 through it, without an await and two dictionaries for each token. An answer by `send` is sent whole where it comes as
 one piece, else as it comes and as fast as its client reads. The application names the owner of the body that it is
-about to read as `scope["state"]["body_owner"]`.
+about to read as `scope["state"]["body_owner"]`, and who inflates it as `scope["state"]["inflater"]`.
 """
 
 from __future__ import annotations
@@ -99,8 +99,9 @@ class AsgiCall:
         """Return the whole body; after that, wait until the client leaves."""
         if not self._has_read:
             self._has_read = True
-            owner: BodyOwner = self._scope["state"].get("body_owner", WITHOUT_KEY)
-            body = await self._exchange.read_body(self._max_body_bytes, owner)
+            state = self._scope["state"]
+            owner: BodyOwner = state.get("body_owner", WITHOUT_KEY)
+            body = await self._exchange.read_body(self._max_body_bytes, owner, state.get("inflater"))
             return {"type": "http.request", "body": body, "more_body": False}
         if not self._exchange.closed:
             await self._leaving().wait()

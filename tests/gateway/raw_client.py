@@ -23,7 +23,10 @@ class RawClient:
 
     def post(self, path: str, body: dict[str, Any], *headers: str) -> None:
         """Send a request."""
-        payload = json.dumps(body).encode()
+        self.post_bytes(path, json.dumps(body).encode(), *headers)
+
+    def post_bytes(self, path: str, payload: bytes, *headers: str) -> None:
+        """Send a request with this body as it is."""
         lines = [f"POST {path} HTTP/1.1", "Host: t", f"Authorization: Bearer {self.key}", *headers]
         self.writer.write(
             "\r\n".join([*lines, f"Content-Length: {len(payload)}", "", ""]).encode() + payload,

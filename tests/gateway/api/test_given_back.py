@@ -68,6 +68,7 @@ class Requests:
         principal = Principal("k", "t", frozenset({"m"}))
         services = SimpleNamespace(
             config=GatewayConfig(),
+            bodies=None,
             keys=SimpleNamespace(authenticate=lambda headers, notes: principal),
             limiter=SimpleNamespace(admit=self._admit),
             metrics=GatewayMetrics(),

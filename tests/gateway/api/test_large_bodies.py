@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
+import random
 import threading
 from collections.abc import Callable
 
@@ -15,6 +17,7 @@ from gateway.errors import ApiError
 from gateway.pooling.endpoints import EmbeddingsEndpoint
 
 LARGE = LARGE_BYTES + 1
+MAX_BODY = 4 << 20
 
 
 def held(released: threading.Event) -> Callable[[], int]:
@@ -88,6 +91,57 @@ async def test_body_that_nobody_waits_for_any_more_gives_its_place_back() -> Non
     await asyncio.wait([reading])
     released.set()
     assert await bodies.read("t", MAX_WAITING_BYTES, threading.get_ident)
+
+
+async def test_small_compressed_body_is_inflated_at_once_while_another_tenant_s_bodies_are_read() -> None:
+    bodies, released = LargeBodies(), threading.Event()
+    reading = asyncio.ensure_future(bodies.read("many", LARGE, held(released)))
+    await asyncio.sleep(0)
+    try:
+        assert await asyncio.wait_for(bodies.inflated("other", gzip.compress(b"{}"), MAX_BODY), 5) == b"{}"
+        assert not reading.done()
+    finally:
+        released.set()
+        await reading
+
+
+@pytest.mark.parametrize("body", [gzip.compress(bytes(LARGE)), gzip.compress(random.Random(0).randbytes(20_000))])
+async def test_body_that_takes_long_to_inflate_waits_for_its_turn(body: bytes) -> None:
+    """Short to inflate are those that are small, compressed and inflated."""
+    bodies, released = LargeBodies(), threading.Event()
+    reading = asyncio.ensure_future(bodies.read("other", LARGE, held(released)))
+    await asyncio.sleep(0)
+    inflating = asyncio.ensure_future(bodies.inflated("many", body, MAX_BODY))
+    await asyncio.sleep(0.01)
+    assert not inflating.done()
+    released.set()
+    await reading
+    assert await inflating == gzip.decompress(body)
+
+
+async def test_bombs_of_a_tenant_count_as_what_they_become_before_they_are_inflated() -> None:
+    bodies, released, bomb = LargeBodies(), threading.Event(), gzip.compress(bytes(2 * MAX_BODY))
+    reading = asyncio.ensure_future(bodies.read("other", LARGE, held(released)))
+    await asyncio.sleep(0)
+    inflating = [asyncio.ensure_future(bodies.inflated("many", bomb, MAX_BODY)) for _ in range(100)]
+    await asyncio.sleep(0)
+    refused = [task for task in inflating if task.done()]
+    assert len(inflating) - len(refused) == MAX_WAITING_BYTES // MAX_BODY - 1
+    assert all(isinstance(error := task.exception(), ApiError) and error.status == 429 for task in refused)
+    released.set()
+    await asyncio.wait([reading, *inflating])
+    assert {task.exception().status for task in inflating} == {413, 429}  # type: ignore[union-attr]
+
+
+async def test_body_waits_for_no_thread_that_others_hold() -> None:
+    released = threading.Event()
+    others = [asyncio.ensure_future(asyncio.to_thread(held(released))) for _ in range(64)]
+    await asyncio.sleep(0)
+    try:
+        assert await asyncio.wait_for(LargeBodies().read("t", LARGE, threading.get_ident), 5)
+    finally:
+        released.set()
+        await asyncio.gather(*others)
 
 
 PARTS = [{"type": "text", "text": "x"}] * 30

@@ -67,6 +67,7 @@ async def _at_once(*arguments: object) -> Any:
 def _service(watch: SimpleNamespace) -> GenerationService:
     services = SimpleNamespace(
         config=GatewayConfig(),
+        bodies=None,
         keys=SimpleNamespace(authenticate=lambda headers, notes: Principal("k", "t")),
         limiter=SimpleNamespace(admit=lambda *asked: _at_once()),
         metrics=GatewayMetrics(),

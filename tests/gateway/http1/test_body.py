@@ -9,7 +9,15 @@ import tracemalloc
 import pytest
 
 from gateway.errors import ApiError
-from gateway.http1.body import BodyBudget, BodyOwner, ClientGoneError, RequestBody, check_body_headers, decompressed
+from gateway.http1.body import (
+    BodyBudget,
+    BodyOwner,
+    ClientGoneError,
+    RequestBody,
+    check_body_headers,
+    decompressed,
+    inflated_size,
+)
 
 # The processes of a run have to name the same tests: without the time of day.
 GZIPPED = gzip.compress(b"x", mtime=0)
@@ -128,6 +136,23 @@ def test_compressed_body_is_read_up_to_the_bound_and_never_beyond() -> None:
     finally:
         tracemalloc.stop()
     assert caught.value.status == 413
+
+
+def test_body_that_is_larger_than_it_claims_is_refused_once_it_is_larger() -> None:
+    claims_less = gzip.compress(b"x" * (1 << 20))[:-4] + (1000).to_bytes(4, "little")
+    assert inflated_size(claims_less, 4 << 20) == 1000
+    tracemalloc.start()
+    try:
+        with pytest.raises(ApiError) as caught:
+            decompressed(claims_less, 4 << 20)
+        assert tracemalloc.get_traced_memory()[1] < 64 << 10
+    finally:
+        tracemalloc.stop()
+    assert (caught.value.status, caught.value.code) == (400, "invalid_content_encoding")
+
+
+def test_body_that_claims_more_than_is_allowed_counts_as_what_is_allowed() -> None:
+    assert inflated_size(gzip.compress(b"x" * 1001), 1000) == 1000
 
 
 @pytest.mark.parametrize("body", [b"", b"{}", GZIPPED[:-1], GZIPPED + b"y", GZIPPED * 2])

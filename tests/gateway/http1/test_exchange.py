@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from gateway.http1.exchange import Exchange, head_bytes
-from tests.gateway.http1.raw_server import REQUEST, connected, read_chunked, read_head, served
+from tests.gateway.http1.raw_server import REQUEST, connected, echo, read_chunked, read_head, read_whole, served
 
 
 def test_head_has_a_status_line_and_one_line_for_each_header() -> None:
@@ -19,6 +19,13 @@ def test_head_has_a_status_line_and_one_line_for_each_header() -> None:
 def test_header_that_would_begin_another_line_is_refused(value: bytes) -> None:
     with pytest.raises(ValueError, match="line breaks"):
         head_bytes(200, [(b"x-request-id", value)])
+
+
+async def test_compressed_body_is_refused_where_nothing_inflates_it() -> None:
+    packed = REQUEST.replace(b"\r\n\r\n", b"\r\ncontent-encoding: gzip\r\n\r\n")
+    async with served(echo) as server, connected(server) as (reader, writer):
+        writer.write(packed)
+        assert (await read_whole(reader))[0] == 415
 
 
 @pytest.mark.parametrize("last", [b"end", b""])
