@@ -6,6 +6,7 @@ whichever encoding they come in: msgspec compares in such a way that NaN is with
 
 from __future__ import annotations
 
+import re
 from typing import Annotated
 
 from msgspec import Meta
@@ -68,6 +69,8 @@ UnixSeconds = Annotated[float, Meta(ge=0.0, le=MAX_UNIX_S)]
 Version = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 TenantName = Annotated[str, Meta(min_length=1, max_length=128)]
 RequestId = Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_-]+\Z")]
+# That of a response and of its background job: made by a gateway, random.
+RESPONSE_ID = re.compile(r"resp_[0-9a-f]{32}")
 # W3C's name of a span: version, trace, span, flags.
 TraceParent = Annotated[str, Meta(max_length=64, pattern=r"^[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}\Z")]
 ReplySubject = Annotated[str, Meta(max_length=512)]

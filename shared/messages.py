@@ -320,12 +320,15 @@ class Cancel(Struct, frozen=True, array_like=True, tag="cancel"):
 
     Attributes:
         keep: The worker that this is not meant for, because it holds the attempt that counts.
+        tenant: Whose jobs these are; two tenants may have jobs of one id. None for interactive requests, and from
+            earlier versions, which name no tenant.
     """
 
     ids: tuple[str, ...]
     epoch: int | None = None
     version: int = PROTOCOL_VERSION
     keep: str | None = None
+    tenant: TenantName | None = None
 
 
 class BatchResult(Struct, frozen=True, kw_only=True, tag="result"):

@@ -19,6 +19,7 @@ import msgspec
 from msgspec import Raw
 
 from gateway.responses.body import ItemBody, PartBody, Parts
+from shared.bounds import RESPONSE_ID
 
 _COMMON = ("type", "id", "status", "call_id", "name", "namespace")
 
@@ -160,9 +161,7 @@ def _one_form(item: ItemBody) -> ItemBody:
     return msgspec.structs.replace(item, summary=[]) if item.content else item
 
 
-_SUFFIX = r"[0-9a-f]{32}"
-_RESPONSE = re.compile(rf"resp_({_SUFFIX})")
-_ITEM = re.compile(rf"[a-z]{{1,8}}_({_SUFFIX})[0-9a-f]{{4,8}}")
+_ITEM = re.compile(r"[a-z]{1,8}_([0-9a-f]{32})[0-9a-f]{4,8}")
 # Numbers of input items begin here, those of output items at 0.
 _FIRST_INPUT = 0x8000
 
@@ -174,7 +173,7 @@ def new_response_id() -> str:
 
 def is_response_id(text: str) -> bool:
     """Say whether a text may be the id of a response."""
-    return _RESPONSE.fullmatch(text) is not None
+    return RESPONSE_ID.fullmatch(text) is not None
 
 
 def output_item_id(prefix: str, response_id: str, index: int) -> str:

@@ -264,7 +264,7 @@ class JobQueue:
         with contextlib.suppress(*_ERRORS):
             await self._js.delete_msg(batch_stream(ref.tenant), ref.job.stream_seq)
         with contextlib.suppress(*SEND_ERRORS):
-            self._nats.send(cancel_subject(ref.model), encode(Cancel((ref.response_id,))))
+            self._nats.send(cancel_subject(ref.model), encode(Cancel((ref.response_id,), tenant=ref.tenant)))
 
     async def _is_taken(self, ref: JobRef) -> bool:
         subject = f"$JS.API.CONSUMER.INFO.{batch_stream(ref.tenant)}.{consumer_name(ref.model, ref.job.queue)}"

@@ -28,6 +28,7 @@ from gpu_worker.consumer.result_store import ResultStore
 from gpu_worker.core.sequence import SequenceStatus
 from gpu_worker.engine.engine_thread import EngineThread
 from shared.background_tasks import BackgroundTasks
+from shared.bounds import RESPONSE_ID
 from shared.dead_letters import DeadLetter
 from shared.direct_client import DirectClient
 from shared.errors import BadRequestError
@@ -136,12 +137,16 @@ class BatchLane:
             self._tasks.spawn(self._save(held), f"progress of {held.key}")
 
     def cancel(self, cancel: Cancel) -> None:
-        """End the requests of a cancellation that are held, with what they have so far."""
+        """End the requests of a cancellation that are held, with what they have so far.
+
+        A cancellation without a tenant is of interactive requests, or of an earlier version's gateway: then it ends
+        background responses alone, whose ids are random and so nobody else's.
+        """
         # Nearly all cancellations are of interactive requests.
         if not self._held.count("batch"):
             return
         for held in self._held:
-            if held.request.lane != "batch" or held.request.id not in cancel.ids:
+            if held.request.lane != "batch" or not _is_cancelled(held.request, cancel):
                 continue
             if held.is_looked_up:
                 self._end(held, "cancelled", num_output=held.num_output_tokens)
@@ -368,3 +373,10 @@ class BatchLane:
         """Store that a job failed before anything was done about it."""
         held = HeldRequest(f"{request.tenant}/{request.id}", request, message)
         self.results.put(held.key, request, message, self._result_maker.result(held, "failed", 0, error))
+
+
+def _is_cancelled(job: Request, cancel: Cancel) -> bool:
+    """Whether a cancellation is of this job; another tenant may have a job of the same id."""
+    if cancel.tenant is None:
+        return job.id in cancel.ids and RESPONSE_ID.fullmatch(job.id) is not None
+    return job.id in cancel.ids and job.tenant == cancel.tenant

@@ -104,7 +104,9 @@ class InteractiveLane:
         return self._suspect is not None or time.monotonic() < self._reserved_until
 
     def cancel(self, cancel: Cancel) -> None:
-        """Stop requests, here or still to come."""
+        """Stop requests, here or still to come; a cancellation with a tenant is of that tenant's jobs."""
+        if cancel.tenant is not None:
+            return
         now = time.monotonic()
         for request_id in cancel.ids:
             self._cancellations.add(request_id, cancel.epoch, now)

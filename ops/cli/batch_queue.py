@@ -101,7 +101,7 @@ class BatchQueue:
         try:
             for model, ids in by_model.items():
                 for start in range(0, len(ids), _IDS_AT_ONCE):
-                    ask = Cancel(tuple(ids[start : start + _IDS_AT_ONCE]))
+                    ask = Cancel(tuple(ids[start : start + _IDS_AT_ONCE]), tenant=self._tenant)
                     await self._nats.publish(cancel_subject(model), encode(ask))
             deadline = time.monotonic() + _WORKERS_ANSWER_S
             while time.monotonic() < deadline and await self._num_held():  # noqa: ASYNC110 - NATS tells nobody
@@ -126,7 +126,8 @@ class BatchQueue:
             if not await self._kept.store(request.tenant, request.id, payload, "cancelled"):
                 return await self._finish(job) == "cancelled"
             # A worker may have taken it meanwhile: it would compute in vain, and the next one would take it.
-            await self._nats.publish(cancel_subject(request.model), encode(Cancel((request.id,))))
+            late = Cancel((request.id,), tenant=self._tenant)
+            await self._nats.publish(cancel_subject(request.model), encode(late))
             await self._delete(job)
             await send_result(self._nats, request, payload)
         except APIError as error:

@@ -6,7 +6,7 @@ import re
 import msgspec
 import pytest
 
-from shared.messages import Delta, Finish, Frame, Request, TokenLogprob, Usage, decode_request, encode
+from shared.messages import Cancel, Delta, Finish, Frame, Request, TokenLogprob, Usage, decode_request, encode
 from shared.request_fields import UnknownFieldError
 from shared.sampling import Sampling
 
@@ -73,6 +73,20 @@ def test_unknown_fields_of_a_newer_peer_are_ignored() -> None:
     assert decode_request(payload).text == "x"
     longer = [*msgspec.msgpack.decode(encode(Delta("r", 0, 0))), "new", "fields"]
     assert msgspec.convert(longer, Delta) == Delta("r", 0, 0)
+
+
+def test_cancellation_is_understood_by_the_version_before_and_that_of_its_gateways_here() -> None:
+    class Before(msgspec.Struct, array_like=True, tag="cancel"):
+        """As workers and gateways of that version have it."""
+
+        ids: tuple[str, ...]
+        epoch: int | None = None
+        version: int = 1
+        keep: str | None = None
+
+    sent = encode(Cancel(("r",), 2, keep="w", tenant="acme"))
+    assert msgspec.msgpack.decode(sent, type=Before) == Before(("r",), 2, keep="w")
+    assert msgspec.msgpack.decode(encode(Before(("r",), 2)), type=Cancel) == Cancel(("r",), 2)
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ class BatchWorker:
     nats: Client
     model: str
     tenant: str
-    cancelled: list[str] = field(default_factory=list)
+    cancels: list[Cancel] = field(default_factory=list)
     _messages: dict[str, Msg] = field(default_factory=dict)
 
     async def take(self) -> Request:
@@ -61,7 +61,7 @@ class BatchWorker:
         await self._messages.pop(request.id).ack()
 
     async def _hear_cancel(self, message: Msg) -> None:
-        self.cancelled += msgspec.msgpack.decode(message.data, type=Cancel).ids
+        self.cancels.append(msgspec.msgpack.decode(message.data, type=Cancel))
 
 
 @asynccontextmanager

@@ -23,7 +23,7 @@ from gateway.responses.log import ResponseLog, ResponseLogError
 from gateway.responses.record import ResponseRecord
 from gateway.responses.store import ResponseStore
 from shared.direct_client import DirectClient
-from shared.messages import Request
+from shared.messages import Cancel, Request
 from tests.gateway.responses.batch_worker import BatchWorker, batch_worker
 from tests.gateway.wire_worker import WireWorker
 
@@ -90,7 +90,7 @@ async def test_cancelled_response_keeps_what_it_had_and_leaves_the_queue(
         assert (await client.responses.cancel(response.id)).status == "cancelled"
     assert (await client.responses.retrieve(running.id)).output_text == "so far"
     await batch.nats.flush()
-    assert batch.cancelled == [running.id, waiting.id]
+    assert batch.cancels == [Cancel((each.id,), tenant="default") for each in (running, waiting)]
     after = await _queue(client, batch)
     # The one that waited is never given to a worker.
     assert (await batch.take()).id == after.id
@@ -115,7 +115,7 @@ async def test_cancellation_that_comes_behind_the_end_changes_neither_result_nor
     assert end is not None
     assert (result.text, result.finish, end.finish) == ("done", "stop", "stop")
     await batch.nats.flush()
-    assert batch.cancelled == []
+    assert batch.cancels == []
 
 
 async def test_response_that_cannot_be_stored_leaves_no_job(batch: BatchWorker) -> None:
@@ -134,7 +134,7 @@ async def test_response_that_cannot_be_stored_leaves_no_job(batch: BatchWorker) 
     assert (refusal.value.status, refusal.value.code) == (503, "response_log_unavailable")
     assert (await js.stream_info("HR_BATCH_default")).state.messages == num_before
     await batch.nats.flush()
-    assert batch.cancelled == [generation.draft.id]
+    assert batch.cancels == [Cancel((generation.draft.id,), tenant="default")]
 
 
 async def test_response_whose_output_is_no_longer_kept_is_gone_and_can_be_deleted(

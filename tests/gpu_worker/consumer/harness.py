@@ -121,8 +121,10 @@ class TestGateway:
     async def ask(self, text: str | None = "x = ", **fields: Any) -> Answer:
         return await (await self.publish(self.request(text, **fields))).wait()
 
-    async def cancel(self, *ids: str, epoch: int | None = None, keep: str | None = None) -> None:
-        await self.nats.publish(cancel_subject(self.model), encode(Cancel(ids, epoch, keep=keep)))
+    async def cancel(
+        self, *ids: str, epoch: int | None = None, keep: str | None = None, tenant: str | None = None
+    ) -> None:
+        await self.nats.publish(cancel_subject(self.model), encode(Cancel(ids, epoch, keep=keep, tenant=tenant)))
 
     async def wait_until_acknowledged(self, stream: str = "HR_INTERACTIVE") -> None:
         """Wait until the queue has no message of this model any more."""

@@ -16,6 +16,7 @@ import msgspec
 import pytest
 from nats.js.errors import NoStreamResponseError, NotFoundError
 
+from gateway.responses.items import new_response_id
 from gpu_worker.consumer.batch_job import read_job
 from gpu_worker.consumer.batch_lane import MAX_BACKGROUND, BatchLane
 from gpu_worker.consumer.batch_progress import is_due
@@ -27,7 +28,7 @@ from shared.dead_letters import DeadLetter
 from shared.messages import BatchResult, Request, encode
 from shared.sampling import DefaultedName, Sampling, SamplingDefaults
 from shared.streams import PROGRESS_STREAM, StreamLimits
-from shared.subjects import dead_letter_subject, progress_subject, request_subject, result_subject
+from shared.subjects import cancel_subject, dead_letter_subject, progress_subject, request_subject, result_subject
 from tests.gpu_worker.consumer.harness import DEMO_MODEL, TOKENIZER, RunningWorker, TestGateway, fresh_name, wait_until
 
 BATCH = batch_stream("acme")
@@ -118,12 +119,48 @@ async def test_cancelled_batch_request_ends_with_what_it_has(make_worker: MakeWo
     await _publish(gateway, encode(other))
     # The other one has run to its end beside it, so it has begun.
     await _result(gateway, other.id)
-    await gateway.cancel(cancelled.id, "unknown")
+    await gateway.cancel(cancelled.id, "unknown", tenant="acme")
     result = await _result(gateway, cancelled.id)
     assert result.finish == "cancelled"
     assert 0 < result.completion_tokens < 4000
     assert result.text == TOKENIZER.decode(result.token_ids)
     await gateway.wait_until_acknowledged(BATCH)
+
+
+async def test_cancellation_ends_the_jobs_of_its_tenant_alone(make_worker: MakeWorker, gateway: TestGateway) -> None:
+    worker = await make_worker(simulate=2.0)
+    sampling = Sampling(max_tokens=400, ignore_eos=True, seed=1)
+    # A request of a person, too, has this id.
+    job, person = _request(gateway, sampling=sampling), gateway.request(sampling=sampling)
+    person = msgspec.structs.replace(person, id=job.id)
+    for tenant in ("acme", "mallory"):
+        await _publish(gateway, encode(msgspec.structs.replace(job, tenant=tenant)), tenant)
+    answer = await gateway.publish(person)
+    await worker.wait_for_heartbeat(lambda heartbeat: heartbeat.running == 3)
+    await gateway.cancel(job.id, tenant="mallory")
+    assert (await _result(gateway, job.id, "mallory")).finish == "cancelled"
+    assert (await answer.wait()).finish.reason == "length"
+    result = await _result(gateway, job.id)
+    assert (result.tenant, result.finish, result.completion_tokens) == ("acme", "length", 400)
+
+
+async def test_cancellation_without_a_tenant_ends_no_job_but_a_background_response(
+    make_worker: MakeWorker, gateway: TestGateway
+) -> None:
+    """It is of a person's request, or of a gateway of an earlier version: that makes the ids of responses."""
+    worker = await make_worker(simulate=2.0)
+    sampling = Sampling(max_tokens=400, ignore_eos=True, seed=1)
+    job = _request(gateway, sampling=sampling)
+    response = _request(gateway, sampling=sampling, id=new_response_id())
+    near = _request(gateway, sampling=sampling, id=f"{response.id}0")
+    for request in (job, response, near):
+        await _publish(gateway, encode(request))
+    await worker.wait_for_heartbeat(lambda heartbeat: heartbeat.running == 3)
+    # As earlier versions write it.
+    cancel = msgspec.msgpack.encode(["cancel", [job.id, response.id, near.id], None, 1, None])
+    await gateway.nats.publish(cancel_subject(gateway.model), cancel)
+    assert (await _result(gateway, response.id)).finish == "cancelled"
+    assert [(await _result(gateway, each.id)).finish for each in (job, near)] == ["length", "length"]
 
 
 async def test_json_request_is_accepted_and_its_reply_subject_gets_the_result(

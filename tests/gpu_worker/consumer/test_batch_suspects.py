@@ -139,7 +139,7 @@ async def test_suspect_that_ended_before_its_trial_was_recorded_is_not_put_off(b
     held = bench.take("suspect", 2)
     await bench.settle()
     bench.lane.trials.review()
-    bench.lane.cancel(Cancel(("suspect",)))
+    bench.lane.cancel(Cancel(("suspect",), tenant="acme"))
     bench.records.may_be_written = False
     assert not await bench.lane.announce(held)
     assert (held.is_parked, bench.lane.trials.is_active) == (False, False)
@@ -149,7 +149,7 @@ async def test_suspect_cancelled_while_it_is_recorded_waits_for_no_trial(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def save(held: HeldRequest) -> bool:
-        bench.lane.cancel(Cancel((held.request.id,)))
+        bench.lane.cancel(Cancel((held.request.id,), tenant="acme"))
         return True
 
     monkeypatch.setattr(bench.records, "save", save)
@@ -223,7 +223,7 @@ async def test_delivery_that_comes_while_the_record_is_read_is_no_failure(bench:
 async def test_nothing_is_recorded_of_a_request_that_has_ended_meanwhile(bench: Bench) -> None:
     bench.take("slow", 1)
     bench.take("slow", 2)
-    bench.lane.cancel(Cancel(("slow",)))
+    bench.lane.cancel(Cancel(("slow",), tenant="acme"))
     await bench.settle()
     assert (bench.records.saved, len(bench.results)) == ([], 1)
 
@@ -260,7 +260,7 @@ async def test_request_given_back_while_its_record_is_read_keeps_what_is_recorde
 async def test_request_cancelled_while_its_record_is_read_ends_with_what_is_recorded(bench: Bench) -> None:
     held = bench.take("cancelled", 2)
     await asyncio.sleep(0)
-    bench.lane.cancel(Cancel(("cancelled",)))
+    bench.lane.cancel(Cancel(("cancelled",), tenant="acme"))
     bench.records.record = BatchProgress(b"", 0, "", 1, (5, 6), "ab", in_reasoning=True)
     bench.records.may_be_read.set()
     await bench.settle()
@@ -281,7 +281,7 @@ async def test_cancelled_suspect_ends_with_what_is_recorded(bench: Bench) -> Non
     held = bench.take("cancelled", 3)
     await bench.settle()
     assert held.is_parked
-    bench.lane.cancel(Cancel(("cancelled",)))
+    bench.lane.cancel(Cancel(("cancelled",), tenant="acme"))
     (result,) = bench.results
     assert (result.finish, result.text, result.token_ids, result.completion_tokens) == ("cancelled", "ab", (5, 6), 2)
     assert not bench.lane.trials.is_active

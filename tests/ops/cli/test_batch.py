@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import secrets
 import time
 from collections.abc import Callable
@@ -29,20 +30,20 @@ from tests.ops.cli.command import headrace
 from tests.servers import NatsServer
 
 
-def publish(state_dir: Path, *lines: dict[str, object]) -> None:
+def publish(state_dir: Path, *lines: dict[str, object], tenant: str = "default") -> None:
     given = "\n".join(map(json.dumps, lines))
-    options = ["--state-dir", str(state_dir), "--queue-unserved"]
+    options = ["--state-dir", str(state_dir), "--queue-unserved", "--tenant", tenant]
     done = headrace("publish", "--file", "-", *options, given=given)
     assert done.returncode == 0, done.stderr
 
 
-def stored(system: System, job: str) -> dict[str, Any] | None:
+def stored(system: System, job: str, tenant: str = "default") -> dict[str, Any] | None:
     """Return the result of a job, if it has one."""
 
     async def read() -> dict[str, object] | None:
         client = await nats.connect(system.info["admin_nats_url"])
         try:
-            message = await client.jetstream().get_last_msg("HR_RESULTS", f"hr.result.default.{job}")
+            message = await client.jetstream().get_last_msg("HR_RESULTS", f"hr.result.{tenant}.{job}")
             return dict(json.loads(message.data or b"{}"))
         except nats.js.errors.NotFoundError:
             return None
@@ -50,6 +51,19 @@ def stored(system: System, job: str) -> dict[str, Any] | None:
             await client.close()
 
     return asyncio.run(read())
+
+
+def ends_at_worker(state_dir: Path, job: str, count: int) -> dict[str, str]:
+    """Return by tenant how the worker has ended the jobs of an id, as soon as there are so many."""
+    deadline = time.monotonic() + 60
+    ends: dict[str, str] = {}
+    while len(ends) < count:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+        lines = (state_dir / "logs" / "worker-0.log").read_text().splitlines()
+        told = [dict(re.findall(r"\b(id|tenant|outcome)=(\S+)", line)) for line in lines]
+        ends = {each["tenant"]: each["outcome"] for each in told if each.get("id") == job and "outcome" in each}
+    return ends
 
 
 def cancel(state_dir: Path, *arguments: str) -> tuple[int, list[str], str]:
@@ -82,9 +96,7 @@ def test_job_that_runs_ends_with_what_it_has(cli_system: System, state_dir: Path
         assert time.monotonic() < deadline
         time.sleep(0.1)
     assert cancel(state_dir, job)[:2] == (0, [job])
-    while cli_system.gauge("headrace_worker_running_batch") > running:
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    assert ends_at_worker(state_dir, job, 1) == {"default": "cancelled"}
     result = stored(cli_system, job)
     assert result is not None
     assert result["finish"] == "cancelled"
@@ -154,6 +166,27 @@ def test_job_that_nats_refuses_to_cancel_keeps_no_other_from_it(
     assert str(done.exception) == f"job '{bad}' could not be cancelled: no space left"
     monkeypatch.undo()
     assert cancel(state_dir, "--all", "--model", model)[:2] == (0, [bad])
+
+
+def test_job_of_another_tenant_with_the_same_id_goes_on(cli_system: System, state_dir: Path) -> None:
+    job, tenant = secrets.token_hex(4), f"t{secrets.token_hex(4)}"
+    assert headrace("setup", "--state-dir", str(state_dir), "--tenants", f"default,{tenant}").returncode == 0
+    # Once it has a result, the worker knows the new queue and takes jobs from it at once.
+    assert headrace("publish", "x", "--wait", "--state-dir", str(state_dir), "--tenant", tenant).returncode == 0
+    running = cli_system.gauge("headrace_worker_running_batch")
+    line: dict[str, object] = {"id": job, "text": "x", "sampling": {"max_tokens": 1500, "ignore_eos": True}}
+    for each in (tenant, "default"):
+        publish(state_dir, line, tenant=each)
+    deadline = time.monotonic() + 60
+    while cli_system.gauge("headrace_worker_running_batch") < running + 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    assert cancel(state_dir, job, "--tenant", "default")[:2] == (0, [job])
+    assert ends_at_worker(state_dir, job, 2) == {"default": "cancelled", tenant: "length"}
+    while (result := stored(cli_system, job, tenant)) is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    assert (result["tenant"], result["finish"], result["completion_tokens"]) == (tenant, "length", 1500)
 
 
 @pytest.mark.parametrize("arguments", [[], ["some-id", "--all"]])
