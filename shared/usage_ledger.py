@@ -28,11 +28,11 @@ from shared.streams import USAGE_STREAM
 from shared.subjects import decode_name, usage_subject
 
 FLUSH_S = 5.0
-# After NATS did not take a change: the stream or the permission may be missing.
+# After NATS refused a change: the stream may be missing.
 _PAUSE_S = 30.0
 Measure = Literal["requests", "prompt_tokens", "cached_tokens", "completion_tokens"]
 
-_ERRORS: tuple[type[Exception], ...] = (APIError, NoStreamResponseError, *SEND_ERRORS)
+_REFUSALS: tuple[type[Exception], ...] = (APIError, NoStreamResponseError)
 
 _log = logging.getLogger(__name__)
 
@@ -72,24 +72,40 @@ class UsageLedger:
             if count:
                 self._counted[usage_subject(tenant, model, self._lane, measure)] += count
 
-    async def flush(self, js: JetStreamContext) -> None:
-        """Send what has been counted; what NATS does not take is sent again, and counts once."""
-        if time.monotonic() < self._paused_until:
+    async def flush(self, js: JetStreamContext, *, is_last: bool = False) -> None:
+        """Send what has been counted; what NATS does not take is sent again, and counts once.
+
+        A change sent again after the stream's duplicate window (two minutes) counts twice if NATS had taken it.
+
+        Args:
+            js: Where to send.
+            is_last: The process ends: try whatever NATS said before.
+        """
+        if time.monotonic() < self._paused_until and not is_last:
             return
         async with self._is_flushing:
-            if not self._sending:
-                # The name lets NATS drop a change that it had taken, and whose acknowledgement was lost.
-                self._sending = {subject: (secrets.token_hex(8), count) for subject, count in self._counted.items()}
-                self._counted.clear()
-            for subject, (name, count) in list(self._sending.items()):
+            while self._sending or self._counted:
+                if not self._sending:
+                    # The name lets NATS drop a change that it had taken, and whose acknowledgement was lost.
+                    self._sending = {subject: (secrets.token_hex(8), count) for subject, count in self._counted.items()}
+                    self._counted.clear()
                 try:
-                    await js.publish(subject, b"", headers={"Nats-Incr": f"+{count}", "Nats-Msg-Id": name})
-                except _ERRORS as error:
+                    await self._send(js)
+                except _REFUSALS as error:
                     self._paused_until = time.monotonic() + _PAUSE_S
                     told = "usage of tenants is not kept (%r): run `headrace setup`, and check NATS's permissions"
                     self._log_limit.warning("usage", told, error)
                     return
-                del self._sending[subject]
+                except SEND_ERRORS as error:
+                    # NATS does not answer a change that it does not permit either.
+                    told = "usage of tenants is not kept yet (%r), it is sent again; or NATS's permissions are missing"
+                    self._log_limit.warning("unanswered", told, error)
+                    return
+
+    async def _send(self, js: JetStreamContext) -> None:
+        for subject, (name, count) in list(self._sending.items()):
+            await js.publish(subject, b"", headers={"Nats-Incr": f"+{count}", "Nats-Msg-Id": name})
+            del self._sending[subject]
 
     async def flush_forever(self, js: JetStreamContext) -> None:
         """Send every few seconds."""

@@ -126,7 +126,7 @@ async def assemble(
     operator = HttpServer(AsgiHandler(operator_app, config.max_body_bytes), operator_limits, tasks=tasks, tls=tls)
     await stack.enter_async_context(running(tasks, service.tick_forever(), "ticks of streams"))
     js = nats.jetstream()
-    stack.push_async_callback(metrics.usage.flush, js)
+    stack.push_async_callback(metrics.usage.flush, js, is_last=True)
     await stack.enter_async_context(running(tasks, metrics.usage.flush_forever(js), "usage of tenants"))
     await stack.enter_async_context(running(tasks, limiter.state_forever(), "shares of limits"))
     await wait_for_fleet(nats, dispatcher.fleet)

@@ -97,7 +97,7 @@ class ResultStore:
         self._is_closing.set()
         await self._tasks.wait()
         await self.kept.shares.close()
-        await self.flush_usage()
+        await self.usage.flush(self._js, is_last=True)
 
     async def flush_usage(self) -> None:
         """Have NATS add up what was counted."""

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable
 import nats
 import pytest
 from nats.js import JetStreamContext
+from nats.js.errors import NoStreamResponseError
 
 from shared.streams import StreamLimits, ensure_streams
 from shared.usage_ledger import UsageLedger, read_usage
@@ -82,3 +83,34 @@ async def test_without_the_stream_nothing_is_lost_but_told(
     await ledger.flush(client.jetstream())
     assert (await totals(client.jetstream()))["t", "m", "interactive", "completion_tokens"] == 3
     await client.close()
+
+
+async def test_what_was_counted_around_an_outage_is_sent_when_the_process_ends(
+    js: JetStreamContext, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    errors: list[Exception] = [nats.errors.TimeoutError(), NoStreamResponseError()]
+    publish = js.publish
+
+    async def failing(*arguments: object, **options: object) -> object:
+        if errors:
+            raise errors.pop(0)
+        return await publish(*arguments, **options)
+
+    async def counted() -> int:
+        return (await totals(js)).get(("t", "m", "interactive", "requests"), 0)
+
+    monkeypatch.setattr(js, "publish", failing)
+    ledger = UsageLedger("interactive")
+    ledger.add("t", "m", **TOKENS)
+    await ledger.flush(js)
+    assert "sent again" in caplog.text
+    assert "headrace setup" not in caplog.text
+    ledger.add("t", "m", **TOKENS)
+    # A slow answer is no reason to pause: this turn asks again, and is refused.
+    await ledger.flush(js)
+    assert "headrace setup" in caplog.text
+    ledger.add("t", "m", **TOKENS)
+    await ledger.flush(js)
+    assert (errors, await counted()) == ([], 0)
+    await ledger.flush(js, is_last=True)
+    assert await counted() == 3

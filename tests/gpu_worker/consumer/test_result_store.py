@@ -18,8 +18,9 @@ from shared.kept_results import JOB_ENDED
 from shared.messages import BatchResult, Request, encode
 from shared.nats_connection import connect
 from shared.sampling import Sampling
-from shared.streams import RESULTS_STREAM, StreamLimits, stream_configs
+from shared.streams import RESULTS_STREAM, USAGE_STREAM, StreamLimits, ensure_streams, stream_configs
 from shared.subjects import request_subject
+from shared.usage_ledger import read_usage
 from tests.gpu_worker.consumer.harness import RunningWorker, TestGateway, fresh_name, start_worker, wait_until
 from tests.servers import NatsServer
 
@@ -212,3 +213,13 @@ async def test_result_that_no_message_holds_is_told_as_failed(gateway: TestGatew
     assert (whole.finish, whole.error, whole.text, whole.token_ids) == ("length", None, "x", (1,))
     assert (too_large.finish, too_large.text, too_large.token_ids) == ("failed", "", ())
     assert too_large.error == "the result is too large for one message"
+
+
+async def test_usage_that_was_refused_is_sent_when_the_store_closes(gateway: TestGateway) -> None:
+    await gateway.js.delete_stream(USAGE_STREAM)
+    store = ResultStore(gateway.nats)
+    store.usage.add("acme", "m", prompt_tokens=5, cached_tokens=0, completion_tokens=0)
+    await store.flush_usage()
+    await ensure_streams(gateway.js, LIMITS)
+    await store.close()
+    assert {total.measure: total.total async for total in read_usage(gateway.js)} == {"requests": 1, "prompt_tokens": 5}
