@@ -50,10 +50,12 @@ PROTOCOL_VERSION = 1
 POOLING_OPTIONS = "pooling_options"
 TEXT_PARTS = "text_parts"
 BACKGROUND = "background"
+LOGPROB_TOKENS = "logprob_token_ids"
 # What a worker of this version understands beyond the first one: it pulls the queue `resumed`; it cuts texts that it
 # embeds or scores, puts the model's words for `input_type` before them, and tells raw scores; it drains when told; it
-# reads where parts of a message's content end; it pulls the queues `background`.
-FEATURES = ("resumed", POOLING_OPTIONS, "drain", TEXT_PARTS, BACKGROUND)
+# reads where parts of a message's content end; it pulls the queues `background`; it reports the log probabilities of
+# the tokens that a request lists.
+FEATURES = ("resumed", POOLING_OPTIONS, "drain", TEXT_PARTS, BACKGROUND, LOGPROB_TOKENS)
 BOUND_SEALS = "bound_seals"
 SHORT_PIECES = "short_pieces"
 # The same of a gateway: it opens sealed items that are bound to their model and kind; it tells the first events of a

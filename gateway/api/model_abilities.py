@@ -15,7 +15,7 @@ from gateway.errors import ApiError
 from gateway.fleet.fleet_load import FleetLoad
 from gateway.generation import Generation, Prompt
 from shared.errors import prompt_too_long
-from shared.messages import POOLING_OPTIONS, TEXT_PARTS
+from shared.messages import LOGPROB_TOKENS, POOLING_OPTIONS, TEXT_PARTS
 from shared.pooling import Task
 from shared.sampling import SamplingDefaults, with_advice
 
@@ -82,7 +82,7 @@ def check_task(generation: Generation, load: FleetLoad) -> None:
     if load is None or load.num_workers == 0:
         return
     if generation.task in load.tasks:
-        if _needs_pooling_options(generation) and POOLING_OPTIONS not in load.features:
+        if not _needed_features(generation) <= load.features:
             message = f"Not all workers of `{load.model}` know what this request asks for yet: they are being updated."
             raise ApiError(503, message, code="no_worker", retry_after_s=UNKNOWN_RETRY_S)
         return
@@ -92,11 +92,12 @@ def check_task(generation: Generation, load: FleetLoad) -> None:
     raise ApiError(400, message, param="model", code="unsupported_task")
 
 
-def _needs_pooling_options(generation: Generation) -> bool:
+def _needed_features(generation: Generation) -> set[str]:
     pooling = generation.pooling
     if pooling is None:
-        return False
-    return pooling.raw or pooling.input_type is not None or generation.truncate_prompt_tokens is not None
+        return {LOGPROB_TOKENS} if generation.sampling.logprob_token_ids else set()
+    is_plain = not pooling.raw and pooling.input_type is None and generation.truncate_prompt_tokens is None
+    return set() if is_plain else {POOLING_OPTIONS}
 
 
 def _as_understood(generation: Generation, load: FleetLoad) -> Generation:

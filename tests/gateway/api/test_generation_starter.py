@@ -224,6 +224,20 @@ async def test_what_workers_of_an_earlier_version_would_ignore_waits_for_their_u
         await gateway.generator.checked(generation, gateway.load, "someone")
 
 
+async def test_listed_tokens_are_not_reported_before_all_workers_know_them(gateway: Gateway) -> None:
+    sampling = Sampling(logprobs=0, logprob_token_ids=(5, 7))
+    listed = Generation("completion", "m", (Prompt(3, text="x"),), 1, sampling, deterministic=False)
+    plain = msgspec.structs.replace(listed, sampling=Sampling(logprobs=0))
+    of_earlier_version = tuple(feature for feature in FEATURES if feature != "logprob_token_ids")
+    gateway.hear(features=of_earlier_version)
+    await gateway.generator.checked(plain, gateway.load, "someone")
+    with pytest.raises(ApiError) as caught:
+        await gateway.generator.checked(listed, gateway.load, "someone")
+    assert (caught.value.status, caught.value.code, caught.value.retry_after_s is not None) == (503, "no_worker", True)
+    gateway.hear(features=FEATURES)
+    await gateway.generator.checked(listed, gateway.load, "someone")
+
+
 async def test_workers_of_an_earlier_version_are_told_no_parts_of_contents(gateway: Gateway) -> None:
     message = ChatMessage(role="user", content="ab", part_lengths=(1, 1))
     prompt = Prompt(3, messages=(message,))
