@@ -46,7 +46,7 @@ class WireWorker:
         self.step = 0
         self.running = 0
         self.is_beating = True
-        self.is_pulling = True
+        self.is_pulling, self._is_dead = True, False
         self.draining = False
         self.max_prompt_characters = 0
         self.chat_format = ""
@@ -78,6 +78,8 @@ class WireWorker:
     async def die(self) -> None:
         """Stop everything at once, without goodbye."""
         tasks, self._tasks = self._tasks, []
+        # A cancellation is lost where `wait_for` of Python 3.11 ends in the same moment.
+        self._is_dead, self.is_pulling = True, False
         for task in tasks:
             task.cancel()
         try:
@@ -252,7 +254,7 @@ class WireWorker:
     async def _pull(self, queue: Queue) -> None:
         js = self.nats.jetstream()
         durable = consumer_name(self.model, queue)
-        while True:
+        while not self._is_dead:
             if not self.is_pulling or not self.nats.is_connected:
                 await asyncio.sleep(0.01)
                 continue
