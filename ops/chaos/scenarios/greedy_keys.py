@@ -42,6 +42,7 @@ async def greedy_keys(num_requests: int | None) -> Outcome:
                 own.ledger.references = load.ledger.references
                 began = time.monotonic()
                 await own.run(number, 1)
+            load.max_lag_s = max(load.max_lag_s, own.max_lag_s)
             outcome.count(own.ledger, [(began, time.monotonic())])
             refused = own.ledger.verdicts()[Verdict.REFUSED]
             outcome.expect(not refused, f"{refused} requests of the polite key were refused")
