@@ -37,7 +37,7 @@ class JobEnd(Struct, frozen=True, array_like=True):
 
     Attributes:
         finish: Its finish reason.
-        ended: Unix seconds.
+        ended: Unix seconds, by the clock of NATS.
     """
 
     finish: FinishReason
@@ -98,7 +98,7 @@ class KeptResults:
         """
         if time.monotonic() < self._paused_until:
             return
-        end = msgspec.msgpack.encode(JobEnd(finish, time.time()))
+        end = msgspec.msgpack.encode(JobEnd(finish, self.shares.clock.now()))
         try:
             await self._publish_if_empty(end_subject(tenant, request_id), end)
         except (NoStreamResponseError, NatsTimeoutError) as error:

@@ -28,6 +28,7 @@ from shared.background_tasks import BackgroundTasks
 from shared.errors import InvalidNameError
 from shared.log_limit import LogLimit
 from shared.nats_connection import SEND_ERRORS
+from shared.server_clock import ServerClock
 from shared.streams import ENDS_STREAM, RESULTS_STREAM
 from shared.subjects import decode_name, ends_filter, ledger_subject, results_filter
 
@@ -74,10 +75,15 @@ class _Uncounted:
 
 
 class ResultShares:
-    """Counts what tenants store and, in workers, purges what exceeds their shares when the stream is nearly full."""
+    """Counts what tenants store and, in workers, purges what exceeds their shares when the stream is nearly full.
 
-    def __init__(self, js: JetStreamContext, *, can_purge: bool) -> None:
+    Attributes:
+        clock: Tells when results were stored.
+    """
+
+    def __init__(self, js: JetStreamContext, *, can_purge: bool, clock: ServerClock | None = None) -> None:
         """Work over `js`; gateways may not purge."""
+        self.clock = clock or ServerClock()
         self._js = js
         self._can_purge = can_purge
         self._uncounted: dict[str, _Uncounted] = {}
@@ -149,7 +155,7 @@ class ResultShares:
         if uncounted is None:
             return
         try:
-            await self._enter(tenant, Piece(uncounted.last_seq, uncounted.num_bytes, time.time()))
+            await self._enter(tenant, Piece(uncounted.last_seq, uncounted.num_bytes, self.clock.now()))
         except _ERRORS as error:
             again = self._uncounted.setdefault(tenant, _Uncounted())
             again.last_seq = max(again.last_seq, uncounted.last_seq)
@@ -176,7 +182,7 @@ class ResultShares:
 
     async def _ledgers(self, max_age_s: float) -> dict[str, list[Piece]]:
         """Return the ledgers of all tenants without what is too old to be in the stream; empty ones are left out."""
-        oldest = time.time() - max_age_s if max_age_s else 0.0
+        oldest = self.clock.now() - max_age_s if max_age_s else 0.0
         ledgers = {tenant: (await self._ledger(tenant))[0] for tenant in await self._tenants()}
         fresh = {tenant: [piece for piece in pieces if piece.stored >= oldest] for tenant, pieces in ledgers.items()}
         return {tenant: pieces for tenant, pieces in fresh.items() if pieces}

@@ -105,7 +105,7 @@ class JobQueue:
         self._num_watches = 0
         self.clock = clock or ServerClock()
         self._js = nats.jetstream(timeout=_TIMEOUT_S)
-        self.kept = KeptResults(self._js, ResultShares(self._js, can_purge=False))
+        self.kept = KeptResults(self._js, ResultShares(self._js, can_purge=False, clock=self.clock))
         self._decode_result = msgspec.json.Decoder(BatchResult).decode
         self._decode_consumer = msgspec.json.Decoder(_ConsumerInfo).decode
         self._decode_progress = msgspec.msgpack.Decoder(BatchProgress).decode

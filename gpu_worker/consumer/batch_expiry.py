@@ -96,7 +96,7 @@ class BatchExpiry:
                 waited_s <= 2 * max_wait_s and await self._is_taken(stream, subject, message)
             ):
                 return num_expired
-            if not await self._end(tenant, subject, message, max_wait_s):
+            if not await self._end(tenant, subject, message, max_wait_s, _time(info.ts)):
                 return num_expired
             await self._js.delete_msg(stream, info.state.first_seq)
             await asyncio.sleep(0)
@@ -124,7 +124,7 @@ class BatchExpiry:
         assert message.seq is not None
         return consumer.delivered is not None and consumer.delivered.stream_seq >= message.seq
 
-    async def _end(self, tenant: str, subject: str, message: RawStreamMsg, max_wait_s: float) -> bool:
+    async def _end(self, tenant: str, subject: str, message: RawStreamMsg, max_wait_s: float, now: datetime) -> bool:
         """Store that a job has expired; False when that was not possible."""
         try:
             model = decode_name(subject.split(".")[2])
@@ -142,7 +142,7 @@ class BatchExpiry:
             error=error,
             attempt=0,
             created=request.created or message.time.timestamp(),
-            completed=time.time(),
+            completed=now.timestamp(),
         )
         payload = msgspec.json.encode(result)
         try:

@@ -81,7 +81,7 @@ class BatchLane:
         """
         self._clock = clock or ServerClock()
         self._sampling_defaults = sampling_defaults
-        self._result_maker = ResultMaker(worker, chat_format)
+        self._result_maker = ResultMaker(worker, chat_format, self._clock)
         self._log_limit = LogLimit(_log)
         self._nats = nats
         self._worker = worker

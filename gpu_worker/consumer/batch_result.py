@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-import time
 
 from nats.aio.client import Client
 
 from gpu_worker.consumer.held_request import HeldRequest, log_fields
 from shared.messages import BatchResult, FinishReason, Request
 from shared.nats_connection import SEND_ERRORS
+from shared.server_clock import ServerClock
 from shared.subjects import is_batch_reply
 
 _log = logging.getLogger(__name__)
@@ -18,10 +18,11 @@ _log = logging.getLogger(__name__)
 class ResultMaker:
     """Makes results in the name of one worker."""
 
-    def __init__(self, worker: str, chat_format: str) -> None:
-        """Name the worker, and its model's chat format, by which the text is read."""
+    def __init__(self, worker: str, chat_format: str, clock: ServerClock) -> None:
+        """Name the worker, and its model's chat format, by which the text is read; ends are told by `clock`."""
         self._worker = worker
         self._chat_format = chat_format
+        self._clock = clock
 
     def result(self, held: HeldRequest, reason: FinishReason, num_output: int, error: str | None) -> BatchResult:
         """Return the result of a request that ends now, with `num_output` tokens."""
@@ -41,7 +42,7 @@ class ResultMaker:
             attempt=held.message.num_delivered,
             worker=self._worker,
             created=request.created,
-            completed=time.time(),
+            completed=self._clock.now(),
             vector=held.vector,
             cached_tokens=0 if sequence is None else sequence.num_cached_tokens,
             in_reasoning=held.in_reasoning,

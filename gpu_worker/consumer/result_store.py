@@ -26,6 +26,7 @@ from shared.kept_results import JOB_ENDED, KeptResults
 from shared.messages import BatchResult, Request
 from shared.nats_connection import SEND_ERRORS
 from shared.result_shares import ResultShares
+from shared.server_clock import ServerClock
 from shared.usage_ledger import UsageLedger
 
 FIRST_RETRY_S = 0.25
@@ -57,11 +58,11 @@ class ResultStore:
         usage: What tenants have had of the batch lane.
     """
 
-    def __init__(self, nats: DirectClient) -> None:
-        """Write over `nats`."""
+    def __init__(self, nats: DirectClient, clock: ServerClock | None = None) -> None:
+        """Write over `nats`, whose time `clock` tells."""
         self._nats = nats
         js = nats.jetstream(timeout=_PUBLISH_TIMEOUT_S)
-        self.kept = KeptResults(js, ResultShares(js, can_purge=True))
+        self.kept = KeptResults(js, ResultShares(js, can_purge=True, clock=clock))
         self._js = js
         self.usage = UsageLedger("batch")
         self._storing: dict[str, _Storing] = {}

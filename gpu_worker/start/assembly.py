@@ -152,7 +152,7 @@ class Worker:
             self._engine,
             held,
             outbox,
-            ResultStore(nats),
+            ResultStore(nats, self._clock),
             ProgressRecords(nats, identity.revision),
             nats,
             chat_format=model.tokenizer.chat_format,

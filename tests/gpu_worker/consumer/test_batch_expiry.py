@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 
 import msgspec
@@ -14,9 +15,10 @@ from gpu_worker.consumer.batch_expiry import BatchExpiry
 from shared.batch_streams import batch_stream
 from shared.kept_results import KeptResults
 from shared.messages import BatchResult, Request, encode
-from shared.result_shares import ResultShares
-from shared.streams import RESULTS_STREAM, StreamLimits, ensure_consumer, ensure_streams
-from shared.subjects import Queue, request_subject, result_subject
+from shared.result_shares import Piece, ResultShares
+from shared.server_clock import ServerClock
+from shared.streams import ENDS_STREAM, RESULTS_STREAM, StreamLimits, ensure_consumer, ensure_streams
+from shared.subjects import Queue, ledger_subject, request_subject, result_subject
 from tests.gpu_worker.consumer.harness import TestGateway, fresh_name, wait_until
 
 
@@ -234,3 +236,24 @@ async def test_background_response_that_a_worker_has_taken_may_take_as_long_agai
     await asyncio.sleep(1.1)
     assert await _expiry(gateway).expire(tenant) == 0
     assert await _num_waiting(gateway, tenant) == 1
+
+
+async def test_end_of_an_expired_job_is_told_by_the_clock_of_nats(
+    gateway: TestGateway, tenant: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = KeptResults(gateway.js, ResultShares(gateway.js, can_purge=True, clock=ServerClock()))
+    expiry, now = BatchExpiry(gateway.nats, kept, gateway.model), time.time
+    job = await _publish(gateway, tenant)
+    monkeypatch.setattr(time, "time", lambda: now() + 3600)
+
+    async def is_expired() -> bool:
+        return await expiry.expire(tenant) == 1
+
+    await wait_until(is_expired, 15)
+    await kept.shares.close()
+    result, end = await _result(gateway, tenant, job), await kept.end_of(tenant, job.id)
+    ledger = await gateway.js.get_last_msg(ENDS_STREAM, ledger_subject(tenant))
+    [piece] = msgspec.msgpack.decode(ledger.data or b"", type=list[Piece])
+    assert result is not None
+    assert end is not None
+    assert max(abs(told - now()) for told in (result.completed, end.ended, piece.stored)) < 60

@@ -25,10 +25,18 @@ from gpu_worker.consumer.queued_message import QueuedMessage
 from shared.batch_progress import BatchProgress
 from shared.batch_streams import batch_stream
 from shared.dead_letters import DeadLetter
+from shared.kept_results import JobEnd
 from shared.messages import BatchResult, Request, encode
 from shared.sampling import DefaultedName, Sampling, SamplingDefaults
-from shared.streams import PROGRESS_STREAM, StreamLimits
-from shared.subjects import cancel_subject, dead_letter_subject, progress_subject, request_subject, result_subject
+from shared.streams import ENDS_STREAM, PROGRESS_STREAM, StreamLimits
+from shared.subjects import (
+    cancel_subject,
+    dead_letter_subject,
+    end_subject,
+    progress_subject,
+    request_subject,
+    result_subject,
+)
 from tests.gpu_worker.consumer.harness import DEMO_MODEL, TOKENIZER, RunningWorker, TestGateway, fresh_name, wait_until
 
 BATCH = batch_stream("acme")
@@ -97,6 +105,19 @@ async def test_job_that_says_no_time_has_that_of_its_storage_in_its_result(
     result = await _result(gateway, request.id)
     assert abs(result.created - time.time()) < 60
     assert result.created <= result.completed
+
+
+async def test_worker_whose_clock_is_set_tells_ends_by_the_clock_of_nats(
+    worker: RunningWorker, gateway: TestGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = time.time
+    monkeypatch.setattr(time, "time", lambda: now() + 3600)
+    request = _request(gateway)
+    await _publish(gateway, encode(request))
+    result = await _result(gateway, request.id)
+    end = await gateway.js.get_last_msg(ENDS_STREAM, end_subject(request.tenant, request.id))
+    ended = msgspec.msgpack.decode(end.data or b"", type=JobEnd).ended
+    assert max(abs(told - now()) for told in (result.completed, ended)) < 60
 
 
 async def test_batch_request_leaves_one_result_and_is_acknowledged(worker: RunningWorker, gateway: TestGateway) -> None:
