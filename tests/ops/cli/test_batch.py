@@ -53,6 +53,14 @@ def stored(system: System, job: str, tenant: str = "default") -> dict[str, Any] 
     return asyncio.run(read())
 
 
+def wait_for_running(system: System, count: int) -> None:
+    """Wait until so many batch jobs run or more; until none does before a test begins, as those of others may."""
+    deadline = time.monotonic() + 60
+    while (running := system.gauge("headrace_worker_running_batch")) < count or (running and not count):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
 def ends_at_worker(state_dir: Path, job: str, count: int) -> dict[str, str]:
     """Return by tenant how the worker has ended the jobs of an id, as soon as there are so many."""
     deadline = time.monotonic() + 60
@@ -89,12 +97,9 @@ def test_job_that_waits_is_cancelled_and_its_publisher_told(cli_system: System, 
 
 def test_job_that_runs_ends_with_what_it_has(cli_system: System, state_dir: Path) -> None:
     job = secrets.token_hex(4)
-    running = cli_system.gauge("headrace_worker_running_batch")
+    wait_for_running(cli_system, 0)
     publish(state_dir, {"id": job, "text": "x", "sampling": {"max_tokens": 1500, "ignore_eos": True}})
-    deadline = time.monotonic() + 60
-    while cli_system.gauge("headrace_worker_running_batch") <= running:
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    wait_for_running(cli_system, 1)
     assert cancel(state_dir, job)[:2] == (0, [job])
     assert ends_at_worker(state_dir, job, 1) == {"default": "cancelled"}
     result = stored(cli_system, job)
@@ -107,14 +112,11 @@ def test_job_that_runs_ends_with_what_it_has(cli_system: System, state_dir: Path
 
 def test_all_jobs_that_a_worker_holds_are_cancelled_at_once(cli_system: System, state_dir: Path) -> None:
     jobs = [secrets.token_hex(4) for _ in range(6)]
-    running = cli_system.gauge("headrace_worker_running_batch")
+    wait_for_running(cli_system, 0)
     publish(
         state_dir, *({"id": job, "text": "x", "sampling": {"max_tokens": 1500, "ignore_eos": True}} for job in jobs)
     )
-    deadline = time.monotonic() + 60
-    while cli_system.gauge("headrace_worker_running_batch") <= running + 1:
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    wait_for_running(cli_system, 2)
     code, ids, told = cancel(state_dir, "--all", "--model", cli_system.model)
     assert (code, sorted(ids), told) == (0, sorted(jobs), "")
     results = [stored(cli_system, job) for job in jobs]
@@ -173,16 +175,14 @@ def test_job_of_another_tenant_with_the_same_id_goes_on(cli_system: System, stat
     assert headrace("setup", "--state-dir", str(state_dir), "--tenants", f"default,{tenant}").returncode == 0
     # Once it has a result, the worker knows the new queue and takes jobs from it at once.
     assert headrace("publish", "x", "--wait", "--state-dir", str(state_dir), "--tenant", tenant).returncode == 0
-    running = cli_system.gauge("headrace_worker_running_batch")
+    wait_for_running(cli_system, 0)
     line: dict[str, object] = {"id": job, "text": "x", "sampling": {"max_tokens": 1500, "ignore_eos": True}}
     for each in (tenant, "default"):
         publish(state_dir, line, tenant=each)
-    deadline = time.monotonic() + 60
-    while cli_system.gauge("headrace_worker_running_batch") < running + 2:
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    wait_for_running(cli_system, 2)
     assert cancel(state_dir, job, "--tenant", "default")[:2] == (0, [job])
     assert ends_at_worker(state_dir, job, 2) == {"default": "cancelled", tenant: "length"}
+    deadline = time.monotonic() + 60
     while (result := stored(cli_system, job, tenant)) is None:
         assert time.monotonic() < deadline
         time.sleep(0.1)
