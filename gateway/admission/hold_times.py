@@ -12,7 +12,7 @@ from gateway.shares import Refusal, Shares
 # Weight of the latest holder in the mean.
 _SMOOTHING = 0.2
 MAX_WAIT_S = 60.0
-# A key may have so many times the free places: 7/8 of all if it is alone.
+# A key may hold up to this multiple of the free places: 7/8 of all places if it is alone.
 _PLACES_PER_FREE_PLACE = 7
 
 

@@ -93,7 +93,7 @@ def _record_problem(record: msgspec.Raw, kind: type[Struct], what: str) -> str |
 
 @contextlib.contextmanager
 def exclusive(path: Path) -> Iterator[None]:
-    """Let nobody else write a file while the block runs; its folder is made if need be.
+    """Lock a file against other writers while the block runs; creates its folder if needed.
 
     Raises:
         ConfigError: It cannot be written.

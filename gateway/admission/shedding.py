@@ -103,7 +103,7 @@ class Shedder:
             load: The model's fleet now; None for a model nobody has heard of.
             generation: What is asked for.
             caller: Who asks, and perhaps returns.
-            share: What its tenant has left of its share of the fleet, in which nobody else waits before it.
+            share: What is left of its tenant's share of the fleet; no other tenant waits for that part.
 
         Raises:
             ApiError: 404 for an unknown model; 503 with `no_worker`, `queue_full` or `overloaded`; 400 when the
@@ -121,7 +121,7 @@ class Shedder:
         _check_timeout(generation.timeout_s, expected)
         if share is not None and share.free_slots >= generation.num_at_once:
             of_share = forecast(share, generation, experience, self._config)
-            # Others give way to it, so that it takes nobody's promised place.
+            # Other tenants give way to it, so it takes no promised place.
             if not of_share.wait_s:
                 return _prediction(load, generation, of_share)
         self._check_turn(load, _size(generation), caller, expected)

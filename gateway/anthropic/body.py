@@ -66,9 +66,7 @@ class BlockBody(Struct, kw_only=True, forbid_unknown_fields=True):
     content: Annotated[
         str | Blocks | None, described("The result of a tool or a search: a text, or a list of blocks.")
     ] = None
-    is_error: Annotated[bool | None, described("The tool failed: the model is told `Error: ` before the result.")] = (
-        None
-    )
+    is_error: Annotated[bool | None, described("The tool failed: `Error: ` is put before its result.")] = None
     # Of a document, where it stands; of a result of a search, what it is a result from.
     source: Annotated[
         SourceBody | Annotated[str, Meta(max_length=8192)] | None,
@@ -215,7 +213,7 @@ class MessagesBody(PromptBody, kw_only=True, forbid_unknown_fields=True):
         Probability | None, described("Draw from the most likely tokens that have this probability together.", 0.9)
     ] = None
     top_k: Annotated[
-        Annotated[int, Meta(ge=0, le=MAX_TOKEN_ID)] | None, described("Draw from so many most likely tokens.", 40)
+        Annotated[int, Meta(ge=0, le=MAX_TOKEN_ID)] | None, described("Sample from this many most likely tokens.", 40)
     ] = None
     stop_sequences: Annotated[
         Annotated[list[StopText], Meta(max_length=MAX_STOPS)] | None,

@@ -106,8 +106,6 @@ class SettingsCommand(click.Command):
             first_options: Names of the settings that `--help` shows; the others are shown by `--help-all`.
             attributes: Of `click.Command`.
         """
-        # Of the command itself: click keeps the option of help that the first context asks for.
-        attributes.setdefault("context_settings", {"help_option_names": ["-h", "--help"]})
         super().__init__(*args, **attributes)
         self._first_options = frozenset(first_options)
         if first_options:
@@ -121,6 +119,10 @@ class SettingsCommand(click.Command):
                     callback=_show_all,
                 )
             )
+
+    def get_help_option_names(self, ctx: click.Context) -> list[str]:
+        """Return the names of the option of help: click keeps those that the first context of a process asks for."""
+        return ["-h", "--help"]
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Read the options; who gives another server's, or a model without its option, is told what stands for it."""

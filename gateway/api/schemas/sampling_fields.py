@@ -40,7 +40,7 @@ class SamplingFields(Struct, kw_only=True, forbid_unknown_fields=True):
     # -1 is how vLLM's clients say that all tokens are kept.
     top_k: Annotated[
         Annotated[int, Meta(ge=-1, le=MAX_TOKEN_ID)] | None,
-        described("Draw from so many most likely tokens; 0 and -1 keep all.", 40),
+        described("Sample from this many most likely tokens; 0 and -1 keep all.", 40),
     ] = None
     min_p: Annotated[
         Probability | None, described("Drop tokens less likely than this times the most likely one.", 0.1)

@@ -25,6 +25,13 @@ def test_help_and_version_do_what_one_expects() -> None:
     assert _output("version") == _output("-V") == _output("--version")
 
 
+def test_help_has_both_names_whoever_asked_first() -> None:
+    command = headrace.get_command(click.Context(headrace), "worker")
+    assert command is not None
+    command.get_params(click.Context(command))
+    assert _output("worker", "-h") == _output("worker", "--help")
+
+
 def test_help_of_a_command_that_there_is_not_says_so() -> None:
     result = CliRunner().invoke(headrace, ["help", "setp"], prog_name="headrace")
     assert result.exit_code == 2
