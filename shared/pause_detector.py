@@ -21,6 +21,8 @@ class PauseDetector:
 
     Attributes:
         lost_s: Monotonic seconds that the latest pause took: add them to the times at which peers were last seen.
+        busy_s: CPU seconds of this thread between the two rounds. Close to `lost_s`, its own code held the thread; far
+            below, the machine gave it no time.
     """
 
     def __init__(
@@ -29,21 +31,28 @@ class PauseDetector:
         tolerance_s: float,
         monotonic: Callable[[], float] = time.monotonic,
         boot: Callable[[], float] = boot_time,
+        cpu: Callable[[], float] = time.thread_time,
     ) -> None:
         """Expect a round every `interval_s`; one that is more than `tolerance_s` late follows a pause."""
         self._interval_s = interval_s
         self._tolerance_s = tolerance_s
         self._monotonic = monotonic
         self._boot = boot
+        self._cpu = cpu
+        self._last_cpu = cpu()
         self._last = (monotonic(), boot())
         self.lost_s = 0.0
+        self.busy_s = 0.0
 
     def tick(self) -> bool:
         """Begin a round; return whether this process was paused since the last one."""
         now = (self._monotonic(), self._boot())
         late_s, late_boot_s = (there - here - self._interval_s for here, there in zip(self._last, now, strict=True))
         self._last = now
+        cpu = self._cpu()
+        self._last_cpu, busy_s = cpu, cpu - self._last_cpu
         if max(late_s, late_boot_s) <= self._tolerance_s:
             return False
         self.lost_s = max(0.0, late_s)
+        self.busy_s = busy_s
         return True

@@ -50,7 +50,7 @@ class Sweep:
             now = self._loop.time()
             is_odd = not is_odd
             if pauses.tick():
-                self._discount_pause(pauses.lost_s, now)
+                self._discount_pause(pauses, now)
             with self._isolated("the watch of NATS"):
                 await self._watch_nats(now)
             # Whether workers can be heard at all must be known before they are judged.
@@ -61,9 +61,10 @@ class Sweep:
                 with self._isolated("the sweep of the requests"):
                     self._recovery.sweep(now, self._nats_watch.is_late)
 
-    def _discount_pause(self, lost_s: float, now: float) -> None:
+    def _discount_pause(self, pauses: PauseDetector, now: float) -> None:
+        lost_s = pauses.lost_s
         level = logging.WARNING if lost_s >= LONG_PAUSE_S else logging.DEBUG
-        _logger.log(level, "this process was paused for %.2f s", lost_s)
+        _logger.log(level, "this process was paused for %.2f s and computed for %.2f s of it", lost_s, pauses.busy_s)
         with self._isolated("taking note of a pause"):
             self._nats_watch.forget()
             self._fleet.discount_pause(lost_s, now)

@@ -11,10 +11,12 @@ class Clocks:
     def __init__(self) -> None:
         self.monotonic = 100.0
         self.boot = 5000.0
+        self.cpu = 3.0
 
-    def run(self, seconds: float) -> None:
+    def run(self, seconds: float, busy_s: float = 0.0) -> None:
         self.monotonic += seconds
         self.boot += seconds
+        self.cpu += busy_s
 
     def suspend(self, seconds: float) -> None:
         self.boot += seconds
@@ -27,7 +29,7 @@ def clocks() -> Clocks:
 
 @pytest.fixture
 def detector(clocks: Clocks) -> PauseDetector:
-    return PauseDetector(0.1, 0.25, lambda: clocks.monotonic, lambda: clocks.boot)
+    return PauseDetector(0.1, 0.25, lambda: clocks.monotonic, lambda: clocks.boot, lambda: clocks.cpu)
 
 
 def test_rounds_on_time_and_a_little_late_are_no_pause(clocks: Clocks, detector: PauseDetector) -> None:
@@ -42,6 +44,17 @@ def test_late_round_follows_a_pause_of_that_length(clocks: Clocks, detector: Pau
     assert detector.lost_s == pytest.approx(6.0)
     clocks.run(0.1)
     assert not detector.tick()
+
+
+@pytest.mark.parametrize("busy_s", [0.0, 5.9])
+def test_pause_tells_a_blocked_thread_from_a_machine_without_time(
+    clocks: Clocks, detector: PauseDetector, busy_s: float
+) -> None:
+    clocks.run(0.1, busy_s=0.1)
+    detector.tick()
+    clocks.run(6.1, busy_s)
+    assert detector.tick()
+    assert detector.busy_s == pytest.approx(busy_s)
 
 
 def test_suspension_is_a_pause_although_one_clock_stood_still(clocks: Clocks, detector: PauseDetector) -> None:
