@@ -81,9 +81,9 @@ class ResultShares:
         clock: Tells when results were stored.
     """
 
-    def __init__(self, js: JetStreamContext, *, can_purge: bool, clock: ServerClock | None = None) -> None:
+    def __init__(self, js: JetStreamContext, *, can_purge: bool, clock: ServerClock) -> None:
         """Work over `js`; gateways may not purge."""
-        self.clock = clock or ServerClock()
+        self.clock = clock
         self._js = js
         self._can_purge = can_purge
         self._uncounted: dict[str, _Uncounted] = {}

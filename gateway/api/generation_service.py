@@ -253,7 +253,8 @@ class GenerationService:
             record.failed(answer.error)
         is_complete = outcome is Outcome.COMPLETED
         # What was refused has no answer to count; its client may have made the model's name up.
-        if answer.error is None or answer.first_token_at is not None or usage.prompt_tokens:
+        is_answered = answer.error is None or answer.first_token_at is not None or usage.prompt_tokens > 0
+        if is_answered and not membership.is_of_job:
             count_answer(metrics, generation, record.tenant or "", usage, head.started, is_complete=is_complete)
         if outcome is Outcome.DISCONNECTED:
             metrics.disconnects += 1

@@ -53,6 +53,11 @@ class Membership(Struct, frozen=True):
     cache_key: CacheKey | None = None
     num_reserved: int = 0
 
+    @property
+    def is_of_job(self) -> bool:
+        """Whether the answer says that there is a job. A worker counts what the job has used, as one request."""
+        return self.num_reserved > 0
+
     def tokens_used(self) -> int:
         """Return what an answer that did not finish counts against its key's tokens per minute."""
         return self.num_reserved + sum(self.delivered())

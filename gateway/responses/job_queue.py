@@ -7,6 +7,7 @@ behind the tenant's batch jobs where a worker or the stream is of an earlier ver
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import time
 from dataclasses import dataclass
@@ -32,6 +33,9 @@ from shared.streams import PROGRESS_STREAM, RESULTS_STREAM, consumer_name
 from shared.subjects import Queue, cancel_subject, progress_subject, request_subject, result_subject
 
 _TIMEOUT_S = 3.0
+# A worker that is asked to end a job stores its result within so long; one that has died never does.
+_WORKER_ANSWERS_S = 2.0
+_ASK_EVERY_S = 0.5
 # A worker may be about to store a result when the time of its job is over.
 _GRACE_S = 60.0
 _ERRORS: tuple[type[Exception], ...] = (APIError, *SEND_ERRORS)
@@ -96,14 +100,12 @@ class JobQueue:
         kept: Stores the results of cancelled jobs.
     """
 
-    def __init__(
-        self, nats: DirectClient, clock: ServerClock | None = None, fleet: Understanding | None = None
-    ) -> None:
+    def __init__(self, nats: DirectClient, clock: ServerClock, fleet: Understanding | None = None) -> None:
         """Work over an open connection; without a fleet, as with workers of earlier versions."""
         self._nats = nats
         self._fleet = fleet
         self._num_watches = 0
-        self.clock = clock or ServerClock()
+        self.clock = clock
         self._js = nats.jetstream(timeout=_TIMEOUT_S)
         self.kept = KeptResults(self._js, ResultShares(self._js, can_purge=False, clock=self.clock))
         self._decode_result = msgspec.json.Decoder(BatchResult).decode
@@ -216,10 +218,17 @@ class JobQueue:
     async def cancel(self, ref: JobRef) -> None:
         """End a job with what it has, unless it has ended.
 
+        The worker that has it is asked first: it alone knows all that was generated. Where it does not answer, the job
+        ends with what was last recorded of it.
+
         Raises:
             ApiError: 503; NATS does not answer.
         """
         state = await self.state(ref)
+        if state.is_running:
+            if await self._end_at_worker(ref):
+                return
+            state = await self.state(ref)
         result = BatchResult(
             id=ref.response_id,
             model=ref.model,
@@ -228,7 +237,7 @@ class JobQueue:
             finish="cancelled",
             in_reasoning=state.in_reasoning,
             attempt=0,
-            completed=time.time(),
+            completed=self.clock.now(),
         )
         try:
             is_first = await self.kept.store(ref.tenant, ref.response_id, msgspec.json.encode(result), "cancelled")
@@ -259,12 +268,43 @@ class JobQueue:
             return None
         return self._decode_result(message.data or b"")
 
+    async def _has_ended(self, ref: JobRef) -> bool:
+        is_kept = await self._kept_result(ref) is not None
+        return is_kept or await self.kept.end_of(ref.tenant, ref.response_id) is not None
+
+    async def _end_at_worker(self, ref: JobRef) -> bool:
+        """Have the worker that has a job end it; False if it has not ended after some time.
+
+        Raises:
+            ApiError: 503; NATS does not answer.
+        """
+        watch = await self.watch(ref.tenant, ref.response_id)
+        deadline, ask_at = time.monotonic() + _WORKER_ANSWERS_S, 0.0
+        try:
+            while not await self._has_ended(ref):
+                now = time.monotonic()
+                if now >= deadline:
+                    return False
+                if now >= ask_at:
+                    self._ask_to_end(ref)
+                    ask_at = now + _ASK_EVERY_S
+                await asyncio.wait([watch.changed], timeout=_ASK_EVERY_S)
+                watch.take(ref.job.stream_seq)
+        except _ERRORS as error:
+            raise _unavailable() from error
+        finally:
+            await self.unwatch(watch)
+        return True
+
     async def _withdraw(self, ref: JobRef) -> None:
-        """Take a job out of the queue and from the worker that has it, who would compute in vain."""
+        """Take a job out of the queue and from a worker that has it after all, which would compute in vain."""
         with contextlib.suppress(*_ERRORS):
             await self._js.delete_msg(batch_stream(ref.tenant), ref.job.stream_seq)
         with contextlib.suppress(*SEND_ERRORS):
-            self._nats.send(cancel_subject(ref.model), encode(Cancel((ref.response_id,), tenant=ref.tenant)))
+            self._ask_to_end(ref)
+
+    def _ask_to_end(self, ref: JobRef) -> None:
+        self._nats.send(cancel_subject(ref.model), encode(Cancel((ref.response_id,), tenant=ref.tenant)))
 
     async def _is_taken(self, ref: JobRef) -> bool:
         subject = f"$JS.API.CONSUMER.INFO.{batch_stream(ref.tenant)}.{consumer_name(ref.model, ref.job.queue)}"

@@ -168,16 +168,16 @@ class ResponseStore:
         """
         return list(await asyncio.gather(*(self.get(tenant, response_id, budget) for response_id in response_ids)))
 
-    async def cancel(self, record: ResponseRecord) -> ResponseRecord:
+    async def cancel(self, record: ResponseRecord, budget: PieceBudget) -> ResponseRecord:
         """End a background response unless it has ended, and return it as it is then.
 
         Raises:
-            ApiError: 503; NATS does not answer.
+            ApiError: 503, NATS does not answer; 410, its output is no longer kept.
         """
         ref = job_of(record)
         if ref is not None and not has_ended(record):
             await self.jobs.cancel(ref)
-            record = await self._current(record)
+            record = await self._current(record, budget)
         return record
 
     async def delete(self, record: ResponseRecord) -> None:

@@ -78,11 +78,12 @@ class StoredResponses:
         return _FollowingStream(Follower(record, self._store, starting_after), self._store)
 
     async def _cancel(self, request: Request, principal: Principal) -> Response:
-        record = await self._find(request, principal)
-        if record.job is None:
-            message = "Only a background response can be cancelled. End another one by closing its connection."
-            raise invalid_value("id", message)
-        record = await self._store.cancel(record)
+        async with self._store.reading(principal) as budget:
+            record = await self._found(request, principal, budget, self._store.get)
+            if record.job is None:
+                message = "Only a background response can be cancelled. End another one by closing its connection."
+                raise invalid_value("id", message)
+            record = await self._store.cancel(record, budget)
         return Response(record.response, media_type="application/json")
 
     async def _delete(self, request: Request, principal: Principal) -> Response:
@@ -119,11 +120,12 @@ class StoredResponses:
                 raise unknown_parameter(name)
 
     async def _find(self, request: Request, principal: Principal, read: Read | None = None) -> ResponseRecord:
+        async with self._store.reading(principal) as budget:
+            return await self._found(request, principal, budget, read or self._store.get)
+
+    async def _found(self, request: Request, principal: Principal, budget: PieceBudget, read: Read) -> ResponseRecord:
         response_id: str = request.path_params["response_id"]
-        record = None
-        if is_response_id(response_id):
-            async with self._store.reading(principal) as budget:
-                record = await (read or self._store.get)(principal.tenant, response_id, budget)
+        record = await read(principal.tenant, response_id, budget) if is_response_id(response_id) else None
         if record is None or not principal.can_use(record.model):
             message = f"Response with id '{response_id[:128]}' not found."
             raise ApiError(404, message, param="id", code="response_not_found")

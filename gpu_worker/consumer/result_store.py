@@ -58,7 +58,7 @@ class ResultStore:
         usage: What tenants have had of the batch lane.
     """
 
-    def __init__(self, nats: DirectClient, clock: ServerClock | None = None) -> None:
+    def __init__(self, nats: DirectClient, clock: ServerClock) -> None:
         """Write over `nats`, whose time `clock` tells."""
         self._nats = nats
         js = nats.jetstream(timeout=_PUBLISH_TIMEOUT_S)

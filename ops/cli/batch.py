@@ -62,11 +62,11 @@ def cancel(config: BatchConfig, /, ids: tuple[str, ...], tenant: str, model: str
             asyncio.run(_cancel(config, url, tenant, model, wanted, cancelled))
         finally:
             told["num_cancelled"] = len(cancelled)
-            for job in cancelled:
+            for job in sorted(cancelled, key=lambda job: job.seq):
                 click.echo(json.dumps({"id": job.request.id, "tenant": tenant, "model": job.request.model}))
-    if missing := wanted - {job.request.id for job in cancelled}:
-        names = ", ".join(sorted(missing))
-        raise HeadraceError(f"no job of tenant {tenant!r} that waits or runs has the id {names}; it may have ended")
+        if missing := wanted - {job.request.id for job in cancelled}:
+            names = ", ".join(sorted(missing))
+            raise HeadraceError(f"no job of tenant {tenant!r} that waits or runs has the id {names}; it may have ended")
 
 
 async def _cancel(
@@ -74,19 +74,28 @@ async def _cancel(
 ) -> None:
     """Cancel the jobs that are meant and add them to `cancelled`; what NATS refuses is told when all were tried."""
     from ops.cli.batch_queue import BatchQueue, RefusedCancelError
+    from shared.server_clock import ServerClock
 
     refused: list[str] = []
     async with admin_client(url, "headrace-batch", config, config.timeout_s) as client:
-        queue = BatchQueue(client, tenant)
-        try:
-            wanted = [job async for job in queue.jobs(model) if not ids or job.request.id in ids]
-            await queue.ask_workers(wanted)
-            for job in wanted:
+        await (clock := ServerClock()).synchronize(client)
+        queue = BatchQueue(client, tenant, clock)
+
+        async def cancel(jobs: list[QueuedJob]) -> None:
+            for job in jobs:
                 try:
                     if await queue.cancel(job):
                         cancelled.append(job)
                 except RefusedCancelError as error:
                     refused.append(str(error))
+
+        try:
+            wanted = [job async for job in queue.jobs(model) if not ids or job.request.id in ids]
+            waiting, taken = await queue.parted(wanted)
+            # What waits goes first, the newest before the others: a worker whose jobs end takes the oldest at once.
+            await cancel(waiting[::-1])
+            await queue.ask_workers(taken)
+            await cancel(taken)
         finally:
             await queue.close()
     if refused:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections import deque
+from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -21,10 +22,21 @@ from shared.errors import DependencyError, HeadraceError, InvalidNameError
 from shared.kept_results import KeptResults
 from shared.messages import UNDECODABLE, BatchResult, Cancel, FinishReason, Request, encode
 from shared.result_shares import ResultShares
-from shared.streams import PROGRESS_STREAM, RESULTS_STREAM
-from shared.subjects import cancel_subject, decode_name, encode_name, progress_subject, result_subject
+from shared.server_clock import ServerClock
+from shared.streams import PROGRESS_STREAM, RESULTS_STREAM, consumer_name
+from shared.subjects import (
+    Queue,
+    cancel_subject,
+    decode_name,
+    encode_name,
+    progress_subject,
+    result_subject,
+)
 
 _WORKERS_ANSWER_S = 2.0
+# A job may be handed from one worker to another while it is asked for.
+_ASK_EVERY_S = 0.5
+_LOOK_EVERY_S = 0.02
 _IDS_AT_ONCE = 500
 
 
@@ -38,22 +50,29 @@ class RefusedCancelError(HeadraceError):
 
 @dataclass(frozen=True, slots=True)
 class QueuedJob:
-    """A job and its number in the queue, where it lies until it has ended."""
+    """A job, its number in the tenant's stream, where it lies until it has ended, and in which of its queues."""
 
     seq: int
     request: Request
+    queue: Queue
+
+    @property
+    def consumer(self) -> str:
+        """The name of the consumer through which workers take it."""
+        return consumer_name(self.request.model, self.queue)
 
 
 class BatchQueue:
     """Works on one tenant's queue over a connection in the admin role."""
 
-    def __init__(self, nats: Client, tenant: str) -> None:
-        """Use an open connection."""
+    def __init__(self, nats: Client, tenant: str, clock: ServerClock) -> None:
+        """Use an open connection, to a server whose time `clock` tells."""
         self._nats = nats
         self._js = nats.jetstream()
         self._tenant = tenant
         self._stream = batch_stream(tenant)
-        self._shares = ResultShares(self._js, can_purge=False)
+        self._clock = clock
+        self._shares = ResultShares(self._js, can_purge=False, clock=clock)
         self._kept = KeptResults(self._js, self._shares)
         self._decode_progress = msgspec.msgpack.Decoder(BatchProgress).decode
         self._decode_result = msgspec.json.Decoder(BatchResult).decode
@@ -86,8 +105,29 @@ class BatchQueue:
             seq = message.seq
             with contextlib.suppress(UnreadableRequestError, InvalidNameError):
                 request = read_request(message.data or b"")
-                name = decode_name((message.subject or "").split(".")[2])
-                yield QueuedJob(seq, msgspec.structs.replace(request, model=name, tenant=self._tenant))
+                _, _, encoded, queue, _ = (message.subject or "").split(".")
+                named = msgspec.structs.replace(request, model=decode_name(encoded), tenant=self._tenant)
+                yield QueuedJob(seq, named, "background" if queue == "background" else "batch")
+
+    async def parted(self, jobs: Sequence[QueuedJob]) -> tuple[list[QueuedJob], list[QueuedJob]]:
+        """Return those of the jobs that no worker has taken yet, and the others; some of these may be given back.
+
+        Raises:
+            DependencyError: NATS does not answer.
+        """
+        last: dict[str, int] = {}
+        try:
+            for name in {job.consumer for job in jobs}:
+                with contextlib.suppress(NotFoundError):
+                    delivered = (await self._js.consumer_info(self._stream, name)).delivered
+                    last[name] = 0 if delivered is None else delivered.stream_seq
+        except (APIError, NatsError) as error:
+            raise self._unreadable(error) from error
+        waiting: list[QueuedJob] = []
+        taken: list[QueuedJob] = []
+        for job in jobs:
+            (taken if job.seq <= last.get(job.consumer, 0) else waiting).append(job)
+        return waiting, taken
 
     async def ask_workers(self, jobs: Sequence[QueuedJob]) -> None:
         """Have workers end the jobs that they hold, with all they have, and give them some time for it.
@@ -95,19 +135,28 @@ class BatchQueue:
         Raises:
             DependencyError: NATS does not answer.
         """
+        missing = deque(jobs)
+        deadline, ask_at = time.monotonic() + _WORKERS_ANSWER_S, 0.0
+        try:
+            while missing and (now := time.monotonic()) < deadline:
+                if await self._finish(missing[0]) is not None:
+                    missing.popleft()
+                    continue
+                if now >= ask_at:
+                    await self._ask(missing)
+                    ask_at = now + _ASK_EVERY_S
+                await asyncio.sleep(_LOOK_EVERY_S)
+        except (APIError, NatsError, OSError) as error:
+            raise DependencyError(f"workers could not be asked to end their jobs: {_reason(error)}") from error
+
+    async def _ask(self, jobs: Iterable[QueuedJob]) -> None:
         by_model: dict[str, list[str]] = {}
         for job in jobs:
             by_model.setdefault(job.request.model, []).append(job.request.id)
-        try:
-            for model, ids in by_model.items():
-                for start in range(0, len(ids), _IDS_AT_ONCE):
-                    ask = Cancel(tuple(ids[start : start + _IDS_AT_ONCE]), tenant=self._tenant)
-                    await self._nats.publish(cancel_subject(model), encode(ask))
-            deadline = time.monotonic() + _WORKERS_ANSWER_S
-            while time.monotonic() < deadline and await self._num_held():  # noqa: ASYNC110 - NATS tells nobody
-                await asyncio.sleep(0.05)
-        except (APIError, NatsError, OSError) as error:
-            raise DependencyError(f"workers could not be asked to end their jobs: {_reason(error)}") from error
+        for model, ids in by_model.items():
+            for start in range(0, len(ids), _IDS_AT_ONCE):
+                ask = Cancel(tuple(ids[start : start + _IDS_AT_ONCE]), tenant=self._tenant)
+                await self._nats.publish(cancel_subject(model), encode(ask))
 
     async def cancel(self, job: QueuedJob) -> bool:
         """End a job; False if it has just ended otherwise. Where no worker ends it, it has what was last saved of it.
@@ -143,10 +192,6 @@ class BatchQueue:
     def _unreadable(self, error: Exception) -> DependencyError:
         return DependencyError(f"the queue of tenant {self._tenant!r} cannot be read: {_reason(error)}")
 
-    async def _num_held(self) -> int:
-        """Return how many jobs of the tenant are with workers."""
-        return sum(each.num_ack_pending or 0 for each in await self._js.consumers_info(self._stream))
-
     async def _finish(self, job: QueuedJob) -> FinishReason | None:
         """Return how a job has ended; None if it has no result."""
         try:
@@ -167,7 +212,7 @@ class BatchQueue:
             error="cancelled by an operator",
             attempt=0,
             created=request.created,
-            completed=time.time(),
+            completed=self._clock.now(),
             in_reasoning=progress is not None and progress.in_reasoning,
         )
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from tests.integration.system import System
 from tests.waiting import wait_for
 
@@ -24,3 +26,25 @@ def test_disconnect_gives_blocks_back_long_before_the_answer_would_end(simulated
     stream.close()
     wait_for(lambda: simulated.gauge("headrace_fleet_free_blocks") == idle_free, LIMIT_S)
     assert simulated.gauge("headrace_fleet_running") == 0
+
+
+def test_background_response_is_cancelled_with_what_was_generated_though_little_of_it_was_recorded(
+    simulated: System,
+) -> None:
+    client = simulated.client()
+    response = client.responses.create(
+        model=simulated.model,
+        input="x",
+        background=True,
+        max_output_tokens=1600,
+        extra_body={"ignore_eos": True},
+    )
+    wait_for(lambda: client.responses.retrieve(response.id).status == "in_progress", LIMIT_S)
+    # Some tokens, less than are recorded.
+    time.sleep(0.2)
+    cancelled = client.responses.cancel(response.id)
+    assert cancelled.status == "cancelled"
+    # The first token is recorded at once, the next ones after some seconds.
+    assert len(cancelled.output_text) > 10
+    wait_for(lambda: simulated.gauge("headrace_fleet_running") == 0, LIMIT_S)
+    assert client.responses.retrieve(response.id).output_text == cancelled.output_text

@@ -13,6 +13,7 @@ from nats.js import JetStreamContext
 from shared.kept_results import KeptResults
 from shared.nats_connection import connect
 from shared.result_shares import NEARLY_FULL, ResultShares, fair_share
+from shared.server_clock import ServerClock
 from shared.streams import ENDS_STREAM, RESULTS_STREAM, StreamLimits, ensure_streams
 from tests.servers import NatsServer
 
@@ -43,7 +44,7 @@ async def _ids(js: JetStreamContext, tenant: str) -> list[int]:
 
 
 def _kept(js: JetStreamContext, *, can_purge: bool = True) -> KeptResults:
-    return KeptResults(js, ResultShares(js, can_purge=can_purge))
+    return KeptResults(js, ResultShares(js, can_purge=can_purge, clock=ServerClock()))
 
 
 async def test_flood_of_one_tenant_drops_its_own_oldest_results_and_none_of_others(js: JetStreamContext) -> None:

@@ -16,6 +16,7 @@ from shared.kept_results import KeptResults
 from shared.messages import BatchResult, Cancel, FinishReason, Request, decode_request
 from shared.nats_connection import connect
 from shared.result_shares import ResultShares
+from shared.server_clock import ServerClock
 from shared.streams import StreamLimits, consumer_name, ensure_consumer, ensure_streams
 from shared.subjects import cancel_subject, progress_subject
 
@@ -24,12 +25,17 @@ LIMITS = StreamLimits(tenant_max_bytes=1 << 24)
 
 @dataclass
 class BatchWorker:
-    """Takes the jobs of one model and tenant when it is told to."""
+    """Takes the jobs of one model and tenant when it is told to.
+
+    Attributes:
+        generated: The texts of jobs that it ends when it is asked to cancel them; it does not answer for others.
+    """
 
     nats: Client
     model: str
     tenant: str
     cancels: list[Cancel] = field(default_factory=list)
+    generated: dict[str, str] = field(default_factory=dict)
     _messages: dict[str, Msg] = field(default_factory=dict)
 
     async def take(self) -> Request:
@@ -56,12 +62,16 @@ class BatchWorker:
             prompt_tokens=3, completion_tokens=4, completed=1.0,
         )  # fmt: skip
         js = self.nats.jetstream()
-        kept = KeptResults(js, ResultShares(js, can_purge=True))
+        kept = KeptResults(js, ResultShares(js, can_purge=True, clock=ServerClock()))
         await kept.store(request.tenant, request.id, msgspec.json.encode(result), finish)
         await self._messages.pop(request.id).ack()
 
     async def _hear_cancel(self, message: Msg) -> None:
-        self.cancels.append(msgspec.msgpack.decode(message.data, type=Cancel))
+        cancel = msgspec.msgpack.decode(message.data, type=Cancel)
+        self.cancels.append(cancel)
+        for response_id in set(cancel.ids) & set(self.generated):
+            request = Request(id=response_id, model=self.model, tenant=self.tenant, lane="batch")
+            await self.end(request, self.generated.pop(response_id), "cancelled")
 
 
 @asynccontextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, cast
 
@@ -24,6 +25,7 @@ from gateway.responses.record import ResponseRecord
 from gateway.responses.store import ResponseStore
 from shared.direct_client import DirectClient
 from shared.messages import Cancel, Request
+from shared.server_clock import ServerClock
 from tests.gateway.responses.batch_worker import BatchWorker, batch_worker
 from tests.gateway.wire_worker import WireWorker
 
@@ -79,7 +81,24 @@ async def test_failure_and_end_by_length_are_told(batch: BatchWorker, client: op
     assert (incomplete.status, incomplete.incomplete_details.reason) == ("incomplete", "max_output_tokens")
 
 
-async def test_cancelled_response_keeps_what_it_had_and_leaves_the_queue(
+@pytest.mark.parametrize("recorded", ["", "all that"])
+async def test_response_that_runs_is_cancelled_with_all_that_its_worker_has_generated(
+    batch: BatchWorker, client: openai.AsyncOpenAI, recorded: str
+) -> None:
+    response = await _queue(client, batch)
+    job = await batch.take()
+    batch.generated[job.id] = "all that was generated"
+    if recorded:
+        await batch.progress(job, recorded)
+    began = time.monotonic()
+    cancelled = await client.responses.cancel(response.id)
+    assert (cancelled.status, cancelled.output_text) == ("cancelled", "all that was generated")
+    # Nobody waits as long as for a worker that has died.
+    assert time.monotonic() - began < 1.5
+    assert len(batch.cancels) == 1
+
+
+async def test_cancelled_response_of_a_silent_worker_keeps_what_was_recorded_and_leaves_the_queue(
     batch: BatchWorker, client: openai.AsyncOpenAI
 ) -> None:
     running, waiting = await _queue(client, batch), await _queue(client, batch)
@@ -90,7 +109,8 @@ async def test_cancelled_response_keeps_what_it_had_and_leaves_the_queue(
         assert (await client.responses.cancel(response.id)).status == "cancelled"
     assert (await client.responses.retrieve(running.id)).output_text == "so far"
     await batch.nats.flush()
-    assert batch.cancels == [Cancel((each.id,), tenant="default") for each in (running, waiting)]
+    asked = [Cancel((each.id,), tenant="default") for each in (running, waiting)]
+    assert [each for number, each in enumerate(batch.cancels) if each not in batch.cancels[:number]] == asked
     after = await _queue(client, batch)
     # The one that waited is never given to a worker.
     assert (await batch.take()).id == after.id
@@ -103,7 +123,7 @@ async def test_finished_response_is_not_cancelled(batch: BatchWorker, client: op
 
 
 async def test_cancellation_that_comes_behind_the_end_changes_neither_result_nor_end(batch: BatchWorker) -> None:
-    jobs = JobQueue(cast("DirectClient", batch.nats))
+    jobs = JobQueue(cast("DirectClient", batch.nats), ServerClock())
     request = Request(id="resp_ended", model=batch.model, tenant="default", lane="batch", text="x")
     queue, stream_seq = await jobs.publish(request)
     job = BackgroundJob(stream_seq=stream_seq, deadline=1e12, queue=queue)
@@ -123,7 +143,7 @@ async def test_response_that_cannot_be_stored_leaves_no_job(batch: BatchWorker) 
         async def put(self, record: ResponseRecord) -> None:
             raise ResponseLogError("the disk is full")
 
-    jobs = JobQueue(cast("DirectClient", batch.nats))
+    jobs = JobQueue(cast("DirectClient", batch.nats), ServerClock())
     store = ResponseStore(cast("ResponseLog", BrokenLog()), jobs)
     body = msgspec.json.encode({"model": batch.model, "input": "x", "background": True})
     generation = await ResponsesEndpoint(store, LargeBodies()).generation(body, Principal("key", "default"))

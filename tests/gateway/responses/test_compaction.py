@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 from collections.abc import Awaitable
 from typing import Any, cast
 
+import httpx2
 import openai
 import pytest
 from openai.types.responses import CompactedResponse
@@ -20,6 +22,7 @@ from gateway.responses.endpoint import ResponsesEndpoint
 from gateway.responses.reasoning_seal import ReasoningSeals
 from gateway.responses.store import ResponseStore
 from shared.messages import Finish, Request, Usage
+from tests.gateway.gateway_process import API_KEY, GatewayProcess
 from tests.gateway.responses.conftest import RESPONSES_SECRET
 from tests.gateway.wire_worker import WireWorker
 
@@ -112,6 +115,15 @@ async def test_conversation_is_compacted_and_goes_on(worker: WireWorker, client:
     asking = client.responses.create(model=worker.model, input="fourth", previous_response_id=response.id)
     request, _ = await answered(worker, asking)
     assert said(request) == [("developer", "Be brief."), *expected, ("assistant", SUMMARY), ("user", "fourth")]
+
+
+async def test_compressed_conversation_is_compacted(worker: WireWorker, gateway: GatewayProcess) -> None:
+    headers = {"content-encoding": "gzip", "content-type": "application/json", "authorization": f"Bearer {API_KEY}"}
+    body = gzip.compress(json.dumps({"model": worker.model, "input": HISTORY}).encode())
+    async with httpx2.AsyncClient() as http:
+        asking = http.post(f"{gateway.url}/v1/responses/compact", content=body, headers=headers)
+        _, answer = await answered(worker, asking)
+    assert [item["type"] for item in answer.json()["output"]] == ["message", "message", "compaction"]
 
 
 async def test_stored_conversation_is_compacted_by_its_id(worker: WireWorker, client: openai.AsyncOpenAI) -> None:

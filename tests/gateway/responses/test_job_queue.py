@@ -20,6 +20,7 @@ from gateway.responses.job_queue import JobQueue, JobRef, JobState
 from shared.batch_progress import BatchProgress
 from shared.direct_client import DirectClient
 from shared.messages import BACKGROUND, SHORT_PIECES, Request
+from shared.server_clock import ServerClock
 from shared.subjects import Queue, cancel_subject
 
 REF = JobRef("t", "m", "resp_1", BackgroundJob(stream_seq=7, deadline=0.0))
@@ -80,7 +81,7 @@ def wire() -> Wire:
 
 @pytest.fixture
 def queue(wire: Wire) -> JobQueue:
-    return JobQueue(wire)  # type: ignore[arg-type]
+    return JobQueue(wire, ServerClock())  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -136,7 +137,7 @@ async def test_job_waits_behind_batch_jobs_only_where_a_worker_or_the_stream_is_
     wire: Wire, features: tuple[str, ...], is_of_an_earlier_version: bool, queue: Queue
 ) -> None:
     wire.is_of_an_earlier_version = is_of_an_earlier_version
-    place = await JobQueue(cast("DirectClient", wire), fleet=Peers(*features)).publish(REQUEST)
+    place = await JobQueue(cast("DirectClient", wire), ServerClock(), fleet=Peers(*features)).publish(REQUEST)
     assert place == (queue, 1)
     assert wire.published == [f"hr.req.m.{queue}.t"]
 
@@ -145,14 +146,14 @@ async def test_job_waits_behind_batch_jobs_only_where_a_worker_or_the_stream_is_
 def test_first_pieces_are_short_once_all_gateways_tell_them_so(
     wire: Wire, features: tuple[str, ...], first_piece: int | None
 ) -> None:
-    assert JobQueue(cast("DirectClient", wire), fleet=Peers(*features)).first_piece == first_piece
+    assert JobQueue(cast("DirectClient", wire), ServerClock(), fleet=Peers(*features)).first_piece == first_piece
 
 
 async def test_jobs_beyond_the_subscriptions_of_a_connection_are_not_watched(
     wire: Wire, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(job_queue_module, "MAX_WATCHES", 2)
-    queue = JobQueue(cast("DirectClient", wire))
+    queue = JobQueue(cast("DirectClient", wire), ServerClock())
     watches = [await queue.watch("t", f"r{number}") for number in range(3)]
     assert [watch.is_subscribed for watch in watches] == [True, True, False]
     assert wire.subscribed == {f"hr.{kind}.t.r{number}" for kind in ("progress", "stored") for number in (0, 1)}
@@ -173,7 +174,7 @@ async def test_watch_that_is_given_up_while_it_begins_counts_no_more(
             raise asyncio.CancelledError
         return await subscribe(subject, handler)
 
-    queue = JobQueue(cast("DirectClient", wire))
+    queue = JobQueue(cast("DirectClient", wire), ServerClock())
     with monkeypatch.context() as broken:
         broken.setattr(wire, "subscribe_direct", give_up)
         with pytest.raises(asyncio.CancelledError):
@@ -204,7 +205,7 @@ async def test_job_that_has_just_ended_is_not_cancelled_any_more(
     queue: JobQueue, wire: Wire, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def is_taken(queue: JobQueue, ref: JobRef) -> bool:
-        return True
+        return False
 
     monkeypatch.setattr(JobQueue, "_is_taken", is_taken)
     await queue.cancel(REF)

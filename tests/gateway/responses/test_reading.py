@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import threading
+from types import SimpleNamespace
 from typing import Any, cast
 
 import msgspec
@@ -19,11 +20,12 @@ from gateway.metrics import GatewayMetrics
 from gateway.responses.draft import ResponseDraft
 from gateway.responses.follower import Follower
 from gateway.responses.job import BackgroundJob, JobReader
-from gateway.responses.job_queue import JobRef
+from gateway.responses.job_queue import JobRef, JobState
 from gateway.responses.job_watch import JobWatch
 from gateway.responses.log import PIECE_BYTES, PieceBudget
 from gateway.responses.record import ResponseRecord
 from gateway.responses.store import CONCURRENT_READERS, ResponseStore
+from gateway.responses.stored import StoredResponses
 from shared.messages import BatchResult
 
 DRAFT = ResponseDraft(id="resp_" + 32 * "0", created_at=1, parameters=b"{}", input=[], is_background=True)
@@ -98,6 +100,28 @@ async def test_read_counts_once_for_each_64_kb_of_records_and_results() -> None:
     assert refusal.value.status == 429
     async with store.reading(Principal("other", "t", reads_per_minute=5)), store.reading(Principal("own", "t")):
         pass
+
+
+async def test_what_a_cancelled_response_has_counts_as_read() -> None:
+    class Running(Stored):
+        is_cancelled = False
+
+        async def result(self, ref: JobRef) -> BatchResult | None:  # type: ignore[override]
+            return await super().result(ref) if self.is_cancelled else None
+
+        async def state(self, ref: JobRef) -> JobState:
+            return JobState(True)
+
+        async def cancel(self, ref: JobRef) -> None:
+            self.is_cancelled = True
+
+    store = store_of(Running("x" * READ_BYTES), RateLimiter(None, GatewayMetrics()))
+    (handler,) = [route.handler for route in StoredResponses(store).routes() if route.path.endswith("/cancel")]
+    request, principal = SimpleNamespace(path_params={"response_id": DRAFT.id}), Principal("k", "t", reads_per_minute=2)
+    answer = await handler(cast("Any", request), principal)
+    assert msgspec.json.decode(answer.body)["status"] == "completed"
+    with pytest.raises(ApiError, match="2 reads of stored responses per minute"):
+        await handler(cast("Any", request), principal)
 
 
 @pytest.mark.parametrize("shared", [False, True])

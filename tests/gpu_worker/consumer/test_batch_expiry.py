@@ -31,7 +31,7 @@ async def tenant(gateway: TestGateway) -> str:
 
 
 def _expiry(gateway: TestGateway, model: str | None = None) -> BatchExpiry:
-    kept = KeptResults(gateway.js, ResultShares(gateway.js, can_purge=True))
+    kept = KeptResults(gateway.js, ResultShares(gateway.js, can_purge=True, clock=ServerClock()))
     return BatchExpiry(gateway.nats, kept, model or gateway.model)
 
 

@@ -18,6 +18,7 @@ from shared.kept_results import JOB_ENDED
 from shared.messages import BatchResult, Request, encode
 from shared.nats_connection import connect
 from shared.sampling import Sampling
+from shared.server_clock import ServerClock
 from shared.streams import RESULTS_STREAM, USAGE_STREAM, StreamLimits, ensure_streams, stream_configs
 from shared.subjects import request_subject
 from shared.usage_ledger import read_usage
@@ -134,7 +135,7 @@ async def test_worker_that_stops_before_its_results_are_stored_leaves_them_to_th
 async def test_results_of_a_job_that_was_published_twice_are_written_at_the_same_time(
     gateway: TestGateway, caplog: pytest.LogCaptureFixture
 ) -> None:
-    store = ResultStore(gateway.nats)
+    store = ResultStore(gateway.nats, ServerClock())
     job = gateway.request(lane="batch", tenant="acme", reply=None)
     result = BatchResult(id=job.id, model=job.model, tenant="acme", text="", finish="failed")
     for number in (1, 2):
@@ -153,7 +154,7 @@ async def test_result_on_its_way_answers_the_last_delivery_of_its_own_message_an
         answered.append(message.subject)
 
     await gateway.nats.subscribe("ack.*", cb=hear)
-    store = ResultStore(gateway.nats)
+    store = ResultStore(gateway.nats, ServerClock())
     job = gateway.request(lane="batch", tenant="acme", reply=None)
     result = BatchResult(id=job.id, model=job.model, tenant="acme", text="", finish="failed")
     first, again, other = (
@@ -176,7 +177,7 @@ async def test_repeated_attempt_that_finds_a_result_tells_its_own_but_not_that_t
         told.append(message.data)
 
     await gateway.nats.subscribe("hr.reply.acme.>", cb=hear)
-    store, attempts = ResultStore(gateway.nats), 0
+    store, attempts = ResultStore(gateway.nats, ServerClock()), 0
 
     async def answer_is_lost_once(*_: object) -> bool:
         nonlocal attempts
@@ -201,7 +202,7 @@ async def test_result_that_no_message_holds_is_told_as_failed(gateway: TestGatew
         results.append(msgspec.json.decode(message.data, type=BatchResult))
 
     await gateway.nats.subscribe("hr.stored.acme.*", cb=hear)
-    store = ResultStore(gateway.nats)
+    store = ResultStore(gateway.nats, ServerClock())
     for number, size in enumerate((1, gateway.nats.max_payload)):
         job = gateway.request(lane="batch", tenant="acme", reply=None)
         result = BatchResult(
@@ -217,7 +218,7 @@ async def test_result_that_no_message_holds_is_told_as_failed(gateway: TestGatew
 
 async def test_usage_that_was_refused_is_sent_when_the_store_closes(gateway: TestGateway) -> None:
     await gateway.js.delete_stream(USAGE_STREAM)
-    store = ResultStore(gateway.nats)
+    store = ResultStore(gateway.nats, ServerClock())
     store.usage.add("acme", "m", prompt_tokens=5, cached_tokens=0, completion_tokens=0)
     await store.flush_usage()
     await ensure_streams(gateway.js, LIMITS)

@@ -23,7 +23,8 @@ from shared.errors import DependencyError
 from shared.kept_results import KeptResults
 from shared.messages import Request, encode
 from shared.nats_connection import connect
-from shared.streams import StreamLimits, ensure_consumer, ensure_streams
+from shared.server_clock import ServerClock
+from shared.streams import StreamLimits, consumer_name, ensure_consumer, ensure_streams
 from shared.subjects import Queue, request_subject
 from tests.integration.system import System
 from tests.ops.cli.command import headrace
@@ -90,6 +91,9 @@ def test_job_that_waits_is_cancelled_and_its_publisher_told(cli_system: System, 
     code, ids, told = cancel(state_dir, first, second)
     assert (code, ids) == (2, [second])
     assert f"no job of tenant 'default' that waits or runs has the id {first}; it may have ended" in told
+    line = json.loads((state_dir / "audit.log").read_text().splitlines()[-1])
+    assert (line["outcome"], line["what"]["num_cancelled"]) == ("failed", 1)
+    assert first in line["error"]
     code, ids, told = cancel(state_dir, "--all", "--model", model)
     assert (code, ids) == (2, [])
     assert "waits or runs" in told
@@ -111,7 +115,8 @@ def test_job_that_runs_ends_with_what_it_has(cli_system: System, state_dir: Path
 
 
 def test_all_jobs_that_a_worker_holds_are_cancelled_at_once(cli_system: System, state_dir: Path) -> None:
-    jobs = [secrets.token_hex(4) for _ in range(6)]
+    # Many more than it holds.
+    jobs = [secrets.token_hex(4) for _ in range(80)]
     wait_for_running(cli_system, 0)
     publish(
         state_dir, *({"id": job, "text": "x", "sampling": {"max_tokens": 1500, "ignore_eos": True}} for job in jobs)
@@ -121,6 +126,64 @@ def test_all_jobs_that_a_worker_holds_are_cancelled_at_once(cli_system: System, 
     assert (code, sorted(ids), told) == (0, sorted(jobs), "")
     results = [stored(cli_system, job) for job in jobs]
     assert {result["finish"] for result in results if result is not None} == {"cancelled"}
+
+
+def num_taken(system: System) -> int:
+    """Return the number of the last job that the worker took, once it takes no more."""
+
+    async def read() -> int:
+        client = await nats.connect(system.info["admin_nats_url"])
+        try:
+            info = await client.jetstream().consumer_info("HR_BATCH_default", consumer_name(system.model, "batch"))
+            assert info.delivered is not None
+            return info.delivered.stream_seq
+        finally:
+            await client.close()
+
+    found = -1
+    while found != (found := asyncio.run(read())):
+        time.sleep(0.5)
+    return found
+
+
+def test_jobs_that_wait_are_not_computed_in_the_place_of_those_that_are_cancelled_before_them(
+    cli_system: System, state_dir: Path
+) -> None:
+    # More than a worker holds.
+    jobs = [secrets.token_hex(4) for _ in range(300)]
+    wait_for_running(cli_system, 0)
+    line = {"text": "x", "sampling": {"max_tokens": 1900, "ignore_eos": True}}
+    publish(state_dir, *({"id": job} | line for job in jobs))
+    wait_for_running(cli_system, 2)
+    last = num_taken(cli_system)
+    code, ids, told = cancel(state_dir, "--all", "--model", cli_system.model)
+    assert (code, ids, told) == (0, jobs, "")
+    assert num_taken(cli_system) == last
+    # The last one was left to this command.
+    assert [bool((stored(cli_system, job) or {})["worker"]) for job in (jobs[0], jobs[-1])] == [True, False]
+
+
+def test_cancelling_one_of_many_jobs_waits_for_no_other(cli_system: System, state_dir: Path) -> None:
+    jobs = [secrets.token_hex(4) for _ in range(6)]
+    wait_for_running(cli_system, 0)
+    line = {"text": "x", "sampling": {"max_tokens": 1500, "ignore_eos": True}}
+    publish(state_dir, *({"id": job} | line for job in jobs))
+    wait_for_running(cli_system, 2)
+
+    async def cancel_one() -> float:
+        client = await nats.connect(cli_system.info["admin_nats_url"])
+        queue = BatchQueue(client, "default", ServerClock())
+        [job] = [job async for job in queue.jobs(cli_system.model) if job.request.id == jobs[0]]
+        began = time.monotonic()
+        await queue.ask_workers([job])
+        assert await queue.cancel(job)
+        took_s = time.monotonic() - began
+        await queue.close()
+        await client.close()
+        return took_s
+
+    assert asyncio.run(cancel_one()) < 1.0
+    assert cancel(state_dir, "--all", "--model", cli_system.model)[:2] == (0, jobs[1:])
 
 
 async def test_job_that_left_the_queue_meanwhile_is_cancelled_and_a_silent_worker_is_not_waited_for(
@@ -135,7 +198,7 @@ async def test_job_that_left_the_queue_meanwhile_is_cancelled_and_a_silent_worke
     # A worker takes them, and says nothing more.
     consumer = await ensure_consumer(js, model, "batch", StreamLimits())
     await (await js.pull_subscribe_bind(consumer, batch_stream("default"))).fetch(2, timeout=10)
-    queue = BatchQueue(client, "default")
+    queue = BatchQueue(client, "default", ServerClock())
     silent, gone = [job async for job in queue.jobs(model)]
     began = time.monotonic()
     await queue.ask_workers([silent, gone])
@@ -206,7 +269,7 @@ async def test_background_responses_are_jobs_that_can_be_listed_and_cancelled(
     for number, (model, queue) in enumerate(places):
         job = Request(id=f"j{number}", model=model, tenant="a b", lane="batch", text="x")
         await js.publish(request_subject(model, queue, "a b"), encode(job))
-    jobs = BatchQueue(admin, "a b")
+    jobs = BatchQueue(admin, "a b", ServerClock())
     assert [job.request.id async for job in jobs.jobs("m")] == ["j0", "j1"]
     all_jobs = [job async for job in jobs.jobs(None)]
     assert [job.request.id for job in all_jobs] == ["j0", "j1", "j2"]

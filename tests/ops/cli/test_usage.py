@@ -54,7 +54,9 @@ def test_usage_has_both_lanes_and_outlives_a_gateway_that_is_killed(tmp_path: Pa
         deadline = time.monotonic() + 60
         while headrace("chat", "x", "--max-tokens", "1", *state).returncode:
             assert time.monotonic() < deadline
-        after = wait_for(system, interactive=4, batch=1)
+        # It is a job: a gateway takes it, and its worker counts it.
+        system.client().responses.create(model=system.model, input="x", background=True, max_output_tokens=5)
+        after = wait_for(system, interactive=4, batch=2)
         assert after["interactive"]["completion_tokens"] == 1 + sum(tokens for _, tokens in answers) + 1
         generated = system.gauge("vllm:generation_tokens_total")
         assert generated == sum(each["completion_tokens"] for each in after.values())

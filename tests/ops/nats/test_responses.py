@@ -17,6 +17,7 @@ from gateway.responses.record import ResponseRecord
 from shared.batch_progress import BatchProgress
 from shared.direct_client import DirectClient
 from shared.messages import Request
+from shared.server_clock import ServerClock
 from shared.streams import StreamLimits, ensure_streams
 from shared.subjects import progress_subject
 from tests.ops.nats.secured import Connection
@@ -38,7 +39,7 @@ async def test_gateway_may_do_all_that_responses_need(as_role: Connect) -> None:
     admin, gateway, worker = await as_role("admin"), await as_role("gateway"), await as_role("worker")
     await ensure_streams(admin.client.jetstream(), StreamLimits(), ["default"])
     direct = cast("DirectClient", gateway.client)
-    log, jobs = ResponseLog(direct), JobQueue(direct, fleet=NewestFleet())
+    log, jobs = ResponseLog(direct), JobQueue(direct, ServerClock(), fleet=NewestFleet())
     draft = ResponseDraft(id="resp_" + 32 * "0", created_at=1, parameters=b"{}", input=[])
     record = ResponseRecord("default", "m", draft, b"{}" * 20_000)
     await log.put(record)
