@@ -288,8 +288,34 @@ def map_attention(config: ModelConfig, change: Callable[[AttentionShape], Attent
     return replace(config, layers=tuple(layers))
 
 
+def biased(
+    file: JsonFile, shape: AttentionShape | None = None, *, field: str = "attention_bias", default: bool = False
+) -> AttentionShape:
+    """Return attention whose projections have biases if a field of the configuration is true.
+
+    Args:
+        file: The configuration.
+        shape: Its other options; None is the plain shape.
+        field: The field.
+        default: What its absence means.
+    """
+    has_bias = file.boolean(field, default)
+    return replace(shape or AttentionShape(), qkv_bias=has_bias, output_bias=has_bias)
+
+
+def rotate_windows_only(config: ModelConfig) -> ModelConfig:
+    """Return a model whose layers without a window do not rotate."""
+    return map_attention(config, lambda shape: replace(shape, rotary=None if shape.sliding_window is None else 0))
+
+
+def with_window_rope(config: ModelConfig, rope: RopeParameters) -> ModelConfig:
+    """Return a model whose layers with a window have a rotation of their own."""
+    config = map_attention(config, lambda shape: replace(shape, rotary=0 if shape.sliding_window is None else 1))
+    return replace(config, more_ropes=(rope,))
+
+
 def without_rotation(config: ModelConfig, rotates: Sequence[bool]) -> ModelConfig:
-    """Return a model whose layers attend, and rotate where it is said so of them."""
+    """Return a model of attention layers that rotate only where `rotates` is true."""
 
     def changed(layer: LayerTraits, is_rotating: bool) -> LayerTraits:
         assert isinstance(layer.mixer, AttentionShape)

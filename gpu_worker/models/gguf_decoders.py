@@ -24,10 +24,10 @@ from gpu_worker.layers.query_growth import QueryGrowth
 from gpu_worker.layers.rope_scaling import RopeParameters, RopeType, score_scale
 from gpu_worker.models.config import DTYPES as TYPES
 from gpu_worker.models.config import ModelConfig
+from gpu_worker.models.families.deepseek import MAX_KEY_DIM, MAX_LATENT_DIM
 from gpu_worker.models.gguf_fields import DTYPES, MAX_HEADS, Fields, num_layers, read_eps, with_this_rope
 from gpu_worker.models.gguf_mixture import expert_fields, finish_mixture
 from gpu_worker.models.gguf_rope import read_gguf_rope
-from gpu_worker.models.latent_config import MAX_KEY_DIM, MAX_LATENT_DIM
 from gpu_worker.quantization.gguf.file import GGUFFile
 from gpu_worker.quantization.gguf.model_facts import ARCHITECTURES
 

@@ -12,7 +12,7 @@ from types import MappingProxyType
 import numpy as np
 
 from gpu_worker.models.config import ModelConfig
-from gpu_worker.models.encoder_config import read_encoder
+from gpu_worker.models.families.bert import read_encoder
 from gpu_worker.models.gguf_fields import (
     DTYPES,
     MAX_HEADS,

@@ -6,7 +6,8 @@ from collections.abc import Callable, Collection
 
 from gpu_worker.models.json_file import JsonFile
 
-_FULL, _SLIDING = "full_attention", "sliding_attention"
+FULL, SLIDING = "full_attention", "sliding_attention"
+"""Kinds of attention layers, as most configurations call them."""
 
 
 def read_layer_types(
@@ -57,8 +58,8 @@ def read_windows(file: JsonFile, is_sliding: Callable[[int], bool], default: int
     if file.is_null("sliding_window"):
         return (None,) * file.integer("num_hidden_layers", maximum=1024)
     window = file.integer("sliding_window", default)
-    types = read_layer_types(file, (_FULL, _SLIDING), lambda layer: _SLIDING if is_sliding(layer) else _FULL)
-    return tuple(window if kind == _SLIDING else None for kind in types)
+    types = read_layer_types(file, (FULL, SLIDING), lambda layer: SLIDING if is_sliding(layer) else FULL)
+    return tuple(window if kind == SLIDING else None for kind in types)
 
 
 def read_optional_windows(file: JsonFile) -> tuple[int | None, ...] | None:
@@ -79,9 +80,19 @@ def all_but_every(count: int) -> Callable[[int], bool]:
 
 def read_rotating_layers(file: JsonFile) -> tuple[bool, ...]:
     """Return which layers rotate: those with 1 in `no_rope_layers`, else all but every `no_rope_layer_interval`th."""
-    num_layers = file.integer("num_hidden_layers", maximum=1024)
+    if file.fields.get("no_rope_layers"):
+        return read_layer_flags(file, "no_rope_layers")
     rotates = all_but_every(file.integer("no_rope_layer_interval", 4))
-    flags = file.fields.get("no_rope_layers") or [int(rotates(layer)) for layer in range(num_layers)]
+    return tuple(map(rotates, range(file.integer("num_hidden_layers", maximum=1024))))
+
+
+def read_layer_flags(file: JsonFile, field: str) -> tuple[bool, ...]:
+    """Read a field with 0 or 1 for each layer.
+
+    Raises:
+        CheckpointError: It has another form.
+    """
+    flags, num_layers = file.fields[field], file.integer("num_hidden_layers", maximum=1024)
     if not isinstance(flags, list) or len(flags) != num_layers or not all(flag in (0, 1) for flag in flags):
-        raise file.error("no_rope_layers", "must be 0 or 1 for each of the num_hidden_layers layers")
+        raise file.error(field, f"must be 0 or 1 for each of the num_hidden_layers ({num_layers}) layers")
     return tuple(map(bool, flags))

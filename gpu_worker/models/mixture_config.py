@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from gpu_worker.layers.experts import MixtureNames
 from gpu_worker.layers.mixture import MixtureShape
 from gpu_worker.models.config import ModelConfig, read_activation
 from gpu_worker.models.json_file import JsonFile
+from gpu_worker.models.layer_types import read_layer_types
 from kernels.activation import Activation
 from kernels.moe import RoutingRule
 
@@ -99,10 +100,18 @@ def sparse_layers(file: JsonFile) -> frozenset[int]:
     return frozenset(layer for layer in all_layers(file) if (layer + 1) % step == 0 and layer not in dense)
 
 
-def later_layers(file: JsonFile, default: int) -> frozenset[int]:
-    """Read which layers are mixtures where the first `first_k_dense_replace` are not."""
-    first = file.integer("first_k_dense_replace", default, minimum=0)
+def later_layers(file: JsonFile, default: int, field: str = "first_k_dense_replace") -> frozenset[int]:
+    """Read which layers are mixtures where `field` counts the first ones, which are not."""
+    first = file.integer(field, default, minimum=0)
     return frozenset(layer for layer in all_layers(file) if layer >= first)
+
+
+def mixture_layers(file: JsonFile, default: int) -> frozenset[int]:
+    """Read which layers are mixtures, from `mlp_layer_types`, or else as `later_layers` does."""
+    if "mlp_layer_types" not in file.names():
+        return later_layers(file, default)
+    types = read_layer_types(file, ("dense", "sparse"), lambda _layer: "dense", "mlp_layer_types")
+    return frozenset(layer for layer, kind in enumerate(types) if kind == "sparse")
 
 
 def read_groups(file: JsonFile, num_experts: int, top_k: int, default: int | None = None) -> tuple[int, int]:
@@ -140,17 +149,25 @@ def grouped_sigmoid_rule(file: JsonFile, num_experts: int) -> RoutingRule:
     )
 
 
-def read_grouped_sigmoid(file: JsonFile, expert_size: int | None = None) -> MixtureShape:
+def read_grouped_sigmoid(
+    file: JsonFile,
+    expert_size: int | None = None,
+    *,
+    counts: Sequence[str] = ("n_routed_experts", "num_local_experts"),
+    shared: str = "n_shared_experts",
+) -> MixtureShape:
     """Read the mixture of DeepSeek-V3 and GLM: experts by `grouped_sigmoid_rule`, and shared ones of the same size.
 
     Args:
         file: The configuration.
         expert_size: What an absent `moe_intermediate_size` means; None is an error.
+        counts: Fields that may hold the number of experts.
+        shared: Field of the number of shared experts.
 
     Raises:
         CheckpointError: The groups cannot be formed, or do not hold as many experts as a token gets.
     """
-    num_experts = read_num_experts(file, "n_routed_experts", "num_local_experts")
+    num_experts = read_num_experts(file, *counts)
     inner = file.integer("moe_intermediate_size", expert_size)
     return MixtureShape(
         num_experts,
@@ -158,5 +175,5 @@ def read_grouped_sigmoid(file: JsonFile, expert_size: int | None = None) -> Mixt
         grouped_sigmoid_rule(file, num_experts),
         MixtureNames(shared="mlp.shared_experts"),
         has_choice_bias=True,
-        shared_size=inner * file.integer("n_shared_experts", 1, minimum=0),
+        shared_size=inner * file.integer(shared, 1, minimum=0),
     )

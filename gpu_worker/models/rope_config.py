@@ -61,6 +61,23 @@ def read_rope(file: JsonFile, layer_type: str | None = None, *, default_theta: f
     )
 
 
+def read_rope_of(file: JsonFile, layer_type: str, field: str, theta: float) -> RopeParameters:
+    """Read the rotation of one type of layers, whose base published configurations name in a field of its own.
+
+    Args:
+        file: The configuration.
+        layer_type: As of `read_rope`.
+        field: The field of the base.
+        theta: What its absence means.
+
+    Raises:
+        CheckpointError: The scaling is unknown or its numbers make no sense.
+    """
+    if not has_ropes_by_type(file):
+        file = JsonFile(file.path, {**file.fields, "rope_theta": file.fields.get(field)})
+    return read_rope(file, layer_type, default_theta=theta)
+
+
 def read_rotary_dim(file: JsonFile, head_dim: int, default: float = 1.0, layer_type: str | None = None) -> int | None:
     """Read how many dimensions of a head turn; None is all.
 

@@ -1,7 +1,6 @@
 """Writes the page of supported models, `ops/docs/models.md`, from the families' own descriptions.
 
-Each family reads a small configuration, and its row says what the layers that come out consist of. A family whose
-configuration needs fields that are not in it has them in `SAMPLE`.
+Each family reads a small configuration, and its row says what the resulting layers consist of.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from types import MappingProxyType, ModuleType
+from types import MappingProxyType
 from typing import Any
 
 from gpu_worker.layers.attention import AttentionShape, HeadNorm
@@ -21,7 +20,7 @@ from gpu_worker.layers.plain_mlp import PlainShape
 from gpu_worker.layers.rope_scaling import RopeType
 from gpu_worker.models.config import ModelConfig
 from gpu_worker.models.decoder import is_fusable
-from gpu_worker.models.families import family_modules
+from gpu_worker.models.families import Family, families
 from gpu_worker.models.json_file import JsonFile
 from gpu_worker.models.text_kinds import TEXT_KINDS
 from gpu_worker.models.text_part import with_text_names
@@ -101,8 +100,8 @@ SAMPLE: Mapping[str, Any] = MappingProxyType(
 
 def support_page() -> str:
     """Return the page, in Markdown."""
-    modules = sorted(family_modules(), key=lambda module: module.ARCHITECTURE.lower())
-    return _OPENING + "".join(f"{_row(module)}\n" for module in modules) + _wrappers_table() + _ENDING
+    rows = (f"{_row(family)}\n" for family in sorted(families(), key=lambda family: family.architecture.lower()))
+    return _OPENING + "".join(rows) + _wrappers_table() + _ENDING
 
 
 def _wrappers_table() -> str:
@@ -118,15 +117,16 @@ def _wrappers_table() -> str:
     return _WRAPPERS.format(kinds=kinds) + "".join(rows)
 
 
-def sample_config(module: ModuleType) -> ModelConfig:
-    """Read the small configuration as a family does."""
-    fields = {**SAMPLE, **getattr(module, "SAMPLE", {}), "architectures": [module.ARCHITECTURE]}
-    return with_text_names(module.read_config(JsonFile(Path("config.json"), fields)))
+def sample_config(architecture: str, **fields: Any) -> ModelConfig:
+    """Read the small configuration, with other values of `fields`, as the family of this name does."""
+    (family,) = (family for family in families() if family.architecture == architecture)
+    sample = {**SAMPLE, **family.sample, "architectures": [architecture], **fields}
+    return with_text_names(family.read_config(JsonFile(Path("config.json"), sample)))
 
 
-def _row(module: ModuleType) -> str:
-    config = sample_config(module)
-    names = ", ".join(f"`{name}`" for name in (module.ARCHITECTURE, *getattr(module, "ALSO", ())))
+def _row(family: Family) -> str:
+    config = sample_config(family.architecture)
+    names = ", ".join(f"`{name}`" for name in (family.architecture, *family.also))
     cells = (names, "; ".join(_layers(config)) or "the plain decoder", _form(config), _weights(config), _drafts(config))
     return f"| {' | '.join(cells)} |"
 

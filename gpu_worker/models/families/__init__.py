@@ -1,17 +1,16 @@
-"""The model families that can be served, a file each: `ARCHITECTURE` and `read_config(file) -> ModelConfig`.
+"""The model families that can be served.
 
-A family whose checkpoints have several names in `architectures` has the others in `ALSO`. One whose reader needs fields
-that `support_page.SAMPLE` has not, or whose row there should show an option, has them in a `SAMPLE` of its own.
-
-A file in this folder is a family: nothing else lists them.
+A file in this folder describes relatives in `FAMILIES`; no other file lists them.
 """
 
 from __future__ import annotations
 
 import pkgutil
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from importlib import import_module
-from types import MappingProxyType, ModuleType
+from types import MappingProxyType
+from typing import Any
 
 from gpu_worker.models.config import ModelConfig
 from gpu_worker.models.json_file import JsonFile
@@ -19,13 +18,34 @@ from gpu_worker.models.json_file import JsonFile
 ReadConfig = Callable[[JsonFile], ModelConfig]
 
 
-def family_modules() -> list[ModuleType]:
-    """Return the families' own modules."""
-    return [import_module(f"{__name__}.{found.name}") for found in pkgutil.iter_modules(__path__)]
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One family.
+
+    Attributes:
+        architecture: Its name in the `architectures` of checkpoints.
+        read: Reads a configuration; the second argument is `architecture`.
+        sample: Fields that the reader needs and `support_page.SAMPLE` lacks, and options that its row there shows.
+        also: Other names in `architectures`.
+    """
+
+    architecture: str
+    read: Callable[[JsonFile, str], ModelConfig]
+    sample: Mapping[str, Any] = field(default_factory=dict)
+    also: tuple[str, ...] = ()
+
+    def read_config(self, file: JsonFile) -> ModelConfig:
+        """Read a configuration."""
+        return self.read(file, self.architecture)
+
+
+def families() -> list[Family]:
+    """Return all families."""
+    modules = [import_module(f"{__name__}.{found.name}") for found in pkgutil.iter_modules(__path__)]
+    return [family for module in modules for family in module.FAMILIES]
 
 
 def find_families() -> Mapping[str, ReadConfig]:
     """Return how the configuration of each family is read, by the name that checkpoints give in `architectures`."""
-    modules = family_modules()
-    named = {name: module for module in modules for name in (module.ARCHITECTURE, *getattr(module, "ALSO", ()))}
-    return MappingProxyType({name: module.read_config for name, module in sorted(named.items())})
+    named = {name: family for family in families() for name in (family.architecture, *family.also)}
+    return MappingProxyType({name: family.read_config for name, family in sorted(named.items())})

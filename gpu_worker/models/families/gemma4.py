@@ -1,8 +1,4 @@
-"""Gemma 4 (text): Gemma 3 with larger heads and shared projections where layers have no window.
-
-Its small models (E2B, E4B) give each layer a vector of the token, and their last layers read keys and values of
-earlier ones. Its mixture (26B-A4B) has experts beside the block that all tokens get.
-"""
+"""Google's Gemma 4 (text)."""
 
 from __future__ import annotations
 
@@ -17,7 +13,7 @@ from gpu_worker.layers.layer import LayerTraits
 from gpu_worker.layers.mixture import MixtureShape
 from gpu_worker.layers.rope_scaling import RopeParameters, RopeType
 from gpu_worker.models.config import FamilyTraits, ModelConfig, read_activation, read_decoder
-from gpu_worker.models.families import gemma2
+from gpu_worker.models.families import Family, gemma
 from gpu_worker.models.json_file import JsonFile
 from gpu_worker.models.layer_types import all_but_every, read_windows
 from gpu_worker.models.mixture_config import read_num_experts, read_top_k
@@ -26,14 +22,15 @@ from kernels.activation import Activation
 from kernels.activation.experts import GELU_TANH
 from kernels.moe import RoutingRule
 
-ARCHITECTURE = "Gemma4ForCausalLM"
-SAMPLE = {"num_kv_shared_layers": 2, "enable_moe_block": True, "top_k_experts": 4}
-
 _ACTIVATION = "gelu_pytorch_tanh"
 
 
-def read_config(file: JsonFile) -> ModelConfig:
-    """Read the configuration."""
+def read_gemma4(file: JsonFile, architecture: str) -> ModelConfig:
+    """Read Gemma 4 (text): Gemma 3 with larger heads and shared projections where layers have no window.
+
+    Its small models (E2B, E4B) give each layer a vector of the token, and their last layers read keys and values of
+    earlier ones. Its mixture (26B-A4B) has experts beside the block that all tokens get.
+    """
     _refuse(file)
     length = file.integer("max_position_embeddings", 131072)
     activation = read_activation(file, "hidden_activation", _ACTIVATION)
@@ -45,14 +42,14 @@ def read_config(file: JsonFile) -> ModelConfig:
     full = RopeParameters(RopeType.PROPORTIONAL, 1e6, length, turning_share=0.25)
     sliding = RopeParameters(RopeType.DEFAULT, 1e4, length)
     traits = FamilyTraits(
-        ARCHITECTURE,
+        architecture,
         head_dim=256,
         attention=AttentionShape(scale=1.0, head_norm=HeadNorm.HEADS, value_norm=True),
         layer_windows=_windows(file),
         block=BlockTraits(
             names=_names(file),
             embedding_scale=file.integer("hidden_size") ** 0.5,
-            logit_soft_cap=gemma2.read_soft_cap(file, "final_logit_softcapping", None),
+            logit_soft_cap=gemma.read_soft_cap(file, "final_logit_softcapping", None),
             layer_inputs=_layer_inputs(file, activation),
         ),
         activation=activation,
@@ -82,7 +79,7 @@ def _layer_inputs(file: JsonFile, activation: Activation) -> LayerInputShape | N
 
 
 def _names(file: JsonFile) -> TensorNames:
-    names = replace(gemma2.NAMES, stream_scale="layer_scalar", unused=_unused(file))
+    names = replace(gemma.NAMES, stream_scale="layer_scalar", unused=_unused(file))
     # Both blocks of a layer with experts read the stream by normalisations of their own.
     return replace(names, before_feed_forward=None) if _has_experts(file) else names
 
@@ -193,3 +190,8 @@ def _refuse(file: JsonFile) -> None:
     name = "use_bidirectional_attention"
     if file.text(name, "vision") == "all":
         raise file.error(name, "is 'all'; supported: 'vision', by which text attends to earlier tokens")
+
+
+FAMILIES = (
+    Family("Gemma4ForCausalLM", read_gemma4, {"num_kv_shared_layers": 2, "enable_moe_block": True, "top_k_experts": 4}),
+)

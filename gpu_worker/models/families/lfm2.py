@@ -1,4 +1,4 @@
-"""LFM2: gated short convolutions in most layers, attention with normalised heads in the others."""
+"""Liquid's LFM2, dense and with experts."""
 
 from __future__ import annotations
 
@@ -6,14 +6,17 @@ from dataclasses import replace
 
 from gpu_worker.layers.attention import AttentionShape, HeadNorm
 from gpu_worker.layers.block_traits import BlockTraits, TensorNames
+from gpu_worker.layers.experts import MixtureNames
+from gpu_worker.layers.mixture import MixtureShape
 from gpu_worker.layers.short_conv import ShortConvShape
 from gpu_worker.models.config import FamilyTraits, ModelConfig, read_decoder
-from gpu_worker.models.hybrid_config import MAX_CONV_WIDTH, with_mixers
+from gpu_worker.models.families import Family
 from gpu_worker.models.json_file import JsonFile
 from gpu_worker.models.layer_types import read_layer_types
+from gpu_worker.models.mixture_config import later_layers, read_num_experts, read_top_k, with_silu_mixtures
+from gpu_worker.models.recurrent_config import MAX_CONV_WIDTH, with_mixers
+from kernels.moe import RoutingRule
 
-ARCHITECTURE = "Lfm2ForCausalLM"
-SAMPLE = {"full_attn_idxs": [2]}
 _KINDS = ("conv", "full_attention")
 # Published models have at most 1.
 _MAX_MULTIPLIER = 64
@@ -33,9 +36,9 @@ _NAMES = TensorNames(
 )
 
 
-def read_config(file: JsonFile) -> ModelConfig:
-    """Read the configuration."""
-    traits = replace(lfm2_traits(file, ARCHITECTURE), inner_size=_inner_size(file))
+def read_lfm2(file: JsonFile, architecture: str) -> ModelConfig:
+    """Read LFM2: gated short convolutions in most layers, attention with normalised heads in the others."""
+    traits = replace(lfm2_traits(file, architecture), inner_size=_inner_size(file))
     return with_convolutions(file, read_decoder(file, traits))
 
 
@@ -78,3 +81,32 @@ def _inner_size(file: JsonFile) -> int:
     size = int(multiplier * int(2 * size / 3))
     multiple = file.integer("block_multiple_of", 256)
     return -(-size // multiple) * multiple
+
+
+_MIXTURE = MixtureNames(matrices=("w1", "w3", "w2"), choice_bias="mlp.expert_bias")
+
+
+def read_lfm2_moe(file: JsonFile, architecture: str) -> ModelConfig:
+    """Read LFM2-MoE: LFM2 with sigmoid routing behind the first layers."""
+    config = with_convolutions(file, read_decoder(file, lfm2_traits(file, architecture)))
+    num_experts = read_num_experts(file, "num_experts")
+    rule = RoutingRule(
+        read_top_k(file, num_experts, 4),
+        score="sigmoid",
+        renormalize=file.boolean("norm_topk_prob", True),
+        scale=file.number("routed_scaling_factor", 1.0),
+    )
+    shape = MixtureShape(
+        num_experts,
+        file.integer("moe_intermediate_size", 1792),
+        rule,
+        _MIXTURE,
+        has_choice_bias=file.boolean("use_expert_bias", True),
+    )
+    return with_silu_mixtures(file, config, shape, later_layers(file, 2, "num_dense_layers"))
+
+
+FAMILIES = (
+    Family("Lfm2ForCausalLM", read_lfm2, {"full_attn_idxs": [2]}),
+    Family("Lfm2MoeForCausalLM", read_lfm2_moe, {"full_attn_idxs": [2]}),
+)

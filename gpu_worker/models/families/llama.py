@@ -1,20 +1,140 @@
-"""Llama 2 and 3, and the many models that share their form."""
+"""Llama 2 and 3, and models that are Llama but for a few options."""
 
 from __future__ import annotations
 
-from gpu_worker.layers.attention import AttentionShape
-from gpu_worker.models.config import FamilyTraits, ModelConfig, read_decoder
+from gpu_worker.layers.attention import AttentionShape, HeadNorm
+from gpu_worker.layers.block_traits import BlockTraits, TensorNames
+from gpu_worker.models.config import FamilyTraits, ModelConfig, biased, read_activation, read_decoder, without_rotation
+from gpu_worker.models.families import Family
 from gpu_worker.models.json_file import JsonFile
+from gpu_worker.models.layer_types import read_rotating_layers, read_windows
+from kernels.activation import Activation
 
-ARCHITECTURE = "LlamaForCausalLM"
 
+def read_llama(file: JsonFile, architecture: str) -> ModelConfig:
+    """Read Llama 2 and 3, and the many models that share their form.
 
-def read_config(file: JsonFile) -> ModelConfig:
-    """Read the configuration: the plain decoder, every bias optional."""
-    attention_bias = file.boolean("attention_bias", False)
+    : the plain decoder, every bias optional.
+    """
     traits = FamilyTraits(
-        ARCHITECTURE,
-        attention=AttentionShape(qkv_bias=attention_bias, output_bias=attention_bias),
+        architecture,
+        attention=biased(file),
         mlp_bias=file.boolean("mlp_bias", False),
     )
     return read_decoder(file, traits)
+
+
+_NAMES = TensorNames(before_mixer="attention_layernorm", before_feed_forward="feedforward_layernorm")
+_LEARNED = "xielu"
+
+
+def read_apertus(file: JsonFile, architecture: str) -> ModelConfig:
+    """Read Apertus: normalised heads, and a block without a gate whose function (xIELU) each layer has learned."""
+    is_learned = file.text("hidden_act", _LEARNED) == _LEARNED
+    traits = FamilyTraits(
+        architecture,
+        attention=biased(file, AttentionShape(head_norm=HeadNorm.HEADS)),
+        is_gated=False,
+        block=BlockTraits(names=_NAMES),
+        activation=Activation.XIELU if is_learned else read_activation(file),
+        norm_eps=("rms_norm_eps", 1e-5),
+        rope_theta=12_000_000.0,
+    )
+    return read_decoder(file, traits)
+
+
+def read_cwm(file: JsonFile, architecture: str) -> ModelConfig:
+    """Read CWM (Meta's Code World Model): a window in all layers but the first and every fourth after it."""
+    traits = FamilyTraits(
+        architecture,
+        head_dim=128,
+        mlp_bias=file.boolean("mlp_bias", False),
+        layer_windows=read_windows(file, lambda layer: layer % 4 != 0, 8192),
+        norm_eps=("rms_norm_eps", 1e-5),
+        rope_theta=1e6,
+    )
+    return read_decoder(file, traits)
+
+
+def read_helium(file: JsonFile, architecture: str) -> ModelConfig:
+    """Read Helium: Llama whose neighbouring dimensions turn together."""
+    traits = FamilyTraits(
+        architecture,
+        head_dim=128,
+        attention=AttentionShape(interleaved=True, qkv_bias=file.boolean("attention_bias", False)),
+        mlp_bias=file.boolean("mlp_bias", False),
+        norm_eps=("rms_norm_eps", 1e-8),
+        rope_theta=100_000.0,
+    )
+    return read_decoder(file, traits)
+
+
+def read_internlm3(file: JsonFile, architecture: str) -> ModelConfig:
+    """Read InternLM 3; published configurations have other names for its biases."""
+    field = "attention_bias" if "attention_bias" in file.names() else "qkv_bias"
+    traits = FamilyTraits(
+        architecture,
+        head_dim=128,
+        attention=biased(file, field=field),
+        mlp_bias=file.boolean("mlp_bias" if "mlp_bias" in file.names() else "bias", False),
+        norm_eps=("rms_norm_eps", 1e-5),
+    )
+    return read_decoder(file, traits)
+
+
+def read_iquestcoder(file: JsonFile, architecture: str) -> ModelConfig:
+    """Read IQuest-Coder: Llama, with fields for clipped projections and windows that no published checkpoint sets.
+
+    Raises:
+        CheckpointError: Projections are clipped, or layers have a window.
+    """
+    if "clip_qkv" in file.names():
+        raise file.error("clip_qkv", "is set; supported: null, as in all published checkpoints")
+    if file.boolean("use_sliding_window", False):
+        raise file.error("use_sliding_window", "is true; supported: false, as in all published checkpoints")
+    traits = FamilyTraits(
+        architecture,
+        head_dim=128,
+        attention=biased(file),
+        mlp_bias=file.boolean("mlp_bias", False),
+        norm_eps=("rms_norm_eps", 1e-5),
+    )
+    return read_decoder(file, traits)
+
+
+def read_seed_oss(file: JsonFile, architecture: str) -> ModelConfig:
+    """Read Seed-OSS: Llama with biases on queries, keys and values."""
+    attention = AttentionShape(
+        qkv_bias=file.boolean("attention_bias", True), output_bias=file.boolean("attention_out_bias", False)
+    )
+    mlp_bias = file.boolean("mlp_bias", False)
+    return read_decoder(file, FamilyTraits(architecture, head_dim=128, attention=attention, mlp_bias=mlp_bias))
+
+
+def read_smollm3(file: JsonFile, architecture: str) -> ModelConfig:
+    """Read SmolLM3: Llama whose every fourth layer does not rotate."""
+    rotates = read_rotating_layers(file)
+    windows = None
+    if file.boolean("use_sliding_window", False):
+        windows = read_windows(file, lambda layer: not rotates[layer])
+    traits = FamilyTraits(
+        architecture,
+        attention=biased(file),
+        mlp_bias=file.boolean("mlp_bias", False),
+        layer_windows=windows,
+        is_tied=True,
+        rope_theta=2e6,
+    )
+    return without_rotation(read_decoder(file, traits), rotates)
+
+
+FAMILIES = (
+    Family("LlamaForCausalLM", read_llama),
+    Family("ApertusForCausalLM", read_apertus),
+    Family("CwmForCausalLM", read_cwm),
+    Family("HeliumForCausalLM", read_helium),
+    Family("InternLM3ForCausalLM", read_internlm3),
+    Family("IQuestCoderForCausalLM", read_iquestcoder),
+    Family("SeedOssForCausalLM", read_seed_oss),
+    Family("SmolLM3ForCausalLM", read_smollm3),
+)

@@ -1,4 +1,4 @@
-"""Llama 4 (text): chunks in layers that rotate, growing queries in those that do not, and one expert a token."""
+"""Meta's Llama 4 (text)."""
 
 from __future__ import annotations
 
@@ -10,31 +10,28 @@ from gpu_worker.layers.experts import MixtureNames
 from gpu_worker.layers.gated_mlp import GatedShape
 from gpu_worker.layers.mixture import MixtureShape
 from gpu_worker.layers.query_growth import QueryGrowth
-from gpu_worker.models.config import FamilyTraits, ModelConfig, map_attention, read_decoder, without_rotation
+from gpu_worker.models.config import FamilyTraits, ModelConfig, biased, map_attention, read_decoder, without_rotation
+from gpu_worker.models.families import Family
 from gpu_worker.models.json_file import JsonFile
 from gpu_worker.models.layer_types import read_layer_types, read_rotating_layers
 from gpu_worker.models.mixture_config import all_layers, read_num_experts, read_top_k, with_silu_mixtures
 from gpu_worker.models.rope_config import read_rope
 from kernels.moe import RoutingRule
 
-ARCHITECTURE = "Llama4ForCausalLM"
-SAMPLE = {"intermediate_size_mlp": 512, "num_experts_per_tok": 1}
-
 _KINDS = ("chunked_attention", "full_attention")
 _NAMES = TensorNames(renamed=((r"\.feed_forward\.", ".mlp."),))
 _MIXTURE = MixtureNames(router=("mlp.router",), is_transposed=True)
 
 
-def read_config(file: JsonFile) -> ModelConfig:
-    """Read the configuration."""
-    bias = file.boolean("attention_bias", False)
+def read_llama4(file: JsonFile, architecture: str) -> ModelConfig:
+    """Read Llama 4: chunks in layers that rotate, growing queries in those that do not, and one expert a token."""
     # Lengths of queries and keys are made one behind the rotation, which also undoes what it multiplies them by.
     is_normalised = file.boolean("use_qk_norm", True)
     rope = read_rope(file)
     traits = FamilyTraits(
-        ARCHITECTURE,
+        architecture,
         head_dim=128,
-        attention=AttentionShape(qkv_bias=bias, output_bias=bias, interleaved=True),
+        attention=biased(file, AttentionShape(interleaved=True)),
         block=BlockTraits(names=_NAMES),
         norm_eps=("rms_norm_eps", 1e-5),
         rope=replace(rope, attention_factor=1.0) if is_normalised else rope,
@@ -96,3 +93,6 @@ def _mixture_layers(file: JsonFile) -> frozenset[int]:
         return frozenset(file.integers("moe_layers"))
     step = file.integer("interleave_moe_layer_step", 1)
     return frozenset(layer for layer in all_layers(file) if (layer + 1) % step == 0)
+
+
+FAMILIES = (Family("Llama4ForCausalLM", read_llama4, {"intermediate_size_mlp": 512, "num_experts_per_tok": 1}),)

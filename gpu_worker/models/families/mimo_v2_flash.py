@@ -1,4 +1,4 @@
-"""MiMo V2 Flash: windows with sinks and more key heads than layers without, value heads of a size of their own."""
+"""Xiaomi's MiMo V2 Flash."""
 
 from __future__ import annotations
 
@@ -8,18 +8,14 @@ from gpu_worker.layers.attention import AttentionShape
 from gpu_worker.layers.block_traits import BlockTraits, TensorNames
 from gpu_worker.layers.layer import LayerTraits
 from gpu_worker.layers.mixture import MixtureShape
-from gpu_worker.layers.rope_scaling import RopeParameters
 from gpu_worker.models.config import FamilyTraits, ModelConfig, read_decoder
 from gpu_worker.models.draft_head import NEXTN_FIELD, DraftHead, read_nextn
-from gpu_worker.models.families.deepseek_v3 import mixture_layers
+from gpu_worker.models.families import Family
 from gpu_worker.models.json_file import JsonFile
-from gpu_worker.models.layer_types import read_layer_types
-from gpu_worker.models.mixture_config import grouped_sigmoid_rule, read_num_experts, with_silu_mixtures
-from gpu_worker.models.rope_config import has_ropes_by_type, max_model_len, read_rope, read_rotary_dim
+from gpu_worker.models.layer_types import FULL, SLIDING, read_layer_flags, read_layer_types
+from gpu_worker.models.mixture_config import grouped_sigmoid_rule, mixture_layers, read_num_experts, with_silu_mixtures
+from gpu_worker.models.rope_config import max_model_len, read_rope_of, read_rotary_dim
 
-ARCHITECTURE = "MiMoV2FlashForCausalLM"
-
-_FULL, _SLIDING = "full_attention", "sliding_attention"
 _ROTARY_SHARE = 0.334
 _NAMES = TensorNames(
     renamed=((r"\.attention_sink_bias$", ".sinks"), (r"\.pre_mlp_layernorm\.", ".post_attention_layernorm.")),
@@ -28,15 +24,17 @@ _NAMES = TensorNames(
 )
 
 
-def read_config(file: JsonFile) -> ModelConfig:
-    """Read the configuration, in the names of published ones or of `transformers`.
+def read_mimo_v2_flash(file: JsonFile, architecture: str) -> ModelConfig:
+    """Read MiMo V2 Flash: windows with sinks and more key heads, and value heads of a size of their own.
+
+    Fields may have their published names or those of `transformers`.
 
     Raises:
         CheckpointError: Queries, keys and values are one matrix, or experts are chosen in another way.
     """
     _refuse(file)
     kinds = _kinds(file)
-    ropes = _rope(file, _FULL, "rope_theta", 5e6), _rope(file, _SLIDING, "swa_rope_theta", 1e4)
+    ropes = read_rope_of(file, FULL, "rope_theta", 5e6), read_rope_of(file, SLIDING, "swa_rope_theta", 1e4)
     num_experts = read_num_experts(file, "n_routed_experts", "num_local_experts")
     shape = MixtureShape(
         num_experts,
@@ -45,7 +43,7 @@ def read_config(file: JsonFile) -> ModelConfig:
         has_choice_bias=True,
     )
     traits = FamilyTraits(
-        ARCHITECTURE,
+        architecture,
         head_dim=192,
         attention=AttentionShape(
             qkv_bias=file.boolean("attention_bias", False),
@@ -58,7 +56,7 @@ def read_config(file: JsonFile) -> ModelConfig:
     )
     config = replace(read_decoder(file, traits), more_ropes=ropes[1:])
     # All of them are alike here: the drafting layer has the plain block, and a window.
-    drafting = _layer(file, config.layers[-1], _SLIDING)
+    drafting = _layer(file, config.layers[-1], SLIDING)
     layers = tuple(_layer(file, layer, kind) for layer, kind in zip(config.layers, kinds, strict=True))
     num_kv_heads = max(layer.mixer.num_kv_heads for layer in layers if isinstance(layer.mixer, AttentionShape))
     config = replace(config, layers=layers, num_kv_heads=num_kv_heads, draft_head=_draft_head(file, drafting))
@@ -84,7 +82,7 @@ def _layer(file: JsonFile, layer: LayerTraits, kind: str) -> LayerTraits:
     shape = layer.mixer
     assert isinstance(shape, AttentionShape)
     value_dim = file.integer("v_head_dim", 128, minimum=4, maximum=1024)
-    if kind == _FULL:
+    if kind == FULL:
         has_sinks = file.boolean("add_full_attention_sink_bias", False)
         rotary_dim = read_rotary_dim(file, shape.head_dim, _ROTARY_SHARE, kind)
         shape = replace(shape, rotary_dim=rotary_dim, value_dim=value_dim, has_sinks=has_sinks)
@@ -109,32 +107,18 @@ def _layer(file: JsonFile, layer: LayerTraits, kind: str) -> LayerTraits:
     return replace(layer, mixer=shape)
 
 
-def _rope(file: JsonFile, kind: str, field: str, theta: float) -> RopeParameters:
-    """Read the rotation of a kind of layers, whose base published configurations have in a field of its own."""
-    if not has_ropes_by_type(file):
-        file = JsonFile(file.path, {**file.fields, "rope_theta": file.fields.get(field)})
-    return read_rope(file, kind, default_theta=theta)
-
-
 def _kinds(file: JsonFile) -> tuple[str, ...]:
-    if not (pattern := file.integers("hybrid_layer_pattern")):
+    if not file.integers("hybrid_layer_pattern"):
         return read_layer_types(
-            file, (_FULL, _SLIDING), lambda layer: _FULL if layer == 0 or (layer + 1) % 6 == 0 else _SLIDING
+            file, (FULL, SLIDING), lambda layer: FULL if layer == 0 or (layer + 1) % 6 == 0 else SLIDING
         )
-    return tuple(_SLIDING if flag else _FULL for flag in _flags(file, "hybrid_layer_pattern", pattern))
+    return tuple(SLIDING if flag else FULL for flag in read_layer_flags(file, "hybrid_layer_pattern"))
 
 
 def _mixture_layers(file: JsonFile) -> frozenset[int]:
-    if not (pattern := file.integers("moe_layer_freq")):
+    if not file.integers("moe_layer_freq"):
         return mixture_layers(file, 1)
-    return frozenset(layer for layer, flag in enumerate(_flags(file, "moe_layer_freq", pattern)) if flag)
-
-
-def _flags(file: JsonFile, name: str, flags: tuple[int, ...]) -> tuple[int, ...]:
-    num_layers = file.integer("num_hidden_layers", maximum=1024)
-    if len(flags) != num_layers or not set(flags) <= {0, 1}:
-        raise file.error(name, f"must be 0 or 1 for each of the num_hidden_layers ({num_layers}) layers")
-    return flags
+    return frozenset(layer for layer, flag in enumerate(read_layer_flags(file, "moe_layer_freq")) if flag)
 
 
 def _refuse(file: JsonFile) -> None:
@@ -154,3 +138,6 @@ def _refuse(file: JsonFile) -> None:
     ):
         if name in file.names() and other in file.names() and file.integer(name) != file.integer(other):
             raise file.error(name, f"is {file.integer(name)}; it must be {other} ({file.integer(other)})")
+
+
+FAMILIES = (Family("MiMoV2FlashForCausalLM", read_mimo_v2_flash),)

@@ -10,7 +10,7 @@ import dataclasses
 from dataclasses import dataclass
 
 from gpu_worker.models.config import ModelConfig
-from gpu_worker.models.families.llama import read_config
+from gpu_worker.models.families.llama import read_llama
 from gpu_worker.models.json_file import JsonFile
 
 REMEDY = "take weights that were trained for this model"
@@ -51,7 +51,7 @@ def read_eagle_config(file: JsonFile, model: ModelConfig) -> EagleConfig:
     """
     nested = file.nested(_NESTED)
     fields = file if nested is None else nested
-    layer = read_config(fields)
+    layer = read_llama(fields, "LlamaForCausalLM")
     for name, found, needed in (
         ("num_hidden_layers", layer.num_layers, 1),
         ("hidden_size", layer.hidden_size, model.hidden_size),

@@ -23,7 +23,6 @@ from gpu_worker.layers.latent_attention import LatentShape
 from gpu_worker.layers.layer import LayerTraits, MixerShape
 from gpu_worker.layers.mamba2 import Mamba2Shape
 from gpu_worker.layers.short_conv import ShortConvShape
-from gpu_worker.models.families import bert, llama
 from gpu_worker.models.support_page import sample_config
 from kernels.gated_delta import DeltaSizes
 from kernels.layer_cache import CacheShape
@@ -45,7 +44,7 @@ LATENT = LatentShape(
 
 
 def layout_of(*mixers: MixerShape | None) -> CacheLayout:
-    config = sample_config(llama)
+    config = sample_config("LlamaForCausalLM")
     layers = tuple(LayerTraits(mixer, config.layer(0).feed_forward) for mixer in mixers)
     return replace(config, layers=layers, num_layers=len(layers)).cache_layout
 
@@ -80,5 +79,5 @@ def test_layer_that_reads_an_earlier_one_keeps_nothing_of_its_own() -> None:
 
 
 def test_model_that_attends_in_both_directions_keeps_nothing() -> None:
-    config = sample_config(bert)
+    config = sample_config("BertModel")
     assert config.cache_layout.layers == (None,) * config.num_layers

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import transformers
 
-from gpu_worker.models.families import family_modules
+from gpu_worker.models.families import families
 from gpu_worker.models.support_page import sample_config, support_page
 
 PAGE = Path(__file__).parents[3] / "ops/docs/models.md"
@@ -17,12 +17,12 @@ def test_the_page_is_what_the_families_say() -> None:
 
 def test_absent_base_of_the_rotation_means_what_it_means_to_transformers() -> None:
     compared = 0
-    for module in family_modules():
-        stem = module.ARCHITECTURE.removesuffix("ForCausalLM")
+    for family in families():
+        stem = family.architecture.removesuffix("ForCausalLM")
         default = getattr(getattr(transformers, f"{stem}Config", None), "default_theta", None)
-        ropes = sample_config(module).ropes
+        ropes = sample_config(family.architecture).ropes
         # Where layers differ in it, tests of the families have both.
         if isinstance(default, float | int) and len(ropes) == 1:
             compared += 1
-            assert ropes[0].theta == default, module.ARCHITECTURE
+            assert ropes[0].theta == default, family.architecture
     assert compared > 40

@@ -10,9 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import transformers
 
 from gpu_worker.core.pooling import PoolingPlan
+from gpu_worker.models.families import families
 from gpu_worker.models.registry import FAMILIES
+from gpu_worker.models.support_page import sample_config
 from gpu_worker.text.model_directory import ModelDirectory, read_model_directory
 from gpu_worker.text.model_tasks import EmbeddingForm, ModelTasks, ScoreForm, read_model_tasks
 from gpu_worker.text.tokenizer import ModelTokenizer
@@ -102,19 +105,17 @@ def test_encoder_needs_its_prompts_whole(tasks_of: Tasks, model_type: str, name:
 
 
 def encoders() -> list[str]:
-    """Return the families that are read as encoders."""
-    readers = {"read_encoder", "read_rotary_encoder"}
-    return [name for name, read in FAMILIES.items() if readers & read.__globals__.keys()]  # type: ignore[attr-defined]
+    """Return the families that attend in both directions and generate nothing."""
+    return [family.architecture for family in families() if sample_config(family.architecture).is_bidirectional]
 
 
 def test_every_family_of_encoders_needs_its_prompts_whole(tasks_of: Tasks) -> None:
     assert len(encoders()) >= 7
     for name in encoders():
-        # Families are called as their `model_type` is, which has either mark.
-        module = FAMILIES[name].__module__.rpartition(".")[2]
-        of_types = [tasks_of(architectures=[name], model_type=t) for t in (module, module.replace("_", "-"))]
-        forms = [tasks.embedding for tasks in of_types if isinstance(tasks.embedding, EmbeddingForm)]
-        assert any(form.is_whole for form in forms), f"{module} is missing among the encoders of model_tasks.py"
+        model_type = getattr(transformers, f"{name.removesuffix('Model')}Config").model_type
+        embedding = tasks_of(architectures=[name], model_type=model_type).embedding
+        assert isinstance(embedding, EmbeddingForm)
+        assert embedding.is_whole, f"{model_type} is missing among the encoders of model_tasks.py"
 
 
 def test_every_family_of_decoders_generates(tasks_of: Tasks) -> None:

@@ -9,9 +9,10 @@ import torch
 from safetensors.torch import save_file
 
 from gpu_worker.models.checkpoint import Checkpoint
-from gpu_worker.models.families import gemma3, lfm2, mixtral
 from gpu_worker.models.support_page import sample_config
 from ops.quantize.stored_names import StoredNames, read_all
+
+LFM2, GEMMA3, MIXTRAL = map(sample_config, ("Lfm2ForCausalLM", "Gemma3ForCausalLM", "MixtralForCausalLM"))
 
 SEEING = (
     "model.language_model.embed_tokens.weight",
@@ -34,7 +35,7 @@ ROUTED = (
 
 
 def test_renamed_module_is_found_by_its_own_name() -> None:
-    names = StoredNames(["model.layers.3.self_attn.out_proj.weight", "model.norm.weight"], sample_config(lfm2))
+    names = StoredNames(["model.layers.3.self_attn.out_proj.weight", "model.norm.weight"], LFM2)
     assert names.module("model.layers.3.self_attn.o_proj") == "model.layers.3.self_attn.out_proj"
 
 
@@ -48,29 +49,28 @@ def test_renamed_module_is_found_by_its_own_name() -> None:
     ids=["there", "absent", "outside"],
 )
 def test_module_below_the_text_part_keeps_that_parts_name(own: str, stored: str) -> None:
-    assert StoredNames(SEEING, sample_config(gemma3)).module(own) == stored
+    assert StoredNames(SEEING, GEMMA3).module(own) == stored
 
 
 def test_layer_keeps_what_is_neither_rounded_nor_another_layers() -> None:
-    names = StoredNames(SEEING, sample_config(gemma3))
+    names = StoredNames(SEEING, GEMMA3)
     assert names.of_layer(0, ["model.layers.0.self_attn.q_proj"]) == [SEEING[2]]
     assert names.of_layer(1, []) == [SEEING[3]]
 
 
 def test_experts_are_not_kept_but_their_router_is() -> None:
-    names = StoredNames(ROUTED, sample_config(mixtral))
+    names = StoredNames(ROUTED, MIXTRAL)
     assert names.of_layer(0, ["model.layers.0.self_attn.q_proj"]) == [ROUTED[1], ROUTED[4]]
 
 
 @pytest.mark.parametrize(("has_head", "kept"), [(True, []), (False, ["lm_head.weight"])])
 def test_head_is_kept_unless_it_is_rounded(has_head: bool, kept: list[str]) -> None:
-    assert StoredNames(ROUTED, sample_config(mixtral)).outside_layers(has_head=has_head) == kept
+    assert StoredNames(ROUTED, MIXTRAL).outside_layers(has_head=has_head) == kept
 
 
 def test_layers_beyond_the_model_s_are_outside_of_it() -> None:
-    config = sample_config(mixtral)
-    beyond = f"model.layers.{config.num_layers}.eh_proj.weight"
-    names = StoredNames([*ROUTED, beyond], config)
+    beyond = f"model.layers.{MIXTRAL.num_layers}.eh_proj.weight"
+    names = StoredNames([*ROUTED, beyond], MIXTRAL)
     assert names.outside_layers(has_head=True) == [beyond]
 
 
@@ -80,7 +80,7 @@ def test_matrices_of_unused_towers_are_left_alone_and_all_tensors_are_read_as_st
         for index, name in enumerate(SEEING)
     }
     save_file(tensors, tmp_path / "model.safetensors")
-    names = StoredNames(SEEING, sample_config(gemma3))
+    names = StoredNames(SEEING, GEMMA3)
     with Checkpoint(tmp_path, torch.float32, torch.device("cpu")) as checkpoint:
         assert names.left_alone(checkpoint) == ["model.vision_tower.layers.0.mlp.fc1"]
         kept = names.outside_layers(has_head=False)

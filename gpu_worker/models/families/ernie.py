@@ -1,28 +1,47 @@
-"""ERNIE 4.5 (mixtures): softmax with a bias for the choice alone, and shared experts, behind the first layer."""
+"""Baidu's ERNIE 4.5, dense and with experts."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+from gpu_worker.layers.attention import AttentionShape
 from gpu_worker.layers.block_traits import TensorNames
 from gpu_worker.layers.experts import MixtureNames
 from gpu_worker.layers.mixture import MixtureShape
-from gpu_worker.models.config import ModelConfig, read_decoder
-from gpu_worker.models.families.ernie4_5 import ernie_traits
+from gpu_worker.models.config import FamilyTraits, ModelConfig, biased, read_decoder
+from gpu_worker.models.families import Family
 from gpu_worker.models.json_file import JsonFile
 from gpu_worker.models.mixture_config import all_layers, read_num_experts, read_top_k, with_silu_mixtures
 from kernels.moe import RoutingRule
 
-ARCHITECTURE = "Ernie4_5_MoeForCausalLM"
-SAMPLE = {"moe_num_experts": 16}
+
+def read_ernie4_5(file: JsonFile, architecture: str) -> ModelConfig:
+    """Read ERNIE 4.5 (dense): Llama with an interleaved rotation."""
+    return read_decoder(file, ernie_traits(file, architecture, head_dim=128))
+
+
+def ernie_traits(file: JsonFile, architecture: str, head_dim: int | None = None) -> FamilyTraits:
+    """Return what ERNIE's models have in common."""
+    return FamilyTraits(
+        architecture,
+        head_dim=head_dim,
+        attention=biased(file, AttentionShape(interleaved=True), field="use_bias"),
+        mlp_bias=file.boolean("use_bias", False),
+        norm_eps=("rms_norm_eps", 1e-5),
+        is_tied=True,
+        rope_theta=500_000.0,
+    )
+
 
 _MIXTURE = MixtureNames(
     choice_bias="mlp.moe_statics.e_score_correction_bias", is_choice_bias_row=True, shared="mlp.shared_experts"
 )
 
 
-def read_config(file: JsonFile) -> ModelConfig:
-    """Read the configuration. The layers that draft are not taken.
+def read_ernie4_5_moe(file: JsonFile, architecture: str) -> ModelConfig:
+    """Read ERNIE 4.5 (mixtures): softmax with a bias for the choice alone, and shared experts, behind the first layer.
+
+    The layers that draft are not taken.
 
     Raises:
         CheckpointError: Projections have a bias, as those of no published checkpoint do.
@@ -39,7 +58,7 @@ def read_config(file: JsonFile) -> ModelConfig:
         has_choice_bias=True,
         shared_size=inner_size * file.integer("moe_num_shared_experts", 2, minimum=0),
     )
-    traits = ernie_traits(file, ARCHITECTURE)
+    traits = ernie_traits(file, architecture)
     names = TensorNames(unused=(r"model\.mtp_.*",))
     config = read_decoder(file, replace(traits, block=replace(traits.block, names=names)))
     return with_silu_mixtures(file, config, shape, _mixture_layers(file))
@@ -50,3 +69,9 @@ def _mixture_layers(file: JsonFile) -> frozenset[int]:
     last = file.fields.get("moe_layer_end_index")
     end = max(all_layers(file)) if last in (None, -1) else file.integer("moe_layer_end_index", minimum=0)
     return frozenset(layer for layer in all_layers(file) if (layer + 1) % step == 0 and first <= layer <= end)
+
+
+FAMILIES = (
+    Family("Ernie4_5ForCausalLM", read_ernie4_5, also=("Ernie4_5_ForCausalLM",)),
+    Family("Ernie4_5_MoeForCausalLM", read_ernie4_5_moe, {"moe_num_experts": 16}),
+)

@@ -1,15 +1,20 @@
-"""Reads the sizes and options of Mamba-2 mixers, under the names that families have for them."""
+"""Reads the sizes and options of Mamba-2 mixers, and puts recurrent mixers into layers."""
 
 from __future__ import annotations
 
 import math
 import sys
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
+from gpu_worker.layers.layer import LayerTraits, MixerShape
 from gpu_worker.layers.mamba2 import Mamba2Shape, OutputNorm
-from gpu_worker.models.hybrid_config import MAX_CONV_WIDTH
+from gpu_worker.models.config import ModelConfig
 from gpu_worker.models.json_file import JsonFile
 from kernels.ssd import SsdSizes
+
+MAX_CONV_WIDTH = 16
+"""The most tokens that a convolution of a recurrent layer may span."""
 
 _LIMITS = "time_step_limit"
 _MAX_STATE = 256
@@ -104,3 +109,12 @@ def _number(value: object) -> float:
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) <= sys.float_info.max:
         return float(value)
     return value if isinstance(value, float) else math.nan
+
+
+def with_mixers(config: ModelConfig, types: tuple[str, ...], mixers: Mapping[str, MixerShape]) -> ModelConfig:
+    """Return the model with other mixers in the layers of these kinds."""
+    layers = tuple(
+        LayerTraits(mixers.get(kind, layer.mixer), layer.feed_forward)
+        for kind, layer in zip(types, config.layers, strict=True)
+    )
+    return replace(config, layers=layers)

@@ -1,4 +1,4 @@
-"""What configurations say about Mamba-2 mixers, and what is refused of them."""
+"""Reading the configurations of models with recurrent layers, and refusing those that cannot be served."""
 
 from __future__ import annotations
 
@@ -11,25 +11,17 @@ import pytest
 from gpu_worker.layers.attention import AttentionShape
 from gpu_worker.layers.attention_beside_mamba2 import AttentionBesideMamba2Shape
 from gpu_worker.layers.mamba2 import OutputNorm
-from gpu_worker.models.config import ModelConfig
 from gpu_worker.models.errors import CheckpointError
-from gpu_worker.models.families import falcon_h1, granite_moe_hybrid, hunyuan_v1_dense, lfm2, mamba2, nemotron_h
 from gpu_worker.models.json_file import JsonFile
-from gpu_worker.models.mamba2_config import read_mamba2
-from gpu_worker.models.support_page import SAMPLE
+from gpu_worker.models.recurrent_config import read_mamba2
+from gpu_worker.models.support_page import sample_config
 
+FALCON, MAMBA2, NEMOTRON = "FalconH1ForCausalLM", "Mamba2ForCausalLM", "NemotronHForCausalLM"
 SIZES = {"hidden_size": 256, "mamba_n_heads": 8, "mamba_d_state": 64}
 
 
 def file_of(**fields: Any) -> JsonFile:
     return JsonFile(Path("config.json"), {**SIZES, **fields})
-
-
-def read(module: Any, **fields: Any) -> ModelConfig:
-    config: ModelConfig = module.read_config(
-        JsonFile(Path("config.json"), {**SAMPLE, **getattr(module, "SAMPLE", {}), **fields})
-    )
-    return config
 
 
 def test_heads_divide_the_inner_size() -> None:
@@ -63,7 +55,7 @@ def test_bound_of_steps_may_be_infinite(end: object) -> None:
 def test_factors_of_falcon_go_where_they_cost_nothing() -> None:
     fields = {"attention_in_multiplier": 2.0, "attention_out_multiplier": 0.5, "key_multiplier": 0.5}
     fields |= {"ssm_in_multiplier": 3.0, "ssm_multipliers": [1.0, 2.0, 3.0, 4.0, 5.0]}
-    mixer = read(falcon_h1, **fields).layer(0).mixer
+    mixer = sample_config(FALCON, **fields).layer(0).mixer
     assert isinstance(mixer, AttentionBesideMamba2Shape)
     assert (mixer.attention.scale, mixer.attention.output_scale) == (2 * 32**-0.5, 1.0)
     assert mixer.mamba2.input_scales == (3.0, 6.0, 9.0, 12.0, 15.0)
@@ -71,17 +63,17 @@ def test_factors_of_falcon_go_where_they_cost_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("module", "name", "fields"),
+    ("architecture", "name", "fields"),
     [
-        (mamba2, "time_step_limit", {"time_step_limit": [10**400, 1.0]}),
-        (mamba2, "time_step_limit", {"time_step_limit": [0.0, 10**400]}),
-        (lfm2, "block_ffn_dim_multiplier", {"block_ffn_dim_multiplier": 1e308}),
-        (hunyuan_v1_dense, "alpha", {"rope_scaling": {"type": "dynamic", "factor": 1.0, "alpha": 1e308}}),
+        (MAMBA2, "time_step_limit", {"time_step_limit": [10**400, 1.0]}),
+        (MAMBA2, "time_step_limit", {"time_step_limit": [0.0, 10**400]}),
+        ("Lfm2ForCausalLM", "block_ffn_dim_multiplier", {"block_ffn_dim_multiplier": 1e308}),
+        ("HunYuanDenseV1ForCausalLM", "alpha", {"rope_scaling": {"type": "dynamic", "factor": 1.0, "alpha": 1e308}}),
     ],
 )
-def test_number_that_overflows_is_refused_by_name(module: Any, name: str, fields: dict[str, Any]) -> None:
+def test_number_that_overflows_is_refused_by_name(architecture: str, name: str, fields: dict[str, Any]) -> None:
     with pytest.raises(CheckpointError, match=name):
-        read(module, **fields)
+        sample_config(architecture, **fields)
 
 
 @pytest.mark.parametrize(
@@ -96,12 +88,12 @@ def test_number_that_overflows_is_refused_by_name(module: Any, name: str, fields
 )
 def test_factors_of_falcon_that_cannot_be_served_are_refused(fields: dict[str, Any]) -> None:
     with pytest.raises(CheckpointError, match=next(iter(fields))):
-        read(falcon_h1, **fields)
+        sample_config(FALCON, **fields)
 
 
 def test_layers_of_nemotron_are_letters_or_names() -> None:
-    by_letter = read(nemotron_h, hybrid_override_pattern="M*-")
-    by_name = read(nemotron_h, layers_block_type=["mamba", "attention", "mlp"])
+    by_letter = sample_config(NEMOTRON, hybrid_override_pattern="M*-")
+    by_name = sample_config(NEMOTRON, layers_block_type=["mamba", "attention", "mlp"])
     assert by_letter == by_name
     assert [(layer.mixer is None, layer.feed_forward is None) for layer in by_letter.layers] == [
         (False, True),
@@ -121,19 +113,19 @@ def test_layers_of_nemotron_are_letters_or_names() -> None:
 )
 def test_nemotron_that_cannot_be_served_is_refused(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(CheckpointError, match=message):
-        read(nemotron_h, **fields)
+        sample_config(NEMOTRON, **fields)
 
 
 def test_granite_rotates_where_it_says_so() -> None:
     for kind, rotary in (("rope", 0), ("nope", None), (None, None)):
-        shape = read(granite_moe_hybrid, position_embedding_type=kind).layer(7).mixer
+        shape = sample_config("GraniteMoeHybridForCausalLM", position_embedding_type=kind).layer(7).mixer
         assert isinstance(shape, AttentionShape)
         assert shape.rotary == rotary
 
 
 def test_mamba2_has_no_attention_and_a_bound_of_its_own() -> None:
     attention = dict.fromkeys(("num_attention_heads", "num_key_value_heads", "head_dim", "intermediate_size"))
-    config = read(mamba2, max_position_embeddings=None, **attention)
+    config = sample_config(MAMBA2, max_position_embeddings=None, **attention)
     assert config.has_states
     assert config.max_model_len == 8192
     assert (config.ropes, config.num_heads, config.num_kv_heads, config.head_dim) == ((), 0, 0, 0)
@@ -141,6 +133,6 @@ def test_mamba2_has_no_attention_and_a_bound_of_its_own() -> None:
 
 
 def test_block_of_nemotron_has_a_size_where_there_is_one() -> None:
-    assert read(nemotron_h, hybrid_override_pattern="M*", intermediate_size=None).intermediate_size == 0
+    assert sample_config(NEMOTRON, hybrid_override_pattern="M*", intermediate_size=None).intermediate_size == 0
     with pytest.raises(CheckpointError, match="intermediate_size"):
-        read(nemotron_h, hybrid_override_pattern="M-", intermediate_size=None)
+        sample_config(NEMOTRON, hybrid_override_pattern="M-", intermediate_size=None)

@@ -1,0 +1,188 @@
+"""Qwen 1.5 to 3.6 (text), dense, with experts, and hybrids with gated delta nets."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gpu_worker.layers.attention import AttentionShape, HeadNorm
+from gpu_worker.layers.block_traits import BlockTraits, NormKind, TensorNames
+from gpu_worker.layers.experts import MixtureNames
+from gpu_worker.layers.gated_delta_net import GatedDeltaShape
+from gpu_worker.layers.mixture import MixtureShape
+from gpu_worker.models.config import FamilyTraits, ModelConfig, biased, read_decoder
+from gpu_worker.models.draft_head import read_mtp
+from gpu_worker.models.families import Family
+from gpu_worker.models.json_file import JsonFile
+from gpu_worker.models.layer_types import FULL, read_layer_types, read_optional_windows, read_uniform_windows
+from gpu_worker.models.mixture_config import all_layers, read_num_experts, read_top_k, sparse_layers, with_silu_mixtures
+from gpu_worker.models.recurrent_config import MAX_CONV_WIDTH, with_mixers
+from kernels.gated_delta import DeltaSizes
+from kernels.moe import RoutingRule
+
+
+def read_qwen2(file: JsonFile, architecture: str) -> ModelConfig:
+    """Read Qwen2 and Qwen2.5: query, key and value biases, and an optional sliding window in some layers."""
+    traits = FamilyTraits(
+        architecture,
+        attention=AttentionShape(qkv_bias=True),
+        layer_windows=read_optional_windows(file),
+    )
+    return read_decoder(file, traits)
+
+
+def read_qwen2_moe(file: JsonFile, architecture: str) -> ModelConfig:
+    """Read Qwen1.5-MoE and Qwen2-MoE: small experts, and one that all tokens get, weighed by a score of its own."""
+    shape = _read_shared_mixture(file, top_k=4, renormalize=file.boolean("norm_topk_prob", False))
+    traits = FamilyTraits(
+        architecture,
+        attention=AttentionShape(qkv_bias=file.boolean("qkv_bias", True)),
+        layer_windows=read_optional_windows(file),
+    )
+    return with_silu_mixtures(file, read_decoder(file, traits), shape, sparse_layers(file))
+
+
+def read_qwen3(file: JsonFile, architecture: str) -> ModelConfig:
+    """Read Qwen3 (dense): normalised query and key heads, and an optional sliding window in some layers."""
+    traits = FamilyTraits(
+        architecture,
+        head_dim=128,
+        attention=biased(file, AttentionShape(head_norm=HeadNorm.HEADS)),
+        layer_windows=read_optional_windows(file),
+    )
+    return read_decoder(file, traits)
+
+
+SEEING = "qwen3_vl_moe_text"
+"""The text part of Qwen3-VL-MoE, whose published experts are stored transposed."""
+
+
+def read_qwen3_moe(file: JsonFile, architecture: str) -> ModelConfig:
+    """Read Qwen3-MoE: Qwen3 with small experts in place of its feed-forward blocks.
+
+    A sliding window, which no published checkpoint has, is one of all layers.
+    """
+    windows = read_uniform_windows(file) if file.boolean("use_sliding_window", False) else None
+    num_experts = read_num_experts(file, "num_experts", "num_local_experts")
+    shape = MixtureShape(
+        num_experts,
+        file.integer("moe_intermediate_size"),
+        RoutingRule(read_top_k(file, num_experts, 8), renormalize=file.boolean("norm_topk_prob", False)),
+        MixtureNames(is_transposed=None if file.text("model_type", "") == SEEING else False),
+    )
+    traits = FamilyTraits(
+        architecture,
+        attention=biased(file, AttentionShape(head_norm=HeadNorm.HEADS)),
+        layer_windows=windows,
+    )
+    return with_silu_mixtures(file, read_decoder(file, traits), shape, sparse_layers(file))
+
+
+_LINEAR = "linear_attention"
+
+
+def _read_hybrid(
+    file: JsonFile, architecture: str, *, by_key_head: bool, inner_size: str = "intermediate_size"
+) -> ModelConfig:
+    """Read the configuration, with a gated block in all layers: by default three recurrent ones to one that attends.
+
+    Args:
+        file: The configuration.
+        architecture: Name of the family.
+        by_key_head: As `GatedDeltaShape` has it.
+        inner_size: The field of the gated block's size.
+
+    Raises:
+        CheckpointError: A field is missing, of the wrong type, or not supported.
+    """
+    attention = biased(file, AttentionShape(head_norm=HeadNorm.HEADS, output_gate=True))
+    # The head that predicts further tokens is no part of the model.
+    names = TensorNames(unused=(r"mtp\..*",))
+    block = BlockTraits(norm=NormKind(is_offset=True), names=names)
+    traits = FamilyTraits(
+        architecture,
+        head_dim=256,
+        attention=attention,
+        block=block,
+        inner_size=file.integer(inner_size),
+        rotary_share=0.25,
+    )
+    config = read_decoder(file, traits)
+    attends = file.integer("full_attention_interval", 4, maximum=1024)
+    types = read_layer_types(file, (_LINEAR, FULL), lambda layer: _LINEAR if (layer + 1) % attends else FULL)
+    config = with_mixers(config, types, {_LINEAR: _read_gated_delta(file, by_key_head=by_key_head)})
+    return replace(config, draft_head=read_mtp(file))
+
+
+def _read_shared_mixture(file: JsonFile, *, top_k: int, renormalize: bool) -> MixtureShape:
+    """Read a mixture with an expert that all tokens get, weighed by a score of its own.
+
+    Args:
+        file: The configuration.
+        top_k: What an absent `num_experts_per_tok` means.
+        renormalize: The weights of a token's experts add up to one.
+
+    Raises:
+        CheckpointError: A field is missing, or a token would get more experts than there are.
+    """
+    num_experts = read_num_experts(file, "num_experts")
+    return MixtureShape(
+        num_experts,
+        file.integer("moe_intermediate_size"),
+        RoutingRule(read_top_k(file, num_experts, top_k), renormalize=renormalize),
+        shared_size=file.integer("shared_expert_intermediate_size"),
+        has_shared_gate=True,
+    )
+
+
+def _read_gated_delta(file: JsonFile, *, by_key_head: bool) -> GatedDeltaShape:
+    """Read the sizes of gated delta nets, under the names that Qwen has for them.
+
+    Raises:
+        CheckpointError: A number is missing or cannot be served.
+    """
+    num_key_heads = file.integer("linear_num_key_heads", 16, maximum=1024)
+    num_value_heads = file.integer("linear_num_value_heads", 32, maximum=1024)
+    if num_value_heads % num_key_heads:
+        problem = f"is {num_value_heads}; it must be a multiple of linear_num_key_heads ({num_key_heads})"
+        raise file.error("linear_num_value_heads", problem)
+    activation = file.text("hidden_act", "silu")
+    if activation not in ("silu", "swish"):
+        problem = f"is {activation[:80]!r}; the convolutions of recurrent layers are served with 'silu'"
+        raise file.error("hidden_act", problem)
+    sizes = DeltaSizes(
+        num_key_heads,
+        num_value_heads,
+        file.integer("linear_key_head_dim", 128, maximum=256),
+        file.integer("linear_value_head_dim", 128, maximum=1024),
+    )
+    width = file.integer("linear_conv_kernel_dim", 4, minimum=2, maximum=MAX_CONV_WIDTH)
+    return GatedDeltaShape(sizes, width, by_key_head)
+
+
+def read_qwen3_next(file: JsonFile, architecture: str) -> ModelConfig:
+    """Read Qwen3-Next: gated delta nets, gated attention, and small experts with one that all tokens get."""
+    config = _read_hybrid(file, architecture, by_key_head=True)
+    mixture = _read_shared_mixture(file, top_k=10, renormalize=file.boolean("norm_topk_prob", True))
+    return with_silu_mixtures(file, config, mixture, sparse_layers(file))
+
+
+def read_qwen3_5(file: JsonFile, architecture: str) -> ModelConfig:
+    """Read Qwen3.5 and 3.6 (dense): three gated delta nets to each layer of gated attention with partial rotation."""
+    return _read_hybrid(file, architecture, by_key_head=False)
+
+
+def read_qwen3_5_moe(file: JsonFile, architecture: str) -> ModelConfig:
+    """Read Qwen3.5-MoE and 3.6: Qwen3.5 with small experts, and one that all tokens get, in all layers."""
+    config = _read_hybrid(file, architecture, by_key_head=False, inner_size="moe_intermediate_size")
+    return with_silu_mixtures(file, config, _read_shared_mixture(file, top_k=8, renormalize=True), all_layers(file))
+
+
+FAMILIES = (
+    Family("Qwen2ForCausalLM", read_qwen2),
+    Family("Qwen2MoeForCausalLM", read_qwen2_moe),
+    Family("Qwen3ForCausalLM", read_qwen3),
+    Family("Qwen3MoeForCausalLM", read_qwen3_moe),
+    Family("Qwen3NextForCausalLM", read_qwen3_next),
+    Family("Qwen3_5ForCausalLM", read_qwen3_5),
+    Family("Qwen3_5MoeForCausalLM", read_qwen3_5_moe),
+)
