@@ -10,10 +10,9 @@ from shared.formats.events import (
     ToolCallArguments,
     ToolCallStart,
 )
-from shared.formats.marker_tokens import with_marker_tokens
+from shared.formats.lark_text import with_marker_tokens
 from shared.formats.registry import detect_format, format_named, format_names
-from shared.formats.tool_schemas import ToolSchemaError
-from shared.formats.tools import Tool, ToolChoice
+from shared.formats.tools import Tool, ToolChoice, ToolSchemaError
 
 __all__ = [
     "ChatFormat",

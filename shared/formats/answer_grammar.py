@@ -6,15 +6,16 @@ understands: models write the first form of everything.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
-from shared.formats.content_grammar import content_rule
+import msgspec
+
 from shared.formats.description import CallForm, ThinkTags
 from shared.formats.lark_text import LarkText, joined
 from shared.formats.parts.json_arguments import CallObject
-from shared.formats.tool_schemas import naming_tool
-from shared.formats.tools import Tool
-from shared.grammar import Grammar, decode_schema, llguidance_schema
+from shared.formats.tools import Tool, naming_tool
+from shared.grammar import Grammar, decode_schema, grammar_text, llguidance_schema
 
 _SPACE = r"/[ \n]{1,4}/"
 
@@ -137,3 +138,21 @@ class AnswerGrammar:
                 parts = [part.lark(self._lark, tool) for part in self._form.parts]
             calls.append(joined(" ".join((self._lark.literal(before), *parts))))
         return self._lark.rule("call", " | ".join(calls))
+
+
+# Strings, regular expressions, comments, and names, of which the last group is the one that may be `start`.
+_TOKENS = re.compile(r'"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\\n])+/|//[^\n]*|#[^\n]*|([A-Za-z_][\w-]*)')
+
+
+def content_rule(lark: LarkText, content: Grammar) -> str:
+    """Write a grammar of any kind as a rule, and return its name.
+
+    Raises:
+        GrammarError: It is not within its bounds.
+    """
+    if content.kind == "json_schema":
+        return lark.schema(decode_schema(content.source), coerces_one_of=not content.strict)
+    (grammar,) = msgspec.json.decode(grammar_text(content))["grammars"]
+    name = "content"
+    lark.add(_TOKENS.sub(lambda found: name if found.group(1) == "start" else found.group(), grammar["lark_grammar"]))
+    return name

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from shared.formats.call_reading import CallReading
-from shared.formats.callable_tools import CallableTools
+from shared.formats.call_reading import CallableTools, CallReading
 from shared.formats.description import CallForm
-from shared.formats.event_list import EventList
-from shared.formats.markers import Markers, markers
-from shared.formats.text_source import Reading, TextSource
+from shared.formats.events import EventList
+from shared.formats.text_source import Markers, Reading, TextSource, markers
 
 # What models write too much of behind arguments.
 _SURPLUS = " \t\n\r}])\"',;"

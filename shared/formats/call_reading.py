@@ -1,16 +1,76 @@
-"""One call of a tool while it is read."""
+"""One call of a tool while it is read, and which names are those of tools."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from functools import cached_property
 
-from shared.formats.callable_tools import CallableTools
-from shared.formats.event_list import EventList
-from shared.formats.markers import Markers
+from shared.formats.events import EventList
 from shared.formats.schema import ArgumentsSchema
-from shared.formats.text_source import TextSource
+from shared.formats.text_source import Markers, TextSource
 from shared.formats.tools import Tool
+
+MAX_NAME_CHARACTERS = 64
+"""Of a name that was not offered: as many as a tool's name may have."""
+
+_RUN = re.compile(r"[A-Za-z0-9_.-]*")
+_NAME = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]*[A-Za-z0-9_-])?")
+
+
+class CallableTools:
+    """The tools of one answer, by name. It keeps nothing of what is read.
+
+    A model sometimes calls a tool that was not offered. An agent answers such a call with "no such tool", and the model
+    goes on; as text, the markup would end the agent's turn and stay in the conversation.
+
+    Attributes:
+        offered: Those that were offered.
+        longest_name: Characters of the longest name that is understood.
+    """
+
+    def __init__(self, tools: Sequence[Tool], *, is_exclusive: bool) -> None:
+        """Know these tools, and no others where that `is_exclusive`."""
+        self._tools = {tool.name: tool for tool in tools}
+        self.offered = tools
+        self._is_exclusive = is_exclusive
+        longest = max(map(len, self._tools), default=0)
+        self.longest_name = longest if is_exclusive else max(longest, MAX_NAME_CHARACTERS)
+
+    def is_offered(self, tool: Tool) -> bool:
+        """Say whether a tool is one of those that were offered."""
+        return tool.name in self._tools
+
+    def named(self, name: str) -> Tool | None:
+        """Return the tool with a name; None for a text that is no name of a tool."""
+        tool = self._tools.get(name)
+        if tool is not None or self._is_exclusive or len(name) > MAX_NAME_CHARACTERS:
+            return tool
+        return Tool(name) if _NAME.fullmatch(name) else None
+
+    def may_go_on(self, text: str) -> bool:
+        """Say whether more text may change which tool a text begins with."""
+        if any(name.startswith(text) for name in self._tools):
+            return True
+        return not self._is_exclusive and len(text) <= MAX_NAME_CHARACTERS and bool(_RUN.fullmatch(text))
+
+    def at_beginning(self, text: str) -> Tool | None:
+        """Return the tool whose name a text begins with; None if there is none, or the name goes on otherwise.
+
+        The name of a tool that was not offered is known by what stands behind it, so that the end of a text ends none.
+        """
+        name = max((each for each in self._tools if text.startswith(each)), key=len, default="")
+        if name and not _continues(text[len(name) : len(name) + 1]):
+            return self._tools[name]
+        run = _RUN.match(text)
+        assert run is not None
+        behind = text[run.end() : run.end() + 1]
+        return self.named(run.group()) if behind and not _continues(behind) else None
+
+
+def _continues(character: str) -> bool:
+    """Say whether a character behind a name would be a part of it."""
+    return character.isalnum() or (character != "" and character in "_-.")
 
 
 class CallReading:

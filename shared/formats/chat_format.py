@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from shared.formats.answer_grammar import AnswerGrammar
-from shared.formats.description import CallForm, ThinkTags
+from shared.formats.description import THINK_TOKENS, CallForm, ThinkTags
 from shared.formats.events import OutputReader, PlainReader
 from shared.formats.lark_text import LarkText
 from shared.formats.output_reader import FormatReader
@@ -38,6 +39,13 @@ class ChatFormat:
     dropped: tuple[str, ...] = ()
     tokens: tuple[str, ...] = ()
     keeps_special_tokens: bool = False
+
+    def thinking(self, **changes: Any) -> ChatFormat:
+        """Return the format of the family's models that also think between tags, with other fields as given."""
+        marks = tuple((*marks, THINK_TOKENS[1]) for marks in self.marks)
+        tokens = (*self.tokens, *THINK_TOKENS)
+        fields = {"name": f"{self.name}-thinking", "marks": marks, "reasoning": ThinkTags(), "tokens": tokens}
+        return replace(self, **{**fields, **changes})
 
     @property
     def has_reasoning(self) -> bool:

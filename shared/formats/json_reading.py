@@ -11,8 +11,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from shared.formats.markers import Markers, markers
-from shared.formats.text_source import Reading, TextSource
+from shared.formats.text_source import Markers, Reading, TextSource, markers
 
 Sink = Callable[[str], None]
 

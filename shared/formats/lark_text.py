@@ -2,24 +2,50 @@
 
 llguidance has a lexer below its parser, which takes the longest lexeme it can. So free text and the marker that ends it
 are one lexeme here, and no marker stands in free text. A marker that may be a special token of the model's vocabulary
-is a rule of its own, of which the worker makes that token (`shared.formats.marker_tokens`); no lexeme contains it then.
+is a rule of its own, of which the worker makes that token (`shared.formats.lark_text`); no lexeme contains it then.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from shared.bounds import MAX_GRAMMAR_CHARACTERS
-from shared.formats.marker_tokens import RULE_PREFIX
 from shared.formats.schema import ALL_TYPES
-from shared.formats.tool_schemas import TooLargeError
-from shared.formats.tools import Tool
-from shared.grammar import decode_schema, llguidance_schema
+from shared.formats.tools import Tool, TooLargeError
+from shared.grammar import Grammar, decode_schema, llguidance_schema
 from shared.grammar.grammar_text import lark_regex
 from shared.grammar.patterns import exact_pattern
+
+RULE_PREFIX = "marker"
+
+_RULE = re.compile(rf'^({RULE_PREFIX}_[0-9]+): ("(?:[^"\\]|\\.)*")$', re.MULTILINE)
+
+
+def with_marker_tokens(grammar: Grammar, token_ids: Mapping[str, int]) -> Grammar:
+    """Return a grammar in which markers are special tokens of a model's vocabulary.
+
+    The gateway writes grammars without knowing the vocabulary: each marker that may be a token of its own is a rule
+    with the marker's text. llguidance takes a special token for no text at all, so that the model could not write its
+    own marker otherwise.
+
+    Args:
+        grammar: As a `ChatFormat` has written it; any other is left as it is.
+        token_ids: The special tokens of the vocabulary, by their text.
+    """
+    if grammar.kind != "lark":
+        return grammar
+
+    def as_token(rule: re.Match[str]) -> str:
+        token_id = token_ids.get(json.loads(rule[2]))
+        return rule[0] if token_id is None else f"{rule[1]}: <[{token_id}]>"
+
+    return msgspec.structs.replace(grammar, source=_RULE.sub(as_token, grammar.source))
+
 
 ANY_TEXT = "/(?s:.*)/"
 # A dollar sign that no backslash escapes.

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from shared.formats.call_block import CallBlock
-from shared.formats.callable_tools import CallableTools
+from shared.formats.call_reading import CallableTools
 from shared.formats.description import CallForm, ThinkTags
-from shared.formats.event_list import EventList
-from shared.formats.events import ContentText, OutputEvent, ReasoningText
-from shared.formats.markers import Markers, markers
-from shared.formats.text_source import Reading, TextSource
+from shared.formats.events import ContentText, EventList, OutputEvent, ReasoningText
+from shared.formats.text_source import Markers, Reading, TextSource, markers
 from shared.formats.tools import Tool
 
 

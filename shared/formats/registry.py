@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 from shared.formats.chat_format import ChatFormat
-from shared.formats.families.deepseek import DEEPSEEK_R1, DEEPSEEK_V3, DEEPSEEK_V31, DEEPSEEK_V32
-from shared.formats.families.gemma import FUNCTION_GEMMA, GEMMA
-from shared.formats.families.glm import GLM
-from shared.formats.families.harmony import HARMONY
-from shared.formats.families.hermes import HERMES, HERMES_THINKING
-from shared.formats.families.kimi import KIMI, KIMI_THINKING
-from shared.formats.families.lfm import LFM
-from shared.formats.families.llama import LLAMA_JSON, LLAMA_PYTHONIC
-from shared.formats.families.minimax import MINIMAX
-from shared.formats.families.mistral import MISTRAL, MISTRAL_LIST, MISTRAL_THINKING
-from shared.formats.families.plain import PLAIN
-from shared.formats.families.qwen_coder import QWEN_CODER, QWEN_CODER_THINKING
-from shared.formats.families.thinking import THINKING
+from shared.formats.description import THINK_TOKENS, ThinkTags
+from shared.formats.families.json_calls import (
+    DEEPSEEK_R1,
+    DEEPSEEK_V3,
+    DEEPSEEK_V31,
+    HARMONY,
+    HERMES,
+    HERMES_THINKING,
+    KIMI,
+    KIMI_THINKING,
+    LLAMA_JSON,
+    MISTRAL,
+    MISTRAL_LIST,
+    MISTRAL_THINKING,
+)
+from shared.formats.families.literal_calls import FUNCTION_GEMMA, GEMMA, LFM, LLAMA_PYTHONIC
+from shared.formats.families.tagged_calls import DEEPSEEK_V32, GLM, MINIMAX, QWEN_CODER, QWEN_CODER_THINKING
+
+# Models that think between tags and know no tools, such as the distilled DeepSeek R1.
+THINKING = ChatFormat(name="thinking", marks=(("</think>",),), reasoning=ThinkTags(), tokens=THINK_TOKENS)
+# All text is content.
+PLAIN = ChatFormat(name="plain")
 
 # A template speaks the first that it has all marks of, so one with more marks stands before one with fewer.
 _FORMATS = (

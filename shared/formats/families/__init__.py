@@ -1,1 +1,1 @@
-"""The families of models, one description a file."""
+"""The families of models, by how they write arguments of calls."""

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 from shared.formats.call_reading import CallReading
 from shared.formats.lark_text import LarkText
-from shared.formats.markers import markers
-from shared.formats.text_source import Reading
+from shared.formats.text_source import Reading, markers
 from shared.formats.tools import Tool
 
 _MAX_SKIPPED_CHARACTERS = 128

@@ -9,10 +9,9 @@ from dataclasses import dataclass, field
 from shared.formats.call_reading import CallReading
 from shared.formats.json_reading import escaped
 from shared.formats.lark_text import LarkText
-from shared.formats.markers import Markers, markers
 from shared.formats.schema import ALL_TYPES, ArgumentsSchema, as_json
 from shared.formats.strict_arguments import json_value, raw_string, strict_schema
-from shared.formats.text_source import Reading, TextSource
+from shared.formats.text_source import Markers, Reading, TextSource, markers
 from shared.formats.tools import Tool
 
 _OTHER_TYPES = ALL_TYPES - {"string"}

@@ -9,10 +9,9 @@ from typing import Literal
 from shared.formats.call_reading import CallReading
 from shared.formats.json_reading import escaped, read_value
 from shared.formats.lark_text import LarkText
-from shared.formats.markers import markers
 from shared.formats.schema import ALL_TYPES, ArgumentsSchema, as_json
 from shared.formats.strict_arguments import json_value, raw_string, strict_schema
-from shared.formats.text_source import Reading
+from shared.formats.text_source import Reading, markers
 from shared.formats.tools import Tool
 
 _MAX_KEY_CHARACTERS = 256

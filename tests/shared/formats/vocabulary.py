@@ -9,7 +9,7 @@ from typing import Any
 import llguidance
 
 from shared.formats import ChatFormat
-from shared.formats.marker_tokens import with_marker_tokens
+from shared.formats.lark_text import with_marker_tokens
 from shared.grammar import Grammar, grammar_text
 
 END = 256

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shared.formats.callable_tools import MAX_NAME_CHARACTERS, CallableTools
+from shared.formats.call_reading import MAX_NAME_CHARACTERS, CallableTools
 from shared.formats.tools import Tool
 
 
