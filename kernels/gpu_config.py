@@ -9,25 +9,36 @@ from __future__ import annotations
 import enum
 import functools
 import importlib.util
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 
+_Entries = TypeVar("_Entries")
+
 
 class GpuGeneration(enum.Enum):
-    """GPUs that want the same tile sizes, with the shared memory one program may use in kilobytes."""
+    """GPUs that want the same tile sizes: their first compute capability, and kilobytes of shared memory a program."""
 
-    AMPERE = 163
-    """Compute capability 8.0 and 8.7: mma.sync and cp.async."""
-    ADA = 99
+    AMPERE = (80, 163)
+    """Compute capabilities 8.0 and 8.7: mma.sync and cp.async."""
+    ADA = (86, 99)
     """Compute capabilities 8.6, 8.9 and 12: the same instructions, less shared memory."""
-    HOPPER = 227
-    """Compute capabilities 9 to 11: wgmma where a tile has 64 rows or more."""
+    HOPPER = (90, 227)
+    """Compute capability 9: wgmma where a tile has 64 rows or more, its sums in registers."""
+    BLACKWELL = (100, 227)
+    """Compute capabilities 10 and 11: tcgen05 where a tile has 64 rows or more, its sums in a memory of their own."""
 
     @property
     def max_shared_bytes(self) -> int:
         """Return the shared memory that one program may use."""
-        return self.value * 1024
+        return self.value[1] * 1024
+
+    @property
+    def is_datacenter(self) -> bool:
+        """Return True from Hopper on, where matrix instructions read their operands from shared memory."""
+        return self in (GpuGeneration.HOPPER, GpuGeneration.BLACKWELL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +51,19 @@ class Gpu:
 
 def generation_of(major: int, minor: int) -> GpuGeneration:
     """Return the generation of a compute capability; older ones than 8.0 are treated as the smallest."""
-    if 9 <= major <= 11:
+    if major in (10, 11):
+        return GpuGeneration.BLACKWELL
+    if major == 9:
         return GpuGeneration.HOPPER
     if (major, minor) in ((8, 0), (8, 7)):
         return GpuGeneration.AMPERE
     return GpuGeneration.ADA
+
+
+def by_generation(table: Mapping[str, _Entries]) -> dict[GpuGeneration, _Entries]:
+    """Return what a launch table has for each generation; Blackwell takes Hopper's entries where it has none."""
+    named = {GpuGeneration[name]: entries for name, entries in table.items()}
+    return {GpuGeneration.BLACKWELL: named[GpuGeneration.HOPPER]} | named
 
 
 @functools.cache

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from kernels.activation.launch_table import SILU_MUL
-from kernels.gpu_config import Gpu, GpuGeneration
+from kernels.gpu_config import Gpu, by_generation
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class SiluMulConfig:
     num_warps: int
 
 
-_CONFIGS = {GpuGeneration[name]: SiluMulConfig(**entry) for name, entry in SILU_MUL.items()}
+_CONFIGS = {generation: SiluMulConfig(**entry) for generation, entry in by_generation(SILU_MUL).items()}
 
 
 @triton.jit

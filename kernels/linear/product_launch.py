@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from kernels.gpu_config import Gpu, GpuGeneration
+from kernels.gpu_config import Gpu, GpuGeneration, by_generation
 from kernels.linear.split_k import best_num_splits
 
 MAX_SPLIT_ROWS = 64
 """More rows than these make tiles enough without splitting the input features."""
+_COPIED_BYTES = 16
+# Of a row that no 16 bytes are copied of at once: its numbers wait in registers, which are enough for as many.
+_MAX_UNALIGNED_BYTES = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +36,12 @@ class ProductLaunch:
     block_k: int = 0
     programs_per_multiprocessor: int = 1
 
+    def for_columns(self, in_features: int, element_size: int) -> ProductLaunch:
+        """Return the launch for plain rows of so many numbers, of so many bytes each."""
+        if in_features * element_size % _COPIED_BYTES == 0:
+            return self
+        return replace(self, block_k=min(self.block_k, _MAX_UNALIGNED_BYTES // element_size))
+
     def warps_for(self, plane: int) -> int:
         """Return the warps of a program that reads coded weights in planes of so many columns.
 
@@ -44,8 +53,8 @@ class ProductLaunch:
 def read_launches(table: Mapping[str, Mapping[int, Mapping[str, int]]]) -> dict[GpuGeneration, list[ProductLaunch]]:
     """Return the launches of a table, by GPU generation, those for few rows first."""
     return {
-        GpuGeneration[name]: [ProductLaunch(block_m=num_rows, **entry) for num_rows, entry in entries.items()]
-        for name, entries in table.items()
+        generation: [ProductLaunch(block_m=num_rows, **entry) for num_rows, entry in entries.items()]
+        for generation, entries in by_generation(table).items()
     }
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from kernels.gpu_config import GpuGeneration
+from kernels.gpu_config import GpuGeneration, by_generation
 
 MIN_CHUNKED_LEN = 16
 """Tokens of a sequence from which on chunks are used: below, a token after the other is less work."""
@@ -49,4 +49,4 @@ def _scaled(size: int, key_dim: int) -> int:
 
 def read_table(table: Mapping[str, Mapping[str, int]]) -> Mapping[GpuGeneration, LaunchConfig]:
     """Return the launches of a rule's table, by GPU generation."""
-    return MappingProxyType({GpuGeneration[name]: LaunchConfig(**entry) for name, entry in table.items()})
+    return MappingProxyType({generation: LaunchConfig(**entry) for generation, entry in by_generation(table).items()})

@@ -120,7 +120,7 @@ def _dense(
     activation: ExpertActivation | None,
 ) -> None:
     num_experts, out_features, in_features = stack.shape
-    block_k = launch.block_k or TILE_ROWS
+    launch = replace(launch, block_k=launch.block_k or TILE_ROWS).for_columns(in_features, inputs.element_size())
     dense_experts_kernel[_grid(stack, rows, launch)](
         inputs,
         stack.weight,
@@ -140,8 +140,8 @@ def _dense(
         EXPERTS=triton.next_power_of_2(num_experts),
         BLOCK_M=launch.block_m,
         BLOCK_N=launch.block_n,
-        BLOCK_K=block_k,
-        IS_EVEN=in_features % block_k == 0,
+        BLOCK_K=launch.block_k,
+        IS_EVEN=in_features % launch.block_k == 0,
         num_warps=launch.num_warps,
         num_stages=launch.num_stages,
     )

@@ -31,6 +31,8 @@ _MAX_BLOCK_D = 512
 _MAX_GROUP, _MAX_GROUP_OF_LARGE = 128, 16
 # Up to this many packed rows (tokens times heads of a group) a batch without chunks is bound by reading the cache.
 _MAX_SPLIT_ROWS = 64
+# Cached tokens of a tile whose eight bits are converted beside small heads, where the registers are enough for that.
+_MAX_CONVERTED = {GpuGeneration.HOPPER: 128, GpuGeneration.BLACKWELL: 64}
 # The least rows that a tensor core multiplies.
 _MIN_ROWS = 16
 
@@ -164,12 +166,13 @@ def _chunk_config(batch: PagedAttentionBatch, padded_head_dim: int, chunk_size: 
     That is where eight bits are converted, and before Hopper where chunks are masked.
     """
     config = chunk_config(gpu.generation, padded_head_dim, batch.query.dtype)
-    if chunk_size is not None and gpu.generation is not GpuGeneration.HOPPER:
+    if chunk_size is not None and not gpu.generation.is_datacenter:
         config = replace(config, block_m=max(config.block_m // 2, _MIN_ROWS))
-    is_hopper, is_large = gpu.generation is GpuGeneration.HOPPER, padded_head_dim >= 256
-    if batch.kv_scales is None or (is_hopper and not is_large):
+    is_datacenter, is_large = gpu.generation.is_datacenter, padded_head_dim >= 256
+    most = _MAX_CONVERTED.get(gpu.generation, 0)
+    if batch.kv_scales is None or (config.block_n <= most and not is_large):
         return config
-    block_m = config.block_m // 2 if is_hopper else config.block_m
+    block_m = config.block_m // 2 if is_datacenter and is_large else config.block_m
     return replace(config, block_m=block_m, block_n=max(config.block_n // 2, _MIN_ROWS))
 
 
@@ -260,7 +263,7 @@ def _split_warps(config: SplitConfig, block_m: int, *, is_8bit: bool, gpu: Gpu) 
 
     Hopper's tensor cores take operands from shared memory, unless eight bits are converted.
     """
-    has_operands_in_memory = gpu.generation is GpuGeneration.HOPPER and not is_8bit
+    has_operands_in_memory = gpu.generation.is_datacenter and not is_8bit
     return config.num_warps if block_m < _MAX_SPLIT_ROWS or has_operands_in_memory else 2 * config.num_warps
 
 

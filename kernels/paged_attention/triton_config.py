@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kernels.gpu_config import GpuGeneration
+from kernels.gpu_config import GpuGeneration, by_generation
 from kernels.paged_attention.launch_table import CHUNK_ATTENTION, SPLIT_ATTENTION, SPLIT_ATTENTION_8BIT
 
 # The reductions hold all splits of a row in registers.
@@ -59,14 +59,14 @@ class ChunkConfig:
 # By padded head size; a smaller one uses the first entry that holds it.
 _SPLIT, _SPLIT_8BIT = (
     {
-        GpuGeneration[name]: {size: SplitConfig(**entry) for size, entry in entries.items()}
-        for name, entries in table.items()
+        generation: {size: SplitConfig(**entry) for size, entry in entries.items()}
+        for generation, entries in by_generation(table).items()
     }
     for table in (SPLIT_ATTENTION, SPLIT_ATTENTION_8BIT)
 )
 _CHUNK = {
-    GpuGeneration[name]: {size: ChunkConfig(**entry) for size, entry in entries.items()}
-    for name, entries in CHUNK_ATTENTION.items()
+    generation: {size: ChunkConfig(**entry) for size, entry in entries.items()}
+    for generation, entries in by_generation(CHUNK_ATTENTION).items()
 }
 # fp32 has no tensor cores at full precision: it serves exactness, and small tiles keep it in registers.
 _FP32_SPLIT = SplitConfig(16, 4, 1)

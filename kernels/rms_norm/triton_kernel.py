@@ -9,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.gpu_config import Gpu, GpuGeneration
+from kernels.gpu_config import Gpu, by_generation
 from kernels.rms_norm.launch_table import RMS_NORM
 
 MAX_SIZE = 32768
@@ -30,7 +30,7 @@ class RmsNormConfig:
     min_elements: int
 
 
-_CONFIGS = {GpuGeneration[name]: RmsNormConfig(**entry) for name, entry in RMS_NORM.items()}
+_CONFIGS = {generation: RmsNormConfig(**entry) for generation, entry in by_generation(RMS_NORM).items()}
 
 
 @triton.jit(do_not_specialize=["num_rows"])

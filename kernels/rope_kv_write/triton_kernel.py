@@ -12,7 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.gpu_config import Gpu, GpuGeneration
+from kernels.gpu_config import Gpu, by_generation
 from kernels.rope_kv_write.launch_table import ROPE_KV_WRITE
 from kernels.rope_kv_write.reference import HeadNormWeights
 from kernels.rope_kv_write.triton_cache import cache_constants, cache_strides, store_parts, write_parts, write_values
@@ -26,7 +26,7 @@ class RopeConfig:
     num_warps: int
 
 
-_CONFIGS = {GpuGeneration[name]: RopeConfig(**entry) for name, entry in ROPE_KV_WRITE.items()}
+_CONFIGS = {generation: RopeConfig(**entry) for generation, entry in by_generation(ROPE_KV_WRITE).items()}
 
 
 @triton.jit

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kernels.gpu_config import GpuGeneration
+from kernels.gpu_config import GpuGeneration, by_generation
 from kernels.sampling.launch_table import SAMPLING
 
 
@@ -35,7 +35,7 @@ class SamplingConfig:
 
 
 # The kernels are bound by memory alone; generations differ in how much must be in flight, and in registers.
-_CONFIGS = {GpuGeneration[name]: SamplingConfig(**entry) for name, entry in SAMPLING.items()}
+_CONFIGS = {generation: SamplingConfig(**entry) for generation, entry in by_generation(SAMPLING).items()}
 
 
 def sampling_config(generation: GpuGeneration) -> SamplingConfig:

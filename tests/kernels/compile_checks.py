@@ -26,12 +26,27 @@ from typing import Any
 
 from kernels.gpu_config import Gpu, GpuGeneration, generation_of
 
-NUM_MULTIPROCESSORS = {80: 108, 89: 128, 90: 132}
+NUM_MULTIPROCESSORS = {80: 108, 89: 128, 90: 132, 100: 148, 120: 170}
+CAPABILITIES = tuple(NUM_MULTIPROCESSORS)
+WRITTEN_FOR = (80, 90)
+"""Of `CAPABILITIES`: where no register may spill. The others compile to some registers more or less."""
+MAX_TENSOR_COLUMNS = 512
+MATRIX_INSTRUCTIONS = {"mma": r"\bmma\.sync", "wgmma": r"wgmma\.mma_async", "tcgen05": r"tcgen05\.mma"}
+"""In PTX."""
+_OF_GENERATION = {GpuGeneration.HOPPER: "wgmma", GpuGeneration.BLACKWELL: "tcgen05"}
+
+
+def instructions_of(capability: int) -> set[str]:
+    """Return what products of 64 rows or more are to use."""
+    return {_OF_GENERATION.get(generation_of(*divmod(capability, 10)), "mma")}
 
 
 @dataclass(frozen=True)
 class CompiledKernel:
-    """A kernel that a launch compiled; `stack_bytes` above 0 means registers spilled."""
+    """A kernel that a launch compiled; `stack_bytes` above 0 means registers spilled.
+
+    `tensor_columns` are those of the memory for sums that Blackwell's matrix instructions have.
+    """
 
     launch: str
     kernel: str
@@ -41,6 +56,7 @@ class CompiledKernel:
     num_registers: int
     stack_bytes: int
     num_warps: int
+    tensor_columns: int
 
     def __str__(self) -> str:
         return f"{self.launch}-{self.kernel}-sm_{self.capability}"
@@ -48,6 +64,21 @@ class CompiledKernel:
     @property
     def generation(self) -> GpuGeneration:
         return generation_of(*divmod(self.capability, 10))
+
+    @property
+    def matrix_instructions(self) -> set[str]:
+        """Return the kinds of matrix instructions that there are: those of the keys of `MATRIX_INSTRUCTIONS`."""
+        return {kind for kind, instruction in MATRIX_INSTRUCTIONS.items() if self.count(instruction)}
+
+    def check_fits(self, spilled: int = 0) -> None:
+        """Check that the GPU can run it, with at most so many bytes of spilled registers.
+
+        Eight registers more are allowed from compilers that tables were not written by.
+        """
+        assert self.shared_bytes <= self.generation.max_shared_bytes, str(self)
+        assert self.tensor_columns <= MAX_TENSOR_COLUMNS, f"{self} needs more tensor memory than there is: it is a trap"
+        allowed = max(spilled, 0 if self.capability in WRITTEN_FOR else 32)
+        assert self.stack_bytes <= allowed, f"{self} spills {self.stack_bytes} bytes of registers"
 
     def count(self, instruction: str) -> int:
         """Return how often an instruction, a regular expression, stands in the PTX."""
@@ -157,6 +188,7 @@ def _describe(launch: str, kernel: Any, capability: int) -> CompiledKernel:
         registers,
         stack,
         kernel.metadata.num_warps,
+        getattr(kernel.metadata, "tmem_size", None) or 0,
     )
 
 

@@ -43,7 +43,7 @@ def launches(gpu: Gpu) -> dict[str, Callable[[], torch.Tensor]]:
         "odd_3": partial(product, INT8, 3, (1003, 1001)),
         "quantize_int8": partial(quantize, INT8, 14_336),
     }
-    if gpu.generation is GpuGeneration.HOPPER:
+    if gpu.generation is not GpuGeneration.AMPERE:
         found |= {
             "fp8_1": partial(product, FLOAT8, 1, OUTPUT),
             "fp8_64": partial(product, FLOAT8, 64, GATE_UP),

@@ -8,14 +8,13 @@ import pytest
 
 pytest.importorskip("triton", reason="Triton does not support this platform")
 
-from tests.kernels.compile_checks import compile_launches
+from tests.kernels.compile_checks import CAPABILITIES, compile_launches
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_kernels_fit_the_gpu_without_spills(tmp_path: Path) -> None:
-    compiled = compile_launches("tests.kernels.recurrent_launches", (80, 90), tmp_path / "recurrent.json")
-    assert len(compiled) == 26
+    compiled = compile_launches("tests.kernels.recurrent_launches", CAPABILITIES, tmp_path / "recurrent.json")
+    assert len(compiled) == 13 * len(CAPABILITIES)
     for kernel in compiled:
-        assert kernel.shared_bytes <= kernel.generation.max_shared_bytes, str(kernel)
-        assert kernel.stack_bytes == 0, f"{kernel} spills registers"
+        kernel.check_fits()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kernels.gpu_config import Gpu, GpuGeneration
+from kernels.gpu_config import Gpu, GpuGeneration, by_generation
 from kernels.linear.gpu_packed.launch_table import FUSED_ROWS, PACKED_LINEAR
 from kernels.linear.gpu_packed.matrix import PackedMatrix
 from kernels.linear.product_launch import MAX_SPLIT_ROWS, ProductLaunch, launch_for, read_launches, splits_of
@@ -10,7 +10,7 @@ from kernels.linear.product_launch import MAX_SPLIT_ROWS, ProductLaunch, launch_
 _LAUNCHES = read_launches(PACKED_LINEAR)
 # Up to how many rows weights are unpacked by the product itself. For more, each block of rows would unpack the same
 # weights once again: it is faster to write them out once as 16-bit numbers, and to leave the product to cuBLAS.
-_FUSED_ROWS = {GpuGeneration[name]: rows for name, rows in FUSED_ROWS.items()}
+_FUSED_ROWS = by_generation(FUSED_ROWS)
 
 
 def packed_linear_launch(generation: GpuGeneration, num_rows: int) -> ProductLaunch:

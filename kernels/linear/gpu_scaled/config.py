@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from kernels.gpu_config import Gpu, GpuGeneration
+from kernels.gpu_config import Gpu, GpuGeneration, by_generation
 from kernels.linear.gpu_scaled.launch_table import KERNEL_ROWS, SCALED_LINEAR
 from kernels.linear.product_launch import MAX_SPLIT_ROWS, ProductLaunch, launch_for, read_launches, splits_of
 
 _LAUNCHES = read_launches(SCALED_LINEAR)
 # Up to how many rows the kernel is preferred where cuBLAS has the product too.
-_KERNEL_ROWS = {GpuGeneration[name]: rows for name, rows in KERNEL_ROWS.items()}
+_KERNEL_ROWS = by_generation(KERNEL_ROWS)
 
 
 def scaled_linear_launch(generation: GpuGeneration, num_rows: int) -> ProductLaunch:

@@ -125,7 +125,7 @@ def scaled_linear_triton(
     """Multiply quantized rows; None takes what the tables say."""
     num_rows, in_features = inputs.shape
     out_features = matrix.values.shape[0]
-    launch = launch or scaled_linear_launch(gpu.generation, num_rows)
+    launch = launch or scaled_linear_launch(gpu.generation, num_rows).for_columns(in_features, 1)
     if matrix.has_blocks:
         # Products of each block are scaled one by one: twice the sums, and the scales, have to fit into registers.
         launch = replace(launch, block_k=SCALE_BLOCK, block_m=min(launch.block_m, _MAX_ROWS_WITH_BLOCKS))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from pathlib import Path
 
@@ -62,6 +63,8 @@ def tune(
             is_complete = False
             continue
         of_table = file.tables[tuning.table]
+        # The entries that it has taken so far.
+        of_table.setdefault(generation.name, copy.deepcopy(of_table[GpuGeneration.HOPPER.name]))
         entries, key = (of_table, generation.name) if tuning.key is None else (of_table[generation.name], tuning.key)
         try:
             choice = choose(tuning, entries[key], device, timer)

@@ -114,13 +114,19 @@ def test_no_right_entry_at_all_is_an_error() -> None:
         choose(make_tuning(candidates=()), WRONG, CPU, ToldTimer())
 
 
-def run_tune(tmp_path: Path, *tunings: Tuning, limit_s: float = 60.0, derive: object = None) -> tuple[bool, TableFile]:
+def run_tune(
+    tmp_path: Path,
+    *tunings: Tuning,
+    limit_s: float = 60.0,
+    derive: object = None,
+    generation: GpuGeneration = GpuGeneration.HOPPER,
+) -> tuple[bool, TableFile]:
     path = Path("kernels/widths/launch_table.py")
     (tmp_path / path).parent.mkdir(parents=True)
     (tmp_path / path).write_text(TABLE_SOURCE)
     table = TunedTable("widths", path, tunings, derive)
     deadline = time.monotonic() + limit_s
-    status = tune(table, CPU, GpuGeneration.HOPPER, ToldTimer(), tmp_path, "a GPU", deadline)
+    status = tune(table, CPU, generation, ToldTimer(), tmp_path, "a GPU", deadline)
     return status, TableFile.read(tmp_path / path)
 
 
@@ -136,6 +142,15 @@ def test_chosen_entry_is_written_and_the_others_stay(tmp_path: Path, capsys: pyt
     assert lines[1] == "  chosen    1.155  width=3: 3.0 4.0"
     assert lines[2].startswith("  present   1.333  width=1")
     assert lines[4] == "              inf  width=4: wrong at small: 5.00e-01 of 1e-01"
+
+
+def test_generation_without_entries_begins_with_those_it_took(tmp_path: Path) -> None:
+    _, file = run_tune(tmp_path, make_tuning(128), generation=GpuGeneration.BLACKWELL)
+    assert file.tables["WIDTHS"] == {
+        "HOPPER": {64: PRESENT, 128: PRESENT},
+        "ADA": {64: {"width": 7}},
+        "BLACKWELL": {64: PRESENT, 128: FAST},
+    }
 
 
 def test_derived_tables_follow_from_the_chosen_entries(tmp_path: Path) -> None:
