@@ -1,4 +1,4 @@
-"""What a backlog of batch jobs costs the people beside it, and how fast it is done when nobody is there.
+"""What a backlog of batch jobs costs the interactive requests beside it, and how fast it runs alone.
 
 Run as `python -m ops.bench.batch_lane`. The whole system serves the demo model on this machine's CPU. First the backlog
 runs alone. Then a number of connections ask for one stream after the other, in turns without and beside a backlog that
@@ -10,24 +10,39 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
+import json
 import os
 import statistics
-from collections.abc import Sequence
+import time
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
-from ops.bench.load.batch_backlog import Backlog
+import nats
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+
 from ops.bench.load.event_streams import Address, Samples, count_streams, percentile
 from ops.bench.load.systems import address_of, headrace_up
 from ops.bench.options import add_list, bench_parser
 from ops.bench.record import ResultTable
 from ops.stack.plan import DEMO_MODEL_NAME
+from shared.batch_streams import batch_stream
+from shared.subjects import request_subject, result_subject
 
 _SETTLE_S = 14.0
-"""The worker fills the machine when nobody has been there for ten seconds; starting it asks for an answer."""
+"""Ten seconds without an interactive request, after which batch jobs may use all of the machine, and some to spare."""
 
 _FIGURES = ("itl_p50_ms", "itl_p99_ms", "ttft_p50_ms", "ttft_p99_ms")
 _COLUMNS = ("load", "concurrency", *_FIGURES, "batch_tokens_per_s")
 _PROMPT = "Once upon a time there was a"
+_TENANT = "default"
+_NUM_JOBS = 400
+"""Jobs kept in the queue: more than any worker holds."""
+
+_JOB_PROMPT = "Write a story about a dog and a cat who live near the river and like to play. " * 3
+_JOB_TOKENS = 64
+_QUIET_S = 0.7
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -67,7 +82,7 @@ async def _measure(info: dict[str, Any], options: argparse.Namespace) -> None:
 
 
 async def _alone(backlog: Backlog, duration_s: float) -> float:
-    """Return the tokens per second of the backlog with nobody beside it."""
+    """Return the tokens per second of the backlog alone."""
     async with backlog.kept_up():
         await asyncio.sleep(_SETTLE_S)
         rate = await backlog.rate(duration_s)
@@ -109,6 +124,78 @@ def _figures(turns: list[Samples]) -> dict[str, float]:
     waits = [wait for samples in turns for wait in samples.ttft_s]
     percentiles = (percentile(values, percent) for values in (gaps, waits) for percent in (50, 99))
     return dict(zip(_FIGURES, (value * 1e3 for value in percentiles), strict=True))
+
+
+class Backlog:
+    """Publishes jobs and counts the tokens of their results.
+
+    Attributes:
+        num_tokens: Generated tokens of all results so far.
+    """
+
+    def __init__(self, batch: Client, admin: Client, model: str) -> None:
+        """Publish over `batch`, purge the queue over `admin`."""
+        self._batch = batch
+        self._admin = admin
+        self._model = model
+        self._num_published = 0
+        self._num_done = 0
+        self._last_done = 0.0
+        self._is_full = asyncio.Event()
+        self.num_tokens = 0
+
+    @classmethod
+    async def connect(cls, batch_url: str, admin_url: str, model: str) -> Backlog:
+        """Connect, and listen for results."""
+        backlog = cls(await nats.connect(batch_url), await nats.connect(admin_url), model)
+        subject = result_subject(_TENANT, "x").removesuffix("x") + "*"
+        await backlog._batch.subscribe(subject, cb=backlog._receive)
+        return backlog
+
+    async def close(self) -> None:
+        """Disconnect."""
+        await self._batch.close()
+        await self._admin.close()
+
+    @contextlib.asynccontextmanager
+    async def kept_up(self) -> AsyncIterator[None]:
+        """Keep the queue full until the block ends; then drop what waits, and wait for what runs."""
+        self._num_published = self._num_done = 0
+        self._is_full.clear()
+        keeping = asyncio.create_task(self._keep())
+        try:
+            await self._is_full.wait()
+            yield
+        finally:
+            keeping.cancel()
+            await asyncio.gather(keeping, return_exceptions=True)
+            await self._admin.jetstream().purge_stream(batch_stream(_TENANT))
+            self._last_done = time.monotonic()
+            while (left := self._last_done + _QUIET_S - time.monotonic()) > 0:  # noqa: ASYNC110
+                await asyncio.sleep(left)
+
+    async def rate(self, duration_s: float) -> float:
+        """Return the tokens per second of the next seconds."""
+        before, started = self.num_tokens, time.monotonic()
+        await asyncio.sleep(duration_s)
+        return (self.num_tokens - before) / (time.monotonic() - started)
+
+    async def _keep(self) -> None:
+        js, subject = self._batch.jetstream(), request_subject(self._model, "batch", _TENANT)
+        sampling = {"max_tokens": _JOB_TOKENS, "temperature": 0.0, "ignore_eos": True}
+        while True:
+            while self._num_published - self._num_done < _NUM_JOBS:
+                number = time.time_ns()
+                job = {"id": f"job-{number}", "model": self._model, "lane": "batch", "sampling": sampling}
+                await js.publish(subject, json.dumps(job | {"text": f"{number} {_JOB_PROMPT}"}).encode())
+                self._num_published += 1
+            self._is_full.set()
+            await asyncio.sleep(0.02)
+
+    async def _receive(self, message: Msg) -> None:
+        self._num_done += 1
+        self._last_done = time.monotonic()
+        self.num_tokens += json.loads(message.data)["completion_tokens"]
 
 
 if __name__ == "__main__":

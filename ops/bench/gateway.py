@@ -3,9 +3,8 @@
 `make bench` starts the system with a simulated engine, which makes one token per running sequence every `--step-ms`, so
 what is measured is the gateway, the queue and the worker's consumer. `python -m ops.bench.gateway --isolated` starts
 NATS, one gateway and a worker without an engine instead, whose texts carry the time they were made, so that the delay
-of each token is known and the gateway saturates first; beside it runs a bare gateway, which takes the same way and does
-nothing of its own. Both measure, in the same run, the floor: an asyncio server that only writes the same bytes at the
-same pace. Bounded, and loopback only.
+of each token is known and the gateway saturates first. Both measure, in the same run, the floor: an asyncio server that
+only writes the same bytes at the same pace. Bounded, and loopback only.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ import uvloop
 
 from ops.bench.load.event_streams import Address, Samples, count_streams, percentile
 from ops.bench.load.processes import HOST, StartError, cpu_seconds, descendants, peak_rss_bytes
-from ops.bench.load.systems import Target, address_of, headrace_up, isolated_gateways, parts
+from ops.bench.load.systems import Target, address_of, headrace_up, isolated_gateway, parts
 from ops.bench.options import add_list, bench_parser
 from ops.bench.record import ResultTable
 from ops.stack.plan import DEMO_MODEL_NAME
@@ -50,14 +49,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 async def _measure_all(options: argparse.Namespace) -> None:
     table = ResultTable("gateway", _COLUMNS)
     step_ms = options.step_ms
-    with isolated_gateways(step_ms) if options.isolated else _system(step_ms, options.gateways) as targets:
+    with isolated_gateway(step_ms) if options.isolated else _system(step_ms, options.gateways) as target:
         for concurrency in options.concurrency:
             load = Load(concurrency, options.tokens, options.rounds)
             # Streams that all begin at once would measure how long a crowd waits at the door.
             spread_s = min(5.0, options.tokens * step_ms / 1000)
-            for target in targets:
-                await _measure(target, Load(concurrency, 4, 1), 0.0)
-                table.add(await _measure(target, load, spread_s), step_ms=step_ms)
+            await _measure(target, Load(concurrency, 4, 1), 0.0)
+            table.add(await _measure(target, load, spread_s), step_ms=step_ms)
             with _floor(step_ms, options.tokens) as floor:
                 table.add(await _measure(floor, load, spread_s), step_ms=step_ms)
 
@@ -93,12 +91,12 @@ def _row(target: Target, load: Load, samples: Samples, cpu_s: dict[str, float]) 
 
 
 @contextlib.contextmanager
-def _system(step_ms: float, num_gateways: int) -> Iterator[list[Target]]:
+def _system(step_ms: float, num_gateways: int) -> Iterator[Target]:
     # Steps of one length at any load: what varies is the gateway's, and the floor server's steps do not grow.
     environ = os.environ | {"HEADRACE_SIMULATE_GROWTH": "0"}
     with headrace_up(["--simulate", f"{step_ms:g}", "--gateways", str(num_gateways)], environ) as ready:
         pids = {role: descendants(pids) for role, pids in ready["pids"].items()}
-        yield [Target("system", address_of(ready, DEMO_MODEL_NAME), pids)]
+        yield Target("system", address_of(ready, DEMO_MODEL_NAME), pids)
 
 
 @contextlib.contextmanager

@@ -1,9 +1,8 @@
 """Where the time to first token of one request goes on an idle system: `python -m ops.bench.hops`.
 
 Starts NATS, Redis, a gateway and a worker whose functions are marked from outside (`hop_marks`), sends one request at a
-time, and prints for each station the time since the client began to send, in the median. Three cases: an answer from
-the cache, a step of no length, the demo model; and `floor`, the same hops without this system (`bare_chain`). Bounded,
-and loopback only.
+time, and prints for each station the median time since the client began to send. Three cases: an answer from the cache,
+a step of no length, the demo model. Bounded, and loopback only.
 """
 
 from __future__ import annotations
@@ -19,10 +18,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ops.bench.load.bare_chain import CHAINS, make_queue, round_trips
 from ops.bench.load.event_streams import Address, percentile
 from ops.bench.load.processes import HOST
-from ops.bench.load.systems import API_KEY, Parts, parts
+from ops.bench.load.systems import API_KEY, parts
 from ops.bench.options import bench_parser
 from ops.bench.record import append_record, command_line
 from ops.stack.config import DEMO_MODEL
@@ -31,7 +29,6 @@ from ops.stack.ports import free_port
 from ops.stack.servers import find_redis_server
 
 CASES = ("cached", "simulated", "demo")
-FLOOR = "floor"
 NUM_WARM = 10
 # Between requests: processors' caches cool meanwhile, as on an idle system.
 PAUSE_S = 0.03
@@ -49,15 +46,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Measure what the command line names, print a table for each case, and record it."""
     parser = bench_parser("hops", __doc__)
     parser.add_argument("--requests", type=int, default=200, help="Requests of each case.")
-    parser.add_argument("--case", choices=(*CASES, FLOOR), action="append", help="Only this case; may be repeated.")
+    parser.add_argument("--case", choices=CASES, action="append", help="Only this case; may be repeated.")
     parser.add_argument("--no-marks", action="store_true", help="Only the whole time, without the cost of the marks.")
     options = parser.parse_args(arguments)
-    for case in options.case or (*CASES, FLOOR):
+    for case in options.case or CASES:
         asked = {"case": case, "pause_ms": PAUSE_S * 1e3, "num_requests": options.requests}
-        if case == FLOOR:
-            found = _measure_floor(options.requests)
-        else:
-            found = _measure_case(case, options.requests, is_marked=not options.no_marks)
+        found = _measure_case(case, options.requests, is_marked=not options.no_marks)
         append_record("hops", command_line("hops"), asked | found)
 
 
@@ -73,31 +67,6 @@ def _measure_case(case: str, num_requests: int, *, is_marked: bool) -> dict[str,
         print(f"  {micros:7.0f} µs  +{micros - before:5.0f}  {name}")
         before = micros
     return {"ttft_p50_ms": p50, "ttft_p99_ms": p99, "hops_us": hops}
-
-
-def _measure_floor(num_requests: int) -> dict[str, object]:
-    """Print and return what the hops take without this system, chain by chain."""
-    medians = {}
-    print("\nfloor: the same hops, nothing parsed or checked")
-    with parts() as system:
-        _, nats_url = system.start_nats()
-        nats_port, redis_port = int(nats_url.rpartition(":")[2]), _start_redis(system)
-        make_queue(nats_port)
-        for chain in CHAINS:
-            taken = round_trips(chain, nats_port, redis_port, NUM_WARM + num_requests, PAUSE_S)[NUM_WARM:]
-            medians[chain] = round(statistics.median(taken) * 1e6, 1)
-            print(f"  {medians[chain]:7.0f} µs  {chain}")
-    return {"chains_us": medians}
-
-
-def _start_redis(system: Parts) -> int:
-    redis = find_redis_server()
-    if redis is None:
-        raise SystemExit("redis-server is needed: pip install 'headrace[embedded]'")
-    port = free_port()
-    command = [redis, "--bind", HOST, "--port", str(port), "--save", "", "--dir", str(system.directory)]
-    system.start_listener(command, "redis", port)
-    return port
 
 
 def _measure(case: str, num_requests: int, *, is_marked: bool) -> tuple[list[tuple[int, str]], list[Trial]]:
@@ -150,9 +119,14 @@ def _hops(marks: list[tuple[int, str]], trials: list[Trial]) -> dict[str, float]
 @contextlib.contextmanager
 def _system(simulate_ms: float | None, *, is_marked: bool) -> Iterator[tuple[int, list[Path]]]:
     """Run the system; yield the gateway's port and the files with the marks."""
+    redis = find_redis_server()
+    if redis is None:
+        raise SystemExit("redis-server is needed: pip install 'headrace[embedded]'")
     with parts() as system:
         _, nats_url = system.start_nats()
-        redis_port = _start_redis(system)
+        redis_port = free_port()
+        command = [redis, "--bind", HOST, "--port", str(redis_port), "--save", "", "--dir", str(system.directory)]
+        system.start_listener(command, "redis", redis_port)
         traces = [system.directory / f"{role}.marks" for role in ("gpu_worker", "gateway")]
         modules = []
         for trace in traces:

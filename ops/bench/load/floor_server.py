@@ -14,8 +14,8 @@ import uvloop
 
 from ops.bench.load.event_streams import stamp
 
-HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
-END = b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n"
+_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+_END = b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n"
 _PREFIX = (
     b'data: {"id":"cmpl-0123456789abcdef01234567","object":"text_completion","created":1700000000,'
     b'"model":"headrace-demo","choices":[{"index":0,"text":'
@@ -23,36 +23,26 @@ _PREFIX = (
 _SUFFIX = b',"logprobs":null,"finish_reason":null}]}\n\n'
 
 
-class Connection(asyncio.Protocol):
-    """A client's connection, which the server writes to."""
-
+class _Paced(asyncio.Protocol):
     _transport: asyncio.Transport
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep the transport."""
-        self._transport = cast("asyncio.Transport", transport)
-
-
-class _Paced(Connection):
     def __init__(self, running: dict[asyncio.Transport, int]) -> None:
         self._running = running
 
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+
     def data_received(self, data: bytes) -> None:
-        self._transport.write(HEAD + _stamped())
+        self._transport.write(_HEAD + _stamped())
         self._running[self._transport] = 1
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._running.pop(self._transport, None)
 
 
-def event_chunk(text: bytes) -> bytes:
-    """Return the chunk with the event of a text, which is in JSON."""
-    event = _PREFIX + text + _SUFFIX
-    return b"%x\r\n%b\r\n" % (len(event), event)
-
-
 def _stamped() -> bytes:
-    return event_chunk(b'"%b"' % stamp().encode())
+    event = b'%b"%b"%b' % (_PREFIX, stamp().encode(), _SUFFIX)
+    return b"%x\r\n%b\r\n" % (len(event), event)
 
 
 async def serve(step_s: float, num_tokens: int) -> None:
@@ -72,7 +62,7 @@ async def serve(step_s: float, num_tokens: int) -> None:
                 transport.write(chunk)
             else:
                 del running[transport]
-                transport.write(chunk + END)
+                transport.write(chunk + _END)
 
 
 if __name__ == "__main__":

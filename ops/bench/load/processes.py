@@ -1,6 +1,6 @@
 """Processes that a benchmark starts: each ends with the benchmark, whatever ends that, and so does what it starts.
 
-And the CPU time and memory that processes take, from /proc.
+And the CPU time and memory that processes take.
 """
 
 from __future__ import annotations
@@ -11,16 +11,17 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+
+import psutil
 
 from ops.stack.tether import tethered
 
 HOST = "127.0.0.1"
 START_TIMEOUT_S = 60.0
 _STOP_TIMEOUT_S = 30.0
-_TICKS_PER_S = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 
 
 class StartError(RuntimeError):
@@ -88,14 +89,12 @@ def accepts(port: int) -> bool:
 
 def cpu_seconds(pids: Iterable[int]) -> float:
     """Return user and system time spent so far by these processes; those that are gone count nothing."""
-    total = 0
+    total = 0.0
     for pid in pids:
-        try:
-            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        total += int(fields[11]) + int(fields[12])
-    return total / _TICKS_PER_S
+        with suppress(psutil.NoSuchProcess):
+            times = psutil.Process(pid).cpu_times()
+            total += times.user + times.system
+    return total
 
 
 def peak_rss_bytes(pids: Iterable[int]) -> int:
@@ -110,13 +109,10 @@ def peak_rss_bytes(pids: Iterable[int]) -> int:
     return total
 
 
-def descendants(pids: Iterable[int]) -> list[int]:
+def descendants(pids: Collection[int]) -> list[int]:
     """Return these processes and all their children."""
     found = list(pids)
-    for pid in found:
-        for children in Path(f"/proc/{pid}/task").glob("*/children"):
-            try:
-                found += [int(child) for child in children.read_text().split()]
-            except OSError:
-                continue
+    for pid in pids:
+        with suppress(psutil.NoSuchProcess):
+            found += [child.pid for child in psutil.Process(pid).children(recursive=True)]
     return found

@@ -105,17 +105,13 @@ class Target:
 
 
 @contextmanager
-def isolated_gateways(step_ms: float) -> Iterator[list[Target]]:
-    """Run a gateway, and one that does nothing of its own, before the same NATS and the same stamping worker."""
+def isolated_gateway(step_ms: float) -> Iterator[Target]:
+    """Run a gateway before NATS and a stamping worker."""
     with parts() as system:
         nats, nats_url = system.start_nats()
         command = [sys.executable, "-m", "ops.bench.load.stamping_worker", nats_url, MODEL, str(step_ms)]
         worker, _ = system.start(command, "worker", "")
         gateway, port = system.start_gateway(["gateway"], nats_url, DRAIN_TIMEOUT_S=1)
-        bare, log = system.start([sys.executable, "-m", "ops.bench.load.bare_gateway", nats_url], "bare_gateway", "\n")
         time.sleep(1.0)  # heartbeats arrive
-        pids = {"nats": [nats], "worker": [worker]}
-        yield [
-            Target("isolated", Address(HOST, port, MODEL, API_KEY), pids | {"gateway": [gateway]}),
-            Target("bare", Address(HOST, int(log), MODEL), pids | {"gateway": [bare]}),
-        ]
+        pids = {"nats": [nats], "worker": [worker], "gateway": [gateway]}
+        yield Target("isolated", Address(HOST, port, MODEL, API_KEY), pids)

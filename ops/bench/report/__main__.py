@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ops.bench.options import bench_parser
-from ops.bench.report.goal import Goal, Section
-from ops.bench.report.goals import GOALS
+from ops.bench.report.goals import GOALS, Goal, Section
 from ops.bench.report.records import Run, read_runs
 from ops.bench.report.tables import (
     NOT_MEASURED,

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from ops.bench.report.figures import OURS, Figure, engine_name
-from ops.bench.report.goal import Goal
+from ops.bench.report.goals import Goal
 from ops.bench.report.records import Row, Run, latest
 
 NOT_MEASURED = "not measured yet"

@@ -2,7 +2,7 @@
 
 `python -m ops.bench.startup --shapes 8b` writes a checkpoint of that shape into a temporary folder and starts from it:
 once with its files evicted from the page cache (`cold`) and once with them in it (`warm`). Each start is a process of
-its own. `transformers` loads the same files where it is installed and they fit the memory twice.
+its own.
 """
 
 from __future__ import annotations
@@ -34,8 +34,6 @@ _COLUMNS = (
     "capture_s",
     "ready_s",
     "peak_rss_gb",
-    "transformers_load_s",
-    "transformers_ready_s",
 )
 
 
@@ -59,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def measure(directory: Path, num_bytes: int, device: str, *, is_cold: bool) -> dict[str, object]:
-    """Start the engine and its baselines, each with the files in the same state; seconds, and GB/s of loading."""
+    """Read the files plainly and start the engine, both from the same state; return seconds and GB/s of loading."""
 
     def prepare() -> None:
         if is_cold:
@@ -71,17 +69,12 @@ def measure(directory: Path, num_bytes: int, device: str, *, is_cold: bool) -> d
     read_s = read_plainly(directory)
     prepare()
     engine = run_child("startup.engine_start", directory, device)
-    row: dict[str, object] = {
+    return {
         "plain_read_s": round(read_s, 4),
         **engine,
         "plain_read_gb_per_s": round(num_bytes / 1e9 / read_s, 2),
         "load_gb_per_s": round(num_bytes / 1e9 / engine["load_s"], 2),
     }
-    if can_load_with_transformers(num_bytes):
-        prepare()
-        peer = run_child("peers.transformers_load", directory, device)
-        row |= {f"transformers_{name}": value for name, value in peer.items()}
-    return row
 
 
 def run_child(module: str, directory: Path, device: str) -> dict[str, float]:
@@ -113,15 +106,6 @@ def evict(directory: Path) -> None:
         with path.open("rb") as file:
             os.fsync(file.fileno())
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-
-
-def can_load_with_transformers(num_bytes: int) -> bool:
-    """Whether it is installed and the machine has room for the weights twice, once as files in the cache."""
-    from importlib.util import find_spec
-
-    from gpu_worker.layers.free_memory import free_host_bytes
-
-    return find_spec("transformers") is not None and 2 * num_bytes < free_host_bytes()
 
 
 def device_name(device: str) -> str:

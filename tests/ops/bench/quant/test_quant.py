@@ -10,7 +10,7 @@ import pytest
 from ops.bench.engine import Load, Measurement
 from ops.bench.make_model import Shape, make_model
 from ops.bench.peers.engines import Task, measure_ours
-from ops.bench.quant.__main__ import measure, rows
+from ops.bench.quant.__main__ import measure, most_likely, quality, rows
 from ops.bench.quant.checkpoints import (
     METHODS,
     PLAIN,
@@ -20,7 +20,6 @@ from ops.bench.quant.checkpoints import (
     training_text,
     weight_bytes,
 )
-from ops.bench.quant.quality import most_likely, quality
 
 TINY = Shape(
     vocab_size=160, hidden_size=64, intermediate_size=128, num_layers=1, num_heads=4, num_kv_heads=2, is_tied=True

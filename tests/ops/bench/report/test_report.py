@@ -11,8 +11,7 @@ import pytest
 from ops.bench.gpu.suites import all_suites
 from ops.bench.report import __main__ as report
 from ops.bench.report.figures import Figure, engine, gateway, kernel_fraction
-from ops.bench.report.goal import Goal, Kind, Section
-from ops.bench.report.goals import GOALS, GPU_GOALS
+from ops.bench.report.goals import GOALS, GPU_GOALS, Goal, Kind, Section
 from ops.bench.report.records import MalformedResultError, Run, latest, read_runs
 from ops.bench.report.tables import NOT_MEASURED, Footnotes, decode_table, standing
 
