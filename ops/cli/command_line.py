@@ -1,14 +1,14 @@
-"""Runs the command line: every error that somebody can mend is one line and an exit status."""
+"""Runs the command line: every error that a user can mend is one line and an exit status."""
 
 from __future__ import annotations
 
 import errno
 import os
+import resource
 import sys
 from typing import TYPE_CHECKING
 
-from ops.cli.lost_interrupts import interrupts_kept
-from ops.cli.out_of_memory import out_of_memory
+from ops.cli.interrupts import interrupts_kept
 from shared.errors import HeadraceError
 
 if TYPE_CHECKING:
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 _EXIT_FAILED = 1
 _EXIT_BAD_SETTINGS = 2
 _EXIT_INTERRUPTED = 130
+# How torch's allocator, C++ and the loader of libraries word "no memory".
+_NO_MEMORY = ("can't allocate memory", "bad_alloc", "Cannot allocate memory", "failed to map segment", "out of memory")
 _OF_FULL_DISKS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
@@ -51,7 +53,7 @@ def _run() -> int:
         print(f"headrace: {error}", file=sys.stderr)
         code = _EXIT_BAD_SETTINGS
     except BrokenPipeError:
-        # Whoever read our output has gone, as with `headrace ... | head`; do not fail again while flushing at exit.
+        # The reader of our output has gone, as with `headrace ... | head`; do not fail again while flushing at exit.
         sys.stdout = None
         code = _EXIT_FAILED
     except (MemoryError, ImportError, RuntimeError) as error:
@@ -82,8 +84,27 @@ def _exit_without_memory(error: Exception) -> int:
     return _EXIT_FAILED
 
 
+def out_of_memory(error: BaseException) -> str | None:
+    """Return one line for an error that comes of too little memory, naming the limit if there is one; else None."""
+    if not any(_is_of_memory(each) for each in (error, error.__cause__)):
+        return None
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit != resource.RLIM_INFINITY:
+        limited = f"this process may map {limit >> 20} MiB (`ulimit -v`), and needs more"
+        return f"out of memory: {limited}; PyTorch alone maps some gigabytes: raise the limit, or unset it"
+    return "out of memory: end other processes, raise the limit of this container, or choose a smaller model or cache"
+
+
+def _is_of_memory(error: BaseException | None) -> bool:
+    if isinstance(error, MemoryError):
+        return True
+    if isinstance(error, OSError) and error.errno == errno.ENOMEM:
+        return True
+    return isinstance(error, ImportError | OSError | RuntimeError) and any(word in str(error) for word in _NO_MEMORY)
+
+
 def _is_nowhere() -> bool:
-    """Tell who stands in a folder that is no more: every relative path would fail, at a place that explains nothing."""
+    """Report a deleted working directory: every relative path would fail, with an error that explains nothing."""
     try:
         os.getcwd()
     except FileNotFoundError:

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ops.cli.options import settings_command
-from ops.cli.parts import require
-from ops.cli.torch_device import check_device
+from ops.cli.parts import check_device, require
 from shared.config import setting
 from shared.errors import ConfigError
 from shared.model_hub import existing_model

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ops.cli.options import settings_command
-from ops.cli.publish_config import PublishConfig
-from ops.cli.publish_lines import read_jobs, read_lines, wrong_file
+from ops.cli.publish_lines import PublishConfig, read_jobs, read_lines, wrong_file
 from ops.cli.running_system import Endpoint, ServerRefusedError, find_nats
 from ops.stack.state import ReadyFile, read_ready_file
 from shared.errors import ConfigError

@@ -1,4 +1,4 @@
-"""The requests that `headrace publish` reads: a file's lines, ours or of OpenAI's Batch API, become jobs.
+"""The settings of `headrace publish`, and its requests: lines of a file, ours or of OpenAI's Batch API, become jobs.
 
 A file with a bad line is refused whole, before anything is published, and all its bad lines are told at once. OpenAI's
 Batch API does the same: such a batch fails before it begins, and its `errors` list the lines.
@@ -11,19 +11,43 @@ import secrets
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ops.stack.config import DEFAULT_STATE_DIR
+from shared.config import setting
 from shared.errors import BadRequestError, ConfigError
+from shared.nats_files import NatsFiles
 
 if TYPE_CHECKING:
     from ops.cli.openai_batch import BatchLine
-    from ops.cli.publish_config import PublishConfig
     from shared.messages import Request
 
 # Where a line stands, and its fields or why it has none.
 FoundLine = tuple[str, dict[str, Any] | BadRequestError]
 MAX_TOLD = 20
+
+
+@dataclass(frozen=True, slots=True)
+class PublishConfig(NatsFiles):
+    """What to publish, where, and whether to wait."""
+
+    nats_url: str | None = setting(None, "NATS servers; found through the state directory if not given.")
+    nats_user: str | None = setting(None, "NATS user of the batch role.")
+    nats_password: str | None = setting(None, "Password of the NATS user.", secret=True)
+    state_dir: Path = setting(DEFAULT_STATE_DIR, "State directory of a running `headrace up`.")
+    file: Path | None = setting(
+        None, "JSON Lines file with one request a line, ours or of OpenAI's Batch API; `-` reads standard input."
+    )
+    model_name: str | None = setting(None, "Name of the model, for requests that name none.", alias="--model")
+    tenant: str = setting("default", "Whose requests these are, for requests that do not say.")
+    max_tokens: int = setting(64, "Tokens to generate at most, for requests that do not say.", minimum=1)
+    temperature: float = setting(1.0, "Temperature, for requests that do not say.", minimum=0, maximum=2)
+    seed: int = setting(0, "Seed, for requests that do not say.", minimum=-(2**63), maximum=2**63 - 1)
+    queue_unserved: bool = setting(False, "Publish jobs for models that no worker serves now too: they wait for one.")
+    wait: bool = setting(False, "Wait for the results and print them.")
+    timeout_s: float = setting(3600.0, "How long to wait for the results.", minimum=0.1)
 
 
 def read_lines(file: Path | None, prompt: str | None) -> Iterator[FoundLine]:

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ops.cli.options import settings_command
-from ops.cli.parts import require
-from ops.cli.torch_device import check_device
+from ops.cli.parts import check_device, require
 from shared.config import setting
 from shared.errors import ConfigError
 from shared.model_hub import existing_model
@@ -93,17 +92,13 @@ def run(config: QuantizeConfig) -> int:
 
 def _advance(steps: Iterable[Advance], unseen: list[str]) -> None:
     """Do the job below a bar, and note the experts that calibration did not reach."""
-    with click.progressbar(length=1, show_eta=True, show_pos=True, item_show_func=_shown) as bar:
+    with click.progressbar(length=1, show_eta=True, show_pos=True, item_show_func=lambda name: name) as bar:
         done = 0
         for advance in steps:
             bar.length = advance.total
             bar.update(advance.done - done, advance.name)
             done = advance.done
             unseen += [advance.name] if advance.is_unseen else []
-
-
-def _shown(name: str | None) -> str | None:
-    return name
 
 
 command = settings_command(QuantizeConfig, "quantize", run)

@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ops.cli.admin import AuditedAccess, admin_client
-from ops.cli.nats_user import NatsUserConfig, login
 from ops.cli.options import settings_command
 from ops.cli.running_system import find_admin_nats
-from ops.cli.tenant import account_block
+from ops.cli.tenant import NatsUserConfig, account_block, login
 from ops.stack.config import DEFAULT_STATE_DIR
 from ops.stack.state import read_ready_file
 from ops.stack.tenant_accounts import add_account, tenant_login
@@ -75,7 +74,7 @@ def run(config: SetupConfig) -> int:
 
 
 def _nats_without_url(state_dir: Path) -> str:
-    # Whoever names a state directory means the system there.
+    # A named state directory means the system there.
     return _DEFAULT_URL if state_dir == DEFAULT_STATE_DIR else find_admin_nats(None, state_dir)
 
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import secrets
 import sys
+from dataclasses import dataclass
 from string import Template
 
 import click
 
-from ops.cli.nats_user import NatsUserConfig, login
 from ops.cli.options import settings_command
+from shared.config import setting
+from shared.errors import ConfigError
 from shared.subjects import encode_name
 
+_NKEY_LENGTH = 56
 _ACCOUNT = Template("""\
 TENANT_$token {
   limits: { max_connections: 256, max_subscriptions: 1024, max_payload: 4MB }
@@ -31,6 +35,27 @@ TENANT_$token {
   ]
 }
 """)
+
+
+@dataclass(frozen=True, slots=True)
+class NatsUserConfig:
+    """How a NATS user logs in whose configuration is printed: with an NKey, or with a new password."""
+
+    nkey: str | None = setting(None, "Public NKey of the user, `U...`; a user with a new password if not given.")
+
+
+def login(config: NatsUserConfig, user: str) -> str:
+    """Return the fields of NATS's configuration that identify a user.
+
+    Raises:
+        ConfigError: The NKey is not a user's public one.
+    """
+    if config.nkey is None:
+        # NATS would take a password of digits only for a number, hence the letter.
+        return f'user: "{user}", password: "p{secrets.token_hex(16)}"'
+    if not (len(config.nkey) == _NKEY_LENGTH and config.nkey.isalnum() and config.nkey.startswith("U")):
+        raise ConfigError("HEADRACE_NKEY", f"a user's public NKey is U and {_NKEY_LENGTH - 1} more letters and digits")
+    return f'nkey: "{config.nkey}"'
 
 
 def run(config: NatsUserConfig, name: str) -> None:

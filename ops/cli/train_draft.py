@@ -111,7 +111,7 @@ class _StageBars:
         """Show how far the stage is; what is counted may be anything."""
         if stage != self._stage:
             self._bars.close()
-            bar = click.progressbar(length=total, label=stage, show_eta=True, item_show_func=_shown)
+            bar = click.progressbar(length=total, label=stage, show_eta=True, item_show_func=lambda name: name)
             self._bar = self._bars.enter_context(bar)
             self._stage, self._done = stage, 0
         self._bar.update(done - self._done, note)
@@ -162,10 +162,6 @@ def _job(config: TrainDraftConfig, text: tuple[str, ...]) -> TrainDraftJob:
             config.eagle_num_steps,
         ),
     )
-
-
-def _shown(name: str | None) -> str | None:
-    return name
 
 
 _TEXT = VariableOption(

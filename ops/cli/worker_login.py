@@ -7,8 +7,8 @@ from string import Template
 
 import click
 
-from ops.cli.nats_user import NatsUserConfig, login
 from ops.cli.options import settings_command
+from ops.cli.tenant import NatsUserConfig, login
 from shared.subjects import encode_name
 
 # What WORKER_ROLE of ops/nats/headrace.conf allows, for one model. Left out is what NATS cannot bind to a model:

@@ -18,7 +18,7 @@ from nats.errors import Error as NatsError
 
 from gateway.cache.redis_url import check_redis_url
 from ops.doctor.finding import Finding, Level, problem, warning
-from ops.doctor.shown_url import place_of, shown_url
+from ops.doctor.settings import place_of, shown_url
 from shared.errors import ConfigError, HeadraceError
 from shared.http_url import is_http_url
 from shared.messages import Heartbeat

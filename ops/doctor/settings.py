@@ -1,14 +1,25 @@
-"""The `HEADRACE_*` variables that are set, their secrets hidden."""
+"""The `HEADRACE_*` variables that are set, without their secrets, and the key file.
+
+URLs are shown without logins, and without queries, which hold passwords and keys too.
+"""
 
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 
-from ops.doctor.finding import Finding
-from ops.doctor.shown_url import HIDDEN, shown_url
+from gateway.admission.api_keys import list_keys
+from gateway.admission.tenant_limits import list_tenants
+from ops.doctor.finding import Finding, problem
+from ops.stack.state import keys_file_of
 from shared.config import PREFIX
+from shared.errors import ConfigError
 
+HIDDEN = "(hidden)"
+# A list of servers; a comma within a password is followed by no scheme.
+_BETWEEN = re.compile(r",\s*(?=[a-z][a-z0-9+.-]*://)")
 _SECRET = re.compile(r"KEY|PASSWORD|TOKEN|SECRET|SEED")
 _FILE = re.compile(r"_(FILE|DIR|HOST|PORT)$")
 _URL = re.compile(r"_(URL|ENDPOINT)$")
@@ -29,3 +40,46 @@ def shown_value(name: str, value: str) -> str:
     if _SECRET.search(name) and not _FILE.search(name):
         return HIDDEN if value else "(empty)"
     return shown_url(value) if "://" in value or _URL.search(name) else value
+
+
+def shown_url(text: str) -> str:
+    """Return URLs, or hosts, without what may be secret in them, however badly they are written."""
+    return ",".join(_shown(part) for part in _BETWEEN.split(text))
+
+
+def place_of(text: str) -> str:
+    """Return the hosts and ports of URLs alone."""
+    places = [shown.rpartition("://")[2] for shown in shown_url(text).split(",")]
+    return ", ".join(place.removeprefix(f"{HIDDEN}@") for place in places)
+
+
+def _shown(url: str) -> str:
+    scheme, separator, rest = url.rpartition("://") if url.count("://") == 1 else ("", "", url)
+    login, _, place = rest.rpartition("@")
+    if "?" in login:
+        # Either may hold the other's sign: where the login ends cannot be told.
+        return f"{scheme}{separator}{HIDDEN}"
+    place, has_query, _ = place.partition("?")
+    return f"{scheme}{separator}{HIDDEN + '@' if login else ''}{place}{'?' + HIDDEN if has_query else ''}"
+
+
+def key_findings(named: Path | None, state_dir: Path) -> Iterator[Finding]:
+    """Report the key file that was named, or a state directory's, which may have none.
+
+    Gateways that run keep the keys they have; one that starts does not start with a file that cannot be read.
+    """
+    path = named or keys_file_of(state_dir)
+    if not path.exists():
+        if named is not None:
+            yield problem("keys", f"{path} does not exist", "`headrace keys create` makes it")
+        return
+    try:
+        records, tenants = list_keys(path), list_tenants(path)
+    except ConfigError as error:
+        remedy = "mend it, or put a copy back: gateways that run keep the keys they have, and none can start"
+        yield problem("keys", error.problem, remedy)
+        return
+    now = time.time()
+    valid = sum(record.is_valid(now) for record in records)
+    limited = f"; limits of {len(tenants)} tenants" if tenants else ""
+    yield Finding("keys", f"{path}: {valid} of {len(records)} keys are valid{limited}")

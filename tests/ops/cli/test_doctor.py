@@ -14,8 +14,7 @@ import pytest
 from gateway.admission.api_keys import create_key
 from ops.doctor.finding import Finding, Level, page, problem, unseen, verdict, warning
 from ops.doctor.servers import NatsLogin, clock_finding, cluster_finding, gateway_findings, nats_findings, redis_finding
-from ops.doctor.settings import setting_findings, shown_value
-from ops.doctor.shown_url import place_of
+from ops.doctor.settings import place_of, setting_findings, shown_value
 from ops.stack.config import DEMO_MODEL
 from tests.integration.system import System
 from tests.ops.cli.command import headrace

@@ -13,7 +13,7 @@ import pytest
 from ops.cli import publish
 from ops.cli.batch_client import BatchClient
 from ops.cli.publish import _Progress
-from ops.cli.publish_config import PublishConfig
+from ops.cli.publish_lines import PublishConfig
 from ops.examples import batch_publish
 from shared.errors import ConfigError, DependencyError
 from shared.messages import Request

@@ -5,8 +5,7 @@ from pathlib import Path
 import nats
 from nats.js.api import RetentionPolicy, StreamConfig
 
-from ops.cli.nats_user import NatsUserConfig, login
-from ops.cli.tenant import account_block
+from ops.cli.tenant import NatsUserConfig, account_block, login
 from ops.stack.commands import NATS_CONFIG, NATS_ROLES, nats_password_variable
 from ops.stack.ports import free_port
 from ops.stack.tenant_accounts import add_account, prepare, tenant_login

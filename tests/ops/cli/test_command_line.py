@@ -9,8 +9,10 @@ import sys
 import pytest
 
 from ops.cli import command_line, main
-from ops.cli.out_of_memory import out_of_memory
+from ops.cli.command_line import out_of_memory
+from ops.cli.parts import require
 from ops.stack.config import DEMO_MODEL
+from shared.errors import DependencyError
 
 TORCH = "[enforce fail at alloc_cpu.cpp:121] . DefaultCPUAllocator: can't allocate memory: you tried to allocate 9"
 WORKER = ("worker", "--model", str(DEMO_MODEL), "--nats-url", "nats://127.0.0.1:1")
@@ -63,3 +65,8 @@ def test_worker_under_a_limit_of_addresses_says_so(limit_mib: int) -> None:
     done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60)
     assert done.returncode in (1, 2)
     assert "Traceback" not in done.stderr
+
+
+def test_missing_packages_are_named_with_what_installs_them() -> None:
+    with pytest.raises(DependencyError, match=r"no_such_package not installed: `pip install 'headrace\[worker\]'`"):
+        require("worker", "sys", "no_such_package")
