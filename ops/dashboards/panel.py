@@ -80,6 +80,26 @@ def quantiles(metric: str, by: str, match: str, quantiles: Sequence[float] = (0.
     return tuple(Query(f"histogram_quantile({q}, {rate})", f"p{q * 100:g}{legend}") for q in quantiles)
 
 
+def stat(title: str, text: str, expression: str, limit: float | None = None) -> Panel:
+    """Return a narrow panel of one number."""
+    return Panel(title, text, (Query(expression),), kind="stat", width=4, limit=limit)
+
+
+def latencies(match: str, ttft_limit: float | None = None, itl_limit: float | None = None) -> tuple[Panel, Panel]:
+    """Return the panels of times to first token and between tokens, by model; `match` are label matchers."""
+    ttft = quantiles("vllm:time_to_first_token_seconds", "model_name", match)
+    itl = quantiles("vllm:inter_token_latency_seconds", "model_name", match)
+    return (
+        Panel("Time to first token", "As clients see it.", ttft, unit="s", limit=ttft_limit),
+        Panel("Time between tokens", "As the gateways receive them.", itl, unit="s", limit=itl_limit),
+    )
+
+
+def ratio(title: str, text: str, part: str, whole: str, legend: str, unit: str = "percentunit") -> Panel:
+    """Return a panel of one expression over another."""
+    return Panel(title, text, (Query(f"{part} / {whole}", legend),), unit=unit)
+
+
 def render(dashboard: Dashboard) -> dict[str, Any]:
     """Return a dashboard's JSON."""
     return {

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ops.dashboards.panel import Dashboard, Panel, Query, Variable, quantiles
+from ops.dashboards.panel import Dashboard, Panel, Query, Variable, latencies, quantiles
 
 OBJECTIVE = 0.99
 _MATCH = 'model_name=~"$model"'
@@ -21,7 +21,7 @@ def _burn(title: str, record: str) -> Panel:
         )
         for window in ("5m", "30m", "1h", "6h")
     )
-    text = "1 uses up the budget of 1 % in 30 days exactly; 14.4 in two days: somebody is called."
+    text = "1 uses up the budget of 1 % in 30 days exactly; 14.4 in two days, which pages."
     return Panel(title, text, queries, limit=14.4)
 
 
@@ -60,24 +60,11 @@ SLO = Dashboard(
             kind="stat",
             width=8,
             objective=OBJECTIVE,
-            empty="nobody was refused and came back",
+            empty="no refused client has come back",
         ),
         _burn("Burn of the budget: first token", "ttft_good"),
         _burn("Burn of the budget: time between tokens", "itl_good"),
-        Panel(
-            "Time to first token",
-            "As clients see it.",
-            quantiles("vllm:time_to_first_token_seconds", "model_name", _MATCH),
-            unit="s",
-            limit=2.5,
-        ),
-        Panel(
-            "Time between tokens",
-            "As the gateways receive them.",
-            quantiles("vllm:inter_token_latency_seconds", "model_name", _MATCH),
-            unit="s",
-            limit=0.1,
-        ),
+        *latencies(_MATCH, 2.5, 0.1),
         Panel(
             "Error of predictions",
             "Actual minus predicted time to first token; predictions decide who is admitted.",
@@ -93,7 +80,7 @@ SLO = Dashboard(
                 for query in quantiles("headrace_retry_after_error_seconds", "", "", (0.95,))
             ),
             unit="s",
-            empty="nobody was refused and came back",
+            empty="no refused client has come back",
         ),
     ),
 )

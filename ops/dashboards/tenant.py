@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ops.dashboards.panel import Dashboard, Panel, Query, Variable
+from ops.dashboards.panel import Dashboard, Panel, Query, Variable, ratio
 
 _MATCH = 'model=~"$model", tenant=~"$tenant"'
 _RATE = "[$__rate_interval]"
@@ -39,17 +39,12 @@ TENANT = Dashboard(
         ),
         _rate("Prompt tokens per second", "headrace_tenant_prompt_tokens_total", "Of answered requests."),
         _rate("Generated tokens per second", "headrace_tenant_completion_tokens_total", "Of answered requests."),
-        Panel(
+        ratio(
             "Prompt tokens from the prefix cache",
             "Share that needed no computation.",
-            (
-                Query(
-                    f"sum by (tenant) (rate(headrace_tenant_cached_tokens_total{{{_MATCH}}}{_RATE})) / "
-                    f"sum by (tenant) (rate(headrace_tenant_prompt_tokens_total{{{_MATCH}}}{_RATE}))",
-                    "{{tenant}}",
-                ),
-            ),
-            unit="percentunit",
+            f"sum by (tenant) (rate(headrace_tenant_cached_tokens_total{{{_MATCH}}}{_RATE}))",
+            f"sum by (tenant) (rate(headrace_tenant_prompt_tokens_total{{{_MATCH}}}{_RATE}))",
+            "{{tenant}}",
         ),
         Panel(
             "Refused by limits",

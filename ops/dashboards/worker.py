@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ops.dashboards.panel import Dashboard, Panel, Query, Variable, quantiles
+from ops.dashboards.panel import Dashboard, Panel, Query, Variable, quantiles, ratio
 
 _VLLM = 'model_name=~"$model", engine=~"$worker"'
 _OWN = 'model=~"$model", worker=~"$worker"'
@@ -61,16 +61,13 @@ WORKER = Dashboard(
             quantiles("headrace_worker_step_seconds", "worker", _OWN, (0.5, 0.99)),
             unit="s",
         ),
-        Panel(
+        ratio(
             "Tokens of a step",
             "Mean; chunks of prompts make steps large.",
-            (
-                Query(
-                    f"sum by (engine) (rate(vllm:iteration_tokens_total_sum{{{_VLLM}}}{_RATE})) / "
-                    f"sum by (engine) (rate(vllm:iteration_tokens_total_count{{{_VLLM}}}{_RATE}))",
-                    "{{engine}}",
-                ),
-            ),
+            f"sum by (engine) (rate(vllm:iteration_tokens_total_sum{{{_VLLM}}}{_RATE}))",
+            f"sum by (engine) (rate(vllm:iteration_tokens_total_count{{{_VLLM}}}{_RATE}))",
+            "{{engine}}",
+            "short",
         ),
         Panel(
             "Tokens per second",
@@ -80,29 +77,19 @@ WORKER = Dashboard(
                 Query(f"rate(vllm:generation_tokens_total{{{_VLLM}}}{_RATE})", "{{engine}} generated"),
             ),
         ),
-        Panel(
+        ratio(
             "Prefix cache",
             "Share of prompt tokens that needed no computation.",
-            (
-                Query(
-                    f"rate(vllm:prefix_cache_hits_total{{{_VLLM}}}{_RATE}) / "
-                    f"rate(vllm:prefix_cache_queries_total{{{_VLLM}}}{_RATE})",
-                    "{{engine}}",
-                ),
-            ),
-            unit="percentunit",
+            f"rate(vllm:prefix_cache_hits_total{{{_VLLM}}}{_RATE})",
+            f"rate(vllm:prefix_cache_queries_total{{{_VLLM}}}{_RATE})",
+            "{{engine}}",
         ),
-        Panel(
+        ratio(
             "Acceptance of drafts",
             "Share of draft tokens that were right; with speculative decoding.",
-            (
-                Query(
-                    f"rate(vllm:spec_decode_num_accepted_tokens_total{{{_VLLM}}}{_RATE}) / "
-                    f"rate(vllm:spec_decode_num_draft_tokens_total{{{_VLLM}}}{_RATE})",
-                    "{{engine}}",
-                ),
-            ),
-            unit="percentunit",
+            f"rate(vllm:spec_decode_num_accepted_tokens_total{{{_VLLM}}}{_RATE})",
+            f"rate(vllm:spec_decode_num_draft_tokens_total{{{_VLLM}}}{_RATE})",
+            "{{engine}}",
         ),
         Panel(
             "Redeliveries, failed steps, dead letters",

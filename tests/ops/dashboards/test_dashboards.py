@@ -149,7 +149,7 @@ def test_share_below_the_objective_is_red(title: str) -> None:
 @pytest.mark.parametrize("title", ["Promises kept", "Error of Retry-After"])
 def test_panel_that_has_nothing_to_show_on_a_good_day_says_so(title: str) -> None:
     panel = panel_of(SLO, title)
-    assert panel["fieldConfig"]["defaults"]["noValue"] == "nobody was refused and came back"
+    assert panel["fieldConfig"]["defaults"]["noValue"] == "no refused client has come back"
     assert re.search(r"> 0\)$|>= 0$", panel["targets"][0]["expr"]), "nothing would be drawn as not a number"
 
 
