@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-
-import uvloop
+from dataclasses import dataclass, replace
 
 from ops.chaos import aftermath
 from ops.chaos.faults import Fault, FaultLog
@@ -25,6 +23,8 @@ MIN_REQUESTS_PER_S = 20.0
 class Disturbance:
     """A load and the faults that disturb it.
 
+    Called with a number of requests, it is a scenario; the number replaces `num_requests`, unless that is None.
+
     Attributes:
         schedule: Faults of round number n. Rounds follow one another while there are requests left to ask.
         num_requests: How many to ask; None asks for as long as one round of the schedule lasts.
@@ -33,7 +33,9 @@ class Disturbance:
         timeout_s: A request that takes longer counts as without an end.
         max_silence_p99_s: Promise about the silences of requests that were open during a fault; None promises nothing.
         max_recovery_p99_s: Promise about the part of these silences that comes after the fault was mended, where the
-            part that is broken has to be back before anybody can go on.
+            part that is broken has to be back before anything can go on.
+        min_faults: With fewer faults nothing would be shown.
+        false_alarm: Words that no gateway may log, because what they report does not happen.
     """
 
     case: str
@@ -48,21 +50,23 @@ class Disturbance:
     max_recovery_p99_s: float | None = None
     queue_timeout_s: float = aftermath.SETTLE_TIMEOUT_S
     timeout_s: float = ANSWER_TIMEOUT_S
+    min_faults: int = 0
+    false_alarm: str | None = None
+
+    async def __call__(self, num_requests: int | None) -> Outcome:
+        """Start a system, disturb it, and report what happened."""
+        is_counted = num_requests is not None and self.num_requests is not None
+        return await run(replace(self, num_requests=num_requests) if is_counted else self)
 
 
 async def run(disturbance: Disturbance) -> Outcome:
-    """Start a system of its own, disturb it, and say what came of it."""
+    """Start a system, disturb it, and report what happened."""
     async with System(disturbance.options) as system:
         return await run_on(system, disturbance)
 
 
-def run_alone(disturbance: Disturbance) -> Outcome:
-    """Do the same outside of any event loop."""
-    return uvloop.run(run(disturbance))
-
-
 async def run_on(system: System, disturbance: Disturbance) -> Outcome:
-    """Disturb a running system, and say what came of it."""
+    """Disturb a running system, and report what happened."""
     outcome = Outcome(disturbance.case, disturbance.promise)
     load = Load(system, disturbance.bodies, timeout_s=disturbance.timeout_s)
     await load.learn_references()
@@ -84,7 +88,12 @@ async def run_on(system: System, disturbance: Disturbance) -> Outcome:
         await asyncio.gather(loading, return_exceptions=True)
     outcome.count(load.ledger, log.windows)
     outcome.figures["faults"] = len(log.windows)
+    few = f"there were {len(log.windows)} faults, not {disturbance.min_faults}: nothing was shown"
+    outcome.expect(len(log.windows) >= disturbance.min_faults, few)
     _judge_silences(outcome, disturbance, load.max_lag_s)
+    if (alarm := disturbance.false_alarm) is not None:
+        num_alarms = outcome.figures["false alarms"] = sum(part.log.count(alarm) for part in system.gateways)
+        outcome.expect(not num_alarms, f"gateways logged {alarm!r} {num_alarms} times, without a reason")
     await aftermath.check(system, load, outcome, queue_timeout_s=disturbance.queue_timeout_s)
     return outcome
 

@@ -12,38 +12,20 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Any
 
+import psutil
+
+from ops.bench.load.processes import cpu_seconds
 from ops.chaos.ledger import Entry, Ledger, Verdict
+from ops.chaos.load import Load
 from ops.chaos.observer import Seen
 from ops.chaos.system import System
 
 _SAMPLE_S = 0.05
 _WARM_UP_S = 3.0
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """What was measured of a worker and its machine within a span.
-
-    Attributes:
-        began, ended: Monotonic times.
-        possible_per_s: Tokens that the worker could have made.
-        others: Share of the processors that processes used which are not of this scenario.
-    """
-
-    began: float
-    ended: float
-    possible_per_s: float
-    others: float
-
-    def goodput(self, ledger: Ledger) -> Goodput:
-        """Return what came of a load within the span, once all that was under way at its end has ended."""
-        right = [entry for entry in ledger.entries if ledger.verdict(entry) is Verdict.OK]
-        num_tokens = sum(_tokens_within(entry, self.began, self.ended) for entry in right)
-        return Goodput(num_tokens / (self.ended - self.began), self.possible_per_s, self.others)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +48,11 @@ class Goodput:
         return self.tokens_per_s / max(1e-9, self.possible_per_s)
 
 
-async def measure(system: System, num_slots: int, span_s: float) -> Span:
-    """Measure the one worker that serves a load that runs already, when it has become steady."""
+async def measure(
+    load: Load, system: System, running: Coroutine[Any, Any, None], num_slots: int, span_s: float
+) -> Goodput:
+    """Run a load on one worker of `num_slots` sequences until it was measured for a span in a steady state."""
+    task = asyncio.create_task(running)
     await asyncio.sleep(_WARM_UP_S)
     (name,) = system.observer.workers
     own_s, all_s = _cpu_s(system), _machine_cpu_s()
@@ -80,7 +65,15 @@ async def measure(system: System, num_slots: int, span_s: float) -> Span:
     ended = time.monotonic()
     others_s = (_machine_cpu_s() - all_s) - (_cpu_s(system) - own_s)
     others = max(0.0, others_s) / ((ended - began) * (os.cpu_count() or 1))
-    return Span(began, ended, possible_per_s(seen, num_slots), others)
+    load.stop()
+    await task
+    return Goodput(tokens_within(load.ledger, began, ended) / (ended - began), possible_per_s(seen, num_slots), others)
+
+
+def tokens_within(ledger: Ledger, began: float, ended: float) -> float:
+    """Return the tokens of right answers that came within a span, which begins and ends within answers."""
+    right = [entry for entry in ledger.entries if ledger.verdict(entry) is Verdict.OK]
+    return sum(_tokens_within(entry, began, ended) for entry in right)
 
 
 def possible_per_s(seen: Sequence[Seen], num_slots: int) -> float:
@@ -110,18 +103,11 @@ def _tokens_within(entry: Entry, began: float, ended: float) -> float:
 
 
 def _machine_cpu_s() -> float:
-    """Return the processor time that anybody has used on this machine."""
-    fields = [int(field) for field in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
-    user, nice, kernel, _idle, _iowait, interrupts, soft_interrupts, stolen = fields
-    return (user + nice + kernel + interrupts + soft_interrupts + stolen) / os.sysconf("SC_CLK_TCK")
+    """Return the processor time that all processes of this machine have used."""
+    times = psutil.cpu_times()
+    return float(sum(times[:8]) - times.idle - times.iowait)
 
 
 def _cpu_s(system: System) -> float:
     """Return the processor time of this process and of the system's parts."""
-    times = os.times()
-    used_s = times.user + times.system
-    for part in system.parts:
-        # What follows the name in parentheses, which may hold anything.
-        fields = Path(f"/proc/{part.pid}/stat").read_text().rpartition(")")[2].split()
-        used_s += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-    return used_s
+    return cpu_seconds([os.getpid(), *(part.pid for part in system.parts)])

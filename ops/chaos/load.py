@@ -14,6 +14,7 @@ from ops.chaos.stream_client import ask
 from ops.chaos.system import API_KEY, System
 
 ANSWER_TIMEOUT_S = 40.0
+_ENDLESS = 1_000_000
 _PAUSE_S = 0.05
 _MAX_PAUSE_S = 1.0
 _LAG_TICK_S = 0.05
@@ -84,6 +85,18 @@ class Load:
         async with self._lag_measured(), asyncio.TaskGroup() as clients:
             for _ in range(concurrency):
                 clients.create_task(self._repeat())
+
+    @contextlib.asynccontextmanager
+    async def going_on(self, concurrency: int) -> AsyncIterator[None]:
+        """Ask without end, `concurrency` at once, while the block runs; then wait for the requests under way."""
+        asking = asyncio.create_task(self.run(_ENDLESS, concurrency))
+        try:
+            yield
+            self.stop()
+            await asking
+        finally:
+            asking.cancel()
+            await asyncio.gather(asking, return_exceptions=True)
 
     async def run_open(self, rate_per_s: float, span_s: float) -> None:
         """Ask at a fixed rate for a span of time, whether answers come or not, and return when all have ended."""

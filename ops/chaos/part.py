@@ -10,7 +10,6 @@ import contextlib
 import os
 import resource
 import signal
-import socket
 import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -149,19 +148,3 @@ class Part:
         if not self.is_running:
             self.num_exits += not self.is_expected_dead
             await self.start()
-
-
-def free_port() -> int:
-    """Return a port of loopback that nothing listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def accepts(port: int) -> bool:
-    """Whether something listens on a port of loopback."""
-    try:
-        with socket.create_connection(("127.0.0.1", port), timeout=0.2):
-            return True
-    except OSError:
-        return False

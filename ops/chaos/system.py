@@ -7,16 +7,20 @@ import os
 import shutil
 import sys
 import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 
 from gateway.admission.api_keys import create_key
+from ops.bench.load.processes import accepts
 from ops.chaos.fault_proxy import FaultProxy
 from ops.chaos.observer import Observer
-from ops.chaos.part import Part, accepts, free_port
+from ops.chaos.part import Part
 from ops.stack import commands
 from ops.stack.config import DEMO_MODEL
+from ops.stack.ports import free_port
 from ops.stack.servers import find_nats_server, find_redis_server
 
 API_KEY = "sk-chaos"
@@ -129,8 +133,17 @@ class System:
             while len(self.observer.live_workers(1.0)) < num_running:  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
 
-    async def supervise(self, restart_s: float) -> None:
-        """Start what dies by itself again, `restart_s` after its death; runs until it is cancelled."""
+    @asynccontextmanager
+    async def supervised(self, restart_s: float) -> AsyncIterator[None]:
+        """Start what dies by itself again, `restart_s` after its death, until the block ends."""
+        supervising = asyncio.create_task(self._supervise(restart_s))
+        try:
+            yield
+        finally:
+            supervising.cancel()
+            await asyncio.gather(supervising, return_exceptions=True)
+
+    async def _supervise(self, restart_s: float) -> None:
         while True:
             for part in self.parts:
                 if not part.is_running and not part.is_expected_dead:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 import struct
 import subprocess
+from dataclasses import dataclass
 from pathlib import Path
 
+from ops.chaos.faults import Fault
 from ops.chaos.outcome import NotPossibleHereError
+from ops.chaos.system import System
 
+HOUR_S = 3600
 _SOURCE = Path(__file__).with_name("clock_shim.c")
 
 
@@ -35,3 +40,17 @@ class WallClock:
         # In place: the file stays mapped into the processes.
         with self._file.open("r+b" if self._file.exists() else "wb") as file:
             file.write(struct.pack("=q", offset_s))
+
+
+@dataclass(frozen=True)
+class Jump(Fault):
+    """The wall clock is wrong by an offset for `for_s`."""
+
+    clock: WallClock
+    offset_s: int
+
+    async def run(self, system: System) -> None:
+        """Change the clock, and change it back."""
+        self.clock.jump(self.offset_s)
+        await asyncio.sleep(self.for_s)
+        self.clock.jump(0)

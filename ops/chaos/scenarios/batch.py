@@ -47,18 +47,24 @@ class Publisher:
     """
 
     def __init__(self, system: System) -> None:
-        """Prepare; `start` connects."""
+        """Prepare; the block connects, and vanishes at its end without a goodbye."""
         self.published: list[str] = []
         self.live: Counter[str] = Counter()
         self._url = system.role_url("batch")
         self._client: Client | None = None
 
-    async def start(self) -> None:
+    async def __aenter__(self) -> Publisher:
         """Connect and listen to results."""
         self._client = await nats.connect(
             self._url, max_reconnect_attempts=-1, reconnect_time_wait=0.1, error_cb=_ignore, allow_reconnect=True
         )
         await self._client.subscribe(f"hr.result.{TENANT}.*", cb=self._hear)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Disconnect."""
+        assert self._client is not None
+        await self._client.close()
 
     async def publish(self, job_id: str, seed: int, num_tokens: int = JOB_TOKENS, text: str = "job ") -> bool:
         """Publish a job once; whether NATS has acknowledged it."""
@@ -99,41 +105,31 @@ class Publisher:
             await asyncio.sleep(0.2)
         return found
 
-    async def die(self) -> None:
-        """Vanish without a goodbye."""
-        assert self._client is not None
-        await self._client.close()
-
     async def _hear(self, message: Msg) -> None:
         self.live[message.subject.rpartition(".")[2]] += 1
 
 
 async def kills(num_requests: int | None) -> Outcome:
-    """Jobs are published while workers, NATS and a gateway die and people ask; every job has one right result."""
+    """Jobs are published while workers, NATS and a gateway die under a load; every job has one right result."""
     outcome = Outcome("batch-kills", "one right result each")
-    async with System(_OPTIONS) as system:
+    async with System(_OPTIONS) as system, Publisher(system) as publisher:
         load = Load(system, plain_bodies(60, 4))
         await load.learn_references()
-        publisher = Publisher(system)
-        await publisher.start()
         expected = await learn_results(publisher)
-        loading = asyncio.create_task(load.run(1_000_000, 4))
         log = FaultLog()
-        faults = asyncio.create_task(log.run(system, _KILLS))
         number = num_requests or 300
-        for index in range(number):
-            await publisher.publish_surely(f"job-{index}", index % NUM_KINDS)
-            await asyncio.sleep(15.0 / number)
-        await faults
-        load.stop()
-        await loading
+        async with load.going_on(4):
+            faults = asyncio.create_task(log.run(system, _KILLS))
+            for index in range(number):
+                await publisher.publish_surely(f"job-{index}", index % NUM_KINDS)
+                await asyncio.sleep(15.0 / number)
+            await faults
         job_ids = [f"job-{index}" for index in range(number)]
         judge(outcome, job_ids, await publisher.results(job_ids, RESULTS_TIMEOUT_S), expected)
         twice = [job_id for job_id, count in publisher.live.items() if count > 1]
         outcome.figures["live results told twice"] = len(twice)
         outcome.count(load.ledger, log.windows)
         await aftermath.check(system, load, outcome, queue_timeout_s=aftermath.DEAD_GATEWAY_TIMEOUT_S)
-        await publisher.die()
     return outcome
 
 

@@ -24,14 +24,14 @@ from shared.messages import BatchResult
 
 NUM_LINES = 60
 SPAN_S = 15.0
-# While both workers are dead everybody waits until one has started, with a model.
+# While both workers are dead all requests wait until one has loaded the model.
 WAIT_S = 120.0
 _NUM_TOKENS = 48
-# Few at a time: whoever is killed holds some and has left others in the queue.
+# Few at a time: a worker that is killed holds some and has left others in the queue.
 _OPTIONS = SystemOptions(
     num_workers=2, simulate_ms=None, worker={"num_blocks": 600, "dtype": "float32", "max_num_seqs": 4}
 )
-# One after the other: whoever is killed has started again, which takes seconds with a model.
+# One after the other, when the last one has started again, which takes seconds with a model.
 _KILLS: tuple[tuple[str, ...], ...] = (
     ("worker-0",),
     ("gateway-0",),
@@ -49,31 +49,26 @@ _KINDS: tuple[dict[str, Any], ...] = (
 
 
 async def kills(num_requests: int | None) -> Outcome:
-    """Lines of OpenAI's Batch API are published while everything that answers them is killed; people ask the same."""
+    """Lines of OpenAI's Batch API are published while all that answers them is killed, under a load of the same."""
     outcome = Outcome("batch-choices", "one right answer each")
-    async with System(_OPTIONS) as system:
+    async with System(_OPTIONS) as system, Publisher(system) as publisher:
         bodies = [Body("/v1/completions", _body(kind)) for kind in range(len(_KINDS))]
         load = Load(system, bodies, timeout_s=WAIT_S)
         await load.learn_references()
-        publisher = Publisher(system)
-        await publisher.start()
         undisturbed = {kind: _line(f"undisturbed-{kind}", kind) for kind in range(len(_KINDS))}
         await _publish([*undisturbed.values()], publisher, 0.0)
         await _collect([*undisturbed.values()], publisher)
-        loading = asyncio.create_task(load.run(1_000_000, 2))
         log = FaultLog()
-        killing = asyncio.create_task(_kill_in_turn(system, log))
         lines = [_line(f"line-{number}", number % len(_KINDS)) for number in range(num_requests or NUM_LINES)]
-        await _publish(lines, publisher, SPAN_S)
-        await killing
-        load.stop()
-        await loading
+        async with load.going_on(2):
+            killing = asyncio.create_task(_kill_in_turn(system, log))
+            await _publish(lines, publisher, SPAN_S)
+            await killing
         await _collect(lines, publisher)
         _judge(outcome, lines, undisturbed)
         _count(outcome, lines, publisher.live)
         outcome.count(load.ledger, log.windows)
         await aftermath.check(system, load, outcome, queue_timeout_s=aftermath.DEAD_GATEWAY_TIMEOUT_S)
-        await publisher.die()
     return outcome
 
 
@@ -134,10 +129,10 @@ def _told(line: BatchLine) -> tuple[Any, ...]:
 
 
 def _count(outcome: Outcome, lines: list[BatchLine], live: Counter[str]) -> None:
-    """Each result is stored, and told live, once. Those of several attempts show that somebody was killed over them."""
+    """Each result is stored, and told live, once. Several attempts show that a worker was killed over one."""
     results = [result for line in lines for result in line.results.values()]
     twice = [job_id for job_id, count in live.items() if count > 1]
     num_moved = sum(result.attempt > 1 for result in results)
     outcome.figures |= {"results": len(results), "of a later attempt": num_moved, "told twice": len(twice)}
     outcome.expect(not twice, f"{len(twice)} results were told more than once: {twice[:3]}")
-    outcome.expect(bool(num_moved), "nobody held a job when it was killed: nothing was shown")
+    outcome.expect(bool(num_moved), "no worker held a job when it was killed: nothing was shown")

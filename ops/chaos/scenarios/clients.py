@@ -5,13 +5,11 @@ from __future__ import annotations
 import asyncio
 import resource
 import time
-from collections.abc import Coroutine
 from dataclasses import replace
-from typing import Any
 
 from ops.chaos import aftermath
 from ops.chaos.fault_proxy import LinkState
-from ops.chaos.goodput import Goodput, measure
+from ops.chaos.goodput import measure
 from ops.chaos.ledger import Entry
 from ops.chaos.load import Load
 from ops.chaos.mix import Body, plain_bodies
@@ -56,24 +54,19 @@ async def aborts(num_requests: int | None) -> Outcome:
 
 
 async def never_readers(num_requests: int | None) -> Outcome:
-    """A hundred clients ask for much and read nothing; their neighbours must not notice."""
+    """A hundred clients ask for long answers and read nothing; their neighbours must not notice."""
     outcome = Outcome("never-readers", "0 neighbours failed, memory back")
     options = SystemOptions(num_workers=1, simulate_ms=2.0, gateway={"send_timeout_s": 4, "stream_buffer_bytes": 65536})
     async with System(options) as system:
         load = Load(system, plain_bodies(200, 8))
         await load.learn_references()
-        loading = asyncio.create_task(load.run(1_000_000, 8))
-        before = system.gateways[0].rss_bytes
         began = time.monotonic()
-        deaf = [replace(body, is_reading=False) for body in plain_bodies(1900, num_requests or 100)]
-        deaf = [Body(body.path, body.json | {"logprobs": 5}, is_reading=False) for body in deaf]
-        entries = [Entry(0, "gateway-0", began) for _ in deaf]
         port = system.port("gateway-0")
-        await asyncio.gather(
-            *(ask(body, port, API_KEY, entry, 20.0) for body, entry in zip(deaf, entries, strict=True))
-        )
-        load.stop()
-        await loading
+        async with load.going_on(8), asyncio.TaskGroup() as asking:
+            before = system.gateways[0].rss_bytes
+            for body in plain_bodies(1900, num_requests or 100):
+                never_read = Body(body.path, body.json | {"logprobs": 5}, is_reading=False)
+                asking.create_task(ask(never_read, port, API_KEY, Entry(0, "gateway-0", began), 20.0))
         outcome.count(load.ledger, [(began, time.monotonic())])
         await aftermath.check(system, load, outcome)
         grown = system.gateways[0].rss_bytes - before
@@ -85,19 +78,20 @@ async def never_readers(num_requests: int | None) -> Outcome:
 async def overload(num_requests: int | None) -> Outcome:
     """Ten times as many requests as can be served: those admitted are as many as without the overload.
 
-    Judged by what the worker's machine could do in the same seconds; by the capacity just before, too, where hardly
-    anybody else uses the processors.
+    Judged by what the worker's machine could do in the same seconds, and by the capacity just before where other
+    processes hardly use the processors.
     """
     outcome = Outcome("overload-10x", "goodput >= 95 %")
     options = SystemOptions(num_workers=1, worker={"max_num_seqs": _NUM_SLOTS}, gateway={"interactive_ttft_slo_s": 2})
     async with System(options) as system:
         usual = Load(system, plain_bodies(_TOKENS, 8))
         await usual.learn_references()
-        before = await _goodput(usual, system, usual.run(1_000_000, 12))
+        before = await measure(usual, system, usual.run(1_000_000, 12), _NUM_SLOTS, _SPAN_S)
         crowd = Load(system, plain_bodies(_TOKENS, 8))
         crowd.ledger.references = usual.ledger.references
         rate_per_s = 10 * before.tokens_per_s / _TOKENS
-        crowded = await _goodput(crowd, system, crowd.run_open(rate_per_s, 2 * _SPAN_S))
+        coming = crowd.run_open(rate_per_s, 2 * _SPAN_S)
+        crowded = await measure(crowd, system, coming, _NUM_SLOTS, _SPAN_S)
         outcome.count(crowd.ledger, [])
         of_before = crowded.tokens_per_s / before.tokens_per_s
         outcome.figures |= {
@@ -117,17 +111,8 @@ async def overload(num_requests: int | None) -> Outcome:
     return outcome
 
 
-async def _goodput(load: Load, system: System, running: Coroutine[Any, Any, None]) -> Goodput:
-    """Run a load for as long as it takes to measure it."""
-    task = asyncio.create_task(running)
-    span = await measure(system, _NUM_SLOTS, _SPAN_S)
-    load.stop()
-    await task
-    return span.goodput(load.ledger)
-
-
 async def idle_streams(num_requests: int | None) -> Outcome:
-    """Thousands of streams that are open and say almost nothing."""
+    """Thousands of streams that are open and send almost nothing."""
     number = num_requests or 2000
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -28,7 +28,7 @@ _MOUNT = (*_UNSHARE, "sh", "-c", f'mount -t tmpfs -o size={DISK_BYTES} disk "$0"
 
 
 async def full(num_requests: int | None) -> Outcome:
-    """The disk is full for six seconds while jobs and people come."""
+    """The disk is full for six seconds while jobs and interactive requests come."""
     outcome = Outcome("full-disk", "0 people failed, batch back by itself")
     if not _can_mount():
         raise NotPossibleHereError("a small disk needs `unshare --mount --map-root-user`")
@@ -41,8 +41,8 @@ async def full(num_requests: int | None) -> Outcome:
     options = SystemOptions(num_workers=2, nats_command_prefix=enter, store_directory=directory)
     ballast = Path(f"/proc/{holder.pid}/root{directory}/ballast")
     try:
-        async with System(options) as system:
-            await _fill_and_free(system, ballast, outcome, num_requests or 100)
+        async with System(options) as system, Publisher(system) as publisher:
+            await _fill_and_free(system, publisher, ballast, outcome, num_requests or 100)
     finally:
         holder.kill()
         holder.communicate()  # an end that is left open fails the test
@@ -50,39 +50,34 @@ async def full(num_requests: int | None) -> Outcome:
     return outcome
 
 
-async def _fill_and_free(system: System, ballast: Path, outcome: Outcome, number: int) -> None:
+async def _fill_and_free(system: System, publisher: Publisher, ballast: Path, outcome: Outcome, number: int) -> None:
     load = Load(system, plain_bodies(100, 4))
     await load.learn_references()
-    publisher = Publisher(system)
-    await publisher.start()
     expected = await learn_results(publisher)
-    loading = asyncio.create_task(load.run(1_000_000, 8))
-    for index in range(number):
-        await publisher.publish_surely(f"before-{index}", index % NUM_KINDS)
-    began = time.monotonic()
-    outcome.figures["filled bytes"] = _fill(ballast)
-    refused = 0
-    while time.monotonic() - began < FULL_S:
-        refused += not await publisher.publish(f"during-{refused}", 0)
-        await asyncio.sleep(0.05)
-    ballast.unlink()  # noqa: ASYNC240
-    freed = time.monotonic()
-    outcome.figures["jobs refused while full"] = refused
-    # NATS itself fails each write to the stream until it is started anew; `headrace up` does that (`StorageWatch`).
-    await Drain(0.0, 0.0, "nats").run(system)
-    try:
-        await asyncio.wait_for(publisher.publish_surely("after-0", 0), RECOVERY_S)
-        outcome.figures["batch takes jobs again after s"] = round(time.monotonic() - freed, 2)
-    except TimeoutError:
-        outcome.problems.append(f"jobs were still refused {RECOVERY_S:g} s after there was room")
-    # Jobs hardly advance beside people.
-    load.stop()
-    await loading
+    # Jobs hardly advance beside it: their results are awaited behind it.
+    async with load.going_on(8):
+        for index in range(number):
+            await publisher.publish_surely(f"before-{index}", index % NUM_KINDS)
+        began = time.monotonic()
+        outcome.figures["filled bytes"] = _fill(ballast)
+        refused = 0
+        while time.monotonic() - began < FULL_S:
+            refused += not await publisher.publish(f"during-{refused}", 0)
+            await asyncio.sleep(0.05)
+        ballast.unlink()  # noqa: ASYNC240
+        freed = time.monotonic()
+        outcome.figures["jobs refused while full"] = refused
+        # NATS itself fails each write to the stream until it is started anew; `headrace up` does that (`StorageWatch`).
+        await Drain(0.0, 0.0, "nats").run(system)
+        try:
+            await asyncio.wait_for(publisher.publish_surely("after-0", 0), RECOVERY_S)
+            outcome.figures["batch takes jobs again after s"] = round(time.monotonic() - freed, 2)
+        except TimeoutError:
+            outcome.problems.append(f"jobs were still refused {RECOVERY_S:g} s after there was room")
     outcome.count(load.ledger, [(began, freed)])
     acknowledged = [job_id for job_id in publisher.published if job_id.startswith(("before", "after"))]
     judge(outcome, acknowledged, await publisher.results(acknowledged, RESULTS_TIMEOUT_S), expected)
     outcome.figures["all results after s"] = round(time.monotonic() - freed, 1)
-    await publisher.die()
     await aftermath.check(system, load, outcome)
 
 

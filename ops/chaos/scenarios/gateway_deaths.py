@@ -8,7 +8,7 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from ops.chaos import aftermath, disturbance
+from ops.chaos import aftermath
 from ops.chaos.disturbance import Disturbance
 from ops.chaos.faults import Drain, Kill
 from ops.chaos.ledger import Entry
@@ -43,14 +43,12 @@ async def sigkill(num_requests: int | None) -> Outcome:
     async with System(_OPTIONS) as system:
         neighbours = Load(system, plain_bodies(300, 4), gateways=("gateway-1",))
         await neighbours.learn_references()
-        loading = asyncio.create_task(neighbours.run(1_000_000, 4))
-        for _ in range(num_deaths):
-            deaths.append(await _kill_with_all_slots(system))
-            windows.append((deaths[-1].killed_at, time.monotonic()))
-            await system.part("gateway-0").revive()
-            await asyncio.sleep(1.0)  # it hears the workers
-        neighbours.stop()
-        await loading
+        async with neighbours.going_on(4):
+            for _ in range(num_deaths):
+                deaths.append(await _kill_with_all_slots(system))
+                windows.append((deaths[-1].killed_at, time.monotonic()))
+                await system.part("gateway-0").revive()
+                await asyncio.sleep(1.0)  # it hears the workers
         outcome.count(neighbours.ledger, windows)
         _judge(deaths, outcome)
         await aftermath.check(system, neighbours, outcome, queue_timeout_s=aftermath.DEAD_GATEWAY_TIMEOUT_S)
@@ -82,37 +80,6 @@ def _judge(deaths: list[_Death], outcome: Outcome) -> None:
     outcome.expect(stopped_s <= BACK_S, f"the dead gateway's work ran on for {stopped_s} s")
 
 
-async def sigkill_under_load(num_requests: int | None) -> Outcome:
-    """One of three gateways after the other is killed; streams of the others stay whole."""
-    return await disturbance.run(
-        Disturbance(
-            "gateway-sigkill-load",
-            "0 failed at the others",
-            SystemOptions(num_gateways=3, num_workers=2),
-            mixed_bodies(50),
-            lambda n: [Kill(1.0, 1.0, f"gateway-{n % 3}")],
-            num_requests=num_requests or 1000,
-            max_silence_p99_s=1.5,
-            queue_timeout_s=aftermath.DEAD_GATEWAY_TIMEOUT_S,
-        )
-    )
-
-
-async def sigterm(num_requests: int | None) -> Outcome:
-    """Rolling restart of the gateways: each finishes its streams before it ends."""
-    return await disturbance.run(
-        Disturbance(
-            "gateway-sigterm",
-            "0 failed",
-            _OPTIONS,
-            mixed_bodies(50),
-            lambda n: [Drain(1.0, 0.2, f"gateway-{n % 2}")],
-            num_requests=num_requests or 1000,
-            max_silence_p99_s=1.5,
-        )
-    )
-
-
 async def has_all_slots(system: System) -> bool:
     """Whether the limited key gets all its slots at the last gateway, at once."""
     gateway = system.gateways[-1].name
@@ -136,3 +103,28 @@ async def _seconds_until(condition: Callable[[], Awaitable[bool]], since: float,
     while not await condition() and time.monotonic() - since < timeout_s:  # noqa: ASYNC110
         await asyncio.sleep(0.2)
     return round(time.monotonic() - since, 2)
+
+
+GATEWAY_DEATHS = (
+    # One of three gateways after the other is killed; streams of the others stay whole.
+    Disturbance(
+        "gateway-sigkill-load",
+        "0 failed at the others",
+        SystemOptions(num_gateways=3, num_workers=2),
+        mixed_bodies(50),
+        lambda n: [Kill(1.0, 1.0, f"gateway-{n % 3}")],
+        num_requests=1000,
+        max_silence_p99_s=1.5,
+        queue_timeout_s=aftermath.DEAD_GATEWAY_TIMEOUT_S,
+    ),
+    # Rolling restart of the gateways: each finishes its streams before it ends.
+    Disturbance(
+        "gateway-sigterm",
+        "0 failed",
+        _OPTIONS,
+        mixed_bodies(50),
+        lambda n: [Drain(1.0, 0.2, f"gateway-{n % 2}")],
+        num_requests=1000,
+        max_silence_p99_s=1.5,
+    ),
+)

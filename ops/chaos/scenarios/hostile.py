@@ -1,27 +1,40 @@
-"""Malformed messages on every subject and route: nobody crashes, nobody waits, and no memory is kept."""
+"""Malformed messages on every subject and route: no process crashes, no request waits, and no memory is kept.
+
+A request over HTTP with a whole head and a length has an answer, whatever its content is; what breaks the framing may
+end its connection.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
 import random
+import re
 import time
 from collections import Counter
 from dataclasses import dataclass, field
 
 from ops.chaos import aftermath
-from ops.chaos.hostile_http import send_broken_framing, send_broken_requests
 from ops.chaos.load import Load
-from ops.chaos.malformed import Kind, damaged, kinds
+from ops.chaos.malformed import Kind, damaged, kinds, mutated
 from ops.chaos.mix import mixed_bodies
 from ops.chaos.outcome import Outcome
-from ops.chaos.part import free_port
-from ops.chaos.system import System, SystemOptions
+from ops.chaos.system import API_KEY, MODEL, System, SystemOptions
+from ops.stack.ports import free_port
 from shared.direct_client import DirectClient
 from shared.nats_connection import Role, connect
 
+_POSTED = ("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize")
+_FETCHED = ("/v1/models/", "/v1/models", "/health/live", "/health/ready", "/metrics", "/")
+_VALID = json.dumps({"model": MODEL, "prompt": "x", "messages": [], "max_tokens": 1}).encode()
+_STATUS = re.compile(rb"HTTP/1\.1 (\d{3}) ")
+_ANSWER_S = 20.0
+# Without the bytes that end a request line, and without a fragment, which ends the connection.
+_TARGET_BYTES = bytes(set(range(0x21, 0x7F)) - {ord("#")})
 ROUND_SIZE = 4000
-# Of so many messages one is a request over HTTP, and of so many of those one breaks its connection: a connection costs
-# as much as many requests on it.
+# One message in eight is a request over HTTP, and one in twenty of those breaks its connection: a connection costs as
+# much as many requests on it.
 HTTP_EVERY = 8
 FRAMING_EVERY = 20
 REQUESTS_PER_CONNECTION = 50
@@ -33,7 +46,7 @@ _ROLES: tuple[Role, ...] = ("gateway", "worker", "batch")
 
 
 async def malformed(num_requests: int | None) -> Outcome:
-    """Malformed messages from everyone who may publish, and from HTTP clients, beside an ordinary load."""
+    """Malformed messages from every role that may publish, and from HTTP clients, beside an ordinary load."""
     number = num_requests or 20_000
     outcome = Outcome("malformed", "0 crashes, memory +-2 %")
     operator = {"operator_port": free_port(), "operator_key": "operator-chaos-0123456789"}
@@ -41,14 +54,12 @@ async def malformed(num_requests: int | None) -> Outcome:
         load = Load(system, mixed_bodies(30))
         await load.learn_references()
         attack = await _attack(system, operator["operator_port"], random.Random(number))
-        loading = asyncio.create_task(load.run(1_000_000, 4))
         began = time.monotonic()
-        await attack.send(int(number * WARM_UP_SHARE))
-        before = {part.name: part.rss_bytes for part in (*system.gateways, *system.workers)}
-        await attack.send(number - int(number * WARM_UP_SHARE))
-        outcome.figures["messages/s"] = round(number / (time.monotonic() - began))
-        load.stop()
-        await loading
+        async with load.going_on(4):
+            await attack.send(int(number * WARM_UP_SHARE))
+            before = {part.name: part.rss_bytes for part in (*system.gateways, *system.workers)}
+            await attack.send(number - int(number * WARM_UP_SHARE))
+            outcome.figures["messages/s"] = round(number / (time.monotonic() - began))
         outcome.count(load.ledger, [(began, time.monotonic())])
         await attack.close()
         attack.judge(outcome)
@@ -91,7 +102,7 @@ class _Attack:
     statuses: Counter[int] = field(default_factory=Counter)
 
     async def send(self, number: int) -> None:
-        """Send so many messages; wait where a queue is about to fill up."""
+        """Send messages; wait where a queue is about to fill up."""
         for start in range(0, number, ROUND_SIZE):
             size = min(ROUND_SIZE, number - start)
             num_http = size // HTTP_EVERY
@@ -118,13 +129,70 @@ class _Attack:
 
     async def _send_http(self, number: int) -> None:
         num_connections = number // FRAMING_EVERY
-        await asyncio.gather(*(send_broken_framing(self._port(), self.chance) for _ in range(num_connections)))
+        await asyncio.gather(*(_send_broken_framing(self._port(), self.chance) for _ in range(num_connections)))
         num_left = number - num_connections
         while num_left:
             size = min(num_left, REQUESTS_PER_CONNECTION)
-            self.statuses += await send_broken_requests(self._port(), size, self.chance)
+            self.statuses += await _send_broken_requests(self._port(), size, self.chance)
             self.num_requests += size
             num_left -= size
 
     def _port(self) -> int:
         return self.ports[self.chance.random() < 0.1]
+
+
+def _broken_request(chance: random.Random) -> bytes:
+    """Return one request with a whole head and a broken target or body; a kept connection can carry many."""
+    if chance.random() < 0.2:
+        target = chance.choice(_FETCHED).encode() + bytes(chance.choices(_TARGET_BYTES, k=chance.randrange(30)))
+        return b"GET %b HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer %b\r\n\r\n" % (target, API_KEY.encode())
+    body = mutated(_VALID, chance)
+    if _is_json(body):
+        body = _VALID[: chance.randrange(1, len(_VALID))]
+    head = [
+        f"POST {chance.choice(_POSTED)} HTTP/1.1",
+        "Host: x",
+        f"Authorization: Bearer {API_KEY}",
+        f"Content-Length: {len(body)}",
+    ]
+    return "\r\n".join([*head, "", ""]).encode() + body
+
+
+async def _send_broken_requests(port: int, number: int, chance: random.Random) -> Counter[int]:
+    """Send broken requests over one connection without waiting, and count the statuses of the answers."""
+    payload = b"".join(_broken_request(chance) for _ in range(number))
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    statuses: Counter[int] = Counter()
+    try:
+        writer.write(payload)
+        received = b""
+        async with asyncio.timeout(_ANSWER_S):
+            while statuses.total() < number and (data := await reader.read(1 << 16)):
+                received += data
+                found = list(_STATUS.finditer(received))
+                statuses.update(int(match[1]) for match in found)
+                # The rest may hold the beginning of a status line.
+                received = received[found[-1].end() :] if found else received[-16:]
+    except (OSError, TimeoutError):
+        return statuses
+    finally:
+        writer.transport.abort()
+    return statuses
+
+
+async def _send_broken_framing(port: int, chance: random.Random) -> None:
+    """Open a connection, send what is no HTTP, and wait until the gateway has closed it."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    with contextlib.suppress(OSError, TimeoutError):
+        writer.write(mutated(_broken_request(chance), chance))
+        writer.write_eof()
+        await asyncio.wait_for(reader.read(), _ANSWER_S)
+    writer.transport.abort()
+
+
+def _is_json(body: bytes) -> bool:
+    try:
+        json.loads(body)
+    except (ValueError, RecursionError):
+        return False
+    return True

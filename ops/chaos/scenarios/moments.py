@@ -47,7 +47,6 @@ class Cell:
     blockers: Load
     entry: Entry = field(default_factory=lambda: Entry(0, "gateway-0", time.monotonic()))
     client: StreamClient | None = None
-    job_id: str = ""
 
     @property
     def num_outputs(self) -> int:
@@ -66,10 +65,8 @@ async def all_moments(num_requests: int | None) -> Outcome:
         probe, blockers = Load(system, _PROBE), Load(system, _BLOCKERS)
         await probe.learn_references()
         await blockers.learn_references()
-        publisher = Publisher(system)
-        await publisher.start()
-        expected = (await learn_results(publisher))[0]
-        await publisher.die()
+        async with Publisher(system) as publisher:
+            expected = (await learn_results(publisher))[0]
         for process in PROCESSES:
             for moment in MOMENTS:
                 cell = Cell(process, moment, system, probe, _fresh(system, blockers))
@@ -169,26 +166,22 @@ async def _revive(system: System) -> None:
 
 async def _run_job(cell: Cell, expected: dict[str, object]) -> list[str]:
     """Publish a job, let its publisher die at the moment, and look for the result with another connection."""
-    publisher = Publisher(cell.system)
-    await publisher.start()
-    blocking = await _block(cell) if cell.moment == "before claim" else None
-    cell.job_id = f"moment-{cell.moment.replace(' ', '-')}"
-    await publisher.publish_surely(cell.job_id, 0)
-    waits_s = {"streaming": 0.6, "finishing": 1.2, "draining": 0.6, "idle": 2.5}
-    await asyncio.sleep(waits_s.get(cell.moment, PREFILL_S))
-    draining = [asyncio.create_task(cell.system.part(name).terminate()) for name in _drained(cell)]
-    await publisher.die()
+    job_id = f"moment-{cell.moment.replace(' ', '-')}"
+    async with Publisher(cell.system) as publisher:
+        blocking = await _block(cell) if cell.moment == "before claim" else None
+        await publisher.publish_surely(job_id, 0)
+        waits_s = {"streaming": 0.6, "finishing": 1.2, "draining": 0.6, "idle": 2.5}
+        await asyncio.sleep(waits_s.get(cell.moment, PREFILL_S))
+        draining = [asyncio.create_task(cell.system.part(name).terminate()) for name in _drained(cell)]
     await asyncio.gather(*draining)
     await _revive(cell.system)
     if blocking is not None:
         await blocking
-    reader = Publisher(cell.system)
-    await reader.start()
-    results = await reader.results([cell.job_id], TIMEOUT_S)
-    await reader.die()
-    if cell.job_id not in results:
+    async with Publisher(cell.system) as reader:
+        results = await reader.results([job_id], TIMEOUT_S)
+    if job_id not in results:
         return ["the job has no result"]
-    return [] if results[cell.job_id]["token_ids"] == expected["token_ids"] else ["the job's result is wrong"]
+    return [] if results[job_id]["token_ids"] == expected["token_ids"] else ["the job's result is wrong"]
 
 
 async def _settle(cell: Cell) -> list[str]:

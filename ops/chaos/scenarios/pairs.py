@@ -13,9 +13,8 @@ from ops.chaos.faults import Drain, Fault, FaultLog, Freeze, Kill, Sever, Squeez
 from ops.chaos.load import Load
 from ops.chaos.mix import constrained_bodies, mixed_bodies
 from ops.chaos.outcome import Outcome
-from ops.chaos.scenarios.clock import HOUR_S, Jump
 from ops.chaos.system import System, SystemOptions
-from ops.chaos.wall_clock import WallClock
+from ops.chaos.wall_clock import HOUR_S, Jump, WallClock
 
 NUM_WORKERS = 3
 _NUM_TOKENS = 120
@@ -32,16 +31,14 @@ async def pairs(num_requests: int | None) -> Outcome:
         async with System(options) as system:
             load = Load(system, [*mixed_bodies(_NUM_TOKENS), *constrained_bodies(_NUM_TOKENS)])
             await load.learn_references()
-            loading = asyncio.create_task(load.run(1_000_000, _CONCURRENCY))
             log = FaultLog()
             outcome.figures["pairs"] = 0
-            while not log.windows or len(load.ledger.entries) < (num_requests or 0):
-                for pair in _pairs(clock):
-                    await log.run(system, pair)
-                    outcome.figures["pairs"] += 1
-                    await asyncio.sleep(_PAUSE_S)
-            load.stop()
-            await loading
+            async with load.going_on(_CONCURRENCY):
+                while not log.windows or len(load.ledger.entries) < (num_requests or 0):
+                    for pair in _pairs(clock):
+                        await log.run(system, pair)
+                        outcome.figures["pairs"] += 1
+                        await asyncio.sleep(_PAUSE_S)
             outcome.count(load.ledger, log.windows)
             await aftermath.check(system, load, outcome, queue_timeout_s=aftermath.DEAD_GATEWAY_TIMEOUT_S)
     return outcome
@@ -54,12 +51,12 @@ def _pairs(clock: WallClock) -> Sequence[Sequence[Fault]]:
         [Kill(0.0, 0.5, "nats"), Kill(0.2, 1.0, workers[0])],
         [Kill(0.1, 0.5, "nats"), Kill(0.0, 1.0, workers[1])],
         [Kill(0.0, 0.5, "nats"), Kill(0.7, 1.0, workers[2])],
-        # Those that go on with what a dead or frozen worker held die, too.
+        # The worker that goes on with the work of a dead or frozen one dies, too.
         [Kill(0.0, 3.0, workers[0]), Kill(0.7, 2.0, workers[1])],
         [Freeze(0.0, 4.0, (workers[0],)), Kill(0.7, 2.0, workers[1])],
         [Squeeze(0.0, 2.0, workers[2]), Drain(0.3, 0.2, workers[0])],
         [Drain(0.0, 0.2, workers[1]), Freeze(0.1, 1.5, ("nats",))],
-        # A gateway ends while nobody can be asked to stop what it held, or while its places cannot be given back.
+        # A gateway ends while workers cannot be asked to stop its work, or while its places cannot be given back.
         [Kill(0.0, 1.0, "gateway-1"), Freeze(0.0, 3.0, ("redis",))],
         [Kill(0.0, 1.0, "gateway-0"), Kill(0.0, 0.5, "nats")],
         [Drain(0.0, 0.2, "gateway-1"), Kill(0.2, 1.0, workers[0])],

@@ -1,234 +1,198 @@
-"""NATS and Redis that die, freeze, or cannot be reached; and a pause of everything at once."""
+"""NATS and Redis that die, freeze or cannot be reached, over links that are cut, slow, narrow or pass one way only."""
 
 from __future__ import annotations
 
 import asyncio
 import math
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 from ops.chaos import aftermath, disturbance
 from ops.chaos.disturbance import Disturbance
 from ops.chaos.fault_proxy import LinkState
-from ops.chaos.faults import Fault, Freeze, Kill, Sever
-from ops.chaos.ledger import Entry
+from ops.chaos.faults import Fault, FaultLog, Freeze, Kill, Sever
+from ops.chaos.ledger import Entry, Verdict
 from ops.chaos.load import Load
 from ops.chaos.mix import mixed_bodies, plain_bodies
 from ops.chaos.outcome import Outcome, percentile
 from ops.chaos.stream_client import ask
 from ops.chaos.system import API_KEY, System, SystemOptions
 
-_OPTIONS = SystemOptions(num_gateways=2, num_workers=2)
-_WITH_LINKS = replace(_OPTIONS, has_faulty_links=True)
 PARTITION_S = 10.0
+ONE_WAY_S = 8.0
 RECOVERY_S = 1.0
 REFUSAL_S = 0.1
-# A gateway suspects NATS after a second of silence; whoever has asked until then is refused when it does.
-SUSPICION_S = 1.1
-ASKING_INTERVAL_S = 0.1
 MAX_PARTITIONED = 64
-# NATS gives a client up after three pings of two seconds.
-FROZEN_S = 12.0
-WAKING_S = 5.0
+# After a second of silence NATS is suspected; a NATS that is heard, and does not answer, after two and a half.
+SUSPECTED_S = {LinkState.PARTITIONED: 1.1, LinkState.HALF_OPEN: 1.2, LinkState.MUTE: 2.7}
+NARROW_S = 15.0
+# Two seconds until a link is known to be too narrow, and time for what it still has to carry for admitted requests.
+NARROW_SILENCE_S = 5.0
+_ASKING_INTERVAL_S = 0.1
+_OPTIONS = SystemOptions(num_gateways=2, num_workers=2)
+_WITH_LINKS = replace(_OPTIONS, has_faulty_links=True)
+_WORKER_LINK = (LinkState.PARTITIONED, LinkState.HALF_OPEN, LinkState.MUTE, LinkState.CUT, LinkState.SLOW)
+_REDIS: tuple[Fault, ...] = (
+    Freeze(0.2, 2.0, ("redis",)),
+    Kill(0.2, 1.0, "redis"),
+    Sever(0.2, 1.5, LinkState.SLOW, "redis"),
+    Sever(0.2, 1.5, LinkState.CUT, "redis"),
+)
 
-
-async def nats_restart(num_requests: int | None) -> Outcome:
-    """NATS is killed and comes back half a second later without the interactive queue, which lives in memory."""
-    return await _disturbed(
+SERVER_FAULTS = (
+    # NATS is killed and comes back half a second later without the interactive queue, which lives in memory.
+    Disturbance(
         "nats-restart",
         "0 failed, 1 s after it heals",
+        _OPTIONS,
+        mixed_bodies(50),
         lambda n: [Kill(3.0, 0.5, "nats")],
-        2.0,
-        num_requests or 800,
+        num_requests=800,
+        max_silence_p99_s=2.0,
         max_recovery_p99_s=RECOVERY_S,
-    )
-
-
-async def nats_freezes(num_requests: int | None) -> Outcome:
-    """Three pauses of NATS of two seconds each, while nobody is dead, under long streams."""
-    schedule: Sequence[Fault] = [Freeze(at, 2.0, ("nats",)) for at in (1.0, 5.0, 9.0)]
-    return await _once("nats-freezes", "0 failed, pause + 1 s", schedule, 3.0)
-
-
-async def pause_of_everything(num_requests: int | None) -> Outcome:
-    """The host stands still for seven seconds: every process at once."""
-    parts = ("gateway-0", "gateway-1", "worker-0", "worker-1", "nats", "redis")
-    return await _once("pause-of-everything", "0 failed, pause + 1 s", [Freeze(1.0, 7.0, parts)], 8.0)
-
-
-async def pause_of_workers(num_requests: int | None) -> Outcome:
-    """All workers stand still for seven seconds; gateways and servers go on."""
-    return await _once("pause-of-workers", "0 failed", [Freeze(1.0, 7.0, ("worker-0", "worker-1"))], None)
-
-
-async def pause_of_gateways(num_requests: int | None) -> Outcome:
-    """All gateways stand still for seven seconds; workers and servers go on."""
-    return await _once("pause-of-gateways", "0 failed", [Freeze(1.0, 7.0, ("gateway-0", "gateway-1"))], 8.5)
-
-
-async def gateway_frozen(num_requests: int | None) -> Outcome:
-    """A gateway stands still for so long that NATS gives it up; whoever asks meanwhile is answered when it wakes up."""
-    outcome = Outcome("gateway-frozen", f"0 refused, {WAKING_S:g} s after it wakes up")
-    async with System(replace(_OPTIONS, num_gateways=1)) as system:
-        load = Load(system, plain_bodies(30, 4))
-        await load.learn_references()
-        gateway = system.gateways[0]
-        gateway.freeze()
-        asking = asyncio.create_task(load.run_open(5.0, FROZEN_S + 1.0))
-        await asyncio.sleep(FROZEN_S)
-        gateway.thaw()
-        woken_at = time.monotonic()
-        await asking
-        outcome.count(load.ledger, [])
-        outcome.expect(outcome.num_refused == 0, f"{outcome.num_refused} requests were refused")
-        late_s = max((entry.ended_at or math.inf) - max(entry.sent_at, woken_at) for entry in load.ledger.entries)
-        outcome.figures["last answer after s"] = round(late_s, 2)
-        outcome.expect(late_s <= WAKING_S, f"an answer took {late_s:.1f} s after the gateway had woken up")
-        await aftermath.check(system, load, outcome)
-    return outcome
-
-
-async def redis_faults(num_requests: int | None) -> Outcome:
-    """Redis is frozen, killed, slow and cut off in turn; nobody notices."""
-
-    def schedule(number: int) -> Sequence[Fault]:
-        kinds: list[Fault] = [
-            Freeze(0.2, 2.0, ("redis",)),
-            Kill(0.2, 1.0, "redis"),
-            Sever(0.2, 1.5, LinkState.SLOW, "redis"),
-            Sever(0.2, 1.5, LinkState.CUT, "redis"),
-        ]
-        return [kinds[number % len(kinds)]]
-
-    return await _disturbed(
-        "redis-faults", "0 failed, no silence", schedule, 0.5, num_requests or 800, options=_WITH_LINKS
-    )
-
-
-async def worker_link_faults(num_requests: int | None) -> Outcome:
-    """The link between one worker and NATS is partitioned, passes one way only, is cut and is slow in turn."""
-    states = (LinkState.PARTITIONED, LinkState.HALF_OPEN, LinkState.MUTE, LinkState.CUT, LinkState.SLOW)
-    return await _disturbed(
+    ),
+    # Redis is frozen, killed, slow and cut off in turn.
+    Disturbance(
+        "redis-faults",
+        "0 failed, no silence",
+        _WITH_LINKS,
+        mixed_bodies(50),
+        lambda n: [_REDIS[n % len(_REDIS)]],
+        num_requests=800,
+        max_silence_p99_s=0.5,
+    ),
+    # The link between one worker and NATS is partitioned, passes one way only, is cut and is slow in turn.
+    Disturbance(
         "worker-link-faults",
         "0 failed, p99 <= 1.5 s",
-        lambda n: [Sever(0.5, 3.0, states[n % len(states)], "nats", f"worker-{n // len(states) % 2}")],
-        1.5,
-        num_requests or 1200,
-        options=_WITH_LINKS,
-    )
+        _WITH_LINKS,
+        mixed_bodies(50),
+        lambda n: [Sever(0.5, 3.0, _WORKER_LINK[n % 5], "nats", f"worker-{n // 5 % 2}")],
+        num_requests=1200,
+        max_silence_p99_s=1.5,
+    ),
+    # One of two gateways, then one of two workers, has 20 kB/s to NATS, a fraction of what it sends. Late messages are
+    # not lost: sent once more, they would only take the place of those to come.
+    Disturbance(
+        "narrow-links",
+        f"0 failed, p99 <= {NARROW_SILENCE_S:g} s",
+        replace(_WITH_LINKS, link_bytes_per_s=20_000),
+        mixed_bodies(50),
+        lambda n: [
+            Sever(1.0, NARROW_S, LinkState.NARROW, "nats", "gateway-0"),
+            Sever(5.0 + NARROW_S, NARROW_S, LinkState.NARROW, "nats", "worker-0"),
+        ],
+        max_silence_p99_s=NARROW_SILENCE_S,
+        false_alarm="the connection to NATS is lost",
+    ),
+)
 
 
 async def nats_partition(num_requests: int | None) -> Outcome:
-    """Nobody reaches NATS for ten seconds: what runs goes on afterwards, what is new is refused.
+    """NATS cannot be reached for ten seconds: what runs goes on afterwards, what is new is refused.
 
-    Those who ask before NATS can be suspected are refused when it is, all others at once. `num_requests` are the
+    Requests that come before NATS can be suspected are refused when it is, all others at once. `num_requests` are the
     streams that run when it begins, `MAX_PARTITIONED` at most.
     """
     bodies = plain_bodies(600, min(num_requests or 8, MAX_PARTITIONED))
-    outcome = Outcome("nats-partition", "healed + 1 s; refused in 1.1 s, then <= 0.1 s")
     async with System(_WITH_LINKS) as system:
-        partition = Sever(1.0, PARTITION_S, LinkState.PARTITIONED, "nats")
-        refusing = asyncio.create_task(_ask_during_partition(system))
+        names = [gateway.name for gateway in system.gateways]
+        asking = asyncio.create_task(_ask_meanwhile(system, LinkState.PARTITIONED, PARTITION_S, names))
         outcome = await disturbance.run_on(
             system,
             Disturbance(
-                outcome.case,
-                outcome.promise,
+                "nats-partition",
+                "healed + 1 s; refused in 1.1 s, then <= 0.1 s",
                 _WITH_LINKS,
                 bodies,
-                lambda n: [partition],
+                lambda n: [Sever(1.0, PARTITION_S, LinkState.PARTITIONED, "nats")],
                 concurrency=len(bodies),
                 max_silence_p99_s=PARTITION_S + RECOVERY_S,
                 max_recovery_p99_s=RECOVERY_S,
             ),
         )
-        refusals = await refusing
-    _judge_refusals(outcome, refusals)
+        _judge_refusals(outcome, LinkState.PARTITIONED, await asking)
+    return outcome
+
+
+async def one_way_links(num_requests: int | None) -> Outcome:
+    """The link between a gateway and NATS passes one way only, first one, then the other.
+
+    What runs there goes on when it is mended. What is new there is refused, and the other gateway does not notice.
+    """
+    promise = f"0 failed; refused in {max(SUSPECTED_S.values())} s; mended + {RECOVERY_S:g} s"
+    outcome, beside = Outcome("one-way-links", promise), Outcome("", "")
+    async with System(_WITH_LINKS) as system:
+        cut_off = Load(system, plain_bodies(300, 6), gateways=("gateway-0",))
+        others = Load(system, mixed_bodies(50, 8), gateways=("gateway-1",))
+        for load in (cut_off, others):
+            await load.learn_references()
+        log = FaultLog()
+        async with cut_off.going_on(8), others.going_on(8):
+            for state in (LinkState.MUTE, LinkState.HALF_OPEN):
+                await asyncio.sleep(2.0)
+                asking = asyncio.create_task(_ask_meanwhile(system, state, ONE_WAY_S, ["gateway-0"]))
+                await log.run(system, [Sever(0.0, ONE_WAY_S, state, "nats", "gateway-0")])
+                _judge_refusals(outcome, state, await asking)
+            await asyncio.sleep(2.0)
+        outcome.count(cut_off.ledger, log.windows)
+        recovery_s = percentile(outcome.recoveries_s, 0.99) or 0.0
+        outcome.figures["silent after it was mended p99 s"] = recovery_s
+        outcome.expect(recovery_s <= RECOVERY_S, f"streams were silent for {recovery_s:.2f} s after it was mended")
+        beside.count(others.ledger, log.windows)
+        silence_s = percentile(beside.silences_s, 0.99) or 0.0
+        outcome.figures["silence at the other gateway p99 s"] = silence_s
+        beside.expect(silence_s <= 1.5, f"streams were silent for {silence_s:.2f} s")
+        outcome.problems += [f"at the other gateway: {problem}" for problem in beside.problems]
+        outcome.num_requests += beside.num_requests
+        outcome.num_failed += beside.num_failed
+        outcome.num_wrong += beside.num_wrong
+        await aftermath.check(system, others, outcome)
     return outcome
 
 
 @dataclass
-class _Refusals:
-    """What was asked during a partition: when it began, the answers, and by how much we asked too late ourselves."""
+class _Asked:
+    """New requests during a fault: when it began, the answers, and the longest delay of this process in asking."""
 
     began: float
-    answers: list[Entry]
+    answers: list[Entry] = field(default_factory=list)
     max_lag_s: float = 0.0
 
 
-def _judge_refusals(outcome: Outcome, refusals: _Refusals) -> None:
-    began, answers = refusals.began, refusals.answers
-    # A process that asks later than it wanted to also hears the answers later than they came.
-    allowed_s = REFUSAL_S + refusals.max_lag_s
-    statuses = {entry.status for entry in answers}
-    outcome.expect(statuses == {503}, f"new requests were answered {statuses}, not with a 503")
-    outcome.expect(all(entry.retry_after_s for entry in answers), "a refusal had no Retry-After")
-    ended = [(entry.sent_at - began, (entry.ended_at or math.inf) - entry.sent_at) for entry in answers]
-    early = [at_s + wait_s for at_s, wait_s in ended if at_s <= SUSPICION_S]
-    waits_s = [wait_s for at_s, wait_s in ended if at_s > SUSPICION_S]
-    outcome.figures["refusals"] = len(answers)
-    outcome.figures["asked too late by s"] = round(refusals.max_lag_s, 3)
-    outcome.figures["first refusals after s"] = (percentile(early, 0.0), percentile(early, 1.0))
-    outcome.figures["later refusals p50/p99/max s"] = [percentile(waits_s, share) for share in (0.5, 0.99, 1.0)]
-    late = [end_s for end_s in early if end_s > SUSPICION_S + allowed_s]
-    outcome.expect(not late, f"{len(late)} of the first {len(early)} were not refused {SUSPICION_S:g} s after it began")
-    slow = [wait_s for wait_s in waits_s if wait_s > allowed_s]
-    outcome.expect(not slow, f"{len(slow)} of {len(waits_s)} later requests waited longer than {allowed_s:.2f} s")
-
-
-async def _ask_during_partition(system: System) -> _Refusals:
-    """Ask new requests from the beginning of the partition nearly to its end."""
-    while not any(link.state is LinkState.PARTITIONED for link in system.links.values()):  # noqa: ASYNC110
+async def _ask_meanwhile(system: System, state: LinkState, span_s: float, gateways: Sequence[str]) -> _Asked:
+    """Send short requests to gateways in turn, from the moment a link is in a state until a second before its end."""
+    while not any(link.state is state for link in system.links.values()):  # noqa: ASYNC110
         await asyncio.sleep(0.005)
-    refusals = _Refusals(time.monotonic(), [])
+    asked = _Asked(time.monotonic())
     body = plain_bodies(4, 1)[0]
     async with asyncio.TaskGroup() as asking:
-        # What was on its way when it began may have arrived, and is answered when it has healed.
-        for number in range(1, round((PARTITION_S - 1.0) / ASKING_INTERVAL_S)):
-            due = refusals.began + number * ASKING_INTERVAL_S
+        # A request under way when the fault begins may have arrived, and is answered when it is mended.
+        for number in range(1, round((span_s - 1.0) / _ASKING_INTERVAL_S)):
+            due = asked.began + number * _ASKING_INTERVAL_S
             await asyncio.sleep(max(0.0, due - time.monotonic()))
-            gateway = system.gateways[number % len(system.gateways)].name
-            entry = Entry(0, gateway, time.monotonic())
-            refusals.max_lag_s = max(refusals.max_lag_s, entry.sent_at - due)
-            refusals.answers.append(entry)
-            asking.create_task(ask(body, system.port(gateway), API_KEY, entry, PARTITION_S))
-    return refusals
+            entry = Entry(0, gateways[number % len(gateways)], time.monotonic())
+            asked.max_lag_s = max(asked.max_lag_s, entry.sent_at - due)
+            asked.answers.append(entry)
+            asking.create_task(ask(body, system.port(entry.gateway), API_KEY, entry, 2 * span_s))
+    return asked
 
 
-async def _once(case: str, promise: str, schedule: Sequence[Fault], max_silence_p99_s: float | None) -> Outcome:
-    """Long streams, and one round of a schedule."""
-    return await disturbance.run(
-        Disturbance(
-            case,
-            promise,
-            _OPTIONS,
-            [*plain_bodies(700, 6), *mixed_bodies(60, 8)],
-            lambda n: schedule,
-            concurrency=14,
-            max_silence_p99_s=max_silence_p99_s,
-        )
-    )
-
-
-async def _disturbed(
-    case: str,
-    promise: str,
-    schedule: Callable[[int], Sequence[Fault]],
-    max_silence_p99_s: float,
-    num_requests: int,
-    options: SystemOptions = _OPTIONS,
-    max_recovery_p99_s: float | None = None,
-) -> Outcome:
-    return await disturbance.run(
-        Disturbance(
-            case,
-            promise,
-            options,
-            mixed_bodies(50),
-            schedule,
-            num_requests=num_requests,
-            max_silence_p99_s=max_silence_p99_s,
-            max_recovery_p99_s=max_recovery_p99_s,
-        )
-    )
+def _judge_refusals(outcome: Outcome, state: LinkState, asked: _Asked) -> None:
+    """Expect a 503 with a time to return: when NATS is suspected, later at once; we may be late to hear of it."""
+    verdicts = {(entry.judge(None).value, entry.status) for entry in asked.answers}
+    outcome.expect(verdicts == {(Verdict.REFUSED.value, 503)}, f"{state.value}: new requests were {verdicts}")
+    suspected_at = asked.began + SUSPECTED_S[state]
+    waits_s = [(entry.ended_at or math.inf) - max(entry.sent_at, suspected_at) for entry in asked.answers]
+    early_s = [(entry.ended_at or math.inf) - asked.began for entry in asked.answers if entry.sent_at <= suspected_at]
+    outcome.figures[f"{state.value}: refusals"] = len(asked.answers)
+    outcome.figures[f"{state.value}: asked too late by s"] = round(asked.max_lag_s, 3)
+    outcome.figures[f"{state.value}: first refusals after s"] = percentile(early_s, 1.0)
+    outcome.figures[f"{state.value}: refusals beyond that p50/p99/max s"] = [
+        percentile(waits_s, share) for share in (0.5, 0.99, 1.0)
+    ]
+    allowed_s = REFUSAL_S + asked.max_lag_s
+    slow = [wait_s for wait_s in waits_s if wait_s > allowed_s]
+    problem = f"{state.value}: {len(slow)} of {len(waits_s)} were not refused {allowed_s:.2f} s after NATS is suspected"
+    outcome.expect(not slow, problem)

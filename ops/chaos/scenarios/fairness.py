@@ -1,0 +1,158 @@
+"""Tenants beside each other: greedy keys take nothing from a polite one, nor queued jobs from a waiting person."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import statistics
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from gateway.admission.api_keys import create_key
+from ops.chaos import aftermath
+from ops.chaos.ledger import Entry, Verdict
+from ops.chaos.load import Load
+from ops.chaos.mix import Body, plain_bodies
+from ops.chaos.outcome import Outcome
+from ops.chaos.scenarios.batch import TENANT, Publisher
+from ops.chaos.stream_client import ask, request_bytes
+from ops.chaos.system import MODEL, System, SystemOptions
+
+_KEYS_READ_S = 2.5
+# Differences of this size come from the machine, not from a tenant.
+_KEYS_TOLERANCE_S, _LANES_TOLERANCE_S = 0.02, 0.03
+_REQUESTS_EACH = 4
+_CHOICES_EACH = 128
+_MAX_SILENCE_S = 1.0
+_NUM_JOBS = 1000
+_JOB_TOKENS = 1500
+_TIMEOUT_S = 60.0
+_TEXT_EVENT = "response.output_text.delta"
+_OPTIONS = SystemOptions(num_workers=1, simulate_ms=6.0)
+
+
+async def greedy_keys(num_requests: int | None) -> Outcome:
+    """Four keys with four requests of 128 choices each; a polite key's first tokens come as beside one such key."""
+    number = min(num_requests or 40, 40)
+    outcome = Outcome("greedy-keys", "TTFT <= 2x that beside one, no silence above 1 s")
+    async with System(_OPTIONS) as system:
+        polite = create_key(system.keys_file, tenant="polite")[1]
+        greedy = [create_key(system.keys_file, tenant=f"greedy-{index}")[1] for index in range(4)]
+        await asyncio.sleep(_KEYS_READ_S)
+        load = Load(system, plain_bodies(30, 8), key=polite)
+        await load.learn_references()
+        medians = []
+        for keys in (greedy[:1], greedy):
+            async with _all_slots_wanted(system, keys):
+                own = Load(system, plain_bodies(30, 8), key=polite)
+                own.ledger.references = load.ledger.references
+                began = time.monotonic()
+                await own.run(number, 1)
+            load.max_lag_s = max(load.max_lag_s, own.max_lag_s)
+            outcome.count(own.ledger, [(began, time.monotonic())])
+            refused = own.ledger.verdicts()[Verdict.REFUSED]
+            outcome.expect(not refused, f"{refused} requests of the polite key were refused")
+            firsts = [entry.first_at - entry.sent_at for entry in own.ledger.entries if entry.first_at is not None]
+            medians.append(statistics.median(firsts))
+        outcome.figures["TTFT p50 beside one and four keys s"] = [round(median, 4) for median in medians]
+        outcome.expect(medians[1] <= 2 * medians[0] + _KEYS_TOLERANCE_S, f"TTFT was {medians[1] / medians[0]:.1f}x")
+        longest = max(outcome.silences_s)
+        outcome.expect(longest <= _MAX_SILENCE_S + load.max_lag_s, f"a stream was silent for {longest:.1f} s")
+        await aftermath.check(system, load, outcome)
+    return outcome
+
+
+@asynccontextmanager
+async def _all_slots_wanted(system: System, keys: list[str]) -> AsyncIterator[None]:
+    """Let each key ask for far more sequences than the worker has slots, until the block ends."""
+    fields = {"model": MODEL, "prompt": "x", "n": _CHOICES_EACH, "max_tokens": 1900, "ignore_eos": True, "stream": True}
+    port = system.port("gateway-0")
+    asking = [
+        asyncio.create_task(
+            ask(
+                Body("/v1/completions", fields | {"seed": seed}),
+                port,
+                key,
+                Entry(0, "gateway-0", time.monotonic()),
+                600.0,
+            )
+        )
+        for key in keys
+        for seed in range(_REQUESTS_EACH)
+    ]
+    await asyncio.sleep(1.0)
+    try:
+        yield
+    finally:
+        for task in asking:
+            task.cancel()
+        await asyncio.gather(*asking, return_exceptions=True)
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """When the first text of a response came, in seconds after it was asked for; its text, and its last event."""
+
+    first_s: float
+    text: str
+    last: str
+
+
+async def background(num_requests: int | None) -> Outcome:
+    """Background and interactive responses in turn: on an idle fleet, and beside a backlog of their tenant's jobs."""
+    number = min(num_requests or 30, 30)
+    outcome = Outcome("background", "first text <= 2x an interactive one's, idle and beside 1,000 jobs")
+    async with System(_OPTIONS) as system:
+        key = create_key(system.keys_file, tenant=TENANT)[1]
+        await asyncio.sleep(_KEYS_READ_S)
+        port = system.port("gateway-0")
+        expected = await _ask(port, key, False)
+        await _compare(outcome, "idle", port, key, number, expected.text)
+        async with Publisher(system) as publisher:
+            for index in range(_NUM_JOBS):
+                await publisher.publish(f"job-{index}", index, _JOB_TOKENS)
+            outcome.expect(len(publisher.published) == _NUM_JOBS, f"{len(publisher.published)} jobs were taken")
+            await _compare(outcome, f"beside {_NUM_JOBS} jobs", port, key, number, expected.text)
+    return outcome
+
+
+async def _compare(outcome: Outcome, where: str, port: int, key: str, number: int, text: str) -> None:
+    """Ask for `number` of both kinds, one after the other, and write down what is promised and not kept."""
+    medians = {}
+    for is_background in (False, True):
+        answers = [await _ask(port, key, is_background) for _ in range(number)]
+        outcome.num_requests += number
+        outcome.num_failed += sum(answer.last != "response.incomplete" for answer in answers)
+        outcome.num_wrong += sum(answer.text != text for answer in answers)
+        medians[is_background] = statistics.median(answer.first_s for answer in answers)
+    outcome.figures[f"first text p50 {where}, interactive and background s"] = [
+        round(medians[is_background], 4) for is_background in (False, True)
+    ]
+    is_kept = medians[True] <= 2 * medians[False] + _LANES_TOLERANCE_S
+    outcome.expect(is_kept, f"{where}: the first text took {medians[True] / medians[False]:.1f}x an interactive one's")
+    outcome.expect(not outcome.num_failed, f"{where}: {outcome.num_failed} failed")
+    outcome.expect(not outcome.num_wrong, f"{where}: {outcome.num_wrong} have another text")
+
+
+async def _ask(port: int, key: str, is_background: bool) -> _Answer:
+    """Stream one response to its end."""
+    body = {"model": MODEL, "input": "x", "max_output_tokens": 60, "temperature": 0, "ignore_eos": True}
+    asked = request_bytes(
+        "/v1/responses", body | {"stream": True, "background": is_background}, key, "Connection: close"
+    )
+    async with asyncio.timeout(_TIMEOUT_S):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        began, first_s, text, last = time.monotonic(), float("inf"), "", ""
+        writer.write(asked)
+        while line := await reader.readline():
+            if not line.startswith(b"data: {"):
+                continue
+            event = json.loads(line.removeprefix(b"data: "))
+            last = event["type"]
+            if last == _TEXT_EVENT:
+                first_s = min(first_s, time.monotonic() - began)
+                text += event["delta"]
+        writer.close()
+    return _Answer(first_s, text, last)
