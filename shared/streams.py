@@ -43,6 +43,7 @@ DEAD_STREAM = "HR_DEAD"
 PROGRESS_STREAM = "HR_PROGRESS"
 RESPONSES_STREAM = "HR_RESPONSES"
 USAGE_STREAM = "HR_USAGE"
+USAGE_DUPLICATE_WINDOW_S = 600.0
 ENDS_STREAM = "HR_ENDS"
 
 _STREAM_EXISTS = 10058
@@ -162,7 +163,7 @@ def _account_configs(limits: StreamLimits) -> list[StreamConfig]:
             USAGE_STREAM,
             ["hr.usage.*.*.*.*"],
             max_bytes=limits.usage_max_bytes,
-            duplicate_window=120.0,
+            duplicate_window=USAGE_DUPLICATE_WINDOW_S,
             allow_msg_counter=True,
         ),
         # The gateways, which write it, bound what each tenant keeps (`gateway.responses.log`).

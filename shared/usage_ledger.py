@@ -24,10 +24,11 @@ from shared.errors import InvalidNameError
 from shared.log_limit import LogLimit
 from shared.messages import Lane
 from shared.nats_connection import SEND_ERRORS
-from shared.streams import USAGE_STREAM
+from shared.streams import USAGE_DUPLICATE_WINDOW_S, USAGE_STREAM
 from shared.subjects import decode_name, usage_subject
 
 FLUSH_S = 5.0
+_NAME = "Nats-Msg-Id"
 # After NATS refused a change: the stream may be missing.
 _PAUSE_S = 30.0
 Measure = Literal["requests", "prompt_tokens", "cached_tokens", "completion_tokens"]
@@ -35,6 +36,15 @@ Measure = Literal["requests", "prompt_tokens", "cached_tokens", "completion_toke
 _REFUSALS: tuple[type[Exception], ...] = (APIError, NoStreamResponseError)
 
 _log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Change:
+    """What was counted of a subject, under a name by which NATS drops it if it has taken it before."""
+
+    count: int
+    name: str
+    sent_at: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +65,7 @@ class UsageLedger:
         """Count answers of a lane; nothing is sent before `flush`."""
         self._lane: Lane = lane
         self._counted: Counter[str] = Counter()
-        self._sending: dict[str, tuple[str, int]] = {}
+        self._sending: dict[str, _Change] = {}
         self._paused_until = 0.0
         self._is_flushing = asyncio.Lock()
         self._log_limit = LogLimit(_log)
@@ -75,7 +85,8 @@ class UsageLedger:
     async def flush(self, js: JetStreamContext, *, is_last: bool = False) -> None:
         """Send what has been counted; what NATS does not take is sent again, and counts once.
 
-        A change sent again after the stream's duplicate window (two minutes) counts twice if NATS had taken it.
+        NATS drops a change that it had taken for ten minutes. After a longer outage a gateway looks whether it is the
+        last one of its subject; a worker may not read the stream, and what it sends again counts again.
 
         Args:
             js: Where to send.
@@ -87,7 +98,9 @@ class UsageLedger:
             while self._sending or self._counted:
                 if not self._sending:
                     # The name lets NATS drop a change that it had taken, and whose acknowledgement was lost.
-                    self._sending = {subject: (secrets.token_hex(8), count) for subject, count in self._counted.items()}
+                    self._sending = {
+                        subject: _Change(count, secrets.token_hex(8)) for subject, count in self._counted.items()
+                    }
                     self._counted.clear()
                 try:
                     await self._send(js)
@@ -103,9 +116,25 @@ class UsageLedger:
                     return
 
     async def _send(self, js: JetStreamContext) -> None:
-        for subject, (name, count) in list(self._sending.items()):
-            await js.publish(subject, b"", headers={"Nats-Incr": f"+{count}", "Nats-Msg-Id": name})
+        for subject, change in list(self._sending.items()):
+            if not await self._was_taken(js, subject, change):
+                change.sent_at = change.sent_at or time.monotonic()
+                headers = {"Nats-Incr": f"+{change.count}", _NAME: change.name}
+                await js.publish(subject, b"", headers=headers)
             del self._sending[subject]
+
+    async def _was_taken(self, js: JetStreamContext, subject: str, change: _Change) -> bool:
+        """Look whether NATS took a change that it does not recognise any more."""
+        if self._lane != "interactive" or change.sent_at is None:
+            return False
+        # The window begins when NATS takes it, and some of it passes until it is sent again.
+        if time.monotonic() - change.sent_at < USAGE_DUPLICATE_WINDOW_S / 2:
+            return False
+        try:
+            last = await js.get_last_msg(USAGE_STREAM, subject)
+        except NotFoundError:
+            return False
+        return (last.headers or {}).get(_NAME) == change.name
 
     async def flush_forever(self, js: JetStreamContext) -> None:
         """Send every few seconds."""

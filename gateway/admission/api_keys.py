@@ -26,7 +26,7 @@ ALL_MODELS = "*"
 
 # Redis counts in Lua, whose numbers are exact up to here.
 MAX_LIMIT = 2**53
-Limit = Annotated[int, Meta(ge=1, le=MAX_LIMIT)]
+Limit = Annotated[int, Meta(ge=1)]
 # Twenty a second: a client that waits for ten background responses asks for each every half second.
 DEFAULT_READS_PER_MINUTE = 1200
 
@@ -42,8 +42,17 @@ class KeyNotFoundError(HeadraceError):
         self.ids = ids
 
 
+class ReplacedKeyError(HeadraceError):
+    """A key is to be rotated that was replaced: the new one would be nobody's, and outlive the one in its place."""
+
+    def __init__(self, old: KeyRecord, new: KeyRecord) -> None:
+        """Say by which it was replaced."""
+        called = f" ({new.name})" if new.name else ""
+        super().__init__(f"{old.id} ({old.name}) was replaced by {new.id}{called}: rotate that one")
+
+
 class KeyRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What is known of one key. A limit of None does not limit.
+    """What is known of one key. A limit of None does not limit; one larger than can be counted is the largest that can.
 
     Attributes:
         reads_per_minute: Reads of stored responses, one for each 64 kB.
@@ -69,9 +78,20 @@ class KeyRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     revoked: float | None = None
     replaces: str | None = None
 
+    def __post_init__(self) -> None:
+        """Bound the limits."""
+        bound_limits(self)
+
     def is_valid(self, now: float) -> bool:
         """Whether the key opens anything at `now`, in Unix seconds."""
         return self.revoked is None and (self.expires is None or self.expires > now)
+
+
+def bound_limits(record: Struct) -> None:
+    """Make each limit of a record that is being made at most the largest that can be counted."""
+    for name in ("requests_per_minute", "tokens_per_minute", "max_concurrent", "reads_per_minute"):
+        if (getattr(record, name, None) or 0) > MAX_LIMIT:
+            msgspec.structs.force_setattr(record, name, MAX_LIMIT)
 
 
 def hash_key(key: str) -> str:
@@ -131,10 +151,14 @@ def rotate_key(path: Path, named: str, overlap_s: float) -> tuple[KeyRecord, str
     Raises:
         ConfigError: The file cannot be read or is not a key file.
         KeyNotFoundError: No key that is not revoked is meant, or several are.
+        ReplacedKeyError: Another key that is not revoked is in its place.
     """
     with exclusive(path):
         records = list_keys(path)
         index = _find(records, named)
+        for record in records:
+            if record.replaces == records[index].id and record.revoked is None:
+                raise ReplacedKeyError(records[index], record)
         old, now = records[index], time.time()
         life_s = None if old.expires is None else old.expires - old.created
         expires = None if life_s is None else now + life_s
@@ -190,6 +214,15 @@ def _replaced(records: list[KeyRecord], index: int) -> list[int]:
     found = [index]
     while (place := places.get(records[found[-1]].replaces or "")) is not None and place not in found:
         found.append(place)
+    is_known = {record.replaces for record in records}
+    key, name = records[index], f"{records[index].name} (rotated)"
+    found += [
+        place
+        for place, old in enumerate(records)
+        if key.name and (old.name, old.tenant) == (name, key.tenant) and old.created < key.created
+        # Replaced before it was written down by what; a rotated key always ends.
+        if old.id not in is_known and old.expires is not None and place not in found
+    ]
     return found[1:]
 
 

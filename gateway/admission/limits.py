@@ -19,6 +19,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
+from typing import NamedTuple
 
 from gateway.admission.auth import Principal
 from gateway.admission.limit_account import KeyAccount
@@ -39,11 +40,32 @@ READ_BYTES = 64 << 10
 UNBOUNDED_OUTPUT_TOKENS = 256
 
 
+class Output(NamedTuple):
+    """The part of a request's tokens that is for its answers: their number, and `max_tokens` of each."""
+
+    num_answers: int = 0
+    max_tokens: int = 0
+
+    def fitting(self, tokens: int, limit: int) -> int | None:
+        """Return the largest `max_tokens` with which a request of `tokens` is within a limit, if there is one."""
+        num_prompt = tokens - self.num_answers * self.max_tokens
+        fitting = (limit - num_prompt) // self.num_answers if self.num_answers else 0
+        return fitting if fitting > 0 else None
+
+
+NO_OUTPUT = Output()
+
+
+def reserved_output(generation: Generation) -> Output:
+    """All the output that a request allows itself."""
+    max_tokens = generation.sampling.max_tokens
+    return Output(generation.num_sequences, UNBOUNDED_OUTPUT_TOKENS if max_tokens is None else max_tokens)
+
+
 def reserved_tokens(generation: Generation) -> int:
     """Tokens to reserve for a request: its prompts as estimated, and all the output it allows itself."""
-    max_tokens = generation.sampling.max_tokens
-    output = UNBOUNDED_OUTPUT_TOKENS if max_tokens is None else max_tokens
-    return generation.estimated_prompt_tokens + generation.num_sequences * output
+    output = reserved_output(generation)
+    return generation.estimated_prompt_tokens + output.num_answers * output.max_tokens
 
 
 class Lease:
@@ -114,13 +136,14 @@ class RateLimiter:
         self._wake = asyncio.Event()
         self._unlimited = UnlimitedLease()
 
-    async def admit(self, principal: Principal, num_sequences: int, tokens: int) -> Lease:
+    async def admit(self, principal: Principal, num_sequences: int, tokens: int, output: Output = NO_OUTPUT) -> Lease:
         """Count one request against the limits of its key and its tenant.
 
         Args:
             principal: Whose limits.
             num_sequences: How many it runs at once.
             tokens: Estimate to reserve, see `reserved_tokens`.
+            output: The part of it that the client can make smaller, which a refusal tells it.
 
         Raises:
             ApiError: 429 with the time after which it would be admitted; 400 when it never would.
@@ -129,12 +152,12 @@ class RateLimiter:
             return self._unlimited
         limited = _limits_of(principal)
         for _, limits in limited:
-            _check_possible(limits, num_sequences, tokens)
-        lease = await self._admit(*limited[0], num_sequences, tokens)
+            _check_possible(limits, num_sequences, tokens, output)
+        lease = await self._admit(*limited[0], num_sequences, tokens, output)
         if len(limited) == 1:
             return lease
         try:
-            lease.of_tenant = await self._admit(*limited[1], num_sequences, tokens)
+            lease.of_tenant = await self._admit(*limited[1], num_sequences, tokens, output)
         except BaseException:
             lease.release(0)
             raise
@@ -152,7 +175,9 @@ class RateLimiter:
         limits = Limits(requests=None, tokens=principal.reads_per_minute, concurrency=None, are_reads=True)
         return await self._admit(f"{principal.key_id}/reads", limits, 0, 1)
 
-    async def _admit(self, key_id: str, limits: Limits, num_sequences: int, tokens: int) -> Lease:
+    async def _admit(
+        self, key_id: str, limits: Limits, num_sequences: int, tokens: int, output: Output = NO_OUTPUT
+    ) -> Lease:
         lease = Lease(self, key_id, tokens)
         account = self._accounts[key_id]
         account.is_counted = limits.concurrency is not None
@@ -173,7 +198,7 @@ class RateLimiter:
                 lease.batch, lease.first_ms = account.usage.record(now, tokens, num_sequences), reply.first_ms
         if verdict.exceeded is not None:
             verdict = self._with_slot_wait(account, verdict, limits, num_sequences, running, hold_s)
-            raise self._refusal(limits, verdict, tokens)
+            raise self._refusal(limits, verdict, tokens, output)
         account.holds.begin(lease, now, num_sequences)
         lease.headers = _headers(limits, verdict)
         return lease
@@ -224,7 +249,7 @@ class RateLimiter:
         # The header has whole seconds, and the text says the same.
         return replace(verdict, retry_after_s=max(1.0, wait_s))
 
-    def _refusal(self, limits: Limits, verdict: Verdict, tokens: int) -> ApiError:
+    def _refusal(self, limits: Limits, verdict: Verdict, tokens: int, output: Output) -> ApiError:
         assert verdict.exceeded is not None
         name = "reads" if limits.are_reads else verdict.exceeded
         self._metrics.limited[name] += 1
@@ -234,7 +259,7 @@ class RateLimiter:
         what, limit = _DESCRIPTIONS[name], getattr(limits, verdict.exceeded)
         return ApiError(
             429,
-            f"Rate limit reached for this {limits.owner}: {limit} {what}.{_left(limits, verdict, tokens)} "
+            f"Rate limit reached for this {limits.owner}: {limit} {what}.{_left(limits, verdict, tokens, output)} "
             f"Try again in {rounded_up_s:.1f} s.",
             code="rate_limit_exceeded",
             type="tokens" if name == "tokens" else "requests",
@@ -251,13 +276,14 @@ _DESCRIPTIONS = {
 }
 
 
-def _left(limits: Limits, verdict: Verdict, tokens: int) -> str:
+def _left(limits: Limits, verdict: Verdict, tokens: int, output: Output) -> str:
     """Return what a request that is over the limit of tokens reserves, what is left, and what would fit."""
     if verdict.exceeded != "tokens" or limits.tokens is None or limits.are_reads:
         return ""
     left = max(0, limits.tokens - verdict.tokens)
     told = f" This request reserves {tokens} tokens (its prompt and 'max_tokens' for each answer), {left} are left"
-    return f"{told}: with 'max_tokens' lower by {tokens - left} in all it would fit now." if left else f"{told}."
+    fitting = output.fitting(tokens, left)
+    return f"{told}." if fitting is None else f"{told}: with 'max_tokens' of at most {fitting} it would fit now."
 
 
 def _limits_of(principal: Principal) -> list[tuple[str, Limits]]:
@@ -280,10 +306,12 @@ def _tighter(first: dict[str, str], second: dict[str, str]) -> dict[str, str]:
     return found
 
 
-def _check_possible(limits: Limits, num_sequences: int, tokens: int) -> None:
+def _check_possible(limits: Limits, num_sequences: int, tokens: int, output: Output) -> None:
     if limits.tokens is not None and tokens > limits.tokens:
         message = f"The request may use {tokens} tokens, but this {limits.owner}'s limit is {limits.tokens} per minute."
-        raise ApiError(400, f"{message} Lower 'max_tokens'.", param="max_tokens", code="request_too_large")
+        fitting = output.fitting(tokens, limits.tokens)
+        remedy = "Shorten the prompt." if fitting is None else f"Lower 'max_tokens' to {fitting} or less."
+        raise ApiError(400, f"{message} {remedy}", param="max_tokens", code="request_too_large")
     if limits.concurrency is not None and num_sequences > limits.concurrency:
         limit = f"this {limits.owner}'s limit is {limits.concurrency} at once"
         message = f"The request makes {num_sequences} sequences, but {limit}."

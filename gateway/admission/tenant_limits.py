@@ -10,18 +10,22 @@ from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
-from gateway.admission.api_keys import Limit
+from gateway.admission.api_keys import Limit, bound_limits
 from gateway.admission.record_file import exclusive, read_records, write_records
 from shared.subjects import encode_name
 
 
 class TenantRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The limits of one tenant. A limit of None does not limit."""
+    """The limits of one tenant; None does not limit, and one larger than can be counted is the largest that can."""
 
     tenant: Annotated[str, Meta(min_length=1, max_length=128)]
     requests_per_minute: Limit | None = None
     tokens_per_minute: Limit | None = None
     max_concurrent: Limit | None = None
+
+    def __post_init__(self) -> None:
+        """Bound the limits."""
+        bound_limits(self)
 
 
 def tenants_file(keys_file: Path) -> Path:

@@ -19,7 +19,7 @@ from starlette.types import Receive, Scope, Send
 from gateway.admission.auth import Principal
 from gateway.admission.caller import Caller
 from gateway.admission.hold_times import AnswerPlaces
-from gateway.admission.limits import reserved_tokens
+from gateway.admission.limits import reserved_output, reserved_tokens
 from gateway.admission.shedding import Shedder
 from gateway.api.answer import Answer, Outcome, ResponseHead
 from gateway.api.door import CLIENT_LEFT, exchange_of, head_of
@@ -155,7 +155,8 @@ class GenerationService:
         """Admit a generation to its key's limits, let its answer flow to its end, and return what it is counted as."""
         load = self._dispatcher.fleet.reported_load(generation.model)
         tokens_used: int | None = 0
-        lease = await self._services.limiter.admit(visit.principal, generation.num_at_once, reserved_tokens(generation))
+        output, tokens = reserved_output(generation), reserved_tokens(generation)
+        lease = await self._services.limiter.admit(visit.principal, generation.num_at_once, tokens, output)
         try:
             visit.head.limits = lease.headers
             if load is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +17,7 @@ from shared.nats_files import NatsFiles
 
 if TYPE_CHECKING:
     from nats.aio.client import Client
+    from nats.js import JetStreamContext
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +66,23 @@ async def admin_client(url: str, name: str, access: AdminAccess, timeout_s: floa
         yield client
     finally:
         await client.close()
+
+
+async def delete_message(js: JetStreamContext, stream: str, seq: int) -> None:
+    """Delete a message of a stream; one that is gone already is no error.
+
+    Raises:
+        nats.errors.Error: NATS refuses it or does not answer.
+    """
+    from nats.js.errors import APIError, NotFoundError
+
+    try:
+        await js.delete_msg(stream, seq)
+    except APIError:
+        # The code depends on where NATS notices that the message is gone.
+        with suppress(NotFoundError):
+            await js.get_msg(stream, seq=seq)
+            raise
 
 
 def _tell(words: str) -> None:

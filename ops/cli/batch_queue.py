@@ -16,6 +16,7 @@ from nats.js.errors import APIError, NotFoundError
 
 from gpu_worker.consumer.batch_result import send_result
 from gpu_worker.consumer.unreadable import UnreadableRequestError, read_request
+from ops.cli.admin import delete_message
 from shared.batch_progress import BatchProgress
 from shared.batch_streams import batch_stream
 from shared.errors import DependencyError, HeadraceError, InvalidNameError
@@ -169,7 +170,7 @@ class BatchQueue:
         try:
             if (ended := await self._finish(job)) is not None:
                 if ended == "cancelled":
-                    await self._delete(job)
+                    await delete_message(self._js, self._stream, job.seq)
                 return ended == "cancelled"
             payload = msgspec.json.encode(self._result(request, await self._progress(job)))
             if not await self._kept.store(request.tenant, request.id, payload, "cancelled"):
@@ -177,7 +178,7 @@ class BatchQueue:
             # A worker may have taken it meanwhile: it would compute in vain, and the next one would take it.
             late = Cancel((request.id,), tenant=self._tenant)
             await self._nats.publish(cancel_subject(request.model), encode(late))
-            await self._delete(job)
+            await delete_message(self._js, self._stream, job.seq)
             await send_result(self._nats, request, payload)
         except APIError as error:
             raise RefusedCancelError(request.id, _reason(error)) from error
@@ -215,16 +216,6 @@ class BatchQueue:
             completed=self._clock.now(),
             in_reasoning=progress is not None and progress.in_reasoning,
         )
-
-    async def _delete(self, job: QueuedJob) -> None:
-        """Delete a job from the queue, where the worker that held it may have done so by acknowledging it."""
-        try:
-            await self._js.delete_msg(self._stream, job.seq)
-        except APIError:
-            # The code depends on where NATS notices that the message is gone.
-            with contextlib.suppress(NotFoundError):
-                await self._js.get_msg(self._stream, seq=job.seq)
-                raise
 
     async def _progress(self, job: QueuedJob) -> BatchProgress | None:
         subject = progress_subject(job.request.tenant, job.request.id)

@@ -14,6 +14,7 @@ from nats.errors import Error as NatsError
 from nats.errors import TimeoutError as NatsTimeoutError
 from nats.js.errors import APIError, NotFoundError
 
+from ops.cli.admin import delete_message
 from shared.batch_streams import ensure_batch_stream, jetstream_problem
 from shared.dead_letters import DeadLetter
 from shared.errors import DependencyError, HeadraceError
@@ -119,9 +120,7 @@ class DeadLetterBox:
             DependencyError: The stream does not answer.
         """
         try:
-            await self._js.delete_msg(DEAD_STREAM, stored.seq)
-        except NotFoundError:
-            return
+            await delete_message(self._js, DEAD_STREAM, stored.seq)
         except (APIError, NatsError) as error:
             raise DependencyError(f"dead letter {stored.seq} could not be deleted: {error!r}") from error
 

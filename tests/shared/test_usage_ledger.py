@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 
 import nats
@@ -9,7 +10,7 @@ import pytest
 from nats.js import JetStreamContext
 from nats.js.errors import NoStreamResponseError
 
-from shared.streams import StreamLimits, ensure_streams
+from shared.streams import USAGE_STREAM, StreamLimits, ensure_streams
 from shared.usage_ledger import UsageLedger, read_usage
 from tests.servers import NatsServer
 
@@ -68,6 +69,31 @@ async def test_change_whose_acknowledgement_was_lost_counts_once(
     await ledger.flush(js)
     assert num_lost == 2
     assert (await totals(js))["t", "m", "batch", "requests"] == 4
+
+
+async def test_change_that_was_taken_before_a_long_outage_counts_once(
+    js: JetStreamContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NATS recognises a change that is sent again for as long as its window."""
+    config = (await js.stream_info(USAGE_STREAM)).config
+    await js.update_stream(config.evolve(duplicate_window=0.1))
+    monkeypatch.setattr("shared.usage_ledger.USAGE_DUPLICATE_WINDOW_S", 0.1)
+    ledger, publish = UsageLedger("interactive"), js.publish
+
+    async def losing(*arguments: object, **options: object) -> object:
+        await publish(*arguments, **options)
+        raise nats.errors.TimeoutError
+
+    ledger.add("t", "m", **TOKENS)
+    with monkeypatch.context() as lost:
+        lost.setattr(js, "publish", losing)
+        await ledger.flush(js)
+    # Longer than the window, of which NATS looks now and then what has left it.
+    await asyncio.sleep(0.5)
+    ledger.add("t", "m", **TOKENS)
+    await ledger.flush(js)
+    counts = {measure: total for (*_, measure), total in (await totals(js)).items()}
+    assert counts == {"requests": 2, "prompt_tokens": 10, "completion_tokens": 6}
 
 
 async def test_without_the_stream_nothing_is_lost_but_told(

@@ -9,10 +9,13 @@ import stat
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from gateway.admission.api_keys import (
+    MAX_LIMIT,
     KeyNotFoundError,
+    ReplacedKeyError,
     create_key,
     hash_key,
     list_keys,
@@ -20,6 +23,7 @@ from gateway.admission.api_keys import (
     rotate_key,
     update_key,
 )
+from gateway.admission.tenant_limits import list_tenants, tenants_file
 from shared.errors import ConfigError, InvalidNameError
 
 
@@ -124,6 +128,40 @@ def test_old_key_that_is_revoked_leaves_the_one_in_its_place(path: Path) -> None
     new, _ = rotate_key(path, "laptop", 60.0)
     (old,) = revoke_key(path, "laptop (rotated)")
     assert list_keys(path) == [old, new]
+
+
+def test_key_that_was_replaced_is_not_rotated(path: Path) -> None:
+    create_key(path, tenant="a", name="laptop")
+    new, _ = rotate_key(path, "laptop", 60.0)
+    kept = list_keys(path)
+    with pytest.raises(ReplacedKeyError, match=rf"was replaced by {new.id} \(laptop\): rotate that one"):
+        rotate_key(path, "laptop (rotated)", 60.0)
+    assert list_keys(path) == kept
+    revoke_key(path, "laptop")
+    assert not any(record.is_valid(time.time()) for record in list_keys(path))
+
+
+def test_key_that_an_earlier_version_replaced_is_revoked_with_the_one_in_its_place(path: Path) -> None:
+    ends = time.time() + 60
+    create_key(path, tenant="a", name="laptop")
+    rotate_key(path, "laptop", 60.0)
+    old, new = list_keys(path)
+    neighbour, later = (create_key(path, tenant=tenant, name=old.name, expires=ends)[0] for tenant in "ba")
+    neighbour = msgspec.structs.replace(neighbour, created=old.created)
+    path.write_bytes(msgspec.json.encode([neighbour, old, msgspec.structs.replace(new, replaces=None), later]))
+    assert [record.id for record in revoke_key(path, "laptop")] == [new.id, old.id]
+    # Those of another tenant, and made later, are other keys.
+    assert [record.id for record in list_keys(path) if record.is_valid(time.time())] == [neighbour.id, later.id]
+
+
+@pytest.mark.parametrize("limit", [MAX_LIMIT + 1, 10**30])
+def test_limit_larger_than_can_be_counted_is_the_largest_that_can(path: Path, limit: int) -> None:
+    record, _ = create_key(path, tenant="a", tokens_per_minute=5)
+    written = path.read_text().replace('"tokens_per_minute": 5', f'"tokens_per_minute": {limit}')
+    path.write_text(written)
+    tenants_file(path).write_text(f'[{{"tenant": "a", "max_concurrent": {limit}}}]')
+    assert list_keys(path) == [msgspec.structs.replace(record, tokens_per_minute=MAX_LIMIT)]
+    assert [each.max_concurrent for each in list_tenants(path)] == [MAX_LIMIT]
 
 
 def test_name_of_several_keys_names_none_of_them(path: Path) -> None:

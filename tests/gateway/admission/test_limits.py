@@ -18,7 +18,7 @@ from gateway.admission.api_keys import MAX_LIMIT
 from gateway.admission.auth import Principal
 from gateway.admission.limit_store import LEASE_TTL_S
 from gateway.admission.limit_window import WINDOW_S
-from gateway.admission.limits import RETRY_S, Lease, RateLimiter, reserved_tokens
+from gateway.admission.limits import NO_OUTPUT, RETRY_S, Lease, Output, RateLimiter, reserved_tokens
 from gateway.admission.tenant_limits import TenantRecord
 from gateway.api.schemas import parse_completion
 from gateway.cache.redis_client import RedisCache
@@ -61,9 +61,11 @@ async def redis(redis_url: str) -> AsyncIterator[RedisCache]:
     await cache.close()
 
 
-async def refused(limiter: RateLimiter, principal: Principal, sequences: int = 1, tokens: int = 1) -> ApiError:
+async def refused(
+    limiter: RateLimiter, principal: Principal, sequences: int = 1, tokens: int = 1, output: Output = NO_OUTPUT
+) -> ApiError:
     with pytest.raises(ApiError) as caught:
-        await limiter.admit(principal, sequences, tokens)
+        await limiter.admit(principal, sequences, tokens, output)
     return caught.value
 
 
@@ -445,13 +447,18 @@ async def test_refusal_by_tokens_names_what_was_reserved_what_is_left_and_what_f
     limiter = RateLimiter(redis, GatewayMetrics(), Clock(NOW))
     principal = limited(tokens=100)
     await limiter.admit(principal, 1, 70)
-    message = (await refused(limiter, principal, tokens=50)).message
+    # Ten of the prompt, and twenty for each of two answers.
+    message = (await refused(limiter, principal, tokens=50, output=Output(2, 20))).message
     assert "reserves 50 tokens" in message
-    assert "30 are left: with 'max_tokens' lower by 20 in all it would fit now" in message
-    await limiter.admit(principal, 1, 30)
-    message = (await refused(limiter, principal, tokens=50)).message
-    assert "0 are left." in message
-    assert "lower" not in message
+    assert "30 are left: with 'max_tokens' of at most 10 it would fit now" in message
+    await limiter.admit(principal, 1, 10 + 2 * 9, Output(2, 9))
+    message = (await refused(limiter, principal, tokens=50, output=Output(2, 20))).message
+    assert "2 are left. Try" in message
+    await limiter.admit(principal, 1, 2)
+    assert "0 are left. Try" in (await refused(limiter, principal, tokens=50, output=Output(2, 20))).message
+    message = (await refused(limiter, principal, tokens=210, output=Output(2, 100))).message
+    assert "Lower 'max_tokens' to 45 or less." in message
+    assert "Shorten the prompt." in (await refused(limiter, principal, tokens=210, output=Output(2, 50))).message
 
 
 @pytest.mark.parametrize(("sequences", "tokens", "param"), [(1, 101, "max_tokens"), (5, 1, "n")])

@@ -75,12 +75,14 @@ def ends_at_worker(state_dir: Path, job: str, count: int) -> dict[str, str]:
     return ends
 
 
-def cancel(state_dir: Path, *arguments: str) -> tuple[int, list[str], str]:
-    done = headrace("batch", "--state-dir", str(state_dir), "cancel", *arguments)
+def cancel(state_dir: Path, *arguments: str, **variables: str) -> tuple[int, list[str], str]:
+    done = headrace("batch", "--state-dir", str(state_dir), "cancel", *arguments, **variables)
     return done.returncode, [json.loads(line)["id"] for line in done.stdout.splitlines()], done.stderr
 
 
-def test_job_that_waits_is_cancelled_and_its_publisher_told(cli_system: System, state_dir: Path) -> None:
+def test_job_that_waits_is_cancelled_and_its_publisher_told(
+    cli_system: System, state_dir: Path, tmp_path: Path
+) -> None:
     model, first, second = (f"m{secrets.token_hex(4)}" for _ in range(3))
     publish(state_dir, *({"id": each, "text": "x", "model": model} for each in (first, second)))
     assert cancel(state_dir, first, "--model", model) == (0, [first], "")
@@ -88,10 +90,11 @@ def test_job_that_waits_is_cancelled_and_its_publisher_told(cli_system: System, 
     assert result is not None
     assert (result["finish"], result["error"], result["model"]) == ("cancelled", "cancelled by an operator", model)
     assert stored(cli_system, second) is None
-    code, ids, told = cancel(state_dir, first, second)
+    audit = tmp_path / "audit.jsonl"
+    code, ids, told = cancel(state_dir, first, second, HEADRACE_AUDIT_FILE=str(audit))
     assert (code, ids) == (2, [second])
     assert f"no job of tenant 'default' that waits or runs has the id {first}; it may have ended" in told
-    line = json.loads((state_dir / "audit.log").read_text().splitlines()[-1])
+    line = json.loads(audit.read_text())
     assert (line["outcome"], line["what"]["num_cancelled"]) == ("failed", 1)
     assert first in line["error"]
     code, ids, told = cancel(state_dir, "--all", "--model", model)
@@ -224,7 +227,7 @@ def test_job_that_nats_refuses_to_cancel_keeps_no_other_from_it(
         return await store(kept, tenant, request_id, *rest)
 
     monkeypatch.setattr(KeptResults, "store", refuse)
-    options = ["--state-dir", str(state_dir), "--audit-file", str(tmp_path / "audit.log")]
+    options = ["--state-dir", str(state_dir), "--audit-file", str(tmp_path / "audit.jsonl")]
     done = CliRunner().invoke(command, [*options, "cancel", "--all", "--model", model])
     assert [json.loads(line)["id"] for line in done.stdout.splitlines()] == good
     assert isinstance(done.exception, DependencyError)

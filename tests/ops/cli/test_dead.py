@@ -11,6 +11,7 @@ import msgspec
 import pytest
 from nats.aio.client import Client
 
+from ops.cli.dead_letter_box import DeadLetterBox, Selection
 from ops.stack.ports import free_port
 from shared.batch_streams import batch_stream, ensure_batch_stream
 from shared.dead_letters import DeadAttempt, DeadLetter, publish_dead_letter
@@ -119,6 +120,17 @@ def test_drop_deletes_what_is_named_and_nothing_else(server: NatsServer) -> None
     assert _listed(server) == [("one", "acme", "interactive"), ("two", "b", "batch")]
     assert _dead(server, "drop", "--all").returncode == 0
     assert _listed(server) == []
+
+
+def test_letter_that_is_gone_meanwhile_is_dropped(server: NatsServer) -> None:
+    async def drop_twice(client: Client) -> None:
+        box = DeadLetterBox(client)
+        (stored,) = [each async for each in box.letters(Selection(ids=frozenset({"one"})))]
+        for _ in range(2):
+            await box.drop(stored)
+
+    _with_nats(server, drop_twice)
+    assert ("one", "acme", "interactive") not in _listed(server)
 
 
 def test_retry_makes_a_fresh_batch_job_and_takes_the_letter_away(server: NatsServer) -> None:
