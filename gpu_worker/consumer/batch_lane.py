@@ -22,8 +22,7 @@ from gpu_worker.consumer.batch_result import ResultMaker
 from gpu_worker.consumer.batch_trials import BatchTrials
 from gpu_worker.consumer.held_request import HeldRequest, HeldRequests, log_fields
 from gpu_worker.consumer.intake import Intake
-from gpu_worker.consumer.outbox import Outbox
-from gpu_worker.consumer.queued_message import DISCARD, REDELIVER, QueuedMessage, send_ack
+from gpu_worker.consumer.queued_message import ACK, DISCARD, REDELIVER, QueuedMessage, send_ack
 from gpu_worker.consumer.result_store import ResultStore
 from gpu_worker.core.sequence import SequenceStatus
 from gpu_worker.engine.engine_thread import EngineThread
@@ -56,7 +55,7 @@ class BatchLane:
     """Takes and ends batch requests.
 
     Attributes:
-        trials: Those that may kill workers; the consumer tells it when others may.
+        trials: Those that may kill workers.
         results: Writes the results.
     """
 
@@ -67,7 +66,6 @@ class BatchLane:
         intake: Intake,
         engine: EngineThread,
         held: HeldRequests,
-        outbox: Outbox,
         results: ResultStore,
         progress: ProgressRecords,
         nats: DirectClient,
@@ -89,12 +87,10 @@ class BatchLane:
         self._intake = intake
         self._engine = engine
         self._held = held
-        self._outbox = outbox
         self.results = results
         self._progress = progress
         self._tasks = BackgroundTasks()
-        self.trials = BatchTrials(held, lambda suspect: intake.begin(suspect, self))
-        self.trials.make_way = self.make_way
+        self.trials = BatchTrials(held, lambda suspect: intake.begin(suspect, self), self.make_way)
 
     def take(self, message: QueuedMessage) -> None:
         """Take a message from the queue."""
@@ -115,7 +111,7 @@ class BatchLane:
             return
         if current is not None:
             # Published twice; the first answers both.
-            self._outbox.answer(message)
+            send_ack(self._nats, message, ACK)
             return
         if self.results.has(key, message):
             return
@@ -293,10 +289,10 @@ class BatchLane:
             self._begin(held)
 
     def _begin(self, held: HeldRequest) -> None:
-        if self.trials.is_clear():
-            self._intake.begin(held, self)
-        else:
+        if self._held.has_suspect:
             self.give_back(held)
+        else:
+            self._intake.begin(held, self)
 
     async def _known_end(self, held: HeldRequest) -> JobEnd | None:
         """Return how a job of this id ended; None also where NATS does not answer.

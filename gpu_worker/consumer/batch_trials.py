@@ -30,20 +30,23 @@ class BatchTrials:
 
     Attributes:
         num_coming: Requests that were delivered again, of which it is being looked up whether they are suspects.
-        is_clear: Says whether anything dangerous may begin as far as the other lane is concerned.
-        make_way: Called when a trial has waited for long enough: what has produced nothing yet is to go.
     """
 
-    def __init__(self, held: HeldRequests, begin: Callable[[HeldRequest], None]) -> None:
-        """Try requests of `held`; `begin` takes one to the engine."""
+    def __init__(self, held: HeldRequests, begin: Callable[[HeldRequest], None], make_way: Callable[[], None]) -> None:
+        """Try requests of `held`.
+
+        Args:
+            held: All that the worker holds.
+            begin: Takes a suspect to the engine.
+            make_way: Called when a trial has waited for long enough: what has produced nothing yet is to go.
+        """
         self._held = held
         self._begin = begin
+        self._make_way = make_way
         self._waiting: list[HeldRequest] = []
         self._tried: HeldRequest | None = None
         self._settled_at = -math.inf
         self.num_coming = 0
-        self.is_clear: Callable[[], bool] = lambda: True
-        self.make_way: Callable[[], None] = lambda: None
 
     @property
     def is_active(self) -> bool:
@@ -89,11 +92,11 @@ class BatchTrials:
         if self._tried is not None or self.num_coming or not self._waiting:
             return
         now = time.monotonic()
-        if now < self._settled_at or not self.is_clear():
+        if now < self._settled_at or self._held.has_suspect:
             return
         if any(held.request.lane == "batch" and not held.is_parked and held.is_without_output for held in self._held):
             if now >= self._settled_at + PATIENCE_S:
-                self.make_way()
+                self._make_way()
             return
         # Of equals the first that came.
         self._tried = min(self._waiting, key=lambda held: held.num_failed)

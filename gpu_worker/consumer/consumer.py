@@ -11,7 +11,7 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -30,14 +30,14 @@ from gpu_worker.consumer.held_request import HeldRequest, log_fields
 from gpu_worker.consumer.interactive_lane import WAITING_INTERVAL_S, InteractiveLane
 from gpu_worker.consumer.interactive_queues import InteractiveQueues
 from gpu_worker.consumer.metrics_source import MetricsSource
-from gpu_worker.consumer.outbox import Outbox
 from gpu_worker.consumer.pull_capacity import PullCapacity
 from gpu_worker.consumer.queued_message import IN_PROGRESS, send_ack
 from gpu_worker.engine.engine_thread import EngineThread, StepOutcome
+from shared.background_tasks import BackgroundTasks
 from shared.dependency_wait import RECORDS_LOG_INTERVAL_S, RECORDS_RETRY_S, wait_for
 from shared.direct_client import DirectClient
 from shared.log_limit import LogLimit
-from shared.messages import UNDECODABLE, Cancel, Delta, Heartbeat, encode
+from shared.messages import UNDECODABLE, Cancel, Heartbeat, encode
 from shared.nats_connection import SEND_ERRORS, inbox_prefix
 from shared.pause_detector import PauseDetector
 from shared.result_shares import PURGE_INTERVAL_S
@@ -67,15 +67,16 @@ class Consumer:
         source: HeartbeatSource,
         capacity: PullCapacity,
         writer: AnswerWriter,
-        outbox: Outbox,
+        subscribers: FrameSubscribers,
         interactive: InteractiveLane,
         batch: BatchLane,
         limits: StreamLimits,
         tasks: TaskSupervisor,
         gpu: GpuMonitor,
+        drain_asked: asyncio.Event,
         experts: ExpertLoads | None = None,
     ) -> None:
-        """Join the parts; nothing happens before `start`."""
+        """Join the parts; nothing happens before `start`. `drain_asked` is set when an operator asks for a drain."""
         self._log_limit = LogLimit(_log)
         self._nats = nats
         self._js = nats.jetstream()
@@ -84,29 +85,25 @@ class Consumer:
         self._held = source.held
         self._capacity = capacity
         self._writer = writer
-        self._outbox = outbox
-        self._subscribers = FrameSubscribers(nats, source.worker, self._greet_gateways)
+        self._outbox = interactive.outbox
+        self._subscribers = subscribers
+        self._searches = BackgroundTasks()
         self._interactive = interactive
         self._batch = batch
         self._limits = limits
         self._pauses = PauseDetector(GATEWAY_CHECK_INTERVAL_S, GATEWAY_CHECK_INTERVAL_S)
         self._tasks = tasks
         self._is_closed = False
-        self.on_drain: Callable[[], None] = lambda: None
+        self._drain_asked = drain_asked
         self._decode_cancel = msgspec.msgpack.Decoder(Cancel).decode
         self._interactive_queues = InteractiveQueues(
-            nats, source.model, limits, capacity, interactive.take, lambda: interactive.has_suspect, tasks
+            nats, source.model, limits, capacity, interactive.take, lambda: source.held.has_suspect, tasks
         )
         self._kept = batch.results.kept
         self._batch_queue = BatchQueues(
             nats, source.model, limits, self._batch_capacity, self._background_capacity, batch.take, tasks, self._kept
         )
         self._metrics = MetricsSource(engine, self._interactive_queues, self._batch_queue, batch, gpu, experts)
-        batch.trials.is_clear = lambda: not interactive.has_suspect
-        interactive.make_way = batch.make_way
-        outbox.on_unsent = self._abandon
-        outbox.on_too_large = self._refuse_too_large
-        outbox.has_subscriber = self._subscribers.has
 
     async def start(self) -> None:
         """Wait for the interactive queue, subscribe, and begin to pull.
@@ -155,7 +152,8 @@ class Consumer:
                     self._interactive.advance(held, delta)
             except Exception:
                 _log.exception("answer failed", extra=log_fields(held.request))
-                self._fail(held, "the worker could not write the answer")
+                if self._held.is_current(held):
+                    self._lane(held).fail(held, "the worker could not write the answer")
         if len(by_sequence) < num_held:
             self._interactive_queues.wake()
             self._batch_queue.wake()
@@ -186,7 +184,9 @@ class Consumer:
         self._source.num_reconnects += 1
         self._interactive.gateways.restart(time.monotonic())
         replies = {held.request.reply for held in self._held if held.request.lane == "interactive"}
-        self._subscribers.reconnected({*self._outbox.replies, *(reply for reply in replies if reply is not None)})
+        subjects = {*self._outbox.replies, *(reply for reply in replies if reply is not None)}
+        found = self._subscribers.reconnected(subjects)
+        self._searches.spawn(self._greet_gateways(found), "search for subscribers of frames")
         self._interactive_queues.forget()
         self._batch_queue.forget()
 
@@ -224,14 +224,15 @@ class Consumer:
         heartbeat = self._source.heartbeat(self._interactive_queues, self._metrics.metrics())
         return worker_subject(heartbeat.model, heartbeat.worker), encode(heartbeat)
 
-    def _greet_gateways(self) -> None:
-        """Send what was kept for gateways that listen again, and a heartbeat.
+    async def _greet_gateways(self, found: AsyncIterator[None]) -> None:
+        """Send what was kept for gateways that listen again, and a heartbeat, whenever some are found.
 
         They tell from two heartbeats what was lost with a connection. The first one need not wait for its turn.
         """
-        self._outbox.send_kept()
-        with contextlib.suppress(*SEND_ERRORS):
-            self._nats.send(*self._heartbeat())
+        async for _ in found:
+            self._outbox.send_kept()
+            with contextlib.suppress(*SEND_ERRORS):
+                self._nats.send(*self._heartbeat())
 
     def _batch_capacity(self) -> int:
         if not self._may_take_jobs():
@@ -246,7 +247,7 @@ class Consumer:
 
     def _may_take_jobs(self) -> bool:
         # A batch request that kills its worker must not be taken for the suspect beside it.
-        return not (self._interactive.has_suspect or self._batch.is_blocked or self._batch.trials.is_active)
+        return not (self._held.has_suspect or self._batch.is_blocked or self._batch.trials.is_active)
 
     def _discount_shared_blocks(self, held: HeldRequest) -> None:
         """Count only the blocks that a request does not share, now that its prefix hits are known."""
@@ -256,29 +257,6 @@ class Consumer:
 
     def _lane(self, held: HeldRequest) -> InteractiveLane | BatchLane:
         return self._batch if held.request.lane == "batch" else self._interactive
-
-    def _fail(self, held: HeldRequest, error: str, param: str | None = None) -> None:
-        if not self._held.is_current(held):
-            return
-        if held.request.lane == "batch":
-            self._batch.fail(held, error)
-        else:
-            self._interactive.fail(held, error, param)
-
-    def _abandon(self, deltas: list[Delta]) -> None:
-        """Leave requests to the queue whose deltas could not be sent: the gateway misses something now."""
-        for delta in deltas:
-            held = self._held.get(delta.id)
-            if held is not None and held.request.epoch == delta.epoch:
-                self._interactive.abandon(held)
-
-    def _refuse_too_large(self, delta: Delta) -> None:
-        held = self._held.get(delta.id)
-        if held is None or held.request.epoch != delta.epoch:
-            return
-        held.num_output_tokens = delta.seq
-        param = "prompt_logprobs" if delta.prompt_logprobs else "echo"
-        self._fail(held, "The answer for the prompt is too large for one message; ask for less.", param)
 
     async def _receive_cancel(self, message: Msg) -> None:
         try:
@@ -306,7 +284,7 @@ class Consumer:
         if message.reply.startswith(_ADMIN_INBOX):
             with contextlib.suppress(*SEND_ERRORS):
                 await self._nats.publish(message.reply, b"")
-            self.on_drain()
+            self._drain_asked.set()
 
     async def _receive_namesake(self, message: Msg) -> None:
         """End this worker if another one of its name was there before: both would answer for each other's requests."""

@@ -10,12 +10,11 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass, field
 
 from nats.aio.msg import Msg
 
-from shared.background_tasks import BackgroundTasks
 from shared.direct_client import DirectClient
 from shared.messages import Frame, encode
 from shared.nats_connection import SEND_ERRORS
@@ -46,19 +45,14 @@ class _Search:
 class FrameSubscribers:
     """Knows which subjects may have no subscriber yet. Owns an inbox for the answers of NATS."""
 
-    def __init__(self, nats: DirectClient, worker: str, found: Callable[[], None]) -> None:
-        """Ask in the name of `worker`; `start` must be called once connected.
-
-        `found` is called when subjects have subscribers again, or are waited for no longer.
-        """
+    def __init__(self, nats: DirectClient, worker: str) -> None:
+        """Ask in the name of `worker`; `start` must be called once connected."""
         self._nats = nats
         self._request = encode(Frame(worker, 0, []))
         self._inbox = nats.new_inbox()
         self._numbers = itertools.count()
         self._is_away = False
         self._search: _Search | None = None
-        self._tasks = BackgroundTasks()
-        self._found = found
 
     async def start(self) -> None:
         """Subscribe to the answers of NATS."""
@@ -75,13 +69,17 @@ class FrameSubscribers:
         self._is_away = True
         self._search = None
 
-    def reconnected(self, subjects: Iterable[str]) -> None:
-        """Ask which of these subjects have subscribers, until all of them do."""
+    def reconnected(self, subjects: Iterable[str]) -> AsyncIterator[None]:
+        """Ask which of these subjects have subscribers, until all of them do.
+
+        Yields:
+            None, whenever some of them have subscribers again, or are waited for no longer.
+        """
         self._is_away = False
         self._search = _Search(set(subjects))
-        self._tasks.spawn(self._seek(self._search), "search for subscribers of frames")
+        return self._seek(self._search)
 
-    async def _seek(self, search: _Search) -> None:
+    async def _seek(self, search: _Search) -> AsyncIterator[None]:
         loop = asyncio.get_running_loop()
         give_up_at = loop.time() + GIVE_UP_S
         while search.missing and (left_s := give_up_at - loop.time()) > 0:
@@ -96,14 +94,14 @@ class FrameSubscribers:
                 is_anyone_found = len(search.absent) < len(search.missing)
                 search.missing = set(search.absent)
                 if is_anyone_found:
-                    self._found()
+                    yield
             if search.missing:
                 await asyncio.sleep(_RETRY_S)
             if search is not self._search:
                 return
         if search is self._search:
             self._search = None
-            self._found()
+            yield
 
     async def _ask(self, search: _Search, timeout_s: float) -> None:
         search.absent = set()

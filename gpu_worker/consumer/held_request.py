@@ -1,7 +1,7 @@
 """The requests this worker holds: pulled, not yet acknowledged, with everything needed to answer them.
 
-Owns the table and the count of blocks that interactive and batch requests are expected to need. Written by the lanes,
-on the event loop's thread only.
+Owns the table, the count of blocks that interactive and batch requests are expected to need, and which interactive
+request is on probation. Written by the lanes, on the event loop's thread only.
 """
 
 from __future__ import annotations
@@ -126,6 +126,8 @@ class HeldRequests:
     Attributes:
         by_sequence: For reading in the hot path; only `admit` and `remove` change it.
         is_empty: Set while nothing is held.
+        suspect: The interactive request on probation; written by the interactive lane, and cleared when it is removed.
+        reserved_until: Monotonic seconds until which the next suspect is waited for; written by the interactive lane.
     """
 
     def __init__(self, removed: Callable[[HeldRequest], None] | None = None) -> None:
@@ -138,6 +140,8 @@ class HeldRequests:
         self._of_tenants: dict[str, list[int]] = {}
         self._background: Counter[str] = Counter()
         self._num_admitted = 0
+        self.suspect: HeldRequest | None = None
+        self.reserved_until = 0.0
         self.is_empty = asyncio.Event()
         self.is_empty.set()
 
@@ -147,6 +151,11 @@ class HeldRequests:
 
     def __len__(self) -> int:
         return len(self._by_key)
+
+    @property
+    def has_suspect(self) -> bool:
+        """Whether an interactive suspect is here, or about to come: nothing else that may be dangerous should begin."""
+        return self.suspect is not None or time.monotonic() < self.reserved_until
 
     def get(self, key: str) -> HeldRequest | None:
         """Return the held request with this key."""
@@ -224,6 +233,8 @@ class HeldRequests:
                 del self._of_tenants[held.request.tenant]
         if held.is_background:
             self._background -= Counter((held.request.tenant,))
+        if held is self.suspect:
+            self.suspect = None
         if held.sequence is not None:
             del self.by_sequence[held.sequence.id]
         if self._removed is not None:

@@ -21,7 +21,7 @@ from gpu_worker.consumer.cancellations import Cancellations
 from gpu_worker.consumer.gateway_watch import GatewayWatch
 from gpu_worker.consumer.held_request import HeldRequest, HeldRequests, log_fields
 from gpu_worker.consumer.intake import Intake
-from gpu_worker.consumer.outbox import Outbox
+from gpu_worker.consumer.outbox import Outbox, Undelivered
 from gpu_worker.consumer.queued_message import ACK, REDELIVER_LATER, REDELIVER_SOON, QueuedMessage
 from gpu_worker.consumer.unreadable import UnreadableRequestError, read_request
 from gpu_worker.core.sequence import SequenceStatus
@@ -49,7 +49,7 @@ class InteractiveLane:
 
     Attributes:
         gateways: Which gateways still send heartbeats; the consumer feeds it.
-        make_way: Called when a suspect wants to begin: what else could be dangerous, and is not people's, is to go.
+        outbox: Sends the answers.
     """
 
     def __init__(
@@ -57,22 +57,24 @@ class InteractiveLane:
         intake: Intake,
         engine: EngineThread,
         held: HeldRequests,
-        outbox: Outbox,
+        open_outbox: Callable[[Undelivered], Outbox],
+        make_way: Callable[[], None],
         clock: ServerClock | None = None,
     ) -> None:
-        """Serve over `outbox` what comes in; deadlines are times of `clock`."""
+        """Serve over an outbox that reports to this lane; deadlines are times of `clock`.
+
+        `make_way` is called when a suspect is to begin: it gives back batch requests that have produced nothing yet.
+        """
         self._clock = clock or ServerClock()
         self._log_limit = LogLimit(_log)
         self._intake = intake
         self._engine = engine
         self._held = held
-        self._outbox = outbox
+        self._make_way = make_way
         self._cancellations = Cancellations()
-        self._suspect: HeldRequest | None = None
-        self._reserved_until = 0.0
         self._step_before = -1
         self.gateways = GatewayWatch()
-        self.make_way: Callable[[], None] = lambda: None
+        self.outbox = open_outbox(self)
 
     def take(self, message: QueuedMessage) -> bool:
         """Take a message from the queue; return whether it was given back at once, because it may not begin yet."""
@@ -83,25 +85,20 @@ class InteractiveLane:
             return False
         if request.reply is None or not _FRAME_SUBJECT.fullmatch(request.reply):
             _log.warning("request without a gateway's reply subject", extra=log_fields(request))
-            self._outbox.answer(message)
+            self.outbox.answer(message)
             return False
         if self._is_useless(request, request.reply, message) or self._is_known(request, message):
             return False
         if not self._may_begin(request):
-            self._outbox.answer(message, REDELIVER_SOON)
+            self.outbox.answer(message, REDELIVER_SOON)
             return True
         request = msgspec.structs.replace(request, lane="interactive")
         held = HeldRequest(request.id, request, message, probation=request.probation)
         self._held.add(held)
         if held.probation:
-            self._suspect, self._reserved_until = held, 0.0
+            self._held.suspect, self._held.reserved_until = held, 0.0
         self._intake.begin(held, self)
         return False
-
-    @property
-    def has_suspect(self) -> bool:
-        """Whether a request on probation is here, or about to come: nothing else that may be dangerous should begin."""
-        return self._suspect is not None or time.monotonic() < self._reserved_until
 
     def cancel(self, cancel: Cancel) -> None:
         """Stop requests, here or still to come; a cancellation with a tenant is of that tenant's jobs."""
@@ -117,7 +114,7 @@ class InteractiveLane:
     def drop(self, held: HeldRequest) -> None:
         """Stop working on a request that nobody waits for."""
         self._remove(held)
-        self._outbox.answer(held.message)
+        self.outbox.answer(held.message)
 
     async def tell_of_waiting(self) -> None:
         """Let gateways know of what is well here and has had no output since the last call: it waits for its turn.
@@ -146,13 +143,28 @@ class InteractiveLane:
             _log.warning("dropped request of a silent gateway", extra=log_fields(held.request))
             self._put(held, ending(held, Finish("handoff")))
             self._remove(held)
-            self._outbox.answer(held.message, REDELIVER_LATER)
+            self.outbox.answer(held.message, REDELIVER_LATER)
+
+    def report_unsent(self, deltas: list[Delta]) -> None:
+        """Leave requests to the queue whose deltas could not be sent: the gateway misses something now."""
+        for delta in deltas:
+            held = self._attempt_of(delta)
+            if held is not None:
+                self.abandon(held)
+
+    def report_too_large(self, delta: Delta) -> None:
+        """End a request whose delta no frame can hold; only what is told of a prompt can be as large."""
+        held = self._attempt_of(delta)
+        if held is not None:
+            held.num_output_tokens = delta.seq
+            param = "prompt_logprobs" if delta.prompt_logprobs else "echo"
+            self.fail(held, "The answer for the prompt is too large for one message; ask for less.", param)
 
     def abandon(self, held: HeldRequest) -> None:
         """Stop working on a request without acknowledging it: the queue delivers it again, after a while."""
         # A claim that is sent now would make the gateway refuse the worker that gets the request next.
         if held.request.reply is not None:
-            self._outbox.withdraw(held.request.reply, held.request.id, held.request.epoch)
+            self.outbox.withdraw(held.request.reply, held.request.id, held.request.epoch)
         self._remove(held)
 
     async def announce(self, held: HeldRequest) -> bool:
@@ -160,12 +172,12 @@ class InteractiveLane:
         assert held.request.reply is not None
         self._put(held, announcement(held))
         try:
-            await self._outbox.deliver(held.request.reply)
+            await self.outbox.deliver(held.request.reply)
         except SEND_ERRORS as error:
             _log.warning("request on probation not announced", extra=log_fields(held.request) | {"error": repr(error)})
             if not self._held.is_current(held):
                 return False
-            if self._outbox.withdraw(held.request.reply, held.request.id, held.request.epoch):
+            if self.outbox.withdraw(held.request.reply, held.request.id, held.request.epoch):
                 self.abandon(held)
             else:
                 # The claim is on its way and may still arrive; what `give_back` sends arrives after it.
@@ -204,10 +216,10 @@ class InteractiveLane:
 
     def advance(self, held: HeldRequest, delta: Delta) -> None:
         """Send what a step did to a request."""
-        if held is self._suspect:
+        if held is self._held.suspect:
             held.probation -= len(delta.token_ids)
             if held.probation <= 0:
-                self._suspect = None
+                self._held.suspect = None
         if delta.finish is None:
             self._put(held, delta)
             held.num_output_tokens = delta.seq + len(delta.token_ids)
@@ -217,13 +229,15 @@ class InteractiveLane:
 
     def _put(self, held: HeldRequest, delta: Delta, finished: QueuedMessage | None = None) -> None:
         assert held.request.reply is not None
-        self._outbox.put(held.request.reply, delta, finished)
+        self.outbox.put(held.request.reply, delta, finished)
+
+    def _attempt_of(self, delta: Delta) -> HeldRequest | None:
+        held = self._held.get(delta.id)
+        return held if held is not None and held.request.epoch == delta.epoch else None
 
     def _remove(self, held: HeldRequest) -> None:
         """Let go of a request, and make the engine do so too if it has not finished it."""
         self._held.remove(held)
-        if held is self._suspect:
-            self._suspect = None
         if held.sequence is not None and held.sequence.status is not SequenceStatus.FINISHED:
             self._engine.abort(held.sequence.id)
 
@@ -231,30 +245,30 @@ class InteractiveLane:
         """Whether a request may begin now; if not, the queue delivers it again, here or elsewhere."""
         if not request.probation:
             # A stream with progress has to go on, and is not as dangerous as what has never run.
-            return bool(request.emitted) or not self.has_suspect
-        if self._suspect is not None:
+            return bool(request.emitted) or not self._held.has_suspect
+        if self._held.suspect is not None:
             return False
         is_alone = not any(held.is_untried for held in self._held)
         # Beside people a batch prompt may take minutes, in which no new request would begin here.
-        self.make_way()
+        self._make_way()
         if is_alone:
             return True
         # Without this a stream of new requests would keep it away for ever.
-        self._reserved_until = time.monotonic() + RESERVED_S
+        self._held.reserved_until = time.monotonic() + RESERVED_S
         return False
 
     def _is_useless(self, request: Request, reply: str, message: QueuedMessage) -> bool:
         """Say whether nobody waits for this attempt; its message is answered then, and an expired one is ended."""
         if self._cancellations.covers(request.id, request.epoch, time.monotonic()):
-            self._outbox.answer(message)
+            self.outbox.answer(message)
             return True
         if self.gateways.is_silent(reply):
-            self._outbox.answer(message, ACK if self.gateways.is_given_up(reply) else REDELIVER_LATER)
+            self.outbox.answer(message, ACK if self.gateways.is_given_up(reply) else REDELIVER_LATER)
             return True
         if request.deadline is None or request.deadline > self._clock.now():
             return False
         delta = Delta(request.id, request.epoch, len(request.emitted), finish=Finish("expired"))
-        self._outbox.put(reply, delta, message)
+        self.outbox.put(reply, delta, message)
         return True
 
     def _is_known(self, request: Request, message: QueuedMessage) -> bool:
@@ -269,14 +283,14 @@ class InteractiveLane:
             # Redelivered because we were slow to say that it is in progress: the last delivery is the one to answer.
             current.message = message
         else:
-            self._outbox.answer(message)
+            self.outbox.answer(message)
         return True
 
     def _refuse_unreadable(self, message: QueuedMessage, error: UnreadableRequestError) -> None:
         envelope = error.envelope
         if envelope is None or envelope.reply is None or not _FRAME_SUBJECT.fullmatch(envelope.reply):
             self._log_limit.warning(message.subject, "message is not a request", extra={"error": str(error)})
-            self._outbox.answer(message)
+            self.outbox.answer(message)
             return
         finish = Finish("failed", error=str(error), error_param=error.param)
-        self._outbox.put(envelope.reply, Delta(envelope.id, envelope.epoch, 0, finish=finish), message)
+        self.outbox.put(envelope.reply, Delta(envelope.id, envelope.epoch, 0, finish=finish), message)

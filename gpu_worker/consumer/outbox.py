@@ -11,12 +11,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import msgspec
 from nats.errors import ConnectionReconnectingError
 
+from gpu_worker.consumer.frame_subscribers import FrameSubscribers
 from gpu_worker.consumer.queued_message import ACK, QueuedMessage, send_ack
 from shared.direct_client import DirectClient
 from shared.messages import Delta, Frame
@@ -49,21 +50,38 @@ class _Parcel:
     num_bytes: int = 0
 
 
+class Undelivered(Protocol):
+    """Whom an outbox tells of deltas that it did not send."""
+
+    def report_unsent(self, deltas: list[Delta]) -> None:
+        """These could not be sent; their requests must not be acknowledged."""
+
+    def report_too_large(self, delta: Delta) -> None:
+        """No frame can hold this one."""
+
+
 class Outbox:
     """Owns what waits to be sent.
 
     Attributes:
         step: Engine step that frames are marked with.
-        on_too_large: Called with a delta that no frame can hold, which was not sent.
-        on_unsent: Called with deltas that could not be sent; their requests must not be acknowledged.
-        has_subscriber: Says of a reply subject whether it has a subscriber; without one, deltas are kept.
     """
 
-    def __init__(self, nats: DirectClient, worker: str, tasks: TaskSupervisor) -> None:
+    def __init__(
+        self,
+        nats: DirectClient,
+        worker: str,
+        tasks: TaskSupervisor,
+        subscribers: FrameSubscribers,
+        undelivered: Undelivered,
+    ) -> None:
         """Send in the name of `worker`; nothing is sent before `start` or `flush`."""
         self._nats = nats
         self._worker = worker
         self._tasks = tasks
+        self._subscribers = subscribers
+        self._undelivered = undelivered
+        self._is_closing = False
         self._parcels: dict[str, _Parcel] = {}
         self._answers: list[tuple[QueuedMessage, bytes]] = []
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -71,9 +89,6 @@ class Outbox:
         self._waiting: asyncio.Task[None] | None = None
         self._encode = msgspec.msgpack.Encoder().encode
         self.step = 0
-        self.on_too_large: Callable[[Delta], None] = lambda delta: None
-        self.on_unsent: Callable[[list[Delta]], None] = lambda deltas: None
-        self.has_subscriber: Callable[[str], bool] = lambda reply: True
 
     def start(self) -> None:
         """Begin to send."""
@@ -121,7 +136,7 @@ class Outbox:
         self._loop = None
         if self._waiting is not None:
             await self._tasks.stop(self._waiting)
-        self.has_subscriber = lambda reply: True
+        self._is_closing = True
         self.flush()
 
     def flush(self) -> None:
@@ -133,7 +148,7 @@ class Outbox:
                 self._send(reply, parcel.deltas)
             except SEND_ERRORS as error:
                 _log.warning("frame not sent", extra={"reply": reply, "error": repr(error)})
-                self.on_unsent(parcel.deltas)
+                self._undelivered.report_unsent(parcel.deltas)
             else:
                 answers += [(message, ACK) for message in parcel.finished]
         for message, ack in answers:
@@ -164,7 +179,8 @@ class Outbox:
         sendable: dict[str, _Parcel] = {}
         kept: dict[str, _Parcel] = {}
         for reply, parcel in self._parcels.items():
-            (sendable if self.has_subscriber(reply) else kept)[reply] = parcel
+            is_sendable = self._is_closing or self._subscribers.has(reply)
+            (sendable if is_sendable else kept)[reply] = parcel
         for parcel in kept.values():
             if not parcel.is_kept:
                 parcel.is_kept, parcel.num_bytes = True, self._num_bytes(parcel.deltas)
@@ -172,7 +188,7 @@ class Outbox:
         while self._num_kept_bytes > MAX_KEPT_BYTES:
             reply = max(kept, key=lambda reply: kept[reply].num_bytes)
             _log.warning("frames not sent: their subject has no subscriber", extra={"reply": reply})
-            self.on_unsent(kept.pop(reply).deltas)
+            self._undelivered.report_unsent(kept.pop(reply).deltas)
         return sendable
 
     @property
@@ -212,4 +228,4 @@ class Outbox:
             self._send(reply, deltas[:half])
             self._send(reply, deltas[half:])
         else:
-            self.on_too_large(deltas[0])
+            self._undelivered.report_too_large(deltas[0])

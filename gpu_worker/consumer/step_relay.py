@@ -25,18 +25,21 @@ _MAX_FIRST_WAIT_S = 0.002
 
 
 class StepRelay:
-    """`deliver` is called on the engine's thread, everything else on the loop's.
+    """`deliver` is called on the engine's thread, everything else on the loop's."""
 
-    Attributes:
-        handle: Called on the loop with each outcome, in order; set before the engine starts.
-        send: Called on the loop when all outcomes that were here have been handled.
-    """
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, handle: Callable[[StepOutcome], None], send: Callable[[], None]
+    ) -> None:
+        """Carry outcomes to `loop`.
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Carry outcomes to `loop`."""
+        Args:
+            loop: Where `handle` and `send` are called.
+            handle: Takes each outcome, in order.
+            send: Called when all outcomes that were here have been handled.
+        """
         self._loop = loop
-        self.handle: Callable[[StepOutcome], None] = lambda outcome: None
-        self.send: Callable[[], None] = lambda: None
+        self._handle = handle
+        self._send = send
         self._outcomes: deque[StepOutcome] = deque()
         self._has_room = threading.Event()
 
@@ -52,8 +55,8 @@ class StepRelay:
 
     def _take_all(self) -> None:
         while self._outcomes:
-            self.handle(self._outcomes.popleft())
-        self.send()
+            self._handle(self._outcomes.popleft())
+        self._send()
         self._has_room.set()
 
 

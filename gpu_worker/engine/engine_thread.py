@@ -50,16 +50,16 @@ class StepOutcome(Struct, frozen=True):
 class EngineThread:
     """Thread-safe face of the engine."""
 
-    def __init__(self, engine: Engine, deliver: Callable[[StepOutcome], None]) -> None:
-        """Prepare to run `engine`; `deliver` is called on the engine thread and must neither block nor raise."""
+    def __init__(self, engine: Engine) -> None:
+        """Prepare to run `engine`."""
         self._engine = engine
-        self._deliver = deliver
         self._inbox: SimpleQueue[Callable[[], object]] = SimpleQueue()
         self._stats = engine.stats
         self._is_closed = False
         self._stop_at: float | None = None
         self._unfinished: list[Sequence] = []
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._deliver: Callable[[StepOutcome], None]
 
     @property
     def stats(self) -> EngineStats:
@@ -76,8 +76,10 @@ class EngineThread:
         """Say whether the engine is running."""
         return self._thread.is_alive()
 
-    def start(self) -> None:
-        """Start the thread. Its stack is as large as those in which its grammars were compiled."""
+    def start(self, deliver: Callable[[StepOutcome], None]) -> None:
+        """Start the thread, which calls `deliver` after each step; that must neither block nor raise."""
+        self._deliver = deliver
+        # As large as the stacks in which its grammars were compiled.
         before = threading.stack_size(COMPILE_STACK_BYTES)
         self._thread.start()
         threading.stack_size(before)

@@ -11,6 +11,7 @@ from gpu_worker.consumer.batch_lane import BatchLane
 from gpu_worker.consumer.batch_progress import ProgressRecords
 from gpu_worker.consumer.constraint_source import ConstraintSource
 from gpu_worker.consumer.consumer import Consumer
+from gpu_worker.consumer.frame_subscribers import FrameSubscribers
 from gpu_worker.consumer.gpu_monitor import GpuMonitor
 from gpu_worker.consumer.heartbeat import HeartbeatSource
 from gpu_worker.consumer.held_request import HeldRequests
@@ -85,13 +86,17 @@ class Worker:
         model: ServedModel,
         limits: StreamLimits,
         observer: RequestObserver | None = None,
+        drain_asked: asyncio.Event | None = None,
     ) -> None:
-        """Put the parts together; nothing runs before `start`. Call it on the event loop."""
+        """Put the parts together; nothing runs before `start`. Call it on the event loop.
+
+        `drain_asked` is set when an operator asks for a drain.
+        """
         self._nats, self._clock = nats, ServerClock()
-        relay, tasks = StepRelay(asyncio.get_running_loop()), TaskSupervisor()
-        self.has_failed, self._tasks = tasks.has_failed, tasks
+        self._tasks = tasks = TaskSupervisor()
+        self.has_failed = tasks.has_failed
         sizes, tokenizer = setup.scheduler, model.tokenizer
-        self._engine = EngineThread(setup.engine, relay.deliver)
+        self._engine = EngineThread(setup.engine)
         self._encoder = PromptEncoder(tokenizer, sizes.max_model_len, model.tasks.score_form)
         self._constraints = ConstraintSource(tokenizer)
         self._service = TokenizerService(
@@ -101,22 +106,32 @@ class Worker:
         pooled, capacity = PooledAnswers(model.tasks), PullCapacity(held, sizes)
         reader = RequestReader(identity.model, model.directory, sizes.max_model_len, tokenizer, pooled, self._clock)
         intake = Intake(reader, self._encoder, self._constraints, self._engine, held, capacity)
-        outbox = Outbox(nats, identity.worker, tasks)
+        subscribers = FrameSubscribers(nats, identity.worker)
+        batch = self._batch_lane(identity, nats, limits, model, intake, held)
+        interactive = InteractiveLane(
+            intake,
+            self._engine,
+            held,
+            partial(Outbox, nats, identity.worker, tasks, subscribers),
+            batch.make_way,
+            self._clock,
+        )
         self.consumer = Consumer(
             nats=nats,
             engine=self._engine,
             source=self._heartbeat_source(identity, sizes, model, held),
             capacity=capacity,
             writer=AnswerWriter(tokenizer, pooled),
-            outbox=outbox,
-            interactive=InteractiveLane(intake, self._engine, held, outbox, self._clock),
-            batch=self._batch_lane(identity, nats, limits, model, intake, held, outbox),
+            subscribers=subscribers,
+            interactive=interactive,
+            batch=batch,
             limits=limits,
             tasks=tasks,
             gpu=GpuMonitor(setup.gpu_uuid),
+            drain_asked=drain_asked or asyncio.Event(),
             experts=setup.experts,
         )
-        relay.handle, relay.send = self.consumer.accept, outbox.send_now
+        self._relay = StepRelay(asyncio.get_running_loop(), self.consumer.accept, interactive.outbox.send_now)
 
     def _heartbeat_source(
         self, identity: Identity, sizes: SchedulerConfig, model: ServedModel, held: HeldRequests
@@ -143,7 +158,6 @@ class Worker:
         model: ServedModel,
         intake: Intake,
         held: HeldRequests,
-        outbox: Outbox,
     ) -> BatchLane:
         return BatchLane(
             identity.worker,
@@ -151,7 +165,6 @@ class Worker:
             intake,
             self._engine,
             held,
-            outbox,
             ResultStore(nats, self._clock),
             ProgressRecords(nats, identity.revision),
             nats,
@@ -171,7 +184,7 @@ class Worker:
         Raises:
             DependencyError: NATS has closed the connection.
         """
-        self._engine.start()
+        self._engine.start(self._relay.deliver)
         await self._service.start()
         await self._clock.synchronize(self._nats)
         self._tasks.every(SYNCHRONIZE_INTERVAL_S, partial(self._clock.synchronize, self._nats), "time of NATS")

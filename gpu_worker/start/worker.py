@@ -158,9 +158,8 @@ async def _run(
     if not await _unless_stopping(connecting, stopping):
         return 0
     nats = connecting.result()
-    worker = Worker(identity, nats, setup, model, StreamLimits(), observer)
+    worker = Worker(identity, nats, setup, model, StreamLimits(), observer, stopping)
     events.consumer = worker.consumer
-    worker.consumer.on_drain = stopping.set
     health = HealthPort(lambda: worker.stats, lambda: nats.is_connected)
     if health_socket is not None:
         await health.start(health_socket)

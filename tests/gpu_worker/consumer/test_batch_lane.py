@@ -644,9 +644,7 @@ async def test_what_a_job_leaves_out_is_as_the_model_advises_and_nothing_else() 
 
     results: Any = SimpleNamespace(has=lambda key, message: False, kept=SimpleNamespace(end_of=no_end))
     advised = SamplingDefaults(temperature=0.6, top_p=0.95)
-    lane = BatchLane(
-        "w", 5, intake, nothing, HeldRequests(), nothing, results, nothing, nothing, sampling_defaults=advised
-    )
+    lane = BatchLane("w", 5, intake, nothing, HeldRequests(), results, nothing, nothing, sampling_defaults=advised)
     for number, left_out in enumerate(((), ("temperature", "top_k"))):
         job = Request(id=f"j{number}", model="m", tenant="acme", text="x", left_out=left_out)
         lane.take(QueuedMessage(request_subject("m", "batch", "acme"), encode(job), "ack", number, 1, 0))

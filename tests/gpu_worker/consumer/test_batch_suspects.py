@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +16,7 @@ from gpu_worker.consumer.batch_lane import BatchLane
 from gpu_worker.consumer.batch_progress import NO_PROGRESS, ProgressRecords, is_due
 from gpu_worker.consumer.batch_trials import HARMLESS_TOKENS
 from gpu_worker.consumer.held_request import HeldRequest, HeldRequests
-from gpu_worker.consumer.queued_message import REDELIVER, QueuedMessage
+from gpu_worker.consumer.queued_message import ACK, REDELIVER, QueuedMessage
 from gpu_worker.text.prompt_encoder import PromptEncoder
 from shared.batch_progress import BatchProgress
 from shared.messages import BatchResult, Cancel, Delta, Request, encode
@@ -62,7 +63,6 @@ class Bench:
         self.begun: list[str] = []
         self.sent: list[bytes] = []
         self.results: list[BatchResult] = []
-        self.answered: list[int] = []
         nothing: Any = None
         intake: Any = SimpleNamespace(begin=lambda held, lane: self.begun.append(held.request.id))
         results: Any = SimpleNamespace(
@@ -72,8 +72,7 @@ class Bench:
         )
         nats: Any = SimpleNamespace(send=lambda subject, data: self.sent.append(data))
         records: Any = self.records
-        outbox: Any = SimpleNamespace(answer=lambda message: self.answered.append(message.stream_seq))
-        self.lane = BatchLane("w", 5, intake, nothing, self.held, outbox, results, records, nats)
+        self.lane = BatchLane("w", 5, intake, nothing, self.held, results, records, nats)
 
     def take(self, name: str, num_delivered: int) -> HeldRequest:
         job = Request(id=name, model="m", tenant="acme", text="x")
@@ -234,7 +233,7 @@ async def test_request_that_was_published_twice_is_answered_by_the_first_and_the
     first = bench.take("twin", 1)
     bench.lane.take(QueuedMessage(first.message.subject, first.message.data, "ack", 99, 1, 0))
     await bench.settle()
-    assert (bench.answered, bench.begun, first.message.stream_seq) == ([99], ["twin"], 4)
+    assert (bench.sent, bench.begun, first.message.stream_seq) == ([ACK], ["twin"], 4)
 
 
 async def test_requests_of_people_do_not_make_way(bench: Bench) -> None:
@@ -309,7 +308,7 @@ async def test_what_has_produced_nothing_makes_way_for_a_suspect_of_people(bench
     assert {held.request.id for held in bench.held} == {"parked", "writing"}
     assert parked.is_parked
     assert bench.sent == [REDELIVER]
-    bench.lane.trials.is_clear = lambda: False
+    bench.held.reserved_until = math.inf
     late = QueuedMessage(new.message.subject, new.message.data, "ack", 9, 1, 0)
     bench.lane.take(late)
     await bench.settle()

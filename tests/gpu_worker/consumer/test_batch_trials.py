@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 
 import pytest
 
@@ -19,7 +20,12 @@ class Lane:
     def __init__(self) -> None:
         self.held = HeldRequests()
         self.begun: list[str] = []
-        self.trials = BatchTrials(self.held, lambda suspect: self.begun.append(suspect.key))
+        self.trials = BatchTrials(self.held, lambda suspect: self.begun.append(suspect.key), self.make_way)
+
+    def make_way(self) -> None:
+        for held in self.held:
+            if not held.is_parked and held.is_without_output:
+                self.end(held)
 
     def hold(self, name: str, num_failed: int = 0) -> HeldRequest:
         message = QueuedMessage("s", b"", "r", stream_seq=1, num_delivered=1 + num_failed, num_pending=0)
@@ -68,10 +74,10 @@ def test_suspect_waits_for_what_has_begun_beside_it_and_for_the_other_lane(lane:
     lane.trials.review()
     assert lane.begun == []
     lane.write(new, 1)
-    lane.trials.is_clear = lambda: False
+    lane.held.reserved_until = math.inf
     lane.trials.review()
     assert lane.begun == []
-    lane.trials.is_clear = lambda: True
+    lane.held.reserved_until = 0.0
     lane.trials.num_coming = 1
     lane.trials.review()
     assert lane.begun == []
@@ -85,7 +91,6 @@ def test_suspect_waits_no_longer_than_its_patience_for_what_has_begun_beside_it(
 ) -> None:
     new = lane.hold("new")
     lane.hold("suspect", 1)
-    lane.trials.make_way = lambda: lane.end(new)
     lane.trials.review()
     assert lane.held.get("new") is new
     monkeypatch.setattr(batch_trials, "PATIENCE_S", 0.0)

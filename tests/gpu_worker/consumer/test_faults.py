@@ -6,6 +6,8 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
@@ -238,9 +240,10 @@ async def test_deltas_that_cannot_be_sent_are_reported(
 ) -> None:
     server = start_nats()
     nats = await connect(server.url, role="worker", name="w")
-    outbox = Outbox(nats, "w", TaskSupervisor())
     unsent: list[Delta] = []
-    outbox.on_unsent = unsent.extend
+    reports: Any = SimpleNamespace(report_unsent=unsent.extend)
+    everywhere: Any = SimpleNamespace(has=lambda subject: True)
+    outbox = Outbox(nats, "w", TaskSupervisor(), everywhere, reports)
     server.kill()
     await wait_until(lambda: not nats.is_connected)
     delta = Delta("r", 0, 0, text="x" * 1_000_000)
@@ -262,8 +265,8 @@ async def test_what_an_older_attempt_could_not_send_harms_no_newer_one(
     await answer.claimed.wait()
     (held,) = consumer._held
     older, own = (Delta(held.request.id, epoch, 0) for epoch in (0, 1))
-    consumer._abandon([older])
-    consumer._refuse_too_large(older)
+    consumer._interactive.report_unsent([older])
+    consumer._interactive.report_too_large(older)
     assert consumer._held.is_current(held)
-    consumer._abandon([own])
+    consumer._interactive.report_unsent([own])
     assert not consumer._held.is_current(held)

@@ -22,12 +22,17 @@ class Watched:
 
     def __init__(self, worker: DirectClient) -> None:
         self.nats = worker
-        self.subscribers = FrameSubscribers(worker, "w", self._count)
+        self.subscribers = FrameSubscribers(worker, "w")
         self.present, self.absent = fresh_name("hr.tok.a"), fresh_name("hr.tok.b")
         self.num_found = 0
+        self._searches: list[asyncio.Task[None]] = []
 
-    def _count(self) -> None:
-        self.num_found += 1
+    def reconnected(self, *subjects: str) -> None:
+        self._searches.append(asyncio.create_task(self._count(self.subscribers.reconnected(subjects))))
+
+    async def _count(self, found: AsyncIterator[None]) -> None:
+        async for _ in found:
+            self.num_found += 1
 
     @property
     def heard(self) -> list[bool]:
@@ -56,7 +61,7 @@ async def test_nobody_is_heard_while_nats_is_away_and_those_who_listen_are_found
     assert watched.heard == [True, True]
     watched.subscribers.disconnected()
     assert watched.heard == [False, False]
-    watched.subscribers.reconnected([watched.present, watched.absent])
+    watched.reconnected(watched.present, watched.absent)
     assert watched.heard == [False, False]
     await wait_until(lambda: watched.num_found > 0)
     assert watched.heard == [True, False]
@@ -68,7 +73,7 @@ async def test_who_listens_later_is_found_later(watched: Watched, gateway: Direc
     async def receive(message: Msg) -> None:
         questions.append(message.data)
 
-    watched.subscribers.reconnected([watched.present, watched.absent])
+    watched.reconnected(watched.present, watched.absent)
     await wait_until(lambda: watched.num_found > 0)
     assert watched.heard == [True, False]
     await gateway.subscribe(watched.absent, cb=receive)
@@ -89,7 +94,7 @@ async def test_who_never_listens_is_given_up(watched: Watched, monkeypatch: pyte
         send(subject, payload, reply)
 
     monkeypatch.setattr(watched.nats, "send", note)
-    watched.subscribers.reconnected([watched.absent])
+    watched.reconnected(watched.absent)
     await wait_until(lambda: watched.heard == [True, True])
     # What was kept for them goes out.
     assert watched.num_found == 1
@@ -104,18 +109,18 @@ async def test_nats_that_does_not_answer_is_waited_for_no_longer_than_a_gateway(
 
     monkeypatch.setattr(module, "GIVE_UP_S", 0.1)
     monkeypatch.setattr(watched.nats, "_send_ping", leave_unanswered)
-    watched.subscribers.reconnected([watched.present])
+    watched.reconnected(watched.present)
     assert watched.heard == [False, True]
     await wait_until(lambda: watched.heard == [True, True], 2)
 
 
 async def test_search_begins_anew_with_each_connection(watched: Watched) -> None:
-    watched.subscribers.reconnected([watched.present])
+    watched.reconnected(watched.present)
     watched.subscribers.disconnected()
     await asyncio.sleep(0.1)
     assert watched.heard == [False, False]
     assert watched.num_found == 0
-    watched.subscribers.reconnected([watched.present])
+    watched.reconnected(watched.present)
     await wait_until(lambda: watched.heard == [True, True])
 
 
@@ -150,11 +155,15 @@ class AnsweredByHand:
         self.receive(SimpleNamespace(subject=self.questions[question], headers={"Status": "503"}))
 
 
+async def _first(found: AsyncIterator[None]) -> None:
+    await anext(found)
+
+
 async def test_late_answer_to_an_earlier_question_says_nothing_of_this_one() -> None:
     nats = AnsweredByHand()
-    subscribers = FrameSubscribers(cast("Any", nats), "w", lambda: None)
+    subscribers = FrameSubscribers(cast("Any", nats), "w")
     await subscribers.start()
-    subscribers.reconnected(["hr.tok.a"])
+    search = asyncio.create_task(_first(subscribers.reconnected(["hr.tok.a"])))
     await wait_until(lambda: len(nats.questions) == 1)
     nats.nobody_listens(0)
     nats.answered.put_nowait(None)
@@ -162,5 +171,6 @@ async def test_late_answer_to_an_earlier_question_says_nothing_of_this_one() -> 
     assert not subscribers.has("hr.tok.a")
     nats.nobody_listens(0)
     nats.answered.put_nowait(None)
-    await wait_until(lambda: subscribers.has("hr.tok.a"))
+    await search
+    assert subscribers.has("hr.tok.a")
     assert len(nats.questions) == 2

@@ -72,7 +72,7 @@ async def test_nothing_is_said_of_requests_while_the_engine_stands_still(
     held = HeldRequest(request.id, request, QueuedMessage("s", b"", "r", stream_seq=1, num_delivered=1, num_pending=0))
     held.sequence = make_sequence([1])
     monkeypatch.setattr(lane, "_held", [held])
-    monkeypatch.setattr(lane, "_outbox", SimpleNamespace(put=lambda reply, delta, finished: told.append(delta)))
+    monkeypatch.setattr(lane, "outbox", SimpleNamespace(put=lambda reply, delta, finished: told.append(delta)))
     engine = SimpleNamespace(stats=SimpleNamespace(step=1))
     monkeypatch.setattr(lane, "_engine", engine)
     await lane.tell_of_waiting()

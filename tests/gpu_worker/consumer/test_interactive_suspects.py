@@ -51,7 +51,7 @@ class Line:
         intake: Any = SimpleNamespace(begin=lambda held, lane: self.begun.append(held.request.id))
         nothing: Any = None
         outbox: Any = self.outbox
-        self.lane = InteractiveLane(intake, nothing, self.held, outbox)
+        self.lane = InteractiveLane(intake, nothing, self.held, lambda lane: outbox, lambda: None)
         self._num_taken = 0
 
     def take(self, name: str, probation: int = 0, emitted: tuple[int, ...] = ()) -> None:
@@ -104,9 +104,9 @@ async def test_new_requests_begin_as_soon_as_the_suspect_that_they_waited_for_is
     line.take("suspect", probation=1)
     line.write("untried", 1)
     line.take("suspect", probation=1)
-    assert (line.begun, line.lane.has_suspect) == (["untried", "suspect"], True)
+    assert (line.begun, line.held.has_suspect) == (["untried", "suspect"], True)
     line.write("suspect", 1)
-    assert not line.lane.has_suspect
+    assert not line.held.has_suspect
     line.take("new")
     assert line.begun[-1] == "new"
 
@@ -118,4 +118,4 @@ async def test_suspect_that_is_cancelled_while_its_claim_is_sent_is_let_go_once(
     await asyncio.sleep(0)
     line.lane.drop(line["suspect"])
     assert not await announcing
-    assert (line.outbox.answered, line.outbox.withdrawn, line.lane.has_suspect) == ([(1, ACK)], [], False)
+    assert (line.outbox.answered, line.outbox.withdrawn, line.held.has_suspect) == ([(1, ACK)], [], False)

@@ -44,9 +44,9 @@ async def test_suspicion_ends_with_the_last_token_of_the_probation(
     request = gateway.request(probation=1, sampling=LONG)
     answer = await gateway.publish(request)
     await answer.claimed.wait()
-    assert worker.worker.consumer._interactive.has_suspect
+    assert worker.worker.consumer._held.has_suspect
     await answer.wait_for_tokens(1)
-    assert not worker.worker.consumer._interactive.has_suspect
+    assert not worker.worker.consumer._held.has_suspect
     await gateway.cancel(request.id)
 
 
@@ -126,7 +126,7 @@ async def test_claim_of_a_suspect_that_was_left_to_the_queue_does_not_go_out_lat
 ) -> None:
     outbox, held = worker.worker.consumer._outbox, worker.worker.consumer._held
     kept: list[str] = []
-    monkeypatch.setattr(outbox, "has_subscriber", lambda reply: kept.append(reply) is not None)
+    monkeypatch.setattr(outbox._subscribers, "has", lambda reply: kept.append(reply) is not None)
     suspect = await gateway.publish(gateway.request(probation=1))
     await wait_until(lambda: bool(kept) and len(held) == 0)
     monkeypatch.undo()
@@ -139,7 +139,7 @@ async def test_suspect_runs_while_another_gateway_is_away(
     worker: RunningWorker, gateway: TestGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     outbox = worker.worker.consumer._outbox
-    monkeypatch.setattr(outbox, "has_subscriber", lambda reply: reply == gateway.reply)
+    monkeypatch.setattr(outbox._subscribers, "has", lambda reply: reply == gateway.reply)
     outbox.put("hr.tok.away", Delta("other", 0, 0))
     assert (await gateway.ask(probation=1)).finish.reason == "length"
     assert outbox.replies == ["hr.tok.away"]
@@ -163,10 +163,11 @@ async def test_probation_ends_with_so_many_tokens_and_not_deltas(make_worker: Ma
     worker = await make_worker(simulate=200.0)
     suspect = await gateway.publish(gateway.request(probation=3, sampling=LONG))
     await suspect.claimed.wait()
-    lane, (held,) = worker.worker.consumer._interactive, worker.worker.consumer._held
-    assert lane.has_suspect
+    lane, table = worker.worker.consumer._interactive, worker.worker.consumer._held
+    (held,) = table
+    assert table.has_suspect
     lane.advance(held, Delta(held.request.id, held.request.epoch, 0, (1, 2, 3), "abc"))
-    assert not lane.has_suspect
+    assert not table.has_suspect
 
 
 async def test_worker_answers_a_gateways_probe_and_nobody_elses(worker: RunningWorker, gateway: TestGateway) -> None:

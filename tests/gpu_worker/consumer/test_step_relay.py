@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Callable
 
 import pytest
 
@@ -15,10 +16,15 @@ from shared.sampling import Sampling
 from tests.gpu_worker.consumer.harness import wait_until
 
 
+def _relay(
+    handle: Callable[[StepOutcome], None] = lambda outcome: None, send: Callable[[], None] = lambda: None
+) -> StepRelay:
+    return StepRelay(asyncio.get_running_loop(), handle, send)
+
+
 async def test_relay_keeps_order_and_holds_a_fast_engine_back() -> None:
-    relay = StepRelay(asyncio.get_running_loop())
     seen: list[int] = []
-    relay.handle = lambda outcome: seen.append(outcome.step)
+    relay = _relay(lambda outcome: seen.append(outcome.step))
     produced: list[int] = []
 
     def produce() -> None:
@@ -41,10 +47,8 @@ def _outcome(*positions: int) -> StepOutcome:
 
 
 async def test_engine_goes_on_when_the_first_token_of_an_answer_has_been_sent() -> None:
-    relay = StepRelay(asyncio.get_running_loop())
     done: list[str] = []
-    relay.handle = lambda outcome: done.append("handled")
-    relay.send = lambda: done.append("sent")
+    relay = _relay(lambda outcome: done.append("handled"), lambda: done.append("sent"))
     relay._has_room = _Patient(done)
 
     await asyncio.to_thread(relay.deliver, _outcome(0, 5))
@@ -55,7 +59,7 @@ async def test_engine_goes_on_when_the_first_token_of_an_answer_has_been_sent() 
 async def test_engine_does_not_wait_for_what_follows_a_first_token_nor_for_many_at_once(
     positions: tuple[int, ...],
 ) -> None:
-    relay = StepRelay(asyncio.get_running_loop())
+    relay = _relay()
     done: list[str] = []
     relay._has_room = _Patient(done)
     await asyncio.to_thread(relay.deliver, _outcome(*positions))
@@ -63,7 +67,7 @@ async def test_engine_does_not_wait_for_what_follows_a_first_token_nor_for_many_
 
 
 async def test_engine_waits_for_a_stuck_loop_only_for_a_moment() -> None:
-    relay = StepRelay(asyncio.get_running_loop())
+    relay = _relay()
     relay.deliver(_outcome(0))  # called by the loop itself, so that nobody takes it
 
 

@@ -29,7 +29,7 @@ class Running:
 
     def __init__(self, runner: ModelRunner, max_num_seqs: int = 4, clock: Callable[[], float] = time.monotonic) -> None:
         self.outcomes: queue.SimpleQueue[StepOutcome] = queue.SimpleQueue()
-        self.thread = EngineThread(Engine(make_scheduler(max_num_seqs), runner, clock), self.outcomes.put)
+        self.thread = EngineThread(Engine(make_scheduler(max_num_seqs), runner, clock))
 
     def outcome(self) -> StepOutcome:
         return self.outcomes.get(timeout=10)
@@ -48,7 +48,7 @@ def start() -> Iterator[Callable[..., Running]]:
 
     def start_one(runner: ModelRunner, **options: Any) -> Running:
         running = Running(runner, **options)
-        running.thread.start()
+        running.thread.start(running.outcomes.put)
         started.append(running)
         return running
 
@@ -244,11 +244,11 @@ def test_stopping_a_thread_that_never_started_returns_at_once() -> None:
 
 
 def test_sequence_that_slips_in_while_the_engine_stops_is_returned_as_unfinished() -> None:
-    thread = Running(SimulatedRunner(0, range(10, 20))).thread
-    sequence = make_sequence(5)
+    running = Running(SimulatedRunner(0, range(10, 20)))
+    thread, sequence = running.thread, make_sequence(5)
     thread._inbox.put(lambda: thread._begin_stop(0.0))
     thread.add(sequence)
-    thread.start()
+    thread.start(running.outcomes.put)
     assert thread.stop() == [sequence]
 
 
@@ -310,6 +310,6 @@ def test_last_event_of_a_sequence_that_was_complete_is_delivered_although_the_en
     running = Running(SimulatedRunner(0, range(10, 20)))
     running.thread.add(make_sequence(5, emitted=[11], max_tokens=1))
     running.thread._inbox.put(lambda: running.thread._begin_stop(0.0))
-    running.thread.start()
+    running.thread.start(running.outcomes.put)
     assert running.thread.stop() == []
     assert [event.finish for event in running.outcome().events] == ["length"]
