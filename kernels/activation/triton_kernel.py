@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 
 from kernels.activation.launch_table import SILU_MUL
+from kernels.dependent_launch import dependent_launch, wait_for_inputs
 from kernels.gpu_config import Gpu, by_generation
 
 
@@ -27,6 +28,7 @@ _CONFIGS = {generation: SiluMulConfig(**entry) for generation, entry in by_gener
 @triton.jit
 def silu_mul_kernel(result_ptr, gate_up_ptr, SIZE: tl.constexpr, BLOCK: tl.constexpr):
     """Transform BLOCK features of one token, in fp32, rounded once; `grid: (num_tokens, blocks of a row)`."""
+    wait_for_inputs()
     token = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = columns < SIZE
@@ -44,6 +46,6 @@ def silu_mul_triton(gate_up: torch.Tensor, gpu: Gpu, config: SiluMulConfig | Non
     num_tokens, size = gate_up.shape[0], gate_up.shape[1] // 2
     result = torch.empty(num_tokens, size, dtype=gate_up.dtype, device=gate_up.device)
     silu_mul_kernel[(num_tokens, triton.cdiv(size, config.block))](
-        result, gate_up, SIZE=size, BLOCK=config.block, num_warps=config.num_warps
+        result, gate_up, SIZE=size, BLOCK=config.block, num_warps=config.num_warps, **dependent_launch(result.device)
     )
     return result

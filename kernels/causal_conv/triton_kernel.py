@@ -7,6 +7,7 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.dependent_launch import dependent_launch, wait_for_inputs
 from kernels.state_rows import StateRows
 from kernels.triton_state_rows import RowPointers, sequence_of
 
@@ -49,6 +50,7 @@ def causal_conv_kernel(
     BLOCK_TOKENS: tl.constexpr,
 ):
     """Convolve one sequence; `grid: (num_seqs, blocks of channels)`."""
+    wait_for_inputs()
     sequence = tl.program_id(0)
     columns = tl.program_id(1) * BLOCK_CHANNELS + tl.arange(0, BLOCK_CHANNELS)
     rows = RowPointers(slots_ptr, starts_ptr, contexts_ptr, kept_ptr, save_starts_ptr, save_tokens_ptr, save_slots_ptr)
@@ -115,5 +117,6 @@ def causal_conv_triton(
         BLOCK_CHANNELS=_BLOCK_CHANNELS,
         BLOCK_TOKENS=1 if rows.max_query_len == 1 else _BLOCK_TOKENS,
         num_warps=1 if rows.max_query_len == 1 else _NUM_WARPS,
+        **dependent_launch(x.device),
     )
     return result

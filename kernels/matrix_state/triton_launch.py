@@ -7,6 +7,7 @@ from typing import Any
 import torch
 import triton
 
+from kernels.dependent_launch import dependent_launch
 from kernels.matrix_state.launch_config import MIN_CHUNKED_LEN, LaunchConfig
 from kernels.state_rows import StateRows
 
@@ -52,5 +53,6 @@ def launch_update(
         # Inputs of 16 bits have no more digits than tf32.
         PRECISION="tf32x3" if result.dtype is torch.float32 else "tf32",
         num_warps=config.chunk_num_warps if is_chunked else config.num_warps,
+        **dependent_launch(result.device),
     )
     return result

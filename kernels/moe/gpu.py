@@ -9,6 +9,7 @@ import torch
 import triton
 
 from kernels.activation.experts import ExpertActivation, GatedActivation, kernel_numbers
+from kernels.dependent_launch import dependent_launch
 from kernels.gpu_config import Gpu
 from kernels.linear.gpu_packed.matrix import TILE_ROWS
 from kernels.linear.product_launch import ProductLaunch
@@ -143,6 +144,7 @@ def _dense(
         BLOCK_K=launch.block_k,
         IS_EVEN=in_features % launch.block_k == 0,
         num_warps=launch.num_warps,
+        **dependent_launch(inputs.device),
         num_stages=launch.num_stages,
     )
 
@@ -190,5 +192,6 @@ def _packed(
         BLOCK_N=launch.block_n,
         IS_EVEN=in_features % (planes * plane) == 0,
         num_warps=launch.warps_for(plane),
+        **dependent_launch(inputs.device),
         num_stages=launch.num_stages,
     )

@@ -7,6 +7,8 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.dependent_launch import dependent_launch, wait_for_inputs
+
 _BLOCK = 512
 _NUM_WARPS = 4
 
@@ -24,6 +26,7 @@ def combine_kernel(
     BLOCK: tl.constexpr,
 ):
     """Program (token, block of features)."""
+    wait_for_inputs()
     token = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = columns < size
@@ -56,6 +59,10 @@ def combine(
     (num_tokens, top_k), size = ids.shape, outputs.shape[1]
     results = torch.empty((num_tokens, size), dtype=dtype, device=outputs.device)
     combine_kernel[(num_tokens, triton.cdiv(size, _BLOCK))](
-        outputs, ids, weights, results, size, first_expert, num_experts, TOP_K=top_k, BLOCK=_BLOCK, num_warps=_NUM_WARPS
+        *(outputs, ids, weights, results, size, first_expert, num_experts),
+        TOP_K=top_k,
+        BLOCK=_BLOCK,
+        num_warps=_NUM_WARPS,
+        **dependent_launch(ids.device),
     )
     return results

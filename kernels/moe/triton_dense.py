@@ -10,6 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from kernels.dependent_launch import wait_for_inputs
 from kernels.moe.triton_tile import find_rows, store_tile
 
 
@@ -40,6 +41,7 @@ def dense_experts_kernel(
     IS_EVEN: tl.constexpr,
 ):
     """Program (block of features, block of rows). First product: from tokens to rows; second: from rows to pairs."""
+    wait_for_inputs()
     block = tl.program_id(1)
     if block >= tl.load(block_ends + num_experts - 1):
         return

@@ -9,6 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from kernels.dependent_launch import wait_for_inputs
 from kernels.linear.gpu_packed.triton_unpack import unpack
 from kernels.moe.triton_tile import find_rows, store_tile
 
@@ -61,6 +62,7 @@ def packed_experts_kernel(
     IS_EVEN: tl.constexpr,
 ):
     """Program (block of features, block of rows). `IS_EVEN`: the last block of columns is full."""
+    wait_for_inputs()
     row_block = tl.program_id(1)
     if row_block >= tl.load(block_ends + num_experts - 1):
         return

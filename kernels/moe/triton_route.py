@@ -7,6 +7,7 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.dependent_launch import dependent_launch, wait_for_inputs
 from kernels.moe.reference import MIN_WEIGHT_SUM
 from kernels.moe.routing_rule import RoutingRule
 
@@ -37,6 +38,7 @@ def route_kernel(
     MIN_SUM: tl.constexpr,
 ):
     """Program (token): a tile of groups and their experts; of equal scores the first is taken."""
+    wait_for_inputs()
     token = tl.program_id(0).to(tl.int64)
     group, inside = tl.arange(0, GROUPS), tl.arange(0, SIZE)
     experts = group[:, None] * group_size + inside[None, :]
@@ -116,5 +118,6 @@ def route_triton(logits: torch.Tensor, rule: RoutingRule) -> tuple[torch.Tensor,
         SIZE=size,
         MIN_SUM=MIN_WEIGHT_SUM,
         num_warps=max(1, min(4, groups * size // _WARP_EXPERTS)),
+        **dependent_launch(logits.device),
     )
     return ids, weights

@@ -14,6 +14,8 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.dependent_launch import dependent_launch, wait_for_inputs
+
 _PAIRS_AT_ONCE = 1024
 _NUM_WARPS = 4
 
@@ -76,6 +78,7 @@ def sort_kernel(
     BLOCK_M: tl.constexpr,
 ):
     """One program for all pairs."""
+    wait_for_inputs()
     pairs = tl.arange(0, PAIRS)
     experts, is_here = _local(ids, pairs, num_pairs, first_expert, num_experts)
     ranks = tl.atomic_add(counts + experts, 1, mask=is_here)
@@ -143,6 +146,7 @@ def sort_pairs(
             EXPERTS=experts,
             BLOCK_M=block_m,
             num_warps=_NUM_WARPS,
+            **dependent_launch(ids.device),
         )
         return SortedPairs(pairs, row_starts, block_ends, block_m, ids.shape[1])
     ranks, grid = empty(num_pairs), (triton.cdiv(num_pairs, _PAIRS_AT_ONCE),)

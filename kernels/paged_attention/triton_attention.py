@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 import triton
 
+from kernels.dependent_launch import dependent_launch
 from kernels.gpu_config import Gpu, GpuGeneration
 from kernels.paged_attention.triton_chunk import chunk_attention_kernel, reduce_chunk_splits_kernel
 from kernels.paged_attention.triton_config import (
@@ -249,12 +250,14 @@ def _launch_split(
         num_warps=_split_warps(config, block_m, is_8bit=batch.kv_scales is not None, gpu=gpu),
         num_stages=config.num_stages,
         **constants,
+        **dependent_launch(result.device),
     )
     if max_splits > 1:
         reduce_splits_kernel[(num_seqs, num_heads * max_query_len)](
             *(result, partial, partial_lse, *lengths, num_seqs, num_shares),
             num_warps=4 if batch.block_v < _MAX_BLOCK_D else 8,
             **constants,
+            **dependent_launch(result.device),
         )
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from kernels.dependent_launch import wait_for_inputs
 from kernels.paged_attention.triton_tiles import (
     CachedHead,
     QueryRows,
@@ -107,6 +108,7 @@ def split_attention_kernel(
     Sequences with more than MAX_QUERY_LEN query tokens are left alone. Of a sequence with one split the result is
     written, else for each row a partial result and the log2 of its sum of exponentials.
     """
+    wait_for_inputs()
     kv_head, item = tl.program_id(0), tl.program_id(1)
     tiles_per_split, splits = divide_sequences(
         query_starts_ptr,
@@ -188,6 +190,7 @@ def reduce_splits_kernel(
     SHAPE: tl.constexpr,
 ):
     """Combine the splits of one query row, `grid: (num_seqs, num_kv_heads * group * MAX_QUERY_LEN)`."""
+    wait_for_inputs()
     ROWS: tl.constexpr = SHAPE.group * MAX_QUERY_LEN
     sequence, kv_head, row = tl.program_id(0), tl.program_id(1) // ROWS, tl.program_id(1) % ROWS
     first_row = tl.load(query_starts_ptr + sequence)

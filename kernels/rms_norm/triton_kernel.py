@@ -9,6 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.dependent_launch import dependent_launch, wait_for_inputs
 from kernels.gpu_config import Gpu, by_generation
 from kernels.rms_norm.launch_table import RMS_NORM
 
@@ -48,6 +49,7 @@ def rms_norm_kernel(
     BLOCK_SIZE: tl.constexpr,
 ):
     """Normalise BLOCK_ROWS rows."""
+    wait_for_inputs()
     rows = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     columns = tl.arange(0, BLOCK_SIZE)
     mask = (rows < num_rows)[:, None] & (columns < SIZE)[None, :]
@@ -98,5 +100,6 @@ def rms_norm_triton(
         BLOCK_ROWS=block_rows,
         BLOCK_SIZE=block_size,
         num_warps=max(1, min(num_threads // 32, config.max_warps)),
+        **dependent_launch(x.device),
     )
     return result

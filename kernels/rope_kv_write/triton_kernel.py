@@ -12,6 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.dependent_launch import dependent_launch, wait_for_inputs
 from kernels.gpu_config import Gpu, by_generation
 from kernels.rope_kv_write.launch_table import ROPE_KV_WRITE
 from kernels.rope_kv_write.reference import HeadNormWeights
@@ -89,6 +90,7 @@ def rope_kv_write_kernel(
     in three parts, the two halves that are rotated into each other and the rest, which is empty in most models.
     NUM_VALUE_HEADS is zero where the values are a part of the keys, or written by `write_values`.
     """
+    wait_for_inputs()
     HALF: tl.constexpr = ROTATED_DIM // 2
     # From a dimension to the next pair's, and to the one that it is paired with.
     STEP: tl.constexpr = 2 if IS_INTERLEAVED else 1
@@ -194,6 +196,7 @@ def rope_kv_write_triton(
         BLOCK_HALF=triton.next_power_of_2(max(rotated_dim // 2, 1)),
         BLOCK_REST=triton.next_power_of_2(max(head_dim - rotated_dim, 1)),
         num_warps=config.num_warps,
+        **dependent_launch(qkv.device),
         **cache_constants(key_cache),
         **cache_strides("KEY", key_cache),
         **cache_strides("VALUE", value_cache),

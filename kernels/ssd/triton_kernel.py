@@ -10,6 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.dependent_launch import wait_for_inputs
 from kernels.gpu_config import Gpu
 from kernels.matrix_state.launch_config import read_table
 from kernels.matrix_state.triton_launch import launch_update
@@ -70,6 +71,7 @@ def ssd_kernel(
     PRECISION: tl.constexpr,
 ):
     """Take BLOCK_VALUE columns through a sequence, CHUNK tokens at once."""
+    wait_for_inputs()
     rows = RowPointers(slots_ptr, starts_ptr, contexts_ptr, kept_ptr, save_starts_ptr, save_tokens_ptr, save_slots_ptr)
     head, keys, columns, first, length, state, home, saves = open_state(
         states_ptr, rows, HEADS, KEY_DIM, VALUE_DIM, BLOCK_KEY, BLOCK_VALUE

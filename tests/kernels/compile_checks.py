@@ -77,12 +77,21 @@ class CompiledKernel:
         """
         assert self.shared_bytes <= self.generation.max_shared_bytes, str(self)
         assert self.tensor_columns <= MAX_TENSOR_COLUMNS, f"{self} needs more tensor memory than there is: it is a trap"
+        if waits := self.count(r"griddepcontrol\.wait"):
+            assert waits == 1, str(self)
+            begins = self.first(r"(ld|st|atom|red)\.global|cp\.async")
+            assert begins > self.first(r"griddepcontrol\.wait"), f"{self} touches memory before its inputs are there"
         allowed = max(spilled, 0 if self.capability in WRITTEN_FOR else 32)
         assert self.stack_bytes <= allowed, f"{self} spills {self.stack_bytes} bytes of registers"
 
     def count(self, instruction: str) -> int:
         """Return how often an instruction, a regular expression, stands in the PTX."""
         return len(re.findall(instruction, self.ptx))
+
+    def first(self, instruction: str) -> int:
+        """Return where an instruction, a regular expression, stands first in the PTX."""
+        found = re.search(instruction, self.ptx)
+        return len(self.ptx) if found is None else found.start()
 
 
 def compile_launches(module: str, capabilities: tuple[int, ...], output: Path) -> list[CompiledKernel]:

@@ -15,6 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.dependent_launch import dependent_launch, wait_for_inputs
 from kernels.gpu_config import Gpu
 from kernels.linear.gpu_packed.config import packed_linear_launch, packed_linear_splits
 from kernels.linear.gpu_packed.matrix import TILE_ROWS, PackedMatrix
@@ -51,6 +52,7 @@ def packed_linear_kernel(
     IS_EVEN: tl.constexpr,
 ):
     """Program (block of features, split, block of rows). `IS_EVEN`: the last block of columns is full."""
+    wait_for_inputs()
     dtype: tl.constexpr = inputs.dtype.element_ty
     split = tl.program_id(1)
     local = tl.arange(0, BLOCK_N)
@@ -142,6 +144,7 @@ def packed_linear_triton(
         SPLITS=num_splits,
         IS_EVEN=matrix.in_features % (num_planes * matrix.plane) == 0,
         num_warps=launch.warps_for(matrix.plane),
+        **dependent_launch(inputs.device),
         num_stages=launch.num_stages,
     )
     return outputs

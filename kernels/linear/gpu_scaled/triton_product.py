@@ -14,6 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.dependent_launch import dependent_launch, wait_for_inputs
 from kernels.gpu_config import Gpu
 from kernels.linear.forms import SCALE_BLOCK
 from kernels.linear.gpu_scaled.config import scaled_linear_launch, scaled_linear_splits
@@ -50,6 +51,7 @@ def scaled_linear_kernel(
     IS_EVEN: tl.constexpr,
 ):
     """Program (tile of the result, split). `IS_EVEN`: the last block of input features is full."""
+    wait_for_inputs()
     num_row_blocks = tl.cdiv(num_rows, BLOCK_M)
     num_feature_blocks = tl.cdiv(out_features, BLOCK_N)
     row_block, feature_block = _tile(tl.program_id(0), num_row_blocks, num_feature_blocks, TOGETHER)
@@ -156,6 +158,7 @@ def scaled_linear_triton(
         SPLITS=num_splits,
         IS_EVEN=in_features % launch.block_k == 0,
         num_warps=launch.num_warps,
+        **dependent_launch(inputs.device),
         num_stages=launch.num_stages,
     )
     return outputs

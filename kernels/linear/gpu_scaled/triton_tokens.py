@@ -7,6 +7,7 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.dependent_launch import dependent_launch, wait_for_inputs
 from kernels.linear.forms import SCALE_BLOCK
 
 _BLOCKS_PER_PROGRAM = 8
@@ -29,6 +30,7 @@ def quantize_tokens_kernel(
     PARTS: tl.constexpr,
 ):
     """Program (token, parts of it): each part of `PART` columns, in a tile of `WIDTH`, has a scale."""
+    wait_for_inputs()
     row = tl.program_id(0).to(tl.int64)
     parts = tl.program_id(1) * PARTS + tl.arange(0, PARTS)
     local = tl.arange(0, WIDTH)
@@ -81,5 +83,6 @@ def quantize_tokens_triton(
         WIDTH=width,
         PARTS=parts,
         num_warps=max(1, min(16, width * parts // _PER_WARP)),
+        **dependent_launch(x.device),
     )
     return values, scales

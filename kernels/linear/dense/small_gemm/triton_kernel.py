@@ -12,6 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.dependent_launch import dependent_launch, wait_for_inputs
 from kernels.gpu_config import Gpu
 from kernels.linear.dense.small_gemm.config import small_gemm_launch, small_gemm_splits
 from kernels.linear.dense.small_gemm.workspace import SmallGemmWorkspace
@@ -38,6 +39,7 @@ def small_gemm_kernel(
     IS_EVEN: tl.constexpr,
 ):
     """Program (block of features, split). `IS_EVEN`: every split has the same number of whole blocks of inputs."""
+    wait_for_inputs()
     block = tl.program_id(0)
     split = tl.program_id(1)
     features = block * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -101,6 +103,7 @@ def small_gemm_triton(
         SPLITS=num_splits,
         IS_EVEN=in_features % (launch.block_k * num_splits) == 0,
         num_warps=launch.num_warps,
+        **dependent_launch(inputs.device),
         num_stages=launch.num_stages,
     )
     return outputs
