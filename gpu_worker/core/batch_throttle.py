@@ -7,10 +7,11 @@ Every step is in one of three situations:
   most. On a GPU that is room for many sequences. On a CPU, where one may take longer than that, there is often none. So
   one step in `_STARVED_INTERVAL` there, and in `_LONG_STEP_INTERVAL` elsewhere, may take `_LONG_STEP` times as long:
   batch work goes on, and what it takes is measured where it is most of a step. These steps are too few, and too short,
-  to move a 99th percentile. It is one in `_TRIAL_INTERVAL` while a batch sequence is on trial. Until the model is sure
-  what batch work takes, the first comes after `_FIRST_LONG_STEP` steps, and each after twice as many as the one before.
-  Where every step has batch work, one in `_PROBE_INTERVAL` goes without, so that the model keeps learning what
-  interactive sequences take alone.
+  to move a 99th percentile. Beside one person who has been alone for `_ALONE_STEPS` steps, one in `_ALONE_INTERVAL` may
+  take `_ALONE_LONG_STEP` times as long: nobody else's prompts make steps long, and nobody else comes during one. It is
+  one in `_TRIAL_INTERVAL` while a batch sequence is on trial. Until the model is sure what batch work takes, the first
+  comes after `_FIRST_LONG_STEP` steps, and each after twice as many as the one before. Where every step has batch work,
+  one in `_PROBE_INTERVAL` goes without, so that the model keeps learning what interactive sequences take alone.
 - It has none, but there were some lately, and more are likely: requests come in bursts. One that arrives during a batch
   step waits for its end. So batch steps are short compared with the time to a first token, and rare at first: `t`
   seconds after the last interactive step, batch work gets the share `t / _INTERACTIVE_MEMORY_S` of the time. That lasts
@@ -34,6 +35,9 @@ from gpu_worker.core.step_time import StepTimeModel
 
 _LONG_STEP_INTERVAL = 1000
 _STARVED_INTERVAL = 250
+_ALONE_STEPS = 1000
+_ALONE_INTERVAL = 150
+_ALONE_LONG_STEP = 6.0
 _FIRST_LONG_STEP = 8
 _TELLING = 0.15
 _SURPRISE = 0.5
@@ -84,6 +88,7 @@ class BatchThrottle:
         self._first_token_s = 0.0
         self._num_steps_with = 0
         self._num_steps_since_long = 0
+        self._num_steps_alone = 0
         self._learning_interval = _FIRST_LONG_STEP
         self._left_over = BatchAllowance(0.0, model)
         self._is_long = False
@@ -107,12 +112,7 @@ class BatchThrottle:
         if not model.is_known or self._is_unlimited:
             return BatchAllowance(math.inf, model)
         if num_interactive:
-            interval = _TRIAL_INTERVAL if is_trial else _LONG_STEP_INTERVAL
-            if model.batch_sequence_s > 2 * self._slowdown * model.predict(num_interactive, 0, 0):
-                interval = min(interval, _STARVED_INTERVAL)
-            if self._is_learning:
-                interval = min(interval, self._learning_interval)
-            seconds = self._beside_interactive_s(num_interactive, num_more_tokens, interval)
+            seconds = self._beside_interactive_s(num_interactive, num_more_tokens, is_trial)
             self._left_over = BatchAllowance(seconds, model, is_throttled=True)
             return self._left_over
         if now - self._last_interactive > self._quiet_s:
@@ -130,6 +130,7 @@ class BatchThrottle:
         self._last_interactive, self._is_quiet = now, False
         self._num_steps_with = self._num_steps_with + 1 if num_batch else 0
         self._num_steps_since_long += 1
+        self._num_steps_alone = self._num_steps_alone + 1 if num_interactive == 1 else 0
         if num_batch and self._is_long:
             self._num_steps_since_long = 0
             self._learning_interval = min(2 * self._learning_interval, _LONG_STEP_INTERVAL)
@@ -162,13 +163,19 @@ class BatchThrottle:
         model = self._model
         if not model.is_known or self._is_unlimited:
             return max_num_seqs
-        seconds = self._full_speed_s if self._is_quiet else self._long_step_s(model.predict(1, 0, 0))
+        length = _ALONE_LONG_STEP if self._is_alone and self._is_starved(1) else _LONG_STEP
+        seconds = self._full_speed_s if self._is_quiet else self._long_step_s(model.predict(1, 0, 0), length)
         return max(1, min(max_num_seqs, math.ceil(seconds / model.batch_sequence_s)))
 
     @property
     def _quiet_s(self) -> float:
         """Seconds without people after which they are taken to have left."""
         return min(_INTERACTIVE_MEMORY_S, max(_LEAST_QUIET_S, _GAPS * self._longest_gap_s))
+
+    @property
+    def _is_alone(self) -> bool:
+        """Whether one person has had the machine for long, and such long steps are within the slowdown on average."""
+        return self._num_steps_alone >= _ALONE_STEPS and self._slowdown * _ALONE_INTERVAL >= _ALONE_LONG_STEP - 1.0
 
     @property
     def _is_learning(self) -> bool:
@@ -199,12 +206,13 @@ class BatchThrottle:
         least_s = _LEAST_FULL_STEP * self._model.predict(0, 1, 0)
         return max(least_s, self._model.fixed_s * (1.0 / (1.0 - _FULL_SPEED) - 1.0))
 
-    def _beside_interactive_s(self, num_interactive: int, num_more_tokens: int, interval: int) -> float:
+    def _beside_interactive_s(self, num_interactive: int, num_more_tokens: int, is_trial: bool) -> float:
         alone_s = self._model.predict(num_interactive, 0, num_more_tokens)
+        interval, length = self._interval_and_length(num_interactive, is_trial)
         # Never a step that computes a prompt: its client waits for a first token.
         self._is_long = self._num_steps_since_long >= interval and not num_more_tokens
         if self._is_long:
-            return self._long_step_s(alone_s)
+            return self._long_step_s(alone_s, length)
         if self._num_steps_with >= _PROBE_INTERVAL:
             return 0.0
         seconds = self._slowdown * alone_s
@@ -212,6 +220,22 @@ class BatchThrottle:
             return seconds
         return seconds + min(self._left_over.left_s, self._model.batch_sequence_s, seconds)
 
+    def _interval_and_length(self, num_interactive: int, is_trial: bool) -> tuple[int, float]:
+        """Return after how many steps a long one comes, and how many times as long it may be."""
+        interval, length = _TRIAL_INTERVAL if is_trial else _LONG_STEP_INTERVAL, _LONG_STEP
+        if self._is_starved(num_interactive):
+            interval = min(interval, _STARVED_INTERVAL)
+            if self._is_alone:
+                interval, length = min(interval, _ALONE_INTERVAL), _ALONE_LONG_STEP
+        if self._is_learning:
+            interval = min(interval, self._learning_interval)
+        return interval, length
+
+    def _is_starved(self, num_interactive: int) -> bool:
+        """Whether not even every second step beside these sequences has room for a batch sequence."""
+        model = self._model
+        return model.batch_sequence_s > 2 * self._slowdown * model.predict(num_interactive, 0, 0)
+
     @staticmethod
-    def _long_step_s(alone_s: float) -> float:
-        return min(_LONG_STEP * alone_s, max(_LONG_STEP_S, alone_s))
+    def _long_step_s(alone_s: float, length: float) -> float:
+        return min(length * alone_s, max(_LONG_STEP_S, alone_s))

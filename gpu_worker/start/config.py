@@ -104,8 +104,9 @@ class WorkerConfig(NatsFiles):
     batch_slowdown: float = setting(
         0.05,
         "How much longer batch work may make steps that serve people, as a share of them on average; one of them by "
-        "twice that. Besides, one step in 1000 is longer (in 250 where others have no room for any), and some of the "
-        "first are, to learn what batch work takes. 0 leaves only these; from 1 on batch work is not held back at all.",
+        "twice that. Besides, one step in 1000 is longer (in 250 where others have no room for any, in 150 beside one "
+        "person alone), and some of the first are, to learn what batch work takes. 0 leaves only these; from 1 on "
+        "batch work is not held back at all.",
         minimum=0,
         maximum=1000,
     )

@@ -137,7 +137,8 @@ def _report(run: Run, is_recorded: bool) -> int:
         shown = "-" if share is None else f"{share:.0%}"
         print(f"{room:30}{group:>10}" + "".join(f"{counts[verdict]:11}" for verdict in Verdict) + f"{shown:>9}")
         if is_recorded:
-            row = {"case": room, "group": group, **{str(verdict): counts[verdict] for verdict in Verdict}}
+            # A verdict is called "time", as is the moment of every record.
+            row = {"case": room, "group": group, **{f"num_{verdict}": counts[verdict] for verdict in Verdict}}
             append_record("mutants", f"make mutants ARGS={shlex.quote(shlex.join(sys.argv[1:]))}", row)
     print(f"goal {GOAL:.0%} of each; {run.num_left} of {run.size} in the sample not tried")
     return 0 if is_reached else 1

@@ -1,4 +1,4 @@
-"""Decides whether tests notice a mutant: a test has to fail with it, and then to pass without it.
+"""Decides whether tests notice a mutant: a test has to fail with it twice, and to pass without it once.
 
 Runs pytest in children of a process that has imported everything but the project, since importing takes longer than
 most tests. `python -m ops.mutation.judge` is that process: it reads a JSON list per line, seconds and pytest's
@@ -67,6 +67,8 @@ class Judge:
         self._copy = copy
         # Tests that fail without a mutant too.
         self._unsound: set[str] = set()
+        # Tests that have passed without a mutant.
+        self._sound: set[str] = set()
         # No bytecode files: Python tells them apart by second and size, and mutants come faster.
         environment = {**os.environ, "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
         if not any(Path("/dev").glob("nvidia[0-9]*")):
@@ -102,8 +104,11 @@ class Judge:
                     return None
                 left_out.add(failed.test)
                 if (again := self._run_alone(failed.test)) is not None:
+                    if failed.test in self._sound and not again.is_of_time:
+                        return again
                     target.write_text(original)
                     if self._run_alone(failed.test) is None:
+                        self._sound.add(failed.test)
                         return again
                     self._unsound.add(failed.test)
                     print(f"fails without a mutant too and is left out: {failed.test}", flush=True)

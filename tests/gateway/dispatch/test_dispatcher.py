@@ -622,3 +622,13 @@ async def test_failing_sweep_of_the_fleet_does_not_stop_that_of_the_requests(
     monkeypatch.setattr(bench.dispatcher._recovery, "sweep", lambda now, is_nats_late: sweeps.append(now))
     await until(lambda: len(sweeps) >= 3)
     assert sum("bad state of a peer" in record.getMessage() for record in caplog.records) == 1
+
+
+async def test_tenant_has_a_share_of_its_models_workers_while_others_let_requests_wait(bench: Bench) -> None:
+    worker = await bench.worker("a")
+    await worker.stop_pulling()
+    assert bench.dispatcher.share(bench.model, "polite") is None
+    await bench.submit(ListSink(), tenant="greedy")
+    await until(lambda: bench.dispatcher.share(bench.model, "polite") is not None)
+    # There is nobody to share it with.
+    assert bench.dispatcher.share(bench.model, "greedy") is None

@@ -85,6 +85,11 @@ async def test_silent_server_is_asked_once_and_suspected_within_a_second(
     assert [message.startswith("NATS has been silent for ") for message in caplog.messages] == [True]
 
 
+async def test_server_that_is_silent_from_the_start_is_suspected_as_soon() -> None:
+    rounds = Rounds()
+    assert await rounds.until_suspected() <= 1.1
+
+
 async def test_idle_server_that_answers_is_not_suspected(rounds: Rounds) -> None:
     num_asked = len(rounds.connection.pings)
     for _ in range(20):

@@ -106,6 +106,20 @@ async def test_closed_dispatcher_waits_for_no_stream_any_more(bench: Bench, monk
     assert num_waits() == 0
 
 
+async def test_frames_are_taken_for_lost_as_soon_as_nats_is_back_though_its_queue_is_not(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def missing(*_: object) -> None:
+        raise DependencyError("no JetStream")
+
+    await bench.submit(ListSink())
+    monkeypatch.setattr("gateway.dispatch.queue_streams.ensure_interactive_stream", missing)
+    restoring = asyncio.create_task(bench.dispatcher.reconnected())
+    await until(lambda: bench.flight.reconnected_at > bench.flight.progressed_at)
+    assert not restoring.done()
+    restoring.cancel()
+
+
 async def test_streams_of_results_and_dead_letters_are_made_at_the_start_and_when_nats_has_lost_them(
     start_nats: Callable[..., NatsServer],
 ) -> None:

@@ -133,6 +133,9 @@ def test_client_with_too_much_unread_is_cut_and_told() -> None:
     assert cuts == [1]
     assert exchange.written.startswith(b'begin data: {"error"')
     assert exchange.written.endswith(DONE)
+    # What is over is not cut once more.
+    stream.tick(100.0)
+    assert cuts == [1]
 
 
 @given(

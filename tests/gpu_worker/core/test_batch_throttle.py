@@ -35,11 +35,27 @@ def test_steps_of_people_become_longer_by_the_slowdown_at_most(gpu: StepTimeMode
 
 def test_one_step_in_250_goes_on_where_no_step_of_people_has_room(cpu: StepTimeModel) -> None:
     throttle = BatchThrottle(cpu, 0.05)
-    counts = [num_decodes(throttle, float(step), 1) for step in range(1255)]
+    counts = [num_decodes(throttle, float(step), 2) for step in range(1255)]
     long_steps = [step for step, count in enumerate(counts) if count]
     assert long_steps == [250, 501, 752, 1003, 1254]
-    assert {counts[step] for step in long_steps} == {math.floor(3 * cpu.predict(1, 0, 0) / cpu.batch_sequence_s)}
+    assert {counts[step] for step in long_steps} == {math.floor(3 * cpu.predict(2, 0, 0) / cpu.batch_sequence_s)}
+    assert throttle.max_batch_seqs(256) == math.ceil(3 * cpu.predict(1, 0, 0) / cpu.batch_sequence_s)
+
+
+def test_long_steps_are_longer_and_more_beside_one_person_who_has_been_alone_for_a_thousand_steps(
+    cpu: StepTimeModel,
+) -> None:
+    throttle = BatchThrottle(cpu, 0.05)
+    frugal = BatchThrottle(cpu, 0.03)
+    counts = [num_decodes(throttle, float(step), 1) for step in range(1303)]
+    assert [step for step, count in enumerate(counts) if count] == [250, 501, 752, 1000, 1151, 1302]
+    assert counts[1000] == counts[1302] == math.floor(6 * cpu.predict(1, 0, 0) / cpu.batch_sequence_s)
+    assert throttle.max_batch_seqs(256) == pytest.approx(counts[1000], abs=1)
+    assert [step for step in range(2000) if num_decodes(frugal, float(step), 1)][-2:] == [1505, 1756]
+    # Somebody else came.
+    throttle.planned(1303.0, 2, 0, 0)
     assert throttle.max_batch_seqs(256) == pytest.approx(counts[250], abs=1)
+    assert [step for step in range(300) if num_decodes(throttle, 1304.0, 1)] == [249]
 
 
 def test_one_step_in_200_goes_on_while_a_batch_sequence_is_on_trial(cpu: StepTimeModel) -> None:

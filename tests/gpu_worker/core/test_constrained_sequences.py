@@ -66,7 +66,9 @@ def names(plan: ScheduledStep) -> list[str]:
 @pytest.mark.parametrize("depth", [1, 2, 3])
 def test_constrained_sequence_is_never_planned_behind_a_step_that_samples_for_it(depth: int) -> None:
     harness = Harness(max_steps_in_flight=depth, max_num_batched_tokens=12)
-    sequences = [constrained(20), constrained(3), make_sequence(9), constrained(6, lane="batch")]
+    forbidding = make_sequence(5)
+    forbidding.bad_words = ((1, 2),)
+    sequences = [constrained(20), constrained(3), make_sequence(9), constrained(6, lane="batch"), forbidding]
     harness.add(*sequences)
     num_both = 0
     while harness.scheduler.has_work():
@@ -74,7 +76,7 @@ def test_constrained_sequence_is_never_planned_behind_a_step_that_samples_for_it
         for plan, _ in harness.in_flight:
             for item in plan.scheduled:
                 is_known = item.start + item.num_tokens <= len(item.sequence.token_ids)
-                assert is_known or item.sequence.constraint is None
+                assert is_known or (item.sequence.constraint is None and item.sequence is not forbidding)
         num_both += len(harness.in_flight) > 1
         harness.scheduler.check_integrity()
     for sequence in sequences:

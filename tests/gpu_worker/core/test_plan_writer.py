@@ -7,6 +7,7 @@ import time
 import msgspec
 
 from gpu_worker.core.batch_sequences import BatchSequences
+from gpu_worker.core.group_tables import WindowTable
 from gpu_worker.core.plan import UNKNOWN_TOKEN, StepPlan, Written
 from gpu_worker.core.plan_writer import PlanWriter
 from gpu_worker.core.sequence import Sequence
@@ -39,6 +40,16 @@ def test_new_sequence_is_told_in_full_and_then_only_what_has_changed() -> None:
     sequence.token_ids += [1, 2, 3]
     plan = writer.write_any(decodes(sequence))
     assert (plan.token_ids, plan.tokens) == ([UNKNOWN_TOKEN], [Written(0, 4, [1, 2, 3])])
+
+
+def test_blocks_of_a_window_are_told_once_and_not_again_when_some_were_given_back() -> None:
+    writer, sequence = PlanWriter(), make_sequence(3)
+    sequence.window_tables = (table := WindowTable([4, 5], 0, 0, 0),)
+    assert writer.write_any(decodes(sequence)).blocks == [Written(0, 0, [4, 5], 1)]
+    table.num_released = 1
+    assert writer.write_any(decodes(sequence)).blocks == []
+    table.blocks.append(6)
+    assert writer.write_any(decodes(sequence)).blocks == [Written(0, 2, [6], 1)]
 
 
 def test_preempted_sequence_departs_and_is_told_in_full_again_in_the_same_plan() -> None:

@@ -426,7 +426,8 @@ def test_trial_beside_people_takes_no_longer_for_the_batch_work_that_runs_there(
         max_steps_in_flight=depth,
         cost=StepCost(0.001, 0.001, 0.0001),
     )
-    batch = [make_sequence(40, max_tokens=40, lane="batch") for _ in range(4)]
+    # The prompt of the last one is not computed yet when people come.
+    batch = [make_sequence(length, max_tokens=40, lane="batch") for length in (40, 40, 40, 1000)]
     harness.add(*batch)
     for _ in range(10):
         harness.step()
@@ -437,14 +438,15 @@ def test_trial_beside_people_takes_no_longer_for_the_batch_work_that_runs_there(
     suspect = make_sequence(20, max_tokens=100, lane="batch")
     suspect.trial_end = len(suspect.token_ids) + 4
     harness.add(suspect)
-    num_others = sum(len(harness.output[sequence.id]) for sequence in batch)
+    others = [sequence.num_computed_tokens for sequence in batch]
     num_steps = 0
     while suspect.is_on_trial:
         harness.step()
         num_steps += 1
     # The tokens of its prompt that fit into a long step are 16 or more.
     assert num_steps <= (2 + 4) * 201
-    assert sum(len(harness.output[sequence.id]) for sequence in batch) == num_others
+    # None was computed further; one that made way for the suspect has lost what it had.
+    assert all(sequence.num_computed_tokens in (0, before) for sequence, before in zip(batch, others, strict=True))
     harness.scheduler.abort(person.id)
     harness.run()
     harness.assert_reference(*batch, suspect)

@@ -96,3 +96,15 @@ def test_without_use_the_order_is_that_of_one_queue() -> None:
         sequence.status = SequenceStatus.FINISHED
         queue.discard(sequence)
     assert [queue.pop().order[3] for _ in range(len(queue))] == sorted(numbers[30:])
+
+
+def test_tenant_whose_last_sequence_has_left_is_forgotten() -> None:
+    queue = TenantQueues()
+    ended, started = of_tenant("a", 0), of_tenant("b", 1)
+    queue.push(ended)
+    queue.push(started)
+    ended.status = SequenceStatus.FINISHED
+    queue.discard(ended)
+    assert queue._queues.keys() == {"b"}
+    queue.pop()
+    assert not queue._queues

@@ -168,6 +168,7 @@ def test_batch_work_goes_on_between_people_who_come_now_and_then() -> None:
         pytest.param((30.0, 0.005), 0.6, id="slow GPU"),
         pytest.param((1.0, 0.02), 0.6, id="small model on a CPU"),
         pytest.param((1.0, 0.05), 0.6, id="one sequence fits just"),
+        pytest.param(CPU, 0.6, id="none fits but in long steps"),
     ],
 )
 def test_batch_work_beside_a_person_is_most_of_what_fits_into_the_slowdown(
