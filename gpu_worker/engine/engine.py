@@ -208,6 +208,8 @@ class Engine:
             result = flight.pending.result()
             if len(result.sampled) != len(step.scheduled):
                 raise RuntimeError(f"runner answered {len(result.sampled)} of {len(step.scheduled)} sequences")
+        except BrokenRunnerError:
+            raise
         except Exception as error:
             return self._undo(error)
         if _is_all_invalid(step, result):

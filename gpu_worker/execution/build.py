@@ -37,6 +37,7 @@ from gpu_worker.execution.runner_config import (
 )
 from gpu_worker.execution.start_up import Stage, StartUp
 from gpu_worker.layers.free_memory import free_host_bytes
+from gpu_worker.layers.ranks import ALONE, Ranks
 from gpu_worker.models.decoder import CausalLM
 from gpu_worker.models.loader import load_model
 from kernels.linear import LinearFactory
@@ -49,6 +50,7 @@ def build_runner(
     start_up: StartUp | None = None,
     memory: DeviceMemory | None = None,
     constraints: ConstraintSource | None = None,
+    ranks: Ranks = ALONE,
 ) -> TorchModelRunner:
     """Build the runner that the device calls for.
 
@@ -57,6 +59,7 @@ def build_runner(
         start_up: Learns what takes how long.
         memory: Measures the device; None measures a GPU, and on a CPU takes a share of what is free.
         constraints: Where sequences with a grammar have their constraints from.
+        ranks: Among which the model is divided; each builds its runner at the same time.
 
     Raises:
         HeadraceError: The model cannot be loaded.
@@ -67,8 +70,8 @@ def build_runner(
     if memory is None and plan.device.type == "cuda":
         memory = CudaMemory(plan.device)
     if memory is not None:
-        return _build_device_runner(plan, memory, start_up, constraints)
-    return _build_host_runner(plan, start_up, constraints)
+        return _build_device_runner(plan, memory, start_up, constraints, ranks)
+    return _build_host_runner(plan, start_up, constraints, ranks)
 
 
 def check_fits(config: RunnerConfig) -> int | None:
@@ -88,7 +91,7 @@ def check_fits(config: RunnerConfig) -> int | None:
     return _host_num_blocks(plan, free_host_bytes() - plan.weights_bytes) * config.block_size
 
 
-def _load(plan: BuildPlan, start_up: StartUp) -> CausalLM:
+def _load(plan: BuildPlan, start_up: StartUp, ranks: Ranks) -> CausalLM:
     with start_up.stage(Stage.LOAD) as progress:
         model = load_model(
             plan.config.model,
@@ -98,6 +101,7 @@ def _load(plan: BuildPlan, start_up: StartUp) -> CausalLM:
             tapped_layers=plan.config.tapped_layers,
             progress=progress,
             linears=LinearFactory(free_host_bytes),
+            ranks=ranks,
         )
         if plan.device.type == "cuda":
             torch.cuda.synchronize(plan.device)
@@ -115,6 +119,7 @@ def _make_runner(
     model: CausalLM,
     cache: KVCache,
     constraints: ConstraintSource | None,
+    ranks: Ranks,
     is_asynchronous: bool | None = None,
 ) -> TorchModelRunner:
     config = plan.config
@@ -129,6 +134,7 @@ def _make_runner(
         captured=CapturedSteps(config.cuda_graphs),
         num_state_slots=plan.num_state_slots(cache.num_blocks),
         constraints=constraints,
+        ranks=ranks,
     )
 
 
@@ -147,37 +153,44 @@ def _host_num_blocks(plan: BuildPlan, free_bytes: int) -> int:
     return host_num_blocks(plan.shared_demand, plan.config.max_num_seqs, room)
 
 
-def _build_host_runner(plan: BuildPlan, start_up: StartUp, constraints: ConstraintSource | None) -> TorchModelRunner:
+def _agreed(num_blocks: int, ranks: Ranks) -> int:
+    """Return the least that any rank found: all have as many blocks."""
+    return num_blocks if ranks.size == 1 else int(ranks.gather(torch.tensor([[num_blocks]])).min())
+
+
+def _build_host_runner(
+    plan: BuildPlan, start_up: StartUp, constraints: ConstraintSource | None, ranks: Ranks
+) -> TorchModelRunner:
     config, demand = plan.config, plan.demand
-    num_threads = choose_num_threads(config.num_threads)
+    num_threads = choose_num_threads(config.num_threads, ranks.size)
     torch.set_num_threads(num_threads)
     logger.info("CPU operations use %d of %d cores (HEADRACE_NUM_THREADS)", num_threads, num_usable_cores())
     ask_for_huge_pages()
     _check_host(plan)
-    model = _load(plan, start_up)
-    num_blocks = _host_num_blocks(plan, free_host_bytes())
+    model = _load(plan, start_up, ranks)
+    num_blocks = _agreed(_host_num_blocks(plan, free_host_bytes() // ranks.size), ranks)
     cache = _allocate(plan, num_blocks)
     logger.info(
         "KV cache: %d blocks of %d, %s", num_blocks, demand.block_size, shown_bytes(demand.num_bytes(num_blocks))
     )
-    runner = _make_runner(plan, model, cache, constraints)
+    runner = _make_runner(plan, model, cache, constraints, ranks)
     with start_up.stage(Stage.PROFILE):
         runner.warm_up()
     return runner
 
 
 def _build_device_runner(
-    plan: BuildPlan, memory: DeviceMemory, start_up: StartUp, constraints: ConstraintSource | None
+    plan: BuildPlan, memory: DeviceMemory, start_up: StartUp, constraints: ConstraintSource | None, ranks: Ranks
 ) -> TorchModelRunner:
     config, demand = plan.config, plan.demand
     probe = MemoryProbe(memory)
     check_weights_fit(plan.weights_bytes, plan.dtype_name, _budget(plan, probe, MemoryUse()))
     remedy = smaller_model(plan.weights_bytes, plan.dtype_name)
     with reporting_out_of_memory("HEADRACE_MODEL", "while the weights were loaded", memory, remedy):
-        model = _load(plan, start_up)
+        model = _load(plan, start_up, ranks)
 
     def make_runner(num_blocks: int) -> TorchModelRunner:
-        return _make_runner(plan, model, _allocate(plan, num_blocks), constraints, is_asynchronous=True)
+        return _make_runner(plan, model, _allocate(plan, num_blocks), constraints, ranks, is_asynchronous=True)
 
     least = -(-min(demand.max_model_len, config.max_num_batched_tokens) // config.block_size)
     with (
@@ -186,7 +199,7 @@ def _build_device_runner(
     ):
         use = probe.measure(lambda: make_runner(least), demand.num_bytes(least), progress)
     use = dataclasses.replace(use, proposer=config.proposer_bytes)
-    num_blocks = _device_num_blocks(plan, _budget(plan, probe, use))
+    num_blocks = _agreed(_device_num_blocks(plan, _budget(plan, probe, use)), ranks)
     with (
         reporting_out_of_memory(
             "HEADRACE_GPU_MEMORY_UTILIZATION", "for the KV cache and the graphs", memory, smaller_share(config)

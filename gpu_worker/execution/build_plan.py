@@ -13,11 +13,13 @@ from gpu_worker.execution.memory.kv_cache import fixed_num_blocks
 from gpu_worker.execution.memory.state_pool import slot_bytes, state_pool_bytes
 from gpu_worker.execution.memory.state_sizes import num_sure_slots
 from gpu_worker.execution.runner_config import RunnerConfig, choose_dtype, choose_kv_cache_dtype
+from gpu_worker.layers.division import Division, IndivisibleError, divided_layer
 from gpu_worker.models.config import ModelConfig
 from gpu_worker.models.decoder import is_fused
 from gpu_worker.models.registry import read_model_config
 from gpu_worker.models.weights_size import weights_bytes
 from kernels.linear.dense import keeps_half
+from shared.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,11 +86,12 @@ def make_plan(config: RunnerConfig) -> BuildPlan:
     """
     device = torch.device(config.device)
     model_config = read_model_config(config.model)
+    own = _of_one_rank(model_config, config)
     dtype = choose_dtype(config.dtype, model_config.dtype, device)
     max_model_len = min(config.max_model_len or model_config.max_model_len, model_config.max_model_len)
     kv_cache_dtype = choose_kv_cache_dtype(config.kv_cache_dtype, dtype, device)
-    layout = model_config.cache_layout.within(max_model_len)
-    if config.keeps_all_tokens or is_fused(model_config, dtype, device):
+    layout = own.cache_layout.within(max_model_len)
+    if config.keeps_all_tokens or (config.tensor_parallel_size == 1 and is_fused(model_config, dtype, device)):
         layout = layout.flat()
     shares = GroupShares(
         layout,
@@ -105,6 +108,27 @@ def make_plan(config: RunnerConfig) -> BuildPlan:
     )
     fixed = fixed_num_blocks(config, demand)
     return BuildPlan(config, model_config, dtype, kv_cache_dtype, device, shares, demand, fixed, weights)
+
+
+def _of_one_rank(model: ModelConfig, config: RunnerConfig) -> ModelConfig:
+    """Return the model with the heads that a rank has.
+
+    Raises:
+        ConfigError: It cannot be divided so.
+    """
+    size = config.tensor_parallel_size
+    if size == 1:
+        return model
+    problem = "models that attend in both directions are not divided" if model.is_bidirectional else None
+    if config.tapped_layers:
+        problem = "proposers of drafts that read the model's hidden vectors do not go with several ranks"
+    try:
+        layers = tuple(divided_layer(layer, Division(0, size)) for layer in model.layers)
+    except IndivisibleError as error:
+        problem = str(error)
+    if problem is not None:
+        raise ConfigError("HEADRACE_TENSOR_PARALLEL_SIZE", f"is {size}: {problem}")
+    return dataclasses.replace(model, layers=layers)
 
 
 def _dtype_name(dtype: torch.dtype) -> str:

@@ -23,7 +23,7 @@ import torch
 
 from gpu_worker.core.batch_sequences import BatchSequence, BatchSequences
 from gpu_worker.core.constraint import ConstraintSource
-from gpu_worker.core.draft import MAX_DRAFT_TOKENS
+from gpu_worker.core.draft import MAX_DRAFT_TOKENS, Draft
 from gpu_worker.core.model_runner import InvalidLogitsError
 from gpu_worker.core.plan import StepPlan
 from gpu_worker.core.scheduler_config import WindowConfig
@@ -52,10 +52,13 @@ from gpu_worker.execution.sampling.sampler import Sampler
 from gpu_worker.execution.step import SubmittedStep
 from gpu_worker.execution.step_head import StepHead
 from gpu_worker.execution.warm_up import StepLimits, WarmUpProposer, first_plans, warm_up_plans
+from gpu_worker.layers.ranks import ALONE, Ranks
 from gpu_worker.models.config import ModelConfig
 from gpu_worker.models.decoder import CausalLM
 
 logger = logging.getLogger(__name__)
+
+ShareDrafts = Callable[[StepPlan, list[Draft] | None], list[Draft] | None]
 
 
 class TorchModelRunner:
@@ -66,6 +69,8 @@ class TorchModelRunner:
         max_model_len: Tokens of a sequence at most.
         max_steps_in_flight: Steps that may be submitted before the first of them has a result.
         num_state_slots: Slots of recurrent layers to schedule with.
+        share_drafts: Called with each plan and the drafts that were made for it, one a share; the step verifies what
+            it returns. Of several ranks the first one tells the others so.
     """
 
     def __init__(
@@ -81,6 +86,7 @@ class TorchModelRunner:
         captured: CapturedSteps = CapturedSteps.ALL,
         num_state_slots: int = 0,
         constraints: ConstraintSource | None = None,
+        ranks: Ranks = ALONE,
     ) -> None:
         """Run `model` with the blocks of `cache`.
 
@@ -95,6 +101,7 @@ class TorchModelRunner:
             captured: What `capture_graphs` captures.
             num_state_slots: Of recurrent layers, if more than sequences: one the scheduler gave none has its row's.
             constraints: Where sequences with a grammar have their constraints from.
+            ranks: Among which the model is divided.
         """
         self._captured = captured
         self._model = model
@@ -110,11 +117,12 @@ class TorchModelRunner:
         self._rows = BatchRows(max_num_seqs, width, self._device, num_windows)
         self.num_state_slots = max(num_state_slots, max_num_seqs)
         self._states = allocate_states(cache.layout, self.num_state_slots, max_draft_tokens, self._device)
-        self._sampler = Sampler(self._rows.num_rows, model.config.vocab_size, self._device)
+        self._sampler = Sampler(self._rows.num_rows, model.config.vocab_size, self._device, ranks)
         self._head = StepHead(model, self._sampler, self._rows, keeps_last_tokens=self.is_asynchronous)
         self._downloads = Downloads(self._device)
         self._graphs: StepGraphs | None = None
         self._drafting: Drafting | None = None
+        self.share_drafts: ShareDrafts | None = None
         # Submitted with a proposer that wants to see it, and its result not asked for yet.
         self._unlanded: deque[AssembledStep] = deque(maxlen=self.max_steps_in_flight)
 
@@ -290,6 +298,8 @@ class TorchModelRunner:
             drafts = self._drafting.drafts(shares if plan.num_drafts else [], drafts)
         elif drafts is not None and not any(drafts):
             drafts = None
+        if self.share_drafts is not None:
+            drafts = self.share_drafts(plan, drafts)
         windows = [tables.host for tables in self._rows.windows]
         frame = Frame(self._rows.tables, self._cache.block_size, self._states is not None)
         layout = lay_out(plan, sequences, frame, drafts, windows, knows_tokens=not self.is_asynchronous)

@@ -39,6 +39,7 @@ class RunnerConfig:
         tapped_layers: Layers of the model that the proposer reads.
         keeps_all_tokens: Layers with a window keep all tokens too, for a draft model, whose plans know no windows.
         cuda_graphs: Steps that a GPU captures: `off`, `decode`, or `all`, which has small steps with prompt tokens too.
+        tensor_parallel_size: Ranks that the model is divided among.
     """
 
     model: Path
@@ -60,6 +61,7 @@ class RunnerConfig:
     tapped_layers: tuple[int, ...] = ()
     cuda_graphs: str = "all"
     keeps_all_tokens: bool = False
+    tensor_parallel_size: int = 1
 
 
 def choose_dtype(name: str, checkpoint: torch.dtype, device: torch.device) -> torch.dtype:
@@ -106,13 +108,13 @@ def choose_kv_cache_dtype(name: str, model: torch.dtype, device: torch.device) -
     return KV_CACHE_DTYPES[name]
 
 
-def choose_num_threads(requested: int | None) -> int:
-    """Return how many threads CPU operations use: as requested, else all usable cores but one.
+def choose_num_threads(requested: int | None, num_ranks: int = 1) -> int:
+    """Return how many threads CPU operations of a rank use: as requested, else its part of all usable cores but one.
 
     One core is left to the gateway, the queue and our own NATS thread. A team of threads waits for its slowest member
     many times in a step, so a step gets several times slower as soon as one of its cores is taken by somebody else.
     """
-    return requested or max(1, num_usable_cores() - 1)
+    return requested or max(1, (num_usable_cores() - (num_ranks == 1)) // num_ranks)
 
 
 def num_usable_cores() -> int:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from gpu_worker.layers.norms import Norm
+from gpu_worker.layers.ranks import ALONE, Ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,19 +15,30 @@ class Embedding:
     """From tokens to the residual stream, or to what layers are given besides.
 
     Attributes:
-        weight: `[vocab_size, size]`.
+        weight: `[vocab_size, size]`; of a vocabulary that is divided, the rows of this rank's tokens.
         dtype: Of the result.
         scale: What the rows are multiplied by; checkpoints were trained with the nearest number of their type.
+        ranks: Among which the vocabulary is divided.
     """
 
     weight: torch.Tensor
     dtype: torch.dtype
     scale: float = 1.0
+    ranks: Ranks = ALONE
 
     def __call__(self, token_ids: torch.Tensor) -> torch.Tensor:
         """Return `[num_tokens, size]`."""
-        rows = torch.embedding(self.weight, token_ids).to(self.dtype)
+        rows = self._rows(token_ids)
         return rows if self.scale == 1 else rows.mul_(self.scale)
+
+    def _rows(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """Look rows up; of several ranks, add up what each has: its own tokens' rows, and zeros for others."""
+        if self.ranks.size == 1:
+            return torch.embedding(self.weight, token_ids).to(self.dtype)
+        num_own = len(self.weight)
+        places = token_ids - self.ranks.rank * num_own
+        rows = torch.embedding(self.weight, places.clamp(0, num_own - 1)).to(self.dtype)
+        return self.ranks.sum(rows.masked_fill_(((places < 0) | (places >= num_own))[:, None], 0))
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from enum import Enum
 import torch
 
 from gpu_worker.layers.attention_context import AttentionContext
+from gpu_worker.layers.ranks import ALONE, Ranks, SummedExperts
 from gpu_worker.layers.rotations import Rotations
 from kernels.activation.experts import ExpertActivation
 from kernels.linear import Linear as Product
@@ -71,35 +72,62 @@ class LinearShape:
 class Projection:
     """A matrix, `[out_features, in_features]`, in whatever form, and an optional bias, `[out_features]`.
 
-    `shape` is what a block declares of it; None where no block does.
+    Attributes:
+        shape: What a block declares of it; None where no block does.
+        inputs: `[in_features]` int64, which input features of all ranks it multiplies, of a layer that is divided by
+            rows; None is this rank's own.
     """
 
     weight: WeightForm
     bias: torch.Tensor | None = None
     shape: LinearShape | None = None
+    inputs: torch.Tensor | None = None
 
 
 class Linear:
     """A linear layer of a block: `x @ weight.T + bias`."""
 
-    __slots__ = ("_product", "shape")
+    __slots__ = ("_inputs", "_product", "_ranks", "shape")
 
-    def __init__(self, product: Product, shape: LinearShape | None = None) -> None:
-        """Multiply by `product`; `shape` is what the block declares."""
+    def __init__(
+        self,
+        product: Product,
+        shape: LinearShape | None = None,
+        ranks: Ranks = ALONE,
+        inputs: torch.Tensor | None = None,
+    ) -> None:
+        """Multiply by `product`.
+
+        Args:
+            product: Of this rank's part of the matrix.
+            shape: What the block declares.
+            ranks: Among which the layer is divided.
+            inputs: As `Projection` has it.
+        """
         self._product = product
         self.shape = shape
+        is_summed = ranks.size > 1 and shape is not None and shape.partition is Partition.ROW
+        self._ranks = ranks if is_summed else None
+        self._inputs = inputs
 
     def __call__(self, x: torch.Tensor, context: AttentionContext) -> torch.Tensor:
         """Return `[num_tokens, out_features]` for `x: [num_tokens, in_features]`, the step's tokens."""
         if context.observer is not None and self.shape is not None:
             context.observer(self.shape.modules, x)
-        return self._product(x)
+        return self._product(x) if self._ranks is None else self._summed(x, self._ranks)
 
     def to_float32(self, x: torch.Tensor, context: AttentionContext) -> torch.Tensor:
         """Do the same, in float32, not rounded to the type of `x` where the form of the weights allows it."""
         if context.observer is not None and self.shape is not None:
             context.observer(self.shape.modules, x)
+        assert self._ranks is None, "no layer that is divided by rows is asked for float32"
         return self._product.to_float32(x)
+
+    def _summed(self, x: torch.Tensor, ranks: Ranks) -> torch.Tensor:
+        """Return the sum over all ranks of their input features' products."""
+        if self._inputs is not None:
+            x = ranks.gather(x).index_select(1, self._inputs)
+        return ranks.sum(self._product(x))
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,24 +138,27 @@ class LayerParts:
         linears: Makes the products of matrices.
         experts: Makes those of a mixture.
         rotations: The model's rotary tables.
+        ranks: Among which blocks are divided.
     """
 
     linears: LinearFactory
     experts: Callable[[ExpertWeights, ExpertWeights, ExpertActivation], Experts]
     rotations: Rotations
+    ranks: Ranks = ALONE
 
     @classmethod
-    def made_by(cls, linears: LinearFactory, rotations: Rotations) -> LayerParts:
+    def made_by(cls, linears: LinearFactory, rotations: Rotations, ranks: Ranks = ALONE) -> LayerParts:
         """Make the fastest forms of matrices and experts, by `linears`."""
 
         def experts(gate_up: ExpertWeights, down: ExpertWeights, activation: ExpertActivation) -> Experts:
-            return make_experts(linears, gate_up, down, activation)
+            made = make_experts(linears, gate_up, down, activation)
+            return made if ranks.size == 1 else SummedExperts(made, ranks)
 
-        return cls(linears, experts, rotations)
+        return cls(linears, experts, rotations, ranks)
 
     def linear(self, projection: Projection) -> Linear:
         """Make a linear layer of a block."""
-        return Linear(self.product(projection), projection.shape)
+        return Linear(self.product(projection), projection.shape, self.ranks, projection.inputs)
 
     def product(self, projection: Projection) -> Product:
         """Make the product of a matrix that belongs to no block."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from gpu_worker.layers.ranks import ALONE, Ranks
 from kernels.linear import Linear
 from kernels.linear.cpu import KernelQuantizedLinear
 from kernels.linear.dense import KernelLinear
@@ -13,27 +14,45 @@ from kernels.linear.panels import PanelMatrix
 class LMHead:
     """Scores every token of the vocabulary for each hidden vector."""
 
-    __slots__ = ("_dtype", "_projection", "_scale", "_soft_cap")
+    __slots__ = ("_dtype", "_projection", "_ranks", "_scale", "_soft_cap", "_vocab_size")
 
     def __init__(
-        self, projection: Linear, dtype: torch.dtype, scale: float = 1.0, soft_cap: float | None = None
+        self,
+        projection: Linear,
+        dtype: torch.dtype,
+        scale: float = 1.0,
+        soft_cap: float | None = None,
+        ranks: Ranks = ALONE,
+        vocab_size: int = 0,
     ) -> None:
-        """Hold the projection from `hidden_size` to `vocab_size`.
+        """Hold the projection from `hidden_size` to `vocab_size`, or to a rank's tokens.
 
         Args:
             projection: Takes vectors of type `dtype`.
             dtype: That type.
             scale: What scores are multiplied by.
             soft_cap: Scores `s` then become `soft_cap * tanh(s / soft_cap)`; None leaves them.
+            ranks: Among which the vocabulary is divided.
+            vocab_size: Where it is, how many tokens there are.
         """
         self._projection = projection
         self._dtype = dtype
         self._scale = scale
         self._soft_cap = soft_cap
+        self._ranks = ranks
+        self._vocab_size = vocab_size
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return float32 logits `[num_rows, vocab_size]` for `hidden: [num_rows, hidden_size]`."""
+        """Return float32 logits `[num_rows, vocab_size]` for `hidden: [num_rows, hidden_size]`.
+
+        Where the vocabulary is divided, rank 0 has them; on the others all are zero.
+        """
         logits = self._projection.to_float32(hidden if hidden.dtype is self._dtype else hidden.to(self._dtype))
+        if self._ranks.size > 1:
+            gathered = self._ranks.gather_first(logits)
+            if gathered is None:
+                return logits.new_zeros(1, 1).expand(len(logits), self._vocab_size)
+            logits = gathered[:, : self._vocab_size].contiguous()
         if self._scale != 1:
             logits.mul_(self._scale)
         if self._soft_cap is not None:
@@ -45,6 +64,7 @@ class LMHead:
 
         Its products are not scaled or bounded: the likeliest token is the same.
         """
-        if dtype is self._dtype and isinstance(self._projection, KernelLinear | KernelQuantizedLinear):
+        is_whole = self._ranks.size == 1 and dtype is self._dtype
+        if is_whole and isinstance(self._projection, KernelLinear | KernelQuantizedLinear):
             return self._projection.packed
         return None

@@ -9,10 +9,12 @@ from collections.abc import Sequence
 import torch
 
 from gpu_worker.layers.attention_context import AttentionContext
+from gpu_worker.layers.division import Division, divided_weights
 from gpu_worker.layers.embedding import Embedding, NormedEmbedding
 from gpu_worker.layers.expert_loads import ExpertLoads
 from gpu_worker.layers.fused_decoder import FusedDecoder, fusing_library
 from gpu_worker.layers.gated_mlp import GatedShape
+from gpu_worker.layers.layer import LayerWeights
 from gpu_worker.layers.layer_inputs import take_layer_inputs
 from gpu_worker.layers.layer_packing import can_pack
 from gpu_worker.layers.layer_source import LayerSource, QuantizedLayers, WeightSource
@@ -20,6 +22,7 @@ from gpu_worker.layers.layer_state import LayerState
 from gpu_worker.layers.layered_decoder import DecoderForm, LayeredDecoder
 from gpu_worker.layers.linear import LayerParts, Projection
 from gpu_worker.layers.norms import make_norm
+from gpu_worker.layers.ranks import ALONE, Ranks
 from gpu_worker.layers.rotations import Rotations
 from gpu_worker.layers.vocabulary import LMHead
 from gpu_worker.models.class_heads import take_class_head
@@ -51,6 +54,7 @@ class CausalLM:
         device: torch.device,
         linears: LinearFactory,
         quantized: QuantizedLayers | None = None,
+        ranks: Ranks = ALONE,
     ) -> None:
         """Take every weight that the configuration calls for; the rest stays in the checkpoint.
 
@@ -61,24 +65,32 @@ class CausalLM:
             device: Where it runs.
             linears: Makes its linear layers.
             quantized: Where linear layers come from; None takes dense ones from the checkpoint.
+            ranks: Among which the model is divided; this one keeps its part of each weight.
         """
         self.config = config
         self.dtype = dtype
         self.device = device
         self.linears = linears
+        self._ranks = ranks
         words = "model.embed_tokens.weight" if config.encoder is None else WORDS
         vocabulary = checkpoint.take(words, config.vocab_size, config.hidden_size)
+        division = None if ranks.size == 1 else Division(ranks.rank, ranks.size)
+        if division is not None:
+            vocabulary = vocabulary[division.tokens(config.vocab_size).to(vocabulary.device)]
         self.embedding = vocabulary
         source = config.layer_source(checkpoint, quantized)
         self._rotations = Rotations(config.ropes, config.max_model_len, vocabulary.device, is_lazy=True)
-        self._decoder = _decoder(config, source, vocabulary, dtype, linears, self._rotations)
+        self._decoder = _decoder(config, source, vocabulary, dtype, linears, self._rotations, ranks)
         has_bias = config.block.has_head_bias
         if config.tie_word_embeddings:
             checkpoint.discard(r"lm_head\.weight")
             bias = checkpoint.take("lm_head.bias", config.vocab_size) if has_bias else None
+            if division is not None and bias is not None:
+                bias = bias[division.tokens(config.vocab_size).to(bias.device)]
             head = Projection(DenseWeight(vocabulary), bias)
         else:
             head = source.projections.take(["lm_head"], [config.vocab_size], config.hidden_size, has_bias=has_bias)
+            head = head if division is None else division.vocabulary(head)
         self._head_bias = head.bias
         self._head = self._lm_head(head.weight, dtype)
         self._classes = take_class_head(config, checkpoint, linears)
@@ -132,7 +144,9 @@ class CausalLM:
     def _lm_head(self, weight: WeightForm, dtype: torch.dtype) -> LMHead:
         block = self.config.block
         bias = None if self._head_bias is None else self._head_bias.to(dtype)
-        return LMHead(self.linears.make(weight, bias), dtype, block.logit_scale, block.logit_soft_cap)
+        projection = self.linears.make(weight, bias)
+        vocab_size = self.config.vocab_size
+        return LMHead(projection, dtype, block.logit_scale, block.logit_soft_cap, self._ranks, vocab_size)
 
     def classify(self, hidden: torch.Tensor) -> torch.Tensor:
         """Score the classes of a model that has any.
@@ -161,14 +175,17 @@ def _decoder(
     dtype: torch.dtype,
     linears: LinearFactory,
     rotations: Rotations,
+    ranks: Ranks,
 ) -> DecoderForm:
     """Choose the form of the layers: fused into one call where that can be had, else operation by operation."""
     if config.encoder is not None:
         return take_encoder(config, config.encoder, source.checkpoint, embedding, linears)
     # One after another, so that only one layer has both its plain and its packed weights.
-    layers = (config.take_layer(source, index) for index in range(config.num_layers))
+    layers = (_take_layer(config, source, index, ranks) for index in range(config.num_layers))
     final_norm = source.norm("model.norm") if config.block.has_final_norm else None
-    shape, library = stack_shape(config), _fusing_library(config, dtype, embedding.device)
+    shape, library = stack_shape(config), None
+    if ranks.size == 1:
+        library = _fusing_library(config, dtype, embedding.device)
     if library is not None:
         assert final_norm is not None, "fused kernels normalise the stream at the end"
         attention = config.attention_shape(0)
@@ -176,12 +193,18 @@ def _decoder(
         taps = config.tapped_layers
         return FusedDecoder(library, shape, dtype, embedding, layers, final_norm.weight, cos_sin, taps)
     scale = torch.tensor(config.block.embedding_scale, dtype=dtype).item()
-    embed = _embedding(source, Embedding(embedding, dtype, scale))
-    parts = LayerParts.made_by(linears, rotations)
+    embed = _embedding(source, Embedding(embedding, dtype, scale, ranks))
+    parts = LayerParts.made_by(linears, rotations, ranks)
     inputs = take_layer_inputs(source, config.num_layers, parts, dtype)
     table = take_positions(config, source.checkpoint)
     learned = None if table is None else Embedding(table, dtype)
     return LayeredDecoder(embed, layers, final_norm, parts, config.tapped_layers, inputs, learned)
+
+
+def _take_layer(config: ModelConfig, source: LayerSource, index: int, ranks: Ranks) -> LayerWeights:
+    """Take a layer; of one that is divided, the whole and then this rank's part."""
+    weights = config.take_layer(source, index)
+    return weights if ranks.size == 1 else divided_weights(weights, Division(ranks.rank, ranks.size))
 
 
 def _embedding(source: LayerSource, words: Embedding) -> Embedding | NormedEmbedding:

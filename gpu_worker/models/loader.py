@@ -11,6 +11,7 @@ import torch
 
 from gpu_worker.layers.free_memory import free_host_bytes
 from gpu_worker.layers.layer_source import QuantizedLayers
+from gpu_worker.layers.ranks import ALONE, Ranks
 from gpu_worker.layers.rope_scaling import note_on_length
 from gpu_worker.models.checkpoint import Checkpoint, Progress
 from gpu_worker.models.config import ModelConfig
@@ -41,6 +42,7 @@ def load_model(
     tapped_layers: tuple[int, ...] = (),
     progress: Progress | None = None,
     linears: LinearFactory | None = None,
+    ranks: Ranks = ALONE,
 ) -> CausalLM:
     """Load a model.
 
@@ -53,6 +55,7 @@ def load_model(
         tapped_layers: Layers before which the residual stream is reported.
         progress: Called after each tensor with the bytes that were taken and that there are, in the files.
         linears: Makes its linear layers; None makes one for this model alone.
+        ranks: Among which the model is divided; each loads it at the same time.
 
     Raises:
         HeadraceError: A file, field or tensor is missing, malformed or not supported.
@@ -67,7 +70,7 @@ def load_model(
         _log_notes(config, checkpoint)
         quantized = None if method is None else QuantizedLayers(method, checkpoint)
         linears = linears or LinearFactory(free_host_bytes)
-        model = CausalLM(config, checkpoint, dtype, device, linears, quantized)
+        model = CausalLM(config, checkpoint, dtype, device, linears, quantized, ranks)
         checkpoint.discard(_STORED_FREQUENCIES)
         for pattern in config.block.names.unused:
             # Those of other formats were left out when the files were opened.

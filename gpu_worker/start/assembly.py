@@ -94,7 +94,8 @@ class Worker:
         """
         self._nats, self._clock = nats, ServerClock()
         self._tasks = tasks = TaskSupervisor()
-        self.has_failed = tasks.has_failed
+        self.has_failed, self._group = tasks.has_failed, setup.group
+        self._follow_group()
         sizes, tokenizer = setup.scheduler, model.tokenizer
         self._engine = EngineThread(setup.engine)
         self._encoder = PromptEncoder(tokenizer, sizes.max_model_len, model.tasks.score_form)
@@ -132,6 +133,12 @@ class Worker:
             experts=setup.experts,
         )
         self._relay = StepRelay(asyncio.get_running_loop(), self.consumer.accept, interactive.outbox.send_now)
+
+    def _follow_group(self) -> None:
+        """Fail when a rank is lost, also while the engine has nothing to compute."""
+        if self._group is not None:
+            loop, has_failed = asyncio.get_running_loop(), self.has_failed
+            self._group.on_lost = lambda: loop.call_soon_threadsafe(has_failed.set)
 
     def _heartbeat_source(
         self, identity: Identity, sizes: SchedulerConfig, model: ServedModel, held: HeldRequests
@@ -195,5 +202,7 @@ class Worker:
         await self.consumer.close()
         # In a thread, because the engine may be waiting for this loop.
         await asyncio.to_thread(self._engine.stop)
+        if self._group is not None:
+            await asyncio.to_thread(self._group.close)
         self._encoder.close()
         await self._constraints.close()

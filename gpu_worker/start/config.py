@@ -53,6 +53,13 @@ class WorkerConfig(NatsFiles):
         synonyms={"half": "float16", "float": "float32"},
     )
     num_threads: int | None = setting(None, "Threads of CPU operations; all cores but one if not given.", minimum=1)
+    tensor_parallel_size: int = setting(
+        1,
+        "Ranks that the model is divided among: processes on this host, each with a GPU or a part of the CPU's cores, "
+        "which compute every step together. Not run on GPUs yet.",
+        minimum=1,
+        maximum=62,
+    )
 
     kv_cache_dtype: str = setting(
         "auto",

@@ -29,6 +29,8 @@ from gpu_worker.text.tokenizer import ModelTokenizer
 from shared.errors import ConfigError
 
 if TYPE_CHECKING:
+    from gpu_worker.execution.ranks.group import RankGroup
+    from gpu_worker.execution.ranks.runner import GroupRunner
     from gpu_worker.execution.runner import TorchModelRunner
     from gpu_worker.execution.runner_config import RunnerConfig
     from gpu_worker.layers.expert_loads import ExpertLoads
@@ -48,12 +50,14 @@ class EngineSetup:
     Attributes:
         gpu_uuid: Of the GPU that it runs on, as NVML spells it; None for a CPU.
         experts: Reads how tokens fall on the model's experts; None where it has none.
+        group: The other ranks of a model that is divided; None where one process has it all.
     """
 
     engine: Engine
     scheduler: SchedulerConfig
     gpu_uuid: str | None = None
     experts: ExpertLoads | None = None
+    group: RankGroup | None = None
 
 
 def build_engine(
@@ -65,9 +69,10 @@ def build_engine(
         HeadraceError: The settings do not fit the model or the machine.
     """
     check_speculation(config, tokenizer)
+    _check_ranks(config)
     recipe = find_recipe(config.speculative)
     speculation = None if recipe is None else Speculation(_policy(config, recipe))
-    gpu_uuid = experts = None
+    gpu_uuid = experts = group = None
     constraints = SharedConstraints()
     if config.simulate is not None:
         runner: ModelRunner = SimulatedRunner(
@@ -79,8 +84,9 @@ def build_engine(
         )
         scheduler = _simulated_sizes(config, directory)
     else:
-        loaded, scheduler = _load_model(config, directory, start_up or StartUp(), constraints)
-        runner, experts = loaded, loaded.model.expert_loads()
+        loaded, divided, scheduler = _load_model(config, directory, start_up or StartUp(), constraints)
+        experts = loaded.model.expert_loads()
+        runner, group = divided or loaded, None if divided is None else divided.group
         gpu_uuid = _gpu_uuid(config.device)
     _log.info(
         "engine ready",
@@ -95,7 +101,7 @@ def build_engine(
         },
     )
     engine = Engine(Scheduler(scheduler, speculation, constraints), runner)
-    return EngineSetup(engine, scheduler, gpu_uuid, experts)
+    return EngineSetup(engine, scheduler, gpu_uuid, experts, group)
 
 
 def check_engine(config: WorkerConfig, directory: ModelDirectory, tokenizer: ModelTokenizer) -> int | None:
@@ -108,6 +114,7 @@ def check_engine(config: WorkerConfig, directory: ModelDirectory, tokenizer: Mod
         HeadraceError: The settings do not fit the model or the machine.
     """
     check_speculation(config, tokenizer)
+    _check_ranks(config)
     if config.simulate is not None:
         _simulated_sizes(config, directory)
         return None
@@ -119,7 +126,8 @@ def check_engine(config: WorkerConfig, directory: ModelDirectory, tokenizer: Mod
 
 def _load_model(
     config: WorkerConfig, directory: ModelDirectory, start_up: StartUp, constraints: SharedConstraints
-) -> tuple[TorchModelRunner, SchedulerConfig]:
+) -> tuple[TorchModelRunner, GroupRunner | None, SchedulerConfig]:
+    """Load the model, or this rank's part of it, and then return the runner of all ranks too."""
     from gpu_worker.execution.build import build_runner
     from gpu_worker.execution.warm_up import warm_up_proposer
     from kernels.cpu_library import compile_cpu_library
@@ -128,13 +136,51 @@ def _load_model(
     if runner_config.device == "cpu":
         with start_up.stage(Stage.COMPILE) as progress:
             compile_cpu_library(progress)
-    runner = build_runner(with_room_for_proposer(config, runner_config), start_up, constraints=constraints)
+    runner_config = with_room_for_proposer(config, runner_config)
+    divided = None
+    if config.tensor_parallel_size > 1:
+        divided = _build_group(config, runner_config, start_up, constraints)
+        runner = divided.own
+    else:
+        runner = build_runner(runner_config, start_up, constraints=constraints)
     if find_recipe(config.speculative) is not None:
         runner.verify_drafts_of(build_proposer(config, runner_config, runner))
         if runner.is_asynchronous:
             warm_up_proposer(runner)
     state = None if sizes.state is None else state_config(runner.num_state_slots, config.block_size)
-    return runner, dataclasses.replace(sizes, num_blocks=runner.num_blocks, windows=runner.windows, state=state)
+    sizes = dataclasses.replace(sizes, num_blocks=runner.num_blocks, windows=runner.windows, state=state)
+    return runner, divided, sizes
+
+
+def _build_group(
+    config: WorkerConfig, runner_config: RunnerConfig, start_up: StartUp, constraints: SharedConstraints
+) -> GroupRunner:
+    """Start the other ranks, and build this one's runner while they build theirs."""
+    from gpu_worker.execution.build import check_fits
+    from gpu_worker.execution.ranks.group import RankGroup
+    from gpu_worker.execution.ranks.runner import build_group_runner
+
+    # What cannot be divided is refused before a process is started.
+    check_fits(runner_config)
+    group = RankGroup(runner_config, config.log_level, config.log_format)
+    return build_group_runner(runner_config, group, start_up, constraints)
+
+
+def _check_ranks(config: WorkerConfig) -> None:
+    """Refuse what does not go with several ranks, before anything is loaded.
+
+    Raises:
+        ConfigError: It is asked for.
+    """
+    size, problem = config.tensor_parallel_size, None
+    if size == 1:
+        return
+    if config.simulate is not None:
+        problem = "a simulated engine has no model to divide"
+    elif config.speculative not in ("off", "ngram"):
+        problem = f"of the proposers of drafts only ngram goes with several ranks yet, not {config.speculative}"
+    if problem is not None:
+        raise ConfigError("HEADRACE_TENSOR_PARALLEL_SIZE", f"is {size}, but {problem}")
 
 
 def _runner_config(config: WorkerConfig, directory: ModelDirectory) -> tuple[RunnerConfig, SchedulerConfig]:
@@ -166,6 +212,7 @@ def _runner_config(config: WorkerConfig, directory: ModelDirectory) -> tuple[Run
         num_threads=config.num_threads,
         state_checkpoint_ratio=config.state_checkpoint_ratio if config.enable_prefix_caching else 0.0,
         cuda_graphs=config.cuda_graphs,
+        tensor_parallel_size=config.tensor_parallel_size,
     )
     return runner_config, sizes
 

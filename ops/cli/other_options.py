@@ -13,7 +13,7 @@ from functools import cache
 
 import click
 
-_ONE_DEVICE = "one model runs on one device here; a quantized copy may fit (`headrace quantize`)"
+_RANKS = "a model is divided by heads and features alone: --tensor-parallel-size"
 _WORKERS = "start more workers: --workers of `headrace up`, or more of `headrace worker`"
 _REQUEST = "a request says this itself: leave it out, and see ops/docs/parameters.md"
 _MARKUP = "the chat template says how the model writes this: leave it out, or see --chat-format"
@@ -26,7 +26,8 @@ _ADAPTERS = "adapters are not served: merge it into the model's weights"
 # Whose options they are (None: nobody's, but typed all the same), what is said, and of which.
 _ROWS: tuple[tuple[str | None, str, str], ...] = (
     ("vLLM", _HOST, "--host"),
-    ("vLLM", _ONE_DEVICE, "--tensor-parallel-size -tp --pipeline-parallel-size -pp --enable-expert-parallel"),
+    ("vLLM", "--tensor-parallel-size", "-tp"),
+    ("vLLM", _RANKS, "--pipeline-parallel-size -pp --enable-expert-parallel"),
     ("vLLM", _WORKERS, "--data-parallel-size -dp"),
     ("vLLM", "--gateways of `headrace up`, --processes of `headrace gateway`", "--api-server-count"),
     ("vLLM", _FILES, "-q --quantization --load-format --tokenizer"),
@@ -48,7 +49,7 @@ _ROWS: tuple[tuple[str | None, str, str], ...] = (
     ("SGLang", "--gpu-memory-utilization, which is of all that the process uses", "--mem-fraction-static"),
     ("SGLang", "--max-num-seqs", "--max-running-requests"),
     ("SGLang", "--max-num-batched-tokens, which is of all tokens of a step", "--chunked-prefill-size"),
-    ("SGLang", _ONE_DEVICE, "--tp --tp-size --ep"),
+    ("SGLang", _RANKS, "--tp --tp-size --ep"),
     ("SGLang", _WORKERS, "--dp"),
     ("SGLang", "--no-enable-prefix-caching", "--disable-radix-cache"),
     ("SGLang", "--speculative", "--speculative-algorithm"),
@@ -67,7 +68,7 @@ _ROWS: tuple[tuple[str | None, str, str], ...] = (
     ("llama.cpp", "text alone is served: leave it out", "--mmproj"),
     ("llama.cpp", "--log-level debug, of the worker", "-v --verbose"),
     ("TGI", "--model", "--model-id"),
-    ("TGI", _ONE_DEVICE, "--num-shard --sharded"),
+    ("TGI", _RANKS, "--num-shard --sharded"),
     ("TGI", "--max-model-len", "--max-input-tokens --max-total-tokens"),
     ("TGI", "`headrace quantize` makes a checkpoint, which is then served", "--quantize"),
     ("Ollama", "a worker keeps its model until it ends: leave it out", "--keepalive"),

@@ -25,6 +25,7 @@ from gpu_worker.execution.sampling.grammar_mask import GrammarMask
 from gpu_worker.execution.sampling.logprobs import LogprobRows, StagedLogprobs
 from gpu_worker.execution.sampling.min_tokens import MinTokens
 from gpu_worker.execution.sampling.penalties import Penalties
+from gpu_worker.layers.ranks import ALONE, Ranks
 from kernels.sampling import TokenScores
 from shared.sampling import Sampling
 
@@ -96,8 +97,9 @@ class _SamplingRequests(Struct, frozen=True, gc=False):
 class Sampler:
     """Owns what is kept of sampling for each row of the batch."""
 
-    def __init__(self, num_rows: int, vocab_size: int, device: torch.device) -> None:
-        """Allocate the tables of `num_rows` rows."""
+    def __init__(self, num_rows: int, vocab_size: int, device: torch.device, ranks: Ranks = ALONE) -> None:
+        """Allocate the tables of `num_rows` rows; of several ranks the first one draws for all."""
+        self._ranks = ranks
         self._distributions = Distributions(num_rows, vocab_size, device)
         self._features = _features(num_rows, vocab_size, device)
         self._logprobs = LogprobRows(num_rows, vocab_size)
@@ -108,7 +110,7 @@ class Sampler:
 
     def assign(self, newcomers: Values[BatchSequence], upload: Upload) -> None:
         """Keep what sequences ask for that were given a row."""
-        if not newcomers:
+        if not newcomers or self._ranks.rank > 0:
             return
         rows = [sequence.row for sequence in newcomers]
         self._distributions.assign(rows, newcomers, upload)
@@ -166,11 +168,13 @@ class Sampler:
         Shapes:
             logits: `[num_rows, vocab_size]` float32, contiguous
         """
+        if self._ranks.rank > 0:
+            return DrawnTokens(self._ranks.share(torch.empty(len(logits), dtype=torch.int64, device=logits.device)))
         slots, logprobs = staged.slots.tensor, staged.logprobs
         kept = None if logprobs is None else logprobs.keep(logits)
         for feature in staged.features:
             feature.adjust(logits, slots)
-        token_ids = staged.draw.draw(logits, slots)
+        token_ids = self._ranks.share(staged.draw.draw(logits, slots))
         for feature in staged.features:
             feature.take_drawn(slots, token_ids)
         if logprobs is None or kept is None:

@@ -12,6 +12,7 @@ from kernels.linear.forms.numbers import FLOAT4, FLOAT8, INT4, INT8, NUMBERS, Nu
 from kernels.linear.forms.row_order import reorder_rows
 from kernels.linear.forms.row_scale import scale_rows
 from kernels.linear.forms.scaled import SCALE_BLOCK, ScaledWeight
+from kernels.linear.forms.selection import select_columns, select_rows
 from kernels.linear.forms.split import QuantizedWeight, SplitWeight, UnsplitWeight, WeightForm, concatenate
 
 __all__ = [
@@ -36,4 +37,6 @@ __all__ = [
     "reorder_columns",
     "reorder_rows",
     "scale_rows",
+    "select_columns",
+    "select_rows",
 ]

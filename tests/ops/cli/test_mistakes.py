@@ -195,7 +195,7 @@ MISTAKES: list[tuple[tuple[str, ...], str]] = [
     (("--model", "x"), "No such option '--model'. Options stand behind a command: headrace up ..."),
     (("wroker",), "No such command 'wroker'"),
     (("worker", "--modle", "x"), "No such option"),
-    (("worker", "--tensor-parallel-size", "2"), "size' (vLLM's): one model runs on one device here"),
+    (("worker", "--pipeline-parallel-size", "2"), "size' (vLLM's): a model is divided by heads and features alone"),
     (("up", "--trust_remote_code"), "code' (vLLM's): code of a checkpoint is never run: leave it out."),
     (("up", "Qwen/Qwen3-0.6B"), "a model is named as --model."),
     (("up", "--served-model-name", "a", "b"), "extra argument (b). Each option has one value"),
@@ -211,7 +211,7 @@ MISTAKES: list[tuple[tuple[str, ...], str]] = [
         ("worker", "--model", MODEL, "--health-port", "0", "--health-host", "256.1.1.1"),
         "--health-host: 256.1.1.1:0 cannot be used: ",
     ),
-    (("up", "-tp", "2"), "No such option '-tp' (vLLM's): one model runs on one device here"),
+    (("up", "-tp", "2"), "No such option '-tp' (vLLM's): use --tensor-parallel-size"),
     (("up", "--no-enable-chunked-prefill"), "prefill' (vLLM's): this is always on: leave it out."),
     (("worker", "--model", MODEL, "--max-model-len", "auto"), "--max-model-len: 'auto' is not a whole number"),
     (

@@ -21,7 +21,7 @@ NAMES = [name for _, name, _ in rows()]
 PAGES = Path(ops.__file__).parent / "docs"
 # What the documentation of the others names first; none of it may be without an answer.
 WELL_KNOWN = """
---tensor-parallel-size -tp --trust-remote-code --enforce-eager --swap-space --max-loras --api-server-count
+-tp -pp --trust-remote-code --enforce-eager --swap-space --max-loras --api-server-count
 --mem-fraction-static --context-length --disable-radix-cache --speculative-config --enable-lora
 -ngl -c --ctx-size -np -fa -hf -ctk --mlock --n-gpu-layers --jinja --temp --lora --mmproj -t -v
 --num-shard --max-input-tokens --max-total-tokens --quantize --model-id --keepalive --gpu --cpu --debug
@@ -74,9 +74,9 @@ def test_well_known_options_are_in_the_table() -> None:
         ("--port", worker, "of `headrace worker`; `headrace up` and `headrace gateway` have it."),
         ("--no-cache", up, "No such option '--no-cache': use --no-enable-prefix-caching;"),
         (
-            "--tensor-paralell-size",
+            "--pipeline-paralell-size",
             up,
-            "Did you mean '--tensor-parallel-size' (vLLM's)? Here: one model runs on one device",
+            "Did you mean '--pipeline-parallel-size' (vLLM's)? Here: a model is divided by heads",
         ),
         ("--gpuid", worker, "Did you mean '--gpu-id'? Here: use --device cuda"),
         ("--wrokers", up, "No such option '--wrokers'. Did you mean '--workers'"),

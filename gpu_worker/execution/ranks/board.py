@@ -1,0 +1,70 @@
+"""Memory that all ranks of a group see: what each writes of its life, and whether the group has ended.
+
+The memory has no name that could outlive it or be another group's: rank 0 makes it, and the other ranks inherit its
+descriptor. Numbers of 64 bits are written whole, each by one rank.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import tempfile
+
+import numpy as np
+
+# A cache line a rank, so that ranks do not wait for one another's writes.
+_LINE_BYTES = 64
+_TICKS, _STEP = 0, 1
+_MAX_RANKS = 62
+
+
+class Board:
+    """Lines of numbers: the first is the group's, then comes one a rank."""
+
+    def __init__(self, fd: int, size: int) -> None:
+        """Map the memory behind a descriptor, for `size` ranks."""
+        assert size <= _MAX_RANKS
+        self.fd = fd
+        self._memory = mmap.mmap(fd, board_bytes())
+        self._lines = np.frombuffer(self._memory, dtype=np.int64).reshape(-1, _LINE_BYTES // 8)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the group has ended."""
+        return bool(self._lines[0, 0])
+
+    def end(self) -> None:
+        """Say that the group has ended."""
+        self._lines[0, 0] = 1
+
+    def tick(self, rank: int) -> None:
+        """Say that a rank's process runs."""
+        self._lines[1 + rank, _TICKS] += 1
+
+    def ticks(self, rank: int) -> int:
+        """Return how often it has said so."""
+        return int(self._lines[1 + rank, _TICKS])
+
+    def note_step(self, rank: int, step: int) -> None:
+        """Say which step a rank computed last."""
+        self._lines[1 + rank, _STEP] = step
+
+    def step(self, rank: int) -> int:
+        """Return which step a rank computed last."""
+        return int(self._lines[1 + rank, _STEP])
+
+
+def board_bytes() -> int:
+    """Return the size of the memory."""
+    return (1 + _MAX_RANKS) * _LINE_BYTES
+
+
+def make_board(size: int) -> Board:
+    """Make the memory, all zeros; it is gone with the last process that has it."""
+    if hasattr(os, "memfd_create"):
+        fd = os.memfd_create("headrace-ranks")
+    else:
+        with tempfile.TemporaryFile() as file:
+            fd = os.dup(file.fileno())
+    os.ftruncate(fd, board_bytes())
+    return Board(fd, size)

@@ -1,0 +1,336 @@
+"""A rank's part of a model: shapes with fewer heads, and weights, by what linear layers declare of themselves.
+
+What a kind of layer has besides linear layers is divided here, so that the kinds know nothing of ranks. Whoever adds a
+kind adds it here, or it is refused where a model is to be divided.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import singledispatch
+from typing import Any
+
+import torch
+
+from gpu_worker.layers.attention import AttentionShape, AttentionWeights, HeadNorm
+from gpu_worker.layers.attention_beside_mamba2 import AttentionBesideMamba2Shape, AttentionBesideMamba2Weights
+from gpu_worker.layers.dense_and_mixture import DenseAndMixtureShape, DenseAndMixtureWeights
+from gpu_worker.layers.gated_delta_net import GatedDeltaShape, GatedDeltaWeights
+from gpu_worker.layers.gated_mlp import GatedShape, GatedWeights
+from gpu_worker.layers.latent_attention import LatentShape, LatentWeights
+from gpu_worker.layers.layer import LayerTraits, LayerWeights
+from gpu_worker.layers.linear import Partition, Projection
+from gpu_worker.layers.mamba2 import Mamba2Shape, Mamba2Weights, OutputNorm
+from gpu_worker.layers.mixture import MixtureShape, MixtureWeights, SharedExpertWeights
+from gpu_worker.layers.plain_mlp import PlainShape, PlainWeights
+from gpu_worker.layers.short_conv import ShortConvShape, ShortConvWeights
+from kernels.linear.forms import select_columns, select_rows
+from kernels.moe import ExpertWeights
+
+
+class IndivisibleError(Exception):
+    """A model cannot be divided so; the message is what to say of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Division:
+    """Which part of a model a rank has: the arithmetic alone.
+
+    Attributes:
+        rank: Its number, from 0.
+        size: How many ranks there are.
+    """
+
+    rank: int
+    size: int
+
+    def count(self, num: int, what: str) -> int:
+        """Return how many of so many heads or features a rank has.
+
+        Raises:
+            IndivisibleError: They cannot be divided.
+        """
+        if num % self.size:
+            raise IndivisibleError(f"{num} {what} cannot be divided among {self.size} ranks")
+        return num // self.size
+
+    def count_shared(self, num: int, what: str) -> int:
+        """Do the same of what several ranks may have, each one of them, where there are fewer than ranks."""
+        return 1 if num < self.size and self.size % num == 0 else self.count(num, what)
+
+    def features(self, widths: Sequence[int], counts: Sequence[int] | None = None) -> torch.Tensor:
+        """Return which features of a matrix a rank has, of each part by itself.
+
+        Args:
+            widths: Of the parts.
+            counts: How many heads each part consists of: one of fewer heads than ranks is on several.
+
+        Shapes:
+            result: `[num_features]` int64
+        """
+        found, first = [], 0
+        for width, count in zip(widths, counts or widths, strict=True):
+            own = self.count_shared(count, "heads") * (width // count)
+            start = self.rank * count // self.size * (width // count)
+            found.append(torch.arange(first + start, first + start + own))
+            first += width
+        return torch.cat(found)
+
+    def part(self, tensor: torch.Tensor, dim: int = 0) -> torch.Tensor:
+        """Return a rank's stretch of a dimension."""
+        return tensor.chunk(self.size, dim)[self.rank].contiguous()
+
+    def tokens(self, vocab_size: int) -> torch.Tensor:
+        """Return the tokens of the vocabulary that a rank has, as many on each: behind the last one it is repeated.
+
+        Shapes:
+            result: `[ceil(vocab_size / size)]` int64
+        """
+        count = -(-vocab_size // self.size)
+        return torch.arange(self.rank * count, (self.rank + 1) * count).clamp_(max=vocab_size - 1)
+
+    def projection(self, whole: Projection, counts: Sequence[int] | None = None) -> Projection:
+        """Return a rank's part of a linear layer, as it declares.
+
+        Args:
+            whole: The layer.
+            counts: Of heads, as for `features`.
+        """
+        shape = whole.shape
+        if shape is None or shape.partition is Partition.REPLICATED:
+            return whole
+        if shape.partition is Partition.COLUMN:
+            rows = self.features(shape.divided_parts, counts)
+            bias = None if whole.bias is None else whole.bias[rows.to(whole.bias.device)]
+            return replace(whole, weight=select_rows(whole.weight, rows), bias=bias)
+        weight, inputs = select_columns(whole.weight, self.columns(shape.columns))
+        return replace(whole, weight=weight, bias=whole.bias if self.rank == 0 else None, inputs=inputs)
+
+    def columns(self, num_columns: int) -> range:
+        """Return which columns a rank has of a matrix that is divided by rows."""
+        count = self.count(num_columns, "features")
+        return range(self.rank * count, (self.rank + 1) * count)
+
+    def vocabulary(self, head: Projection) -> Projection:
+        """Return a rank's part of the projection to the scores of the vocabulary."""
+        rows = self.tokens(head.weight.shape[0])
+        bias = None if head.bias is None else head.bias[rows.to(head.bias.device)]
+        return replace(head, weight=select_rows(head.weight, rows), bias=bias)
+
+    def experts(self, gate_up: ExpertWeights, down: ExpertWeights, count: int) -> tuple[ExpertWeights, ExpertWeights]:
+        """Return a rank's features of each expert, whose first projection consists of `count` matrices."""
+        inner = down.shape[2]
+        rows, columns = self.features((inner,) * count), self.columns(inner)
+        firsts = tuple(select_rows(form, rows) for form in gate_up.forms)
+        lasts = []
+        for form in down.forms:
+            taken, inputs = select_columns(form, columns)
+            if inputs is not None:
+                raise IndivisibleError("experts whose input features are in another order cannot be divided")
+            lasts.append(taken)
+        bias = None if gate_up.bias is None else gate_up.bias[:, rows.to(gate_up.bias.device)]
+        last_bias = down.bias if down.bias is None or self.rank == 0 else torch.zeros_like(down.bias)
+        return ExpertWeights(firsts, bias), ExpertWeights(tuple(lasts), last_bias)
+
+
+def divided_layer(layer: LayerTraits, division: Division) -> LayerTraits:
+    """Return a layer as one rank has it: what it keeps of a sequence follows from its shape.
+
+    Raises:
+        IndivisibleError: It cannot be divided so.
+    """
+    if layer.feed_forward is not None:
+        divided_shape(layer.feed_forward, division)
+    # The inner features of feed-forward blocks stand in no shape that is asked for after the weights were taken.
+    return layer if layer.mixer is None else replace(layer, mixer=divided_shape(layer.mixer, division))
+
+
+def divided_weights(weights: LayerWeights, division: Division) -> LayerWeights:
+    """Return a rank's part of the weights of a layer."""
+    parts: dict[str, Any] = {name: getattr(weights, name) for name in ("mixer", "feed_forward")}
+    return replace(weights, **{name: _divided(part, division) for name, part in parts.items() if part is not None})
+
+
+@singledispatch
+def divided_shape(shape: Any, division: Division) -> Any:
+    """Return a shape with a rank's heads.
+
+    Raises:
+        IndivisibleError: It cannot be divided so.
+    """
+    raise IndivisibleError(f"layers of kind {type(shape).__name__.removesuffix('Shape')} cannot be divided")
+
+
+@divided_shape.register
+def _(shape: AttentionShape, division: Division) -> AttentionShape:
+    if shape.head_norm is HeadNorm.WHOLE:
+        raise IndivisibleError("query heads that are normalised as one vector cannot be divided")
+    return replace(
+        shape,
+        num_heads=division.count(shape.num_heads, "query heads"),
+        num_kv_heads=division.count_shared(shape.num_kv_heads, "key and value heads"),
+    )
+
+
+@divided_shape.register
+def _(shape: LatentShape, division: Division) -> LatentShape:
+    return replace(shape, num_heads=division.count(shape.num_heads, "query heads"))
+
+
+@divided_shape.register
+def _(shape: GatedDeltaShape, division: Division) -> GatedDeltaShape:
+    keys = division.count(shape.sizes.num_key_heads, "key heads of linear attention")
+    values = division.count(shape.sizes.num_value_heads, "value heads of linear attention")
+    return replace(shape, sizes=replace(shape.sizes, num_key_heads=keys, num_value_heads=values))
+
+
+@divided_shape.register
+def _(shape: Mamba2Shape, division: Division) -> Mamba2Shape:
+    groups = shape.sizes.num_groups
+    if groups % division.size and shape.norm is not OutputNorm.NONE:
+        raise IndivisibleError(f"{groups} groups of Mamba-2 heads, each normalised as one vector, cannot be divided")
+    heads = division.count(shape.sizes.num_heads, "heads of Mamba-2")
+    own = division.count_shared(groups, "groups of Mamba-2 heads")
+    return replace(shape, sizes=replace(shape.sizes, num_heads=heads, num_groups=own))
+
+
+@divided_shape.register
+def _(shape: ShortConvShape, division: Division) -> ShortConvShape:
+    return replace(shape, num_channels=division.count(shape.num_channels, "channels of a convolution"))
+
+
+@divided_shape.register
+def _(shape: AttentionBesideMamba2Shape, division: Division) -> AttentionBesideMamba2Shape:
+    return replace(
+        shape, attention=divided_shape(shape.attention, division), mamba2=divided_shape(shape.mamba2, division)
+    )
+
+
+@divided_shape.register
+def _(shape: GatedShape | PlainShape, division: Division) -> GatedShape | PlainShape:
+    division.count(shape.inner_size, "features of a feed-forward block")
+    return shape
+
+
+@divided_shape.register
+def _(shape: MixtureShape, division: Division) -> MixtureShape:
+    division.count(shape.expert_size, "features of an expert")
+    division.count(shape.shared_size, "features of the shared expert")
+    return shape
+
+
+@divided_shape.register
+def _(shape: DenseAndMixtureShape, division: Division) -> DenseAndMixtureShape:
+    divided_shape(shape.dense, division)
+    divided_shape(shape.mixture, division)
+    return shape
+
+
+def _divided(weights: Any, division: Division) -> Any:
+    """Divide the linear layers of a block's weights, the blocks that it consists of, and what else it has."""
+    own, changed = _own(weights, division), {}
+    for field in fields(weights):
+        value = getattr(weights, field.name)
+        if field.name in own:
+            continue
+        if isinstance(value, Projection):
+            changed[field.name] = division.projection(value)
+        elif isinstance(value, _BLOCKS):
+            changed[field.name] = _divided(value, division)
+    return replace(weights, **(changed | dict(own)))
+
+
+_BLOCKS = (AttentionWeights, Mamba2Weights, GatedWeights, MixtureWeights, SharedExpertWeights)
+"""Weights that those of other blocks consist of."""
+
+
+@singledispatch
+def _own(weights: Any, division: Division) -> Mapping[str, Any]:
+    """Return what a rank has of the weights of a kind that are not simply linear layers, by their names."""
+    raise IndivisibleError(f"{type(weights).__name__} cannot be divided")
+
+
+@_own.register
+def _(weights: GatedWeights | PlainWeights, division: Division) -> Mapping[str, Any]:
+    return {}
+
+
+@_own.register
+def _(weights: SharedExpertWeights | AttentionBesideMamba2Weights, division: Division) -> Mapping[str, Any]:
+    return {}
+
+
+@_own.register
+def _(weights: DenseAndMixtureWeights, division: Division) -> Mapping[str, Any]:
+    return {}
+
+
+@_own.register
+def _(weights: MixtureWeights, division: Division) -> Mapping[str, Any]:
+    count = weights.activation.num_projections
+    gate_up, down = division.experts(weights.gate_up, weights.down, count)
+    return {"gate_up": gate_up, "down": down}
+
+
+@_own.register
+def _(weights: AttentionWeights, division: Division) -> Mapping[str, Any]:
+    shape, own = weights.shape, divided_shape(weights.shape, division)
+    counts = (shape.num_heads, shape.num_kv_heads, shape.num_kv_heads)
+    assert weights.qkv.shape is not None
+    found = {
+        "shape": own,
+        "qkv": division.projection(weights.qkv, counts[: len(weights.qkv.shape.divided_parts)]),
+        "sinks": None if weights.sinks is None else division.part(weights.sinks),
+    }
+    norm = weights.head_norm
+    if shape.head_norm is HeadNorm.APART and norm is not None:
+        keys = division.features((len(norm.key),), (shape.num_kv_heads,)).to(norm.key.device)
+        found["head_norm"] = type(norm)(division.part(norm.query), norm.key[keys], norm.eps)
+    return found
+
+
+@_own.register
+def _(weights: LatentWeights, division: Division) -> Mapping[str, Any]:
+    heads = {name: division.part(getattr(weights, name)) for name in ("key_up", "value_up")}
+    return {"shape": divided_shape(weights.shape, division), **heads}
+
+
+@_own.register
+def _(weights: GatedDeltaWeights, division: Division) -> Mapping[str, Any]:
+    sizes = weights.shape.sizes
+    keys, values = sizes.num_key_heads * sizes.key_dim, sizes.num_value_heads * sizes.value_dim
+    features = division.features((keys, keys, values)).to(weights.conv.device)
+    delta = {field.name: division.part(getattr(weights.delta, field.name)) for field in fields(weights.delta)}
+    return {
+        "shape": divided_shape(weights.shape, division),
+        "conv": weights.conv[:, features].contiguous(),
+        "delta": replace(weights.delta, **delta),
+    }
+
+
+@_own.register
+def _(weights: Mamba2Weights, division: Division) -> Mapping[str, Any]:
+    sizes = weights.shape.sizes
+    groups, of_groups = sizes.num_groups * sizes.state_size, (sizes.num_groups, sizes.num_groups)
+    features = division.features((sizes.inner_size, groups, groups), (sizes.num_heads, *of_groups))
+    features = features.to(weights.conv.device)
+    ssd, bias = weights.ssd, weights.conv_bias
+    rate, step_bias, skip = map(division.part, (ssd.rate, ssd.step_bias, ssd.skip))
+    return {
+        "shape": divided_shape(weights.shape, division),
+        "inputs": division.projection(weights.inputs, (sizes.num_heads, sizes.num_heads, *of_groups, sizes.num_heads)),
+        "conv": weights.conv[:, features].contiguous(),
+        "conv_bias": None if bias is None else bias[features].contiguous(),
+        "ssd": replace(ssd, rate=rate, step_bias=step_bias, skip=skip),
+        "norm": None if weights.norm is None else division.part(weights.norm),
+    }
+
+
+@_own.register
+def _(weights: ShortConvWeights, division: Division) -> Mapping[str, Any]:
+    bias: torch.Tensor | None = weights.bias
+    return {
+        "conv": division.part(weights.conv, 1),
+        "bias": None if bias is None else division.part(bias),
+    }

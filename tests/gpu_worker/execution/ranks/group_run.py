@@ -1,0 +1,83 @@
+"""Runs the engine over a group of ranks that are processes, as a worker does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from gpu_worker.core.constraint import SharedConstraints
+from gpu_worker.core.model_runner import ModelRunner
+from gpu_worker.core.scheduler import Scheduler, SchedulerConfig
+from gpu_worker.core.sequence import Sequence
+from gpu_worker.core.speculation import Speculation
+from gpu_worker.engine.engine import Engine
+from gpu_worker.execution.build import build_runner
+from gpu_worker.execution.drafts.proposer import Proposer
+from gpu_worker.execution.memory.state_sizes import state_config
+from gpu_worker.execution.ranks.group import RankGroup
+from gpu_worker.execution.ranks.runner import build_group_runner
+from gpu_worker.execution.runner import TorchModelRunner
+from gpu_worker.execution.runner_config import RunnerConfig
+from gpu_worker.execution.start_up import StartUp
+from ops.bench.spec.fixed_depth import FixedDepth
+from tests.gpu_worker.execution.engine_run import Outcome
+
+
+class Run:
+    """A runner, of one process or several, and what it takes to answer sequences with it."""
+
+    def __init__(self, own: TorchModelRunner, runner: ModelRunner, constraints: SharedConstraints) -> None:
+        self.own = own
+        self.runner = runner
+        self._constraints = constraints
+
+    def engine(self, num_blocks: int | None = None, proposer: Proposer | None = None) -> Engine:
+        own = self.own
+        own.clear()
+        own.verify_drafts_of(proposer)
+        has_states = own.model_config.has_states
+        config = SchedulerConfig(
+            block_size=own.block_size,
+            num_blocks=num_blocks or own.num_blocks,
+            windows=own.windows,
+            max_num_seqs=own.step_limits.max_num_seqs,
+            max_num_batched_tokens=32,
+            max_model_len=own.max_model_len,
+            headroom_tokens=0,
+            state=state_config(own.num_state_slots, own.block_size) if has_states else None,
+        )
+        speculation = None if proposer is None else Speculation(FixedDepth(4))
+        return Engine(Scheduler(config, speculation, self._constraints), self.runner)
+
+    def answer(self, sequences: list[Sequence], **options: Any) -> Outcome:
+        """Answer sequences that come one by one."""
+        engine, outcome, coming = self.engine(**options), Outcome(), list(sequences)
+        while coming or engine.has_work():
+            if coming:
+                engine.add(coming.pop(0))
+            for event in engine.step():
+                outcome.add(event)
+            if engine.last_error is not None:
+                raise engine.last_error
+        outcome.num_preemptions = engine.stats.num_preemptions
+        return outcome
+
+
+@contextmanager
+def started(directory: Path, size: int, **settings: Any) -> Iterator[tuple[Run, RankGroup | None]]:
+    """Build the runner of a model that is divided among `size` processes, this one included."""
+    defaults = {"block_size": 4, "num_blocks": 200, "max_num_seqs": 6, "num_threads": 1, "max_draft_tokens": 4}
+    config = RunnerConfig(directory, **{**defaults, **settings}, tensor_parallel_size=size)
+    constraints = SharedConstraints()
+    if size == 1:
+        own = build_runner(config, constraints=constraints)
+        yield Run(own, own, constraints), None
+        return
+    group = RankGroup(config, "warning")
+    try:
+        runner = build_group_runner(config, group, StartUp(), constraints)
+        yield Run(runner.own, runner, constraints), group
+    finally:
+        group.close()

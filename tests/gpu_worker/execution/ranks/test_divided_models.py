@@ -1,0 +1,153 @@
+"""Models that are divided among ranks score tokens as the whole model does, over mixers, heads and forms of weights.
+
+Ranks are threads here: what they send one another is the same.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from gpu_worker.layers.division import Division, IndivisibleError, divided_layer
+from gpu_worker.models.loader import load_model
+from gpu_worker.models.registry import read_model_config
+from tests.gpu_worker.execution.ranks.thread_ranks import ThreadRanks, on_ranks
+from tests.gpu_worker.models.families import composed_cases, dense_cases, latent_cases, mixture_cases
+from tests.gpu_worker.models.families.random_models import Case, save_case
+from tests.gpu_worker.models.paged_run import PagedRun
+from tests.gpu_worker.models.recurrent_models import CASES as RECURRENT
+from tests.gpu_worker.models.recurrent_models import save_case as save_recurrent
+from tests.gpu_worker.models.variants import VARIANTS, random_tokens, save_variant
+from tests.gpu_worker.quantization.checkpoints import Pack, but_head, make_checkpoint
+from tests.gpu_worker.quantization.packers import awq, fp8, fp8_blocks, gptq, in_order, shuffled
+
+CPU = torch.device("cpu")
+TOKENS = random_tokens(30).clamp(max=90)
+FAMILIES: Mapping[str, Case] = {
+    **dense_cases.CASES,
+    **latent_cases.CASES,
+    **mixture_cases.CASES,
+    **composed_cases.CASES,
+}
+MODELS: dict[str, Callable[[Path], object]] = {
+    **{f"variant-{name}": lambda path, name=name: save_variant(name, path) for name in VARIANTS},
+    **{f"family-{name}": lambda path, case=case: save_case(case, path) for name, case in FAMILIES.items()},
+    **{f"recurrent-{name}": lambda path, name=name: save_recurrent(name, path) for name in RECURRENT},
+}
+
+
+def logits(directory: Path, ranks: ThreadRanks | None = None) -> torch.Tensor:
+    """Score a prompt in chunks and then token by token."""
+    if ranks is None:
+        model = load_model(directory, torch.float32, CPU)
+    else:
+        model = load_model(directory, torch.float32, CPU, ranks=ranks)
+        division = Division(ranks.rank, ranks.size)
+        layers = tuple(divided_layer(layer, division) for layer in model.config.layers)
+        model.config = replace(model.config, layers=layers)
+    run = PagedRun(model, [TOKENS])
+    return torch.cat([run.step({0: count})[0] for count in (13, 14, 1, 1, 1)])
+
+
+def assert_divisible(directory: Path, size: int, *, rounds_inputs: bool = False) -> None:
+    whole = logits(directory)
+    first, *others = on_ranks(size, lambda ranks: logits(directory, ranks))
+    assert whole.std() > 0.05
+    if rounds_inputs:
+        # A last bit can move a rounded input by a whole step.
+        assert (first - whole).std() < 0.1 * whole.std()
+    else:
+        torch.testing.assert_close(first, whole, atol=1e-4 * float(whole.abs().max()), rtol=0)
+    assert not any(other.any() for other in others)
+
+
+def check(name: str, size: int, directory: Path) -> None:
+    MODELS[name](directory)
+    config = read_model_config(directory)
+    if config.is_bidirectional:
+        pytest.skip("attends in both directions, which is refused")
+    try:
+        for layer in config.layers:
+            divided_layer(layer, Division(0, size))
+    except IndivisibleError as error:
+        pytest.skip(str(error))
+    assert_divisible(directory, size)
+
+
+DEFAULT = ("variant-llama", "variant-llama-mqa-biases", "recurrent-qwen3_5_moe", "recurrent-lfm2")
+
+
+@pytest.mark.parametrize("name", DEFAULT)
+def test_two_ranks_score_as_one(name: str, tmp_path: Path) -> None:
+    check(name, 2, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "size"), [*itertools.product(MODELS, (2, 4))])
+def test_every_family_scores_as_one(name: str, size: int, tmp_path: Path) -> None:
+    check(name, size, tmp_path)
+
+
+def _gptq(bits: int, group_size: int, **options: bool) -> Pack:
+    return but_head(lambda weight: gptq(weight, bits, in_order(weight.shape[1], group_size), **options))
+
+
+def _act_order(name: str, weight: torch.Tensor) -> object:
+    columns = weight.shape[1]
+    return None if name == "lm_head" else gptq(weight, 4, shuffled(columns, 32, columns), symmetric=False)
+
+
+FORMS: dict[str, tuple[dict[str, object], Pack, dict[str, object]]] = {
+    "gptq": ({"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": True}, _gptq(4, 32), {}),
+    "gptq-one-group": ({"quant_method": "gptq", "bits": 8, "group_size": -1, "sym": True}, _gptq(8, -1), {}),
+    "gptq-act-order": (
+        {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": True, "sym": False},
+        _act_order,  # type: ignore[dict-item]
+        {},
+    ),
+    "gptq-head": (
+        {"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": True, "lm_head": True},
+        lambda _, weight: gptq(weight, 4, in_order(weight.shape[1], 32)),
+        {},
+    ),
+    "awq": (
+        {"quant_method": "awq", "bits": 4, "group_size": 16, "zero_point": True, "version": "gemm"},
+        but_head(lambda weight: awq(weight, 16)),
+        {},
+    ),
+    "fp8-rows": (
+        {"quant_method": "fp8"},
+        but_head(lambda weight: fp8(weight, weight.abs().amax(1, keepdim=True) / 448)),
+        {},
+    ),
+    "fp8-blocks": (
+        {"quant_method": "fp8", "weight_block_size": [128, 128], "activation_scheme": "dynamic"},
+        but_head(fp8_blocks),
+        {"hidden_size": 256, "head_dim": 64, "intermediate_size": 512},
+    ),
+    "fp8-blocks-apart": (
+        {"quant_method": "fp8", "weight_block_size": [128, 128], "activation_scheme": "dynamic"},
+        but_head(fp8_blocks),
+        {},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ["gptq-act-order", "awq"])
+def test_quantized_weights_of_two_ranks_score_as_one(name: str, tmp_path: Path) -> None:
+    settings, pack, options = FORMS[name]
+    make_checkpoint(tmp_path, settings, pack, **options)
+    assert_divisible(tmp_path, 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "size"), [*itertools.product(FORMS, (2, 4))])
+def test_every_form_of_weights_scores_as_one(name: str, size: int, tmp_path: Path) -> None:
+    settings, pack, options = FORMS[name]
+    make_checkpoint(tmp_path, settings, pack, **options)
+    assert_divisible(tmp_path, size, rounds_inputs=name.startswith("fp8"))

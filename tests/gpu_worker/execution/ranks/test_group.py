@@ -1,0 +1,180 @@
+"""A group of processes gives the tokens of one, whatever is in the mix; a rank that dies or freezes ends the group."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpu_worker.core.model_runner import BrokenRunnerError
+from gpu_worker.core.sequence import Sequence
+from gpu_worker.execution.ranks import group as group_module
+from gpu_worker.execution.ranks.group import RankGroup
+from gpu_worker.execution.runner_config import RunnerConfig
+from gpu_worker.speculative.ngram.proposer import NgramProposer
+from shared.errors import ConfigError
+from shared.grammar import Grammar
+from shared.sampling import Sampling
+from tests.gpu_worker.execution.engine_run import Outcome, random_prompt, save_tiny_model
+from tests.gpu_worker.execution.ranks.group_run import Run, started
+from tests.gpu_worker.models.recurrent_models import save_case
+from tests.gpu_worker.models.variants import save_variant
+from tests.gpu_worker.structured_output.tiny_tokenizer import EOS, constraint_of
+
+LETTERS = Grammar(kind="regex", source="[a-f]+;")
+FORCING = Grammar(kind="regex", source="(yes, yes, yes|no, no, no)!")
+SAMPLINGS = [
+    Sampling(temperature=0.0, logprobs=3),
+    Sampling(seed=3, temperature=0.9, grammar=LETTERS),
+    Sampling(seed=4, temperature=0.7, repetition_penalty=1.2, frequency_penalty=0.3, min_tokens=6, logprobs=2),
+    Sampling(temperature=0.0, grammar=FORCING),
+    Sampling(seed=6, temperature=1.1, top_p=0.9, logit_bias={5: 2.0}, prompt_logprobs=1),
+    Sampling(seed=8, temperature=0.9, top_k=20, min_p=0.02, bad_words=("x",)),
+]
+
+
+def sequences(count: int = 12) -> Iterator[Sequence]:
+    for number in range(count):
+        sampling = SAMPLINGS[number % len(SAMPLINGS)]
+        # Every other prompt repeats itself, which n-grams draft from.
+        own = random_prompt(3 + 5 * (number % 4), seed=number)
+        prompt = own * 3 if number % 2 else [*random_prompt(10, seed=99), *own]
+        sequence = Sequence(
+            f"s{number}", prompt, len(prompt), sampling, max_tokens=18, eos_token_ids=frozenset({EOS}), arrival=number
+        )
+        if sampling.grammar is not None:
+            sequence.constraint = constraint_of(sampling)
+        if sampling.bad_words:
+            sequence.bad_words = ((prompt[0], prompt[1]), (prompt[2],))
+        yield sequence
+
+
+def assert_same(found: Outcome, expected: Outcome) -> None:
+    assert found.tokens == expected.tokens
+    assert found.errors == expected.errors == {}
+    for name in ("logprobs", "prompt_logprobs"):
+        ours, theirs = getattr(found, name), getattr(expected, name)
+        assert ours.keys() == theirs.keys()
+        for sequence, entries in theirs.items():
+            for one, other in zip(ours[sequence], entries, strict=True):
+                assert one.token_id == other.token_id
+                assert one.logprob == pytest.approx(other.logprob, abs=1e-4)
+                assert [token for token, _ in one.top] == [token for token, _ in other.top]
+
+
+def check(directory: Path, size: int) -> None:
+    """Answer the same sequences alone and as a group: with room, with preemptions, and with drafts."""
+    ways = ({}, {"num_blocks": 32}, {"proposer": NgramProposer(100_000)})
+    with started(directory, 1) as (alone, _):
+        expected = [alone.answer(list(sequences()), **way) for way in ways]
+    with started(directory, size) as (run, group):
+        for way, outcome in zip(ways, expected, strict=True):
+            assert_same(run.answer(list(sequences()), **way), outcome)
+        assert group is not None
+        assert_ends_with_a_rank(run, group, signal.SIGKILL)
+    assert expected[1].num_preemptions > 0
+    assert_gone(group)
+
+
+def assert_ends_with_a_rank(run: Run, group: RankGroup, number: signal.Signals) -> None:
+    """Hurt a rank while steps are computed: all fail soon, with its name."""
+    lost: list[float] = []
+    group.on_lost = lambda: lost.append(time.monotonic())
+    steps = begin(run)
+    for _ in range(5):
+        next(steps)
+    os.kill(group._members[1].pid, number)
+    hurt = time.monotonic()
+    with pytest.raises(BrokenRunnerError, match="rank 1"):
+        deque(steps)
+    assert time.monotonic() - hurt < 1.5
+    assert group.lost is not None
+    assert len(lost) == 1
+    assert lost[0] - hurt < 1.5
+
+
+def assert_gone(group: RankGroup) -> None:
+    for member in group._members.values():
+        assert member.returncode is not None
+        with pytest.raises(ProcessLookupError):
+            os.kill(member.pid, 0)
+
+
+def test_two_ranks_give_the_tokens_of_one_until_one_is_killed(tmp_path: Path) -> None:
+    save_tiny_model(tmp_path)
+    check(tmp_path, 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["qwen3_5", "qwen3_next", "lfm2", "mamba2", "falcon_h1-options"])
+def test_recurrent_models_give_the_tokens_of_one(name: str, tmp_path: Path) -> None:
+    save_case(name, tmp_path, eos_token_id=None)
+    check(tmp_path, 2)
+
+
+def begin(run: Run) -> Iterator[None]:
+    """Return what steps an engine that has work, again and again."""
+    engine = run.engine()
+    prompt = random_prompt(8, seed=1)
+    sampling = Sampling(temperature=0.0)
+    engine.add(Sequence("long", prompt, len(prompt), sampling, max_tokens=140))
+    while True:
+        engine.step()
+        yield
+
+
+@pytest.mark.slow
+def test_four_ranks_give_the_tokens_of_one(tmp_path: Path) -> None:
+    save_variant("llama", tmp_path)
+    check(tmp_path, 4)
+
+
+def test_rank_that_freezes_in_a_step_ends_the_group(tmp_path: Path) -> None:
+    save_tiny_model(tmp_path)
+    with started(tmp_path, 2) as (run, group):
+        assert group is not None
+        assert_ends_with_a_rank(run, group, signal.SIGSTOP)
+    assert_gone(group)
+
+
+@pytest.mark.slow
+def test_rank_that_freezes_while_nothing_runs_is_missed(tmp_path: Path) -> None:
+    save_tiny_model(tmp_path)
+    with started(tmp_path, 2) as (run, group):
+        assert group is not None
+        os.kill(group._members[1].pid, signal.SIGSTOP)
+        hurt = time.monotonic()
+        while group.lost is None:
+            time.sleep(0.01)
+            assert time.monotonic() - hurt < 1.5
+        assert "has stood still" in group.lost
+        with pytest.raises(BrokenRunnerError):
+            next(begin(run))
+    assert_gone(group)
+
+
+def config(directory: Path) -> RunnerConfig:
+    return RunnerConfig(directory, block_size=4, num_blocks=60, num_threads=1, tensor_parallel_size=2)
+
+
+def test_rank_of_another_torch_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_tiny_model(tmp_path)
+    own = group_module.identity
+    monkeypatch.setattr(group_module, "identity", lambda config: {**own(config), "torch": "0.1"})
+    with pytest.raises(ConfigError, match=r"is 2, but rank 1 has another torch: .*, and rank 0 has 0\.1"):
+        RankGroup(config(tmp_path))
+
+
+def test_rank_that_never_comes_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_tiny_model(tmp_path)
+    monkeypatch.setattr(group_module, "_MEETING_S", 0.3)
+    monkeypatch.setattr(group_module, "_MEMBER", "tests.gpu_worker.execution.ranks.silent_member")
+    began = time.monotonic()
+    with pytest.raises(ConfigError, match=r"rank 1 did not start within 0\.3 s"):
+        RankGroup(config(tmp_path))
+    assert time.monotonic() - began < 5

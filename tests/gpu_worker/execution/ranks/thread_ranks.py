@@ -1,0 +1,73 @@
+"""Ranks as threads of one process: the arithmetic of a divided model, without processes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+import torch
+
+T = TypeVar("T")
+
+
+class _Meeting:
+    def __init__(self, size: int) -> None:
+        self.barrier = threading.Barrier(size, timeout=60)
+        self.tensors: list[torch.Tensor | None] = [None] * size
+
+
+class ThreadRanks:
+    """A thread's view of the others; what all have put down is read between two barriers."""
+
+    def __init__(self, rank: int, size: int, meeting: _Meeting) -> None:
+        self.rank = rank
+        self.size = size
+        self._meeting = meeting
+
+    def sum(self, x: torch.Tensor) -> torch.Tensor:
+        return self._met(x, lambda tensors: torch.stack(tensors).sum(0))
+
+    def gather(self, x: torch.Tensor) -> torch.Tensor:
+        return self._met(x, lambda tensors: torch.cat(tensors, dim=1))
+
+    def gather_first(self, x: torch.Tensor) -> torch.Tensor | None:
+        gathered = self.gather(x)
+        return gathered if self.rank == 0 else None
+
+    def share(self, x: torch.Tensor) -> torch.Tensor:
+        return x.copy_(self._met(x, lambda tensors: tensors[0].clone()))
+
+    def abort(self) -> None:
+        self._meeting.barrier.abort()
+
+    def _met(self, x: torch.Tensor, read: Callable[[list[torch.Tensor]], torch.Tensor]) -> torch.Tensor:
+        meeting = self._meeting
+        meeting.tensors[self.rank] = x
+        meeting.barrier.wait()
+        result = read([tensor for tensor in meeting.tensors if tensor is not None])
+        meeting.barrier.wait()
+        return result
+
+
+def on_ranks(size: int, work: Callable[[ThreadRanks], T]) -> list[T]:
+    """Let each rank do the same in a thread of its own, and return what each returned."""
+    meeting = _Meeting(size)
+
+    def run(rank: int) -> T:
+        ranks = ThreadRanks(rank, size, meeting)
+        try:
+            with torch.inference_mode():
+                return work(ranks)
+        except BaseException:
+            ranks.abort()
+            raise
+
+    with ThreadPoolExecutor(size) as pool:
+        futures = [pool.submit(run, rank) for rank in range(size)]
+        errors = [error for future in futures if (error := future.exception()) is not None]
+        for error in errors:
+            if not isinstance(error, threading.BrokenBarrierError):
+                raise error
+        return [future.result() for future in futures]
