@@ -19,7 +19,7 @@ from gpu_worker.layers.rope_scaling import RopeParameters
 from gpu_worker.models.draft_head import DraftHead
 from gpu_worker.models.json_file import JsonFile
 from gpu_worker.models.rope_config import check_rope, max_model_len, read_rope, read_rotary_dim
-from gpu_worker.models.stored_dtype import stored_dtype
+from gpu_worker.models.tensor_file import stored_dtype
 from gpu_worker.quantization import modelopt
 from gpu_worker.quantization.errors import QuantizationError
 from gpu_worker.quantization.method_reader import read_method

@@ -15,8 +15,7 @@ from gpu_worker.models.gguf_config import read_gguf_config
 from gpu_worker.models.json_file import JsonFile
 from gpu_worker.models.stored_head import with_stored_head
 from gpu_worker.models.text_kinds import TEXT_KINDS
-from gpu_worker.models.text_part import text_part, with_text_names
-from gpu_worker.models.wrappers import WRAPPERS, Wrapper
+from gpu_worker.models.text_part import WRAPPERS, Wrapper, text_part, with_text_names
 from gpu_worker.quantization.gguf.model_file import find_gguf
 
 FAMILIES = find_families()

@@ -23,8 +23,7 @@ from gpu_worker.models.decoder import is_fusable
 from gpu_worker.models.families import Family, families
 from gpu_worker.models.json_file import JsonFile
 from gpu_worker.models.text_kinds import TEXT_KINDS
-from gpu_worker.models.text_part import with_text_names
-from gpu_worker.models.wrappers import WRAPPERS
+from gpu_worker.models.text_part import WRAPPERS, with_text_names
 from gpu_worker.quantization.gguf.model_facts import ARCHITECTURES, SAME_FILES
 from kernels.activation import Activation
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -141,3 +142,24 @@ def _read_header(path: Path, fd: int) -> Mapping[str, StoredTensor]:
 def _stored(entry: _Entry, start: int) -> StoredTensor:
     begin, end = entry.data_offsets
     return StoredTensor(DTYPES.get(entry.dtype, entry.dtype), entry.shape, start + begin, end - begin)
+
+
+_FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def stored_dtype(directory: Path) -> torch.dtype | None:
+    """Return what most bytes of the first file's weights are, quantized ones apart; None where no file can be read."""
+    path = min(directory.glob("model*.safetensors"), default=None)
+    if path is None:
+        return None
+    try:
+        file = TensorFile(path)
+    except CheckpointError:
+        # Whoever reads the weights says what is wrong with the file.
+        return None
+    num_bytes: Counter[torch.dtype] = Counter()
+    for tensor in file.tensors.values():
+        if isinstance(tensor.dtype, torch.dtype) and tensor.dtype in _FLOATS:
+            num_bytes[tensor.dtype] += tensor.num_bytes
+    file.close()
+    return max(num_bytes, key=num_bytes.__getitem__, default=None)

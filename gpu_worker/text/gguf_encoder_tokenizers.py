@@ -9,9 +9,10 @@ import base64
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from gpu_worker.quantization.gguf.metadata import Metadata
 from gpu_worker.quantization.gguf.special_tokens import CONTROL, token_id
-from gpu_worker.text.character_table import problem_of_table
 
 _MARK, _GOES_ON = "▁", "##"
 _UNKNOWN = 2
@@ -110,3 +111,44 @@ def _named(metadata: Metadata, roles: Sequence[str]) -> int:
     if found is None:
         raise metadata.error(f"tokenizer.ggml.{roles[0]}_token_id", "is missing, but every text is to get this token")
     return found
+
+
+_VALUE = 1 << 31
+_HAS_VALUE = 1 << 8
+_IS_FAR = 1 << 9
+# Children of a unit are found by their byte, so that all of a block may be looked at.
+_BLOCK = 256
+
+
+def problem_of_table(table: bytes) -> str | None:
+    """Return what is wrong with SentencePiece's compiled table of characters; None if any text can be read by it.
+
+    The `tokenizers` package reads the table without checking that its numbers stay within it: a bad table ends the
+    thread that loads it, or later each one that reads a text.
+
+    Source: darts-clone, whose double array it is: a unit holds a label, the distance to its children and a flag for a
+    value among them. A unit with the highest bit set is a value: where in the texts behind the array a replacement
+    begins.
+    """
+    num_bytes = int.from_bytes(table[:4], "little")
+    if not num_bytes or num_bytes % 4 or 4 + num_bytes > len(table):
+        return f"begins with an array of {num_bytes} bytes, and has {max(0, len(table) - 4)}"
+    texts = np.frombuffer(table[4 + num_bytes :], np.uint8)
+    try:
+        texts.tobytes().decode()
+    except UnicodeDecodeError:
+        return "holds replacements that are not UTF-8"
+    units = np.frombuffer(table[4 : 4 + num_bytes], "<u4").astype(np.int64)
+    places = np.arange(len(units))
+    shift = np.where(units & _IS_FAR, 8, 0)
+    children = places ^ ((units >> 10) << shift)
+    is_node = units & _VALUE == 0
+    is_node[0] = True
+    if (children[is_node] | (_BLOCK - 1)).max() >= len(units):
+        return "leads beyond its end"
+    values = units[children[is_node & (units & _HAS_VALUE != 0)]] & (_VALUE - 1)
+    if values.size and values.max() >= len(texts):
+        return "names replacements beyond its end"
+    if (texts[values] & 0xC0 == 0x80).any():
+        return "names replacements within a character"
+    return None

@@ -1,9 +1,10 @@
-"""What the tokenizers library raises, as an error of ours: it raises plain exceptions, and panics."""
+"""The tokenizers library: its plain exceptions and panics as an error of ours, and the memory that it leaves behind."""
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from shared.errors import HeadraceError
 from shared.rust_panics import panics_as
@@ -27,3 +28,13 @@ def library_errors() -> Iterator[None]:
         raise
     except Exception as error:  # the library has no class of its own
         raise TokenizerError(str(error)) from None
+
+
+def return_freed_memory() -> None:
+    """Give free pages back to the system, wherever they lie; C libraries other than glibc are left alone.
+
+    The tokenizers library makes a string of each token: a text of 4 MB takes half a gigabyte of small blocks. Once they
+    are free, glibc keeps them, since it gives back the end of a heap alone.
+    """
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, overload
@@ -19,7 +19,6 @@ from gpu_worker.quantization.gguf.model_facts import model_facts
 from gpu_worker.quantization.gguf.model_file import find_gguf
 from gpu_worker.quantization.gguf.special_tokens import end_token_ids, token_id
 from gpu_worker.text.gguf_tokenizer import tokenizer_config, tokenizer_json
-from gpu_worker.text.sampling_defaults import read_sampling_defaults
 from shared.bounds import MAX_TOKEN_ID
 from shared.errors import ConfigError, HeadraceError
 from shared.messages import UNDECODABLE
@@ -241,3 +240,20 @@ def _token_ids(path: Path, name: str, places: Iterable[dict[str, Any]]) -> list[
             raise ConfigError("HEADRACE_MODEL", problem)
         return ids
     return []
+
+
+def read_sampling_defaults(generation_config: Mapping[str, Any]) -> SamplingDefaults | None:
+    """Return what the content of a `generation_config.json` advises; None for nothing.
+
+    A value that no request could have is left out with a warning: the model can be served without it.
+    """
+    values: dict[str, Any] = {}
+    for field in msgspec.structs.fields(SamplingDefaults):
+        value = generation_config.get(field.name)
+        if value is None:
+            continue
+        try:
+            values[field.name] = msgspec.convert(value, field.type)
+        except msgspec.ValidationError as error:
+            _log.warning("generation_config.json: %s is not used: %s", field.name, error)
+    return SamplingDefaults(**values) if values else None

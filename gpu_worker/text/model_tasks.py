@@ -15,9 +15,8 @@ from typing import Any, Literal
 
 from gpu_worker.core.pooling import PoolingPlan, Rows
 from gpu_worker.quantization.gguf.model_file import find_gguf
-from gpu_worker.text.dense_modules import DenseModule, read_dense
 from gpu_worker.text.model_directory import ModelDirectory, read_json
-from gpu_worker.text.sentence_modules import RerankerSettings, SentenceModules, read_prompts
+from gpu_worker.text.sentence_modules import DenseModule, RerankerSettings, SentenceModules, read_dense, read_prompts
 from gpu_worker.text.tokenizer import ModelTokenizer
 from shared.errors import BadRequestError
 from shared.pooling import Task

@@ -5,8 +5,115 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from gpu_worker.text.detokenizer import Detokenizer
-from gpu_worker.text.stop_strings import StopStrings
 from shared.sampling import Sampling
+
+
+class StopStrings:
+    """Passes text through, holding back the longest suffix that may still become a stop string.
+
+    Each stop string is followed by a Knuth-Morris-Pratt automaton, so the cost per character does not depend on the
+    strings' lengths. An automaton is built as far as the text has matched its string, so that a long stop string
+    costs nothing before the text resembles it. When several stop strings end in one piece, the one that starts first
+    wins.
+
+    Attributes:
+        matched: The stop string that was found: the text before it has been passed through, and nothing follows.
+    """
+
+    def __init__(self, stops: tuple[str, ...], *, is_passed: bool = False) -> None:
+        """Look for any of these strings, none of them empty; `is_passed` passes the one that is found through too."""
+        self._is_passed = is_passed
+        self.matched: str | None = None
+        self._held = ""
+        self._first_characters = frozenset(stop[0] for stop in stops)
+        self._automata = [_Automaton(stop) for stop in stops]
+
+    @property
+    def is_matched(self) -> bool:
+        """Whether a stop string was found."""
+        return self.matched is not None
+
+    def feed(self, piece: str) -> str:
+        """Return the text that is certain not to belong to a stop string."""
+        if self.is_matched or not piece:
+            return ""
+        if not self._held and self._first_characters.isdisjoint(piece):
+            return piece
+        text = self._held + piece
+        found = self._find_first(piece)
+        if found is not None:
+            start, self.matched = found
+            self._held = ""
+            return text[: start + len(self.matched)] if self._is_passed else text[:start]
+        cut = len(text) - max(automaton.num_matched for automaton in self._automata)
+        self._held = text[cut:]
+        return text[:cut]
+
+    def flush(self) -> str:
+        """Return what was held back: the text has ended, and no stop string with it."""
+        held, self._held = self._held, ""
+        return held
+
+    def _find_first(self, piece: str) -> tuple[int, str] | None:
+        """Advance all automata; return where in held text + piece the first complete stop string starts, and which."""
+        num_held = len(self._held)
+        found: tuple[int, str] | None = None
+        for automaton in self._automata:
+            end = automaton.feed(piece)
+            if end is not None:
+                start = num_held + end - automaton.num_matched
+                if found is None or start < found[0]:
+                    found = (start, automaton.stop)
+        return found
+
+
+class _Automaton:
+    """Follows one stop string through the text.
+
+    Attributes:
+        stop: The stop string.
+        num_matched: Length of the longest suffix of the text that the stop string begins with.
+    """
+
+    __slots__ = ("_links", "num_matched", "stop")
+
+    def __init__(self, stop: str) -> None:
+        """Start before the text."""
+        self.num_matched = 0
+        self.stop = stop
+        # For each matched length, the next shorter length that is still a match; known up to `num_matched`.
+        self._links = [0, 0]
+
+    def feed(self, piece: str) -> int | None:
+        """Add a piece of text; return where in it the stop string ends, or None when it is not complete."""
+        stop, links, matched = self.stop, self._links, self.num_matched
+        position = 0
+        if not matched:
+            position = piece.find(stop[0])
+            if position < 0:
+                return None
+        for index in range(position, len(piece)):
+            character = piece[index]
+            while matched and stop[matched] != character:
+                matched = links[matched]
+            if stop[matched] == character:
+                matched += 1
+                if matched == len(links):
+                    links.append(self._next_link())
+            if matched == len(stop):
+                self.num_matched = matched
+                return index + 1
+        self.num_matched = matched
+        return None
+
+    def _next_link(self) -> int:
+        """Return the link of the shortest length that has none yet."""
+        stop, links = self.stop, self._links
+        last = stop[len(links) - 1]
+        length = links[-1]
+        while length and stop[length] != last:
+            length = links[length]
+        return length + (stop[length] == last)
 
 
 class OutputText:

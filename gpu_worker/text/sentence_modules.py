@@ -1,12 +1,19 @@
-"""What a model's files for sentence-transformers say: its modules, and how the scores of a reranker are made."""
+"""The files of a model for sentence-transformers: modules, matrices behind the pooling, settings of rerankers."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+from safetensors import SafetensorError, deserialize
+
+from gpu_worker.models.small_file import read_small_file
 from gpu_worker.text.model_directory import read_json
+from shared.errors import ConfigError
 
 _RERANKER = "CrossEncoder"
 # Files of the first module; older models have them under other names than BERT's.
@@ -115,3 +122,89 @@ def class_name(path: object) -> str:
 def _folder(path: object) -> str:
     name = Path(str(path)).name
     return "" if name == ".." else name
+
+
+Vector = npt.NDArray[np.float64]
+
+_FILE = "model.safetensors"
+_MAX_SIDE = 1 << 16
+_MAX_FILE_BYTES = 1 << 30
+_TYPES: dict[str, str] = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DenseModule:
+    """A `Dense` module: a matrix, a bias and a function, which are applied to a text's vector.
+
+    Attributes:
+        weight: `[out_features, in_features]` float32.
+        bias: `[out_features]` float32; None where there is none.
+        activation: Applied to what comes out.
+    """
+
+    weight: npt.NDArray[np.float32]
+    bias: npt.NDArray[np.float32] | None
+    activation: Callable[[Vector], Vector]
+
+    def __call__(self, values: Vector) -> Vector:
+        """Return the vector of `out_features` numbers that comes out of one of `in_features`."""
+        out = self.weight @ values
+        return self.activation(out if self.bias is None else out + self.bias)
+
+
+def _identity(values: Vector) -> Vector:
+    return values
+
+
+_ACTIVATIONS: dict[str, Callable[[Vector], Vector]] = {"Identity": _identity, "Tanh": np.tanh}
+
+
+def read_dense(folder: Path, in_features: int) -> DenseModule | str:
+    """Read one module from its folder, or return why it is not served.
+
+    Args:
+        folder: Holds `config.json` and `model.safetensors`.
+        in_features: Numbers of the vectors that it is given.
+
+    Raises:
+        ConfigError: A file is not usable.
+    """
+    config = read_json(folder / "config.json")
+    name = str(config.get("activation_function", "torch.nn.modules.activation.Tanh")).rsplit(".", 1)[-1]
+    if name not in _ACTIVATIONS:
+        return f"its {folder.name} ends with {name}; served are {' and '.join(_ACTIVATIONS)}"
+    if not (folder / _FILE).is_file():
+        return f"its {folder.name} has no {_FILE}; save the model again with sentence-transformers 3 or later"
+    tensors = _read_tensors(folder / _FILE)
+    weight, bias = tensors.get("linear.weight"), tensors.get("linear.bias")
+    if weight is None or weight.ndim != 2 or weight.shape[1] != in_features:
+        shape = "missing" if weight is None else f"of shape {list(weight.shape)}"
+        problem = f"linear.weight in {folder / _FILE} is {shape}; it must take {in_features} numbers"
+        raise ConfigError("HEADRACE_MODEL", problem)
+    if bias is not None and bias.shape != weight.shape[:1]:
+        raise ConfigError("HEADRACE_MODEL", f"linear.bias in {folder / _FILE} is of shape {list(bias.shape)}")
+    return DenseModule(weight, bias, _ACTIVATIONS[name])
+
+
+def _read_tensors(path: Path) -> dict[str, npt.NDArray[np.float32]]:
+    """Read a safetensors file of a few matrices, without torch.
+
+    Raises:
+        ConfigError: It is not a whole file of floating point numbers.
+    """
+    try:
+        entries = deserialize(read_small_file(path, _MAX_FILE_BYTES))  # type: ignore[no-untyped-call]
+        return {name: _array(entry["data"], entry["dtype"], entry["shape"]) for name, entry in entries}
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
+        problem = f"{path} is not usable ({error}); copy it again from where the model came from"
+        raise ConfigError("HEADRACE_MODEL", problem) from None
+
+
+def _array(data: bytes, dtype: str, shape: list[int]) -> npt.NDArray[np.float32]:
+    if not all(0 < side <= _MAX_SIDE for side in shape):
+        raise ValueError(f"a tensor has shape {shape}")
+    stored: npt.NDArray[Any] = np.frombuffer(data, dtype=_TYPES[dtype])
+    if dtype == "BF16":
+        # The upper half of the same number in 32 bits.
+        stored = (stored.astype("<u4") << 16).view("<f4")
+    return stored.astype(np.float32).reshape(shape)

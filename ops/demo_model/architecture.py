@@ -51,20 +51,6 @@ class LlamaShape:
         }
 
 
-class RMSNorm(nn.Module):
-    """Root-mean-square normalisation with a learned scale."""
-
-    def __init__(self, size: int, eps: float) -> None:
-        """Start with a scale of one."""
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(size))
-        self.eps = eps
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Normalise the last dimension, in float32."""
-        return F.rms_norm(x.float(), self.weight.shape, self.weight, self.eps)
-
-
 class Attention(nn.Module):
     """Causal grouped-query attention with rotary positions."""
 
@@ -79,11 +65,11 @@ class Attention(nn.Module):
         self.o_proj = nn.Linear(width, shape.hidden_size, bias=False)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """Attend over `x: [batch, length, hidden_size]`; `cos` and `sin` are `[length, head_dim]`."""
+        """Attend over `x: [batch, length, hidden_size]`; `cos` and `sin` are `[length, head_dim / 2]`."""
         batch, length, _ = x.shape
         heads = (batch, length, -1, self.shape.head_dim)
-        q = _rotate(self.q_proj(x).view(heads).transpose(1, 2), cos, sin)
-        k = _rotate(self.k_proj(x).view(heads).transpose(1, 2), cos, sin)
+        q = rotated(self.q_proj(x).view(heads).transpose(1, 2), cos, sin)
+        k = rotated(self.k_proj(x).view(heads).transpose(1, 2), cos, sin)
         v = self.v_proj(x).view(heads).transpose(1, 2)
         groups = self.shape.num_attention_heads // self.shape.num_key_value_heads
         k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
@@ -95,15 +81,15 @@ class Attention(nn.Module):
 class FeedForward(nn.Module):
     """The gated feed-forward layer (SwiGLU)."""
 
-    def __init__(self, shape: LlamaShape) -> None:
+    def __init__(self, size: int, inner_size: int) -> None:
         """Create the three projections."""
         super().__init__()
-        self.gate_proj = nn.Linear(shape.hidden_size, shape.intermediate_size, bias=False)
-        self.up_proj = nn.Linear(shape.hidden_size, shape.intermediate_size, bias=False)
-        self.down_proj = nn.Linear(shape.intermediate_size, shape.hidden_size, bias=False)
+        self.gate_proj = nn.Linear(size, inner_size, bias=False)
+        self.up_proj = nn.Linear(size, inner_size, bias=False)
+        self.down_proj = nn.Linear(inner_size, size, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Apply the layer to `x: [..., hidden_size]`."""
+        """Apply the layer to `x: [..., size]`."""
         out: Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
         return out
 
@@ -114,10 +100,10 @@ class Block(nn.Module):
     def __init__(self, shape: LlamaShape) -> None:
         """Create the two halves and their norms."""
         super().__init__()
-        self.input_layernorm = RMSNorm(shape.hidden_size, shape.rms_norm_eps)
+        self.input_layernorm = nn.RMSNorm(shape.hidden_size, shape.rms_norm_eps)
         self.self_attn = Attention(shape)
-        self.post_attention_layernorm = RMSNorm(shape.hidden_size, shape.rms_norm_eps)
-        self.mlp = FeedForward(shape)
+        self.post_attention_layernorm = nn.RMSNorm(shape.hidden_size, shape.rms_norm_eps)
+        self.mlp = FeedForward(shape.hidden_size, shape.intermediate_size)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """Apply the layer to `x: [batch, length, hidden_size]`."""
@@ -135,7 +121,7 @@ class Llama(nn.Module):
         self.shape = shape
         self.embed_tokens = nn.Embedding(shape.vocab_size, shape.hidden_size)
         self.layers = nn.ModuleList(Block(shape) for _ in range(shape.num_hidden_layers))
-        self.norm = RMSNorm(shape.hidden_size, shape.rms_norm_eps)
+        self.norm = nn.RMSNorm(shape.hidden_size, shape.rms_norm_eps)
         for name, parameter in self.named_parameters():
             if parameter.ndim == 2:
                 is_output = name.endswith(("o_proj.weight", "down_proj.weight"))
@@ -158,10 +144,11 @@ class Llama(nn.Module):
 
 def _rotary_tables(length: int, shape: LlamaShape) -> tuple[Tensor, Tensor]:
     frequencies = shape.rope_theta ** (-torch.arange(0, shape.head_dim, 2, dtype=torch.float32) / shape.head_dim)
-    angles = torch.outer(torch.arange(length, dtype=torch.float32), frequencies).repeat(1, 2)
+    angles = torch.outer(torch.arange(length, dtype=torch.float32), frequencies)
     return angles.cos(), angles.sin()
 
 
-def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    first, second = x.chunk(2, dim=-1)
-    return (x * cos + torch.cat((-second, first), dim=-1) * sin).to(x.dtype)
+def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate heads `x: [..., length, head_dim]`, halves of which are pairs, by `[length, head_dim / 2]` angles."""
+    first, second = x.float().chunk(2, dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)

@@ -1,14 +1,54 @@
-"""The training corpus: the `.py` files of the running CPython's standard library.
+"""The training corpus, which is the `.py` files of the running CPython's standard library, and the held-out modules.
 
 Every machine that can run the script has the text already, so nothing is downloaded. Left out are the held-out modules,
 tests, generated tables (they teach numbers, not code) and anything a user installed. CPython's licence is the PSF's.
+
+The list of held-out modules is explicit, so that perplexities of different years can be compared. As a command
+(`python -m ops.demo_model.corpus`) it lists them; with `--text` it prints their concatenated source.
 """
 
+import argparse
 import os
+import sys
+import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
-from ops.demo_model.heldout import HELD_OUT_MODULES, standard_library
+HELD_OUT_MODULES = (
+    "bisect.py",
+    "cmd.py",
+    "colorsys.py",
+    "fnmatch.py",
+    "fractions.py",
+    "graphlib.py",
+    "heapq.py",
+    "html/parser.py",
+    "json/encoder.py",
+    "netrc.py",
+    "queue.py",
+    "shlex.py",
+    "statistics.py",
+    "textwrap.py",
+    "urllib/robotparser.py",
+    "wsgiref/headers.py",
+)
+
+
+def standard_library() -> Path:
+    """Return the folder that holds the running interpreter's standard library."""
+    return Path(sysconfig.get_path("stdlib"))
+
+
+def held_out_documents(library: Path | None = None) -> list[str]:
+    """Return the source of each held-out module that this interpreter has, in the order of the list.
+
+    Args:
+        library: the standard library to read; that of the running interpreter when absent.
+    """
+    root = library or standard_library()
+    paths = [root / name for name in HELD_OUT_MODULES]
+    return [path.read_text(encoding="utf-8") for path in paths if path.is_file()]
+
 
 SKIPPED_FOLDERS = frozenset(
     {"__pycache__", "dist-packages", "idle_test", "lib-dynload", "pydoc_data", "site-packages", "test", "tests"}
@@ -50,3 +90,16 @@ def training_documents(library: Path | None = None) -> Iterator[str]:
             continue
         if text.strip():
             yield text
+
+
+def main() -> None:
+    """List the held-out modules, or print their source."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--text", action="store_true", help="print the source, not the names")
+    arguments = parser.parse_args()
+    lines = held_out_documents() if arguments.text else [f"{name}\n" for name in HELD_OUT_MODULES]
+    sys.stdout.write("".join(lines))
+
+
+if __name__ == "__main__":
+    main()

@@ -7,21 +7,18 @@ from typing import Any
 
 import torch
 
-from gpu_worker.core.scheduler import Scheduler
-from gpu_worker.core.scheduler_config import SchedulerConfig
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.speculation import Speculation
-from gpu_worker.engine.engine import Engine
 from gpu_worker.execution.build import build_runner
-from gpu_worker.execution.runner import TorchModelRunner
 from gpu_worker.execution.runner_config import RunnerConfig
 from gpu_worker.start.config import WorkerConfig
 from gpu_worker.start.proposer_setup import build_proposer
 from gpu_worker.text.model_directory import read_model_directory
 from gpu_worker.text.tokenizer import ModelTokenizer
 from ops.bench.spec.fixed_depth import FixedDepth
+from ops.demo_model.corpus import held_out_documents
 from ops.demo_model.export import MODEL_FOLDER
-from ops.demo_model.heldout import held_out_documents
+from ops.train_draft.own_text import BATCHED_TOKENS, make_engine
 from shared.sampling import Sampling
 
 NUM_PROMPTS = 32
@@ -54,6 +51,7 @@ def serve_drafts(kind: str, folder: Path, num_prompts: int = NUM_PROMPTS) -> dic
         MODEL_FOLDER,
         num_blocks=num_prompts * (-(-length // 16) + 1),
         max_num_seqs=num_prompts,
+        max_num_batched_tokens=BATCHED_TOKENS,
         max_model_len=length + 1,
         num_threads=torch.get_num_threads(),
     )
@@ -61,7 +59,7 @@ def serve_drafts(kind: str, folder: Path, num_prompts: int = NUM_PROMPTS) -> dic
     settings = WorkerConfig(model=MODEL_FOLDER, speculative=_SETTINGS[kind], draft_model=folder)
     runner.verify_drafts_of(build_proposer(settings, config, runner))
     speculation = Speculation(FixedDepth(NUM_DRAFT_TOKENS))
-    engine = Engine(Scheduler(_scheduler_config(runner, num_prompts), speculation), runner)
+    engine = make_engine(runner, num_prompts, speculation)
     for number, prompt in enumerate(prompts):
         sampling = Sampling(temperature=0.0, ignore_eos=True)
         engine.add(Sequence(str(number), list(prompt), len(prompt), sampling, max_tokens=ANSWER_TOKENS))
@@ -77,15 +75,3 @@ def serve_drafts(kind: str, folder: Path, num_prompts: int = NUM_PROMPTS) -> dic
         "accepted_a_draft": round(speculation.num_accepted_tokens / max(1, speculation.num_drafts), 3),
         "tokens_a_draft": round(speculation.num_draft_tokens / max(1, speculation.num_drafts), 3),
     }
-
-
-def _scheduler_config(runner: TorchModelRunner, num_prompts: int) -> SchedulerConfig:
-    return SchedulerConfig(
-        block_size=runner.block_size,
-        num_blocks=runner.num_blocks,
-        windows=runner.windows,
-        max_num_seqs=num_prompts,
-        max_num_batched_tokens=512,
-        max_model_len=runner.max_model_len,
-        enable_prefix_caching=False,
-    )

@@ -21,13 +21,11 @@ from typing import Any
 import torch
 
 from ops.demo_model.batches import CHAT_SHARE
-from ops.demo_model.card import write_card
+from ops.demo_model.card import DRAFTS, write_card
 from ops.demo_model.chat import chat_documents
-from ops.demo_model.corpus import training_documents
-from ops.demo_model.draft_card import DRAFTS
+from ops.demo_model.corpus import held_out_documents, training_documents
 from ops.demo_model.draft_serving import serve_drafts
 from ops.demo_model.export import MODEL_FOLDER, write_text
-from ops.demo_model.heldout import held_out_documents
 from ops.demo_model.tokenizer import END_OF_TEXT
 from ops.train_draft.job import KINDS, TrainDraftJob, Training, train_on
 from ops.train_draft.material import Material, MaterialPlan, prepare

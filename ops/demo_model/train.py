@@ -18,24 +18,24 @@ from typing import Any
 
 import torch
 from tokenizers import Tokenizer
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
-from torch.optim import AdamW, Muon, Optimizer
 
 from ops.demo_model.architecture import Llama, LlamaShape
 from ops.demo_model.batches import BatchSource, window_length
 from ops.demo_model.card import write_card
 from ops.demo_model.chat import chat_documents
-from ops.demo_model.corpus import training_documents
+from ops.demo_model.corpus import held_out_documents, training_documents
 from ops.demo_model.evaluate import SLICE_WINDOWS, describe, evaluate
 from ops.demo_model.export import MODEL_FOLDER, export_model, load_model
-from ops.demo_model.heldout import held_out_documents
 from ops.demo_model.tokenizer import encode_documents, train_tokenizer
+from ops.train_draft.optimization import Optimization
 
 logger = logging.getLogger(__name__)
 
 NUM_THREADS = 2
 LOG_EVERY_STEPS = 20
+OTHER_LEARNING_RATE = 3e-3
 WARMUP_FRACTION = 0.01
 DECAY_FRACTION = 0.6
 
@@ -47,8 +47,6 @@ class TrainingOptions:
     minutes: float = 55.0
     seed: int = 1
     tokens_per_step: int = 4096
-    matrix_learning_rate: float = 5e-3
-    other_learning_rate: float = 3e-3
     snapshot_minutes: float = 5.0
     folder: Path = MODEL_FOLDER
     shape: LlamaShape = field(default_factory=LlamaShape)
@@ -74,9 +72,7 @@ class Trainer:
         self.corpus_tokens = sum(map(len, files))
         self.batches = BatchSource(files, chats, options.tokens_per_step, options.seed)
         self.model = Llama(options.shape)
-        self.optimizers = _optimizers(self.model, options)
-        self.num_steps = 0
-        self.recent_loss = float("nan")
+        self.optimization = Optimization(self.model, OTHER_LEARNING_RATE, decay=0.1)
         logger.info("corpus: %d files, %d tokens; %d chats", len(files), self.corpus_tokens, len(chats))
 
     def run(self) -> None:
@@ -85,7 +81,7 @@ class Trainer:
         next_snapshot = self.options.snapshot_minutes
         while (minutes := (time.monotonic() - started) / 60) < self.options.minutes:
             self._step(minutes / self.options.minutes)
-            if self.num_steps % LOG_EVERY_STEPS == 0:
+            if self.optimization.num_steps % LOG_EVERY_STEPS == 0:
                 self._log(minutes)
             if minutes >= next_snapshot:
                 self._export(minutes, SLICE_WINDOWS)
@@ -94,28 +90,17 @@ class Trainer:
         write_card(self.options.folder)
 
     def _step(self, fraction: float) -> None:
-        scale = learning_rate_scale(fraction)
-        for optimizer in self.optimizers:
-            for group in optimizer.param_groups:
-                group["lr"] = group["peak_lr"] * scale
         inputs, targets = self.batches.next_batch(window_length(fraction))
-        loss = _loss(self.model, inputs, targets)
-        loss.backward()  # type: ignore[no-untyped-call]
-        nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        for optimizer in self.optimizers:
-            optimizer.step()
-            optimizer.zero_grad()
-        self.num_steps += 1
-        self.recent_loss = loss.item() if self.num_steps == 1 else 0.95 * self.recent_loss + 0.05 * loss.item()
+        self.optimization.step(_loss(self.model, inputs, targets), learning_rate_scale(fraction))
 
     def _log(self, minutes: float) -> None:
-        tokens = self.num_steps * self.options.tokens_per_step
+        tokens = self.optimization.num_steps * self.options.tokens_per_step
         logger.info(
             "minute %.1f step %d tokens %.2fM loss %.3f window %d tokens/s %.0f",
             minutes,
-            self.num_steps,
+            self.optimization.num_steps,
             tokens / 1e6,
-            self.recent_loss,
+            self.optimization.mean_loss,
             window_length(minutes / self.options.minutes),
             tokens / max(minutes * 60, 1e-9),
         )
@@ -135,15 +120,15 @@ class Trainer:
         return {
             "is_final": is_final,
             "seed": self.options.seed,
-            "steps": self.num_steps,
-            "tokens": self.num_steps * self.options.tokens_per_step,
+            "steps": self.optimization.num_steps,
+            "tokens": self.optimization.num_steps * self.options.tokens_per_step,
             "corpus_tokens": self.corpus_tokens,
             "minutes": round(minutes, 1),
             "parameters": sum(parameter.numel() for parameter in self.model.parameters()),
             "machine": "two CPU cores",
             "python": platform.python_version(),
             "torch": torch.__version__.partition("+")[0],
-            "training_loss": round(self.recent_loss, 4),
+            "training_loss": round(self.optimization.mean_loss, 4),
         }
 
 
@@ -151,20 +136,6 @@ def _loss(model: Llama, inputs: Tensor, targets: Tensor) -> Tensor:
     with torch.autocast("cpu", dtype=torch.bfloat16):
         logits: Tensor = model(inputs)
     return F.cross_entropy(logits.float().flatten(0, 1), targets.flatten())
-
-
-def _optimizers(model: Llama, options: TrainingOptions) -> list[Optimizer]:
-    matrices = [parameter for parameter in model.layers.parameters() if parameter.ndim == 2]
-    chosen = set(map(id, matrices))
-    others = [parameter for parameter in model.parameters() if id(parameter) not in chosen]
-    optimizers: list[Optimizer] = [
-        Muon(matrices, lr=options.matrix_learning_rate, weight_decay=0.1, adjust_lr_fn="match_rms_adamw"),
-        AdamW(others, lr=options.other_learning_rate, betas=(0.9, 0.95), weight_decay=0.0, fused=True),
-    ]
-    for optimizer in optimizers:
-        for group in optimizer.param_groups:
-            group["peak_lr"] = group["lr"]
-    return optimizers
 
 
 def main() -> None:

@@ -36,10 +36,9 @@ from ops.quantize.layer_blocks import (
     scaled_tensors,
     with_matrices,
 )
-from ops.quantize.layer_pass import LayerPass, check_stream_fits, num_kept
+from ops.quantize.layer_pass import LayerPass, check_stream_fits, num_kept, take_token_vectors
 from ops.quantize.methods import HEAD, Inputs, Method, make_method
 from ops.quantize.stored_names import StoredNames, read_all
-from ops.quantize.token_vectors import take_token_vectors
 from shared.errors import ConfigError
 
 

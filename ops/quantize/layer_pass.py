@@ -6,8 +6,8 @@ read, the caches of all windows are kept.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from msgspec import structs
@@ -19,8 +19,10 @@ from gpu_worker.layers.attention_context import AttentionContext
 from gpu_worker.layers.cache_layout import CacheLayout, ReadsLayer
 from gpu_worker.layers.free_memory import free_host_bytes
 from gpu_worker.layers.layer import DecoderLayer, LayerWeights
+from gpu_worker.layers.layer_inputs import TABLE, layer_inputs_over
 from gpu_worker.layers.linear import LayerParts, LinearShape
 from gpu_worker.layers.rotations import Rotations
+from gpu_worker.models.checkpoint import Checkpoint
 from gpu_worker.models.config import ModelConfig
 from kernels.activation.experts import ExpertActivation
 from kernels.layer_cache import LayerCache
@@ -30,8 +32,47 @@ from kernels.moe.layers import ExpertLayers, LinearExperts
 from kernels.state_rows import StateRows
 from ops.quantize.layer_blocks import expert_names, matrix_of
 from ops.quantize.layer_inputs import InputMoments, RecordingLinear
-from ops.quantize.token_vectors import TokenVectors
 from shared.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class TokenVectors:
+    """The vectors of all windows.
+
+    Attributes:
+        layers: Of each layer `[num_different_tokens, size]` float32.
+        places: `[num_windows, length]` int64, where each token's vectors are.
+    """
+
+    layers: Sequence[torch.Tensor]
+    places: torch.Tensor
+
+    def of(self, layer: int, window: int) -> torch.Tensor:
+        """Return what a layer is given of a window's tokens, `[length, size]`."""
+        return self.layers[layer].index_select(0, self.places[window])
+
+
+def take_token_vectors(
+    config: ModelConfig, checkpoint: Checkpoint, windows: torch.Tensor, embedding: torch.Tensor, device: torch.device
+) -> TokenVectors | None:
+    """Make the vectors on the device of the checkpoint, and keep them where the windows are; None in a model without.
+
+    Shapes:
+        windows: `[num_windows, length]` int64, tokens
+        embedding: `[vocab_size, hidden_size]` float32, of tokens
+    """
+    shape = config.block.layer_inputs
+    if shape is None:
+        return None
+    tokens, places = torch.unique(windows, return_inverse=True)
+    rows = [checkpoint.take_raw_item(TABLE, token).float() for token in tokens.tolist()]
+    source = config.layer_source(checkpoint)
+    parts = LayerParts.made_by(LinearFactory(free_host_bytes), Rotations((), 1, device))
+    inputs = layer_inputs_over(torch.stack(rows), source, parts, shape, torch.float32)
+    embedded = embedding.index_select(0, tokens).to(device) * config.block.embedding_scale
+    vectors = inputs(torch.arange(len(tokens), device=device), embedded)
+    return TokenVectors([layer.to(windows.device) for layer in vectors], places)
+
 
 _BLOCK_SIZE = 16
 # Of free memory; a layer's weights, second moments and their factors need the rest.

@@ -11,8 +11,7 @@ import torch
 
 from gpu_worker.layers.layer import LayerWeights
 from gpu_worker.quantization.scaled_rows import ScaledRows, float8_rows, int8_rows
-from ops.quantize.awq import clip, rounded
-from ops.quantize.awq_layer import rescale_layer
+from ops.quantize.awq import clip, rescale_layer, rounded
 from ops.quantize.formats import Tensors, awq_tensors, gptq_tensors, pack_quantized_tensors, scaled_row_tensors
 from ops.quantize.gptq import gptq
 from ops.quantize.grid import QuantizedMatrix, round_to_nearest

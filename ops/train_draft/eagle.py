@@ -24,6 +24,7 @@ from gpu_worker.models.config import ModelConfig
 from gpu_worker.models.json_file import JsonFile
 from gpu_worker.models.registry import read_model_config
 from gpu_worker.speculative.eagle.config import read_eagle_config
+from ops.demo_model.architecture import FeedForward
 from ops.train_draft.distillation import kl_divergences
 from ops.train_draft.eagle_attention import EagleAttention
 from ops.train_draft.rows import Batch
@@ -42,22 +43,6 @@ _FEATURE_WEIGHT = 0.1
 _RIDGE = 1e-3
 _NOISE = 0.1
 """Width of the uniform noise on the hidden vectors, as a multiple of their mean magnitude."""
-
-
-class FeedForward(nn.Module):
-    """The gated feed-forward block, under its names in a checkpoint."""
-
-    def __init__(self, size: int, inner: int) -> None:
-        """Create the three projections."""
-        super().__init__()
-        self.gate_proj = nn.Linear(size, inner, bias=False)
-        self.up_proj = nn.Linear(size, inner, bias=False)
-        self.down_proj = nn.Linear(inner, size, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Apply it to `x: [..., size]`."""
-        out: Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
-        return out
 
 
 class EagleLayer(nn.Module):

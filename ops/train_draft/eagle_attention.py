@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from gpu_worker.layers.rotary_embedding import rotary_table
 from gpu_worker.models.config import ModelConfig
+from ops.demo_model.architecture import rotated
 
 
 @dataclass(slots=True)
@@ -58,7 +59,7 @@ class EagleAttention(nn.Module):
             projection(x).unflatten(-1, (-1, dim)).transpose(1, 2)
             for projection in (self.q_proj, self.k_proj, self.v_proj)
         )
-        q, k = (_rotated(heads.float(), cache.cos, cache.sin).to(v.dtype) for heads in (q, k))
+        q, k = (rotated(heads, cache.cos, cache.sin) for heads in (q, k))
         cache.keys.append(k.repeat_interleave(groups, 1))
         cache.values.append(v.repeat_interleave(groups, 1))
         out = _attend(q, cache.keys, cache.values)
@@ -86,8 +87,3 @@ def _attend(q: Tensor, keys: list[Tensor], values: list[Tensor]) -> Tensor:
 def _later(x: Tensor, distance: int) -> Tensor:
     """Move each entry so many places back, where the entry that sees it is."""
     return F.pad(x, (0, 0, distance, 0))[:, :, : x.shape[2]] if distance else x
-
-
-def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    first, second = x.chunk(2, -1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), -1)

@@ -53,47 +53,59 @@ class TrainingStep:
 
 def train(student: Student, batches: Iterator[Batch], length: Length) -> Iterator[TrainingStep]:
     """Train for one step or more, reporting each. The learning rate has fallen to nothing when the last one is over."""
-    optimizers = _optimizers(student.module)
+    optimization = Optimization(student.module, _OTHER_RATE, decay=0.01)
     started = time.monotonic()
-    mean, step = 0.0, 0
-    while (fraction := length.fraction(step, time.monotonic() - started)) < 1 or step == 0:
+    while True:
+        fraction = length.fraction(optimization.num_steps, time.monotonic() - started)
+        if fraction >= 1 and optimization.num_steps:
+            return
         batch = next(batches)
-        _set_rates(optimizers, fraction)
         with torch.autocast("cpu", dtype=torch.bfloat16):
             loss = student.loss(batch)
+        # Warm up, hold, fall to nothing.
+        optimization.step(loss, min(1.0, (fraction + 1e-3) / _WARMUP, (1.0 - fraction) / _DECAY))
+        yield TrainingStep(fraction, optimization.mean_loss, batch.token_ids.numel())
+
+
+class Optimization:
+    """Owns the optimizers of a network: Muon for the matrices of its linear layers, AdamW for the rest.
+
+    Attributes:
+        num_steps: Steps taken.
+        mean_loss: Running mean of the loss; not a number before the first step.
+    """
+
+    def __init__(self, module: nn.Module, other_rate: float, *, decay: float) -> None:
+        """Begin without steps.
+
+        Args:
+            module: The network.
+            other_rate: Peak learning rate of all parameters but the matrices of linear layers.
+            decay: Weight decay of these matrices.
+        """
+        self._module = module
+        self.num_steps = 0
+        self.mean_loss = float("nan")
+        layers = {id(layer.weight) for layer in module.modules() if isinstance(layer, nn.Linear)}
+        parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+        matrices = [parameter for parameter in parameters if id(parameter) in layers]
+        others = [parameter for parameter in parameters if id(parameter) not in layers]
+        self._optimizers: list[Optimizer] = [
+            Muon(matrices, lr=_MATRIX_RATE, weight_decay=decay, adjust_lr_fn="match_rms_adamw")
+        ]
+        if others:
+            self._optimizers.append(AdamW(others, lr=other_rate, betas=(0.9, 0.95), weight_decay=0.0, fused=True))
+        self._peak_rates = [optimizer.param_groups[0]["lr"] for optimizer in self._optimizers]
+
+    def step(self, loss: torch.Tensor, scale: float) -> None:
+        """Take a step, with learning rates of `scale` times their peaks."""
         loss.backward()  # type: ignore[no-untyped-call]
-        nn.utils.clip_grad_norm_(student.module.parameters(), 1.0)
-        for optimizer in optimizers:
+        nn.utils.clip_grad_norm_(self._module.parameters(), 1.0)
+        for optimizer, rate in zip(self._optimizers, self._peak_rates, strict=True):
+            for group in optimizer.param_groups:
+                group["lr"] = rate * scale
             optimizer.step()
             optimizer.zero_grad()
-        mean = loss.item() if step == 0 else _SMOOTHING * mean + (1 - _SMOOTHING) * loss.item()
-        step += 1
-        yield TrainingStep(fraction, mean, batch.token_ids.numel())
-
-
-def _set_rates(optimizers: list[Optimizer], fraction: float) -> None:
-    """Warm up, hold, fall to nothing."""
-    scale = min(1.0, (fraction + 1e-3) / _WARMUP, (1.0 - fraction) / _DECAY)
-    for optimizer in optimizers:
-        for group in optimizer.param_groups:
-            group["lr"] = group["peak_lr"] * scale
-
-
-def _optimizers(module: nn.Module) -> list[Optimizer]:
-    named = [(name, parameter) for name, parameter in module.named_parameters() if parameter.requires_grad]
-    matrices = [parameter for name, parameter in named if parameter.ndim == 2 and not _is_vocabulary(parameter, module)]
-    chosen = set(map(id, matrices))
-    others = [parameter for _, parameter in named if id(parameter) not in chosen]
-    optimizers: list[Optimizer] = [Muon(matrices, lr=_MATRIX_RATE, weight_decay=0.01, adjust_lr_fn="match_rms_adamw")]
-    if others:
-        optimizers.append(AdamW(others, lr=_OTHER_RATE, betas=(0.9, 0.95), weight_decay=0.0, fused=True))
-    for optimizer in optimizers:
-        for group in optimizer.param_groups:
-            group["peak_lr"] = group["lr"]
-    return optimizers
-
-
-def _is_vocabulary(parameter: torch.Tensor, module: nn.Module) -> bool:
-    """Say whether a matrix has a row for each token: it is no linear layer of the network."""
-    layers = {id(layer.weight) for layer in module.modules() if isinstance(layer, nn.Linear)}
-    return id(parameter) not in layers
+        kept = _SMOOTHING if self.num_steps else 0.0
+        self.mean_loss = (kept * self.mean_loss if kept else 0.0) + (1 - kept) * loss.item()
+        self.num_steps += 1

@@ -13,6 +13,7 @@ import torch
 from gpu_worker.core.scheduler import Scheduler
 from gpu_worker.core.scheduler_config import SchedulerConfig
 from gpu_worker.core.sequence import Sequence
+from gpu_worker.core.speculation import Speculation
 from gpu_worker.engine.engine import Engine
 from gpu_worker.execution.runner import TorchModelRunner
 from shared.errors import ConfigError, HeadraceError
@@ -64,7 +65,7 @@ def write_rows(
         ConfigError: The target cannot be computed.
         RuntimeError: The engine failed for another reason; the cause says why.
     """
-    engine = _engine(runner, len(beginnings))
+    engine = make_engine(runner, len(beginnings))
     rng = random.Random(seed)
     sequences = []
     for number, beginning in enumerate(beginnings):
@@ -91,7 +92,11 @@ def _failure(error: Exception) -> Exception:
     return RuntimeError("the engine failed")
 
 
-def _engine(runner: TorchModelRunner, num_rows: int) -> Engine:
+def make_engine(runner: TorchModelRunner, num_rows: int, speculation: Speculation | None = None) -> Engine:
+    """Return an engine whose sequences share nothing: the runner's cache serves one engine after another.
+
+    The runner takes `BATCHED_TOKENS` a step.
+    """
     config = SchedulerConfig(
         block_size=runner.block_size,
         num_blocks=runner.num_blocks,
@@ -99,7 +104,6 @@ def _engine(runner: TorchModelRunner, num_rows: int) -> Engine:
         max_num_seqs=min(num_rows, 128),
         max_num_batched_tokens=BATCHED_TOKENS,
         max_model_len=runner.max_model_len,
-        # The runner's cache serves one engine after another.
         enable_prefix_caching=False,
     )
-    return Engine(Scheduler(config), runner)
+    return Engine(Scheduler(config, speculation), runner)

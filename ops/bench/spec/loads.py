@@ -14,7 +14,7 @@ from gpu_worker.text.model_directory import read_model_directory
 from gpu_worker.text.tokenizer import ModelTokenizer
 from ops.bench.spec.fixed_depth import FixedDepth
 from ops.bench.stepping import engine_of
-from ops.demo_model.heldout import held_out_documents
+from ops.demo_model.corpus import held_out_documents
 
 _DOCUMENT_TOKENS = 160
 _BEGUN_TOKENS = 24

@@ -18,9 +18,8 @@ from gpu_worker.models.loader import load_model
 from gpu_worker.models.registry import FAMILIES, read_model_config
 from gpu_worker.models.stored_weights import open_weights
 from gpu_worker.models.text_kinds import TEXT_KINDS
-from gpu_worker.models.text_part import text_part
+from gpu_worker.models.text_part import WRAPPERS, Wrapper, text_part
 from gpu_worker.models.weights_size import weights_bytes
-from gpu_worker.models.wrappers import WRAPPERS, Wrapper
 from tests.gpu_worker.models.families.oracle_checks import assert_logits_equal
 from tests.gpu_worker.models.pairs import CPU
 from tests.gpu_worker.models.wrapper_cases import WRAPPER_CASES, oracle_of, save_wrapper

@@ -8,7 +8,7 @@ import struct
 import pytest
 from tokenizers import normalizers
 
-from gpu_worker.text.character_table import problem_of_table
+from gpu_worker.text.gguf_encoder_tokenizers import problem_of_table
 
 _UNITS = 256
 _VALUE, _HAS_VALUE = 1 << 31, 1 << 8

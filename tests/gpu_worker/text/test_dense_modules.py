@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from gpu_worker.text.dense_modules import DenseModule, read_dense
+from gpu_worker.text.sentence_modules import DenseModule, read_dense
 from shared.errors import ConfigError
 
 

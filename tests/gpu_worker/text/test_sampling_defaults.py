@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_worker.text.model_directory import ModelDirectory, read_model_directory
-from gpu_worker.text.sampling_defaults import read_sampling_defaults
+from gpu_worker.text.model_directory import ModelDirectory, read_model_directory, read_sampling_defaults
 from shared.sampling import SamplingDefaults
 
 

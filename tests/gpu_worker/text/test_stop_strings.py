@@ -5,7 +5,7 @@ from typing import SupportsIndex
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpu_worker.text.stop_strings import StopStrings
+from gpu_worker.text.output_text import StopStrings
 
 _letters = st.text("ab", max_size=6)
 

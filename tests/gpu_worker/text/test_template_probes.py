@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpu_worker.text.chat_template import ChatTemplate
-from gpu_worker.text.template_probes import KINDS, refused_kinds
+from gpu_worker.text.conversation_text import KINDS, refused_kinds
 
 # As Qwen3 has it: the reasoning may be none, and the content is looked into.
 QWEN3 = (

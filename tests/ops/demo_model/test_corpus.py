@@ -4,8 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from ops.demo_model.corpus import MAX_CODEC_BYTES, training_documents, training_files
-from ops.demo_model.heldout import HELD_OUT_MODULES, held_out_documents, standard_library
+from ops.demo_model.corpus import (
+    HELD_OUT_MODULES,
+    MAX_CODEC_BYTES,
+    held_out_documents,
+    standard_library,
+    training_documents,
+    training_files,
+)
 
 
 @pytest.fixture(scope="module")

@@ -14,8 +14,8 @@ import torch
 from safetensors import safe_open
 
 from ops.demo_model import drafts
+from ops.demo_model.card import draft_section
 from ops.demo_model.corpus import training_documents
-from ops.demo_model.draft_card import draft_section
 from ops.demo_model.draft_serving import serve_drafts
 from ops.demo_model.drafts import DRAFT_FOLDERS, train_all
 from ops.demo_model.export import MODEL_FOLDER

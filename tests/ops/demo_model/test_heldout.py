@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from ops.demo_model.heldout import HELD_OUT_MODULES, held_out_documents, main
+from ops.demo_model.corpus import HELD_OUT_MODULES, held_out_documents, main
 
 
 def test_command_lists_the_modules(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,10 +11,9 @@ from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ops.demo_model.architecture import Llama
-from ops.demo_model.evaluate import SLICE_WINDOWS, evaluate
+from ops.demo_model.corpus import held_out_documents
+from ops.demo_model.evaluate import SLICE_WINDOWS, complete, evaluate, greedy_tokens
 from ops.demo_model.export import MODEL_FOLDER, load_model
-from ops.demo_model.generate import complete, greedy_tokens
-from ops.demo_model.heldout import held_out_documents
 from ops.demo_model.tokenizer import END_OF_TEXT_ID
 
 READ_FILE = "import os\n\ndef read_file(path):\n    with open("

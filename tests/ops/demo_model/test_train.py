@@ -52,7 +52,7 @@ def test_a_few_steps_lower_the_loss(tmp_path: Path) -> None:
     losses = []
     for _ in range(6):
         trainer._step(fraction=0.2)
-        losses.append(trainer.recent_loss)
+        losses.append(trainer.optimization.mean_loss)
 
     assert losses[-1] < losses[0]
-    assert trainer.num_steps == 6
+    assert trainer.optimization.num_steps == 6

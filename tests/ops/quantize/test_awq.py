@@ -8,8 +8,7 @@ from gpu_worker.layers.linear import Projection
 from gpu_worker.models.checkpoint import Checkpoint
 from gpu_worker.models.registry import read_model_config
 from ops.quantize import awq
-from ops.quantize.awq import clip, rounded, search_scales
-from ops.quantize.awq_layer import rescale_layer
+from ops.quantize.awq import clip, rescale_layer, rounded, search_scales
 from ops.quantize.layer_blocks import matrices, matrix_of
 from ops.quantize.layer_inputs import LayerInputs
 from ops.quantize.layer_pass import LayerPass

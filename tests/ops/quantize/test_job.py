@@ -20,9 +20,8 @@ from gpu_worker.models.registry import read_model_config
 from gpu_worker.text.model_directory import read_model_directory
 from gpu_worker.text.tokenizer import ModelTokenizer
 from ops.cli.quantize import command
-from ops.demo_model.corpus import training_documents
+from ops.demo_model.corpus import held_out_documents, training_documents
 from ops.demo_model.export import MODEL_FOLDER
-from ops.demo_model.heldout import held_out_documents
 from ops.quantize.job import Advance, quantize
 from ops.quantize.job_settings import QuantizeJob
 from ops.quantize.layer_pass import check_stream_fits

@@ -9,8 +9,7 @@ import torch
 
 from gpu_worker.models.checkpoint import Checkpoint
 from gpu_worker.models.registry import read_model_config
-from ops.quantize.layer_pass import LayerPass, num_kept
-from ops.quantize.token_vectors import take_token_vectors
+from ops.quantize.layer_pass import LayerPass, num_kept, take_token_vectors
 from tests.gpu_worker.models.families.dense_cases import CASES
 from tests.gpu_worker.models.families.random_models import save_case
 

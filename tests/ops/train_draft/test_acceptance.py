@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from ops.train_draft.acceptance import measure
+from ops.train_draft.job import measure
 from ops.train_draft.rows import Batch, Rows
 
 

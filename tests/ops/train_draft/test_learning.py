@@ -11,8 +11,8 @@ import torch
 
 from gpu_worker.models.config import ModelConfig
 from gpu_worker.models.registry import read_model_config
-from ops.train_draft.acceptance import measure
 from ops.train_draft.eagle import EagleStudent
+from ops.train_draft.job import measure
 from ops.train_draft.medusa import MedusaStudent
 from ops.train_draft.optimization import Length, train
 from ops.train_draft.rows import Batch, Rows
