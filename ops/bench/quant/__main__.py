@@ -31,7 +31,7 @@ from ops.bench.options import add_list, bench_parser
 from ops.bench.peers.engines import Task, converted_model, measure_llama, measure_ours
 from ops.bench.quant.checkpoints import PLAIN, all_methods, make_checkpoints, random_words, training_text, weight_bytes
 from ops.bench.record import ResultTable
-from ops.demo_model.heldout import held_out_documents
+from ops.demo_model.corpus import held_out_documents
 from ops.perplexity import most_likely_tokens, score
 from ops.stack.config import DEMO_MODEL
 
