@@ -9,7 +9,6 @@ import sys
 import threading
 from pathlib import Path
 
-from ops.stack.ports import free_port
 from tests.integration.system import System
 from tests.ops.cli.command import headrace
 
@@ -50,18 +49,6 @@ def test_interrupt_stops_an_answer_and_the_conversation_goes_on(state_dir: Path)
         finally:
             chat.kill()
             os.close(leader)
-
-
-def test_nothing_running_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
-    done = headrace("chat", "x", cwd=tmp_path)
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert "no `headrace up` runs on .headrace" in done.stderr
-
-
-def test_server_that_does_not_answer_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
-    done = headrace("chat", "x", "--url", f"http://127.0.0.1:{free_port()}", cwd=tmp_path)
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert "does not answer" in done.stderr
 
 
 def test_refusal_is_told_in_the_servers_words(cli_system: System, tmp_path: Path) -> None:

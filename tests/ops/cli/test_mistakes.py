@@ -122,6 +122,7 @@ MISTAKES: list[tuple[tuple[str, ...], str]] = [
         ("train-draft", "--kind", "eagle", "--target", MODEL, "--minutes", "1", "--out", "{files}/d"),
         "--text: is required",
     ),
+    (("train-draft", "--kind", "eagle"), "--target: is required; see headrace train-draft --help"),
     (("bench", "engine"), "--model: is required"),
     (
         ("bench", "engine", "--model", MODEL, "--json", "{files}/none/results"),
@@ -182,7 +183,6 @@ MISTAKES: list[tuple[tuple[str, ...], str]] = [
     (("tenant", ""), "name ''"),
     (("keys", "--keys-file", "{files}/text.txt", "list"), "text.txt"),
     (("dead", "list", "--state-dir", "x"), "It belongs before the command: headrace dead --state-dir ..."),
-    (("publsh", "x"), "No such command 'publsh'. Did you mean 'publish'?"),
     (
         ("keys", "--keys-file", "{files}/text.txt/k.json", "--audit-file", "/dev/null", "create"),
         "--keys-file: {files}/text.txt/k.json cannot be written: ",
@@ -191,10 +191,7 @@ MISTAKES: list[tuple[tuple[str, ...], str]] = [
     (("keys", "--keys-file", "{files}/k.json", "--audit-file", "{files}", "create"), "--audit-file: {files} cannot be"),
     (("help", "wroker"), "No such command 'wroker'. Did you mean 'worker'?"),
     (("run", "Qwen/Qwen3-0.6B"), "`headrace up --model Qwen/Qwen3-0.6B`, then talk to it with `headrace chat`"),
-    (("status",), "No such command 'status'. `headrace doctor` says what runs here"),
     (("--model", "x"), "No such option '--model'. Options stand behind a command: headrace up ..."),
-    (("wroker",), "No such command 'wroker'"),
-    (("worker", "--modle", "x"), "No such option"),
     (("worker", "--pipeline-parallel-size", "2"), "size' (vLLM's): a model is divided by heads and features alone"),
     (("up", "--trust_remote_code"), "code' (vLLM's): code of a checkpoint is never run: leave it out."),
     (("up", "Qwen/Qwen3-0.6B"), "a model is named as --model."),
@@ -212,20 +209,12 @@ MISTAKES: list[tuple[tuple[str, ...], str]] = [
         "--health-host: 256.1.1.1:0 cannot be used: ",
     ),
     (("up", "-tp", "2"), "No such option '-tp' (vLLM's): use --tensor-parallel-size"),
-    (("up", "--no-enable-chunked-prefill"), "prefill' (vLLM's): this is always on: leave it out."),
     (("worker", "--model", MODEL, "--max-model-len", "auto"), "--max-model-len: 'auto' is not a whole number"),
     (
         ("worker", "--model", MODEL, "--gpu-memory-utilization", "90%"),
         "utilization: '90%' is not a number",
     ),
-    (("serve", "Qwen/Qwen3-0.6B"), "Serve a model with `headrace up --model Qwen/Qwen3-0.6B`."),
-    (("up", "--gpu"), "No such option '--gpu': use --device cuda; a GPU is used by itself"),
     (("up", "-hf", "x"), "No such option '-hf' (llama.cpp's): use --model, with an id at"),
-    (
-        ("gateway", "--device", "cpu"),
-        "No such option '--device' of `headrace gateway`; `headrace up` and `headrace worker`",
-    ),
-    (("up", "--modle", "x"), "No such option '--modle'. Did you mean '--model'?"),
     (("keys", "create", "--max-conc", "1"), "No such option '--max-conc'. Did you mean '--max-concurrent'?"),
 ]
 

@@ -144,20 +144,6 @@ def test_jobs_of_a_model_that_nobody_serves_are_refused_whole(state_dir: Path, t
     assert done.stderr.endswith(told)
 
 
-def test_file_without_requests_is_said(state_dir: Path) -> None:
-    done = headrace("publish", "--file", "-", "--state-dir", str(state_dir), given="\n")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "headrace: --file: standard input: no requests: one JSON object a line is expected\n"
-
-
-def test_id_of_an_earlier_line_is_refused(state_dir: Path) -> None:
-    given = '{"id": "same", "text": "a"}\n\n{"id": "same", "text": "b"}\n'
-    done = headrace("publish", "--file", "-", "--wait", "--state-dir", str(state_dir), given=given)
-    assert (done.returncode, done.stdout) == (2, "")
-    told = "id 'same' is that of line 1 too; each line needs its own"
-    assert done.stderr == f"headrace: --file: standard input, line 3: {told}\n"
-
-
 def test_waiting_that_is_stopped_says_what_becomes_of_the_jobs(
     cli_system: System, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -190,12 +176,6 @@ def test_results_that_are_missing_are_named_with_what_happens_to_their_jobs(stat
     assert "until a worker serves its model" in done.stderr
 
 
-def test_request_without_a_model_names_the_setting() -> None:
-    done = headrace("publish", "x", "--nats-url", "nats://127.0.0.1:1")
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert "--model-name: not set, and the prompt names no model" in done.stderr
-
-
 def test_request_without_a_model_where_no_worker_is_heard_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(publish, "_served_models", lambda config, url, running: [])
     with pytest.raises(ConfigError, match="names no model, and no worker is heard whose model it could be"):
@@ -219,18 +199,6 @@ def test_file_that_is_not_text_is_one_line(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert "--file: " in done.stderr
     assert "is not text in UTF-8" in done.stderr
-
-
-def test_directory_on_which_nothing_runs_names_the_options(tmp_path: Path) -> None:
-    done = headrace("publish", "x", cwd=tmp_path, PYTHONPATH=str(Path.cwd()))
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert "no `headrace up` runs on .headrace; give --state-dir of one that runs, or --nats-url" in done.stderr
-
-
-def test_prompt_and_file_together_or_neither_are_refused(state_dir: Path) -> None:
-    for arguments in (["x", "--file", "-"], []):
-        done = headrace("publish", *arguments, "--state-dir", str(state_dir))
-        assert (done.returncode, done.stderr.count("\n")) == (2, 1)
 
 
 def test_documented_example_runs_with_nothing_but_nats_py(cli_system: System) -> None:

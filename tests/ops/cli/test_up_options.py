@@ -67,9 +67,3 @@ def test_models_that_clients_could_not_tell_apart_are_refused(
     first, second = (tmp_path / name for name in names)
     with pytest.raises(ConfigError, match=problem):
         run_module.run(UpConfig(model=first, state_dir=tmp_path), environ, [second])
-
-
-def test_addresses_and_counts_that_up_chooses_are_no_options_of_it() -> None:
-    result = CliRunner().invoke(command, ["--host", "0.0.0.0"], standalone_mode=False)
-    assert "No such option" in str(result.exception)
-    assert not isinstance(result.exception, ConfigError)
