@@ -1,4 +1,4 @@
-"""What a client asked for, validated and not yet dispatched: the value that passes from schemas to the data path."""
+"""A client's request, validated and not yet dispatched: the value that passes from schemas to the data path."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Prompt(Struct, frozen=True):
 
     @property
     def num_queued_bytes(self) -> int:
-        """About what it takes in a message of the queue."""
+        """Its approximate size in a message of the queue."""
         return self.num_characters + _BYTES_PER_TOKEN_ID * len(self.token_ids or ())
 
 
@@ -83,7 +83,7 @@ class OutputReading:
     Attributes:
         new_reader: Makes the reader of one choice; it is told whether the prompt has opened the reasoning.
         format_name: Of the chat format that it reads.
-        max_calls: Calls that the client can take; what the model writes beyond them is left out. None for any number.
+        max_calls: Calls that the client can take; further ones are left out. None for any number.
         includes_reasoning: The client gets the reasoning; without, it is read and left out.
         is_function_call: The one call is told as `function_call`, the form before tools.
     """
@@ -95,13 +95,13 @@ class OutputReading:
     is_function_call: bool = False
 
     def includes_call(self, index: int) -> bool:
-        """Say whether the client gets the call of this number, the first of which is 0."""
+        """Whether the client gets the call with this number, counted from 0."""
         return self.max_calls is None or index < self.max_calls
 
 
 @dataclass(frozen=True, slots=True)
 class StructuredOutput:
-    """What the client wants the answer to look like, and in which field it said so."""
+    """The form that the client wants the answer to have, and the field that asks for it."""
 
     field: str
     grammar: Grammar
@@ -109,7 +109,7 @@ class StructuredOutput:
 
 @dataclass(frozen=True, slots=True)
 class Details:
-    """What an answer shows besides its text and its log probabilities, and how.
+    """The details that an answer shows besides its text and its log probabilities.
 
     Attributes:
         token_ids: Report the token ids of prompt and answer.
@@ -161,17 +161,17 @@ class Generation(Struct, frozen=True):
         deterministic: Temperature 0 or an explicit seed: cacheable, and identical ones in flight share one generation.
         sampling: Shared by all choices; choice `i` of a prompt adds `i` to the seed.
         timeout_s: Client's own deadline for the whole answer, or None for the lane's default.
-        prediction: What the client expects the answer to resemble; without influence on it.
+        prediction: A text that the answer probably resembles; without influence on it.
         looser_grammar: Takes the place of the grammar where this cannot be compiled: tools that are not strict may have
             schemas that are not supported.
-        structured_output: What the content must look like. `sampling.grammar` is the same, or made of it and the tools.
-        tools: What a conversation offers; None without tools.
+        structured_output: The form of the content. `sampling.grammar` is the same, or made of it and the tools.
+        tools: Those of the conversation; None without tools.
         may_reason: The client has not turned the model's reasoning off.
         includes_reasoning: The client gets the reasoning.
         pooling: The answer is numbers made of each prompt, and nothing is generated.
         left_out: Sampling parameters that the client did not name and the model may have defaults for.
         ranking: Which of the sequences are told; None for all.
-        details: What the answer reports besides; None for nothing.
+        details: Further output; None for none.
         add_special_tokens: As in `Request`.
         truncate_prompt_tokens: As in `Request`.
         cache_salt: As in `Request`; answers are repeated only to those who give the same.
@@ -207,7 +207,7 @@ class Generation(Struct, frozen=True):
 
     @property
     def task(self) -> Task:
-        """What is done with the prompts."""
+        """The task for the prompts."""
         return "generate" if self.pooling is None else self.pooling.task
 
     @property

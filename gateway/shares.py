@@ -36,7 +36,7 @@ class Shares:
         self._held: dict[str, int] = {}
 
     def take(self, key: str, num: int = 1) -> Refusal | None:
-        """Give a key `num` more units, or say why not. A key without any gets its first as long as there are some."""
+        """Give a key `num` more units, or return why not. A key without any gets its first while any are free."""
         free = self.total - self.used - num
         held = self._held.get(key, 0)
         if free < 0:

@@ -10,11 +10,10 @@ from collections.abc import Iterable, Iterator
 from collections.abc import Set as AbstractSet
 from types import MappingProxyType
 
-from gateway.anthropic.block_fields import HOSTED_CALLS, HOSTED_RESULTS, NO_TEXT
 from gateway.anthropic.body import BlockBody, MessageBody, PromptBody, SourceBody
-from gateway.api.schemas.assistant_turn import AssistantTurn
-from gateway.api.schemas.refusals import invalid_value, missing_parameter, unsupported_parameter
-from gateway.api.schemas.texts import given, require_text
+from gateway.anthropic.names import HOSTED_CALLS, HOSTED_RESULTS, NO_TEXT
+from gateway.api.schemas.checks import given, invalid_value, missing_parameter, require_text, unsupported_parameter
+from gateway.api.schemas.conversation import AssistantTurn
 from shared.conversation import ChatMessage, ToolCall
 
 _HOSTED = HOSTED_CALLS | HOSTED_RESULTS

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
@@ -17,8 +15,6 @@ from gateway.api.answer import Answer
 from gateway.api.endpoint import Asked, Endpoint, StreamParts
 from gateway.api.operation import Operation
 from gateway.api.routes import KeyRoute, RouteServices, json_response
-from gateway.api.schemas.known_names import STRICT, BodyRules
-from gateway.generation import Generation
 
 
 class TokenCount(Struct, forbid_unknown_fields=True):
@@ -33,11 +29,7 @@ class MessagesEndpoint(Endpoint):
     path = "/v1/messages"
     name = "messages"
     dialect = ANTHROPIC
-
-    async def generation(self, body: bytes, principal: Principal, rules: BodyRules = STRICT) -> Generation:
-        """Parse the body."""
-        read = partial(parse_messages, body, rules)
-        return await self._bodies.read(principal.tenant, len(body), read)
+    parse = staticmethod(parse_messages)
 
     def whole_answer(self, asked: Asked) -> Answer:
         """Return an answer as one message."""

@@ -8,10 +8,9 @@ from typing import Any, Literal
 import msgspec
 from msgspec import Struct
 
-from gateway.anthropic.blocks import BlockEvents, BlockList
-from gateway.anthropic.dialect import event
+from gateway.anthropic.dialect import BlockEvents, BlockList, event
 from gateway.api.answer import Answer, EventAnswer
-from gateway.api.choice_fields import CONTEXT_FULL, is_context_full
+from gateway.api.chat_answers import CONTEXT_FULL, is_context_full
 from gateway.api.endpoint import Asked, StreamParts
 from gateway.api.read_choice import ReadChoice
 from gateway.api.usage import UsageTotals
@@ -77,7 +76,7 @@ def stop_fields(finish: Finish, num_calls: int, max_tokens: int | None) -> dict[
     """Return why a message stopped that could have had `max_tokens`."""
     stop = finish.stop if isinstance(finish.stop, str) else None
     if finish.reason == "length":
-        reason = CONTEXT_FULL if is_context_full(finish, max_tokens) else "max_tokens"
+        reason: str = CONTEXT_FULL if is_context_full(finish, max_tokens) else "max_tokens"
     elif num_calls:
         reason = "tool_use"
     else:

@@ -5,19 +5,17 @@ from __future__ import annotations
 import msgspec
 from msgspec import Raw
 
-from gateway.anthropic.block_fields import check_block_fields
 from gateway.anthropic.body import CountTokensBody, MessagesBody, PromptBody
 from gateway.anthropic.conversation import chat_messages
-from gateway.anthropic.names import ANTHROPIC_NAMES, Anthropic
+from gateway.anthropic.names import ANTHROPIC_NAMES, Anthropic, check_block_fields
 from gateway.anthropic.tools import message_tools
+from gateway.api.schemas.checks import checked_model, invalid_value, require_text
 from gateway.api.schemas.conversation import estimate_messages
 from gateway.api.schemas.decoding import BodyReader
 from gateway.api.schemas.known_names import STRICT, BodyRules
-from gateway.api.schemas.refusals import invalid_value
 from gateway.api.schemas.sampling_fields import left_out, seed_of
 from gateway.api.schemas.structured_output import constrained, schema_output
 from gateway.api.schemas.template_options import may_reason, template_variables
-from gateway.api.schemas.texts import checked_model, require_text
 from gateway.api.schemas.thinking import Thinking, agreed, named_switches
 from gateway.generation import Generation, Prompt, StructuredOutput
 from shared.conversation import ChatOptions

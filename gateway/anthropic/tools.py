@@ -1,12 +1,158 @@
-"""The tools of Anthropic's bodies, of which those of chat are made."""
+"""The tools of Anthropic's bodies, made into chat's.
+
+Anthropic's own models know the arguments of the tools that Anthropic has defined and the client runs, so its clients
+send a type and a name alone. Other models are shown a description and a JSON schema of the same arguments.
+
+Source: Anthropic's documentation of the bash, text editor and memory tools; `anthropic.types.beta` for memory.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import msgspec
+from msgspec import Raw
+
 from gateway.anthropic.body import PromptBody, ToolBody, ToolChoiceBody
-from gateway.anthropic.client_tools import CLIENT_TOOLS
 from gateway.api.schemas import tools as chat
-from gateway.api.schemas.refusals import invalid_value, missing_parameter, unknown_parameter, unsupported_parameter
-from gateway.api.schemas.texts import require_text
+from gateway.api.schemas.checks import (
+    invalid_value,
+    missing_parameter,
+    require_text,
+    unknown_parameter,
+    unsupported_parameter,
+)
+
+Property = Mapping[str, Any]
+
+
+def _text(description: str) -> Property:
+    return {"type": "string", "description": description}
+
+
+def _number(description: str) -> Property:
+    return {"type": "integer", "minimum": 0, "description": description}
+
+
+_LINES: Property = {
+    "type": "array",
+    "items": {"type": "integer"},
+    "minItems": 2,
+    "maxItems": 2,
+    "description": "For view: the first and the last line to show, from 1; -1 as the last is the end of the file.",
+}
+
+
+def _command(names: tuple[str, ...]) -> Property:
+    return {"type": "string", "enum": list(names), "description": "What to do."}
+
+
+@dataclass(frozen=True, slots=True)
+class ClientTool:
+    """One tool.
+
+    Attributes:
+        name: The only one that it may have.
+        description: What the model reads.
+        properties: The arguments by name, as JSON schemas.
+        required: Those that every call has.
+    """
+
+    name: str
+    description: str
+    properties: Mapping[str, Property]
+    required: tuple[str, ...] = ()
+
+    def schema(self) -> dict[str, Raw]:
+        """Return the schema of the arguments."""
+        schema = {
+            "type": "object",
+            "properties": dict(self.properties),
+            "required": list(self.required),
+            "additionalProperties": False,
+        }
+        return {name: Raw(msgspec.json.encode(value)) for name, value in schema.items()}
+
+
+_BASH = ClientTool(
+    "bash",
+    "Runs a command in a bash shell that lives on from call to call, and returns what it prints. Give `command`, or "
+    "`restart` to begin with a new shell.",
+    {
+        "command": _text("The command to run. Needed unless the shell is restarted."),
+        "restart": {"type": "boolean", "description": "True: end the shell and start another."},
+    },
+)
+
+
+def _editor(name: str, insert_text: str, *, has_undo: bool) -> ClientTool:
+    """Return the text editor; `insert_text` names the argument with the text that `insert` puts in."""
+    commands = ("view", "create", "str_replace", "insert", *(("undo_edit",) if has_undo else ()))
+    undo = " `undo_edit` takes the last change of a file back." if has_undo else ""
+    new_text = "For str_replace: what takes its place; nothing if left out."
+    if insert_text == "new_str":
+        new_text += " For insert: the text to put in."
+    properties = {
+        "command": _command(commands),
+        "path": _text("The file or directory."),
+        "file_text": _text("For create: what the file is to hold."),
+        "old_str": _text(
+            "For str_replace: what is to be replaced, exactly as it stands in the file, where it is once."
+        ),
+        "new_str": _text(new_text),
+        "insert_line": _number("For insert: the line behind which the text goes; 0 is before the first."),
+        "view_range": _LINES,
+    }
+    if insert_text != "new_str":
+        properties[insert_text] = _text("For insert: the text to put in.")
+    return ClientTool(
+        name,
+        "Shows and changes text files. `view` shows a file with its line numbers, or lists a directory; `create` "
+        f"writes a file; `str_replace` replaces a text in it; `insert` puts a text behind a line.{undo}",
+        properties,
+        ("command", "path"),
+    )
+
+
+_MEMORY = ClientTool(
+    "memory",
+    "Keeps notes from conversation to conversation, in files below /memories. Look there before you begin, and write "
+    "down what will be needed later. `view` shows a file or lists a directory; `create` writes a file; `str_replace` "
+    "replaces a text in it; `insert` puts a text behind a line; `delete` removes a file or "
+    "directory; `rename` moves it.",
+    {
+        "command": _command(("view", "create", "str_replace", "insert", "delete", "rename")),
+        "path": _text("The file or directory; for all but rename."),
+        "view_range": _LINES,
+        "file_text": _text("For create: what the file is to hold."),
+        "old_str": _text("For str_replace: what is to be replaced, exactly as it stands in the file."),
+        "new_str": _text("For str_replace: what takes its place."),
+        "insert_line": _number("For insert: the line behind which the text goes; 0 is before the first."),
+        "insert_text": _text("For insert: the text to put in."),
+        "old_path": _text("For rename: what is to be moved."),
+        "new_path": _text("For rename: where to."),
+    },
+    ("command",),
+)
+_OLD_EDITOR = _editor("str_replace_editor", "new_str", has_undo=True)
+_EDITOR = _editor("str_replace_based_edit_tool", "insert_text", has_undo=False)
+
+CLIENT_TOOLS: Mapping[str, ClientTool] = MappingProxyType(
+    {
+        "bash_20241022": _BASH,
+        "bash_20250124": _BASH,
+        "text_editor_20241022": _OLD_EDITOR,
+        "text_editor_20250124": _OLD_EDITOR,
+        "text_editor_20250429": _EDITOR,
+        "text_editor_20250728": _EDITOR,
+        "memory_20250818": _MEMORY,
+    }
+)
+"""By the type that a body names."""
+
 
 _WITH_CHARACTERS = "text_editor_20250728"
 # Dates follow, and there are more with each of them.

@@ -35,7 +35,7 @@ class Outcome(enum.Enum):
 
 
 class ResponseHead:
-    """What the door of the port knows of a request; the headers of its answer.
+    """A request as the door of the port knows it, and the headers of its answer.
 
     Attributes:
         request_id: The answer's `x-request-id`.
@@ -44,7 +44,7 @@ class ResponseHead:
         limits: The `x-ratelimit-*` headers, once they are known.
         model: Which the path names, as Azure's clients do; None for any other path.
         route: Our own name of the route, once it is found; by it the answer is counted.
-        status: What the answer is counted as; 0 for the status that is sent.
+        status: Status for metrics; 0 for the status that is sent.
         record: Where a generation is noted for the log and for traces.
     """
 
@@ -101,7 +101,7 @@ class Answer(ABC):
             self._disconnect()
 
     def make_ready(self) -> None:  # noqa: B027 - most have nothing to do
-        """Do what the first output needs, while the generation that has just been dispatched is on its way."""
+        """Prepare the first output while the generation, just dispatched, is on its way."""
 
     @property
     def has_begun(self) -> bool:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Coroutine, Iterable
+from typing import Any
 
-from starlette.routing import BaseRoute, Route
+from starlette.routing import BaseRoute, Match, Route
+from starlette.types import Receive, Scope, Send
 
 from gateway.api.cross_origin import CrossOrigin
-from gateway.api.door import Application, Port
+from gateway.api.door import Application, Port, exchange_of, head_of
 from gateway.api.endpoint import Endpoint
-from gateway.api.generation_service import GenerationRoute, GenerationService
+from gateway.api.generation_service import GenerationService
 from gateway.api.paths import KnownPaths, UnservedPaths
 from gateway.api.request_observer import RequestObserver
 from gateway.api.routes import KeyRoute, Routes, RouteServices
@@ -18,6 +20,31 @@ from gateway.streams.dialect import Dialect
 
 # Answered even where there are too many connections: a gateway that is busy is not to be taken for a dead one.
 ALWAYS_SERVED = frozenset({"/health", "/health/live", "/health/ready", "/ping"})
+
+
+class GenerationRoute(Route):
+    """The route of an endpoint that generates: it answers through the exchange in the scope, and never by `send`.
+
+    Its path has no parameters, so that it is found by a comparison, and nothing of Starlette's stays under a stream.
+    """
+
+    def __init__(self, endpoint: Endpoint, service: GenerationService) -> None:
+        """Have `service` serve `endpoint`, for those who have a key."""
+        super().__init__(endpoint.path, self.handle, methods=["POST"], name=f"key:{endpoint.path}")
+        self._served = endpoint
+        self._service = service
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        """Return whether a request is for this route."""
+        if scope["type"] != "http" or scope["path"] != self.path:
+            return Match.NONE, {}
+        return (Match.FULL if scope["method"] == "POST" else Match.PARTIAL), {}
+
+    def handle(self, scope: Scope, receive: Receive, send: Send) -> Coroutine[Any, Any, None]:
+        """Serve one request."""
+        if scope["method"] != "POST":
+            return super().handle(scope, receive, send)
+        return self._service.serve(self._served, exchange_of(scope), head_of(scope))
 
 
 def create_app(
@@ -31,7 +58,7 @@ def create_app(
     """Return the application of everything on the public port.
 
     Args:
-        services: What the routes work with.
+        services: The parts that routes use.
         service: Serves the endpoints.
         endpoints: Those that generate; each asks for a key.
         more: Routes of other APIs, for those who have a key.

@@ -1,13 +1,26 @@
-"""What OpenAI's chat and completions answer: written by `whole`, and by `chunks`, which encode most bytes once."""
+"""The answers of OpenAI's chat and completions: the structs that describe each of them also hold and encode it.
+
+The format has one reason, `length`, for a text that reached its client's limit and for one that ended before it because
+the model's context was full. A choice whose context was full says so in `stop_reason`, a field that vLLM's choices have
+too; Anthropic's format has the same word as a reason of its own. Log probabilities are nested for chat, and parallel
+lists for completions.
+"""
 
 from __future__ import annotations
 
-from typing import Literal
+import secrets
+import time
+from collections.abc import Iterable, Sequence
+from os import urandom
+from typing import Any, Literal, cast
 
 from msgspec import UNSET, Struct, UnsetType
 
 from gateway.api.operation import Operation
 from gateway.api.schemas.bodies import ChatBody, CompletionBody
+from gateway.api.usage import UsageTotals
+from gateway.generation import Generation, Kind
+from shared.messages import Delta, Finish, TokenLogprob
 
 
 class TopLogprob(Struct, forbid_unknown_fields=True):
@@ -40,9 +53,9 @@ class PromptDetails(Struct, forbid_unknown_fields=True):
 class CompletionDetails(Struct, forbid_unknown_fields=True):
     """Tokens by what became of them. Draft tokens are counted where drafts were verified."""
 
-    reasoning_tokens: int | UnsetType = UNSET
     accepted_prediction_tokens: int | UnsetType = UNSET
     rejected_prediction_tokens: int | UnsetType = UNSET
+    reasoning_tokens: int | UnsetType = UNSET
 
 
 class UsageAnswer(Struct, forbid_unknown_fields=True):
@@ -87,7 +100,7 @@ class AssistantMessage(Struct, forbid_unknown_fields=True):
 
     role: Literal["assistant"]
     content: str | None
-    refusal: None
+    refusal: None = None
     reasoning_content: str | UnsetType = UNSET
     reasoning: str | UnsetType = UNSET
     tool_calls: list[ToolCallAnswer] | UnsetType = UNSET
@@ -141,7 +154,7 @@ class ToolCallDelta(Struct, forbid_unknown_fields=True):
 
 
 class MessageDelta(Struct, forbid_unknown_fields=True):
-    """What a chunk adds to the message."""
+    """A chunk's part of the message."""
 
     role: Literal["assistant"] | UnsetType = UNSET
     content: str | UnsetType | None = UNSET
@@ -152,7 +165,7 @@ class MessageDelta(Struct, forbid_unknown_fields=True):
 
 
 class ChatChunkChoice(Struct):
-    """What a chunk adds to a choice."""
+    """A chunk's part of a choice."""
 
     index: int
     delta: MessageDelta
@@ -186,7 +199,7 @@ class CompletionLogprobs(Struct, forbid_unknown_fields=True):
 
 
 class CompletionChoice(Struct):
-    """One text, or what a chunk adds to it."""
+    """One text, or a chunk's part of it."""
 
     index: int
     text: str
@@ -208,6 +221,170 @@ class Completion(Struct):
     system_fingerprint: str | None
     choices: list[CompletionChoice]
     usage: UsageAnswer | UnsetType | None = UNSET
+
+
+def usage_answer(totals: UsageTotals) -> UsageAnswer:
+    """Return the `usage` object. It counts draft tokens and reasoning only where there were any."""
+    prompt_tokens, completion_tokens = totals.prompt_tokens, totals.completion_tokens
+    accepted, rejected = totals.accepted_prediction_tokens, totals.rejected_prediction_tokens
+    details: CompletionDetails | UnsetType = UNSET
+    if accepted or rejected or totals.reasoning_tokens:
+        details = CompletionDetails(reasoning_tokens=totals.reasoning_tokens or UNSET)
+        if accepted or rejected:
+            details.accepted_prediction_tokens, details.rejected_prediction_tokens = accepted, rejected
+    cached = PromptDetails(totals.cached_tokens)
+    return UsageAnswer(prompt_tokens, completion_tokens, prompt_tokens + completion_tokens, cached, details)
+
+
+class AnswerIdentity(Struct, frozen=True):
+    """Id, format, model and time of an answer; `created` is in Unix seconds, `fingerprint` names the model's files."""
+
+    id: str
+    kind: Kind
+    model: str
+    created: int
+    fingerprint: str | None = None
+
+    @classmethod
+    def new(cls, generation: Generation, fingerprint: str | None = None) -> AnswerIdentity:
+        """Identify a new answer; its id has the prefix that its endpoint's clients know."""
+        prefix = "chatcmpl-" if generation.kind == "chat" else "cmpl-"
+        return cls(prefix + urandom(12).hex(), generation.kind, generation.model, int(time.time()), fingerprint)
+
+    def whole(self, choices: list[Any], usage: UsageAnswer) -> ChatCompletion | Completion:
+        """Return the whole answer of choices of its kind."""
+        created, model, fingerprint = self.created, self.model, self.fingerprint
+        if self.kind == "chat":
+            return ChatCompletion(self.id, "chat.completion", created, model, fingerprint, choices, usage)
+        return Completion(self.id, "text_completion", created, model, fingerprint, choices, usage)
+
+    def chunk(
+        self, choices: list[Any], usage: UsageAnswer | UnsetType | None = UNSET
+    ) -> ChatCompletionChunk | Completion:
+        """Return an event of the streamed answer, with choices of its kind."""
+        created, model, fingerprint = self.created, self.model, self.fingerprint
+        if self.kind == "chat":
+            return ChatCompletionChunk(self.id, "chat.completion.chunk", created, model, fingerprint, choices, usage)
+        return Completion(self.id, "text_completion", created, model, fingerprint, choices, usage)
+
+
+CONTEXT_FULL: StopReason = "model_context_window_exceeded"
+
+
+def new_call_id() -> str:
+    """Return the id of a call, which the client names when it gives the call's result."""
+    return "call_" + secrets.token_hex(12)
+
+
+def tool_call(name: str, arguments: str) -> ToolCallAnswer:
+    """Return one call, with a new id."""
+    return ToolCallAnswer(new_call_id(), "function", CalledFunction(name, arguments))
+
+
+def finish_reason(reason: str, num_calls: int, is_function_call: bool) -> FinishReason:
+    """Return why a choice ended: a text that ended by itself and has calls ended for them."""
+    if reason != "stop" or not num_calls:
+        return cast("FinishReason", reason)
+    return "function_call" if is_function_call else "tool_calls"
+
+
+def is_context_full(finish: Finish, max_tokens: int | None) -> bool:
+    """Whether a text is shorter than its client allowed because the context holds no more.
+
+    Args:
+        finish: Its end.
+        max_tokens: The client's limit; None for none but the context.
+    """
+    if finish.reason != "length" or finish.usage is None:
+        return False
+    return max_tokens is None or finish.usage.completion_tokens < max_tokens
+
+
+def stop_reason(finish: Finish, max_tokens: int | None) -> StopReason | UnsetType:
+    """Return the reason of a full context, which few choices have."""
+    return CONTEXT_FULL if is_context_full(finish, max_tokens) else UNSET
+
+
+# JSON has no infinity; OpenAI's API uses this number for "never".
+_LEAST = -9999.0
+
+
+def chat_logprobs(entries: Iterable[TokenLogprob | None]) -> ChatLogprobs:
+    """Return the `logprobs` object of a chat choice."""
+    return ChatLogprobs([_chat_entry(entry) for entry in entries if entry is not None], None)
+
+
+def _chat_entry(entry: TokenLogprob) -> TokenLogprobAnswer:
+    top = [TopLogprob(each.token, _finite(each.logprob), list(each.bytes)) for each in entry.top]
+    return TokenLogprobAnswer(entry.token, _finite(entry.logprob), list(entry.bytes), top)
+
+
+def completion_logprobs(
+    entries: Sequence[TokenLogprob | None], offset: int, first_token: str = ""
+) -> CompletionLogprobs:
+    """Return the `logprobs` object of a completion choice.
+
+    Args:
+        entries: Tokens in order; None for the prompt's first token, whose probability has no condition.
+        offset: Characters of the choice's text before these tokens.
+        first_token: Name of the token that is None.
+    """
+    tokens = [first_token if entry is None else entry.token for entry in entries]
+    offsets = []
+    for token in tokens:
+        offsets.append(offset)
+        offset += len(token)
+    return CompletionLogprobs(
+        tokens,
+        [None if entry is None else _finite(entry.logprob) for entry in entries],
+        [None if entry is None else _alternatives(entry) for entry in entries],
+        offsets,
+    )
+
+
+def prompt_logprobs(entries: Sequence[TokenLogprob | None]) -> PromptLogprobs:
+    """Return a prompt's log probabilities as vLLM reports them: for each token, its own and the likeliest, by id.
+
+    The rank of a token that is not among the likeliest is not known.
+    """
+    return [None if entry is None else _by_id(entry) for entry in entries]
+
+
+def _by_id(entry: TokenLogprob) -> dict[str, PromptLogprob]:
+    own = {str(entry.token_id): _ranked(entry, None)}
+    return own | {str(top.token_id): _ranked(top, rank) for rank, top in enumerate(entry.top, 1)}
+
+
+def _ranked(entry: TokenLogprob, rank: int | None) -> PromptLogprob:
+    return PromptLogprob(_finite(entry.logprob), rank, entry.token)
+
+
+def first_token_name(delta: Delta) -> str:
+    """Return the name of a prompt's first token, which has no entry: the text before all other tokens.
+
+    A delta that still has the prompt's token ids here belongs to an answer that names its tokens by their ids.
+    """
+    if delta.prompt_token_ids:
+        return token_id_name(delta.prompt_token_ids[0])
+    entries = (*(delta.prompt_logprobs or ()), *(delta.logprobs or ()))
+    num_rest = sum(len(entry.bytes) for entry in entries if entry is not None)
+    raw = delta.text.encode()
+    return raw[: max(0, len(raw) - num_rest)].decode(errors="replace")
+
+
+def token_id_name(token_id: int) -> str:
+    """Return the name of a token that is named by its id."""
+    return f"token_id:{token_id}"
+
+
+def _alternatives(entry: TokenLogprob) -> dict[str, float]:
+    alternatives = {top.token: _finite(top.logprob) for top in entry.top}
+    alternatives.setdefault(entry.token, _finite(entry.logprob))
+    return alternatives
+
+
+def _finite(logprob: float) -> float:
+    return max(logprob, _LEAST)
 
 
 OPERATIONS = (

@@ -1,8 +1,8 @@
-"""Sinks that stand before a choice's own: what an answer reports besides its text, and which answers are returned.
+"""Sinks that stand before a choice's own, for details beside the text and for the choice among answers.
 
 Only answers whose clients asked for token ids, the prompt's log probabilities or the usage so far have a
-`DetailedSink`, which keeps what is reported; chunks and whole answers take it from the choice's `ChoiceDetails`. Where
-more answers are generated than were asked for (`best_of`), a `RankedSink` adds up log probabilities.
+`DetailedSink`, which notes them in the choice's `ChoiceDetails`. If more answers are generated than were asked for
+(`best_of`), a `RankedSink` adds up log probabilities.
 """
 
 from __future__ import annotations
@@ -11,8 +11,20 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
-from gateway.api.choice_fields import prompt_logprob_fields, token_id_name
+from gateway.api.chat_answers import (
+    ChatChoice,
+    ChatChunkChoice,
+    ChatCompletion,
+    ChatCompletionChunk,
+    Completion,
+    CompletionChoice,
+    PromptLogprobs,
+    UsageAnswer,
+    prompt_logprobs,
+    token_id_name,
+)
 from gateway.dispatch.sinks import Sink
 from gateway.errors import ApiError
 from gateway.generation import Details, Kind
@@ -20,55 +32,53 @@ from shared.messages import Delta, TokenLogprob
 
 
 class ChoiceDetails:
-    """What one choice has to report. Token ids are those since they were last taken."""
+    """The details that one choice reports. Token ids are those since they were last reported."""
 
     def __init__(self, wanted: Details, kind: Kind) -> None:
         """Report what is wanted, in an endpoint's format."""
         self._wanted = wanted
         self._kind = kind
         self._token_ids: list[int] = []
-        self._prompt: dict[str, Any] = {}
+        self._prompt_token_ids: list[int] | UnsetType = UNSET
+        self._prompt_logprobs: PromptLogprobs | UnsetType = UNSET
         self._num_prompt_tokens = 0
         self._num_tokens = 0
 
     def note(self, delta: Delta) -> None:
-        """Take in what a delta brings."""
+        """Take in a delta."""
         self._num_tokens += len(delta.token_ids)
         if delta.prompt_tokens is not None:
             self._num_prompt_tokens = delta.prompt_tokens
         if self._wanted.token_ids:
             self._token_ids += delta.token_ids
             if delta.prompt_token_ids is not None:
-                self._prompt["prompt_token_ids"] = delta.prompt_token_ids
+                self._prompt_token_ids = list(delta.prompt_token_ids)
         if self._wanted.prompt_logprobs and delta.prompt_logprobs is not None:
-            self._prompt["prompt_logprobs"] = prompt_logprob_fields(delta.prompt_logprobs)
+            self._prompt_logprobs = prompt_logprobs(delta.prompt_logprobs)
 
-    def take_choice_fields(self) -> dict[str, Any]:
-        """Return what belongs into the choice's object, once."""
-        fields: dict[str, Any] = {}
+    def report(
+        self,
+        answer: ChatCompletion | ChatCompletionChunk | Completion,
+        choice: ChatChoice | ChatChunkChoice | CompletionChoice,
+    ) -> None:
+        """Write what is new into an answer and its choice; chat tells of the prompt beside the choices."""
         if self._wanted.token_ids:
-            fields["token_ids"], self._token_ids = self._token_ids, []
-        return fields | (self._take_prompt() if self._kind == "completion" else {})
+            choice.token_ids, self._token_ids = self._token_ids, []
+        holder: Any = answer if self._kind == "chat" else choice
+        if self._prompt_token_ids is not UNSET:
+            holder.prompt_token_ids, self._prompt_token_ids = self._prompt_token_ids, UNSET
+        if self._prompt_logprobs is not UNSET:
+            holder.prompt_logprobs, self._prompt_logprobs = self._prompt_logprobs, UNSET
 
-    def take_answer_fields(self) -> dict[str, Any]:
-        """Return what belongs beside the choices, once: in chat, what is told of the prompt."""
-        return self._take_prompt() if self._kind == "chat" else {}
-
-    def usage_so_far(self) -> dict[str, int] | None:
-        """Return the usage of this choice so far, where every chunk is to have it."""
+    def usage_so_far(self) -> UsageAnswer | None:
+        """Return the usage of this choice so far, if every chunk is to have it."""
         if not self._wanted.usage_so_far:
             return None
-        prompt_tokens, completion_tokens = self._num_prompt_tokens, self._num_tokens
-        total = prompt_tokens + completion_tokens
-        return {"prompt_tokens": prompt_tokens, "completion_tokens": completion_tokens, "total_tokens": total}
-
-    def _take_prompt(self) -> dict[str, Any]:
-        fields, self._prompt = self._prompt, {}
-        return fields
+        return UsageAnswer(self._num_prompt_tokens, self._num_tokens, self._num_prompt_tokens + self._num_tokens)
 
 
 class DetailedSink:
-    """Notes what a choice has to report, and passes deltas on as the choice is to show them."""
+    """Notes a choice's details, and passes deltas on in the form that the choice shows."""
 
     __slots__ = ("_details", "_opening", "_sink", "_wanted")
 
@@ -130,7 +140,7 @@ class RankedSink:
         return self._total / self._num_tokens if self._num_tokens else 0.0
 
     def deliver(self, delta: Delta) -> None:
-        """Count what a delta brings, and pass it on."""
+        """Count a delta, and pass it on."""
         if delta.logprobs is not None:
             self._total += sum(entry.logprob for entry in delta.logprobs)
             self._num_tokens += len(delta.logprobs)

@@ -30,7 +30,7 @@ from gateway.metrics import GatewayMetrics
 from gateway.streams.dialect import OPENAI, Dialect
 from gateway.streams.plain_asgi import AsgiExchange
 
-# No status of HTTP's: nobody reads it.
+# Not a status of HTTP: for metrics and logs alone.
 CLIENT_LEFT = 499
 _CODES = {404: "unknown_url", 405: "method_not_allowed"}
 
@@ -39,11 +39,11 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Port:
-    """What the door of a port knows of what is behind it.
+    """The door's settings for a port.
 
     Attributes:
         metrics: Counts answers.
-        advice: Says what to do instead of asking for a path that is no route's.
+        advice: Returns advice about a path that no route serves.
         max_body_bytes: A larger body is a 413. Under our own server that is the server's business.
         budget: Of bodies on their way in, where another server runs the application.
         dialects: How errors are told at a path; below it too, if not in OpenAI's form. Elsewhere they are told as the
@@ -73,7 +73,7 @@ class Application(Starlette):
         self._port = port
 
     def build_middleware_stack(self) -> ASGIApp:
-        """Return what a request passes."""
+        """Return the door, behind which the routes stand."""
         return Door(self.router.app, self._port)
 
 
@@ -182,6 +182,6 @@ def exchange_of(scope: Scope) -> Exchange:
 
 
 def head_of(scope: Scope) -> ResponseHead:
-    """Return what the door knows of a request."""
+    """Return the head that the door has put into a scope."""
     head: ResponseHead = scope["state"]["head"]
     return head

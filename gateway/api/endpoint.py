@@ -1,11 +1,12 @@
-"""What makes an endpoint of generation: how a body becomes a `Generation`, and how deltas become its answer.
+"""An endpoint that generates: how a body becomes a `Generation`, and how deltas become its answer.
 
-Everything between is the same for all of them and stands in `GenerationService`.
+Everything in between is the same for all endpoints and stands in `GenerationService`.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from functools import partial
 
 from msgspec import Struct
@@ -13,11 +14,11 @@ from msgspec import Struct
 from gateway.admission.auth import Principal
 from gateway.admission.caller import Caller
 from gateway.api.answer import Answer, ResponseHead
-from gateway.api.chunks import AnswerIdentity
+from gateway.api.chat_answers import AnswerIdentity
 from gateway.api.generation_starter import GenerationStarter, Membership
 from gateway.api.large_bodies import LargeBodies
-from gateway.api.schemas import parse_chat, parse_completion
 from gateway.api.schemas.known_names import STRICT, BodyRules
+from gateway.api.schemas.parsing import parse_chat, parse_completion
 from gateway.api.streamed import StreamedAnswer
 from gateway.api.whole import WholeAnswer
 from gateway.fleet.fleet_load import FleetLoad
@@ -32,7 +33,7 @@ class Asked(Struct, frozen=True):
 
     Attributes:
         exchange: Where the answer goes.
-        generation: What is asked for.
+        generation: As its model reads it.
         head: The answer's headers.
         principal: Who asks.
         fingerprint: Names the files of the model that answers; None where no worker has told.
@@ -50,7 +51,7 @@ class GenerationStart(Struct, frozen=True):
 
     Attributes:
         generation: As its model reads it.
-        load: What the model's workers say of it, as it was when the generation was read.
+        load: The model's load when the generation was read.
         answer: Whose sinks get the deltas.
         caller: On whose behalf.
         is_fresh: The client wants a generation of its own, not a repeated or a shared one.
@@ -78,11 +79,13 @@ class Endpoint(ABC):
         path: Of the route, without a host.
         name: Of the route in metrics.
         dialect: How it tells errors and ends streams.
-        is_repeatable: What it reads follows from the body alone, and it starts generations as this class does.
+        parse: Makes a generation of a body by the rules of `BodyReader.read`; raises `ApiError`.
+        is_repeatable: The body alone decides the generation, which is started as this class does.
     """
 
     path: str
     name: str
+    parse: Callable[[bytes, BodyRules], Generation]
     dialect: Dialect = OPENAI
     is_repeatable: bool = False
 
@@ -90,13 +93,13 @@ class Endpoint(ABC):
         """Read with `bodies`."""
         self._bodies = bodies
 
-    @abstractmethod
     async def generation(self, body: bytes, principal: Principal, rules: BodyRules = STRICT) -> Generation:
         """Return what a body asks for; `rules` as in `BodyReader.read`.
 
         Raises:
             ApiError: It is refused.
         """
+        return await self._bodies.read(principal.tenant, len(body), partial(self.parse, body, rules))
 
     @abstractmethod
     def whole_answer(self, asked: Asked) -> Answer:
@@ -134,10 +137,7 @@ class ChatEndpoint(_OpenAiEndpoint):
 
     path = "/v1/chat/completions"
     name = "chat"
-
-    async def generation(self, body: bytes, principal: Principal, rules: BodyRules = STRICT) -> Generation:
-        """Parse the body."""
-        return await self._bodies.read(principal.tenant, len(body), partial(parse_chat, body, rules))
+    parse = staticmethod(parse_chat)
 
 
 class CompletionEndpoint(_OpenAiEndpoint):
@@ -145,8 +145,4 @@ class CompletionEndpoint(_OpenAiEndpoint):
 
     path = "/v1/completions"
     name = "completion"
-
-    async def generation(self, body: bytes, principal: Principal, rules: BodyRules = STRICT) -> Generation:
-        """Parse the body."""
-        read = partial(parse_completion, body, rules)
-        return await self._bodies.read(principal.tenant, len(body), read)
+    parse = staticmethod(parse_completion)

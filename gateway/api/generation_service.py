@@ -9,12 +9,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Coroutine, Iterable
-from typing import Any
+from collections.abc import Iterable
 
 from msgspec import Struct
-from starlette.routing import Match, Route
-from starlette.types import Receive, Scope, Send
 
 from gateway.admission.auth import Principal
 from gateway.admission.caller import Caller
@@ -22,7 +19,7 @@ from gateway.admission.hold_times import AnswerPlaces
 from gateway.admission.limits import reserved_output, reserved_tokens
 from gateway.admission.shedding import Shedder
 from gateway.api.answer import Answer, Outcome, ResponseHead
-from gateway.api.door import CLIENT_LEFT, exchange_of, head_of
+from gateway.api.door import CLIENT_LEFT
 from gateway.api.endpoint import Asked, Endpoint, GenerationStart, StreamParts
 from gateway.api.generation_starter import GenerationStarter, Membership
 from gateway.api.model_abilities import ModelReading
@@ -93,8 +90,8 @@ class GenerationService:
     async def tick_forever(self) -> None:
         """Let streams react to silence and slow readers.
 
-        A status that says 200 promises an answer. While NATS owes one or is away, what has been asked may yet be
-        refused with the status of that, and Retry-After: its stream is not begun.
+        A status of 200 promises an answer. While NATS owes one or is away, a request may yet be refused with a status
+        of its own and Retry-After, so its stream is not begun.
         """
         watch = self._dispatcher.nats_watch
         while True:
@@ -152,7 +149,7 @@ class GenerationService:
         return await visit.endpoint.generation(visit.body, visit.principal, rules)
 
     async def _answer(self, visit: _Visit, generation: Generation, known: RepeatedAnswer | None) -> int:
-        """Admit a generation to its key's limits, let its answer flow to its end, and return what it is counted as."""
+        """Admit a generation to its key's limits, let its answer flow to its end, and return its status for metrics."""
         load = self._dispatcher.fleet.reported_load(generation.model)
         tokens_used: int | None = 0
         output, tokens = reserved_output(generation), reserved_tokens(generation)
@@ -203,7 +200,7 @@ class GenerationService:
         principal, headers, endpoint = visit.principal, visit.exchange.head.headers, visit.endpoint
         request_id, span = visit.head.request_id, visit.record.traceparent
         caller = Caller(principal.key_id, principal.tenant, headers, visit.body, request_id, span)
-        # A random answer is shared with nobody, so there is no kept one to pass by.
+        # A random answer is never shared, so none is kept that could be passed by.
         is_fresh = generation.deterministic and _wants_fresh(headers)
         membership = await endpoint.start(self._starter, GenerationStart(generation, load, answer, caller, is_fresh))
         if visit.is_repeatable and membership.cache_key is not None:
@@ -245,7 +242,7 @@ class GenerationService:
             metrics.by_model.model(generation.model).ttft_s.observe(ttft_s)
             if membership.prediction is not None:
                 self._shedder.observe(membership.prediction, ttft_s, usage.prompt_tokens, usage.completion_tokens)
-        # The log tells what workers have counted: an answer that was broken off has no count of cached tokens.
+        # The log has only counts by workers: an answer that was broken off has no count of cached tokens.
         record.usage = usage if usage.is_known else None
         if _is_broken_off(answer, outcome):
             usage.count_delivered(*membership.delivered())
@@ -253,7 +250,7 @@ class GenerationService:
         if answer.error is not None:
             record.failed(answer.error)
         is_complete = outcome is Outcome.COMPLETED
-        # What was refused has no answer to count; its client may have made the model's name up.
+        # A refused request has no answer to count; its client may have made the model's name up.
         is_answered = answer.error is None or answer.first_token_at is not None or usage.prompt_tokens > 0
         if is_answered and not membership.is_of_job:
             count_answer(metrics, generation, record.tenant or "", usage, head.started, is_complete=is_complete)
@@ -266,39 +263,14 @@ class GenerationService:
         return 200 if answer.error is None else answer.error.status
 
 
-class GenerationRoute(Route):
-    """The route of an endpoint that generates: it answers through the exchange in the scope, and never by `send`.
-
-    Its path has no parameters, so that it is found by a comparison, and nothing of Starlette's stays under a stream.
-    """
-
-    def __init__(self, endpoint: Endpoint, service: GenerationService) -> None:
-        """Have `service` serve `endpoint`, for those who have a key."""
-        super().__init__(endpoint.path, self.handle, methods=["POST"], name=f"key:{endpoint.path}")
-        self._served = endpoint
-        self._service = service
-
-    def matches(self, scope: Scope) -> tuple[Match, Scope]:
-        """Say whether a request is for this route."""
-        if scope["type"] != "http" or scope["path"] != self.path:
-            return Match.NONE, {}
-        return (Match.FULL if scope["method"] == "POST" else Match.PARTIAL), {}
-
-    def handle(self, scope: Scope, receive: Receive, send: Send) -> Coroutine[Any, Any, None]:
-        """Serve one request."""
-        if scope["method"] != "POST":
-            return super().handle(scope, receive, send)
-        return self._service.serve(self._served, exchange_of(scope), head_of(scope))
-
-
 def _is_broken_off(answer: Answer, outcome: Outcome) -> bool:
-    """Say whether the client broke an answer off, or its time was over: what was delivered until then counts."""
+    """Whether the client broke an answer off, or its deadline passed: the tokens delivered until then count."""
     failed = outcome is Outcome.FAILED and answer.error is not None and answer.error.status != 408
     return outcome is not Outcome.COMPLETED and not failed
 
 
 def _tokens_used(answer: Answer, membership: Membership, outcome: Outcome) -> int:
-    """Return what an answer counts against its key's tokens per minute.
+    """Return the tokens that an answer counts against its key's limit per minute.
 
     A complete answer counts as its usage says, one from the cache too. One that failed costs nothing.
     """

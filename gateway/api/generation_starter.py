@@ -1,7 +1,7 @@
 """From an admitted generation to its deltas: shared with an identical one in flight, repeated from the cache, or new.
 
-Only what is new is checked against the fleet's capacity: joining a generation or repeating an answer costs none. While
-nothing runs and nothing waits, a short prompt is dispatched before Redis has said whether it knows the answer.
+Only new generations are checked against the fleet's capacity: joining a generation or repeating an answer costs none.
+While nothing runs and nothing waits, a short prompt is dispatched before Redis has answered.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ class Membership(Struct, frozen=True):
     Attributes:
         leave: Ends it. A generation without members is cancelled. To be called once, at the end.
         delivered: Prompt and generated tokens so far, each prompt counted once; for an answer that did not finish.
-        prediction: What the shedder expected, if the generation is new.
+        prediction: The shedder's, if the generation is new.
         cache_key: Of the answer that was repeated, if it came from the cache.
-        num_reserved: Tokens that its job may use; 0 where what is delivered is counted.
+        num_reserved: Tokens that its job may use; 0 if delivered tokens are counted.
     """
 
     leave: Callable[[], None]
@@ -59,7 +59,7 @@ class Membership(Struct, frozen=True):
         return self.num_reserved > 0
 
     def tokens_used(self) -> int:
-        """Return what an answer that did not finish counts against its key's tokens per minute."""
+        """Return the tokens that an unfinished answer counts against its key's limit per minute."""
         return self.num_reserved + sum(self.delivered())
 
 
@@ -91,8 +91,8 @@ class GenerationStarter:
         """Let the deltas of a generation flow into `sinks`, one per sequence.
 
         Args:
-            generation: What to generate, as its model reads it.
-            load: What the model's workers say of it.
+            generation: As its model reads it.
+            load: Of its model.
             caller: On whose behalf.
             sinks: One per choice.
             is_fresh: The client wants a generation of its own, not a repeated or a shared one.
@@ -228,7 +228,7 @@ class GenerationStarter:
 
 
 def _is_free(load: FleetLoad | None, generation: Generation) -> bool:
-    """Say whether the fleet is idle and the generation is small, so that to begin it in vain costs nobody anything."""
+    """Whether the fleet is idle and the generation small, so that beginning it in vain costs no one anything."""
     if load is None or load.running or load.queued_requests or not load.num_workers:
         return False
     return generation.num_sequences == 1 and generation.estimated_prompt_tokens <= MAX_SPECULATIVE_TOKENS

@@ -32,7 +32,7 @@ class LargeBodies:
     """Knows who waits. Used from one event loop."""
 
     def __init__(self) -> None:
-        """Begin with nobody."""
+        """Begin with no tenant waiting."""
         self._one = asyncio.Lock()
         # Of its own: nothing else makes a body wait for a thread.
         self._thread = ThreadPoolExecutor(1, "large-bodies")
@@ -40,7 +40,7 @@ class LargeBodies:
         self._waiting: Counter[str] = Counter()
 
     async def inflated(self, tenant: str, body: bytes, max_bytes: int) -> bytes:
-        """Return what a body of gzip holds.
+        """Return an inflated gzip body.
 
         Raises:
             ApiError: As `read` and `decompressed` do.

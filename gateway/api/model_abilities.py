@@ -1,4 +1,4 @@
-"""Fits a generation to its model: refuses what no worker could answer, and fills in what the model's files advise."""
+"""Fits a generation to its model: refuses those that no worker could answer, and applies the model's defaults."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 
 from gateway.admission.shedding import UNKNOWN_RETRY_S
 from gateway.api.output_reading import is_costly, with_reading
-from gateway.api.schemas.best_of import without_ranking
+from gateway.api.schemas.parameters import without_ranking
 from gateway.errors import ApiError
 from gateway.fleet.fleet_load import FleetLoad
 from gateway.generation import Generation, Prompt
@@ -74,7 +74,7 @@ def check_format_is_known(generation: Generation, load: FleetLoad) -> None:
 
 
 def check_task(generation: Generation, load: FleetLoad) -> None:
-    """Refuse a task that no worker of the model serves, whose logs say why, and what one of an earlier version ignores.
+    """Refuse tasks that no worker of the model serves, and features that workers of an earlier version ignore.
 
     Raises:
         ApiError: 400; 503 while workers of an earlier version run.
@@ -101,7 +101,7 @@ def _needed_features(generation: Generation) -> set[str]:
 
 
 def _as_understood(generation: Generation, load: FleetLoad) -> Generation:
-    """Return a generation without what a worker of an earlier version would not read: where parts of contents end.
+    """Return a generation without the ends of content parts, if a worker of an earlier version would ignore them.
 
     All workers of a model make the same prompt of a conversation then, also those that a request moves to.
     """

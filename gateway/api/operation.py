@@ -1,4 +1,4 @@
-"""What an API says of each of its routes for the description of the public port: what is sent, and what answered."""
+"""An API's description of its routes for the public port: bodies, answers and errors."""
 
 from __future__ import annotations
 

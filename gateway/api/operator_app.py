@@ -45,7 +45,7 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class OperatorServices:
-    """What the operator's routes work with, one per process; without a `key` they answer all but web pages."""
+    """Parts that the operator's routes use, one set per process; without a `key` they answer all but web pages."""
 
     key: str | None
     fleet: FleetView

@@ -102,7 +102,7 @@ def schema_grammar(generation: Generation, names: Set[str]) -> Grammar | None:
 
 
 def is_costly(generation: Generation) -> bool:
-    """Say whether `with_reading` may take more than some milliseconds."""
+    """Whether `with_reading` may take more than some milliseconds."""
     tools = generation.tools.tools if generation.tools is not None else ()
     size = sum(len(tool.parameters or "") for tool in tools)
     content = generation.sampling.grammar

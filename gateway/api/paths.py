@@ -1,4 +1,4 @@
-"""Spellings of a path that clients use, and what a 404 says to do: which path is meant, or what stands for another.
+"""The spellings of a path that clients use, and the advice of a 404: which path is meant, or what replaces it.
 
 A path may stand with or without `/v1`, with a slash at the end, and as Azure writes it.
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable
-from types import MappingProxyType
 
 _PREFIX = "/v1"
 # Azure's clients put this before what OpenAI's put `/v1` before.
@@ -60,41 +59,23 @@ def _beginning(path: str) -> str:
 _BASE_URL = "Check the client's base URL: for OpenAI's libraries it ends in /v1, for Anthropic's with the port."
 _DESCRIPTION = "GET /openapi.json describes what is served."
 
-# A longer path is nobody's typing error, and comparing it would cost time.
+# A longer path is no typing error, and comparing it would cost time.
 _MAX_COMPARED_CHARACTERS = 64
 _MIN_LIKENESS = 0.85
 
-# What is said, and the first part of the path, or the first two, after `/v1` where it begins so.
-_INSTEAD = MappingProxyType(
-    {
-        name: advice
-        for advice, names in (
-            ("The API begins at /v1: GET /v1/models lists the models, POST /v1/chat/completions asks one.", ("",)),
-            (
-                "Files of the Batch API are computed by `headrace publish`, and responses with 'background' outlive "
-                "their client.",
-                ("files", "batches", "messages/batches"),
-            ),
-            (
-                "Go on from a response with 'previous_response_id' of /v1/responses, or send the whole conversation.",
-                ("conversations", "assistants", "threads"),
-            ),
-            ("This server reads and writes text only.", ("images", "audio", "videos")),
-            ("Use /v1/chat/completions or /v1/completions.", ("chat", "completion", "generate", "generate_stream")),
-            ("Chats are not kept, as /v1/responses are.", ("chat/completions",)),
-            ("Use /v1/embeddings.", ("embed", "embedding", "v2/embed")),
-            ("How the server does is told by the metrics, at the operator's port.", ("metrics", "slots")),
-            ("Use /health/live or /health/ready.", ("healthz", "livez", "readyz")),
-            ("Adapters are not served: merge one into the weights of a model.", ("load_lora_adapter",)),
-            (
-                "Ollama's own API is not served: choose an OpenAI-compatible server in the client, with a base URL "
-                "ending in /v1.",
-                ("api",),
-            ),
-        )
-        for name in names
-    }
-)
+# By one of the first parts of a path.
+_INSTEAD = {
+    "": "The API begins at /v1: GET /v1/models lists the models, POST /v1/chat/completions asks one.",
+    "batches": "`headrace publish` computes files of the Batch API; responses with 'background' outlive their client.",
+    "threads": "Go on from a response with 'previous_response_id' of /v1/responses, or send the whole conversation.",
+    "chat": "Use /v1/chat/completions or /v1/completions. Chats are not kept, as /v1/responses are.",
+    "embed": "Use /v1/embeddings.",
+    "images": "This server reads and writes text only.",
+    "metrics": "The operator's port has the metrics.",
+    "healthz": "Use /health/live or /health/ready.",
+    "api": "Ollama's own API is not served: choose an OpenAI-compatible server, with a base URL ending in /v1.",
+}
+_SAME = {"files": "batches", "assistants": "threads", "conversations": "threads", "generate": "chat", "audio": "images"}
 
 
 class UnservedPaths:
@@ -111,7 +92,8 @@ class UnservedPaths:
         parts = [part for part in map(str.strip, path.lower().split("/")) if part]
         if (meant := self._at_the_end(parts)) is not None:
             return f"Did you mean {meant}? {_BASE_URL}"
-        return _of_another_server(parts) or self._nearest("/".join(["", *parts])) or _DESCRIPTION
+        known = (_INSTEAD.get(_SAME.get(part, part)) for part in parts[:3] or [""])
+        return next(filter(None, known), None) or self._nearest("/".join(["", *parts])) or _DESCRIPTION
 
     def _at_the_end(self, parts: list[str]) -> str | None:
         """Return the served path that another one ends with, as a base URL of too many parts makes it."""
@@ -119,26 +101,17 @@ class UnservedPaths:
         for start in range(max(0, len(parts) - self._most_parts), len(parts)):
             tail = "/".join(["", *parts[start:]])
             for path in (tail, f"/v1{tail}"):
-                if path not in self._paths:
-                    continue
                 # Its last word alone says little: `/v1/threads/1/messages` does not mean /v1/messages.
-                if path == tail or path.count("/") > 2 or start == 0 or self._is_served(parts[:start]):
+                if path in self._paths and (path == tail or path.count("/") > 2 or self._is_served(parts[:start])):
                     return path
         return None
 
     def _is_served(self, parts: list[str]) -> bool:
         path = "/".join(["", *parts])
-        return path == "/v1" or path in self._paths or f"/v1{path}" in self._paths
+        return path in ("/", "/v1") or path in self._paths or f"/v1{path}" in self._paths
 
     def _nearest(self, path: str) -> str | None:
         if len(path) > _MAX_COMPARED_CHARACTERS:
             return None
         near = difflib.get_close_matches(path, self._paths, n=1, cutoff=_MIN_LIKENESS)
         return f"Did you mean {near[0]}?" if near else None
-
-
-def _of_another_server(parts: list[str]) -> str | None:
-    """Return what stands for a path that is not served, if it is one that clients of other servers know."""
-    if parts[:1] == ["v1"]:
-        parts = parts[1:]
-    return _INSTEAD.get("/".join(parts[:2])) or _INSTEAD.get("/".join(parts[:1]))

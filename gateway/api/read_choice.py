@@ -1,7 +1,6 @@
-"""A choice whose text is read: the sink that tells each endpoint's answer what of it is content, reasoning or a call.
+"""A choice whose text is read: the sink that splits it into content, reasoning and calls for each endpoint's answer.
 
-Endpoints derive from `ReadChoice` and say how each of these looks on their wire. Answers that are text alone do not
-come this way.
+Endpoints derive from `ReadChoice` and say how each of these looks on their wire.
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 from gateway.api.answer import Answer
+from gateway.api.chat_answers import first_token_name
 from gateway.errors import ApiError
 from gateway.generation import OutputReading
 from shared.formats.events import (
@@ -24,11 +24,24 @@ from shared.messages import Delta, Finish, TokenLogprob
 
 
 class ReadChoice(ABC):
-    """Sink of one choice. Methods are called in the order of the text; `delivered` ends what one delta brought.
+    """Sink of one choice. Methods are called in the order of the text; `delivered` ends the calls of one delta.
 
     Attributes:
         num_calls: Calls of tools that have begun.
+        first_token: Name of the first token of an echoed prompt with log probabilities, which has none itself.
     """
+
+    __slots__ = (
+        "_answer",
+        "_index",
+        "_logprobs",
+        "_reader",
+        "_reading",
+        "_reasoning_tokens",
+        "_starts_in_reasoning",
+        "first_token",
+        "num_calls",
+    )
 
     def __init__(self, answer: Answer, index: int, reading: OutputReading) -> None:
         """Read for the choice `index` of `answer`."""
@@ -38,8 +51,9 @@ class ReadChoice(ABC):
         self._reader: OutputReader | None = None
         self._starts_in_reasoning = False
         self._reasoning_tokens = ReasoningTokens()
-        self._logprobs: list[TokenLogprob] = []
+        self._logprobs: list[TokenLogprob | None] = []
         self.num_calls = 0
+        self.first_token = ""
 
     @abstractmethod
     def content(self, text: str) -> None:
@@ -59,20 +73,23 @@ class ReadChoice(ABC):
 
     @abstractmethod
     def delivered(self, finish: Finish | None) -> None:
-        """Send what the last calls brought. `finish` says that the choice has ended; the answer may end right after."""
+        """Send the pieces of the last calls. With `finish` the choice has ended; the answer may end right after."""
 
     def deliver(self, delta: Delta) -> None:
-        """Read what is new."""
+        """Read a delta."""
         answer = self._answer
         self._starts_in_reasoning |= delta.in_reasoning
         if answer.done.done() or not (delta.token_ids or delta.text or delta.finish):
             return
         reader = self._reader
         if reader is None:
-            # The worker says with the first delta where the text begins.
+            # The first delta says where the text begins.
             reader = self._reader = self._reading.new_reader(self._starts_in_reasoning)
         events = reader.feed(delta.text) if delta.text else []
         self._reasoning_tokens.note(len(delta.token_ids), events)
+        if delta.prompt_logprobs:
+            self._logprobs += delta.prompt_logprobs
+            self.first_token = first_token_name(delta)
         if delta.logprobs:
             self._logprobs += delta.logprobs
         self._tell(events)
@@ -89,8 +106,11 @@ class ReadChoice(ABC):
         """End the whole answer."""
         self._answer.fail(error)
 
-    def take_logprobs(self) -> list[TokenLogprob]:
-        """Return the log probabilities of the tokens since the last call, whatever their text was part of."""
+    def take_logprobs(self) -> list[TokenLogprob | None]:
+        """Return the log probabilities of the tokens since the last call, whatever their text belongs to.
+
+        None stands for the first token of an echoed prompt.
+        """
         logprobs, self._logprobs = self._logprobs, []
         return logprobs
 
@@ -132,7 +152,7 @@ class ReasoningTokens:
         self._num_unread = 0
 
     def note(self, num_tokens: int, events: Sequence[OutputEvent]) -> None:
-        """Take in the tokens of one step, and what was read in it. The first branch is the usual step."""
+        """Take in the tokens and events of one step. The first branch is the usual step."""
         if len(events) == 1 and not self._num_unread:
             self._is_reasoning = type(events[0]) is ReasoningText
             if self._is_reasoning:
@@ -152,7 +172,7 @@ class ReasoningTokens:
         self._is_reasoning = isinstance(events[-1], ReasoningText)
 
     def end(self) -> None:
-        """Count what was left unread when the text ended."""
+        """Count the tokens left unread when the text ended."""
         if self._is_reasoning:
             self.count += self._num_unread
         self._num_unread = 0

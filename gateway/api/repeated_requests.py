@@ -12,16 +12,15 @@ from collections import OrderedDict
 
 from msgspec import Struct
 
-from gateway.cache.answer_memory import Sequences
-from gateway.cache.prompt_cache import CacheKey, PromptCache
+from gateway.cache.prompt_cache import CacheKey, PromptCache, Sequences
 from gateway.fleet.fleet import Fleet
 from gateway.fleet.fleet_load import FleetLoad
 from gateway.generation import Generation
 
-# A longer body takes so long to hash and to read that what is saved here is not missed.
+# Reading a longer body takes so long that this saves too little.
 MAX_BODY_BYTES = 16 << 10
 MAX_TOTAL_BYTES = 2 << 20
-# What an entry takes beside two copies of its body's text: what was read of it.
+# Bytes of an entry beside two copies of its body's text.
 ENTRY_BYTES = 2000
 
 Traits = tuple[object, ...]
@@ -41,7 +40,7 @@ class RepeatedAnswer(Struct, frozen=True):
 
 
 class _Known(Struct, frozen=True):
-    """What was read of a request, the key of its answer, and with which traits of its model both hold."""
+    """A request as it was read, the key of its answer, and the traits of its model for which both hold."""
 
     generation: Generation
     key: CacheKey
@@ -82,9 +81,9 @@ class RepeatedRequests:
             endpoint: Which has read it.
             tenant: Whose it is.
             body: Its bytes.
-            generation: What was read.
+            generation: Made of the body.
             key: Of its answer.
-            load: What the workers said of its model, from before it was read.
+            load: The load of its model, from before it was read.
         """
         name = (endpoint, tenant, body)
         if len(body) > MAX_BODY_BYTES or name in self._known or self._cache.told(key) is None:
@@ -104,7 +103,7 @@ def _size(name: Name) -> int:
 
 
 def _traits(load: FleetLoad) -> Traits:
-    """Return what the workers say of a model by which requests are read or refused."""
+    """Return the traits of a model by which requests are read or refused, as its workers report them."""
     return (
         load.revisions,
         load.chat_format,

@@ -1,4 +1,4 @@
-"""What is told of each request of a generating route when it ends: a log line, and spans for OpenTelemetry.
+"""Reports each request of a generating route when it ends: a log line, and spans for OpenTelemetry.
 
 Neither has any text of prompts or answers, unless the operator asks for prompts in the log. Without traces, all that
 they cost is a comparison with None.
@@ -28,7 +28,7 @@ _OPERATIONS = {"chat": "chat", "completion": "text_completion", "embedding": "em
 
 
 class RequestRecord:
-    """What is known of one request so far; who learns something writes it here.
+    """The facts about one request so far, written by each part that learns one.
 
     Attributes:
         route: Our own name of it.
@@ -79,7 +79,7 @@ class RequestRecord:
         self.generation = generation
 
     def failed(self, error: ApiError) -> None:
-        """Take note of what its client was told."""
+        """Take note of the error that the client got."""
         self.error_code, self.error_message = error.code, error.message
 
 
@@ -175,7 +175,7 @@ def _since(record: RequestRecord, moment: float | None) -> float | None:
 
 
 def _excerpt(prompt: Prompt) -> str | None:
-    """Return the end of a prompt, where what is new in a conversation stands; None of token ids."""
+    """Return the end of a prompt, where a conversation's newest text stands; None for token ids."""
     if prompt.messages:
         return str(prompt.messages[-1].content)[-MAX_PROMPT_CHARACTERS:]
     return None if prompt.text is None else prompt.text[-MAX_PROMPT_CHARACTERS:]

@@ -11,6 +11,7 @@ from importlib.metadata import version
 from typing import Any, Literal, TypeVar
 
 import msgspec
+from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -20,25 +21,94 @@ from gateway.admission.auth import KeyStore, Principal
 from gateway.admission.limits import RateLimiter
 from gateway.api.door import head_of
 from gateway.api.large_bodies import LargeBodies
-from gateway.api.route_answers import (
-    DetokenizeAnswer,
-    LiveAnswer,
-    ModelAnswer,
-    ModelList,
-    ReadyAnswer,
-    TokenizeAnswer,
-    VersionAnswer,
-)
-from gateway.api.schemas import parse_detokenize, parse_tokenize
+from gateway.api.operation import Operation
+from gateway.api.schemas.bodies import DetokenizeBody, TokenizeBody
+from gateway.api.schemas.checks import missing_parameter
 from gateway.api.schemas.known_names import BodyRules
-from gateway.api.schemas.refusals import missing_parameter
+from gateway.api.schemas.parsing import parse_detokenize, parse_tokenize
 from gateway.api.tokenizer_client import TokenizerClient
 from gateway.config import GatewayConfig
 from gateway.errors import model_not_found
-from gateway.fleet.readiness import FleetView, QueueConnection, readiness
+from gateway.fleet.readiness import FleetView, QueueConnection, Status, readiness
 from gateway.metrics import GatewayMetrics
 from gateway.streams.dialect import Dialect
 from shared.tokenizer_calls import TokenizerCall, TokenizerReply
+
+
+class ModelAnswer(Struct, forbid_unknown_fields=True):
+    """A model that live workers serve. `max_model_len` is its context in tokens; then Anthropic's names."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    root: str
+    parent: None
+    max_model_len: int | None
+    type: Literal["model"]
+    display_name: str
+    created_at: str
+    lifecycle: Literal["active"]
+    max_input_tokens: int | None
+
+
+class ModelList(Struct, forbid_unknown_fields=True):
+    """The models that the key may use."""
+
+    object: Literal["list"]
+    data: list[ModelAnswer]
+    has_more: bool
+    first_id: str | None
+    last_id: str | None
+
+
+class TokenizeAnswer(Struct, forbid_unknown_fields=True):
+    """Token ids of a text or a conversation."""
+
+    count: int
+    max_model_len: int
+    tokens: tuple[int, ...]
+    token_strs: list[str] | None
+
+
+class DetokenizeAnswer(Struct, forbid_unknown_fields=True):
+    """The text of token ids."""
+
+    prompt: str
+
+
+class LiveAnswer(Struct, forbid_unknown_fields=True):
+    """The process answers."""
+
+    status: Literal["live"]
+
+
+class ReadyAnswer(Struct, forbid_unknown_fields=True):
+    """Whether a request could be served now, and for how many models."""
+
+    status: Status
+    models: int
+
+
+class VersionAnswer(Struct, forbid_unknown_fields=True):
+    """The version of the gateway."""
+
+    version: str
+
+
+OPERATIONS = (
+    Operation("get", "/v1/models", "List the models.", ModelList),
+    Operation("get", "/v1/models/{model}", "Show one model.", ModelAnswer),
+    Operation("post", "/tokenize", "Turn a text or a conversation into token ids.", TokenizeAnswer, TokenizeBody),
+    Operation("post", "/detokenize", "Turn token ids into text.", DetokenizeAnswer, DetokenizeBody),
+    Operation("get", "/health/live", "Say that the process answers.", LiveAnswer, has_key=False),
+    Operation("get", "/health/ready", "Say whether requests can be served.", ReadyAnswer, has_key=False),
+    Operation("get", "/health", "The same as /health/ready.", ReadyAnswer, has_key=False),
+    Operation("get", "/ping", "The same as /health/ready.", ReadyAnswer, has_key=False),
+    Operation("post", "/ping", "The same as /health/ready.", ReadyAnswer, has_key=False),
+    Operation("get", "/version", "Say which version this is.", VersionAnswer, has_key=False),
+)
+
 
 Access = Literal["everyone", "key"]
 Result = TypeVar("Result")
@@ -46,7 +116,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class RouteServices:
-    """What the routes work with. One per process."""
+    """The parts that routes use. One set per process."""
 
     config: GatewayConfig
     keys: KeyStore

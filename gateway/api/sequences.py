@@ -87,7 +87,7 @@ class SequenceWindow:
 
 
 class _CountedSink:
-    """Passes on what comes, and tells the window of the end."""
+    """Passes deltas on, and tells the window of the end."""
 
     __slots__ = ("_sink", "_window")
 

@@ -124,7 +124,7 @@ class StructuredOutputAdmission:
 
 
 def _busy(error: CheckerBusyError, field: str) -> ApiError:
-    """Say why there is no verdict yet. The check goes on, so that there is one when the client comes back."""
+    """Return the error while there is no verdict. The check goes on, so that there is one when the client returns."""
     status, code = (429, "too_many_grammars") if error.is_own else (503, "grammar_not_checked")
     cause = "Other grammars of this tenant are checked before this one" if error.is_own else "The grammar is checked"
     message = f"{cause}, and the check goes on. Send the same request again after the time that Retry-After says."

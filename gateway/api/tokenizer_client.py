@@ -33,7 +33,7 @@ class TokenizerClient:
             ApiError: 400 when the worker finds the input bad, 413 when it is too large for the queue, 503 when no
                 worker is there or it has too many calls, 504 when none answers in time.
         """
-        # A worker drops what nobody waits for any more.
+        # A worker drops calls whose deadline has passed.
         call = msgspec.structs.replace(call, tenant=tenant, deadline=self._clock.now() + self._timeout_s)
         payload = encode(call)
         if len(payload) > self._nats.max_payload:

@@ -1,9 +1,8 @@
-"""Token counts of an answer of several sequences, as usage reports them and as metrics count them."""
+"""Token counts of an answer of several sequences, as answers report them and as metrics count them."""
 
 from __future__ import annotations
 
 import time
-from typing import Any
 
 from gateway.generation import Generation
 from gateway.metrics import GatewayMetrics
@@ -60,29 +59,9 @@ class UsageTotals:
         self.rejected_prediction_tokens += usage.rejected_prediction_tokens
 
     def count_delivered(self, prompt_tokens: int, completion_tokens: int) -> None:
-        """Count what was delivered of all choices when the answer was broken off; finished ones are among them."""
+        """Count the tokens of all choices that were delivered when the answer was broken off, finished ones too."""
         self.prompt_tokens = max(self.prompt_tokens, prompt_tokens)
         self.completion_tokens = max(self.completion_tokens, completion_tokens)
-
-
-def usage_fields(totals: UsageTotals) -> dict[str, Any]:
-    """Return the `usage` object. It counts draft tokens and reasoning only where there were any."""
-    prompt_tokens, completion_tokens = totals.prompt_tokens, totals.completion_tokens
-    fields: dict[str, Any] = {
-        "prompt_tokens": prompt_tokens,
-        "completion_tokens": completion_tokens,
-        "total_tokens": prompt_tokens + completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": totals.cached_tokens},
-    }
-    details: dict[str, int] = {}
-    accepted, rejected = totals.accepted_prediction_tokens, totals.rejected_prediction_tokens
-    if accepted or rejected:
-        details |= {"accepted_prediction_tokens": accepted, "rejected_prediction_tokens": rejected}
-    if totals.reasoning_tokens:
-        details["reasoning_tokens"] = totals.reasoning_tokens
-    if details:
-        fields["completion_tokens_details"] = details
-    return fields
 
 
 def count_answer(
@@ -98,7 +77,7 @@ def count_answer(
 
     Args:
         metrics: Where.
-        generation: What was asked for.
+        generation: The request.
         tenant: Whose request it was.
         usage: Its tokens.
         started: `time.perf_counter()` when the request had arrived.

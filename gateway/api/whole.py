@@ -3,32 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import msgspec
 
 from gateway.api.answer import Answer, ResponseHead
-from gateway.api.choice_fields import (
-    call_fields,
+from gateway.api.chat_answers import (
+    AnswerIdentity,
+    AssistantMessage,
+    CalledFunction,
+    ChatChoice,
+    CompletionChoice,
     chat_logprobs,
     completion_logprobs,
-    context_fields,
     finish_reason,
-    first_token_name,
-    new_call_id,
-    reasoning_fields,
+    stop_reason,
+    tool_call,
+    usage_answer,
 )
-from gateway.api.chunks import AnswerIdentity
 from gateway.api.details import ChoiceDetails, DetailedSink, RankedSink, likeliest
 from gateway.api.read_choice import ReadChoice
-from gateway.api.usage import usage_fields
 from gateway.generation import PLAIN_READING, Generation, Kind, OutputReading
 from gateway.http1.exchange import Exchange
-from shared.messages import Delta, Finish, TokenLogprob
+from shared.messages import Delta, Finish
 
 
 class WholeChoice(ReadChoice):
-    """Keeps what is read until the choice is told as one object."""
+    """Collects what is read into one object."""
 
     def __init__(self, answer: Answer, index: int, reading: OutputReading) -> None:
         """Start empty."""
@@ -39,21 +39,16 @@ class WholeChoice(ReadChoice):
         # Name and pieces of the arguments of each call.
         self._calls: list[tuple[str, list[str]]] = []
         self._has_logprobs = False
-        self._prompt_logprobs: tuple[TokenLogprob | None, ...] = ()
-        self._first_token = ""
-        self._end: dict[str, str] = {}
+        self._finish: Finish | None = None
 
     def deliver(self, delta: Delta) -> None:
-        """Keep what is told of the prompt, and read. The first branch is the usual token of a text that is content."""
+        """Read a delta. The first branch is the usual token of a text that is content."""
         if self._is_plain and delta.finish is None and delta.logprobs is None and not delta.prompt_logprobs:
             self._contents.append(delta.text)
             if delta.token_ids:
                 self._answer.note_output()
             return
-        if delta.prompt_logprobs:
-            self._prompt_logprobs = delta.prompt_logprobs
-            self._first_token = first_token_name(delta)
-        self._has_logprobs |= delta.logprobs is not None
+        self._has_logprobs |= delta.logprobs is not None or bool(delta.prompt_logprobs)
         super().deliver(delta)
 
     def content(self, text: str) -> None:
@@ -74,34 +69,32 @@ class WholeChoice(ReadChoice):
 
     def delivered(self, finish: Finish | None) -> None:
         """Keep why the choice ended."""
-        if finish is not None:
-            reason = finish_reason(finish.reason, self.num_calls, self._reading.is_function_call)
-            self._end = {"finish_reason": reason} | context_fields(finish, self._answer.max_tokens)
+        self._finish = finish
 
-    def fields(self, kind: Kind) -> dict[str, Any]:
-        """Return the choice as the endpoint's JSON object."""
-        logprobs = self.take_logprobs()
-        has_logprobs = self._has_logprobs or self._prompt_logprobs
+    def told(self, kind: Kind) -> ChatChoice | CompletionChoice:
+        """Return the choice as the endpoint tells it; it has ended."""
+        finish = self._finish
+        assert finish is not None, "the choice has ended"
+        reason = finish_reason(finish.reason, self.num_calls, self._reading.is_function_call)
+        stop = stop_reason(finish, self._answer.max_tokens)
+        entries = self.take_logprobs() if self._has_logprobs else None
         if kind == "chat":
-            told = {"message": self._message(), "logprobs": chat_logprobs(logprobs) if has_logprobs else None}
-            return {"index": self._index, **told, **self._end}
-        entries: list[TokenLogprob | None] = [*self._prompt_logprobs, *logprobs]
-        found = completion_logprobs(entries, 0, self._first_token) if has_logprobs else None
-        return {"index": self._index, "text": "".join(self._contents), "logprobs": found, **self._end}
+            logprobs = None if entries is None else chat_logprobs(entries)
+            return ChatChoice(self._index, self._message(), logprobs, reason, stop)
+        found = None if entries is None else completion_logprobs(entries, 0, self.first_token)
+        return CompletionChoice(self._index, "".join(self._contents), found, reason, stop)
 
-    def _message(self) -> dict[str, Any]:
+    def _message(self) -> AssistantMessage:
         """Return the message. Its content is null where there are only calls."""
         content = "".join(self._contents)
-        message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
-        if self._calls and not content:
-            message["content"] = None
+        message = AssistantMessage("assistant", None if self._calls and not content else content)
         if self._reasonings:
-            message |= reasoning_fields("".join(self._reasonings))
+            message.reasoning_content = message.reasoning = "".join(self._reasonings)
         calls = [(name, "".join(arguments)) for name, arguments in self._calls]
         if calls and self._reading.is_function_call:
-            message["function_call"] = {"name": calls[0][0], "arguments": calls[0][1]}
+            message.function_call = CalledFunction(*calls[0])
         elif calls:
-            message["tool_calls"] = [call_fields(new_call_id(), name, arguments) for name, arguments in calls]
+            message.tool_calls = [tool_call(name, arguments) for name, arguments in calls]
         return message
 
 
@@ -144,13 +137,11 @@ class WholeAnswer(Answer):
         return likeliest(means, self._generation.n, self._generation.num_choices)
 
     def _complete(self) -> None:
-        choices: list[dict[str, Any]] = []
-        more: dict[str, Any] = {}
+        answer = self._identity.whole([], usage_answer(self.usage))
         for index, place in enumerate(self._returned_places()):
-            choices.append(self._choices[place].fields(self._identity.kind) | {"index": index})
+            choice = self._choices[place].told(self._identity.kind)
+            choice.index = index
             if self._details:
-                choices[-1] |= self._details[place].take_choice_fields()
-                # Each of several choices of one prompt reports the same of it.
-                more = more or self._details[place].take_answer_fields()
-        body = self._identity.fields(streamed=False) | {"choices": choices, "usage": usage_fields(self.usage)} | more
-        self._respond(msgspec.json.encode(body))
+                self._details[place].report(answer, choice)
+            answer.choices.append(choice)  # type: ignore[arg-type]
+        self._respond(msgspec.json.encode(answer))

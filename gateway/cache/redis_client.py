@@ -100,7 +100,7 @@ class RedisCache:
         return value if isinstance(value, bytes) else None
 
     async def set(self, key: str, value: bytes, ttl_s: float) -> bool:
-        """Store a value for a while and tell whether that worked."""
+        """Store a value for a while; return False if that failed."""
         reply = await self._call("SET", key, value, "PX", max(1, int(ttl_s * 1000)))
         return bool(reply == b"OK")
 

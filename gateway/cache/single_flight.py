@@ -42,7 +42,7 @@ class SharedSequence:
             self._generation.finish_one()
 
     def fail(self, error: ApiError) -> None:
-        """Pass the failure on. Nobody joins after it, see `SharedGeneration.end`."""
+        """Pass the failure on. No member joins after it, see `SharedGeneration.end`."""
         for sink in self.sinks:
             sink.fail(error)
         self._generation.end()
@@ -69,7 +69,7 @@ class SharedGeneration:
 
         Args:
             num_sequences: How many there are.
-            remove: Takes the generation out of the table: nobody may join any more.
+            remove: Takes the generation out of the table, so that no more members join.
             complete: Is told when all sequences have finished well.
         """
         self.sequences = [SharedSequence(self) for _ in range(num_sequences)]
@@ -121,7 +121,7 @@ class SharedGeneration:
             self._complete(self)
 
     def end(self) -> None:
-        """Let nobody join any more."""
+        """Let no more members join."""
         if not self._has_ended:
             self._has_ended = True
             self._remove()

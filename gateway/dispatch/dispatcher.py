@@ -11,37 +11,69 @@ import asyncio
 import logging
 from collections.abc import Iterable
 from functools import partial
+from typing import Literal
 
 from nats.js import JetStreamContext
 
-from gateway.dispatch.counting import DispatchCounts
 from gateway.dispatch.frames import FrameReceiver
 from gateway.dispatch.inflight import Flight, FlightTable
 from gateway.dispatch.nats_watch import NatsWatch
+from gateway.dispatch.poison import Quarantine
 from gateway.dispatch.publisher import Publisher, queue_unavailable
-from gateway.dispatch.quarantine import Quarantine
 from gateway.dispatch.queue_streams import QueueStreams
 from gateway.dispatch.recovery import Reason, Recovery
-from gateway.dispatch.recovery_limits import RecoveryLimits
 from gateway.dispatch.revoker import Revoker
 from gateway.dispatch.sinks import Sink
 from gateway.dispatch.sweep import Sweep
+from gateway.dispatch.timeouts import RecoveryLimits
 from gateway.errors import ApiError
-from gateway.fleet.claims import OwnRequests
-from gateway.fleet.death import Death
+from gateway.fleet.deaths import Death
 from gateway.fleet.fleet import Fleet
-from gateway.fleet.fleet_load import FleetLoad
+from gateway.fleet.fleet_load import FleetLoad, OwnRequests
 from gateway.fleet.heartbeat_receiver import HeartbeatReceiver
 from gateway.fleet.liveness import FleetLimits
 from gateway.fleet.prober import Prober
 from gateway.metrics import GatewayMetrics
+from shared.dead_letters import DeadReason
 from shared.direct_client import DirectClient
-from shared.messages import GATEWAY_FEATURES, Delta, GatewayHeartbeat, Request, encode
+from shared.messages import GATEWAY_FEATURES, Delta, Finish, GatewayHeartbeat, Request, encode
 from shared.nats_connection import is_clustered
 from shared.server_clock import SYNCHRONIZE_INTERVAL_S, ServerClock
 from shared.streams import StreamLimits
 from shared.subjects import frame_subject, gateway_subject
 from shared.task_supervisor import TaskSupervisor
+
+Ending = Literal["completed", "failed", "cancelled"]
+
+# vLLM's words for the ends that are no finish reason of the model.
+_FINISHED_REASONS: dict[str, str] = {"cancelled": "abort", "failed": "error"}
+
+
+class DispatchCounts:
+    """Counts ends, moves, gaps and quarantines for the dispatcher and its parts."""
+
+    def __init__(self, metrics: GatewayMetrics) -> None:
+        """Count in `metrics`."""
+        self._metrics = metrics
+        self._loop = asyncio.get_running_loop()
+        self.gap = metrics.by_model.gap
+
+    def ended(self, flight: Flight, ending: Ending, finish: Finish | None) -> None:
+        """Count an end; `finish` is the worker's report of a complete sequence."""
+        self._metrics.sequences[ending] += 1
+        reason = _FINISHED_REASONS.get(ending) or ("stop" if finish is None else finish.reason)
+        usage, timing = (None, None) if finish is None else (finish.usage, finish.timing)
+        total_s = self._loop.time() - flight.submitted_at
+        self._metrics.by_model.model(flight.request.model).sequence_ended(reason, total_s, usage, timing)
+
+    def moved(self, reason: str) -> None:
+        """Count a sequence that is dispatched again."""
+        self._metrics.redispatches[reason] += 1
+
+    def quarantined(self, reason: DeadReason) -> None:
+        """Count a request that is put into quarantine."""
+        self._metrics.dead_letters[reason] += 1
+
 
 HEARTBEAT_INTERVAL_S = 1.0
 
@@ -128,7 +160,7 @@ class Dispatcher:
         self._streams.restore_records()
 
     async def close(self) -> None:
-        """Fail what is still in flight, and stop."""
+        """Fail all flights, and stop."""
         self.fail_all(ApiError(503, "The gateway is shutting down.", code="shutting_down", retry_after_s=1.0))
         await self._tasks.stop(*self._running, *self._streams.tasks)
         await self._recovery.close()
@@ -140,7 +172,7 @@ class Dispatcher:
         return len(self._flights)
 
     def share(self, model: str, tenant: str) -> FleetLoad | None:
-        """Return what a tenant has left of its share of a busy fleet; None where there is nobody to share it with."""
+        """Return the rest of a tenant's share of a busy fleet; None if no other tenant has requests."""
         if self._flights.num_tenants(model, tenant) == 1:
             return None
         load = self.fleet.load(model)
@@ -153,8 +185,8 @@ class Dispatcher:
         does not while NATS is silent on a connection that stands.
 
         Args:
-            request: What is asked of a worker.
-            sink: Is told of all that comes.
+            request: For a worker.
+            sink: Gets its deltas and its end.
             estimated_tokens: Of its prompt.
             expires_at: Loop time of its deadline. Without it, the wall clock says how far that is away; it may have
                 been moved since the request was made.
@@ -184,7 +216,7 @@ class Dispatcher:
         return flight
 
     def cancel(self, flights: Iterable[Flight]) -> None:
-        """Stop requests that nobody waits for any more; those that have ended are left alone."""
+        """Stop requests whose clients have left; those that have ended are left alone."""
         for flight in flights:
             if self._take_back(flight):
                 self._counts.ended(flight, "cancelled", None)
@@ -212,7 +244,7 @@ class Dispatcher:
         self._recovery.lose(flight, reason, why)
 
     def hand_over(self, flight: Flight) -> None:
-        """Dispatch to another worker what this one gives back."""
+        """Dispatch a request that its worker gives back to another one."""
         self._recovery.move([flight], "handoff")
 
     def disconnected(self) -> None:
@@ -231,14 +263,14 @@ class Dispatcher:
         return self._flights.num_unclaimed()
 
     async def reconnected(self) -> None:
-        """Take note that NATS is back, perhaps without what its memory held; unclaimed requests are published again."""
+        """Take note that NATS is back, perhaps with an empty memory; unclaimed requests are published again."""
         _logger.warning("NATS is back")
         self.fleet.liveness.nats_reconnected(self._loop.time())
         self._recovery.reconnected()
         await self._streams.restore()
 
     def _is_within_share(self, flight: Flight) -> bool:
-        """Say whether others give way to a flight, which counts already."""
+        """Whether others give way to a flight, which is counted already."""
         share = self.share(flight.request.model, flight.request.tenant)
         return share is not None and share.free_slots >= 0 and share.free_blocks >= 0
 
@@ -261,7 +293,7 @@ class Dispatcher:
             self._revoker.delete(stream_seq)
 
     def _refused(self, flight: Flight, epoch: int, error: ApiError) -> None:
-        # What the queue has had once was admitted: the sweep publishes it again.
+        # A request that the queue has had once was admitted: the sweep publishes it again.
         if flight.is_new and self._is_current(flight, epoch) and flight.worker is None:
             self.fail(flight, error)
 

@@ -3,6 +3,11 @@
 This runs inside the NATS callback, once per engine step and worker. The usual delta takes the short way; claims, ends,
 duplicates, gaps and deltas of other attempts take the long one. A delta counts only if it comes from the worker that
 holds the current epoch and continues exactly where the last one ended.
+
+A worker's counts of tokens are bounded by what this gateway knows itself. Admission, limits, metrics and cached answers
+add them up, so one worker's lie would close a model or use up a tenant's tokens. Generated tokens can be counted as
+they come. Those of a prompt cannot be, because a template and a tokenizer make them, but the bytes of the prompt bound
+them.
 """
 
 from __future__ import annotations
@@ -16,17 +21,16 @@ from typing import Protocol
 import msgspec
 from nats.aio.msg import Msg
 
-from gateway.dispatch.claimed_usage import believable
 from gateway.dispatch.inflight import Flight, FlightTable
 from gateway.dispatch.recovery import Reason, timeout_error
 from gateway.dispatch.revoker import Revoker
 from gateway.errors import ApiError
 from shared.log_limit import LogLimit
-from shared.messages import UNDECODABLE, Delta, Finish, Frame
+from shared.messages import UNDECODABLE, Delta, Finish, Frame, Request, Usage
 
 STRAY_CANCEL_INTERVAL_S = 1.0
 MAX_STRAYS = 10_000
-# A worker's wall clock may be ahead of ours by so much; by more, it or ours has jumped.
+# How far a worker's wall clock may be ahead of ours; beyond that, one of the two has jumped.
 EARLY_S = 1.0
 
 _logger = logging.getLogger(__name__)
@@ -63,7 +67,7 @@ class FrameReceiver:
 
         Args:
             flights: Requests in flight.
-            revoker: Tells workers that nobody waits for what they send.
+            revoker: Stops workers whose deltas no client waits for.
             endings: Hears of ends and losses.
             serves_another: Says of a worker and a model whether its heartbeats are those of another model.
             on_gap: Called with a model, a time between two deltas of one stream, in seconds, and of how many streams.
@@ -195,10 +199,10 @@ class FrameReceiver:
             _logger.error("request %s failed in its worker: %s", flight.id, finish.error, extra=flight.log_fields)
             self._endings.fail(flight, ApiError(500, "The worker failed at this request.", code="worker_failed"))
         else:
-            self._endings.lose(flight, "cancelled", "the worker cancelled it, but nobody here did")
+            self._endings.lose(flight, "cancelled", "the worker cancelled it, but this gateway did not")
 
     def _refuse_duplicate(self, flight: Flight, holder: str, worker: str, now: float) -> None:
-        """Drop what a second worker computes, to which JetStream has delivered the request too, and stop it.
+        """Drop the tokens of a second worker, to which JetStream has delivered the request too, and stop it.
 
         Two workers' tokens must not be mixed: their arithmetic may differ.
         """
@@ -233,5 +237,77 @@ class FrameReceiver:
 
 
 def _is_announcement(delta: Delta) -> bool:
-    """Say whether a delta only tells who holds a request: its prompt has not been read yet, or it waits there."""
+    """Whether a delta only names the holder of a request: its prompt has not been read yet, or it waits there."""
     return delta.finish is None and delta.prompt_tokens is None and not (delta.token_ids or delta.text)
+
+
+# Tokens of a chat template's own text: a model's default instructions, how tools are called.
+_TEMPLATE_TOKENS = 16_384
+# A template may write a text twice, or indent it (tools).
+_TEMPLATE_COPIES = 4
+# Beginning and end of a text, the marks of a text with a gap.
+_SPECIAL_TOKENS = 64
+# Unicode's compatibility forms, which some tokenizers make of a text, have at most 18 characters for one.
+_MOST_EXPANSION = 18
+_CHARACTER_BYTES = 4
+# Drafts that were rejected for one token that came.
+_MOST_DRAFTS = 64
+
+
+def most_prompt_tokens(request: Request) -> int:
+    """Return how many tokens a request's prompt has at most; a token is made of a byte or more."""
+    if request.token_ids is not None:
+        # Of an empty prompt the worker makes one that begins a text.
+        return max(1, len(request.token_ids))
+    if request.text is not None:
+        scored = () if request.pooling is None else (request.pooling.query, request.pooling.instruction)
+        num_bytes = sum(map(_most_bytes, (request.text, request.suffix, *scored)))
+        return num_bytes + (_SPECIAL_TOKENS if request.pooling is None else _TEMPLATE_TOKENS)
+    num_bytes = 0
+    for message in request.messages or ():
+        num_bytes += sum(map(_most_bytes, (message.role, message.content, message.name, message.reasoning)))
+        num_bytes += _SPECIAL_TOKENS + _most_bytes(message.tool_call_id)
+        num_bytes += sum(sum(map(_most_bytes, (call.id, call.name, call.arguments))) for call in message.tool_calls)
+    if request.chat is not None:
+        num_bytes += sum(map(_most_bytes, (request.chat.tools, request.chat.variables, request.chat.template)))
+    return _TEMPLATE_COPIES * num_bytes + _TEMPLATE_TOKENS
+
+
+def believable(delta: Delta, request: Request, estimated_tokens: int, num_emitted: int) -> Delta:
+    """Return a delta with the figures that can be true.
+
+    Args:
+        delta: As its worker sent it.
+        request: Its request.
+        estimated_tokens: The gateway's estimate of the prompt, from its bytes alone.
+        num_emitted: Tokens that have come, this delta's among them.
+    """
+    usage = None if delta.finish is None else delta.finish.usage
+    claimed = max(delta.prompt_tokens or 0, 0 if usage is None else usage.prompt_tokens)
+    # Nearly every claim is below an estimate that is there already.
+    most = claimed if claimed <= estimated_tokens else most_prompt_tokens(request)
+    if delta.prompt_tokens is not None and delta.prompt_tokens > most:
+        delta = msgspec.structs.replace(delta, prompt_tokens=most)
+    if delta.finish is None or usage is None:
+        return delta
+    true = _bounded(usage, most, num_emitted)
+    if true == usage:
+        return delta
+    return msgspec.structs.replace(delta, finish=msgspec.structs.replace(delta.finish, usage=true))
+
+
+def _bounded(usage: Usage, most_prompt: int, num_emitted: int) -> Usage:
+    prompt = min(usage.prompt_tokens, most_prompt)
+    return Usage(
+        prompt,
+        num_emitted,
+        min(usage.cached_tokens, prompt),
+        min(usage.accepted_prediction_tokens, num_emitted),
+        min(usage.rejected_prediction_tokens, _MOST_DRAFTS * (num_emitted + 1)),
+    )
+
+
+def _most_bytes(text: str | None) -> int:
+    if text is None:
+        return 0
+    return len(text) if text.isascii() else _MOST_EXPANSION * _CHARACTER_BYTES * len(text)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from gateway.dispatch.sinks import Sink
-from gateway.fleet.death import Death
+from gateway.fleet.deaths import Death
 from gateway.fleet.fleet_load import FleetLoad
 from shared.messages import Request, Usage
 
@@ -58,7 +58,7 @@ class Flight(_Progress):
             right by the wall clock of the day.
         epoch: The attempt whose deltas count.
         emitted: Tokens received so far, over all attempts.
-        worker: Who holds the request in this epoch; None while nobody has claimed it.
+        worker: Holder of the request in this epoch; None while it is unclaimed.
         has_begun: A worker has claimed it, in this epoch or an earlier one.
         is_resumed: This epoch's message is in the queue of what goes before new requests.
         stream_seq: JetStream sequence of this epoch's message, once acknowledged.
@@ -74,7 +74,7 @@ class Flight(_Progress):
         reconnected_at: Loop time of the first reconnect to NATS after the last delta; older than that delta if none.
         start: Tokens that had been emitted when this epoch began.
         num_moves: Moves since the last progress, without those for which no worker was at fault.
-        num_unclaimed: Stored publications in a row that nobody claimed, and
+        num_unclaimed: Stored publications in a row that were not claimed, and
         num_disturbed: those of them that may have gone to a worker that had just died.
         losses: Deaths of workers that held it, since an attempt has shown that it is harmless.
         probation: Tokens that this epoch's attempt has to produce until it counts as harmless; 0 without suspicion.
@@ -198,7 +198,7 @@ class FlightTable:
         return iter(list(self.by_id.values()))
 
     def add(self, flight: Flight) -> None:
-        """Take in a flight that nobody has claimed yet."""
+        """Add an unclaimed flight."""
         self.by_id[flight.request.id] = flight
         of_tenants = self._of_tenants.setdefault(flight.request.model, {})
         of_tenants.setdefault(flight.request.tenant, _Count()).change(flight, 1)
@@ -248,7 +248,7 @@ class FlightTable:
             flight.awaited_in = None
 
     def release(self, flight: Flight) -> None:
-        """Note that nobody holds a flight any more."""
+        """Note that a flight has no holder any more."""
         self._count_out(flight)
         self.note_output(flight)
         flight.worker = None
@@ -256,7 +256,7 @@ class FlightTable:
 
     def note_heartbeat(self, model: str, worker: str) -> None:
         """Note that a worker's own numbers now show everything it has claimed."""
-        # What was counted there keeps its old count, which nobody reads any more.
+        # Flights counted there keep their old count, which is not read any more.
         self._unshown.get(model, {}).pop(worker, None)
 
     def forget_worker(self, worker: str) -> None:

@@ -3,7 +3,11 @@
 The client's own PINGs close a connection after four to six seconds of silence. Until then, publications wait in the
 buffers of the socket. Here silence is noticed sooner. When nothing has come in for a moment, NATS gets a PING. When its
 PONG is missing for long, NATS is *suspected* of being away until anything comes in. It is suspected too when messages
-come in but no PONG (`answer_watch`): then publications do not arrive.
+come in but no PONG: a link may pass bytes in one direction only. Then nothing that is published arrives, and requests
+wait for a claim that cannot come.
+
+A link that is too slow for the incoming messages delays the PONG as much as tokens. Whatever is awaited over it is late
+and not lost: to move a request would only send the same again over this link.
 
 Silence is counted in rounds of this process, each bounded: a process that was starved or stopped does not take its own
 absence for that of NATS. After a false alarm the next one takes twice the silence, so that a server that is late now
@@ -12,12 +16,94 @@ and then is not suspected again and again.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from dataclasses import dataclass
 
-from gateway.dispatch.answer_watch import AnswerWatch
 from shared.direct_client import DirectClient
 from shared.nats_connection import is_clustered
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerLimits:
+    """Times in seconds.
+
+    Attributes:
+        interval_s: From a PONG to the next PING.
+        late_s: Wait for a PONG after which whatever else is awaited counts as late, and not as lost.
+        lost_s: Wait for a PONG after which publications count as lost.
+    """
+
+    interval_s: float = 0.5
+    late_s: float = 0.5
+    lost_s: float = 2.0
+
+
+class AnswerWatch:
+    """Asks NATS twice a second for a PONG. Owns the one PING whose PONG is awaited.
+
+    Attributes:
+        is_lost: Publications probably do not arrive.
+    """
+
+    def __init__(self, nats: DirectClient, limits: AnswerLimits | None = None) -> None:
+        """Watch a connection; nothing is noticed unless `review` is called several times in `interval_s`."""
+        self._nats = nats
+        self._limits = limits or AnswerLimits()
+        self._answer: asyncio.Future[bool] | None = None
+        # Since the PING, or since the last PONG.
+        self._waited_s = 0.0
+        self.is_lost = False
+
+    @property
+    def is_owed(self) -> bool:
+        """Whether the PONG has been missing for a round or more."""
+        return self._answer is not None and not self._answer.done() and self._waited_s > 0
+
+    @property
+    def is_late(self) -> bool:
+        """Whether the PONG has been missing for long."""
+        return self.is_owed and self._waited_s >= self._limits.late_s
+
+    async def ask(self) -> None:
+        """Send a PING, unless a PONG is awaited already."""
+        if self._answer is None:
+            self._answer = await self._nats.ping()
+            self._waited_s = 0.0
+
+    async def review(self, round_s: float) -> float:
+        """Take note of a round of this process, `round_s` long, in which something came in.
+
+        Returns:
+            How long the PONG that has come was missing, if it was late; otherwise 0.
+        """
+        self._waited_s += round_s
+        if self._answer is None:
+            if self._waited_s >= self._limits.interval_s:
+                await self.ask()
+        elif self._answer.done():
+            if self.is_lost:
+                _logger.warning("NATS receives what is published again")
+            waited_s = self._waited_s
+            self.forget_connection()
+            return waited_s if waited_s >= self._limits.late_s else 0.0
+        elif self._waited_s >= self._limits.lost_s and not self.is_lost:
+            self.is_lost = True
+            _logger.warning(
+                "NATS has not answered a PING for %.1f s: new requests are refused until it does", self._waited_s
+            )
+        return 0.0
+
+    def forget_pause(self) -> None:
+        """Take note that this process was paused: the PONG may lie unread."""
+        self._waited_s = 0.0
+
+    def forget_connection(self) -> None:
+        """Await no PONG any more: it has come, or its connection is lost."""
+        self._answer = None
+        self._waited_s = 0.0
+        self.is_lost = False
+
 
 # A round counts for this much at most, however late it is.
 _LONGEST_ROUND_S = 0.1

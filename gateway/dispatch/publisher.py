@@ -23,7 +23,7 @@ from shared.subjects import request_subject
 
 RETRY_AFTER_S = 2.0
 MAX_SUBJECTS = 1000
-# After so long no acknowledgement is awaited: it was lost with a connection or a server. Attempts that still run are
+# An acknowledgement that takes longer was lost with a connection or a server. Attempts that still run are
 # published anew long before that; one that has ended is kept until then, so that its message can be deleted.
 ACK_MEMORY_S = 60.0
 # "JetStream system temporarily unavailable": the servers of a cluster do not agree on who leads.

@@ -3,8 +3,8 @@
 An attempt is moved when its worker died, handed it over, went silent about it, or left a gap; when nobody claims it
 although somebody could; and when NATS was restarted before it was claimed. Each move raises the epoch, which is the
 fence: whatever the old holder still sends no longer counts. A periodic sweep looks after time, for all flights at once.
-`timeouts` says what has waited for too long, `blame` which flights are suspected of killing workers, `probation` when
-those may run.
+`timeouts` says which flights have waited for too long, `poison` which are suspected of killing workers and when those
+may run.
 """
 
 from __future__ import annotations
@@ -17,17 +17,14 @@ from typing import Literal
 
 import msgspec
 
-from gateway.dispatch import blame
+from gateway.dispatch import poison
 from gateway.dispatch.inflight import Flight, FlightTable
-from gateway.dispatch.known_poison import KnownPoison, kind_of
-from gateway.dispatch.probation import ProbationQueue
+from gateway.dispatch.poison import KnownPoison, ProbationQueue, Quarantine, kind_of
 from gateway.dispatch.publisher import Publisher, queue_unavailable
-from gateway.dispatch.quarantine import Quarantine
-from gateway.dispatch.recovery_limits import RecoveryLimits
 from gateway.dispatch.revoker import Revoker
-from gateway.dispatch.timeouts import Timeouts
+from gateway.dispatch.timeouts import RecoveryLimits, Timeouts
 from gateway.errors import ApiError
-from gateway.fleet.death import Death
+from gateway.fleet.deaths import Death
 from gateway.fleet.fleet import Fleet
 from shared.background_tasks import BackgroundTasks
 from shared.server_clock import ServerClock
@@ -95,7 +92,7 @@ class Recovery:
         if loss is None:
             return False
         flight.losses.append(loss)
-        flight.probation = blame.probation(flight)
+        flight.probation = poison.probation(flight)
         return True
 
     def publish_suspect(self, flight: Flight) -> None:
@@ -109,16 +106,16 @@ class Recovery:
             self._known_poison.forget(flight)
 
     def lose(self, flight: Flight, reason: Reason, why: str) -> None:
-        """Dispatch a lost attempt again. Nobody is blamed for it."""
+        """Dispatch a lost attempt again, without blame for its worker."""
         _logger.warning("request %s lost its attempt %d: %s", flight.id, flight.epoch, why, extra=flight.log_fields)
         self.move([flight], reason)
 
     def lose_worker(self, death: Death) -> None:
         """Dispatch again whatever a dead worker held, except for what has killed it."""
         held = [flight for flight in self._flights if flight.worker == death.worker]
-        blame.note_death(held, death)
+        poison.note_death(held, death)
         for flight in held:
-            if blame.is_to_blame(flight):
+            if poison.is_to_blame(flight):
                 self._convict(flight, death.worker)
         if held:
             _logger.warning("worker %s died with %d requests", death.worker, len(held))
@@ -164,7 +161,7 @@ class Recovery:
 
         Args:
             now: Loop time.
-            is_nats_late: NATS owes an answer: what nobody hears of may be well.
+            is_nats_late: NATS owes an answer, so silence about a request proves nothing.
         """
         if self._outage is not None:
             is_over = now - self._outage.since > self._limits.outage_timeout_s
@@ -237,7 +234,7 @@ class Recovery:
                 flight.reconnected_at = now
 
     def requeue(self, is_same_stream: bool) -> None:
-        """Publish again what nobody had claimed; a stream that is not the same has lost it."""
+        """Republish unclaimed requests; a recreated stream no longer holds them."""
         if not is_same_stream:
             for flight in self._flights:
                 # The message is gone, and its number with it.
@@ -263,8 +260,8 @@ class Recovery:
                 continue
             if flight.id not in self._flights.by_id:
                 continue  # it ended with another choice of the same answer
-            if flight is convict or (blame.may_be_deadly(flight) and kind_of(flight.request) == kind):
-                # Nobody is left to acknowledge its message, which would go to the next worker: it is deleted.
+            if flight is convict or (poison.may_be_deadly(flight) and kind_of(flight.request) == kind):
+                # No worker is left to acknowledge its message, which would go to the next one: it is deleted.
                 self._flights.release(flight)
                 self._fail(flight, error)
 
@@ -277,7 +274,7 @@ class Recovery:
         if flight.expires_at is not None:
             deadline = self._clock.now() + flight.expires_at - self._loop.time()
             flight.request = msgspec.structs.replace(flight.request, deadline=deadline)
-        flight.probation = blame.probation(flight)
+        flight.probation = poison.probation(flight)
         flight.is_held_back = False
         flight.epoch += 1
         flight.start = len(flight.emitted)
@@ -304,7 +301,7 @@ class Recovery:
         self.move([each for each in waiting if each.request.model in stranded and not each.is_parked], "waiting")
 
     def _note_delivery(self, flight: Flight, pulled: dict[tuple[str, bool], tuple[int, int]], now: float) -> None:
-        """Find out whether a worker was sent what nobody has claimed yet. `pulled` is kept for the queues of a sweep.
+        """Find out whether an unclaimed request was sent to a worker. `pulled` is kept for the queues of a sweep.
 
         A suspect may have been given back to the queue, so that later requests prove nothing about it.
         """
@@ -326,7 +323,7 @@ class Recovery:
         )
         if flight.stream_seq is not None:
             model = flight.request.model
-            blame.note_swallowed(flight, self._fleet.liveness.deaths_since(model, flight.published_at))
+            poison.note_swallowed(flight, self._fleet.liveness.deaths_since(model, flight.published_at))
             flight.num_unclaimed += 1
             flight.num_disturbed += is_disturbed
         self.move([flight], "unclaimed")
@@ -382,7 +379,7 @@ class Recovery:
 def timeout_error() -> ApiError:
     """Return the error of a request whose deadline has passed.
 
-    The official SDKs repeat a 408 unless told otherwise; nobody waits for this answer any more.
+    The official SDKs repeat a 408 unless told otherwise, but the time for this answer is over.
     """
     message = "The request was not finished before its deadline."
     return ApiError(408, message, code="timeout", headers={"x-should-retry": "false"})

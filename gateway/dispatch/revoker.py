@@ -1,4 +1,4 @@
-"""Taking requests back: cancellations to the workers, and deletion of messages nobody has claimed.
+"""Taking requests back: cancellations to the workers, and deletion of unclaimed messages.
 
 Cancellations made in the same loop iteration leave as one message per model and epoch; deletions run a few at a time.
 Both are best effort: the epoch is the fence, and a worker drops what is past its deadline.

@@ -71,7 +71,7 @@ class Sweep:
             self._recovery.discount_pause(lost_s, now)
 
     async def _watch_nats(self, now: float) -> None:
-        # While NATS was silent nobody could be heard: that time counts as the silence of no worker and no request.
+        # While NATS was silent nothing could be heard, so that time is not counted as silence of workers or requests.
         if silent_s := await self._nats_watch.review(now):
             self._fleet.discount_silence(silent_s, now)
             self._recovery.discount_pause(silent_s, now)

@@ -1,6 +1,6 @@
 """The workers and the other gateways, as their heartbeats show them: what is queued, and how fast it drains.
 
-Owns the view of gateways and the sums over workers; nobody else writes them. `liveness` knows which workers are alive.
+Owns the view of gateways and the sums over workers, and alone writes them. `liveness` knows which workers are alive.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ from typing import TypeVar
 
 import msgspec
 
-from gateway.fleet.claims import OwnRequests, credible_waiting
-from gateway.fleet.death import Death
-from gateway.fleet.fleet_load import FleetLoad, fingerprint_of
+from gateway.fleet.deaths import Death
+from gateway.fleet.fleet_load import FleetLoad, OwnRequests, credible_waiting, fingerprint_of
 from gateway.fleet.liveness import FleetLimits, Liveness
 from shared.messages import GatewayHeartbeat, Heartbeat
 from shared.sampling import SamplingDefaults
@@ -24,7 +23,7 @@ _T = TypeVar("_T", bound=Hashable)
 
 # Silence in seconds after which another gateway's queue no longer counts.
 GATEWAY_SILENCE_S = 5.0
-# A model without workers for so long is unknown again: it was taken out of service, not interrupted.
+# A model without workers for longer is unknown again: it was taken out of service, not interrupted.
 MODEL_MEMORY_S = 300.0
 # How often that is looked at.
 REVIEW_INTERVAL_S = 1.0
@@ -103,7 +102,7 @@ class Fleet:
             self._gateways[heartbeat.gateway] = (heartbeat, now)
 
     def do_gateways_understand(self, feature: str) -> bool:
-        """Say whether all gateways have a feature; False until those that run must have been heard."""
+        """Whether all gateways have a feature; False until those that run must have been heard."""
         is_young = time.time() - self.started <= GATEWAY_SILENCE_S
         return not is_young and all(feature in heartbeat.features for heartbeat, _ in self._gateways.values())
 
@@ -173,7 +172,7 @@ class Fleet:
         return any(_sees_empty_queue(h) and h.running < h.max_num_seqs for h in self._takers(model))
 
     def has_room_elsewhere(self, model: str, worker: str, num_tokens: int) -> bool:
-        """Whether another worker of a model could run a sequence of so many tokens at once."""
+        """Whether another worker of a model could run a sequence of `num_tokens` at once."""
         return any(
             h.worker != worker
             and _sees_empty_queue(h)
@@ -306,7 +305,7 @@ class _AnswerTraits:
 
 
 def _sees_empty_queue(heartbeat: Heartbeat) -> bool:
-    """Say whether nothing waits at a worker, nor in the queue as it knows it."""
+    """Whether nothing waits at a worker, nor in the queue as it knows it."""
     return heartbeat.knows_queue and heartbeat.queue_pending == heartbeat.waiting == 0
 
 

@@ -13,8 +13,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from gateway.fleet.death import Death
-from gateway.fleet.remembered_deaths import RememberedDeaths, process_of
+from gateway.fleet.deaths import Death, RememberedDeaths, process_of
 from gateway.fleet.resumption import Resumption
 from shared.messages import Heartbeat
 
@@ -195,7 +194,7 @@ class Liveness:
             self._workers[name].note_sign_of_life(now)
 
     def note_absence(self, name: str, probed_at: float) -> None:
-        """Take note that nobody listened to the probe that was sent to a worker at `probed_at`."""
+        """Take note that the probe sent to a worker at `probed_at` had no listener."""
         if name in self._workers:
             self._workers[name].absent_at = probed_at
 
@@ -253,7 +252,7 @@ class Liveness:
         return due
 
     def sweep(self, now: float) -> bool:
-        """Find the dead; say whether there are new ones. Called several times in a heartbeat."""
+        """Find the dead; return whether there are new ones. Called several times in a heartbeat."""
         self._swept_at = now
         if not self._can_judge(now):
             return False
@@ -320,7 +319,7 @@ class Liveness:
         return not self._is_disconnected and now >= self._judge_after and now > -math.inf
 
     def _cause(self, worker: _Worker, now: float) -> str | None:
-        """Say why a worker is dead; None for one that is not, or is known to be."""
+        """Return why a worker is dead; None if it is alive, or known to be dead."""
         limits = self._limits
         silence_s = now - worker.last_seen_at
         waited_s = 0.0 if worker.unanswered_since is None else now - worker.unanswered_since

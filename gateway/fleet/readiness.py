@@ -1,11 +1,16 @@
-"""Whether this gateway lives, and whether it could serve a request now."""
+"""Whether this gateway could serve a request now, and how a gateway that starts waits until it knows the fleet."""
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from nats.aio.client import Client
+from nats.errors import Error as NatsError
+
 from gateway.fleet.fleet_load import FleetLoad
+from shared.errors import DependencyError
 
 Status = Literal["ready", "no_queue", "no_worker"]
 
@@ -57,3 +62,28 @@ def readiness(fleet: FleetView, queue: QueueConnection) -> Readiness:
     models = tuple(model for model in fleet.models() if fleet.is_ready(model))
     status: Status = "no_queue" if not queue.is_connected else "ready" if models else "no_worker"
     return Readiness(status, models)
+
+
+# Two heartbeats of a worker: within them every live worker is heard, the first one or the last.
+FULL_ROUND_S = 0.5
+# A fleet that is silent for longer has no workers, and requests are refused for that.
+QUIET_FLEET_S = 1.0
+_POLL_S = 0.02
+
+
+async def wait_for_fleet(queue: Client, fleet: FleetView) -> None:
+    """Wait until every live worker has been heard, or it is clear that there is none.
+
+    Time is counted in turns of the event loop, so that a process that is starved meanwhile still reads what has come.
+
+    Raises:
+        DependencyError: NATS does not confirm our subscriptions.
+    """
+    try:
+        await queue.flush()
+    except NatsError as error:
+        raise DependencyError(f"NATS does not confirm our subscriptions: {error!r}") from None
+    for turn in range(round(QUIET_FLEET_S / _POLL_S)):
+        if fleet.models() and turn * _POLL_S >= FULL_ROUND_S:
+            return
+        await asyncio.sleep(_POLL_S)

@@ -1,6 +1,6 @@
 """When everything has arrived that a worker still sends after NATS was away; what is missing by then was lost.
 
-What a worker published while its gateway was not connected is lost, and nobody repeats it. Its messages arrive in the
+What a worker published while its gateway was not connected is lost, and not repeated. Its messages arrive in the
 order in which it sent them: no frame of a step arrives after a heartbeat that counts this step.
 """
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from shared.messages import Heartbeat
 
-# In so many steps each running stream gets a token, unless its worker has put it back.
+# Steps in which each running stream gets a token, unless its worker has put it back.
 NUM_STEPS = 4
 # A heartbeat may overtake the frame of the step that it counts by a turn of its worker's event loop.
 MARGIN_S = 0.1

@@ -182,7 +182,7 @@ class Connection(asyncio.BufferedProtocol):
             self._set_deadline(min(self._limits.head_timeout_s, DRAIN_GRACE_S))
 
     def postpone(self, seconds: float) -> None:
-        """Move the deadlines: this process stood still for so long."""
+        """Move the deadlines: this process stood still."""
         if self._deadline is not None:
             self._deadline += seconds
         if self.paused_since is not None:

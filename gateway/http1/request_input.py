@@ -71,7 +71,7 @@ class RequestInput:
         return self._parse(self._remove(end))
 
     def _remove(self, end: int) -> bytes:
-        """Remove a head of so many bytes and return it."""
+        """Remove the head that ends at `end` and return it."""
         head = bytes(self.data[:end])
         del self.data[:end]
         self._searched = self._num_blank = 0

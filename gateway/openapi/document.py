@@ -1,4 +1,7 @@
-"""Builds the OpenAPI document, and serves it: `python -m gateway.openapi.document > ops/docs/openapi.json`."""
+"""Builds the OpenAPI document, and serves it: `python -m gateway.openapi.document > ops/docs/openapi.json`.
+
+Each API describes its own routes and the names in its bodies.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +16,32 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from gateway.anthropic import endpoint as anthropic
+from gateway.anthropic.names import ANTHROPIC_NAMES
+from gateway.api import chat_answers as chat
+from gateway.api import routes as shared
 from gateway.api.operation import Operation
+from gateway.api.schemas.bodies import OPENAI_NAMES
 from gateway.api.schemas.names import Use
-from gateway.openapi.operations import OPERATIONS, TABLES
+from gateway.llama_cpp import endpoints as llama_cpp
+from gateway.pooling import endpoints as pooling
+from gateway.pooling.bodies import POOLED_NAMES
+from gateway.responses import operations as responses
+from gateway.responses.names import RESPONSE_NAMES
+
+# What becomes of the names in the bodies of each API.
+TABLES = (OPENAI_NAMES, RESPONSE_NAMES, POOLED_NAMES, ANTHROPIC_NAMES)
+
+
+OPERATIONS = (
+    *chat.OPERATIONS,
+    *responses.OPERATIONS,
+    *anthropic.OPERATIONS,
+    *pooling.OPERATIONS,
+    *shared.OPERATIONS,
+    *llama_cpp.OPERATIONS,
+)
+
 
 _TITLE = "Headrace"
 _DESCRIPTION = """The public port of a gateway. Errors have the same four keys everywhere; 429 and 503 say in

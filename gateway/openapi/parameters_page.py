@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import msgspec
 
 from gateway.api.schemas.names import Kind, ParameterTable, Row, Use
-from gateway.openapi.operations import TABLES
+from gateway.openapi.document import TABLES
 
 _OPENING = """# Parameters
 

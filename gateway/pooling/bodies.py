@@ -6,11 +6,10 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-from gateway.api.schemas.bodies import TokenIds
+from gateway.api.schemas.bodies import OPENAI_NAMES, TokenIds
+from gateway.api.schemas.checks import ModelName
 from gateway.api.schemas.names import Kind, ParameterTable, described, ignored, refused
-from gateway.api.schemas.openai_names import OPENAI_NAMES
 from gateway.api.schemas.parameters import EndUser
-from gateway.api.schemas.texts import ModelName
 from shared.bounds import (
     MAX_DIMENSIONS,
     MAX_INPUTS,

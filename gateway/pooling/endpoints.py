@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from functools import partial
-
-from gateway.admission.auth import Principal
 from gateway.api.answer import Answer
 from gateway.api.endpoint import Asked, Endpoint, StreamParts
 from gateway.api.operation import Operation
-from gateway.api.schemas.known_names import STRICT, BodyRules
-from gateway.generation import Generation
 from gateway.pooling.answers import (
     EmbeddingList,
     EmbeddingsAnswer,
@@ -34,11 +29,7 @@ class EmbeddingsEndpoint(_NumbersEndpoint):
 
     path = "/v1/embeddings"
     name = "embeddings"
-
-    async def generation(self, body: bytes, principal: Principal, rules: BodyRules = STRICT) -> Generation:
-        """Parse the body."""
-        read = partial(parse_embeddings, body, rules)
-        return await self._bodies.read(principal.tenant, len(body), read)
+    parse = staticmethod(parse_embeddings)
 
     def whole_answer(self, asked: Asked) -> Answer:
         """Return an answer as one list of vectors."""
@@ -51,11 +42,7 @@ class RerankEndpoint(_NumbersEndpoint):
 
     path = "/v1/rerank"
     name = "rerank"
-
-    async def generation(self, body: bytes, principal: Principal, rules: BodyRules = STRICT) -> Generation:
-        """Parse the body."""
-        read = partial(parse_rerank, body, rules)
-        return await self._bodies.read(principal.tenant, len(body), read)
+    parse = staticmethod(parse_rerank)
 
     def whole_answer(self, asked: Asked) -> Answer:
         """Return an answer as one list of documents."""
@@ -68,11 +55,7 @@ class ScoreEndpoint(_NumbersEndpoint):
 
     path = "/v1/score"
     name = "score"
-
-    async def generation(self, body: bytes, principal: Principal, rules: BodyRules = STRICT) -> Generation:
-        """Parse the body."""
-        read = partial(parse_score, body, rules)
-        return await self._bodies.read(principal.tenant, len(body), read)
+    parse = staticmethod(parse_score)
 
     def whole_answer(self, asked: Asked) -> Answer:
         """Return an answer as one list of scores."""

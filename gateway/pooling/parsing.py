@@ -6,12 +6,11 @@ from typing import Any, cast
 
 import msgspec
 
-from gateway.api.schemas.completion import token_prompt
+from gateway.api.schemas.checks import checked_model, estimate_tokens, invalid_value, missing_parameter, require_text
 from gateway.api.schemas.decoding import BodyReader
 from gateway.api.schemas.known_names import STRICT, BodyRules
 from gateway.api.schemas.parameters import checked_truncation, counted
-from gateway.api.schemas.refusals import invalid_value, missing_parameter
-from gateway.api.schemas.texts import checked_model, estimate_tokens, require_text
+from gateway.api.schemas.parsing import token_prompt
 from gateway.generation import Generation, Prompt
 from gateway.pooling.bodies import POOLED_NAMES, EmbeddingsBody, Pooled, PooledBody, RerankBody, ScoreBody, Texts
 from shared.bounds import (

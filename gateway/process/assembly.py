@@ -1,13 +1,16 @@
-"""The parts of a gateway process, from its settings: connections, the fleet, admission, the API and its two ports.
+"""The parts of a gateway process, from its settings: connections, the fleet, admission, the APIs and its two ports.
 
 `assemble` starts what runs beside the servers, and leaves on the exit stack what ends it.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
+import os
 import secrets
+import socket
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass
@@ -21,40 +24,48 @@ from gateway.admission.auth import KeyStore
 from gateway.admission.limits import RateLimiter
 from gateway.admission.shared_places import SharedPlaces
 from gateway.admission.shedding import Shedder
-from gateway.api.app import ALWAYS_SERVED
+from gateway.anthropic.endpoint import MessagesEndpoint, count_tokens_route
+from gateway.api.app import ALWAYS_SERVED, create_app
+from gateway.api.door import Application
+from gateway.api.endpoint import ChatEndpoint, CompletionEndpoint, Endpoint
 from gateway.api.generation_service import GenerationService
 from gateway.api.generation_starter import GenerationStarter
 from gateway.api.operator_app import OperatorServices, create_operator_app
 from gateway.api.repeated_requests import RepeatedRequests
-from gateway.api.routes import RouteServices
+from gateway.api.request_observer import RequestObserver
+from gateway.api.routes import KeyRoute, RouteServices
 from gateway.api.structured_output import StructuredOutputAdmission
 from gateway.api.tokenizer_client import TokenizerClient
 from gateway.cache.prompt_cache import PromptCache
 from gateway.cache.redis_client import RedisCache
 from gateway.config import GatewayConfig
-from gateway.dispatch.counting import DispatchCounts
-from gateway.dispatch.dispatcher import Dispatcher
+from gateway.dispatch.dispatcher import DispatchCounts, Dispatcher
 from gateway.errors import ApiError
-from gateway.fleet.arrival import wait_for_fleet
+from gateway.fleet.readiness import wait_for_fleet
 from gateway.http1.connection_table import ConnectionLimits
 from gateway.http1.handlers import AsgiHandler
 from gateway.http1.server import HttpServer
 from gateway.http1.tls import server_tls
+from gateway.llama_cpp.endpoints import InfillEndpoint, LlamaCppRoutes
 from gateway.metrics import GatewayMetrics
-from gateway.process.observing import observing
-from gateway.process.process_metrics import MetricsBoard
-from gateway.process.public_port import public_app
+from gateway.openapi.document import OPENAPI_ROUTE
+from gateway.pooling.endpoints import EmbeddingsEndpoint, RerankEndpoint, ScoreEndpoint
+from gateway.process.process_metrics import MetricsBoard, scrape_registry
 from gateway.process.resources import affordable_connections
-from gateway.process.scraping import scrape_registry
+from gateway.responses.compact_endpoint import CompactEndpoint
+from gateway.responses.endpoint import ResponsesEndpoint, input_tokens_route
 from gateway.responses.job_queue import JobQueue
 from gateway.responses.log import ResponseLog
 from gateway.responses.reasoning_seal import ReasoningSeals
 from gateway.responses.store import ResponseStore
+from gateway.responses.stored import StoredResponses
 from shared.direct_client import DirectClient
 from shared.grammar.checker import GrammarChecker
 from shared.messages import BOUND_SEALS
 from shared.nats_connection import SEND_ERRORS, connect
+from shared.request_log import RequestLog
 from shared.task_supervisor import TaskSupervisor
+from shared.tracing import make_tracing
 
 SEND_MARGIN_S = 5.0
 # Those beyond get a refusal. They are among the files that `gateway.process.resources` keeps free.
@@ -244,3 +255,54 @@ async def running(tasks: TaskSupervisor, work: Coroutine[Any, Any, None], name: 
         yield
     finally:
         await tasks.stop(task)
+
+
+_requests = logging.getLogger("gateway.requests")
+
+
+@contextlib.asynccontextmanager
+async def observing(config: GatewayConfig, slot: int) -> AsyncIterator[RequestObserver]:
+    """Tell of requests until the block ends, and send what is left then.
+
+    Raises:
+        ConfigError: Traces are wanted and cannot be made.
+    """
+    instance = f"{socket.gethostname()}-{os.getpid()}-{slot}"
+    tracing = make_tracing(config.otlp_endpoint, config.trace_ratio, "gateway", instance)
+    log = RequestLog(_requests, config.request_log_per_s)
+    try:
+        yield RequestObserver(log, tracing, logs_prompts=config.log_prompts)
+    finally:
+        log.close()
+        if tracing is not None:
+            await asyncio.to_thread(tracing.close)
+
+
+def public_app(
+    service: GenerationService, services: RouteServices, responses: ResponseStore, observer: RequestObserver | None
+) -> Application:
+    """Return what answers every request on the public port.
+
+    Raises:
+        ConfigError: A setting of the APIs is wrong.
+    """
+    bodies = services.bodies
+    responses_endpoint = ResponsesEndpoint(responses, bodies)
+    endpoints: list[Endpoint] = [
+        ChatEndpoint(bodies),
+        CompletionEndpoint(bodies),
+        MessagesEndpoint(bodies),
+        responses_endpoint,
+        CompactEndpoint(responses, bodies),
+        EmbeddingsEndpoint(bodies),
+        RerankEndpoint(bodies),
+        ScoreEndpoint(bodies),
+        InfillEndpoint(bodies),
+    ]
+    routes: list[KeyRoute] = [
+        count_tokens_route(services),
+        input_tokens_route(services, responses_endpoint),
+        *StoredResponses(responses, services.config.allow_unknown_parameters).routes(),
+        *LlamaCppRoutes(services).routes(),
+    ]
+    return create_app(services, service, endpoints, routes, [OPENAPI_ROUTE], observer)

@@ -46,7 +46,7 @@ class Listeners:
             listener.listen(BACKLOG)
 
     def refuse(self) -> None:
-        """Stop listening without closing: clients are refused, also those that nobody has accepted yet."""
+        """Stop listening without closing: clients are refused, also those that wait unaccepted."""
         for listener in self.sockets:
             listener.shutdown(socket.SHUT_RD)
 

@@ -1,4 +1,4 @@
-"""The metrics of all processes that share a port, so that one scrape of any of them sees all.
+"""What a scrape of a gateway process shows: its own metrics, the fleet's, and those of the processes beside it.
 
 `MetricsBoard` is memory that the parent makes before it forks: one slot a process. Each process writes its own slot
 about once a second, and the process that is scraped reads the others'. Samples keep the label of their process: a
@@ -9,15 +9,26 @@ parent clears the slot of a process that has ended.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import mmap
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from typing import Any
 
 import msgspec
+from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
+
+from gateway.dispatch.dispatcher import Dispatcher
+from gateway.fleet.fleet_collector import FleetCollector
+from gateway.metrics import GatewayMetrics, MetricsCollector, make_registry
+from gateway.telemetry.stream_watch import StreamWatch
+from gateway.telemetry.usage_watch import UsageWatch
+from shared.direct_client import DirectClient
+from shared.task_supervisor import TaskSupervisor
 
 PUBLISH_INTERVAL_S = 1.0
 SLOT_BYTES = 2 << 20
@@ -111,3 +122,43 @@ class BoardCollector(Collector):
                 for name, labels, value in family.samples:
                     metric.add_sample(name, labels, value)
         yield from merged.values()
+
+
+@contextlib.asynccontextmanager
+async def scrape_registry(
+    metrics: GatewayMetrics,
+    nats: DirectClient,
+    dispatcher: Dispatcher,
+    slot: int,
+    board: MetricsBoard | None,
+    tasks: TaskSupervisor,
+) -> AsyncIterator[CollectorRegistry]:
+    """Make the registry of a process, and run what keeps it current until the block ends.
+
+    Args:
+        metrics: What the process counts.
+        nats: Asked how full the streams are.
+        dispatcher: Knows the fleet.
+        slot: Number of the process among those that share the port.
+        board: Where these show each other their metrics; None for a process alone.
+        tasks: Runs what runs.
+    """
+    fleet = dispatcher.fleet
+    streams = StreamWatch(nats.jetstream(), lambda: fleet.is_eldest)
+    usage = UsageWatch(nats.jetstream(), lambda: fleet.is_eldest)
+    own = (MetricsCollector(metrics, slot), FleetCollector(fleet, dispatcher, streams, usage, slot))
+    work: list[tuple[Coroutine[Any, Any, None], str]] = [
+        (streams.watch_forever(), "watch of streams"),
+        (usage.watch_forever(), "watch of usage"),
+    ]
+    if board is None:
+        registry = make_registry(*own)
+    else:
+        collector = BoardCollector(board, slot, *own)
+        registry = make_registry(collector)
+        work.append((collector.publish_forever(), "metrics for the processes beside"))
+    running = [tasks.start(coroutine, name) for coroutine, name in work]
+    try:
+        yield registry
+    finally:
+        await tasks.stop(*running)

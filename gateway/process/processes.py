@@ -27,7 +27,7 @@ STABLE_S = 10.0
 # Rounds without a beat after which a process counts as frozen: 2 s; 30 s until its first beat.
 FROZEN_ROUNDS = 8
 START_ROUNDS = 120
-# Rounds in which nobody serves, 5 s, after which clients are refused rather than left waiting.
+# Rounds in which no process serves, 5 s, after which clients are refused rather than left waiting.
 REFUSE_ROUNDS = 20
 # A replacement runs beside the process that drains, and may have to be replaced itself meanwhile.
 SLOTS_PER_PROCESS = 4

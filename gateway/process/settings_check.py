@@ -1,7 +1,7 @@
 """What a gateway's settings are refused for, before it binds a port, asks a server or forks.
 
 Several processes are forked by a parent that starts each anew when it ends: what one of them refused it would refuse
-for ever, in a log that nobody reads.
+for ever, in an unread log.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from gateway.api.answer import Answer, EventAnswer, Outcome
-from gateway.api.choice_fields import chat_logprobs
+from gateway.api.chat_answers import chat_logprobs
 from gateway.api.endpoint import Asked, StreamParts
 from gateway.api.read_choice import ReadChoice
 from gateway.errors import ApiError
@@ -51,7 +51,8 @@ class ResponseChoice(ReadChoice):
     def content(self, text: str) -> None:
         """Add to a message."""
         logprobs = self.take_logprobs()
-        self._output.content(text, chat_logprobs(logprobs)["content"] if logprobs else None)
+        told: list[Any] | None = chat_logprobs(logprobs).content if logprobs else None
+        self._output.content(text, told)
 
     def reasoning(self, text: str) -> None:
         """Add to a reasoning item. Log probabilities are those of messages alone."""

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from gateway.api.schemas.refusals import invalid_value, unsupported_parameter
+from gateway.api.schemas.checks import invalid_value, unsupported_parameter
 from gateway.responses.body import InputItemBody, ItemBody, ResponseBody
 from shared.conversation import ChatMessage
 

@@ -11,9 +11,8 @@ from collections.abc import Mapping, Sequence
 
 from msgspec.structs import replace
 
-from gateway.api.schemas.assistant_turn import AssistantTurn
-from gateway.api.schemas.refusals import invalid_value, missing_parameter, unsupported_parameter
-from gateway.api.schemas.texts import require_text
+from gateway.api.schemas.checks import invalid_value, missing_parameter, require_text, unsupported_parameter
+from gateway.api.schemas.conversation import AssistantTurn
 from gateway.responses.body import ItemBody, PartBody
 from gateway.responses.compaction import COMPACTION, PREFACE, remaining
 from gateway.responses.items import HOSTED_ITEMS, HostedItem, is_left_out

@@ -18,8 +18,8 @@ from gateway.api.endpoint import Asked, Endpoint, GenerationStart, StreamParts
 from gateway.api.generation_starter import GenerationStarter, Membership
 from gateway.api.large_bodies import LARGE_BYTES, LargeBodies
 from gateway.api.routes import KeyRoute, RouteServices, json_response
+from gateway.api.schemas.checks import invalid_value
 from gateway.api.schemas.known_names import STRICT, BodyRules
-from gateway.api.schemas.refusals import invalid_value
 from gateway.responses.answers import Keeping, StreamedResponse, WholeResponse
 from gateway.responses.background import BackgroundAnswer, FollowedResponse, QueuedResponse, Submission
 from gateway.responses.body import ItemBody, ResponseBody

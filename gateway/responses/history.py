@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 
 from gateway.admission.auth import Principal
-from gateway.api.schemas.refusals import invalid_value, missing_parameter
+from gateway.api.schemas.checks import invalid_value, missing_parameter
 from gateway.errors import ApiError
 from gateway.responses.body import ItemBody
 from gateway.responses.items import is_response_id, response_of

@@ -6,9 +6,9 @@ ignored. `request_checks` says which fields an item of each type has.
 
 from __future__ import annotations
 
+from gateway.api.schemas.bodies import OPENAI_NAMES
 from gateway.api.schemas.names import Kind, OtherTypes, ParameterTable, Row, for_kinds, ignored, refused
-from gateway.api.schemas.openai_names import OPENAI_NAMES
-from gateway.api.schemas.other_servers import OF_CLIENTS
+from gateway.api.schemas.unserved_names import OF_CLIENTS
 from gateway.responses.body import InputItemBody, InputPartBody, ReasoningBody, ResponseBody, TextBody, TextFormatBody
 from gateway.responses.items import read_hosted
 

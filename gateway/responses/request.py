@@ -9,14 +9,13 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
+from gateway.api.schemas.checks import checked_model, invalid_value, missing_parameter, unsupported_parameter
 from gateway.api.schemas.conversation import estimate_messages
 from gateway.api.schemas.decoding import BodyReader, without_lone_surrogates
 from gateway.api.schemas.known_names import STRICT, BodyRules
-from gateway.api.schemas.refusals import invalid_value, missing_parameter, unsupported_parameter
 from gateway.api.schemas.sampling_fields import is_deterministic, left_out, sampling_of
 from gateway.api.schemas.structured_output import constrained
 from gateway.api.schemas.template_options import may_reason, template_variables
-from gateway.api.schemas.texts import checked_model
 from gateway.api.schemas.thinking import asked_thinking, switch
 from gateway.api.schemas.tools import NO_TOOLS
 from gateway.generation import Prompt

@@ -13,7 +13,7 @@ from types import MappingProxyType
 import msgspec
 from msgspec import Raw, Struct
 
-from gateway.api.schemas.refusals import invalid_value, unknown_parameter, unsupported_parameter
+from gateway.api.schemas.checks import invalid_value, unknown_parameter, unsupported_parameter
 from gateway.responses.body import InputItemBody, InputPartBody
 from gateway.responses.tools import FunctionToolBody
 

@@ -21,7 +21,7 @@ from gateway.admission.auth import Principal
 from gateway.admission.hold_times import HoldTimes
 from gateway.admission.limits import READ_BYTES, RateLimiter
 from gateway.api.large_bodies import LargeBodies
-from gateway.api.schemas.refusals import unsupported_parameter
+from gateway.api.schemas.checks import unsupported_parameter
 from gateway.errors import ApiError, whole_seconds
 from gateway.responses.draft import ResponseDraft, response_fields
 from gateway.responses.job import JobReader, error_of, status_of

@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 from gateway.admission.auth import Principal
 from gateway.api.large_bodies import LARGE_BYTES
 from gateway.api.routes import KeyRoute, json_response
-from gateway.api.schemas.refusals import invalid_value, unknown_parameter
+from gateway.api.schemas.checks import invalid_value, unknown_parameter
 from gateway.errors import ApiError
 from gateway.responses.body import ItemBody
 from gateway.responses.follower import Follower

@@ -12,8 +12,8 @@ from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
+from gateway.api.schemas.checks import invalid_value, missing_parameter, unsupported_parameter
 from gateway.api.schemas.conversation import Name
-from gateway.api.schemas.refusals import invalid_value, missing_parameter, unsupported_parameter
 from gateway.api.schemas.tools import (
     AllowedTools,
     Choice,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from gateway.errors import ApiError
 
 COMMENT = b": keep-alive\n\n"
-"""What clients of server-sent events read over."""
+"""Clients of server-sent events ignore comments."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +19,7 @@ class Dialect:
         error_body: The JSON body of an error.
         error_event: The event of an error in mid-stream.
         end_of_stream: The last bytes of every event stream.
-        keep_alive: What is sent in long silence.
+        keep_alive: Sent in long silence.
         id_headers: Headers that name the request, beside `x-request-id`.
         client_header: Header that its clients alone send. Errors of paths that are no API's own are told in this form
             to whoever sends it.

@@ -89,7 +89,7 @@ class Flusher:
 
 
 class _SendPath:
-    """What each event reads, in one place of memory as in `_Progress` of a flight."""
+    """The fields that each event reads, in one place of memory as in `_Progress` of a flight."""
 
     __slots__ = ("_exchange", "_flusher", "_has_written", "_unflushed")
 
@@ -127,7 +127,7 @@ class EventStream(_SendPath):
 
         Args:
             exchange: Where the bytes go.
-            flusher: Sends what does not go out at once.
+            flusher: Sends the bytes that do not go out at once.
             limits: Of buffer and waits.
             head: Gives the headers when they are needed.
             now: Loop time.
@@ -160,12 +160,12 @@ class EventStream(_SendPath):
         self._unflushed += event
 
     def send_now(self, event: bytes) -> None:
-        """Write bytes at once, after what is buffered."""
+        """Write bytes at once, after the buffered ones."""
         self._unflushed += event
         self.flush()
 
     def flush(self) -> None:
-        """Write what is buffered, or hold it while the transport is paused."""
+        """Write the buffered bytes, or hold them while the transport is paused."""
         data = self._unflushed
         if not data:
             return

@@ -61,7 +61,7 @@ class AsgiExchange(Exchange):
 
 
 class _Pipe(asyncio.WriteTransport):
-    """What an exchange has of its connection: where bytes go, in the turn of the loop in which they are written."""
+    """An exchange's connection: bytes go out in the turn of the loop in which they are written."""
 
     default_headers: Headers = ()
     must_close = False
@@ -114,7 +114,7 @@ class _Pipe(asyncio.WriteTransport):
             self._sending.cancel()
 
     async def settle(self, timeout_s: float | None) -> None:
-        """Wait until everything is sent, for so long at most; then end."""
+        """Wait until everything is sent, or the time is over; then end."""
         if not self._is_last:
             self.abort()
         tasks = [task for task in (self._sending, self._receiving) if task is not None]

@@ -18,14 +18,19 @@ from typing import Any
 
 import msgspec
 
-from gateway.api.choice_fields import reasoning_fields
-from gateway.api.chunks import AnswerIdentity
+from gateway.api.chat_answers import (
+    AnswerIdentity,
+    AssistantMessage,
+    ChatChoice,
+    CompletionChoice,
+    finish_reason,
+    usage_answer,
+)
 from gateway.api.details import likeliest
 from gateway.api.output_reading import NO_TOOLS, naming_field, reading_of
-from gateway.api.schemas.chat import parse_chat
-from gateway.api.schemas.completion import parse_completion
+from gateway.api.schemas.parsing import parse_chat, parse_completion
 from gateway.api.sequences import wire_requests
-from gateway.api.usage import UsageTotals, usage_fields
+from gateway.api.usage import UsageTotals
 from gateway.errors import ApiError
 from gateway.generation import PLAIN_READING, Generation
 from gateway.pooling.parsing import EmbeddingsRequest, parse_embeddings
@@ -143,18 +148,18 @@ def _texts(line: BatchLine, results: list[BatchResult]) -> dict[str, Any]:
     totals = UsageTotals(generation.n)
     for place, result in enumerate(results):
         totals.add(place, Usage(result.prompt_tokens, result.completion_tokens, result.cached_tokens))
-    choices = []
+    choices: list[ChatChoice | CompletionChoice] = []
     for index, result in enumerate(_returned_results(generation, results)):
-        choice: dict[str, Any] = {"index": index, "logprobs": None, "finish_reason": result.finish}
+        reason = finish_reason(result.finish, 0, is_function_call=False)
         if generation.kind == "chat":
-            choice["message"] = _message(generation, result)
+            choices.append(ChatChoice(index, _message(generation, result), None, reason))
         else:
-            choice["text"] = result.text
-        choices.append(choice)
+            choices.append(CompletionChoice(index, result.text, None, reason))
     created = int(max(result.completed for result in results))
     prefix = "chatcmpl-" if generation.kind == "chat" else "cmpl-"
     identity = AnswerIdentity(prefix + results[0].id, generation.kind, generation.model, created)
-    return identity.fields(streamed=False) | {"choices": choices, "usage": usage_fields(totals)}
+    answer: dict[str, Any] = msgspec.to_builtins(identity.whole(choices, usage_answer(totals)))
+    return answer
 
 
 def _returned_results(generation: Generation, results: list[BatchResult]) -> list[BatchResult]:
@@ -171,7 +176,7 @@ def _mean(result: BatchResult) -> float:
     return -math.inf if result.total_logprob is None else result.total_logprob / result.completion_tokens
 
 
-def _message(generation: Generation, result: BatchResult) -> dict[str, Any]:
+def _message(generation: Generation, result: BatchResult) -> AssistantMessage:
     reading = PLAIN_READING
     if result.chat_format:
         reading = reading_of(result.chat_format, NO_TOOLS, generation.includes_reasoning)
@@ -179,8 +184,10 @@ def _message(generation: Generation, result: BatchResult) -> dict[str, Any]:
     events = [*reader.feed(result.text), *reader.finish()]
     content = "".join(event.text for event in events if isinstance(event, ContentText))
     reasoning = "".join(event.text for event in events if isinstance(event, ReasoningText))
-    message = {"role": "assistant", "content": content, "refusal": None}
-    return message | reasoning_fields(reasoning) if reasoning and generation.includes_reasoning else message
+    message = AssistantMessage("assistant", content)
+    if reasoning and generation.includes_reasoning:
+        message.reasoning_content = message.reasoning = reasoning
+    return message
 
 
 def _vectors(line: BatchLine, results: list[BatchResult]) -> dict[str, Any]:

@@ -9,10 +9,9 @@ from contextlib import AsyncExitStack
 
 import msgspec
 
-from gateway.dispatch.counting import DispatchCounts, Ending
-from gateway.dispatch.dispatcher import Dispatcher
+from gateway.dispatch.dispatcher import DispatchCounts, Dispatcher, Ending
 from gateway.dispatch.inflight import Flight
-from gateway.dispatch.recovery_limits import RecoveryLimits
+from gateway.dispatch.timeouts import RecoveryLimits
 from gateway.errors import ApiError
 from gateway.fleet.liveness import FleetLimits
 from gateway.metrics import GatewayMetrics

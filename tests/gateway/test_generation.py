@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from gateway.api.schemas import parse_chat, parse_completion
+from gateway.api.schemas.parsing import parse_chat, parse_completion
 from gateway.generation import MAX_BYTES_AT_ONCE
 from gateway.pooling.parsing import parse_rerank
 

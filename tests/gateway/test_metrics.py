@@ -8,7 +8,7 @@ from typing import get_args
 from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from gateway.dispatch.counting import Ending
+from gateway.dispatch.dispatcher import Ending
 from gateway.dispatch.recovery import Reason
 from gateway.metrics import REASONS, GatewayMetrics, MetricsCollector, make_registry
 from shared.dead_letters import DeadReason

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 import torch
 
-from gateway.api.schemas import parse_chat, parse_completion, parse_detokenize, parse_tokenize
+from gateway.api.schemas.parsing import parse_chat, parse_completion, parse_detokenize, parse_tokenize
 from gateway.errors import ApiError
 from gpu_worker.consumer.unreadable import UnreadableRequestError, read_request
 from gpu_worker.models.loader import load_model

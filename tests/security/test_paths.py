@@ -10,7 +10,7 @@ import msgspec
 import pytest
 import torch
 
-from gateway.api.schemas import parse_completion
+from gateway.api.schemas.parsing import parse_completion
 from gpu_worker.models.loader import load_model
 from gpu_worker.text.chat_template import load_chat_template
 from gpu_worker.text.model_directory import read_model_directory

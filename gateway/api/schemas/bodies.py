@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-from gateway.api.schemas.conversation import Content, MessageBodies
-from gateway.api.schemas.names import described
-from gateway.api.schemas.parameters import AskedLogprobs, CommonBody
+from gateway.api.schemas.checks import ModelName
+from gateway.api.schemas.conversation import (
+    CalledCustomBody,
+    CalledFunctionBody,
+    Content,
+    ContentPart,
+    MessageBodies,
+    MessageBody,
+    ToolCallBody,
+)
+from gateway.api.schemas.names import Kind, ParameterTable, described
+from gateway.api.schemas.parameters import AskedLogprobs, CommonBody, StreamOptions
+from gateway.api.schemas.structured_output import JsonSchemaBody, ResponseFormatBody, StructuredOutputsBody
 from gateway.api.schemas.template_options import (
     Continuation,
     Documents,
@@ -17,9 +28,17 @@ from gateway.api.schemas.template_options import (
     OwnVariables,
     Verbosity,
 )
-from gateway.api.schemas.texts import ModelName
-from gateway.api.schemas.thinking import ThinkingFields
-from gateway.api.schemas.tools import Choice, FunctionBodies, NamedFunction, ToolBodies, ToolChoiceBody
+from gateway.api.schemas.thinking import ReasoningBody, ThinkingBody, ThinkingFields
+from gateway.api.schemas.tools import (
+    Choice,
+    FunctionBodies,
+    FunctionBody,
+    NamedFunction,
+    ToolBodies,
+    ToolBody,
+    ToolChoiceBody,
+)
+from gateway.api.schemas.unserved_names import UNSERVED, OpenAi
 from shared.bounds import MAX_OUTPUT_TOKENS, MAX_PROMPT_TOKENS, TokenId
 
 TokenIds = Annotated[list[TokenId], Meta(max_length=MAX_PROMPT_TOKENS)]
@@ -113,3 +132,29 @@ class DetokenizeBody(Struct, kw_only=True, forbid_unknown_fields=True):
 
     tokens: Annotated[TokenIds, described("The token ids to turn into text.")]
     model: Annotated[ModelName | None, described("The model to use.")] = None
+
+
+# The struct that reads each object.
+_READERS: MappingProxyType[Kind, type[Struct]] = MappingProxyType(
+    {
+        OpenAi.CHAT: ChatBody,
+        OpenAi.COMPLETION: CompletionBody,
+        OpenAi.TOKENIZE: TokenizeBody,
+        OpenAi.DETOKENIZE: DetokenizeBody,
+        OpenAi.STREAM_OPTIONS: StreamOptions,
+        OpenAi.MESSAGE: MessageBody,
+        OpenAi.CONTENT_PART: ContentPart,
+        OpenAi.PREDICTION: PredictionBody,
+        OpenAi.CHAT_THINKING: ThinkingBody,
+        OpenAi.CHAT_REASONING: ReasoningBody,
+        OpenAi.RESPONSE_FORMAT: ResponseFormatBody,
+        OpenAi.JSON_SCHEMA: JsonSchemaBody,
+        OpenAi.STRUCTURED_OUTPUTS: StructuredOutputsBody,
+        OpenAi.TOOL: ToolBody,
+        OpenAi.FUNCTION: FunctionBody,
+        OpenAi.TOOL_CALL: ToolCallBody,
+        OpenAi.CALLED_FUNCTION: CalledFunctionBody,
+        OpenAi.CALLED_CUSTOM: CalledCustomBody,
+    }
+)
+OPENAI_NAMES = ParameterTable(_READERS, UNSERVED)

@@ -6,17 +6,47 @@ Every kind of text part is read; the older `function_call` and the role `functio
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import Annotated, Any, cast
 
 import msgspec
 from msgspec import Meta, Struct
 
+from gateway.api.schemas.checks import (
+    estimate_tokens,
+    invalid_value,
+    missing_parameter,
+    require_text,
+    unsupported_parameter,
+)
 from gateway.api.schemas.names import described
-from gateway.api.schemas.refusals import invalid_value, missing_parameter, unsupported_parameter
-from gateway.api.schemas.texts import estimate_tokens, require_text
 from gateway.errors import ApiError
 from shared.bounds import MAX_MESSAGES, MAX_TOOLS
 from shared.conversation import ChatMessage, ChatOptions, ToolCall
+
+
+@dataclass(slots=True)
+class AssistantTurn:
+    """The parts of one message, each kind in its order."""
+
+    content: list[str] = field(default_factory=list)
+    reasoning: list[str] = field(default_factory=list)
+    calls: list[ToolCall] = field(default_factory=list)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing was added yet."""
+        return not (self.content or self.reasoning or self.calls)
+
+    def message(self) -> ChatMessage:
+        """Return the message."""
+        return ChatMessage(
+            role="assistant",
+            content="".join(self.content),
+            reasoning="".join(self.reasoning) or None,
+            tool_calls=tuple(self.calls),
+        )
+
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 
@@ -24,7 +54,7 @@ _PLAIN_ROLES = frozenset({"system", "developer", "user", "assistant"})
 
 MAX_ARGUMENTS = 1024
 
-# What a chat template adds around one message.
+# Tokens that a chat template adds around one message.
 _TOKENS_PER_MESSAGE = 4
 _TEXT_PARTS = ("text", "input_text", "output_text")
 
@@ -137,7 +167,7 @@ def flatten_messages(messages: Iterable[MessageBody]) -> tuple[ChatMessage, ...]
 
 
 def _is_plain(message: MessageBody) -> bool:
-    """Say whether a message is a text that needs no other look: most are."""
+    """Whether a message is nothing but a text, as most are."""
     content = message.content
     return (
         type(content) is str
@@ -161,7 +191,7 @@ def estimate_messages(messages: tuple[ChatMessage, ...], options: ChatOptions | 
 
 
 def content_text(content: Content, where: str) -> str:
-    """Return a content as text, without what its parts say was only thought.
+    """Return a content as text, without its parts that are thinking.
 
     Raises:
         ApiError: 400; it has parts that are not text.

@@ -6,7 +6,7 @@ which names change nothing and may be taken out, and the body is decoded once mo
 as a program leaves it that cuts texts by UTF-16 units, is read as U+FFFD.
 
 Where the operator allows that, images before the last message of the user become a note, so that a text model can go on
-with the rest. That message is what the answer is about: its images are refused.
+with the rest. The answer is about that message, so its images are refused.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
+from gateway.api.schemas.checks import invalid_value, missing_parameter, unknown_parameter
 from gateway.api.schemas.known_names import STRICT, BodyRules, without_ignored
 from gateway.api.schemas.names import Kind, ParameterTable
-from gateway.api.schemas.refusals import invalid_value, missing_parameter, unknown_parameter
 from gateway.errors import ApiError
 from shared.field_problem import field_problem
 
@@ -50,7 +50,7 @@ class BodyReader(Generic[T]):
 
         Args:
             body: As it was sent.
-            rules: What is allowed beyond the table.
+            rules: Exceptions from the table.
 
         Raises:
             ApiError: 400; `param` names the field at fault as in `messages.[1].content`, where one is known.
@@ -126,7 +126,7 @@ def _from_syntax(text: str, body: bytes) -> ApiError:
 
 
 def _what_to_write(body: bytes, end: int) -> str:
-    """Return what to write instead of what stands where the JSON ends to be valid; empty where nobody can tell."""
+    """Return advice about the place where the JSON becomes invalid; empty if there is none."""
     if body.startswith(b"'", end):
         return " Write double quotes."
     if body.startswith((b"True", b"False", b"None"), end):
@@ -197,7 +197,7 @@ def without_old_images(body: bytes) -> bytes:
 
 
 def _is_of_user(message: Any) -> bool:
-    """Tell whether a message is the user's own; Anthropic's clients send the results of tools as the user's."""
+    """Whether a message is the user's own; Anthropic's clients send the results of tools as the user's."""
     if not isinstance(message, dict) or message.get("role") != "user":
         return False
     content = message.get("content")

@@ -10,8 +10,8 @@ from collections.abc import Callable
 import msgspec
 from msgspec import Raw, Struct
 
+from gateway.api.schemas.checks import unknown_parameter, unsupported_parameter
 from gateway.api.schemas.names import Kind, ParameterTable, Row, Use
-from gateway.api.schemas.refusals import unknown_parameter, unsupported_parameter
 
 # More names and objects than these are not looked at one by one: each costs some 150 bytes.
 _MAX_NAMES = 1 << 17
@@ -50,8 +50,8 @@ def without_ignored(body: bytes, table: ParameterTable, kind: Kind, rules: BodyR
     Args:
         body: JSON of an object, or something else, which is returned as it is.
         table: Knows its names.
-        kind: What the object is.
-        rules: What is allowed beyond the table.
+        kind: Of the object.
+        rules: Exceptions from the table.
 
     Raises:
         ApiError: 400, naming the first name that is unknown or not served.
@@ -75,7 +75,7 @@ class _Bodies:
                 return Raw(msgspec.json.encode(fields))
             return Raw(msgspec.json.encode(self._fields(_object_decoder.decode(raw), kind, path)))
         except msgspec.ValidationError:
-            # Not what it should be: the typed decode says so.
+            # Of another type: the typed decode refuses it.
             return raw
 
     def _fields(self, fields: dict[str, Raw], kind: Kind, path: str) -> dict[str, Raw]:
@@ -113,7 +113,7 @@ class _Bodies:
 
 
 def _is_of_other_type(fields: dict[str, Raw], types: frozenset[str]) -> bool:
-    """Tell whether an object names a type that is none of these; where it names none, its fields tell what is wrong."""
+    """Whether an object names a type other than these; without a type, the error is about its fields."""
     raw = fields.get("type")
     if raw is None or len(memoryview(raw)) > _MAX_COMPARED_BYTES:
         return False
@@ -122,7 +122,7 @@ def _is_of_other_type(fields: dict[str, Raw], types: frozenset[str]) -> bool:
 
 
 def _is_one_of(raw: Raw, values: tuple[object, ...]) -> bool:
-    """Tell whether an undecoded value is null or one of these."""
+    """Whether an undecoded value is null or one of these."""
     if len(memoryview(raw)) > _MAX_COMPARED_BYTES:
         return False
     value = msgspec.json.decode(raw)

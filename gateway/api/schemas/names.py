@@ -1,7 +1,7 @@
-"""What becomes of each name that a client may write: served, ignored because it changes nothing here, or refused.
+"""The use of each name that a client may write: served, ignored because it changes nothing here, or refused.
 
-The fields of a body say themselves what they do, by `described`: from them come the rows of what is served. What is not
-served has rows of its own, beside the body. Each API has a table of its rows in its own room. From the tables come the
+The fields of a body are annotated by `described`, which gives the rows of served names. Names that are not served have
+rows of their own, beside the body. Each API has a table of its rows in its own room. From the tables come the
 decoding of bodies, the description of the API, the page `ops/docs/parameters.md` and the tests. A name that is in no
 row is refused too, unless its value is null.
 """
@@ -17,13 +17,13 @@ from typing import Any, get_args, get_type_hints
 
 from msgspec import Meta, Raw, Struct
 
-# A longer name is nobody's typing error, and comparing it would cost time.
+# A longer name is no typing error, and comparing it would cost time.
 _MAX_COMPARED_CHARACTERS = 64
 # Less likeness than this is chance: `input` is no `min_p`, and `store` no `stream`.
 _MIN_LIKENESS = 0.75
 _LET_PASS = " Leave it out, or let the operator's `--allow-unknown-parameters` leave out all such names."
 _EXAMPLE = "example"
-# Names of one thing: an endpoint that has one of them says so to whoever writes another.
+# Names of one thing: an endpoint that has one of them suggests it to clients that write another.
 _SAME = (
     ("model", "model_name", "model_id", "engine", "deployment"),
     ("prompt", "input", "inputs", "text", "texts", "content"),
@@ -33,7 +33,7 @@ _SAME = (
 
 
 class Use(enum.Enum):
-    """What becomes of a parameter."""
+    """Served, ignored or refused."""
 
     SERVED = "served"
     IGNORED = "ignored"
@@ -46,7 +46,7 @@ class Kind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What becomes of one name.
+    """The use of one name.
 
     Attributes:
         name: As the client writes it.
@@ -55,7 +55,7 @@ class Row:
         example: A value that a client would send; the tests send it. None for what every body has.
         without_effect: Refused: values that mean the same as leaving it out, and pass. Null always does.
         holds: The kind of object, or of the objects in a list, that is its value.
-        use: What becomes of it.
+        use: Served, ignored or refused.
     """
 
     name: str
@@ -120,7 +120,7 @@ class ParameterTable:
         other_types: Mapping[Kind, OtherTypes] = MappingProxyType({}),
         beside: ParameterTable | None = None,
     ) -> None:
-        """Keep the rows that the readers' fields describe, and these for what is not served.
+        """Keep the rows that the readers' fields describe, and these for names that are not served.
 
         Args:
             readers: As the attribute; objects of `beside` may stand in theirs.

@@ -1,21 +1,21 @@
-"""The parameters that both completion endpoints share, what they become, and what an answer is asked to report.
+"""The parameters that both completion endpoints share, their form on the wire, and the details that answers report.
 
-The bounds are those of `shared.bounds`; what a type cannot say is checked in `to_sampling` and its neighbours.
+The bounds are those of `shared.bounds`; `to_sampling` and its neighbours check what a type cannot express.
 """
 
 from __future__ import annotations
 
 from typing import Annotated, Any
 
+import msgspec
 from msgspec import Meta, Raw, Struct
 from msgspec.structs import replace
 
+from gateway.api.schemas.checks import ModelName, checked_model, invalid_value, require_text
 from gateway.api.schemas.names import described
-from gateway.api.schemas.refusals import invalid_value
 from gateway.api.schemas.sampling_fields import sampling_of
 from gateway.api.schemas.structured_output import StructuredOutputFields
-from gateway.api.schemas.texts import ModelName, checked_model, require_text
-from gateway.generation import Details, Prompt
+from gateway.generation import Details, Generation, Prompt, Ranking
 from shared.bounds import (
     MAX_ALLOWED_TOKENS,
     MAX_BAD_WORDS,
@@ -231,10 +231,53 @@ def prompt_logprobs(body: CommonBody, echoed: int | None) -> int | None:
 
 
 def details(body: CommonBody, *, echoes_logprobs: bool = False, opening: str = "") -> Details | None:
-    """Return what the answer reports besides, or None for nothing."""
+    """Return the details that the answer reports, or None for none."""
     has_prompt_logprobs = body.prompt_logprobs is not None
     usage_so_far = body.stream_options is not None and bool(body.stream_options.continuous_usage_stats)
     token_ids, tokens_as_ids = bool(body.return_token_ids), bool(body.return_tokens_as_token_ids)
     if not (token_ids or tokens_as_ids or has_prompt_logprobs or usage_so_far or opening):
         return None
     return Details(token_ids, has_prompt_logprobs, echoes_logprobs, tokens_as_ids, usage_so_far, opening)
+
+
+def with_best_of(generation: Generation, best_of: int | None) -> Generation:
+    """Return a generation that makes `best_of` sequences of each prompt, of which the `n` likeliest are returned.
+
+    With temperature 0 all sequences of a prompt are equal: any `n` are the best, and no more are generated.
+
+    Raises:
+        ApiError: 400; there are fewer than are to be returned, they are too many, or the answer is to be streamed.
+    """
+    n = generation.n
+    if best_of is None or best_of == n:
+        return generation
+    if best_of < n:
+        message = f"'best_of' is {best_of} and 'n' is {n}: 'best_of' must be at least 'n'. Raise it, or lower 'n'."
+        raise invalid_value("best_of", message)
+    if generation.stream:
+        reason = "Which answers are the best is known when all are complete. Leave 'stream' or 'best_of' out."
+        raise invalid_value("best_of", f"Results cannot be streamed when 'best_of' is greater than 'n'. {reason}")
+    num_sequences = len(generation.prompts) * best_of
+    if num_sequences > MAX_SEQUENCES:
+        message = f"'best_of' times the number of prompts is {num_sequences}; at most {MAX_SEQUENCES} are allowed."
+        raise invalid_value("best_of", message)
+    sampling = generation.sampling
+    if sampling.temperature == 0:
+        return generation
+    ranking = Ranking(num_returned=n, shows_logprobs=sampling.logprobs is not None)
+    sampling = msgspec.structs.replace(sampling, logprobs=sampling.logprobs or 0)
+    return msgspec.structs.replace(generation, n=best_of, sampling=sampling, ranking=ranking)
+
+
+def without_ranking(generation: Generation) -> Generation:
+    """Return a generation that makes only the sequences that are returned: all of a prompt are equal.
+
+    For a temperature of 0 that its model advises, and that is not known yet when its body is read.
+    """
+    ranking = generation.ranking
+    if ranking is None:
+        return generation
+    sampling = generation.sampling
+    if not ranking.shows_logprobs:
+        sampling = msgspec.structs.replace(sampling, logprobs=None)
+    return msgspec.structs.replace(generation, n=ranking.num_returned, sampling=sampling, ranking=None)

@@ -1,4 +1,4 @@
-"""The sampling parameters that bodies of several endpoints have under the same names, and what they become.
+"""The sampling parameters that several endpoints have under the same names, and their form on the wire.
 
 A body may have more parameters that `Sampling` has too: they are taken over by their name.
 """
@@ -10,9 +10,8 @@ from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
+from gateway.api.schemas.checks import invalid_value, require_text
 from gateway.api.schemas.names import described
-from gateway.api.schemas.refusals import invalid_value
-from gateway.api.schemas.texts import require_text
 from shared.bounds import (
     MAX_STOP_CHARACTERS,
     MAX_STOPS,
@@ -31,7 +30,7 @@ StopText = Annotated[str, Meta(max_length=MAX_STOP_CHARACTERS)]
 
 
 class SamplingFields(Struct, kw_only=True, forbid_unknown_fields=True):
-    """Fields of a body, which say themselves what they do. None always means: left out."""
+    """Fields of a body. None always means: left out."""
 
     temperature: Annotated[Temperature | None, described("0 takes the most likely token each time.", 0.5)] = None
     top_p: Annotated[
@@ -75,7 +74,7 @@ class SamplingFields(Struct, kw_only=True, forbid_unknown_fields=True):
 # How clients of vLLM and llama.cpp say that each answer is to have a seed of its own.
 _RANDOM_SEED = -1
 
-# What is taken over by its name: all but those that the wire writes in another form.
+# Parameters that are copied by name: all but those that the wire writes in another form.
 _OTHER_FORMS = {"seed", "stop", "top_k", "max_tokens", "logprobs", "prompt_logprobs", "bad_words", "grammar"}
 _COPIED = tuple(name for name in Sampling.__struct_fields__ if name not in _OTHER_FORMS)
 
@@ -87,7 +86,7 @@ def sampling_of(body: SamplingFields, max_tokens: int | None, logprobs: int | No
 
     Args:
         body: Whose fields are taken over; those that `more` has are left out.
-        max_tokens: Tokens to generate at most; None for what the context holds.
+        max_tokens: Tokens to generate at most; None for as many as the context holds.
         logprobs: Alternatives to report for each token; None for no report.
         more: Further parameters, as the wire writes them.
 
@@ -130,5 +129,5 @@ def seed_of(seed: int | None, temperature: float | None) -> int:
 
 
 def is_deterministic(body: SamplingFields) -> bool:
-    """Tell whether the same request must get the same answer: greedy, or with a seed of the client's choice."""
+    """Whether the same request must get the same answer: greedy, or with a seed of the client's choice."""
     return body.temperature == 0 or body.seed not in (None, _RANDOM_SEED)

@@ -1,4 +1,4 @@
-"""The parameters that say what an answer must look like, and the grammar that they become.
+"""The parameters that constrain the form of an answer, and the grammar that they become.
 
 OpenAI's `response_format`, vLLM's `structured_outputs` and older `guided_*`, llama.cpp's `grammar` and `json_schema`.
 """
@@ -12,10 +12,9 @@ from typing import Annotated
 import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
+from gateway.api.schemas.checks import given, invalid_value, missing_parameter, require_text, unsupported_parameter
 from gateway.api.schemas.names import described
-from gateway.api.schemas.refusals import invalid_value, missing_parameter, unsupported_parameter
 from gateway.api.schemas.sampling_fields import SamplingFields
-from gateway.api.schemas.texts import given, require_text
 from gateway.generation import StructuredOutput
 from shared.grammar import Grammar
 from shared.grammar.bounds import MAX_ALTERNATIVES, MAX_CHARACTERS
@@ -75,7 +74,7 @@ class StructuredOutputsBody(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class StructuredOutputFields(SamplingFields, kw_only=True, forbid_unknown_fields=True):
-    """The fields of a body that say what its answer must look like. At most one of them may."""
+    """The fields of a body that constrain the form of its answer. A body has at most one of them."""
 
     response_format: Annotated[
         ResponseFormatBody | None, described("The answer is JSON, or matches a schema.", {"type": "json_object"})
@@ -104,7 +103,7 @@ class StructuredOutputFields(SamplingFields, kw_only=True, forbid_unknown_fields
 
 
 def asked_output(body: StructuredOutputFields) -> StructuredOutput | None:
-    """Return what the answer must look like; None for anything.
+    """Return the form that the answer must have; None for any.
 
     Raises:
         ApiError: 400; two fields say it, or one says it wrongly.
@@ -179,7 +178,7 @@ def _of_response_format(body: ResponseFormatBody | None) -> Iterator[StructuredO
 
 
 def _check_format(body: ResponseFormatBody, name: str) -> None:
-    """Refuse a type that there is not, and what does not belong to a type."""
+    """Reject unknown types and fields that belong to another type."""
     if body.type == "structural_tag":
         raise unsupported_parameter(f"{name}.type", f"'{name}.type': 'structural_tag' is not supported. Use 'tools'.")
     if body.type not in _FORMATS:

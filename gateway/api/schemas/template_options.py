@@ -1,4 +1,4 @@
-"""What a client gives the chat template besides messages: tools, variables, and how the prompt ends."""
+"""A client's options for the chat template besides messages: tools, variables, and how the prompt ends."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from typing import Annotated, Literal, Protocol
 import msgspec
 from msgspec import Meta, Raw
 
+from gateway.api.schemas.checks import invalid_value, require_text
 from gateway.api.schemas.conversation import Name
 from gateway.api.schemas.names import described
-from gateway.api.schemas.refusals import invalid_value
-from gateway.api.schemas.texts import require_text
 from gateway.api.schemas.thinking import SWITCHES, Thinking
 from shared.conversation import ChatMessage, ChatOptions
 
@@ -19,7 +18,7 @@ MAX_VARIABLES = 64
 MAX_VARIABLE_BYTES = 64 << 10
 MAX_DOCUMENTS = 1024
 
-# What has a parameter of its own, or is not the client's to say.
+# Names that have a parameter of their own, or are not for clients.
 _RESERVED = frozenset(
     ["messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template", "tokenize", "return_dict"]
 )
@@ -91,7 +90,7 @@ def may_reason(variables: dict[str, Raw]) -> bool:
 def chat_options(
     body: TemplateBody, messages: tuple[ChatMessage, ...], tools: str | None, variables: dict[str, Raw]
 ) -> ChatOptions | None:
-    """Return what the template gets besides the messages; None where it is nothing.
+    """Return the template's options besides the messages; None if there are none.
 
     Raises:
         ApiError: 400; the last message cannot be continued.

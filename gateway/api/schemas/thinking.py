@@ -12,9 +12,9 @@ from typing import Annotated, Literal, TypeVar
 import msgspec
 from msgspec import Raw, Struct
 
+from gateway.api.schemas.checks import invalid_value
 from gateway.api.schemas.names import described
 from gateway.api.schemas.parameters import CommonBody
-from gateway.api.schemas.refusals import invalid_value
 
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
@@ -63,7 +63,7 @@ class ThinkingFields(CommonBody, kw_only=True):
 
 
 class Thinking(Struct, frozen=True):
-    """What a body asks for. None leaves it to the template.
+    """The thinking that a body asks for. None leaves it to the template.
 
     Attributes:
         is_on: Whether to think.
@@ -77,7 +77,7 @@ class Thinking(Struct, frozen=True):
 
 
 def chat_thinking(body: ThinkingFields, named: dict[str, Raw] | None) -> Thinking:
-    """Return what a body of chat completions asks for in all its forms; see `asked_thinking`.
+    """Return the thinking that a chat body asks for in any of the forms; see `asked_thinking`.
 
     Raises:
         ApiError: 400; two forms contradict each other.
@@ -109,7 +109,7 @@ def asked_thinking(
     efforts: Mapping[str, ReasoningEffort | None],
     named: dict[str, Raw] | None,
 ) -> Thinking:
-    """Return what a body asks for.
+    """Return the thinking that a body asks for.
 
     Args:
         switches: Whether to think, by the place in the body that says it.

@@ -9,9 +9,9 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta, Raw, Struct
 
+from gateway.api.schemas.checks import invalid_value, missing_parameter, unsupported_parameter
 from gateway.api.schemas.conversation import Name
 from gateway.api.schemas.names import described
-from gateway.api.schemas.refusals import invalid_value, missing_parameter, unsupported_parameter
 from gateway.generation import ToolUse
 from shared.bounds import MAX_TOOLS
 from shared.formats import Tool, ToolChoice
@@ -81,7 +81,7 @@ FunctionBodies = Annotated[list[FunctionBody], Meta(max_length=MAX_TOOLS)]
 
 @dataclass(frozen=True, slots=True)
 class OfferedTools:
-    """What becomes of the tools of a body.
+    """The tools of a body as they are used.
 
     Attributes:
         use: How the answer may call them; None without tools that it may call.

@@ -20,7 +20,7 @@ from gateway.admission.limit_store import LEASE_TTL_S
 from gateway.admission.limit_window import WINDOW_S
 from gateway.admission.limits import NO_OUTPUT, RETRY_S, Lease, Output, RateLimiter, reserved_tokens
 from gateway.admission.tenant_limits import TenantRecord
-from gateway.api.schemas import parse_completion
+from gateway.api.schemas.parsing import parse_completion
 from gateway.cache.redis_client import RedisCache
 from gateway.errors import ApiError
 from gateway.metrics import GatewayMetrics

@@ -6,8 +6,10 @@ import asyncio
 import json
 from typing import Any
 
+import pytest
+
 from gateway.admission.auth import Principal
-from gateway.anthropic.dialect import ANTHROPIC
+from gateway.anthropic.dialect import ANTHROPIC, BlockList
 from gateway.anthropic.message import StreamedMessage, WholeMessage
 from gateway.api.answer import Answer, ResponseHead
 from gateway.api.endpoint import Asked, StreamParts
@@ -197,3 +199,11 @@ async def test_failure_before_and_in_the_stream_is_told_in_anthropics_form() -> 
     case.answer.fail(ApiError(500, "Broken."))
     assert case.events()[-1] == {"type": "error", "error": {"type": "api_error", "message": "Broken."}}
     assert b"[DONE]" not in case.sent
+
+
+@pytest.mark.parametrize("arguments", ['{"a":' * 5000 + "1" + "}" * 5000, "[" * 5000, '{"a": 1', ""])
+def test_call_whose_arguments_cannot_be_read_has_an_empty_input(arguments: str) -> None:
+    blocks = BlockList()
+    blocks.call("f")
+    blocks.arguments(arguments)
+    assert [block["input"] for block in blocks.blocks()] == [{}]

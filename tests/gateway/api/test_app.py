@@ -33,8 +33,8 @@ from gateway.api.routes import KeyRoute, Routes, RouteServices
 from gateway.api.tokenizer_client import TokenizerClient
 from gateway.config import GatewayConfig
 from gateway.errors import ApiError
-from gateway.fleet.claims import OwnRequests
 from gateway.fleet.fleet import Fleet, FleetLimits
+from gateway.fleet.fleet_load import OwnRequests
 from gateway.http1.handlers import AsgiHandler
 from gateway.metrics import GatewayMetrics
 from shared.conversation import ChatOptions

@@ -9,10 +9,18 @@ from typing import Any
 import msgspec
 from hypothesis import example, given
 from hypothesis import strategies as st
+from msgspec import UNSET
 
-from gateway.api.choice_fields import chat_logprobs, completion_logprobs, first_token_name
-from gateway.api.chunks import AnswerIdentity, ChoiceChunks, usage_event
-from gateway.api.usage import UsageTotals, usage_fields
+from gateway.api.chat_answers import (
+    CONTEXT_FULL,
+    AnswerIdentity,
+    chat_logprobs,
+    completion_logprobs,
+    first_token_name,
+    usage_answer,
+)
+from gateway.api.chunks import ChoiceChunks, usage_event
+from gateway.api.usage import UsageTotals
 from gateway.cache.recording import merge
 from shared.messages import Delta, Finish, TokenLogprob, Usage
 
@@ -39,7 +47,7 @@ def parse(event: bytes) -> dict[str, Any]:
 @given(st.text(), st.sampled_from([CHAT, COMPLETION]), st.booleans())
 def test_any_text_survives_the_template(text: str, identity: AnswerIdentity, with_usage: bool) -> None:
     chunks = ChoiceChunks(identity, 3, with_usage)
-    event = chunks.content(Delta("r", 0, 0, (1,), text or "x"))
+    event = chunks.text(text or "x", ())
     chunk = parse(event)
     choice = chunk["choices"][0]
     assert (choice["text"] if identity is COMPLETION else choice["delta"]["content"]) == (text or "x")
@@ -56,34 +64,26 @@ def test_chat_opens_with_the_role_and_completions_with_nothing() -> None:
 def test_chunks_are_the_same_whether_their_template_is_made_before_or_with_the_first_text() -> None:
     prepared, unprepared = (ChoiceChunks(CHAT, 0, False) for _ in range(2))
     prepared.prepare()
-    delta = Delta("r", 0, 0, (1,), 'a "quoted" text')
-    assert prepared.content(delta) == prepared.prefix + b'"a \\"quoted\\" text"' + prepared.suffix
-    assert prepared.content(delta) == unprepared.content(delta)
-
-
-def test_delta_without_text_is_no_chunk_unless_it_has_logprobs() -> None:
-    chunks = ChoiceChunks(CHAT, 0, False)
-    assert chunks.content(Delta("r", 0, 0, (1,))) == b""
-    with_logprobs = chunks.content(Delta("r", 0, 0, (1,), logprobs=(entry("é"),)))
-    assert parse(with_logprobs)["choices"][0]["logprobs"]["content"][0]["token"] == "é"
+    text = 'a "quoted" text'
+    assert prepared.text(text, ()) == prepared.prefix + b'"a \\"quoted\\" text"' + prepared.suffix
+    assert prepared.text(text, ()) == unprepared.text(text, ())
 
 
 def test_streamed_offsets_go_on_from_chunk_to_chunk() -> None:
     chunks = ChoiceChunks(COMPLETION, 0, False)
-    prompt = Delta("r", 0, 0, text="<s>ab", prompt_logprobs=(None, entry("ab")))
-    first = parse(chunks.content(prompt))["choices"][0]["logprobs"]
+    first = parse(chunks.text("<s>ab", (None, entry("ab")), "<s>"))["choices"][0]["logprobs"]
     assert first["tokens"] == ["<s>", "ab"]
     assert first["token_logprobs"] == [None, -0.5]
     assert first["text_offset"] == [0, 3]
-    second = parse(chunks.content(Delta("r", 0, 0, (1,), "cd", logprobs=(entry("cd"),))))["choices"][0]["logprobs"]
+    second = parse(chunks.text("cd", (entry("cd"),)))["choices"][0]["logprobs"]
     assert second["text_offset"] == [5]
 
 
 def test_finish_and_usage_chunks_have_their_shape() -> None:
-    assert parse(ChoiceChunks(CHAT, 0, False).finish("stop", {}))["choices"][0]["delta"] == {}
-    last = parse(ChoiceChunks(COMPLETION, 0, False).finish("length", {"stop_reason": "why"}))["choices"][0]
-    assert (last["text"], last["finish_reason"], last["stop_reason"]) == ("", "length", "why")
-    usage = parse(usage_event(CHAT, usage_fields(totals_of(Usage(3, 4, 2)))))
+    assert parse(ChoiceChunks(CHAT, 0, False).finish("stop", UNSET))["choices"][0]["delta"] == {}
+    last = parse(ChoiceChunks(COMPLETION, 0, False).finish("length", CONTEXT_FULL))["choices"][0]
+    assert (last["text"], last["finish_reason"], last["stop_reason"]) == ("", "length", CONTEXT_FULL)
+    usage = parse(usage_event(CHAT, usage_answer(totals_of(Usage(3, 4, 2)))))
     assert usage["choices"] == []
     assert usage["usage"]["prompt_tokens_details"] == {"cached_tokens": 2}
     assert usage["usage"]["total_tokens"] == 7
@@ -91,8 +91,11 @@ def test_finish_and_usage_chunks_have_their_shape() -> None:
 
 
 def test_usage_tells_how_many_tokens_were_guessed_over_all_choices() -> None:
-    fields = usage_fields(totals_of(Usage(3, 9, 2, 5, 1), Usage(3, 9, 0, 2, 4)))
-    assert fields["completion_tokens_details"] == {"accepted_prediction_tokens": 7, "rejected_prediction_tokens": 5}
+    usage = usage_answer(totals_of(Usage(3, 9, 2, 5, 1), Usage(3, 9, 0, 2, 4)))
+    assert msgspec.to_builtins(usage)["completion_tokens_details"] == {
+        "accepted_prediction_tokens": 7,
+        "rejected_prediction_tokens": 5,
+    }
 
 
 def totals_of(*usages: Usage) -> UsageTotals:
@@ -105,7 +108,7 @@ def totals_of(*usages: Usage) -> UsageTotals:
 def test_chat_logprobs_are_nested_with_bytes() -> None:
     top = (entry("a"), entry("b", -math.inf))
     logprobs = chat_logprobs([entry("a", -0.5, top)])
-    assert logprobs["content"] == [
+    assert msgspec.json.decode(msgspec.json.encode(logprobs.content)) == [
         {
             "token": "a",
             "logprob": -0.5,
@@ -120,8 +123,8 @@ def test_chat_logprobs_are_nested_with_bytes() -> None:
 
 def test_completion_alternatives_always_have_the_chosen_token() -> None:
     logprobs = completion_logprobs([entry("z", -3.0, (entry("a", -0.1),))], 2)
-    assert logprobs["top_logprobs"] == [{"a": -0.1, "z": -3.0}]
-    assert logprobs["text_offset"] == [2]
+    assert logprobs.top_logprobs == [{"a": -0.1, "z": -3.0}]
+    assert logprobs.text_offset == [2]
 
 
 def test_first_token_is_what_the_others_leave_of_the_text() -> None:

@@ -7,8 +7,10 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec import UNSET
 
-from gateway.api.chunks import AnswerIdentity, ChoiceChunks
+from gateway.api.chat_answers import AnswerIdentity
+from gateway.api.chunks import ChoiceChunks
 from gateway.api.details import ChoiceDetails, DetailedSink
 from gateway.errors import ApiError
 from gateway.generation import Details, Kind
@@ -57,9 +59,9 @@ def test_token_ids_are_those_since_the_last_chunk_and_the_prompts_come_once(kind
     chunks = ChoiceChunks(identity(kind), 0, False, details)
     details.note(FIRST)
     details.note(Delta("r", 0, 1, (6,), ""))
-    first = event(chunks.content(FIRST))
+    first = event(chunks.text(FIRST.text, ()))
     details.note(SECOND)
-    last = event(chunks.finish("stop", {}))
+    last = event(chunks.finish("stop", UNSET))
     assert [chunk["choices"][0]["token_ids"] for chunk in (first, last)] == [[5, 6], [6, 7]]
     holder = first if kind == "chat" else first["choices"][0]
     assert holder["prompt_token_ids"] == [1, 5]
@@ -68,33 +70,19 @@ def test_token_ids_are_those_since_the_last_chunk_and_the_prompts_come_once(kind
 
 
 @pytest.mark.parametrize("kind", ["chat", "completion"])
-def test_text_has_a_chunk_and_nothing_has_none(kind: Kind) -> None:
-    details = ChoiceDetails(Details(token_ids=True), kind)
-    chunks = ChoiceChunks(identity(kind), 0, False, details)
-    for text in ("a", "", "b"):
-        delta = Delta("r", 0, 0, (5,), text)
-        details.note(delta)
-        chunk = chunks.content(delta)
-        assert bool(chunk) is bool(text)
-        if chunk:
-            choice = event(chunk)["choices"][0]
-            assert (choice["delta"]["content"] if kind == "chat" else choice["text"]) == text
-
-
-@pytest.mark.parametrize("kind", ["chat", "completion"])
 def test_prompt_logprobs_stand_apart(kind: Kind) -> None:
     details, kept = noted(Details(prompt_logprobs=True), kind, FIRST)
-    fields = details.take_choice_fields() | details.take_answer_fields()
-    assert fields == {
-        "prompt_logprobs": [
-            None,
-            {
-                "5": {"logprob": -0.5, "rank": None, "decoded_token": "a"},
-                "6": {"logprob": -0.25, "rank": 1, "decoded_token": "b"},
-            },
-        ]
-    }
-    assert details.take_choice_fields() | details.take_answer_fields() == {}
+    chunks = ChoiceChunks(identity(kind), 0, False, details)
+    first, second = (event(chunks.text("a", ())) for _ in range(2))
+    holder = first if kind == "chat" else first["choices"][0]
+    assert holder["prompt_logprobs"] == [
+        None,
+        {
+            "5": {"logprob": -0.5, "rank": None, "decoded_token": "a"},
+            "6": {"logprob": -0.25, "rank": 1, "decoded_token": "b"},
+        },
+    ]
+    assert "prompt_logprobs" not in second | second["choices"][0]
     assert kept.deltas[0].prompt_logprobs is None
     _, kept = noted(Details(prompt_logprobs=True, echoes_logprobs=True), kind, FIRST)
     assert kept.deltas == [msgspec.structs.replace(FIRST, prompt_token_ids=None)]

@@ -10,11 +10,17 @@ import pytest
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from gateway.api.door import Application, Port, exchange_of, head_of
+from gateway.admission.auth import Principal
+from gateway.api.app import GenerationRoute
+from gateway.api.door import Application, Door, Port, exchange_of, head_of
+from gateway.api.endpoint import ChatEndpoint
+from gateway.api.generation_service import GenerationService
+from gateway.api.large_bodies import LargeBodies
 from gateway.api.request_observer import RequestRecord
+from gateway.config import GatewayConfig
 from gateway.errors import ApiError
 from gateway.http1.body import BodyBudget, ClientGoneError
-from gateway.http1.handlers import AsgiHandler
+from gateway.http1.handlers import EXTENSION, AsgiHandler
 from gateway.metrics import GatewayMetrics
 from gateway.streams.dialect import OPENAI
 from tests.gateway.http1.raw_server import connected, read_chunked, read_head, served
@@ -141,3 +147,27 @@ async def test_application_begins_and_ends_as_its_server_asks() -> None:
     app = Application([], Port(GatewayMetrics(), lambda path: "", 1, BodyBudget(1, 1)))
     await app({"type": "lifespan", "asgi": {"version": "3.0"}}, receive, send)
     assert sent == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
+
+
+async def test_client_that_leaves_while_its_body_is_read_is_counted_and_told_to_nobody() -> None:
+    told: list[tuple[object, int]] = []
+
+    async def leave(*arguments: object) -> bytes:
+        raise ClientGoneError
+
+    nothing, metrics = cast("Any", None), GatewayMetrics()
+    keys = cast("Any", SimpleNamespace(authenticate=lambda headers, notes: Principal("key", "tenant")))
+    observer = SimpleNamespace(
+        begin=lambda route, request_id, headers: route, end=lambda record, status: told.append((record, status))
+    )
+    services = SimpleNamespace(config=GatewayConfig(), keys=keys, metrics=metrics, bodies=nothing)
+    parts: list[Any] = [services, nothing, nothing, nothing, nothing, observer]
+    service = GenerationService(*parts)
+    exchange = SimpleNamespace(head=SimpleNamespace(headers=[], notes={}), read_body=leave)
+    route, budget = GenerationRoute(ChatEndpoint(LargeBodies()), service), BodyBudget(1, 1)
+    door = Door(route.handle, Port(metrics, lambda path: "", 1, budget, observer=cast("Any", observer)))
+    scope = {"type": "http", "method": "POST", "path": "/x", "extensions": {EXTENSION: exchange}, "state": {}}
+    await door(scope, nothing, nothing)
+    assert told == [("chat", 499)]
+    assert metrics.disconnects == 1
+    assert not metrics.requests

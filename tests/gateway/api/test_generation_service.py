@@ -6,11 +6,16 @@ import asyncio
 import json
 import re
 from collections.abc import AsyncIterator, Iterator
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import httpx2
 import pytest
 
+from gateway.api.answer import Answer, Outcome
+from gateway.api.generation_service import _tokens_used
+from gateway.api.generation_starter import Membership
+from gateway.errors import ApiError
 from shared.messages import Delta, Finish, Usage
 from tests.gateway.gateway_process import GatewayProcess, running_gateway
 from tests.gateway.known_worker import known_worker
@@ -356,3 +361,21 @@ async def test_slow_reader_is_cut_and_its_neighbour_is_not(nats_url: str, tmp_pa
             assert b'"code":"slow_reader"' in data
             assert data.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
             assert "error" in json.loads(data.split(b"data: ")[-2].split(b"\n")[0])
+
+
+@pytest.mark.parametrize(
+    ("outcome", "status", "expected"),
+    [
+        (Outcome.COMPLETED, None, 7),
+        (Outcome.DISCONNECTED, None, 3),
+        # Its time was over: what was computed until then counts.
+        (Outcome.FAILED, 408, 3),
+        (Outcome.FAILED, 500, 0),
+        (Outcome.FAILED, 503, 0),
+    ],
+)
+def test_tokens_that_an_answer_costs_its_key(outcome: Outcome, status: int | None, expected: int) -> None:
+    error = None if status is None else ApiError(status, "x", retry_after_s=1.0)
+    answer = SimpleNamespace(num_tokens=7, error=error)
+    membership = SimpleNamespace(tokens_used=lambda: 3)
+    assert _tokens_used(cast("Answer", answer), cast("Membership", membership), outcome) == expected

@@ -23,9 +23,8 @@ from gateway.dispatch.dispatcher import Dispatcher
 from gateway.dispatch.inflight import Flight, FlightTable
 from gateway.dispatch.sinks import Sink
 from gateway.errors import ApiError
-from gateway.fleet.claims import OwnRequests
 from gateway.fleet.fleet import Fleet
-from gateway.fleet.fleet_load import FleetLoad
+from gateway.fleet.fleet_load import FleetLoad, OwnRequests
 from gateway.fleet.liveness import FleetLimits
 from gateway.generation import Generation, Prompt, ToolUse
 from gateway.metrics import GatewayMetrics

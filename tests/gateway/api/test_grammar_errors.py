@@ -10,7 +10,7 @@ import pytest
 
 from gateway.anthropic.parsing import parse_messages
 from gateway.api.output_reading import refused_schema, with_reading
-from gateway.api.schemas import parse_chat
+from gateway.api.schemas.parsing import parse_chat
 from gateway.api.structured_output import StructuredOutputAdmission
 from gateway.errors import ApiError
 from gateway.generation import Generation, ToolUse

@@ -12,8 +12,8 @@ import pytest
 
 from gateway.api.operator_app import OperatorServices, create_operator_app
 from gateway.config import GatewayConfig
-from gateway.fleet.claims import OwnRequests
 from gateway.fleet.fleet import Fleet, FleetLimits
+from gateway.fleet.fleet_load import OwnRequests
 from gateway.metrics import GatewayMetrics, MetricsCollector, make_registry
 from gateway.process.settings_check import check_operator_settings
 from shared.errors import ConfigError

@@ -11,9 +11,9 @@ import pytest
 
 from gateway.admission.limits import reserved_tokens
 from gateway.api.answer import ResponseHead
-from gateway.api.chunks import AnswerIdentity
+from gateway.api.chat_answers import AnswerIdentity
 from gateway.api.details import RankedSink, likeliest
-from gateway.api.schemas import parse_chat, parse_completion
+from gateway.api.schemas.parsing import parse_chat, parse_completion
 from gateway.api.whole import WholeAnswer
 from gateway.cache.prompt_cache import cache_key
 from gateway.cache.recording import merge

@@ -9,9 +9,8 @@ import pytest
 
 from gateway.api.repeated_requests import MAX_BODY_BYTES, MAX_TOTAL_BYTES, RepeatedRequests
 from gateway.cache.prompt_cache import PromptCache, cache_key
-from gateway.fleet.claims import OwnRequests
 from gateway.fleet.fleet import Fleet
-from gateway.fleet.fleet_load import FleetLoad
+from gateway.fleet.fleet_load import FleetLoad, OwnRequests
 from gateway.fleet.liveness import FleetLimits
 from gateway.generation import Generation, Prompt
 from shared.messages import Delta, Finish, Usage

@@ -9,7 +9,7 @@ import pytest
 
 from gateway.admission.auth import Principal
 from gateway.api.request_observer import MAX_PROMPT_CHARACTERS, RequestObserver
-from gateway.api.schemas import parse_chat, parse_completion
+from gateway.api.schemas.parsing import parse_chat, parse_completion
 from gateway.generation import Generation
 from shared.request_log import SLOW_S, SLOW_TTFT_S, RequestLog
 

@@ -9,7 +9,7 @@ import pytest
 from gateway.admission.auth import Principal
 from gateway.api import request_observer
 from gateway.api.request_observer import RequestObserver
-from gateway.api.schemas import parse_completion
+from gateway.api.schemas.parsing import parse_completion
 from gateway.api.usage import UsageTotals
 from gateway.errors import ApiError
 from shared.messages import Usage

@@ -9,7 +9,7 @@ import pytest
 
 from gateway.anthropic.parsing import parse_messages
 from gateway.api.model_abilities import with_defaults
-from gateway.api.schemas import parse_chat, parse_completion
+from gateway.api.schemas.parsing import parse_chat, parse_completion
 from gateway.generation import Generation
 from shared.sampling import SamplingDefaults
 

@@ -11,16 +11,16 @@ from collections.abc import Iterator
 import pytest
 
 from gateway.api.answer import Outcome, ResponseHead
-from gateway.api.chunks import AnswerIdentity
+from gateway.api.chat_answers import AnswerIdentity
 from gateway.api.streamed import StreamedAnswer
 from gateway.errors import ApiError
-from gateway.generation import Generation, OutputReading, Prompt
+from gateway.generation import Generation, Kind, OutputReading, Prompt
 from gateway.http1.body import BodyBudget, RequestBody
 from gateway.http1.exchange import Exchange, Headers
 from gateway.http1.head import parse_head
 from gateway.streams.dialect import OPENAI
 from gateway.streams.event_stream import EventStreamLimits, Flusher
-from shared.messages import Delta, Finish, Usage
+from shared.messages import Delta, Finish, TokenLogprob, Usage
 from shared.sampling import Sampling
 from tests.gateway.wire_worker import until
 
@@ -141,6 +141,21 @@ async def test_characters_that_some_clients_take_for_ends_of_lines_are_escaped_i
     tokens = [event.decode() for event in events(streamed.sent)]
     assert [event.splitlines() for event in tokens] == [[event] for event in tokens]
     assert [json.loads(event.removeprefix("data: "))["choices"][0]["text"] for event in tokens] == [text] * 3
+
+
+@pytest.mark.parametrize("kind", ["chat", "completion"])
+async def test_token_without_text_has_a_chunk_only_with_its_log_probabilities(kind: Kind) -> None:
+    streamed = Streamed(identity=AnswerIdentity("x-1", kind, "m", 7))
+    entry = TokenLogprob(1, "\u00e9", b"\xc3", -1.0)
+    deltas = [Delta("r", 0, 0, (1,), ""), Delta("r", 0, 1, (2,), "", logprobs=(entry,)), Delta("r", 0, 2, (3,), "c")]
+    for delta in deltas:
+        streamed.answer.sinks[0].deliver(delta)
+    await streamed.flushed()
+    choices = [json.loads(event[6:])["choices"][0] for event in events(streamed.sent)]
+    texts = [choice["delta"]["content"] if kind == "chat" else choice["text"] for choice in choices]
+    assert texts == (["", "", "c"] if kind == "chat" else ["", "c"])
+    [told] = [choice["logprobs"] for choice in choices if choice["logprobs"]]
+    assert (told["content"][0]["token"] if kind == "chat" else told["tokens"][0]) == "\u00e9"
 
 
 async def test_answer_of_one_token_is_whole() -> None:

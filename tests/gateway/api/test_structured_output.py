@@ -9,7 +9,7 @@ import pytest
 
 from gateway.api.answer import Answer, ResponseHead
 from gateway.api.output_reading import with_reading
-from gateway.api.schemas import parse_chat
+from gateway.api.schemas.parsing import parse_chat
 from gateway.api.structured_output import StructuredOutputAdmission
 from gateway.errors import ApiError
 from gateway.generation import Generation, Prompt, StructuredOutput

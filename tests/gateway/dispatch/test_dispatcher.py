@@ -12,13 +12,15 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from gateway.dispatch.dispatcher import Dispatcher
+from gateway.dispatch.dispatcher import DispatchCounts, Dispatcher
 from gateway.dispatch.frames import EARLY_S
-from gateway.dispatch.recovery_limits import RecoveryLimits
+from gateway.dispatch.inflight import Flight
 from gateway.dispatch.sweep import SWEEP_INTERVAL_S
+from gateway.dispatch.timeouts import RecoveryLimits
 from gateway.errors import ApiError
 from gateway.fleet.liveness import FleetLimits
-from shared.messages import Delta, Finish, GatewayHeartbeat, Request, Usage, encode
+from gateway.metrics import GatewayMetrics
+from shared.messages import Delta, Finish, GatewayHeartbeat, Request, Timing, Usage, encode
 from shared.nats_connection import connect
 from shared.sampling import Sampling
 from shared.streams import StreamLimits
@@ -632,3 +634,28 @@ async def test_tenant_has_a_share_of_its_models_workers_while_others_let_request
     await until(lambda: bench.dispatcher.share(bench.model, "polite") is not None)
     # There is nobody to share it with.
     assert bench.dispatcher.share(bench.model, "greedy") is None
+
+
+async def test_ends_moves_gaps_and_quarantine_are_counted_by_model() -> None:
+    metrics = GatewayMetrics()
+    counts = DispatchCounts(metrics)
+    now = asyncio.get_running_loop().time()
+    flight = Flight(Request(id="a", model="m", text="x"), ListSink(), 1, now, submitted_at=now - 10)
+    counts.ended(flight, "completed", Finish("length", Usage(5, 3), timing=Timing(1.0, 2.0)))
+    counts.ended(flight, "completed", Finish("stop", Usage(5, 3)))
+    counts.ended(flight, "cancelled", None)
+    counts.ended(flight, "failed", None)
+    counts.moved("gap")
+    counts.gap("m", 0.5, 3)
+    counts.quarantined("worker_lost")
+    model = metrics.by_model.model("m")
+    assert model.finished == {"stop": 1, "length": 1, "abort": 1, "error": 1}
+    assert metrics.sequences == {"completed": 2, "failed": 1, "cancelled": 1}
+    assert (model.prefill_s.total, model.decode_s.total) == (1.0, 2.0)
+    assert (model.prompt_lengths.total, model.output_lengths.total) == (10, 6)
+    assert model.mean_gap_s.total == 1.0
+    # Ten seconds in all; three of them were computed.
+    assert 6.9 < model.queue_s.total < 8
+    assert (model.gap_s.count, model.gap_s.total) == (3, 1.5)
+    assert +metrics.redispatches == {"gap": 1}
+    assert +metrics.dead_letters == {"worker_lost": 1}

@@ -9,8 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from gateway.dispatch.answer_watch import AnswerLimits
-from gateway.dispatch.nats_watch import NatsWatch, SilenceLimits
+from gateway.dispatch.nats_watch import AnswerLimits, NatsWatch, SilenceLimits
 from shared.direct_client import DirectClient
 
 ROUND_S = 0.05

@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 import msgspec
 import pytest
 
-from gateway.dispatch.blame import HARMLESS_TOKENS, MAX_SOLO_LOSSES
 from gateway.dispatch.inflight import Flight, FlightTable
+from gateway.dispatch.poison import HARMLESS_TOKENS, MAX_SOLO_LOSSES
 from gateway.dispatch.recovery import Recovery
-from gateway.dispatch.recovery_limits import RecoveryLimits
+from gateway.dispatch.timeouts import RecoveryLimits
 from gateway.errors import ApiError
-from gateway.fleet.claims import OwnRequests
-from gateway.fleet.death import Death
+from gateway.fleet.deaths import Death
 from gateway.fleet.fleet import Fleet
+from gateway.fleet.fleet_load import OwnRequests
 from gateway.fleet.liveness import FleetLimits
 from gateway.fleet.resumption import MARGIN_S, NUM_STEPS
 from shared.messages import Request

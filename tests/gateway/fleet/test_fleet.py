@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from gateway.fleet import fleet as fleet_module
-from gateway.fleet.claims import OwnRequests
 from gateway.fleet.fleet import GATEWAY_SILENCE_S, MAX_GATEWAYS, MAX_WORKERS, MODEL_MEMORY_S, Fleet
+from gateway.fleet.fleet_load import OwnRequests
 from gateway.fleet.liveness import FleetLimits
 from shared.messages import FEATURES, GatewayHeartbeat, Heartbeat
 from shared.sampling import SamplingDefaults

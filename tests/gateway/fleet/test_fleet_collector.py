@@ -8,9 +8,9 @@ import msgspec
 from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from gateway.fleet.claims import OwnRequests
 from gateway.fleet.fleet import Fleet
 from gateway.fleet.fleet_collector import MAX_MODELS, MAX_WORKER_SAMPLES, FleetCollector
+from gateway.fleet.fleet_load import OwnRequests
 from gateway.fleet.liveness import FleetLimits
 from gateway.metrics import make_registry
 from gateway.telemetry.stream_watch import StreamState

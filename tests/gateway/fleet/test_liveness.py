@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from gateway.dispatch.sweep import SILENT_SWEEP_INTERVAL_S, SWEEP_INTERVAL_S
-from gateway.fleet.death import Death
+from gateway.fleet.deaths import Death
 from gateway.fleet.liveness import FleetLimits, Liveness
 from gpu_worker.consumer.heartbeat import INTERVAL_S
 from tests.gateway.fleet.test_fleet import BEAT

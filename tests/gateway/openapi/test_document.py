@@ -9,8 +9,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from gateway.openapi.document import document, document_bytes
-from gateway.openapi.operations import OPERATIONS
+from gateway.openapi.document import OPERATIONS, document, document_bytes
 from gateway.openapi.page import api_page
 
 FILE = Path(__file__).parents[3] / "ops/docs/openapi.json"

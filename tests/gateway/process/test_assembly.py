@@ -4,26 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import re
 import ssl
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from starlette.routing import Route
 
-from gateway.api.app import ALWAYS_SERVED
+from gateway.api.app import ALWAYS_SERVED, GenerationRoute
+from gateway.api.door import Application
 from gateway.config import GatewayConfig
 from gateway.dispatch.dispatcher import Dispatcher
 from gateway.errors import ApiError
 from gateway.http1.connection_table import ConnectionLimits
 from gateway.metrics import GatewayMetrics
+from gateway.openapi.document import OPERATIONS
 from gateway.process import assembly
 from gateway.process import gateway as gateway_module
-from gateway.process.assembly import SEND_MARGIN_S
+from gateway.process.assembly import SEND_MARGIN_S, observing, public_app
 from gateway.process.gateway import main
 from gateway.process.parent_link import ParentLink
 from shared.errors import ConfigError, DependencyError
 from shared.task_supervisor import TaskSupervisor
+from shared.tracing import Tracing
 from tests.gateway.wire_worker import until
 from tests.servers import NatsServer
 
@@ -259,3 +265,99 @@ async def test_parts_of_a_process_are_made_of_its_settings_and_run_until_it_ends
         parts.cut()
     assert not tasks._tasks
     assert not tasks.has_failed.is_set()
+
+
+class Provider:
+    """Counts how often it is told to send what is left."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def force_flush(self, timeout_ms: int) -> None:
+        self.calls.append("flush")
+
+    def shutdown(self) -> None:
+        self.calls.append("shutdown")
+
+
+async def test_traces_are_made_in_the_name_of_the_process_and_sent_at_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    provider = Provider()
+    tracing = Tracing(cast("Any", provider), cast("Any", None))
+    asked: list[tuple[object, ...]] = []
+
+    def make(*arguments: object) -> Tracing:
+        asked.append(arguments)
+        return tracing
+
+    monkeypatch.setattr(assembly, "make_tracing", make)
+    config = GatewayConfig(otlp_endpoint="http://collector:4318", trace_ratio=0.25, request_log_per_s=3.0)
+    async with observing(config, 7) as observer:
+        assert observer._tracing is tracing
+        assert not observer._logs_prompts
+        assert provider.calls == []
+    assert provider.calls == ["flush", "shutdown"]
+    ((endpoint, ratio, role, instance),) = asked
+    assert (endpoint, ratio, role) == ("http://collector:4318", 0.25, "gateway")
+    assert str(instance).endswith(f"-{os.getpid()}-7")
+
+
+async def test_without_traces_there_is_the_log_alone() -> None:
+    async with observing(GatewayConfig(log_prompts=True), 0) as observer:
+        assert observer._tracing is None
+        assert observer._logs_prompts
+
+
+async def test_endpoint_that_cannot_be_used_is_named_before_anything_is_served() -> None:
+    with pytest.raises(ConfigError, match="HEADRACE_OTLP_ENDPOINT"):
+        async with observing(GatewayConfig(otlp_endpoint="collector"), 0):
+            pass
+
+
+NOTHING = cast("Any", None)
+
+
+def made(service: Any = None, responses: Any = None, **settings: Any) -> Application:
+    services = cast("Any", SimpleNamespace(bodies=None, config=GatewayConfig(**settings), metrics=None, keys=object()))
+    return public_app(service, services, responses, NOTHING)
+
+
+def routes(app: Application) -> list[Route]:
+    return [route for route in app.routes if isinstance(route, Route)]
+
+
+def test_every_route_is_described() -> None:
+    paths = {re.sub(r":path\}", "}", route.path) for route in routes(made())}
+    assert paths - {"/openapi.json"} == {operation.path for operation in OPERATIONS}
+
+
+def test_every_route_states_who_may_call_it_and_only_these_are_for_everyone() -> None:
+    table = routes(made())
+    assert len(table) == len(made().routes)
+    assert {route.name.partition(":")[0] for route in table} == {"everyone", "key"}
+    open_paths = {route.path for route in table if route.name.startswith("everyone:")}
+    assert open_paths == {"/health/live", "/health/ready", "/health", "/ping", "/version", "/openapi.json"}
+
+
+def test_endpoints_that_generate_stand_first_and_share_one_service() -> None:
+    service, store = object(), object()
+    table = routes(made(service, store, cors_origins="https://chat.example.com"))
+    generating = [route for route in table if isinstance(route, GenerationRoute)]
+    assert table[: len(generating)] == generating
+    assert table[0].path == "/v1/chat/completions"
+    assert {each._service for each in generating} == {service}
+    [responses] = [each._served for each in generating if each.path == "/v1/responses"]
+    assert responses._store is store  # type: ignore[attr-defined]
+
+
+def test_door_knows_the_spellings_and_origins_of_the_settings() -> None:
+    port = made(cors_origins="https://chat.example.com")._port
+    assert port.paths is not None
+    assert port.paths.route_path("/models/") == "/v1/models"
+    assert port.cross_origin is not None
+    assert port.cross_origin._origins == {b"https://chat.example.com"}
+
+
+def test_without_origins_none_may_read_answers_and_one_that_is_none_is_refused() -> None:
+    assert made()._port.cross_origin is None
+    with pytest.raises(ConfigError, match="HEADRACE_CORS_ORIGINS"):
+        made(cors_origins="chat.example.com")

@@ -20,7 +20,7 @@ from transformers import PreTrainedTokenizerFast
 from transformers.models.smolvlm.processing_smolvlm import DEFAULT_CHAT_TEMPLATE
 
 import ops
-from gateway.api.schemas.chat import parse_chat
+from gateway.api.schemas.parsing import parse_chat
 from gpu_worker.text.chat_template import ChatTemplate
 from gpu_worker.text.conversation_text import conversation_text
 from gpu_worker.text.spelled_tokens import SpelledTokens

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from gateway.api.schemas import parse_chat, parse_completion
 from gateway.api.schemas.bodies import ChatBody, CompletionBody
+from gateway.api.schemas.parsing import parse_chat, parse_completion
 from gateway.errors import ApiError
 from gateway.generation import Generation
 from tests.bounded_types import Leaf, Number, illegal_numbers, leaves, legal_numbers

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.api.schemas import parse_chat, parse_completion, parse_detokenize, parse_tokenize
 from gateway.api.schemas.bodies import ChatBody, CompletionBody
+from gateway.api.schemas.parsing import parse_chat, parse_completion, parse_detokenize, parse_tokenize
 from gateway.errors import ApiError
 from gateway.generation import Generation
 from shared.messages import Request, decode_request, encode

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from gateway.anthropic.parsing import parse_messages
-from gateway.api.schemas import parse_chat, parse_completion
+from gateway.api.schemas.parsing import parse_chat, parse_completion
 from gateway.errors import ApiError
 from gateway.generation import Generation
 from gateway.pooling.parsing import parse_embeddings, parse_rerank, parse_score

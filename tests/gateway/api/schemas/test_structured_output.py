@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from gateway.api.schemas import parse_chat, parse_completion
+from gateway.api.schemas.parsing import parse_chat, parse_completion
 from gateway.errors import ApiError
 from gateway.generation import Generation
 from shared.grammar import Grammar

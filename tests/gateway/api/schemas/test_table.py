@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import pytest
+from msgspec import Meta, Struct
 from openai.types.responses import (
     EasyInputMessageParam,
     ResponseFormatTextJSONSchemaConfigParam,
@@ -26,13 +27,13 @@ from openai.types.shared_params import Reasoning
 
 from gateway.anthropic.names import Anthropic
 from gateway.anthropic.parsing import parse_count_tokens, parse_messages
-from gateway.api.schemas import parse_chat, parse_completion, parse_detokenize, parse_tokenize
 from gateway.api.schemas.bodies import ChatBody
 from gateway.api.schemas.known_names import BodyRules
-from gateway.api.schemas.names import Kind, ParameterTable, Row, Use
+from gateway.api.schemas.names import Kind, ParameterTable, Row, Use, described, rows_of
+from gateway.api.schemas.parsing import parse_chat, parse_completion, parse_detokenize, parse_tokenize
 from gateway.api.schemas.unserved_names import OpenAi
 from gateway.errors import ApiError
-from gateway.openapi.operations import TABLES
+from gateway.openapi.document import TABLES
 from gateway.openapi.parameters_page import parameters_page
 from gateway.pooling.bodies import Pooled
 from gateway.pooling.parsing import parse_embeddings, parse_rerank, parse_score
@@ -339,3 +340,34 @@ def test_page_is_current() -> None:
     assert PAGE.read_text() == parameters_page(), (
         "run: python -m gateway.openapi.parameters_page > ops/docs/parameters.md"
     )
+
+
+class Part(Struct):
+    """What stands in a list."""
+
+    text: str
+
+
+class Body(Struct):
+    """A body whose fields say what they do."""
+
+    size: Annotated[Annotated[int, Meta(ge=1)], described("How large.", 5)]
+    parts: Annotated[str | list[Part] | None, described("What it consists of.")] = None
+
+
+class LargerBody(Body):
+    """A body with a field that says nothing."""
+
+    depth: Annotated[int, Meta(ge=1)] = 1
+
+
+def test_field_becomes_a_row_that_knows_what_its_value_holds() -> None:
+    assert rows_of(Body, OpenAi.CHAT, {Part: OpenAi.MESSAGE}) == (
+        Row("size", (OpenAi.CHAT,), "How large.", 5),
+        Row("parts", (OpenAi.CHAT,), "What it consists of.", holds=OpenAi.MESSAGE),
+    )
+
+
+def test_field_without_a_description_is_named() -> None:
+    with pytest.raises(TypeError, match=r"LargerBody\.depth says nothing of itself\. Annotate it"):
+        rows_of(LargerBody, OpenAi.CHAT)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gateway.anthropic.parsing import parse_messages
-from gateway.api.schemas import parse_chat, parse_completion
+from gateway.api.schemas.parsing import parse_chat, parse_completion
 from gateway.errors import ApiError
 from gateway.generation import Generation
 from gateway.responses.request import own_items, parse_body, to_generation

@@ -4,18 +4,39 @@ from __future__ import annotations
 
 import logging
 import math
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, field
 
-from gateway.fleet.death import Death
 from shared.log_limit import LogLimit
 from shared.messages import Heartbeat
+
+
+@dataclass(slots=True, eq=False)
+class Death:
+    """One worker's end as this gateway saw it, corrected when more becomes known.
+
+    Attributes:
+        why: For logs and dead letters.
+        found_at: Loop time at which it was found.
+        is_blamed: Something that this worker ran may be the cause: it ended alone, while others were heard. False when
+            many ended together, and again when the worker is heard after all.
+        time: Unix seconds at which it was found.
+    """
+
+    worker: str
+    model: str
+    why: str
+    found_at: float
+    is_blamed: bool
+    time: float = field(default_factory=time.time)
+
 
 _logger = logging.getLogger(__name__)
 
 # How long a death is remembered: to compare it with others, and to retract it when the worker's heartbeats resume.
 _MEMORY_S = 600.0
 _MAX_REMEMBERED = 1000
-# A worker's deaths are told once in so many seconds, and so are its returns.
+# A worker's deaths are logged once in this time, and so are its returns.
 LOG_INTERVAL_S = 10.0
 
 

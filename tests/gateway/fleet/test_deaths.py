@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from gateway.fleet.death import Death
-from gateway.fleet.remembered_deaths import RememberedDeaths
+from gateway.fleet.deaths import Death, RememberedDeaths
 
 
 def die(deaths: RememberedDeaths, worker: str, at: float) -> None:

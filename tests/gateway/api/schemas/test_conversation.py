@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.api.schemas import parse_chat
+from gateway.api.schemas.parsing import parse_chat
 from gateway.errors import ApiError
 from gateway.generation import Generation
 from shared.conversation import ChatMessage, ToolCall

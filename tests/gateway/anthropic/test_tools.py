@@ -8,8 +8,8 @@ from typing import Any
 import jsonschema
 import pytest
 
-from gateway.anthropic.client_tools import CLIENT_TOOLS
 from gateway.anthropic.parsing import parse_messages
+from gateway.anthropic.tools import CLIENT_TOOLS
 from gateway.errors import ApiError
 from gateway.generation import Generation
 from shared.grammar import Grammar, check_grammar

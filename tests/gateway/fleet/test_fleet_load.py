@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from gateway.fleet.claims import credible_waiting
+from gateway.fleet.fleet_load import credible_waiting
 from shared.messages import GatewayHeartbeat, Heartbeat
 from shared.worker_metrics import WorkerMetrics
 from tests.gateway.fleet.test_fleet import BEAT

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gateway.anthropic.parsing import parse_messages
-from gateway.api.schemas import parse_chat
+from gateway.api.schemas.parsing import parse_chat
 from gateway.errors import ApiError
 from gateway.responses.request import own_items, parse_body, to_generation
 
@@ -44,8 +44,8 @@ def told_by_messages(**fields: Any) -> str:
 
 
 def test_tool_of_another_api_is_told_its_form_here() -> None:
-    assert told_by_responses(tools=[_CHAT_TOOL]).endswith("Write what it holds into the tool itself.")
-    assert told_by_messages(tools=[_CHAT_TOOL]).endswith("Write what it holds into the tool itself.")
+    assert told_by_responses(tools=[_CHAT_TOOL]).endswith("Write its fields into the tool itself.")
+    assert told_by_messages(tools=[_CHAT_TOOL]).endswith("Write its fields into the tool itself.")
     assert told_by_messages(tools=[_RESPONSES_TOOL]).endswith("Name it 'input_schema'.")
     assert "Put it into `function`" in told_by_chat(tools=[_ANTHROPIC_TOOL])
 
@@ -67,21 +67,7 @@ def test_schema_in_another_place_is_told_its_own() -> None:
     assert "'response_format.json_schema.schema'" in told_by_chat(response_format=bare)
     flat = {"type": "json_schema", "schema": _SCHEMA}
     assert "'response_format.json_schema.schema'" in told_by_chat(response_format=flat)
-    assert "'schema' of 'json_schema'" in told_by_chat(response_format=_SCHEMA)
-    nested = {"format": {"type": "json_schema", "json_schema": {"schema": _SCHEMA}}}
-    assert "into 'text.format' itself" in told_by_responses(text=nested)
-
-
-@pytest.mark.parametrize(
-    ("message", "told"),
-    [
-        ({"role": "user", "parts": [{"text": "x"}]}, "Name it 'content'."),
-        ({"from": "human", "content": "x"}, "Name it 'role'."),
-        ({"role": "tool", "tool_name": "f", "content": "x"}, "'tool_call_id'"),
-    ],
-)
-def test_message_of_another_form_is_told_its_names(message: dict[str, Any], told: str) -> None:
-    assert told in told_by_chat(messages=[message])
+    assert "'response_format.json_schema.schema'" in told_by_chat(response_format=_SCHEMA)
 
 
 def test_unknown_names_are_told_what_to_do() -> None:

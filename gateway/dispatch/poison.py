@@ -1,0 +1,237 @@
+"""Requests that kill workers: which one is to blame, when suspects run, which are refused, and what is written down.
+
+A request that kills its worker also loses the worker's other requests, and would kill the next worker too. So requests
+become suspects: those that had produced no token when their worker died, and those that lost two workers within
+`HARMLESS_TOKENS` tokens. A suspect runs on probation, on a worker with no other suspect. If that worker dies, the
+suspect alone is to blame, unless the worker held something else that had produced nothing; after the second time it is
+quarantined. Probation ends after one token, or after `HARMLESS_TOKENS` for a request that had produced some. An attempt
+that produces `HARMLESS_TOKENS` clears its request of earlier losses.
+
+Each gateway remembers its verdicts for a while. The first repetition of a quarantined request is not refused, because
+the cause may be mended or the verdict wrong: it begins as a suspect with one death to its account, and the next death
+convicts it. After that, the same tenant's same prompt with the same parameters is refused. A request that is answered
+is forgotten.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable
+
+import msgspec
+from nats.aio.client import Client
+
+from gateway.dispatch.inflight import Flight, FlightTable, Loss
+from gateway.errors import ApiError
+from gateway.fleet.deaths import Death
+from shared.background_tasks import BackgroundTasks
+from shared.dead_letters import DeadAttempt, DeadLetter, DeadReason, publish_dead_letter
+from shared.errors import DependencyError
+from shared.messages import Request
+
+# An attempt with this many tokens is harmless. Faults on a GPU are often reported some steps after their cause.
+HARMLESS_TOKENS = 32
+MAX_SOLO_LOSSES = 2
+
+
+def note_death(held: Iterable[Flight], death: Death) -> None:
+    """Take note that a worker died while it held these flights."""
+    flights = list(held)
+    # What had just begun may be the cause too, suspected or not.
+    causes = [flight for flight in flights if flight.is_on_probation or flight.num_produced == 0]
+    for flight in flights:
+        if flight.num_produced >= HARMLESS_TOKENS:
+            flight.losses.clear()
+        else:
+            flight.losses.append(Loss(death, flight.epoch, is_solo=flight.is_on_probation and causes == [flight]))
+
+
+def note_swallowed(flight: Flight, deaths: Iterable[Death]) -> None:
+    """Take note of deaths of workers to which a flight may have been delivered, although they never claimed it."""
+    known = [loss.death for loss in flight.losses]
+    flight.losses += [Loss(death, flight.epoch, is_solo=False) for death in deaths if death not in known]
+
+
+def probation(flight: Flight) -> int:
+    """Return how many tokens a flight's next attempt has to produce on probation; 0 if it is no suspect."""
+    num_losses = sum(loss.death.is_blamed for loss in flight.losses)
+    if num_losses and flight.num_produced == 0:
+        return 1
+    return HARMLESS_TOKENS if num_losses >= 2 else 0
+
+
+def may_be_deadly(flight: Flight) -> bool:
+    """Whether a flight has produced too little, over all attempts, to be harmless for certain."""
+    return len(flight.emitted) < HARMLESS_TOKENS
+
+
+def is_to_blame(flight: Flight) -> bool:
+    """Whether a flight has been the only suspect at the deaths of several workers."""
+    return sum(loss.is_solo and loss.death.is_blamed for loss in flight.losses) >= MAX_SOLO_LOSSES
+
+
+MEMORY_S = 600.0
+MAX_REMEMBERED = 1000
+MAX_VERDICTS = 2
+
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class KnownPoison:
+    """Owns the verdicts: for each kind of request the deaths that convicted it."""
+
+    def __init__(self, time: Callable[[], float]) -> None:
+        """Remember nothing; `time` gives loop time."""
+        self._time = time
+        self._losses: OrderedDict[bytes, list[Loss]] = OrderedDict()
+
+    def note(self, flight: Flight) -> None:
+        """Remember a flight that has been found to kill workers."""
+        key = kind_of(flight.request)
+        self._losses[key] = [*self._losses.get(key, ()), flight.losses[-1]]
+        self._losses.move_to_end(key)
+        if len(self._losses) > MAX_REMEMBERED:
+            self._losses.popitem(last=False)
+
+    def forget(self, flight: Flight) -> None:
+        """Forget what is known of requests like one that has been answered."""
+        if self._losses:
+            self._losses.pop(kind_of(flight.request), None)
+
+    def find(self, request: Request) -> Loss | None:
+        """Return the death that a new request has to its account because of others like it, if there is one.
+
+        Raises:
+            ApiError: 500; requests like it were quarantined several times.
+        """
+        if not self._losses:
+            return None
+        since = self._time() - MEMORY_S
+        # A death is not blamed any more when its worker is heard again.
+        losses = [loss for loss in self._losses.get(kind_of(request), ()) if loss.death.is_blamed]
+        losses = [loss for loss in losses if loss.death.found_at >= since]
+        if len(losses) < MAX_VERDICTS:
+            return losses[-1] if losses else None
+        message = f"Every worker that ran this request died of it. It is refused for {MEMORY_S / 60:.0f} minutes."
+        raise ApiError(500, message, code="request_quarantined", headers={"x-should-retry": "false"})
+
+
+def kind_of(request: Request) -> bytes:
+    """Return what names requests of the same tenant, prompt and parameters; seeds are often made by the gateway."""
+    sampling = msgspec.structs.replace(request.sampling, seed=None)
+    prompt = (request.text, request.messages, request.chat, request.token_ids)
+    return hashlib.sha256(_encode((request.tenant, request.model, prompt, sampling))).digest()
+
+
+class ProbationQueue:
+    """Owns the suspects that wait and those that run; recovery publishes them.
+
+    At most as many of a model run at once as it has workers, which refuse a second suspect, and one of each kind:
+    copies of one poisonous request would kill a worker each, where the first ones are enough to convict all. Tenants
+    take turns, so that a tenant with many suspects does not keep the others waiting.
+    """
+
+    def __init__(self, flights: FlightTable, num_workers: Callable[[str], int]) -> None:
+        """Pace flights of the table; `num_workers` gives the live workers of a model."""
+        self._by_id = flights.by_id
+        self._num_workers = num_workers
+        self._waiting: deque[tuple[Flight, bytes]] = deque()
+        self._running: dict[Flight, tuple[int, bytes]] = {}
+        # Of tenants with suspects: the number of the last turn of each.
+        self._turns: dict[str, int] = {}
+        self._num_turns = 0
+
+    def add(self, flight: Flight) -> None:
+        """Let a flight wait for its turn."""
+        flight.is_parked = True
+        entry = (flight, kind_of(flight.request))
+        if any(loss.is_solo and loss.death.is_blamed for loss in flight.losses):
+            # Its next death is the verdict, which also ends its copies: they need not die one after the other.
+            self._waiting.appendleft(entry)
+        else:
+            self._waiting.append(entry)
+
+    def take_ready(self) -> list[Flight]:
+        """Return the flights whose turn has come, to be published now."""
+        self._running = {
+            flight: (epoch, kind) for flight, (epoch, kind) in self._running.items() if self._is_running(flight, epoch)
+        }
+        running_kinds = {kind for _, kind in self._running.values()}
+        self._sort_by_turns()
+        room: dict[str, int] = {}
+        ready: list[Flight] = []
+        for _ in range(len(self._waiting)):
+            flight, kind = self._waiting.popleft()
+            if self._by_id.get(flight.id) is not flight:
+                continue
+            model = flight.request.model
+            if model not in room:
+                num_running = sum(other.request.model == model for other in self._running)
+                room[model] = max(1, self._num_workers(model)) - num_running
+            if room[model] <= 0 or kind in running_kinds:
+                self._waiting.append((flight, kind))
+                continue
+            room[model] -= 1
+            running_kinds.add(kind)
+            flight.is_parked = False
+            self._running[flight] = (flight.epoch, kind)
+            self._num_turns += 1
+            self._turns[flight.request.tenant] = self._num_turns
+            ready.append(flight)
+        return ready
+
+    def _sort_by_turns(self) -> None:
+        """Put the tenants first whose last turn is longest ago; a tenant's own suspects keep their order."""
+        tenants = {flight.request.tenant for flight in (*self._running, *(flight for flight, _ in self._waiting))}
+        self._turns = {tenant: turn for tenant, turn in self._turns.items() if tenant in tenants}
+        if len(tenants) > 1:
+            self._waiting = deque(sorted(self._waiting, key=lambda entry: self._turns.get(entry[0].request.tenant, 0)))
+
+    def _is_running(self, flight: Flight, epoch: int) -> bool:
+        return self._by_id.get(flight.id) is flight and flight.epoch == epoch and flight.is_on_probation
+
+
+_logger = logging.getLogger(__name__)
+
+
+class Quarantine:
+    """Writes dead letters of requests that harm workers or that no worker keeps; no answer waits for them."""
+
+    def __init__(self, nats: Client, gateway: str, on_take: Callable[[DeadReason], None] = lambda reason: None) -> None:
+        """Write in the name of `gateway`; `on_take` is called with the reason of each quarantine, for metrics."""
+        self._nats = nats
+        self._gateway = gateway
+        self._tasks = BackgroundTasks()
+        self._on_take = on_take
+
+    def take(self, flight: Flight, reason: DeadReason, why: str) -> ApiError:
+        """Write a flight down, and return what its client is told."""
+        message = f"{why} The request is in quarantine under the id {flight.id}."
+        attempts = tuple(
+            DeadAttempt(loss.death.worker, loss.epoch, loss.death.time, loss.death.why) for loss in flight.losses
+        )
+        letter = DeadLetter(
+            request=flight.attempt(),
+            reason=reason,
+            error=message,
+            attempts=attempts,
+            quarantined_by=self._gateway,
+            quarantined=time.time(),
+        )
+        _logger.error("request %s of tenant %s is quarantined: %s", flight.id, flight.request.tenant, why)
+        self._on_take(reason)
+        self._tasks.spawn(self._write(letter))
+        return ApiError(500, message, code="request_quarantined", headers={"x-should-retry": "false"})
+
+    async def close(self) -> None:
+        """Wait for the letters on their way."""
+        await self._tasks.wait()
+
+    async def _write(self, letter: DeadLetter) -> None:
+        try:
+            await publish_dead_letter(self._nats, letter)
+        except DependencyError as error:
+            _logger.error("request %s has no dead letter: %s", letter.request.id, error)

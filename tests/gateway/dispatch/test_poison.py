@@ -1,0 +1,265 @@
+"""Who is suspected, who is to blame: deaths and flights are in memory."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from gateway.dispatch import poison
+from gateway.dispatch.inflight import Flight, FlightTable, Loss
+from gateway.dispatch.poison import (
+    HARMLESS_TOKENS,
+    MAX_SOLO_LOSSES,
+    MAX_VERDICTS,
+    MEMORY_S,
+    KnownPoison,
+    ProbationQueue,
+    Quarantine,
+)
+from gateway.errors import ApiError
+from gateway.fleet.deaths import Death
+from shared.dead_letters import DeadAttempt, DeadLetter, DeadReason
+from shared.messages import Request
+from shared.sampling import Sampling
+from tests.gateway.dispatch.test_inflight import NullSink
+from tests.gateway.dispatch_bench import ListSink
+
+
+def flight(num_produced: int = 0, probation: int = 0) -> Flight:
+    """Return a flight that had three tokens when its attempt began and has produced so many more."""
+    result = Flight(Request(id="a", model="m", text="x"), ListSink(), 1, 0.0)
+    result.start, result.emitted, result.probation = 3, [1] * (3 + num_produced), probation
+    return result
+
+
+def death(*, is_blamed: bool = True) -> Death:
+    return Death("w", "m", "it is not there any more", 0.0, is_blamed)
+
+
+@pytest.mark.parametrize(
+    ("num_produced", "num_deaths", "probation"),
+    [
+        (0, 0, 0),
+        (0, 1, 1),
+        (0, 2, 1),
+        (1, 1, 0),
+        (1, 2, HARMLESS_TOKENS),
+        (HARMLESS_TOKENS - 1, 2, HARMLESS_TOKENS),
+        (HARMLESS_TOKENS, 2, 0),
+    ],
+)
+def test_probation_follows_what_was_produced_before_deaths(num_produced: int, num_deaths: int, probation: int) -> None:
+    one = flight(num_produced)
+    for _ in range(num_deaths):
+        poison.note_death([one], death())
+    assert poison.probation(one) == probation
+
+
+def test_only_suspect_is_to_blame_and_its_neighbours_are_not() -> None:
+    suspect, neighbour = flight(probation=1), flight(num_produced=1)
+    for _ in range(MAX_SOLO_LOSSES):
+        assert not poison.is_to_blame(suspect)
+        poison.note_death([suspect, neighbour], death())
+    assert poison.is_to_blame(suspect)
+    assert not poison.is_to_blame(neighbour)
+
+
+def test_suspect_beside_a_request_that_had_just_begun_is_not_to_blame() -> None:
+    suspect = flight(probation=1)
+    for _ in range(MAX_SOLO_LOSSES + 1):
+        fresh = flight()
+        poison.note_death([suspect, fresh], death())
+        assert not poison.is_to_blame(fresh)
+        assert poison.probation(fresh) == 1
+    assert not poison.is_to_blame(suspect)
+
+
+def test_two_suspects_on_one_worker_leave_it_open_who_is_to_blame() -> None:
+    suspects = [flight(probation=1), flight(probation=1)]
+    for _ in range(MAX_SOLO_LOSSES + 1):
+        poison.note_death(suspects, death())
+    assert not any(map(poison.is_to_blame, suspects))
+
+
+def test_suspect_that_has_passed_its_probation_is_not_to_blame() -> None:
+    passed = flight(num_produced=1, probation=1)
+    for _ in range(MAX_SOLO_LOSSES + 1):
+        poison.note_death([passed], death())
+    assert not poison.is_to_blame(passed)
+
+
+def test_deaths_that_were_taken_back_count_for_nothing() -> None:
+    suspect, found = flight(probation=1), [death() for _ in range(MAX_SOLO_LOSSES)]
+    for one in found:
+        poison.note_death([suspect], one)
+    assert poison.is_to_blame(suspect)
+    found[0].is_blamed = False
+    assert not poison.is_to_blame(suspect)
+    found[1].is_blamed = False
+    assert poison.probation(suspect) == 0
+
+
+def test_death_after_which_an_unclaimed_request_was_gone_counts_once() -> None:
+    one, known = flight(), death()
+    for _ in range(3):
+        poison.note_swallowed(one, [known])
+    assert len(one.losses) == 1
+    assert poison.probation(one) == 1
+    assert not poison.is_to_blame(one)
+
+
+def test_attempt_that_lives_long_enough_clears_what_was_before() -> None:
+    one = flight(num_produced=1)
+    poison.note_death([one], death())
+    one.emitted += [1] * HARMLESS_TOKENS
+    poison.note_death([one], death())
+    one.start = len(one.emitted) - 1
+    poison.note_death([one], death())
+    assert poison.probation(one) == 0
+
+
+REQUEST = Request(id="a", model="m", text="poison", tenant="t", sampling=Sampling(seed=1))
+
+
+class Remembered:
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.known = KnownPoison(lambda: self.now)
+
+    def convict(self, request: Request = REQUEST) -> Death:
+        """Let a flight of this request be found guilty."""
+        flight = Flight(request, ListSink(), 1, 0.0)
+        death = Death("w", "m", "it is not there any more", self.now, is_blamed=True)
+        flight.losses.append(Loss(death, 0, is_solo=True))
+        self.known.note(flight)
+        return death
+
+
+@pytest.fixture
+def remembered() -> Remembered:
+    return Remembered()
+
+
+@pytest.mark.parametrize(
+    "changes", [{"tenant": "u"}, {"text": "food"}, {"model": "n"}, {"sampling": Sampling(seed=1, max_tokens=9)}]
+)
+def test_another_request_is_not_suspected(remembered: Remembered, changes: dict[str, object]) -> None:
+    remembered.convict()
+    assert remembered.known.find(msgspec.structs.replace(REQUEST, **changes)) is None
+
+
+def test_repetition_has_a_death_to_its_account_whatever_its_id_and_seed(remembered: Remembered) -> None:
+    death = remembered.convict()
+    repetition = msgspec.structs.replace(REQUEST, id="b", sampling=Sampling(seed=2), trace="x", deadline=1.0)
+    loss = remembered.known.find(repetition)
+    assert loss is not None
+    assert loss.death is death
+
+
+def test_request_that_was_convicted_several_times_is_refused_until_that_is_long_ago(remembered: Remembered) -> None:
+    for _ in range(MAX_VERDICTS):
+        assert remembered.convict().is_blamed
+    with pytest.raises(ApiError, match="10 minutes") as refused:
+        remembered.known.find(REQUEST)
+    assert (refused.value.status, refused.value.code) == (500, "request_quarantined")
+    remembered.now += MEMORY_S + 1
+    assert remembered.known.find(REQUEST) is None
+
+
+def test_death_that_was_none_does_not_count(remembered: Remembered) -> None:
+    remembered.convict().is_blamed = False
+    assert remembered.known.find(REQUEST) is None
+
+
+def test_request_that_was_answered_is_forgotten(remembered: Remembered) -> None:
+    remembered.convict()
+    remembered.known.forget(Flight(REQUEST, ListSink(), 1, 0.0))
+    assert remembered.known.find(REQUEST) is None
+
+
+def test_number_of_remembered_requests_is_bounded(remembered: Remembered, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(poison, "MAX_REMEMBERED", 2)
+    for number in range(3):
+        remembered.convict(msgspec.structs.replace(REQUEST, text=str(number)))
+    found = [remembered.known.find(msgspec.structs.replace(REQUEST, text=str(number))) for number in range(3)]
+    assert [loss is not None for loss in found] == [False, True, True]
+
+
+def test_answer_to_a_request_that_nobody_knows_changes_nothing(remembered: Remembered) -> None:
+    death = remembered.convict()
+    remembered.known.forget(Flight(msgspec.structs.replace(REQUEST, text="food"), ListSink(), 1, 0.0))
+    loss = remembered.known.find(REQUEST)
+    assert loss is not None
+    assert loss.death is death
+
+
+def test_tenants_take_turns_with_their_suspects() -> None:
+    table = FlightTable()
+    queue = ProbationQueue(table, lambda model: 1)
+    # One tenant's many suspects were there before the other's only one.
+    for number, tenant in enumerate(["many", "many", "many", "one"]):
+        request = Request(id=str(number), model="m", text=f"prompt {number}", tenant=tenant)
+        flight = Flight(request, NullSink(), 1, 0.0, probation=1)
+        table.add(flight)
+        queue.add(flight)
+    order = []
+    for _ in range(4):
+        [ready] = queue.take_ready()
+        order.append(ready.request.tenant)
+        table.remove(ready)
+    assert order == ["many", "one", "many", "many"]
+
+
+def suspect(table: FlightTable, request_id: str, tenant: str = "t", model: str = "m") -> Flight:
+    request = Request(id=request_id, model=model, text=f"prompt {request_id}", tenant=tenant)
+    flight = Flight(request, NullSink(), 1, 0.0, probation=1)
+    table.add(flight)
+    return flight
+
+
+def test_tenant_whose_suspects_have_ended_is_as_new_as_any_other() -> None:
+    table = FlightTable()
+    queue = ProbationQueue(table, lambda model: 1)
+    first = suspect(table, "a", "known")
+    queue.add(first)
+    assert queue.take_ready() == [first]
+    table.remove(first)
+    assert queue.take_ready() == []
+    known, new = suspect(table, "b", "known"), suspect(table, "c", "new")
+    queue.add(known)
+    queue.add(new)
+    assert queue.take_ready() == [known]
+
+
+def test_suspects_of_another_model_take_no_place() -> None:
+    table = FlightTable()
+    queue = ProbationQueue(table, lambda model: 1)
+    suspects = [suspect(table, name, model=model) for name, model in (("a", "m"), ("b", "n"), ("c", "m"))]
+    for each in suspects:
+        queue.add(each)
+    assert queue.take_ready() == suspects[:2]
+    assert queue.take_ready() == []
+    assert [each.is_parked for each in suspects] == [False, False, True]
+
+
+async def test_dead_letter_says_what_became_of_each_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
+    letters: list[DeadLetter] = []
+
+    async def publish(nats: object, letter: DeadLetter) -> None:
+        letters.append(letter)
+
+    monkeypatch.setattr("gateway.dispatch.poison.publish_dead_letter", publish)
+    reasons: list[DeadReason] = []
+    quarantine = Quarantine(None, "g", reasons.append)  # type: ignore[arg-type]
+    flight = Flight(Request(id="a", model="m", text="x"), ListSink(), 1, 0.0, epoch=2, emitted=[7])
+    flight.losses.append(Loss(Death("w", "m", "its heartbeats stopped", 5.0, is_blamed=True), 1, is_solo=True))
+    error = quarantine.take(flight, "worker_lost", "It kills.")
+    await quarantine.close()
+    [letter] = letters
+    death = flight.losses[0].death
+    assert letter.attempts == (DeadAttempt("w", 1, death.time, "its heartbeats stopped"),)
+    assert (letter.request.epoch, letter.request.emitted, letter.quarantined_by) == (2, (7,), "g")
+    assert letter.reason == "worker_lost"
+    assert reasons == ["worker_lost"]
+    assert letter.error == error.message == "It kills. The request is in quarantine under the id a."
+    assert error.headers["x-should-retry"] == "false"
