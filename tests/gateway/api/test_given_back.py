@@ -105,7 +105,7 @@ class Requests:
         if (failure := self.failures.get("start")) is not None:
             raise failure
         counts = {"tokens_used": lambda: 3, "delivered": lambda: (0, 0)}
-        return SimpleNamespace(leave=self._leave, cache_key="key", prediction=None, **counts)
+        return SimpleNamespace(leave=self._leave, cache_key="key", prediction=None, is_of_job=False, **counts)
 
     def _leave(self) -> None:
         self.num_left += 1
