@@ -15,7 +15,7 @@ from gpu_worker.models.config import ModelConfig
 from gpu_worker.models.families import find_families
 from gpu_worker.models.gguf_decoders import decoder_fields, finish_decoder
 from gpu_worker.models.gguf_encoders import ROTARY_ENCODERS, read_gguf_encoder
-from gpu_worker.models.gguf_fields import DTYPES, MAX_HEADS, Fields, GGUFFamily, num_layers, read_eps
+from gpu_worker.models.gguf_fields import DTYPES, MAX_HEADS, Fields, GGUFFamily, ModelFields
 from gpu_worker.models.gguf_mamba import MAMBA_FAMILIES
 from gpu_worker.models.gguf_own import OWN_FAMILIES
 from gpu_worker.models.gguf_sparse import SPARSE_FAMILIES
@@ -43,36 +43,35 @@ def read_gguf_config(path: Path) -> ModelConfig:
     """
     with GGUFFile(path) as file:
         facts = model_facts(file)
-        return read_gguf_encoder(file, facts) if facts.architecture == ENCODER else _read(file, facts)
+        gguf = ModelFields(file, facts.architecture)
+        return read_gguf_encoder(gguf, facts) if facts.architecture == ENCODER else _read(gguf, facts)
 
 
-def _read(file: GGUFFile, facts: ModelFacts) -> ModelConfig:
-    prefix, family = facts.architecture, _FAMILIES.get(facts.architecture, _PLAIN)
-    fields = {**_shared_fields(file, facts), **family.fields(file, prefix)}
+def _read(gguf: ModelFields, facts: ModelFacts) -> ModelConfig:
+    file, family = gguf.file, _FAMILIES.get(gguf.prefix, _PLAIN)
+    fields = {**_shared_fields(gguf, facts), **family.fields(gguf)}
     read_config = find_families()[fields["architectures"][0]]
     # As if the file were a folder: no other file's fields count.
-    config = read_config(JsonFile(file.path / "metadata", fields))
-    config = family.finish(file, prefix, config)
+    config = family.finish(gguf, read_config(JsonFile(file.path / "metadata", fields)))
     if any(name.endswith(".self_attn.qkv_proj.weight") for name in tensors_by_name(file)):
         # The converter was told to put them together.
         config = replace(config, block=replace(config.block, names=replace(config.block.names, qkv=("qkv_proj",))))
     return replace(config, quantization=read_gguf_method(file), draft_head=None)
 
 
-def _shared_fields(file: GGUFFile, facts: ModelFacts) -> Fields:
-    metadata, prefix = file.metadata, facts.architecture
-    embedding = file.tensors["token_embd.weight"]
+def _shared_fields(gguf: ModelFields, facts: ModelFacts) -> Fields:
+    metadata = gguf.file.metadata
     return {
-        "architectures": [ARCHITECTURES[prefix]],
+        "architectures": [ARCHITECTURES[gguf.prefix]],
         "vocab_size": facts.vocab_size,
         "hidden_size": facts.hidden_size,
-        "num_hidden_layers": num_layers(file, prefix),
+        "num_hidden_layers": gguf.num_layers,
         # Files of models without attention say 0, which no family's reader takes for a number of heads.
-        "num_attention_heads": metadata.integer(f"{prefix}.attention.head_count", minimum=0, maximum=MAX_HEADS),
-        "rms_norm_eps": read_eps(file, prefix),
+        "num_attention_heads": gguf.integer("attention.head_count", minimum=0, maximum=MAX_HEADS),
+        "rms_norm_eps": gguf.eps,
         "max_position_embeddings": facts.context_length,
-        "tie_word_embeddings": "output.weight" not in file.tensors,
+        "tie_word_embeddings": "output.weight" not in gguf.tensors,
         "eos_token_id": sorted(end_token_ids(metadata)),
         "bos_token_id": token_id(metadata, "bos"),
-        "dtype": DTYPES.get(embedding.type, "bfloat16"),
+        "dtype": DTYPES.get(gguf.tensors["token_embd.weight"].type, "bfloat16"),
     }

@@ -8,8 +8,7 @@ from types import MappingProxyType
 
 from gpu_worker.layers.experts import MixtureNames
 from gpu_worker.layers.mixture import MixtureShape
-from gpu_worker.models.gguf_fields import Fields, num_layers
-from gpu_worker.quantization.gguf.file import GGUFFile
+from gpu_worker.models.gguf_fields import Fields, ModelFields
 from kernels.moe import RoutingRule
 from kernels.moe.routing_rule import Score
 
@@ -25,26 +24,26 @@ _MIXED = (
 )
 
 
-def expert_fields(file: GGUFFile, prefix: str) -> Fields:
+def expert_fields(gguf: ModelFields) -> Fields:
     """Read what families call sizes and numbers of experts, each by a name of its own; nothing where there are none.
 
     Raises:
         GGUFError: The file's architecture is not one whose routing is known, or its numbers make no sense.
     """
-    metadata, counts = file.metadata, f"{prefix}.expert_count"
-    num_experts = metadata.integer(counts, 0, minimum=0, maximum=_MAX_EXPERTS)
+    counts = "expert_count"
+    num_experts = gguf.integer(counts, 0, minimum=0, maximum=_MAX_EXPERTS)
     if num_experts == 0:
-        if mixture_layers(file):
-            raise metadata.error(counts, "is missing or 0, but layers have routers; copy the file again")
+        if mixture_layers(gguf):
+            raise gguf.error(counts, "is missing or 0, but layers have routers; copy the file again")
         return {}
-    if prefix not in _MIXED:
-        raise metadata.error(counts, f"is {num_experts}; experts are supported in {', '.join(_MIXED)}")
-    top_k = metadata.integer(f"{prefix}.expert_used_count")
+    if gguf.prefix not in _MIXED:
+        raise gguf.error(counts, f"is {num_experts}; experts are supported in {', '.join(_MIXED)}")
+    top_k = gguf.integer("expert_used_count")
     if top_k > num_experts:
-        raise metadata.error(f"{prefix}.expert_used_count", f"is {top_k}; there are {num_experts} experts")
-    layers, count = mixture_layers(file), num_layers(file, prefix)
+        raise gguf.error("expert_used_count", f"is {top_k}; there are {num_experts} experts")
+    layers, count = mixture_layers(gguf), gguf.num_layers
     dense = [index for index in range(count) if index not in layers]
-    size = _expert_size(file, prefix)
+    size = _expert_size(gguf)
     fields: Fields = {
         **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"), num_experts),
         **dict.fromkeys(("num_experts_per_tok", "moe_k", "moe_topk"), top_k),
@@ -55,25 +54,25 @@ def expert_fields(file: GGUFFile, prefix: str) -> Fields:
         "mlp_layer_types": ["dense" if index in dense else "sparse" for index in range(count)],
         **dict.fromkeys(("first_k_dense_replace", "moe_layer_start_index"), min(layers, default=0)),
     }
-    if prefix in _RENORMALIZED:
+    if gguf.prefix in _RENORMALIZED:
         fields["norm_topk_prob"] = True
-    elif prefix != "deepseek2":
+    elif gguf.prefix != "deepseek2":
         fields["norm_topk_prob"] = False
     return fields
 
 
-def finish_mixture(file: GGUFFile, prefix: str, shape: MixtureShape) -> MixtureShape:
+def finish_mixture(gguf: ModelFields, shape: MixtureShape) -> MixtureShape:
     """Return a family's mixture with what the file's metadata and tensors say.
 
     Raises:
         GGUFError: Its numbers make no sense.
     """
-    tensors, first = file.tensors, f"blk.{min(mixture_layers(file), default=0)}"
+    tensors, first = gguf.tensors, f"blk.{min(mixture_layers(gguf), default=0)}"
     shared = tensors.get(f"{first}.ffn_gate_shexp.weight")
     return replace(
         shape,
-        rule=_finish_rule(file, prefix, shape.num_experts, shape.rule),
-        expert_size=_expert_size(file, prefix),
+        rule=_finish_rule(gguf, shape.num_experts, shape.rule),
+        expert_size=_expert_size(gguf),
         names=MixtureNames(),
         has_choice_bias=f"{first}.exp_probs_b.bias" in tensors,
         has_router_bias=f"{first}.ffn_gate_inp.bias" in tensors,
@@ -83,43 +82,42 @@ def finish_mixture(file: GGUFFile, prefix: str, shape: MixtureShape) -> MixtureS
     )
 
 
-def _expert_size(file: GGUFFile, prefix: str) -> int:
-    metadata = file.metadata
-    inner_size = metadata.integer(f"{prefix}.feed_forward_length")
-    return metadata.integer(f"{prefix}.expert_feed_forward_length", inner_size)
+def _expert_size(gguf: ModelFields) -> int:
+    inner_size = gguf.integer("feed_forward_length")
+    return gguf.integer("expert_feed_forward_length", inner_size)
 
 
-def _finish_rule(file: GGUFFile, prefix: str, num_experts: int, rule: RoutingRule) -> RoutingRule:
+def _finish_rule(gguf: ModelFields, num_experts: int, rule: RoutingRule) -> RoutingRule:
     """Return a family's rule with what the file says of scores, groups, and what happens to weights."""
-    metadata, top_k = file.metadata, rule.top_k
-    function = f"{prefix}.expert_gating_func"
-    number = metadata.integer(function, 0, minimum=0)
-    if prefix == "deepseek2" and not number and any(name.endswith(".exp_probs_b.bias") for name in file.tensors):
+    top_k = rule.top_k
+    function = "expert_gating_func"
+    number = gguf.integer(function, 0, minimum=0)
+    if gguf.prefix == "deepseek2" and not number and any(name.endswith(".exp_probs_b.bias") for name in gguf.tensors):
         # Converters do not say of all of V3's kin that they have what V2 has not.
         number = _SIGMOID
     if number not in _SCORES and number:
-        raise metadata.error(function, f"is {number}; supported: 1 (softmax) and 2 (sigmoid)")
+        raise gguf.error(function, f"is {number}; supported: 1 (softmax) and 2 (sigmoid)")
     score = _SCORES.get(number, rule.score) if rule.score in _SCORES.values() else rule.score
-    groups, chosen = f"{prefix}.expert_group_count", f"{prefix}.expert_group_used_count"
-    num_groups = metadata.integer(groups, 1, maximum=_MAX_EXPERTS)
-    top_k_groups = metadata.integer(chosen, num_groups, maximum=_MAX_EXPERTS)
+    groups, chosen = "expert_group_count", "expert_group_used_count"
+    num_groups = gguf.integer(groups, 1, maximum=_MAX_EXPERTS)
+    top_k_groups = gguf.integer(chosen, num_groups, maximum=_MAX_EXPERTS)
     if num_experts % num_groups:
-        raise metadata.error(groups, f"is {num_groups}; it must divide {prefix}.expert_count ({num_experts})")
+        raise gguf.error(groups, f"is {num_groups}; it must divide {gguf.prefix}.expert_count ({num_experts})")
     if top_k_groups > num_groups or top_k > num_experts // num_groups * top_k_groups:
         problem = f"is {top_k_groups} of {num_groups} groups; they must hold the {top_k} experts that a token gets"
-        raise metadata.error(chosen, problem)
+        raise gguf.error(chosen, problem)
     return replace(
         rule,
         score=score,
-        renormalize=metadata.boolean(f"{prefix}.expert_weights_norm", rule.renormalize),
+        renormalize=gguf.boolean("expert_weights_norm", rule.renormalize),
         num_groups=num_groups,
         top_k_groups=top_k_groups,
         group_score="top2" if score == "sigmoid" else "max",
-        scale=metadata.number(f"{prefix}.expert_weights_scale", 1.0),
+        scale=gguf.number("expert_weights_scale", 1.0),
     )
 
 
-def mixture_layers(file: GGUFFile) -> frozenset[int]:
+def mixture_layers(gguf: ModelFields) -> frozenset[int]:
     """Return the numbers of the layers that have a router."""
-    names = (name.split(".") for name in file.tensors if name.endswith(".ffn_gate_inp.weight"))
+    names = (name.split(".") for name in gguf.tensors if name.endswith(".ffn_gate_inp.weight"))
     return frozenset(int(parts[1]) for parts in names if parts[1].isdecimal())
