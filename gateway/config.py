@@ -47,6 +47,11 @@ class GatewayConfig(NatsFiles):
 
     keys_file: str | None = setting(None, "API keys, written by `headrace keys`; re-read when it changes.")
     api_key: str | None = setting(None, "One more key, unlimited, of the tenant `default`.", secret=True)
+    probe_key: str | None = setting(
+        None,
+        "A key for whoever checks that models answer: unlimited, and its answers are in nobody's usage.",
+        secret=True,
+    )
 
     responses_secret: str | None = setting(
         None,

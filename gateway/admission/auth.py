@@ -24,6 +24,7 @@ from shared.errors import ConfigError
 CHECK_INTERVAL_S = 1.0
 MAX_KEY_BYTES = 512
 BOOTSTRAP_KEY_ID = "bootstrap"
+PROBE_KEY_ID = "probe"
 NO_KEY_ID = "none"
 _DIGEST = "digest of the key"
 _WHERE_KEYS_ARE = "The operator makes keys with `headrace keys create`; that of `headrace up` is in .headrace/api_key."
@@ -58,6 +59,11 @@ class Principal:
         """Whether no limit applies to what it generates."""
         own = (self.requests_per_minute, self.tokens_per_minute, self.max_concurrent, self.tenant_limits)
         return all(limit is None for limit in own)
+
+    @property
+    def is_probe(self) -> bool:
+        """Whether it only checks that models answer, which is in nobody's usage."""
+        return self.key_id == PROBE_KEY_ID
 
     @property
     def body_owner(self) -> BodyOwner:
@@ -98,6 +104,7 @@ class KeyStore:
         metrics: GatewayMetrics,
         clock: Callable[[], float] = time.monotonic,
         *,
+        probe_key: str | None = None,
         asks_for_key: bool = True,
     ) -> None:
         """Read the key file.
@@ -107,6 +114,7 @@ class KeyStore:
             api_key: One more key: unlimited, of the tenant `default`.
             metrics: Counts failed reloads.
             clock: Seconds, for the interval between looks at the file.
+            probe_key: One more key, whose answers are in nobody's usage.
             asks_for_key: Whether a request must show a key; see `check_auth_settings`.
 
         Raises:
@@ -117,6 +125,7 @@ class KeyStore:
         self._clock = clock
         self._next_check = clock() + CHECK_INTERVAL_S
         self._bootstrap = hash_key(api_key) if api_key else None
+        self._probe = hash_key(probe_key) if probe_key else None
         self._states = self._stat()
         self._has_key_file = self._states[0] is not None
         self._asks_for_key = asks_for_key
@@ -184,6 +193,8 @@ class KeyStore:
         if self._bootstrap is not None:
             own = Principal(BOOTSTRAP_KEY_ID, "default", tenant_limits=limits.get("default"))
             self._principals[self._bootstrap] = (self._bootstrap, None, own)
+        if self._probe is not None:
+            self._principals[self._probe] = (self._probe, None, Principal(PROBE_KEY_ID, "default"))
         self._nobody = Principal(NO_KEY_ID, "default", tenant_limits=limits.get("default"))
 
     def _stat(self) -> tuple[FileState | None, FileState | None]:

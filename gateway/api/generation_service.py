@@ -252,7 +252,7 @@ class GenerationService:
         is_complete = outcome is Outcome.COMPLETED
         # A refused request has no answer to count; its client may have made the model's name up.
         is_answered = answer.error is None or answer.first_token_at is not None or usage.prompt_tokens > 0
-        if is_answered and not membership.is_of_job:
+        if is_answered and not membership.is_of_job and not visit.principal.is_probe:
             count_answer(metrics, generation, record.tenant or "", usage, head.started, is_complete=is_complete)
         if outcome is Outcome.DISCONNECTED:
             metrics.disconnects += 1

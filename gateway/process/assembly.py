@@ -105,7 +105,11 @@ async def assemble(
     """
     metrics = GatewayMetrics()
     keys = KeyStore(
-        Path(config.keys_file) if config.keys_file else None, config.api_key, metrics, asks_for_key=config.auth
+        Path(config.keys_file) if config.keys_file else None,
+        config.api_key,
+        metrics,
+        probe_key=config.probe_key,
+        asks_for_key=config.auth,
     )
     redis = await stack.enter_async_context(_redis(config, metrics))
     nats, dispatcher = await stack.enter_async_context(_queue(config, metrics, tasks))

@@ -14,7 +14,7 @@ AUDIT_FILE_NAME = "audit.jsonl"
 # its workers itself, and several could not share one port.
 CHOSEN_SETTINGS = frozenset(
     {
-        *("host", "processes", "operator_host", "health_host", "health_port"),
+        *("host", "processes", "operator_host", "health_host", "health_port", "probe_key"),
         *("tls_cert_file", "tls_key_file", "tls_client_ca_file"),
     }
 )

@@ -97,6 +97,7 @@ class Plan:
     operator_url: str
     operator_key: str
     api_key: str
+    probe_key: str
     asks_for_key: bool
     admin: NatsAccess
     batch: NatsAccess
@@ -123,6 +124,8 @@ def make_plan(
     port = claim_port(config.port)
     base["HEADRACE_AUDIT_FILE"] = base.get("HEADRACE_AUDIT_FILE") or str(state.audit_file)
     api_key = config.api_key or state.key("api_key")
+    # Only this process asks with it, until the system is ready.
+    probe_key = secrets.token_urlsafe(24)
     operator_port, operator_key = _operator_access(gateway_settings, state)
     health_check = HealthCheck(operator_port, gateway_question(operator_key))
     nats, access = _plan_nats(config, state, base)
@@ -136,6 +139,7 @@ def make_plan(
         "HEADRACE_OPERATOR_KEY": operator_key,
         "HEADRACE_KEYS_FILE": base.get("HEADRACE_KEYS_FILE") or str(state.keys_file),
         "HEADRACE_API_KEY": api_key,
+        "HEADRACE_PROBE_KEY": probe_key,
         "HEADRACE_RESPONSES_SECRET": gateway_settings.responses_secret or state.key("responses_secret"),
         "HEADRACE_REDIS_URL": redis_url or "",
     }
@@ -147,6 +151,7 @@ def make_plan(
         operator_url=f"http://127.0.0.1:{operator_port}",
         operator_key=operator_key,
         api_key=api_key,
+        probe_key=probe_key,
         asks_for_key=gateway_settings.auth,
         admin=access["admin"],
         batch=access["batch"],

@@ -169,7 +169,7 @@ class Supervisor:
         answered: set[str] = set()
         while True:
             model, missing = await probe.first_generation(
-                self._plan.url, self._plan.api_key, self._note_missing, answered
+                self._plan.url, self._plan.probe_key, self._note_missing, answered
             )
             self._note_missing(missing)
             if model is not None and not self._absent_workers():

@@ -130,6 +130,14 @@ def test_scheme_is_read_in_any_case() -> None:
     assert store.authenticate([(b"authorization", b"bearer secret")])
 
 
+def test_key_of_probes_is_known_beside_the_others(path: Path) -> None:
+    _, key = create_key(path, tenant="acme")
+    store = KeyStore(path, "secret", GatewayMetrics(), probe_key="asking")
+    shown = {each: store.authenticate(bearer(each)) for each in (key, "secret", "asking")}
+    assert {each: holder.is_probe for each, holder in shown.items()} == {key: False, "secret": False, "asking": True}
+    assert shown["asking"].is_unlimited
+
+
 def test_new_and_revoked_keys_take_effect_within_the_interval(path: Path, clock: Clock) -> None:
     record, first = create_key(path, tenant="a")
     store = KeyStore(path, None, GatewayMetrics(), clock)
