@@ -37,4 +37,4 @@ def test_value_out_of_bounds_names_the_variable(variable: str, value: str) -> No
 
 def test_secrets_are_marked_so_that_help_does_not_show_them() -> None:
     marked = {f.name for f in dataclasses.fields(GatewayConfig) if f.metadata["setting"].secret}
-    assert marked == {"api_key", "nats_password", "operator_key", "redis_url", "responses_secret"}
+    assert marked == {"api_key", "probe_key", "nats_password", "operator_key", "redis_url", "responses_secret"}
