@@ -7,6 +7,7 @@ from pathlib import Path
 
 from shared.audit import AUDIT_HELP
 from shared.config import setting
+from shared.errors import ConfigError
 from shared.nats_files import NatsFiles
 from shared.request_log import DEFAULT_PER_S, LOG_FORMAT_HELP, REQUEST_LOG_HELP
 from shared.telemetry import FORMATS
@@ -120,3 +121,21 @@ class GatewayConfig(NatsFiles):
     log_prompts: bool = setting(False, "Log the last 500 characters of each request's prompt in its line.")
     otlp_endpoint: str | None = setting(None, ENDPOINT_HELP)
     trace_ratio: float = setting(1.0, RATIO_HELP, minimum=0, maximum=1)
+
+
+SECRET_VARIABLE = "HEADRACE_RESPONSES_SECRET"
+MIN_SECRET_CHARACTERS = 32
+
+
+def read_secrets(setting: str | None) -> list[str]:
+    """Return the secrets of a setting, which commas separate; none where it is empty.
+
+    Raises:
+        ConfigError: A secret is too short.
+    """
+    if not setting:
+        return []
+    secrets = [secret.strip() for secret in setting.split(",")]
+    if any(len(secret) < MIN_SECRET_CHARACTERS for secret in secrets):
+        raise ConfigError(SECRET_VARIABLE, f"has a secret of fewer than {MIN_SECRET_CHARACTERS} characters")
+    return secrets

@@ -1,6 +1,7 @@
-"""The API key file: a JSON list of records, each with a key's SHA-256 in place of the key.
+"""The API key file: a JSON list of records, each with a key's SHA-256 in place of the key; beside it `tenants.json`.
 
-Written by `headrace keys`; read by the gateways. A key itself is shown once, when it is made, and stored nowhere.
+`tenants.json` lists the limits of all keys of a tenant together; a tenant without a record has none of its own. Both
+are written by `headrace keys` and read by the gateways. A key itself is shown once, when it is made, and never stored.
 """
 
 from __future__ import annotations
@@ -234,3 +235,45 @@ def _find(records: list[KeyRecord], named: str) -> int:
     if len(found) != 1:
         raise KeyNotFoundError(named, tuple(records[index].id for index in found))
     return found[0]
+
+
+class TenantRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The limits of one tenant; None does not limit, and one larger than can be counted is the largest that can."""
+
+    tenant: Annotated[str, Meta(min_length=1, max_length=128)]
+    requests_per_minute: Limit | None = None
+    tokens_per_minute: Limit | None = None
+    max_concurrent: Limit | None = None
+
+    def __post_init__(self) -> None:
+        """Bound the limits."""
+        bound_limits(self)
+
+
+def tenants_file(keys_file: Path) -> Path:
+    """Return where the limits of the tenants are whose keys are in `keys_file`."""
+    return keys_file.with_name("tenants.json")
+
+
+def list_tenants(keys_file: Path) -> list[TenantRecord]:
+    """Return the limits of all tenants that have any.
+
+    Raises:
+        ConfigError: The file cannot be read or holds something else.
+    """
+    return read_records(tenants_file(keys_file), TenantRecord, "tenant")
+
+
+def limit_tenant(keys_file: Path, tenant: str, limits: dict[str, Any]) -> TenantRecord:
+    """Replace the limits of a tenant; None in all of them removes its record.
+
+    Raises:
+        ConfigError: The file cannot be read or written.
+        InvalidNameError: There can be no such tenant.
+    """
+    encode_name(tenant)
+    path, record = tenants_file(keys_file), TenantRecord(tenant=tenant, **limits)
+    with exclusive(path):
+        others = [each for each in list_tenants(keys_file) if each.tenant != tenant]
+        write_records(path, [*others, record] if any(limits.values()) else others)
+    return record

@@ -14,8 +14,15 @@ from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
 
-from gateway.admission.api_keys import ALL_MODELS, KeyRecord, hash_key, list_keys
-from gateway.admission.tenant_limits import TenantRecord, list_tenants, tenants_file
+from gateway.admission.api_keys import (
+    ALL_MODELS,
+    KeyRecord,
+    TenantRecord,
+    hash_key,
+    list_keys,
+    list_tenants,
+    tenants_file,
+)
 from gateway.errors import ApiError, model_not_found
 from gateway.http1.body import BodyOwner
 from gateway.metrics import GatewayMetrics

@@ -37,7 +37,7 @@ class Caller:
         request_id: str = "",
         traceparent: str | None = None,
     ) -> None:
-        """Read the headers; the body is hashed only when somebody asks."""
+        """Read the headers; the body is hashed only when its hash is needed."""
         self.key_id = key_id
         self.tenant = tenant
         self.request_id = request_id

@@ -1,4 +1,4 @@
-"""What an admission would mean: the time to the first token, and by how much the queue is too long for it.
+"""Predicts the effects of an admission: the time to the first token, and by how much the queue is too long for it.
 
 The time is the prompt tokens ahead of a request and its own, over the measured prefill rate, plus the wait for a slot
 or KV blocks when none is free. By Little's law sequences leave a busy fleet at `decode_rate / mean output length`
@@ -24,7 +24,7 @@ from gateway.generation import Generation
 # Weight of a new observation in the running means.
 _SMOOTHING = 0.02
 _FIRST_OUTPUT_TOKENS = 128.0
-# The initial estimate counts as so many answers: the first answers to finish are the short ones.
+# Weight of the initial estimate in answers: the first answers to finish are the short ones.
 _GUESS_WEIGHT = 16
 # Tokens per second: no fleet is slower, and a time of what a worker makes up stays a number.
 _LEAST_RATE = 1e-3
@@ -114,7 +114,7 @@ class Excess(Struct, frozen=True):
 
 
 class Forecast(Struct, frozen=True):
-    """What admitting one request means. Seconds.
+    """The predicted times of one request. Seconds.
 
     Attributes:
         wait_s: Until the last of its sequences is begun.
@@ -142,11 +142,11 @@ def forecast(load: FleetLoad, generation: Generation, experience: Experience, co
     departure_s = correction * _departure_s(load, experience)
     queue_s = correction * _prefill_s(load, load.queued_tokens)
     first_wait_s = queue_s + _capacity_wait_s(load, 1, own_tokens, departure_s)
-    # What generates nothing leaves when its prompt is computed, so its sequences do not wait for each other's slots.
+    # Sequences that generate nothing leave once their prompts are computed, and do not wait for each other's slots.
     num_slots = 1 if generation.pooling is not None else generation.num_at_once
     wait_s = queue_s + _capacity_wait_s(load, num_slots, own_tokens, departure_s)
     excess = _time(generation.timeout_s, wait_s, own_s, config.interactive_ttft_slo_s)
-    # What an idle fleet is asked for is never too much.
+    # Queue limits do not apply while the queue is empty.
     if load.queued_requests > 0:
         requests = _requests(load, generation.num_at_once, departure_s, config.max_queued_requests)
         excess = _worst(requests, _tokens(load, own_tokens, config.max_queued_tokens), excess)
@@ -170,8 +170,8 @@ def _worst(requests: Excess, tokens: Excess, time: Excess) -> Excess:
 
 
 def _time(timeout_s: float | None, wait_s: float, own_s: float, slo_s: float) -> Excess:
-    # A prompt's own time is nobody's congestion: it takes at most half of the objective, so that a prompt of any length
-    # is served by an idle fleet.
+    # A prompt's own time is not congestion: it takes at most half of the objective, so that an idle fleet serves a
+    # prompt of any length.
     seconds = wait_s + (min(own_s, slo_s / 2) - slo_s if timeout_s is None else own_s - timeout_s)
     text = "The first token would take about {:.1f} s at the present load."
     return Excess("overloaded", text, (wait_s + own_s,), seconds, seconds > 0, is_elastic=timeout_s is None)
@@ -191,7 +191,7 @@ def _tokens(load: FleetLoad, own_tokens: float, max_tokens: int) -> Excess:
 
 
 def _prefill_s(load: FleetLoad, num_tokens: float) -> float:
-    """Predict how long prompts of so many tokens take; 0 while the rate is unknown."""
+    """Predict the time for prompts of `num_tokens`; 0 while the rate is unknown."""
     return num_tokens / max(load.prefill_rate, _LEAST_RATE) if load.prefill_rate > 0 else 0.0
 
 
@@ -202,7 +202,7 @@ def _departure_s(load: FleetLoad, experience: Experience) -> float:
 
 
 def _capacity_wait_s(load: FleetLoad, num_sequences: int, own_tokens: float, departure_s: float) -> float:
-    """Predict how long the sequences ahead and so many of this request wait for slots and blocks that others hold.
+    """Predict how long the sequences ahead and `num_sequences` of this request wait for slots and blocks in use.
 
     More sequences than the fleet has slots wait for each other, which is not congestion.
 

@@ -93,7 +93,7 @@ class AnswerPlaces:
         return self._shares.used
 
     def take(self, key_id: str) -> object:
-        """Give a key a place until `give_back`, and return what names it.
+        """Give a key a place until `give_back`, and return its token.
 
         Raises:
             ApiError: 503 when all are taken; 429 when the key has its share.

@@ -1,4 +1,4 @@
-"""The rules of `limit_window.py` in Lua: one atomic call per admission, for all gateways that share a Redis.
+"""The rules of `limit_account.py` in Lua: one atomic call per admission, for all gateways that share a Redis.
 
 KEYS[1] holds the window's batches as a MessagePack list of {first_ms, last_ms, requests, tokens}.
 KEYS[2] is a hash with one field per gateway: {running, version, expires_ms, number of the last corrections, hold_ms}.

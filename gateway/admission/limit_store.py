@@ -1,4 +1,4 @@
-"""The limits of a key in Redis, where all gateways meet: asks for admission, and states what runs here.
+"""The limits of a key in Redis, where all gateways meet: asks for admission, and states the running sequences.
 
 A gateway that dies is forgotten after `LEASE_TTL_S`. What Redis does not answer is marked in the account, so that it is
 stated again: an admission that Redis made without our knowing is put right by the next statement.
@@ -14,9 +14,8 @@ from typing import Any
 
 import msgspec
 
-from gateway.admission.limit_account import KeyAccount
+from gateway.admission.limit_account import BATCH_S, WINDOW_S, KeyAccount, LimitName, Limits, Verdict
 from gateway.admission.limit_scripts import ADMIT, STATE, Question, Statement
-from gateway.admission.limit_window import BATCH_S, WINDOW_S, LimitName, Limits, Verdict
 from gateway.cache.redis_client import RedisCache, Script
 
 LEASE_TTL_S = 4.0
@@ -115,7 +114,7 @@ class LimitStore:
                 reply = None
         finally:
             account.num_calls -= 1
-            # Without an answer nobody knows whether Redis has applied it, or still will.
+            # Without an answer it is unknown whether Redis has applied it, or still will.
             account.is_dirty |= reply is None
         if reply is not None:
             account.confirm(statement.number, now)
@@ -141,7 +140,7 @@ class LimitStore:
 
 
 def _read(reply: Any, kind: type[Statement]) -> list[Any] | None:
-    """Return the reply of a script, or None for what it never says: somebody else's script, or no Redis at all."""
+    """Return the reply of a script, or None for one that it never sends: of another script, or no Redis at all."""
     words, num_numbers = (_LIMIT_NAMES, _NUM_NUMBERS) if kind is Question else ((b"done",), 0)
     if reply == [b"stale"]:
         return [b"stale"]

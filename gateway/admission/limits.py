@@ -22,9 +22,8 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from gateway.admission.auth import Principal
-from gateway.admission.limit_account import KeyAccount
+from gateway.admission.limit_account import WINDOW_S, Batch, KeyAccount, Limits, Verdict
 from gateway.admission.limit_store import LimitStore
-from gateway.admission.limit_window import WINDOW_S, Batch, Limits, Verdict
 from gateway.cache.redis_client import RedisCache
 from gateway.errors import ApiError
 from gateway.generation import Generation
@@ -34,7 +33,7 @@ RENEW_S = 1.0
 # Pause after a statement that Redis did not confirm.
 RETRY_S = 0.25
 
-# A read of what is stored counts once for each so many bytes, at least once.
+# A read of stored responses counts once for each of these units, at least once.
 READ_BYTES = 64 << 10
 # Reserved for an answer whose length the request does not bound.
 UNBOUNDED_OUTPUT_TOKENS = 256
@@ -104,7 +103,7 @@ class Lease:
 
 
 class UnlimitedLease(Lease):
-    """What a key without limits gets: nothing to count, nothing to release."""
+    """The lease of a key without limits: nothing to count, nothing to release."""
 
     __slots__ = ()
 
@@ -165,7 +164,7 @@ class RateLimiter:
         return lease
 
     async def admit_read(self, principal: Principal) -> Lease:
-        """Count one read of what is stored against its key's limit; its size is told when the lease is released.
+        """Count one read of stored responses against its key's limit; its size is told when the lease is released.
 
         Raises:
             ApiError: 429 with the time after which it would be admitted.
@@ -241,7 +240,7 @@ class RateLimiter:
     def _with_slot_wait(
         self, account: KeyAccount, verdict: Verdict, limits: Limits, num_sequences: int, running: int, hold_s: float
     ) -> Verdict:
-        """Say in a refusal for too many sequences when enough of them will have ended."""
+        """Put into a refusal for too many sequences the time until enough of them will have ended."""
         if verdict.exceeded != "concurrency" or limits.concurrency is None:
             return verdict
         missing = running + num_sequences - limits.concurrency

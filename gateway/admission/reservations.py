@@ -36,13 +36,13 @@ class Reservation:
     """One refused request's place.
 
     Attributes:
-        ticket: Its name, which nobody can guess.
+        ticket: Its name, which cannot be guessed.
         size: Sequences and estimated prompt tokens of the request; it may not be used for a larger one.
         cost_s: Seconds of the fleet that it takes.
         since: When it was first refused, which decides its place in the line.
         return_at: When its client was told to return; monotonic seconds.
         is_booked: The return time is a promise; otherwise it keeps a place in the line.
-        offer: What withdraws it from where other gateways find it; None while they do not.
+        offer: Withdraws it from where other gateways find it; None while they do not.
         promised_wait_s: How long its client was told to wait when it was booked.
     """
 

@@ -41,7 +41,7 @@ IDLE_SHARE = 0.25
 
 
 class Prediction(Struct, frozen=True):
-    """What was expected of an admitted request; `ttft_s` is None while the fleet's rates are unknown.
+    """The times predicted for an admitted request; `ttft_s` is None while the fleet's rates are unknown.
 
     Attributes:
         wait_s: Until its prompt is begun, by the fleet's rates alone.
@@ -85,7 +85,7 @@ class Shedder:
         self._books: dict[str, ReservationBook] = {}
 
     async def recall(self, load: FleetLoad | None, generation: Generation, caller: Caller) -> None:
-        """Look whether another gateway has promised this caller a place; costs nothing while nobody is refused."""
+        """Look whether another gateway has promised this caller a place; costs nothing while no request is refused."""
         book = None if load is None or load.num_gateways == 1 else self._books.get(load.model)
         if not book or load is None or self._places is None or caller.is_retry is False:
             return
@@ -100,10 +100,10 @@ class Shedder:
         """Predict a request's time to first token, and refuse it if that is too long.
 
         Args:
-            load: The model's fleet now; None for a model nobody has heard of.
-            generation: What is asked for.
-            caller: Who asks, and perhaps returns.
-            share: What is left of its tenant's share of the fleet; no other tenant waits for that part.
+            load: The model's fleet now; None for an unknown model.
+            generation: The request.
+            caller: Its sender, who perhaps returns.
+            share: The rest of its tenant's share of the fleet; no other tenant waits for that part.
 
         Raises:
             ApiError: 404 for an unknown model; 503 with `no_worker`, `queue_full` or `overloaded`; 400 when the
@@ -148,7 +148,7 @@ class Shedder:
         )
 
     def _check_turn(self, load: FleetLoad, size: Size, caller: Caller, expected: Forecast) -> None:
-        """Use the reservation with which a caller returns; refuse whoever may not begin now.
+        """Use the reservation with which a caller returns; refuse requests that may not begin now.
 
         Raises:
             ApiError: 503.
@@ -216,7 +216,7 @@ class Shedder:
             reservation.offer = None
 
     def _count_unused(self, model: str, reservation: Reservation) -> None:
-        """Count a promise for which nobody came, unless another gateway has kept it."""
+        """Count a promise whose client did not come, unless another gateway has kept it."""
 
         def count() -> None:
             self._metrics.promises["unused"] += 1
@@ -261,7 +261,7 @@ def _size(generation: Generation) -> Size:
 
 
 def _tolerance_s(promise: Reservation, excess: Excess, slo_s: float) -> float:
-    """Return by how much the queue may be too long for somebody who returns to a place that was promised."""
+    """Return by how much the queue may be too long for a client that returns to a promised place."""
     if not excess.is_elastic:
         return 0.0
     if excess.reason != "overloaded":

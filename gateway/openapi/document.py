@@ -26,7 +26,7 @@ from gateway.api.schemas.names import Use
 from gateway.llama_cpp import endpoints as llama_cpp
 from gateway.pooling import endpoints as pooling
 from gateway.pooling.bodies import POOLED_NAMES
-from gateway.responses import operations as responses
+from gateway.responses import draft as responses
 from gateway.responses.names import RESPONSE_NAMES
 
 # What becomes of the names in the bodies of each API.

@@ -52,8 +52,7 @@ from gateway.openapi.document import OPENAPI_ROUTE
 from gateway.pooling.endpoints import EmbeddingsEndpoint, RerankEndpoint, ScoreEndpoint
 from gateway.process.process_metrics import MetricsBoard, scrape_registry
 from gateway.process.resources import affordable_connections
-from gateway.responses.compact_endpoint import CompactEndpoint
-from gateway.responses.endpoint import ResponsesEndpoint, input_tokens_route
+from gateway.responses.endpoint import CompactEndpoint, ResponsesEndpoint, input_tokens_route
 from gateway.responses.job_queue import JobQueue
 from gateway.responses.log import ResponseLog
 from gateway.responses.reasoning_seal import ReasoningSeals

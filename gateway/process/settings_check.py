@@ -12,10 +12,9 @@ from gateway.admission.api_keys import list_keys
 from gateway.admission.auth import KeyStore, check_auth_settings, is_loopback
 from gateway.api.cross_origin import CrossOrigin
 from gateway.cache.redis_url import check_redis_url
-from gateway.config import GatewayConfig
+from gateway.config import GatewayConfig, read_secrets
 from gateway.http1.tls import server_tls
 from gateway.metrics import GatewayMetrics
-from gateway.responses.seal_secrets import read_secrets
 from shared.errors import ConfigError
 from shared.nats_files import identity_options, is_tls_required, tls_context
 from shared.nats_url import check_url

@@ -20,27 +20,33 @@ from gateway.api.endpoint import Asked, StreamParts
 from gateway.api.read_choice import ReadChoice
 from gateway.errors import ApiError
 from gateway.generation import PLAIN_READING, Generation
-from gateway.responses.draft import ResponseError, ResponseGeneration, ResponseUsage, Status, response_fields
-from gateway.responses.events import EventWriter
+from gateway.responses.draft import (
+    EventWriter,
+    ResponseError,
+    ResponseGeneration,
+    ResponseUsage,
+    Status,
+    response_fields,
+)
 from gateway.responses.output import CompactionOutput, EventSink, ResponseOutput, no_events
 from gateway.responses.reasoning_seal import Seal
 from shared.background_tasks import BackgroundTasks
 from shared.messages import Finish
 
 Keep = Callable[[ResponseGeneration, dict[str, Any]], Awaitable[bool]]
-"""Stores a response; says whether it is stored."""
+"""Stores a response; returns False if it is not stored."""
 
 
 @dataclass(frozen=True, slots=True)
 class Keeping:
-    """What becomes of a response for its tenant: how it is stored, and how its reasoning is encrypted, if it is."""
+    """How a response is stored for its tenant, and how its reasoning is encrypted, if it is."""
 
     keep: Keep
     seal: Seal | None = None
 
 
 class ResponseChoice(ReadChoice):
-    """Sink of the only sequence: what is read goes into the output."""
+    """Sink of the only sequence: puts what it reads into the output."""
 
     def __init__(self, answer: ResponseAnswer, generation: Generation, output: ResponseOutput) -> None:
         """Read into `output`."""
@@ -77,7 +83,7 @@ class ResponseChoice(ReadChoice):
 
 
 class ResponseAnswer(Answer):
-    """What both kinds of answers have in common."""
+    """Base of both kinds of answers."""
 
     def prepare(self, asked: Asked, keeping: Keeping, emit: EventSink) -> None:
         """Answer `asked` with events to `emit`, and store the response."""
@@ -119,7 +125,7 @@ class ResponseAnswer(Answer):
             self.end(Outcome.COMPLETED)
 
     def _response(self, status: Status, error: ResponseError | None = None) -> dict[str, Any]:
-        usage = ResponseUsage(
+        usage = ResponseUsage.of(
             input_tokens=self.usage.prompt_tokens,
             output_tokens=self.usage.completion_tokens,
             cached_tokens=self.usage.cached_tokens,

@@ -1,4 +1,4 @@
-"""Answers to requests for background responses: what is queued, whole, or a stream that follows the job.
+"""Answers to requests for background responses: the queued response, whole, or a stream that follows the job.
 
 The job does not depend on the answer: whoever leaves finds the response again by its id.
 """
@@ -20,10 +20,8 @@ from gateway.errors import ApiError
 from gateway.generation import Generation
 from gateway.responses.draft import ResponseGeneration, response_fields
 from gateway.responses.follower import Follower
-from gateway.responses.job import BackgroundJob
-from gateway.responses.job_watch import JobWatch
-from gateway.responses.log import ResponseLogError
-from gateway.responses.record import ResponseRecord
+from gateway.responses.job import BackgroundJob, JobWatch
+from gateway.responses.log import ResponseLogError, ResponseRecord
 from gateway.responses.store import ResponseStore, job_of
 from shared.background_tasks import BackgroundTasks
 from shared.messages import Request
@@ -36,7 +34,7 @@ DEFAULT_TIMEOUT_S = 86_400.0
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """What makes a job of a request."""
+    """Makes a job of a request."""
 
     store: ResponseStore
 
@@ -44,7 +42,7 @@ class Submission:
         """Put a job into the queue, and its response into the log; both are on the disk when this returns.
 
         Returns:
-            The response, and what has been heard of its job since, if its stream is asked for.
+            The response, and the watch of its job, if its stream is asked for.
 
         Raises:
             ApiError: The queue or the log does not take it.
@@ -86,11 +84,11 @@ class Submission:
 
 
 class BackgroundAnswer(Answer):
-    """What both kinds of answers have in common. There is no sequence here: the tokens go into the job's result."""
+    """Base of both kinds of answers. There is no sequence here: the tokens go into the job's result."""
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that the job may use, since nobody counts later what it has used."""
+        """Tokens that the job may use, since its use is not counted later."""
         return self._num_reserved
 
     def reserve(self, generation: Generation) -> None:

@@ -1,8 +1,13 @@
-"""From the items of a conversation to the messages that a chat template gets.
+"""From the items of a conversation to the messages of a chat template, and compaction.
 
-An assistant's reasoning, text and calls are separate items and one message. Items that follow one another in this order
-become one message; an item out of order begins the next one. What a summary stands for is left out, but for the
-messages of other roles.
+An assistant's reasoning, text and calls are separate items and one message. Items in this order become one message; an
+item out of order begins the next one.
+
+A client asks for compaction with an item `compaction_trigger` at the end of its input, or at
+`POST /v1/responses/compact`. The model writes a summary, which the client gets as an item `compaction`, encrypted as
+reasoning is, and puts into its next request. Items before the last such item are left out of the prompt, except the
+messages to the model. So the client may send the whole conversation on, or the endpoint's answer, or continue a stored
+response.
 """
 
 from __future__ import annotations
@@ -13,11 +18,75 @@ from msgspec.structs import replace
 
 from gateway.api.schemas.checks import invalid_value, missing_parameter, require_text, unsupported_parameter
 from gateway.api.schemas.conversation import AssistantTurn
-from gateway.responses.body import ItemBody, PartBody
-from gateway.responses.compaction import COMPACTION, PREFACE, remaining
+from gateway.responses.body import InputItemBody, ItemBody, PartBody, ResponseBody
 from gateway.responses.items import HOSTED_ITEMS, HostedItem, is_left_out
 from gateway.responses.tools import NamespacedName
 from shared.conversation import ChatMessage, ToolCall
+
+COMPACTION, TRIGGER = "compaction", "compaction_trigger"
+
+# Asked of the model after the conversation. No tools are offered beside it.
+REQUEST = ChatMessage(
+    role="user",
+    content=(
+        "This conversation has become long and will be replaced by a summary, which you write now. Whoever goes on "
+        "with the work sees the summary and the user's messages, and nothing else of the conversation. Say what the "
+        "user wants; what was done and found so far, with names, paths, values and decisions exactly as they are; "
+        "what is in progress; and what is left to do. Write the summary alone."
+    ),
+)
+# As the user's: a model that finds it last goes on with the work, where it would take an answer of its own for the end.
+PREFACE = "What was said here before was left out. This summary, written by the assistant, stands for it:"
+
+
+def asks_for_compaction(body: ResponseBody, items: Sequence[ItemBody]) -> bool:
+    """Whether the last item of a request asks for a summary.
+
+    Raises:
+        ApiError: 400; the item stands elsewhere, or the response is to be computed in the background.
+    """
+    places = [index for index, item in enumerate(items) if item.type == TRIGGER]
+    if not places:
+        return False
+    if places != [len(items) - 1]:
+        where = f"input.[{places[0]}]"
+        raise invalid_value(where, f"'{where}' is of type '{TRIGGER}', which may stand once, as the last item.")
+    if body.background:
+        message = "A conversation is not compacted in the background. Leave 'background' out."
+        raise unsupported_parameter("background", message)
+    return True
+
+
+def compacting(body: ResponseBody) -> ResponseBody:
+    """Return the body of `POST /v1/responses/compact` as one of `POST /v1/responses` that asks for the same.
+
+    Raises:
+        ApiError: 400; it asks for another form of answer than there is.
+    """
+    for name in ("stream", "background", "store"):
+        if getattr(body, name):
+            message = f"'{name}' is not supported here: the answer is sent whole, and not stored. Leave it out."
+            raise unsupported_parameter(name, message)
+    given = body.input
+    items = [InputItemBody(type="message", role="user", content=given)] if isinstance(given, str) else given or []
+    return replace(body, input=[*items, InputItemBody(type=TRIGGER)], store=False)
+
+
+def remaining(items: Sequence[ItemBody]) -> list[tuple[int, ItemBody]]:
+    """Return what is left of a conversation after its last compaction, each item with its place in the whole."""
+    last = max((index for index, item in enumerate(items) if item.type == COMPACTION), default=0)
+    return [(index, item) for index, item in enumerate(items) if index >= last or _is_input_message(item)]
+
+
+def user_messages(items: Sequence[ItemBody]) -> list[ItemBody]:
+    """Return the messages of the user in a conversation."""
+    return [item for item in items if _is_input_message(item) and item.role == "user"]
+
+
+def _is_input_message(item: ItemBody) -> bool:
+    """Whether an item is a message to the model, and none of its own."""
+    return (item.type or "message") == "message" and item.role != "assistant"
+
 
 _ROLES = ("system", "developer", "user", "assistant")
 _TEXT_PARTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text")

@@ -1,4 +1,4 @@
-"""`POST /v1/responses`."""
+"""`POST /v1/responses`, `/v1/responses/compact` and `/v1/responses/input_tokens`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 import msgspec
+from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -23,14 +24,13 @@ from gateway.api.schemas.known_names import STRICT, BodyRules
 from gateway.responses.answers import Keeping, StreamedResponse, WholeResponse
 from gateway.responses.background import BackgroundAnswer, FollowedResponse, QueuedResponse, Submission
 from gateway.responses.body import ItemBody, ResponseBody
-from gateway.responses.draft import ResponseDraft, ResponseGeneration
-from gateway.responses.events import RESPONSES
+from gateway.responses.conversation import compacting, user_messages
+from gateway.responses.draft import RESPONSES, CompactedConversation, InputTokenCount, ResponseDraft, ResponseGeneration
 from gateway.responses.history import History
-from gateway.responses.log import PieceBudget, ResponseLogError
-from gateway.responses.operations import InputTokenCount
+from gateway.responses.items import listed_item
+from gateway.responses.log import PieceBudget, ResponseLogError, ResponseRecord
 from gateway.responses.reasoning_seal import opened_items, opened_summaries
-from gateway.responses.record import ResponseRecord
-from gateway.responses.request import own_items, parse_body, to_generation
+from gateway.responses.request import identified_item, own_items, parse_body, to_generation
 from gateway.responses.store import ResponseStore
 from shared.bounds import MAX_JOB_PRIORITY
 from shared.log_limit import LogLimit
@@ -41,7 +41,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """What a request is about: the items before it, its own, and the ids of the responses that it continues."""
+    """A request's conversation: the items before it, its own, and the ids of the responses that it continues."""
 
     history: list[ItemBody]
     items: list[ItemBody]
@@ -49,7 +49,7 @@ class Conversation:
 
 
 class ResponsesEndpoint(Endpoint):
-    """Reads the conversation that a request continues, and stores what becomes of it."""
+    """Reads the conversation that a request continues, and stores the response."""
 
     path = "/v1/responses"
     name = "responses"
@@ -76,7 +76,7 @@ class ResponsesEndpoint(Endpoint):
         num_bytes: int,
         read: Callable[[ResponseBody, Conversation], ResponseGeneration],
     ) -> ResponseGeneration:
-        """Return what `read` makes of a request, of so many bytes, and its conversation.
+        """Return what `read` makes of a request of `num_bytes` and its conversation.
 
         Raises:
             ApiError: Something that it refers to is not there, or it is refused.
@@ -165,7 +165,7 @@ class ResponsesEndpoint(Endpoint):
 
 
 def _refers(request: ResponseBody) -> bool:
-    """Say whether stored responses belong to the conversation."""
+    """Whether stored responses belong to the conversation."""
     items = request.input if isinstance(request.input, list) else []
     return request.previous_response_id is not None or any(item.type == "item_reference" for item in items)
 
@@ -195,3 +195,41 @@ def input_tokens_route(services: RouteServices, endpoint: ResponsesEndpoint) -> 
         return json_response(InputTokenCount("response.input_tokens", len(reply.token_ids)))
 
     return KeyRoute("POST", f"{endpoint.path}/input_tokens", count, endpoint.dialect)
+
+
+class CompactEndpoint(ResponsesEndpoint):
+    """Answers with the user's messages and a summary of everything. Stores nothing."""
+
+    path = "/v1/responses/compact"
+    name = "responses_compact"
+
+    async def generation(self, body: bytes, principal: Principal, rules: BodyRules = STRICT) -> ResponseGeneration:
+        """Parse the body, and read what it refers to."""
+        read = partial(parse_body, body, rules)
+        request = compacting(await self._bodies.read(principal.tenant, len(body), read))
+        return await self.continued(request, principal, len(body), self._compacted)
+
+    def _compacted(self, request: ResponseBody, conversation: Conversation) -> ResponseGeneration:
+        generation = self.to_generation(request, conversation)
+        draft = generation.draft
+        kept = user_messages([*conversation.history, *conversation.items])
+        kept = [identified_item(item, draft.id, index) for index, item in enumerate(kept)]
+        return msgspec.structs.replace(generation, draft=msgspec.structs.replace(draft, input=kept))
+
+    def whole_answer(self, asked: Asked) -> Answer:
+        """Return an answer as one JSON body."""
+        return _CompactedResponse(asked, self._keeping(asked))
+
+
+class _CompactedResponse(WholeResponse):
+    def _send(self, response: dict[str, Any]) -> None:
+        cut = response["incomplete_details"]
+        conversation = CompactedConversation(
+            response["id"],
+            "response.compaction",
+            response["created_at"],
+            [*map(listed_item, self._draft.input), *response["output"]],
+            response["usage"],
+            UNSET if cut is None else cut,
+        )
+        self._respond(msgspec.json.encode(conversation))

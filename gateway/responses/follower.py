@@ -13,13 +13,11 @@ from functools import partial
 from typing import Any
 
 from gateway.errors import ApiError
-from gateway.responses.draft import response_fields
-from gateway.responses.events import RESPONSES, EventWriter, error_event
-from gateway.responses.job import JobReader, status_of
+from gateway.responses.draft import RESPONSES, EventWriter, error_event, response_fields
+from gateway.responses.job import JobReader, JobWatch, status_of
 from gateway.responses.job_queue import JobState
-from gateway.responses.job_watch import JobWatch
+from gateway.responses.log import ResponseRecord
 from gateway.responses.output import ResponseOutput
-from gateway.responses.record import ResponseRecord
 from gateway.responses.store import ResponseStore, ended_response, job_of
 from shared.messages import BatchResult
 
@@ -101,7 +99,7 @@ class Follower:
             raise self._cut.result()
 
     async def _is_over(self, watch: JobWatch) -> bool:
-        """Tell what is new; say whether that is all. NATS may be away for `OUTAGE_S`.
+        """Report the new text; return whether the job has ended. NATS may be away for `OUTAGE_S`.
 
         Raises:
             ApiError: 500, the text was computed anew; 503, NATS is away for longer.
@@ -119,7 +117,7 @@ class Follower:
         return is_over
 
     async def _advance(self, watch: JobWatch) -> bool:
-        """Tell what is new; say whether that is all.
+        """Report the new text; return whether the job has ended.
 
         Raises:
             ApiError: 503; NATS does not answer.

@@ -10,8 +10,7 @@ from gateway.api.schemas.checks import invalid_value, missing_parameter
 from gateway.errors import ApiError
 from gateway.responses.body import ItemBody
 from gateway.responses.items import is_response_id, response_of
-from gateway.responses.log import PieceBudget
-from gateway.responses.record import ResponseRecord, has_ended, turn_of
+from gateway.responses.log import PieceBudget, ResponseRecord, has_ended, turn_of
 from gateway.responses.store import ResponseStore
 
 MAX_ANCESTORS = 1000

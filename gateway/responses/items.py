@@ -1,4 +1,4 @@
-"""What is read and kept of the items of a conversation, by their types, and the ids of items.
+"""Reads and keeps the items of a conversation by their types, and makes the ids of items.
 
 A call of one of OpenAI's own tools is a call, and what it brought is its result, as of any function; what such an item
 holds besides was never part of a prompt. What is kept of a request's items is what a later request reads of them: only
@@ -90,7 +90,7 @@ def _is_given(fields: Mapping[str, Raw], name: str) -> bool:
 
 
 def _has_parts(raw: Raw) -> bool:
-    """Tell whether a value is a list of parts of text, as the results of the client's own tools may be."""
+    """Whether a value is a list of parts of text, as the results of the client's own tools may be."""
     if not bytes(raw).startswith(b"["):
         return False
     try:
@@ -120,7 +120,7 @@ _FIELDS = {
 
 
 def is_left_out(item: ItemBody) -> bool:
-    """Tell whether an item is no part of a prompt: a call that ran at OpenAI and holds no result.
+    """Whether an item is no part of a prompt: a call that ran at OpenAI and holds no result.
 
     Alone it is no use to a model, and what came of it is in the message that follows.
     """
@@ -167,12 +167,12 @@ _FIRST_INPUT = 0x8000
 
 
 def new_response_id() -> str:
-    """Return an id that nobody has had or can guess."""
+    """Return a new id, which cannot be guessed."""
     return f"resp_{secrets.token_hex(16)}"
 
 
 def is_response_id(text: str) -> bool:
-    """Say whether a text may be the id of a response."""
+    """Whether a text may be the id of a response."""
     return RESPONSE_ID.fullmatch(text) is not None
 
 

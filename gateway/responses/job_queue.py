@@ -19,8 +19,7 @@ from nats.errors import MaxPayloadError
 from nats.js.errors import APIError, NoStreamResponseError, NotFoundError
 
 from gateway.errors import ApiError
-from gateway.responses.job import FIRST_PIECE, BackgroundJob
-from gateway.responses.job_watch import JobWatch
+from gateway.responses.job import FIRST_PIECE, BackgroundJob, JobWatch
 from shared.batch_progress import BatchProgress
 from shared.batch_streams import batch_stream
 from shared.direct_client import DirectClient
@@ -45,7 +44,7 @@ MAX_WATCHES = 256
 
 
 class Understanding(Protocol):
-    """What all processes of a kind understand (`Fleet`)."""
+    """The features that all processes of a kind have (`Fleet`)."""
 
     def do_workers_understand(self, model: str, feature: str) -> bool:
         """Whether a model has live workers, and all of them understand what earlier versions do not."""
@@ -75,7 +74,7 @@ class JobRef:
 
 @dataclass(frozen=True, slots=True)
 class JobState:
-    """What is known of a job that has not ended: whether a worker has taken it, and its text so far."""
+    """A job that has not ended: whether a worker has taken it, and its text so far."""
 
     is_running: bool
     text: str = ""
@@ -199,7 +198,7 @@ class JobQueue:
         return found
 
     async def state(self, ref: JobRef) -> JobState:
-        """Return what a job without a result has so far.
+        """Return the state of a job without a result.
 
         Raises:
             ApiError: 503; NATS does not answer.
@@ -247,7 +246,7 @@ class JobQueue:
             await self._withdraw(ref)
 
     async def forget(self, ref: JobRef) -> None:
-        """Leave nothing of what a job has written, once its response has been deleted.
+        """Delete a job's output, once its response has been deleted.
 
         Raises:
             ApiError: 503; NATS does not answer.

@@ -1,9 +1,9 @@
 """The log of responses: durable, shared by all gateways, each tenant for itself, and bounded in age and size.
 
-A record lies in the stream `HR_RESPONSES` in pieces of at most `PIECE_BYTES`, the first of which says how many they are
-and is written last: a response is there once its first piece is. So a record may be larger than a message of NATS, and
-the number of a tenant's pieces bounds their bytes. Of more than `TENANT_PIECES` the oldest are dropped, those of that
-tenant alone; age and total size are bounds of the stream. A response of which a piece is gone is gone.
+A record lies in the stream `HR_RESPONSES` in pieces of at most `PIECE_BYTES`. The first piece has their number and is
+written last: a response is there once its first piece is. So a record may be larger than a message of NATS, and the
+number of a tenant's pieces bounds their bytes. Beyond `TENANT_PIECES` the tenant's oldest pieces are dropped; age and
+total size are bounds of the stream. A response that has lost a piece is gone.
 """
 
 from __future__ import annotations
@@ -17,11 +17,14 @@ from typing import TypeVar
 from weakref import WeakValueDictionary
 
 import msgspec
+from msgspec import Raw, Struct
 from nats.js.errors import APIError, NotFoundError
 
 from gateway.api.large_bodies import LargeBodies
 from gateway.errors import ApiError
-from gateway.responses.record import ResponseRecord, decode_record
+from gateway.responses.body import ItemBody
+from gateway.responses.draft import ResponseDraft, Status
+from gateway.responses.job import BackgroundJob
 from shared.background_tasks import BackgroundTasks
 from shared.direct_client import DirectClient
 from shared.errors import HeadraceError
@@ -29,6 +32,67 @@ from shared.log_limit import LogLimit
 from shared.nats_connection import SEND_ERRORS
 from shared.streams import RESPONSES_STREAM, StreamLimits
 from shared.subjects import response_subject, responses_filter
+
+
+class ResponseRecord(Struct, frozen=True, array_like=True, tag="response_1"):
+    """One response.
+
+    Attributes:
+        tenant: Whose it is; compared with who asks, besides being part of the subject.
+        model: Which it was asked of.
+        draft: The response without its output, and the items of its request.
+        response: JSON of the whole response; of one that is computed in the background, as it was at its begin.
+        job: What computes it in the background.
+    """
+
+    tenant: str
+    model: str
+    draft: ResponseDraft
+    response: bytes
+    job: BackgroundJob | None = None
+
+
+class _DraftInPieces(ResponseDraft, frozen=True, kw_only=True):
+    input: list[Raw]  # type: ignore[assignment]
+
+
+class _RecordInPieces(ResponseRecord, frozen=True, array_like=True, tag="response_1"):
+    draft: _DraftInPieces
+
+
+class _Output(Struct):
+    status: Status
+    output: list[ItemBody] = []
+
+
+_decode_pieces = msgspec.msgpack.Decoder(_RecordInPieces).decode
+_decode_item = msgspec.msgpack.Decoder(ItemBody).decode
+_decode_output = msgspec.json.Decoder(_Output).decode
+
+
+def decode_record(payload: bytes) -> ResponseRecord:
+    """Read a record.
+
+    Its items are decoded one by one: a decoder holds Python's lock until it is done, also in a thread.
+
+    Raises:
+        msgspec.MsgspecError: It is none, or of another version.
+    """
+    pieces = _decode_pieces(payload)
+    fields = {name: getattr(pieces.draft, name) for name in ResponseDraft.__struct_fields__}
+    draft = ResponseDraft(**fields | {"input": [_decode_item(item) for item in pieces.draft.input]})
+    return ResponseRecord(pieces.tenant, pieces.model, draft, pieces.response, pieces.job)
+
+
+def turn_of(record: ResponseRecord) -> list[ItemBody]:
+    """Return what a response has added to its conversation: the items of its request, then those of its output."""
+    return [*record.draft.input, *_decode_output(record.response).output]
+
+
+def has_ended(record: ResponseRecord) -> bool:
+    """Whether a response, as it is in the record, changes no more."""
+    return _decode_output(record.response).status not in ("queued", "in_progress")
+
 
 PIECE_BYTES = 16 << 10
 # An eighth of the stream: a tenant that stores as much as it can leaves room for seven others that do.
@@ -52,7 +116,7 @@ class ResponseLogError(HeadraceError):
 
 
 class PieceBudget:
-    """How much one request may still read, so that a long conversation does not fill the gateway's memory.
+    """The pieces that one request may still read, so that a long conversation does not fill the gateway's memory.
 
     Attributes:
         num_bytes: Read so far; the last piece of a record counts as a whole one.
@@ -181,7 +245,7 @@ class ResponseLog:
 
 
 async def _answered(call: Awaitable[Result]) -> Result:
-    """Return what a call to JetStream returns, or say that the log cannot be read now."""
+    """Return the result of a call to JetStream, or raise that the log cannot be read now."""
     try:
         return await call
     except NotFoundError:

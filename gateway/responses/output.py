@@ -1,4 +1,4 @@
-"""The items of a response while the model writes them: what has been said so far, and the events that tell it.
+"""The items of a response while the model writes them, and the events that report them.
 
 One item is open at a time. Text goes on in a message, thoughts in a reasoning item, and each call of a tool is an item.
 """
@@ -16,14 +16,14 @@ Fields = dict[str, Any]
 
 
 class EventSink(Protocol):
-    """Whoever tells a client of events; without a stream nobody does."""
+    """Sends events to the client; without a stream it drops them."""
 
     def __call__(self, kind: str, fields: Fields) -> None:
         """Tell of one event. `fields` are those that its type has of its own."""
 
 
 def no_events(kind: str, fields: Fields) -> None:
-    """Tell nobody."""
+    """Drop the event."""
 
 
 class ResponseOutput:
@@ -47,7 +47,7 @@ class ResponseOutput:
         item.add(text, logprobs)
 
     def reasoning(self, text: str) -> None:
-        """Take more of what the model thinks."""
+        """Take more of the model's reasoning."""
         kind = _Summary if self._draft.has_summary else _Reasoning
         item = self._open if isinstance(self._open, _Reasoning) else self._begin(kind)
         item.add(text)
@@ -228,7 +228,7 @@ class _Reasoning(_OpenItem):
 
 
 class _Summary(_Reasoning):
-    """The same text where clients look that show summaries alone. Nobody writes a shorter one."""
+    """The same text, not shortened, in the place of summaries, for clients that show these alone."""
 
     list_name = "summary"
     part_type = "summary_text"

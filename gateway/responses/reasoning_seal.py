@@ -21,9 +21,9 @@ import msgspec
 from nacl.exceptions import CryptoError
 from nacl.secret import Aead
 
+from gateway.config import read_secrets
 from gateway.errors import ApiError
 from gateway.responses.body import ItemBody, PartBody
-from gateway.responses.seal_secrets import read_secrets
 
 SealKind = Literal["reasoning", "compaction"]
 

@@ -1,4 +1,4 @@
-"""From the body of `POST /v1/responses` to what is to be generated, once the conversation before it has been read."""
+"""From the body of `POST /v1/responses` to a generation, once the conversation before it has been read."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from gateway.api.schemas.thinking import asked_thinking, switch
 from gateway.api.schemas.tools import NO_TOOLS
 from gateway.generation import Prompt
 from gateway.responses.body import ItemBody, ReasoningBody, ResponseBody, TextBody, repeated_format, text_output
-from gateway.responses.compaction import REQUEST, asks_for_compaction
-from gateway.responses.conversation import to_messages
+from gateway.responses.conversation import REQUEST, asks_for_compaction, to_messages
 from gateway.responses.draft import ResponseDraft, ResponseGeneration
 from gateway.responses.items import input_item_id, kept_item, new_response_id
-from gateway.responses.names import RESPONSE_NAMES, Responses
-from gateway.responses.request_checks import (
+from gateway.responses.names import (
     ENCRYPTED_REASONING,
     LOGPROBS,
+    RESPONSE_NAMES,
+    Responses,
     check_includes,
     check_item_fields,
     check_tool_names,
@@ -156,20 +156,20 @@ def _draft(
 
 
 def _summary(body: ResponseBody) -> str | None:
-    """Return the kind of summary that is asked for. All are the reasoning itself: nobody writes a shorter one."""
+    """Return the kind of summary that is asked for. All are the whole reasoning."""
     reasoning = body.reasoning
     return None if reasoning is None else reasoning.summary or reasoning.generate_summary
 
 
 def identified_item(item: ItemBody, response_id: str, index: int) -> ItemBody:
-    """Return what is kept of the item that stands at `index` in the input of a response, with an id."""
+    """Return the item at `index` in the input of a response as it is kept, with an id."""
     kind = item.type or "message"
     item_id = item.id or input_item_id(_ITEM_PREFIXES.get(kind, "msg"), response_id, index)
     return kept_item(msgspec.structs.replace(item, type=kind, id=item_id, status=item.status or "completed"))
 
 
 def _parameters(body: ResponseBody) -> dict[str, Any]:
-    """Return what a response repeats of its request, with the defaults that were in force."""
+    """Return the parameters that a response repeats, with the defaults that were in force."""
     reasoning, text = body.reasoning, body.text or TextBody()
     return {
         "instructions": body.instructions,

@@ -1,6 +1,6 @@
-"""The responses that can be read: from the log, and with what their jobs have come to meanwhile.
+"""The stored responses: from the log, with the present state of their jobs.
 
-Of its own it keeps only who follows a job in this process, and since when.
+Owns the streams of this process that follow a job.
 """
 
 from __future__ import annotations
@@ -22,16 +22,15 @@ from gateway.admission.hold_times import HoldTimes
 from gateway.admission.limits import READ_BYTES, RateLimiter
 from gateway.api.large_bodies import LargeBodies
 from gateway.api.schemas.checks import unsupported_parameter
+from gateway.config import SECRET_VARIABLE
 from gateway.errors import ApiError, whole_seconds
 from gateway.responses.draft import ResponseDraft, response_fields
 from gateway.responses.job import JobReader, error_of, status_of
 from gateway.responses.job_queue import JobQueue, JobRef
-from gateway.responses.log import PieceBudget, ResponseLog
+from gateway.responses.log import PieceBudget, ResponseLog, ResponseRecord, has_ended
+from gateway.responses.names import ENCRYPTED_REASONING
 from gateway.responses.output import ResponseOutput
 from gateway.responses.reasoning_seal import ReasoningSeals, Seal
-from gateway.responses.record import ResponseRecord, has_ended
-from gateway.responses.request_checks import ENCRYPTED_REASONING
-from gateway.responses.seal_secrets import SECRET_VARIABLE
 from shared.messages import BatchResult
 
 # Streams of one tenant that follow jobs in one process: each asks NATS several times a second.
@@ -132,7 +131,7 @@ class ResponseStore:
             follower.cut(error)
 
     def seal_of(self, tenant: str, model: str) -> Seal | None:
-        """Return what encrypts the reasoning of a tenant's responses by a model, if anything does."""
+        """Return the seal for the reasoning of a tenant's responses by a model, if there is a secret."""
         return None if self.seals is None else partial(self.seals.seal, tenant, model)
 
     def check_seals(self, draft: ResponseDraft) -> None:

@@ -16,12 +16,11 @@ from gateway.api.routes import KeyRoute, json_response
 from gateway.api.schemas.checks import invalid_value, unknown_parameter
 from gateway.errors import ApiError
 from gateway.responses.body import ItemBody
+from gateway.responses.draft import DeletedResponse, InputItemList
 from gateway.responses.follower import Follower
 from gateway.responses.items import is_response_id, listed_item
-from gateway.responses.log import PieceBudget
-from gateway.responses.operations import DeletedResponse, InputItemList
-from gateway.responses.record import ResponseRecord
-from gateway.responses.request_checks import ENCRYPTED_REASONING, LOGPROBS, check_includes
+from gateway.responses.log import PieceBudget, ResponseRecord
+from gateway.responses.names import ENCRYPTED_REASONING, LOGPROBS, check_includes
 from gateway.responses.store import ResponseStore
 from gateway.streams.event_stream import EVENT_STREAM_HEADERS
 

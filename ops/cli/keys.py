@@ -223,7 +223,7 @@ def rotate(config: KeysConfig, /, key: str, overlap: float) -> None:
 @click.pass_obj
 def limit(config: KeysConfig, /, tenant: str, **limits: Any) -> None:
     """Limit all keys of a tenant together, in place of the limits it had; without options it has none."""
-    from gateway.admission.tenant_limits import limit_tenant, tenants_file
+    from gateway.admission.api_keys import limit_tenant, tenants_file
 
     _check_tenant(tenant, "TENANT")
     with audited(config.audit_log, "keys.limit", keys_file=config.file, tenant=tenant, **limits):
@@ -255,8 +255,7 @@ def _show(config: KeysConfig, made: KeyRecord, key: str) -> None:
 @click.pass_obj
 def list_(config: KeysConfig) -> None:
     """List the keys and the limits of tenants: what they may do, never the keys themselves."""
-    from gateway.admission.api_keys import list_keys
-    from gateway.admission.tenant_limits import list_tenants
+    from gateway.admission.api_keys import list_keys, list_tenants
 
     records, tenants = list_keys(config.file), list_tenants(config.file)
     if not config.file.exists():

@@ -10,8 +10,7 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from gateway.admission.api_keys import list_keys
-from gateway.admission.tenant_limits import list_tenants
+from gateway.admission.api_keys import list_keys, list_tenants
 from ops.doctor.finding import Finding, problem
 from ops.stack.state import keys_file_of
 from shared.config import PREFIX

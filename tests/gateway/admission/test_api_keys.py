@@ -19,11 +19,12 @@ from gateway.admission.api_keys import (
     create_key,
     hash_key,
     list_keys,
+    list_tenants,
     revoke_key,
     rotate_key,
+    tenants_file,
     update_key,
 )
-from gateway.admission.tenant_limits import list_tenants, tenants_file
 from shared.errors import ConfigError, InvalidNameError
 
 

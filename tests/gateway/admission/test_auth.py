@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.admission.api_keys import DEFAULT_READS_PER_MINUTE, create_key, revoke_key
+from gateway.admission.api_keys import DEFAULT_READS_PER_MINUTE, create_key, limit_tenant, revoke_key
 from gateway.admission.auth import CHECK_INTERVAL_S, KeyStore, Principal, check_auth_settings
-from gateway.admission.tenant_limits import limit_tenant
 from gateway.errors import ApiError
 from gateway.metrics import GatewayMetrics
 from shared.errors import ConfigError

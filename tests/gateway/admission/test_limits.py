@@ -14,12 +14,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.admission.api_keys import MAX_LIMIT
+from gateway.admission.api_keys import MAX_LIMIT, TenantRecord
 from gateway.admission.auth import Principal
+from gateway.admission.limit_account import WINDOW_S
 from gateway.admission.limit_store import LEASE_TTL_S
-from gateway.admission.limit_window import WINDOW_S
 from gateway.admission.limits import NO_OUTPUT, RETRY_S, Lease, Output, RateLimiter, reserved_tokens
-from gateway.admission.tenant_limits import TenantRecord
 from gateway.api.schemas.parsing import parse_completion
 from gateway.cache.redis_client import RedisCache
 from gateway.errors import ApiError

@@ -20,8 +20,7 @@ from gateway.responses.background import Submission
 from gateway.responses.endpoint import ResponsesEndpoint
 from gateway.responses.job import BackgroundJob
 from gateway.responses.job_queue import JobQueue, JobRef
-from gateway.responses.log import ResponseLog, ResponseLogError
-from gateway.responses.record import ResponseRecord
+from gateway.responses.log import ResponseLog, ResponseLogError, ResponseRecord
 from gateway.responses.store import ResponseStore
 from shared.direct_client import DirectClient
 from shared.messages import Cancel, Request

@@ -11,8 +11,7 @@ import pytest
 from gateway.admission.auth import Principal
 from gateway.api.large_bodies import LargeBodies
 from gateway.errors import ApiError
-from gateway.responses.compact_endpoint import CompactEndpoint
-from gateway.responses.endpoint import ResponsesEndpoint
+from gateway.responses.endpoint import CompactEndpoint, ResponsesEndpoint
 from gateway.responses.items import new_response_id
 from gateway.responses.reasoning_seal import ReasoningSeals
 from gateway.responses.store import CONCURRENT_READERS, ResponseStore

@@ -12,8 +12,7 @@ from openai.types.responses import Response, ResponseOutputMessage
 from gateway.admission.auth import Principal
 from gateway.api.large_bodies import LargeBodies
 from gateway.responses.endpoint import ResponsesEndpoint
-from gateway.responses.log import ResponseLog, ResponseLogError
-from gateway.responses.record import ResponseRecord
+from gateway.responses.log import ResponseLog, ResponseLogError, ResponseRecord
 from gateway.responses.store import ResponseStore
 from tests.gateway.wire_worker import WireWorker, expected_text
 

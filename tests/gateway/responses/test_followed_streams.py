@@ -19,9 +19,9 @@ from gateway.responses import store as store_module
 from gateway.responses.draft import ResponseGeneration
 from gateway.responses.endpoint import ResponsesEndpoint
 from gateway.responses.follower import Follower
+from gateway.responses.job import JobWatch
 from gateway.responses.job_queue import JobRef, JobState, Place
-from gateway.responses.job_watch import JobWatch
-from gateway.responses.record import ResponseRecord
+from gateway.responses.log import ResponseRecord
 from gateway.responses.store import ResponseStore
 from gateway.responses.stored import _FollowingStream
 from gateway.streams.event_stream import EventStreamLimits

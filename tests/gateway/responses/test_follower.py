@@ -15,10 +15,9 @@ from gateway.responses import follower as follower_module
 from gateway.responses import store as store_module
 from gateway.responses.draft import ResponseDraft
 from gateway.responses.follower import Follower
-from gateway.responses.job import BackgroundJob
+from gateway.responses.job import BackgroundJob, JobWatch
 from gateway.responses.job_queue import JobQueue, JobRef, JobState
-from gateway.responses.job_watch import JobWatch
-from gateway.responses.record import ResponseRecord
+from gateway.responses.log import ResponseRecord
 from gateway.responses.store import ResponseStore
 from shared.batch_progress import BatchProgress
 from shared.messages import BatchResult

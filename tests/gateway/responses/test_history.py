@@ -13,8 +13,7 @@ from gateway.responses.body import ItemBody
 from gateway.responses.draft import ResponseDraft, response_fields
 from gateway.responses.history import History
 from gateway.responses.items import new_response_id
-from gateway.responses.log import PieceBudget
-from gateway.responses.record import ResponseRecord
+from gateway.responses.log import PieceBudget, ResponseRecord
 from gateway.responses.store import ResponseStore
 
 

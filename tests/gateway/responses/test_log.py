@@ -16,8 +16,15 @@ from gateway.responses import log as log_module
 from gateway.responses.body import ItemBody, PartBody
 from gateway.responses.draft import ResponseDraft
 from gateway.responses.items import new_response_id
-from gateway.responses.log import CONCURRENT_CALLS, PIECE_BYTES, PieceBudget, ResponseLog, ResponseLogError
-from gateway.responses.record import ResponseRecord, decode_record
+from gateway.responses.log import (
+    CONCURRENT_CALLS,
+    PIECE_BYTES,
+    PieceBudget,
+    ResponseLog,
+    ResponseLogError,
+    ResponseRecord,
+    decode_record,
+)
 from shared.direct_client import DirectClient
 from shared.nats_connection import connect
 from shared.streams import RESPONSES_STREAM, StreamLimits, ensure_streams

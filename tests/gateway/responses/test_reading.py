@@ -19,11 +19,9 @@ from gateway.errors import ApiError
 from gateway.metrics import GatewayMetrics
 from gateway.responses.draft import ResponseDraft
 from gateway.responses.follower import Follower
-from gateway.responses.job import BackgroundJob, JobReader
+from gateway.responses.job import BackgroundJob, JobReader, JobWatch
 from gateway.responses.job_queue import JobRef, JobState
-from gateway.responses.job_watch import JobWatch
-from gateway.responses.log import PIECE_BYTES, PieceBudget
-from gateway.responses.record import ResponseRecord
+from gateway.responses.log import PIECE_BYTES, PieceBudget, ResponseRecord
 from gateway.responses.store import CONCURRENT_READERS, ResponseStore
 from gateway.responses.stored import StoredResponses
 from shared.messages import BatchResult

@@ -14,11 +14,11 @@ from nacl.secret import Aead
 
 from gateway.admission.auth import Principal
 from gateway.api.large_bodies import LargeBodies
+from gateway.config import MIN_SECRET_CHARACTERS
 from gateway.errors import ApiError
 from gateway.responses.body import ItemBody, PartBody
 from gateway.responses.endpoint import ResponsesEndpoint
 from gateway.responses.reasoning_seal import ReasoningSeals, SealKind, opened_items
-from gateway.responses.seal_secrets import MIN_SECRET_CHARACTERS
 from gateway.responses.store import ResponseStore
 from shared.errors import ConfigError
 from tests.gateway.gateway_process import GatewayProcess

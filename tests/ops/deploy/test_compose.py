@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from gateway.config import GatewayConfig
-from gateway.responses.seal_secrets import MIN_SECRET_CHARACTERS
+from gateway.config import MIN_SECRET_CHARACTERS, GatewayConfig
 from gpu_worker.start.config import WorkerConfig
 from ops.cli.keys import KeysConfig
 from ops.cli.setup import SetupConfig

@@ -12,8 +12,7 @@ import msgspec
 from gateway.responses.draft import ResponseDraft
 from gateway.responses.job import BackgroundJob
 from gateway.responses.job_queue import JobQueue, JobRef
-from gateway.responses.log import ResponseLog
-from gateway.responses.record import ResponseRecord
+from gateway.responses.log import ResponseLog, ResponseRecord
 from shared.batch_progress import BatchProgress
 from shared.direct_client import DirectClient
 from shared.messages import Request

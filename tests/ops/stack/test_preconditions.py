@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.responses.seal_secrets import MIN_SECRET_CHARACTERS
+from gateway.config import MIN_SECRET_CHARACTERS
 from gpu_worker.start.config import WorkerConfig
 from ops.stack import preconditions
 from ops.stack.config import DEMO_MODEL, UpConfig
