@@ -69,7 +69,7 @@ class BatchExpiry:
     def oldest_s(self, tenants: Iterable[str]) -> float:
         """Return the age of the oldest job of these tenants, as of the last round; 0 where there is none."""
         stored = [self._oldest[tenant] for tenant in tenants if tenant in self._oldest]
-        return max(0.0, time.monotonic() - min(stored)) if stored else 0.0
+        return time.monotonic() - min(stored) if stored else 0.0
 
     async def expire(self, tenant: str) -> int:
         """Expire the jobs of a tenant that have waited too long, and return how many they were.
