@@ -60,7 +60,6 @@ class Run:
         self._left = [row[place] for place in range(longest) for row in drawn if place < len(row)][::-1]
         self.size = len(self._left)
         self._equivalent = {(each.path, each.before, each.after) for each in equivalent_mutants()}
-        self._covering = CoveringTests(ROOT)
         self._seconds_each: float = options.limit
         self._until = time.monotonic() + options.minutes * 60
         self._lock = threading.Lock()
@@ -72,21 +71,21 @@ class Run:
 
     def work(self, copy: Path) -> None:
         """Judge mutants in a copy of the tree until there are none, or no time, left."""
-        judge = Judge(copy)
+        judge, covering = Judge(copy), CoveringTests(copy)
         while (taken := self._take()) is not None:
             room, group, mutant = taken
-            verdict, test = self._verdict(judge, copy, mutant)
+            verdict, test = self._verdict(judge, covering, copy, mutant)
             with self._lock:
                 self.counts[room, group][verdict] += 1
                 shown = f"\n    {test}" if test else ""
                 print(f"{verdict.upper()} {group} {mutant}{shown}", flush=True)
         judge.close()
 
-    def _verdict(self, judge: Judge, copy: Path, mutant: Mutant) -> tuple[Verdict, str | None]:
+    def _verdict(self, judge: Judge, covering: CoveringTests, copy: Path, mutant: Mutant) -> tuple[Verdict, str | None]:
         if (mutant.path, mutant.before, mutant.after) in self._equivalent:
             return Verdict.EQUIVALENT, None
         until = time.monotonic() + self._seconds_each
-        for tests in self._covering.of(mutant.path):
+        for tests in covering.of(mutant.path):
             if (left := until - time.monotonic()) > 0:
                 failed = judge.failure(mutant.path, mutant.source, tests, left)
                 if failed is not None:

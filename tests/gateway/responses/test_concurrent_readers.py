@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Coroutine
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from nats.js.errors import NotFoundError
 
 from gateway.admission.auth import Principal
 from gateway.api.large_bodies import LargeBodies
 from gateway.errors import ApiError
 from gateway.responses.endpoint import CompactEndpoint, ResponsesEndpoint
 from gateway.responses.items import new_response_id
+from gateway.responses.log import CONCURRENT_CALLS, ResponseLog
 from gateway.responses.reasoning_seal import ReasoningSeals
 from gateway.responses.store import CONCURRENT_READERS, ResponseStore
 from gateway.responses.stored import StoredResponses
@@ -74,3 +77,37 @@ async def test_responses_of_one_tenant_are_retrieved_a_few_at_a_time() -> None:
     log.released.set()
     refusals = await asyncio.gather(*asked, return_exceptions=True)
     assert [cast("ApiError", refusal).status for refusal in refusals] == [404] * len(asked)
+
+
+class SlowStream:
+    """JetStream that answers when it is released."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.released = asyncio.Event()
+
+    def jetstream(self, timeout: float) -> SlowStream:
+        return self
+
+    async def get_last_msg(self, stream: str, subject: str) -> None:
+        await self.purge_stream(stream, subject)
+        raise NotFoundError
+
+    async def purge_stream(self, stream: str, subject: str) -> None:
+        self.calls.append(subject)
+        await self.released.wait()
+
+
+@pytest.mark.parametrize("call", [ResponseLog.get, ResponseLog.delete])
+async def test_calls_of_one_tenant_to_the_log_are_a_few_at_a_time(
+    call: Callable[[ResponseLog, str, str], Coroutine[Any, Any, object]],
+) -> None:
+    stream = SlowStream()
+    log = ResponseLog(cast("Any", stream))
+    calls = [asyncio.ensure_future(call(log, "greedy", new_response_id())) for _ in range(3 * CONCURRENT_CALLS)]
+    calls.append(asyncio.ensure_future(call(log, "other", RESPONSE_ID)))
+    await asyncio.sleep(0.01)
+    assert len(stream.calls) == CONCURRENT_CALLS + 1
+    stream.released.set()
+    await asyncio.gather(*calls)
+    assert len(stream.calls) == 3 * CONCURRENT_CALLS + 1
