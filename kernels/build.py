@@ -38,6 +38,7 @@ SOURCES = (
     "causal_conv/cpu.cpp",
     "gated_delta/cpu.cpp",
     "ssd/cpu.cpp",
+    "collectives/cpu.cpp",
 )
 HEADERS = (
     "abi.h",

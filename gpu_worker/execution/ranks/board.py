@@ -1,4 +1,4 @@
-"""Memory that all ranks of a group see: what each writes of its life, and whether the group has ended.
+"""Memory that all ranks of a group see: what each writes of its life, whether the group has ended, and what they sum.
 
 The memory has no name that could outlive it or be another group's: rank 0 makes it, and the other ranks inherit its
 descriptor. Numbers of 64 bits are written whole, each by one rank.
@@ -12,21 +12,24 @@ import tempfile
 
 import numpy as np
 
+from kernels.collectives import Exchange, exchange_bytes
+from kernels.cpu_library import CpuLibrary
+
 # A cache line a rank, so that ranks do not wait for one another's writes.
 _LINE_BYTES = 64
 _TICKS, _STEP = 0, 1
-_MAX_RANKS = 62
 
 
 class Board:
-    """Lines of numbers: the first is the group's, then comes one a rank."""
+    """Lines of numbers: the first is the group's, then comes one a rank. Behind them is what is summed."""
 
     def __init__(self, fd: int, size: int) -> None:
         """Map the memory behind a descriptor, for `size` ranks."""
-        assert size <= _MAX_RANKS
         self.fd = fd
-        self._memory = mmap.mmap(fd, board_bytes())
-        self._lines = np.frombuffer(self._memory, dtype=np.int64).reshape(-1, _LINE_BYTES // 8)
+        self._size = size
+        self._memory = mmap.mmap(fd, _board_bytes(size))
+        lines = np.frombuffer(self._memory, dtype=np.int64, count=_lines_bytes(size) // 8)
+        self._lines = lines.reshape(-1, _LINE_BYTES // 8)
 
     @property
     def has_ended(self) -> bool:
@@ -36,6 +39,11 @@ class Board:
     def end(self) -> None:
         """Say that the group has ended."""
         self._lines[0, 0] = 1
+
+    def exchange(self, rank: int, library: CpuLibrary) -> Exchange:
+        """Return what sums tensors with the other ranks."""
+        ended: int = self._lines.ctypes.data
+        return Exchange(library, ended, ended + _lines_bytes(self._size), rank, self._size, self._memory)
 
     def tick(self, rank: int) -> None:
         """Say that a rank's process runs."""
@@ -54,9 +62,12 @@ class Board:
         return int(self._lines[1 + rank, _STEP])
 
 
-def board_bytes() -> int:
-    """Return the size of the memory."""
-    return (1 + _MAX_RANKS) * _LINE_BYTES
+def _lines_bytes(size: int) -> int:
+    return (1 + size) * _LINE_BYTES
+
+
+def _board_bytes(size: int) -> int:
+    return _lines_bytes(size) + exchange_bytes(size)
 
 
 def make_board(size: int) -> Board:
@@ -66,5 +77,5 @@ def make_board(size: int) -> Board:
     else:
         with tempfile.TemporaryFile() as file:
             fd = os.dup(file.fileno())
-    os.ftruncate(fd, board_bytes())
+    os.ftruncate(fd, _board_bytes(size))
     return Board(fd, size)

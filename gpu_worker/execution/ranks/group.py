@@ -24,11 +24,12 @@ from gpu_worker.core.draft import Draft
 from gpu_worker.core.model_runner import BrokenRunnerError
 from gpu_worker.core.plan import StepPlan
 from gpu_worker.execution.ranks.board import make_board
+from gpu_worker.execution.ranks.meeting import leave, meet
 from gpu_worker.execution.ranks.member import TICK_S, device_of, identity
 from gpu_worker.execution.ranks.messages import Failure, Hello, Order, Start, encode, receive
-from gpu_worker.execution.ranks.process_group import ProcessGroupRanks
 from gpu_worker.execution.runner_config import RunnerConfig
 from gpu_worker.layers.ranks import Ranks
+from kernels.cpu_library import cpu_library
 from shared.errors import ConfigError, HeadraceError
 
 FREEZE_S = 1.0
@@ -65,10 +66,12 @@ class RankGroup:
         """
         self.size = config.tensor_parallel_size
         self.on_lost: Callable[[], object] = lambda: None
-        self._ranks: ProcessGroupRanks | None = None
+        self._ranks: Ranks | None = None
         self._config = config
         self._board = make_board(self.size)
         self._folder = tempfile.TemporaryDirectory(prefix="headrace-ranks-")
+        self._store = Path(self._folder.name) / "store"
+        self._is_shared = config.device == "cpu" and cpu_library() is not None
         self._lost: str | None = None
         self._is_closing = False
         self._freeze_s = _LOADING_FREEZE_S
@@ -81,9 +84,9 @@ class RankGroup:
             threading.Thread(target=self._watch, name="ranks", daemon=True).start()
             for member in self._members.values():
                 _send(member, True)
-            store, device = Path(self._folder.name) / "store", torch.device(device_of(config, 0))
+            device = torch.device(device_of(config, 0))
             with self.building():
-                self._ranks = ProcessGroupRanks(0, self.size, store, device)
+                self._ranks = meet(0, self._board, self.size, self._store, device, is_shared=self._is_shared)
         except BaseException:
             self.close()
             raise
@@ -172,18 +175,17 @@ class RankGroup:
             member.wait()
             assert member.stdout is not None
             member.stdout.close()
-        if self._ranks is not None:
-            self._ranks.close()
-            self._ranks = None
+        leave(self._ranks)
+        self._ranks = None
         self._folder.cleanup()
 
     def _start(self, rank: int, log_level: str, log_format: str) -> subprocess.Popen[bytes]:
         """Start the process of a rank."""
-        fd, store = self._board.fd, str(Path(self._folder.name) / "store")
+        fd, config = self._board.fd, self._config
         member = subprocess.Popen(
             [sys.executable, "-m", _MEMBER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=(fd,)
         )
-        _send(member, Start(rank, self._config, fd, store, log_level, log_format))
+        _send(member, Start(rank, config, fd, str(self._store), self._is_shared, log_level, log_format))
         return member
 
     def _meet(self) -> None:

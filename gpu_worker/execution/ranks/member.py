@@ -24,8 +24,8 @@ from gpu_worker.core.model_runner import PendingStep
 from gpu_worker.core.plan import StepPlan
 from gpu_worker.execution.build import build_runner
 from gpu_worker.execution.ranks.board import Board
+from gpu_worker.execution.ranks.meeting import meet
 from gpu_worker.execution.ranks.messages import Failure, Hello, Order, Start, encode, receive
-from gpu_worker.execution.ranks.process_group import ProcessGroupRanks
 from gpu_worker.execution.runner import TorchModelRunner
 from gpu_worker.execution.runner_config import RunnerConfig
 from shared.errors import HeadraceError
@@ -85,7 +85,8 @@ def _serve(start: Start, told: IO[bytes], answers: IO[bytes], board: Board) -> N
     if receive(told, bool) is None:
         return
     device = device_of(config, start.rank)
-    ranks = ProcessGroupRanks(start.rank, config.tensor_parallel_size, Path(start.store), torch.device(device))
+    size, store, is_shared = config.tensor_parallel_size, Path(start.store), start.is_shared
+    ranks = meet(start.rank, board, size, store, torch.device(device), is_shared=is_shared)
     runner = build_runner(replace(config, device=device), ranks=ranks)
     follow(runner, told, board, start.rank)
 

@@ -22,7 +22,8 @@ class Start(msgspec.Struct, frozen=True):
         rank: Its number.
         runner: Settings of the model's runner.
         board_fd: Descriptor of the group's board.
-        store: The file by which ranks meet.
+        store: The file by which ranks meet, where they do so by torch.
+        is_shared: They meet through the board.
         log_level, log_format: As those of rank 0.
     """
 
@@ -30,6 +31,7 @@ class Start(msgspec.Struct, frozen=True):
     runner: RunnerConfig
     board_fd: int
     store: str
+    is_shared: bool
     log_level: str
     log_format: str
 

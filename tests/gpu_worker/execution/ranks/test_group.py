@@ -129,6 +129,13 @@ def begin(run: Run) -> Iterator[None]:
 
 
 @pytest.mark.slow
+def test_ranks_that_meet_by_torch_give_the_tokens_of_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(group_module, "cpu_library", lambda: None)
+    save_tiny_model(tmp_path)
+    check(tmp_path, 2)
+
+
+@pytest.mark.slow
 def test_four_ranks_give_the_tokens_of_one(tmp_path: Path) -> None:
     save_variant("llama", tmp_path)
     check(tmp_path, 4)

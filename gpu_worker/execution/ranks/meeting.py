@@ -1,4 +1,7 @@
-"""Ranks that meet in a process group of torch: gloo between CPUs, NCCL between GPUs."""
+"""The ways in which ranks of one host meet: memory that they share, or a process group of torch.
+
+CPUs sum through shared memory, where the kernels can be compiled; else by gloo, GPUs by NCCL.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,66 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore
 
+from gpu_worker.execution.ranks.board import Board
+from gpu_worker.layers.ranks import Ranks
+from kernels.collectives import Exchange
+from kernels.cpu_library import cpu_library
+
 # Reading the weights of a large model may take so long; death and standstill are noticed by others, and sooner.
 _TIMEOUT = timedelta(minutes=60)
 _LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
+
+
+def meet(rank: int, board: Board, size: int, store: Path, device: torch.device, *, is_shared: bool) -> Ranks:
+    """Join the other ranks, and wait for them where that takes a process group.
+
+    Args:
+        rank: Number of this process.
+        board: Of the group.
+        size: How many ranks there are.
+        store: As `ProcessGroupRanks` has it.
+        device: Where this rank computes.
+        is_shared: All of them sum through the board; rank 0 has chosen so.
+    """
+    if not is_shared:
+        return ProcessGroupRanks(rank, size, store, device)
+    library = cpu_library()
+    assert library is not None, "rank 0 has the kernels, and so have all others of its host"
+    return SharedMemoryRanks(rank, size, board.exchange(rank, library))
+
+
+def leave(ranks: Ranks | None) -> None:
+    """Leave the other ranks."""
+    if isinstance(ranks, ProcessGroupRanks):
+        ranks.close()
+
+
+class SharedMemoryRanks:
+    """This process among those that share memory."""
+
+    def __init__(self, rank: int, size: int, exchange: Exchange) -> None:
+        """Sum by `exchange`."""
+        self.rank = rank
+        self.size = size
+        self._exchange = exchange
+
+    def sum(self, x: torch.Tensor) -> torch.Tensor:
+        """Do what `Ranks` promises."""
+        return self._exchange.sum(x)
+
+    def gather(self, x: torch.Tensor) -> torch.Tensor:
+        """Do what `Ranks` promises."""
+        result = self._exchange.gather(x)
+        assert result is not None
+        return result
+
+    def gather_first(self, x: torch.Tensor) -> torch.Tensor | None:
+        """Do what `Ranks` promises."""
+        return self._exchange.gather(x, reads=self.rank == 0)
+
+    def share(self, x: torch.Tensor) -> torch.Tensor:
+        """Do what `Ranks` promises."""
+        return x.copy_(self.gather(x.view(1, -1))[0, : x.numel()].view_as(x))
 
 
 class ProcessGroupRanks:

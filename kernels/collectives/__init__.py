@@ -1,0 +1,5 @@
+"""What processes on one host that share memory do together: sums, and columns side by side."""
+
+from kernels.collectives.cpu import Exchange, ExchangeEndedError, exchange_bytes
+
+__all__ = ["Exchange", "ExchangeEndedError", "exchange_bytes"]

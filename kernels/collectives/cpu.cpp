@@ -1,0 +1,134 @@
+// Sums and gathers of processes that share memory. Each has a counter of what it has put down, on a line of its own, and
+// two slots, which it fills by turns: a slot is written again when all have put down what came between, for which they
+// must have read it.
+
+#include "../abi.h"
+#include "../simd.h"
+#include "../team.h"
+
+#include <algorithm>
+#include <cstring>
+#include <ctime>
+
+namespace headrace {
+namespace {
+
+constexpr int kLine = 64 / sizeof(int64_t);
+constexpr int kPatience = 20 * kSpins;  // Behind these a waiting process sleeps: somebody is late, or gone.
+constexpr int64_t kPieces = 512;        // Floats that are summed at a time.
+
+struct Exchange {
+  const int64_t* ended;  // Not zero: nobody waits any more.
+  int64_t* counters;
+  char* slots;
+  int64_t capacity;  // Bytes of a slot.
+  int32_t rank, size;
+
+  char* slot(int64_t turn, int32_t of) const { return slots + ((turn & 1) * size + of) * capacity; }
+
+  int64_t* counter(int32_t of) const { return counters + of * kLine; }
+
+  // Waits until all have put down as many things; says whether they have.
+  bool wait(int64_t turn) const {
+    for (int32_t other = 0; other < size; ++other)
+      for (int spins = 0; __atomic_load_n(counter(other), __ATOMIC_ACQUIRE) < turn;) {
+        if (__atomic_load_n(ended, __ATOMIC_RELAXED)) return false;
+        relax(spins);
+        if (spins > kPatience) {
+          const timespec pause{0, 50000};
+          nanosleep(&pause, nullptr);
+        }
+      }
+    return true;
+  }
+
+  // Puts bytes down, as many rows of as many, and returns the turn; 0 when the group has ended.
+  int64_t put(const char* data, int64_t num_rows, int64_t row_bytes, int64_t stride) const {
+    const int64_t turn = *counter(rank) + 1;
+    if (!wait(turn - 1)) return 0;
+    char* target = slot(turn, rank);
+    for (int64_t row = 0; row < num_rows; ++row) std::memcpy(target + row * row_bytes, data + row * stride, row_bytes);
+    __atomic_store_n(counter(rank), turn, __ATOMIC_RELEASE);
+    return wait(turn) ? turn : 0;
+  }
+};
+
+// Adds up the slots of a turn in the order of ranks, so that all have the same bits.
+template <typename T>
+void sum_slots(const Exchange& exchange, int64_t turn, T* result, int64_t count) {
+  float sums[kPieces];
+  for (int64_t first = 0; first < count; first += kPieces) {
+    const int64_t num = std::min(kPieces, count - first);
+    for (int32_t other = 0; other < exchange.size; ++other) {
+      const T* values = reinterpret_cast<const T*>(exchange.slot(turn, other)) + first;
+      for (int64_t i = 0; i < num; ++i) {
+        if constexpr (std::is_same_v<T, float>)
+          sums[i] = other == 0 ? values[i] : sums[i] + values[i];
+        else
+          sums[i] = other == 0 ? to_float(values[i]) : sums[i] + to_float(values[i]);
+      }
+    }
+    for (int64_t i = 0; i < num; ++i) store_scalar(result + first + i, sums[i]);
+  }
+}
+
+template <typename T>
+bool sum(const Exchange& exchange, T* data, int64_t count) {
+  const int64_t most = exchange.capacity / static_cast<int64_t>(sizeof(T));
+  for (int64_t first = 0; first < count; first += most) {
+    const int64_t num = std::min(most, count - first), num_bytes = num * static_cast<int64_t>(sizeof(T));
+    const int64_t turn = exchange.put(reinterpret_cast<const char*>(data + first), 1, num_bytes, 0);
+    if (turn == 0) return false;
+    sum_slots(exchange, turn, data + first, num);
+  }
+  return true;
+}
+
+// Puts the columns of all side by side: those of `width` bytes, from `first` on, of `num_rows` rows.
+bool gather_piece(const Exchange& exchange, const char* data, char* result, int64_t num_rows, int64_t row_bytes,
+                  int64_t first, int64_t width, bool reads) {
+  const int64_t turn = exchange.put(data + first, num_rows, width, row_bytes);
+  if (turn == 0) return false;
+  for (int32_t other = 0; reads && other < exchange.size; ++other)
+    for (int64_t row = 0; row < num_rows; ++row)
+      std::memcpy(result + (row * exchange.size + other) * row_bytes + first,
+                  exchange.slot(turn, other) + row * width, width);
+  return true;
+}
+
+}  // namespace
+}  // namespace headrace
+
+// Overwrites `count` numbers by their sums over all processes; returns 1 when the group has ended.
+EXPORTED int32_t headrace_exchange_sum(const int64_t* ended, int64_t* counters, void* slots, void* data, int64_t capacity,
+                                       int64_t count, int32_t rank, int32_t size, int32_t is_bfloat16) {
+  using namespace headrace;
+  const Exchange exchange{ended, counters, static_cast<char*>(slots), capacity, rank, size};
+  const bool is_done = is_bfloat16 ? sum(exchange, static_cast<bfloat16*>(data), count)
+                                   : sum(exchange, static_cast<float*>(data), count);
+  return is_done ? 0 : 1;
+}
+
+// Puts rows of all processes side by side: `[num_rows, size * row_bytes]` bytes; who does not read gets nothing.
+EXPORTED int32_t headrace_exchange_gather(const int64_t* ended, int64_t* counters, void* slots, const void* data,
+                                          void* result, int64_t capacity, int64_t num_rows, int64_t row_bytes,
+                                          int32_t rank, int32_t size, int32_t reads) {
+  using namespace headrace;
+  const Exchange exchange{ended, counters, static_cast<char*>(slots), capacity, rank, size};
+  const char* source = static_cast<const char*>(data);
+  char* target = static_cast<char*>(result);
+  const int64_t most_rows = std::max<int64_t>(1, capacity / std::max<int64_t>(1, row_bytes));
+  for (int64_t row = 0; row < num_rows; row += most_rows) {
+    const int64_t rows = std::min(most_rows, num_rows - row);
+    for (int64_t first = 0; first < row_bytes; first += capacity) {
+      const int64_t width = std::min(capacity, row_bytes - first);
+      if (!gather_piece(exchange, source + row * row_bytes, target + row * size * row_bytes, rows, row_bytes, first,
+                        width, reads))
+        return 1;
+    }
+  }
+  return 0;
+}
+
+EXPORT_SIGNATURE(exchange_sum)
+EXPORT_SIGNATURE(exchange_gather)

@@ -1,0 +1,78 @@
+"""Sums and gathers of processes that share memory, by the compiled kernel (`cpu.cpp`)."""
+
+from __future__ import annotations
+
+import torch
+
+from kernels.cpu_library import CpuLibrary
+
+_LINE_BYTES = 64
+_SLOT_BYTES = 4 << 20
+_SUMMED = (torch.float32, torch.bfloat16)
+
+
+class ExchangeEndedError(Exception):
+    """Somebody has said that the processes do nothing together any more."""
+
+
+def exchange_bytes(size: int) -> int:
+    """Return the memory that `size` processes share: a line each for its counter, and two slots each."""
+    return size * _LINE_BYTES + 2 * size * _SLOT_BYTES
+
+
+class Exchange:
+    """One of several processes. All call the same, in the same order, and wait for one another in each call."""
+
+    def __init__(self, library: CpuLibrary, ended: int, memory: int, rank: int, size: int, owner: object) -> None:
+        """Begin, with what nobody has used.
+
+        Args:
+            library: The compiled kernels.
+            ended: Address of a number of 64 bits: when it is not zero, whoever waits is told.
+            memory: Address of `exchange_bytes(size)` zeros, at the beginning of a line of the cache.
+            rank: Number of this process.
+            size: How many there are.
+            owner: What the memory lives as long as.
+        """
+        self._library = library
+        self._owner = owner
+        self._memory = (ended, memory, memory + size * _LINE_BYTES)
+        self._rank = rank
+        self._size = size
+
+    def sum(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the sum of all tensors, added in the order of ranks: the same bits everywhere. `x` may be overwritten.
+
+        Raises:
+            ExchangeEndedError: They do nothing together any more.
+        """
+        data = x.contiguous() if x.dtype in _SUMMED else x.float().contiguous()
+        is_bfloat16 = data.dtype is torch.bfloat16
+        self._check(
+            self._library.exchange_sum(
+                *self._memory, data.data_ptr(), _SLOT_BYTES, data.numel(), self._rank, self._size, is_bfloat16
+            )
+        )
+        return data.to(x.dtype)
+
+    def gather(self, x: torch.Tensor, *, reads: bool = True) -> torch.Tensor | None:
+        """Return `[num_rows, size * num_columns]`, the columns in the order of ranks; None who does not read.
+
+        Raises:
+            ExchangeEndedError: They do nothing together any more.
+        """
+        x = x.contiguous()
+        num_rows, row_bytes = x.shape[0], x.shape[1] * x.itemsize
+        result = x.new_empty(num_rows, self._size * x.shape[1]) if reads else None
+        target = 0 if result is None else result.data_ptr()
+        self._check(
+            self._library.exchange_gather(
+                *self._memory, x.data_ptr(), target, _SLOT_BYTES, num_rows, row_bytes, self._rank, self._size, reads
+            )
+        )
+        return result
+
+    @staticmethod
+    def _check(has_ended: int) -> None:
+        if has_ended:
+            raise ExchangeEndedError
