@@ -25,13 +25,15 @@ class Pair(NamedTuple):
     model: CausalLM
 
 
-def pair_maker(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pair]:
-    """Return a function that makes the pair of a variant, once."""
+def pair_maker(
+    tmp_path_factory: pytest.TempPathFactory, save: Callable[[str, Path], Any] = save_variant
+) -> Callable[[str], Pair]:
+    """Return a function that makes the pair of what `save` saves under a name, once."""
 
     @functools.cache
     def make(name: str) -> Pair:
         directory = tmp_path_factory.mktemp(name)
-        oracle = save_variant(name, directory)
+        oracle = save(name, directory)
         return Pair(directory, oracle, load_model(directory, torch.float32, CPU))
 
     return make

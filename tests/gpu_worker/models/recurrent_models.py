@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from tests.gpu_worker.models.families.random_models import Case
+from tests.gpu_worker.models.families.random_models import case
 from tests.gpu_worker.models.variants import SIZES, new_model, randomize
 
 DELTA = {
@@ -74,76 +74,58 @@ FACTORS = {
 }
 
 CASES = {
-    "nemotron_h": Case("NemotronH", NEMOTRON),
-    "nemotron_h-biases": Case(
+    "nemotron_h": case("NemotronH", NEMOTRON),
+    "nemotron_h-biases": case("NemotronH", NEMOTRON, use_bias=True, mlp_bias=True, use_conv_bias=False),
+    "nemotron_h-experts": case(
         "NemotronH",
-        {**NEMOTRON, "use_bias": True, "mlp_bias": True, "use_conv_bias": False},
+        NEMOTRON,
+        layers_block_type=["linear_attention", "moe", "full_attention", "moe", "mlp"],
+        n_routed_experts=6,
+        num_experts_per_tok=2,
+        n_group=2,
+        moe_intermediate_size=24,
+        moe_shared_expert_intermediate_size=40,
+        moe_latent_size=36,
+        routed_scaling_factor=1.7,
     ),
-    "nemotron_h-experts": Case(
-        "NemotronH",
-        {
-            **NEMOTRON,
-            "layers_block_type": ["linear_attention", "moe", "full_attention", "moe", "mlp"],
-            "n_routed_experts": 6,
-            "num_experts_per_tok": 2,
-            "n_group": 2,
-            "moe_intermediate_size": 24,
-            "moe_shared_expert_intermediate_size": 40,
-            "moe_latent_size": 36,
-            "routed_scaling_factor": 1.7,
-        },
-    ),
-    "bamba": Case("Bamba", {**BAMBA, "mamba_n_heads": 4, "mamba_n_groups": 1, "attn_layer_indices": [1]}),
-    "granite_moe_hybrid": Case("GraniteMoeHybrid", {**GRANITE, "num_local_experts": 5}),
-    "granite_moe_hybrid-dense": Case(
-        "GraniteMoeHybrid",
-        {**GRANITE, "num_local_experts": 0, "position_embedding_type": "rope"},
-    ),
-    "mamba2": Case(
-        "Mamba2",
-        {"num_heads": 4, "head_dim": 32, "state_size": 20, "n_groups": 2, "chunk_size": 16, "use_bias": True},
-    ),
-    "falcon_h1": Case("FalconH1", {**MAMBA2, **FACTORS, "mamba_rms_norm": True}),
-    "falcon_h1-options": Case(
+    "bamba": case("Bamba", BAMBA, mamba_n_heads=4, mamba_n_groups=1, attn_layer_indices=[1]),
+    "granite_moe_hybrid": case("GraniteMoeHybrid", GRANITE, num_local_experts=5),
+    "granite_moe_hybrid-dense": case("GraniteMoeHybrid", GRANITE, num_local_experts=0, position_embedding_type="rope"),
+    "mamba2": case("Mamba2", num_heads=4, head_dim=32, state_size=20, n_groups=2, chunk_size=16, use_bias=True),
+    "falcon_h1": case("FalconH1", MAMBA2, FACTORS, mamba_rms_norm=True),
+    "falcon_h1-options": case(
         "FalconH1",
-        {
-            **MAMBA2,
-            "mamba_rms_norm": False,
-            "mamba_proj_bias": True,
-            "projectors_bias": True,
-            "attention_bias": True,
-            "mlp_bias": True,
-            "mamba_conv_bias": False,
-            "mamba_d_conv": 3,
-            "time_step_limit": (0.1, 0.9),
-            "ssm_multipliers": [0.6, 1.3, 0.9, 1.1, 0.8],
-            "key_multiplier": 0.5,
-            "ssm_out_multiplier": 0.5,
-            "attention_out_multiplier": 0.7,
-            "num_key_value_heads": 1,
-            "tie_word_embeddings": True,
-        },
+        MAMBA2,
+        mamba_rms_norm=False,
+        mamba_proj_bias=True,
+        projectors_bias=True,
+        attention_bias=True,
+        mlp_bias=True,
+        mamba_conv_bias=False,
+        mamba_d_conv=3,
+        time_step_limit=(0.1, 0.9),
+        ssm_multipliers=[0.6, 1.3, 0.9, 1.1, 0.8],
+        key_multiplier=0.5,
+        ssm_out_multiplier=0.5,
+        attention_out_multiplier=0.7,
+        num_key_value_heads=1,
+        tie_word_embeddings=True,
     ),
-    "lfm2": Case(
-        "Lfm2",
-        {"layer_types": ["conv", "full_attention", "conv"], "block_multiple_of": 8, "conv_bias": True},
-    ),
-    "qwen3_next": Case("Qwen3Next", {**EXPERTS, "mlp_only_layers": [1]}),
-    "qwen3_5_moe": Case("Qwen3_5MoeText", EXPERTS, model="Qwen3_5Moe"),
-    "qwen3_5": Case("Qwen3_5Text", DELTA, model="Qwen3_5"),
-    "qwen3_5-options": Case(
+    "lfm2": case("Lfm2", layer_types=["conv", "full_attention", "conv"], block_multiple_of=8, conv_bias=True),
+    "qwen3_next": case("Qwen3Next", EXPERTS, mlp_only_layers=[1]),
+    "qwen3_5_moe": case("Qwen3_5MoeText", EXPERTS, model="Qwen3_5Moe"),
+    "qwen3_5": case("Qwen3_5Text", DELTA, model="Qwen3_5"),
+    "qwen3_5-options": case(
         "Qwen3_5Text",
-        {
-            **DELTA,
-            "linear_num_value_heads": 2,
-            "linear_conv_kernel_dim": 3,
-            "layer_types": ["full_attention", "linear_attention", "linear_attention"],
-            "num_hidden_layers": 3,
-            "num_key_value_heads": 1,
-            "tie_word_embeddings": True,
-            "attention_bias": True,
-            "rope_parameters": {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.5},
-        },
+        DELTA,
+        linear_num_value_heads=2,
+        linear_conv_kernel_dim=3,
+        layer_types=["full_attention", "linear_attention", "linear_attention"],
+        num_hidden_layers=3,
+        num_key_value_heads=1,
+        tie_word_embeddings=True,
+        attention_bias=True,
+        rope_parameters={"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.5},
         model="Qwen3_5",
     ),
 }

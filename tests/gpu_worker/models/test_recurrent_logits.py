@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 
-from gpu_worker.models.loader import load_model
 from tests.gpu_worker.models.families.oracle_checks import (
     assert_answers_are_greedy,
     assert_logits_equal,
     assert_pressure_changes_no_answer,
 )
-from tests.gpu_worker.models.pairs import CPU, Pair
+from tests.gpu_worker.models.pairs import Pair, pair_maker
 from tests.gpu_worker.models.recurrent_models import CASES, save_case
 
 # A chunk alone, two chunks, a decode beside a chunk, then decodes together, then the rest of each.
@@ -24,13 +21,7 @@ STEPS = ({0: 13}, {0: 30, 1: 6}, {1: 1, 0: 5}, {0: 1, 1: 10}, *[{0: 1, 1: 1}] * 
 
 @pytest.fixture(scope="module")
 def pair_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pair]:
-    @functools.cache
-    def make(name: str) -> Pair:
-        directory = tmp_path_factory.mktemp(name)
-        oracle = save_case(name, directory)
-        return Pair(directory, oracle, load_model(directory, torch.float32, CPU))
-
-    return make
+    return pair_maker(tmp_path_factory, save_case)
 
 
 @pytest.mark.parametrize(

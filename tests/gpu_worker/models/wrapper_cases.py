@@ -24,9 +24,12 @@ _VIT = {
 }
 _CLIP = {"model_type": "clip_vision_model", **_VIT}
 _SIGLIP = {"model_type": "siglip_vision_model", **_VIT}
-_LAYERS = {"vision_feature_layer": -1}
 _DEEP = {"hidden_size": 16, "depth": 1, "num_heads": 2, "out_hidden_size": 48}
 _WHISPER = {"d_model": 16, "encoder_layers": 1, "encoder_attention_heads": 2, "encoder_ffn_dim": 24, "num_mel_bins": 8}
+
+_AUDIO = {"hidden_size": 16, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+_AUDIO |= {"num_mel_bins": 8}
+_QFORMER = {"model_type": "blip_2_qformer", "intermediate_size": 24, "num_hidden_layers": 1}
 
 
 @dataclass(frozen=True)
@@ -178,12 +181,7 @@ WRAPPER_CASES: Mapping[str, WrapperCase] = {
         "Kimi_K25",
         _KIMI,
         {
-            "vision_config": {
-                "hidden_size": 16,
-                "intermediate_size": 24,
-                "num_hidden_layers": 1,
-                "num_attention_heads": 2,
-            },
+            "vision_config": {name: _VIT[name] for name in list(_VIT)[:4]},
             "tie_word_embeddings": False,
         },
     ),
@@ -226,13 +224,7 @@ WRAPPER_CASES: Mapping[str, WrapperCase] = {
     "voxtral": _case(
         "Voxtral",
         "llama",
-        audio_config={
-            "hidden_size": 16,
-            "intermediate_size": 64,
-            "num_hidden_layers": 1,
-            "num_attention_heads": 2,
-            "num_mel_bins": 8,
-        },
+        audio_config=_AUDIO,
     ),
     "aya-vision": WrapperCase(
         "AyaVision",
@@ -288,14 +280,7 @@ WRAPPER_CASES: Mapping[str, WrapperCase] = {
         {"model_type": "granite", "logits_scaling": 2.0, "embedding_multiplier": 3.0, "attention_multiplier": 0.2},
         {
             "encoder_config": {"num_layers": 1, "hidden_dim": 16, "num_heads": 2, "dim_head": 8, "output_dim": 4},
-            "projector_config": {
-                "model_type": "blip_2_qformer",
-                "hidden_size": 16,
-                "intermediate_size": 24,
-                "num_hidden_layers": 1,
-                "num_attention_heads": 2,
-                "encoder_hidden_size": 16,
-            },
+            "projector_config": {**_QFORMER, "hidden_size": 16, "num_attention_heads": 2, "encoder_hidden_size": 16},
             "has_lora_adapter": False,
         },
         logit_scale=0.5,
@@ -308,26 +293,13 @@ WRAPPER_CASES: Mapping[str, WrapperCase] = {
             "image_grid_pinpoints": [[28, 28]],
             "deepstack_layer_map": [[-1, 0]],
             "downsample_rate": "1/2",
-            "qformer_config": {
-                "model_type": "blip_2_qformer",
-                "hidden_size": 64,
-                "intermediate_size": 24,
-                "num_hidden_layers": 1,
-                "num_attention_heads": 1,
-                "encoder_hidden_size": 64,
-            },
+            "qformer_config": {**_QFORMER, "hidden_size": 64, "num_attention_heads": 1, "encoder_hidden_size": 64},
         },
     ),
     "glm-asr": _case(
         "GlmAsr",
         "llama",
-        audio_config={
-            "hidden_size": 16,
-            "intermediate_size": 64,
-            "num_hidden_layers": 1,
-            "num_attention_heads": 2,
-            "num_mel_bins": 8,
-        },
+        audio_config=_AUDIO,
     ),
     "gemma4-unified": WrapperCase(
         "Gemma4Unified",

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from tests.gpu_worker.models.families.random_models import Case
+from tests.gpu_worker.models.families.random_models import Case, case
 
 _UNTIED = {"tie_word_embeddings": False}
 _WIDE_HEADS = {"head_dim": 20}
@@ -25,12 +25,7 @@ _GEMMA4_E = {
     "use_double_wide_mlp": True,
     "final_logit_softcapping": 5.0,
 }
-_GRANITE = {
-    "attention_multiplier": 0.2,
-    "residual_multiplier": 0.7,
-    "embedding_multiplier": 3.0,
-    "logits_scaling": 2.0,
-}
+_GRANITE = {"attention_multiplier": 0.2, "residual_multiplier": 0.7, "embedding_multiplier": 3.0, "logits_scaling": 2.0}
 
 
 def longrope(num_pairs: int, trained_len: int) -> dict[str, Any]:
@@ -50,114 +45,97 @@ def longrope(num_pairs: int, trained_len: int) -> dict[str, Any]:
 
 CASES: Mapping[str, Case] = MappingProxyType(
     {
-        "gemma": Case("Gemma", {**_WIDE_HEADS, "hidden_activation": None}),
-        "gemma2": Case("Gemma2", {**_WIDE_HEADS, **_LOCAL, "query_pre_attn_scalar": 30, "attn_logit_softcapping": 3.0}),
-        "gemma3": Case(
+        "gemma": case("Gemma", _WIDE_HEADS, hidden_activation=None),
+        "gemma2": case("Gemma2", _WIDE_HEADS, _LOCAL, query_pre_attn_scalar=30, attn_logit_softcapping=3.0),
+        "gemma3": case(
             "Gemma3Text",
-            {
-                **_WIDE_HEADS,
-                **_LOCAL,
-                "num_hidden_layers": 3,
-                "sliding_window_pattern": 2,
-                "rope_parameters": {"full_attention": _LINEAR, "sliding_attention": _PLAIN},
-            },
+            _WIDE_HEADS,
+            _LOCAL,
+            num_hidden_layers=3,
+            sliding_window_pattern=2,
+            rope_parameters={"full_attention": _LINEAR, "sliding_attention": _PLAIN},
             model="Gemma3",
         ),
-        "gemma4": Case(
+        "gemma4": case(
             "Gemma4Text",
-            {
-                **_WIDE_HEADS,
-                **_LOCAL,
-                "hidden_size_per_layer_input": 0,
-                "global_head_dim": 28,
-                "attention_k_eq_v": True,
-                "num_global_key_value_heads": 1,
-                "layer_types": ["sliding_attention", "full_attention"],
-                "final_logit_softcapping": 5.0,
-            },
+            _WIDE_HEADS,
+            _LOCAL,
+            hidden_size_per_layer_input=0,
+            global_head_dim=28,
+            attention_k_eq_v=True,
+            num_global_key_value_heads=1,
+            layer_types=["sliding_attention", "full_attention"],
+            final_logit_softcapping=5.0,
             model="Gemma4",
         ),
-        "gemma4-e": Case(
+        "gemma4-e": case(
             "Gemma4Text",
-            {
-                **_GEMMA4_E,
-                "num_hidden_layers": 5,
-                "num_kv_shared_layers": 2,
-                "layer_types": [*["sliding_attention", "full_attention"] * 2, "full_attention"],
-            },
+            _GEMMA4_E,
+            num_hidden_layers=5,
+            num_kv_shared_layers=2,
+            layer_types=[*["sliding_attention", "full_attention"] * 2, "full_attention"],
             model="Gemma4",
         ),
-        "phi3": Case("Phi3", {"num_key_value_heads": 1, "partial_rotary_factor": 0.5}),
-        "phi3-long": Case("Phi3", longrope(3, 16)),
-        "olmo2": Case("Olmo2", {"attention_bias": True}),
-        "olmo3": Case(
+        "phi3": case("Phi3", num_key_value_heads=1, partial_rotary_factor=0.5),
+        "phi3-long": case("Phi3", longrope(3, 16)),
+        "olmo2": case("Olmo2", attention_bias=True),
+        "olmo3": case(
             "Olmo3",
-            {
-                **_LOCAL,
-                "layer_types": ["sliding_attention", "full_attention"],
-                "rope_parameters": {"full_attention": _YARN, "sliding_attention": _PLAIN},
-            },
+            _LOCAL,
+            layer_types=["sliding_attention", "full_attention"],
+            rope_parameters={"full_attention": _YARN, "sliding_attention": _PLAIN},
         ),
-        "smollm3": Case("SmolLM3", {"no_rope_layer_interval": 2, "num_hidden_layers": 3}),
-        "granite": Case("Granite", {**_GRANITE, "attention_bias": True}),
-        "seed-oss": Case("SeedOss", {**_WIDE_HEADS, "attention_out_bias": True}),
-        "cohere": Case("Cohere", {"logit_scale": 0.5, "attention_bias": True}),
-        "cohere2": Case(
-            "Cohere2",
-            {**_LOCAL, "logit_scale": 0.5, "num_hidden_layers": 3, "layer_types": None, "sliding_window_pattern": 2},
+        "smollm3": case("SmolLM3", no_rope_layer_interval=2, num_hidden_layers=3),
+        "granite": case("Granite", _GRANITE, attention_bias=True),
+        "seed-oss": case("SeedOss", _WIDE_HEADS, attention_out_bias=True),
+        "cohere": case("Cohere", logit_scale=0.5, attention_bias=True),
+        "cohere2": case(
+            "Cohere2", _LOCAL, logit_scale=0.5, num_hidden_layers=3, layer_types=None, sliding_window_pattern=2
         ),
-        "exaone4": Case("Exaone4", {**_LOCAL, "num_hidden_layers": 3, "sliding_window_pattern": 2}),
-        "starcoder2": Case("Starcoder2", {**_LOCAL}),
-        "glm": Case("Glm", {"head_dim": 16}),
-        "glm4": Case("Glm4", {"head_dim": 16, "attention_bias": True}),
-        "ministral": Case(
-            "Ministral", {"head_dim": 12, **_LOCAL, "layer_types": ["full_attention", "sliding_attention"]}
-        ),
-        "ministral3": Case(
+        "exaone4": case("Exaone4", _LOCAL, num_hidden_layers=3, sliding_window_pattern=2),
+        "starcoder2": case("Starcoder2", _LOCAL),
+        "glm": case("Glm", head_dim=16),
+        "glm4": case("Glm4", head_dim=16, attention_bias=True),
+        "ministral": case("Ministral", _LOCAL, head_dim=12, layer_types=["full_attention", "sliding_attention"]),
+        "ministral3": case(
             "Ministral3",
-            {
-                "head_dim": 12,
-                "rope_parameters": {**_YARN, "original_max_position_embeddings": 16, "llama_4_scaling_beta": 0.5},
-            },
+            head_dim=12,
+            rope_parameters={**_YARN, "original_max_position_embeddings": 16, "llama_4_scaling_beta": 0.5},
         ),
     }
 )
 
 MORE_CASES: Mapping[str, Case] = MappingProxyType(
     {
-        "gemma-mqa-untied": Case("Gemma", {**_WIDE_HEADS, **_UNTIED, "num_key_value_heads": 1}),
-        "gemma2-no-caps": Case(
-            "Gemma2", {**_WIDE_HEADS, "attn_logit_softcapping": None, "final_logit_softcapping": None}
-        ),
-        "gemma3-cap": Case("Gemma3Text", {**_WIDE_HEADS, "final_logit_softcapping": 2.0}, model="Gemma3"),
-        "gemma4-inputs-only": Case("Gemma4Text", {**_GEMMA4_E, **_UNTIED}, model="Gemma4"),
-        "gemma4-e-keys-are-values": Case(
+        "gemma-mqa-untied": case("Gemma", _WIDE_HEADS, _UNTIED, num_key_value_heads=1),
+        "gemma2-no-caps": case("Gemma2", _WIDE_HEADS, attn_logit_softcapping=None, final_logit_softcapping=None),
+        "gemma3-cap": case("Gemma3Text", _WIDE_HEADS, final_logit_softcapping=2.0, model="Gemma3"),
+        "gemma4-inputs-only": case("Gemma4Text", _GEMMA4_E, _UNTIED, model="Gemma4"),
+        "gemma4-e-keys-are-values": case(
             "Gemma4Text",
-            {
-                **_GEMMA4_E,
-                "num_hidden_layers": 4,
-                "num_kv_shared_layers": 1,
-                "layer_types": ["full_attention", "sliding_attention", "sliding_attention", "full_attention"],
-                "attention_k_eq_v": True,
-                "num_global_key_value_heads": 1,
-                "vocab_size_per_layer_input": 101,
-                "num_key_value_heads": 4,
-                "use_double_wide_mlp": False,
-            },
+            _GEMMA4_E,
+            num_hidden_layers=4,
+            num_kv_shared_layers=1,
+            layer_types=["full_attention", "sliding_attention", "sliding_attention", "full_attention"],
+            attention_k_eq_v=True,
+            num_global_key_value_heads=1,
+            vocab_size_per_layer_input=101,
+            num_key_value_heads=4,
+            use_double_wide_mlp=False,
             dtype=torch.bfloat16,
             model="Gemma4",
         ),
-        "phi3-window": Case("Phi3", {**_LOCAL, "tie_word_embeddings": True}),
-        "phi3-short": Case("Phi3", longrope(3, 128)),
-        "olmo2-mqa": Case("Olmo2", {"num_key_value_heads": 1, "tie_word_embeddings": True}),
-        "smollm3-window": Case("SmolLM3", {"use_sliding_window": True, **_LOCAL, "no_rope_layers": [1, 0], **_UNTIED}),
-        "granite-tied": Case("Granite", {**_GRANITE, "tie_word_embeddings": True, "mlp_bias": True}),
-        "cohere-untied": Case("Cohere", {**_UNTIED, "logit_scale": 0.5, "num_key_value_heads": 4}),
-        "exaone4-full": Case(
-            "Exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 2, "tie_word_embeddings": True}
+        "phi3-window": case("Phi3", _LOCAL, tie_word_embeddings=True),
+        "phi3-short": case("Phi3", longrope(3, 128)),
+        "olmo2-mqa": case("Olmo2", num_key_value_heads=1, tie_word_embeddings=True),
+        "smollm3-window": case("SmolLM3", _LOCAL, _UNTIED, use_sliding_window=True, no_rope_layers=[1, 0]),
+        "granite-tied": case("Granite", _GRANITE, tie_word_embeddings=True, mlp_bias=True),
+        "cohere-untied": case("Cohere", _UNTIED, logit_scale=0.5, num_key_value_heads=4),
+        "exaone4-full": case(
+            "Exaone4", sliding_window=None, layer_types=["full_attention"] * 2, tie_word_embeddings=True
         ),
-        "starcoder2-plain": Case("Starcoder2", {"use_bias": False, **_UNTIED, "hidden_act": "relu2"}),
-        "glm4-mha": Case("Glm4", {"head_dim": 12, "num_key_value_heads": 4, "partial_rotary_factor": 1.0}),
-        "glm4-16-bits": Case("Glm4", {"head_dim": 16}, dtype=torch.bfloat16),
+        "starcoder2-plain": case("Starcoder2", _UNTIED, use_bias=False, hidden_act="relu2"),
+        "glm4-mha": case("Glm4", head_dim=12, num_key_value_heads=4, partial_rotary_factor=1.0),
+        "glm4-16-bits": case("Glm4", head_dim=16, dtype=torch.bfloat16),
     }
 )

@@ -46,6 +46,20 @@ class Case:
     architecture: str | None = None
 
 
+def case(
+    family: str,
+    *bases: Mapping[str, Any],
+    dtype: torch.dtype = torch.float32,
+    saved: Mapping[str, Any] | None = None,
+    model: str | None = None,
+    architecture: str | None = None,
+    **options: Any,
+) -> Case:
+    """Return a case with the options of `bases`, and others over them."""
+    merged = {name: value for base in (*bases, options) for name, value in base.items()}
+    return Case(family, merged, dtype, saved or {}, model, architecture)
+
+
 def save_case(case: Case, directory: Path) -> Any:
     """Save a random model, and return it."""
     model = new_model(case.family, {**SIZES, **case.options}, seed=len(repr(case)), model=case.model)

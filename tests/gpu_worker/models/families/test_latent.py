@@ -1,4 +1,4 @@
-"""Attention by latent vectors against `transformers`: logits in chunks and decodes, greedy answers of the engine."""
+"""Attention by latent vectors: what a token leaves in the cache, what is refused, and another worker going on."""
 
 from __future__ import annotations
 
@@ -8,37 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from gpu_worker.models.errors import CheckpointError
-from gpu_worker.models.loader import load_model
 from gpu_worker.models.registry import read_model_config
 from kernels.layer_cache import CacheShape
 from tests.gpu_worker.execution.engine_run import make_runner, make_sequence, random_prompt, run
-from tests.gpu_worker.models.families.latent_cases import CASES, MORE_CASES
-from tests.gpu_worker.models.families.oracle_checks import (
-    GREEDY,
-    assert_answers_are_greedy,
-    assert_logits_equal,
-    assert_pressure_changes_no_answer,
-)
+from tests.gpu_worker.models.families.latent_cases import CASES
+from tests.gpu_worker.models.families.oracle_checks import GREEDY
 from tests.gpu_worker.models.families.random_models import save_case
-from tests.gpu_worker.models.pairs import CPU
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_a_family_equals_transformers(tmp_path: Path, name: str) -> None:
-    oracle = save_case(CASES[name], tmp_path)
-    assert_logits_equal(load_model(tmp_path, torch.float32, CPU), oracle)
-    assert_answers_are_greedy(tmp_path, oracle)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", MORE_CASES)
-def test_other_options_equal_transformers(tmp_path: Path, name: str) -> None:
-    oracle = save_case(MORE_CASES[name], tmp_path)
-    assert_logits_equal(load_model(tmp_path, torch.float32, CPU), oracle)
-    assert_answers_are_greedy(tmp_path, oracle)
 
 
 def change(directory: Path, **fields: Any) -> None:
@@ -67,14 +44,6 @@ def test_what_cannot_be_served_is_refused(tmp_path: Path, field: str, value: obj
     change(tmp_path, **{field: value, **({"head_dim": 7} if field == "qk_rope_head_dim" else {})})
     with pytest.raises(CheckpointError, match=problem):
         read_model_config(tmp_path)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kv_cache_dtype", ["int8", "fp8"])
-@pytest.mark.parametrize("name", CASES)
-def test_pressure_changes_no_answer_over_a_cache_of_eight_bits(tmp_path: Path, name: str, kv_cache_dtype: str) -> None:
-    save_case(CASES[name], tmp_path)
-    assert_pressure_changes_no_answer(tmp_path, kv_cache_dtype=kv_cache_dtype)
 
 
 @pytest.mark.slow
