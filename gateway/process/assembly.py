@@ -103,13 +103,7 @@ async def assemble(
         HeadraceError: A setting is wrong, or a server we need is missing.
     """
     metrics = GatewayMetrics()
-    keys = KeyStore(
-        Path(config.keys_file) if config.keys_file else None,
-        config.api_key,
-        metrics,
-        probe_key=config.probe_key,
-        asks_for_key=config.auth,
-    )
+    keys = _keys(config, metrics)
     redis = await stack.enter_async_context(_redis(config, metrics))
     nats, dispatcher = await stack.enter_async_context(_queue(config, metrics, tasks))
     limiter = RateLimiter(redis, metrics)
@@ -145,6 +139,11 @@ async def assemble(
     await stack.enter_async_context(running(tasks, limiter.state_forever(), "shares of limits"))
     await wait_for_fleet(nats, dispatcher.fleet)
     return GatewayParts(application, public, operator, partial(_cut, dispatcher, responses))
+
+
+def _keys(config: GatewayConfig, metrics: GatewayMetrics) -> KeyStore:
+    file = Path(config.keys_file) if config.keys_file else None
+    return KeyStore(file, config.api_key, metrics, probe_key=config.probe_key, asks_for_key=config.auth)
 
 
 def _responses(

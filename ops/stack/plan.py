@@ -130,17 +130,12 @@ def make_plan(
     health_check = HealthCheck(operator_port, gateway_question(operator_key))
     nats, access = _plan_nats(config, state, base)
     redis, redis_url = _plan_redis(config, state, base)
-    gateway = {
-        "HEADRACE_HOST": "127.0.0.1",
+    gateway = _chosen_for_gateways(config, state, base, gateway_settings) | {
         "HEADRACE_PORT": str(port),
-        "HEADRACE_PROCESSES": str(config.gateways),
-        "HEADRACE_OPERATOR_HOST": "127.0.0.1",
         "HEADRACE_OPERATOR_PORT": str(operator_port),
         "HEADRACE_OPERATOR_KEY": operator_key,
-        "HEADRACE_KEYS_FILE": base.get("HEADRACE_KEYS_FILE") or str(state.keys_file),
         "HEADRACE_API_KEY": api_key,
         "HEADRACE_PROBE_KEY": probe_key,
-        "HEADRACE_RESPONSES_SECRET": gateway_settings.responses_secret or state.key("responses_secret"),
         "HEADRACE_REDIS_URL": redis_url or "",
     }
     models = models or [ModelChoice(config.model or DEMO_MODEL, None if config.model else DEMO_MODEL_NAME)]
@@ -162,6 +157,19 @@ def make_plan(
         gateway=_part("gateway", "gateway", drain_s, base | access["gateway"].environ | gateway, health_check),
         workers=tuple(_part("worker", f"worker-{index}", drain_s, environ) for index, environ in enumerate(workers)),
     )
+
+
+def _chosen_for_gateways(
+    config: UpConfig, state: StateDirectory, base: Mapping[str, str], settings: GatewayConfig
+) -> dict[str, str]:
+    """Return the variables of gateways that do not depend on ports and keys of this start."""
+    return {
+        "HEADRACE_HOST": "127.0.0.1",
+        "HEADRACE_OPERATOR_HOST": "127.0.0.1",
+        "HEADRACE_PROCESSES": str(config.gateways),
+        "HEADRACE_KEYS_FILE": base.get("HEADRACE_KEYS_FILE") or str(state.keys_file),
+        "HEADRACE_RESPONSES_SECRET": settings.responses_secret or state.key("responses_secret"),
+    }
 
 
 def _plan_nats(
