@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from math import gcd
 
 import torch
 import triton
@@ -162,8 +161,8 @@ def _packed(
     packed_experts_kernel[_grid(stack, rows, launch)](
         inputs,
         stack.words,
-        stack.scales,
-        stack.offsets,
+        stack.scales.words,
+        None if stack.offsets is None else stack.offsets.words,
         stack.input_order,
         stack.bias,
         outputs,
@@ -175,14 +174,16 @@ def _packed(
         in_features,
         inputs.stride(0),
         stack.words.shape[2],
-        stack.scales.shape[1],
+        stack.scales.words.stride(0),
+        0 if stack.offsets is None else stack.offsets.words.stride(0),
         stack.padded_rows,
         *kernel_numbers(activation),
         KIND=stack.number.name,
         PLANE=plane,
         NUM_PLANES=planes,
-        PLANES_PER_SCALE=gcd(stack.group_size // plane, planes),
-        GROUP_SIZE=stack.group_size,
+        PLANES_PER_PART=stack.groups.planes_per_part,
+        SCALES=stack.scales.constants,
+        OFFSETS=None if stack.offsets is None else stack.offsets.constants,
         TILE_ROWS=TILE_ROWS,
         TOP_K=rows.top_k,
         IS_FIRST=activation is not None,

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from kernels.linear.forms import CodedMatrix, DenseWeight, Number, SplitWeight
-from kernels.linear.gpu_packed import PackedMatrix, can_pack, pack_matrix
+from kernels.linear.gpu_packed import PackedMatrix, can_pack, pack_matrices
+from kernels.linear.gpu_packed.group_numbers import GroupLayout, GroupNumbers
 from kernels.linear.gpu_packed.matrix import TILE_ROWS, num_planes
 from kernels.moe.expert_weights import ExpertWeights
 
@@ -40,17 +41,16 @@ class PackedStack:
 
     Attributes:
         words: `[num_experts, padded_rows / TILE_ROWS, num_blocks, TILE_ROWS, plane]` int16.
-        scales: `[num_experts, num_groups, padded_rows]`: uint8 exponents of two (e8m0) where scales are those, else of
-            the narrowest floating point type that holds them.
-        offsets: The same shape, float32; None where all are zero.
+        scales: Of groups, `num_experts` first.
+        offsets: Of groups, likewise; None where all are zero.
         input_order: `[num_experts, in_features]` int32; None is in order.
         bias: `[num_experts, out_features]`, or None.
     """
 
     number: Number
     words: torch.Tensor
-    scales: torch.Tensor
-    offsets: torch.Tensor | None
+    scales: GroupNumbers
+    offsets: GroupNumbers | None
     group_size: int
     out_features: int
     in_features: int
@@ -71,6 +71,11 @@ class PackedStack:
     def num_planes(self) -> int:
         """Planes of a block."""
         return num_planes(self.number)
+
+    @property
+    def groups(self) -> GroupLayout:
+        """How the groups of columns lie."""
+        return GroupLayout(self.group_size, self.plane, self.num_planes, self.words.shape[2])
 
     @property
     def padded_rows(self) -> int:
@@ -112,13 +117,13 @@ def _alternating(num_rows: int, device: torch.device) -> torch.Tensor:
 
 
 def _stack(coded: Sequence[CodedMatrix], order: torch.Tensor | None, bias: torch.Tensor | None) -> PackedStack:
-    packed = [pack_matrix(matrix if order is None else _in_order(matrix, order)) for matrix in coded]
+    packed = pack_matrices([matrix if order is None else _in_order(matrix, order) for matrix in coded])
     first = packed[0]
     return PackedStack(
         first.number,
         torch.stack([matrix.words for matrix in packed]),
-        _narrow(torch.stack([matrix.scales for matrix in packed])),
-        _stack_offsets(packed),
+        _stack_numbers([matrix.scales for matrix in packed]),
+        None if first.offsets is None else _stack_numbers([matrix.offsets for matrix in packed if matrix.offsets]),
         first.group_size,
         first.out_features,
         first.in_features,
@@ -134,11 +139,8 @@ def _in_order(matrix: CodedMatrix, order: torch.Tensor) -> CodedMatrix:
     )
 
 
-def _stack_offsets(packed: Sequence[PackedMatrix]) -> torch.Tensor | None:
-    if all(matrix.offsets is None for matrix in packed):
-        return None
-    zeros = torch.zeros_like(packed[0].scales)
-    return torch.stack([zeros if matrix.offsets is None else matrix.offsets for matrix in packed])
+def _stack_numbers(numbers: Sequence[GroupNumbers]) -> GroupNumbers:
+    return replace(numbers[0], words=torch.stack([of_matrix.words for of_matrix in numbers]))
 
 
 def _stack_orders(packed: Sequence[PackedMatrix]) -> torch.Tensor | None:
@@ -146,14 +148,3 @@ def _stack_orders(packed: Sequence[PackedMatrix]) -> torch.Tensor | None:
         return None
     plain = torch.arange(packed[0].in_features, device=packed[0].words.device)
     return torch.stack([plain if matrix.input_order is None else matrix.input_order for matrix in packed]).int()
-
-
-def _narrow(scales: torch.Tensor) -> torch.Tensor:
-    """Return scales in the fewest bytes that hold them: a kernel reads them with every group of codes."""
-    bits = scales.view(torch.int32)
-    if not (bits & 0x807F_FFFF).any():
-        return (bits >> 23).to(torch.uint8)
-    for dtype in (torch.float16, torch.bfloat16):
-        if torch.equal(scales.to(dtype).float(), scales):
-            return scales.to(dtype)
-    return scales

@@ -10,18 +10,9 @@ import triton
 import triton.language as tl
 
 from kernels.dependent_launch import wait_for_inputs
+from kernels.linear.gpu_packed.triton_groups import load_words, number_of
 from kernels.linear.gpu_packed.triton_unpack import unpack
 from kernels.moe.triton_tile import find_rows, store_tile
-
-
-@triton.jit
-def _load_scale(places):
-    """Return scales in float32; those in a byte are exponents of two, as e8m0 has them."""
-    scale = tl.load(places)
-    if places.dtype.element_ty == tl.uint8:
-        return (scale.to(tl.int32) << 23).to(tl.float32, bitcast=True)
-    else:
-        return scale.to(tl.float32)
 
 
 @triton.jit
@@ -41,7 +32,8 @@ def packed_experts_kernel(
     in_features,
     input_stride,
     num_blocks,
-    num_groups,
+    scales_stride,
+    offsets_stride,
     padded_rows,
     slope,
     cubic,
@@ -50,8 +42,9 @@ def packed_experts_kernel(
     KIND: tl.constexpr,
     PLANE: tl.constexpr,
     NUM_PLANES: tl.constexpr,
-    PLANES_PER_SCALE: tl.constexpr,
-    GROUP_SIZE: tl.constexpr,
+    PLANES_PER_PART: tl.constexpr,
+    SCALES: tl.constexpr,
+    OFFSETS: tl.constexpr,
     TILE_ROWS: tl.constexpr,
     TOP_K: tl.constexpr,
     IS_FIRST: tl.constexpr,
@@ -77,31 +70,37 @@ def packed_experts_kernel(
     first_tile = expert.to(tl.int64) * (padded_rows // TILE_ROWS) + first_feature // TILE_ROWS
     tile_words = (local // TILE_ROWS) * tile_size + (local % TILE_ROWS) * PLANE
     word_places = words + first_tile * tile_size + tile_words[:, None] + columns[None, :]
-    parts = expert.to(tl.int64) * num_groups * padded_rows + first_feature + local
+    scale_rows = expert.to(tl.int64) * scales_stride + first_feature + local
+    offset_rows = expert.to(tl.int64) * offsets_stride + first_feature + local
+    scale_words = load_words(scales, scale_rows, 0, padded_rows, SCALES)
+    offset_words = load_words(offsets, offset_rows, 0, padded_rows, OFFSETS)
     input_places = inputs + sources.to(tl.int64)[None, :] * input_stride
     sums = tl.zeros([BLOCK_N, BLOCK_M], dtype=tl.float32)
     if offsets is not None:
         ones = tl.full([BLOCK_N, PLANE], 1.0, dtype=dtype)
     for block in range(num_blocks):
         tile = tl.load(word_places + block * (TILE_ROWS * PLANE))
-        for part in tl.static_range(NUM_PLANES // PLANES_PER_SCALE):
-            column = (block * NUM_PLANES + part * PLANES_PER_SCALE) * PLANE
-            group = (column // GROUP_SIZE) * padded_rows
+        for part in tl.static_range(NUM_PLANES // PLANES_PER_PART):
+            column = (block * NUM_PLANES + part * PLANES_PER_PART) * PLANE
             products = tl.zeros([BLOCK_N, BLOCK_M], dtype=tl.float32)
             totals = tl.zeros([BLOCK_N, BLOCK_M], dtype=tl.float32)
-            for plane in tl.static_range(PLANES_PER_SCALE):
+            for plane in tl.static_range(PLANES_PER_PART):
                 k = column + plane * PLANE + columns
                 mask = is_row[None, :] if IS_EVEN else is_row[None, :] & (k[:, None] < in_features)
                 if input_order is not None:
                     k = tl.load(input_order + expert * in_features + k, mask=k < in_features, other=0)
                 values = tl.load(input_places + k[:, None], mask=mask, other=0.0)
-                weights = unpack(tile, KIND, part * PLANES_PER_SCALE + plane, dtype)
+                weights = unpack(tile, KIND, part * PLANES_PER_PART + plane, dtype)
                 products = tl.dot(weights, values, products)
                 if offsets is not None:
                     totals = tl.dot(ones, values, totals)
-            sums += products * _load_scale(scales + parts + group)[:, None]
+            sums += products * number_of(scale_words, part, SCALES)[:, None]
             if offsets is not None:
-                sums += totals * tl.load(offsets + parts + group)[:, None]
+                sums += totals * number_of(offset_words, part, OFFSETS)[:, None]
+        # Of the next block: they arrive while its codes are waited for and multiplied.
+        following = tl.minimum(block + 1, num_blocks - 1)
+        scale_words = load_words(scales, scale_rows, following, padded_rows, SCALES)
+        offset_words = load_words(offsets, offset_rows, following, padded_rows, OFFSETS)
     activation = (slope, cubic, limit, up_shift)
     store_tile(
         sums, bias, outputs, expert, first_feature, out_features, targets, is_row, activation, IS_FIRST, HAS_GATE

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -10,11 +11,13 @@ import torch
 from kernels.activation.experts import RELU_SQUARED, SILU, ExpertActivation, clamped_swiglu
 from kernels.gpu_config import Gpu
 from kernels.linear.forms import FLOAT4, FLOAT8, INT4, Number
+from kernels.linear.gpu_packed.group_numbers import GroupLayout
 from kernels.linear.gpu_packed.matrix import ROW_MULTIPLE, TILE_ROWS, num_planes
 from kernels.moe import RoutingRule
 from kernels.moe.gpu import GpuExperts
 from kernels.moe.stacks import DenseStack, ExpertStack, PackedStack
 from kernels.moe.triton_route import route_triton
+from tests.kernels.packed_linear_launches import describe_groups
 
 BFLOAT16 = torch.bfloat16
 
@@ -31,9 +34,13 @@ def packed(
     num_tiles = -(-rows // ROW_MULTIPLE) * ROW_MULTIPLE // TILE_ROWS
     num_blocks = -(-columns // (num_planes(number) * plane))
     words = torch.empty(1, dtype=torch.int16).expand(num_experts, num_tiles, num_blocks, TILE_ROWS, plane)
-    dtype = torch.uint8 if number is FLOAT4 else torch.float16
-    scales = torch.empty(1, dtype=dtype).expand(num_experts, -(-columns // group_size), num_tiles * TILE_ROWS)
-    offsets = scales.float() if has_offsets else None
+    layout = GroupLayout(group_size, plane, num_planes(number), num_blocks)
+    one = describe_groups(layout, num_tiles * TILE_ROWS, "E8M0" if number is FLOAT4 else "FP16")
+    scales = replace(one, words=one.words.expand(num_experts, *one.words.shape))
+    offsets = None
+    if has_offsets:
+        wide = describe_groups(layout, num_tiles * TILE_ROWS, "FP32")
+        offsets = replace(wide, words=wide.words.expand(num_experts, *wide.words.shape))
     bias = torch.empty(num_experts, rows, dtype=BFLOAT16) if number is FLOAT4 else None
     return PackedStack(number, words, scales, offsets, group_size, rows, columns, None, bias)
 

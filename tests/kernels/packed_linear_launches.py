@@ -9,6 +9,7 @@ import torch
 
 from kernels.gpu_config import Gpu
 from kernels.linear.forms import FLOAT8, INT4, INT8, Number
+from kernels.linear.gpu_packed.group_numbers import GroupLayout, GroupNumbers
 from kernels.linear.gpu_packed.matrix import ROW_MULTIPLE, TILE_ROWS, PackedMatrix, num_planes
 from kernels.linear.gpu_packed.pack import PLANES
 from kernels.linear.gpu_packed.triton_dequantize import dequantize_triton
@@ -23,10 +24,19 @@ def describe(number: Number, rows: int, columns: int, group_size: int, has_offse
     num_tiles = -(-rows // ROW_MULTIPLE) * ROW_MULTIPLE // TILE_ROWS
     num_blocks = -(-columns // (num_planes(number) * plane))
     words = torch.empty(1, dtype=torch.int16).expand(num_tiles, num_blocks, TILE_ROWS, plane)
-    scales = torch.empty(1).expand(-(-columns // group_size), num_tiles * TILE_ROWS)
+    layout = GroupLayout(group_size, plane, num_planes(number), num_blocks)
+    scales, offsets = (describe_groups(layout, num_tiles * TILE_ROWS, kind) for kind in ("FP16", "FP32"))
     counters = torch.zeros(1, dtype=torch.int32)
-    offsets = scales if has_offsets else None
+    offsets = offsets if has_offsets else None
     return PackedMatrix(number, words, scales, offsets, group_size, rows, columns, None, counters)
+
+
+def describe_groups(layout: GroupLayout, padded_rows: int, kind: str) -> GroupNumbers:
+    """Return numbers as exact as published ones are: scales of 16 bits, offsets of 32."""
+    wanted = 2**-5 if kind == "E8M0" else 1.25 if kind == "FP16" else 1 + 2**-20
+    columns = layout.num_blocks * layout.num_planes * layout.plane
+    numbers = torch.full((padded_rows, -(-columns // layout.group_size)), wanted)
+    return layout.pack([numbers], padded_rows)[0]
 
 
 def launch(

@@ -2,6 +2,6 @@
 
 from kernels.linear.gpu_packed.dispatch import packed_linear
 from kernels.linear.gpu_packed.matrix import PackedMatrix
-from kernels.linear.gpu_packed.pack import can_pack, pack_for_gpu, pack_matrix
+from kernels.linear.gpu_packed.pack import can_pack, pack_for_gpu, pack_matrices, pack_matrix
 
-__all__ = ["PackedMatrix", "can_pack", "pack_for_gpu", "pack_matrix", "packed_linear"]
+__all__ = ["PackedMatrix", "can_pack", "pack_for_gpu", "pack_matrices", "pack_matrix", "packed_linear"]

@@ -8,7 +8,7 @@ PACKED_LINEAR: dict[str, dict[int, dict[str, int]]] = {
         16: {"block_n": 128, "num_warps": 4, "num_stages": 4, "programs_per_multiprocessor": 2},
         32: {"block_n": 128, "num_warps": 4, "num_stages": 3, "programs_per_multiprocessor": 2},
         64: {"block_n": 128, "num_warps": 8, "num_stages": 3, "programs_per_multiprocessor": 1},
-        128: {"block_n": 128, "num_warps": 8, "num_stages": 3, "programs_per_multiprocessor": 1},
+        128: {"block_n": 128, "num_warps": 8, "num_stages": 2, "programs_per_multiprocessor": 1},
     },
     "BLACKWELL": {
         16: {"block_n": 128, "num_warps": 4, "num_stages": 4, "programs_per_multiprocessor": 2},

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from kernels.linear.forms import Number
+from kernels.linear.gpu_packed.group_numbers import GroupLayout, GroupNumbers
 
 TILE_ROWS = 64
 ROW_MULTIPLE = 256
@@ -26,8 +27,8 @@ class PackedMatrix:
         number: What codes stand for.
         words: int16, tiles that lie in memory as they are read: `[padded_rows / TILE_ROWS, num_blocks, TILE_ROWS,
             plane]`, with `num_planes * plane` columns a block. Padding stands for zero.
-        scales: `[num_groups, padded_rows]` float32.
-        offsets: The same shape, float32; None where all are zero.
+        scales: Of groups.
+        offsets: Of groups; None where all are zero.
         group_size: Columns that share a scale, a multiple of `plane`; padded columns are in further groups.
         out_features: Rows without padding.
         in_features: Columns without padding.
@@ -37,8 +38,8 @@ class PackedMatrix:
 
     number: Number
     words: torch.Tensor
-    scales: torch.Tensor
-    offsets: torch.Tensor | None
+    scales: GroupNumbers
+    offsets: GroupNumbers | None
     group_size: int
     out_features: int
     in_features: int
@@ -56,15 +57,25 @@ class PackedMatrix:
         return self.words.shape[3]
 
     @property
+    def groups(self) -> GroupLayout:
+        """How the groups of columns lie."""
+        return GroupLayout(self.group_size, self.plane, self.num_planes, self.num_blocks)
+
+    @property
     def num_blocks(self) -> int:
         """Blocks that the columns are cut into."""
         return self.words.shape[1]
 
     @property
+    def padded_rows(self) -> int:
+        """Rows with padding."""
+        return self.words.shape[0] * TILE_ROWS
+
+    @property
     def num_bytes(self) -> int:
         """Memory that a product reads once."""
-        offsets = 0 if self.offsets is None else self.offsets.nbytes
-        return self.words.nbytes + self.scales.nbytes + offsets
+        offsets = 0 if self.offsets is None else self.offsets.words.nbytes
+        return self.words.nbytes + self.scales.words.nbytes + offsets
 
 
 def num_planes(number: Number) -> int:

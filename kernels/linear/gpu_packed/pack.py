@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 
 from kernels.gpu_config import has_kernels
 from kernels.linear.forms import CodedMatrix, Number, QuantizedWeight
+from kernels.linear.gpu_packed.group_numbers import GroupLayout, GroupNumbers
 from kernels.linear.gpu_packed.matrix import ROW_MULTIPLE, TILE_ROWS, PackedMatrix, num_planes
 
 # Columns of a plane, the widest that divides a group first. Matrix instructions take 16 columns at a time.
@@ -31,32 +34,34 @@ def can_pack(matrix: CodedMatrix) -> bool:
 
 def pack_matrix(matrix: CodedMatrix) -> PackedMatrix:
     """Pack a matrix; the plain one can be freed afterwards."""
-    assert can_pack(matrix)
-    number, scales = matrix.number, matrix.scales
-    codes, centred = _centred(matrix)
-    (rows, columns), group_size = codes.shape, matrix.group_size
+    return pack_matrices([matrix])[0]
+
+
+def pack_matrices(matrices: Sequence[CodedMatrix]) -> list[PackedMatrix]:
+    """Pack matrices of one number, shape and group size alike: where one has offsets or wide scales, all have."""
+    first = matrices[0]
+    assert can_pack(first)
+    (rows, columns), group_size, planes = first.codes.shape, first.group_size, num_planes(first.number)
     if group_size >= columns:
         group_size = -(-columns // (4 * PLANES[0])) * 4 * PLANES[0]
     plane = next(plane for plane in PLANES if group_size % plane == 0)
-    words = _pack_words(number, codes, plane)
-    padded_rows, num_blocks = words.shape[0] * TILE_ROWS, words.shape[1]
-    num_groups = -(-num_blocks * num_planes(number) * plane // group_size)
-
-    def by_group(parts: torch.Tensor) -> torch.Tensor:
-        padding = (0, num_groups - parts.shape[1], 0, padded_rows - rows)
-        return F.pad(parts, padding).t().contiguous()
-
-    return PackedMatrix(
-        number,
-        words,
-        by_group(scales),
-        None if centred is None else by_group(centred),
-        group_size,
-        rows,
-        columns,
-        matrix.input_order,
-        torch.zeros(padded_rows // TILE_ROWS, dtype=torch.int32, device=codes.device),
-    )
+    centred = [_centred(matrix) for matrix in matrices]
+    words = [_pack_words(first.number, codes, plane) for codes, _ in centred]
+    padded_rows = words[0].shape[0] * TILE_ROWS
+    layout = GroupLayout(group_size, plane, planes, words[0].shape[1])
+    scales = layout.pack([matrix.scales for matrix in matrices], padded_rows)
+    offsets: Sequence[GroupNumbers | None] = [None] * len(matrices)
+    if any(of_matrix is not None for _, of_matrix in centred):
+        zeros = torch.zeros_like(first.scales)
+        offsets = layout.pack([zeros if of_matrix is None else of_matrix for _, of_matrix in centred], padded_rows)
+    counters = [torch.zeros(len(words[0]), dtype=torch.int32, device=words[0].device) for _ in matrices]
+    orders = [matrix.input_order for matrix in matrices]
+    sizes = group_size, rows, columns
+    parts = zip(words, scales, offsets, orders, counters, strict=True)
+    return [
+        PackedMatrix(first.number, of_words, scale, offset, *sizes, order, of_tiles)
+        for of_words, scale, offset, order, of_tiles in parts
+    ]
 
 
 def _centred(matrix: CodedMatrix) -> tuple[torch.Tensor, torch.Tensor | None]:

@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 
 from kernels.linear.gpu_packed.matrix import TILE_ROWS, PackedMatrix
+from kernels.linear.gpu_packed.triton_groups import load_words, number_of
 from kernels.linear.gpu_packed.triton_unpack import unpack
 
 _NUM_WARPS = 4
@@ -22,11 +23,13 @@ def dequantize_kernel(
     out_features,
     in_features,
     num_blocks,
-    scale_stride,
+    padded_rows,
     KIND: tl.constexpr,
     PLANE: tl.constexpr,
     NUM_PLANES: tl.constexpr,
-    GROUP_SIZE: tl.constexpr,
+    PLANES_PER_PART: tl.constexpr,
+    SCALES: tl.constexpr,
+    OFFSETS: tl.constexpr,
     TILE_ROWS: tl.constexpr,
 ):
     """Program (block of columns, tile of rows). Scaled in float32, and rounded once."""
@@ -36,13 +39,15 @@ def dequantize_kernel(
     columns = tl.arange(0, PLANE)
     tile = (tl.program_id(1).to(tl.int64) * num_blocks + block) * (TILE_ROWS * PLANE)
     packed = tl.load(words + tile + local[:, None] * PLANE + columns[None, :])
+    scale_words = load_words(scales, features, block, padded_rows, SCALES)
+    offset_words = load_words(offsets, features, block, padded_rows, OFFSETS)
     for plane in tl.static_range(NUM_PLANES):
         k = (block * NUM_PLANES + plane) * PLANE
-        group = (k // GROUP_SIZE) * scale_stride + features
         # Every value is exact in float16.
-        numbers = unpack(packed, KIND, plane, tl.float16).to(tl.float32) * tl.load(scales + group)[:, None]
+        scale = number_of(scale_words, plane // PLANES_PER_PART, SCALES)
+        numbers = unpack(packed, KIND, plane, tl.float16).to(tl.float32) * scale[:, None]
         if offsets is not None:
-            numbers += tl.load(offsets + group)[:, None]
+            numbers += number_of(offset_words, plane // PLANES_PER_PART, OFFSETS)[:, None]
         places = features.to(tl.int64)[:, None] * in_features + k + columns[None, :]
         mask = (features[:, None] < out_features) & (k + columns[None, :] < in_features)
         tl.store(outputs + places, numbers.to(outputs.dtype.element_ty), mask=mask)
@@ -53,17 +58,19 @@ def dequantize_triton(matrix: PackedMatrix, dtype: torch.dtype) -> torch.Tensor:
     outputs = torch.empty((matrix.out_features, matrix.in_features), dtype=dtype, device=matrix.words.device)
     dequantize_kernel[(matrix.num_blocks, triton.cdiv(matrix.out_features, TILE_ROWS))](
         matrix.words,
-        matrix.scales,
-        matrix.offsets,
+        matrix.scales.words,
+        None if matrix.offsets is None else matrix.offsets.words,
         outputs,
         matrix.out_features,
         matrix.in_features,
         matrix.num_blocks,
-        matrix.scales.shape[1],
+        matrix.padded_rows,
         KIND=matrix.number.name,
         PLANE=matrix.plane,
         NUM_PLANES=matrix.num_planes,
-        GROUP_SIZE=matrix.group_size,
+        PLANES_PER_PART=matrix.groups.planes_per_part,
+        SCALES=matrix.scales.constants,
+        OFFSETS=None if matrix.offsets is None else matrix.offsets.constants,
         TILE_ROWS=TILE_ROWS,
         num_warps=_NUM_WARPS,
     )

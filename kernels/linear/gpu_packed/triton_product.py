@@ -9,8 +9,6 @@ product with ones: it arrives in the threads that need it.
 
 from __future__ import annotations
 
-from math import gcd
-
 import torch
 import triton
 import triton.language as tl
@@ -19,6 +17,7 @@ from kernels.dependent_launch import dependent_launch, wait_for_inputs
 from kernels.gpu_config import Gpu
 from kernels.linear.gpu_packed.config import packed_linear_launch, packed_linear_splits
 from kernels.linear.gpu_packed.matrix import TILE_ROWS, PackedMatrix
+from kernels.linear.gpu_packed.triton_groups import load_words, number_of
 from kernels.linear.gpu_packed.triton_unpack import unpack
 from kernels.linear.product_launch import ProductLaunch
 from kernels.linear.split_sums import add_splits, outputs_and_partials
@@ -39,12 +38,13 @@ def packed_linear_kernel(
     in_features,
     num_blocks,
     input_stride,
-    scale_stride,
+    padded_rows,
     KIND: tl.constexpr,
     PLANE: tl.constexpr,
     NUM_PLANES: tl.constexpr,
-    PLANES_PER_SCALE: tl.constexpr,
-    GROUP_SIZE: tl.constexpr,
+    PLANES_PER_PART: tl.constexpr,
+    SCALES: tl.constexpr,
+    OFFSETS: tl.constexpr,
     TILE_ROWS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -68,27 +68,32 @@ def packed_linear_kernel(
     blocks_per_split = tl.cdiv(num_blocks, SPLITS)
     first = split * blocks_per_split
     sums = tl.zeros([BLOCK_N, BLOCK_M], dtype=tl.float32)
+    present = tl.minimum(first, num_blocks - 1)
+    scale_words = load_words(scales, features, present, padded_rows, SCALES)
+    offset_words = load_words(offsets, features, present, padded_rows, OFFSETS)
     if offsets is not None:
         ones = tl.full([BLOCK_N, PLANE], 1.0, dtype=dtype)
     for block in range(first, tl.minimum(first + blocks_per_split, num_blocks)):
         tile = tl.load(word_places + block * (TILE_ROWS * PLANE), eviction_policy="evict_first")
-        for part in tl.static_range(NUM_PLANES // PLANES_PER_SCALE):
-            column = (block * NUM_PLANES + part * PLANES_PER_SCALE) * PLANE
-            group = (column // GROUP_SIZE) * scale_stride
-            scale = tl.load(scales + features + group)
+        for part in tl.static_range(NUM_PLANES // PLANES_PER_PART):
+            column = (block * NUM_PLANES + part * PLANES_PER_PART) * PLANE
             products = tl.zeros([BLOCK_N, BLOCK_M], dtype=tl.float32)
             totals = tl.zeros([BLOCK_N, BLOCK_M], dtype=tl.float32)
-            for plane in tl.static_range(PLANES_PER_SCALE):
+            for plane in tl.static_range(PLANES_PER_PART):
                 k = column + plane * PLANE
                 mask = is_row if IS_EVEN else is_row & (k + columns[:, None] < in_features)
                 values = tl.load(input_places + k, mask=mask, other=0.0, eviction_policy="evict_last")
-                weights = unpack(tile, KIND, part * PLANES_PER_SCALE + plane, dtype)
+                weights = unpack(tile, KIND, part * PLANES_PER_PART + plane, dtype)
                 products = tl.dot(weights, values, products)
                 if offsets is not None:
                     totals = tl.dot(ones, values, totals)
-            sums += products * scale[:, None]
+            sums += products * number_of(scale_words, part, SCALES)[:, None]
             if offsets is not None:
-                sums += totals * tl.load(offsets + features + group)[:, None]
+                sums += totals * number_of(offset_words, part, OFFSETS)[:, None]
+        # Of the next block: they arrive while its codes are waited for and multiplied.
+        following = tl.minimum(block + 1, num_blocks - 1)
+        scale_words = load_words(scales, features, following, padded_rows, SCALES)
+        offset_words = load_words(offsets, features, following, padded_rows, OFFSETS)
 
     mask = is_row & (features[:, None] < out_features)
     places = rows.to(tl.int64)[None, :] * out_features + features[:, None]
@@ -121,8 +126,8 @@ def packed_linear_triton(
     packed_linear_kernel[grid](
         inputs,
         matrix.words,
-        matrix.scales,
-        matrix.offsets,
+        matrix.scales.words,
+        None if matrix.offsets is None else matrix.offsets.words,
         bias,
         outputs,
         partials,
@@ -132,12 +137,13 @@ def packed_linear_triton(
         matrix.in_features,
         matrix.num_blocks,
         inputs.stride(0),
-        matrix.scales.shape[1],
+        matrix.padded_rows,
         KIND=matrix.number.name,
         PLANE=matrix.plane,
         NUM_PLANES=num_planes,
-        PLANES_PER_SCALE=gcd(matrix.group_size // matrix.plane, num_planes),
-        GROUP_SIZE=matrix.group_size,
+        PLANES_PER_PART=matrix.groups.planes_per_part,
+        SCALES=matrix.scales.constants,
+        OFFSETS=None if matrix.offsets is None else matrix.offsets.constants,
         TILE_ROWS=TILE_ROWS,
         BLOCK_M=launch.block_m,
         BLOCK_N=launch.block_n,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from kernels.gpu_config import Gpu, gpu_of
+from kernels.linear.gpu_scaled.block_product import multiply_blocks
 from kernels.linear.gpu_scaled.config import is_kernel_preferred
 from kernels.linear.gpu_scaled.matrix import ScaledMatrix
 
@@ -34,12 +35,15 @@ def scaled_linear(
     from kernels.linear.gpu_scaled.triton_product import scaled_linear_triton
     from kernels.linear.gpu_scaled.triton_tokens import quantize_tokens_triton
 
-    gpu = gpu_of(x.device)
+    gpu, num_rows = gpu_of(x.device), x.shape[0]
     values, scales = quantize_tokens_triton(
         x, matrix.values.dtype, matrix.activation_scale, has_blocks=matrix.has_blocks
     )
-    if not _is_cublas_better(matrix, x.shape[0], out_dtype, gpu):
-        return scaled_linear_triton(values, scales, matrix, bias, out_dtype, gpu)
+    if not _is_cublas_better(matrix, num_rows, out_dtype, gpu):
+        return scaled_linear_triton(values[:num_rows], scales[:num_rows], matrix, bias, out_dtype, gpu)
+    if matrix.has_blocks:
+        result = multiply_blocks(values, scales, matrix.values, matrix.scales)[:num_rows]
+        return result if bias is None else result + bias.to(out_dtype)
     return torch._scaled_mm(
         values,
         matrix.values.t(),
@@ -51,8 +55,12 @@ def scaled_linear(
 
 
 def _is_cublas_better(matrix: ScaledMatrix, num_rows: int, out_dtype: torch.dtype, gpu: Gpu) -> bool:
-    """Return True for the products that cuBLAS has, which it has with a scale a token in bfloat16, beyond few rows."""
-    if matrix.values.dtype is not torch.float8_e4m3fn or matrix.has_blocks or out_dtype is not torch.bfloat16:
+    """Return True for the products that cuBLAS has, which are of float8 and in bfloat16, beyond few rows.
+
+    Its products of integers leave int32 sums, which would be written and read once more to be scaled.
+    """
+    if matrix.values.dtype is not torch.float8_e4m3fn or out_dtype is not torch.bfloat16:
         return False
     is_aligned = all(size % _CUBLAS_MULTIPLE == 0 for size in matrix.values.shape)
-    return is_aligned and not is_kernel_preferred(gpu.generation, num_rows)
+    has_product = matrix.has_block_product if matrix.has_blocks else is_aligned
+    return has_product and not is_kernel_preferred(gpu.generation, num_rows)

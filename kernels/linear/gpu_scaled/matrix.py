@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 
 from kernels.gpu_config import has_float8, has_kernels
 from kernels.linear.forms import QuantizedWeight, ScaledWeight
+from kernels.linear.gpu_scaled.block_product import ROW_MULTIPLE, can_multiply
 from kernels.linear.split_k import MIN_BLOCK_N
 
 
@@ -18,16 +20,18 @@ class ScaledMatrix:
     Attributes:
         values: `[out_features, in_features]` int8 or float8_e4m3fn, contiguous.
         scales: float32: `[out_features]`, or one a block:
-            `[ceil(out_features / SCALE_BLOCK), ceil(in_features / SCALE_BLOCK)]`.
+            `[ceil(out_features / SCALE_BLOCK), ceil(in_features / SCALE_BLOCK)]`, a row padded for `block_product`.
         activation_scale: Of all inputs, `[]` float32; None gives each token its own (and each block of its columns,
             where the matrix has blocks).
         counters: Zero whenever no product is running; int32, one a block of features.
+        has_block_product: Whether `block_product` multiplies it.
     """
 
     values: torch.Tensor
     scales: torch.Tensor
     activation_scale: torch.Tensor | None
     counters: torch.Tensor
+    has_block_product: bool = False
 
     @property
     def has_blocks(self) -> bool:
@@ -48,5 +52,9 @@ def scale_matrix(form: ScaledWeight) -> ScaledMatrix:
     """Take a matrix as it is, with a scale for each row or block."""
     rows = form.shape[0]
     counters = torch.zeros(-(-rows // MIN_BLOCK_N), dtype=torch.int32, device=form.values.device)
-    scales = form.scales.flatten().expand(rows) if form.has_row_scales else form.scales
-    return ScaledMatrix(form.values.contiguous(), scales.contiguous(), form.activation_scale, counters)
+    values, scales = form.values.contiguous(), form.scales
+    if form.has_row_scales:
+        return ScaledMatrix(values, scales.flatten().expand(rows).contiguous(), form.activation_scale, counters)
+    padded = F.pad(scales, (0, -scales.shape[1] % ROW_MULTIPLE))
+    can_scale = form.activation == "dynamic" and can_multiply(values)
+    return ScaledMatrix(values, padded.contiguous(), form.activation_scale, counters, can_scale)

@@ -40,7 +40,8 @@ def scaled_linear_kernel(
     num_rows,
     out_features,
     in_features,
-    num_scale_columns,
+    input_scale_stride,
+    weight_scale_stride,
     HAS_BLOCKS: tl.constexpr,
     SCALE_BLOCK: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -81,14 +82,15 @@ def scaled_linear_kernel(
             values = tl.load(input_places + k, mask=is_row & is_column[:, None], other=0.0)
         if HAS_BLOCKS:
             scale_column = k // SCALE_BLOCK
-            weight_scale = tl.load(weight_scales + scale_row * num_scale_columns + scale_column)
-            scale = tl.load(input_scales + rows * num_scale_columns + scale_column, mask=rows < num_rows, other=0.0)
+            weight_scale = tl.load(weight_scales + scale_row * weight_scale_stride + scale_column)
+            places = input_scales + scale_column.to(tl.int64) * input_scale_stride + rows
+            scale = tl.load(places, mask=rows < num_rows, other=0.0)
             products = tl.dot(weights, values)
             sums += products * (scale * weight_scale)[None, :]
         elif IS_INT:
             sums = tl.dot(weights, values, sums, out_dtype=tl.int32)
         else:
-            sums = tl.dot(weights, values, sums, max_num_imprecise_acc=128)
+            sums = tl.dot(weights, values, sums, max_num_imprecise_acc=min(BLOCK_K, 128))
     if not HAS_BLOCKS:
         scale = tl.load(input_scales + rows, mask=rows < num_rows, other=0.0)
         weight_scale = tl.load(weight_scales + features, mask=features < out_features, other=0.0)
@@ -148,7 +150,8 @@ def scaled_linear_triton(
         num_rows,
         out_features,
         in_features,
-        input_scales.shape[1],
+        input_scales.stride(1),
+        matrix.scales.shape[-1],
         HAS_BLOCKS=matrix.has_blocks,
         SCALE_BLOCK=SCALE_BLOCK,
         BLOCK_M=launch.block_m,

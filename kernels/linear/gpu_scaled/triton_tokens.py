@@ -9,6 +9,7 @@ import triton.language as tl
 
 from kernels.dependent_launch import dependent_launch, wait_for_inputs
 from kernels.linear.forms import SCALE_BLOCK
+from kernels.linear.gpu_scaled.block_product import ROW_MULTIPLE
 
 _BLOCKS_PER_PROGRAM = 8
 # Elements of a token that a warp has at most.
@@ -24,6 +25,7 @@ def quantize_tokens_kernel(
     row_size,
     num_parts,
     x_stride,
+    part_stride,
     MAX: tl.constexpr,
     PART: tl.constexpr,
     WIDTH: tl.constexpr,
@@ -50,7 +52,7 @@ def quantize_tokens_kernel(
     else:
         steps = tl.clamp(steps, -MAX, MAX)
     tl.store(values + row * row_size + columns, steps.to(values.dtype.element_ty), mask=mask)
-    tl.store(scales + row * num_parts + parts, scale, mask=parts < num_parts)
+    tl.store(scales + parts.to(tl.int64) * part_stride + row, scale, mask=parts < num_parts)
 
 
 def quantize_tokens_triton(
@@ -59,17 +61,19 @@ def quantize_tokens_triton(
     """Quantize rows to int8 or float8_e4m3fn, with a scale each, or one a block of columns, or the one given.
 
     Shapes:
-        x, values: `[num_rows, num_columns]`
+        x: `[num_rows, num_columns]`
         given_scale: `[]` float32
-        scales: `[num_rows, num_parts]` float32
+        values: `[padded_rows, num_columns]`, of which rows beyond `num_rows` mean nothing
+        scales: `[padded_rows, num_parts]` float32, likewise; those of a part lie side by side
     """
     num_rows, row_size = x.shape
     part = SCALE_BLOCK if has_blocks else row_size
     num_parts = triton.cdiv(row_size, part)
     width = triton.next_power_of_2(part)
     parts = _BLOCKS_PER_PROGRAM if has_blocks else 1
-    values = torch.empty((num_rows, row_size), dtype=dtype, device=x.device)
-    scales = torch.empty((num_rows, num_parts), dtype=torch.float32, device=x.device)
+    padded_rows = -(-num_rows // ROW_MULTIPLE) * ROW_MULTIPLE if has_blocks else num_rows
+    values = torch.empty((padded_rows, row_size), dtype=dtype, device=x.device)
+    scales = torch.empty((num_parts, padded_rows), dtype=torch.float32, device=x.device).t()
     quantize_tokens_kernel[(num_rows, triton.cdiv(num_parts, parts))](
         x,
         given_scale,
@@ -78,6 +82,7 @@ def quantize_tokens_triton(
         row_size,
         num_parts,
         x.stride(0),
+        padded_rows,
         MAX=127.0 if dtype is torch.int8 else 448.0,
         PART=part,
         WIDTH=width,

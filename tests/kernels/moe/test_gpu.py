@@ -246,7 +246,7 @@ def test_microscaled_weights_take_their_bits_only() -> None:
     forms = tuple(grouped(FLOAT4, 256, 256, expert) for expert in range(2))
     stack = stack_experts(ExpertWeights(forms), is_gated=True)
     assert isinstance(stack, PackedStack)
-    assert stack.words.nbytes + stack.scales.nbytes == sum(form.num_bytes for form in forms)
+    assert stack.words.nbytes + stack.scales.words.nbytes == sum(form.num_bytes for form in forms)
 
 
 def test_experts_of_other_ranks_contribute_nothing(device: torch.device) -> None:

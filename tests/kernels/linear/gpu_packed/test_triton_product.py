@@ -255,6 +255,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> list[CompiledKernel]:
 
 
 @pytest.mark.compiles
+@pytest.mark.timeout(600)
 def test_kernels_fit_the_gpu(compiled: list[CompiledKernel]) -> None:
     for kernel in compiled:
         # Sums of inputs, beside those of products, take the last registers of mma.sync at 64 rows.
@@ -263,6 +264,7 @@ def test_kernels_fit_the_gpu(compiled: list[CompiledKernel]) -> None:
 
 
 @pytest.mark.compiles
+@pytest.mark.timeout(600)
 def test_weights_are_unpacked_in_the_registers_of_the_matrix_instruction(compiled: list[CompiledKernel]) -> None:
     products = [kernel for kernel in compiled if kernel.kernel == "packed_linear_kernel"]
     assert len(products) == 12 * len(CAPABILITIES)

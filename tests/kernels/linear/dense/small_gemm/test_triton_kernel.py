@@ -111,6 +111,7 @@ def test_sums_of_a_row_do_not_depend_on_how_many_come_with_it(monkeypatch: pytes
 
 
 @pytest.mark.compiles
+@pytest.mark.timeout(600)
 def test_kernel_compiles_to_tensor_core_instructions(tmp_path: Path) -> None:
     for kernel in compile_launches("tests.kernels.small_gemm_launches", CAPABILITIES, tmp_path / "compiled"):
         kernel.check_fits()
