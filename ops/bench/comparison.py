@@ -124,7 +124,7 @@ def add_load_options(parser: argparse.ArgumentParser) -> None:
     add_list(parser, "--batch", int, [1, 4, 16, 32], "sequences at once: 1,4,16,32")
     parser.add_argument("--prompt", type=int, default=512, help="tokens of a prompt")
     parser.add_argument("--new", type=int, default=64, help="decode steps of all sequences together")
-    parser.add_argument("--rounds", type=int, default=3, help="medians of so many are shown")
+    parser.add_argument("--rounds", type=int, default=3, help="the median over rounds is shown")
     parser.add_argument("--num-threads", type=int, default=len(os.sched_getaffinity(0)), help="of every engine")
     default_cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "headrace" / "bench"
     parser.add_argument("--cache", type=Path, default=default_cache, help="where the peers are installed")

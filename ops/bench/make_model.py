@@ -30,7 +30,7 @@ class Shape:
     """The sizes of a Llama.
 
     With experts, of a Mixtral; `intermediate_size` is then that of an expert. With `attends_every`, of a Qwen3.5: one
-    layer of so many attends, the others are recurrent, with as many heads of the same size.
+    layer in `attends_every` attends, the others are recurrent, with as many heads of the same size.
     """
 
     vocab_size: int

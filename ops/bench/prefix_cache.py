@@ -2,7 +2,7 @@
 
 Run as `python -m ops.bench.prefix_cache [--model DIR | --shape 15m] [--prompt 8192]`. Engine, scheduler and runner are
 real, without queue and tokenizer, on the CPU. Two engines, one with the cache and one without, share a runner and take
-the same distinct prompts in turn; time to first token is taken of a prompt that nobody has sent and of one that differs
+the same distinct prompts in turn; time to first token is measured for a new prompt and for one that differs
 from it in its last hundredth. The table is printed, and appended to `results/prefix_cache.jsonl`.
 """
 

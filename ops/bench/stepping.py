@@ -34,7 +34,7 @@ class SteppedEngine:
         return self._random.choices(self._vocabulary, k=length)
 
     def add(self, prompt: list[int], max_tokens: int, temperature: float = 0.0) -> Sequence:
-        """Queue a sequence that decodes so many tokens."""
+        """Queue a sequence that decodes the given number of tokens."""
         self._num_made += 1
         sampling = Sampling(temperature=temperature, seed=self._num_made, ignore_eos=True)
         name = f"sequence-{self._num_made}"

@@ -1,4 +1,4 @@
-"""What must be true when everything has healed and nobody asks any more: nothing held, nothing queued, all served."""
+"""What must hold after the faults, without load: nothing held, nothing queued, new requests served."""
 
 from __future__ import annotations
 

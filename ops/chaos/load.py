@@ -80,7 +80,7 @@ class Load:
                 self.ledger.references[number] = entry.answer
 
     async def run(self, num_requests: int, concurrency: int) -> None:
-        """Ask so many requests, so many at once, and return when the last has ended after all, or after `stop`."""
+        """Send `num_requests`, `concurrency` at a time; return when the last has ended, or after `stop`."""
         self.num_left = num_requests
         async with self._lag_measured(), asyncio.TaskGroup() as clients:
             for _ in range(concurrency):

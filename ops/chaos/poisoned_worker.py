@@ -1,8 +1,8 @@
 """A worker with a simulated engine that one kind of request kills: what a bug in a kernel does to a real one.
 
 `python -m ops.chaos.poisoned_worker` is `python -m gpu_worker`, but a sequence with the poisonous seed ends
-the process when it is to sample its first token, one whose seed is higher by some number when it has so many tokens,
-and a prompt with the deadly text ends it when it is read.
+the process when it samples its first token, one with that seed plus n when it has n tokens,
+and a prompt with the deadly text when it is read.
 """
 
 from __future__ import annotations

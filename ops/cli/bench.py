@@ -46,8 +46,8 @@ def run(config: BenchEngineConfig) -> int:
     """Measure the engine alone, without queue and gateway.
 
     It prints prefill and decode rates, the median time of a decode step, and, unless the weights are quantized, how
-    fast the step reads weights and KV, as a share of the fastest read of so many bytes: a plain one with the same
-    threads, or the step's own where that is faster. What fits into a cache is read from there by both.
+    fast the step reads weights and KV, as a share of the fastest read of as many bytes: a plain one with the same
+    threads, or the step's own where that is faster. Both read what fits into a cache from there.
     """
     if config.model is None:
         raise ConfigError("HEADRACE_MODEL", "is required: the directory of a model")

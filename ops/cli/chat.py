@@ -18,7 +18,7 @@ from ops.cli.running_system import Endpoint, ServerRefusedError, find_endpoint
 from ops.stack.config import DEFAULT_STATE_DIR
 from shared.config import setting
 
-# Of the models that are served, so many are named.
+# The number of served models that an error names.
 _MAX_NAMES = 8
 
 
@@ -87,7 +87,7 @@ def _remedy(endpoint: Endpoint, error: ServerRefusedError) -> str:
 def _converse(endpoint: Endpoint, parameters: dict[str, Any], system_prompt: str | None) -> None:
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401 - gives input() editing and history
-    # Ctrl-C belongs to the conversation, even where whoever started us ignores it.
+    # Ctrl-C belongs to the conversation, even if the parent process ignores it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     print(f"{parameters['model']} at {endpoint.url}. Ctrl-C stops an answer, Ctrl-D ends.", file=sys.stderr)
     messages = [{"role": "system", "content": system_prompt}] if system_prompt else []

@@ -10,7 +10,7 @@ import click
 
 from ops.cli.other_commands import instead_of
 
-# A name so like one of ours is a misspelt one, whoever else has a command of that name.
+# A name this similar to one of ours is a typo, even if another server has a command of that name.
 _LIKENESS = 0.85
 _COMMANDS = (
     "up",

@@ -77,7 +77,7 @@ class VariableOption(click.Option):
         shown = self.default if self.show_default and self.default not in (None, "") else None
         facts = [str(self.envvar), *([] if shown is None else [f"default {shown}"])]
         if isinstance(self.type, click.IntRange) and self.type.min is not None:
-            # Nobody meets the largest whole number that JSON holds exactly.
+            # JSON's largest exact whole number is no limit that a user would reach.
             is_open = self.type.max is None or self.type.max >= 2**53
             facts.append(f"at least {self.type.min}" if is_open else f"{self.type.min} to {self.type.max}")
         return record[0], f"{self.help}  [{'; '.join(facts)}]"
@@ -191,7 +191,7 @@ def _as_typed(option: str, given: Sequence[str], known: Collection[str]) -> str:
 
 
 def _rule_of_arguments(command: click.Command) -> str | None:
-    """Return what whoever gives one argument too many may have meant."""
+    """Return the hint for one argument too many."""
     if any(isinstance(parameter, click.Argument) and parameter.name == "prompt" for parameter in command.params):
         return "A prompt of several words stands in quotes."
     if any("--model" in option.opts for option in command.params):
@@ -268,7 +268,7 @@ def _named_as_given(ctx: click.Context) -> Iterator[None]:
     try:
         yield
     except UnknownVariableError:
-        # Whoever misspelt a variable looks for a variable.
+        # A misspelt variable is compared with variables.
         raise
     except HeadraceError as error:
         error.args = (_as_given(ctx, str(error)),)

@@ -1,4 +1,4 @@
-"""Commands of other servers: whoever types one is told which of ours does the same."""
+"""Commands of other servers, and which of ours does the same."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _ROWS: tuple[tuple[str, str], ...] = (
 
 
 def instead_of(words: Sequence[str]) -> str | None:
-    """Return what to do instead of a command of another server; None of one that nobody has.
+    """Return the advice for a command of another server; None if no server has it.
 
     Args:
         words: The command as it was typed, with what stood behind it; a model among it is named in the answer.

@@ -23,7 +23,7 @@ _CHOSEN = "this is chosen by itself: leave it out"
 _HOST = "`headrace up` serves this machine alone; `headrace gateway` has --host: see ops/docs/two-hosts.md"
 _ADAPTERS = "adapters are not served: merge it into the model's weights"
 
-# Whose options they are (None: nobody's, but typed all the same), what is said, and of which.
+# The server that has the options (None: none has, but users type them), the advice, and the options.
 _ROWS: tuple[tuple[str | None, str, str], ...] = (
     ("vLLM", _HOST, "--host"),
     ("vLLM", "--tensor-parallel-size", "-tp"),

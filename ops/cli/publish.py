@@ -71,7 +71,7 @@ def _served_models(config: PublishConfig, url: str, running: ReadyFile | None) -
 
 
 def _check_served(config: PublishConfig, models: set[str], served: list[str]) -> None:
-    """Refuse models that nobody serves, of a system that serves others; where none is served yet, jobs may wait.
+    """Refuse models that are not served if the system serves others; while it serves none, jobs may wait.
 
     Raises:
         ConfigError: One of them is not served.
@@ -102,7 +102,7 @@ async def _publish(config: PublishConfig, url: str, requests: list[Request], lin
                 print(json.dumps({**custom, **told}))
             return 0
         num_lines = len(requests) - len(lines) + len({line.custom_id for line in lines.values()})
-        # Whoever reads the results as they come sees how far they are.
+        # A reader of the results as they come sees the progress.
         progress = _Progress(num_lines, (lambda text: None) if sys.stdout.isatty() else _tell)
         async for result in _answers(client.results(requests, config.timeout_s), lines):
             print(json.dumps(result), flush=True)

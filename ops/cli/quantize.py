@@ -19,7 +19,7 @@ from shared.model_hub import existing_model
 if TYPE_CHECKING:
     from ops.quantize.job import Advance
 
-# Experts that no calibration token was routed to, of which so many are named.
+# The number of experts without calibration tokens that a warning names.
 _MAX_NAMES = 20
 
 

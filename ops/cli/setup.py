@@ -40,7 +40,7 @@ class SetupConfig(AuditedAccess):
     )
     tenant_max_msgs: int = setting(100_000, "Jobs in a new batch queue.", minimum=1)
     tenant_max_wait_s: float = setting(
-        7 * 86400.0, "Jobs that no worker has taken after so many seconds expire, in a new batch queue.", minimum=1
+        7 * 86400.0, "Seconds after which a job that no worker has taken expires, in a new batch queue.", minimum=1
     )
     tenant_duplicate_window_s: float = setting(
         120.0, "Seconds in which a Nats-Msg-Id is stored once, in a new batch queue.", minimum=0.1, maximum=3600

@@ -40,7 +40,7 @@ class UnknownVariableError(ConfigError):
 
 
 def check_variables(own: Collection[str], environ: Mapping[str, str]) -> None:
-    """Refuse a variable that nobody reads.
+    """Refuse an unknown variable.
 
     Args:
         own: The variables of the command that runs; the others' are looked up only where these do not do.

@@ -52,7 +52,7 @@ def page(findings: Sequence[Finding], as_given: Callable[[str], str]) -> str:
 
     Args:
         findings: In the order of the page.
-        as_given: Names the settings in a text by option or by variable, as whoever reads the page gave them.
+        as_given: Names the settings in a text by option or by variable, as the reader of the page gave them.
     """
     width = max(len(finding.topic) for finding in findings)
     lines = []

@@ -106,9 +106,9 @@ async def nats_findings(login: NatsLogin, timeout_s: float = 2.0, workers: Seque
 
 
 async def _rights(client: Client, login: NatsLogin, refused: list[str]) -> list[Finding]:
-    """Use each right of a role on a subject that nobody else uses."""
-    role, nobody = login.role, f"doctor-{secrets.token_hex(4)}"
-    publish, subscribe = _subjects(role, nobody, login.model or nobody)
+    """Use each right of a role on a subject of its own."""
+    role, unused = login.role, f"doctor-{secrets.token_hex(4)}"
+    publish, subscribe = _subjects(role, unused, login.model or unused)
     for subject in subscribe:
         await client.subscribe(subject)
     for subject in publish:
@@ -124,14 +124,14 @@ async def _rights(client: Client, login: NatsLogin, refused: list[str]) -> list[
 _RIGHTS_REMEDY = "log in as the user `{role}` of ops/nats/headrace.conf, or give this one the same permissions"
 
 
-def _subjects(role: Role, nobody: str, model: str) -> tuple[list[str], list[str]]:
+def _subjects(role: Role, unused: str, model: str) -> tuple[list[str], list[str]]:
     """Return what a role publishes to and subscribes to, for a worker or gateway of this name, and a model."""
-    beats, cancels, probes = worker_subject(model, nobody), cancel_subject(model), probe_subject(nobody)
+    beats, cancels, probes = worker_subject(model, unused), cancel_subject(model), probe_subject(unused)
     match role:
         case "worker":
-            return [frame_subject(nobody), beats], [beats, cancels, probes, tokenizer_subject(model)]
+            return [frame_subject(unused), beats], [beats, cancels, probes, tokenizer_subject(model)]
         case "gateway":
-            return [cancels, probes, gateway_subject(nobody)], [frame_subject(nobody), beats]
+            return [cancels, probes, gateway_subject(unused)], [frame_subject(unused), beats]
         case "admin":
             return ["$JS.API.INFO"], [beats]
         case _:

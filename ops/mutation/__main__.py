@@ -177,7 +177,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--semantic", action="store_true", help="Semantic mutants only.")
     parser.add_argument("--sample", type=int, default=10, help="Mutants of each group in each room.")
     parser.add_argument("--seed", type=int, default=0, help="Which sample.")
-    parser.add_argument("--skip", type=int, default=0, help="Leave out so many mutants at the front of each sample.")
+    parser.add_argument("--skip", type=int, default=0, help="Number of mutants to skip at the front of each sample.")
     parser.add_argument("--minutes", type=float, default=30.0, help="End after this time.")
     parser.add_argument("--limit", type=float, default=90.0, help="Seconds of tests for each mutant.")
     parser.add_argument("--jobs", type=int, default=2, help="Mutants tested at once.")

@@ -186,7 +186,7 @@ class _Notes:
 
 
 def _exit_status(arguments: list[str], seconds: float, notes: int) -> int | None:
-    """Run pytest in a child; None if it is not through after so many seconds."""
+    """Run pytest in a child; None if it takes longer than `seconds`."""
     child = os.fork()
     if child == 0:
         # The plugins are imported already, so that pytest cannot rewrite their assertions.

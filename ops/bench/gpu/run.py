@@ -1,6 +1,6 @@
 """One suite's run, in a process of its own: its checks, then its cases, each recorded at once.
 
-A failing peer stops nobody.
+A failing peer does not stop the others.
 """
 
 from __future__ import annotations

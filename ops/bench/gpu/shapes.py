@@ -99,7 +99,7 @@ class ModelShape:
         return {**cut, "num_hidden_layers": self.num_layers}
 
     def first(self, num_layers: int) -> ModelShape:
-        """Return the model that is checked, which ends after so many layers."""
+        """Return the model to check, cut off after `num_layers` layers."""
         return replace(self, fields={**self.fields, **self.checked}, num_layers=num_layers)
 
     def without(self, field: str) -> ModelShape:

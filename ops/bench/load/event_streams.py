@@ -155,6 +155,6 @@ async def count_streams(address: Address, requests: list[bytes], num_rounds: int
 
 
 def percentile(values: list[float], percent: int) -> float:
-    """Return the value below which so many percent of all lie; there must be one."""
+    """Return the percentile of at least one value."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, len(ordered) * percent // 100)]

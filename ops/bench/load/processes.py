@@ -79,7 +79,7 @@ def own_settings(**settings: object) -> dict[str, str]:
 
 
 def accepts(port: int) -> bool:
-    """Say whether somebody listens on a port of loopback."""
+    """Return whether a port of loopback accepts connections."""
     try:
         with socket.create_connection((HOST, port), timeout=0.2):
             return True

@@ -54,7 +54,7 @@ async def serve_streams(address: Address, prompts: list[list[int]], max_tokens: 
     """Ask for a completion of `max_tokens` of each prompt, all at once.
 
     Raises:
-        StreamError: Nobody listens, an answer is not what was asked for, or streams do not overlap.
+        StreamError: The server does not listen, an answer is not what was asked for, or streams do not overlap.
     """
     streams = []
     for prompt in prompts:

@@ -69,7 +69,7 @@ class Parts:
         return self.stack.enter_context(running(command, log, is_ready, own_settings(**settings))), log.read_text()
 
     def start_listener(self, command: Sequence[str], name: str, port: int) -> int:
-        """Run a command until somebody listens on a port; return its pid."""
+        """Run a command, wait until it listens on a port, and return its pid."""
         log = self.directory / f"{name}.log"
         return self.stack.enter_context(running(command, log, lambda: accepts(port), own_settings()))
 

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 Generate = Callable[[list[list[int]], int], object]
-"""Generates so many tokens after each prompt."""
+"""Generates a number of tokens after each prompt."""
 
 
 def transformers_generate(model_dir: str, num_threads: int) -> Generate:

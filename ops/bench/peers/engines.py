@@ -112,7 +112,7 @@ def vllm_python(home: Path) -> Path:
 
 
 def vllm_environ(num_threads: int) -> dict[str, str]:
-    """Return the variables that bind vLLM to so many threads and keep it off the network."""
+    """Return the variables that limit vLLM's threads and keep it off the network."""
     return {
         "VLLM_CPU_OMP_THREADS_BIND": f"0-{num_threads - 1}",
         "VLLM_CPU_KVCACHE_SPACE": "1",

@@ -23,7 +23,7 @@ class Standing:
 
     @property
     def reached(self) -> float | None:
-        """Which fraction of the goal is reached; None while nobody knows."""
+        """The fraction of the goal that is reached; None if unknown."""
         return None if self.found is None else self.goal.reached(self.found[1])
 
     @property

@@ -62,7 +62,7 @@ class Way:
 
     Attributes:
         proposer: Drafts in all runs: what it drafts by is loaded only once.
-        prompts: Returns so many prompts that it is measured on.
+        prompts: Returns the given number of prompts to measure it on.
         is_tree: It drafts trees.
         is_scripted: Answers are not those of plain decoding.
     """

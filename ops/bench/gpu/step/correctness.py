@@ -21,7 +21,7 @@ _MAX_LEFT_OUT = 0.1
 
 
 class UnclearRoutingError(RuntimeError):
-    """So many tokens' experts are chosen by differences within rounding that little would be compared."""
+    """Too many tokens choose their experts by differences within rounding, so little would be compared."""
 
 
 def cosine_error(device: torch.device, shape: ModelShape, lengths: tuple[int, ...]) -> float:

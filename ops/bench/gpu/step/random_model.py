@@ -175,7 +175,7 @@ class RandomWeights:
 
 
 def model_config(shape: ModelShape, max_model_len: int) -> ModelConfig:
-    """Return the configuration as the family's reader has it, for sequences of at most so many tokens."""
+    """Return the configuration as the family's reader has it, limited to the given sequence length."""
     fields = shape.config()
     config = FAMILIES[fields["architectures"][0]](JsonFile(Path(shape.name, "config.json"), fields))
     return dataclasses.replace(config, max_model_len=max_model_len)

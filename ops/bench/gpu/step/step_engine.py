@@ -51,7 +51,7 @@ class StepEngine(SteppedEngine):
         """Allocate the cache, make the runner."""
         num_blocks = sizes.max_num_seqs * (-(-sizes.max_model_len // BLOCK_SIZE) + 1)
         self.cache = allocate_kv_cache(num_blocks, BLOCK_SIZE, model.config, model.dtype, model.device)
-        # Steps that are timed by themselves read blocks that nobody has written to, and write what comes of it.
+        # Steps timed on their own read blocks that were never written, and write the results back.
         for tensor in (tensor for stack in self.cache.groups[0].stacks for tensor in (stack.keys, stack.values)):
             tensor.zero_()
         budget = max(sizes.token_budget, sizes.max_num_seqs)
