@@ -5,18 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from tests.gpu_worker.quantization.gguf.converted import Converted
+from tests.gpu_worker.quantization.gguf.converted import FALCON, GRANITE, HALF, LFM2, PLAIN, Converted
 
-_THETA = {"rope_theta": 500.0}
-_PLAIN = {"rope_type": "default", **_THETA}
-_HALF = {**_PLAIN, "partial_rotary_factor": 0.5}
 _EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 24}
-_GRANITE = {
-    "attention_multiplier": 0.2,
-    "residual_multiplier": 0.7,
-    "embedding_multiplier": 3.0,
-    "logits_scaling": 2.0,
-}
 _DELTA = {
     "head_dim": 32,
     "linear_num_key_heads": 2,
@@ -24,7 +15,7 @@ _DELTA = {
     "linear_key_head_dim": 12,
     "linear_value_head_dim": 20,
     "num_hidden_layers": 4,
-    "rope_parameters": {**_PLAIN, "partial_rotary_factor": 0.25, "mrope_section": [2, 1, 1]},
+    "rope_parameters": {**PLAIN, "partial_rotary_factor": 0.25, "mrope_section": [2, 1, 1]},
 }
 # The converter counts a layer that drafts, whose tensors checkpoints may lack.
 _DRAFTS = {"mtp_num_hidden_layers": 1}
@@ -49,22 +40,7 @@ _NEMOTRON_H = {
     "head_dim": 20,
     "time_step_min": 1e-9,
 }
-_FALCON = {
-    "lm_head_multiplier": 0.5,
-    "embedding_multiplier": 4.0,
-    "mlp_multipliers": [0.5, 2.0],
-    "key_multiplier": 0.5,
-    "attention_in_multiplier": 2.0,
-    "attention_out_multiplier": 0.25,
-    "ssm_multipliers": [0.5, 2.0, 1.0, 0.25, 4.0],
-    "ssm_in_multiplier": 0.5,
-    "ssm_out_multiplier": 2.0,
-    "head_dim": 16,
-    "mamba_d_ssm": 96,
-    "mamba_norm_before_gate": False,
-    "mamba_rms_norm": True,
-}
-_LFM2 = {"layer_types": ["conv", "full_attention", "conv"], "num_hidden_layers": 3, "block_auto_adjust_ff_dim": False}
+_FALCON = {**FALCON, "mamba_d_ssm": 96, "mamba_rms_norm": True}
 
 HYBRIDS: Mapping[str, Converted] = MappingProxyType(
     {
@@ -72,7 +48,7 @@ HYBRIDS: Mapping[str, Converted] = MappingProxyType(
             "granitehybrid",
             "GraniteMoeHybrid",
             {
-                **_GRANITE,
+                **GRANITE,
                 **_MAMBA2,
                 "num_local_experts": 5,
                 "num_experts_per_tok": 2,
@@ -85,7 +61,7 @@ HYBRIDS: Mapping[str, Converted] = MappingProxyType(
             "granitehybrid",
             "GraniteMoeHybrid",
             {
-                **_GRANITE,
+                **GRANITE,
                 **_MAMBA2,
                 "num_local_experts": 0,
                 "num_experts_per_tok": 0,
@@ -98,7 +74,7 @@ HYBRIDS: Mapping[str, Converted] = MappingProxyType(
             "granite",
             "GraniteMoeHybrid",
             {
-                **_GRANITE,
+                **GRANITE,
                 **_MAMBA2,
                 "num_local_experts": 0,
                 "num_experts_per_tok": 0,
@@ -111,7 +87,7 @@ HYBRIDS: Mapping[str, Converted] = MappingProxyType(
         "bamba": Converted(
             "granitehybrid",
             "Bamba",
-            {**_MAMBA2, "attn_layer_indices": [1], "rope_parameters": _HALF},
+            {**_MAMBA2, "attn_layer_indices": [1], "rope_parameters": HALF},
             published={"attn_rotary_emb": 6},
         ),
         "mamba2": Converted(
@@ -149,13 +125,13 @@ HYBRIDS: Mapping[str, Converted] = MappingProxyType(
         "qwen3next": Converted(
             "qwen3next",
             "Qwen3Next",
-            {**_DELTA, **_DELTA_EXPERTS, "rope_parameters": {**_PLAIN, "partial_rotary_factor": 0.25}},
+            {**_DELTA, **_DELTA_EXPERTS, "rope_parameters": {**PLAIN, "partial_rotary_factor": 0.25}},
             published=_DRAFTS,
         ),
         "qwen35": Converted("qwen35", "Qwen3_5Text", _DELTA, "Qwen3_5", _DRAFTS),
         "qwen35moe": Converted("qwen35moe", "Qwen3_5MoeText", {**_DELTA, **_DELTA_EXPERTS}, "Qwen3_5Moe", _DRAFTS),
         "falcon-h1": Converted("falcon-h1", "FalconH1", {**_MAMBA2, **_FALCON}),
-        "lfm2": Converted("lfm2", "Lfm2", _LFM2),
-        "lfm2moe": Converted("lfm2moe", "Lfm2Moe", {**_LFM2, **_EXPERTS, "num_experts": 6, "num_dense_layers": 1}),
+        "lfm2": Converted("lfm2", "Lfm2", LFM2),
+        "lfm2moe": Converted("lfm2moe", "Lfm2Moe", {**LFM2, **_EXPERTS, "num_experts": 6, "num_dense_layers": 1}),
     }
 )

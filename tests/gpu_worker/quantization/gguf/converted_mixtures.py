@@ -5,12 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from tests.gpu_worker.quantization.gguf.converted import Converted
+from tests.gpu_worker.quantization.gguf.converted import GEMMA4, GRANITE, HALF, PLAIN, THETA, YARN, Converted
 
-_THETA = {"rope_theta": 500.0}
-_PLAIN = {"rope_type": "default", **_THETA}
-_HALF = {**_PLAIN, "partial_rotary_factor": 0.5}
-_YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, **_THETA}
 _EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 24}
 _ROUTED = {
     **_EXPERTS,
@@ -34,26 +30,7 @@ _LATENT = {
 _DENSE_LATENT = ("num_key_value_heads", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim", "kv_lora_rank")
 _YOUTU = {name: _LATENT[name] for name in _DENSE_LATENT}
 _V2 = {**_LATENT, "topk_method": "greedy", "n_group": 1, "topk_group": 1, "norm_topk_prob": False}
-_LATENT_YARN = {**_YARN, "mscale": 0.7, "mscale_all_dim": 0.7}
-_GRANITE = {
-    "attention_multiplier": 0.2,
-    "residual_multiplier": 0.7,
-    "embedding_multiplier": 3.0,
-    "logits_scaling": 2.0,
-}
-_GEMMA4 = {
-    "head_dim": 16,
-    "global_head_dim": 32,
-    "sliding_window": 9,
-    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
-    "num_hidden_layers": 6,
-    "hidden_size_per_layer_input": 0,
-    "pad_token_id": 0,
-    "rope_parameters": {
-        "full_attention": {"rope_type": "proportional", "rope_theta": 5000.0, "partial_rotary_factor": 0.25},
-        "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
-    },
-}
+_LATENT_YARN = {**YARN, "mscale": 0.7, "mscale_all_dim": 0.7}
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 _MELLUM = {**_EXPERTS, "num_experts": 6, "head_dim": 20}
 _DIVISORS = [1.0 + 0.1 * pair for pair in range(6)]
@@ -75,7 +52,7 @@ _HY_V3 = {
     "num_experts": 6,
     "head_dim": 12,
     "router_scaling_factor": 1.7,
-    "rope_parameters": _PLAIN,
+    "rope_parameters": PLAIN,
 }
 _MIMO = {
     **_EXPERTS,
@@ -87,7 +64,7 @@ _MIMO = {
     "sliding_window": 9,
     "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
     "rope_parameters": {
-        "full_attention": {**_PLAIN, "partial_rotary_factor": 0.334},
+        "full_attention": {**PLAIN, "partial_rotary_factor": 0.334},
         "sliding_attention": {"rope_type": "default", "rope_theta": 80.0, "partial_rotary_factor": 0.334},
     },
 }
@@ -151,15 +128,15 @@ MIXTURES: Mapping[str, Converted] = MappingProxyType(
                 "num_experts_per_tok": 3,
                 "head_dim": 64,
                 "sliding_window": 8,
-                "rope_parameters": {**_YARN, "truncate": False, "beta_fast": 32.0, "beta_slow": 1.0},
+                "rope_parameters": {**YARN, "truncate": False, "beta_fast": 32.0, "beta_slow": 1.0},
             },
         ),
-        "gemma4": Converted("gemma4", "Gemma4Text", _GEMMA4, "Gemma4"),
+        "gemma4": Converted("gemma4", "Gemma4Text", GEMMA4, "Gemma4"),
         "gemma4-shared": Converted(
             "gemma4",
             "Gemma4Text",
             {
-                **_GEMMA4,
+                **GEMMA4,
                 "hidden_size_per_layer_input": 10,
                 "vocab_size_per_layer_input": 97,
                 "num_kv_shared_layers": 3,
@@ -171,7 +148,7 @@ MIXTURES: Mapping[str, Converted] = MappingProxyType(
             "gemma4",
             "Gemma4Text",
             {
-                **_GEMMA4,
+                **GEMMA4,
                 "enable_moe_block": True,
                 "num_experts": 6,
                 "top_k_experts": 2,
@@ -204,7 +181,7 @@ MIXTURES: Mapping[str, Converted] = MappingProxyType(
                 "attention_bias": True,
                 "sliding_window": 128,
                 "rope_parameters": {
-                    **_THETA,
+                    **THETA,
                     "rope_type": "longrope",
                     "short_factor": _DIVISORS,
                     "long_factor": _DIVISORS,
@@ -218,13 +195,13 @@ MIXTURES: Mapping[str, Converted] = MappingProxyType(
         "glm4moe": Converted(
             "glm4moe",
             "Glm4Moe",
-            {**_ROUTED, "head_dim": 16, "use_qk_norm": True, "attention_bias": True, "rope_parameters": _HALF},
+            {**_ROUTED, "head_dim": 16, "use_qk_norm": True, "attention_bias": True, "rope_parameters": HALF},
             published={"num_nextn_predict_layers": 0},
         ),
         "solar-open": Converted(
             "glm4moe",
             "SolarOpen",
-            {**_ROUTED, "head_dim": 16, "rope_parameters": {**_PLAIN, "partial_rotary_factor": 1.0}},
+            {**_ROUTED, "head_dim": 16, "rope_parameters": {**PLAIN, "partial_rotary_factor": 1.0}},
             published={"num_nextn_predict_layers": 0},
         ),
         "deepseek2": Converted(
@@ -253,12 +230,12 @@ MIXTURES: Mapping[str, Converted] = MappingProxyType(
         ),
         "exaone-moe": Converted("exaone-moe", "ExaoneMoe", _EXAONE_MOE, published={"scoring_func": "sigmoid"}),
         "granitemoe": Converted(
-            "granitemoe", "GraniteMoe", {**_GRANITE, "num_local_experts": 5, "num_experts_per_tok": 2}
+            "granitemoe", "GraniteMoe", {**GRANITE, "num_local_experts": 5, "num_experts_per_tok": 2}
         ),
         "granitemoe-shared": Converted(
             "granitemoe",
             "GraniteMoeShared",
-            {**_GRANITE, "num_local_experts": 5, "num_experts_per_tok": 2, "shared_intermediate_size": 24},
+            {**GRANITE, "num_local_experts": 5, "num_experts_per_tok": 2, "shared_intermediate_size": 24},
         ),
         "ernie4_5-moe": Converted(
             "ernie4_5-moe",
@@ -287,7 +264,7 @@ MIXTURES: Mapping[str, Converted] = MappingProxyType(
             published={"rotary_dim": 8, "scoring_func": "sigmoid"},
         ),
         "llama4": Converted("llama4", "Llama4Text", _LLAMA4, "Llama4"),
-        "mellum": Converted("mellum", "Mellum", {**_MELLUM, "rope_parameters": {_FULL: _PLAIN, _SLIDING: _PLAIN}}),
+        "mellum": Converted("mellum", "Mellum", {**_MELLUM, "rope_parameters": {_FULL: PLAIN, _SLIDING: PLAIN}}),
         "mellum-windows": Converted(
             "mellum",
             "Mellum",
@@ -296,7 +273,7 @@ MIXTURES: Mapping[str, Converted] = MappingProxyType(
                 "num_hidden_layers": 3,
                 "sliding_window": 9,
                 "layer_types": [_SLIDING, _FULL, _SLIDING],
-                "rope_parameters": {_FULL: _YARN, _SLIDING: {"rope_type": "default", "rope_theta": 80.0}},
+                "rope_parameters": {_FULL: YARN, _SLIDING: {"rope_type": "default", "rope_theta": 80.0}},
             },
         ),
     }

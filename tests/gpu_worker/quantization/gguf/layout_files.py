@@ -5,19 +5,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from tests.gpu_worker.quantization.gguf.converted import Converted, random_model
+from tests.gpu_worker.quantization.gguf.converted_dense import DENSE
+from tests.gpu_worker.quantization.gguf.converted_hybrids import HYBRIDS
+from tests.gpu_worker.quantization.gguf.converted_mixtures import MIXTURES
 from tests.gpu_worker.quantization.gguf.layout_fields import add_fields
 from tests.gpu_worker.quantization.gguf.written_file import names_of, written
 
 Array = npt.NDArray[np.float32]
 Parts = Iterator[tuple[str, Array]]
+
+# A checkpoint of every family that GGUF files are read of, for llama.cpp's own converter.
+CASES: Mapping[str, Converted] = MappingProxyType({**DENSE, **MIXTURES, **HYBRIDS})
 
 # Architectures whose queries and keys are reordered for a rotation of neighbours.
 _NEIGHBOURS = ("arcee", "mistral3", "granitehybrid")

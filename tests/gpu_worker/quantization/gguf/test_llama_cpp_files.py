@@ -27,6 +27,7 @@ from tests.gpu_worker.execution.test_encoders import answer, prompt_of, saved, s
 from tests.gpu_worker.execution.test_rotary_encoders import saved as saved_rotary
 from tests.gpu_worker.models.families.random_models import SIZES
 from tests.gpu_worker.quantization.gguf.converted import Converted
+from tests.gpu_worker.quantization.gguf.layout_files import CASES
 from tests.gpu_worker.quantization.gguf.llama_cpp import (
     VARIABLE,
     Job,
@@ -38,7 +39,6 @@ from tests.gpu_worker.quantization.gguf.llama_cpp import (
     save_checkpoint,
     write_tokenizer,
 )
-from tests.gpu_worker.quantization.gguf.llama_cpp_cases import CASES
 from tests.gpu_worker.quantization.gguf.llama_cpp_converter import NULLS, PUBLISHED
 from tests.gpu_worker.quantization.gguf.written_file import assert_file_equals, file_logits
 
@@ -111,6 +111,16 @@ def test_matrices_that_the_converter_put_together_are_read(files: Files, name: s
     assert_file_equals(path, files.oracles[name], CHUNKS)
 
 
+def _assert_vectors_equal(path: Path, model: Any) -> None:
+    """Compare the mean vectors of two prompts with those of `transformers`."""
+    sequences = [sequence_of(str(length), prompt_of(length), PoolingPlan("mean", is_whole=True)) for length in (3, 40)]
+    run(make_runner(path, dtype="float32"), sequences, token_budget=64)
+    for sequence in sequences:
+        count = sequence.num_prompt_tokens
+        expected = vectors_of(model, sequence.token_ids, "mean")
+        np.testing.assert_allclose(answer(sequence) / count, expected / count, atol=1e-4, rtol=0)
+
+
 @pytest.mark.parametrize("family", ENCODERS)
 def test_vectors_of_a_converted_encoder_equal_transformers(tools: LlamaCpp, tmp_path: Path, family: str) -> None:
     model = saved(tmp_path, family, "Model")
@@ -118,12 +128,7 @@ def test_vectors_of_a_converted_encoder_equal_transformers(tools: LlamaCpp, tmp_
     (tmp_path / PUBLISHED).write_text("{}")
     path = tmp_path / "encoder.gguf"
     assert convert(tools, [Job(tmp_path, path)], tmp_path) == {}
-    sequences = [sequence_of(str(length), prompt_of(length), PoolingPlan("mean", is_whole=True)) for length in (3, 40)]
-    run(make_runner(path, dtype="float32"), sequences, token_budget=64)
-    for sequence in sequences:
-        count = sequence.num_prompt_tokens
-        expected = vectors_of(model, sequence.token_ids, "mean")
-        np.testing.assert_allclose(answer(sequence) / count, expected / count, atol=1e-4, rtol=0)
+    _assert_vectors_equal(path, model)
     assert read_model_config(path).architecture == ("BertModel" if family == "Bert" else "RobertaModel")
 
 
@@ -154,12 +159,7 @@ def test_vectors_of_a_converted_rotary_encoder_equal_transformers(tools: LlamaCp
     (tmp_path / PUBLISHED).write_text(json.dumps(ROTARY[name]))
     path = tmp_path / "encoder.gguf"
     assert convert(tools, [Job(tmp_path, path)], tmp_path) == {}
-    sequences = [sequence_of(str(length), prompt_of(length), PoolingPlan("mean", is_whole=True)) for length in (3, 40)]
-    run(make_runner(path, dtype="float32"), sequences, token_budget=64)
-    for sequence in sequences:
-        count = sequence.num_prompt_tokens
-        expected = vectors_of(model, sequence.token_ids, "mean")
-        np.testing.assert_allclose(answer(sequence) / count, expected / count, atol=1e-4, rtol=0)
+    _assert_vectors_equal(path, model)
     assert read_model_directory(path).is_encoder
 
 

@@ -16,6 +16,7 @@ from gpu_worker.quantization.gguf.errors import GGUFError
 from shared.sampling import Sampling
 from tests.gpu_worker.execution.engine_run import make_runner, make_sequence, run
 from tests.gpu_worker.models.variants import oracle_logits
+from tests.gpu_worker.quantization.gguf.converted import FALCON, GEMMA4, LFM2
 from tests.gpu_worker.quantization.gguf.gguf_models import VOCAB_SIZE
 from tests.gpu_worker.quantization.gguf.newer_files import NewerFile, write_newer
 from tests.gpu_worker.quantization.gguf.test_defects import Parts
@@ -36,43 +37,17 @@ _EXPERTS = {
     "moe_intermediate_size": 32,
     "shared_expert_intermediate_size": 64,
 }
-_ROPES = {
-    "full_attention": {"rope_type": "proportional", "rope_theta": 5000.0, "partial_rotary_factor": 0.25},
-    "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
-}
-_GEMMA4 = {
-    "head_dim": 16,
-    "global_head_dim": 32,
-    "sliding_window": 9,
-    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
-    "num_hidden_layers": 6,
-    "hidden_size_per_layer_input": 0,
-    "rope_parameters": _ROPES,
-    "pad_token_id": 0,
-}
 _SMALL = {"hidden_size_per_layer_input": 32, "vocab_size_per_layer_input": VOCAB_SIZE, "num_kv_shared_layers": 3}
 _GEMMA4_EXPERTS = {"enable_moe_block": True, "num_experts": 6, "top_k_experts": 2, "moe_intermediate_size": 32}
-# Powers of two, which change no rounding.
 _FALCON = {
-    "lm_head_multiplier": 0.5,
-    "embedding_multiplier": 4.0,
-    "mlp_multipliers": [0.5, 2.0],
-    "key_multiplier": 0.5,
-    "attention_in_multiplier": 2.0,
-    "attention_out_multiplier": 0.25,
-    "ssm_multipliers": [0.5, 2.0, 1.0, 0.25, 4.0],
-    "ssm_in_multiplier": 0.5,
-    "ssm_out_multiplier": 2.0,
-    "head_dim": 16,
+    **FALCON,
     "mamba_n_heads": 4,
     "mamba_d_head": 16,
     "mamba_d_ssm": 64,
     "mamba_n_groups": 2,
     "mamba_d_state": 16,
     "mamba_chunk_size": 16,
-    "mamba_norm_before_gate": False,
 }
-_LFM2 = {"layer_types": ["conv", "full_attention", "conv"], "num_hidden_layers": 3, "block_auto_adjust_ff_dim": False}
 
 FILES = {
     "qwen3next": NewerFile("qwen3next", "Qwen3Next", {**_DELTA, **_EXPERTS}),
@@ -80,12 +55,12 @@ FILES = {
     "qwen35": NewerFile("qwen35", "Qwen3_5Text", _DELTA, "Qwen3_5"),
     "qwen35-equal": NewerFile("qwen35", "Qwen3_5Text", {**_DELTA, "linear_num_value_heads": 2}, "Qwen3_5"),
     "qwen35moe": NewerFile("qwen35moe", "Qwen3_5MoeText", {**_DELTA, **_EXPERTS}, "Qwen3_5Moe"),
-    "gemma4": NewerFile("gemma4", "Gemma4Text", _GEMMA4, "Gemma4"),
-    "gemma4-shared": NewerFile("gemma4", "Gemma4Text", {**_GEMMA4, **_SMALL, "use_double_wide_mlp": True}, "Gemma4"),
+    "gemma4": NewerFile("gemma4", "Gemma4Text", GEMMA4, "Gemma4"),
+    "gemma4-shared": NewerFile("gemma4", "Gemma4Text", {**GEMMA4, **_SMALL, "use_double_wide_mlp": True}, "Gemma4"),
     "gemma4-experts": NewerFile(
         "gemma4",
         "Gemma4Text",
-        {**_GEMMA4, **_GEMMA4_EXPERTS, "attention_k_eq_v": True, "num_global_key_value_heads": 1},
+        {**GEMMA4, **_GEMMA4_EXPERTS, "attention_k_eq_v": True, "num_global_key_value_heads": 1},
         "Gemma4",
     ),
     "falcon-h1": NewerFile("falcon-h1", "FalconH1", {**_FALCON, "mamba_rms_norm": True}),
@@ -94,11 +69,11 @@ FILES = {
         "FalconH1",
         {**_FALCON, "mamba_rms_norm": False, "mamba_conv_bias": False, "projectors_bias": True, "mlp_bias": True},
     ),
-    "lfm2": NewerFile("lfm2", "Lfm2", _LFM2),
+    "lfm2": NewerFile("lfm2", "Lfm2", LFM2),
     "lfm2moe": NewerFile(
         "lfm2moe",
         "Lfm2Moe",
-        {**_LFM2, "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "num_dense_layers": 1},
+        {**LFM2, "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "num_dense_layers": 1},
     ),
 }
 SLOW = [pytest.param(name, marks=[] if name in ("qwen35", "gemma4") else [pytest.mark.slow]) for name in FILES]
