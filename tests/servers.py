@@ -25,6 +25,14 @@ def find_binary(name: str) -> str:
     return path
 
 
+def is_alive(pid: int) -> bool:
+    """Return whether a process runs; one that has ended and waits to be reaped does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
 @dataclass
 class Server(ABC):
     """A server process that a test may kill, stop and start again on the same port.

@@ -6,7 +6,6 @@ import asyncio
 import os
 import shutil
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import pytest
 
 from ops.stack.config import DEMO_MODEL
 from tests.integration.system import System, running_system
+from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.chaos, pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -74,8 +74,7 @@ async def all_texts(client: openai.AsyncOpenAI, model: str, begun: asyncio.Semap
 
 
 def wait_for_both_workers(system: System) -> None:
-    while system.metrics().count("\nvllm:num_requests_running{") < 2:
-        time.sleep(0.1)
+    wait_for(lambda: system.metrics().count("\nvllm:num_requests_running{") >= 2, 60)
 
 
 async def kill_now_and_then(system: System, begun: asyncio.Semaphore) -> None:

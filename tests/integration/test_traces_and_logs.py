@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import secrets
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import pytest
 
 from tests.integration.system import System, running_system
 from tests.otlp_receiver import ReceivedSpan, Receiver, otlp_receiver
+from tests.waiting import wait_for
 
 PROMPT = "words that nobody else may read"
 
@@ -35,13 +35,12 @@ def observed(receiver: Receiver, tmp_path_factory: pytest.TempPathFactory) -> It
 
 def lines_of(path: Path, request_id: str) -> list[dict[str, Any]]:
     """Return the lines about the end of a request, which come a moment after its answer."""
-    deadline = time.monotonic() + 30
-    while True:
+
+    def found() -> list[dict[str, Any]]:
         every = [json.loads(line) for line in path.read_text().splitlines() if line.startswith("{")]
-        found = [line for line in every if line.get("request_id") == request_id and line["message"] == "request"]
-        if found or time.monotonic() > deadline:
-            return found
-        time.sleep(0.05)
+        return [line for line in every if line.get("request_id") == request_id and line["message"] == "request"]
+
+    return wait_for(found)
 
 
 def traced(system: System, receiver: Receiver, **options: Any) -> tuple[dict[str, list[ReceivedSpan]], str]:

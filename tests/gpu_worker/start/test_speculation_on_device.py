@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,17 +24,11 @@ from ops.bench.spec.fixed_depth import FixedDepth
 from shared.errors import ConfigError
 from shared.sampling import Sampling
 from tests.gpu_worker.execution.fake_memory import MB, FakeMemory
+from tests.gpu_worker.models.conftest import one_thread
+
+__all__ = ["one_thread"]
 
 DEMO_MODEL = Path("ops/demo_model/model")
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """The model is too small to share out, and the machine may be busy."""
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(num_threads)
 
 
 class Machine:

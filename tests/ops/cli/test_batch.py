@@ -29,6 +29,7 @@ from shared.subjects import Queue, request_subject
 from tests.integration.system import System
 from tests.ops.cli.command import headrace
 from tests.servers import NatsServer
+from tests.waiting import wait_for
 
 
 def publish(state_dir: Path, *lines: dict[str, object], tenant: str = "default") -> None:
@@ -55,24 +56,25 @@ def stored(system: System, job: str, tenant: str = "default") -> dict[str, Any] 
 
 
 def wait_for_running(system: System, count: int) -> None:
-    """Wait until so many batch jobs run or more; until none does before a test begins, as those of others may."""
-    deadline = time.monotonic() + 60
-    while (running := system.gauge("headrace_worker_running_batch")) < count or (running and not count):
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    """Wait until `count` batch jobs or more run; with 0 until none does, as jobs of other tests may."""
+
+    def is_so() -> bool:
+        running = system.gauge("headrace_worker_running_batch")
+        return running >= count and (count > 0 or not running)
+
+    wait_for(is_so, 60)
 
 
 def ends_at_worker(state_dir: Path, job: str, count: int) -> dict[str, str]:
-    """Return by tenant how the worker has ended the jobs of an id, as soon as there are so many."""
-    deadline = time.monotonic() + 60
-    ends: dict[str, str] = {}
-    while len(ends) < count:
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    """Return by tenant how the worker has ended the jobs of an id, as soon as there are `count` ends."""
+
+    def ends() -> dict[str, str] | None:
         lines = (state_dir / "logs" / "worker-0.log").read_text().splitlines()
         told = [dict(re.findall(r"\b(id|tenant|outcome)=(\S+)", line)) for line in lines]
-        ends = {each["tenant"]: each["outcome"] for each in told if each.get("id") == job and "outcome" in each}
-    return ends
+        found = {each["tenant"]: each["outcome"] for each in told if each.get("id") == job and "outcome" in each}
+        return found if len(found) >= count else None
+
+    return wait_for(ends, 60) or {}
 
 
 def cancel(state_dir: Path, *arguments: str, **variables: str) -> tuple[int, list[str], str]:

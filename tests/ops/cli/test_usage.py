@@ -10,6 +10,7 @@ from pathlib import Path
 
 from tests.integration.system import System, running_system
 from tests.ops.cli.command import headrace
+from tests.waiting import wait_for
 
 
 def usage(system: System) -> dict[str, dict[str, int]]:
@@ -21,14 +22,14 @@ def usage(system: System) -> dict[str, dict[str, int]]:
     return {each["lane"]: each for each in found}
 
 
-def wait_for(system: System, **requests: int) -> dict[str, dict[str, int]]:
-    deadline = time.monotonic() + 60
-    while True:
+def usage_of(system: System, **requests: int) -> dict[str, dict[str, int]]:
+    """Return the usage as soon as it counts these requests of each lane."""
+
+    def counted() -> dict[str, dict[str, int]] | None:
         found = usage(system)
-        if {lane: each["requests"] for lane, each in found.items()} == requests:
-            return found
-        assert time.monotonic() < deadline, found
-        time.sleep(0.5)
+        return found if {lane: each["requests"] for lane, each in found.items()} == requests else None
+
+    return wait_for(counted, 60, lambda: usage(system)) or {}
 
 
 def ask(system: System) -> tuple[int, int]:
@@ -46,7 +47,7 @@ def test_usage_has_both_lanes_and_outlives_a_gateway_that_is_killed(tmp_path: Pa
         answers = [ask(system) for _ in range(2)]
         published = headrace("publish", "def f():", "--wait", "--max-tokens", "9", *state)
         job = json.loads(published.stdout)
-        before = wait_for(system, interactive=2, batch=1)
+        before = usage_of(system, interactive=2, batch=1)
         assert before["batch"]["completion_tokens"] == job["completion_tokens"] == 9
         assert before["batch"]["prompt_tokens"] == job["prompt_tokens"]
         for pid in system.info["pids"]["gateway"]:
@@ -56,7 +57,7 @@ def test_usage_has_both_lanes_and_outlives_a_gateway_that_is_killed(tmp_path: Pa
             assert time.monotonic() < deadline
         # It is a job: a gateway takes it, and its worker counts it.
         system.client().responses.create(model=system.model, input="x", background=True, max_output_tokens=5)
-        after = wait_for(system, interactive=3, batch=2)
+        after = usage_of(system, interactive=3, batch=2)
         assert after["interactive"]["completion_tokens"] == sum(tokens for _, tokens in answers) + 1
         # The worker has generated a token for `headrace up`, too.
         generated = system.gauge("vllm:generation_tokens_total") - 1

@@ -6,7 +6,6 @@ import graphlib
 import os
 import re
 import subprocess
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import yaml
 
 from tests.architecture.source import ROOT
 from tests.ops.deploy.machine import Container, Machine
+from tests.waiting import wait_for
 
 _DEFAULTED = re.compile(r"\$\{([A-Z0-9_]+):-([^${}]*)\}")
 _DOLLAR = "$$"
@@ -119,11 +119,9 @@ class ComposeRun:
             "service_completed_successfully": lambda: process.poll() == 0,
             "service_healthy": lambda: self.is_healthy(name),
         }
-        deadline = time.monotonic() + START_TIMEOUT_S
-        while not conditions[condition]():
-            is_waiting = process.poll() in (None, 0) and time.monotonic() < deadline
-            assert is_waiting, f"{name}: {self.containers[name].output()[-2000:]}"
-            time.sleep(0.05)
+        output = self.containers[name].output
+        wait_for(lambda: conditions[condition]() or process.poll() not in (None, 0), START_TIMEOUT_S, output)
+        assert process.poll() in (None, 0), f"{name}: {output()[-2000:]}"
 
     def _container(self, name: str, service: dict[str, Any]) -> Container:
         mounts = {}

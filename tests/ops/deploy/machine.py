@@ -14,13 +14,13 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.architecture.source import ROOT
 from tests.servers import find_binary
+from tests.waiting import wait_for
 
 # Gives a container its network: $1 its name, $2 its address.
 _NETWORK = """
@@ -132,11 +132,8 @@ class Machine:
         self._hosts = directory / "hosts"
         self._hosts.write_text("\n".join(hosts) + "\n")
         self.programs = _programs(directory / "programs")
-        deadline = time.monotonic() + 5
-        while not (children := Path(f"/proc/{self._init.pid}/task/{self._init.pid}/children").read_text().split()):
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-        self._pid = children[0]
+        children = Path(f"/proc/{self._init.pid}/task/{self._init.pid}/children")
+        self._pid = wait_for(lambda: children.read_text().split(), 5)[0]
         setup = "ip link add name bridge type bridge && ip address add 10.7.0.1/24 dev bridge && ip link set bridge up"
         self._enter("sh", "-c", f"mount -t tmpfs t /run && ip link set lo up && {setup}")
         for name, address in self._addresses.items():

@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from tests.architecture.source import ROOT
 from tests.certificates import OPENSSL, make_authority, make_named_certificate
 from tests.ops.deploy.machine import Container, Machine, can_make_machines
 from tests.ops.deploy.unit_file import UNITS, read_unit
+from tests.waiting import wait_for
 
 NATS = ["nats-0", "nats-1", "nats-2"]
 WORKERS = ["worker-0", "worker-1"]
@@ -85,16 +85,8 @@ class Fleet:
         self.machine.start(container)
 
     def wait_for(self, name: str, words: str, timeout_s: float = 60) -> None:
-        _until(
-            lambda: words in self.containers[name].output(), timeout_s, lambda: self.containers[name].output()[-3000:]
-        )
-
-
-def _until(condition: Callable[[], bool], timeout_s: float, why: Callable[[], str]) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, why()
-        time.sleep(0.05)
+        output = self.containers[name].output
+        wait_for(lambda: words in output(), timeout_s, lambda: output()[-3000:])
 
 
 @pytest.fixture(scope="module")
@@ -158,7 +150,7 @@ def _set_up(fleet: Fleet) -> None:
         done.append(fleet.machine.execute(admin, command, timeout_s=60))
         return done[-1].returncode == 0
 
-    _until(is_made, 60, lambda: done[-1].stderr)
+    wait_for(is_made, 60, lambda: done[-1].stderr)
 
 
 def _load(fleet: Fleet, seconds: float, disturb: Callable[[], None]) -> dict[str, int]:
@@ -199,7 +191,7 @@ def test_spot_notice_drains_the_worker_and_no_request_fails(fleet: Fleet) -> Non
 
     def give_notice() -> None:
         fleet.machine.start(watching)
-        _until(Path(f"{worker.log}.stopped").exists, 20, watching.output)
+        wait_for(Path(f"{worker.log}.stopped").exists, 20, watching.output)
         fleet.machine.terminate(worker)
 
     counts = _load(fleet, 8.0, give_notice)

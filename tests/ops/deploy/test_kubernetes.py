@@ -6,8 +6,8 @@ import json
 import re
 import shutil
 import subprocess
-import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from tests.certificates import OPENSSL, make_authority, make_named_certificate
 from tests.ops.cli.command import headrace
 from tests.ops.deploy.compose_file import image_environ
 from tests.ops.deploy.machine import Container, Machine, can_make_machines
+from tests.waiting import wait_for
 
 FOLDER = ROOT / "ops" / "deploy" / "kubernetes"
 OVERLAYS = ["base", "overlays/gpu", "overlays/keda"]
@@ -232,12 +233,9 @@ def test_containers_serve_a_completion_and_probes_say_so(cluster: Cluster) -> No
     cluster.start("gateway", "Deployment/gateway")
     model = {"HEADRACE_MODEL": str(DEMO_MODEL), "HEADRACE_SIMULATE": "5"}
     cluster.start("worker", "Deployment/worker", **model)
-    deadline = time.monotonic() + 60
     pods = [("gateway", "Deployment/gateway"), ("worker", "Deployment/worker"), ("nats-1.nats", "StatefulSet/nats")]
     for pod, name in pods:
-        while not cluster.probe(pod, name, "readinessProbe"):
-            assert time.monotonic() < deadline, cluster.pods[pod].output()[-3000:]
-            time.sleep(0.2)
+        wait_for(partial(cluster.probe, pod, name, "readinessProbe"), 60, cluster.pods[pod].output)
         assert cluster.probe(pod, name, "livenessProbe")
     body = json.dumps({"model": "qwen3-0.6b", "prompt": "x", "max_tokens": 4})
     headers = ["-H", f"Authorization: Bearer {made.stdout.strip()}", "-H", "Content-Type: application/json"]

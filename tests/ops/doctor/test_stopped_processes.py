@@ -16,6 +16,7 @@ from ops.doctor.finding import Finding, Level
 from ops.doctor.processes import process_findings
 from ops.stack.process_tree import is_stopped
 from ops.stack.state import LOCK_FILE, ReadyFile
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Linux alone tells of processes")
 NATS = "nats://127.0.0.1:47115"
@@ -100,8 +101,4 @@ def test_supervisor_that_was_killed_is_told_of_and_nothing_of_nobody(start: Star
 
 def _wait_for_command(pid: int) -> None:
     """Wait until the process is no copy of this one any more."""
-    for _ in range(600):
-        if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"headrace\0"):
-            return
-        time.sleep(0.05)
-    pytest.fail("the process did not begin")
+    wait_for(lambda: Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"headrace\0"))

@@ -13,16 +13,10 @@ import pytest
 from ops.stack.child import Child, ChildSpec, Exit
 from ops.stack.child_log import ChildLog
 from ops.stack.console import Console
+from tests.servers import is_alive
 from tests.waiting import until, wait_for
 
 SLEEP = "import time; time.sleep(60)"
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 class Watched:
@@ -50,7 +44,7 @@ async def test_stopped_child_ends_by_sigterm_and_is_not_started_again(tmp_path: 
     watched.child.start()
     await until(lambda: watched.pids, 30)
     await watched.child.stop()
-    assert not _is_alive(watched.pids[0])
+    assert not is_alive(watched.pids[0])
     assert (len(watched.pids), watched.exits, watched.child.pid) == (1, [], None)
 
 
@@ -104,7 +98,7 @@ async def test_child_that_ignores_sigterm_is_killed_with_its_group(tmp_path: Pat
     grandchild = int(watched.log.read_text())
     await watched.child.stop()
     assert "did not end within 0.2 s; killing it" in watched.output.getvalue()
-    await until(lambda: not _is_alive(grandchild), 30)
+    await until(lambda: not is_alive(grandchild), 30)
 
 
 async def test_child_stopped_between_two_lives_stays_stopped(tmp_path: Path) -> None:
@@ -159,9 +153,9 @@ asyncio.run(main())
         try:
             wait_for(lambda: b"time.sleep" in Path(f"/proc/{child}/cmdline").read_bytes().rpartition(b"-c")[2])
             time.sleep(0.2)
-            assert _is_alive(child)
+            assert is_alive(child)
             parent.kill()
-            wait_for(lambda: not _is_alive(child))
+            wait_for(lambda: not is_alive(child))
         finally:
             parent.kill()
             with contextlib.suppress(ProcessLookupError):

@@ -6,11 +6,7 @@ from gpu_worker.start.progress_bar import ProgressBar
 from ops.stack.console import Console
 from ops.stack.start_progress import StartProgress, read_progress
 from shared.telemetry import LineFormatter
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
+from tests.gpu_worker.start.test_progress_bar import Terminal
 
 
 class _Lines(logging.Handler):

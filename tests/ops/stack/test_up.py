@@ -25,7 +25,7 @@ from ops.stack.config import DEMO_MODEL
 from ops.stack.ports import free_port
 from tests.integration.system import System, running_system
 from tests.ops.cli.command import headrace
-from tests.servers import NatsServer, RedisServer
+from tests.servers import NatsServer, RedisServer, is_alive
 from tests.waiting import wait_for
 
 MODEL = "headrace-demo"
@@ -36,13 +36,6 @@ ROLES = ("gateway", "worker", "nats", "redis")
 def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
     with running_system(tmp_path_factory.mktemp("up"), "--simulate", "5") as running:
         yield running
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 def _all_pids(system: System) -> list[int]:
@@ -69,7 +62,7 @@ def test_ready_file_describes_the_running_system(system: System) -> None:
     urls = {"url", "nats_url", "admin_nats_url", "worker_nats_url", "redis_url", "metrics_url"}
     assert set(system.info) == urls | {"api_key", "operator_key", "pids"}
     assert {role: len(pids) for role, pids in system.info["pids"].items()} == dict.fromkeys(ROLES, 1)
-    assert all(_is_alive(pid) for pid in _all_pids(system))
+    assert all(is_alive(pid) for pid in _all_pids(system))
     assert _generate(system)
 
 
@@ -127,7 +120,7 @@ def test_signal_stops_everything_and_leaves_nothing(tmp_path: Path, number: sign
         assert len(pids) == 5
         system.process.send_signal(number)
         assert system.process.wait(40) == 0
-    assert [pid for pid in pids if _is_alive(pid)] == []
+    assert [pid for pid in pids if is_alive(pid)] == []
     assert not (tmp_path / "ready.json").exists()
 
 
@@ -137,7 +130,7 @@ def test_killed_supervisor_leaves_nothing(tmp_path: Path) -> None:
         pids = _all_pids(system)
         system.process.kill()
         system.process.wait()
-        wait_for(lambda: not any(_is_alive(pid) for pid in pids), 40)
+        wait_for(lambda: not any(is_alive(pid) for pid in pids), 40)
 
 
 @pytest.mark.chaos
@@ -161,7 +154,7 @@ def test_second_interrupt_kills_at_once(tmp_path: Path) -> None:
         system.process.send_signal(signal.SIGINT)
         system.process.wait(20)
         reader.join(40)
-    assert [pid for pid in pids if _is_alive(pid)] == []
+    assert [pid for pid in pids if is_alive(pid)] == []
 
 
 def test_taken_port_is_told_with_a_free_one(tmp_path: Path) -> None:
@@ -234,8 +227,8 @@ def test_servers_given_by_url_are_used_and_left_alone(
         assert (system.info["nats_url"], system.info["redis_url"]) == (nats.url, redis.url)
         assert (system.info["pids"]["nats"], system.info["pids"]["redis"]) == ([], [])
         assert _generate(system)
-    assert _is_alive(nats.pid)
-    assert _is_alive(redis.pid)
+    assert is_alive(nats.pid)
+    assert is_alive(redis.pid)
 
 
 def test_api_key_and_port_can_be_chosen(tmp_path: Path) -> None:

@@ -11,25 +11,19 @@ from pathlib import Path
 import pytest
 
 from ops.bench.load.processes import descendants
+from tests.servers import is_alive
 from tests.waiting import wait_for
 
 BENCH = """
 import os, pathlib, sys, time
 from ops.bench.load.systems import headrace_up
+from tests.servers import is_alive
 environ = {name: value for name, value in os.environ.items() if not name.startswith("HEADRACE_")}
 with headrace_up(["--simulate", "1"], environ):
     pathlib.Path(sys.argv[1]).touch()
     time.sleep(60)
 """
 TIMEOUT_S = 60
-
-
-def is_running(pid: int) -> bool:
-    """A process that has ended and waits to be reaped does not run."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
 
 
 @pytest.mark.slow
@@ -48,7 +42,7 @@ def test_ended_bench_leaves_no_process(ending: signal.Signals, tmp_path: Path) -
         bench.send_signal(ending)
         status = bench.wait(TIMEOUT_S)
 
-        wait_for(lambda: not any(map(is_running, started)), TIMEOUT_S)
+        wait_for(lambda: not any(map(is_alive, started)), TIMEOUT_S)
         if ending is signal.SIGTERM:
             assert status == 128 + signal.SIGTERM
             assert list(tmp_path.iterdir()) == [ready]
