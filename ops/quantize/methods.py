@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, field
+from typing import ClassVar, Protocol
 
 import torch
 
@@ -18,7 +19,7 @@ from ops.quantize.grid import QuantizedMatrix, round_to_nearest
 from ops.quantize.layer_inputs import InputMoments, LayerInputs
 
 BITS = 4
-# Of the head: what its rounding changes is not mended by anything behind it.
+# Of the head: nothing behind it can mend the changes of its rounding.
 HEAD_BITS = 8
 HEAD = "lm_head"
 
@@ -34,80 +35,54 @@ class Rounded(Protocol):
         ...
 
     def split(self, rows: Sequence[int]) -> Sequence[Rounded]:
-        """Return the matrices of so many rows each that this one is made of."""
+        """Return the matrices that this one is made of; each has its number of `rows`."""
         ...
 
 
-class Method(Protocol):
-    """One way to quantize."""
+@dataclass(frozen=True, slots=True)
+class Method(ABC):
+    """One way to quantize: by itself it leaves layers as they are and looks at no inputs."""
 
-    @property
-    def needs_inputs(self) -> bool:
-        """Whether it looks at calibration inputs."""
-        ...
-
-    @property
-    def group_size(self) -> int | None:
-        """Input features that share a scale; None where a row does."""
-        ...
-
-    @property
-    def row_multiple(self) -> int:
-        """What the checkpoint's words call for: output features of a matrix are a multiple of it."""
-        ...
-
-    @property
-    def scales_inputs(self) -> bool:
-        """Whether `prepare` changes layers."""
-        ...
-
-    @property
-    def can_round_head(self) -> bool:
-        """Whether the checkpoint can hold a head in eight bits."""
-        ...
+    group_size: int | None = None
+    """Input features that share a scale; None where a row does."""
+    needs_inputs: ClassVar[bool] = False
+    """Whether it looks at calibration inputs."""
+    row_multiple: ClassVar[int] = 1
+    """Output features of a matrix are a multiple of it, because of the checkpoint's words."""
+    scales_inputs: ClassVar[bool] = False
+    """Whether `prepare` changes layers."""
+    can_round_head: ClassVar[bool] = True
+    """Whether the checkpoint can hold a head in eight bits."""
 
     def prepare(self, weights: LayerWeights, inputs: Inputs | None) -> tuple[LayerWeights, Inputs | None]:
         """Change a layer, without changing what it computes, so that rounding harms less."""
-        ...
+        return weights, inputs
 
+    @abstractmethod
     def round(self, name: str, weight: torch.Tensor, inputs: InputMoments | None) -> Rounded:
         """Round a matrix, `[out_features, in_features]` float32, of the name that `LayerWeights` has for it."""
-        ...
 
+    @abstractmethod
     def tensors(self, matrix: Rounded) -> Tensors:
-        """Return what the checkpoint stores of a matrix, by what follows its module's name and a dot."""
-        ...
+        """Return the tensors that the checkpoint stores of a matrix, by their names behind its module's and a dot."""
 
+    @abstractmethod
     def head_tensors(self, weight: torch.Tensor) -> Tensors:
-        """Return what the checkpoint stores of the head, rounded to eight bits, by what follows `lm_head.`."""
-        ...
+        """Return the checkpoint's tensors of the head, rounded to eight bits, by their names behind `lm_head.`."""
 
+    @abstractmethod
     def config(self, *, has_head: bool, ignored: Sequence[str] = ()) -> dict[str, object]:
         """Return the `quantization_config` of a checkpoint whose head is rounded, or left alone.
 
         Modules that are `ignored` are not quantized: names, or patterns behind `re:`.
         """
-        ...
-
-
-class _Plain:
-    """What methods share that leave layers as they are."""
-
-    def prepare(self, weights: LayerWeights, inputs: Inputs | None) -> tuple[LayerWeights, Inputs | None]:
-        """Change nothing."""
-        return weights, inputs
 
 
 @dataclass(frozen=True, slots=True)
-class Rows(_Plain):
+class Rows(Method):
     """int8 or float8 weights with a scale a row, and inputs quantized per token."""
 
-    is_float8: bool
-    needs_inputs: bool = False
-    group_size: int | None = None
-    can_round_head: bool = True
-    row_multiple: int = 1
-    scales_inputs: bool = False
+    is_float8: bool = field(kw_only=True)
 
     def round(self, name: str, weight: torch.Tensor, inputs: InputMoments | None) -> ScaledRows:
         """Round to the row's scale."""
@@ -129,14 +104,10 @@ class Rows(_Plain):
 
 
 @dataclass(frozen=True, slots=True)
-class Nearest(_Plain):
+class Nearest(Method):
     """4-bit groups, each weight rounded to the nearest level; the head in int8, a scale a row."""
 
     group_size: int
-    needs_inputs: bool = False
-    can_round_head: bool = True
-    row_multiple: int = 1
-    scales_inputs: bool = False
 
     def round(self, name: str, weight: torch.Tensor, inputs: InputMoments | None) -> QuantizedMatrix:
         """Round to the nearest level."""
@@ -168,14 +139,12 @@ class Nearest(_Plain):
 
 
 @dataclass(frozen=True, slots=True)
-class Gptq(_Plain):
+class Gptq(Method):
     """4-bit groups, rounded so that later columns make up for earlier ones; the head to the nearest of 8 bits."""
 
     group_size: int
-    needs_inputs: bool = True
-    can_round_head: bool = True
-    row_multiple: int = 8
-    scales_inputs: bool = False
+    needs_inputs = True
+    row_multiple = 8
 
     def round(self, name: str, weight: torch.Tensor, inputs: InputMoments | None) -> QuantizedMatrix:
         """Round by the inputs' second moments; an expert that was given none, to the nearest level."""
@@ -185,7 +154,7 @@ class Gptq(_Plain):
         return gptq(weight, inputs.gram, BITS, self.group_size, is_symmetric=True)
 
     def tensors(self, matrix: Rounded) -> Tensors:
-        """Return what GPTQ's readers expect."""
+        """Return the tensors that GPTQ's readers expect."""
         assert isinstance(matrix, QuantizedMatrix)
         return gptq_tensors(matrix)
 
@@ -212,14 +181,14 @@ class Gptq(_Plain):
 
 
 @dataclass(frozen=True, slots=True)
-class Awq:
+class Awq(Method):
     """4-bit groups with zero points, important inputs scaled up before rounding, and groups clipped."""
 
     group_size: int
-    needs_inputs: bool = True
-    can_round_head: bool = False
-    row_multiple: int = 8
-    scales_inputs: bool = True
+    needs_inputs = True
+    row_multiple = 8
+    scales_inputs = True
+    can_round_head = False
 
     def prepare(self, weights: LayerWeights, inputs: Inputs | None) -> tuple[LayerWeights, Inputs | None]:
         """Scale inputs up and their sources down."""
@@ -235,7 +204,7 @@ class Awq:
         return rounded(weight, BITS, self.group_size)
 
     def tensors(self, matrix: Rounded) -> Tensors:
-        """Return what AWQ's readers expect."""
+        """Return the tensors that AWQ's readers expect."""
         assert isinstance(matrix, QuantizedMatrix)
         return awq_tensors(matrix)
 
