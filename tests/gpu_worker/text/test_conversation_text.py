@@ -1,4 +1,4 @@
-"""Tools, calls, reasoning and variables through templates written in the ways of several families of models."""
+"""Tools, calls, reasoning and variables through templates of several families of models, and refused messages."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
 from gpu_worker.text.chat_template import ChatTemplate
-from gpu_worker.text.conversation_text import conversation_text
+from gpu_worker.text.conversation_text import KINDS, conversation_text, refused_kinds
 from gpu_worker.text.spelled_tokens import SpelledTokens
 from shared.conversation import ChatMessage, ChatOptions, Conversation, ToolCall
 from shared.errors import BadRequestError
@@ -57,6 +57,27 @@ HARMONY = (
     "{% elif m.tool_calls %}{% if m.content and m.thinking %}{{ raise_exception('both') }}{% endif %}"
     "{{ m.thinking or m.content }}|{{ m.tool_calls[0].function.arguments | tojson }}|{% endif %}{% endfor %}"
     "effort={{ reasoning_effort | default('medium') }}"
+)
+# As Qwen3 has it: the reasoning may be none, and the content is looked into.
+QWEN3 = (
+    "{% for m in messages %}{% if m.reasoning_content is defined and m.reasoning_content is not none %}"
+    "{{ m.reasoning_content }}{% elif '</think>' in m.content %}{{ m.content.split('</think>')[-1] }}"
+    "{% else %}{{ m.content }}{% endif %}{% for call in m.tool_calls or [] %}{{ call.function.name }}{% endfor %};"
+    "{% endfor %}"
+)
+# As Ministral-3-Reasoning: it looks for both, and a content that is none would be added to a text.
+MINISTRAL = (
+    "{% for m in messages %}{% if m['reasoning_content'] is none %}-{% endif %}"
+    "{% if m['content'] is not none or m['role'] == 'assistant' %}{{ '[' + m['content'] + ']' }}{% endif %}{% endfor %}"
+)
+DEEPSEEK_R1 = (
+    "{% for m in messages %}{% if m['role'] == 'assistant' and m['content'] is none %}"
+    "{% for call in m['tool_calls'] %}{{ call['function']['name'] + call['function']['arguments'] }}{% endfor %}"
+    "{% else %}{{ m['content'] + ';' }}{% endif %}{% endfor %}"
+)
+GEMMA = (
+    "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system') }}{% endif %}{{ m.content }}"
+    "{% endfor %}"
 )
 PLAIN = (
     "{% for m in messages %}[{{ m.role }}]{{ m.content | trim }}{% endfor %}{% if add_generation_prompt %}>{% endif %}"
@@ -204,3 +225,22 @@ def test_turn_with_calls_keeps_what_was_said_before_them() -> None:
 
 def test_json_has_its_keys_in_order_where_a_template_wants_it() -> None:
     assert render("{{ {'b': 1, 'a': 2} | tojson(sort_keys=true) }}", USER) == '{"a": 2, "b": 1}'
+
+
+@pytest.mark.parametrize(
+    ("source", "has_null"), [(QWEN3, False), (MINISTRAL, False), (DEEPSEEK_R1, True), (GEMMA, False)]
+)
+def test_null_is_for_templates_that_look_for_a_content_that_is_none(source: str, has_null: bool) -> None:
+    assert ChatTemplate(source, {}).needs.has_null_content is has_null
+
+
+@pytest.mark.parametrize("source", [QWEN3, MINISTRAL, DEEPSEEK_R1])
+def test_every_kind_of_conversation_is_rendered(source: str) -> None:
+    assert refused_kinds(ChatTemplate(source, {})) == {}
+
+
+def test_kind_that_a_template_refuses_is_named_with_the_reason() -> None:
+    refused = refused_kinds(ChatTemplate(GEMMA, {}))
+    assert list(refused) == ["a system message"]
+    assert "no system" in refused["a system message"]
+    assert set(refused) < set(KINDS)

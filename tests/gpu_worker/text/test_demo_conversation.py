@@ -45,8 +45,7 @@ def test_tool_history_is_rendered_as_transformers_does(demo_directory: ModelDire
     assert '<tool_call>\n{"name": "add", "arguments": {"a": 2, "b": 3}}\n</tool_call>' in reference.decode(expected)
 
 
-def test_last_message_goes_on_where_the_client_ended_it(demo_directory: ModelDirectory) -> None:
-    tokenizer = ModelTokenizer(demo_directory)
+def test_last_message_goes_on_where_the_client_ended_it(tokenizer: ModelTokenizer) -> None:
     answer = ChatMessage(role="assistant", content="def f(")
     token_ids = tokenizer.encode_chat([MESSAGES[0], answer], ChatOptions(continue_final_message=True)).token_ids
     assert tokenizer.decode(token_ids) == "2+3?def f("

@@ -1,29 +1,23 @@
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import pytest
 from tokenizers import AddedToken, Tokenizer
 
 from gpu_worker.text.infill import InfillPrompt, InfillTokens, find_infill_tokens
-from gpu_worker.text.model_directory import ModelDirectory, read_model_directory
 from gpu_worker.text.prompt_encoder import PromptEncoder
 from gpu_worker.text.tokenizer import ModelTokenizer
 from shared.errors import BadRequestError
+from tests.gpu_worker.text.conftest import CopiedModel
 
 
-def with_tokens(original: Path, target: Path, names: list[str]) -> ModelTokenizer:
+def with_tokens(model: CopiedModel, names: list[str]) -> ModelTokenizer:
     """Return the tokenizer of a model, with these special tokens added."""
-    for file in original.glob("*.json"):
-        (target / file.name).write_bytes(file.read_bytes())
-    tokenizer = Tokenizer.from_file(str(target / "tokenizer.json"))
-    tokenizer.add_special_tokens([AddedToken(name, special=True) for name in names])
-    tokenizer.save(str(target / "tokenizer.json"))
-    config = json.loads((target / "config.json").read_text())
-    config["vocab_size"] = max(config["vocab_size"], tokenizer.get_vocab_size())
-    (target / "config.json").write_text(json.dumps(config))
-    return ModelTokenizer(read_model_directory(target))
+    file = str(model.path / "tokenizer.json")
+    library = Tokenizer.from_file(file)
+    library.add_special_tokens([AddedToken(name, special=True) for name in names])
+    library.save(file)
+    model.change("config.json", vocab_size=library.get_vocab_size())
+    return model.tokenizer()
 
 
 @pytest.mark.parametrize(
@@ -34,10 +28,8 @@ def with_tokens(original: Path, target: Path, names: list[str]) -> ModelTokenize
         (["[PREFIX]", "[SUFFIX]"], "suffix, text, prefix, text"),
     ],
 )
-def test_prompt_has_the_models_own_tokens(
-    demo_directory: ModelDirectory, tmp_path: Path, names: list[str], order: str
-) -> None:
-    tokenizer = with_tokens(demo_directory.path, tmp_path, names)
+def test_prompt_has_the_models_own_tokens(copied: CopiedModel, names: list[str], order: str) -> None:
+    tokenizer = with_tokens(copied, names)
     before, behind = (tokenizer.encode_text(text, add_special_tokens=False) for text in ("def f(", "return x"))
     ids = dict(
         zip(("prefix", "suffix", "middle"), ([tokenizer._tokenizer.token_to_id(n)] for n in names), strict=False)
@@ -50,9 +42,9 @@ def test_prompt_has_the_models_own_tokens(
     assert PromptEncoder(tokenizer, 100).encode_now(InfillPrompt("def f(", "return x")).token_ids == [*begin, *expected]
 
 
-def test_model_without_such_tokens_refuses_a_suffix(demo_directory: ModelDirectory) -> None:
+def test_model_without_such_tokens_refuses_a_suffix(tokenizer: ModelTokenizer) -> None:
     with pytest.raises(BadRequestError, match="cannot fill in") as caught:
-        ModelTokenizer(demo_directory).encode_infill(InfillPrompt("a", "b"))
+        tokenizer.encode_infill(InfillPrompt("a", "b"))
     assert caught.value.param == "suffix"
 
 

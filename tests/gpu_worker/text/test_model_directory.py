@@ -1,15 +1,18 @@
-"""Sizes of a model, whatever its family calls them."""
+"""Sizes of a model, whatever its family calls them, its special tokens and its advice for sampling."""
 
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gpu_worker.text.model_directory import read_model_directory
+from gpu_worker.text.model_directory import read_model_directory, read_sampling_defaults
 from shared.errors import ConfigError
+from shared.sampling import SamplingDefaults
+from tests.gpu_worker.text.conftest import CopiedModel
 
 GPT2 = {"architectures": ["GPT2LMHeadModel"], "vocab_size": 9, "n_embd": 8, "n_head": 2, "n_layer": 1}
 MAMBA2 = {
@@ -90,3 +93,20 @@ def test_hostile_file_is_refused_by_its_name(tmp_path: Path, file: str, content:
     (tmp_path / file).write_bytes(content.encode("latin-1"))
     with pytest.raises(ConfigError, match=problem):
         read_model_directory(tmp_path)
+
+
+def test_sampling_that_a_model_advises_is_read(copied: CopiedModel) -> None:
+    advised = {"eos_token_id": 0, "do_sample": True, "temperature": 1, "top_k": 20, "top_p": 0.8}
+    (copied.path / "generation_config.json").write_text(json.dumps(advised))
+    expected = SamplingDefaults(temperature=1.0, top_k=20, top_p=0.8)
+    assert copied.read().sampling_defaults == expected
+    (copied.path / "generation_config.json").unlink()
+    assert copied.read().sampling_defaults is None
+
+
+def test_advised_value_that_no_request_could_have_is_left_out_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        found = read_sampling_defaults({"temperature": 3.5, "top_p": "much", "min_p": float("nan"), "top_k": None})
+    assert found is None
+    assert [record.getMessage().split()[1] for record in caplog.records] == ["temperature", "top_p", "min_p"]
+    assert read_sampling_defaults({"temperature": 3.5, "top_k": 50}) == SamplingDefaults(top_k=50)

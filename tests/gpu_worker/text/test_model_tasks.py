@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,28 +14,24 @@ from gpu_worker.core.pooling import PoolingPlan
 from gpu_worker.models.families import families
 from gpu_worker.models.registry import FAMILIES
 from gpu_worker.models.support_page import sample_config
-from gpu_worker.text.model_directory import ModelDirectory, read_model_directory
 from gpu_worker.text.model_tasks import EmbeddingForm, ModelTasks, ScoreForm, read_model_tasks
-from gpu_worker.text.tokenizer import ModelTokenizer
 from shared.errors import BadRequestError, ConfigError
+from tests.gpu_worker.text.conftest import CopiedModel
 
 Tasks = Callable[..., ModelTasks]
 ST = "sentence_transformers.models"
 
 
 @pytest.fixture
-def tasks_of(tmp_path: Path, demo_directory: ModelDirectory) -> Tasks:
+def tasks_of(copied: CopiedModel) -> Tasks:
     """Read the tasks of the demo model with other files beside it; `config` changes fields of its `config.json`."""
-    for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(demo_directory.path / name, tmp_path)
 
     def read(files: dict[str, Any] | None = None, **config: Any) -> ModelTasks:
-        fields = json.loads((tmp_path / "config.json").read_bytes())
-        for path, content in {"config.json": fields | config, **(files or {})}.items():
-            (tmp_path / path).parent.mkdir(exist_ok=True)
-            (tmp_path / path).write_text(json.dumps(content))
-        directory = read_model_directory(tmp_path)
-        return read_model_tasks(directory, ModelTokenizer(directory))
+        copied.change("config.json", **config)
+        for path, content in (files or {}).items():
+            (copied.path / path).parent.mkdir(exist_ok=True)
+            (copied.path / path).write_text(json.dumps(content))
+        return read_model_tasks(copied.read(), copied.tokenizer())
 
     return read
 

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from gpu_worker.text.model_directory import ModelDirectory
 from gpu_worker.text.prompt_encoder import PromptEncoder
 from gpu_worker.text.tokenizer import ModelTokenizer
 from shared.conversation import ChatMessage, ChatOptions, Conversation, ToolCall
@@ -22,8 +21,8 @@ MAX_MODEL_LEN = 131_072
 
 
 @pytest.fixture
-def encoder(demo_directory: ModelDirectory) -> Iterator[PromptEncoder]:
-    encoder = PromptEncoder(ModelTokenizer(demo_directory), MAX_MODEL_LEN)
+def encoder(tokenizer: ModelTokenizer) -> Iterator[PromptEncoder]:
+    encoder = PromptEncoder(tokenizer, MAX_MODEL_LEN)
     yield encoder
     encoder.close()
 
@@ -65,9 +64,8 @@ def test_long_decoding_equals_the_text(encoder: PromptEncoder) -> None:
 
 
 async def test_text_that_cannot_fit_is_refused_before_it_is_encoded(
-    demo_directory: ModelDirectory, monkeypatch: pytest.MonkeyPatch
+    tokenizer: ModelTokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tokenizer = ModelTokenizer(demo_directory)
     encoder = PromptEncoder(tokenizer, 100)
     limit = 100 * tokenizer.max_token_bytes
     assert len((await encoder.encode("x" * limit, is_truncated=True)).token_ids) > 100
@@ -89,9 +87,9 @@ async def test_text_that_cannot_fit_is_refused_before_it_is_encoded(
     encoder.close()
 
 
-async def test_list_of_more_ids_than_fit_is_never_made(demo_directory: ModelDirectory) -> None:
+async def test_list_of_more_ids_than_fit_is_never_made(tokenizer: ModelTokenizer) -> None:
     """A list of two million takes a tenth of a second, in which no other thread runs: every stream would stop."""
-    encoder = PromptEncoder(ModelTokenizer(demo_directory), 100)
+    encoder = PromptEncoder(tokenizer, 100)
     conversation = Conversation((ChatMessage(role="user", content="x " * 1500),))
     for prompt, param in (("x " * 1500, "prompt"), (conversation, "messages")):
         with pytest.raises(PromptTooLongError, match=r"has 1\d{3} tokens, and at most 99 can fit") as raised:
@@ -101,13 +99,12 @@ async def test_list_of_more_ids_than_fit_is_never_made(demo_directory: ModelDire
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the memory of the process from /proc")
-def test_memory_of_a_long_text_goes_back(demo_directory: ModelDirectory) -> None:
+def test_memory_of_a_long_text_goes_back(tokenizer: ModelTokenizer) -> None:
     """Of a text of 1 MB, some hundred megabytes of small blocks stayed."""
 
     def resident_mb() -> int:
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") >> 20
 
-    tokenizer = ModelTokenizer(demo_directory)
     with ThreadPoolExecutor(1) as lane:
         lane.submit(tokenizer.encode_text, "x " * 10_000).result()
         before = resident_mb()
@@ -122,8 +119,7 @@ def test_conversation_with_a_template_of_its_own_is_not_short(encoder: PromptEnc
     assert not encoder.is_short(Conversation(messages, ChatOptions(tools="x" * 2048)))
 
 
-def test_longest_token_is_at_least_as_long_as_any(demo_directory: ModelDirectory) -> None:
-    tokenizer = ModelTokenizer(demo_directory)
+def test_longest_token_is_at_least_as_long_as_any(tokenizer: ModelTokenizer) -> None:
     longest = max(len(tokenizer.token_bytes(token_id)) for token_id in range(tokenizer.vocab_size))
     assert tokenizer.max_token_bytes == max(32, longest)
 

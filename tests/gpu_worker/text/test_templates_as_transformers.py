@@ -27,7 +27,7 @@ from gpu_worker.text.spelled_tokens import SpelledTokens
 from shared.conversation import ChatOptions, Conversation
 from shared.errors import BadRequestError
 from tests.gpu_worker.text.test_content_parts import GEMMA4, GRANITE4, LLAVA
-from tests.gpu_worker.text.test_template_probes import DEEPSEEK, GEMMA, MINISTRAL, QWEN3
+from tests.gpu_worker.text.test_conversation_text import DEEPSEEK_R1, GEMMA, MINISTRAL, QWEN3
 
 DEMO = Path(ops.__file__).parent / "demo_model" / "model" / "tokenizer_config.json"
 CALLS = (
@@ -41,7 +41,7 @@ CALLS = (
 FOLDER = os.environ.get("CHAT_TEMPLATES")
 TEMPLATES = {
     "calls": CALLS,
-    "deepseek": DEEPSEEK,
+    "deepseek": DEEPSEEK_R1,
     "demo": json.loads(DEMO.read_text())["chat_template"],
     "gemma": GEMMA,
     "gemma4": GEMMA4,

@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import json
-import shutil
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,31 +10,18 @@ from tokenizers import AddedToken, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from gpu_worker.text.chat_template import load_chat_template
-from gpu_worker.text.model_directory import ModelDirectory, read_model_directory
+from gpu_worker.text.model_directory import ModelDirectory
 from gpu_worker.text.tokenizer import ChatSettings, ModelTokenizer
 from shared.conversation import ChatMessage, ChatOptions, ToolCall
 from shared.errors import BadRequestError, ConfigError
-from tests.gpu_worker.text.conftest import sentencepiece_tokenizer
+from tests.gpu_worker.text.conftest import CopiedModel, sentencepiece_tokenizer
 
 SPECIAL = {"<|endoftext|>": 0, "<|system|>": 1, "<|user|>": 2, "<|assistant|>": 3}
 
 
 @pytest.fixture(scope="module")
-def tokenizer(demo_directory: ModelDirectory) -> ModelTokenizer:
-    return ModelTokenizer(demo_directory)
-
-
-@pytest.fixture(scope="module")
 def reference(demo_directory: ModelDirectory) -> Any:
     return PreTrainedTokenizerFast.from_pretrained(demo_directory.path)
-
-
-def _directory_with_template(demo_directory: ModelDirectory, directory: Path, template: Any) -> ModelDirectory:
-    for name in ("config.json", "tokenizer.json"):
-        shutil.copy(demo_directory.path / name, directory)
-    config = {"bos_token": {"content": "<|endoftext|>"}, "eos_token": "<|endoftext|>", "chat_template": template}
-    (directory / "tokenizer_config.json").write_text(json.dumps(config))
-    return read_model_directory(directory)
 
 
 def _message(content: str, role: str = "user") -> ChatMessage:
@@ -72,16 +57,14 @@ SPELLS = ["a</s>b", "</s>b", "a <s>", "b</s> a</s>", "<s", "/s> b", "s>", "<s></
 @pytest.mark.parametrize("form", ["Prepend", "first", "always", "never"])
 @pytest.mark.parametrize("template", ["<s>{}</s>", "a {} b", "{}", "<s>a{}"])
 def test_spelled_special_token_costs_no_space_in_the_style_of_sentencepiece(
-    demo_directory: ModelDirectory, tmp_path: Path, form: str, template: str
+    copied: CopiedModel, form: str, template: str
 ) -> None:
-    source = template.format("{{ messages[0].content }}")
-    directory = _directory_with_template(demo_directory, tmp_path, source)
     library = sentencepiece_tokenizer(strips_space=False)
     if form != "Prepend":
         library.normalizer = normalizers.Replace(" ", "▁")
         library.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=form, split=False)
-    library.save(str(tmp_path / "tokenizer.json"))
-    tokenizer = ModelTokenizer(directory)
+    library.save(str(copied.path / "tokenizer.json"))
+    tokenizer = copied.tokenizer(template.format("{{ messages[0].content }}"))
     # transformers reads special tokens as text where it is told to, but no tokens that are not called special.
     begin, end = (library.token_to_id(name) for name in ("<s>", "</s>"))
     library.add_tokens([AddedToken(name, normalized=False) for name in ("[B]", "[E]")])
@@ -130,15 +113,7 @@ def test_nothing_that_a_client_writes_forges_a_special_token(parts: list[str], e
 
 @pytest.fixture(scope="module")
 def everywhere(demo_directory: ModelDirectory, tmp_path_factory: pytest.TempPathFactory) -> ModelTokenizer:
-    directory = tmp_path_factory.mktemp("everywhere")
-    return ModelTokenizer(_directory_with_template(demo_directory, directory, EVERYWHERE))
-
-
-def test_conversation_with_tools_uses_the_template_for_them(demo_directory: ModelDirectory, tmp_path: Path) -> None:
-    named = [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": "none"}]
-    tokenizer = ModelTokenizer(_directory_with_template(demo_directory, tmp_path, named))
-    encoded = tokenizer.encode_chat([_message("x")], ChatOptions(tools='[{"name": "f"}]'))
-    assert tokenizer.decode(encoded.token_ids) == "tools"
+    return CopiedModel(demo_directory, tmp_path_factory.mktemp("everywhere")).tokenizer(EVERYWHERE)
 
 
 def test_template_of_a_request_needs_the_operators_leave(tokenizer: ModelTokenizer) -> None:
@@ -160,13 +135,6 @@ def test_template_of_a_request_is_used_where_it_is_allowed(demo_directory: Model
         assert raised.value.param == "chat_template"
 
 
-def test_role_that_spells_a_special_token_forges_none(demo_directory: ModelDirectory, tmp_path: Path) -> None:
-    template = "{% for m in messages %}<|user|>{{ m.role }}{{ m.name }}{{ m.content }}{% endfor %}"
-    tokenizer = ModelTokenizer(_directory_with_template(demo_directory, tmp_path, template))
-    message = ChatMessage(role="<|system|>", name="<|assistant|>", content="x")
-    assert [token_id for token_id in tokenizer.encode_chat([message]).token_ids if token_id < 4] == [2]
-
-
 def test_special_token_in_completion_text_is_that_token(tokenizer: ModelTokenizer) -> None:
     assert tokenizer.encode_text("a<|user|>")[-1] == SPECIAL["<|user|>"]
 
@@ -175,34 +143,34 @@ def test_empty_completion_prompt_becomes_the_first_token(tokenizer: ModelTokeniz
     assert tokenizer.encode_text("") == [0]
 
 
-def test_model_without_template_refuses_chat(demo_directory: ModelDirectory, tmp_path: Path) -> None:
-    tokenizer = ModelTokenizer(_directory_with_template(demo_directory, tmp_path, None))
+def test_model_without_template_refuses_chat(copied: CopiedModel) -> None:
+    copied.change("tokenizer_config.json", chat_template=None)
+    tokenizer = copied.tokenizer()
     with pytest.raises(BadRequestError, match="no chat template") as raised:
         tokenizer.encode_chat([_message("x")])
     assert raised.value.param == "messages"
 
 
-def test_named_templates_use_the_default_one(demo_directory: ModelDirectory, tmp_path: Path) -> None:
-    named = [{"name": "tool_use", "template": "no"}, {"name": "default", "template": "{{ bos_token }}yes"}]
-    tokenizer = ModelTokenizer(_directory_with_template(demo_directory, tmp_path, named))
-    assert tokenizer.decode(tokenizer.encode_chat([_message("x")]).token_ids) == "yes"
+def test_named_templates_use_the_default_one_and_with_tools_the_one_for_them(copied: CopiedModel) -> None:
+    named = [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": "{{ bos_token }}yes"}]
+    copied.change("tokenizer_config.json", bos_token={"content": "<|endoftext|>"})
+    tokenizer = copied.tokenizer(named)
+    for options, text in ((ChatOptions(), "yes"), (ChatOptions(tools='[{"name": "f"}]'), "tools")):
+        assert tokenizer.decode(tokenizer.encode_chat([_message("x")], options).token_ids) == text
 
 
-def test_template_file_goes_before_the_configuration(demo_directory: ModelDirectory, tmp_path: Path) -> None:
-    directory = _directory_with_template(demo_directory, tmp_path, "configuration")
-    (tmp_path / "chat_template.jinja").write_text("file")
-    tokenizer = ModelTokenizer(directory)
+def test_template_file_goes_before_the_configuration(copied: CopiedModel) -> None:
+    (copied.path / "chat_template.jinja").write_text("file")
+    tokenizer = copied.tokenizer("configuration")
     assert tokenizer.decode(tokenizer.encode_chat([_message("x")]).token_ids) == "file"
 
 
-def test_templates_are_found_where_models_that_see_and_newer_ones_have_them(
-    demo_directory: ModelDirectory, tmp_path: Path
-) -> None:
-    directory = _directory_with_template(demo_directory, tmp_path, None)
-    (tmp_path / "chat_template.json").write_text(json.dumps({"chat_template": "plain"}))
-    (tmp_path / "additional_chat_templates").mkdir()
-    (tmp_path / "additional_chat_templates" / "tool_use.jinja").write_text("with tools")
-    templates = [load_chat_template(directory, name) for name in ("default", "tool_use", "rag")]
+def test_templates_are_found_where_models_that_see_and_newer_ones_have_them(copied: CopiedModel) -> None:
+    copied.change("tokenizer_config.json", chat_template=None)
+    (copied.path / "chat_template.json").write_text(json.dumps({"chat_template": "plain"}))
+    (copied.path / "additional_chat_templates").mkdir()
+    (copied.path / "additional_chat_templates" / "tool_use.jinja").write_text("with tools")
+    templates = [load_chat_template(copied.read(), name) for name in ("default", "tool_use", "rag")]
     assert [template and template.source for template in templates] == ["plain", "with tools", None]
 
 
@@ -219,28 +187,26 @@ def test_templates_are_found_where_models_that_see_and_newer_ones_have_them(
         "",
     ],
 )
-def test_template_that_refuses_or_fails_is_a_bad_request(
-    demo_directory: ModelDirectory, tmp_path: Path, template: str
-) -> None:
-    tokenizer = ModelTokenizer(_directory_with_template(demo_directory, tmp_path, template))
+def test_template_that_refuses_or_fails_is_a_bad_request(copied: CopiedModel, template: str) -> None:
+    tokenizer = copied.tokenizer(template)
     with pytest.raises(BadRequestError) as raised:
         tokenizer.encode_chat([_message("x")])
     assert raised.value.param == "messages"
 
 
-def test_template_has_what_transformers_offers(demo_directory: ModelDirectory, tmp_path: Path) -> None:
+def test_template_has_what_transformers_offers(copied: CopiedModel) -> None:
     template = (
         "  {% for m in messages %}\n  {% if loop.index > 1 %}{% break %}{% endif %}\n"
         "{% generation %}{{ m | tojson }}{% endgeneration %}{% endfor %}\n{{ strftime_now('%Y')[:2] }}"
     )
-    tokenizer = ModelTokenizer(_directory_with_template(demo_directory, tmp_path, template))
+    tokenizer = copied.tokenizer(template)
     text = tokenizer.decode(tokenizer.encode_chat([_message("<é>"), _message("second")]).token_ids)
     assert text == '{"role": "user", "content": "<é>"}20'
 
 
-def test_template_with_a_syntax_error_names_the_setting(demo_directory: ModelDirectory, tmp_path: Path) -> None:
+def test_template_with_a_syntax_error_names_the_setting(copied: CopiedModel) -> None:
     with pytest.raises(ConfigError, match=r"HEADRACE_MODEL.*syntax error"):
-        ModelTokenizer(_directory_with_template(demo_directory, tmp_path, "{% for %}"))
+        copied.tokenizer("{% for %}")
 
 
 def test_token_text_names_special_tokens_which_have_no_bytes(tokenizer: ModelTokenizer) -> None:

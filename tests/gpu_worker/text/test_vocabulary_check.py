@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -94,9 +93,8 @@ def test_tokenizer_with_a_larger_vocabulary_is_another_models(demo_directory: Mo
         check(dataclasses.replace(demo_directory, vocab_size=size - 1))
 
 
-def test_template_that_refuses_the_shortest_conversation_is_no_defect(make_model: MakeModel) -> None:
-    check(make_model(tokenizer_config={"chat_template": "{{ raise_exception('no') }}"}))
-
-
-def test_model_without_a_template_is_no_defect(make_model: MakeModel) -> None:
-    check(make_model(tokenizer_config=json.loads("{}")))
+@pytest.mark.parametrize("config", [{"chat_template": "{{ raise_exception('no') }}"}, {}])
+def test_template_that_refuses_the_shortest_conversation_or_is_missing_is_no_defect(
+    make_model: MakeModel, config: dict[str, str]
+) -> None:
+    check(make_model(tokenizer_config=config))
