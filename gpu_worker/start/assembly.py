@@ -95,7 +95,6 @@ class Worker:
         self._nats, self._clock = nats, ServerClock()
         self._tasks = tasks = TaskSupervisor()
         self.has_failed, self._group = tasks.has_failed, setup.group
-        self._follow_group()
         sizes, tokenizer = setup.scheduler, model.tokenizer
         self._engine = EngineThread(setup.engine)
         self._encoder = PromptEncoder(tokenizer, sizes.max_model_len, model.tasks.score_form)
@@ -191,6 +190,7 @@ class Worker:
         Raises:
             DependencyError: NATS has closed the connection.
         """
+        self._follow_group()
         self._engine.start(self._relay.deliver)
         await self._service.start()
         await self._clock.synchronize(self._nats)

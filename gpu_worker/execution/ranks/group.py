@@ -34,6 +34,8 @@ from shared.errors import ConfigError, HeadraceError
 
 FREEZE_S = 1.0
 """Time without a tick after which a rank counts as standing still. Ten are due in it."""
+_STARVED_FACTOR = 10.0
+"""So many times longer may it be without one while it wants to run: others have the cores then."""
 _LOADING_FREEZE_S = 60.0
 _MEETING_S = 120.0
 _GOODBYE_S = 5.0
@@ -225,7 +227,7 @@ class RankGroup:
                 if ticks != seen[rank][0] or was_paused:
                     # Who was paused itself has missed ticks: it begins to wait anew.
                     seen[rank] = (ticks, now)
-                elif now - since > self._freeze_s:
+                elif now - since > self._freeze_s * (_STARVED_FACTOR if _wants_to_run(member.pid) else 1):
                     self.end(f"rank {rank} (process {member.pid}) has stood still for {now - since:.1f} s")
                 if member.poll() is not None:
                     self.end(self._epitaph(rank, member))
@@ -243,6 +245,15 @@ class RankGroup:
         for member in self._members.values():
             if member.poll() is None:
                 member.kill()
+
+
+def _wants_to_run(pid: int) -> bool:
+    """Whether a thread of a process waits for a core, or has one; no where the system does not tell."""
+    try:
+        states = [path.read_text().rpartition(")")[2].split()[0] for path in Path(f"/proc/{pid}/task").glob("*/stat")]
+    except (OSError, IndexError):
+        return False
+    return "R" in states
 
 
 def _send(member: subprocess.Popen[bytes], value: object) -> None:
