@@ -118,7 +118,6 @@ class GatewayMetrics:
     )
 
     def __init__(self) -> None:
-        """Begin at zero."""
         self.requests: Counter[tuple[str, int]] = Counter()
         self.shed, self.limited, self.promises, self.redispatches, self.sequences, self.dead_letters = (
             # Each known reason is there from the start: Prometheus sees no increase in what begins with a 1.

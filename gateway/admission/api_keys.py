@@ -36,7 +36,6 @@ class KeyNotFoundError(HeadraceError):
     """No key of this id or name is in the file, or several are."""
 
     def __init__(self, named: str, ids: tuple[str, ...] = ()) -> None:
-        """Say which, and the `ids` of several."""
         several = f"{len(ids)} keys are called {named!r}; name one by its id: {', '.join(ids)}"
         super().__init__(several if ids else f"there is no key {named!r}; `headrace keys list` shows them")
         self.named = named
@@ -47,7 +46,6 @@ class ReplacedKeyError(HeadraceError):
     """A key is to be rotated that was replaced: the new one would be nobody's, and outlive the one in its place."""
 
     def __init__(self, old: KeyRecord, new: KeyRecord) -> None:
-        """Say by which it was replaced."""
         called = f" ({new.name})" if new.name else ""
         super().__init__(f"{old.id} ({old.name}) was replaced by {new.id}{called}: rotate that one")
 

@@ -32,7 +32,6 @@ class DrainCalendar:
     """
 
     def __init__(self) -> None:
-        """Begin with nothing booked."""
         self._booked: dict[int, float] = {}
         self._by_tenant: dict[str, float] = {}
         self._total = 0.0

@@ -26,7 +26,6 @@ class HoldTimes:
     __slots__ = ("_holders", "_mean_s", "num_held")
 
     def __init__(self) -> None:
-        """Begin without holders."""
         self.num_held = 0
         self._mean_s: float | None = None
         # Start and places by holder, oldest first.

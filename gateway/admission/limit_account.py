@@ -77,7 +77,6 @@ class KeyUsage:
     __slots__ = ("batches", "requests", "running", "tokens")
 
     def __init__(self) -> None:
-        """Begin unused."""
         self.batches: deque[Batch] = deque()
         self.requests = 0
         self.tokens = 0
@@ -169,7 +168,6 @@ class KeyAccount:
     )
 
     def __init__(self) -> None:
-        """Begin unused."""
         self.usage = KeyUsage()
         self.holds = HoldTimes()
         self.num_pending = 0

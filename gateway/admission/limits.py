@@ -80,7 +80,6 @@ class Lease:
     __slots__ = ("_limiter", "batch", "first_ms", "headers", "key_id", "of_tenant", "tokens")
 
     def __init__(self, limiter: RateLimiter, key_id: str, tokens: int) -> None:
-        """Made by the rate limiter."""
         self._limiter: RateLimiter | None = limiter
         self.key_id = key_id
         self.tokens = tokens
@@ -108,7 +107,6 @@ class UnlimitedLease(Lease):
     __slots__ = ()
 
     def __init__(self) -> None:
-        """Hold nothing."""
         self.headers = {}
 
     def release(self, tokens_used: int | None = None) -> None:

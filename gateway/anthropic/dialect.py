@@ -102,7 +102,6 @@ class BlockEvents:
     """Events of the blocks of a stream. One block is open at a time, and each has a number."""
 
     def __init__(self) -> None:
-        """Begin before the first block."""
         self._index = -1
         self._open: str | None = None
 
@@ -146,7 +145,6 @@ class BlockList:
     """Collects the blocks of a whole message."""
 
     def __init__(self) -> None:
-        """Begin empty."""
         self._blocks: list[dict[str, Any]] = []
         self._texts: list[str] = []
 

@@ -88,7 +88,6 @@ class MessageChoice(ReadChoice):
     """The only sink of a message: puts what is read into blocks."""
 
     def __init__(self, answer: Answer, reading: OutputReading | None, blocks: BlockEvents | BlockList) -> None:
-        """Fill these blocks."""
         super().__init__(answer, 0, reading or PLAIN_READING)
         self._blocks = blocks
         self._finish: Finish | None = None
@@ -136,7 +135,6 @@ class WholeMessage(Answer):
     """An answer as one message."""
 
     def __init__(self, asked: Asked) -> None:
-        """Prepare the only sink."""
         super().__init__(asked.exchange, asked.generation, asked.head)
         self._model = asked.generation.model
         self._blocks = BlockList()
@@ -152,7 +150,6 @@ class StreamedMessage(EventAnswer):
     """An answer as the events of one message."""
 
     def __init__(self, asked: Asked, parts: StreamParts) -> None:
-        """Prepare the only sink."""
         generation = asked.generation
         super().__init__(asked.exchange, generation, asked.head, parts.flusher, parts.limits, parts.now)
         self._choice = _StreamedChoice(self, self._stream, generation)

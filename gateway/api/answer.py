@@ -51,7 +51,6 @@ class ResponseHead:
     __slots__ = ("dialect", "limits", "model", "record", "request_id", "route", "started", "status")
 
     def __init__(self, request_id: str, started: float, dialect: Dialect = OPENAI) -> None:
-        """Name the request."""
         self.request_id = request_id
         self.started = started
         self.dialect = dialect

@@ -83,7 +83,6 @@ class DetailedSink:
     __slots__ = ("_details", "_opening", "_sink", "_wanted")
 
     def __init__(self, sink: Sink, details: ChoiceDetails, wanted: Details) -> None:
-        """Stand before `sink`."""
         self._sink = sink
         self._details = details
         self._wanted = wanted

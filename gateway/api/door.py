@@ -81,7 +81,6 @@ class Door:
     """Pure ASGI. Owns nothing of a request; what there is to know of it lies in `scope["state"]["head"]`."""
 
     def __init__(self, app: ASGIApp, port: Port) -> None:
-        """Stand before these routes."""
         self._app = app
         self._port = port
         self._dialects = port.dialects

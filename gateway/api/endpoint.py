@@ -90,7 +90,6 @@ class Endpoint(ABC):
     is_repeatable: bool = False
 
     def __init__(self, bodies: LargeBodies) -> None:
-        """Read with `bodies`."""
         self._bodies = bodies
 
     async def generation(self, body: bytes, principal: Principal, rules: BodyRules = STRICT) -> Generation:

@@ -32,7 +32,6 @@ class LargeBodies:
     """Knows who waits. Used from one event loop."""
 
     def __init__(self) -> None:
-        """Begin with no tenant waiting."""
         self._one = asyncio.Lock()
         # Of its own: nothing else makes a body wait for a thread.
         self._thread = ThreadPoolExecutor(1, "large-bodies")

@@ -29,7 +29,6 @@ class ModelReading:
     """Reads generations as their models do. Many or large tools take a while: one such generation at a time."""
 
     def __init__(self) -> None:
-        """Begin with nothing to read."""
         self._one_costly = asyncio.Lock()
 
     async def read(self, generation: Generation, load: FleetLoad) -> Generation:

@@ -68,7 +68,6 @@ class OperatorRoutes:
     """The handlers; each checks who asks."""
 
     def __init__(self, services: OperatorServices) -> None:
-        """Serve with these."""
         self._services = services
         # Whoever reaches the port must not be able to fill the log.
         self._log_limit = LogLimit(_logger)

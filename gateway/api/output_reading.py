@@ -186,7 +186,6 @@ class RefusedSchemaError(ApiError):
     """
 
     def __init__(self, message: str, param: str, tool_name: str) -> None:
-        """Refuse with a message about the field `param`."""
         super().__init__(400, message, param=param, code="invalid_value")
         self.tool_name = tool_name
 

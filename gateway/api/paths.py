@@ -36,7 +36,6 @@ class KnownPaths:
     """Finds the route's own spelling of a path. Routes differ in their first part, `/v1` left out."""
 
     def __init__(self, paths: Iterable[str]) -> None:
-        """Know the paths of these routes."""
         self._known = frozenset(map(_beginning, paths))
 
     def route_path(self, path: str) -> str:
@@ -82,7 +81,6 @@ class UnservedPaths:
     """Knows the paths that are served, and so which of them another one may mean."""
 
     def __init__(self, paths: Iterable[str]) -> None:
-        """Know the paths of all routes."""
         # A mapping, in the order of the routes.
         self._paths = dict.fromkeys(path for path in paths if "{" not in path)
         self._most_parts = max((path.count("/") for path in self._paths), default=0)

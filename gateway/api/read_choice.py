@@ -44,7 +44,6 @@ class ReadChoice(ABC):
     )
 
     def __init__(self, answer: Answer, index: int, reading: OutputReading) -> None:
-        """Read for the choice `index` of `answer`."""
         self._answer = answer
         self._index = index
         self._reading = reading
@@ -145,7 +144,6 @@ class ReasoningTokens:
     __slots__ = ("_is_reasoning", "_num_unread", "count")
 
     def __init__(self) -> None:
-        """Start at 0."""
         self.count = 0
         self._is_reasoning = False
         # Tokens whose text the reader has not told yet, or has dropped.

@@ -58,7 +58,6 @@ class RequestRecord:
     )
 
     def __init__(self, route: str, request_id: str) -> None:
-        """Begin now."""
         self.route = route
         self.request_id = request_id
         self.began_at = time.monotonic()

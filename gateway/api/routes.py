@@ -233,7 +233,6 @@ class Routes:
     """The handlers, and the table of the public port."""
 
     def __init__(self, services: RouteServices) -> None:
-        """Serve with these."""
         self._services = services
         self._created = int(time.time())
 

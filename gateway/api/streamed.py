@@ -23,7 +23,6 @@ class StreamedChoice(ReadChoice):
     def __init__(
         self, answer: Answer, stream: EventStream, chunks: ChoiceChunks, index: int, reading: OutputReading
     ) -> None:
-        """Encode with `chunks` into `stream`."""
         super().__init__(answer, index, reading)
         self._stream = stream
         self._chunks = chunks

@@ -23,7 +23,6 @@ class StructuredOutputAdmission:
     """Asks the checker about the grammars of generations."""
 
     def __init__(self, checker: GrammarChecker) -> None:
-        """Ask this checker."""
         self._checker = checker
 
     async def checked(self, generation: Generation, tenant: str) -> Generation:

@@ -34,7 +34,6 @@ class UsageTotals:
     )
 
     def __init__(self, n: int) -> None:
-        """Know of no sequence yet."""
         self._n = n
         self.prompt_tokens = self.cached_tokens = 0
         self.completion_tokens = self.longest_completion = 0

@@ -31,7 +31,6 @@ class WholeChoice(ReadChoice):
     """Collects what is read into one object."""
 
     def __init__(self, answer: Answer, index: int, reading: OutputReading) -> None:
-        """Start empty."""
         super().__init__(answer, index, reading)
         self._is_plain = reading is PLAIN_READING
         self._contents: list[str] = []
@@ -104,7 +103,6 @@ class WholeAnswer(Answer):
     def __init__(
         self, exchange: Exchange, generation: Generation, identity: AnswerIdentity, head: ResponseHead
     ) -> None:
-        """Prepare one sink per choice."""
         super().__init__(exchange, generation, head)
         self._identity = identity
         reading = generation.reading or PLAIN_READING

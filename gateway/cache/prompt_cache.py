@@ -42,7 +42,6 @@ class AnswerMemory:
     """Answers by the digest of their request, least recently used out first: at most `max_bytes`; none with 0."""
 
     def __init__(self, max_bytes: int) -> None:
-        """Start empty."""
         self._max_bytes = max_bytes
         self._entries: OrderedDict[bytes, _Entry] = OrderedDict()
         self.num_bytes = 0

@@ -24,7 +24,6 @@ class ReplyParser:
     """Owns what has come of a reply that is not complete."""
 
     def __init__(self) -> None:
-        """Expect the first reply."""
         self._data = bytearray()
 
     def feed(self, data: bytes) -> list[Reply]:

@@ -24,7 +24,6 @@ class SharedSequence:
     __slots__ = ("_generation", "deltas", "sinks")
 
     def __init__(self, generation: SharedGeneration) -> None:
-        """Start without deltas and without members."""
         self._generation = generation
         self.deltas: list[Delta] = []
         self.sinks: list[Sink] = []
@@ -131,7 +130,6 @@ class SingleFlight:
     """The shared generations in flight, by key."""
 
     def __init__(self) -> None:
-        """Start with none."""
         self._generations: dict[bytes, SharedGeneration] = {}
 
     def __len__(self) -> int:

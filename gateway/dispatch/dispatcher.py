@@ -53,7 +53,6 @@ class DispatchCounts:
     """Counts ends, moves, gaps and quarantines for the dispatcher and its parts."""
 
     def __init__(self, metrics: GatewayMetrics) -> None:
-        """Count in `metrics`."""
         self._metrics = metrics
         self._loop = asyncio.get_running_loop()
         self.gap = metrics.by_model.gap

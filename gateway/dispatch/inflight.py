@@ -180,7 +180,6 @@ class FlightTable:
     """
 
     def __init__(self) -> None:
-        """Start empty."""
         self.by_id: dict[str, Flight] = {}
         self._unclaimed: dict[str, _Count] = {}
         # Claims that the holder's heartbeats do not show yet, by model and worker.

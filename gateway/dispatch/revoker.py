@@ -29,7 +29,6 @@ class Revoker:
     """Sends cancellations and deletions in the background."""
 
     def __init__(self, nats: Client, js: JetStreamContext) -> None:
-        """Start idle."""
         self._nats = nats
         self._js = js
         # By model, epoch, and the worker that is left alone.

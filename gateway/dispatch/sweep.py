@@ -32,7 +32,6 @@ class Sweep:
     """Calls the parts in their order; owns nothing but the detector of pauses."""
 
     def __init__(self, fleet: Fleet, nats_watch: NatsWatch, prober: Prober, recovery: Recovery) -> None:
-        """Look after these."""
         self._fleet = fleet
         self._nats_watch = nats_watch
         self._prober = prober

@@ -59,7 +59,6 @@ class Timeouts:
     """Says which flights have timed out. `now` is loop time."""
 
     def __init__(self, limits: RecoveryLimits, fleet: Fleet) -> None:
-        """Decide by these limits."""
         self._limits = limits
         self._fleet = fleet
 

@@ -51,7 +51,6 @@ class RememberedDeaths:
     """The last death of each worker."""
 
     def __init__(self) -> None:
-        """Remember none."""
         # One limit each: a return is told however soon it comes behind the death that it takes back.
         self._log_of_deaths = LogLimit(_logger, LOG_INTERVAL_S)
         self._log_of_returns = LogLimit(_logger, LOG_INTERVAL_S)

@@ -100,7 +100,6 @@ class FleetCollector(Collector):
     def __init__(
         self, fleet: FleetSource, unclaimed: UnclaimedSource, streams: StreamWatch, usage: UsageWatch, process: int
     ) -> None:
-        """Report on `fleet`."""
         self._usage = usage
         self._fleet = fleet
         self._unclaimed = unclaimed

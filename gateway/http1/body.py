@@ -59,7 +59,6 @@ class BodyBudget:
     __slots__ = ("bodies", "bytes")
 
     def __init__(self, max_bytes: int, max_bodies: int) -> None:
-        """Start empty."""
         self.bytes = Shares(max_bytes, 1)
         self.bodies = Shares(max_bodies, 1)
 

@@ -50,7 +50,6 @@ class LengthFraming:
     __slots__ = ("remaining",)
 
     def __init__(self, length: int) -> None:
-        """Expect `length` bytes."""
         self.remaining = length
 
     @property
@@ -74,7 +73,6 @@ class ChunkedFraming:
     remaining: int | None = None
 
     def __init__(self) -> None:
-        """Expect the first chunk."""
         self.is_complete = False
         # Bytes of the chunk that are still to come, its final line break included.
         self._left_in_chunk = 0

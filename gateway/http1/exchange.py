@@ -108,7 +108,6 @@ class Exchange(_WritePath):
     )
 
     def __init__(self, channel: ResponseChannel, head: RequestHead, body: RequestBody) -> None:
-        """Answer on `channel`."""
         self._channel = channel
         self._transport = channel.transport
         self.head = head

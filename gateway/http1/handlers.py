@@ -86,7 +86,6 @@ class AsgiCall:
     __slots__ = ("_exchange", "_has_read", "_headers", "_left", "_max_body_bytes", "_scope", "_status")
 
     def __init__(self, exchange: Exchange, max_body_bytes: int, scope: MutableMapping[str, Any]) -> None:
-        """Answer on `exchange`."""
         self._exchange = exchange
         self._max_body_bytes = max_body_bytes
         self._scope = scope

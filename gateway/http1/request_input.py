@@ -24,7 +24,6 @@ class RequestInput:
     __slots__ = ("_last", "_last_bytes", "_num_blank", "_searched", "data")
 
     def __init__(self) -> None:
-        """Start empty."""
         self.data = bytearray()
         self._searched = 0
         self._num_blank = 0

@@ -191,7 +191,6 @@ class LlamaCppRoutes:
     """Answers for models of the fleet. `?model=` names one where there are several."""
 
     def __init__(self, services: RouteServices) -> None:
-        """Answer with these."""
         self._services = services
 
     def routes(self) -> list[KeyRoute]:

@@ -135,7 +135,6 @@ class NumbersAnswer(Answer, Generic[Value]):
     _listed = frozenset({"input", "documents", "texts", "text_2"})
 
     def __init__(self, asked: Asked, generation: Generation) -> None:
-        """Prepare one sink per sequence."""
         super().__init__(asked.exchange, generation, asked.head)
         self._model = generation.model
         self._values: list[Value | None] = [None] * generation.num_sequences
@@ -190,7 +189,6 @@ class EmbeddingsAnswer(NumbersAnswer[Raw]):
     names = MappingProxyType({"prompt": "input"})
 
     def __init__(self, asked: Asked, request: EmbeddingsRequest) -> None:
-        """Write vectors as the request says."""
         super().__init__(asked, request)
         self._is_base64 = request.is_base64
 
@@ -214,7 +212,6 @@ class RerankAnswer(_ScoresAnswer):
     """Jina's and Cohere's list of documents, best first; of equal ones the earlier first."""
 
     def __init__(self, asked: Asked, request: RerankRequest) -> None:
-        """Answer with as many documents as the request says."""
         super().__init__(asked, request)
         self._request = request
         self.names = MappingProxyType({"prompt": "texts" if request.is_plain_list else "documents"})

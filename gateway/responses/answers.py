@@ -49,7 +49,6 @@ class ResponseChoice(ReadChoice):
     """Sink of the only sequence: puts what it reads into the output."""
 
     def __init__(self, answer: ResponseAnswer, generation: Generation, output: ResponseOutput) -> None:
-        """Read into `output`."""
         super().__init__(answer, 0, generation.reading or PLAIN_READING)
         self._response = answer
         self._output = output
@@ -152,7 +151,6 @@ class WholeResponse(ResponseAnswer):
     """A response as one JSON body."""
 
     def __init__(self, asked: Asked, keeping: Keeping) -> None:
-        """Answer `asked`, and store the response."""
         super().__init__(asked.exchange, asked.generation, asked.head)
         self.prepare(asked, keeping, no_events)
 
@@ -164,7 +162,6 @@ class StreamedResponse(ResponseAnswer, EventAnswer):
     """A response as a stream of events. Its first output is written at once; what follows waits for the flush."""
 
     def __init__(self, asked: Asked, keeping: Keeping, parts: StreamParts) -> None:
-        """Answer `asked`, and store the response."""
         EventAnswer.__init__(self, asked.exchange, asked.generation, asked.head, parts.flusher, parts.limits, parts.now)
         self._events = EventWriter(self._stream.send)
         self._opened, self._head_delay_s = parts.now, parts.limits.head_delay_s

@@ -107,7 +107,6 @@ class QueuedResponse(BackgroundAnswer):
     """The queued response as one JSON body."""
 
     def __init__(self, asked: Asked) -> None:
-        """Answer `asked`."""
         super().__init__(asked.exchange, asked.generation, asked.head)
         self.reserve(asked.generation)
 
@@ -122,7 +121,6 @@ class FollowedResponse(BackgroundAnswer, EventAnswer):
     """The events of a response, from its queuing to its end."""
 
     def __init__(self, asked: Asked, store: ResponseStore, parts: StreamParts) -> None:
-        """Answer `asked`."""
         EventAnswer.__init__(self, asked.exchange, asked.generation, asked.head, parts.flusher, parts.limits, parts.now)
         self.reserve(asked.generation)
         self._tenant = asked.principal.tenant

@@ -56,7 +56,6 @@ class ResponsesEndpoint(Endpoint):
     dialect = RESPONSES
 
     def __init__(self, store: ResponseStore, bodies: LargeBodies) -> None:
-        """Read with `bodies`, and store in `store`."""
         super().__init__(bodies)
         self._store = store
         self._submission = Submission(store)

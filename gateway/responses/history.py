@@ -21,7 +21,6 @@ class History:
     """Reads conversations from the store. Keeps nothing."""
 
     def __init__(self, store: ResponseStore) -> None:
-        """Read from `store`."""
         self._store = store
 
     async def before(

@@ -209,7 +209,6 @@ class JobWatch:
     """
 
     def __init__(self) -> None:
-        """Hear of nothing; `start` subscribes."""
         self.changed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.has_heard = False
         self._latest: BatchProgress | None = None

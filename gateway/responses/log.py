@@ -123,7 +123,6 @@ class PieceBudget:
     """
 
     def __init__(self, num_pieces: int = MAX_PIECES) -> None:
-        """Allow so many pieces."""
         self._num_left = num_pieces
         self.num_bytes = 0
 

@@ -15,8 +15,8 @@ from msgspec import Raw, Struct
 
 from gateway.api.schemas.bodies import OPENAI_NAMES
 from gateway.api.schemas.checks import invalid_value, unknown_parameter, unsupported_parameter
-from gateway.api.schemas.names import Kind, OtherTypes, ParameterTable, Row, for_kinds, ignored, refused
-from gateway.api.schemas.unserved_names import OF_CLIENTS
+from gateway.api.schemas.names import Kind, OtherTypes, ParameterTable, Row, ignored, refused
+from gateway.api.schemas.unserved_names import names_of_clients
 from gateway.responses.body import InputItemBody, InputPartBody, ReasoningBody, ResponseBody, TextBody, TextFormatBody
 from gateway.responses.items import read_hosted
 from gateway.responses.tools import FunctionToolBody
@@ -124,7 +124,7 @@ RESPONSE_NAMES = ParameterTable(
         Responses.TEXT: TextBody,
         Responses.TEXT_FORMAT: TextFormatBody,
     },
-    (*_ROWS, *for_kinds(OF_CLIENTS, Responses.RESPONSE)),
+    (*_ROWS, *names_of_clients(Responses.RESPONSE)),
     {Responses.ITEM: OtherTypes(_ITEM_TYPES, read_hosted), Responses.PART: OtherTypes(_PART_TYPES)},
     beside=OPENAI_NAMES,
 )

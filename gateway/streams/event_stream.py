@@ -57,7 +57,6 @@ class Flusher:
     """Collects streams that have something to send, and flushes them together."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Start idle."""
         self._loop = loop
         self._waiting: list[EventStream] = []
         self._not_before = 0.0

@@ -79,7 +79,6 @@ class ModelMetrics:
     """Measures of one model. The attributes are the keys of `ROWS`; see there."""
 
     def __init__(self) -> None:
-        """Begin at zero."""
         self.ttft_s, self.e2e_s = Histogram(LATENCY_BOUNDS_S), Histogram(LATENCY_BOUNDS_S)
         self.gap_s, self.mean_gap_s = Histogram(GAP_BOUNDS_S), Histogram(GAP_BOUNDS_S)
         self.queue_s, self.prefill_s = Histogram(LATENCY_BOUNDS_S), Histogram(LATENCY_BOUNDS_S)
@@ -119,7 +118,6 @@ class TenantUse:
     __slots__ = ("cached_tokens", "completion_tokens", "prompt_tokens", "requests")
 
     def __init__(self) -> None:
-        """Begin at zero."""
         self.requests = self.prompt_tokens = self.cached_tokens = self.completion_tokens = 0
 
 
@@ -127,7 +125,6 @@ class RequestMetrics:
     """The measures of all models and tenants of one process."""
 
     def __init__(self) -> None:
-        """Know no model."""
         self._models: dict[str, ModelMetrics] = {}
         self._model_names, self._tenant_names = BoundedNames(), BoundedNames()
         self._tenants: dict[tuple[str, str], TenantUse] = {}

@@ -71,7 +71,6 @@ class BoundedNames:
     """Names that become label values: the first ones that come; all others are one."""
 
     def __init__(self, limit: int = MAX_NAMES) -> None:
-        """Tell `limit` names apart."""
         self._limit = limit
         self._known: set[str] = set()
 

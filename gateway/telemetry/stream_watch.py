@@ -39,7 +39,6 @@ class StreamWatch:
     """
 
     def __init__(self, js: JetStreamContext, is_wanted: Callable[[], bool]) -> None:
-        """Ask while `is_wanted` says so."""
         self._js = js
         self._is_wanted = is_wanted
         self.states: dict[str, StreamState] = {}

@@ -34,7 +34,6 @@ class UsageWatch:
     """Asks NATS."""
 
     def __init__(self, js: JetStreamContext, is_wanted: Callable[[], bool]) -> None:
-        """Ask while `is_wanted` says so."""
         self._js = js
         self._is_wanted = is_wanted
         self._totals: list[UsageTotal] = []

@@ -40,7 +40,6 @@ class BodyReader(Generic[T]):
     """Reads the bodies of one endpoint."""
 
     def __init__(self, table: ParameterTable, kind: Kind, struct: type[T]) -> None:
-        """Read a struct, whose names are in a table."""
         self._table = table
         self._kind = kind
         self._decoder = msgspec.json.Decoder(struct)

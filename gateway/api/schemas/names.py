@@ -11,7 +11,7 @@ from __future__ import annotations
 import difflib
 import enum
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, get_args, get_type_hints
 
@@ -75,11 +75,6 @@ def ignored(name: str, note: str, example: object, *kinds: Kind) -> Row:
 def refused(name: str, instead: str, example: object, without_effect: tuple[object, ...], *kinds: Kind) -> Row:
     """Return the row of a name that would change the answer and is not served."""
     return Row(name, kinds, instead, example, without_effect, use=Use.REFUSED)
-
-
-def for_kinds(rows: Iterable[Row], *kinds: Kind) -> tuple[Row, ...]:
-    """Return the same rows for other objects."""
-    return tuple(replace(row, kinds=kinds) for row in rows)
 
 
 def described(note: str, example: object = None) -> Meta:
