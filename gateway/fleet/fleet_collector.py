@@ -19,8 +19,7 @@ from prometheus_client.registry import Collector
 from gateway.fleet.fleet_load import FleetLoad
 from gateway.telemetry import worker_rows
 from gateway.telemetry.row import MetricRow, add
-from gateway.telemetry.stream_watch import STREAM_ROWS, StreamWatch
-from gateway.telemetry.usage_watch import UsageWatch
+from gateway.telemetry.stream_watch import STREAM_ROWS, StreamWatch, UsageWatch
 from shared.histogram import cumulative
 from shared.messages import Heartbeat
 from shared.worker_metrics import STEP_SECONDS_BOUNDS, STEP_TOKENS_BOUNDS, HistogramCounts, WorkerMetrics

@@ -9,8 +9,7 @@ from gateway import metrics
 from gateway.fleet import fleet_collector
 from gateway.telemetry import model_metrics, worker_rows
 from gateway.telemetry.row import MetricRow
-from gateway.telemetry.stream_watch import STREAM_ROWS
-from gateway.telemetry.usage_watch import USAGE_ROWS
+from gateway.telemetry.stream_watch import STREAM_ROWS, USAGE_ROWS
 
 _SECTIONS: tuple[tuple[str, str, tuple[MetricRow, ...]], ...] = (
     (

@@ -25,8 +25,7 @@ from prometheus_client.registry import Collector
 from gateway.dispatch.dispatcher import Dispatcher
 from gateway.fleet.fleet_collector import FleetCollector
 from gateway.metrics import GatewayMetrics, MetricsCollector, make_registry
-from gateway.telemetry.stream_watch import StreamWatch
-from gateway.telemetry.usage_watch import UsageWatch
+from gateway.telemetry.stream_watch import StreamWatch, UsageWatch
 from shared.direct_client import DirectClient
 from shared.task_supervisor import TaskSupervisor
 

@@ -1,14 +1,17 @@
 """Several gateway processes on one port: fork them, replace those that end, stand still or drain, pass signals on.
 
 The parent serves nothing and runs no event loop and no threads: it forks. It holds the listening sockets, from which
-all processes accept, and watches each process through a pipe (`gateway.process.parent_link`). Silence is counted in the
-parent's own rounds: a pause of the machine or of the parent counts as one round, however long it was. A process that
-begins to drain is replaced at once; SIGUSR1 drains the processes one after the other, so that some always serve.
+all processes accept, and watches each process through a pipe, into which the process writes one byte, its state, four
+times a second; a process sees its parent's death at the end of another pipe. Silence is counted in the parent's own
+rounds: a pause of the machine or of the parent counts as one round, however long it was. A process that begins to drain
+is replaced at once; SIGUSR1 drains the processes one after the other, so that some always serve.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import enum
 import logging
 import os
 import select
@@ -19,8 +22,8 @@ from dataclasses import dataclass
 from types import FrameType
 
 from gateway.process.listeners import Listeners
-from gateway.process.parent_link import BEAT_INTERVAL_S, ParentLink, ProcessState
 
+BEAT_INTERVAL_S = 0.25
 RESTART_MIN_S = 0.5
 RESTART_MAX_S = 10.0
 STABLE_S = 10.0
@@ -34,6 +37,46 @@ SLOTS_PER_PROCESS = 4
 _PIPE_BYTES = 4096
 
 _logger = logging.getLogger(__name__)
+
+
+class ProcessState(enum.Enum):
+    """What a gateway process is doing; the values are what goes through the pipe."""
+
+    STARTING = b"s"
+    SERVING = b"r"
+    DRAINING = b"d"
+
+
+@dataclass(slots=True)
+class ParentLink:
+    """The process's end.
+
+    Attributes:
+        socket_index: Which of the public port's sockets is its own.
+        parent_pipe: Readable once the parent is dead.
+        state_pipe: Takes the beats.
+    """
+
+    socket_index: int
+    parent_pipe: int
+    state_pipe: int
+    state: ProcessState = ProcessState.STARTING
+
+    def enter(self, state: ProcessState) -> None:
+        """Take up a state, and tell the parent at once."""
+        self.state = state
+        self.beat()
+
+    def beat(self) -> None:
+        """Tell the parent that the event loop runs. A parent that does not read, or is dead, is no reason to stop."""
+        with contextlib.suppress(BlockingIOError, BrokenPipeError):
+            os.write(self.state_pipe, self.state.value)
+
+    async def beat_forever(self) -> None:
+        """Beat four times a second."""
+        while True:
+            self.beat()
+            await asyncio.sleep(BEAT_INTERVAL_S)
 
 
 @dataclass(slots=True)

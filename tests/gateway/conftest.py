@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack
 
 import pytest
@@ -10,6 +10,7 @@ from tests.gateway.gateway_process import GatewayProcess, running_gateway
 from tests.gateway.known_worker import known_worker
 from tests.gateway.raw_client import RawClient, connected
 from tests.gateway.wire_worker import WireWorker
+from tests.servers import NatsServer
 
 
 @pytest.fixture(scope="module")
@@ -38,5 +39,20 @@ async def bench(nats_url: str) -> AsyncIterator[Bench]:
     """A dispatcher of a model of its own, at the session's NATS server."""
     async with AsyncExitStack() as stack:
         bench = Bench(nats_url, stack)
+        await bench.start()
+        yield bench
+
+
+@pytest.fixture
+def nats(start_nats: Callable[..., NatsServer]) -> NatsServer:
+    """A NATS server of the test's own, which may be stopped."""
+    return start_nats()
+
+
+@pytest.fixture
+async def own_bench(nats: NatsServer) -> AsyncIterator[Bench]:
+    """A dispatcher of a model of its own, at the test's own NATS server."""
+    async with AsyncExitStack() as stack:
+        bench = Bench(nats.url, stack)
         await bench.start()
         yield bench

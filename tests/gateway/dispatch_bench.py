@@ -73,6 +73,11 @@ class ListSink:
         await until(lambda: self.num_tokens >= num_tokens)
 
     @property
+    def refusal(self) -> tuple[int, str | None] | None:
+        """Status and code of the error."""
+        return None if self.error is None else (self.error.status, self.error.code)
+
+    @property
     def num_tokens(self) -> int:
         return sum(len(delta.token_ids) for delta in self.deltas)
 
@@ -134,6 +139,12 @@ class Bench:
         await until(lambda: not self.dispatcher.fleet.liveness.is_gone(worker.name))
         await until(lambda: self.dispatcher.fleet.is_ready(self.model))
         return worker
+
+    async def begun(self, num_tokens: int = 0, **fields: object) -> tuple[WireWorker, ListSink, Request]:
+        """Start a worker, submit a request, and let the worker claim it and say its first tokens."""
+        worker, sink = await self.worker("a"), ListSink()
+        await self.submit(sink, **fields)
+        return worker, sink, await worker.begin(num_tokens)
 
     async def submit(self, sink: ListSink, **fields: object) -> Request:
         request = Request(

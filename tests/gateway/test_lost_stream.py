@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -15,38 +14,30 @@ from tests.ops.nats.secured import PASSWORDS, secured_server
 from tests.servers import NatsServer
 
 
-async def test_request_taken_back_after_its_stream_was_lost_deletes_nobodys_message(
-    start_nats: Callable[..., NatsServer],
-) -> None:
-    async with AsyncExitStack() as stack:
-        bench = Bench(start_nats().url, stack)
-        await bench.start()
-        js = bench.nats.jetstream()
-        await bench.submit(ListSink())
-        await until(lambda: bench.flight.stream_seq is not None)
-        await js.delete_stream(INTERACTIVE_STREAM)
-        await ensure_streams(js, StreamLimits())
-        await js.publish(f"hr.req.{bench.model}.interactive", b"another gateway's request")
-        # Nobody has told this gateway that the stream is a new one: it may be in the middle of finding out.
-        bench.dispatcher.cancel([bench.flight])
-        await bench.dispatcher._revoker.close()
-        assert (await js.stream_info(INTERACTIVE_STREAM)).state.messages == 1
+async def test_request_taken_back_after_its_stream_was_lost_deletes_nobodys_message(own_bench: Bench) -> None:
+    js = own_bench.nats.jetstream()
+    await own_bench.submit(ListSink())
+    await until(lambda: own_bench.flight.stream_seq is not None)
+    await js.delete_stream(INTERACTIVE_STREAM)
+    await ensure_streams(js, StreamLimits())
+    await js.publish(f"hr.req.{own_bench.model}.interactive", b"another gateway's request")
+    # Nobody has told this gateway that the stream is a new one: it may be in the middle of finding out.
+    own_bench.dispatcher.cancel([own_bench.flight])
+    await own_bench.dispatcher._revoker.close()
+    assert (await js.stream_info(INTERACTIVE_STREAM)).state.messages == 1
 
 
-async def test_number_in_a_lost_stream_is_forgotten(start_nats: Callable[..., NatsServer]) -> None:
-    async with AsyncExitStack() as stack:
-        bench = Bench(start_nats().url, stack)
-        await bench.start()
-        js = bench.nats.jetstream()
-        worker = await bench.worker("a")
-        await bench.submit(ListSink())
-        await worker.claim(await worker.next_request())
-        await until(lambda: bench.flight.worker is not None and bench.flight.stream_seq is not None)
-        await bench.dispatcher.reconnected()
-        assert bench.flight.stream_seq is not None
-        await js.delete_stream(INTERACTIVE_STREAM)
-        await bench.dispatcher.reconnected()
-        assert bench.flight.stream_seq is None
+async def test_number_in_a_lost_stream_is_forgotten(own_bench: Bench) -> None:
+    js = own_bench.nats.jetstream()
+    worker = await own_bench.worker("a")
+    await own_bench.submit(ListSink())
+    await worker.claim(await worker.next_request())
+    await until(lambda: own_bench.flight.worker is not None and own_bench.flight.stream_seq is not None)
+    await own_bench.dispatcher.reconnected()
+    assert own_bench.flight.stream_seq is not None
+    await js.delete_stream(INTERACTIVE_STREAM)
+    await own_bench.dispatcher.reconnected()
+    assert own_bench.flight.stream_seq is None
 
 
 async def test_server_that_lost_its_disk_queues_requests_of_people_again(tmp_path: Path) -> None:

@@ -154,6 +154,12 @@ class WireWorker:
         await self.send(request.reply, [Delta(request.id, request.epoch, num_tokens, finish=finish)])
         await self.ack(request)
 
+    async def complete(self, request: Request, start: int, stop: int) -> None:
+        """Claim a request, say the tokens of these positions, and end it."""
+        await self.claim(request)
+        await self.say(request, start, stop)
+        await self.end(request, stop)
+
     async def ack(self, request: Request) -> None:
         message = self._messages.pop((request.id, request.epoch), None)
         if message is not None:

@@ -364,8 +364,7 @@ async def test_generation_that_cannot_be_queued_fails_its_clients_and_is_not_joi
         failure, broken = RuntimeError("broken"), ListSink()
         with pytest.raises(RuntimeError, match="broken"):
             await gateway.share([broken])
-        assert broken.error is not None
-        assert (broken.error.status, broken.error.code) == (500, "internal_error")
+        assert broken.refusal == (500, "internal_error")
     await gateway.share([ListSink()])
     assert (len(gateway.queue.flights), gateway.metrics.cache_shared) == (1, 0)
 

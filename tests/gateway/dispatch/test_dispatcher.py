@@ -31,9 +31,7 @@ from tests.servers import NatsServer
 
 
 async def test_tokens_arrive_in_order_and_end_once(bench: Bench) -> None:
-    worker, sink = await bench.worker("a"), ListSink()
-    await bench.submit(sink)
-    request = await worker.begin(8)
+    worker, sink, request = await bench.begun(8)
     await worker.end(request, 8)
     await sink.end()
     assert sink.text == expected_text(8)
@@ -43,9 +41,7 @@ async def test_tokens_arrive_in_order_and_end_once(bench: Bench) -> None:
 
 
 async def test_repeated_deltas_are_dropped(bench: Bench) -> None:
-    worker, sink = await bench.worker("a"), ListSink()
-    await bench.submit(sink)
-    request = await worker.begin(4)
+    worker, sink, request = await bench.begun(4)
     await worker.say(request, 0, 6)
     await worker.claim(request)
     await worker.end(request, 6)
@@ -56,33 +52,23 @@ async def test_repeated_deltas_are_dropped(bench: Bench) -> None:
 
 async def test_end_that_was_lost_with_the_workers_own_connection_is_not_waited_for_long(bench: Bench) -> None:
     bench.dispatcher._recovery._limits = replace(FAST_RECOVERY, stall_s=10.0, reconnect_timeout_s=0.1)
-    worker, sink = await bench.worker("a"), ListSink()
-    await bench.submit(sink)
-    first = await worker.begin(3)
+    worker, sink, first = await bench.begun(3)
     # Its heartbeats show that it has nothing any more, and nobody here has seen a connection end.
     worker.num_reconnects = 1
     second = await worker.next_request()
     assert (second.id, second.epoch, second.emitted) == (first.id, 1, (0, 1, 2))
-    await worker.claim(second)
-    await worker.say(second, 3, 6)
-    await worker.end(second, 6)
+    await worker.complete(second, 3, 6)
     await sink.end(timeout_s=3.0)
     assert (sink.text, bench.moves) == (expected_text(6), ["nats_restart"])
 
 
 async def test_gap_dispatches_the_request_again_from_what_was_emitted(bench: Bench) -> None:
-    worker, sink = await bench.worker("a"), ListSink()
-    await bench.submit(sink)
-    first = await worker.next_request()
-    await worker.claim(first)
-    await worker.say(first, 0, 3)
+    worker, sink, first = await bench.begun(3)
     await worker.say(first, 5, 6)
     second = await worker.next_request()
     assert (second.id, second.epoch, second.emitted) == (first.id, 1, (0, 1, 2))
     await worker.say(first, 3, 6)
-    await worker.claim(second)
-    await worker.say(second, 3, 6)
-    await worker.end(second, 6)
+    await worker.complete(second, 3, 6)
     await sink.end()
     assert sink.text == expected_text(6)
     assert bench.moves == ["gap"]
@@ -96,9 +82,7 @@ async def test_second_worker_at_the_same_epoch_is_not_mixed_in(bench: Bench) -> 
     await until(lambda: any(not queue.empty() for queue in holders))
     taker = next(worker for queue, worker in holders.items() if not queue.empty())
     rival = other if taker is holder else holder
-    request = await taker.next_request()
-    await taker.claim(request)
-    await taker.say(request, 0, 2)
+    request = await taker.begin(2)
     await sink.has(2)
     assert request.reply is not None
     for _ in range(3):
@@ -129,19 +113,13 @@ async def test_worker_of_another_model_claims_nothing(bench: Bench) -> None:
 
 
 async def test_silent_worker_loses_its_request_to_another(bench: Bench) -> None:
-    first, sink = await bench.worker("a"), ListSink()
-    await bench.submit(sink)
-    request = await first.next_request()
-    await first.claim(request)
-    await first.say(request, 0, 5)
+    first, sink, _request = await bench.begun(5)
     await sink.has(5)
     await first.die()
     second = await bench.worker("b")
     moved = await second.next_request()
     assert (moved.epoch, moved.emitted) == (1, (0, 1, 2, 3, 4))
-    await second.claim(moved)
-    await second.say(moved, 5, 9)
-    await second.end(moved, 9)
+    await second.complete(moved, 5, 9)
     await sink.end()
     assert sink.text == expected_text(9)
     assert bench.moves == ["worker_dead"]
@@ -195,33 +173,26 @@ async def test_request_that_no_worker_keeps_fails_explicitly(bench: Bench) -> No
         assert request.reply is not None
         await worker.send(request.reply, [Delta(request.id, request.epoch, 7, (7,), "?")])
     await sink.end()
-    assert sink.error is not None
-    assert (sink.error.status, sink.error.code) == (500, "request_quarantined")
+    assert sink.refusal == (500, "request_quarantined")
     assert request.id in sink.error.message
     assert bench.endings == ["failed"]
 
 
 async def test_moved_stream_reaches_a_worker_of_a_version_without_the_queue_of_what_goes_first(bench: Bench) -> None:
-    first, sink = await bench.worker("a"), ListSink()
-    await bench.submit(sink)
-    request = await first.begin(2)
+    first, sink, request = await bench.begun(2)
     older = await bench.worker("b", ("interactive",))
     await first.stop_pulling()
     await first.end(request, 2, Finish("handoff"))
     # Among workers of both versions it goes where all of them look.
     attempt = await older.next_request()
     assert (attempt.epoch, attempt.emitted) == (1, (*request.emitted, 0, 1))
-    await older.claim(attempt)
-    await older.say(attempt, 2, 4)
-    await older.end(attempt, 4)
+    await older.complete(attempt, 2, 4)
     await sink.end()
     assert (sink.error, sink.text) == (None, expected_text(4))
 
 
 async def test_moved_stream_leaves_a_queue_that_no_worker_pulls_any_more(bench: Bench) -> None:
-    first, sink = await bench.worker("a"), ListSink()
-    await bench.submit(sink)
-    request = await first.begin(2)
+    first, _sink, request = await bench.begun(2)
     await first.stop_pulling()
     await first.end(request, 2, Finish("handoff"))
     await until(lambda: bench.flight.is_resumed and bench.flight.stream_seq)
@@ -236,9 +207,7 @@ async def test_moved_stream_leaves_a_queue_that_no_worker_pulls_any_more(bench: 
 async def test_handoff_moves_the_request_at_once(bench: Bench) -> None:
     # No other reason to move it comes in time.
     bench.dispatcher._recovery._limits = RecoveryLimits(stall_s=60.0, claim_timeout_s=60.0)
-    worker, sink = await bench.worker("a"), ListSink()
-    await bench.submit(sink)
-    request = await worker.begin(2)
+    worker, sink, request = await bench.begun(2)
     await worker.end(request, 2, Finish("handoff"))
     moved = await worker.next_request()
     assert moved.emitted == (0, 1)
@@ -264,8 +233,7 @@ async def test_deadline_ends_a_waiting_request_with_a_timeout(bench: Bench) -> N
     sink = ListSink()
     await bench.submit(sink, deadline=time.time() + 0.1)
     await sink.end()
-    assert sink.error is not None
-    assert (sink.error.status, sink.error.code) == (408, "timeout")
+    assert sink.refusal == (408, "timeout")
 
 
 async def test_request_that_its_worker_calls_expired_at_its_deadline_ends_with_a_timeout(bench: Bench) -> None:
@@ -300,8 +268,7 @@ async def test_wall_clock_that_jumps_ends_no_request_and_changes_no_deadline(
 ) -> None:
     first, sink = await bench.worker("a"), ListSink()
     await bench.submit(sink, deadline=time.time() + 60)
-    request = await first.next_request()
-    await first.claim(request)
+    request = await first.begin()
     now = time.time
     monkeypatch.setattr(time, "time", lambda: now() + 3600)
     await first.say(request, 0, 2)
@@ -370,41 +337,35 @@ async def test_full_queue_refuses_with_retry_after(start_nats: Callable[..., Nat
         assert [(flight.epoch, flight.sink.error) for flight in flights[:2]] == [(0, None)] * 2
 
 
-async def test_restarted_nats_serves_old_and_new_requests(start_nats: Callable[..., NatsServer]) -> None:
-    server = start_nats()
-    async with AsyncExitStack() as stack:
-        bench = Bench(server.url, stack)
-        await bench.start()
-        worker = await bench.worker("a")
-        worker.is_pulling = True
-        claimed, unclaimed, later = ListSink(), ListSink(), ListSink()
-        await bench.submit(claimed)
-        held = await worker.next_request()
-        await worker.claim(held)
-        await worker.say(held, 0, 2)
-        await claimed.has(2)
-        await worker.stop_pulling()
-        await bench.submit(unclaimed)
-        await until(lambda: bench.flight.stream_seq is not None)
-        server.restart()
-        await until(lambda: worker.num_prepared == 2)
-        worker.is_pulling = True
-        await worker.say(held, 2, 4)
-        await worker.end(held, 4)
-        await claimed.end()
-        assert claimed.text == expected_text(4)
-        request = await worker.next_request()
-        assert request.id == bench.flight.id
-        assert request.epoch >= 1
-        await worker.claim(request)
-        await worker.end(request, 0)
-        await unclaimed.end()
-        assert unclaimed.error is None
-        await bench.submit(later)
-        request = await worker.begin()
-        await worker.end(request, 0)
-        await later.end()
-        assert later.error is None
+async def test_restarted_nats_serves_old_and_new_requests(own_bench: Bench, nats: NatsServer) -> None:
+    worker = await own_bench.worker("a")
+    worker.is_pulling = True
+    claimed, unclaimed, later = ListSink(), ListSink(), ListSink()
+    await own_bench.submit(claimed)
+    held = await worker.begin(2)
+    await claimed.has(2)
+    await worker.stop_pulling()
+    await own_bench.submit(unclaimed)
+    await until(lambda: own_bench.flight.stream_seq is not None)
+    nats.restart()
+    await until(lambda: worker.num_prepared == 2)
+    worker.is_pulling = True
+    await worker.say(held, 2, 4)
+    await worker.end(held, 4)
+    await claimed.end()
+    assert claimed.text == expected_text(4)
+    request = await worker.next_request()
+    assert request.id == own_bench.flight.id
+    assert request.epoch >= 1
+    await worker.claim(request)
+    await worker.end(request, 0)
+    await unclaimed.end()
+    assert unclaimed.error is None
+    await own_bench.submit(later)
+    request = await worker.begin()
+    await worker.end(request, 0)
+    await later.end()
+    assert later.error is None
 
 
 async def test_many_concurrent_requests_all_end_complete(nats_url: str) -> None:
@@ -450,8 +411,7 @@ async def test_long_absence_of_nats_ends_requests_explicitly(start_nats: Callabl
     server.kill()
     dispatcher.disconnected()
     await sink.end()
-    assert sink.error is not None
-    assert (sink.error.status, sink.error.code) == (503, "queue_unavailable")
+    assert sink.refusal == (503, "queue_unavailable")
     await until(lambda: not nats.is_connected)
     await asyncio.sleep(0.6)
     with pytest.raises(ApiError):
@@ -463,91 +423,74 @@ async def test_long_absence_of_nats_ends_requests_explicitly(start_nats: Callabl
 
 
 async def test_request_that_comes_while_the_connection_is_renewed_waits_for_it(
-    start_nats: Callable[..., NatsServer],
+    own_bench: Bench, nats: NatsServer
 ) -> None:
-    server = start_nats()
-    async with AsyncExitStack() as stack:
-        bench = Bench(server.url, stack)
-        await bench.start()
-        worker = await bench.worker("a")
-        serving = asyncio.create_task(worker.serve(0.001))
-        server.kill()
-        await until(lambda: not bench.nats.is_connected)
-        sink = ListSink()
-        await bench.submit(sink, sampling=Sampling(max_tokens=5))
-        server.start()
-        await sink.end()
-        assert sink.error is None
-        assert sink.text == expected_text(5)
-        serving.cancel()
+    worker = await own_bench.worker("a")
+    serving = asyncio.create_task(worker.serve(0.001))
+    nats.kill()
+    await until(lambda: not own_bench.nats.is_connected)
+    sink = ListSink()
+    await own_bench.submit(sink, sampling=Sampling(max_tokens=5))
+    nats.start()
+    await sink.end()
+    assert sink.error is None
+    assert sink.text == expected_text(5)
+    serving.cancel()
 
 
 async def test_request_that_comes_when_nats_is_away_is_refused_soon_and_the_next_at_once(
-    start_nats: Callable[..., NatsServer],
+    own_bench: Bench, nats: NatsServer
 ) -> None:
-    server = start_nats()
-    async with AsyncExitStack() as stack:
-        bench = Bench(server.url, stack)
-        await bench.start()
-        server.kill()
-        await until(lambda: not bench.nats.is_connected)
-        sink = ListSink()
-        await bench.submit(sink)
-        await sink.end(5.0)
-        assert sink.error is not None
-        assert (sink.error.status, sink.error.code) == (503, "queue_unavailable")
-        assert sink.error.retry_after_s
-        with pytest.raises(ApiError):
-            await bench.submit(ListSink())
-        server.start()
-        await until(lambda: bench.nats.is_connected)
+    nats.kill()
+    await until(lambda: not own_bench.nats.is_connected)
+    sink = ListSink()
+    await own_bench.submit(sink)
+    await sink.end(5.0)
+    assert sink.refusal == (503, "queue_unavailable")
+    assert sink.error.retry_after_s
+    with pytest.raises(ApiError):
+        await own_bench.submit(ListSink())
+    nats.start()
+    await until(lambda: own_bench.nats.is_connected)
 
 
 async def test_new_requests_are_refused_while_nats_is_silent_and_streams_stay_where_they_are(
-    start_nats: Callable[..., NatsServer],
+    own_bench: Bench, nats: NatsServer
 ) -> None:
-    server = start_nats()
-    async with AsyncExitStack() as stack:
-        bench = Bench(server.url, stack)
-        await bench.start()
-        worker, stream, sink = await bench.worker("a"), ListSink(), ListSink()
-        outage_timeout_s = bench.limits.outage_timeout_s
-        await bench.submit(stream)
-        request = await worker.begin(4)
-        await stream.has(4)
-        server.pause()
-        # It is published before anybody can know: NATS never says that it has it.
-        refused = await bench.submit(sink)
-        await sink.end(outage_timeout_s / 2)
-        for error in (sink.error, await refusal(bench)):
-            assert error is not None
-            assert (error.status, error.code) == (503, "queue_unavailable")
-            assert error.retry_after_s
-        await asyncio.sleep(0.5)
-        server.resume()
-        await until(lambda: bench.dispatcher.nats_watch.is_connected)
-        await worker.end(request, 4)
-        await stream.end()
-        assert (stream.error, stream.text, bench.moves) == (None, expected_text(4), [])
-        assert bench.dispatcher.fleet.is_ready(bench.model)
-        # Nobody works on what was refused.
-        await until(lambda: any(refused.id in cancel.ids for cancel in worker.cancels))
+    worker, stream, sink = await own_bench.worker("a"), ListSink(), ListSink()
+    outage_timeout_s = own_bench.limits.outage_timeout_s
+    await own_bench.submit(stream)
+    request = await worker.begin(4)
+    await stream.has(4)
+    nats.pause()
+    # It is published before anybody can know: NATS never says that it has it.
+    refused = await own_bench.submit(sink)
+    await sink.end(outage_timeout_s / 2)
+    for error in (sink.error, await refusal(own_bench)):
+        assert error is not None
+        assert (error.status, error.code) == (503, "queue_unavailable")
+        assert error.retry_after_s
+    await asyncio.sleep(0.5)
+    nats.resume()
+    await until(lambda: own_bench.dispatcher.nats_watch.is_connected)
+    await worker.end(request, 4)
+    await stream.end()
+    assert (stream.error, stream.text, own_bench.moves) == (None, expected_text(4), [])
+    assert own_bench.dispatcher.fleet.is_ready(own_bench.model)
+    # Nobody works on what was refused.
+    await until(lambda: any(refused.id in cancel.ids for cancel in worker.cancels))
 
 
 async def test_request_after_a_silence_of_nats_is_refused_at_once_when_the_connection_is_given_up(
-    start_nats: Callable[..., NatsServer],
+    own_bench: Bench, nats: NatsServer
 ) -> None:
-    server = start_nats()
-    async with AsyncExitStack() as stack:
-        bench = Bench(server.url, stack)
-        await bench.start()
-        server.pause()
-        await until(lambda: bench.dispatcher.nats_watch.is_suspected)
-        server.kill()
-        await until(lambda: not bench.nats.is_connected and not bench.dispatcher.nats_watch.is_suspected)
-        assert (await refusal(bench)).code == "queue_unavailable"
-        server.start()
-        await until(lambda: bench.nats.is_connected)
+    nats.pause()
+    await until(lambda: own_bench.dispatcher.nats_watch.is_suspected)
+    nats.kill()
+    await until(lambda: not own_bench.nats.is_connected and not own_bench.dispatcher.nats_watch.is_suspected)
+    assert (await refusal(own_bench)).code == "queue_unavailable"
+    nats.start()
+    await until(lambda: own_bench.nats.is_connected)
 
 
 async def refusal(bench: Bench) -> ApiError:

@@ -29,8 +29,8 @@ class BrokenSink(ListSink):
         raise RuntimeError("this stream is broken")
 
 
-class Recorder:
-    """What the receiver asks of revoker and dispatcher."""
+class Received:
+    """A receiver with its table of flights, and what it asks of revoker and dispatcher."""
 
     def __init__(self) -> None:
         self.cancels: list[tuple[str, int | None]] = []
@@ -40,6 +40,20 @@ class Recorder:
         self.completed: list[Flight] = []
         self.failed: list[Flight] = []
         self.errors: list[ApiError] = []
+        self.flights = FlightTable()
+        serves_another = lambda worker, model: worker == "of-n" and model != "n"  # noqa: E731
+        self.receiver = FrameReceiver(self.flights, self, self, serves_another)  # type: ignore[arg-type]
+
+    def accept(self, frame: Frame) -> None:
+        self.receiver.accept(frame)
+
+    def held(self, request_id: str, *, epoch: int = 0, sink: ListSink | None = None) -> Flight:
+        """Put a flight into the table that `w` holds and that has had two tokens."""
+        flight = Flight(Request(id=request_id, model="m", text="x"), sink or ListSink(), 1, 0.0, epoch=epoch)
+        flight.emitted = [7, 8]
+        self.flights.add(flight)
+        self.flights.claim(flight, "w")
+        return flight
 
     def cancel(self, model: str, request_id: str, epoch: int | None, keep: str | None = None) -> None:
         self.cancels.append((request_id, epoch))
@@ -63,27 +77,8 @@ class Recorder:
 
 
 @pytest.fixture
-def flights() -> FlightTable:
-    return FlightTable()
-
-
-@pytest.fixture
-def recorder() -> Recorder:
-    return Recorder()
-
-
-@pytest.fixture
-async def receiver(flights: FlightTable, recorder: Recorder) -> FrameReceiver:
-    return FrameReceiver(flights, recorder, recorder, lambda worker, model: worker == "of-n" and model != "n")  # type: ignore[arg-type]
-
-
-def held(flights: FlightTable, request_id: str, *, epoch: int = 0, sink: ListSink | None = None) -> Flight:
-    """Put a flight into the table that `w` holds and that has had two tokens."""
-    flight = Flight(Request(id=request_id, model="m", text="x"), sink or ListSink(), 1, 0.0, epoch=epoch)
-    flight.emitted = [7, 8]
-    flights.add(flight)
-    flights.claim(flight, "w")
-    return flight
+async def received() -> Received:
+    return Received()
 
 
 def tokens(flight: Flight) -> int:
@@ -91,147 +86,129 @@ def tokens(flight: Flight) -> int:
     return flight.sink.num_tokens
 
 
-async def test_delta_of_an_older_epoch_is_dropped_and_its_sender_told(
-    flights: FlightTable, receiver: FrameReceiver, recorder: Recorder
-) -> None:
-    flight = held(flights, "a", epoch=1)
-    receiver.accept(Frame("w", 1, [Delta("a", 0, 2, (9,), "old")]))
+async def test_delta_of_an_older_epoch_is_dropped_and_its_sender_told(received: Received) -> None:
+    flight = received.held("a", epoch=1)
+    received.accept(Frame("w", 1, [Delta("a", 0, 2, (9,), "old")]))
     assert (tokens(flight), flight.emitted) == (0, [7, 8])
-    assert recorder.cancels == [("a", 0)]
-    receiver.accept(Frame("w", 2, [Delta("a", 1, 2, (9,), "new")]))
+    assert received.cancels == [("a", 0)]
+    received.accept(Frame("w", 2, [Delta("a", 1, 2, (9,), "new")]))
     assert (tokens(flight), flight.emitted) == (1, [7, 8, 9])
 
 
-async def test_delta_of_an_epoch_that_has_not_begun_is_dropped(
-    flights: FlightTable, receiver: FrameReceiver, recorder: Recorder
-) -> None:
-    flight = held(flights, "a")
-    receiver.accept(Frame("w", 1, [Delta("a", 1, 2, (9,), "?")]))
+async def test_delta_of_an_epoch_that_has_not_begun_is_dropped(received: Received) -> None:
+    flight = received.held("a")
+    received.accept(Frame("w", 1, [Delta("a", 1, 2, (9,), "?")]))
     assert tokens(flight) == 0
-    assert recorder.cancels == []
+    assert received.cancels == []
 
 
 async def test_delta_of_a_worker_that_does_not_hold_the_flight_is_dropped_and_the_worker_stopped(
-    flights: FlightTable, receiver: FrameReceiver, recorder: Recorder
+    received: Received,
 ) -> None:
-    flight = held(flights, "a")
+    flight = received.held("a")
     for step in range(3):
-        receiver.accept(Frame("other", step, [Delta("a", 0, 2 + step, (9,), "?")]))
+        received.accept(Frame("other", step, [Delta("a", 0, 2 + step, (9,), "?")]))
     assert tokens(flight) == 0
-    assert recorder.losses == []
+    assert received.losses == []
     # Told once in a while, not for each token; and not meant for the worker that holds it.
-    assert (recorder.cancels, recorder.kept) == ([("a", 0)], ["w"])
+    assert (received.cancels, received.kept) == ([("a", 0)], ["w"])
 
 
 async def test_claim_of_a_worker_that_serves_another_model_is_dropped(
-    flights: FlightTable, receiver: FrameReceiver, recorder: Recorder, caplog: pytest.LogCaptureFixture
+    received: Received, caplog: pytest.LogCaptureFixture
 ) -> None:
     flight = Flight(Request(id="a", model="m", text="x"), ListSink(), 1, 0.0)
-    flights.add(flight)
-    receiver.accept(Frame("of-n", 1, [Delta("a", 0, 0, (9,), "forged")]))
+    received.flights.add(flight)
+    received.accept(Frame("of-n", 1, [Delta("a", 0, 0, (9,), "forged")]))
     assert (flight.worker, flight.emitted, tokens(flight)) == (None, [], 0)
     assert "claimed by worker of-n, which serves another" in caplog.text
-    assert (recorder.cancels, recorder.losses) == ([], [])
+    assert (received.cancels, received.losses) == ([], [])
     # The first heartbeat of a fresh worker may come behind its first claim.
-    receiver.accept(Frame("fresh", 1, [Delta("a", 0, 0, (7,), "true")]))
+    received.accept(Frame("fresh", 1, [Delta("a", 0, 0, (7,), "true")]))
     assert (flight.worker, flight.emitted) == ("fresh", [7])
 
 
-async def test_announcement_claims_a_flight_and_is_told_to_nobody(
-    flights: FlightTable, receiver: FrameReceiver, recorder: Recorder
-) -> None:
+async def test_announcement_claims_a_flight_and_is_told_to_nobody(received: Received) -> None:
     sink = ListSink()
-    flight = held(flights, "r", sink=sink)
+    flight = received.held("r", sink=sink)
     flight.worker, flight.progressed_at = None, 0.0
-    receiver.accept(Frame("w", 1, [Delta("r", 0, 2)]))
+    received.accept(Frame("w", 1, [Delta("r", 0, 2)]))
     assert flight.worker == "w"
     assert flight.progressed_at > 0.0
     assert sink.deltas == []
     # What is known of its prompt comes behind it.
-    receiver.accept(Frame("w", 2, [Delta("r", 0, 2, prompt_tokens=3)]))
+    received.accept(Frame("w", 2, [Delta("r", 0, 2, prompt_tokens=3)]))
     assert (flight.prompt_tokens, len(sink.deltas)) == (3, 1)
 
 
-async def test_word_of_a_request_that_waits_is_no_output_but_says_what_it_has(
-    flights: FlightTable, receiver: FrameReceiver, recorder: Recorder
-) -> None:
+async def test_word_of_a_request_that_waits_is_no_output_but_says_what_it_has(received: Received) -> None:
     gaps: list[float] = []
-    receiver._on_gap = lambda model, seconds, num_streams: gaps.append(seconds)
+    received.receiver._on_gap = lambda model, seconds, num_streams: gaps.append(seconds)
     sink = ListSink()
-    flight = held(flights, "r", sink=sink)
+    flight = received.held("r", sink=sink)
     flight.progressed_at = since = 1.0
-    receiver.accept(Frame("w", 1, [Delta("r", 0, 2)]))
+    received.accept(Frame("w", 1, [Delta("r", 0, 2)]))
     assert flight.heard_at > since
     # Its client has still waited since its last token.
-    assert (flight.progressed_at, sink.deltas, gaps, recorder.losses) == (since, [], [], [])
+    assert (flight.progressed_at, sink.deltas, gaps, received.losses) == (since, [], [], [])
     # A frame before it was lost.
-    receiver.accept(Frame("w", 2, [Delta("r", 0, 3)]))
-    assert recorder.losses == ["gap"]
+    received.accept(Frame("w", 2, [Delta("r", 0, 3)]))
+    assert received.losses == ["gap"]
 
 
-async def test_jump_ahead_is_a_loss_and_a_repetition_is_not(
-    flights: FlightTable, receiver: FrameReceiver, recorder: Recorder
-) -> None:
-    flight = held(flights, "a")
-    receiver.accept(Frame("w", 1, [Delta("a", 0, 0, (7, 8), "again"), Delta("a", 0, 3, (9,), "too far")]))
+async def test_jump_ahead_is_a_loss_and_a_repetition_is_not(received: Received) -> None:
+    flight = received.held("a")
+    received.accept(Frame("w", 1, [Delta("a", 0, 0, (7, 8), "again"), Delta("a", 0, 3, (9,), "too far")]))
     assert tokens(flight) == 0
-    assert recorder.losses == ["gap"]
+    assert received.losses == ["gap"]
 
 
-async def test_one_streams_exception_ends_it_and_no_neighbour(
-    flights: FlightTable, receiver: FrameReceiver, recorder: Recorder
-) -> None:
-    before = held(flights, "a")
-    broken = held(flights, "b", sink=BrokenSink())
-    after = held(flights, "c")
-    receiver.accept(Frame("w", 1, [Delta(name, 0, 2, (9,), "x") for name in ("a", "b", "c")]))
+async def test_one_streams_exception_ends_it_and_no_neighbour(received: Received) -> None:
+    before = received.held("a")
+    broken = received.held("b", sink=BrokenSink())
+    after = received.held("c")
+    received.accept(Frame("w", 1, [Delta(name, 0, 2, (9,), "x") for name in ("a", "b", "c")]))
     assert (tokens(before), tokens(after)) == (1, 1)
-    assert recorder.failed == [broken]
-    assert [(error.status, error.code) for error in recorder.errors] == [(500, "internal_error")]
+    assert received.failed == [broken]
+    assert [(error.status, error.code) for error in received.errors] == [(500, "internal_error")]
 
 
-async def test_every_delta_that_counts_is_news_of_its_flight(flights: FlightTable, receiver: FrameReceiver) -> None:
-    flight = held(flights, "a")
+async def test_every_delta_that_counts_is_news_of_its_flight(received: Received) -> None:
+    flight = received.held("a")
     now = asyncio.get_running_loop().time()
-    receiver.accept(Frame("w", 1, [Delta("a", 0, 2, (9,), "x")]))
+    received.accept(Frame("w", 1, [Delta("a", 0, 2, (9,), "x")]))
     assert flight.progressed_at >= now
     flight.progressed_at = 0.0
-    receiver.accept(Frame("w", 2, [Delta("a", 0, 3, (10,), "y", prompt_tokens=5)]))
-    receiver.accept(Frame("other", 2, [Delta("a", 0, 4, (10,), "y")]))
+    received.accept(Frame("w", 2, [Delta("a", 0, 3, (10,), "y", prompt_tokens=5)]))
+    received.accept(Frame("other", 2, [Delta("a", 0, 4, (10,), "y")]))
     assert flight.progressed_at >= now
     flight.progressed_at = 0.0
-    receiver.accept(Frame("other", 3, [Delta("a", 0, 4, (10,), "y")]))
+    received.accept(Frame("other", 3, [Delta("a", 0, 4, (10,), "y")]))
     assert flight.progressed_at == 0.0
 
 
-async def test_strays_that_are_remembered_are_bounded(
-    receiver: FrameReceiver, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_strays_that_are_remembered_are_bounded(received: Received, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gateway.dispatch.frames.MAX_STRAYS", 10)
     for number in range(100):
-        receiver.accept(Frame("w", 1, [Delta(f"gone-{number}", 0, 0, (1,), "x")]))
-        assert len(receiver._strays) == number % 10 + 1
+        received.accept(Frame("w", 1, [Delta(f"gone-{number}", 0, 0, (1,), "x")]))
+        assert len(received.receiver._strays) == number % 10 + 1
 
 
-async def test_senders_of_several_strays_are_each_told_once_in_a_while(
-    flights: FlightTable, receiver: FrameReceiver, recorder: Recorder
-) -> None:
+async def test_senders_of_several_strays_are_each_told_once_in_a_while(received: Received) -> None:
     for name in "ab":
-        held(flights, name, epoch=1)
+        received.held(name, epoch=1)
     for step in range(3):
-        receiver.accept(Frame("w", step, [Delta(name, 0, step, (9,), "old") for name in "ab"]))
-    assert recorder.cancels == [("a", 0), ("b", 0)]
+        received.accept(Frame("w", step, [Delta(name, 0, step, (9,), "old") for name in "ab"]))
+    assert received.cancels == [("a", 0), ("b", 0)]
 
 
 @pytest.mark.parametrize("reason", ["stop", "length"])
-async def test_end_completes_the_flight_with_its_last_tokens(
-    flights: FlightTable, receiver: FrameReceiver, recorder: Recorder, reason: FinishReason
-) -> None:
-    flight = held(flights, "a")
-    receiver.accept(Frame("w", 1, [Delta("a", 0, 2, (9,), "x", Finish(reason))]))
+async def test_end_completes_the_flight_with_its_last_tokens(received: Received, reason: FinishReason) -> None:
+    flight = received.held("a")
+    received.accept(Frame("w", 1, [Delta("a", 0, 2, (9,), "x", Finish(reason))]))
     assert flight.emitted == [7, 8, 9]
-    assert recorder.completed == [flight]
-    assert recorder.losses == recorder.errors == []
+    assert received.completed == [flight]
+    assert (received.losses, received.errors) == ([], [])
 
 
 @pytest.mark.parametrize(
@@ -244,146 +221,132 @@ async def test_end_completes_the_flight_with_its_last_tokens(
     ],
 )
 async def test_end_without_an_answer_fails_the_flight(
-    flights: FlightTable,
-    receiver: FrameReceiver,
-    recorder: Recorder,
-    finish: Finish,
-    error: tuple[int, str, str | None],
+    received: Received, finish: Finish, error: tuple[int, str, str | None]
 ) -> None:
-    held(flights, "a")
-    receiver.accept(Frame("w", 1, [Delta("a", 0, 2, finish=finish)]))
-    assert [(each.status, each.code, each.param) for each in recorder.errors] == [error]
-    assert recorder.losses == []
+    received.held("a")
+    received.accept(Frame("w", 1, [Delta("a", 0, 2, finish=finish)]))
+    assert [(each.status, each.code, each.param) for each in received.errors] == [error]
+    assert received.losses == []
 
 
 @pytest.mark.parametrize(("reason", "lost"), [("expired", "early"), ("cancelled", "cancelled")])
-async def test_end_that_nobody_here_asked_for_is_a_loss(
-    flights: FlightTable, receiver: FrameReceiver, recorder: Recorder, reason: FinishReason, lost: str
-) -> None:
-    flight = held(flights, "a")
+async def test_end_that_nobody_here_asked_for_is_a_loss(received: Received, reason: FinishReason, lost: str) -> None:
+    flight = received.held("a")
     flight.expires_at = asyncio.get_running_loop().time() + 60
-    receiver.accept(Frame("w", 1, [Delta("a", 0, 2, finish=Finish(reason))]))
-    assert recorder.losses == [lost]
-    assert recorder.errors == []
+    received.accept(Frame("w", 1, [Delta("a", 0, 2, finish=Finish(reason))]))
+    assert received.losses == [lost]
+    assert received.errors == []
 
 
-async def test_worker_whose_clock_is_a_little_ahead_may_end_a_request_at_its_deadline(
-    flights: FlightTable, receiver: FrameReceiver, recorder: Recorder
-) -> None:
-    flight = held(flights, "a")
+async def test_worker_whose_clock_is_a_little_ahead_may_end_a_request_at_its_deadline(received: Received) -> None:
+    flight = received.held("a")
     flight.expires_at = asyncio.get_running_loop().time() + EARLY_S / 2
-    receiver.accept(Frame("w", 1, [Delta("a", 0, 2, finish=Finish("expired"))]))
-    assert [error.status for error in recorder.errors] == [408]
-    assert recorder.losses == []
+    received.accept(Frame("w", 1, [Delta("a", 0, 2, finish=Finish("expired"))]))
+    assert [error.status for error in received.errors] == [408]
+    assert received.losses == []
 
 
-async def test_message_is_a_frame_or_dropped(flights: FlightTable, receiver: FrameReceiver) -> None:
-    flight = held(flights, "a")
+async def test_message_is_a_frame_or_dropped(received: Received) -> None:
+    flight = received.held("a")
     for payload in (b"", b"\xc1", b"\xc0", encode(Frame("w", 1, [Delta("a", 0, 2, (9,), "x")]))):
-        receiver.receive(SimpleNamespace(subject="hr.tok.g", data=payload))  # type: ignore[arg-type]
+        received.receiver.receive(SimpleNamespace(subject="hr.tok.g", data=payload))  # type: ignore[arg-type]
     assert flight.emitted == [7, 8, 9]
 
 
-async def test_handover_delivers_its_tokens_without_the_end(
-    flights: FlightTable, receiver: FrameReceiver, recorder: Recorder
-) -> None:
-    flight = held(flights, "a")
-    receiver.accept(Frame("w", 1, [Delta("a", 0, 2, (9,), "x", Finish("handoff"))]))
+async def test_handover_delivers_its_tokens_without_the_end(received: Received) -> None:
+    flight = received.held("a")
+    received.accept(Frame("w", 1, [Delta("a", 0, 2, (9,), "x", Finish("handoff"))]))
     assert flight.emitted == [7, 8, 9]
     assert isinstance(flight.sink, ListSink)
     assert [delta.finish for delta in flight.sink.deltas] == [None]
-    assert recorder.handed_over == [flight]
+    assert received.handed_over == [flight]
 
 
 async def test_stray_of_an_unknown_request_is_cancelled_the_second_time(
-    receiver: FrameReceiver, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+    received: Received, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gateway.dispatch.frames.STRAY_CANCEL_INTERVAL_S", 0.0)
     for _ in range(2):
-        receiver.accept(Frame("w", 1, [Delta("gone", 0, 0, (1,), "x")]))
-    assert recorder.cancels == [("gone", None)]
+        received.accept(Frame("w", 1, [Delta("gone", 0, 0, (1,), "x")]))
+    assert received.cancels == [("gone", None)]
 
 
 async def test_gaps_between_tokens_are_told_once_a_frame_for_streams_that_got_their_last_token_together(
-    flights: FlightTable, receiver: FrameReceiver
+    received: Received,
 ) -> None:
     gaps: list[tuple[str, float, int]] = []
-    receiver._on_gap = lambda model, seconds, num_streams: gaps.append((model, seconds, num_streams))
-    now = receiver._loop.time()
+    received.receiver._on_gap = lambda model, seconds, num_streams: gaps.append((model, seconds, num_streams))
+    now = received.receiver._loop.time()
     for name, since in (("a", 5.0), ("b", 5.0), ("c", 7.0)):
-        held(flights, name).progressed_at = now - since
-    receiver.accept(Frame("w", 1, [Delta(name, 0, 2, (9,), "x") for name in "abc"]))
+        received.held(name).progressed_at = now - since
+    received.accept(Frame("w", 1, [Delta(name, 0, 2, (9,), "x") for name in "abc"]))
     assert [(model, num_streams) for model, _, num_streams in gaps] == [("m", 2), ("m", 1)]
     assert [seconds for _, seconds, _ in gaps] == pytest.approx([5.0, 7.0], abs=0.5)
 
 
-async def test_first_token_has_no_gap_and_the_last_one_has(flights: FlightTable, receiver: FrameReceiver) -> None:
+async def test_first_token_has_no_gap_and_the_last_one_has(received: Received) -> None:
     gaps: list[int] = []
-    receiver._on_gap = lambda model, seconds, num_streams: gaps.append(num_streams)
-    flight = held(flights, "a")
+    received.receiver._on_gap = lambda model, seconds, num_streams: gaps.append(num_streams)
+    flight = received.held("a")
     flight.emitted = []
-    receiver.accept(Frame("w", 1, [Delta("a", 0, 0, (7,), "x")]))
+    received.accept(Frame("w", 1, [Delta("a", 0, 0, (7,), "x")]))
     assert gaps == []
-    receiver.accept(Frame("w", 2, [Delta("a", 0, 1, (8,), "y", Finish("stop"))]))
+    received.accept(Frame("w", 2, [Delta("a", 0, 1, (8,), "y", Finish("stop"))]))
     assert gaps == [1]
 
 
-async def test_claim_of_a_later_attempt_tells_how_long_the_client_has_waited(
-    flights: FlightTable, receiver: FrameReceiver
-) -> None:
+async def test_claim_of_a_later_attempt_tells_how_long_the_client_has_waited(received: Received) -> None:
     gaps: list[float] = []
-    receiver._on_gap = lambda model, seconds, num_streams: gaps.append(seconds)
-    flight = held(flights, "a", epoch=1)
-    flights.release(flight)
-    flight.progressed_at = receiver._loop.time() - 3.0
-    receiver.accept(Frame("v", 1, [Delta("a", 1, 2)]))
+    received.receiver._on_gap = lambda model, seconds, num_streams: gaps.append(seconds)
+    flight = received.held("a", epoch=1)
+    received.flights.release(flight)
+    flight.progressed_at = received.receiver._loop.time() - 3.0
+    received.accept(Frame("v", 1, [Delta("a", 1, 2)]))
     assert gaps == pytest.approx([3.0], abs=0.5)
 
 
 async def test_tokens_of_an_answer_are_those_that_came_whatever_its_worker_says(
-    flights: FlightTable, receiver: FrameReceiver, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+    received: Received, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ends: list[Delta] = []
-    monkeypatch.setattr(recorder, "complete", lambda flight, delta: ends.append(delta))
+    monkeypatch.setattr(received, "complete", lambda flight, delta: ends.append(delta))
     for name, claimed in (("a", 3), ("b", 2**40), ("c", 0)):
-        held(flights, name)
-        receiver.accept(Frame("w", 1, [Delta(name, 0, 2, (9,), "x", Finish("stop", Usage(7, claimed)))]))
+        received.held(name)
+        received.accept(Frame("w", 1, [Delta(name, 0, 2, (9,), "x", Finish("stop", Usage(7, claimed)))]))
     assert [end.finish for end in ends] == [Finish("stop", Usage(7, 3))] * 3
 
 
 async def test_prompt_of_an_answer_is_no_longer_than_its_bytes_whatever_its_worker_says(
-    flights: FlightTable, receiver: FrameReceiver, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+    received: Received, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ends: list[Delta] = []
-    monkeypatch.setattr(recorder, "complete", lambda flight, delta: ends.append(delta))
+    monkeypatch.setattr(received, "complete", lambda flight, delta: ends.append(delta))
     sink = ListSink()
-    flight = held(flights, "a", sink=sink)
+    flight = received.held("a", sink=sink)
     most = most_prompt_tokens(flight.request)
     assert most < 100
     # Also where the claim comes again, with a token.
     for claimed in (2**40, 5, 2**39):
-        receiver.accept(Frame("w", 1, [Delta("a", 0, len(flight.emitted), (9,), "x", prompt_tokens=claimed)]))
+        received.accept(Frame("w", 1, [Delta("a", 0, len(flight.emitted), (9,), "x", prompt_tokens=claimed)]))
         assert flight.prompt_tokens == min(claimed, most)
     usage = Usage(2**40, 1, 2**40, 2**40, 2**40)
-    receiver.accept(Frame("w", 1, [Delta("a", 0, len(flight.emitted), (9,), "x", Finish("stop", usage))]))
+    received.accept(Frame("w", 1, [Delta("a", 0, len(flight.emitted), (9,), "x", Finish("stop", usage))]))
     (finish,) = [end.finish for end in ends]
     assert finish == Finish("stop", Usage(most, 6, most, 6, 64 * 7))
     assert all(delta.prompt_tokens in (5, most) for delta in sink.deltas)
 
 
 @pytest.mark.parametrize("number", [-1, 2**41, 2**63])
-async def test_frame_with_counts_that_nothing_has_is_dropped(
-    flights: FlightTable, receiver: FrameReceiver, recorder: Recorder, number: int
-) -> None:
-    flight = held(flights, "a")
+async def test_frame_with_counts_that_nothing_has_is_dropped(received: Received, number: int) -> None:
+    flight = received.held("a")
     for delta in (
         Delta("a", 0, 2, (9,), "x", Finish("stop", Usage(number, 1))),
         Delta("a", 0, 2, (9,), "x", Finish("stop", Usage(1, number))),
         Delta("a", 0, 2, (9,), "x", Finish("stop", Usage(1, 1), timing=Timing(math.nan, 1.0))),
         Delta("a", 0, 2, (9,), "x", prompt_tokens=number),
     ):
-        receiver.receive(Msg(None, data=encode(Frame("w", 1, [delta]))))  # type: ignore[arg-type]
-    assert (flight.emitted, recorder.completed) == ([7, 8], [])
+        received.receiver.receive(Msg(None, data=encode(Frame("w", 1, [delta]))))  # type: ignore[arg-type]
+    assert (flight.emitted, received.completed) == ([7, 8], [])
 
 
 # Characters of one to four bytes, one that NFKC makes eighteen of, half a pair's neighbours.

@@ -121,18 +121,15 @@ async def test_frames_are_taken_for_lost_as_soon_as_nats_is_back_though_its_queu
 
 
 async def test_streams_of_results_and_dead_letters_are_made_at_the_start_and_when_nats_has_lost_them(
-    start_nats: Callable[..., NatsServer],
+    own_bench: Bench,
 ) -> None:
-    async with AsyncExitStack() as stack:
-        bench = Bench(start_nats().url, stack)
-        await bench.start()
-        js = bench.nats.jetstream()
-        for _ in range(2):
-            await until(lambda: not num_waits())
-            for stream in (RESULTS_STREAM, DEAD_STREAM, PROGRESS_STREAM):
-                assert (await js.stream_info(stream)).config.name == stream
-                await js.delete_stream(stream)
-            await bench.dispatcher.reconnected()
+    js = own_bench.nats.jetstream()
+    for _ in range(2):
+        await until(lambda: not num_waits())
+        for stream in (RESULTS_STREAM, DEAD_STREAM, PROGRESS_STREAM):
+            assert (await js.stream_info(stream)).config.name == stream
+            await js.delete_stream(stream)
+        await own_bench.dispatcher.reconnected()
 
 
 async def test_gateway_tells_the_others_what_nobody_has_claimed(bench: Bench) -> None:
@@ -161,66 +158,49 @@ async def test_worker_whose_heartbeats_stop_is_probed_and_its_answer_is_a_sign_o
     assert set(answers) == {worker.name}
 
 
-async def test_deleted_stream_is_made_again(start_nats: Callable[..., NatsServer]) -> None:
-    server = start_nats()
-    async with AsyncExitStack() as stack:
-        bench = Bench(server.url, stack)
-        await bench.start()
-        await bench.nats.jetstream().delete_stream(INTERACTIVE_STREAM)
-        refused, accepted = ListSink(), ListSink()
-        await bench.submit(refused)
-        await refused.end()
-        assert refused.error is not None
-        assert (refused.error.status, refused.error.code) == (503, "queue_unavailable")
-        await until(lambda: not bench.dispatcher._streams.is_restoring)
-        await bench.submit(accepted)
-        await until(lambda: bench.flight.stream_seq is not None)
+async def test_deleted_stream_is_made_again(own_bench: Bench, nats: NatsServer) -> None:
+    await own_bench.nats.jetstream().delete_stream(INTERACTIVE_STREAM)
+    refused, accepted = ListSink(), ListSink()
+    await own_bench.submit(refused)
+    await refused.end()
+    assert refused.refusal == (503, "queue_unavailable")
+    await until(lambda: not own_bench.dispatcher._streams.is_restoring)
+    await own_bench.submit(accepted)
+    await until(lambda: own_bench.flight.stream_seq is not None)
 
 
-async def test_streams_of_records_are_made_without_the_queue(start_nats: Callable[..., NatsServer]) -> None:
-    async with AsyncExitStack() as stack:
-        bench = Bench(start_nats().url, stack)
-        await bench.start()
-        await until(lambda: not num_waits())
-        js = bench.nats.jetstream()
-        await js.delete_stream(INTERACTIVE_STREAM)
-        await js.delete_stream(RESULTS_STREAM)
-        # Made here, what the old one held would never be published again.
-        bench.dispatcher._streams.restore_records()
-        await until(lambda: not num_waits())
-        assert (await js.stream_info(RESULTS_STREAM)).config.name == RESULTS_STREAM
-        with pytest.raises(NotFoundError):
-            await js.stream_info(INTERACTIVE_STREAM)
+async def test_streams_of_records_are_made_without_the_queue(own_bench: Bench) -> None:
+    await until(lambda: not num_waits())
+    js = own_bench.nats.jetstream()
+    await js.delete_stream(INTERACTIVE_STREAM)
+    await js.delete_stream(RESULTS_STREAM)
+    # Made here, what the old one held would never be published again.
+    own_bench.dispatcher._streams.restore_records()
+    await until(lambda: not num_waits())
+    assert (await js.stream_info(RESULTS_STREAM)).config.name == RESULTS_STREAM
+    with pytest.raises(NotFoundError):
+        await js.stream_info(INTERACTIVE_STREAM)
 
 
-async def test_request_that_the_queue_never_had_is_refused_though_the_first_answer_was_lost(
-    start_nats: Callable[..., NatsServer],
-) -> None:
-    async with AsyncExitStack() as stack:
-        bench = Bench(start_nats().url, stack)
-        await bench.start()
-        await bench.nats.jetstream().delete_stream(INTERACTIVE_STREAM)
-        refused = ListSink()
-        await bench.submit(refused)
-        bench.dispatcher._publisher._waiting.clear()
-        await refused.end()
-        assert refused.error is not None
-        assert (refused.error.status, refused.error.code) == (503, "queue_unavailable")
-        assert bench.flight.epoch == 1
+async def test_request_that_the_queue_never_had_is_refused_though_the_first_answer_was_lost(own_bench: Bench) -> None:
+    await own_bench.nats.jetstream().delete_stream(INTERACTIVE_STREAM)
+    refused = ListSink()
+    await own_bench.submit(refused)
+    own_bench.dispatcher._publisher._waiting.clear()
+    await refused.end()
+    assert refused.refusal == (503, "queue_unavailable")
+    assert own_bench.flight.epoch == 1
 
 
-async def test_close_ends_the_making_of_the_stream(start_nats: Callable[..., NatsServer]) -> None:
-    async with AsyncExitStack() as stack:
-        bench = Bench(start_nats().url, stack)
-        await bench.start()
-        never = asyncio.Event()
-        bench.dispatcher._streams._ensure_interactive = never.wait  # type: ignore[assignment, method-assign]
-        bench.dispatcher._streams.restore_soon()
-        assert bench.dispatcher._streams.is_restoring
-        await asyncio.sleep(0)
-        await bench.dispatcher.close()
-        await asyncio.sleep(0)
-        assert not bench.dispatcher._streams.is_restoring
+async def test_close_ends_the_making_of_the_stream(own_bench: Bench) -> None:
+    never = asyncio.Event()
+    own_bench.dispatcher._streams._ensure_interactive = never.wait  # type: ignore[assignment, method-assign]
+    own_bench.dispatcher._streams.restore_soon()
+    assert own_bench.dispatcher._streams.is_restoring
+    await asyncio.sleep(0)
+    await own_bench.dispatcher.close()
+    await asyncio.sleep(0)
+    assert not own_bench.dispatcher._streams.is_restoring
 
 
 @pytest.fixture

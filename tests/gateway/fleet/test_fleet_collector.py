@@ -13,8 +13,7 @@ from gateway.fleet.fleet_collector import MAX_MODELS, MAX_WORKER_SAMPLES, FleetC
 from gateway.fleet.fleet_load import OwnRequests
 from gateway.fleet.liveness import FleetLimits
 from gateway.metrics import make_registry
-from gateway.telemetry.stream_watch import StreamState
-from gateway.telemetry.usage_watch import UsageWatch
+from gateway.telemetry.stream_watch import StreamState, UsageWatch
 from shared.messages import GatewayHeartbeat, Heartbeat
 from shared.worker_metrics import STEP_TOKENS_BOUNDS, GpuReading, HistogramCounts, KvGroup, WorkerMetrics
 from tests.gateway.fleet.test_fleet import BEAT

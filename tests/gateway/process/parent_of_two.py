@@ -11,8 +11,7 @@ import pytest
 from gateway.config import GatewayConfig
 from gateway.process import processes
 from gateway.process.listeners import Listeners, bind_listeners
-from gateway.process.parent_link import ProcessState
-from gateway.process.processes import RESTART_MIN_S, ProcessGroup, _Child
+from gateway.process.processes import RESTART_MIN_S, ProcessGroup, ProcessState, _Child
 
 PIDS = (101, 102)
 # Its clock stands still.

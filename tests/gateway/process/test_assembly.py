@@ -26,7 +26,7 @@ from gateway.process import assembly
 from gateway.process import gateway as gateway_module
 from gateway.process.assembly import SEND_MARGIN_S, observing, public_app
 from gateway.process.gateway import main
-from gateway.process.parent_link import ParentLink
+from gateway.process.processes import ParentLink
 from shared.errors import ConfigError, DependencyError
 from shared.task_supervisor import TaskSupervisor
 from shared.tracing import Tracing

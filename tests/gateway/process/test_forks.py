@@ -9,8 +9,7 @@ import signal
 
 import pytest
 
-from gateway.process.parent_link import ParentLink
-from gateway.process.processes import ProcessGroup
+from gateway.process.processes import ParentLink, ProcessGroup
 from tests.gateway.process.parent_of_two import NOW, PIDS, ParentOfTwo
 
 

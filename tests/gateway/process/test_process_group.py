@@ -9,7 +9,6 @@ import signal
 import pytest
 
 from gateway.process import processes
-from gateway.process.parent_link import ProcessState
 from gateway.process.processes import (
     FROZEN_ROUNDS,
     REFUSE_ROUNDS,
@@ -17,6 +16,7 @@ from gateway.process.processes import (
     RESTART_MIN_S,
     STABLE_S,
     START_ROUNDS,
+    ProcessState,
     _Child,
 )
 from tests.gateway.process.parent_of_two import NOW, PIDS, ParentOfTwo

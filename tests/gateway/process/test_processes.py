@@ -10,7 +10,7 @@ import re
 import signal
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -18,6 +18,8 @@ import httpx2
 import psutil
 import pytest
 
+from gateway.process import processes
+from gateway.process.processes import ParentLink, ProcessState
 from tests.gateway.gateway_process import GatewayProcess, running_gateway
 from tests.gateway.known_worker import known_worker, until_known
 from tests.gateway.raw_client import connected
@@ -197,3 +199,48 @@ async def test_port_on_which_nobody_can_serve_refuses_until_somebody_can(
             with contextlib.suppress(TimeoutError):
                 await until_known(gateway, worker.model)
             assert await ask(gateway, worker.model) == "served"
+
+
+@pytest.fixture
+def pipe() -> Iterator[tuple[int, int]]:
+    read, write = os.pipe()
+    for end in (read, write):
+        os.set_blocking(end, False)
+    yield read, write
+    for end in (read, write):
+        with contextlib.suppress(OSError):
+            os.close(end)
+
+
+def test_state_is_told_at_once_and_with_each_beat(pipe: tuple[int, int]) -> None:
+    link = ParentLink(0, 0, pipe[1])
+    link.beat()
+    link.enter(ProcessState.SERVING)
+    link.beat()
+    link.enter(ProcessState.DRAINING)
+    assert os.read(pipe[0], 99) == b"srrd"
+    assert link.state is ProcessState.DRAINING
+
+
+def test_parent_that_does_not_read_or_is_dead_does_not_end_the_process(pipe: tuple[int, int]) -> None:
+    link = ParentLink(0, 0, pipe[1])
+    with contextlib.suppress(BlockingIOError):
+        while os.write(pipe[1], bytes(4096)):
+            pass
+    link.enter(ProcessState.SERVING)
+    os.close(pipe[0])
+    link.enter(ProcessState.DRAINING)
+    assert link.state is ProcessState.DRAINING
+
+
+async def test_process_beats_as_long_as_its_loop_runs(pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "BEAT_INTERVAL_S", 0.001)
+    beating = asyncio.create_task(ParentLink(0, 0, pipe[1]).beat_forever())
+    beats = b""
+    while len(beats) < 3:
+        await asyncio.sleep(0.002)
+        with contextlib.suppress(BlockingIOError):
+            beats += os.read(pipe[0], 99)
+    assert set(beats) == set(b"s")
+    assert not beating.done()
+    beating.cancel()
