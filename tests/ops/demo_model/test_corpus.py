@@ -8,6 +8,7 @@ from ops.demo_model.corpus import (
     HELD_OUT_MODULES,
     MAX_CODEC_BYTES,
     held_out_documents,
+    main,
     standard_library,
     training_documents,
     training_files,
@@ -69,3 +70,20 @@ def test_empty_and_undecodable_files_yield_no_document(tmp_path: Path) -> None:
     write(tmp_path / "plain.py", "x = 1\n")
 
     assert list(training_documents(tmp_path)) == ["x = 1\n"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "printed"), [((), "\n".join(HELD_OUT_MODULES) + "\n"), (("--text",), "".join(held_out_documents()))]
+)
+def test_command_lists_the_modules_or_prints_their_text(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], printed: str
+) -> None:
+    monkeypatch.setattr("sys.argv", ["corpus", *arguments])
+    main()
+    assert capsys.readouterr().out == printed
+
+
+def test_modules_that_an_interpreter_lacks_are_passed_over(tmp_path: Path) -> None:
+    write(tmp_path / "heapq.py", "x = 1\n")
+
+    assert held_out_documents(tmp_path) == ["x = 1\n"]

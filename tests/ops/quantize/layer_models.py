@@ -7,8 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
+from gpu_worker.models.loader import load_model
+from ops.quantize.job_settings import QuantizeJob
+from tests.gpu_worker.models.paged_run import PagedRun
+
+CPU = torch.device("cpu")
+TOKENS = torch.arange(3, 43)
 TEXT = "the quick brown fox jumps over the lazy dog while seven wizards mix a potion of quartz and jade. " * 40
 SIZES: dict[str, Any] = {
     "vocab_size": 160,
@@ -23,7 +30,7 @@ SIZES: dict[str, Any] = {
 
 
 def save_model(directory: Path, family: str = "llama", **options: Any) -> Any:
-    """Save a random model and a tokenizer; return the model."""
+    """Save a random model, a tokenizer and a text; return the model."""
     # Not at the top: each process of a test run imports this module, and few of them save a model.
     import transformers
 
@@ -47,7 +54,20 @@ def save_model(directory: Path, family: str = "llama", **options: Any) -> Any:
     )
     tokenizer.save(str(directory / "tokenizer.json"))
     (directory / "tokenizer_config.json").write_text(json.dumps({"model_max_length": 64}))
+    (directory / "text.txt").write_text(TEXT)
     return model
+
+
+def job_for(model: Path, out: Path, method: str, samples: int = 8) -> QuantizeJob:
+    return QuantizeJob(model, out, method, 32, model / "text.txt", samples, window=32, device="cpu")
+
+
+def tensors_of(directory: Path) -> dict[str, torch.Tensor]:
+    return {name: tensor for shard in directory.glob("*.safetensors") for name, tensor in load_file(shard).items()}
+
+
+def logits_of(directory: Path, tokens: torch.Tensor = TOKENS) -> torch.Tensor:
+    return PagedRun(load_model(directory, torch.float32, CPU), [tokens]).step({0: len(tokens)})[0]
 
 
 def correlated_inputs(num_tokens: int, num_inputs: int, seed: int = 0) -> torch.Tensor:

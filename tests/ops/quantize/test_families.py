@@ -8,14 +8,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 import pytest
 import torch
 import transformers
-from safetensors.torch import load_file
 
-from gpu_worker.models.loader import load_model
 from gpu_worker.models.registry import read_model_config
 from ops.quantize.job import quantize
 from ops.quantize.job_settings import QuantizeJob, check_job
@@ -25,13 +22,10 @@ from shared.errors import ConfigError
 from shared.sampling import Sampling
 from tests.gpu_worker.execution.engine_run import make_runner, make_sequence, run
 from tests.gpu_worker.models.families.random_models import Case, save_case
-from tests.gpu_worker.models.paged_run import PagedRun
 from tests.gpu_worker.models.recurrent_models import FACTORS
 from tests.gpu_worker.models.wrapper_cases import WRAPPER_CASES, save_wrapper
-from tests.ops.quantize.layer_models import SIZES, TEXT, save_model
+from tests.ops.quantize.layer_models import SIZES, TOKENS, job_for, logits_of, save_model, tensors_of
 
-CPU = torch.device("cpu")
-TOKENS = torch.arange(3, 43)
 _EXPERTS = {"num_local_experts": 4, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 _LLAMA4 = {"num_experts_per_tok": 1, "intermediate_size_mlp": 64, "interleave_moe_layer_step": 2}
 _LATENT = {
@@ -145,16 +139,18 @@ def save(case: Case, directory: Path) -> None:
     save_model(directory)
     options = {**SIZES, "num_hidden_layers": 2, **case.options}
     save_case(Case(case.family, options, case.dtype, case.saved, case.model), directory)
-    (directory / "text.txt").write_text(TEXT)
 
 
-def job_for(model: Path, method: str) -> QuantizeJob:
-    out = model.parent / f"out-{method}"
-    return QuantizeJob(model, out, method, 32, model / "text.txt", samples=4, window=32, device="cpu")
+def job_of(model: Path, method: str) -> QuantizeJob:
+    return job_for(model, model.parent / f"out-{method}", method, samples=4)
 
 
-def logits_of(directory: Path) -> torch.Tensor:
-    return PagedRun(load_model(directory, torch.float32, CPU), [TOKENS]).step({0: len(TOKENS)})[0]
+def quantized(folder: Path, name: str, method: str) -> QuantizeJob:
+    """Save a model of a family and round it."""
+    save(CASES[name], folder / "model")
+    job = job_of(folder / "model", method)
+    list(quantize(job))
+    return job
 
 
 def middle_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
@@ -162,20 +158,13 @@ def middle_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
     return float(((actual - expected).norm(dim=1) / expected.norm(dim=1)).median())
 
 
-def tensors_of(directory: Path) -> dict[str, Any]:
-    return {name: tensor for file in directory.glob("*.safetensors") for name, tensor in load_file(file).items()}
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("method", "most"), [("int8", 0.1), ("rtn-int4", 0.9), ("gptq", 0.9)])
 @pytest.mark.parametrize("name", CASES)
 def test_a_family_is_rounded_under_its_own_names(tmp_path: Path, name: str, method: str, most: float) -> None:
-    model = tmp_path / "model"
-    save(CASES[name], model)
-    job = job_for(model, method)
-    list(quantize(job))
-    assert 0 < middle_error(logits_of(job.out), logits_of(model)) < most
-    before, after = tensors_of(model), tensors_of(job.out)
+    job = quantized(tmp_path, name, method)
+    assert 0 < middle_error(logits_of(job.out), logits_of(job.model)) < most
+    before, after = tensors_of(job.model), tensors_of(job.out)
     kept = [name for name in before if name in after]
     assert all(torch.equal(before[name], after[name]) for name in kept if method != "int8" or after[name].dim() < 2)
     stays = [name for name in before if any(f"{part}.weight" in name for part in KEPT) and before[name].dim() > 1]
@@ -190,15 +179,12 @@ def test_a_family_is_rounded_under_its_own_names(tmp_path: Path, name: str, meth
     "name", ["gpt-oss", "deepseek-v3", "qwen3-next", "falcon-h1", "nemotron-h", "gemma4-e", "gemma4-moe"]
 )
 def test_rounded_models_are_served(tmp_path: Path, name: str) -> None:
-    model = tmp_path / "model"
-    save(CASES[name], model)
-    job = job_for(model, "rtn-int4")
-    list(quantize(job))
+    job = quantized(tmp_path, name, "rtn-int4")
     prompt = TOKENS[:13].tolist()
     runner = make_runner(job.out, max_model_len=48, dtype="float32")
     answer = run(runner, [make_sequence("0", prompt, Sampling(temperature=0.0, max_tokens=9))]).tokens["0"]
     tokens = torch.tensor([*prompt, *answer])
-    logits = PagedRun(load_model(job.out, torch.float32, CPU), [tokens]).step({0: len(tokens)})[0]
+    logits = logits_of(job.out, tokens)
     assert answer == logits[len(prompt) - 1 : -1].argmax(1).tolist()
 
 
@@ -211,11 +197,8 @@ def test_rounded_models_are_served(tmp_path: Path, name: str) -> None:
     ],
 )
 def test_scaled_rows_are_stored_unscaled(tmp_path: Path, case: str, modules: tuple[str, ...]) -> None:
-    model = tmp_path / "model"
-    save(CASES[case], model)
-    job = job_for(model, "int8")
-    list(quantize(job))
-    before, after = tensors_of(model), tensors_of(job.out)
+    job = quantized(tmp_path, case, "int8")
+    before, after = tensors_of(job.model), tensors_of(job.out)
     for name in modules:
         weight = f"model.layers.0.{name}.weight"
         rounded = after[weight].float() * after[f"{weight}_scale"].float()
@@ -226,21 +209,20 @@ def test_output_features_that_fill_no_words_are_refused(tmp_path: Path) -> None:
     odd = {**_MAMBA2, "mamba_n_heads": 4, "mamba_d_head": 16}
     save(Case("FalconH1", odd), tmp_path / "model")
     with pytest.raises(ConfigError, match=r"HEADRACE_METHOD.*mamba\.in_proj of layer 0 has 196; use rtn-int4"):
-        next(quantize(job_for(tmp_path / "model", "gptq")))
+        next(quantize(job_of(tmp_path / "model", "gptq")))
 
 
 def test_feed_forward_blocks_and_streams_that_fill_no_words_are_refused_by_their_groups(tmp_path: Path) -> None:
     save_model(tmp_path / "model", intermediate_size=68)
-    (tmp_path / "model" / "text.txt").write_text(TEXT)
     with pytest.raises(ConfigError, match=r"HEADRACE_GROUP_SIZE.*intermediate_size 68"):
-        next(quantize(job_for(tmp_path / "model", "gptq")))
+        next(quantize(job_of(tmp_path / "model", "gptq")))
 
 
 @pytest.mark.parametrize(("vocab_size", "multiple"), [(514, 4), (516, None)])
 def test_head_that_fills_no_words_is_refused(tmp_path: Path, vocab_size: int, multiple: int | None) -> None:
     save_model(tmp_path / "model", tie_word_embeddings=False)
     config = replace(read_model_config(tmp_path / "model"), vocab_size=vocab_size)
-    job = replace(job_for(tmp_path / "model", "gptq"), lm_head=True)
+    job = replace(job_of(tmp_path / "model", "gptq"), lm_head=True)
     refusal = pytest.raises(ConfigError, match=rf"HEADRACE_LM_HEAD.*of {multiple} output.*head has {vocab_size}")
     with contextlib.nullcontext() if multiple is None else refusal:
         check_job(config, job, make_method("gptq", 32))
@@ -272,9 +254,8 @@ def test_what_stays_is_told_by_name(tmp_path: Path, name: str, stays: list[str])
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama4", "qwen3-next", "falcon-h1", "gemma4-e"])
 def test_interrupted_job_goes_on(tmp_path: Path, name: str) -> None:
-    model = tmp_path / "model"
-    save(CASES[name], model)
-    job = job_for(model, "gptq")
+    save(CASES[name], tmp_path / "model")
+    job = job_of(tmp_path / "model", "gptq")
     begun = quantize(job)
     # Behind layers whose keys later ones read, where there are such.
     while f"layer {1 if name != 'gemma4-e' else 4}" not in next(begun).name:
@@ -282,13 +263,9 @@ def test_interrupted_job_goes_on(tmp_path: Path, name: str) -> None:
     begun.close()
     assert "done before" in next(quantize(job)).name
     list(quantize(job))
-    whole = job_for(tmp_path / "model", "gptq")
-    other = QuantizeJob(model, tmp_path / "whole", *(getattr(whole, name) for name in FIELDS))
+    other = replace(job, out=tmp_path / "whole")
     list(quantize(other))
     torch.testing.assert_close(logits_of(job.out), logits_of(other.out), rtol=0, atol=0)
-
-
-FIELDS = ("method", "group_size", "calibration", "samples", "window", "device")
 
 
 def test_an_encoder_is_refused_by_name(tmp_path: Path) -> None:
@@ -296,7 +273,7 @@ def test_an_encoder_is_refused_by_name(tmp_path: Path) -> None:
     config.architectures = ["BertModel"]
     config.save_pretrained(tmp_path / "model")
     with pytest.raises(ConfigError, match=r"\(BertModel\) has attention in both directions; serve it in its own"):
-        next(quantize(job_for(tmp_path / "model", "int8")))
+        next(quantize(job_of(tmp_path / "model", "int8")))
 
 
 @pytest.mark.parametrize(
@@ -306,14 +283,14 @@ def test_an_encoder_is_refused_by_name(tmp_path: Path) -> None:
 def test_awq_of_other_layers_than_llama_s_is_refused(tmp_path: Path, case: Case, reason: str) -> None:
     save(case, tmp_path / "model")
     with pytest.raises(ConfigError, match=rf"HEADRACE_METHOD.*{reason}.*gptq"):
-        next(quantize(job_for(tmp_path / "model", "awq")))
+        next(quantize(job_of(tmp_path / "model", "awq")))
 
 
 @pytest.mark.slow
 def test_a_tower_stays_and_its_modules_are_ignored(tmp_path: Path) -> None:
     model = tmp_path / "model"
     save_wrapper(WRAPPER_CASES["qwen3-vl"], model)
-    job = job_for(model, "int8")
+    job = job_of(model, "int8")
     list(quantize(job))
     before, after = tensors_of(model), tensors_of(job.out)
     tower = [name for name in before if "visual" in name]

@@ -8,22 +8,16 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from transformers import MixtralConfig, MixtralForCausalLM, Qwen2MoeConfig, Qwen2MoeForCausalLM
 
 from gpu_worker.layers.layer_source import QuantizedLayers
 from gpu_worker.models.checkpoint import Checkpoint
-from gpu_worker.models.loader import load_model
 from gpu_worker.models.registry import read_model_config
 from ops.quantize.job import quantize
-from ops.quantize.job_settings import QuantizeJob
 from ops.quantize.layer_blocks import mixture_of
 from shared.errors import ConfigError
-from tests.gpu_worker.models.paged_run import PagedRun
-from tests.ops.quantize.layer_models import SIZES, TEXT, save_model
+from tests.ops.quantize.layer_models import CPU, SIZES, job_for, logits_of, save_model, tensors_of
 
-CPU = torch.device("cpu")
-TOKENS = torch.arange(3, 43)
 NUM_EXPERTS = 6
 
 
@@ -42,7 +36,6 @@ def save_mixture(directory: Path, family: str, **options: Any) -> None:
             if "norm" not in name:
                 parameter.normal_(0, 0.1)
     model.eval().save_pretrained(directory)
-    (directory / "text.txt").write_text(TEXT)
 
 
 @pytest.fixture(scope="module", params=["Mixtral", "Qwen2Moe"])
@@ -50,14 +43,6 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     directory = tmp_path_factory.mktemp(request.param)
     save_mixture(directory, request.param)
     return directory
-
-
-def job_for(model: Path, out: Path, method: str) -> QuantizeJob:
-    return QuantizeJob(model, out, method, 32, model / "text.txt", samples=8, window=32, device="cpu")
-
-
-def logits_of(directory: Path) -> torch.Tensor:
-    return PagedRun(load_model(directory, torch.float32, CPU), [TOKENS]).step({0: len(TOKENS)})[0]
 
 
 def experts_of(directory: Path) -> list[torch.Tensor]:
@@ -84,8 +69,7 @@ def test_quantized_experts_are_near_the_model_s(model: Path, tmp_path: Path, met
     # Rounding makes some tokens choose other experts, so that answers are less alike than matrices are.
     expected, actual = logits_of(model), logits_of(tmp_path / "out")
     assert 0 < float((actual - expected).norm() / expected.norm()) < 0.7
-    stored = {name: t for shard in (tmp_path / "out").glob("*.safetensors") for name, t in load_file(shard).items()}
-    routers = [tensor for name, tensor in stored.items() if name.endswith(".gate.weight")]
+    routers = [tensor for name, tensor in tensors_of(tmp_path / "out").items() if name.endswith(".gate.weight")]
     assert len(routers) == 2
     assert all(router.is_floating_point() and router.itemsize > 1 for router in routers)
 

@@ -88,7 +88,6 @@ def test_most_likely_tokens_are_those_of_transformers(tmp_path: Path) -> None:
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("model")
     save_model(directory)
-    (directory / "text.txt").write_text(TEXT)
     return directory
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from safetensors.torch import load_file, save_file
@@ -13,11 +16,12 @@ from ops.train_draft.material import MaterialPlan
 from ops.train_draft.optimization import Length
 from ops.train_draft.sizes import DraftShape
 from tests.gpu_worker.models.conftest import one_thread
-from tests.ops.quantize.layer_models import TEXT, save_model
+from tests.ops.quantize.layer_models import save_model
 
 __all__ = ["one_thread"]
 
 JobMaker = Callable[..., TrainDraftJob]
+ChangedTarget = Callable[..., Path]
 
 
 def ignore(stage: str, done: int, total: int, note: str = "") -> None:
@@ -31,7 +35,6 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     weights = load_file(directory / "model.safetensors")
     weights["lm_head.weight"] *= 6
     save_file(weights, directory / "model.safetensors", {"format": "pt"})
-    (directory / "text.txt").write_text(TEXT)
     return directory
 
 
@@ -39,8 +42,27 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def tied_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("tied")
     save_model(directory, "qwen3", tie_word_embeddings=True)
-    (directory / "text.txt").write_text(TEXT)
     return directory
+
+
+@pytest.fixture
+def changed(target: Path, tmp_path: Path) -> ChangedTarget:
+    """Return a maker of copies of the target whose configurations have other fields."""
+
+    def make(name: str, /, **fields: Any) -> Path:
+        model = shutil.copytree(target, tmp_path / name)
+        config = json.loads((model / "config.json").read_text()) | fields
+        (model / "config.json").write_text(json.dumps(config))
+        return model
+
+    return make
+
+
+def break_embedding(model: Path, tokens: int | slice) -> None:
+    """Make some tokens' weights be no numbers."""
+    weights = load_file(model / "model.safetensors")
+    weights["model.embed_tokens.weight"][tokens] = float("nan")
+    save_file(weights, model / "model.safetensors", {"format": "pt"})
 
 
 @pytest.fixture

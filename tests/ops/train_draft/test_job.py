@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, Mamba2Config
 
 from gpu_worker.execution.build import build_runner
@@ -27,7 +26,7 @@ from ops.train_draft.optimization import Length
 from ops.train_draft.sizes import DraftShape
 from ops.train_draft.target import HiddenVectors
 from shared.errors import ConfigError
-from tests.ops.train_draft.conftest import JobMaker, ignore
+from tests.ops.train_draft.conftest import ChangedTarget, JobMaker, break_embedding, ignore
 
 SETTINGS = {"model": "draft", "medusa": "medusa", "eagle": "eagle"}
 
@@ -121,12 +120,8 @@ def test_jobs_that_cannot_work_are_refused(
     assert problem in raised.value.problem
 
 
-def test_quantized_target_is_refused_before_it_writes_anything(job: JobMaker, target: Path, tmp_path: Path) -> None:
-    model = tmp_path / "quantized"
-    shutil.copytree(target, model)
-    config = json.loads((model / "config.json").read_text())
-    config["quantization_config"] = {"quant_method": "gptq", "bits": 4, "group_size": 32}
-    (model / "config.json").write_text(json.dumps(config))
+def test_quantized_target_is_refused_before_it_writes_anything(job: JobMaker, changed: ChangedTarget) -> None:
+    model = changed("quantized", quantization_config={"quant_method": "gptq", "bits": 4, "group_size": 32})
 
     with pytest.raises(ConfigError, match=r"is quantized \(gptq\); train for the model that it was made from"):
         check_job(job("medusa", model=model))
@@ -140,20 +135,18 @@ def test_quantized_target_is_refused_before_it_writes_anything(job: JobMaker, ta
     ],
 )
 def test_eagle_layer_has_a_function_and_a_length_of_its_own(
-    job: JobMaker, target: Path, tmp_path: Path, architecture: str, fields: dict[str, object]
+    job: JobMaker, changed: ChangedTarget, architecture: str, fields: dict[str, object]
 ) -> None:
-    model = tmp_path / "other"
-    shutil.copytree(target, model)
-    config = json.loads((model / "config.json").read_text()) | fields | {"architectures": [architecture]}
+    model = changed("other", architectures=[architecture], **fields)
     if "n_positions" in fields:
+        config = json.loads((model / "config.json").read_text())
         del config["max_position_embeddings"], config["rope_parameters"]
-    (model / "config.json").write_text(json.dumps(config))
+        (model / "config.json").write_text(json.dumps(config))
     check_job(job("eagle", model=model))
 
 
-def test_eagle_layer_of_a_target_that_does_not_attend_is_refused(job: JobMaker, target: Path, tmp_path: Path) -> None:
-    model = tmp_path / "mamba2"
-    shutil.copytree(target, model)
+def test_eagle_layer_of_a_target_that_does_not_attend_is_refused(job: JobMaker, changed: ChangedTarget) -> None:
+    model = changed("mamba2")
     sizes = json.loads((model / "config.json").read_text())
     options = {"num_heads": 8, "head_dim": 16, "state_size": 16, "n_groups": 2, "num_hidden_layers": 2}
     config = Mamba2Config(hidden_size=sizes["hidden_size"], vocab_size=sizes["vocab_size"], **options)
@@ -167,23 +160,18 @@ def test_eagle_layer_of_a_target_that_does_not_attend_is_refused(job: JobMaker, 
 
 
 def test_target_without_a_tokenizer_is_refused_by_the_name_of_its_setting(
-    job: JobMaker, target: Path, tmp_path: Path
+    job: JobMaker, changed: ChangedTarget
 ) -> None:
-    model = tmp_path / "mute"
-    shutil.copytree(target, model, ignore=shutil.ignore_patterns("tokenizer*"))
+    model = changed("mute")
+    (model / "tokenizer.json").unlink()
 
     with pytest.raises(ConfigError, match=r"^HEADRACE_TARGET: .*mute has no tokenizer.json"):
         check_job(job("medusa", model=model))
 
 
-def test_tokenizer_of_a_larger_vocabulary_is_refused(job: JobMaker, target: Path, tmp_path: Path) -> None:
-    model = tmp_path / "cut"
-    shutil.copytree(target, model)
-    config = json.loads((model / "config.json").read_text())
-    (model / "config.json").write_text(json.dumps(config | {"vocab_size": 8}))
-
+def test_tokenizer_of_a_larger_vocabulary_is_refused(job: JobMaker, changed: ChangedTarget) -> None:
     with pytest.raises(ConfigError, match="has a tokenizer with more than the model's 8 tokens; take its own"):
-        train_draft(job("medusa", model=model), ignore)
+        train_draft(job("medusa", model=changed("cut", vocab_size=8)), ignore)
 
 
 def test_hidden_vectors_that_do_not_fit_beside_the_target_are_refused(
@@ -235,27 +223,21 @@ def test_draft_of_weights_that_are_no_numbers_is_not_written(job: JobMaker) -> N
     ],
 )
 def test_target_whose_weights_are_no_numbers_is_refused_by_the_name_of_its_setting(
-    job: JobMaker, target: Path, tmp_path: Path, own_share: float, broken: slice | str, problem: str
+    job: JobMaker, changed: ChangedTarget, own_share: float, broken: slice | str, problem: str
 ) -> None:
-    model = tmp_path / "broken"
-    shutil.copytree(target, model)
-    weights = load_file(model / "model.safetensors")
-    tokenizer = ModelTokenizer(read_model_directory(target))
-    tokens = tokenizer.encode_text((target / "text.txt").read_text())[40] if broken == "some" else broken
-    weights["model.embed_tokens.weight"][tokens] = float("nan")
-    save_file(weights, model / "model.safetensors", {"format": "pt"})
+    model = changed("broken")
+    tokenizer = ModelTokenizer(read_model_directory(model))
+    tokens = tokenizer.encode_text((model / "text.txt").read_text())[40] if broken == "some" else broken
+    break_embedding(model, tokens)
     one = job("eagle", model=model)
 
     with pytest.raises(ConfigError, match=f"^HEADRACE_TARGET: .*{problem}"):
         train_draft(replace(one, material=replace(one.material, own_share=own_share)), ignore)
 
 
-def test_target_that_computes_no_numbers_from_given_text_is_refused(target: Path, tmp_path: Path) -> None:
-    model = tmp_path / "broken"
-    shutil.copytree(target, model)
-    weights = load_file(model / "model.safetensors")
-    weights["model.embed_tokens.weight"][7] = float("nan")
-    save_file(weights, model / "model.safetensors", {"format": "pt"})
+def test_target_that_computes_no_numbers_from_given_text_is_refused(changed: ChangedTarget) -> None:
+    model = changed("broken")
+    break_embedding(model, 7)
     vectors = HiddenVectors(model, torch.float32, 8)
     assert vectors.of(torch.arange(10, 18)).isfinite().all()
 

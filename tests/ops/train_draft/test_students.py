@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 from pathlib import Path
 
 import pytest
@@ -24,6 +22,7 @@ from ops.train_draft.medusa import MedusaStudent
 from ops.train_draft.rows import Batch
 from ops.train_draft.target import HiddenVectors, read_vocabulary
 from shared.errors import ConfigError
+from tests.ops.train_draft.conftest import ChangedTarget
 
 CPU = torch.device("cpu")
 LENGTH = 24
@@ -80,15 +79,10 @@ def test_eagle_layer_predicts_alike_in_training_and_in_the_worker(target: Path, 
 
 
 @pytest.fixture
-def scaled_target(target: Path, tmp_path: Path) -> Path:
+def scaled_target(changed: ChangedTarget) -> Path:
     """Return a target as Phi and others tell what length they were trained on: beside the scaling, not within it."""
-    model = tmp_path / "scaled"
-    shutil.copytree(target, model)
-    config = json.loads((model / "config.json").read_text())
     scaling = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
-    config["rope_parameters"] = scaling | {"rope_theta": 500.0}
-    (model / "config.json").write_text(json.dumps(config | {"original_max_position_embeddings": 16}))
-    return model
+    return changed("scaled", rope_parameters=scaling | {"rope_theta": 500.0}, original_max_position_embeddings=16)
 
 
 def test_eagle_layer_is_served_with_the_rotary_frequencies_that_it_was_trained_with(
