@@ -1,5 +1,5 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
-"""The short convolution on a GPU: a program takes some channels of one sequence through all its tokens."""
+"""The short convolution on a GPU: a program takes some channels of one sequence through some of its tokens."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from kernels.triton_state_rows import RowPointers, sequence_of
 
 # One access of 16 bytes a thread and token in 16 bits; reasoned, not measured.
 _BLOCK_CHANNELS, _BLOCK_TOKENS, _NUM_WARPS = 128, 16, 4
+# Tokens of a program: more than a state remembers, so that the program of the first tokens alone reads the state.
+_TOKENS = 64
 
 
 @triton.jit
@@ -28,7 +30,7 @@ def _inputs(x_ptr, state_ptr, places, columns, mask, x_stride, is_new, CHANNELS:
     return tl.where(here, x, before)
 
 
-@triton.jit(do_not_specialize=["x_stride"])
+@triton.jit
 def causal_conv_kernel(
     result_ptr,
     x_ptr,
@@ -48,8 +50,12 @@ def causal_conv_kernel(
     HAS_SILU: tl.constexpr,
     BLOCK_CHANNELS: tl.constexpr,
     BLOCK_TOKENS: tl.constexpr,
+    TOKENS: tl.constexpr,
 ):
-    """Convolve one sequence; `grid: (num_seqs, blocks of channels)`."""
+    """Convolve tokens of one sequence; `grid: (num_seqs, blocks of channels, runs of TOKENS tokens)`.
+
+    The program of the first tokens stores the states: no other one reads them.
+    """
     wait_for_inputs()
     sequence = tl.program_id(0)
     columns = tl.program_id(1) * BLOCK_CHANNELS + tl.arange(0, BLOCK_CHANNELS)
@@ -59,7 +65,8 @@ def causal_conv_kernel(
     x_ptr += first * x_stride
     result_ptr += first * CHANNELS
     wide, tokens = columns[None, :], tl.arange(0, BLOCK_TOKENS)[:, None]
-    for start in range(0, length, BLOCK_TOKENS):
+    first_place = tl.program_id(2) * TOKENS
+    for start in range(first_place, tl.minimum(first_place + TOKENS, length), BLOCK_TOKENS):
         places = (start + tokens).to(tl.int64)
         mask = (places < length) & (wide < CHANNELS)
         total = tl.zeros((BLOCK_TOKENS, BLOCK_CHANNELS), dtype=tl.float32)
@@ -74,6 +81,8 @@ def causal_conv_kernel(
             decay = tl.exp(-tl.abs(total))
             total = total * tl.where(total < 0, decay, 1.0) / (1.0 + decay)
         tl.store(result_ptr + places * CHANNELS + wide, total.to(result_ptr.dtype.element_ty), mask=mask)
+    if first_place > 0:
+        return
     # Other threads may still read what is written now.
     tl.debug_barrier()
     mask = columns < CHANNELS
@@ -103,7 +112,9 @@ def causal_conv_triton(
     """Compute what `kernels.causal_conv.causal_conv` promises."""
     result = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     width, channels = weight.shape
-    causal_conv_kernel[(len(rows.slots), triton.cdiv(channels, _BLOCK_CHANNELS))](
+    assert width <= _TOKENS
+    grid = (len(rows.slots), triton.cdiv(channels, _BLOCK_CHANNELS), triton.cdiv(rows.max_query_len, _TOKENS))
+    causal_conv_kernel[grid](
         result,
         x,
         weight,
@@ -115,6 +126,7 @@ def causal_conv_triton(
         WIDTH=width,
         HAS_SILU=has_silu,
         BLOCK_CHANNELS=_BLOCK_CHANNELS,
+        TOKENS=_TOKENS,
         BLOCK_TOKENS=1 if rows.max_query_len == 1 else _BLOCK_TOKENS,
         num_warps=1 if rows.max_query_len == 1 else _NUM_WARPS,
         **dependent_launch(x.device),

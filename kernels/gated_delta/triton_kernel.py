@@ -59,7 +59,7 @@ def _solve(system, wanted, rows, CHUNK: tl.constexpr):
     return solved
 
 
-@triton.jit(do_not_specialize=["qkv_stride", "gates_stride"])
+@triton.jit
 def gated_delta_kernel(
     result_ptr,
     qkv_ptr,

@@ -41,7 +41,7 @@ def _step_of(steps_ptr, tokens, mask, steps_stride, head, step_bias, min_step, m
     return tl.where(mask, step, 0.0)
 
 
-@triton.jit(do_not_specialize=["features_stride", "steps_stride"])
+@triton.jit
 def ssd_kernel(
     result_ptr,
     features_ptr,

@@ -13,7 +13,7 @@ from tests.kernels.tolerances import assert_close
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
-@pytest.mark.parametrize("lengths", [[1, 1, 1, 1], [1, 18, 2, 1]], ids=str)
+@pytest.mark.parametrize("lengths", [[1, 1, 1, 1], [1, 18, 2, 1], [1, 150, 64, 1]], ids=str)
 @pytest.mark.parametrize(("channels", "width", "has_silu"), [(5, 2, True), (200, 4, True), (37, 3, False)])
 def test_kernel_equals_reference(
     channels: int, width: int, has_silu: bool, lengths: list[int], dtype: torch.dtype, device: torch.device

@@ -17,4 +17,7 @@ def test_kernels_fit_the_gpu_without_spills(tmp_path: Path) -> None:
     compiled = compile_launches("tests.kernels.recurrent_launches", CAPABILITIES, tmp_path / "recurrent.json")
     assert len(compiled) == 13 * len(CAPABILITIES)
     for kernel in compiled:
-        kernel.check_fits()
+        # Two registers that a step keeps aside while it copies a state, since it reads its inputs in wide loads.
+        kernel.check_fits(8 if kernel.launch == "ssd_steps_copied" else 0)
+        # Features are read 16 bytes at once, gates and what a state remembers one by one.
+        assert kernel.count(r"ld\.global\S*\.b16") <= 10, str(kernel)
