@@ -136,13 +136,14 @@ def _load_model(
     if runner_config.device == "cpu":
         with start_up.stage(Stage.COMPILE) as progress:
             compile_cpu_library(progress)
-    runner_config = with_room_for_proposer(config, runner_config)
+    # A draft model's own runner needs no such room: it is built from `runner_config`.
+    with_room = with_room_for_proposer(config, runner_config)
     divided = None
     if config.tensor_parallel_size > 1:
-        divided = _build_group(config, runner_config, start_up, constraints)
+        divided = _build_group(config, with_room, start_up, constraints)
         runner = divided.own
     else:
-        runner = build_runner(runner_config, start_up, constraints=constraints)
+        runner = build_runner(with_room, start_up, constraints=constraints)
     if find_recipe(config.speculative) is not None:
         runner.verify_drafts_of(build_proposer(config, runner_config, runner))
         if runner.is_asynchronous:
