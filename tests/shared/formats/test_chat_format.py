@@ -68,3 +68,11 @@ def test_continued_answer_may_be_inside_of_reasoning() -> None:
     assert spoken.starts_in_reasoning("…<think>\nI am", "<think>\nI am")
     assert not spoken.starts_in_reasoning("…<think>a</think>\nI", "<think>a</think>\nI")
     assert not spoken.starts_in_reasoning("…I am", "I am")
+
+
+@pytest.mark.parametrize("name", [name for name in _TEMPLATES if name.endswith("-thinking")])
+def test_family_that_thinks_has_the_tokens_of_its_calls_and_of_its_thoughts(name: str) -> None:
+    found, plain = format_named(name), format_named(name.removesuffix("-thinking"))
+    assert found.has_reasoning
+    assert plain.tokens
+    assert {*plain.tokens} < {*found.tokens}
