@@ -74,6 +74,16 @@ async def test_fleet_without_workers_is_waited_for_for_a_bounded_time(connection
     await asyncio.wait_for(wait_for_fleet(connection, empty_fleet()), QUIET_FLEET_S * 10)
 
 
+async def test_workers_are_waited_for_from_when_nats_has_the_subscriptions() -> None:
+    fleet, loop = empty_fleet(), asyncio.get_running_loop()
+
+    async def flush() -> None:
+        loop.call_later(FULL_ROUND_S / 2, fleet.note_heartbeat, heartbeat("m"), loop.time())
+
+    await wait_for_fleet(cast("Any", SimpleNamespace(flush=flush)), fleet)
+    assert fleet.models() == ["m"]
+
+
 async def test_process_that_is_starved_still_hears_what_has_come_meanwhile(
     connection: DirectClient, nats_url: str
 ) -> None:

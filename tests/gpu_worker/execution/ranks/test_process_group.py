@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 import torch
-
 from gpu_worker.execution.ranks.process_group import ProcessGroupRanks
 
 
