@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from gpu_worker.core.adaptive_depth import AdaptiveDepth
@@ -23,6 +24,7 @@ from gpu_worker.execution.start_up import Stage, StartUp
 from gpu_worker.speculative.recipe import Recipe
 from gpu_worker.speculative.registry import find_recipe
 from gpu_worker.start.config import WorkerConfig
+from gpu_worker.start.ended_thread import run_in_ended_thread
 from gpu_worker.start.proposer_setup import build_proposer, check_speculation, with_room_for_proposer
 from gpu_worker.text.model_directory import ModelDirectory
 from gpu_worker.text.tokenizer import ModelTokenizer
@@ -84,7 +86,8 @@ def build_engine(
         )
         scheduler = _simulated_sizes(config, directory)
     else:
-        loaded, divided, scheduler = _load_model(config, directory, start_up or StartUp(), constraints)
+        load = partial(_load_model, config, directory, start_up or StartUp(), constraints)
+        loaded, divided, scheduler = load() if _device(config) == "cpu" else run_in_ended_thread(load)
         experts = loaded.model.expert_loads()
         runner, group = divided or loaded, None if divided is None else divided.group
         gpu_uuid = _gpu_uuid(config.device)
@@ -186,16 +189,10 @@ def _check_ranks(config: WorkerConfig) -> None:
 
 def _runner_config(config: WorkerConfig, directory: ModelDirectory) -> tuple[RunnerConfig, SchedulerConfig]:
     """Return the settings of the model's runner and the sizes to schedule with, without loading anything."""
-    import torch
-
     from gpu_worker.execution.runner_config import RunnerConfig
     from gpu_worker.models.registry import read_model_config
 
-    device = config.device
-    if device == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("HEADRACE_DEVICE", "is cuda, but PyTorch finds no CUDA device here; allowed: auto, cpu")
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = _device(config)
     # Refuses sizes that do not go together before the model is loaded.
     sizes = _sizes(config, read_model_config(directory.path), device)
     runner_config = RunnerConfig(
@@ -216,6 +213,17 @@ def _runner_config(config: WorkerConfig, directory: ModelDirectory) -> tuple[Run
         tensor_parallel_size=config.tensor_parallel_size,
     )
     return runner_config, sizes
+
+
+def _device(config: WorkerConfig) -> str:
+    """Return the device that is meant."""
+    import torch
+
+    if config.device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("HEADRACE_DEVICE", "is cuda, but PyTorch finds no CUDA device here; allowed: auto, cpu")
+    if config.device == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    return config.device
 
 
 def _gpu_uuid(device: str) -> str | None:
