@@ -123,7 +123,7 @@ def _of_one_rank(model: ModelConfig, config: RunnerConfig) -> ModelConfig:
     if config.tapped_layers:
         problem = "proposers of drafts that read the model's hidden vectors do not go with several ranks"
     try:
-        layers = tuple(divided_layer(layer, Division(0, size)) for layer in model.layers)
+        layers = tuple(divided_layer(layer, Division(0, size, config.enable_expert_parallel)) for layer in model.layers)
     except IndivisibleError as error:
         problem = str(error)
     if problem is not None:

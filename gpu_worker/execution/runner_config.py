@@ -40,6 +40,7 @@ class RunnerConfig:
         keeps_all_tokens: Layers with a window keep all tokens too, for a draft model, whose plans know no windows.
         cuda_graphs: Steps that a GPU captures: `off`, `decode`, or `all`, which has small steps with prompt tokens too.
         tensor_parallel_size: Ranks that the model is divided among.
+        enable_expert_parallel: Each of them has some experts, not some features of each.
     """
 
     model: Path
@@ -62,6 +63,7 @@ class RunnerConfig:
     cuda_graphs: str = "all"
     keeps_all_tokens: bool = False
     tensor_parallel_size: int = 1
+    enable_expert_parallel: bool = False
 
 
 def choose_dtype(name: str, checkpoint: torch.dtype, device: torch.device) -> torch.dtype:

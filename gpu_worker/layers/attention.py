@@ -14,11 +14,11 @@ from gpu_worker.layers.cache_layout import KeepsTokens, LayerMemory, ReadsLayer
 from gpu_worker.layers.layer_source import LayerSource, WeightSource
 from gpu_worker.layers.linear import LayerParts, Linear, LinearShape, Partition, Projection
 from gpu_worker.layers.query_growth import GrowthTable, QueryGrowth
+from gpu_worker.layers.ranks import VectorNorm
 from gpu_worker.layers.rotary_order import gated_rows, head_order, head_rows, rows_by_head
 from kernels.activation import times_sigmoid
 from kernels.layer_cache import CacheShape
 from kernels.paged_attention import paged_attention
-from kernels.rms_norm import rms_norm
 from kernels.rope_kv_write import HeadNormWeights, rope_kv_write
 
 # Options that attention in both directions has too.
@@ -250,7 +250,7 @@ class AttentionWeights:
         shape, qkv, output = self.shape, parts.linear(self.qkv), parts.linear(self.output)
         cos_sin = parts.rotations.of(shape.rotary, shape.head_dim, shape.rotary_dim)
         if not shape.sees_later:
-            return Attention(index, self, qkv, output, cos_sin)
+            return Attention(index, self, qkv, output, cos_sin, parts.vector_norm())
         is_plain = all(field.name in _IN_BOTH or getattr(shape, field.name) == field.default for field in fields(shape))
         assert is_plain, "attention in both directions has no such option"
         assert shape.head_norm in (HeadNorm.NONE, HeadNorm.HEADS)
@@ -261,10 +261,16 @@ class AttentionWeights:
 class Attention:
     """Grouped-query attention, with what `AttentionShape` says."""
 
-    __slots__ = ("_cos_sin", "_growth", "_index", "_output", "_qkv", "_scale", "_shape", "_weights")
+    __slots__ = ("_cos_sin", "_growth", "_index", "_norm", "_output", "_qkv", "_scale", "_shape", "_weights")
 
     def __init__(
-        self, index: int, weights: AttentionWeights, qkv: Linear, output: Linear, cos_sin: torch.Tensor
+        self,
+        index: int,
+        weights: AttentionWeights,
+        qkv: Linear,
+        output: Linear,
+        cos_sin: torch.Tensor,
+        norm: VectorNorm,
     ) -> None:
         """Hold the projections; `qkv` yields the query heads, then the key heads, then the value heads.
 
@@ -274,6 +280,7 @@ class Attention:
             qkv: Projection to `(num_heads + num_kv_heads) * head_dim` features, with the gates', and those of values.
             output: Projection from the attended values back.
             cos_sin: `[max_positions, head_dim]` float32, rotations.
+            norm: Of all heads as one vector.
         """
         self._index = index
         self._weights = weights
@@ -281,6 +288,7 @@ class Attention:
         self._qkv = qkv
         self._output = output
         self._cos_sin = cos_sin
+        self._norm = norm
         growth = weights.shape.query_growth
         self._growth = None if growth is None else GrowthTable(growth, len(cos_sin), cos_sin.device)
         self._scale = weights.shape.head_dim**-0.5 if weights.shape.scale is None else weights.shape.scale
@@ -378,8 +386,8 @@ class Attention:
         assert norm is not None
         num_query, num_key = self._shape.num_heads * dim, self._shape.num_kv_heads * dim
         query, key = qkv[:, :num_query], qkv[:, num_query : num_query + num_key]
-        query.copy_(rms_norm(query, norm.query, norm.eps))
-        key.copy_(rms_norm(key, norm.key, norm.eps))
+        query.copy_(self._norm(query, norm.query, norm.eps))
+        key.copy_(self._norm(key, norm.key, norm.eps))
 
     def _normalise_apart(self, qkv: torch.Tensor) -> None:
         """Normalise each query and key head by LayerNorm with its own weights, in place."""

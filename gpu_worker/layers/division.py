@@ -24,6 +24,7 @@ from gpu_worker.layers.linear import Partition, Projection
 from gpu_worker.layers.mamba2 import Mamba2Shape, Mamba2Weights, OutputNorm
 from gpu_worker.layers.mixture import MixtureShape, MixtureWeights, SharedExpertWeights
 from gpu_worker.layers.plain_mlp import PlainShape, PlainWeights
+from gpu_worker.layers.ranks import Ranks
 from gpu_worker.layers.short_conv import ShortConvShape, ShortConvWeights
 from kernels.linear.forms import select_columns, select_rows
 from kernels.moe import ExpertWeights
@@ -40,10 +41,17 @@ class Division:
     Attributes:
         rank: Its number, from 0.
         size: How many ranks there are.
+        has_whole_experts: A rank has some experts, not some features of each.
     """
 
     rank: int
     size: int
+    has_whole_experts: bool = False
+
+    @classmethod
+    def of(cls, ranks: Ranks) -> Division:
+        """Return the part of one of these ranks."""
+        return cls(ranks.rank, ranks.size, ranks.has_whole_experts)
 
     def count(self, num: int, what: str) -> int:
         """Return how many of so many heads or features a rank has.
@@ -112,6 +120,11 @@ class Division:
         count = self.count(num_columns, "features")
         return range(self.rank * count, (self.rank + 1) * count)
 
+    def _some(self, whole: ExpertWeights) -> ExpertWeights:
+        count = self.count(whole.num_experts, "experts")
+        own = slice(self.rank * count, (self.rank + 1) * count)
+        return ExpertWeights(whole.forms[own], None if whole.bias is None else whole.bias[own])
+
     def vocabulary(self, head: Projection) -> Projection:
         """Return a rank's part of the projection to the scores of the vocabulary."""
         rows = self.tokens(head.weight.shape[0])
@@ -119,7 +132,9 @@ class Division:
         return replace(head, weight=select_rows(head.weight, rows), bias=bias)
 
     def experts(self, gate_up: ExpertWeights, down: ExpertWeights, count: int) -> tuple[ExpertWeights, ExpertWeights]:
-        """Return a rank's features of each expert, whose first projection consists of `count` matrices."""
+        """Return a rank's experts, or features of each, whose first projection consists of `count` matrices."""
+        if self.has_whole_experts:
+            return self._some(gate_up), self._some(down)
         inner = down.shape[2]
         rows, columns = self.features((inner,) * count), self.columns(inner)
         firsts = tuple(select_rows(form, rows) for form in gate_up.forms)
@@ -164,8 +179,6 @@ def divided_shape(shape: Any, division: Division) -> Any:
 
 @divided_shape.register
 def _(shape: AttentionShape, division: Division) -> AttentionShape:
-    if shape.head_norm is HeadNorm.WHOLE:
-        raise IndivisibleError("query heads that are normalised as one vector cannot be divided")
     return replace(
         shape,
         num_heads=division.count(shape.num_heads, "query heads"),
@@ -188,7 +201,7 @@ def _(shape: GatedDeltaShape, division: Division) -> GatedDeltaShape:
 @divided_shape.register
 def _(shape: Mamba2Shape, division: Division) -> Mamba2Shape:
     groups = shape.sizes.num_groups
-    if groups % division.size and shape.norm is not OutputNorm.NONE:
+    if groups > 1 and groups % division.size and shape.norm is not OutputNorm.NONE:
         raise IndivisibleError(f"{groups} groups of Mamba-2 heads, each normalised as one vector, cannot be divided")
     heads = division.count(shape.sizes.num_heads, "heads of Mamba-2")
     own = division.count_shared(groups, "groups of Mamba-2 heads")
@@ -215,7 +228,10 @@ def _(shape: GatedShape | PlainShape, division: Division) -> GatedShape | PlainS
 
 @divided_shape.register
 def _(shape: MixtureShape, division: Division) -> MixtureShape:
-    division.count(shape.expert_size, "features of an expert")
+    if division.has_whole_experts:
+        division.count(shape.num_experts, "experts")
+    else:
+        division.count(shape.expert_size, "features of an expert")
     division.count(shape.shared_size, "features of the shared expert")
     return shape
 
@@ -284,7 +300,7 @@ def _(weights: AttentionWeights, division: Division) -> Mapping[str, Any]:
         "sinks": None if weights.sinks is None else division.part(weights.sinks),
     }
     norm = weights.head_norm
-    if shape.head_norm is HeadNorm.APART and norm is not None:
+    if shape.head_norm in (HeadNorm.APART, HeadNorm.WHOLE) and norm is not None:
         keys = division.features((len(norm.key),), (shape.num_kv_heads,)).to(norm.key.device)
         found["head_norm"] = type(norm)(division.part(norm.query), norm.key[keys], norm.eps)
     return found
@@ -324,6 +340,7 @@ def _(weights: Mamba2Weights, division: Division) -> Mapping[str, Any]:
         "conv_bias": None if bias is None else bias[features].contiguous(),
         "ssd": replace(ssd, rate=rate, step_bias=step_bias, skip=skip),
         "norm": None if weights.norm is None else division.part(weights.norm),
+        "is_norm_spread": sizes.num_groups == 1,
     }
 
 

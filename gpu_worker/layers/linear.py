@@ -13,7 +13,7 @@ from enum import Enum
 import torch
 
 from gpu_worker.layers.attention_context import AttentionContext
-from gpu_worker.layers.ranks import ALONE, Ranks, SummedExperts
+from gpu_worker.layers.ranks import ALONE, Ranks, SummedExperts, VectorNorm
 from gpu_worker.layers.rotations import Rotations
 from kernels.activation.experts import ExpertActivation
 from kernels.linear import Linear as Product
@@ -151,10 +151,15 @@ class LayerParts:
         """Make the fastest forms of matrices and experts, by `linears`."""
 
         def experts(gate_up: ExpertWeights, down: ExpertWeights, activation: ExpertActivation) -> Experts:
-            made = make_experts(linears, gate_up, down, activation)
+            first = ranks.rank * gate_up.num_experts if ranks.has_whole_experts else 0
+            made = make_experts(linears, gate_up, down, activation, first)
             return made if ranks.size == 1 else SummedExperts(made, ranks)
 
         return cls(linears, experts, rotations, ranks)
+
+    def vector_norm(self) -> VectorNorm:
+        """Make the normalisation of all heads of a token as one vector."""
+        return VectorNorm(self.ranks)
 
     def linear(self, projection: Projection) -> Linear:
         """Make a linear layer of a block."""

@@ -14,6 +14,7 @@ from gpu_worker.layers.cache_layout import LayerMemory, matrix_memory
 from gpu_worker.layers.layer_source import LayerSource
 from gpu_worker.layers.layer_state import LayerState
 from gpu_worker.layers.linear import LayerParts, Linear, LinearShape, Partition, Projection
+from gpu_worker.layers.ranks import VectorNorm
 from kernels.activation import Activation, activate
 from kernels.causal_conv import causal_conv
 from kernels.rms_norm import rms_norm
@@ -114,6 +115,7 @@ class Mamba2Weights:
         conv_bias: `[num_features]`, if it has one.
         ssd: Of decays, and of what passes the state by.
         norm: `[inner_size]`, of what is read; None where it is not normalised.
+        is_norm_spread: What is normalised as one vector is not all here.
         eps: Of that normalisation.
         output: From the heads back to the residual stream.
     """
@@ -126,10 +128,11 @@ class Mamba2Weights:
     norm: torch.Tensor | None
     eps: float
     output: Projection
+    is_norm_spread: bool = False
 
     def block(self, parts: LayerParts, index: int) -> Mamba2:
         """Make the block; `index` is the layer's number, by which it finds its state."""
-        return Mamba2(index, self, parts.linear(self.inputs), parts.linear(self.output))
+        return Mamba2(index, self, parts.linear(self.inputs), parts.linear(self.output), parts.vector_norm())
 
 
 class Mamba2:
@@ -138,9 +141,9 @@ class Mamba2:
     Source: Dao and Gu, arXiv 2405.21060, section 7.
     """
 
-    __slots__ = ("_index", "_inputs", "_ones", "_output", "_weights")
+    __slots__ = ("_index", "_inputs", "_norm", "_ones", "_output", "_weights")
 
-    def __init__(self, index: int, weights: Mamba2Weights, inputs: Linear, output: Linear) -> None:
+    def __init__(self, index: int, weights: Mamba2Weights, inputs: Linear, output: Linear, norm: VectorNorm) -> None:
         """Hold the projections.
 
         Args:
@@ -148,13 +151,15 @@ class Mamba2:
             weights: Those of the projections are not read.
             inputs: Yields the gates of the output, then values, input vectors and output vectors, then the steps.
             output: From the heads back to the residual stream.
+            norm: Of all heads as one vector.
         """
+        self._norm = norm
         self._index = index
         self._weights = weights
         self._inputs = inputs
         self._output = output
-        sizes, norm = weights.shape.sizes, weights.norm
-        self._ones = None if norm is None else norm.new_ones(sizes.inner_size // sizes.num_groups)
+        sizes, factors = weights.shape.sizes, weights.norm
+        self._ones = None if factors is None else factors.new_ones(sizes.inner_size // sizes.num_groups)
 
     def __call__(self, x: torch.Tensor, positions: torch.Tensor, context: AttentionContext) -> torch.Tensor:
         """Take the state of each sequence through its tokens, and return what they read of it.
@@ -192,6 +197,8 @@ class Mamba2:
         weights = self._weights
         if weights.norm is None or self._ones is None:
             return read
+        if weights.is_norm_spread:
+            return self._norm(read, weights.norm, weights.eps)
         if len(weights.norm) == len(self._ones):
             return rms_norm(read, weights.norm, weights.eps)
         # The kernel's weights are those of one vector: groups have each their own.

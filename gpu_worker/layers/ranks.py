@@ -7,6 +7,7 @@ from typing import Protocol
 import torch
 
 from kernels.moe import Experts
+from kernels.rms_norm import rms_norm
 
 
 class Ranks(Protocol):
@@ -20,6 +21,11 @@ class Ranks(Protocol):
     @property
     def size(self) -> int:
         """How many there are."""
+        ...
+
+    @property
+    def has_whole_experts(self) -> bool:
+        """Whether each has some experts as a whole; else it has some features of each."""
         ...
 
     def sum(self, x: torch.Tensor) -> torch.Tensor:
@@ -42,7 +48,7 @@ class Ranks(Protocol):
 class Alone:
     """A process with the whole model."""
 
-    rank, size = 0, 1
+    rank, size, has_whole_experts = 0, 1, False
 
     def sum(self, x: torch.Tensor) -> torch.Tensor:
         """Return it as it is."""
@@ -58,21 +64,45 @@ class Alone:
 ALONE: Ranks = Alone()
 
 
-class SummedExperts:
-    """Experts of which each rank has some features: their results are summed."""
+class VectorNorm:
+    """RMS normalisation of vectors of which each rank has as many features."""
 
-    __slots__ = ("_experts", "_ranks")
+    __slots__ = ("_ranks",)
+
+    def __init__(self, ranks: Ranks) -> None:
+        """Add squares up over `ranks`."""
+        self._ranks = ranks
+
+    def __call__(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        """Normalise the features that are here, `[num_tokens, size]`; `weight` is theirs."""
+        if self._ranks.size == 1:
+            return rms_norm(x, weight, eps)
+        wide = x.float()
+        squares = self._ranks.sum(wide.square().mean(dim=1, keepdim=True)) / self._ranks.size
+        return (wide * torch.rsqrt(squares + eps) * weight.float()).to(x.dtype)
+
+
+class SummedExperts:
+    """Experts of which each rank has some, or some features of each: their results are summed.
+
+    Attributes:
+        tokens_per_expert: As `Experts` promises, of those of all ranks.
+    """
+
+    __slots__ = ("_counted", "_experts", "_ranks", "tokens_per_expert")
 
     def __init__(self, experts: Experts, ranks: Ranks) -> None:
         """Hold this rank's."""
         self._experts = experts
         self._ranks = ranks
-
-    @property
-    def tokens_per_expert(self) -> torch.Tensor:
-        """Do what `Experts` promises."""
-        return self._experts.tokens_per_expert
+        own = experts.tokens_per_expert
+        # Who has some experts counts the tokens of those alone.
+        self._counted = own.new_zeros(ranks.size * len(own)) if ranks.has_whole_experts else None
+        self.tokens_per_expert = own if self._counted is None else self._counted
 
     def __call__(self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """Do what `Experts` promises."""
+        if self._counted is not None:
+            chosen = ids.flatten().long()
+            self._counted.index_add_(0, chosen.clamp(min=0), (chosen >= 0).to(self._counted.dtype))
         return self._ranks.sum(self._experts(x, ids, weights))

@@ -74,7 +74,7 @@ class CausalLM:
         self._ranks = ranks
         words = "model.embed_tokens.weight" if config.encoder is None else WORDS
         vocabulary = checkpoint.take(words, config.vocab_size, config.hidden_size)
-        division = None if ranks.size == 1 else Division(ranks.rank, ranks.size)
+        division = None if ranks.size == 1 else Division.of(ranks)
         if division is not None:
             vocabulary = vocabulary[division.tokens(config.vocab_size).to(vocabulary.device)]
         self.embedding = vocabulary
@@ -204,7 +204,7 @@ def _decoder(
 def _take_layer(config: ModelConfig, source: LayerSource, index: int, ranks: Ranks) -> LayerWeights:
     """Take a layer; of one that is divided, the whole and then this rank's part."""
     weights = config.take_layer(source, index)
-    return weights if ranks.size == 1 else divided_weights(weights, Division(ranks.rank, ranks.size))
+    return weights if ranks.size == 1 else divided_weights(weights, Division.of(ranks))
 
 
 def _embedding(source: LayerSource, words: Embedding) -> Embedding | NormedEmbedding:

@@ -60,6 +60,9 @@ class WorkerConfig(NatsFiles):
         minimum=1,
         maximum=62,
     )
+    enable_expert_parallel: bool = setting(
+        False, "With several ranks: each has some of a model's experts, not some features of each expert."
+    )
 
     kv_cache_dtype: str = setting(
         "auto",

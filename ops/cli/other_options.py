@@ -27,7 +27,7 @@ _ADAPTERS = "adapters are not served: merge it into the model's weights"
 _ROWS: tuple[tuple[str | None, str, str], ...] = (
     ("vLLM", _HOST, "--host"),
     ("vLLM", "--tensor-parallel-size", "-tp"),
-    ("vLLM", _RANKS, "--pipeline-parallel-size -pp --enable-expert-parallel"),
+    ("vLLM", _RANKS, "--pipeline-parallel-size -pp"),
     ("vLLM", _WORKERS, "--data-parallel-size -dp"),
     ("vLLM", "--gateways of `headrace up`, --processes of `headrace gateway`", "--api-server-count"),
     ("vLLM", _FILES, "-q --quantization --load-format --tokenizer"),

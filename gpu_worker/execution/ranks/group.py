@@ -18,14 +18,12 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import torch
-
 from gpu_worker.core.draft import Draft
 from gpu_worker.core.model_runner import BrokenRunnerError
 from gpu_worker.core.plan import StepPlan
 from gpu_worker.execution.ranks.board import make_board
 from gpu_worker.execution.ranks.meeting import leave, meet
-from gpu_worker.execution.ranks.member import TICK_S, device_of, identity
+from gpu_worker.execution.ranks.member import TICK_S, identity
 from gpu_worker.execution.ranks.messages import Failure, Hello, Order, Start, encode, receive
 from gpu_worker.execution.runner_config import RunnerConfig
 from gpu_worker.layers.ranks import Ranks
@@ -86,9 +84,8 @@ class RankGroup:
             threading.Thread(target=self._watch, name="ranks", daemon=True).start()
             for member in self._members.values():
                 _send(member, True)
-            device = torch.device(device_of(config, 0))
             with self.building():
-                self._ranks = meet(0, self._board, self.size, self._store, device, is_shared=self._is_shared)
+                self._ranks = meet(0, self._board, config, self._store, is_shared=self._is_shared)
         except BaseException:
             self.close()
             raise

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore
 
 from gpu_worker.execution.ranks.board import Board
+from gpu_worker.execution.runner_config import RunnerConfig
 from gpu_worker.layers.ranks import Ranks
 from kernels.collectives import Exchange
 from kernels.cpu_library import cpu_library
@@ -24,22 +25,27 @@ _TIMEOUT = timedelta(minutes=60)
 _LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 
 
-def meet(rank: int, board: Board, size: int, store: Path, device: torch.device, *, is_shared: bool) -> Ranks:
+def meet(rank: int, board: Board, config: RunnerConfig, store: Path, *, is_shared: bool) -> Ranks:
     """Join the other ranks, and wait for them where that takes a process group.
 
     Args:
         rank: Number of this process.
         board: Of the group.
-        size: How many ranks there are.
+        config: Settings of all ranks.
         store: As `ProcessGroupRanks` has it.
-        device: Where this rank computes.
         is_shared: All of them sum through the board; rank 0 has chosen so.
     """
+    size, has_whole_experts = config.tensor_parallel_size, config.enable_expert_parallel
     if not is_shared:
-        return ProcessGroupRanks(rank, size, store, device)
+        return ProcessGroupRanks(rank, size, store, torch.device(device_of(config, rank)), has_whole_experts)
     library = cpu_library()
     assert library is not None, "rank 0 has the kernels, and so have all others of its host"
-    return SharedMemoryRanks(rank, size, board.exchange(rank, library))
+    return SharedMemoryRanks(rank, size, board.exchange(rank, library), has_whole_experts)
+
+
+def device_of(config: RunnerConfig, rank: int) -> str:
+    """Return the device of a rank: a GPU each."""
+    return f"cuda:{rank}" if config.device.startswith("cuda") else config.device
 
 
 def leave(ranks: Ranks | None) -> None:
@@ -51,10 +57,11 @@ def leave(ranks: Ranks | None) -> None:
 class SharedMemoryRanks:
     """This process among those that share memory."""
 
-    def __init__(self, rank: int, size: int, exchange: Exchange) -> None:
+    def __init__(self, rank: int, size: int, exchange: Exchange, has_whole_experts: bool = False) -> None:
         """Sum by `exchange`."""
         self.rank = rank
         self.size = size
+        self.has_whole_experts = has_whole_experts
         self._exchange = exchange
 
     def sum(self, x: torch.Tensor) -> torch.Tensor:
@@ -79,7 +86,9 @@ class SharedMemoryRanks:
 class ProcessGroupRanks:
     """This process among those of the group; there is one group a process."""
 
-    def __init__(self, rank: int, size: int, store: Path, device: torch.device) -> None:
+    def __init__(
+        self, rank: int, size: int, store: Path, device: torch.device, has_whole_experts: bool = False
+    ) -> None:
         """Join the group, and wait for the others.
 
         Args:
@@ -87,6 +96,7 @@ class ProcessGroupRanks:
             size: How many there are.
             store: A file that all of them open, in a folder that nobody else can.
             device: Where this rank computes.
+            has_whole_experts: As `Ranks` has it.
         """
         # Ranks on one host talk to nobody else, and nobody else to them.
         for backend in ("GLOO", "NCCL"):
@@ -99,6 +109,7 @@ class ProcessGroupRanks:
         )
         self.rank = rank
         self.size = size
+        self.has_whole_experts = has_whole_experts
 
     def close(self) -> None:
         """Leave the group."""

@@ -24,7 +24,7 @@ from gpu_worker.core.model_runner import PendingStep
 from gpu_worker.core.plan import StepPlan
 from gpu_worker.execution.build import build_runner
 from gpu_worker.execution.ranks.board import Board
-from gpu_worker.execution.ranks.meeting import meet
+from gpu_worker.execution.ranks.meeting import device_of, meet
 from gpu_worker.execution.ranks.messages import Failure, Hello, Order, Start, encode, receive
 from gpu_worker.execution.runner import TorchModelRunner
 from gpu_worker.execution.runner_config import RunnerConfig
@@ -48,11 +48,6 @@ def identity(config: RunnerConfig) -> dict[str, str]:
         "torch": torch.__version__,
         "python": sys.version.split()[0],
     }
-
-
-def device_of(config: RunnerConfig, rank: int) -> str:
-    """Return the device of a rank: a GPU each."""
-    return f"cuda:{rank}" if config.device.startswith("cuda") else config.device
 
 
 def main() -> int:
@@ -84,10 +79,8 @@ def _serve(start: Start, told: IO[bytes], answers: IO[bytes], board: Board) -> N
     _tell(answers, Hello(identity(config)))
     if receive(told, bool) is None:
         return
-    device = device_of(config, start.rank)
-    size, store, is_shared = config.tensor_parallel_size, Path(start.store), start.is_shared
-    ranks = meet(start.rank, board, size, store, torch.device(device), is_shared=is_shared)
-    runner = build_runner(replace(config, device=device), ranks=ranks)
+    ranks = meet(start.rank, board, config, Path(start.store), is_shared=start.is_shared)
+    runner = build_runner(replace(config, device=device_of(config, start.rank)), ranks=ranks)
     follow(runner, told, board, start.rank)
 
 

@@ -47,37 +47,39 @@ def logits(directory: Path, ranks: ThreadRanks | None = None) -> torch.Tensor:
         model = load_model(directory, torch.float32, CPU)
     else:
         model = load_model(directory, torch.float32, CPU, ranks=ranks)
-        division = Division(ranks.rank, ranks.size)
+        division = Division.of(ranks)
         layers = tuple(divided_layer(layer, division) for layer in model.config.layers)
         model.config = replace(model.config, layers=layers)
     run = PagedRun(model, [TOKENS])
     return torch.cat([run.step({0: count})[0] for count in (13, 14, 1, 1, 1)])
 
 
-def assert_divisible(directory: Path, size: int) -> None:
-    whole, first, others = both(directory, size)
+def assert_divisible(directory: Path, size: int, *, has_whole_experts: bool = False) -> None:
+    whole, first, others = both(directory, size, has_whole_experts=has_whole_experts)
     assert whole.std() > 0.05
     torch.testing.assert_close(first, whole, atol=1e-4 * float(whole.abs().max()), rtol=0)
     assert not any(other.any() for other in others)
 
 
-def both(directory: Path, size: int) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]:
+def both(
+    directory: Path, size: int, *, has_whole_experts: bool = False
+) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]:
     """Return what the whole model scores, what rank 0 of a divided one does, and what the others have."""
-    first, *others = on_ranks(size, lambda ranks: logits(directory, ranks))
+    first, *others = on_ranks(size, lambda ranks: logits(directory, ranks), has_whole_experts=has_whole_experts)
     return logits(directory), first, others
 
 
-def check(name: str, size: int, directory: Path) -> None:
+def check(name: str, size: int, directory: Path, *, has_whole_experts: bool = False) -> None:
     MODELS[name](directory)
     config = read_model_config(directory)
     if config.is_bidirectional:
         pytest.skip("attends in both directions, which is refused")
     try:
         for layer in config.layers:
-            divided_layer(layer, Division(0, size))
+            divided_layer(layer, Division(0, size, has_whole_experts))
     except IndivisibleError as error:
         pytest.skip(str(error))
-    assert_divisible(directory, size)
+    assert_divisible(directory, size, has_whole_experts=has_whole_experts)
 
 
 DEFAULT = ("variant-llama", "variant-llama-mqa-biases", "recurrent-qwen3_5_moe", "recurrent-lfm2")
@@ -92,6 +94,30 @@ def test_two_ranks_score_as_one(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(("name", "size"), [*itertools.product(MODELS, (2, 4))])
 def test_every_family_scores_as_one(name: str, size: int, tmp_path: Path) -> None:
     check(name, size, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in MODELS if "mo" in name or "mix" in name or "deepseek" in name])
+def test_mixtures_whose_ranks_have_some_experts_score_as_one(name: str, tmp_path: Path) -> None:
+    check(name, 2, tmp_path, has_whole_experts=True)
+
+
+def test_counts_of_experts_are_those_of_all_ranks(tmp_path: Path) -> None:
+    MODELS["recurrent-qwen3_5_moe"](tmp_path)
+
+    def counts(ranks: ThreadRanks) -> list[list[int]]:
+        model = load_model(tmp_path, torch.float32, CPU, ranks=ranks)
+        model.config = replace(
+            model.config, layers=tuple(divided_layer(e, Division.of(ranks)) for e in model.config.layers)
+        )
+        PagedRun(model, [TOKENS]).step({0: len(TOKENS)})
+        loads = model.expert_loads()
+        assert loads is not None
+        return [layer.tolist() for layer in loads.by_layer()]
+
+    found = [on_ranks(2, counts, has_whole_experts=is_whole) for is_whole in (True, False)]
+    assert found[0][0] == found[0][1] == found[1][0]
+    assert sum(map(sum, found[0][0])) > 0
 
 
 def _gptq(bits: int, group_size: int, **options: bool) -> Pack:

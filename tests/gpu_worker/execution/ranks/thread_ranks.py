@@ -21,9 +21,10 @@ class _Meeting:
 class ThreadRanks:
     """A thread's view of the others; what all have put down is read between two barriers."""
 
-    def __init__(self, rank: int, size: int, meeting: _Meeting) -> None:
+    def __init__(self, rank: int, size: int, meeting: _Meeting, has_whole_experts: bool) -> None:
         self.rank = rank
         self.size = size
+        self.has_whole_experts = has_whole_experts
         self._meeting = meeting
 
     def sum(self, x: torch.Tensor) -> torch.Tensor:
@@ -51,12 +52,12 @@ class ThreadRanks:
         return result
 
 
-def on_ranks(size: int, work: Callable[[ThreadRanks], T]) -> list[T]:
+def on_ranks(size: int, work: Callable[[ThreadRanks], T], *, has_whole_experts: bool = False) -> list[T]:
     """Let each rank do the same in a thread of its own, and return what each returned."""
     meeting = _Meeting(size)
 
     def run(rank: int) -> T:
-        ranks = ThreadRanks(rank, size, meeting)
+        ranks = ThreadRanks(rank, size, meeting, has_whole_experts)
         try:
             with torch.inference_mode():
                 return work(ranks)
