@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import itertools
 import json
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -52,52 +54,39 @@ def test_grammar_whose_masks_take_too_long_is_refused(monkeypatch: pytest.Monkey
         compile_grammar(grammar, tiny_tokenizer())
 
 
-def test_sequence_whose_masks_take_too_long_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+def fill_masks(monkeypatch: pytest.MonkeyPatch, count: int, **clocks: Iterator[float]) -> tuple[int, GrammarConstraint]:
+    """Compute masks by such clocks until one is refused; return how many there were, and the constraint."""
     constraint = compiled(regex("[ab]+")).constraint(Sampling(), ())
+    for name, times in clocks.items():
+        monkeypatch.setattr(grammar_constraint.time, name, lambda times=times: next(times))
     mask = np.zeros(4, dtype=np.int32)
-    clock = [0.0]
-
-    def tick() -> float:
-        clock[0] += 0.05
-        return clock[0]
-
-    monkeypatch.setattr(grammar_constraint.time, "perf_counter", tick)
-    monkeypatch.setattr(grammar_constraint.time, "thread_time", tick)
-    count = 0
-    while constraint.error is None:
+    for number in range(1, count + 1):
         constraint.fill_mask((), mask.ctypes.data)
-        count += 1
+        if constraint.error is not None:
+            assert np.all(mask == -1)
+            break
+    return number, constraint
+
+
+def test_sequence_whose_masks_take_too_long_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = itertools.count(0.05, 0.05)
+    count, constraint = fill_masks(monkeypatch, 50, perf_counter=clock, thread_time=clock)
     # From the first long one on they are watched.
     assert count == 1 + 6
+    assert constraint.error is not None
     assert "takes too long to follow" in constraint.error
-    assert np.all(mask == -1)
 
 
 def test_sequence_does_not_end_because_other_programs_have_the_processor(monkeypatch: pytest.MonkeyPatch) -> None:
-    constraint = compiled(regex("[ab]+")).constraint(Sampling(), ())
-    mask = np.zeros(4, dtype=np.int32)
-    clock = [0.0]
-
-    def tick() -> float:
-        clock[0] += 0.05
-        return clock[0]
-
     # Time passes, and the thread computes next to nothing.
-    monkeypatch.setattr(grammar_constraint.time, "perf_counter", tick)
-    for _ in range(50):
-        constraint.fill_mask((), mask.ctypes.data)
+    _, constraint = fill_masks(monkeypatch, 50, perf_counter=itertools.count(0.05, 0.05))
     assert constraint.error is None
 
 
 def test_sequence_does_not_end_because_the_host_paused_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    constraint = compiled(regex("[ab]+")).constraint(Sampling(), ())
-    mask = np.zeros(4, dtype=np.int32)
     # The second mask, which is watched because the first took long.
-    times = iter([0.0, 0.01, 0.01, 60.0] + [60.0] * 20)
-    monkeypatch.setattr(grammar_constraint.time, "perf_counter", lambda: next(times))
-    monkeypatch.setattr(grammar_constraint.time, "thread_time", lambda: next(times))
-    for _ in range(11):
-        constraint.fill_mask((), mask.ctypes.data)
+    clock = itertools.chain([0.0, 0.01, 0.01], itertools.repeat(60.0))
+    _, constraint = fill_masks(monkeypatch, 11, perf_counter=clock, thread_time=clock)
     assert constraint.error is None
 
 

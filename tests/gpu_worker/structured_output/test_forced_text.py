@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import re
 
-import numpy as np
 import pytest
 
-from gpu_worker.structured_output.grammar_constraint import GrammarConstraint
 from shared.grammar import Grammar
 from shared.sampling import Sampling
-from tests.gpu_worker.structured_output.tiny_tokenizer import EOS, VOCAB, constraint_of, text_of, tokens_of
+from tests.gpu_worker.structured_output.tiny_tokenizer import EOS, allowed, constraint_of, text_of, tokens_of
 
 SPECIAL = "<|end|>"
 GRAMMARS = [
@@ -22,30 +20,23 @@ GRAMMARS = [
 ]
 
 
-def _allowed(constraint: GrammarConstraint, drafts: tuple[int, ...] = ()) -> list[int]:
-    mask = np.zeros(-(-VOCAB // 32), dtype=np.int32)
-    constraint.fill_mask(drafts, mask.ctypes.data)
-    allowed: list[int] = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")[:VOCAB]).tolist()
-    return allowed
-
-
 @pytest.mark.parametrize("has_own_stop", [False, True])
 @pytest.mark.parametrize(("grammar", "text"), GRAMMARS)
 def test_masks_spell_the_text_of_a_special_token(grammar: Grammar, text: str, has_own_stop: bool) -> None:
     stops = tokens_of("~") if has_own_stop else ()
     constraint = constraint_of(Sampling(grammar=grammar, stop_token_ids=stops))
     for token_id in tokens_of(text):
-        assert token_id in _allowed(constraint)
-        assert EOS not in _allowed(constraint)
+        assert token_id in allowed(constraint)
+        assert EOS not in allowed(constraint)
         assert constraint.advance(token_id), constraint.error
-    assert constraint.is_complete or EOS in _allowed(constraint)
+    assert constraint.is_complete or EOS in allowed(constraint)
 
 
 @pytest.mark.parametrize(("grammar", "text"), GRAMMARS)
 def test_masks_behind_drafts_spell_it_too(grammar: Grammar, text: str) -> None:
     constraint, output = constraint_of(Sampling(grammar=grammar)), tokens_of(text)
     for count in range(len(output)):
-        assert output[count] in _allowed(constraint, output[:count])
+        assert output[count] in allowed(constraint, output[:count])
     assert constraint.error is None
 
 

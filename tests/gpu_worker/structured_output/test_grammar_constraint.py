@@ -3,20 +3,18 @@ from __future__ import annotations
 import itertools
 import re
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpu_worker.structured_output.compiled_grammar import compile_grammar
-from gpu_worker.structured_output.grammar_constraint import GrammarConstraint
-from gpu_worker.structured_output.grammar_tokenizer import GrammarTokenizer, TokenizerSource
 from shared.errors import BadRequestError
 from shared.grammar import Grammar
 from shared.sampling import Sampling
 from tests.gpu_worker.structured_output.tiny_tokenizer import (
     EOS,
     VOCAB,
+    allowed,
     constraint_of,
     text_of,
     tiny_tokenizer,
@@ -32,14 +30,6 @@ PERSON = Grammar(
 
 def regex(source: str, **sampling: object) -> Sampling:
     return Sampling(grammar=Grammar(kind="regex", source=source), **sampling)  # type: ignore[arg-type]
-
-
-def allowed(constraint: GrammarConstraint, drafts: tuple[int, ...] = (), vocab_size: int = VOCAB) -> set[int]:
-    mask = np.full(-(-vocab_size // 32) + 1, 0x5A5A5A5A, dtype=np.int32)
-    constraint.fill_mask(drafts, mask.ctypes.data)
-    assert mask[-1] == 0x5A5A5A5A, "it wrote behind its mask"
-    bits = np.unpackbits(mask[:-1].view(np.uint8), bitorder="little")[:vocab_size]
-    return set(np.flatnonzero(bits).tolist())
 
 
 def texts(token_ids: set[int]) -> set[str]:
@@ -203,10 +193,3 @@ def test_tokens_at_random_make_a_document_of_the_grammar() -> None:
             if constraint.is_complete or position > 300:
                 break
         assert re.fullmatch(r'\{\s*"name"\s*:\s*".{0,4}"\s*,\s*"age"\s*:\s*-?\d+\s*\}', text_of(output), re.DOTALL)
-
-
-def test_unsupported_tokenizer_says_so() -> None:
-    from gpu_worker.structured_output.grammar_tokenizer import UnsupportedTokenizerError
-
-    with pytest.raises(UnsupportedTokenizerError, match="its tokenizer is not supported"):
-        GrammarTokenizer(TokenizerSource("{}", VOCAB, VOCAB, frozenset({EOS})))

@@ -6,6 +6,8 @@ import json
 from collections.abc import Iterable
 from functools import cache
 
+import numpy as np
+
 from gpu_worker.structured_output.compiled_grammar import CompiledGrammar, compile_grammar
 from gpu_worker.structured_output.grammar_constraint import GrammarConstraint
 from gpu_worker.structured_output.grammar_tokenizer import GrammarTokenizer, TokenizerSource
@@ -58,3 +60,12 @@ def tokens_of(text: str) -> tuple[int, ...]:
 def text_of(token_ids: Iterable[int]) -> str:
     """Return the text of an output, without the token that ended it."""
     return "".join(CHARACTERS[token_id] for token_id in token_ids if token_id != EOS)
+
+
+def allowed(constraint: GrammarConstraint, drafts: tuple[int, ...] = (), vocab_size: int = VOCAB) -> set[int]:
+    """Return the tokens that a constraint's mask allows behind drafts."""
+    mask = np.full(-(-vocab_size // 32) + 1, 0x5A5A5A5A, dtype=np.int32)
+    constraint.fill_mask(drafts, mask.ctypes.data)
+    assert mask[-1] == 0x5A5A5A5A, "it wrote behind its mask"
+    bits = np.unpackbits(mask[:-1].view(np.uint8), bitorder="little")[:vocab_size]
+    return set(np.flatnonzero(bits).tolist())

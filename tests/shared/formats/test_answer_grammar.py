@@ -12,7 +12,7 @@ from shared.formats import ToolChoice, format_named, format_names
 from shared.grammar import Grammar
 from tests.shared.formats.reading import read, understood
 from tests.shared.formats.tools import tools
-from tests.shared.formats.vocabulary import vocabularies
+from tests.shared.formats.vocabulary import check_grammar
 from tests.shared.formats.writers import ONE_CALL_ONLY, WRITERS, WRITTEN
 
 # What no family quotes: their own markers are tested in transcripts.
@@ -57,12 +57,8 @@ def _check_written_calls(name: str, calls: list[Any], *, strict: bool) -> None:
     calls = calls[:1] if name in ONE_CALL_ONLY else calls
     text = WRITERS[name](calls)
     offered = tools(strict=strict)
-    for vocabulary in vocabularies(spoken):
-        for mode in ("required", "auto") if strict else ("required",):
-            grammar = spoken.grammar(offered, ToolChoice(mode))
-            assert grammar is not None
-            assert vocabulary.accepts(grammar, text), text
-            assert vocabulary.accepts(grammar, _with_reasoning(name, text)), text
+    for mode in ("required", "auto") if strict else ("required",):
+        check_grammar(spoken, spoken.grammar(offered, ToolChoice(mode)), allows=(text, _with_reasoning(name, text)))
     found = understood(read(spoken, [_with_reasoning(name, text)], offered))
     assert [(each, json.loads(arguments)) for each, arguments in found.calls] == calls
     assert found.content == ""
@@ -87,33 +83,30 @@ def test_any_written_calls_are_allowed_and_read_as_they_were_written(name: str, 
 @pytest.mark.parametrize("name", WRITTEN)
 def test_strict_call_with_a_wrong_argument_is_not_allowed(name: str) -> None:
     spoken = format_named(name)
-    for call in [("search", {"query": "a", "kind": "films", "tags": []}), ("get_weather", {"days": 1}), ("fly", {})]:
-        for vocabulary in vocabularies(spoken):
-            for mode in ("auto", "required"):
-                grammar = spoken.grammar(tools(strict=True), ToolChoice(mode))
-                assert grammar is not None
-                assert not vocabulary.accepts(grammar, WRITERS[name]([call]))
+    calls = [("search", {"query": "a", "kind": "films", "tags": []}), ("get_weather", {"days": 1}), ("fly", {})]
+    wrong = tuple(WRITERS[name]([call]) for call in calls)
+    for mode in ("auto", "required"):
+        check_grammar(spoken, spoken.grammar(tools(strict=True), ToolChoice(mode)), refuses=wrong)
 
 
 @pytest.mark.parametrize("name", WRITTEN)
 def test_named_tool_is_the_only_one_allowed(name: str) -> None:
-    spoken = format_named(name)
-    for vocabulary in vocabularies(spoken):
-        grammar = spoken.grammar(tools(), ToolChoice("named", "get"))
-        assert grammar is not None
-        assert vocabulary.accepts(grammar, WRITERS[name]([("get", {})]))
-        assert not vocabulary.accepts(grammar, WRITERS[name]([("get_weather", {"city": "Rome"})]))
-        assert not vocabulary.accepts(grammar, "Hello")
+    spoken, write = format_named(name), WRITERS[name]
+    check_grammar(
+        spoken,
+        spoken.grammar(tools(), ToolChoice("named", "get")),
+        allows=(write([("get", {})]),),
+        refuses=(write([("get_weather", {"city": "Rome"})]), "Hello"),
+    )
 
 
 @pytest.mark.parametrize("name", [each for each in WRITTEN if not ONE_CALL_ONLY & set(each.values)])
 def test_second_call_needs_parallel_calls(name: str) -> None:
     spoken = format_named(name)
-    text = WRITERS[name]([("get", {}), ("get", {})])
-    for mode, parallel in itertools.product(("auto", "required"), (True, False)):
-        grammar = spoken.grammar(tools(strict=True), ToolChoice(mode), parallel=parallel)
-        assert grammar is not None
-        assert all(each.accepts(grammar, text) == parallel for each in vocabularies(spoken))
+    twice = (WRITERS[name]([("get", {}), ("get", {})]),)
+    for mode in ("auto", "required"):
+        check_grammar(spoken, spoken.grammar(tools(strict=True), ToolChoice(mode), parallel=True), allows=twice)
+        check_grammar(spoken, spoken.grammar(tools(strict=True), ToolChoice(mode), parallel=False), refuses=twice)
 
 
 @pytest.mark.parametrize(
@@ -131,42 +124,34 @@ def test_content_keeps_to_its_grammar_behind_reasoning(name: str, kind: Any) -> 
         "gbnf": 'root ::= "{\\"start\\": " [0-9]+ "}"',
     }
     spoken = format_named(name)
-    content = Grammar(kind=kind, source=sources[kind])
-    for vocabulary in vocabularies(spoken):
-        grammar = spoken.grammar([], ToolChoice(), content=content)
-        assert grammar is not None
-        good, bad = (f"{spoken.content_open}{each}" for each in ('{"start": 1}', '{"start": "x"}'))
-        assert vocabulary.accepts(grammar, good)
-        assert not vocabulary.accepts(grammar, bad)
-        if spoken.reasoning:
-            assert vocabulary.accepts(grammar, _with_reasoning(name, good))
-            assert not vocabulary.accepts(grammar, _with_reasoning(name, bad))
-            inside = f"I think.{spoken.reasoning.closes[0]}{spoken.reasoning.behind}"
-            assert vocabulary.accepts(grammar.begun_in_reasoning(), inside + good)
-            assert not vocabulary.accepts(grammar.begun_in_reasoning(), good)
+    grammar = spoken.grammar([], ToolChoice(), content=Grammar(kind=kind, source=sources[kind]))
+    assert grammar is not None
+    good, bad = (f"{spoken.content_open}{each}" for each in ('{"start": 1}', '{"start": "x"}'))
+    check_grammar(spoken, grammar, allows=(good, _with_reasoning(name, good)))
+    check_grammar(spoken, grammar, refuses=(bad, _with_reasoning(name, bad)))
+    if spoken.reasoning:
+        inside = f"I think.{spoken.reasoning.closes[0]}{spoken.reasoning.behind}"
+        check_grammar(spoken, grammar.begun_in_reasoning(), allows=(inside + good,), refuses=(good,))
 
 
 @pytest.mark.parametrize("name", WRITTEN)
 def test_answer_with_a_content_grammar_may_call_instead(name: str) -> None:
-    spoken = format_named(name)
+    spoken, write = format_named(name), WRITERS[name]
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "additionalProperties": False}
     content = Grammar(kind="json_schema", source=json.dumps(schema))
-    for vocabulary in vocabularies(spoken):
-        grammar = spoken.grammar(tools(), ToolChoice(), content=content)
-        assert grammar is not None
-        assert vocabulary.accepts(grammar, f'{spoken.content_open}{{"a": 1}}')
-        assert vocabulary.accepts(grammar, WRITERS[name]([("get", {})]))
-        assert not vocabulary.accepts(grammar, WRITERS[name]([("nothing", {})]))
-        assert not vocabulary.accepts(grammar, f"{spoken.content_open}Hello")
+    check_grammar(
+        spoken,
+        spoken.grammar(tools(), ToolChoice(), content=content),
+        allows=(f'{spoken.content_open}{{"a": 1}}', write([("get", {})])),
+        refuses=(write([("nothing", {})]), f"{spoken.content_open}Hello"),
+    )
 
 
 @pytest.mark.parametrize("name", WRITTEN)
 def test_free_text_is_allowed_beside_strict_tools(name: str) -> None:
     spoken = format_named(name)
-    for vocabulary in vocabularies(spoken):
-        grammar = spoken.grammar(tools(strict=True), ToolChoice())
-        assert grammar is not None
-        assert vocabulary.accepts(grammar, f"{spoken.content_open}Hello < [world]\n")
+    free = f"{spoken.content_open}Hello < [world]\n"
+    check_grammar(spoken, spoken.grammar(tools(strict=True), ToolChoice()), allows=(free,))
 
 
 @pytest.mark.parametrize("name", format_names())
@@ -184,9 +169,8 @@ def test_nothing_to_constrain_has_no_grammar(name: str) -> None:
 def test_call_ends_reasoning_that_the_prompt_has_opened(name: str) -> None:
     spoken = format_named(name)
     text = "I will call." + WRITERS[name]([("get", {})])
-    for vocabulary in vocabularies(spoken):
-        grammar = spoken.grammar(tools(), ToolChoice("required"))
-        assert grammar is not None
-        assert vocabulary.accepts(grammar.begun_in_reasoning(), text)
+    grammar = spoken.grammar(tools(), ToolChoice("required"))
+    assert grammar is not None
+    check_grammar(spoken, grammar.begun_in_reasoning(), allows=(text,))
     found = understood(read(spoken, [text], tools(), starts_in_reasoning=True))
     assert (found.content, found.reasoning, len(found.calls)) == ("", "I will call.", 1)

@@ -13,55 +13,10 @@ from tests.shared.formats.reading import read, understood
 from tests.shared.formats.tools import tools
 from tests.shared.formats.writers import WRITERS
 
-_SCRAPS = (
-    *(
-        "{",
-        "}",
-        "[",
-        "]",
-        "(",
-        ")",
-        '"',
-        "'",
-        "\\",
-        ",",
-        ":",
-        "=",
-        " ",
-        "\n",
-        "\\u00e9",
-        "\\ud83d",
-        "1",
-        "true",
-        "🌍",
-        "</",
-    ),
-    *(
-        "fly",
-        "fly.to",
-        "-",
-        ".",
-        "get",
-        "get_weather",
-        "search",
-        "city",
-        "name",
-        "arguments",
-        "parameters",
-        '"name": "get"',
-        '{"city": "x"}',
-    ),
-    *(
-        "function",
-        "```json",
-        "call:",
-        "to=functions.",
-        "<function=get>",
-        "<parameter=city>",
-        "</parameter>",
-        "</function>",
-    ),
-)
+_SIGNS = ["{", "}", "[", "]", "(", ")", '"', "'", "\\", ",", ":", "=", " ", "\n", "</", "-", "."]
+_VALUES = ["\\u00e9", "\\ud83d", "1", "true", "🌍", '"name": "get"', '{"city": "x"}']
+_NAMES = ["fly", "fly.to", "get", "get_weather", "search", "city", "name", "arguments", "parameters", "function"]
+_TAGS = ["```json", "call:", "to=functions.", "<function=get>", "<parameter=city>", "</parameter>", "</function>"]
 
 
 def _scraps_of(name: str) -> list[str]:
@@ -69,7 +24,7 @@ def _scraps_of(name: str) -> list[str]:
     markup = [WRITERS[name]([("get_weather", {"city": "a"})])] if name in WRITERS else []
     tags = [*spoken.reasoning.opens, *spoken.reasoning.closes] if spoken.reasoning else []
     opens = [each for form in spoken.calls for each in (*form.opens, *form.closes)]
-    return [*_SCRAPS, *spoken.tokens, *spoken.dropped, *tags, *opens, *markup]
+    return [*_SIGNS, *_VALUES, *_NAMES, *_TAGS, *spoken.tokens, *spoken.dropped, *tags, *opens, *markup]
 
 
 def _check_a_random_text(name: str, chance: random.Random) -> None:

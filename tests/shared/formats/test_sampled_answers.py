@@ -22,20 +22,9 @@ def _wishes(spoken: ChatFormat) -> list[str]:
     """Return texts that end what is open: chance alone would not find them."""
     tags = [*spoken.reasoning.closes] if spoken.reasoning else []
     marks = [each for form in spoken.calls for each in (*form.opens, *form.closes)]
-    ends = [
-        '"',
-        "}",
-        "]",
-        ")",
-        '"}',
-        "</parameter>",
-        "\n</parameter>",
-        "</arg_value>",
-        "</｜DSML｜parameter>",
-        "<escape>",
-        '<|"|>',
-    ]
-    return [*tags, *marks, *ends, "get", "\n", " "]
+    quotes = ['"', "}", "]", ")", '"}']
+    ends = ["</parameter>", "\n</parameter>", "</arg_value>", "</｜DSML｜parameter>", "<escape>", '<|"|>']
+    return [*tags, *marks, *quotes, *ends, "get", "\n", " "]
 
 
 def _sample(vocabulary: Vocabulary, grammar: Grammar, wishes: list[str], chance: random.Random) -> str | None:

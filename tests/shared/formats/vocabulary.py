@@ -59,7 +59,7 @@ class Vocabulary:
         )
 
     def accepts(self, grammar: Grammar, text: str) -> bool:
-        """Say whether a grammar allows a whole text."""
+        """Return True if a grammar allows a whole text."""
         matcher = self.matcher(grammar)
         assert not matcher.is_error(), matcher.get_error()
         ids = self.encode(text)
@@ -70,3 +70,13 @@ class Vocabulary:
 def vocabularies(spoken: ChatFormat) -> tuple[Vocabulary, Vocabulary]:
     """Return a vocabulary in which the format's markers are text, and one in which they are tokens of their own."""
     return Vocabulary(), Vocabulary(spoken.tokens)
+
+
+def check_grammar(
+    spoken: ChatFormat, grammar: Grammar | None, *, allows: tuple[str, ...] = (), refuses: tuple[str, ...] = ()
+) -> None:
+    """Check the texts that a grammar allows and refuses, whether the format's markers are text or tokens."""
+    assert grammar is not None
+    for vocabulary in vocabularies(spoken):
+        for text in (*allows, *refuses):
+            assert vocabulary.accepts(grammar, text) == (text in allows), text
