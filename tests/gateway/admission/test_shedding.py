@@ -57,9 +57,9 @@ def shedder(metrics: GatewayMetrics) -> Shedder:
     return Shedder(CONFIG, metrics, uniform=lambda: 0.5)
 
 
-def refused(shedder: Shedder, load: FleetLoad | None, wanted: Generation) -> ApiError:
+def refused(shedder: Shedder, load: FleetLoad | None, wanted: Generation, who: Caller | None = None) -> ApiError:
     with pytest.raises(ApiError) as caught:
-        shedder.admit(load, wanted, caller())
+        shedder.admit(load, wanted, who or caller())
     return caught.value
 
 
@@ -269,7 +269,7 @@ def test_promise_is_kept_although_the_prediction_was_half_an_objective_wrong() -
         shedder.admit(late, generation(1000), caller(b"one"))
     assert +metrics.promises == {"made": 3, "unused": 2}
     now[0] += 10
-    error = refused_by(shedder, late, caller(b"one"))
+    error = refused(shedder, late, generation(1000), caller(b"one"))
     assert error.retry_after_s is not None
     assert "a place is kept for you" in error.message
 
@@ -327,17 +327,11 @@ def test_own_deadline_is_not_stretched_by_a_promise() -> None:
     assert refused(shedder, replace(full, queued_tokens=9_500), wanted).code == "overloaded"
 
 
-def refused_by(shedder: Shedder, load: FleetLoad, who: Caller) -> ApiError:
-    with pytest.raises(ApiError) as caught:
-        shedder.admit(load, generation(1000), who)
-    return caught.value
-
-
 def test_first_in_the_line_that_returns_too_early_has_no_booking() -> None:
     shedder = Shedder(CONFIG, GatewayMetrics(), clock=lambda: 100.0)
     full = replace(IDLE, queued_requests=5, queued_tokens=180_000)
     for is_retry in "01":
-        error = refused_by(shedder, full, caller(x_stainless_retry_count=is_retry))
+        error = refused(shedder, full, generation(1000), caller(x_stainless_retry_count=is_retry))
         assert "to keep your place" in error.message
         assert error.headers["x-headrace-place"] == "line"
 

@@ -14,6 +14,7 @@ from gateway.errors import ApiError
 from gateway.generation import Generation
 from shared.conversation import ChatMessage, ChatOptions, ToolCall
 from shared.formats import ToolChoice
+from tests.gateway.refusals import refused
 
 TOOL = {"name": "add", "description": "Adds.", "input_schema": {"type": "object", "properties": {"a": {}}}}
 
@@ -21,13 +22,6 @@ TOOL = {"name": "add", "description": "Adds.", "input_schema": {"type": "object"
 def parsed(**fields: Any) -> Generation:
     body = {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "hi"}]} | fields
     return parse_messages(json.dumps(body).encode())
-
-
-def refused(**fields: Any) -> ApiError:
-    with pytest.raises(ApiError) as caught:
-        parsed(**fields)
-    assert caught.value.status == 400
-    return caught.value
 
 
 def messages_of(generation: Generation) -> tuple[ChatMessage, ...]:
@@ -228,9 +222,9 @@ def test_result_of_a_search_is_read_by_itself_and_as_what_a_tool_found() -> None
     result = {"type": "tool_result", "tool_use_id": "t", "content": [found]}
     assert messages_of(parsed(**user_block(**result))) == (ChatMessage(role="tool", content=told, tool_call_id="t"),)
     for name in ("title", "content"):
-        error = refused(**user_block(**{**found, name: None}))
+        error = refused(parsed, **user_block(**{**found, name: None}))
         assert (error.param, error.code) == (f"messages.[0].content.[0].{name}", "missing_required_parameter")
-    assert "must be a string" in refused(**user_block(**found | {"source": TEXT_SOURCE})).message
+    assert "must be a string" in refused(parsed, **user_block(**found | {"source": TEXT_SOURCE})).message
 
 
 @pytest.mark.parametrize("depth", [1, 100, 300, 450, 2000])
@@ -251,11 +245,11 @@ def test_blocks_within_blocks_have_an_end(kind: str, depth: int) -> None:
 
 def test_block_that_is_not_served_is_refused_by_its_type_whatever_it_holds() -> None:
     found = {"type": "web_search_result", "url": "x", "encrypted_content": "y"}
-    error = refused(**user_block(type="web_search_tool_result", tool_use_id="t", content=[found]))
+    error = refused(parsed, **user_block(type="web_search_tool_result", tool_use_id="t", content=[found]))
     assert (error.param, error.code) == ("messages.[0].content.[0]", "unsupported_parameter")
     assert "the type 'web_search_tool_result'" in error.message
     within = {"type": "tool_result", "tool_use_id": "t", "content": [{"type": "tool_reference", "tool_name": "f"}]}
-    assert "the type 'tool_reference'" in refused(**user_block(**within)).message
+    assert "the type 'tool_reference'" in refused(parsed, **user_block(**within)).message
 
 
 @pytest.mark.parametrize(
@@ -273,7 +267,7 @@ def test_block_that_is_not_served_is_refused_by_its_type_whatever_it_holds() -> 
     ],
 )
 def test_field_of_another_type_of_block_is_refused_by_name(block: dict[str, Any], name: str) -> None:
-    error = refused(**user_block(**block))
+    error = refused(parsed, **user_block(**block))
     assert error.param is not None
     assert (error.param.rpartition(".")[2], error.code) == (name, "unknown_parameter")
     body = {"model": "m", "max_tokens": 9} | user_block(**block)
@@ -287,12 +281,12 @@ def test_document_in_a_document_is_refused_by_its_type_whatever_it_holds() -> No
     block: dict[str, Any] = {"type": "text", "text": "a", "id": "b"}
     for _ in range(3):
         block = {"type": "document", "source": {"type": "content", "content": [block]}}
-    error = refused(**user_block(**block))
+    error = refused(parsed, **user_block(**block))
     assert (error.param, error.code) == ("messages.[0].content.[0].source.content.[0]", "unsupported_parameter")
 
 
 def test_image_is_refused_by_its_type() -> None:
-    assert "the type 'image'" in refused(**user_block(type="image", source=PNG_SOURCE)).message
+    assert "the type 'image'" in refused(parsed, **user_block(type="image", source=PNG_SOURCE)).message
 
 
 @pytest.mark.parametrize(
@@ -339,14 +333,14 @@ def test_image_is_refused_by_its_type() -> None:
     ],
 )
 def test_wrong_value_is_a_400_that_names_it(fields: dict[str, Any], param: str) -> None:
-    assert refused(**fields).param == param
+    assert refused(parsed, **fields).param == param
 
 
 @pytest.mark.parametrize("name", ["output_format", "output_config.format"])
 def test_schema_that_is_none_is_named_by_its_place(name: str) -> None:
     output: dict[str, Any] = {"type": "json_schema", "schema": 5}
     fields = {"output_format": output} if name == "output_format" else {"output_config": {"format": output}}
-    assert (refused(**fields).param or "").startswith(f"{name}.schema")
+    assert (refused(parsed, **fields).param or "").startswith(f"{name}.schema")
 
 
 def test_context_management_that_changes_nothing_passes() -> None:
@@ -355,12 +349,12 @@ def test_context_management_that_changes_nothing_passes() -> None:
 
 
 def test_thread_is_refused_in_the_words_that_let_anthropics_tool_runner_go_on_without() -> None:
-    error = json.loads(error_body(refused(thread={"type": "create"})))["error"]
+    error = json.loads(error_body(refused(parsed, thread={"type": "create"})))["error"]
     assert error["details"] == {"error_code": "thread_unsupported_request"}
 
 
 def test_field_that_a_block_lacks_has_the_code_of_a_missing_one() -> None:
-    error = refused(messages=[{"role": "user", "content": [{"type": "text"}]}])
+    error = refused(parsed, messages=[{"role": "user", "content": [{"type": "text"}]}])
     assert (error.param, error.code) == ("messages.[0].content.[0].text", "missing_required_parameter")
 
 
@@ -389,7 +383,7 @@ def test_block_in_the_turn_of_another_is_told_whose_turn_it_belongs_to() -> None
         ("user", thinking, "assistant"),
         ("assistant", result, "user"),
     ):
-        error = refused(messages=[{"role": role, "content": [block]}])
+        error = refused(parsed, messages=[{"role": role, "content": [block]}])
         assert error.param == "messages.[0].content.[0]"
         assert error.message.endswith(f"It may stand in a turn of the {owner} alone.")
 
@@ -399,7 +393,9 @@ def test_blocks_of_a_document_may_have_what_blocks_have() -> None:
     source = {"type": "content", "content": [inner]}
     generation = parsed(messages=[{"role": "user", "content": [{"type": "document", "source": source}]}])
     assert messages_of(generation) == (ChatMessage(role="user", content="hello"),)
-    error = refused(messages=[{"role": "user", "content": [{"type": "document", "source": source | {"speed": 1}}]}])
+    error = refused(
+        parsed, messages=[{"role": "user", "content": [{"type": "document", "source": source | {"speed": 1}}]}]
+    )
     assert error.param == "messages.[0].content.[0].source.speed"
 
 
@@ -407,11 +403,11 @@ def test_tool_of_anthropics_server_is_refused_by_its_type_whatever_it_holds() ->
     advisor = {"type": "advisor_20260301", "name": "advisor", "model": "other", "caching": None, "max_tokens": 9}
     toolset = {"type": "mcp_toolset", "mcp_server_name": "s", "tools": [{"name": "f"}]}
     for tool in (advisor, toolset):
-        assert refused(tools=[tool]).param == "tools.[0].type"
+        assert refused(parsed, tools=[tool]).param == "tools.[0].type"
 
 
 def test_what_a_message_asks_of_later_requests_is_refused_with_what_to_do() -> None:
     hi = {"role": "user", "content": "hi"}
     for fields in ({"clear_at": "next_user_message"}, {"output_config": {"effort": "low"}}):
-        error = refused(messages=[hi, {"role": "system", "content": "Be brief.", **fields}])
+        error = refused(parsed, messages=[hi, {"role": "system", "content": "Be brief.", **fields}])
         assert (error.param, error.code) == (f"messages.[1].{next(iter(fields))}", "unsupported_parameter")

@@ -10,9 +10,9 @@ import pytest
 
 from gateway.anthropic.parsing import parse_messages
 from gateway.anthropic.tools import CLIENT_TOOLS
-from gateway.errors import ApiError
 from gateway.generation import Generation
 from shared.grammar import Grammar, check_grammar
+from tests.gateway.refusals import refused
 
 # Calls as Anthropic's documentation shows them, and one that each tool does not have.
 CALLS: dict[str, tuple[list[dict[str, Any]], dict[str, Any]]] = {
@@ -47,13 +47,6 @@ CALLS: dict[str, tuple[list[dict[str, Any]], dict[str, Any]]] = {
 def parsed(*tools: dict[str, Any]) -> Generation:
     body = {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "hi"}], "tools": tools}
     return parse_messages(json.dumps(body).encode())
-
-
-def refused(tool: dict[str, Any]) -> ApiError:
-    with pytest.raises(ApiError) as caught:
-        parsed(tool)
-    assert caught.value.status == 400
-    return caught.value
 
 
 def function_of(generation: Generation) -> dict[str, Any]:
@@ -92,9 +85,9 @@ def test_limit_of_what_is_viewed_is_told_to_the_model() -> None:
     editor = {"type": "text_editor_20250728", "name": "str_replace_based_edit_tool"}
     assert "character 500." in function_of(parsed(editor | {"max_characters": 500}))["description"]
     old = {"type": "text_editor_20250429", "name": "str_replace_based_edit_tool", "max_characters": 500}
-    assert (refused(old).param, refused(old).code) == ("tools.[0].max_characters", "unknown_parameter")
+    assert (refused(parsed, old).param, refused(parsed, old).code) == ("tools.[0].max_characters", "unknown_parameter")
     own = {"name": "f", "input_schema": {"type": "object"}, "max_characters": 500}
-    assert refused(own).param == "tools.[0].max_characters"
+    assert refused(parsed, own).param == "tools.[0].max_characters"
 
 
 @pytest.mark.parametrize(
@@ -120,7 +113,7 @@ def test_limit_of_what_is_viewed_is_told_to_the_model() -> None:
     ],
 )
 def test_tool_that_is_not_served_is_refused_with_the_true_reason(tool: dict[str, Any], reason: str) -> None:
-    error = refused(tool)
+    error = refused(parsed, tool)
     assert (error.param, error.code) == ("tools.[0].type", "unsupported_parameter")
     assert reason in error.message
 
@@ -130,10 +123,10 @@ def test_tool_that_is_not_served_is_refused_with_the_true_reason(tool: dict[str,
     [({"name": "shell"}, "name"), ({"description": "x"}, "description"), ({"input_schema": {}}, "input_schema")],
 )
 def test_what_a_defined_tool_fixes_cannot_be_given(change: dict[str, Any], param: str) -> None:
-    error = refused({"type": "bash_20250124", "name": "bash"} | change)
+    error = refused(parsed, {"type": "bash_20250124", "name": "bash"} | change)
     assert (error.param, error.code) == (f"tools.[0].{param}", "invalid_value")
 
 
 def test_tool_of_the_client_s_own_needs_a_name() -> None:
-    error = refused({"input_schema": {"type": "object"}})
+    error = refused(parsed, {"input_schema": {"type": "object"}})
     assert (error.param, error.code) == ("tools.[0].name", "missing_required_parameter")

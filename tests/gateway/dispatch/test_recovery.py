@@ -10,7 +10,7 @@ import pytest
 
 from gateway.dispatch.inflight import Flight, FlightTable
 from gateway.dispatch.poison import HARMLESS_TOKENS, MAX_SOLO_LOSSES
-from gateway.dispatch.recovery import Recovery
+from gateway.dispatch.recovery import Reason, Recovery
 from gateway.dispatch.timeouts import RecoveryLimits
 from gateway.errors import ApiError
 from gateway.fleet.deaths import Death
@@ -99,6 +99,22 @@ class Moves:
     async def settle(self) -> None:
         await self.recovery.close()
 
+    async def move(self, flights: list[Flight], reason: Reason) -> None:
+        self.recovery.move(flights, reason)
+        await self.settle()
+
+    async def sweep(self, now: float, *, is_nats_late: bool = False) -> None:
+        self.recovery.sweep(now, is_nats_late)
+        await self.settle()
+
+    def reconnect(self, *, is_same_stream: bool = True) -> None:
+        self.recovery.disconnected(has_others=False)
+        self.recovery.reconnected()
+        self.recovery.requeue(is_same_stream)
+
+    def hear(self, now: float, **changes: object) -> None:
+        self.fleet.note_heartbeat(msgspec.structs.replace(BEAT, **changes), now)
+
     async def die(self, worker: str, *, is_blamed: bool = True) -> None:
         self.recovery.lose_worker(
             Death(worker, "m", "it is not there any more", asyncio.get_running_loop().time(), is_blamed)
@@ -114,8 +130,7 @@ async def moves() -> Moves:
 async def test_move_cancels_exactly_the_old_attempt_and_deletes_its_message(moves: Moves) -> None:
     flight = moves.flight("a", "w")
     flight.epoch, flight.stream_seq = 4, 77
-    moves.recovery.move([flight], "gap")
-    await moves.settle()
+    await moves.move([flight], "gap")
     assert moves.wire.cancelled == [("a", 4)]
     assert moves.wire.deleted == [77]
     assert moves.wire.published == [("a", 5)]
@@ -155,12 +170,10 @@ async def test_suspects_are_published_one_per_worker(moves: Moves) -> None:
     first = moves.flights.by_id["a"]
     assert first.probation == 1
     first.emitted.append(1)
-    moves.recovery.sweep(-1000.0)
-    await moves.settle()
+    await moves.sweep(-1000.0)
     assert moves.wire.published == [("a", 1), ("b", 1)]
     moves.flights.remove(moves.flights.by_id["b"])
-    moves.recovery.sweep(-1000.0)
-    await moves.settle()
+    await moves.sweep(-1000.0)
     assert moves.wire.published == [("a", 1), ("b", 1), ("c", 1)]
 
 
@@ -213,16 +226,13 @@ async def test_refused_publication_is_repeated_and_one_that_is_too_large_fails(m
     moves.wire.refusal = ApiError(503, "full")
     # The queue has not acknowledged the attempt that ends here, and the next one does not wait until it does.
     flight.ack = "inbox.1"
-    moves.recovery.move([flight], "gap")
-    await moves.settle()
+    await moves.move([flight], "gap")
     assert moves.wire.published == []
     moves.wire.refusal = None
-    moves.recovery.sweep(flight.published_at + LIMITS.refused_retry_s + 0.01)
-    await moves.settle()
+    await moves.sweep(flight.published_at + LIMITS.refused_retry_s + 0.01)
     assert moves.wire.published == [("a", 2)]
     moves.wire.refusal = ApiError(413, "too large")
-    moves.recovery.move([flight], "gap")
-    await moves.settle()
+    await moves.move([flight], "gap")
     assert moves.wire.failed == [("a", 413)]
 
 
@@ -231,20 +241,19 @@ async def test_request_that_a_frozen_worker_was_sent_is_published_again_although
 ) -> None:
     now = 100.0
     full = {"running": 8, "queue_pending": 5, "waiting": 3}
-    moves.fleet.note_heartbeat(msgspec.structs.replace(BEAT, **full), now)
+    moves.hear(now, **full)
     sent, waiting, suspect = (moves.flight(name) for name in "abc")
     sent.stream_seq, waiting.stream_seq, suspect.stream_seq = 50, 52, 49
     # Perhaps a worker has given it back to the queue: later requests prove nothing.
     suspect.probation = 1
     moves.recovery.sweep(now)
-    moves.fleet.note_heartbeat(msgspec.structs.replace(BEAT, **full, last_pulled=51), now)
+    moves.hear(now, **full, last_pulled=51)
     moves.recovery.sweep(now)
     now += LIMITS.delivered_claim_timeout_s
     for seconds in (-0.2, 0.2):
-        moves.fleet.note_heartbeat(msgspec.structs.replace(BEAT, **full, last_pulled=51), now + seconds)
+        moves.hear(now + seconds, **full, last_pulled=51)
         assert moves.wire.published == []
-        moves.recovery.sweep(now + seconds)
-        await moves.settle()
+        await moves.sweep(now + seconds)
     assert moves.wire.published == [("a", 1)]
     assert sent.delivered_at is None
 
@@ -252,14 +261,13 @@ async def test_request_that_a_frozen_worker_was_sent_is_published_again_although
 async def test_how_far_one_queue_was_pulled_says_nothing_of_the_other(moves: Moves) -> None:
     now = 100.0
     new, resumed = moves.flight("a"), moves.flight("b", "w1")
-    moves.recovery.move([resumed], "handoff")
-    await moves.settle()
+    await moves.move([resumed], "handoff")
     assert (new.has_begun, resumed.has_begun) == (False, True)
     new.stream_seq, resumed.stream_seq, resumed.is_resumed = 50, 60, True
-    moves.fleet.note_heartbeat(msgspec.structs.replace(BEAT, last_pulled=40, last_resumed=60), now)
+    moves.hear(now, last_pulled=40, last_resumed=60)
     moves.recovery.sweep(now)
     assert (new.delivered_at, resumed.delivered_at) == (None, now)
-    moves.fleet.note_heartbeat(msgspec.structs.replace(BEAT, last_pulled=50, last_resumed=60), now + 0.1)
+    moves.hear(now + 0.1, last_pulled=50, last_resumed=60)
     moves.recovery.sweep(now + 0.1)
     assert new.delivered_at == now + 0.1
 
@@ -268,12 +276,11 @@ async def test_what_a_worker_may_have_given_back_is_not_taken_for_delivered(move
     now = 100.0
     before, after = moves.flight("a"), moves.flight("b")
     first, second = moves.flight("c", "w1"), moves.flight("d", "w1")
-    moves.recovery.move([first, second], "handoff")
-    await moves.settle()
+    await moves.move([first, second], "handoff")
     for number, flight in enumerate((before, after, first, second)):
         flight.stream_seq, flight.is_resumed = 50 + number, flight.has_begun
     sent = {"last_pulled": 51, "last_returned": 50, "last_resumed": 53, "last_resumed_returned": 52}
-    moves.fleet.note_heartbeat(msgspec.structs.replace(BEAT, **sent), now)
+    moves.hear(now, **sent)
     moves.recovery.sweep(now)
     assert [flight.delivered_at for flight in (before, after, first, second)] == [None, now, None, now]
 
@@ -286,8 +293,7 @@ async def test_timeout_of_a_request_that_nobody_claims_doubles(moves: Moves) -> 
             now = 100.0 + LIMITS.claim_timeout_s * factor + seconds
             flight.published_at, flight.stream_seq = 100.0, 10
             moves.fleet.note_heartbeat(idle, now)
-            moves.recovery.sweep(now)
-            await moves.settle()
+            await moves.sweep(now)
             assert flight.epoch == expected
 
 
@@ -304,15 +310,13 @@ async def test_timeout_is_shorter_while_a_worker_may_have_died_and_does_not_grow
             flight.published_at, flight.stream_seq = 100.0, 10
             moves.fleet.note_heartbeat(idle, now)
             moves.fleet.liveness.discount_pause(0.0, now)
-            moves.recovery.sweep(now)
-            await moves.settle()
+            await moves.sweep(now)
             assert flight.epoch == expected
     # What was lost then says nothing about how long a claim takes once all is quiet.
     now = 200.0 + LIMITS.claim_timeout_s + 0.2
     flight.published_at, flight.stream_seq = 200.0, 10
     moves.fleet.note_heartbeat(idle, now)
-    moves.recovery.sweep(now)
-    await moves.settle()
+    await moves.sweep(now)
     assert flight.epoch == 4
 
 
@@ -330,13 +334,11 @@ async def test_request_that_was_published_before_a_worker_died_is_not_waited_for
     before.published_at, after.published_at = now - 0.01, now + 0.01
     before.stream_seq, after.stream_seq = 10, 11
     now += LIMITS.after_death_claim_timeout_s + 0.02
-    moves.recovery.sweep(now)
-    await moves.settle()
+    await moves.sweep(now)
     assert moves.wire.published == [("before", 1)]
     # Once: what nobody claims after that was not lost with that worker.
     before.published_at, before.stream_seq = now, 12
-    moves.recovery.sweep(now + LIMITS.disturbed_claim_timeout_s - 0.01)
-    await moves.settle()
+    await moves.sweep(now + LIMITS.disturbed_claim_timeout_s - 0.01)
     assert [flight for flight, _ in moves.wire.published].count("before") == 1
 
 
@@ -349,29 +351,24 @@ async def test_request_whose_worker_nobody_knows_moves(moves: Moves) -> None:
     gone, kept = moves.flight("a", "somebody"), moves.flight("b", BEAT.worker)
     gone.emitted, kept.emitted = [1], [1]
     gone.progressed_at = kept.progressed_at = now - LIMITS.reconnect_timeout_s - 0.1
-    moves.recovery.sweep(now)
-    await moves.settle()
+    await moves.sweep(now)
     assert moves.wire.published == [("a", 1)]
 
 
 @pytest.mark.parametrize("num_tokens", [0, 1])
 async def test_claimed_request_of_which_nothing_is_heard_after_a_reconnect_moves(moves: Moves, num_tokens: int) -> None:
     lost, heard = moves.flight("a", "w"), moves.flight("b", "w")
-    moves.recovery.disconnected(has_others=False)
-    moves.recovery.reconnected()
-    moves.recovery.requeue(is_same_stream=True)
+    moves.reconnect()
     now = asyncio.get_running_loop().time()
-    moves.fleet.note_heartbeat(msgspec.structs.replace(BEAT, worker="w"), now)
+    moves.hear(now, worker="w")
     lost.emitted = heard.emitted = [1] * num_tokens
     lost.progressed_at, heard.progressed_at = now - 1, now + 0.01
     timeout_s = LIMITS.reconnect_timeout_s
     if not num_tokens:
         timeout_s = LIMITS.reconnect_prefill_timeout_s + 1 / LIMITS.reconnect_prefill_rate
-    moves.recovery.sweep(now + timeout_s - 0.1)
-    await moves.settle()
+    await moves.sweep(now + timeout_s - 0.1)
     assert moves.wire.published == []
-    moves.recovery.sweep(now + timeout_s + 0.1)
-    await moves.settle()
+    await moves.sweep(now + timeout_s + 0.1)
     assert moves.wire.published == [("a", 1)]
     assert lost.losses == []
 
@@ -389,28 +386,23 @@ async def test_claimed_request_moves_when_its_worker_has_gone_on_without_it(move
     moves.recovery.requeue(is_same_stream=True)
     lost.emitted, lost.progressed_at = [1] * num_tokens, start - 1
     moves.fleet.note_heartbeat(beat, start)
-    moves.recovery.sweep(start + 0.2)
-    await moves.settle()
+    await moves.sweep(start + 0.2)
     assert moves.wire.published == []
     moves.fleet.note_heartbeat(msgspec.structs.replace(beat, step=beat.step + NUM_STEPS), start + 0.2)
-    moves.recovery.sweep(start + 0.2 + 2 * MARGIN_S)
-    await moves.settle()
+    await moves.sweep(start + 0.2 + 2 * MARGIN_S)
     assert moves.wire.published == [("a", 1)]
 
 
 async def test_further_reconnects_do_not_put_off_the_move_of_what_the_first_one_lost(moves: Moves) -> None:
     lost = moves.flight("a", "w")
     first = asyncio.get_running_loop().time()
-    moves.fleet.note_heartbeat(msgspec.structs.replace(BEAT, worker="w"), first)
+    moves.hear(first, worker="w")
     lost.emitted, lost.progressed_at = [1], first - 1
     for _ in range(2):
-        moves.recovery.disconnected(has_others=False)
-        moves.recovery.reconnected()
-        moves.recovery.requeue(is_same_stream=True)
+        moves.reconnect()
         second = asyncio.get_running_loop().time()
         await asyncio.sleep(0.05)
-    moves.recovery.sweep(second + LIMITS.reconnect_timeout_s - 0.01)
-    await moves.settle()
+    await moves.sweep(second + LIMITS.reconnect_timeout_s - 0.01)
     assert moves.wire.published == [("a", 1)]
 
 
@@ -418,12 +410,11 @@ async def test_only_requests_of_a_worker_that_reconnected_are_expected_to_have_l
     lost, other = moves.flight("a", "w"), moves.flight("b", "v")
     now = asyncio.get_running_loop().time()
     for worker in ("w", "v"):
-        moves.fleet.note_heartbeat(msgspec.structs.replace(BEAT, worker=worker), now)
+        moves.hear(now, worker=worker)
     lost.emitted, other.emitted = [1], [1]
     lost.progressed_at = other.progressed_at = now - 1
     moves.recovery.worker_reconnected("w")
-    moves.recovery.sweep(now + LIMITS.reconnect_timeout_s + 0.1)
-    await moves.settle()
+    await moves.sweep(now + LIMITS.reconnect_timeout_s + 0.1)
     assert moves.wire.published == [("a", 1)]
 
 
@@ -440,8 +431,7 @@ async def test_stream_that_waits_at_its_worker_moves_only_to_one_that_has_room(m
         moves.fleet.note_heartbeat(full, now)
         if other:
             moves.fleet.note_heartbeat(msgspec.structs.replace(full, worker="w2", **other), now)
-        moves.recovery.sweep(now)
-        await moves.settle()
+        await moves.sweep(now)
         return moves.wire.published
 
     assert await sweep() == [("b", 1)]
@@ -455,13 +445,12 @@ async def test_stream_that_waits_at_its_worker_moves_only_to_one_that_has_room(m
 async def test_stream_that_is_said_to_wait_has_lost_nothing_with_its_workers_connection(moves: Moves) -> None:
     waiting, lost = moves.flight("a", "w"), moves.flight("b", "w")
     now = asyncio.get_running_loop().time()
-    moves.fleet.note_heartbeat(msgspec.structs.replace(BEAT, worker="w"), now)
+    moves.hear(now, worker="w")
     for flight in (waiting, lost):
         flight.emitted, flight.progressed_at = [1], now - 1
     moves.recovery.worker_reconnected("w")
     waiting.heard_at = now + 0.1
-    moves.recovery.sweep(now + LIMITS.reconnect_timeout_s + 0.1)
-    await moves.settle()
+    await moves.sweep(now + LIMITS.reconnect_timeout_s + 0.1)
     assert moves.wire.published == [("b", 1)]
 
 
@@ -472,8 +461,7 @@ async def test_pause_of_this_process_moves_nothing(moves: Moves) -> None:
     unclaimed.published_at, unclaimed.stream_seq = now - 1, 5
     moves.recovery.discount_pause(600.0, now + 600)
     assert (silent.progressed_at, silent.heard_at, unclaimed.published_at) == (now + 599, now + 598, now + 599)
-    moves.recovery.sweep(now + 600)
-    await moves.settle()
+    await moves.sweep(now + 600)
     assert moves.wire.published == []
     # What was read before the pause was noticed is not moved into the future.
     silent.progressed_at = now + 600
@@ -494,9 +482,7 @@ async def test_pause_does_not_count_as_time_since_the_delivery(moves: Moves) -> 
 async def test_return_of_nats_publishes_what_nobody_claimed(moves: Moves, is_same_stream: bool) -> None:
     claimed, unclaimed = moves.flight("a", "w"), moves.flight("b")
     claimed.stream_seq, unclaimed.stream_seq = 3, 4
-    moves.recovery.disconnected(has_others=False)
-    moves.recovery.reconnected()
-    moves.recovery.requeue(is_same_stream)
+    moves.reconnect(is_same_stream=is_same_stream)
     await moves.settle()
     assert moves.wire.published == [("b", 1)]
     assert claimed.stream_seq == (3 if is_same_stream else None)
@@ -526,8 +512,7 @@ async def test_deadline_ends_a_flight_that_waits_on_probation(moves: Moves) -> N
     await moves.die("w")
     assert parked.is_parked
     parked.expires_at = -1000.5
-    moves.recovery.sweep(-1000.0)
-    await moves.settle()
+    await moves.sweep(-1000.0)
     assert ("b", 408) in moves.wire.failed
 
 
@@ -585,8 +570,7 @@ async def test_request_that_is_claimed_while_cancellations_are_sent_is_not_publi
         moves.flights.claim(claimed, "w2")
 
     monkeypatch.setattr(moves.wire, "send_cancels", claim)
-    moves.recovery.move([claimed, moves.flights.by_id["b"]], "gap")
-    await moves.settle()
+    await moves.move([claimed, moves.flights.by_id["b"]], "gap")
     assert moves.wire.published == [("b", 1)]
 
 
@@ -606,12 +590,9 @@ async def test_request_that_was_held_back_and_then_published_is_not_refused_when
 ) -> None:
     held_back = moves.flight("a")
     held_back.is_held_back = True
+    moves.reconnect()
     moves.recovery.disconnected(has_others=False)
-    moves.recovery.reconnected()
-    moves.recovery.requeue(is_same_stream=True)
-    moves.recovery.disconnected(has_others=False)
-    moves.recovery.sweep(asyncio.get_running_loop().time() + LIMITS.held_back_s + 0.1)
-    await moves.settle()
+    await moves.sweep(asyncio.get_running_loop().time() + LIMITS.held_back_s + 0.1)
     assert moves.wire.failed == []
 
 
@@ -638,11 +619,9 @@ async def test_nothing_moves_while_nats_owes_an_answer_but_deadlines_hold(moves:
     unsent, ending = moves.flight("unsent"), moves.flight("ending", "w")
     unsent.ack, ending.expires_at = "inbox.1", now + 1
     later = now + LIMITS.ack_timeout_s + 0.1
-    moves.recovery.sweep(later, is_nats_late=True)
-    await moves.settle()
+    await moves.sweep(later, is_nats_late=True)
     assert (moves.wire.published, moves.wire.failed) == ([], [("ending", 408)])
-    moves.recovery.sweep(later)
-    await moves.settle()
+    await moves.sweep(later)
     assert moves.wire.published == [("unsent", 1)]
 
 
@@ -663,8 +642,7 @@ async def test_what_workers_hold_is_left_to_them_while_nobody_leads_the_queue(mo
     moves.recovery.requeue(is_same_stream=True)
     await moves.settle()
     assert moves.wire.published == [("b", 1)]
-    moves.recovery.sweep(held.progressed_at + LIMITS.reconnect_timeout_s + 0.1)
-    await moves.settle()
+    await moves.sweep(held.progressed_at + LIMITS.reconnect_timeout_s + 0.1)
     assert held.epoch == 0
 
 
@@ -679,6 +657,5 @@ async def test_request_that_ends_while_cancellations_are_sent_keeps_no_other_fro
 async def test_request_that_is_given_up_keeps_no_other_from_moving(moves: Moves) -> None:
     given_up, moved = moves.flight("a", "w"), moves.flight("b", "w")
     given_up.num_moves = LIMITS.max_moves
-    moves.recovery.move([given_up, moved], "gap")
-    await moves.settle()
+    await moves.move([given_up, moved], "gap")
     assert (moves.wire.failed, moves.wire.published) == ([("a", 500)], [("b", 1)])

@@ -10,7 +10,7 @@ import pytest
 
 from gateway.fleet import fleet as fleet_module
 from gateway.fleet.fleet import GATEWAY_SILENCE_S, MAX_GATEWAYS, MAX_WORKERS, MODEL_MEMORY_S, Fleet
-from gateway.fleet.fleet_load import OwnRequests
+from gateway.fleet.fleet_load import FleetLoad, OwnRequests
 from gateway.fleet.liveness import FleetLimits
 from shared.messages import FEATURES, GatewayHeartbeat, Heartbeat
 from shared.sampling import SamplingDefaults
@@ -46,6 +46,11 @@ class Watched:
     def hear(self, **changes: object) -> None:
         self.fleet.note_heartbeat(msgspec.structs.replace(BEAT, **changes), self.now)
 
+    def load(self) -> FleetLoad:
+        load = self.fleet.load("m")
+        assert load is not None
+        return load
+
     def run(self, seconds: float, **changes: object) -> None:
         """Let time pass; with changes, a worker beats meanwhile."""
         for _ in range(round(seconds * 10)):
@@ -70,8 +75,7 @@ def test_load_adds_up_live_workers_and_all_gateways(watched: Watched) -> None:
     watched.hear(worker="w4", model="other")
     watched.fleet.note_gateway_heartbeat(GatewayHeartbeat(gateway="gw", unclaimed=9, unclaimed_tokens=9), watched.now)
     watched.fleet.note_gateway_heartbeat(GatewayHeartbeat(gateway="gw2", unclaimed=4, unclaimed_tokens=7), watched.now)
-    load = watched.fleet.load("m")
-    assert load is not None
+    load = watched.load()
     assert (load.num_workers, load.running, load.free_blocks, load.free_slots) == (2, 2, 15, 14)
     assert (load.queued_requests, load.queued_tokens) == (2 + 2 + 3 + 4, 20 + 20 + 30 + 7)
     assert (load.max_model_len, load.prefill_rate) == (500, 200.0)
@@ -125,15 +129,11 @@ def test_unknown_model_has_no_load_and_a_known_one_without_workers_has(watched: 
     watched.hear(worker="w2", model="other")
     assert watched.fleet.load("nobody's") is None
     watched.run(2, worker="w2", model="other", step=3)
-    load = watched.fleet.load("m")
-    assert load is not None
-    assert load.num_workers == 0
+    assert watched.load().num_workers == 0
 
 
 def test_nothing_is_unknown_while_no_worker_is_heard() -> None:
-    load = Watched().fleet.load("m")
-    assert load is not None
-    assert load.num_workers == 0
+    assert Watched().load().num_workers == 0
 
 
 def test_names_that_clients_make_up_are_not_kept_while_no_worker_is_heard(watched: Watched) -> None:
@@ -162,8 +162,7 @@ def test_drafts_of_all_workers_are_counted(watched: Watched) -> None:
     drafts = {"spec_decode_num_drafts": 2, "spec_decode_num_draft_tokens": 8, "spec_decode_num_accepted_tokens": 5}
     watched.hear(**drafts)
     watched.hear(worker="w2", **drafts)
-    load = watched.fleet.load("m")
-    assert load is not None
+    load = watched.load()
     assert load.spec_decode_num_drafts == 4
     assert load.spec_decode_num_draft_tokens == 16
     assert load.spec_decode_num_accepted_tokens == 10
@@ -176,9 +175,7 @@ def test_model_whose_workers_are_gone_for_minutes_is_unknown_again(watched: Watc
     watched.run(20, worker="w2", model="other", step=3, running=0)
     assert watched.fleet.load("m") is None
     watched.hear()
-    load = watched.fleet.load("m")
-    assert load is not None
-    assert load.num_workers == 1
+    assert watched.load().num_workers == 1
 
 
 def test_load_that_was_asked_for_before_is_forgotten_with_its_model(watched: Watched) -> None:
@@ -204,22 +201,17 @@ def test_model_is_not_forgotten_while_nats_is_away(watched: Watched) -> None:
 def test_format_of_a_model_is_that_of_most_of_its_workers(watched: Watched) -> None:
     for index, name in enumerate(["b", "a", "a"]):
         watched.hear(worker=f"w{index + 1}", chat_format=name)
-    load = watched.fleet.load(BEAT.model)
-    assert load is not None
-    assert load.chat_format == "a"
+    assert watched.load().chat_format == "a"
 
 
 def test_format_of_a_model_is_known_as_long_as_the_model(watched: Watched) -> None:
     watched.hear(chat_format="hermes")
     watched.run(20, worker="w2", model="other", step=3, running=0)
-    load = watched.fleet.load(BEAT.model)
-    assert load is not None
+    load = watched.load()
     assert (load.num_workers, load.chat_format) == (0, "hermes")
     watched.run(MODEL_MEMORY_S, worker="w2", model="other", step=3, running=0)
     watched.fleet.note_heartbeat(msgspec.structs.replace(BEAT, draining=True), watched.now)
-    load = watched.fleet.load(BEAT.model)
-    assert load is not None
-    assert load.chat_format == ""
+    assert watched.load().chat_format == ""
 
 
 def test_format_of_a_model_is_that_of_the_workers_that_were_left_last(watched: Watched) -> None:
@@ -228,8 +220,7 @@ def test_format_of_a_model_is_that_of_the_workers_that_were_left_last(watched: W
     watched.run(5, worker="w3", chat_format="b", running=0)
     assert watched.fleet.num_workers("m") == 1
     watched.run(5, worker="w9", model="other", running=0)
-    load = watched.fleet.load("m")
-    assert load is not None
+    load = watched.load()
     assert (load.num_workers, load.chat_format) == (0, "b")
 
 
@@ -237,8 +228,7 @@ def test_format_of_a_model_is_that_of_the_workers_that_go_on(watched: Watched) -
     for worker, chat_format in (("w1", "a"), ("w2", "a"), ("w3", "b")):
         watched.hear(worker=worker, chat_format=chat_format, draining=chat_format == "a")
     watched.run(5, worker="w9", model="other", running=0)
-    load = watched.fleet.load("m")
-    assert load is not None
+    load = watched.load()
     assert (load.num_workers, load.chat_format) == (0, "b")
 
 
@@ -287,12 +277,9 @@ def test_defaults_of_a_model_are_those_of_most_of_its_workers_and_known_as_long_
     cool, warm = SamplingDefaults(temperature=0.6), SamplingDefaults(temperature=0.9)
     for index, defaults in enumerate([None, warm, cool, cool]):
         watched.hear(worker=f"w{index + 1}", sampling_defaults=defaults)
-    load = watched.fleet.load(BEAT.model)
-    assert load is not None
-    assert load.sampling_defaults == cool
+    assert watched.load().sampling_defaults == cool
     watched.run(20, worker="w9", model="other", step=3, running=0)
-    load = watched.fleet.load(BEAT.model)
-    assert load is not None
+    load = watched.load()
     assert (load.num_workers, load.sampling_defaults) == (0, cool)
 
 
@@ -313,8 +300,7 @@ def test_gateways_that_heard_the_workers_in_another_order_sample_alike(are_away:
                 watched.hear(**worker)
         if are_away:
             watched.run(20, worker="w9", model="other", running=0)
-        load = watched.fleet.load("m")
-        assert load is not None
+        load = watched.load()
         assert load.num_workers == (0 if are_away else 3)
         seen.add((load.chat_format, load.sampling_defaults))
     assert len(seen) == 1
@@ -384,13 +370,10 @@ def test_gateways_that_are_made_up_are_not_kept_without_limit(watched: Watched) 
     for number in range(MAX_GATEWAYS + 10):
         beat = GatewayHeartbeat(gateway=f"g{number}", unclaimed=1, unclaimed_tokens=1)
         watched.fleet.note_gateway_heartbeat(beat, watched.now)
-    load = watched.fleet.load("m")
-    assert load is not None
+    load = watched.load()
     assert load.num_gateways == 1 + MAX_GATEWAYS
     watched.fleet.note_gateway_heartbeat(GatewayHeartbeat(gateway="g0", unclaimed=9, unclaimed_tokens=9), watched.now)
-    known = watched.fleet.load("m")
-    assert known is not None
-    assert known.queued_requests == load.queued_requests + 8
+    assert watched.load().queued_requests == load.queued_requests + 8
 
 
 def test_feature_is_used_once_all_gateways_that_run_have_it(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -429,8 +412,7 @@ def test_claims_of_a_worker_count_no_more_than_what_gateways_have_given_out(watc
     for awaited, requests, most_tokens in (((0, 0), 0, 0), ((4, 100), 4, 4 * 256 + 350)):
         watched.awaited = awaited
         watched.hear()
-        load = watched.fleet.load("m")
-        assert load is not None
+        load = watched.load()
         assert (load.queued_requests, load.queued_tokens) == (requests + 3, most_tokens + 30)
 
 
@@ -446,6 +428,5 @@ def test_requests_that_other_gateways_have_given_out_count_too(watched: Watched)
     ):
         beat = GatewayHeartbeat(gateway="gw2", unclaimed=0, unclaimed_tokens=0, awaited=awaited)
         watched.fleet.note_gateway_heartbeat(beat, watched.now)
-        load = watched.fleet.load("m")
-        assert load is not None
+        load = watched.load()
         assert load.queued_requests == requests + 3

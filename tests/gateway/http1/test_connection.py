@@ -225,9 +225,9 @@ async def test_head_that_is_too_large_gets_a_431(head: bytes) -> None:
         for start in range(0, len(head), 16384):
             writer.write(head[start : start + 16384])
             await asyncio.sleep(0)
-        status, _ = await read_head(reader)
+        status, headers = await read_head(reader)
         error = json.loads(await reader.read())["error"]
-        assert (status, error["code"]) == (431, "headers_too_large")
+        assert (status, error["code"], headers["x-request-id"][:4]) == (431, "headers_too_large", "req_")
         assert set(error) == {"message", "type", "param", "code"}
 
 
@@ -238,15 +238,26 @@ async def test_head_just_below_the_limit_is_served() -> None:
 
 
 @pytest.mark.parametrize(
-    "garbage", [b"\x16\x03\x01 hello", b"GET /x HTTP/1.1\r\nno colon\r\n\r\n", b"\r\n" * 100], ids=repr
+    ("garbage", "expected"),
+    [
+        (b"\x16\x03\x01 hello", 400),
+        (b"GET /x HTTP/1.1\r\nno colon\r\n\r\n", 400),
+        (b"GET /a HTTP/1.1\r\n\r\n", 400),
+        (b"\r\n" * 100, 400),
+        (b"GET / HTTP/2.0\r\nHost: t\r\n\r\n", 505),
+    ],
+    ids=repr,
 )
-async def test_bytes_that_are_not_http_get_a_400_in_four_keys(garbage: bytes) -> None:
+async def test_bytes_that_are_no_request_are_refused_with_an_id_and_the_four_keys(
+    garbage: bytes, expected: int
+) -> None:
     async with served(stream_three) as server, connected(server) as (reader, writer):
         writer.write(garbage)
         status, headers = await read_head(reader)
-        error = json.loads(await reader.read())["error"]
-        assert (status, headers["connection"]) == (400, "close")
+        assert (status, headers["connection"], headers["x-request-id"][:4]) == (expected, "close", "req_")
+        error = json.loads(await reader.readexactly(int(headers["content-length"])))["error"]
         assert set(error) == {"message", "type", "param", "code"}
+        assert error["type"] == ("invalid_request_error" if status < 500 else "server_error")
 
 
 async def test_pipeline_that_nobody_reads_stops_being_read_and_goes_on_when_it_is() -> None:

@@ -13,6 +13,7 @@ from gateway.responses.draft import ResponseDraft, ResponseGeneration
 from gateway.responses.output import ResponseOutput
 from gateway.responses.request import own_items, parse_body, to_generation
 from shared.conversation import ChatMessage
+from tests.gateway.refusals import refused
 
 CALL = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
 # As OpenAI's own server lists the items of a conversation, and OpenAI's library gives them back.
@@ -50,13 +51,6 @@ HOSTED: list[dict[str, Any]] = [
 def asked(*items: dict[str, Any], allow_unknown: bool = False) -> ResponseGeneration:
     body = parse_body(json.dumps({"model": "m", "input": items}).encode(), BodyRules(allow_unknown))
     return to_generation(body, [], own_items(body), ())
-
-
-def refused(*items: dict[str, Any]) -> ApiError:
-    with pytest.raises(ApiError) as caught:
-        asked(*items)
-    assert caught.value.status == 400
-    return caught.value
 
 
 def messages_of(generation: ResponseGeneration) -> tuple[ChatMessage, ...]:
@@ -106,7 +100,7 @@ def test_whatever_this_server_writes_may_be_sent_back(has_summary: bool) -> None
     ],
 )
 def test_name_that_an_item_does_not_have_is_refused_with_its_place(item: dict[str, Any], place: str) -> None:
-    error = refused({"role": "user", "content": "x"}, item)
+    error = refused(asked, {"role": "user", "content": "x"}, item)
     assert (error.param, error.code) == (f"input.[1].{place}", "unknown_parameter")
 
 
@@ -124,7 +118,7 @@ def test_operator_may_have_such_names_left_out() -> None:
     ],
 )
 def test_item_that_is_not_served_is_refused_by_its_type_whatever_it_holds(item: dict[str, Any], place: str) -> None:
-    error = refused(item)
+    error = refused(asked, item)
     assert (error.param, error.code) == (f"input.[0].{place}", "unsupported_parameter")
 
 

@@ -12,6 +12,7 @@ from gateway.api.schemas.parsing import parse_chat, parse_completion
 from gateway.errors import ApiError
 from gateway.generation import Generation
 from tests.bounded_types import Leaf, Number, illegal_numbers, leaves, legal_numbers
+from tests.gateway.refusals import refused
 
 MESSAGES = [{"role": "user", "content": "hello"}]
 
@@ -22,13 +23,6 @@ def chat(**fields: Any) -> Generation:
 
 def completion(**fields: Any) -> Generation:
     return parse_completion(json.dumps({"model": "m", "prompt": "hello", **fields}).encode())
-
-
-def refused(parse: Any, **fields: Any) -> ApiError:
-    with pytest.raises(ApiError) as caught:
-        parse(**fields)
-    assert caught.value.status == 400
-    return caught.value  # type: ignore[no-any-return]
 
 
 BOUNDS: list[tuple[str, list[Any], list[Any]]] = [

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from gateway.api.schemas.parsing import parse_chat
-from gateway.errors import ApiError
 from gateway.generation import Generation
 from shared.conversation import ChatMessage, ToolCall
+from tests.gateway.refusals import refused
 
 
 def parse(messages: Any, **fields: Any) -> Generation:
@@ -19,13 +19,6 @@ def parse(messages: Any, **fields: Any) -> Generation:
 
 def conversation(messages: Any) -> Any:
     return parse(messages).prompts[0].messages
-
-
-def refused(messages: Any, **fields: Any) -> ApiError:
-    with pytest.raises(ApiError) as caught:
-        parse(messages, **fields)
-    assert caught.value.status == 400
-    return caught.value
 
 
 def test_text_parts_are_joined() -> None:
@@ -92,7 +85,7 @@ def test_known_role_passes(role: str) -> None:
     ],
 )
 def test_bad_message_is_named_by_its_place(message: Any, param: str) -> None:
-    assert refused([{"role": "user", "content": "x"}, message]).param == param
+    assert refused(parse, [{"role": "user", "content": "x"}, message]).param == param
 
 
 @pytest.mark.parametrize("kind", ["text", "input_text", "output_text"])
@@ -110,7 +103,7 @@ def test_text_part_of_every_name_is_text(kind: str) -> None:
     ],
 )
 def test_text_of_another_type_of_part_is_refused_and_not_left_out(part: dict[str, str]) -> None:
-    error = refused([{"role": "assistant", "content": [part]}])
+    error = refused(parse, [{"role": "assistant", "content": [part]}])
     assert error.param == "messages.[0].content"
     assert f"'{list(part)[-1]}'" in error.message
     assert conversation([{"role": "assistant", "content": [part | {list(part)[-1]: None}]}])
@@ -146,7 +139,7 @@ def test_call_with_free_text_is_told_as_a_call_of_a_function_that_takes_it() -> 
 
 
 def test_sound_of_an_earlier_answer_is_refused_with_what_to_send_instead() -> None:
-    error = refused([{"role": "assistant", "content": None, "audio": {"id": "audio_1"}}])
+    error = refused(parse, [{"role": "assistant", "content": None, "audio": {"id": "audio_1"}}])
     assert error.param == "messages.[0].audio"
     assert "transcript" in error.message
 
@@ -190,8 +183,8 @@ def test_older_form_of_calls_becomes_the_newer_one() -> None:
 
 
 def test_number_of_messages_is_bounded() -> None:
-    assert refused([]).param == "messages"
-    assert refused([{"role": "user", "content": "x"}] * 4097).param == "messages"
+    assert refused(parse, []).param == "messages"
+    assert refused(parse, [{"role": "user", "content": "x"}] * 4097).param == "messages"
 
 
 def test_logprobs_need_the_switch() -> None:
@@ -199,9 +192,9 @@ def test_logprobs_need_the_switch() -> None:
     assert parse(messages, logprobs=True).sampling.logprobs == 0
     assert parse(messages, logprobs=True, top_logprobs=20).sampling.logprobs == 20
     assert parse(messages, logprobs=False, top_logprobs=0).sampling.logprobs is None
-    assert refused(messages, top_logprobs=3).param == "top_logprobs"
-    assert refused(messages, logprobs=True, top_logprobs=21).param == "top_logprobs"
-    assert refused(messages, logprobs=3).param == "logprobs"
+    assert refused(parse, messages, top_logprobs=3).param == "top_logprobs"
+    assert refused(parse, messages, logprobs=True, top_logprobs=21).param == "top_logprobs"
+    assert refused(parse, messages, logprobs=3).param == "logprobs"
 
 
 def test_output_is_unbounded_unless_asked_for() -> None:
@@ -209,7 +202,7 @@ def test_output_is_unbounded_unless_asked_for() -> None:
     assert parse(messages).sampling.max_tokens is None
     assert parse(messages, max_tokens=5).sampling.max_tokens == 5
     assert parse(messages, max_tokens=5, max_completion_tokens=6).sampling.max_tokens == 6
-    assert refused(messages, max_completion_tokens=0).param == "max_completion_tokens"
+    assert refused(parse, messages, max_completion_tokens=0).param == "max_completion_tokens"
 
 
 def test_estimate_grows_with_bytes() -> None:
@@ -236,7 +229,7 @@ def test_prediction_is_passed_on_as_text(content: Any) -> None:
     ],
 )
 def test_bad_prediction_is_refused(prediction: Any, param: str) -> None:
-    assert refused([{"role": "user", "content": "x"}], prediction=prediction).param == param
+    assert refused(parse, [{"role": "user", "content": "x"}], prediction=prediction).param == param
 
 
 def test_content_may_hold_any_character() -> None:
@@ -251,4 +244,4 @@ def test_what_openai_says_of_caches_passes() -> None:
     parts = [{"type": "text", "text": "a", "prompt_cache_breakpoint": {"mode": "explicit"}}]
     generation = parse([{"role": "user", "content": parts}], prompt_cache_options={"mode": "implicit"}, moderation=None)
     assert generation.prompts[0].messages == (ChatMessage(role="user", content="a", part_lengths=(1,)),)
-    assert refused([{"role": "user", "content": "a"}], moderation={"model": "m"}).code == "unsupported_parameter"
+    assert refused(parse, [{"role": "user", "content": "a"}], moderation={"model": "m"}).code == "unsupported_parameter"

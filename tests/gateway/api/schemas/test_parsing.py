@@ -12,17 +12,11 @@ from gateway.api.schemas.parsing import parse_completion, parse_tokenize
 from gateway.errors import ApiError
 from gateway.generation import Generation
 from shared.conversation import ChatOptions
+from tests.gateway.refusals import refused
 
 
 def parse(prompt: Any, **fields: Any) -> Generation:
     return parse_completion(json.dumps({"model": "m", "prompt": prompt, **fields}).encode())
-
-
-def refused(prompt: Any, **fields: Any) -> ApiError:
-    with pytest.raises(ApiError) as caught:
-        parse(prompt, **fields)
-    assert caught.value.status == 400
-    return caught.value
 
 
 def test_each_form_of_prompt_becomes_prompts() -> None:
@@ -51,19 +45,19 @@ def test_each_form_of_prompt_becomes_prompts() -> None:
     ],
 )
 def test_bad_prompt_is_named_by_its_place(prompt: Any, param: str) -> None:
-    assert refused(prompt).param == param
+    assert refused(parse, prompt).param == param
 
 
 def test_prompts_times_choices_is_bounded() -> None:
     assert parse(["a"] * 64, n=2).num_sequences == 128
-    assert refused(["a"] * 65, n=2).param == "n"
-    assert refused(["a"] * 129).param == "n"
+    assert refused(parse, ["a"] * 65, n=2).param == "n"
+    assert refused(parse, ["a"] * 129).param == "n"
     assert parse([1] * 1000, n=128).num_sequences == 128
 
 
 def test_output_is_sixteen_tokens_unless_asked_for() -> None:
     assert parse("a").sampling.max_tokens == 16
-    assert refused("a", max_tokens=0).param == "max_tokens"
+    assert refused(parse, "a", max_tokens=0).param == "max_tokens"
     assert parse("a", max_tokens=0, echo=True).sampling.max_tokens == 0
 
 
@@ -71,8 +65,8 @@ def test_echo_with_logprobs_asks_for_the_prompts_too() -> None:
     plain, echo = parse("a", logprobs=2), parse("a", logprobs=2, echo=True)
     assert (plain.sampling.logprobs, plain.sampling.prompt_logprobs, plain.echo) == (2, None, False)
     assert (echo.sampling.logprobs, echo.sampling.prompt_logprobs, echo.echo) == (2, 2, True)
-    assert refused("a", logprobs=21).param == "logprobs"
-    assert refused("a", logprobs=True).param == "logprobs"
+    assert refused(parse, "a", logprobs=21).param == "logprobs"
+    assert refused(parse, "a", logprobs=True).param == "logprobs"
     assert parse("a", echo=True).sampling.prompt_logprobs is None
 
 
@@ -83,7 +77,7 @@ def test_empty_text_is_passed_on() -> None:
 def test_suffix_goes_with_texts_only() -> None:
     assert [prompt.suffix for prompt in parse(["a", "b"], suffix="c").prompts] == ["c", "c"]
     assert parse("a", suffix="").prompts[0].suffix is None
-    assert refused([1, 2], suffix="c").param == "suffix"
+    assert refused(parse, [1, 2], suffix="c").param == "suffix"
 
 
 def test_truncated_prompt_is_estimated_as_what_counts() -> None:

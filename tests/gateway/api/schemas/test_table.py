@@ -39,6 +39,7 @@ from gateway.pooling.bodies import Pooled
 from gateway.pooling.parsing import parse_embeddings, parse_rerank, parse_score
 from gateway.responses.names import Responses
 from gateway.responses.request import own_items, parse_body, to_generation
+from tests.gateway.refusals import refused
 
 TABLE_OF = {kind: table for table in TABLES for kind in table.readers}
 PAGE = Path(__file__).parents[4] / "ops/docs/parameters.md"
@@ -187,13 +188,6 @@ def parse(kind: Kind, fields: dict[str, Any], allow_unknown: bool = False) -> An
     return PARSERS.get(kind, parse_chat)(json.dumps(body(kind, fields)).encode(), BodyRules(allow_unknown))
 
 
-def refusal(kind: Kind, fields: dict[str, Any]) -> ApiError:
-    with pytest.raises(ApiError) as caught:
-        parse(kind, fields)
-    assert caught.value.status == 400
-    return caught.value
-
-
 def rows(use: Use) -> list[Any]:
     return [
         pytest.param(kind, row, id=f"{kind.name.lower()}-{row.name}")
@@ -229,7 +223,7 @@ def test_ignored_name_changes_nothing(kind: Kind, row: Row) -> None:
 
 @pytest.mark.parametrize(("kind", "row"), rows(Use.REFUSED))
 def test_refused_name_is_a_400_that_says_what_to_do_unless_it_changes_nothing(kind: Kind, row: Row) -> None:
-    error = refusal(kind, {row.name: row.example})
+    error = refused(parse, kind, {row.name: row.example})
     assert error.param is not None
     assert (error.param.rpartition(".")[2], error.code) == (row.name, "unsupported_parameter")
     assert error.message.endswith(row.note)
@@ -240,7 +234,7 @@ def test_refused_name_is_a_400_that_says_what_to_do_unless_it_changes_nothing(ki
 
 @pytest.mark.parametrize("kind", TABLE_OF)
 def test_unknown_name_is_refused_unless_it_is_null_or_the_operator_allows_it(kind: Kind) -> None:
-    error = refusal(kind, {"no_such_name": 1})
+    error = refused(parse, kind, {"no_such_name": 1})
     assert error.param is not None
     assert (error.param.rpartition(".")[2], error.code) == ("no_such_name", "unknown_parameter")
     assert parse(kind, {"no_such_name": None}) == parse(kind, {})
@@ -248,11 +242,11 @@ def test_unknown_name_is_refused_unless_it_is_null_or_the_operator_allows_it(kin
 
 
 def test_unknown_name_is_answered_with_the_nearest_or_with_where_it_belongs() -> None:
-    misspelt = refusal(OpenAi.CHAT, {"temprature": 1}).message
+    misspelt = refused(parse, OpenAi.CHAT, {"temprature": 1}).message
     assert misspelt == "Unknown parameter: 'temprature'. Did you mean 'temperature'?"
-    message = refusal(OpenAi.COMPLETION, {"messages": []}).message
+    message = refused(parse, OpenAi.COMPLETION, {"messages": []}).message
     assert message == "Unknown parameter: 'messages'. It belongs to POST /v1/chat/completions."
-    long = refusal(OpenAi.CHAT, {"x" * 1000: 1})
+    long = refused(parse, OpenAi.CHAT, {"x" * 1000: 1})
     assert (long.param, len(long.message) < 200) == ("x" * 128, True)
 
 

@@ -9,11 +9,11 @@ import pytest
 
 from gateway.api.schemas.parsing import parse_chat
 from gateway.api.schemas.tools import MAX_TOOLS_BYTES
-from gateway.errors import ApiError
 from gateway.generation import Generation, ToolUse
 from shared.bounds import MAX_TOOLS
 from shared.conversation import ChatOptions
 from shared.formats import Tool, ToolChoice
+from tests.gateway.refusals import refused
 
 ADD = {"name": "add", "description": "Adds.", "parameters": {"type": "object", "x": [1.0, "é"]}, "strict": True}
 FUNCTIONS = [ADD, {"name": "now"}]
@@ -34,13 +34,6 @@ def options(**fields: Any) -> ChatOptions:
     found = parse(**fields).prompts[0].chat
     assert found is not None
     return found
-
-
-def refused(messages: Any = USER, **fields: Any) -> ApiError:
-    with pytest.raises(ApiError) as caught:
-        parse(messages, **fields)
-    assert caught.value.status == 400
-    return caught.value
 
 
 def shown(**fields: Any) -> Any:
@@ -168,7 +161,7 @@ def test_older_form_offers_one_call(choice: Any, tools: tuple[Tool, ...], mode: 
     ],
 )
 def test_what_cannot_be_is_refused_by_name(fields: dict[str, Any], param: str) -> None:
-    assert refused(**fields).param == param
+    assert refused(parse, **fields).param == param
 
 
 def test_last_message_of_the_assistant_can_be_continued() -> None:
@@ -177,10 +170,10 @@ def test_last_message_of_the_assistant_can_be_continued() -> None:
     assert options(messages=ANSWER, continue_final_message=True, add_generation_prompt=False) == expected
     thought = [*USER, {"role": "assistant", "reasoning": "hm"}]
     assert options(messages=thought, continue_final_message=True) == expected
-    both = refused(ANSWER, continue_final_message=True, add_generation_prompt=True)
+    both = refused(parse, ANSWER, continue_final_message=True, add_generation_prompt=True)
     assert both.param == "continue_final_message"
     called = [*USER, {"role": "assistant", "content": "a", "tool_calls": [choose("f")]}]
-    assert refused(called, continue_final_message=True).param == "continue_final_message"
+    assert refused(parse, called, continue_final_message=True).param == "continue_final_message"
 
 
 @pytest.mark.parametrize(
