@@ -9,19 +9,15 @@ import msgspec
 import pytest
 
 from gateway.admission.caller import Caller
-from gateway.admission.shedding import Shedder
-from gateway.api.generation_starter import MAX_SPECULATIVE_TOKENS, GenerationStarter, Membership
-from gateway.api.structured_output import StructuredOutputAdmission
+from gateway.api.generation_starter import MAX_SPECULATIVE_TOKENS, Membership
 from gateway.cache.prompt_cache import PromptCache, cache_key
 from gateway.cache.redis_client import RedisCache
-from gateway.dispatch.dispatcher import Dispatcher
 from gateway.errors import ApiError
 from gateway.generation import Generation, Prompt
-from gateway.metrics import GatewayMetrics
-from shared.grammar.checker import GrammarChecker
 from shared.messages import Delta, Finish, Usage
 from shared.sampling import Sampling
-from tests.gateway.api.test_generation_starter import BEAT, CONFIG, Queue
+from tests.gateway.api.test_generation_starter import Gateway as Starting
+from tests.gateway.dispatch_bench import ListSink
 
 CALLER = Caller("key", "tenant", [], b"")
 CACHED = [Delta("", 0, 0, (5,), "cached", Finish("stop", Usage(7, 1, 0)))]
@@ -45,37 +41,12 @@ class SlowRedis:
         self.stored.append(value)
 
 
-class Client:
-    """A client's sink."""
-
-    def __init__(self) -> None:
-        self.deltas: list[Delta] = []
-        self.errors: list[ApiError] = []
-
-    @property
-    def text(self) -> str:
-        return "".join(delta.text for delta in self.deltas)
-
-    def deliver(self, delta: Delta) -> None:
-        self.deltas.append(delta)
-
-    def fail(self, error: ApiError) -> None:
-        self.errors.append(error)
-
-
-class Gateway:
+class Gateway(Starting):
     """A starter between a queue and a Redis that are in memory."""
 
     def __init__(self) -> None:
-        self.queue, self.redis, self.metrics, self.client = Queue(), SlowRedis(), GatewayMetrics(), Client()
-        self.hear()
-        cache = PromptCache(cast("RedisCache", self.redis), 60, 10_000, 10_000)
-        shedder = Shedder(CONFIG, self.metrics, uniform=lambda: 0.5)
-        grammars = StructuredOutputAdmission(GrammarChecker())
-        self.starter = GenerationStarter(cast("Dispatcher", self.queue), shedder, cache, grammars, self.metrics, 60.0)
-
-    def hear(self, **changes: object) -> None:
-        self.queue.fleet.note_heartbeat(msgspec.structs.replace(BEAT, **changes), 0.0)
+        self.redis, self.client = SlowRedis(), ListSink()
+        super().__init__(PromptCache(cast("RedisCache", self.redis), 60, 10_000, 10_000))
 
     def generation(self, estimated_tokens: int = 7) -> Generation:
         prompt = Prompt(estimated_tokens, text="def")
@@ -83,9 +54,7 @@ class Gateway:
 
     async def begin(self, estimated_tokens: int = 7) -> asyncio.Task[Membership]:
         """Start a request and let it come as far as it can without Redis."""
-        load = self.queue.fleet.reported_load("m")
-        assert load is not None
-        start = self.starter.start(self.generation(estimated_tokens), load, CALLER, [self.client], False)
+        start = self.starter.start(self.generation(estimated_tokens), self.load, CALLER, [self.client], False)
         task = asyncio.create_task(start)
         await asyncio.sleep(0)
         await asyncio.sleep(0)
@@ -101,9 +70,7 @@ class Gateway:
 
     def cached_answer(self) -> bytes:
         """Return what another gateway has put into Redis."""
-        load = self.queue.fleet.load("m")
-        assert load is not None
-        key = cache_key("tenant", self.generation(), load.revisions)
+        key = cache_key("tenant", self.generation(), self.load.revisions)
         return msgspec.msgpack.encode([4, "tenant", key.digest, [CACHED], 4e9])
 
 
@@ -149,7 +116,7 @@ async def test_generation_that_failed_before_redis_answered_stays_failed(gateway
         flight.sink.fail(ApiError(503, "The queue is full."))
     gateway.redis.answer.set_result(gateway.cached_answer())
     await task
-    assert (gateway.client.text, len(gateway.client.errors)) == ("", 1)
+    assert (gateway.client.text, gateway.client.refusal, gateway.client.endings) == ("", (503, None), 1)
 
 
 async def test_request_that_is_given_up_while_redis_is_asked_leaves_nothing_behind(gateway: Gateway) -> None:

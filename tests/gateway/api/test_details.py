@@ -15,22 +15,9 @@ from gateway.api.details import ChoiceDetails, DetailedSink
 from gateway.errors import ApiError
 from gateway.generation import Details, Kind
 from shared.messages import Delta, TokenLogprob
+from tests.gateway.dispatch_bench import ListSink
 
 ENTRY = TokenLogprob(5, "a", b"a", -0.5, (TokenLogprob(6, "b", b"b", -0.25),))
-
-
-class Kept:
-    """A sink that keeps what it gets."""
-
-    def __init__(self) -> None:
-        self.deltas: list[Delta] = []
-        self.errors: list[ApiError] = []
-
-    def deliver(self, delta: Delta) -> None:
-        self.deltas.append(delta)
-
-    def fail(self, error: ApiError) -> None:
-        self.errors.append(error)
 
 
 def event(chunk: bytes) -> dict[str, Any]:
@@ -41,8 +28,8 @@ def identity(kind: Kind) -> AnswerIdentity:
     return AnswerIdentity("x-1", kind, "m", 7, "fp_1")
 
 
-def noted(wanted: Details, kind: Kind, *deltas: Delta) -> tuple[ChoiceDetails, Kept]:
-    details, kept = ChoiceDetails(wanted, kind), Kept()
+def noted(wanted: Details, kind: Kind, *deltas: Delta) -> tuple[ChoiceDetails, ListSink]:
+    details, kept = ChoiceDetails(wanted, kind), ListSink()
     sink = DetailedSink(kept, details, wanted)
     for delta in deltas:
         sink.deliver(delta)
@@ -129,7 +116,7 @@ def test_opening_comes_once_and_with_the_first_token() -> None:
 
 
 def test_failure_is_passed_on() -> None:
-    kept, wanted = Kept(), Details(token_ids=True)
+    kept, wanted = ListSink(), Details(token_ids=True)
     error = ApiError(500, "no")
     DetailedSink(kept, ChoiceDetails(wanted, "chat"), wanted).fail(error)
-    assert kept.errors == [error]
+    assert (kept.error, kept.endings) == (error, 1)

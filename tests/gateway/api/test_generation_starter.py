@@ -87,14 +87,14 @@ class Queue:
 class Gateway:
     """A generator, its queue, and a fleet with made-up numbers."""
 
-    def __init__(self) -> None:
+    def __init__(self, cache: PromptCache | None = None) -> None:
         self.queue = Queue()
         self.hear()
         self.metrics = GatewayMetrics()
-        cache = PromptCache(None, 60, 10_000, 0)
+        cache = cache or PromptCache(None, 60, 10_000, 0)
         shedder = Shedder(CONFIG, self.metrics, uniform=lambda: 0.5)
         grammars = StructuredOutputAdmission(GrammarChecker())
-        self.generator = GenerationStarter(cast("Dispatcher", self.queue), shedder, cache, grammars, self.metrics, 60.0)
+        self.starter = GenerationStarter(cast("Dispatcher", self.queue), shedder, cache, grammars, self.metrics, 60.0)
 
     @property
     def load(self) -> FleetLoad:
@@ -112,12 +112,12 @@ class Gateway:
         prompt = Prompt(5, text="x")
         generation = Generation("completion", "m", (prompt,), len(sinks), Sampling(), deterministic=True)
         generation = msgspec.structs.replace(generation, timeout_s=timeout_s)
-        return await self.generator.start(generation, self.load, Caller(tenant, tenant, [], b"x"), sinks, is_fresh)
+        return await self.starter.start(generation, self.load, Caller(tenant, tenant, [], b"x"), sinks, is_fresh)
 
     async def start(self, tenant: str, *prompts: Prompt) -> Membership:
         generation = Generation("completion", "m", prompts, 1, Sampling(), deterministic=False)
         caller = Caller(tenant, tenant, [], repr(prompts).encode())
-        return await self.generator.start(generation, self.load, caller, [cast("Sink", None)] * len(prompts), False)
+        return await self.starter.start(generation, self.load, caller, [cast("Sink", None)] * len(prompts), False)
 
 
 @pytest.fixture
@@ -204,23 +204,23 @@ async def test_job_for_a_model_that_does_not_generate_is_a_400(gateway: Gateway)
     gateway.hear(tasks=("embed",))
     generation = Generation("chat", "m", (Prompt(3, text="x"),), 1, Sampling(), deterministic=False)
     with pytest.raises(ApiError) as caught:
-        await gateway.generator.checked(generation, gateway.load, "someone")
+        await gateway.starter.checked(generation, gateway.load, "someone")
     assert (caught.value.status, caught.value.code) == (400, "unsupported_task")
 
 
 async def test_what_workers_of_an_earlier_version_would_ignore_waits_for_their_update(gateway: Gateway) -> None:
     gateway.hear(tasks=("embed",), features=("resumed",))
     plain = Generation("embedding", "m", (Prompt(3, text="x"),), 1, Sampling(), deterministic=True, pooling=Pooling())
-    await gateway.generator.checked(plain, gateway.load, "someone")
+    await gateway.starter.checked(plain, gateway.load, "someone")
     asked = [{"truncate_prompt_tokens": 5}, {"pooling": Pooling(input_type="query")}, {"pooling": Pooling(raw=True)}]
     generations = [msgspec.structs.replace(plain, **fields) for fields in asked]
     for generation in generations:
         with pytest.raises(ApiError) as caught:
-            await gateway.generator.checked(generation, gateway.load, "someone")
+            await gateway.starter.checked(generation, gateway.load, "someone")
         assert (caught.value.status, caught.value.retry_after_s is not None) == (503, True)
     gateway.hear(tasks=("embed",), features=FEATURES)
     for generation in generations:
-        await gateway.generator.checked(generation, gateway.load, "someone")
+        await gateway.starter.checked(generation, gateway.load, "someone")
 
 
 async def test_listed_tokens_are_not_reported_before_all_workers_know_them(gateway: Gateway) -> None:
@@ -229,12 +229,12 @@ async def test_listed_tokens_are_not_reported_before_all_workers_know_them(gatew
     plain = msgspec.structs.replace(listed, sampling=Sampling(logprobs=0))
     of_earlier_version = tuple(feature for feature in FEATURES if feature != "logprob_token_ids")
     gateway.hear(features=of_earlier_version)
-    await gateway.generator.checked(plain, gateway.load, "someone")
+    await gateway.starter.checked(plain, gateway.load, "someone")
     with pytest.raises(ApiError) as caught:
-        await gateway.generator.checked(listed, gateway.load, "someone")
+        await gateway.starter.checked(listed, gateway.load, "someone")
     assert (caught.value.status, caught.value.code, caught.value.retry_after_s is not None) == (503, "no_worker", True)
     gateway.hear(features=FEATURES)
-    await gateway.generator.checked(listed, gateway.load, "someone")
+    await gateway.starter.checked(listed, gateway.load, "someone")
 
 
 async def test_workers_of_an_earlier_version_are_told_no_parts_of_contents(gateway: Gateway) -> None:
@@ -252,7 +252,7 @@ async def test_job_whose_prompt_fits_no_worker_is_a_400(gateway: Gateway) -> Non
     prompt = Prompt(3, token_ids=tuple(range(MODEL_LEN)))
     generation = Generation("chat", "m", (prompt,), 1, Sampling(), deterministic=False)
     with pytest.raises(ApiError) as caught:
-        await gateway.generator.checked(generation, gateway.load, "someone")
+        await gateway.starter.checked(generation, gateway.load, "someone")
     assert (caught.value.status, caught.value.code) == (400, "context_length_exceeded")
 
 
@@ -327,7 +327,7 @@ async def test_answer_that_is_known_counts_its_prompt_once_however_many_choices_
     generation = Generation("completion", "m", (Prompt(5, text="x"),), 2, Sampling(), deterministic=True)
     sequences = [[Delta("", 0, 0, (1, 2), "ab", prompt_tokens=5), Delta("", 0, 2, finish=Finish("stop"))]] * 2
     sinks = [ListSink(), ListSink()]
-    ticket = gateway.generator.repeat(RepeatedAnswer(generation, sequences), sinks)
+    ticket = gateway.starter.repeat(RepeatedAnswer(generation, sequences), sinks)
     assert [(sink.text, sink.endings) for sink in sinks] == [("ab", 1)] * 2
     assert ticket.tokens_used() == 5 + 2 * 2
 

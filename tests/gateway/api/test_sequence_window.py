@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from typing import Any, cast
 
 import pytest
@@ -13,21 +12,10 @@ from gateway.dispatch.inflight import Flight
 from gateway.dispatch.sinks import Sink
 from gateway.errors import ApiError
 from shared.messages import Delta, Finish
+from tests.gateway.dispatch_bench import ListSink
 
 END = Delta("r", 0, 0, finish=Finish("stop"))
 REFUSAL = ApiError(503, "full")
-
-
-@dataclass
-class RecordingSink:
-    deltas: list[Delta] = field(default_factory=list)
-    errors: list[ApiError] = field(default_factory=list)
-
-    def deliver(self, delta: Delta) -> None:
-        self.deltas.append(delta)
-
-    def fail(self, error: ApiError) -> None:
-        self.errors.append(error)
 
 
 class Queue:
@@ -49,8 +37,8 @@ class Queue:
         self.cancelled += flights
 
 
-def window_of(count: int, size: int, refuses: int | None = None) -> tuple[Queue, list[RecordingSink], SequenceWindow]:
-    queue, sinks = Queue(refuses), [RecordingSink() for _ in range(count)]
+def window_of(count: int, size: int, refuses: int | None = None) -> tuple[Queue, list[ListSink], SequenceWindow]:
+    queue, sinks = Queue(refuses), [ListSink() for _ in range(count)]
     return queue, sinks, SequenceWindow(queue.submit, queue.cancel, sinks, size)
 
 
@@ -98,5 +86,5 @@ def test_later_refusal_goes_to_the_sink_of_the_sequence() -> None:
     window.begin()
     queue.sinks[0].deliver(END)
     queue.sinks[1].deliver(END)
-    assert sinks[3].errors == [REFUSAL]
+    assert (sinks[3].error, sinks[3].endings) == (REFUSAL, 1)
     assert len(queue.sinks) == 3

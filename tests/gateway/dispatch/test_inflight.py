@@ -8,22 +8,14 @@ import msgspec
 import pytest
 
 from gateway.dispatch.inflight import Flight, FlightTable
-from gateway.errors import ApiError
 from gateway.fleet.fleet_load import FleetLoad
-from shared.messages import Delta, Request
+from shared.messages import Request
 from shared.sampling import Sampling
-
-
-class NullSink:
-    def deliver(self, delta: Delta) -> None:
-        pass
-
-    def fail(self, error: ApiError) -> None:
-        pass
+from tests.gateway.dispatch_bench import ListSink
 
 
 def flight(request_id: str, tokens: int = 10, model: str = "m", tenant: str = "") -> Flight:
-    return Flight(Request(id=request_id, model=model, text="x", tenant=tenant), NullSink(), tokens, 0.0)
+    return Flight(Request(id=request_id, model=model, text="x", tenant=tenant), ListSink(), tokens, 0.0)
 
 
 def fleet_load(**changes: Any) -> FleetLoad:
