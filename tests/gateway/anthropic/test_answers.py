@@ -15,14 +15,12 @@ from gateway.api.answer import Answer, ResponseHead
 from gateway.api.endpoint import Asked, StreamParts
 from gateway.errors import ApiError
 from gateway.generation import Generation, OutputReading, Prompt
-from gateway.http1.body import BodyBudget, RequestBody
-from gateway.http1.exchange import Exchange
-from gateway.http1.head import parse_head
 from gateway.streams.event_stream import Flusher
 from shared.messages import Delta, Finish, Usage
 from shared.sampling import Sampling
 from tests.gateway.api.scripted_reader import ScriptedReader
-from tests.gateway.api.test_streamed import LIMITS, Channel, KeepingTransport
+from tests.gateway.api.test_streamed import LIMITS
+from tests.gateway.kept_exchange import kept_exchange
 
 READING = OutputReading(ScriptedReader)
 USAGE = Usage(7, 5, 2)
@@ -33,9 +31,7 @@ class Case:
     """A message on a transport that keeps what it is given."""
 
     def __init__(self, *, stream: bool, reading: OutputReading | None = READING) -> None:
-        self.transport = KeepingTransport()
-        request = parse_head(b"POST /v1/messages HTTP/1.1\r\nHost: t\r\n\r\n")
-        exchange = Exchange(Channel(self.transport), request, RequestBody(lambda: None, BodyBudget(1 << 20, 1)))
+        exchange, _, self.transport = kept_exchange()
         prompt = Prompt(1, messages=())
         generation = Generation(
             "chat", "m", (prompt,), 1, Sampling(max_tokens=5), deterministic=False, stream=stream, reading=reading
@@ -58,11 +54,10 @@ class Case:
 
     @property
     def sent(self) -> bytes:
-        return b"".join(self.transport.writes)
+        return self.transport.sent
 
     def body(self) -> dict[str, Any]:
-        body: dict[str, Any] = json.loads(self.sent.partition(b"\r\n\r\n")[2])
-        return body
+        return self.transport.body()  # type: ignore[no-any-return]
 
     def events(self) -> list[dict[str, Any]]:
         """Return the data of all events, whose names agree with it."""

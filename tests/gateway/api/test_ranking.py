@@ -19,13 +19,10 @@ from gateway.cache.prompt_cache import cache_key
 from gateway.cache.recording import merge
 from gateway.errors import ApiError
 from gateway.generation import Generation, OutputReading
-from gateway.http1.body import BodyBudget, RequestBody
-from gateway.http1.exchange import Exchange
-from gateway.http1.head import parse_head
 from shared.messages import Delta, Finish, TokenLogprob, Usage
 from tests.gateway.api.scripted_reader import ScriptedReader
-from tests.gateway.api.test_details import Kept
-from tests.gateway.api.test_streamed import Channel, KeepingTransport
+from tests.gateway.dispatch_bench import ListSink
+from tests.gateway.kept_exchange import kept_exchange
 
 Sequence = list[Delta]
 
@@ -52,17 +49,14 @@ def sequence(number: int, chance: random.Random) -> Sequence:
 
 def answer(generation: Generation, sequences: list[Sequence]) -> dict[str, Any]:
     """Return the JSON that is told of these sequences, whose deltas come in turns."""
-    transport = KeepingTransport()
-    request = parse_head(b"POST /v1/completions HTTP/1.1\r\nHost: t\r\n\r\n")
-    exchange = Exchange(Channel(transport), request, RequestBody(lambda: None, BodyBudget(1 << 20, 1)))
+    exchange, _, transport = kept_exchange()
     identity = AnswerIdentity("x-1", generation.kind, "m", 7)
     told = WholeAnswer(exchange, generation, identity, ResponseHead("req_1", 0.0))
     for position in range(max(map(len, sequences))):
         for sink, deltas in zip(told.sinks, sequences, strict=True):
             for delta in deltas[position : position + 1]:
                 sink.deliver(delta)
-    body: dict[str, Any] = json.loads(b"".join(transport.writes).partition(b"\r\n\r\n")[2])
-    return body
+    return transport.body()  # type: ignore[no-any-return]
 
 
 def by_hand(choices: list[dict[str, Any]], num_prompts: int, n: int, kind: str) -> list[dict[str, Any]]:
@@ -124,17 +118,17 @@ def test_cached_are_all_sequences_so_that_another_number_of_the_best_is_told_of_
 
 
 def test_equally_likely_ones_keep_their_order() -> None:
-    sinks = [RankedSink(Kept(), shows_logprobs=True) for _ in range(6)]
+    sinks = [RankedSink(ListSink(), shows_logprobs=True) for _ in range(6)]
     for sink, logprob in zip(sinks, (-1.0, -0.5, -1.0, -2.0, -2.0, float("-inf")), strict=True):
         sink.deliver(Delta("r", 0, 0, (5,), "a", logprobs=(TokenLogprob(5, "a", b"a", logprob),)))
     assert likeliest([sink.mean_logprob for sink in sinks], 3, 2) == [1, 0, 3, 4]
-    assert RankedSink(Kept(), shows_logprobs=True).mean_logprob == 0
+    assert RankedSink(ListSink(), shows_logprobs=True).mean_logprob == 0
 
 
 def test_failure_of_one_is_passed_on() -> None:
-    kept, error = Kept(), ApiError(500, "no")
+    kept, error = ListSink(), ApiError(500, "no")
     RankedSink(kept, shows_logprobs=False).fail(error)
-    assert kept.errors == [error]
+    assert (kept.error, kept.endings) == (error, 1)
 
 
 @pytest.mark.parametrize("parse", [asked, chat])

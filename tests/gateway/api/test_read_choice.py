@@ -14,14 +14,12 @@ from gateway.api.read_choice import ReasoningTokens
 from gateway.api.whole import WholeAnswer
 from gateway.cache.recording import merge
 from gateway.generation import Generation, OutputReading, Prompt
-from gateway.http1.body import BodyBudget, RequestBody
-from gateway.http1.exchange import Exchange
-from gateway.http1.head import parse_head
 from shared.formats.events import ContentText, OutputEvent, ReasoningText, ToolCallArguments, ToolCallStart
 from shared.messages import Delta, Finish, TokenLogprob, Usage
 from shared.sampling import Sampling
 from tests.gateway.api.scripted_reader import ScriptedReader
-from tests.gateway.api.test_streamed import Channel, KeepingTransport, Streamed, events
+from tests.gateway.api.test_streamed import Streamed, events
+from tests.gateway.kept_exchange import kept_exchange
 
 IDENTITY = AnswerIdentity("chatcmpl-1", "chat", "m", 7)
 READING = OutputReading(ScriptedReader)
@@ -50,9 +48,7 @@ async def streamed(choices: list[list[Delta]], reading: OutputReading = READING)
 
 async def whole(choices: list[list[Delta]], reading: OutputReading = READING) -> dict[str, Any]:
     """Return the JSON of the answer."""
-    transport = KeepingTransport()
-    request = parse_head(b"POST /v1/chat/completions HTTP/1.1\r\nHost: t\r\n\r\n")
-    exchange = Exchange(Channel(transport), request, RequestBody(lambda: None, BodyBudget(1 << 20, 1)))
+    exchange, _, transport = kept_exchange()
     generation = Generation(
         "chat", "m", (Prompt(1, messages=()),), len(choices), Sampling(), deterministic=False, reading=reading
     )
@@ -60,8 +56,7 @@ async def whole(choices: list[list[Delta]], reading: OutputReading = READING) ->
     for index, said in enumerate(choices):
         for delta in said:
             answer.sinks[index].deliver(delta)
-    body: dict[str, Any] = json.loads(b"".join(transport.writes).partition(b"\r\n\r\n")[2])
-    return body
+    return transport.body()  # type: ignore[no-any-return]
 
 
 def chunk_deltas(chunks: list[dict[str, Any]], choice: int = 0) -> list[dict[str, Any]]:

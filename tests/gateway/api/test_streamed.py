@@ -15,60 +15,22 @@ from gateway.api.chat_answers import AnswerIdentity
 from gateway.api.streamed import StreamedAnswer
 from gateway.errors import ApiError
 from gateway.generation import Generation, Kind, OutputReading, Prompt
-from gateway.http1.body import BodyBudget, RequestBody
-from gateway.http1.exchange import Exchange, Headers
-from gateway.http1.head import parse_head
 from gateway.streams.dialect import OPENAI
 from gateway.streams.event_stream import EventStreamLimits, Flusher
 from shared.messages import Delta, Finish, TokenLogprob, Usage
 from shared.sampling import Sampling
+from tests.gateway.kept_exchange import kept_exchange
 from tests.gateway.wire_worker import until
 
 IDENTITY = AnswerIdentity("cmpl-1", "completion", "m", 7)
 LIMITS = EventStreamLimits(buffer_bytes=1000, send_timeout_s=5, head_delay_s=1, keep_alive_s=10)
 
 
-class KeepingTransport(asyncio.Transport):
-    def __init__(self) -> None:
-        super().__init__()
-        self.writes: list[bytes] = []
-        self.is_closed = False
-
-    def write(self, data: object) -> None:
-        assert isinstance(data, bytes)
-        self.writes.append(data)
-
-    def is_closing(self) -> bool:
-        return self.is_closed
-
-    def close(self) -> None:
-        self.is_closed = True
-
-
-class Channel:
-    """What a connection would be to the exchange."""
-
-    default_headers: Headers = ()
-    must_close = False
-
-    def __init__(self, transport: asyncio.Transport) -> None:
-        self.transport = transport
-        self.num_answers = 0
-
-    def answered(self, *, close: bool) -> None:
-        self.num_answers += 1
-        if close:
-            self.transport.close()
-
-
 class Streamed:
     """An answer, its transport and its channel."""
 
     def __init__(self, n: int = 1, reading: OutputReading | None = None, identity: AnswerIdentity = IDENTITY) -> None:
-        self.transport = KeepingTransport()
-        self.channel = Channel(self.transport)
-        request = parse_head(b"POST /v1/completions HTTP/1.1\r\nHost: t\r\n\r\n")
-        self.exchange = Exchange(self.channel, request, RequestBody(lambda: None, BodyBudget(1 << 20, 1)))
+        self.exchange, self.channel, self.transport = kept_exchange()
         prompt = Prompt(1, text="x")
         generation = Generation(
             identity.kind, "m", (prompt,), n, Sampling(), deterministic=False, stream=True, reading=reading
@@ -87,7 +49,7 @@ class Streamed:
 
     @property
     def sent(self) -> bytes:
-        return b"".join(self.transport.writes)
+        return self.transport.sent
 
 
 def events(sent: bytes) -> list[bytes]:

@@ -21,7 +21,6 @@ from gateway.fleet.deaths import Death
 from shared.dead_letters import DeadAttempt, DeadLetter, DeadReason
 from shared.messages import Request
 from shared.sampling import Sampling
-from tests.gateway.dispatch.test_inflight import NullSink
 from tests.gateway.dispatch_bench import ListSink
 
 
@@ -199,7 +198,7 @@ def test_tenants_take_turns_with_their_suspects() -> None:
     # One tenant's many suspects were there before the other's only one.
     for number, tenant in enumerate(["many", "many", "many", "one"]):
         request = Request(id=str(number), model="m", text=f"prompt {number}", tenant=tenant)
-        flight = Flight(request, NullSink(), 1, 0.0, probation=1)
+        flight = Flight(request, ListSink(), 1, 0.0, probation=1)
         table.add(flight)
         queue.add(flight)
     order = []
@@ -212,7 +211,7 @@ def test_tenants_take_turns_with_their_suspects() -> None:
 
 def suspect(table: FlightTable, request_id: str, tenant: str = "t", model: str = "m") -> Flight:
     request = Request(id=request_id, model=model, text=f"prompt {request_id}", tenant=tenant)
-    flight = Flight(request, NullSink(), 1, 0.0, probation=1)
+    flight = Flight(request, ListSink(), 1, 0.0, probation=1)
     table.add(flight)
     return flight
 

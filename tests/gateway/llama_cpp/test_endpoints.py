@@ -31,9 +31,6 @@ from gateway.errors import ApiError
 from gateway.fleet.fleet import Fleet, FleetLimits
 from gateway.fleet.fleet_load import OwnRequests
 from gateway.generation import Generation, Prompt
-from gateway.http1.body import BodyBudget, RequestBody
-from gateway.http1.exchange import Exchange
-from gateway.http1.head import parse_head
 from gateway.llama_cpp.endpoints import InfillEndpoint, LlamaCppRoutes, _told
 from gateway.metrics import GatewayMetrics
 from gateway.streams.event_stream import Flusher
@@ -43,8 +40,9 @@ from shared.sampling import Sampling
 from shared.subjects import tokenizer_subject
 from shared.tokenizer_calls import TemplateCall, TokenizeCall, TokenizerReply
 from tests.gateway.api.test_app import KEY, NO_SERVICE, client_of, heartbeat
-from tests.gateway.api.test_streamed import LIMITS, Channel, KeepingTransport, events
+from tests.gateway.api.test_streamed import LIMITS, events
 from tests.gateway.gateway_process import API_KEY, GatewayProcess
+from tests.gateway.kept_exchange import kept_exchange
 from tests.gateway.known_worker import known_worker
 
 ASKED = {"input_prefix": "def f(", "input_suffix": "): pass", "prompt": "a", "n_predict": 2, "cache_prompt": True}
@@ -170,9 +168,7 @@ class Infilled:
     """An answer that is written to a transport."""
 
     def __init__(self, *, stream: bool) -> None:
-        self.transport = KeepingTransport()
-        request = parse_head(b"POST /infill HTTP/1.1\r\nHost: t\r\n\r\n")
-        exchange = Exchange(Channel(self.transport), request, RequestBody(lambda: None, BodyBudget(1 << 20, 1)))
+        exchange, _, self.transport = kept_exchange()
         generation = Generation(
             "completion", "m", (Prompt(1, text="x"),), 1, Sampling(), deterministic=False, stream=stream
         )
@@ -186,7 +182,7 @@ class Infilled:
 
     @property
     def sent(self) -> bytes:
-        return b"".join(self.transport.writes)
+        return self.transport.sent
 
 
 async def test_first_piece_is_written_at_once_and_the_rest_together() -> None:
@@ -231,7 +227,7 @@ async def test_whole_answer_is_all_text_once_it_has_ended() -> None:
     assert infilled.sent == b""
     infilled.say("c", finish=Finish("stop", Usage(3, 2, 1), stop="x"))
     assert infilled.answer.done.result() is Outcome.COMPLETED
-    told = json.loads(infilled.sent.partition(b"\r\n\r\n")[2])
+    told = infilled.transport.body()
     assert told == json.loads(_told("m", "abc", Finish("stop", Usage(3, 2, 1), stop="x")))
     assert infilled.answer.num_tokens == 5
 

@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import struct
 import time
 
 from gateway.admission.auth import Principal
 from gateway.api.answer import ResponseHead
 from gateway.api.endpoint import Asked
-from gateway.http1.body import BodyBudget, RequestBody
-from gateway.http1.exchange import Exchange
-from gateway.http1.head import parse_head
 from gateway.pooling.answers import EmbeddingsAnswer
 from gateway.pooling.parsing import parse_embeddings
 from shared.messages import Delta, Finish, Usage
-from tests.gateway.api.test_streamed import Channel, KeepingTransport
+from tests.gateway.kept_exchange import kept_exchange
 
 
 async def test_first_output_of_embeddings_is_their_first_vector() -> None:
-    transport = KeepingTransport()
-    head = parse_head(b"POST /v1/embeddings HTTP/1.1\r\nHost: t\r\n\r\n")
-    exchange = Exchange(Channel(transport), head, RequestBody(lambda: None, BodyBudget(1 << 20, 1)))
+    exchange, _, transport = kept_exchange()
     request = parse_embeddings(b'{"model": "m", "input": ["a", "b"]}')
     started = time.perf_counter()
     answer = EmbeddingsAnswer(Asked(exchange, request, ResponseHead("req_1", started), Principal("k", "t")), request)
@@ -34,5 +28,5 @@ async def test_first_output_of_embeddings_is_their_first_vector() -> None:
     assert not transport.writes
     answer.sinks[0].deliver(Delta("r", 0, 0, finish=Finish("length", Usage(1, 0), vector=struct.pack("<f", 1.0))))
     assert answer.first_token_at == first
-    body = json.loads(b"".join(transport.writes).partition(b"\r\n\r\n")[2])
+    body = transport.body()
     assert [entry["embedding"] for entry in body["data"]] == [[1.0], [2.0]]

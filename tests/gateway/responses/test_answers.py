@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from typing import Any
 
 import pytest
@@ -11,14 +10,11 @@ import pytest
 from gateway.admission.auth import Principal
 from gateway.api.answer import Outcome, ResponseHead
 from gateway.api.endpoint import Asked
-from gateway.http1.body import BodyBudget, RequestBody
-from gateway.http1.exchange import Exchange
-from gateway.http1.head import parse_head
 from gateway.responses.answers import Keeping, WholeResponse
 from gateway.responses.draft import ResponseGeneration
 from gateway.responses.request import own_items, parse_body, to_generation
 from shared.messages import Delta, Finish, Usage
-from tests.gateway.api.test_streamed import Channel, KeepingTransport
+from tests.gateway.kept_exchange import kept_exchange
 
 
 @pytest.mark.parametrize("is_kept", [True, False])
@@ -29,9 +25,7 @@ async def test_client_is_told_nothing_until_its_response_is_stored_and_whether_i
         assert response["output"][0]["content"][0]["text"] == "text"
         return await stored
 
-    transport = KeepingTransport()
-    head = parse_head(b"POST /v1/responses HTTP/1.1\r\nHost: t\r\n\r\n")
-    exchange = Exchange(Channel(transport), head, RequestBody(lambda: None, BodyBudget(1 << 20, 1)))
+    exchange, _, transport = kept_exchange()
     body = parse_body(b'{"model": "m", "input": "x"}')
     generation = to_generation(body, [], own_items(body), ())
     answer = WholeResponse(Asked(exchange, generation, ResponseHead("req_1", 0.0), Principal("k", "t")), Keeping(keep))
@@ -42,5 +36,5 @@ async def test_client_is_told_nothing_until_its_response_is_stored_and_whether_i
     assert not answer.done.done()
     stored.set_result(is_kept)
     assert await answer.done is Outcome.COMPLETED
-    response = json.loads(b"".join(transport.writes).partition(b"\r\n\r\n")[2])
+    response = transport.body()
     assert (response["status"], response["store"]) == ("completed", is_kept)
