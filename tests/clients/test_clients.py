@@ -16,11 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.clients.calling_model import save_calling_model
 from tests.clients.environment import AGENTS, HERE, ROOT, Environment
-from tests.clients.long_model import save_long_model
+from tests.clients.models import save_calling_model, save_long_model, save_thinking_model
 from tests.clients.table import Cells, write_table
-from tests.clients.thinking_model import save_thinking_model
 from tests.integration.system import System, running_system
 
 pytestmark = [pytest.mark.clients, pytest.mark.timeout(1500)]
@@ -110,7 +108,7 @@ def test_every_feature_of_the_client_works(
         "HEADRACE_URL": info["url"],
         "HEADRACE_KEY": info["api_key"],
         "HEADRACE_MODEL": system.model,
-        # Nobody is told of these runs.
+        # No client reports these runs.
         "LITELLM_LOCAL_MODEL_COST_MAP": "true",
     }
     for kind, scripts in (("thinking", THINKING), ("calling", CALLING)):

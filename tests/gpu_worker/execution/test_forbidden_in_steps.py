@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,9 +10,9 @@ from gpu_worker.core.sequence import Sequence
 from gpu_worker.models.decoder import CausalLM
 from ops.bench.spec.fixed_depth import FixedDepth
 from shared.sampling import Sampling
-from tests.gpu_worker.execution.device_runs import DEVICES, load, make_device_runner
+from tests.gpu_worker.execution.device_runs import make_device_runner
 from tests.gpu_worker.execution.drafts.scripted_proposers import ChainProposer, TreeProposer
-from tests.gpu_worker.execution.engine_run import VOCAB, make_sequence, random_prompt, run, save_tiny_model
+from tests.gpu_worker.execution.engine_run import VOCAB, make_sequence, random_prompt, run
 
 FORMS: dict[str, dict[str, Any]] = {
     "synchronous": {"is_graphed": False, "is_asynchronous": False},
@@ -33,13 +32,6 @@ OPTIONS: list[dict[str, Any]] = [
     {"temperature": 0.9},
     {"bad_words": ("x",), "logprobs": 2, "logit_bias": {7: 3.0, 11: 3.0}, "repetition_penalty": 1.1},
 ]
-
-
-@pytest.fixture(scope="module", params=DEVICES)
-def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> CausalLM:
-    directory: Path = tmp_path_factory.mktemp("tiny-model")
-    save_tiny_model(directory)
-    return load(directory, request.param)
 
 
 def sequences(output: dict[str, list[int]] | None = None) -> list[Sequence]:

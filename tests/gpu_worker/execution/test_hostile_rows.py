@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from gpu_worker.models.decoder import CausalLM
 from shared.bounds import MAX_TOKEN_ID
 from shared.sampling import Sampling
 from tests.gpu_worker.execution.device_runs import TOKEN_BUDGET, load, make_device_runner, poisoned_cache
-from tests.gpu_worker.execution.engine_run import BLOCK, VOCAB, random_prompt, save_tiny_model
+from tests.gpu_worker.execution.engine_run import BLOCK, VOCAB, random_prompt
 
 NUM_BLOCKS = 400
 MAX_NUM_SEQS = 40
@@ -77,9 +78,7 @@ VICTIMS = [
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> CausalLM:
-    directory = tmp_path_factory.mktemp("model")
-    save_tiny_model(directory)
+def model(directory: Path) -> CausalLM:
     return load(directory, "cpu", torch.float32)
 
 

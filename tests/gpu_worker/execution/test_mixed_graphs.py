@@ -17,7 +17,7 @@ from gpu_worker.execution.runner import TorchModelRunner
 from gpu_worker.models.decoder import CausalLM
 from shared.sampling import Sampling
 from tests.gpu_worker.execution.device_runs import TOKEN_BUDGET, load, make_device_runner, poisoned_cache
-from tests.gpu_worker.execution.engine_run import BLOCK, MAX_LEN, make_sequence, random_prompt, run, save_tiny_model
+from tests.gpu_worker.execution.engine_run import BLOCK, MAX_LEN, make_sequence, random_prompt, run
 
 NUM_SEQS = 40
 # Chunks of prompts at their beginnings and behind, and decodes, as (tokens before, tokens of the step).
@@ -32,9 +32,7 @@ MIXTURES = [
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> CausalLM:
-    directory: Path = tmp_path_factory.mktemp("tiny-model")
-    save_tiny_model(directory)
+def model(directory: Path) -> CausalLM:
     return load(directory, "cpu")
 
 

@@ -14,16 +14,10 @@ from gpu_worker.core.sequence import Sequence
 from gpu_worker.execution.batch.graph_shapes import CapturedSteps
 from gpu_worker.execution.runner import TorchModelRunner
 from shared.sampling import Sampling
-from tests.gpu_worker.execution.engine_run import make_runner, make_sequence, random_prompt, run, save_tiny_model
+from tests.gpu_worker.execution.engine_run import make_runner, make_sequence, random_prompt, run
 
 LENGTHS = (1, 5, 40, 90, 150)
 MEAN, LAST, FIRST = PoolingPlan("mean"), PoolingPlan("last"), PoolingPlan("first")
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
-    directory = tmp_path_factory.mktemp("pooling")
-    return directory, save_tiny_model(directory)
 
 
 @pytest.fixture(scope="module")

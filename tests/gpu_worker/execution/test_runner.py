@@ -14,7 +14,7 @@ from gpu_worker.engine.engine import Engine
 from gpu_worker.execution.runner import TorchModelRunner
 from gpu_worker.models.decoder import CausalLM
 from shared.sampling import Sampling
-from tests.gpu_worker.execution.device_runs import DEVICES, load, make_device_runner
+from tests.gpu_worker.execution.device_runs import load, make_device_runner
 from tests.gpu_worker.execution.engine_run import (
     BLOCK,
     MAX_LEN,
@@ -23,7 +23,6 @@ from tests.gpu_worker.execution.engine_run import (
     make_sequence,
     random_prompt,
     run,
-    save_tiny_model,
 )
 
 LENGTHS = [1, 3, 4, 5, 17, 40, 64, 90, 33, 8]
@@ -51,23 +50,8 @@ OPTIONS: list[dict[str, Any]] = [
 
 
 @pytest.fixture(scope="module")
-def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("tiny-model")
-
-
-@pytest.fixture(scope="module")
-def transformers_model(directory: Path) -> Any:
-    return save_tiny_model(directory)
-
-
-@pytest.fixture(scope="module")
-def cpu_runner(directory: Path, transformers_model: Any) -> TorchModelRunner:
+def cpu_runner(directory: Path) -> TorchModelRunner:
     return make_runner(directory)
-
-
-@pytest.fixture(scope="module", params=DEVICES)
-def model(request: pytest.FixtureRequest, directory: Path, transformers_model: Any) -> CausalLM:
-    return load(directory, request.param)
 
 
 @pytest.fixture(scope="module")
@@ -83,12 +67,12 @@ def greedy(prompts: list[list[int]]) -> list[Sequence]:
 
 
 @pytest.fixture(scope="module")
-def greedy_tokens(transformers_model: Any, prompts: list[list[int]]) -> dict[str, list[int]]:
+def greedy_tokens(tiny: tuple[Path, Any], prompts: list[list[int]]) -> dict[str, list[int]]:
     tokens = {}
     for index, prompt in enumerate(prompts):
         ids = torch.tensor([prompt])
         mask = torch.ones_like(ids)
-        result = transformers_model.generate(ids, attention_mask=mask, max_new_tokens=NUM_GREEDY, do_sample=False)
+        result = tiny[1].generate(ids, attention_mask=mask, max_new_tokens=NUM_GREEDY, do_sample=False)
         tokens[str(index)] = result[0, len(prompt) :].tolist()
     return tokens
 
@@ -190,7 +174,7 @@ def test_resumed_sequences_continue_with_the_same_tokens(model: CausalLM, seeded
 
 
 def test_prompt_logprobs_longer_than_their_tile_equal_transformers(
-    model: CausalLM, transformers_model: Any, monkeypatch: pytest.MonkeyPatch
+    model: CausalLM, tiny: tuple[Path, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gpu_worker.execution.sampling.prompt_logprobs._ROWS", 7)
     prompt = random_prompt(50, seed=1)
@@ -198,7 +182,7 @@ def test_prompt_logprobs_longer_than_their_tile_equal_transformers(
     sequence.max_tokens = 0
     outcome = run(make_device_runner(model, is_graphed=True), [sequence], token_budget=20)
     with torch.inference_mode():
-        exact = torch.log_softmax(transformers_model(torch.tensor([prompt])).logits[0], -1)
+        exact = torch.log_softmax(tiny[1](torch.tensor([prompt])).logits[0], -1)
     entries = outcome.prompt_logprobs["a"]
     assert [entry.token_id for entry in entries] == prompt[1:]
     expected = [exact[position, token].item() for position, token in enumerate(prompt[1:])]
@@ -278,7 +262,7 @@ def test_warm_up_leaves_generation_unchanged(model: CausalLM, seeded_outcome: Ou
 
 
 def test_plain_torch_generates_the_same(
-    directory: Path, seeded_outcome: Outcome, transformers_model: Any, monkeypatch: pytest.MonkeyPatch
+    directory: Path, seeded_outcome: Outcome, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The references take padding as the kernels do."""
     modules = ("gpu_worker.layers.fused_decoder", "kernels.paged_attention.dispatch", "kernels.rope_kv_write.dispatch")

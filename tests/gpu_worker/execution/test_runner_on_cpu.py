@@ -16,21 +16,14 @@ from tests.gpu_worker.execution.engine_run import (
     make_sequence,
     random_prompt,
     run,
-    save_tiny_model,
 )
 
 LENGTHS = [1, 3, 4, 5, 17, 40, 64, 90, 33, 8]
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
-    directory = tmp_path_factory.mktemp("tiny-model")
-    return directory, save_tiny_model(directory)
-
-
-@pytest.fixture(scope="module")
-def runner(model: tuple[Path, Any]) -> TorchModelRunner:
-    return make_runner(model[0])
+def runner(tiny: tuple[Path, Any]) -> TorchModelRunner:
+    return make_runner(tiny[0])
 
 
 def greedy_by_transformers(model: Any, prompt: list[int], count: int) -> list[int]:
@@ -56,8 +49,8 @@ def prompts() -> list[list[int]]:
 
 
 @pytest.fixture(scope="module")
-def expected(model: tuple[Path, Any], prompts: list[list[int]]) -> list[list[int]]:
-    return [greedy_by_transformers(model[1], prompt, 30) for prompt in prompts]
+def expected(tiny: tuple[Path, Any], prompts: list[list[int]]) -> list[list[int]]:
+    return [greedy_by_transformers(tiny[1], prompt, 30) for prompt in prompts]
 
 
 def test_plain_torch_equals_transformers(
@@ -114,9 +107,9 @@ def test_seeded_tokens_after_preemption_equal_those_alone(
 
 
 def test_seeded_tokens_resumed_elsewhere_equal_those_alone(
-    model: tuple[Path, Any], tokens_alone: dict[str, list[int]]
+    tiny: tuple[Path, Any], tokens_alone: dict[str, list[int]]
 ) -> None:
-    other_worker = make_runner(model[0], num_blocks=300)
+    other_worker = make_runner(tiny[0], num_blocks=300)
     resumed = []
     for index, sequence in enumerate(seeded_sequences()):
         emitted = tuple(tokens_alone[sequence.id][: index % 23])
@@ -128,14 +121,14 @@ def test_seeded_tokens_resumed_elsewhere_equal_those_alone(
         assert outcome.tokens[sequence.id] == tokens_alone[sequence.id][index % 23 :]
 
 
-def test_logprobs_equal_transformers(model: tuple[Path, Any], runner: TorchModelRunner) -> None:
+def test_logprobs_equal_transformers(tiny: tuple[Path, Any], runner: TorchModelRunner) -> None:
     prompt = random_prompt(50, seed=1)
     sampling = Sampling(temperature=0.0, max_tokens=5, logprobs=2, prompt_logprobs=3)
     sequences = [make_sequence("a", prompt, sampling), *greedy_sequences([prompt[:9], prompt], 9)]
     outcome = run(runner, sequences, token_budget=7 + 3)
     text = torch.tensor([prompt + outcome.tokens["a"]])
     with torch.inference_mode():
-        exact = torch.log_softmax(model[1](text).logits[0].float(), -1)
+        exact = torch.log_softmax(tiny[1](text).logits[0].float(), -1)
     entries = [*outcome.prompt_logprobs["a"], *outcome.logprobs["a"]]
     assert len(outcome.prompt_logprobs["a"]) == 49
     assert [entry.token_id for entry in entries] == text[0, 1:].tolist()
@@ -156,20 +149,20 @@ def test_prompt_logprobs_without_generation_are_reported(runner: TorchModelRunne
 
 
 def test_warm_up_leaves_generation_unchanged(
-    model: tuple[Path, Any], prompts: list[list[int]], expected: list[list[int]]
+    tiny: tuple[Path, Any], prompts: list[list[int]], expected: list[list[int]]
 ) -> None:
-    fresh = make_runner(model[0])
+    fresh = make_runner(tiny[0])
     fresh.warm_up()
     outcome = run(fresh, greedy_sequences(prompts[:4], 30))
     assert as_lists(outcome.tokens, 4) == expected[:4]
 
 
-def test_bfloat16_follows_transformers_closely(model: tuple[Path, Any], prompts: list[list[int]]) -> None:
-    half = make_runner(model[0], dtype="bfloat16")
+def test_bfloat16_follows_transformers_closely(tiny: tuple[Path, Any], prompts: list[list[int]]) -> None:
+    half = make_runner(tiny[0], dtype="bfloat16")
     sampling = Sampling(temperature=0.0, max_tokens=1, prompt_logprobs=0)
     outcome = run(half, [make_sequence("a", prompts[7], sampling)], token_budget=50)
     with torch.inference_mode():
-        exact = torch.log_softmax(model[1](torch.tensor([prompts[7]])).logits[0].float(), -1)
+        exact = torch.log_softmax(tiny[1](torch.tensor([prompts[7]])).logits[0].float(), -1)
     difference = [
         abs(entry.logprob - exact[position, entry.token_id].item())
         for position, entry in enumerate(outcome.prompt_logprobs["a"])
@@ -177,11 +170,11 @@ def test_bfloat16_follows_transformers_closely(model: tuple[Path, Any], prompts:
     assert sum(difference) / len(difference) < 0.3
 
 
-def test_shorter_max_model_len_is_kept(model: tuple[Path, Any]) -> None:
-    assert make_runner(model[0], max_model_len=50).max_model_len == 50
-    assert make_runner(model[0], max_model_len=5000).max_model_len == MAX_LEN
+def test_shorter_max_model_len_is_kept(tiny: tuple[Path, Any]) -> None:
+    assert make_runner(tiny[0], max_model_len=50).max_model_len == 50
+    assert make_runner(tiny[0], max_model_len=5000).max_model_len == MAX_LEN
 
 
-def test_too_few_blocks_are_refused_with_what_to_change(model: tuple[Path, Any]) -> None:
+def test_too_few_blocks_are_refused_with_what_to_change(tiny: tuple[Path, Any]) -> None:
     with pytest.raises(ConfigError, match="HEADRACE_MAX_MODEL_LEN to 80"):
-        make_runner(model[0], num_blocks=20)
+        make_runner(tiny[0], num_blocks=20)

@@ -22,7 +22,7 @@ from gpu_worker.layers.attention_context import AttentionContext
 from gpu_worker.layers.cache_layout import CacheLayout
 from gpu_worker.models.decoder import CausalLM
 from shared.sampling import Sampling
-from tests.gpu_worker.execution.device_runs import DEVICES, load, make_device_runner
+from tests.gpu_worker.execution.device_runs import load, make_device_runner
 from tests.gpu_worker.execution.engine_run import (
     BLOCK,
     MAX_LEN,
@@ -30,7 +30,6 @@ from tests.gpu_worker.execution.engine_run import (
     make_sequence,
     random_prompt,
     run,
-    save_tiny_model,
 )
 
 EVERYTHING = Sampling(
@@ -45,18 +44,6 @@ EVERYTHING = Sampling(
     logprobs=3,
     prompt_logprobs=2,
 )
-
-
-@pytest.fixture(scope="module")
-def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("tiny-model")
-    save_tiny_model(path)
-    return path
-
-
-@pytest.fixture(scope="module", params=DEVICES)
-def model(request: pytest.FixtureRequest, directory: Path) -> CausalLM:
-    return load(directory, request.param)
 
 
 def running(name: str, length: int, sampling: Sampling, first_block: int) -> Sequence:

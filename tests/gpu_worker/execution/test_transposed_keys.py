@@ -12,7 +12,7 @@ from gpu_worker.execution.runner import TorchModelRunner
 from ops.bench.spec.fixed_depth import FixedDepth
 from shared.sampling import Sampling
 from tests.gpu_worker.execution.drafts.scripted_proposers import TreeProposer
-from tests.gpu_worker.execution.engine_run import make_runner, make_sequence, random_prompt, run, save_tiny_model
+from tests.gpu_worker.execution.engine_run import make_runner, make_sequence, random_prompt, run
 
 BLOCK = 16
 NUM_TOKENS = 24
@@ -31,13 +31,6 @@ def sequences() -> list[Sequence]:
         )
         for index, prompt in enumerate(PROMPTS)
     ]
-
-
-@pytest.fixture(scope="module")
-def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("tiny-model")
-    save_tiny_model(directory)
-    return directory
 
 
 @pytest.fixture(scope="module", params=["auto", "int8"])

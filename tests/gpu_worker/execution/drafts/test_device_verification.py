@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,7 +21,7 @@ from gpu_worker.speculative.ngram.proposer import NgramProposer
 from gpu_worker.speculative.self_speculation.proposer import SelfSpeculationProposer
 from ops.bench.spec.fixed_depth import FixedDepth
 from shared.sampling import Sampling
-from tests.gpu_worker.execution.device_runs import DEVICES, load, make_device_runner
+from tests.gpu_worker.execution.device_runs import make_device_runner
 from tests.gpu_worker.execution.drafts.scripted_proposers import (
     ChainProposer,
     HostileProposer,
@@ -37,7 +36,6 @@ from tests.gpu_worker.execution.engine_run import (
     make_sequence,
     random_prompt,
     run,
-    save_tiny_model,
 )
 
 DEPTH = 6
@@ -77,18 +75,6 @@ def sequences() -> list[Sequence]:
         )
         for index in range(2 * len(OPTIONS))
     ]
-
-
-@pytest.fixture(scope="module")
-def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("tiny-model")
-    save_tiny_model(directory)
-    return directory
-
-
-@pytest.fixture(scope="module", params=DEVICES)
-def model(request: pytest.FixtureRequest, directory: Path) -> CausalLM:
-    return load(directory, request.param)
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from gpu_worker.core.sequence import Sequence
 from gpu_worker.execution.drafts.proposer import ComputedTokens, DraftRequest
 from ops.bench.spec.fixed_depth import FixedDepth
 from shared.sampling import Sampling
-from tests.gpu_worker.execution.engine_run import VOCAB, make_runner, make_sequence, random_prompt, run, save_tiny_model
+from tests.gpu_worker.execution.engine_run import VOCAB, make_runner, make_sequence, random_prompt, run
 
 
 class WatchingProposer:
@@ -56,12 +56,6 @@ class WatchingProposer:
 
     def forget(self, sequence: Sequence) -> None:
         pass
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
-    directory = tmp_path_factory.mktemp("tiny-model")
-    return directory, save_tiny_model(directory)
 
 
 def sequences() -> list[Sequence]:

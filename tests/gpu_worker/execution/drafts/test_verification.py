@@ -97,13 +97,6 @@ def sequences() -> list[Sequence]:
 
 
 @pytest.fixture(scope="module")
-def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("tiny-model")
-    save_tiny_model(directory)
-    return directory
-
-
-@pytest.fixture(scope="module")
 def plain(directory: Path) -> dict[str, list[int]]:
     runner, tokens = make_runner(directory), {}
     for sequence in sequences():

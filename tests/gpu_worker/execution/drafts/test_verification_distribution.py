@@ -12,8 +12,7 @@ import torch
 from gpu_worker.core.draft import Draft
 from gpu_worker.core.sequence import Sequence
 from shared.sampling import Sampling
-from tests.gpu_worker.execution.sampling.sampler_run import SamplerRun
-from tests.gpu_worker.execution.sampling_oracle import adjusted_logits, distribution
+from tests.gpu_worker.execution.sampling.sampler_run import SamplerRun, adjusted_logits, distribution
 
 VOCAB = 8
 LENGTH = 3

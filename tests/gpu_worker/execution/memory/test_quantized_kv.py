@@ -10,7 +10,7 @@ import torch
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.execution.runner import TorchModelRunner
 from shared.sampling import Sampling
-from tests.gpu_worker.execution.engine_run import make_runner, make_sequence, random_prompt, run, save_tiny_model
+from tests.gpu_worker.execution.engine_run import make_runner, make_sequence, random_prompt, run
 
 GREEDY = Sampling(temperature=0.0, max_tokens=30)
 PROMPTS = [random_prompt(length, seed=length) for length in (1, 3, 4, 5, 17, 40, 64, 90, 33, 8)]
@@ -19,13 +19,6 @@ PROMPTS += [random_prompt(24, seed=99) + random_prompt(length, seed=length + 100
 
 def sequences(prompts: list[list[int]]) -> list[Sequence]:
     return [make_sequence(str(index), prompt, GREEDY) for index, prompt in enumerate(prompts)]
-
-
-@pytest.fixture(scope="module")
-def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("tiny-model")
-    save_tiny_model(directory)
-    return directory
 
 
 @pytest.fixture(scope="module", params=["int8", "fp8"])

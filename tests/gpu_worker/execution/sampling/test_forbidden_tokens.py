@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from gpu_worker.core.draft import Draft
 from gpu_worker.core.sequence import Sequence
 from shared.sampling import Sampling
-from tests.gpu_worker.execution.sampling.sampler_run import SamplerRun
-from tests.gpu_worker.execution.sampling_oracle import forbidden_tokens
+from tests.gpu_worker.execution.sampling.sampler_run import SamplerRun, forbidden_tokens
 
 VOCAB_SIZE = 70
 PROMPT = [1, 2, 3]

@@ -24,7 +24,6 @@ from tests.gpu_worker.execution.engine_run import (
     make_sequence,
     random_prompt,
     run,
-    save_tiny_model,
 )
 from tests.gpu_worker.structured_output import tiny_tokenizer
 from tests.gpu_worker.structured_output.tiny_tokenizer import EOS, constraint_of, text_of, tokens_of
@@ -82,13 +81,6 @@ def check_document(token_ids: list[int]) -> None:
     assert document["color"] in ("red", "green", "ultramarine")
     assert len(document["sizes"]) <= 2
     assert all(isinstance(size, int) and 0 <= size <= 99 for size in document["sizes"])
-
-
-@pytest.fixture(scope="module")
-def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("guided")
-    save_tiny_model(path)
-    return path
 
 
 @pytest.fixture(scope="module")
