@@ -240,6 +240,17 @@ def test_last_worker_that_ended_together_with_one_whose_death_was_found_before_i
     assert (watched.dead, watched.blamed) == (["a", "b"], [])
 
 
+def test_last_worker_that_has_outlived_another_by_more_than_a_heartbeat_is_blamed_too() -> None:
+    watched = Watched("a", "b")
+    for worker in watched.workers.values():
+        watched.beat(worker)
+    watched.workers["a"].state = "gone"
+    watched.run(0.3)
+    watched.workers["b"].state = "gone"
+    watched.run(2)
+    assert watched.dead == watched.blamed == ["a", "b"]
+
+
 def test_workers_that_end_one_after_the_other_are_each_blamed(watched: Watched) -> None:
     for name in ("a", "b", "c"):
         watched.workers[name].state = "gone"
