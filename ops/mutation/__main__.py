@@ -85,7 +85,7 @@ class Run:
         if (mutant.path, mutant.before, mutant.after) in self._equivalent:
             return Verdict.EQUIVALENT, None
         until = time.monotonic() + self._seconds_each
-        for tests in covering.of(mutant.path):
+        for tests in covering.of(mutant.path, mutant.before):
             if (left := until - time.monotonic()) > 0:
                 failed = judge.failure(mutant.path, mutant.source, tests, left)
                 if failed is not None:

@@ -1,8 +1,9 @@
-"""Which tests may notice a mutant of a file, nearest first."""
+"""Which tests may notice a mutant, nearest first: those that a limit of time leaves out are the least likely ones."""
 
 from __future__ import annotations
 
 import ast
+import re
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,12 +30,18 @@ class CoveringTests:
             for module in _imported(path):
                 self._importing[module].add(str(path.relative_to(root)))
 
-    def of(self, path: str) -> list[list[str]]:
-        """Return the tests in stages: the mirrored files, those that import the module, and the mirrored folder's."""
+    def of(self, path: str, line: str) -> list[list[str]]:
+        """Return the tests in stages: the mirrored files, those that import the module, and the mirrored folder's.
+
+        Args:
+            path: The file.
+            line: What is changed. Tests of a stage that speak of more of its words come first.
+        """
         folder, name = path.removesuffix(".py").rsplit("/", 1)
         mirrored = [f"tests/{folder}/test_{name}.py", *self._files(f"tests/{folder}", f"test_{name}_*.py")]
         module = path.removesuffix(".py").replace("/", ".")
         importing = sorted(self._importing[module], key=lambda test: (-_num_shared(test, path), test))
+        words = _words(line)
         elsewhere = [test for part, tests in _ELSEWHERE.items() if path.startswith(part) for test in tests]
         stages: list[list[str]] = [[], [], []]
         seen: set[str] = set()
@@ -43,9 +50,15 @@ class CoveringTests:
             (mirrored, importing[:_MAX_IMPORTING_FILES], [*self._of_folder(f"tests/{folder}"), *elsewhere]),
             strict=True,
         ):
-            stage += [test for test in dict.fromkeys(tests) if test not in seen and (self._root / test).exists()]
+            new = [test for test in dict.fromkeys(tests) if test not in seen and (self._root / test).exists()]
+            stage += sorted(new, key=lambda test: -len(words & self._words_of(test)))
             seen.update(stage)
         return [stage for stage in stages if stage]
+
+    def _words_of(self, test: str) -> set[str]:
+        """Return the words of a test file; of a folder there are none."""
+        path = self._root / test
+        return _words(path.read_text()) if path.is_file() else set()
 
     def _of_folder(self, folder: str) -> list[str]:
         """Return the test files of a folder, or of the nearest folder around it that has some."""
@@ -66,6 +79,11 @@ def _imported(path: Path) -> Iterator[str]:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
         elif isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
+
+
+def _words(text: str) -> set[str]:
+    """Return the words of names and prose, of `has_summary` both."""
+    return set(re.findall(r"[a-z]{4,}", text.lower()))
 
 
 def _num_shared(test: str, path: str) -> int:
