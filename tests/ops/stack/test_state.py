@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ops.stack.state import ReadyFile, StateDirectory, read_ready_file, write_ready_file
+from ops.stack.state import ReadyFile, StateDirectory, holder_of, read_ready_file, write_ready_file
 from shared.errors import ConfigError
 
 READINESS = ReadyFile(
@@ -27,7 +27,9 @@ def test_keys_are_kept_and_private(tmp_path: Path) -> None:
 
 
 def test_second_user_of_a_state_directory_is_refused_until_the_first_closes(tmp_path: Path) -> None:
+    assert holder_of(tmp_path) is None
     first = StateDirectory(tmp_path)
+    assert holder_of(tmp_path) == os.getpid()
     with pytest.raises(ConfigError, match="is in use by another `headrace up`"):
         StateDirectory(tmp_path)
     first.close()

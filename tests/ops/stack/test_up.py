@@ -120,6 +120,7 @@ def test_signal_stops_everything_and_leaves_nothing(tmp_path: Path, number: sign
         assert len(pids) == 5
         system.process.send_signal(number)
         assert system.process.wait(40) == 0
+        assert system.log.read_text().splitlines()[-1] == "  headrace  stopped"
     assert [pid for pid in pids if is_alive(pid)] == []
     assert not (tmp_path / "ready.json").exists()
 
