@@ -2,19 +2,26 @@
 
 The value of a depth is the expected tokens of a step over its expected time. Tokens follow from each sequence's own
 share of accepted drafts, and from how that share holds at each place of a draft; times are measured (`StepCosts`). The
-best depth is exploited. Now and then a few steps explore another, as rarely as they turn out to be expensive. Where no
-drafts are best the policy backs off: it is not asked for some steps, as long as the batch is the same.
+best depth is exploited. Now and then a few steps explore another. Where no drafts are best the policy backs off: it is
+not asked for some steps, as long as the batch is the same.
+
+Drafts and explorations may lose time, but only out of a budget: `_LOST_SHARE` of the time of all steps, and what drafts
+have gained lately. Every step that drafts or explores pays what it took longer than its tokens would have taken
+otherwise: without drafts, or at the depth that was best while no drafts were explored. An exploration waits until the
+budget holds what the one before has lost. Drafts that turn out to lose are suspended when the budget is spent, so
+however wrong the estimates are, the time lost stays within the share.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections import Counter, defaultdict
 from functools import partial
 from operator import mul
 
 from gpu_worker.core.sequence import Sequence
-from gpu_worker.core.step_costs import MEASURED_STEPS, StepCosts
+from gpu_worker.core.step_costs import MEASURED_STEPS, PAUSE, StepCosts, steady_mean
 
 _FIRST_ACCEPTANCE = 0.6
 _SEQUENCE_WEIGHT = 0.05
@@ -25,6 +32,46 @@ _LEAST_GAIN = 1.03
 """How much faster drafts must be expected to be, so that what remains of noise does not make them slower."""
 
 _BACK_OFF_STEPS = 64
+
+_LOST_SHARE = 0.01
+"""Share of all time that may be lost to drafts and explorations."""
+
+_FIRST_BUDGET_STEPS = 16
+_MOST_BUDGET_STEPS = 64
+"""The budget in steps without drafts: at the beginning, and what is saved at most beyond an exploration's price."""
+
+_LEAST_RUN_STEPS = 8
+"""Drafts that were found to pay may lose as many plain steps beyond the budget, which an exploration may have spent."""
+
+_FIRST_RUN_STEPS = 16
+_LONGEST_RUN_STEPS = 512
+"""Drafts that begin to be exploited are compared with steps without any as soon: what pays in a few may not in many.
+Each time that they have paid they go on for twice as long, up to the limit."""
+
+_LONGEST_LOSS_STEPS = 100
+"""What one step of an exploration may lose: it may have been long because the host paused."""
+
+
+class _Run:
+    """Steps with drafts until an exploration of steps without any, which shows what those take.
+
+    Attributes:
+        plain_s: What the steps of that exploration took, so far.
+    """
+
+    def __init__(self, budget_s: float) -> None:
+        self._budget_s = budget_s
+        self._plain_steps = 0.0
+        self.plain_s: list[float] = []
+
+    def add(self, duration_s: float, plain_steps: float) -> None:
+        """Add a step with as many tokens as `plain_steps` without drafts make."""
+        self._budget_s += _LOST_SHARE * duration_s - duration_s
+        self._plain_steps += plain_steps
+
+    def budget_s(self, plain_s: float) -> float:
+        """Return what is left of the budget if a step without drafts takes `plain_s`."""
+        return self._budget_s + self._plain_steps * plain_s
 
 
 class AdaptiveDepth:
@@ -39,8 +86,13 @@ class AdaptiveDepth:
         self._accepted, self._expected = [0.5] * max_depth, [0.5] * max_depth
         self._costs: defaultdict[int, StepCosts] = defaultdict(partial(StepCosts, max_depth))
         self._num_sequences = self._num_backing_off = self._num_exploring = self._num_explorations = 0
-        self._explored = self._exploited = self._num_accepted = 0
-        self._is_changing = self._is_exploration = False
+        self._explored = self._num_accepted = 0
+        # Tokens by units of cost at the depth that is exploited.
+        self._exploited_speed = 0.0
+        self._is_changing = self._is_exploration = self._is_asking = False
+        self._has_budget, self._budget_s, self._least_budget_s = False, 0.0, 0.0
+        self._run: _Run | None = None
+        self._num_run_steps = _FIRST_RUN_STEPS
 
     @property
     def is_backing_off(self) -> bool:
@@ -54,7 +106,7 @@ class AdaptiveDepth:
         if self._num_backing_off:
             self._num_backing_off -= 1
             return False
-        self._is_changing, self._is_exploration, self._num_accepted = is_changing, False, 0
+        self._is_changing, self._is_exploration, self._is_asking, self._num_accepted = is_changing, False, False, 0
         return num_sequences > 0 and self._costs[num_sequences.bit_length()].is_known
 
     def depths(self, sequences: list[Sequence], limits: list[int]) -> list[int]:
@@ -64,13 +116,23 @@ class AdaptiveDepth:
         unit = _SEQUENCE_WEIGHT / 2
         rounded = [round(self._acceptance_of(sequence) / unit) * unit for sequence in sequences]
         if not self._num_exploring or self._is_changing:
-            best = self._best_depths(rounded, costs.all())
-            if self._is_changing or costs.until_exploration > 0:
+            best, speed = self._best_depths(rounded, costs.all())
+            if costs.is_suspended:
+                best, speed = [0] * len(best), len(best) / costs.all()[0]
+            self._exploited_speed = speed
+            is_affordable = costs.exploration_s <= self._budget_of(costs)
+            num_steps_left = math.ceil(costs.until_exploration)
+            if not any(best):
+                # To try drafts costs time. Steps without any, to which those that pay are compared, do not wait.
+                self._run, num_steps_left = None, self._num_steps_to_exploration(costs)
+            if self._is_changing or num_steps_left > 0:
                 if not any(best):
-                    self._num_backing_off = max(0, min(_BACK_OFF_STEPS, int(costs.until_exploration) - 1))
+                    self._num_backing_off = max(0, min(_BACK_OFF_STEPS, num_steps_left - 1))
+                self._is_asking = any(best)
                 return [min(depth, max(0, limit)) for depth, limit in zip(best, limits, strict=True)]
             optimistic = [(3 * acceptance + 1) / 4 for acceptance in rounded]
-            self._explore(costs, _mean(best), _mean(self._best_depths(optimistic, costs.all(is_exploration=True))))
+            hoped, _ = self._best_depths(optimistic, costs.all(is_exploration=True))
+            self._explore(costs, _mean(best), _mean(hoped) if is_affordable else _mean(best))
         self._num_exploring -= 1
         self._is_exploration = True
         if not self._explored:
@@ -96,29 +158,75 @@ class AdaptiveDepth:
         if duration_s <= 0:
             return
         depth, costs = min(self._max_depth, -(-num_drafted // num_sequences)), self._costs[num_sequences.bit_length()]
-        if self._is_exploration:
-            # Work that earlier steps deferred counts as lost; what drafts brought where none is best counts as gained.
-            num_lost = costs.num_steps(self._exploited, duration_s) - 1.0
-            costs.charge(abs(num_lost) if self._exploited else num_lost - self._num_accepted / num_sequences)
+        if self._has_budget and costs.is_known:
+            num_tokens = num_sequences + (self._num_accepted if num_drafted else 0)
+            self._account(costs, depth, num_tokens, num_sequences, duration_s)
         # A step whose proposer was asked and found nothing does not show what steps without drafts cost.
         if depth or not (self._is_exploration and self._explored):
             costs.measure(depth, duration_s, is_exploration=self._is_exploration)
+        if self._is_exploration and not self._explored and self._run is not None:
+            self._run.plain_s.append(duration_s)
+            if len(self._run.plain_s) == MEASURED_STEPS:
+                # What the drafts since the last exploration have lost is known better now than step by step.
+                plain_s = (steady_mean(self._run.plain_s) + costs.plain_s) / 2
+                self._budget_s = min(self._budget_s, self._run.budget_s(plain_s))
+                costs.is_suspended, self._run = self._budget_s < 0.0, None
+                self._num_run_steps = min(2 * self._num_run_steps, _LONGEST_RUN_STEPS)
+                costs.until_exploration = self._num_run_steps
 
     def _switch_to(self, num_sequences: int) -> None:
         if num_sequences.bit_length() != self._num_sequences.bit_length():
-            self._num_exploring = 0
+            self._num_exploring, self._run = 0, None
             self._costs[num_sequences.bit_length()].resume()
         self._num_sequences, self._num_backing_off = num_sequences, 0
+
+    def _account(self, costs: StepCosts, depth: int, num_tokens: int, num_sequences: int, duration_s: float) -> None:
+        """Add a step's share of time to the budget, and take out of it what the step has lost."""
+        plain_s, lost_s = costs.plain_s, 0.0
+        if self._is_exploration:
+            lost_s = duration_s - num_tokens * costs.speed_s(self._exploited_speed)
+            lost_s = min(lost_s, _LONGEST_LOSS_STEPS * plain_s)
+            costs.price_s = (costs.price_s or 0.0) + lost_s
+            if self._run is None:
+                costs.until_exploration += max(0.0, lost_s) / (_LOST_SHARE * plain_s)
+        elif self._is_asking:
+            # A pause of the host would have made a step without drafts as long.
+            duration_s = min(duration_s, PAUSE * costs.seconds(depth))
+            if self._run is None:
+                self._run = _Run(self._budget_s)
+                self._least_budget_s = min(0.0, self._budget_s) - _LEAST_RUN_STEPS * plain_s
+                if self._explored:
+                    costs.until_exploration = self._num_run_steps = _FIRST_RUN_STEPS
+            num_plain_steps = num_tokens / num_sequences
+            self._run.add(duration_s, num_plain_steps)
+            lost_s = duration_s - num_plain_steps * plain_s
+        most_s = costs.exploration_s + _MOST_BUDGET_STEPS * plain_s
+        self._budget_s = min(self._budget_s + _LOST_SHARE * duration_s - lost_s, most_s)
+        if self._is_asking:
+            costs.is_suspended = self._budget_s < self._least_budget_s
+
+    def _num_steps_to_exploration(self, costs: StepCosts) -> int:
+        """Return how many steps it is until the next exploration is due and can be paid."""
+        missing_s = costs.exploration_s - self._budget_of(costs)
+        return math.ceil(max(costs.until_exploration, missing_s / (_LOST_SHARE * costs.plain_s)))
+
+    def _budget_of(self, costs: StepCosts) -> float:
+        """Return the budget, which there is as soon as a step without drafts is known."""
+        if not self._has_budget:
+            self._has_budget, self._budget_s = True, _FIRST_BUDGET_STEPS * costs.plain_s
+        return self._budget_s
 
     def _explore(self, costs: StepCosts, best: int, hoped: int) -> None:
         """Choose no drafts, which others are compared with, or the depth that is best if more drafts are accepted."""
         self._num_explorations += 1
-        self._explored = 0 if best and (hoped == best or self._num_explorations % 2) else max(1, hoped)
-        self._num_exploring, self._exploited = MEASURED_STEPS, best
-        costs.until_exploration = _BACK_OFF_STEPS
+        is_new = self._num_run_steps < _BACK_OFF_STEPS
+        self._explored = 0 if best and (hoped == best or is_new or self._num_explorations % 2) else max(1, hoped)
+        self._num_exploring = MEASURED_STEPS
+        costs.until_exploration = self._num_run_steps if best else _BACK_OFF_STEPS
+        costs.price_s, costs.is_suspended = 0.0, False
 
-    def _best_depths(self, acceptances: list[float], costs: list[float]) -> list[int]:
-        """Return the depths, by sequence, that make the most tokens a second."""
+    def _best_depths(self, acceptances: list[float], costs: list[float]) -> tuple[list[int], float]:
+        """Return the depths, by sequence, that make the most tokens a second, and how many by unit of cost."""
         chances, counts, num_sequences = [], Counter(acceptances), len(acceptances)
         for acceptance in counts:
             chance = 1.0
@@ -136,7 +244,8 @@ class AdaptiveDepth:
             if num_tokens / costs[depth] > fastest:
                 num_best, fastest = count, num_tokens / costs[depth]
         depths = Counter(acceptance for _, acceptance in chances[:num_best])
-        return [depths[acceptance] for acceptance in acceptances]
+        speed = fastest if num_best else num_sequences / costs[0]
+        return [depths[acceptance] for acceptance in acceptances], speed
 
     def _acceptance_of(self, sequence: Sequence) -> float:
         if sequence.acceptance is not None:

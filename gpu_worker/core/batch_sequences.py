@@ -125,6 +125,8 @@ class BatchSequences:
     def shares(self, plan: StepPlan) -> list[Share]:
         """Return the shares of a plan that was applied."""
         sequences, num_decodes = self.of(plan.rows), plan.num_decodes
+        if not (plan.num_drafts or plan.forced or plan.states or plan.lengths):
+            return [Share(sequence, start, 1, True) for sequence, start in zip(sequences, plan.starts, strict=True)]
         num_drafts = plan.num_drafts or [0] * num_decodes
         forced, states = dict(plan.forced), dict(plan.states)
         shares = [

@@ -31,27 +31,63 @@ def chosen(policy: AdaptiveDepth, sequences: list[Sequence], limits: list[int]) 
     )
 
 
+class BusyMachine:
+    """Other work slows the machine for a while, and some steps for much longer."""
+
+    def __init__(self) -> None:
+        self._random = random.Random(5)
+        self._level = 1.0
+
+    def slowdown(self) -> float:
+        """Return how many times as long the next step takes."""
+        if self._random.random() < 1 / 150:
+            self._level = self._random.choice([1.0, 1.3, 2.0, 3.0])
+        return self._level * (1.0 if self._random.random() < 0.8 else self._random.uniform(1.5, 5.0))
+
+    @property
+    def mean_slowdown(self) -> float:
+        return self._level * (0.8 + 0.2 * 3.25)
+
+
+class QuietMachine(BusyMachine):
+    """Every step takes what it takes."""
+
+    mean_slowdown = 1.0
+
+    def slowdown(self) -> float:
+        return 1.0
+
+
 class World:
     """Runs steps that the policy chooses depths for."""
 
-    def __init__(self, step_s: Callable[[int], float], acceptances: list[float], noise: float = 0.0) -> None:
+    def __init__(
+        self,
+        step_s: Callable[[int], float],
+        acceptances: list[float],
+        noise: float = 0.0,
+        machine: BusyMachine | None = None,
+    ) -> None:
         self.policy = AdaptiveDepth(MAX_DEPTH, drafts_predictions=True)
         self.step_s = step_s
         self.acceptances = acceptances
         self.sequences: list[Sequence] = [make_sequence(3) for _ in acceptances]
         self.random = random.Random(1)
         self.noise = noise
-        self.seconds = 0.0
+        self.machine = machine or QuietMachine()
+        self.seconds = self.lost_s = 0.0
         self.num_tokens = 0
         self.depths: list[list[int]] = []
 
     def run(self, num_steps: int) -> float:
         """Run steps and return their tokens a second."""
-        self.seconds, self.num_tokens = 0.0, 0
+        self.seconds, self.lost_s, self.num_tokens = 0.0, 0.0, 0
         for _ in range(num_steps):
             depths = chosen(self.policy, self.sequences, [100] * len(self.sequences))
             self.depths.append(depths)
             duration = self.step_s(sum(depths) + len(depths)) * self.random.uniform(1.0, 1.0 + self.noise)
+            duration *= self.machine.slowdown()
+            num_before = self.num_tokens
             for sequence, depth, acceptance in zip(self.sequences, depths, self.acceptances, strict=True):
                 hits = [self.random.random() < acceptance for _ in range(depth)]
                 accepted = [*hits, False].index(False)
@@ -60,6 +96,8 @@ class World:
                     self.policy.learn(sequence, depth, tuple(range(accepted)))
             self.policy.time(len(depths), sum(depths), duration)
             self.seconds += duration
+            if any(depths):
+                self.lost_s += duration - (self.num_tokens - num_before) * self.machine.mean_slowdown / self.plain()
         return self.num_tokens / self.seconds
 
     def plain(self) -> float:
@@ -245,6 +283,50 @@ def test_first_step_that_sets_something_up_does_not_spoil_a_depth() -> None:
     world.step_s = slow_at_first
     world.run(60)
     assert world.run(200) > 3 * world.plain()
+
+
+@pytest.mark.parametrize("machine", [QuietMachine, BusyMachine])
+@pytest.mark.parametrize("put_off_s", [0.0, 0.02])
+@pytest.mark.parametrize(("first_s", "next_s", "acceptance"), [(0.5, 0.2, 0.05), (0.35, 0.15, 0.25), (0.4, 0.15, 0.35)])
+def test_drafts_that_do_not_pay_lose_less_than_three_percent_of_the_time(
+    machine: type[BusyMachine], put_off_s: float, first_s: float, next_s: float, acceptance: float
+) -> None:
+    num_put_off = 0
+
+    def step_s(num_tokens: int) -> float:
+        nonlocal num_put_off
+        if num_tokens == 1:
+            num_put_off = min(num_put_off + 1, 600)
+            return 1.0
+        # What a proposer has to know of the tokens before, it computes when it is asked.
+        late_s, num_put_off = put_off_s * num_put_off, 0
+        return 1.0 + first_s + next_s * (num_tokens - 2) + late_s
+
+    world = World(step_s, [acceptance], machine=machine())
+    world.plain = lambda: 1.0  # type: ignore[method-assign]
+    world.run(8000)
+    assert world.lost_s < 0.03 * world.seconds
+
+
+@pytest.mark.parametrize("more_s", [1.0, 2.0, 5.0])
+def test_drafts_that_are_cheap_only_while_they_are_explored_lose_less_than_three_percent(more_s: float) -> None:
+    num_in_a_row = 0
+
+    def step_s(num_tokens: int) -> float:
+        nonlocal num_in_a_row
+        num_in_a_row = num_in_a_row + 1 if num_tokens > 1 else 0
+        return 1.0 + 0.1 * (num_in_a_row > 0) + more_s * (num_in_a_row > 4)
+
+    world = World(step_s, [0.5])
+    world.plain = lambda: 1.0  # type: ignore[method-assign]
+    world.run(20_000)
+    assert world.lost_s < 0.03 * world.seconds
+
+
+def test_drafts_that_pay_go_on_while_the_machine_is_busy() -> None:
+    world = World(lambda num_tokens: 1.0 + 0.04 * (num_tokens - 1), [0.85], machine=BusyMachine())
+    world.run(6000)
+    assert world.lost_s < -world.seconds
 
 
 def test_exploration_loses_no_more_than_its_share_however_expensive_it_is() -> None:

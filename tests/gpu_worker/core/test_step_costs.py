@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from gpu_worker.core.step_costs import MEASURED_STEPS, StepCosts
+from gpu_worker.core.step_costs import FIRST_PLAIN_STEPS, MEASURED_STEPS, StepCosts
 
 
 def measure(costs: StepCosts, depth: int, duration_s: float, *, is_exploration: bool = True) -> None:
-    for _ in range(MEASURED_STEPS):
+    is_first = depth == 0 and not costs.is_known
+    for _ in range(FIRST_PLAIN_STEPS if is_first else MEASURED_STEPS):
         costs.measure(depth, duration_s, is_exploration=is_exploration)
 
 
@@ -90,15 +91,22 @@ def test_exploration_is_put_off_after_steps_of_another_size() -> None:
     assert costs.until_exploration > 20
 
 
-def put_off(num_steps: float) -> float:
-    """Return for how many steps a loss puts the next exploration off."""
+def test_an_exploration_needs_what_the_one_before_has_lost_and_at_least_a_step() -> None:
     costs = StepCosts(1)
-    before = costs.until_exploration
-    costs.charge(num_steps)
-    return costs.until_exploration - before
+    measure(costs, 0, 2.0)
+    assert costs.exploration_s == MEASURED_STEPS * 2.0
+    costs.price_s = 30.0
+    assert costs.exploration_s == 30.0
+    costs.price_s = -5.0
+    assert costs.exploration_s == 2.0
 
 
-def test_loss_puts_the_next_exploration_off_in_proportion_and_up_to_a_limit() -> None:
-    assert 0.0 == put_off(-1.0) < put_off(1.0)
-    assert put_off(2.0) == pytest.approx(2 * put_off(1.0))
-    assert put_off(3.0) < put_off(1e6) == put_off(1e9)
+def test_long_steps_count_alike_for_the_pace_and_for_the_cost_of_a_depth() -> None:
+    costs = StepCosts(1)
+    measure(costs, 0, 1.0)
+    for number in range(400):
+        costs.measure(0, 1.5 if number % 4 == 0 else 1.0, is_exploration=False)
+    for _ in range(8):
+        for duration_s in (9.0, 1.8, 1.2, 1.2):
+            costs.measure(1, duration_s, is_exploration=True)
+    assert ratios(costs)[1] == pytest.approx(1.4 / 1.125, rel=0.05)

@@ -19,7 +19,7 @@ from gpu_worker.core.adaptive_depth import AdaptiveDepth
 from gpu_worker.core.constraint import SharedConstraints
 from gpu_worker.core.scheduler import Scheduler, SchedulerConfig
 from gpu_worker.core.speculation import Speculation
-from gpu_worker.core.step_costs import MEASURED_STEPS
+from gpu_worker.core.step_costs import FIRST_PLAIN_STEPS, MEASURED_STEPS
 from gpu_worker.execution.drafts.proposer import Proposer
 from gpu_worker.execution.runner import TorchModelRunner
 from gpu_worker.execution.runner_config import KV_CACHE_DTYPES, RunnerConfig
@@ -132,8 +132,8 @@ class SteadyDepth(AdaptiveDepth):
     def __init__(self, max_depth: int) -> None:
         super().__init__(max_depth)
         for size in range(max(MAX_NUM_SEQS.values()).bit_length()):
-            for depth in (0, max_depth):
-                for _ in range(MEASURED_STEPS):
+            for depth, num_steps in ((0, FIRST_PLAIN_STEPS), (max_depth, MEASURED_STEPS)):
+                for _ in range(num_steps):
                     self.time(2**size, depth * 2**size, 1.0)
 
     def time(self, num_sequences: int, num_drafted: int, duration_s: float) -> None:
