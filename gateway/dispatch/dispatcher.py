@@ -24,7 +24,7 @@ from gateway.dispatch.queue_streams import QueueStreams
 from gateway.dispatch.recovery import Reason, Recovery
 from gateway.dispatch.revoker import Revoker
 from gateway.dispatch.sinks import Sink
-from gateway.dispatch.sweep import Sweep
+from gateway.dispatch.sweep import Prober, Sweep
 from gateway.dispatch.timeouts import RecoveryLimits
 from gateway.errors import ApiError
 from gateway.fleet.deaths import Death
@@ -32,7 +32,6 @@ from gateway.fleet.fleet import Fleet
 from gateway.fleet.fleet_load import FleetLoad, OwnRequests
 from gateway.fleet.heartbeat_receiver import HeartbeatReceiver
 from gateway.fleet.liveness import FleetLimits
-from gateway.fleet.prober import Prober
 from gateway.metrics import GatewayMetrics
 from shared.dead_letters import DeadReason
 from shared.direct_client import DirectClient

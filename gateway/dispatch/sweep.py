@@ -7,15 +7,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
+from collections import OrderedDict
 from collections.abc import Iterator
+
+from nats.aio.client import Client
+from nats.aio.msg import Msg
 
 from gateway.dispatch.nats_watch import NatsWatch
 from gateway.dispatch.recovery import Recovery
 from gateway.fleet.fleet import Fleet
-from gateway.fleet.prober import Prober
+from gateway.fleet.liveness import Liveness
 from shared.log_limit import LogLimit
+from shared.nats_connection import SEND_ERRORS
 from shared.pause_detector import PauseDetector
+from shared.subjects import probe_subject
 
 SWEEP_INTERVAL_S = 0.05
 # The same while a worker is silent: each sweep that its death is found later is a longer gap in its streams.
@@ -24,8 +31,50 @@ SILENT_SWEEP_INTERVAL_S = 0.02
 PAUSE_S = 0.25
 # Shorter ones are usual on a busy machine, and no line in its log.
 LONG_PAUSE_S = 1.0
+MAX_WAITING = 4096
+_NO_RESPONDERS = "503"
 
 _logger = logging.getLogger(__name__)
+
+
+class Prober:
+    """Probes workers whose heartbeats are late, and reports to `liveness`.
+
+    NATS answers "no responders" at once when a worker's process has ended. One that is frozen does not answer at all.
+    """
+
+    def __init__(self, nats: Client, liveness: Liveness) -> None:
+        """Prepare; `start` must be called once connected."""
+        self._nats = nats
+        self._liveness = liveness
+        self._loop = asyncio.get_running_loop()
+        self._inbox = nats.new_inbox()
+        self._numbers = itertools.count()
+        self._waiting: OrderedDict[str, tuple[str, float]] = OrderedDict()
+
+    async def start(self) -> None:
+        """Listen for answers."""
+        await self._nats.subscribe(self._inbox + ".*", cb=self._receive)
+
+    async def probe(self, worker: str, now: float) -> None:
+        """Probe a worker. `now` is loop time."""
+        reply = f"{self._inbox}.{next(self._numbers)}"
+        self._waiting[reply] = (worker, now)
+        if len(self._waiting) > MAX_WAITING:
+            self._waiting.popitem(last=False)
+        try:
+            await self._nats.publish(probe_subject(worker), b"", reply=reply)
+        except SEND_ERRORS as error:
+            _logger.warning("worker %s could not be probed: %r", worker, error)
+
+    async def _receive(self, message: Msg) -> None:
+        worker, probed_at = self._waiting.pop(message.subject, ("", 0.0))
+        if not worker:
+            return
+        if message.headers and message.headers.get("Status") == _NO_RESPONDERS:
+            self._liveness.note_absence(worker, probed_at)
+        else:
+            self._liveness.note_answer(worker, self._loop.time())
 
 
 class Sweep:

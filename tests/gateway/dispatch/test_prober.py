@@ -11,8 +11,8 @@ import pytest
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
-from gateway.fleet import prober as prober_module
-from gateway.fleet.prober import Prober
+from gateway.dispatch import sweep
+from gateway.dispatch.sweep import Prober
 from shared.nats_connection import connect
 from shared.subjects import probe_subject
 from tests.gateway.wire_worker import until
@@ -69,7 +69,7 @@ async def test_answers_and_absences_are_told_apart(nats: Client) -> None:
 
 
 async def test_probes_that_are_remembered_are_bounded(nats: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prober_module, "MAX_WAITING", 2)
+    monkeypatch.setattr(sweep, "MAX_WAITING", 2)
     prober = Prober(nats, Told().liveness)
     for worker in ("a", "b", "c"):
         await prober.probe(worker, 0.0)
