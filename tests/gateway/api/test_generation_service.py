@@ -149,39 +149,24 @@ async def test_timeout_ends_a_stream_explicitly(worker: WireWorker, client: RawC
     await until(lambda: any(request.id in cancel.ids for cancel in worker.cancels))
 
 
-async def test_client_that_leaves_cancels_at_the_worker(worker: WireWorker, gateway: GatewayProcess) -> None:
-    async with connected(gateway) as client:
-        client.post("/v1/chat/completions", _chat(worker))
-        request = await worker.begin(1)
-        await client.head()
-    # Nothing more is written that could fail: only the end of the connection tells it.
-    await until(lambda: any(request.id in cancel.ids for cancel in worker.cancels))
-
-
-async def test_line_of_a_client_that_left_claims_no_count_of_tokens(
+async def test_client_that_leaves_is_cancelled_and_counted_once_and_its_line_claims_no_count_of_tokens(
     worker: WireWorker, gateway: GatewayProcess
 ) -> None:
     async with connected(gateway) as client:
         client.post("/v1/chat/completions", _chat(worker))
-        await worker.begin(1)
+        request = await worker.begin(1)
         request_id = (await client.head())[1]["x-request-id"]
+        before = await _metric(gateway, "headrace_disconnects_total")
+    # Nothing more is written that could fail: only the end of the connection tells it.
+    await until(lambda: any(request.id in cancel.ids for cancel in worker.cancels))
+    async with asyncio.timeout(5):
+        while (after := await _metric(gateway, "headrace_disconnects_total")) == before:  # noqa: ASYNC110 - until the gateway has heard of it
+            await asyncio.sleep(0.02)
+    assert after == before + 1
     await until(lambda: f"request_id={request_id}" in gateway.log)
     [line] = [line for line in gateway.log.splitlines() if f"request_id={request_id}" in line]
     assert "outcome=disconnected" in line
     assert "_tokens=" not in line
-
-
-async def test_client_that_leaves_is_counted_once(worker: WireWorker, gateway: GatewayProcess) -> None:
-    async with connected(gateway) as client:
-        client.post("/v1/chat/completions", _chat(worker))
-        request = await worker.begin(1)
-        await client.head()
-        before = await _num_disconnects(gateway)
-    await until(lambda: any(request.id in cancel.ids for cancel in worker.cancels))
-    async with asyncio.timeout(5):
-        while (after := await _num_disconnects(gateway)) == before:  # noqa: ASYNC110 - until the gateway has heard of it
-            await asyncio.sleep(0.02)
-    assert after == before + 1
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"])
@@ -204,11 +189,6 @@ async def test_tokens_of_a_stream_whose_client_leaves_count_for_its_tenant(
             for name in ("requests", "prompt_tokens", "cached_tokens", "completion_tokens")
         }
     assert counts == {"requests": 1, "prompt_tokens": 3, "cached_tokens": 0, "completion_tokens": 7}
-
-
-async def _num_disconnects(gateway: GatewayProcess) -> float:
-    """Return what an operator reads of it."""
-    return await _metric(gateway, "headrace_disconnects_total")
 
 
 async def _metric(gateway: GatewayProcess, name: str, label: str = "") -> float:
