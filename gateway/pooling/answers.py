@@ -20,7 +20,6 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 from gateway.api.answer import Answer
 from gateway.api.endpoint import Asked
 from gateway.errors import ApiError
-from gateway.generation import Generation
 from gateway.pooling.parsing import EmbeddingsRequest, RerankRequest
 from shared.messages import Delta
 
@@ -134,7 +133,8 @@ class NumbersAnswer(Answer, Generic[Value]):
     names: Mapping[str, str]
     _listed = frozenset({"input", "documents", "texts", "text_2"})
 
-    def __init__(self, asked: Asked, generation: Generation) -> None:
+    def __init__(self, asked: Asked) -> None:
+        generation = asked.generation
         super().__init__(asked.exchange, generation, asked.head)
         self._model = generation.model
         self._values: list[Value | None] = [None] * generation.num_sequences
@@ -188,9 +188,10 @@ class EmbeddingsAnswer(NumbersAnswer[Raw]):
 
     names = MappingProxyType({"prompt": "input"})
 
-    def __init__(self, asked: Asked, request: EmbeddingsRequest) -> None:
-        super().__init__(asked, request)
-        self._is_base64 = request.is_base64
+    def __init__(self, asked: Asked) -> None:
+        super().__init__(asked)
+        assert isinstance(asked.generation, EmbeddingsRequest)
+        self._is_base64 = asked.generation.is_base64
 
     def _value(self, vector: bytes) -> Raw:
         if self._is_base64:
@@ -211,10 +212,11 @@ class _ScoresAnswer(NumbersAnswer[float]):
 class RerankAnswer(_ScoresAnswer):
     """Jina's and Cohere's list of documents, best first; of equal ones the earlier first."""
 
-    def __init__(self, asked: Asked, request: RerankRequest) -> None:
-        super().__init__(asked, request)
-        self._request = request
-        self.names = MappingProxyType({"prompt": "texts" if request.is_plain_list else "documents"})
+    def __init__(self, asked: Asked) -> None:
+        super().__init__(asked)
+        assert isinstance(asked.generation, RerankRequest)
+        self._request = asked.generation
+        self.names = MappingProxyType({"prompt": "texts" if self._request.is_plain_list else "documents"})
 
     def _body(self) -> Ranking | list[RankedIndex]:
         scores, request = self.values, self._request

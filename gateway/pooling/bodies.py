@@ -10,19 +10,21 @@ from gateway.api.schemas.bodies import OPENAI_NAMES, TokenIds
 from gateway.api.schemas.checks import ModelName
 from gateway.api.schemas.names import Kind, ParameterTable, described, ignored, refused
 from gateway.api.schemas.parameters import EndUser
+from gateway.api.schemas.sampling_fields import AskedPriority, AskedTimeout
 from shared.bounds import (
     MAX_DIMENSIONS,
     MAX_INPUTS,
     MAX_INSTRUCTION_CHARACTERS,
     MAX_PROMPT_TOKENS,
     NumTruncatedTokens,
-    Priority,
-    TimeoutSeconds,
     TokenId,
 )
 
 Texts = str | Annotated[list[str], Meta(min_length=1, max_length=MAX_INPUTS)]
-Instruction = Annotated[str, Meta(min_length=1, max_length=MAX_INSTRUCTION_CHARACTERS)]
+AskedInstruction = Annotated[
+    Annotated[str, Meta(min_length=1, max_length=MAX_INSTRUCTION_CHARACTERS)] | None,
+    described("What makes a text relevant, for a model that takes one.", "Find code."),
+]
 InputType = Annotated[str, Meta(min_length=1, max_length=64)]
 
 
@@ -33,14 +35,8 @@ class PooledBody(Struct, kw_only=True, forbid_unknown_fields=True):
     user: Annotated[
         EndUser | None, described("The end user, a name or an object; checked and without influence.", "someone")
     ] = None
-    priority: Annotated[
-        Priority | None,
-        described(
-            "Larger runs earlier among the requests that wait; a key allows at most its `max_priority`, 0 by default.",
-            5,
-        ),
-    ] = None
-    timeout: Annotated[TimeoutSeconds | None, described("Seconds until the answer must be complete.", 60.0)] = None
+    priority: AskedPriority = None
+    timeout: AskedTimeout = None
     truncate_prompt_tokens: Annotated[
         NumTruncatedTokens | None,
         described(
@@ -99,9 +95,7 @@ class RerankBody(PooledBody, kw_only=True):
     return_documents: Annotated[
         bool | None, described("Repeat the texts in the answer, which is so when left out.", False)
     ] = None
-    instruction: Annotated[
-        Instruction | None, described("What makes a text relevant, for a model that takes one.", "Find code.")
-    ] = None
+    instruction: AskedInstruction = None
     texts: Annotated[
         Annotated[list[str], Meta(min_length=1, max_length=MAX_INPUTS)] | None,
         described("TEI's form: texts to rank. The answer is a list of `index` and `score`."),
@@ -115,9 +109,7 @@ class ScoreBody(PooledBody, kw_only=True):
 
     text_1: Annotated[Texts, described("A text, or a list of texts: the queries.")]
     text_2: Annotated[Texts, described("A text, or a list of texts, each of which is scored for its query.")]
-    instruction: Annotated[
-        Instruction | None, described("What makes a text relevant, for a model that takes one.", "Find code.")
-    ] = None
+    instruction: AskedInstruction = None
 
 
 class Pooled(Kind):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from gateway.api.answer import Answer
 from gateway.api.endpoint import Asked, Endpoint, StreamParts
 from gateway.api.operation import Operation
@@ -15,10 +17,15 @@ from gateway.pooling.answers import (
     ScoreList,
 )
 from gateway.pooling.bodies import EmbeddingsBody, RerankBody, ScoreBody
-from gateway.pooling.parsing import EmbeddingsRequest, RerankRequest, parse_embeddings, parse_rerank, parse_score
+from gateway.pooling.parsing import parse_embeddings, parse_rerank, parse_score
 
 
 class _NumbersEndpoint(Endpoint):
+    answer: Callable[[Asked], Answer]
+
+    def whole_answer(self, asked: Asked) -> Answer:
+        return self.answer(asked)
+
     def streamed_answer(self, asked: Asked, parts: StreamParts) -> Answer:
         """Never asked for: no body says `stream`."""
         raise AssertionError("no body asks for a stream")
@@ -30,11 +37,7 @@ class EmbeddingsEndpoint(_NumbersEndpoint):
     path = "/v1/embeddings"
     name = "embeddings"
     parse = staticmethod(parse_embeddings)
-
-    def whole_answer(self, asked: Asked) -> Answer:
-        """Return an answer as one list of vectors."""
-        assert isinstance(asked.generation, EmbeddingsRequest)
-        return EmbeddingsAnswer(asked, asked.generation)
+    answer = EmbeddingsAnswer
 
 
 class RerankEndpoint(_NumbersEndpoint):
@@ -43,11 +46,7 @@ class RerankEndpoint(_NumbersEndpoint):
     path = "/v1/rerank"
     name = "rerank"
     parse = staticmethod(parse_rerank)
-
-    def whole_answer(self, asked: Asked) -> Answer:
-        """Return an answer as one list of documents."""
-        assert isinstance(asked.generation, RerankRequest)
-        return RerankAnswer(asked, asked.generation)
+    answer = RerankAnswer
 
 
 class ScoreEndpoint(_NumbersEndpoint):
@@ -56,10 +55,7 @@ class ScoreEndpoint(_NumbersEndpoint):
     path = "/v1/score"
     name = "score"
     parse = staticmethod(parse_score)
-
-    def whole_answer(self, asked: Asked) -> Answer:
-        """Return an answer as one list of scores."""
-        return ScoreAnswer(asked, asked.generation)
+    answer = ScoreAnswer
 
 
 OPERATIONS = (

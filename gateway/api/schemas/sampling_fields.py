@@ -27,6 +27,13 @@ from shared.bounds import (
 from shared.sampling import Sampling, SamplingDefaults
 
 StopText = Annotated[str, Meta(max_length=MAX_STOP_CHARACTERS)]
+AskedPriority = Annotated[
+    Priority | None,
+    described(
+        "Larger runs earlier among the requests that wait; a key allows at most its `max_priority`, 0 by default.", 5
+    ),
+]
+AskedTimeout = Annotated[TimeoutSeconds | None, described("Seconds until the answer must be complete.", 60.0)]
 
 
 class SamplingFields(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -61,14 +68,8 @@ class SamplingFields(Struct, kw_only=True, forbid_unknown_fields=True):
         RepetitionPenalty | None, described("Divides positive logits of tokens in prompt and answer.", 1.1)
     ] = None
     ignore_eos: Annotated[bool | None, described("Go on after the end-of-sequence token.", True)] = None
-    priority: Annotated[
-        Priority | None,
-        described(
-            "Larger runs earlier among the requests that wait; a key allows at most its `max_priority`, 0 by default.",
-            5,
-        ),
-    ] = None
-    timeout: Annotated[TimeoutSeconds | None, described("Seconds until the answer must be complete.", 60.0)] = None
+    priority: AskedPriority = None
+    timeout: AskedTimeout = None
 
 
 # How clients of vLLM and llama.cpp say that each answer is to have a seed of its own.

@@ -18,7 +18,7 @@ async def test_first_output_of_embeddings_is_their_first_vector() -> None:
     exchange, _, transport = kept_exchange()
     request = parse_embeddings(b'{"model": "m", "input": ["a", "b"]}')
     started = time.perf_counter()
-    answer = EmbeddingsAnswer(Asked(exchange, request, ResponseHead("req_1", started), Principal("k", "t")), request)
+    answer = EmbeddingsAnswer(Asked(exchange, request, ResponseHead("req_1", started), Principal("k", "t")))
     answer.sinks[1].deliver(Delta("r", 0, 0, prompt_tokens=1))
     assert answer.first_token_at is None
     answer.sinks[1].deliver(Delta("r", 0, 0, finish=Finish("length", Usage(1, 0), vector=struct.pack("<f", 2.0))))
