@@ -19,11 +19,13 @@ class Ceilings:
     """Rates of the device.
 
     Attributes:
-        bandwidth: Bytes a second of a large copy, read and written counted.
+        bandwidth: Bytes a second of a large copy, read and written counted. Fractions are of this one.
+        read_bandwidth: Bytes a second of a large sum, which writes nothing: what a decode comes closest to.
         matmul_rate: Operations a second of a large bf16 product of random numbers.
     """
 
     bandwidth: float
+    read_bandwidth: float
     matmul_rate: float
 
     def floor_s(self, case: Case) -> float:
@@ -32,16 +34,22 @@ class Ceilings:
 
 
 def measure_ceilings(timer: Timer, device: torch.device) -> Ceilings:
-    """Copy, and multiply."""
+    """Copy, read, and multiply."""
     copy_s = timer.measure(_copy(device), 1).seconds
+    read_s = timer.measure(_sum(device), 1).seconds
     matmul_s = timer.measure(_multiplication(device), 1).seconds
-    return Ceilings(2 * _COPY_BYTES / copy_s, 2 * _MATRIX_SIZE**3 / matmul_s)
+    return Ceilings(2 * _COPY_BYTES / copy_s, _COPY_BYTES / read_s, 2 * _MATRIX_SIZE**3 / matmul_s)
 
 
 def _copy(device: torch.device) -> Callable[[int], object]:
     source = torch.randint(0, 255, (_COPY_BYTES,), dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     return lambda _: target.copy_(source)
+
+
+def _sum(device: torch.device) -> Callable[[int], object]:
+    source = torch.ones(_COPY_BYTES // 4, device=device)
+    return lambda _: source.sum()
 
 
 def _multiplication(device: torch.device) -> Callable[[int], object]:

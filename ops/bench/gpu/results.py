@@ -149,7 +149,8 @@ def check_lines(results: Sequence[CheckResult]) -> list[str]:
 
 def ceiling_line(ceilings: Ceilings) -> str:
     """Return what the fractions are of."""
-    return f"ceilings: {ceilings.bandwidth / 1e12:.2f} TB/s copy, {ceilings.matmul_rate / 1e12:.0f} TFLOP/s bf16"
+    memory = f"{ceilings.bandwidth / 1e12:.2f} TB/s copy, {ceilings.read_bandwidth / 1e12:.2f} TB/s read"
+    return f"ceilings: {memory}, {ceilings.matmul_rate / 1e12:.0f} TFLOP/s bf16"
 
 
 def failure_lines(results: Sequence[CaseResult]) -> list[str]:

@@ -3,25 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from enum import Enum
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 
 from kernels.activation.experts import SILU, GatedActivation, clamped_swiglu
 from kernels.linear import LinearFactory
-from kernels.linear.forms import FLOAT4, GroupQuantizedWeight
+from kernels.linear.forms import FLOAT4, INT8, GroupQuantizedWeight
 from kernels.moe import Experts, ExpertWeights, RoutingRule, experts_reference, make_experts, route
 from ops.bench.gpu.case import OURS, Candidate, Case, Op, relative_error
+from ops.bench.gpu.cases.quantized_linear import grouped_weight
 
 _SCALE_GROUP = 32
 # Exponents of the scales' powers of two, with the bias of 127.
 _LOWEST_SCALE, _HIGHEST_SCALE = 119, 122
 
 
+class Stored(Enum):
+    """What experts are stored in, and its bytes a number."""
+
+    BF16 = 2.0
+    MXFP4 = 1 / 2 + 1 / _SCALE_GROUP
+    Q6_K = 1 + 4 / 16
+    """As kernels pack it: a byte a number, and scales of float32."""
+
+
 @dataclass(frozen=True, slots=True)
 class MixtureSizes:
-    """A layer's experts, from the model's published configuration; `is_microscaled` tells MXFP4 from bfloat16."""
+    """A layer's experts, from the model's published configuration, and what they are stored in."""
 
     name: str
     num_experts: int
@@ -29,24 +41,23 @@ class MixtureSizes:
     hidden_size: int
     expert_size: int
     activation: GatedActivation
-    is_microscaled: bool
+    stored: Stored = Stored.BF16
 
     @property
     def rule(self) -> RoutingRule:
         """How a token gets its experts."""
-        if self.is_microscaled:
+        if self.stored is Stored.MXFP4:
             return RoutingRule(self.top_k, "softmax_after_topk")
         return RoutingRule(self.top_k, renormalize=True)
 
     @property
     def expert_bytes(self) -> int:
         """Memory of an expert's matrices, without biases."""
-        numbers = 3 * self.hidden_size * self.expert_size
-        return numbers // 2 + numbers // _SCALE_GROUP if self.is_microscaled else 2 * numbers
+        return int(3 * self.hidden_size * self.expert_size * self.stored.value)
 
     def weights(self, device: torch.device) -> tuple[ExpertWeights, ExpertWeights]:
         """Make random matrices."""
-        make = self._microscaled if self.is_microscaled else self._plain
+        make = {Stored.BF16: self._plain, Stored.MXFP4: self._microscaled, Stored.Q6_K: self._six_bits}[self.stored]
         return (
             make(device, 2 * self.expert_size, self.hidden_size),
             make(device, self.hidden_size, self.expert_size),
@@ -55,6 +66,10 @@ class MixtureSizes:
     def _plain(self, device: torch.device, rows: int, columns: int) -> ExpertWeights:
         weight = torch.empty(self.num_experts, rows, columns, device=device, dtype=torch.bfloat16)
         return ExpertWeights.dense(weight.normal_(0, columns**-0.5))
+
+    def _six_bits(self, device: torch.device, rows: int, columns: int) -> ExpertWeights:
+        makes = partial(grouped_weight, device, rows, columns, INT8, 16, 64)
+        return ExpertWeights(tuple(makes() for _ in range(self.num_experts)))
 
     def _microscaled(self, device: torch.device, rows: int, columns: int) -> ExpertWeights:
         shape = (self.num_experts, rows, columns)
@@ -65,8 +80,10 @@ class MixtureSizes:
         return ExpertWeights(tuple(GroupQuantizedWeight(code, FLOAT4, _SCALE_GROUP, scale) for code, scale in pairs))
 
 
-QWEN3_30B_A3B = MixtureSizes("Qwen3-30B-A3B", 128, 8, 2048, 768, SILU, is_microscaled=False)
-GPT_OSS_20B = MixtureSizes("gpt-oss-20b", 32, 4, 2880, 2880, clamped_swiglu(1.702, 7.0), is_microscaled=True)
+QWEN3_30B_A3B = MixtureSizes("Qwen3-30B-A3B", 128, 8, 2048, 768, SILU)
+# As in the usual Q4_K_M files, whose down projections have six bits.
+QWEN3_30B_A3B_Q6_K = replace(QWEN3_30B_A3B, name="Qwen3-30B-A3B Q6_K", stored=Stored.Q6_K)
+GPT_OSS_20B = MixtureSizes("gpt-oss-20b", 32, 4, 2880, 2880, clamped_swiglu(1.702, 7.0), Stored.MXFP4)
 
 
 def _make(sizes: MixtureSizes, gate_up: ExpertWeights, down: ExpertWeights) -> Experts:
@@ -91,8 +108,8 @@ def experts_case(device: torch.device, sizes: MixtureSizes, num_tokens: int) -> 
     num_read = int(torch.bincount(route(logits, rule)[0].flatten().long()).count_nonzero())
     candidates: dict[str, Candidate] = {OURS: lambda index: experts(x, *route(logits, rule))}
     unavailable = {}
-    if sizes.is_microscaled:
-        unavailable["torch._grouped_mm"] = "it multiplies no codes of 4 bits"
+    if sizes.stored is not Stored.BF16:
+        unavailable["torch._grouped_mm"] = "it multiplies no codes"
     else:
         candidates["torch._grouped_mm"] = _in_torch(x, logits, rule, gate_up, down)
     num_bytes = num_read * sizes.expert_bytes + 4 * x.numel()
@@ -122,15 +139,17 @@ def _in_torch(
     return multiply
 
 
-_TINY = MixtureSizes("tiny", 5, 2, 192, 96, SILU, is_microscaled=False)
-_TINY_MICROSCALED = MixtureSizes("tiny MXFP4", 5, 2, 192, 96, clamped_swiglu(1.702, 7.0), is_microscaled=True)
+_TINY = MixtureSizes("tiny", 5, 2, 192, 96, SILU)
+_TINY_SIX_BITS = replace(_TINY, name="tiny Q6_K", stored=Stored.Q6_K)
+_TINY_MICROSCALED = MixtureSizes("tiny MXFP4", 5, 2, 192, 96, clamped_swiglu(1.702, 7.0), Stored.MXFP4)
+_CHECKED = (_TINY, _TINY_MICROSCALED, _TINY_SIX_BITS)
 
 EXPERTS = Op(experts_error, experts_case, 1.5e-2).suite(
     "experts",
-    {f"{sizes.name} {tokens}": (sizes, tokens) for sizes in (_TINY, _TINY_MICROSCALED) for tokens in (1, 7, 300)},
+    {f"{sizes.name} {tokens}": (sizes, tokens) for sizes in _CHECKED for tokens in (1, 7, 300)},
     {
         f"{sizes.name} {tokens} tokens": (sizes, tokens)
-        for sizes in (QWEN3_30B_A3B, GPT_OSS_20B)
+        for sizes in (QWEN3_30B_A3B, GPT_OSS_20B, QWEN3_30B_A3B_Q6_K)
         for tokens in (1, 16, 64, 256, 4096)
     },
 )

@@ -10,7 +10,15 @@ import torch
 import torch.nn.functional as F
 
 from kernels.gpu_config import gpu_of
-from kernels.linear.forms import INT4, SCALE_BLOCK, GroupQuantizedWeight, QuantizedWeight, ScaledWeight
+from kernels.linear.forms import (
+    INT4,
+    INT8,
+    SCALE_BLOCK,
+    GroupQuantizedWeight,
+    Number,
+    QuantizedWeight,
+    ScaledWeight,
+)
 from kernels.linear.gpu_packed import PackedMatrix, pack_for_gpu, packed_linear
 from kernels.linear.gpu_scaled import ScaledMatrix, scale_for_gpu, scaled_linear
 from kernels.linear.product_launch import ProductLaunch
@@ -66,6 +74,19 @@ def int4_weight(device: torch.device, out_features: int, in_features: int) -> Gr
     values = torch.randint(256, (out_features, in_features // 2), dtype=torch.uint8, device=device)
     scales = torch.rand(out_features, -(-in_features // _GROUP_SIZE), device=device) + 0.1
     return GroupQuantizedWeight(values, INT4, _GROUP_SIZE, scales, -8 * scales)
+
+
+def grouped_weight(
+    device: torch.device, out_features: int, in_features: int, number: Number, group_size: int, num_codes: int
+) -> GroupQuantizedWeight:
+    """Make a matrix of codes around the middle of `num_codes`, as those of GGUF are, with scales of float32."""
+    per_byte = 8 // number.bits
+    codes = torch.randint(num_codes, (out_features, in_features // per_byte, per_byte), device=device)
+    shifts = number.bits * torch.arange(per_byte, device=device)
+    values = (codes << shifts).sum(dim=2).to(torch.uint8)
+    scales = torch.rand(out_features, -(-in_features // group_size), device=device) + 0.1
+    centres = num_codes / 2 + (torch.rand_like(scales) - 0.5 if number is INT4 else 0.0)
+    return GroupQuantizedWeight(values, number, group_size, scales, -centres * scales)
 
 
 def int8_weight(device: torch.device, out_features: int, in_features: int) -> ScaledWeight:
@@ -257,6 +278,8 @@ def linear_op(make_weight: MakeWeight, baselines: Baselines | None = None) -> Op
 _CHECKED = sizes(
     (1, 4096, 4096), (16, 1008, 1040), (33, 6144, 4096), (64, 28_672, 1024), (300, 1008, 1040), (3, 131, 206)
 )
+# Rows of whole groups.
+_CHECKED_GROUPS = sizes((1, 4096, 4096), (16, 1008, 1056), (33, 6144, 4096), (300, 1008, 1056))
 _TIMED = {
     label: shape
     for rows in _ROWS
@@ -268,6 +291,11 @@ INT4_OP = linear_op(int4_weight, {"_weight_int4pack_mm": _torch_int4, "Marlin": 
 INT8_OP = linear_op(int8_weight, {"_int_mm": _torch_int8})
 FP8_OP = linear_op(fp8_weight, {"_scaled_mm": _torch_fp8})
 FP8_BLOCK_OP = linear_op(fp8_block_weight, {"scaled_mm of blocks": _torch_blocks_on_gpu})
+# Groups of 32 with offsets, as of AWQ, GPTQ and Q4_K; six bits in groups of 16, as of Q6_K.
+Q4_K_OP = linear_op(partial(grouped_weight, number=INT4, group_size=32, num_codes=16))
+Q6_K_OP = linear_op(partial(grouped_weight, number=INT8, group_size=16, num_codes=64))
+Q4_K_LINEAR = Q4_K_OP.suite("q4_k_linear", _CHECKED_GROUPS, _TIMED)
+Q6_K_LINEAR = Q6_K_OP.suite("q6_k_linear", _CHECKED_GROUPS, _TIMED)
 INT4_LINEAR = INT4_OP.suite("int4_linear", _CHECKED, _TIMED)
 INT8_LINEAR = INT8_OP.suite("int8_linear", _CHECKED, _TIMED)
 FP8_LINEAR = FP8_OP.suite("fp8_linear", _CHECKED, _TIMED)

@@ -101,14 +101,24 @@ def _suite(name: str, shape: ModelShape, *cases: CaseSpec) -> OpSuite:
     return OpSuite(name, partial(step_checks, shape=shape), cases)
 
 
-def _decode(shape: ModelShape, num_seqs: int, has_peer: bool = False) -> CaseSpec:
+def _decode(
+    shape: ModelShape, num_seqs: int, has_peer: bool = False, context: int = _CONTEXT, rounded: str | None = None
+) -> CaseSpec:
     num_peer_steps = _PEER_STEPS if has_peer and num_seqs in _PEER_BATCHES else 0
-    sizes = {"num_seqs": num_seqs, "num_peer_steps": num_peer_steps, **_DECODES}
-    return _spec(f"{num_seqs} x {_CONTEXT}", shape, "steps", "decode_case", **sizes)
+    sizes = {**_DECODES, "num_seqs": num_seqs, "num_peer_steps": num_peer_steps, "context": context, "rounded": rounded}
+    label = f"{num_seqs} x {context}" + (f" {rounded}" if rounded else "")
+    return _spec(label, shape, "steps", "decode_case", **sizes)
 
 
-def _decodes(suffix: str, shape: ModelShape, batches: tuple[int, ...] = _BATCHES, has_peer: bool = False) -> OpSuite:
-    return _suite(f"decode_step_{suffix}", shape, *(_decode(shape, num_seqs, has_peer) for num_seqs in batches))
+def _decodes(
+    suffix: str,
+    shape: ModelShape,
+    batches: tuple[int, ...] = _BATCHES,
+    has_peer: bool = False,
+    context: int = _CONTEXT,
+) -> OpSuite:
+    cases = (_decode(shape, num_seqs, has_peer, context) for num_seqs in batches)
+    return _suite(f"decode_step_{suffix}", shape, *cases)
 
 
 def _prefill(suffix: str, shape: ModelShape) -> OpSuite:
@@ -140,6 +150,13 @@ def _scripted(num_seqs: int, prompt: int, new: int) -> CaseSpec:
 
 
 DECODE_8B = _decodes("8b", LLAMA3_8B, has_peer=True)
+# Contexts that are as long as a conversation's, and weights as they are mostly served: their kernels are checked apart.
+DECODE_8B_LONG = _decodes("8b_4k", LLAMA3_8B, (1, 64), context=4096)
+DECODE_8B_ROUNDED = OpSuite(
+    "decode_rounded_8b",
+    lambda device: [],
+    tuple(_decode(LLAMA3_8B, num_seqs, rounded=rounded) for rounded in ("fp8", "int4") for num_seqs in (1, 16, 64)),
+)
 DECODE_06B = _decodes("0.6b", QWEN3_06B, has_peer=True)
 DECODE_4B = _decodes("4b", QWEN3_4B)
 DECODE_32B = _decodes("32b", QWEN3_32B, (1, 8, 64))

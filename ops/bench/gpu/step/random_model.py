@@ -189,14 +189,16 @@ def random_model(
     *,
     keeps_tensors: bool | None = None,
     stacks_experts: bool = True,
+    linears: LinearFactory | None = None,
 ) -> tuple[CausalLM, RandomWeights]:
     """Make the model; `max_model_len` bounds the rotary table.
 
     With `keeps_tensors` a peer may share the weights. That takes no memory in dense models, which hold them as they
-    are made, so it is the default there. `stacks_experts` says whether a layer's experts are one tensor.
+    are made, so it is the default there. `stacks_experts` says whether a layer's experts are one tensor. `linears` are
+    other layers than the fastest of the weights as they are.
     """
     config = model_config(shape, max_model_len)
     keeps = shape.is_dense if keeps_tensors is None else keeps_tensors
     weights = RandomWeights(config, dtype, device, keeps_tensors=keeps, stacks_experts=stacks_experts)
     quantized = None if config.quantization is None else QuantizedLayers(config.quantization, weights)
-    return CausalLM(config, weights, dtype, device, LinearFactory(free_host_bytes), quantized), weights
+    return CausalLM(config, weights, dtype, device, linears or LinearFactory(free_host_bytes), quantized), weights

@@ -16,6 +16,7 @@ from ops.bench.gpu.case import OURS, OURS_ON_DEVICE, PLAIN, Case, Clock
 from ops.bench.gpu.shapes import ModelShape
 from ops.bench.gpu.step.paged_batch import StaticStep
 from ops.bench.gpu.step.random_model import RandomWeights, random_model
+from ops.bench.gpu.step.rounded_linears import RoundedLinears
 from ops.bench.gpu.step.step_engine import EngineSizes, StepEngine
 from ops.bench.gpu.step.step_floor import step_floor
 from ops.bench.gpu.step.transformers_peer import TransformersPeer, best_attention
@@ -27,7 +28,13 @@ _SDPA = "transformers (sdpa)"
 
 
 def decode_case(
-    device: torch.device, shape: ModelShape, num_seqs: int, context: int, num_steps: int, num_peer_steps: int = 0
+    device: torch.device,
+    shape: ModelShape,
+    num_seqs: int,
+    context: int,
+    num_steps: int,
+    num_peer_steps: int = 0,
+    rounded: str | None = None,
 ) -> Case:
     """Time decode steps; the floor has the experts that the engine's own steps have read.
 
@@ -38,11 +45,14 @@ def decode_case(
         context: Tokens that each has, on average over the timed steps.
         num_steps: Of ours that are timed.
         num_peer_steps: Of `generate_batch`; 0 leaves it out.
+        rounded: To what a dense model's weights are rounded, as `RoundedLinears` has it.
     """
     prompt_len = context - num_steps // 2
     # Sequences that are prefilled first decode while the others are.
     max_model_len = context + 2 * num_steps + num_seqs + _COUNTED_STEPS + 16
-    model, weights = random_model(shape, max_model_len, device)
+    linears = None if rounded is None else RoundedLinears(rounded)
+    keeps = False if rounded else None
+    model, weights = random_model(shape, max_model_len, device, keeps_tensors=keeps, linears=linears)
     engine = StepEngine(model, EngineSizes(num_seqs, max_model_len))
     sequences = engine.fill(num_seqs, prompt_len)
     num_read = experts_read(model, engine.step, 0 if shape.is_dense else _COUNTED_STEPS)
@@ -55,7 +65,7 @@ def decode_case(
         "eager": step,
     }
     clocks = {OURS: Clock.OWN, "eager": Clock.EVENTS}
-    if shape.is_dense:
+    if shape.is_dense and rounded is None:
         candidates["matrices"] = matrices(model, weights, num_seqs, num_seqs)
     if num_peer_steps:
         attention = best_attention()
@@ -65,7 +75,8 @@ def decode_case(
         candidates[name] = lambda _: make_peer().decode_steps(prompts, num_peer_steps)
         clocks[name] = Clock.OWN
     floor = step_floor(model.config, weights.sizes, lengths, num_read)
-    return Case(floor.num_bytes, floor.num_flops, 1, candidates, clocks=clocks, num_tokens=num_seqs)
+    num_bytes = floor.num_bytes - (0 if linears is None else linears.saved_bytes)
+    return Case(num_bytes, floor.num_flops, 1, candidates, clocks=clocks, num_tokens=num_seqs)
 
 
 def verification_case(

@@ -17,7 +17,7 @@ MACHINE = {"device": "a GPU"}
 def run_job(job: Json) -> Json:
     """Measure the ceilings, or crash, hang, exit, or finish right or wrong, after a line of results."""
     if job["suite"] is None:
-        return {"ceilings": {"bandwidth": 1.0, "matmul_rate": 1.0}, "machine": MACHINE}
+        return {"ceilings": {"bandwidth": 1.0, "read_bandwidth": 1.0, "matmul_rate": 1.0}, "machine": MACHINE}
     with Path(job["directory"], "gpu.jsonl").open("a") as file:
         file.write(json.dumps({"op": job["suite"]}) + "\n")
     if job["suite"] == "crashing":
@@ -26,7 +26,7 @@ def run_job(job: Json) -> Json:
         time.sleep(600)
     if job["suite"] == "exiting":
         sys.exit(7)
-    assert job["ceilings"] == {"bandwidth": 1.0, "matmul_rate": 1.0}
+    assert job["ceilings"] == {"bandwidth": 1.0, "read_bandwidth": 1.0, "matmul_rate": 1.0}
     return {"is_right": job["suite"] == "right", "machine": MACHINE}
 
 

@@ -40,8 +40,8 @@ TINY_ATTENTION = attention_batch.AttentionShape.of(TINY)
 TINY_WINDOW = replace(TINY_ATTENTION, sliding_window=12)
 TINY_SSD = SsdSizes(4, 9, 2, 12)
 TINY_DELTA = DeltaSizes(2, 4, 12, 9)
-TINY_EXPERTS = experts.MixtureSizes("tiny", 5, 2, 64, 32, SILU, is_microscaled=False)
-CODED_EXPERTS = replace(TINY_EXPERTS, is_microscaled=True)
+TINY_EXPERTS = experts.MixtureSizes("tiny", 5, 2, 64, 32, SILU)
+CODED_EXPERTS = replace(TINY_EXPERTS, stored=experts.Stored.MXFP4)
 
 
 ERRORS: dict[str, tuple[Callable[[], float], float]] = {

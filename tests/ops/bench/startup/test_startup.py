@@ -40,6 +40,8 @@ def test_run_records_cold_and_warm_starts(
     for row in rows:
         assert row["ready_s"] >= row["load_s"] > 0
         assert row["peak_rss_gb"] > 0.05
+        assert row["first_ms"] > 0 < row["second_ms"]
+        assert (row["compiled"], row["compiled_kernels"]) == (0, [])
     assert [line.split()[2] for line in capsys.readouterr().out.splitlines()] == ["files", "cold", "warm"]
     assert list(tmp_path.iterdir()) == [tmp_path / "startup.jsonl"]
 

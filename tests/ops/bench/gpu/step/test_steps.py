@@ -44,6 +44,8 @@ ALL = [*DENSE, *(pytest.param(name, marks=pytest.mark.slow) for name in OTHER)]
 CASES: dict[str, Callable[[torch.device], Case]] = {
     "decode": partial(decode_case, shape=QWEN, num_seqs=3, context=24, num_steps=8, num_peer_steps=4),
     "untied decode": partial(decode_case, shape=LLAMA, num_seqs=2, context=20, num_steps=8),
+    "fp8 decode": partial(decode_case, shape=LLAMA, num_seqs=2, context=20, num_steps=8, rounded="fp8"),
+    "int4 decode": partial(decode_case, shape=LLAMA, num_seqs=2, context=20, num_steps=8, rounded="int4"),
     "prefill": partial(prefill_case, shape=LLAMA, num_tokens=40, num_prompts=2),
     "throughput": partial(throughput_case, shape=QWEN, num_seqs=3, prompt=20, new=5, has_peer=True),
     "large throughput": partial(throughput_case, shape=QWEN, num_seqs=2, prompt=20, new=3, has_peer=False),
