@@ -181,8 +181,8 @@ def _check_ranks(config: WorkerConfig) -> None:
         return
     if config.simulate is not None:
         problem = "a simulated engine has no model to divide"
-    elif config.speculative not in ("off", "ngram"):
-        problem = f"of the proposers of drafts only ngram goes with several ranks yet, not {config.speculative}"
+    elif config.speculative not in ("off", "ngram", "draft"):
+        problem = f"of the proposers of drafts only ngram and draft go with several ranks yet, not {config.speculative}"
     if problem is not None:
         raise ConfigError("HEADRACE_TENSOR_PARALLEL_SIZE", f"is {size}, but {problem}")
 

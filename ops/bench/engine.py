@@ -17,8 +17,11 @@ from typing import Any, TypeVar
 import torch
 
 from gpu_worker.execution.build import build_runner
+from gpu_worker.execution.ranks.group import RankGroup
+from gpu_worker.execution.ranks.runner import build_group_runner
 from gpu_worker.execution.runner import TorchModelRunner
 from gpu_worker.execution.runner_config import RunnerConfig
+from gpu_worker.execution.start_up import StartUp
 from gpu_worker.models.config import ModelConfig
 from ops.bench.stepping import engine_of
 from shared.errors import ConfigError
@@ -76,8 +79,9 @@ class EngineBench:
         token_budget: int,
         block_size: int,
         kv_dtype: str = "auto",
+        num_ranks: int = 1,
     ) -> None:
-        """Load the model, with a KV cache for `max_load`.
+        """Load the model, with a KV cache for `max_load`, in as many ranks of `num_threads` threads each.
 
         Raises:
             ConfigError: The model's sequences are shorter.
@@ -85,19 +89,21 @@ class EngineBench:
         self._token_budget = token_budget
         self._max_len = max_load.prompt + self._room(max_load)
         blocks_per_sequence = -(-self._max_len // block_size) + 1
-        self._runner: TorchModelRunner = build_runner(
-            RunnerConfig(
-                model,
-                dtype=dtype,
-                kv_cache_dtype=kv_dtype,
-                block_size=block_size,
-                num_blocks=blocks_per_sequence * max_load.batch,
-                max_num_seqs=max_load.batch,
-                max_num_batched_tokens=token_budget,
-                max_model_len=self._max_len,
-                num_threads=num_threads,
-            )
+        config = RunnerConfig(
+            model,
+            dtype=dtype,
+            kv_cache_dtype=kv_dtype,
+            block_size=block_size,
+            num_blocks=blocks_per_sequence * max_load.batch,
+            max_num_seqs=max_load.batch,
+            max_num_batched_tokens=token_budget,
+            max_model_len=self._max_len,
+            num_threads=num_threads,
+            tensor_parallel_size=num_ranks,
         )
+        self._group = None if num_ranks == 1 else RankGroup(config, "warning")
+        divided = None if self._group is None else build_group_runner(config, self._group, StartUp())
+        self._runner: TorchModelRunner = build_runner(config) if divided is None else divided.own
         if self._runner.max_model_len < self._max_len:
             raise ConfigError(
                 "HEADRACE_PROMPT",
@@ -105,7 +111,13 @@ class EngineBench:
                 f"{self._runner.max_model_len} at most",
             )
         # The same for all loads, because its plans tell the runner which sequences have left.
-        self._engine = engine_of(self._runner, max_num_seqs=max_load.batch, token_budget=token_budget)
+        batch = max_load.batch
+        self._engine = engine_of(self._runner, max_num_seqs=batch, token_budget=token_budget, divided=divided)
+
+    def close(self) -> None:
+        """End the other ranks, if there are any."""
+        if self._group is not None:
+            self._group.close()
 
     @property
     def model_config(self) -> ModelConfig:

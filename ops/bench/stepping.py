@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 
 from gpu_worker.core.constraint import SharedConstraints
+from gpu_worker.core.model_runner import ModelRunner
 from gpu_worker.core.scheduler import Scheduler
 from gpu_worker.core.scheduler_config import SchedulerConfig
 from gpu_worker.core.sequence import Sequence
@@ -104,10 +105,12 @@ def engine_of(
     has_prefix_cache: bool = True,
     speculation: Speculation | None = None,
     constraints: SharedConstraints | None = None,
+    divided: ModelRunner | None = None,
 ) -> SteppedEngine:
     """Make an engine that has all blocks of a model's runner, and takes sequences as long as it does.
 
-    The first tokens of a vocabulary are special ones, and in no prompt. The runner was given the `constraints`.
+    The first tokens of a vocabulary are special ones, and in no prompt. The runner was given the `constraints`;
+    where it is one of several ranks, `divided` runs them all.
     """
     config = SchedulerConfig(
         block_size=runner.block_size,
@@ -118,5 +121,5 @@ def engine_of(
         enable_prefix_caching=has_prefix_cache,
         windows=runner.windows,
     )
-    engine = Engine(Scheduler(config, speculation, constraints), runner)
+    engine = Engine(Scheduler(config, speculation, constraints), divided or runner)
     return SteppedEngine(engine, range(_NUM_SPECIAL, runner.model_config.vocab_size))

@@ -90,6 +90,9 @@ class DraftModelRecipe(Recipe):
             # The model's cache has left room for as many.
             num_blocks=runner.num_blocks,
             keeps_all_tokens=True,
+            # Of several ranks the first one makes the drafts, with all of the smaller model.
+            tensor_parallel_size=1,
+            enable_expert_parallel=False,
         )
         try:
             draft_runner = build_runner(draft_config)

@@ -27,12 +27,13 @@ COMMANDS = {
     "hops": "--requests 3 --case cached --case simulated",
     "prefix_cache": "--shape 15m --prompt 512 --rounds 1 --hit-rounds 1",
     "quant": "--shape 15m --methods int8 --batch 1 --prompt 16 --new 4 --rounds 1",
+    "ranks": "--shapes 15m --batch 1 4 --prompt 32 --new 4 --rounds 1",
     "scheduler": "",
     "served": f"{SMALL} --servers none",
     "spec": "--proposer ngram --batch 1 --new 16 --rounds 1",
     "startup": "--shapes 15m --device cpu",
 }
-LEAST_ROWS = {"engine_compare": 4, "served": 2, "gateway": 2, "prefix_cache": 2, "quant": 2}
+LEAST_ROWS = {"engine_compare": 4, "served": 2, "gateway": 2, "prefix_cache": 2, "quant": 2, "ranks": 4}
 
 
 @pytest.fixture

@@ -8,19 +8,23 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from gpu_worker.core.model_runner import BrokenRunnerError
 from gpu_worker.core.sequence import Sequence
+from gpu_worker.execution.build import build_runner
+from gpu_worker.execution.drafts.proposer import Proposer
 from gpu_worker.execution.ranks import group as group_module
 from gpu_worker.execution.ranks.group import RankGroup
 from gpu_worker.execution.runner_config import RunnerConfig
+from gpu_worker.speculative.draft_model.proposer import DraftModelProposer
 from gpu_worker.speculative.ngram.proposer import NgramProposer
 from shared.errors import ConfigError
 from shared.grammar import Grammar
 from shared.sampling import Sampling
-from tests.gpu_worker.execution.engine_run import Outcome, random_prompt, save_tiny_model
+from tests.gpu_worker.execution.engine_run import VOCAB, Outcome, random_prompt, save_tiny_model
 from tests.gpu_worker.execution.ranks.group_run import Run, started
 from tests.gpu_worker.models.recurrent_models import save_case
 from tests.gpu_worker.models.variants import save_variant
@@ -67,9 +71,9 @@ def assert_same(found: Outcome, expected: Outcome) -> None:
                 assert [token for token, _ in one.top] == [token for token, _ in other.top]
 
 
-def check(directory: Path, size: int) -> None:
+def check(directory: Path, size: int, proposer: Proposer | None = None) -> None:
     """Answer the same sequences alone and as a group: with room, with preemptions, and with drafts."""
-    ways = ({}, {"num_blocks": 32}, {"proposer": NgramProposer(100_000)})
+    ways: tuple[dict[str, Any], ...] = ({}, {"num_blocks": 32}, {"proposer": proposer or NgramProposer(100_000)})
     with started(directory, 1) as (alone, _):
         expected = [alone.answer(list(sequences()), **way) for way in ways]
     with started(directory, size) as (run, group):
@@ -111,7 +115,7 @@ def test_two_ranks_give_the_tokens_of_one_until_one_is_killed(tmp_path: Path) ->
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["qwen3_5", "qwen3_next", "lfm2", "mamba2", "falcon_h1-options"])
+@pytest.mark.parametrize("name", ["qwen3_5", "qwen3_next", "lfm2", "mamba2", "bamba"])
 def test_recurrent_models_give_the_tokens_of_one(name: str, tmp_path: Path) -> None:
     save_case(name, tmp_path, eos_token_id=None)
     check(tmp_path, 2)
@@ -133,6 +137,15 @@ def test_ranks_that_meet_by_torch_give_the_tokens_of_one(tmp_path: Path, monkeyp
     monkeypatch.setattr(group_module, "cpu_library", lambda: None)
     save_tiny_model(tmp_path)
     check(tmp_path, 2)
+
+
+@pytest.mark.slow
+def test_ranks_verify_the_drafts_of_a_model_that_rank_0_alone_has(tmp_path: Path) -> None:
+    save_tiny_model(tmp_path)
+    settings = {"block_size": 4, "num_blocks": 200, "max_num_seqs": 6, "num_threads": 1}
+    runner = build_runner(RunnerConfig(tmp_path, **settings, keeps_all_tokens=True))
+    sizes = {"vocab_size": VOCAB, "max_model_len": runner.max_model_len, "max_num_batched_tokens": 32}
+    check(tmp_path, 2, DraftModelProposer(runner, **sizes))
 
 
 @pytest.mark.slow
