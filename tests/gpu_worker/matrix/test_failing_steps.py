@@ -19,7 +19,7 @@ from gpu_worker.core.plan import StepPlan
 from gpu_worker.core.step import StepResult
 from tests.gpu_worker.matrix.checks import check_answer, check_nothing_is_left
 from tests.gpu_worker.matrix.factors import ENGINE_FACTORS, PLAIN, SAMPLINGS, Ask, EngineCell
-from tests.gpu_worker.matrix.parts import Models, Runner, make_parts, save_models
+from tests.gpu_worker.matrix.parts import Runner, make_parts
 from tests.gpu_worker.matrix.traffic import Choice, Oracle, Traffic
 
 POISON = Choice(Ask("temperature", "1", "none", "nothing", "fresh"), 70)
@@ -89,16 +89,6 @@ class FailingRunner:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(model, "forward", fail)
             self._runner.submit(plan)
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
-    return save_models(tmp_path_factory.mktemp("models"))
-
-
-@pytest.fixture(scope="module")
-def oracle(models: Models) -> Oracle:
-    return Oracle(models)
 
 
 def cells() -> Iterator[Any]:

@@ -12,7 +12,7 @@ from gpu_worker.core.model_runner import InvalidLogitsError
 from gpu_worker.core.sequence import Sequence
 from tests.gpu_worker.matrix.checks import check_answer, check_nothing_is_left
 from tests.gpu_worker.matrix.factors import ENGINE_FACTORS, PLAIN, SAMPLINGS, Ask, EngineCell
-from tests.gpu_worker.matrix.parts import Models, Runner, make_parts, save_models
+from tests.gpu_worker.matrix.parts import Runner, make_parts
 from tests.gpu_worker.matrix.traffic import Choice, Oracle, Traffic
 
 BAD = Choice(Ask("everything", "1", "none", "logprobs", "fresh"), 80)
@@ -33,16 +33,6 @@ def break_row(runner: Runner, bad: Sequence, value: float, monkeypatch: pytest.M
         return sample(logits, staged)
 
     monkeypatch.setattr(runner._sampler, "sample", sample_with_bad_row)
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
-    return save_models(tmp_path_factory.mktemp("models"))
-
-
-@pytest.fixture(scope="module")
-def oracle(models: Models) -> Oracle:
-    return Oracle(models)
 
 
 @pytest.mark.parametrize("runner", ENGINE_FACTORS["runner"])

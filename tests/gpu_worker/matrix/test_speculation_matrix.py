@@ -30,7 +30,7 @@ from tests.gpu_worker.matrix.factors import (
     split,
     whole_product,
 )
-from tests.gpu_worker.matrix.parts import NUM_SCARCE_BLOCKS, Models, make_parts, prediction_of, save_models
+from tests.gpu_worker.matrix.parts import NUM_SCARCE_BLOCKS, make_parts, prediction_of
 from tests.gpu_worker.matrix.traffic import NUM_BEHIND, Choice, Oracle, Traffic, choices_of, emitted_tokens
 
 ROWS = covering_selection(FACTORS, seed=1)
@@ -43,16 +43,6 @@ BYSTANDERS = [
     Choice(Ask(sampling, "1", prefix, "nothing", "fresh"), 53, lane)
     for sampling, prefix, lane in zip(SAMPLINGS, itertools.cycle(("hit", "none")), itertools.cycle(LANES), strict=False)
 ]
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
-    return save_models(tmp_path_factory.mktemp("models"))
-
-
-@pytest.fixture(scope="module")
-def oracle(models: Models) -> Oracle:
-    return Oracle(models)
 
 
 def sequences_of(choices: Iterable[Choice], cell: EngineCell, oracle: Oracle) -> list[Sequence]:

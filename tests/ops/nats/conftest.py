@@ -5,9 +5,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 import pytest
 from nats.aio.client import Client
 
-from shared.nats_connection import Role, connect
+from shared.nats_connection import Role
 from shared.streams import StreamLimits, ensure_streams
-from tests.ops.nats.secured import OTHER_TENANT, PASSWORDS, Connection, secured_server
+from tests.ops.nats.secured import OTHER_TENANT, Connection, connect_as, secured_server
 from tests.servers import NatsServer
 
 
@@ -24,15 +24,7 @@ async def as_role(secured_nats: NatsServer) -> AsyncIterator[Callable[..., Await
     opened: list[Client] = []
 
     async def open_as(user: str, role: Role | None = None) -> Connection:
-        connection = Connection()
-        connection.client = await connect(
-            secured_nats.url,
-            role=role or user,  # type: ignore[arg-type]
-            name=user,
-            user=user,
-            password=PASSWORDS[user],
-            on_error=connection.on_error,
-        )
+        connection = await connect_as(secured_nats.url, user, role)
         opened.append(connection.client)
         return connection
 

@@ -7,12 +7,14 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from nats.aio.client import Client
 
 from ops.cli.tenant import account_block
 from ops.stack.commands import NATS_CONFIG, NATS_ROLES, nats_password_variable
+from shared.nats_connection import Role, connect
 from tests.servers import NatsServer
 
 # Passwords by user: the roles' own tenant is `default`, that of the other user `acme corp.`.
@@ -51,6 +53,21 @@ class Connection:
         if not refused:
             await subscription.unsubscribe()
         return not refused
+
+
+async def connect_as(url: str, user: str, role: Role | None = None, **options: Any) -> Connection:
+    """Connect as a user, in the role of that name unless one is given; the password of a user of one model is `pw`."""
+    connection = Connection()
+    connection.client = await connect(
+        url,
+        role=role or user,  # type: ignore[arg-type]
+        name=user,
+        user=user,
+        password=PASSWORDS.get(user, "pw"),
+        on_error=connection.on_error,
+        **options,
+    )
+    return connection
 
 
 @contextmanager

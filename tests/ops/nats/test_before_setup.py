@@ -14,7 +14,7 @@ from shared.errors import DependencyError
 from shared.nats_connection import connect
 from shared.streams import StreamLimits, ensure_streams
 from tests.gateway.wire_worker import until
-from tests.ops.nats.secured import PASSWORDS, secured_server
+from tests.ops.nats.secured import connect_as, secured_server
 
 
 @pytest.mark.parametrize("role", ["gateway", "worker"])
@@ -22,7 +22,7 @@ async def test_missing_streams_are_one_line_that_names_setup(
     role: Literal["gateway", "worker"], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with secured_server(tmp_path) as server, caplog.at_level(logging.WARNING):
-        client = await connect(server.url, role=role, name=role, user=role, password=PASSWORDS[role])
+        client = (await connect_as(server.url, role)).client
         num_attempts = 0
 
         async def ensure() -> None:
@@ -38,7 +38,7 @@ async def test_missing_streams_are_one_line_that_names_setup(
             "waiting for the streams of batch results: NATS stream HR_RESULTS could not be created, because this login "
             "may not: run `headrace setup` once, with the admin user."
         )
-        admin = await connect(server.url, role="admin", name="admin", user="admin", password=PASSWORDS["admin"])
+        admin = (await connect_as(server.url, "admin")).client
         await ensure_streams(admin.jetstream(), StreamLimits())
         await asyncio.wait_for(waiting, 5)
         assert caplog.messages == [line]

@@ -9,7 +9,6 @@ import pytest
 from nats.aio.msg import Msg
 
 from ops.cli.worker_login import user_block
-from shared.nats_connection import connect
 from shared.streams import (
     DEAD_STREAM,
     INTERACTIVE_STREAM,
@@ -19,7 +18,7 @@ from shared.streams import (
     StreamLimits,
     ensure_streams,
 )
-from tests.ops.nats.secured import PASSWORDS, Connection, secured_server
+from tests.ops.nats.secured import Connection, connect_as, secured_server
 from tests.servers import NatsServer
 
 TEXT = b"text of its own"
@@ -45,13 +44,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
 
 
 async def _connect(server: NatsServer, user: str) -> Connection:
-    connection = Connection()
-    role, scope = ("worker", "m") if user == MODEL_LOGIN else (user, None)
-    connection.client = await connect(
-        server.url, role=role, scope=scope, name=user, user=user, password=PASSWORDS.get(user, "pw"),
-        on_error=connection.on_error,
-    )  # type: ignore[arg-type]  # fmt: skip
-    return connection
+    return await (
+        connect_as(server.url, user, "worker", scope="m") if user == MODEL_LOGIN else connect_as(server.url, user)
+    )
 
 
 def _calls(stream: str, subject: str, target: str) -> Iterator[tuple[str, bytes, str]]:

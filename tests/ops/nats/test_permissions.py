@@ -96,7 +96,7 @@ JOBS = {
 SHARED = {
     "hr.dead.m.interactive.t", "hr.dead.m.batch.t", "$JS.API.INFO", "_INBOX.x", "hr.req.m.batch.default",
     "hr.req.m.batch.t",
-    # Gateways cancel what nobody waits for any more, and administrators jobs.
+    # Gateways cancel abandoned requests, and administrators jobs.
     "hr.cancel.m",
     # Gateways read the results of background responses, and workers and tenants those of batch jobs.
     "hr.result.t.r", "hr.progress.t.r", "hr.end.t.r", "hr.kept.t", "$JS.API.STREAM.MSG.GET.HR_ENDS",

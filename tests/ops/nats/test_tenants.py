@@ -94,7 +94,7 @@ async def test_subject_named_as_reply_is_never_one_of_the_main_account(as_role: 
     async def note(message: Msg) -> None:
         reached.append(message)
 
-    # The administrator cannot listen here, so whoever may listen does.
+    # The administrator cannot listen here, so the roles that may listen do.
     for role in ("gateway", "worker"):
         listener = await as_role(role)
         if await listener.can_subscribe(target):
@@ -109,7 +109,7 @@ async def test_subject_named_as_reply_is_never_one_of_the_main_account(as_role: 
     await asyncio.sleep(0.05)
     after = {stream: await _num_messages(admin, stream) for stream in before}
     assert (after, reached) == (before, [])
-    # The jobs themselves went in, and nothing else did: no acknowledgement came back as somebody's job.
+    # The jobs themselves went in, and nothing else did: no acknowledgement came back as a job.
     assert await _num_messages(admin, BATCH_STREAM) == 2
 
 

@@ -25,7 +25,7 @@ from shared.errors import DependencyError
 from shared.nats_connection import WrongRoleError, connect
 from shared.streams import INTERACTIVE_STREAM, StreamLimits, ensure_consumer, ensure_streams
 from shared.subjects import encode_name
-from tests.ops.nats.secured import PASSWORDS, Connection, secured_server
+from tests.ops.nats.secured import PASSWORDS, Connection, connect_as, secured_server
 from tests.ops.nats.test_permissions import FORBIDDEN
 from tests.servers import NatsServer
 
@@ -49,16 +49,12 @@ async def as_worker(server: NatsServer) -> AsyncIterator[AsWorker]:
     opened: list[Client] = []
 
     async def open_as(model: str) -> Connection:
-        connection, token = Connection(), encode_name(model)
-        login = {"user": f"w-{token}", "password": "pw"}
-        connection.client = await connect(
-            server.url, role="worker", name=model, scope=token, on_error=connection.on_error, **login
-        )
+        token = encode_name(model)
+        connection = await connect_as(server.url, f"w-{token}", "worker", scope=token)
         opened.append(connection.client)
         return connection
 
-    password = PASSWORDS["admin"]
-    admin = await connect(server.url, role="admin", name="admin", user="admin", password=password)
+    admin = (await connect_as(server.url, "admin")).client
     opened.append(admin)
     await ensure_streams(admin.jetstream(), LIMITS, ["default"])
     yield open_as
@@ -83,8 +79,7 @@ async def test_worker_does_what_its_model_needs(as_worker: AsWorker, server: Nat
         ):
             consumer = await ensure_consumer(js, model, lane, LIMITS)  # type: ignore[arg-type]
             subscription = await js.pull_subscribe_bind(consumer, stream)
-            password = PASSWORDS["gateway"]
-            gateway = await connect(server.url, role="gateway", name="g", user="gateway", password=password)
+            gateway = (await connect_as(server.url, "gateway")).client
             is_tenants = lane in ("batch", "background")
             subject = f"hr.req.{token}.{lane}.default" if is_tenants else f"hr.req.{token}.{lane}"
             await gateway.jetstream().publish(subject, b"job")
@@ -148,8 +143,7 @@ async def test_people_and_jobs_are_answered_by_workers_with_a_login_for_their_mo
     """The whole way by processes: a gateway, and two workers that each may serve one model."""
     users = [user_block(model, f'user: "w-{encode_name(model)}", password: "pw"') for model in (OWN, OTHER)]
     with secured_server(tmp_path / "nats", "".join(users)) as server, contextlib.ExitStack() as stack:
-        login = {"user": "admin", "password": PASSWORDS["admin"]}
-        admin = await connect(server.url, role="admin", name="admin", **login)
+        admin = (await connect_as(server.url, "admin")).client
         await ensure_streams(admin.jetstream(), LIMITS, ["default"])
         await admin.close()
         port = free_port()
@@ -161,7 +155,7 @@ async def test_people_and_jobs_are_answered_by_workers_with_a_login_for_their_mo
             log = tmp_path / f"worker-{token}.log"
             stack.enter_context(_process("worker", server.url, log, {**worker, "NATS_PASSWORD": "pw"}))
         headers = {"Authorization": "Bearer k"}
-        batch = await connect(server.url, role="batch", name="b", user="batch", password=PASSWORDS["batch"])
+        batch = (await connect_as(server.url, "batch")).client
         async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}", headers=headers) as client:
             for model in (OWN, OTHER):
                 body = {"model": model, "prompt": "x", "max_tokens": 4}
@@ -195,7 +189,7 @@ def _process(part: str, nats_url: str, log: Path, settings: dict[str, str]) -> I
 
 
 async def _answered(client: httpx2.AsyncClient, body: dict[str, Any]) -> dict[str, Any]:
-    """Ask until somebody serves the model."""
+    """Ask until the model is served."""
     async with asyncio.timeout(60):
         while True:
             with contextlib.suppress(httpx2.TransportError):
