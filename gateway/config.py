@@ -50,7 +50,7 @@ class GatewayConfig(NatsFiles):
     api_key: str | None = setting(None, "One more key, unlimited, of the tenant `default`.", secret=True)
     probe_key: str | None = setting(
         None,
-        "A key for whoever checks that models answer: unlimited, and its answers are in nobody's usage.",
+        "A key for a program that checks that models answer: unlimited, and its answers count for no tenant.",
         secret=True,
     )
 
@@ -63,7 +63,7 @@ class GatewayConfig(NatsFiles):
 
     auth: bool = setting(
         True,
-        "Ask clients for a key. Without, whoever reaches the port is the tenant `default`; allowed on loopback only.",
+        "Ask clients for a key. Without, all who reach the port are the tenant `default`; allowed on loopback only.",
     )
 
     cors_origins: str | None = setting(

@@ -152,7 +152,7 @@ PLAIN_READING = OutputReading(lambda starts_in_reasoning: PlainReader())
 class Generation(Struct, frozen=True):
     """A validated completion request: `len(prompts) * n` sequences.
 
-    A struct of msgspec, although it stays in this process: each request makes one, and a frozen dataclass of so many
+    A struct of msgspec, although it stays in this process: each request makes one, and a frozen dataclass of as many
     fields takes longer to make than its body takes to parse.
 
     Attributes:

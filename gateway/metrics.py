@@ -1,6 +1,6 @@
 """What one gateway process counts, and how Prometheus reads it.
 
-The hot path only adds to plain attributes and dict entries; Prometheus objects are made when somebody asks. The one
+The hot path only adds to plain attributes and dict entries; Prometheus objects are made for a scrape. The one
 writer is the event loop's thread. Nothing is registered globally: the code that serves `/metrics` passes a registry.
 """
 

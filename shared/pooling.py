@@ -19,7 +19,7 @@ class Pooling(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     Attributes:
         task: `embed` gives one vector, `score` the score of the request's text for `query`.
-        dimensions: Keep so many numbers of the vector, the first ones; None keeps all.
+        dimensions: Keep this many numbers of the vector, the first ones; None keeps all.
         normalize: Scale the vector to length 1; None does what the model's files say.
         query: What the request's text is scored against; given with `score` and nothing else.
         instruction: What a relevant text is, for a generative reranker; None for its own words.

@@ -43,7 +43,7 @@ class KeyNotFoundError(HeadraceError):
 
 
 class ReplacedKeyError(HeadraceError):
-    """A key is to be rotated that was replaced: the new one would be nobody's, and outlive the one in its place."""
+    """A key is to be rotated that was replaced: the new one would have no holder, and outlive the one in its place."""
 
     def __init__(self, old: KeyRecord, new: KeyRecord) -> None:
         called = f" ({new.name})" if new.name else ""

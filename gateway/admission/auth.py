@@ -69,7 +69,7 @@ class Principal:
 
     @property
     def is_probe(self) -> bool:
-        """Whether it only checks that models answer, which is in nobody's usage."""
+        """Whether it only checks that models answer, which counts for no tenant."""
         return self.key_id == PROBE_KEY_ID
 
     @property
@@ -121,7 +121,7 @@ class KeyStore:
             api_key: One more key: unlimited, of the tenant `default`.
             metrics: Counts failed reloads.
             clock: Seconds, for the interval between looks at the file.
-            probe_key: One more key, whose answers are in nobody's usage.
+            probe_key: One more key, whose answers count for no tenant.
             asks_for_key: Whether a request must show a key; see `check_auth_settings`.
 
         Raises:
@@ -238,7 +238,7 @@ def _state(path: Path) -> FileState | None:
 
 
 def check_auth_settings(*, asks_for_key: bool, host: str) -> None:
-    """Let a gateway ask for no key only where nobody but this machine reaches it.
+    """Let a gateway ask for no key only where this machine alone reaches it.
 
     Raises:
         ConfigError: It would listen elsewhere.

@@ -36,7 +36,7 @@ _SHORTEST_WAIT_S = 0.5
 _LARGEST_RATIO = 4.0
 # Seconds of waiting that have come true before there was any: a few requests do not change predictions by much.
 _TRUSTED_WAIT_S = 30.0
-# Predictions tell of the fleet's rates when the length of answers is known: after so many.
+# Predictions tell of the fleet's rates when the length of answers is known: after this many.
 _MATURE_ANSWERS = 64
 # A correction by more than that is no error of a measurement.
 _LARGEST_CORRECTION = 2.0
@@ -97,7 +97,7 @@ class Excess(Struct, frozen=True):
     Attributes:
         text: What a client is told, with a place for each of `values`. Few are told, so it is filled in only then.
         is_exceeded: Also where the rate is unknown and `seconds` is therefore 0.
-        is_elastic: Somebody who was promised a place may exceed it a little.
+        is_elastic: A client that was promised a place may exceed it a little.
     """
 
     reason: str

@@ -116,7 +116,7 @@ class SharedPlaces:
             unused()
 
     async def take(self, model: str, caller: Caller) -> Reservation | None:
-        """Return the place for which a caller returns, wherever it was promised; nobody else gets it any more."""
+        """Return the place for which a caller returns, wherever it was promised; no other gets it any more."""
         now = self._wall()
         latest: Argument = "+inf" if caller.is_retry else _milliseconds(now)
         arguments: list[Argument] = [_milliseconds(now - _REMEMBERED_S), _milliseconds(now - GRACE_S), latest]

@@ -29,7 +29,7 @@ JITTER = 0.25
 MAX_RETRY_S = 60.0
 UNKNOWN_RETRY_S = 2.0
 
-# By how much of the objective the queue may be too long for somebody who was promised a place, because predictions err:
+# By how much of the objective the queue may be too long for a client with a promised place, because predictions err:
 # a fleet of half the speed makes twice the wait of the same queue, and the queue may be half as long again as it was
 # predicted to be. The longer ago a promise was made, the more could be promised to others before it: the time that was
 # promised comes on top.

@@ -69,7 +69,7 @@ class OperatorRoutes:
 
     def __init__(self, services: OperatorServices) -> None:
         self._services = services
-        # Whoever reaches the port must not be able to fill the log.
+        # A client of the port must not be able to fill the log.
         self._log_limit = LogLimit(_logger)
         self._key_hash = None if services.key is None else _hash(services.key)
 

@@ -122,7 +122,7 @@ class RedisCache:
         return reply
 
     async def _delete_if_wrong(self, reply: object, keys: Sequence[str]) -> None:
-        """Delete keys of which one holds another type than ours: each call would fail until somebody did."""
+        """Delete keys of which one holds another type than ours: each call would fail until then."""
         # Before Redis 7 the word stands within the error of a script.
         if isinstance(reply, ResponseError) and "WRONGTYPE" in str(reply):
             await self._call("UNLINK", *keys)

@@ -79,7 +79,7 @@ class RememberedDeaths:
         if len(self._latest) >= _MAX_REMEMBERED:
             self._latest.clear()
         self._latest[death.model] = death.found_at
-        # Whoever may send heartbeats can let any number of made-up workers die.
+        # A login that may send heartbeats can let any number of made-up workers die.
         self._log_of_deaths.warning(death.worker, "worker %s is dead: %s", death.worker, death.why)
 
     def retract(self, heartbeat: Heartbeat, now: float) -> float | None:

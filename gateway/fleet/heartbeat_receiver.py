@@ -1,7 +1,7 @@
 """Takes in the heartbeats of workers and of other gateways, and drops what is none.
 
 NATS may let each process publish on its own subject only, so the subject is the identity: a heartbeat that names
-somebody else is dropped, because it would keep a dead worker alive or hide a live one.
+another process is dropped, because it would keep a dead worker alive or hide a live one.
 """
 
 from __future__ import annotations

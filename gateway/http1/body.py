@@ -1,7 +1,7 @@
 """A request's body on its way in: counted while it arrives, and taken from the connection only when it is wanted.
 
 Until a handler reads it, a body stays in the connection's input, which is bounded, and beyond that in the kernel.
-Handlers ask for a key first, so without one nobody makes the gateway hold more than that.
+Handlers ask for a key first, so without one no client makes the gateway hold more than that.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from gateway.shares import Refusal, Shares
 
 
 class ClientGoneError(Exception):
-    """The client left before its request was complete; there is nobody to answer."""
+    """The client left before its request was complete; there is no one to answer."""
 
 
 class BodyOwner(Struct, frozen=True):
@@ -182,7 +182,7 @@ class RequestBody:
         self._clear()
 
     async def _wait(self, owner: BodyOwner) -> None:
-        """Wait for the rest. A body that came together with its head never gets here, and counts against nobody."""
+        """Wait for the rest. A body that came together with its head never gets here, and counts against no key."""
         refusal = self._budget.take_body(owner)
         if refusal is not None:
             self.fail(refusal)

@@ -162,7 +162,7 @@ class Connection(asyncio.BufferedProtocol):
             self._advance()
         elif self._exchange is not None:
             self._exchange.body.drop()
-            # Nobody is served here while the rest of the body comes, which may be never.
+            # No request is served here while the rest of the body comes, which may be never.
             self._table.note_waiting(self)
             self._advance()
 
@@ -258,7 +258,7 @@ class Connection(asyncio.BufferedProtocol):
         if exchange is None or framing is None:
             return
         if not exchange.body and framing.remaining is not None and framing.remaining <= len(self._input.data):
-            # It came with its head, as nearly all bodies do. It is not counted, because nobody waits for the rest.
+            # It came with its head, as nearly all bodies do. It is not counted, because its rest is not waited for.
             self._framing = self._deadline = None
             exchange.body.complete(bytes(framing.take(self._input.data)))
             self._read_while(has_room=True)

@@ -1,6 +1,6 @@
 """Answers of numbers: each sequence's arrives whole in its last delta, and one JSON body is sent when all have come.
 
-A vector is written when it arrives, so that thousands of them in one answer do not hold up everybody else at its end.
+A vector is written when it arrives, so that thousands of them in one answer do not hold up other answers at its end.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ class PooledBody(Struct, kw_only=True, forbid_unknown_fields=True):
     truncate_prompt_tokens: Annotated[
         NumTruncatedTokens | None,
         described(
-            "Use only so many of a text's first tokens; -1 for as many as the model reads. Of a pair the longer is "
+            "Use only this many of a text's first tokens; -1 for as many as the model reads. Of a pair the longer is "
             "cut.",
             5,
         ),
@@ -64,7 +64,7 @@ class EmbeddingsBody(PooledBody, kw_only=True):
     ] = None
     dimensions: Annotated[
         Annotated[int, Meta(ge=1, le=MAX_DIMENSIONS)] | None,
-        described("Keep so many numbers of each vector, the first ones.", 8),
+        described("Keep this many numbers of each vector, the first ones.", 8),
     ] = None
     normalize: Annotated[
         bool | None, described("Scale vectors to length 1 or not, whatever the model's files say.", False)
@@ -90,7 +90,7 @@ class RerankBody(PooledBody, kw_only=True):
     ] = None
     top_n: Annotated[
         Annotated[int, Meta(ge=0, le=MAX_INPUTS)] | None,
-        described("Answer with so many of the best documents; 0 means all.", 1),
+        described("Answer with this many of the best documents; 0 means all.", 1),
     ] = None
     return_documents: Annotated[
         bool | None, described("Repeat the texts in the answer, which is so when left out.", False)

@@ -1,6 +1,6 @@
 """Answers to requests for background responses: the queued response, whole, or a stream that follows the job.
 
-The job does not depend on the answer: whoever leaves finds the response again by its id.
+The job does not depend on the answer: a client that leaves finds the response again by its id.
 """
 
 from __future__ import annotations

@@ -223,7 +223,7 @@ class ResponseBody(SamplingFields, kw_only=True, forbid_unknown_fields=True):
     ] = None
     top_logprobs: Annotated[
         NumLogprobs | None,
-        described("Report the log probability of each token, and of so many likely alternatives.", 2),
+        described("Report the log probability of each token, and of this many likely alternatives.", 2),
     ] = None
     logprob_token_ids: Annotated[
         Annotated[list[TokenId], Meta(max_length=MAX_LOGPROB_TOKENS)] | None,

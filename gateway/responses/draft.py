@@ -164,7 +164,7 @@ class EventWriter:
     def end(self, response: dict[str, Any]) -> None:
         """Write the event that ends the stream, with the whole response.
 
-        Whoever has seen it gets nothing more. A client whose number is beyond it has seen events of a text that was
+        A client that has seen it gets nothing more. One whose number is beyond it has seen events of a text that was
         lost with its worker, and this event is new to it.
         """
         if self.num_events < self._starting_after:
@@ -180,7 +180,7 @@ def encode_event(kind: str, fields: dict[str, Any], number: int) -> bytes:
 def error_event(error: ApiError, number: int = 0) -> bytes:
     """Return an error in both forms: the documented one, and the nested one by which clients know that it is one.
 
-    `number` is that of the event before it: whoever goes on after the last number that it has seen misses nothing.
+    `number` is that of the event before it: a client that goes on after the last number it has seen misses nothing.
     """
     fields = {"code": error.code, "message": error.message, "param": error.param}
     return encode_event("error", fields | {"error": {"type": error.type, **fields}}, number)

@@ -31,7 +31,7 @@ OUTAGE_S = 20.0
 
 
 class Follower:
-    """Yields the events of one response after `starting_after`. Whoever starts it has counted its stream."""
+    """Yields the events of one response after `starting_after`. Its stream was counted before."""
 
     def __init__(
         self, record: ResponseRecord, store: ResponseStore, starting_after: int = -1, watch: JobWatch | None = None

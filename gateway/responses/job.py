@@ -29,7 +29,7 @@ from shared.nats_connection import SEND_ERRORS
 from shared.subjects import Queue, progress_subject, stored_subject
 
 _STATUSES: dict[FinishReason, Status] = {"stop": "completed", "length": "incomplete", "cancelled": "cancelled"}
-# Pieces of text in the events of a background response have so many characters, the last one of an item apart. The
+# Pieces of text in the events of a background response have this many characters, the last one of an item apart. The
 # first ones are shorter: 1, 2, 4, ... characters, so that a person sees the first token.
 _PIECE_CHARACTERS = 32
 FIRST_PIECE = 1

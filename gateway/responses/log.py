@@ -97,11 +97,11 @@ def has_ended(record: ResponseRecord) -> bool:
 PIECE_BYTES = 16 << 10
 # An eighth of the stream: a tenant that stores as much as it can leaves room for seven others that do.
 TENANT_PIECES = StreamLimits().responses_max_bytes // 8 // PIECE_BYTES
-# A tenant may exceed its bound by so many pieces for each gateway.
+# A tenant may exceed its bound by this many pieces for each gateway.
 PIECES_BETWEEN_PURGES = 256
 # Of one record, and of all that one request reads.
 MAX_PIECES = 1024
-# Of each tenant: one that reads long conversations is in nobody's way.
+# Of each tenant: one that reads long conversations delays no other.
 CONCURRENT_CALLS = 32
 _TIMEOUT_S = 3.0
 _ERRORS: tuple[type[Exception], ...] = (APIError, *SEND_ERRORS)

@@ -22,7 +22,7 @@ class Dialect:
         keep_alive: Sent in long silence.
         id_headers: Headers that name the request, beside `x-request-id`.
         client_header: Header that its clients alone send. Errors of paths that are no API's own are told in this form
-            to whoever sends it.
+            to those who send it.
     """
 
     error_body: Callable[[ApiError], bytes]

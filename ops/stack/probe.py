@@ -29,7 +29,7 @@ async def first_generation(
 
     Args:
         url: Where the gateway is.
-        api_key: A key of it, such as one whose answers are in nobody's usage.
+        api_key: A key of it, such as one whose answers count for no tenant.
         tell: Is given what is waited for once the question is asked; its answer may take long.
         answered: Models that need no question any more, which would count as a request; those that answer are added.
 

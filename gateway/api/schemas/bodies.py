@@ -64,7 +64,7 @@ class ChatBody(ThinkingFields, kw_only=True):
     ] = None
     logprobs: Annotated[bool | None, described("Report the log probability of each token.", True)] = None
     top_logprobs: Annotated[
-        AskedLogprobs | None, described("Report so many likely alternatives too, -1 for 20; only with `logprobs`.")
+        AskedLogprobs | None, described("Report this many likely alternatives too, -1 for 20; only with `logprobs`.")
     ] = None
     prediction: Annotated[
         PredictionBody | None,
@@ -103,7 +103,7 @@ class CompletionBody(CommonBody, kw_only=True):
         described("A text, a list of texts, a list of token ids, or a list of such lists."),
     ]
     logprobs: Annotated[
-        AskedLogprobs | None, described("Report log probabilities with so many alternatives; -1 for 20.", 2)
+        AskedLogprobs | None, described("Report log probabilities with this many alternatives; -1 for 20.", 2)
     ] = None
     suffix: Annotated[
         str | None, described("What follows the answer; for models with tokens that mark prefix and suffix.", "x")

@@ -63,7 +63,7 @@ class CommonBody(StructuredOutputFields, kw_only=True, forbid_unknown_fields=Tru
     ] = None
     min_tokens: Annotated[
         NumOutputTokens | None,
-        described("The answer does not end before it has so many tokens, unless nothing else may follow.", 2),
+        described("The answer does not end before it has this many tokens, unless nothing else may follow.", 2),
     ] = None
     n: Annotated[Annotated[int, Meta(ge=1, le=MAX_SEQUENCES)] | None, described("Answers to the same prompt.", 2)] = (
         None
@@ -71,8 +71,8 @@ class CommonBody(StructuredOutputFields, kw_only=True, forbid_unknown_fields=Tru
     best_of: Annotated[
         Annotated[int, Meta(ge=1, le=MAX_SEQUENCES)] | None,
         described(
-            "Generate so many answers to each prompt, and tell the `n` likeliest by the mean log probability of their "
-            "tokens, the best first; not with `stream`. `usage` counts the tokens of all.",
+            "Generate this many answers to each prompt, and tell the `n` likeliest by the mean log probability of "
+            "their tokens, the best first; not with `stream`. `usage` counts the tokens of all.",
             2,
         ),
     ] = None
@@ -110,7 +110,7 @@ class CommonBody(StructuredOutputFields, kw_only=True, forbid_unknown_fields=Tru
     ] = None
     prompt_logprobs: Annotated[
         AskedLogprobs | None,
-        described("Report the log probabilities of the prompt, with so many alternatives; -1 for 20.", 2),
+        described("Report the log probabilities of the prompt, with this many alternatives; -1 for 20.", 2),
     ] = None
     return_token_ids: Annotated[bool | None, described("Report the token ids of prompt and answer.", True)] = None
     return_tokens_as_token_ids: Annotated[
@@ -118,7 +118,7 @@ class CommonBody(StructuredOutputFields, kw_only=True, forbid_unknown_fields=Tru
     ] = None
     truncate_prompt_tokens: Annotated[
         NumTruncatedTokens | None,
-        described("Use only so many of the prompt's last tokens; -1 for what fits beside `max_tokens`.", 5),
+        described("Use only this many of the prompt's last tokens; -1 for what fits beside `max_tokens`.", 5),
     ] = None
     cache_salt: Annotated[
         CacheSalt | None, described("What is cached is shared only with requests that have the same salt.", "mine")
