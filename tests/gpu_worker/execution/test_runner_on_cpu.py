@@ -1,7 +1,8 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -178,3 +179,17 @@ def test_shorter_max_model_len_is_kept(tiny: tuple[Path, Any]) -> None:
 def test_too_few_blocks_are_refused_with_what_to_change(tiny: tuple[Path, Any]) -> None:
     with pytest.raises(ConfigError, match="HEADRACE_MAX_MODEL_LEN to 80"):
         make_runner(tiny[0], num_blocks=20)
+
+
+def test_step_that_a_graph_captures_reads_contexts_as_long_as_the_model_allows(
+    monkeypatch: pytest.MonkeyPatch, runner: TorchModelRunner
+) -> None:
+    found: list[int] = []
+
+    def forward(step: object, max_context_len: int, *, knows_tokens: bool) -> torch.Tensor:
+        found.append(max_context_len)
+        return torch.empty(0)
+
+    monkeypatch.setattr(runner, "_forward", forward)
+    runner._compute(cast("Any", None), cast("Any", SimpleNamespace(has_logits=False)))
+    assert found == [MAX_LEN]
