@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ops.chaos.ledger import Entry, Ledger, Verdict
+from ops.text_table import aligned
 
 # Faults so close behind one another are one: what begins to recover from the first one meets the second.
 _TOGETHER_S = 1.0
@@ -107,9 +108,8 @@ def table(outcomes: Sequence[Outcome]) -> str:
     """Return all outcomes as text, problems below."""
     heads = ("case", "n", "failed", "wrong", "refused", "silence p50/p99/max s", "promise", "kept")
     rows = [heads, *(_row(outcome) for outcome in outcomes)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(heads))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    lines.insert(1, "  ".join("-" * width for width in widths))
+    lines = aligned(rows)
+    lines.insert(1, "-" * max(map(len, lines)))
     for outcome in outcomes:
         figures = {name: value for name, value in outcome.figures.items() if not name.startswith("num ")}
         if figures:

@@ -41,6 +41,14 @@ class AuditedAccess(AdminAccess):
         return self.audit_file or self.state_dir / AUDIT_FILE_NAME
 
 
+@dataclass(frozen=True, slots=True)
+class QueueAccess(AuditedAccess):
+    """How an administrator reaches the queues."""
+
+    nats_url: str | None = setting(None, "NATS servers; found through the state directory if not given.")
+    timeout_s: float = setting(10.0, "How long NATS may take to appear.", minimum=0.1)
+
+
 @asynccontextmanager
 async def admin_client(url: str, name: str, access: AdminAccess, timeout_s: float) -> AsyncIterator[Client]:
     """Connect as `name`, waiting `timeout_s` for NATS to appear, and disconnect when the block ends.

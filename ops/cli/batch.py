@@ -4,38 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import json
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from ops.cli.admin import AuditedAccess, admin_client
+from ops.cli.admin import QueueAccess, admin_client
 from ops.cli.options import SettingsGroup, options, resolve_settings
 from ops.cli.running_system import find_admin_nats
 from shared.audit import audited, nats_login
-from shared.config import setting
 from shared.errors import DependencyError, HeadraceError
 
 if TYPE_CHECKING:
     from ops.cli.batch_queue import QueuedJob
 
 
-@dataclass(frozen=True, slots=True)
-class BatchConfig(AuditedAccess):
-    """Where the queues are."""
-
-    nats_url: str | None = setting(None, "NATS servers; found through the state directory if not given.")
-    timeout_s: float = setting(10.0, "How long NATS may take to appear.", minimum=0.1)
-
-
-@click.group("batch", cls=SettingsGroup, params=options(BatchConfig))
+@click.group("batch", cls=SettingsGroup, params=options(QueueAccess))
 @click.pass_context
 def command(ctx: click.Context, /, **values: Any) -> None:
     """Cancel batch jobs.
 
     Needs an administrator's credentials. `headrace publish` publishes jobs.
     """
-    ctx.obj = resolve_settings(BatchConfig, values)
+    ctx.obj = resolve_settings(QueueAccess, values)
 
 
 @command.command()
@@ -44,7 +34,7 @@ def command(ctx: click.Context, /, **values: Any) -> None:
 @click.option("--model", help="Only jobs for this model.")
 @click.option("--all", "is_all", is_flag=True, help="All jobs that the filters select, without ids.")
 @click.pass_obj
-def cancel(config: BatchConfig, /, ids: tuple[str, ...], tenant: str, model: str | None, is_all: bool) -> None:
+def cancel(config: QueueAccess, /, ids: tuple[str, ...], tenant: str, model: str | None, is_all: bool) -> None:
     """Cancel jobs that wait or run: each ends with what it has, and its result says `cancelled`.
 
     Where no worker answers within two seconds, it ends with what was last saved of it. Prints one JSON object a job. A
@@ -70,7 +60,7 @@ def cancel(config: BatchConfig, /, ids: tuple[str, ...], tenant: str, model: str
 
 
 async def _cancel(
-    config: BatchConfig, url: str, tenant: str, model: str | None, ids: frozenset[str], cancelled: list[QueuedJob]
+    config: QueueAccess, url: str, tenant: str, model: str | None, ids: frozenset[str], cancelled: list[QueuedJob]
 ) -> None:
     """Cancel the jobs that are meant and add them to `cancelled`; what NATS refuses is told when all were tried."""
     from ops.cli.batch_queue import BatchQueue, RefusedCancelError

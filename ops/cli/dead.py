@@ -7,16 +7,15 @@ import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from ops.cli.admin import AuditedAccess, admin_client
+from ops.cli.admin import QueueAccess, admin_client
 from ops.cli.options import SettingsGroup, options, resolve_settings
 from ops.cli.running_system import find_admin_nats
+from ops.text_table import aligned
 from shared.audit import audited, nats_login
-from shared.config import setting
 from shared.errors import HeadraceError
 
 if TYPE_CHECKING:
@@ -25,15 +24,7 @@ if TYPE_CHECKING:
 _ERROR_WIDTH = 60
 
 
-@dataclass(frozen=True, slots=True)
-class DeadConfig(AuditedAccess):
-    """Where the dead letters are."""
-
-    nats_url: str | None = setting(None, "NATS servers; found through the state directory if not given.")
-    timeout_s: float = setting(10.0, "How long NATS may take to appear.", minimum=0.1)
-
-
-@click.group("dead", cls=SettingsGroup, params=options(DeadConfig))
+@click.group("dead", cls=SettingsGroup, params=options(QueueAccess))
 @click.pass_context
 def command(ctx: click.Context, /, **values: Any) -> None:
     """List, show, retry and drop requests in quarantine.
@@ -41,7 +32,7 @@ def command(ctx: click.Context, /, **values: Any) -> None:
     A request is quarantined when its attempts took workers down, or when it was given up. Needs an administrator's
     credentials.
     """
-    ctx.obj = resolve_settings(DeadConfig, values)
+    ctx.obj = resolve_settings(QueueAccess, values)
 
 
 def _selecting(function: Callable[..., None]) -> Callable[..., None]:
@@ -65,7 +56,7 @@ def _naming(function: Callable[..., None]) -> Callable[..., None]:
 @_selecting
 @click.option("--json", "is_json", is_flag=True, help="One JSON object a line.")
 @click.pass_obj
-def list_(config: DeadConfig, /, is_json: bool, **filters: Any) -> None:
+def list_(config: QueueAccess, /, is_json: bool, **filters: Any) -> None:
     """List requests in quarantine, oldest first, without their prompts."""
     found = asyncio.run(_found(config, _selection(filters)))
     if is_json:
@@ -76,17 +67,14 @@ def list_(config: DeadConfig, /, is_json: bool, **filters: Any) -> None:
         of_these = " that these filters select" if any(filters.values()) else ""
         click.echo(f"no request is in quarantine{of_these}", err=True)
         return
-    rows = [("ID", "TENANT", "MODEL", "LANE", "REASON", "ATTEMPTS", "QUARANTINED", "ERROR")]
-    rows += [tuple(_row(stored)) for stored in found]  # type: ignore[misc]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    for row in rows:
-        click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    heads = ["ID", "TENANT", "MODEL", "LANE", "REASON", "ATTEMPTS", "QUARANTINED", "ERROR"]
+    click.echo("\n".join(aligned([heads, *map(_row, found)])))
 
 
 @command.command()
 @_naming
 @click.pass_obj
-def show(config: DeadConfig, /, ids: tuple[str, ...], is_all: bool, **filters: Any) -> None:
+def show(config: QueueAccess, /, ids: tuple[str, ...], is_all: bool, **filters: Any) -> None:
     """Print requests in quarantine whole, prompts included: one JSON object a line."""
     import msgspec
 
@@ -97,7 +85,7 @@ def show(config: DeadConfig, /, ids: tuple[str, ...], is_all: bool, **filters: A
 @command.command()
 @_naming
 @click.pass_obj
-def retry(config: DeadConfig, /, ids: tuple[str, ...], is_all: bool, **filters: Any) -> None:
+def retry(config: QueueAccess, /, ids: tuple[str, ...], is_all: bool, **filters: Any) -> None:
     """Put requests back onto the batch queue with a fresh count of attempts.
 
     An interactive request becomes a batch job of its tenant, since its client has been answered. Prints where each
@@ -115,7 +103,7 @@ def retry(config: DeadConfig, /, ids: tuple[str, ...], is_all: bool, **filters: 
 @command.command()
 @_naming
 @click.pass_obj
-def drop(config: DeadConfig, /, ids: tuple[str, ...], is_all: bool, **filters: Any) -> None:
+def drop(config: QueueAccess, /, ids: tuple[str, ...], is_all: bool, **filters: Any) -> None:
     """Delete requests in quarantine for good."""
 
     async def delete(box: DeadLetterBox, stored: StoredLetter) -> None:
@@ -134,7 +122,7 @@ def _selection(filters: dict[str, Any], ids: tuple[str, ...] | None = None, is_a
 
 
 @asynccontextmanager
-async def _box(config: DeadConfig) -> AsyncIterator[DeadLetterBox]:
+async def _box(config: QueueAccess) -> AsyncIterator[DeadLetterBox]:
     from ops.cli.dead_letter_box import DeadLetterBox
 
     url = find_admin_nats(config.nats_url, config.state_dir)
@@ -142,7 +130,7 @@ async def _box(config: DeadConfig) -> AsyncIterator[DeadLetterBox]:
         yield DeadLetterBox(client)
 
 
-async def _found(config: DeadConfig, selection: Selection) -> list[StoredLetter]:
+async def _found(config: QueueAccess, selection: Selection) -> list[StoredLetter]:
     async with _box(config) as box:
         found = [stored async for stored in box.letters(selection)]
     _check_missing(selection, found)
@@ -150,7 +138,7 @@ async def _found(config: DeadConfig, selection: Selection) -> list[StoredLetter]
 
 
 async def _each(
-    config: DeadConfig,
+    config: QueueAccess,
     name: str,
     selection: Selection,
     action: Callable[[DeadLetterBox, StoredLetter], Awaitable[None]],

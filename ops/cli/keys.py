@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,6 +18,7 @@ import click
 from ops.cli.options import SettingsGroup, VariableOption, options, resolve_settings
 from ops.stack.config import AUDIT_FILE_NAME, DEFAULT_STATE_DIR
 from ops.stack.state import keys_file_of
+from ops.text_table import aligned
 from shared.audit import AUDIT_HELP, audited
 from shared.config import setting, variable_name
 
@@ -260,31 +261,21 @@ def list_(config: KeysConfig) -> None:
     records, tenants = list_keys(config.file), list_tenants(config.file)
     if not config.file.exists():
         click.echo(f"there is no {config.file} yet; `headrace keys create` makes it", err=True)
-    heads = (
-        "ID",
-        "TENANT",
-        "MODELS",
-        "REQ/MIN",
-        "TOK/MIN",
-        "CONCURRENT",
-        "READS/MIN",
-        "PRIORITY",
-        "CREATED",
-        "EXPIRES",
-    )
-    rows: list[tuple[str, ...]] = [(*heads, "REVOKED", "NAME")]
+    limit_heads = ("REQ/MIN", "TOK/MIN", "CONCURRENT")
+    more_heads = ("READS/MIN", "PRIORITY", "CREATED", "EXPIRES", "REVOKED", "NAME")
+    rows: list[tuple[str, ...]] = [("ID", "TENANT", "MODELS", *limit_heads, *more_heads)]
     for record in records:
         limits = _shown(record.requests_per_minute, record.tokens_per_minute, record.max_concurrent)
         dates = (_day(record.created), _day(record.expires), _day(record.revoked))
         more = (str(record.reads_per_minute), str(record.max_priority))
         rows.append((record.id, record.tenant, ",".join(record.models), *limits, *more, *dates, record.name))
-    _print_table(rows)
+    click.echo("\n".join(aligned(rows)))
     if tenants:
         click.echo()
         own = [(each, (each.requests_per_minute, each.tokens_per_minute, each.max_concurrent)) for each in tenants]
-        _print_table(
-            [("TENANT", "REQ/MIN", "TOK/MIN", "CONCURRENT"), *((each.tenant, *_shown(*limits)) for each, limits in own)]
-        )
+        rows = [("TENANT", *limit_heads)]
+        rows += [(each.tenant, *_shown(*limits)) for each, limits in own]
+        click.echo("\n".join(aligned(rows)))
 
 
 @command.command()
@@ -304,13 +295,6 @@ def revoke(config: KeysConfig, key: str) -> None:
 
 def _shown(*limits: int | None) -> tuple[str, ...]:
     return tuple("-" if limit is None else str(limit) for limit in limits)
-
-
-def _print_table(rows: Iterable[tuple[str, ...]]) -> None:
-    rows = list(rows)
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    for row in rows:
-        click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
 def _day(seconds: float | None) -> str:

@@ -12,6 +12,7 @@ from ops.cli.admin import AdminAccess, admin_client
 from ops.cli.options import settings_command
 from ops.cli.running_system import find_admin_nats
 from ops.stack.config import DEFAULT_STATE_DIR
+from ops.text_table import aligned
 from shared.config import setting
 from shared.errors import DependencyError
 
@@ -42,9 +43,7 @@ def run(config: UsageConfig) -> int:
             print(json.dumps({"tenant": tenant, "model": model, "lane": lane} | totals))
         return 0
     table = [_HEADS, *((*names, *(str(totals[measure]) for measure in _MEASURES)) for names, totals in rows)]
-    widths = [max(len(row[column]) for row in table) for column in range(len(_HEADS))]
-    for row in table:
-        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    print("\n".join(aligned(table)))
     return 0
 
 
