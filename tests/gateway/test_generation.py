@@ -13,7 +13,7 @@ MEGABYTE = 1 << 20
 
 @pytest.mark.parametrize(("num_characters", "expected"), [(1, 128), (60_000, 128), (1_000_000, 8), (3_000_000, 2)])
 def test_choices_of_a_long_prompt_are_queued_a_few_at_a_time(num_characters: int, expected: int) -> None:
-    """Each carries its prompt: 128 choices of 1 MB took 480 MB of the queue's memory, and everybody waited."""
+    """Each carries its prompt: 128 choices of 1 MB took 480 MB of the queue's memory, and all others waited."""
     text = "x" * num_characters
     chat = {"model": "m", "messages": [{"role": "user", "content": text}], "n": 128}
     completion = {"model": "m", "prompt": text, "n": 128}

@@ -147,7 +147,7 @@ async def test_slow_drops_of_a_head_do_not_extend_its_time(gateway: GatewayProce
         assert (await answer)[0] == 408
 
 
-async def test_idle_connections_beyond_the_limit_deny_nobody(gateway: GatewayProcess, worker: WireWorker) -> None:
+async def test_idle_connections_beyond_the_limit_deny_no_one(gateway: GatewayProcess, worker: WireWorker) -> None:
     async with contextlib.AsyncExitStack() as stack:
         stream = await stack.enter_async_context(connected(gateway))
         stream.post("/v1/completions", {"model": worker.model, "prompt": "a", "stream": True})
@@ -177,7 +177,7 @@ async def test_head_that_came_while_the_gateway_stood_still_is_answered(gateway:
         assert (await client.whole())[0] == 200
 
 
-async def test_connections_that_owe_the_rest_of_an_answered_request_deny_nobody(
+async def test_connections_that_owe_the_rest_of_an_answered_request_deny_no_one(
     gateway: GatewayProcess, worker: WireWorker
 ) -> None:
     async with contextlib.AsyncExitStack() as stack:

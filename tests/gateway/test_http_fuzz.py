@@ -1,4 +1,4 @@
-"""Thousands of broken requests from a seed, while somebody else's stream runs on the same gateway.
+"""Thousands of broken requests from a seed, while another client's stream runs on the same gateway.
 
 Every connection must end by itself, everything the gateway says on it must be HTTP, and the stream must not notice.
 """
@@ -142,11 +142,11 @@ async def _speak(worker: WireWorker, request: Request, is_over: asyncio.Event) -
     return position, longest
 
 
-async def test_broken_requests_disturb_nobody(gateway: GatewayProcess, nats_url: str) -> None:
+async def test_broken_requests_disturb_no_stream(gateway: GatewayProcess, nats_url: str) -> None:
     await fuzz(gateway, nats_url, seed=11, num_inputs=2_000)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
-async def test_many_broken_requests_disturb_nobody(gateway: GatewayProcess, nats_url: str, seed: int) -> None:
+async def test_many_broken_requests_disturb_no_stream(gateway: GatewayProcess, nats_url: str, seed: int) -> None:
     await fuzz(gateway, nats_url, seed=100 + seed, num_inputs=15_000)

@@ -14,14 +14,14 @@ from tests.ops.nats.secured import PASSWORDS, secured_server
 from tests.servers import NatsServer
 
 
-async def test_request_taken_back_after_its_stream_was_lost_deletes_nobodys_message(own_bench: Bench) -> None:
+async def test_request_taken_back_after_its_stream_was_lost_deletes_no_other_message(own_bench: Bench) -> None:
     js = own_bench.nats.jetstream()
     await own_bench.submit(ListSink())
     await until(lambda: own_bench.flight.stream_seq is not None)
     await js.delete_stream(INTERACTIVE_STREAM)
     await ensure_streams(js, StreamLimits())
     await js.publish(f"hr.req.{own_bench.model}.interactive", b"another gateway's request")
-    # Nobody has told this gateway that the stream is a new one: it may be in the middle of finding out.
+    # This gateway was not told that the stream is a new one: it may be in the middle of finding out.
     own_bench.dispatcher.cancel([own_bench.flight])
     await own_bench.dispatcher._revoker.close()
     assert (await js.stream_info(INTERACTIVE_STREAM)).state.messages == 1

@@ -26,7 +26,7 @@ def test_nine_in_ten_who_return_when_told_are_admitted_at_every_told_time(
     assert max(report.first_tokens_s) <= 2 * SLO_S
 
 
-def test_nobody_returning_leaves_no_slot_idle() -> None:
+def test_clients_that_do_not_return_leave_no_slot_idle() -> None:
     report = Simulation(3, lambda now: {"a": 10 * CAPACITY}, return_share=0.0).run(20)
     assert report.utilization >= 0.95
 

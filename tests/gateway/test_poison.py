@@ -78,7 +78,7 @@ class MortalFleet:
             await asyncio.sleep(0.2)
 
     async def _serve_until_death(self, worker: WireWorker) -> None:
-        """Serve everybody; die when poison has produced its last token."""
+        """Serve all; die when poison has produced its last token."""
         running: dict[str, tuple[Request, int]] = {}
         rule = ProbationRule(running)
         while True:
@@ -277,7 +277,7 @@ async def test_streams_with_progress_survive_any_number_of_deaths(bench: Bench) 
     assert {sink.text for sink in sinks} == {expected_text(400)}
 
 
-async def test_workers_that_die_together_leave_nobody_suspected(bench: Bench) -> None:
+async def test_workers_that_die_together_leave_no_request_suspected(bench: Bench) -> None:
     first, second = await bench.worker("a"), await bench.worker("b")
     await second.stop_pulling()
     await bench.submit(ListSink())

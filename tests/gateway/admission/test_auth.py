@@ -245,7 +245,7 @@ def test_key_file_that_appears_later_is_read(path: Path, clock: Clock) -> None:
     assert store.authenticate(bearer("secret")).tenant == "default"
 
 
-def test_gateway_that_nobody_could_use_does_not_start(path: Path) -> None:
+def test_gateway_without_keys_does_not_start(path: Path) -> None:
     for file, advice in (path, f"headrace keys --keys-file {path} create"), (None, "headrace keys create"):
         with pytest.raises(ConfigError, match=re.escape(advice)):
             KeyStore(file, None, GatewayMetrics())

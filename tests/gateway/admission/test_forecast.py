@@ -163,7 +163,7 @@ def test_what_requests_waited_corrects_the_wait_and_the_cost_of_the_next() -> No
     )
     assert after.wait_s == pytest.approx(experience.correction * before.wait_s)
     assert after.cost_s == pytest.approx(experience.correction * before.cost_s)
-    # What is learned from next is what the rates alone say, and nobody else's prompt is at fault for one's own.
+    # What is learned from next is what the rates alone say, and no other prompt is at fault for one's own.
     assert after.uncorrected_wait_s == pytest.approx(before.wait_s) == pytest.approx(before.uncorrected_wait_s)
     assert after.own_s == before.own_s
 

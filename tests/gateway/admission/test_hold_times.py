@@ -55,7 +55,7 @@ def test_all_places_of_a_holder_come_back_together(holds: HoldTimes) -> None:
     assert (holds.end("b", 1.0), holds.num_held, holds.is_empty) == (1, 0, True)
 
 
-def test_nobody_is_told_to_come_back_at_once(holds: HoldTimes) -> None:
+def test_no_client_is_told_to_come_back_at_once(holds: HoldTimes) -> None:
     holds.begin("short", 0.0)
     holds.end("short", 0.1)
     holds.begin("a", 0.0)
@@ -89,7 +89,7 @@ def test_key_with_its_share_is_told_when_one_of_its_answers_is_expected_to_end(c
     error = refused(places, "busy")
     assert (error.status, error.retry_after_s) == (429, 7.0)
     assert "in 7 s" in error.message
-    # The last place is another key's; then all are taken, whoever asks.
+    # The last place is another key's; then all are taken for any key.
     places.take("other")
     assert refused(places, "third").status == 503
 

@@ -228,7 +228,7 @@ class ReservationMachine(RuleBasedStateMachine):
         self.now += seconds
 
     @rule()
-    def everybody_stays_away(self) -> None:
+    def all_stay_away(self) -> None:
         self.now += 100
         self.book.expire(self.now)
         assert len(self.book) == 0

@@ -54,7 +54,7 @@ class Gateways:
         await until(lambda: not self.places[which]._tasks)
         return None
 
-    async def both_refuse_somebody(self) -> None:
+    async def both_refuse_another(self) -> None:
         for which in range(2):
             assert await self.ask(which, self.full, caller(f"somebody else {which}")) is not None
 
@@ -73,7 +73,7 @@ async def gateways(redis_url: str) -> AsyncIterator[Gateways]:
 
 
 async def told(gateways: Gateways, who: Caller) -> float:
-    await gateways.both_refuse_somebody()
+    await gateways.both_refuse_another()
     error = await gateways.ask(0, gateways.full, who)
     assert error is not None
     assert error.headers["x-headrace-place"] == "booked"

@@ -1,4 +1,4 @@
-"""A short prompt on an idle fleet is dispatched while Redis is asked; whoever answers first does so, and once."""
+"""A short prompt on an idle fleet is dispatched while Redis is asked; the first to answer does so, and once."""
 
 from __future__ import annotations
 

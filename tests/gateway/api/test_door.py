@@ -149,7 +149,7 @@ async def test_application_begins_and_ends_as_its_server_asks() -> None:
     assert sent == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
 
 
-async def test_client_that_leaves_while_its_body_is_read_is_counted_and_told_to_nobody() -> None:
+async def test_client_that_leaves_while_its_body_is_read_is_counted_and_told_to_no_one() -> None:
     told: list[tuple[object, int]] = []
 
     async def leave(*arguments: object) -> bytes:

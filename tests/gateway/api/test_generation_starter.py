@@ -108,7 +108,7 @@ class Gateway:
     async def share(
         self, sinks: Sequence[ListSink], tenant: str = "t", is_fresh: bool = False, timeout_s: float | None = None
     ) -> Membership:
-        """Ask for something of which everybody gets the same answer, with a choice for each sink."""
+        """Ask for something of which all get the same answer, with a choice for each sink."""
         prompt = Prompt(5, text="x")
         generation = Generation("completion", "m", (prompt,), len(sinks), Sampling(), deterministic=True)
         generation = msgspec.structs.replace(generation, timeout_s=timeout_s)
@@ -391,7 +391,7 @@ async def test_answer_of_a_fleet_whose_revisions_changed_meanwhile_is_not_kept(
     assert kept == [("old",)]
     await gateway.share([ListSink()])
     gateway.hear(worker="w2", revision="new")
-    # Whoever has begun it, the other may have gone on with it.
+    # Whichever has begun it, the other may have gone on with it.
     await answer()
     assert kept == [("old",)]
     await gateway.share([ListSink()])

@@ -158,7 +158,7 @@ async def test_request_whose_start_breaks_gives_its_lease_back(requests: Request
     assert (requests.released, requests.num_places) == ([None], 0)
 
 
-async def test_model_that_nobody_serves_is_unknown_and_costs_nothing(requests: Requests) -> None:
+async def test_model_without_workers_is_unknown_and_costs_nothing(requests: Requests) -> None:
     requests.load = None
     with pytest.raises(ApiError) as caught:
         await requests.ask()
@@ -179,7 +179,7 @@ async def test_answer_that_has_ended_is_not_looked_after_any_more(
     asking = [asyncio.create_task(requests.ask()) for _ in range(2)]
     await until(lambda: len(requests.answers) == 2 and all(answer.num_ticks for answer in requests.answers))
     ended, going_on = requests.answers
-    # A stream that cannot be looked after keeps nobody else from it.
+    # A stream that cannot be looked after keeps no other from it.
     ended.tick_error = going_on.tick_error = RuntimeError("broken")
     before = [answer.num_ticks for answer in requests.answers]
     await until(lambda: all(answer.num_ticks > num for answer, num in zip(requests.answers, before, strict=True)))

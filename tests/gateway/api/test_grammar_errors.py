@@ -27,7 +27,7 @@ USER = [{"role": "user", "content": "x"}]
 
 
 class Checker:
-    """Checks in this process, the first so many; then it is busy."""
+    """Checks in this process, the first few; then it is busy."""
 
     def __init__(self, num_answered: int = 100) -> None:
         self._num_answered = num_answered

@@ -52,7 +52,7 @@ async def test_error_of_a_large_body_is_told() -> None:
 
 
 async def test_tenants_take_turns() -> None:
-    """Whoever sends many large bodies waits for itself."""
+    """A tenant that sends many large bodies waits for itself."""
     bodies, released, order = LargeBodies(), threading.Event(), list[str]()
 
     def reader(name: str) -> Callable[[], None]:
@@ -83,7 +83,7 @@ async def test_tenant_whose_bodies_would_fill_the_memory_is_told_to_come_back() 
     assert await bodies.read("many", MAX_WAITING_BYTES * 2, threading.get_ident)
 
 
-async def test_body_that_nobody_waits_for_any_more_gives_its_place_back() -> None:
+async def test_body_that_is_not_waited_for_any_more_gives_its_place_back() -> None:
     bodies, released = LargeBodies(), threading.Event()
     reading = asyncio.ensure_future(bodies.read("t", MAX_WAITING_BYTES, held(released)))
     await asyncio.sleep(0.01)

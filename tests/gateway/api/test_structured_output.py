@@ -55,7 +55,7 @@ async def test_unsupported_keyword_is_named_with_its_place() -> None:
     assert error.message == f"{FIELD}.properties.a: 'not' is not supported."
 
 
-async def test_generation_without_grammar_asks_nobody() -> None:
+async def test_generation_without_grammar_is_not_checked() -> None:
     checker = Checker()
     plain = Generation("chat", "m", (PROMPT,), 1, Sampling(), deterministic=False)
     await StructuredOutputAdmission(cast("GrammarChecker", checker)).checked(plain, "t")

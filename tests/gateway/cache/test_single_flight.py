@@ -1,4 +1,4 @@
-"""Single flight under random joins, leaves and deltas: everybody gets the whole text, and nothing is done twice."""
+"""Single flight under random joins, leaves and deltas: all get the whole text, and nothing is done twice."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ class SingleFlightMachine(RuleBasedStateMachine):
         if self.positions[which] == NUM_TOKENS:
             return
         self.generation.sequences[which].fail(ApiError(500, "broken"))
-        # Its members are still there, but whoever comes now must get a generation that can succeed.
+        # Its members are still there, but a request that comes now must get a generation that can succeed.
         assert self.flights.find(KEY) is None
         failed, self.generation, members = self.generation, None, self.members
         self.members, before = [], self.num_cancelled
@@ -131,14 +131,14 @@ class SingleFlightMachine(RuleBasedStateMachine):
         assert self.num_cancelled - before == bool(members)
 
     @invariant()
-    def everybody_has_heard_everything(self) -> None:
+    def all_have_heard_everything(self) -> None:
         for sinks in self.members:
             for sink, position in zip(sinks, self.positions, strict=True):
                 assert sink.text == "".join(f"{i} " for i in range(position))
                 assert sink.num_endings == (position == NUM_TOKENS)
 
     @invariant()
-    def whoever_has_left_hears_nothing_more(self) -> None:
+    def members_that_left_hear_nothing_more(self) -> None:
         for sinks, texts in self.left:
             assert [sink.text for sink in sinks] == texts
 

@@ -53,7 +53,7 @@ async def test_repeated_deltas_are_dropped(bench: Bench) -> None:
 async def test_end_that_was_lost_with_the_workers_own_connection_is_not_waited_for_long(bench: Bench) -> None:
     bench.dispatcher._recovery._limits = replace(FAST_RECOVERY, stall_s=10.0, reconnect_timeout_s=0.1)
     worker, sink, first = await bench.begun(3)
-    # Its heartbeats show that it has nothing any more, and nobody here has seen a connection end.
+    # Its heartbeats show that it has nothing any more, and this gateway has not seen a connection end.
     worker.num_reconnects = 1
     second = await worker.next_request()
     assert (second.id, second.epoch, second.emitted) == (first.id, 1, (0, 1, 2))
@@ -333,7 +333,7 @@ async def test_full_queue_refuses_with_retry_after(start_nats: Callable[..., Nat
         assert (error.status, error.code) == (503, "queue_full")
         assert error.retry_after_s
         await asyncio.sleep(0.1)
-        # A queue that is full is there: nobody else's request is published again.
+        # A queue that is full is there: no other request is published again.
         assert [(flight.epoch, flight.sink.error) for flight in flights[:2]] == [(0, None)] * 2
 
 
@@ -371,7 +371,7 @@ async def test_restarted_nats_serves_old_and_new_requests(own_bench: Bench, nats
 async def test_many_concurrent_requests_all_end_complete(nats_url: str) -> None:
     async with AsyncExitStack() as stack:
         bench = Bench(nats_url, stack)
-        # Nothing fails here, and a busy machine takes seconds for so many: what is late by the limits of the other
+        # Nothing fails here, and a busy machine takes seconds for them: what is late by the limits of the other
         # tests would be published again, and again.
         bench.limits, bench.fleet_limits = RecoveryLimits(), FleetLimits()
         await bench.start()
@@ -387,7 +387,7 @@ async def test_many_concurrent_requests_all_end_complete(nats_url: str) -> None:
     assert bench.endings == ["completed"] * 500
 
 
-async def test_bytes_that_are_no_frame_harm_nobody(bench: Bench) -> None:
+async def test_bytes_that_are_no_frame_harm_no_stream(bench: Bench) -> None:
     worker, sink = await bench.worker("a"), ListSink()
     await bench.submit(sink)
     request = await worker.next_request()
@@ -477,7 +477,7 @@ async def test_new_requests_are_refused_while_nats_is_silent_and_streams_stay_wh
     await stream.end()
     assert (stream.error, stream.text, own_bench.moves) == (None, expected_text(4), [])
     assert own_bench.dispatcher.fleet.is_ready(own_bench.model)
-    # Nobody works on what was refused.
+    # No worker works on what was refused.
     await until(lambda: any(refused.id in cancel.ids for cancel in worker.cancels))
 
 
@@ -499,7 +499,7 @@ async def refusal(bench: Bench) -> ApiError:
     return raised.value
 
 
-# Nested without end in a field that nobody reads, and a text that is none.
+# Nested without end in a field that is not read, and a text that is none.
 _UNDECODABLE = (
     b"\x82\xa4type\xa9heartbeat\xa1z" + b"\x91" * 10_000,
     b"\x82\xa4type\xa9heartbeat\xa6worker\xa1\xff",
@@ -536,7 +536,7 @@ async def test_junk_heartbeats_are_dropped_and_logged_once_a_minute(
     assert not [record for record in caplog.records if record.exc_info]
 
 
-async def test_heartbeat_on_the_subject_of_somebody_else_counts_for_nobody(
+async def test_heartbeat_on_the_subject_of_another_counts_for_neither(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
     worker = await bench.worker("a")
@@ -575,7 +575,7 @@ async def test_tenant_has_a_share_of_its_models_workers_while_others_let_request
     assert bench.dispatcher.share(bench.model, "polite") is None
     await bench.submit(ListSink(), tenant="greedy")
     await until(lambda: bench.dispatcher.share(bench.model, "polite") is not None)
-    # There is nobody to share it with.
+    # There is no one to share it with.
     assert bench.dispatcher.share(bench.model, "greedy") is None
 
 

@@ -128,7 +128,7 @@ async def test_claim_of_a_worker_that_serves_another_model_is_dropped(
     assert (flight.worker, flight.emitted) == ("fresh", [7])
 
 
-async def test_announcement_claims_a_flight_and_is_told_to_nobody(received: Received) -> None:
+async def test_announcement_claims_a_flight_and_is_told_to_no_one(received: Received) -> None:
     sink = ListSink()
     flight = received.held("r", sink=sink)
     flight.worker, flight.progressed_at = None, 0.0
@@ -230,7 +230,7 @@ async def test_end_without_an_answer_fails_the_flight(
 
 
 @pytest.mark.parametrize(("reason", "lost"), [("expired", "early"), ("cancelled", "cancelled")])
-async def test_end_that_nobody_here_asked_for_is_a_loss(received: Received, reason: FinishReason, lost: str) -> None:
+async def test_end_that_was_not_asked_for_here_is_a_loss(received: Received, reason: FinishReason, lost: str) -> None:
     flight = received.held("a")
     flight.expires_at = asyncio.get_running_loop().time() + 60
     received.accept(Frame("w", 1, [Delta("a", 0, 2, finish=Finish(reason))]))

@@ -108,7 +108,7 @@ async def test_answer_that_was_asked_for_early_is_owed_from_then_on(rounds: Roun
     assert len(rounds.connection.pings) - num_asked == 1
     await rounds.run(ROUND_S, is_heard=True)
     assert not rounds.watch.is_late
-    # It came soon enough to be nobody's silence, and the next one is owed anew.
+    # It came soon enough to be no silence, and the next one is owed anew.
     assert rounds.discounted_s == []
     await rounds.watch.ask()
     assert len(rounds.connection.pings) - num_asked == 2
@@ -118,7 +118,7 @@ async def test_answer_that_was_asked_for_early_is_owed_from_then_on(rounds: Roun
     assert len(rounds.connection.pings) - num_asked == 2
 
 
-async def test_anything_that_is_heard_ends_the_suspicion_and_the_silence_is_nobodys(rounds: Rounds) -> None:
+async def test_anything_that_is_heard_ends_the_suspicion_and_counts_as_no_silence(rounds: Rounds) -> None:
     await rounds.until_suspected()
     await rounds.run(1.0)
     assert rounds.watch.is_late
@@ -153,7 +153,7 @@ async def test_suspicion_that_comes_true_makes_the_next_one_no_later(rounds: Rou
     first_s = await rounds.until_suspected()
     rounds.connection.is_connected = False
     await rounds.run(0.5)
-    # Nobody has told of the end of the connection yet: the suspicion stands.
+    # The end of the connection is not known yet: the suspicion stands.
     assert rounds.watch.is_suspected
     rounds.watch.disconnected()
     assert not rounds.watch.is_suspected
@@ -207,7 +207,7 @@ async def test_what_is_awaited_while_an_answer_is_late_is_not_lost(rounds: Round
     await rounds.run(ANSWERS.interval_s, is_heard=True, answers=False)
     assert not rounds.watch.is_late
     await rounds.run(1.0, is_heard=True, answers=False)
-    # Nothing is moved, and nobody is taken for dead, for what does not come meanwhile.
+    # Nothing is moved, and no worker is taken for dead, for what does not come meanwhile.
     assert rounds.watch.is_late
     await rounds.run(ROUND_S, is_heard=True)
     assert not rounds.watch.is_late

@@ -25,7 +25,7 @@ from tests.gateway.dispatch_bench import ListSink
 
 
 def flight(num_produced: int = 0, probation: int = 0) -> Flight:
-    """Return a flight that had three tokens when its attempt began and has produced so many more."""
+    """Return a flight that had three tokens when its attempt began and has produced this many more."""
     result = Flight(Request(id="a", model="m", text="x"), ListSink(), 1, 0.0)
     result.start, result.emitted, result.probation = 3, [1] * (3 + num_produced), probation
     return result
@@ -184,7 +184,7 @@ def test_number_of_remembered_requests_is_bounded(remembered: Remembered, monkey
     assert [loss is not None for loss in found] == [False, True, True]
 
 
-def test_answer_to_a_request_that_nobody_knows_changes_nothing(remembered: Remembered) -> None:
+def test_answer_to_an_unknown_request_changes_nothing(remembered: Remembered) -> None:
     death = remembered.convict()
     remembered.known.forget(Flight(msgspec.structs.replace(REQUEST, text="food"), ListSink(), 1, 0.0))
     loss = remembered.known.find(REQUEST)

@@ -93,7 +93,7 @@ async def test_acknowledgement_of_an_earlier_attempt_leaves_the_later_one_waitin
     assert queue.stored == [(moved, 0, 1), (moved, 1, 2)]
 
 
-async def test_acknowledgement_that_nobody_waits_for_is_left(queue: Queue) -> None:
+async def test_acknowledgement_that_is_not_waited_for_is_left(queue: Queue) -> None:
     forgotten = flight()
     queue.publisher.forget(forgotten)
     queue.publisher.publish(forgotten)

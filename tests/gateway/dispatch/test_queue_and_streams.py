@@ -48,7 +48,7 @@ def num_waits() -> int:
     return sum(getattr(task.get_coro(), "__qualname__", "") == "wait_for" for task in asyncio.all_tasks())
 
 
-async def test_cancelled_request_that_nobody_claimed_leaves_the_queue(bench: Bench) -> None:
+async def test_cancelled_request_that_no_worker_claimed_leaves_the_queue(bench: Bench) -> None:
     sink = ListSink()
     await bench.submit(sink)
     await until(lambda: bench.flight.stream_seq is not None)
@@ -132,7 +132,7 @@ async def test_streams_of_results_and_dead_letters_are_made_at_the_start_and_whe
         await own_bench.dispatcher.reconnected()
 
 
-async def test_gateway_tells_the_others_what_nobody_has_claimed(bench: Bench) -> None:
+async def test_gateway_tells_the_others_what_no_worker_has_claimed(bench: Bench) -> None:
     heard = await bench.nats.subscribe(bench.dispatcher.reply.replace("hr.tok.", "hr.gateway."))
     await bench.submit(ListSink())
     while True:
@@ -210,7 +210,7 @@ async def clustered(start_nats: Callable[..., NatsServer], request: pytest.Fixtu
         bench = Bench(start_nats().url, stack)
         bench.limits = dataclasses.replace(FAST_RECOVERY, refused_retry_s=0.2, outage_timeout_s=request.param)
         await bench.start()
-        # Nobody makes a stream behind the test's back.
+        # No other part makes a stream behind the test's back.
         await until(lambda: not num_waits())
         bench.nats._server_info = bench.nats._server_info | {"cluster": "c"}
         yield bench

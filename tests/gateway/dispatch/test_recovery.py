@@ -201,7 +201,7 @@ async def test_stream_with_progress_between_deaths_is_never_a_suspect(moves: Mov
     assert flight.losses == []
 
 
-async def test_death_without_blame_makes_nobody_a_suspect(moves: Moves) -> None:
+async def test_death_without_blame_makes_no_request_a_suspect(moves: Moves) -> None:
     flight = moves.flight("a")
     for number in range(10):
         moves.flights.claim(flight, f"w{number}")
@@ -285,7 +285,7 @@ async def test_what_a_worker_may_have_given_back_is_not_taken_for_delivered(move
     assert [flight.delivered_at for flight in (before, after, first, second)] == [None, now, None, now]
 
 
-async def test_timeout_of_a_request_that_nobody_claims_doubles(moves: Moves) -> None:
+async def test_timeout_of_a_request_that_no_worker_claims_doubles(moves: Moves) -> None:
     idle = msgspec.structs.replace(BEAT, waiting=0, running=0)
     flight = moves.flight("a")
     for epoch, factor in enumerate((1, 2, 4)):
@@ -336,13 +336,13 @@ async def test_request_that_was_published_before_a_worker_died_is_not_waited_for
     now += LIMITS.after_death_claim_timeout_s + 0.02
     await moves.sweep(now)
     assert moves.wire.published == [("before", 1)]
-    # Once: what nobody claims after that was not lost with that worker.
+    # Once: what no worker claims after that was not lost with that worker.
     before.published_at, before.stream_seq = now, 12
     await moves.sweep(now + LIMITS.disturbed_claim_timeout_s - 0.01)
     assert [flight for flight, _ in moves.wire.published].count("before") == 1
 
 
-async def test_request_whose_worker_nobody_knows_moves(moves: Moves) -> None:
+async def test_request_whose_worker_is_unknown_moves(moves: Moves) -> None:
     now = 100.0
     for _ in range(100):
         now += 0.1
@@ -438,7 +438,7 @@ async def test_stream_that_waits_at_its_worker_moves_only_to_one_that_has_room(m
     for lack in ({"waiting": 1}, {"running": 8}, {"free_blocks": 6}, {"queue_pending": 1}):
         assert await sweep(**lack) == [("b", 1)]
     assert await sweep(running=1) == [("b", 1), ("a", 1)]
-    # Nobody is at fault.
+    # No worker is at fault.
     assert (waiting.num_moves, silent.num_moves) == (0, 1)
 
 
@@ -479,7 +479,7 @@ async def test_pause_does_not_count_as_time_since_the_delivery(moves: Moves) -> 
 
 
 @pytest.mark.parametrize("is_same_stream", [True, False])
-async def test_return_of_nats_publishes_what_nobody_claimed(moves: Moves, is_same_stream: bool) -> None:
+async def test_return_of_nats_publishes_what_no_worker_claimed(moves: Moves, is_same_stream: bool) -> None:
     claimed, unclaimed = moves.flight("a", "w"), moves.flight("b")
     claimed.stream_seq, unclaimed.stream_seq = 3, 4
     moves.reconnect(is_same_stream=is_same_stream)
@@ -499,7 +499,7 @@ async def test_absence_of_nats_ends_requests_at_their_deadline_or_when_it_is_too
     assert moves.wire.failed == []
     moves.recovery.sweep(start + 6)
     assert moves.wire.failed == [("a", 408)]
-    # The official SDKs would repeat it, and nobody waits for the answer any more.
+    # The official SDKs would repeat it, and no client waits for the answer any more.
     assert moves.wire.errors[0].headers["x-should-retry"] == "false"
     moves.recovery.sweep(start + LIMITS.outage_timeout_s + 1)
     assert moves.wire.failed == [("a", 408), ("b", 503)]
@@ -539,7 +539,7 @@ async def test_copies_of_a_poisonous_request_end_with_it_but_nothing_else_does(m
         await moves.die(f"w{number}")
     assert sorted(moves.wire.failed) == [("a", 500), ("b", 500)]
     assert moves.wire.quarantined == [("a", "worker_lost")]
-    # A dead worker acknowledges no message: whoever ends a flight deletes the message if no worker holds the flight.
+    # A dead worker acknowledges no message: what ends a flight deletes its message if no worker holds it.
     assert (poison.worker, copies["waiting"].worker) == (None, None)
 
 
@@ -635,7 +635,7 @@ async def test_only_new_requests_that_nats_has_not_acknowledged_are_refused(move
     assert moves.wire.failed == [("new", 503)]
 
 
-async def test_what_workers_hold_is_left_to_them_while_nobody_leads_the_queue(moves: Moves) -> None:
+async def test_what_workers_hold_is_left_to_them_while_no_server_leads_the_queue(moves: Moves) -> None:
     held, waiting = moves.flight("a", "w"), moves.flight("b")
     assert moves.recovery.waits_for_stream(waiting, may_elect=True)
     held.progressed_at = asyncio.get_running_loop().time()

@@ -355,7 +355,7 @@ def test_worker_beyond_the_limit_has_no_room_and_those_that_are_known_keep_their
     assert not watched.fleet.has_room_for("new")
 
 
-def test_models_that_nobody_serves_any_more_are_not_kept_without_limit() -> None:
+def test_models_without_workers_are_not_kept_without_limit() -> None:
     watched = Watched()
     for number in range(MAX_WORKERS + 10):
         watched.hear(worker="liar", model=f"m{number}")

@@ -1,4 +1,4 @@
-"""Heartbeats count for whom their subject names, and nobody else."""
+"""Heartbeats count for whom their subject names, and no other."""
 
 from __future__ import annotations
 

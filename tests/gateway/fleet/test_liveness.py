@@ -19,7 +19,7 @@ ROUNDING_S = 0.001
 
 @dataclasses.dataclass
 class Simulated:
-    """A worker: `alive` beats and answers, `frozen` does neither, `gone` lets NATS answer that nobody listens."""
+    """A worker: `alive` beats and answers, `frozen` does neither, `gone` lets NATS answer that there is no listener."""
 
     name: str
     state: str = "alive"
@@ -326,7 +326,7 @@ def test_two_workers_of_one_name_condemn_no_request(watched: Watched) -> None:
     assert not watched.liveness.is_gone("a")
 
 
-def test_nobody_dies_while_nats_is_away(watched: Watched) -> None:
+def test_no_worker_dies_while_nats_is_away(watched: Watched) -> None:
     for worker in watched.workers.values():
         worker.state = "gone"
     watched.liveness.nats_disconnected()

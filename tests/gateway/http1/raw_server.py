@@ -57,7 +57,7 @@ class Served:
         self.port = port
 
     async def has_received(self, num_bytes: int) -> None:
-        """Wait until so many bytes have come, over all connections."""
+        """Wait until this many bytes have come, over all connections."""
         await until(lambda: self.server.num_received >= num_bytes)
 
     @property

@@ -61,7 +61,7 @@ async def test_answer_in_pieces_is_sent_as_it_comes_and_waits_for_its_reader() -
         go_on.set()
         await until(lambda: sent)
         await asyncio.sleep(0.2)
-        # The kernel holds some; nobody holds all.
+        # The kernel holds some; nothing holds all.
         assert len(sent) < 32
         num_bytes, tail = 0, b""
         while not tail.endswith(b"last\r\n0\r\n\r\n"):

@@ -42,7 +42,7 @@ async def test_pieces_are_joined() -> None:
     assert await Source(b"12345", b"", b"67890").body.read(10) == b"1234567890"
 
 
-async def test_body_that_comes_whole_is_given_once_and_counted_against_nobody() -> None:
+async def test_body_that_comes_whole_is_given_once_and_counted_against_no_key() -> None:
     budget = BodyBudget(1, 0)
     body = RequestBody(lambda: body.complete(b"12345"), budget)
     assert await body.read(10) == b"12345"

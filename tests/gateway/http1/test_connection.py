@@ -260,7 +260,7 @@ async def test_bytes_that_are_no_request_are_refused_with_an_id_and_the_four_key
         assert error["type"] == ("invalid_request_error" if status < 500 else "server_error")
 
 
-async def test_pipeline_that_nobody_reads_stops_being_read_and_goes_on_when_it_is() -> None:
+async def test_pipeline_that_is_not_read_stops_being_read_and_goes_on_when_it_is() -> None:
     num_sent, answer = 4000, b"y" * 4000
 
     async def respond(exchange: Exchange) -> None:
@@ -296,7 +296,7 @@ async def test_unwanted_body_waits_outside_until_it_is_wanted() -> None:
         assert await read_whole(reader) == (200, b"1000000")
 
 
-async def test_short_body_nobody_read_is_dropped_and_the_connection_goes_on() -> None:
+async def test_short_body_that_was_not_read_is_dropped_and_the_connection_goes_on() -> None:
     async with served(never_read) as server, connected(server) as (reader, writer):
         for _ in range(2):
             writer.write(b"POST /x HTTP/1.1\r\nHost: t\r\nContent-Length: %d\r\n\r\n" % MAX_DROPPED_BODY_BYTES)
@@ -528,7 +528,7 @@ async def test_client_that_sends_its_body_at_once_is_not_told_to() -> None:
         assert await read_whole(reader) == (200, b"hi")
 
 
-async def test_bodies_that_nobody_reads_do_not_delay_what_is_behind_them() -> None:
+async def test_bodies_that_are_not_read_do_not_delay_what_is_behind_them() -> None:
     async with served(never_read) as server, connected(server) as (reader, writer):
         writer.write(REQUEST * 3)
         async with asyncio.timeout(5):

@@ -88,7 +88,7 @@ def test_burst_does_not_close_connections_that_had_no_time_to_send(table: Table)
     for number, member in enumerate(burst):
         assert table.table.num_places == 4 - number
         member.is_limited = table.table.add(member)
-    # Whoever comes now waits until these have sent their requests or had the time to.
+    # A client that comes now waits until these have sent their requests or had the time to.
     assert table.table.num_places == 0
     table.clock.now += MIN_WAIT_S
     assert table.table.num_places == 1

@@ -55,7 +55,7 @@ def test_child_of_a_fork_writes_its_state_and_reads_its_parents_end(
     ((slot, link),) = found
     assert (slot, link.socket_index, link.parent_pipe) == (5, 1, parent.group._pipe_read)
     assert not os.get_blocking(link.state_pipe)
-    # Nobody reads any more, not even this process.
+    # No process reads any more, not even this process.
     with pytest.raises(BrokenPipeError):
         os.write(link.state_pipe, b"s")
     os.close(link.state_pipe)
@@ -116,7 +116,7 @@ def test_ended_processes_are_taken_out_and_strangers_are_no_matter(
     parent.pipes = [(os.dup(write), write) for _, write in parent.pipes]
 
 
-def test_parent_without_children_reaps_nobody(monkeypatch: pytest.MonkeyPatch, parent: ParentOfTwo) -> None:
+def test_parent_without_children_reaps_none(monkeypatch: pytest.MonkeyPatch, parent: ParentOfTwo) -> None:
     def wait(pid: int, options: int) -> tuple[int, int]:
         raise ChildProcessError
 

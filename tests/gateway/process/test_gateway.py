@@ -183,7 +183,7 @@ async def test_gateway_waits_for_a_stream_that_it_may_not_make(
         admin = await connect(server.url, role="admin", name="test", user="admin", password="admin")
         await ensure_interactive_stream(admin.jetstream(), StreamLimits())
         await until(lambda: " serving " in gateway.log, 60)
-        # Nobody who waits for an answer needs the other streams.
+        # No client that waits for an answer needs the other streams.
         await until(lambda: "waiting for the streams of batch results and dead letters" in gateway.log, 60)
         await admin.close()
 

@@ -1,4 +1,4 @@
-"""The sockets that gateway processes share: bound once, listening when somebody serves."""
+"""The sockets that gateway processes share: bound once, listening when a process serves."""
 
 from __future__ import annotations
 

@@ -137,7 +137,7 @@ def test_process_that_has_ended_beats_no_more_and_others_are_read(parent: Parent
     parent.pipes[0] = (parent.pipes[0][0], os.dup(parent.pipes[1][1]))
 
 
-def test_clients_are_refused_once_nobody_has_served_for_a_while(
+def test_clients_are_refused_once_no_process_has_served_for_a_while(
     parent: ParentOfTwo, caplog: pytest.LogCaptureFixture
 ) -> None:
     for pid in PIDS:
@@ -154,7 +154,7 @@ def test_clients_are_refused_once_nobody_has_served_for_a_while(
     judge(5)
     assert parent.calls == ["listen", "refuse"]
     assert caplog.messages == ["no process has served for a while: clients are refused"]
-    # One that leaves lets nobody in; one that serves does, and the rounds are counted anew.
+    # One that leaves lets no client in; one that serves does, and the rounds are counted anew.
     parent.child(PIDS[0]).is_leaving = True
     parent.group._note_state(parent.child(PIDS[0]), SERVING)
     assert parent.calls == ["listen", "refuse"]
@@ -241,7 +241,7 @@ def test_process_without_a_slot_waits_for_one(parent: ParentOfTwo) -> None:
     assert parent.forked == [(2 * processes.SLOTS_PER_PROCESS - 1, 1.0)]
 
 
-def test_stopping_group_starts_nobody(parent: ParentOfTwo) -> None:
+def test_stopping_group_starts_none(parent: ParentOfTwo) -> None:
     parent.group._starts = [processes._Start(0.0, 1.0)]
     parent.group._stop(signal.SIGTERM, None)
     parent.group._start_due()

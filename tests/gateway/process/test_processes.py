@@ -145,7 +145,7 @@ async def test_frozen_process_does_not_keep_the_group_from_stopping(nats_url: st
 
 @pytest.mark.slow
 @pytest.mark.parametrize("is_parent_first", [True, False])
-async def test_pause_of_everything_kills_nobody(nats_url: str, tmp_path: Path, is_parent_first: bool) -> None:
+async def test_pause_of_everything_kills_no_process(nats_url: str, tmp_path: Path, is_parent_first: bool) -> None:
     with running_gateway(tmp_path, nats_url, processes=2) as gateway:
         await until(lambda: len(served_by(gateway)) == 2, 60)
         everybody = [gateway.process.pid, *served_by(gateway)]
@@ -181,7 +181,7 @@ async def test_one_scrape_shows_all_processes_and_follows_replacements(nats_url:
 
 
 @pytest.mark.slow
-async def test_port_on_which_nobody_can_serve_refuses_until_somebody_can(
+async def test_port_on_which_no_process_can_serve_refuses_until_one_can(
     start_nats: Callable[..., NatsServer], tmp_path: Path
 ) -> None:
     server = start_nats()

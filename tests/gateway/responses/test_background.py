@@ -92,7 +92,7 @@ async def test_response_that_runs_is_cancelled_with_all_that_its_worker_has_gene
     began = time.monotonic()
     cancelled = await client.responses.cancel(response.id)
     assert (cancelled.status, cancelled.output_text) == ("cancelled", "all that was generated")
-    # Nobody waits as long as for a worker that has died.
+    # This is sooner than after the death of a worker.
     assert time.monotonic() - began < 1.5
     assert len(batch.cancels) == 1
 

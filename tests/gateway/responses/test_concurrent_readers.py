@@ -1,4 +1,4 @@
-"""Requests of a hundred bytes that read megabytes: so many of a tenant at once, and no others wait for them."""
+"""Requests of a hundred bytes that read megabytes: a few of a tenant at once, and no others wait for them."""
 
 from __future__ import annotations
 

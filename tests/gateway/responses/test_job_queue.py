@@ -112,7 +112,7 @@ async def test_queue_that_does_not_answer_is_a_503(
     with pytest.raises(ApiError) as caught:
         await ask(queue, REF)
     assert (caught.value.status, caught.value.code, caught.value.retry_after_s) == (503, "queue_unavailable", 2.0)
-    # Nobody waits for NATS as long as its client would.
+    # No call waits for NATS as long as its client would.
     assert wire.timeout_s == 3.0
 
 

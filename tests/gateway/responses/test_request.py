@@ -1,4 +1,4 @@
-"""Bodies that nobody writes by hand: each becomes a generation that can be stored, or a 400."""
+"""Bodies that no one writes by hand: each becomes a generation that can be stored, or a 400."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is told to whoever writes the form of one API into a body of another."""
+"""What is told to those who write the form of one API into a body of another."""
 
 from __future__ import annotations
 
