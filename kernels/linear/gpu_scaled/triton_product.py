@@ -27,7 +27,7 @@ _ROW_BLOCKS_TOGETHER = 8
 _MAX_ROWS_WITH_BLOCKS = 64
 
 
-@triton.jit(do_not_specialize=["num_rows"])
+@triton.jit(do_not_specialize=["num_rows", "input_scale_stride"])
 def scaled_linear_kernel(
     inputs,
     input_scales,

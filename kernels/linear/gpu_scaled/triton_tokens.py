@@ -16,7 +16,7 @@ _BLOCKS_PER_PROGRAM = 8
 _PER_WARP = 2048
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["part_stride"])
 def quantize_tokens_kernel(
     x,
     given_scale,
