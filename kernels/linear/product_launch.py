@@ -6,8 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from kernels.gpu_config import Gpu, GpuGeneration, by_generation
-from kernels.linear.split_k import best_num_splits
 
+MAX_SPLITS = 8
+MIN_BLOCK_N = 64
+"""Fewest output features of a program: the wide side of wgmma."""
 MAX_SPLIT_ROWS = 64
 """More rows than these make tiles enough without splitting the input features."""
 _COPIED_BYTES = 16
@@ -79,3 +81,24 @@ def splits_of(launch: ProductLaunch, gpu: Gpu, out_features: int, num_blocks: in
     at_once = launch.programs_per_multiprocessor * gpu.num_multiprocessors
     part_bytes = 8 * launch.block_m * out_features
     return best_num_splits(num_tiles, at_once, num_blocks, part_bytes / weight_bytes)
+
+
+def best_num_splits(num_tiles: int, at_once: int, limit: int, part_share: float) -> int:
+    """Return how many programs share a tile.
+
+    The best number fills whole waves of programs, and is so small that writing and reading the parts costs little
+    beside reading the weight once.
+
+    Args:
+        num_tiles: Tiles of the result.
+        at_once: Programs that the GPU runs at the same time.
+        limit: Most splits there can be; no more than `MAX_SPLITS` are chosen.
+        part_share: Bytes of the parts that a further split adds, over the bytes of the weight.
+    """
+
+    def efficiency(num_splits: int) -> float:
+        programs = num_tiles * num_splits
+        filled = programs / (-(-programs // at_once) * at_once)
+        return filled / (1 + (part_share * num_splits if num_splits > 1 else 0.0))
+
+    return max(range(1, max(1, min(limit, MAX_SPLITS)) + 1), key=efficiency)

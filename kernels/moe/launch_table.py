@@ -1,4 +1,4 @@
-"""Launches of the products with experts, by GPU generation and rows of a program; `config` explains them.
+"""Launches of the products with experts, by GPU generation and rows of a program; `gpu` explains them.
 
 All entries are reasoned, from those of `kernels.linear`: none was measured yet. With 128 rows, a program that unpacks
 weights has more sums than registers.

@@ -6,7 +6,7 @@ import torch
 from kernels.gpu_config import GpuGeneration, generation_of
 from kernels.linear.dense.small_gemm import launch_table as small_gemm_table
 from kernels.linear.dense.small_gemm.config import MAX_ROWS, is_preferred, small_gemm_launch
-from kernels.linear.split_k import MIN_BLOCK_N
+from kernels.linear.product_launch import MIN_BLOCK_N
 from kernels.paged_attention import launch_table as attention_table
 from kernels.paged_attention.triton_config import SplitConfig, chunk_config, split_config
 from kernels.sampling import launch_table as sampling_table

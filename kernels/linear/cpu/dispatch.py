@@ -1,4 +1,4 @@
-"""Packs quantized matrices for the compiled kernel, where there is one."""
+"""Packs quantized matrices for the compiled kernel, where there is one, and the linear layer on them."""
 
 from __future__ import annotations
 
@@ -43,3 +43,21 @@ def quantized_linear(x: torch.Tensor, packed: QuantizedPanels, *, to_float32: bo
     library = cpu_library()
     assert library is not None
     return quantized_linear_cpu(library, x, packed, to_float32=to_float32)
+
+
+class KernelQuantizedLinear:
+    """A linear layer on weights that are packed for the compiled kernel."""
+
+    __slots__ = ("packed",)
+
+    def __init__(self, packed: QuantizedPanels) -> None:
+        """Hold the packed weights."""
+        self.packed = packed
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Multiply rows."""
+        return quantized_linear(x, self.packed)
+
+    def to_float32(self, x: torch.Tensor) -> torch.Tensor:
+        """Multiply rows, not rounded to the type of `x`."""
+        return quantized_linear(x, self.packed, to_float32=True)

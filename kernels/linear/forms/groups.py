@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kernels.linear.forms.coded_matrix import CodedMatrix
-from kernels.linear.forms.columns import column_groups, is_same
+from kernels.linear.forms.coded_matrix import CodedMatrix, column_groups, is_same
 from kernels.linear.forms.numbers import Number
 
 

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kernels.linear.forms.coded_matrix import Activation, CodedMatrix
-from kernels.linear.forms.columns import column_groups, is_same
+from kernels.linear.forms.coded_matrix import Activation, CodedMatrix, column_groups, is_same
 from kernels.linear.forms.numbers import FLOAT8, INT8
 
 SCALE_BLOCK = 128

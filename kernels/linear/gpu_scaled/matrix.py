@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from kernels.gpu_config import has_float8, has_kernels
 from kernels.linear.forms import QuantizedWeight, ScaledWeight
 from kernels.linear.gpu_scaled.block_product import ROW_MULTIPLE, can_multiply
-from kernels.linear.split_k import MIN_BLOCK_N
+from kernels.linear.product_launch import MIN_BLOCK_N
 
 
 @dataclass(frozen=True, slots=True, eq=False)
