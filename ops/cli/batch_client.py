@@ -78,7 +78,7 @@ class BatchClient:
     ) -> None:
         """Prepare; the connection is made on entering.
 
-        `tell` is for whoever waits: that NATS is long in coming, or results are, that the connection is lost and back.
+        `tell` gets notices: NATS or results take long, or the connection is lost or back.
         """
         self._tell = tell
         self._access = (url, user, password, files)

@@ -107,7 +107,7 @@ class Reader:
         return response_id
 
     def read(self, stream: Iterable[Any], then: Callable[[], None], after: int) -> None:
-        """Read to the end; do something once so many pieces of text have come."""
+        """Read to the end; do something once a number of pieces of text have come."""
         deadline, num_deltas = time.monotonic() + GIVE_UP_S, 0
         while True:
             self.num_streams += 1
@@ -161,6 +161,6 @@ def test_text_of_a_background_stream_comes_while_it_is_written(stack: System) ->
     for event in stream:
         if event.type == "response.output_text.delta" and (not times or time.monotonic() > times[-1] + 0.02):
             times.append(time.monotonic())
-    # Written for five seconds: it does not come at the end, nor in the steps of jobs that nobody follows.
+    # Written for five seconds: it does not come at the end, nor in the steps of jobs that no client follows.
     assert times[-1] - times[0] > 3.0
     assert max(after - before for before, after in pairwise(times)) < 1.5

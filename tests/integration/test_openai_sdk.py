@@ -1,4 +1,4 @@
-"""The official SDK against the running system with the demo model: a client that nobody here wrote."""
+"""The official SDK against the running system with the demo model: a client that we did not write."""
 
 from __future__ import annotations
 

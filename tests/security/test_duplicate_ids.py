@@ -1,4 +1,4 @@
-"""Incident class: duplicate ids. Who publishes an id twice gets one answer, and nobody gets somebody else's."""
+"""Incident class: duplicate ids. An id published twice gets one answer, and no client gets another's."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ def hostile_grammars(number: int) -> list[Grammar]:
 
 
 async def publish(gateway: TestGateway, count: int) -> list[str]:
-    """Publish so many jobs of the hostile tenant straight to the queue; return their ids."""
+    """Publish jobs of the hostile tenant straight to the queue; return their ids."""
     grammars = itertools.chain.from_iterable(map(hostile_grammars, itertools.count()))
     ids = []
     for number, grammar in enumerate(itertools.islice(grammars, count)):

@@ -102,7 +102,7 @@ async def test_deadline_that_is_no_number_does_not_switch_expiry_off(
 async def test_epoch_of_thirty_digits_does_not_stop_the_frames_of_others(
     worker: RunningWorker, gateway: TestGateway
 ) -> None:
-    """No frame can carry it, so whoever shares the frame would wait for ever."""
+    """No frame can carry it, so all requests in the frame would wait for ever."""
     fields = {"type": "request", "id": "h", "model": gateway.model, "reply": gateway.reply, "epoch": 10**30}
     await gateway.publish_raw(json.dumps(fields).encode())
     assert (await gateway.ask()).finish.reason == "length"

@@ -61,7 +61,7 @@ class House:
     def serve(
         self, *, num_people: int, num_visits: int, pause_s: tuple[float, float], first_at: float | None = None
     ) -> list[Visit]:
-        """Let people come until so many requests have ended; return what each saw.
+        """Send interactive requests until a number have ended; return the timing of each.
 
         They come after quiet seconds, or at `first_at`.
         """
@@ -83,7 +83,7 @@ class House:
         return [visit for key, visit in visits.items() if key[0] == "e"]
 
     def idle_until(self, next_visit: float) -> None:
-        """Compute batch work, of which there is always more, until somebody comes."""
+        """Compute batch work, of which there is always more, until an interactive request comes."""
         self._fill_backlog()
         self._step_or_wait(next_visit, {})
 

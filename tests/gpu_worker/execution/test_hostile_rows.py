@@ -1,4 +1,4 @@
-"""Parameters at and beyond their bounds, on the real engine: whoever shares the batch gets the tokens it gets alone."""
+"""Parameters at and beyond their bounds, on the real engine: the rest of the batch gets the same tokens as alone."""
 
 from __future__ import annotations
 

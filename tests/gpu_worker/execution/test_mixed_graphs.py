@@ -71,7 +71,7 @@ def test_padded_step_gives_what_the_eager_one_gives_and_writes_nothing_else(
     assert result == expected
     for tensor, other in zip(cache, expected_cache, strict=True):
         assert torch.equal(torch.nan_to_num(tensor, nan=77.0), torch.nan_to_num(other, nan=77.0))
-        # Blocks that nobody was given are as they were.
+        # Blocks that no sequence has are unchanged.
         assert tensor.isnan().any()
 
 

@@ -142,7 +142,7 @@ def test_hits_equal_cold_starts_for_every_split_of_prefix_and_suffix(
     prompt = random_prompt(27, seed=3)
     cold = run(runner, [one("cold", prompt)], enable_prefix_caching=False).tokens["cold"]
     for length in range(1, len(prompt) + 1):
-        # Somebody else has computed the first tokens; what follows them there is another.
+        # Another worker computed the first tokens; they continue differently there.
         first = one("first", [*prompt[:length], 96 - prompt[length - 1]])
         sequences = [first, one("again", prompt)]
         outcome = run(

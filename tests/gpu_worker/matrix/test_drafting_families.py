@@ -1,4 +1,4 @@
-"""Models with latent vectors, recurrent layers and experts: whoever drafts, answers are those of plain decoding.
+"""Models with latent vectors, recurrent layers and experts: with every proposer, answers are those of plain decoding.
 
 Requests of every kind meet in each engine: greedy, drawn, guided, of shared prefixes that the cache knows, in chunks,
 and preempted.

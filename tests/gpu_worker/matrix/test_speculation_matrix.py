@@ -61,7 +61,7 @@ def check_cell(
     arrivals_per_step: int = 2,
     num_scarce_blocks: int = NUM_SCARCE_BLOCKS,
 ) -> Traffic:
-    """Answer all in one engine, where a prefix is known already and somebody gives up amid the others."""
+    """Answer all in one engine, where a prefix is cached already and one client gives up amid the others."""
     everybody = [PRIMER, QUITTER, LAST, *choices]
     scripts = {choice.name: oracle.script(choice, cell) for choice in everybody}
     traffic = Traffic(make_parts(oracle.models, cell, scripts, num_scarce_blocks))
@@ -77,7 +77,7 @@ def check_cell(
 
     coming = sequences_of([QUITTER, *choices], cell, oracle)
     traffic.run(coming, arrivals_per_step=arrivals_per_step, between_steps=give_up)
-    assert len(given_up) == 1, "nobody gave up"
+    assert len(given_up) == 1, "no request was given up"
     for choice in choices:
         check_answer(choice, cell, traffic, oracle.answer(choice, cell))
     check_usage(traffic)

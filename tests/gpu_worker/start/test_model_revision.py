@@ -61,7 +61,7 @@ def test_commit_of_a_model_from_the_hub_is_told(model: Path, tmp_path: Path) -> 
         told.append(served_revision(WorkerConfig(model=snapshot)))
     assert told == [f"{plain}@{'a' * 12}", f"{plain}@{'b' * 12}"]
     assert revision_difference(*told) == "another commit at the hub"
-    # A copy of the same files whose commit nobody knows.
+    # A copy of the same files, whose commit is unknown.
     assert "only one of the folders says which commit" in (revision_difference(told[0], plain) or "")
     other_type = served_revision(WorkerConfig(model=model, dtype="float32"))
     assert revision_difference(told[0], other_type) == "other weights or another number format"
@@ -96,7 +96,7 @@ def test_being_the_same_revision_is_an_equivalence(a: str, b: str, c: str) -> No
 
 @given(st.lists(REVISIONS, max_size=6), st.randoms(use_true_random=False))
 def test_who_may_join_does_not_depend_on_who_has_joined_before(workers: list[str], order: Random) -> None:
-    """Whoever comes first decides what is served; from then on nobody joins, and nobody leaves, that changes it."""
+    """The first worker decides the revision; no worker that joins or leaves later changes it."""
     fleet: list[str] = []
     for worker in workers:
         if all(revision_difference(worker, other) is None for other in fleet):

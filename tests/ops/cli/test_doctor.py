@@ -77,7 +77,7 @@ def test_what_is_wrong_has_a_remedy_and_exit_code_1(tmp_path: Path) -> None:
         "redis://:pw@127.0.0.1:1",
     ]
     done = headrace("doctor", *options, "--url", "http://127.0.0.1:1", HEADRACE_MODLE="x")
-    # A variable that nobody reads is refused by every command; the doctor says so before it begins.
+    # Every command refuses an unknown variable; the doctor says so before it begins.
     assert (done.returncode, done.stderr.count("did you mean HEADRACE_MODEL?")) == (2, 1)
     done = headrace("doctor", *options, "--url", "http://127.0.0.1:1")
     assert done.returncode == 1

@@ -379,7 +379,7 @@ def test_interrupt_while_waiting_for_nats_ends_at_once(arguments: tuple[str, ...
         assert process.poll() is None
         process.send_signal(signal.SIGINT)
         _, text = process.communicate(timeout=60)
-    # Whoever waits to the end has another status.
+    # A run that waits to the end has another status.
     assert process.returncode in (0, 130)
     assert "Traceback" not in first_line + text
 

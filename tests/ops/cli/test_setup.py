@@ -134,7 +134,7 @@ def test_tenant_added_beside_a_running_system_publishes_its_jobs(state_dir: Path
     assert "accounts ready: acme & co; `headrace publish --tenant` uses them" in done.stdout
     done = headrace("publish", "x", "--wait", "--state-dir", str(state_dir), "--max-tokens", "2", *tenant)
     assert (done.returncode, json.loads(done.stdout)["tenant"]) == (0, "acme & co"), done.stderr
-    # Whoever was there before is still served, and again changes nothing.
+    # Earlier logins still work, and running it again changes nothing.
     done = headrace("publish", "x", "--wait", "--state-dir", str(state_dir), "--max-tokens", "2")
     assert done.returncode == 0, done.stderr
     done = headrace("setup", "--state-dir", str(state_dir), "--tenants", "acme & co")

@@ -6,7 +6,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 
 class Metadata(BaseHTTPRequestHandler):
-    """Gives a token, and the notice to whoever shows it."""
+    """Gives a token, and the notice to clients that send it."""
 
     def do_PUT(self) -> None:
         self._answer(200, b"token" if "X-aws-ec2-metadata-token-ttl-seconds" in self.headers else b"")

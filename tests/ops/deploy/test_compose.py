@@ -229,7 +229,7 @@ def test_nothing_can_be_written_but_volumes_and_logs_are_bounded(services: dict[
 
 def test_our_images_are_built_and_those_of_others_are_named_by_their_content(services: dict[str, Any]) -> None:
     for name in ("passwords", *HEADRACE_SERVICES):
-        # Made here: what a registry has under the same name is somebody else's.
+        # Built here: a registry's image of the same name is another project's.
         assert services[name]["pull_policy"] == "build"
     named = {service["image"] for service in services.values() if "build" not in service}
     named |= {line.split()[1] for line in DOCKERFILE.read_text().splitlines() if line.startswith("FROM ")} - {"base"}

@@ -1,4 +1,4 @@
-"""Whoever waits is told so all the while."""
+"""Waiting is reported again and again."""
 
 import asyncio
 

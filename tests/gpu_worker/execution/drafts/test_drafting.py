@@ -107,7 +107,7 @@ def test_sequences_whose_tokens_are_drawn_get_chains_where_those_are_exact() -> 
 def test_only_sequences_that_go_on_are_shown() -> None:
     goes_on, failed, departed, unknown = (make_sequence(4) for _ in range(4))
     scheduled = [Share(sequence, 3, 1, True) for sequence in (goes_on, failed, departed)]
-    # The step before failed, so that nobody knows which token this one computed.
+    # The step before failed, so the token that this one computed is unknown.
     unknown.has_failed = True
     scheduled.append(Share(unknown, 4, 1, True))
     tables = np.arange(8, dtype=np.int32).reshape(4, 2)

@@ -37,7 +37,7 @@ def total_bytes(layout: CacheLayout, num_blocks: list[int]) -> int:
 
 
 def num_admitted(layout: CacheLayout, num_bytes: int, num_tokens: int) -> int:
-    """Let sequences with prompts of so many tokens in, as long as pools of so much memory hold them."""
+    """Admit sequences with prompts of a length, as long as pools of a size hold them."""
     shares = shares_of(layout, dtype=torch.bfloat16)
     blocks = shares.num_blocks(shares.demand.num_blocks(num_bytes))
     assert total_bytes(layout, blocks) <= num_bytes

@@ -85,7 +85,7 @@ def check_document(token_ids: list[int]) -> None:
 
 @pytest.fixture(scope="module")
 def alone(directory: Path) -> dict[str, Any]:
-    """What each sequence says when nobody is beside it, and nothing disturbs it."""
+    """The answer of each sequence, alone and undisturbed."""
     runner = make_runner(directory)
     answers: dict[str, Any] = {}
     for sequence in [*everybody(), *map(free, range(4))]:

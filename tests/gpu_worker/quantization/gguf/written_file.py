@@ -1,4 +1,4 @@
-"""What all that write small GGUF files, and all that read them beside an oracle, have in common."""
+"""Writes small GGUF files, and reads them beside an oracle."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def once_each(factory: pytest.TempPathFactory, write: Callable[[Path, str], obje
 
 
 def file_logits(path: Path, tokens: torch.Tensor, chunks: Sequence[int]) -> torch.Tensor:
-    """Load a file in float32, and compute a sequence in chunks of so many tokens."""
+    """Load a file in float32, and compute a sequence in chunks of these lengths."""
     run = PagedRun(load_model(path, torch.float32, torch.device("cpu")), [tokens])
     return torch.cat([run.step({0: count})[0] for count in chunks])
 
