@@ -2,17 +2,61 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
+from gpu_worker.models.decoder import CausalLM
 from gpu_worker.models.loader import load_model
-from tests.gpu_worker.models.batch_invariance import NAMES, NUMBERS_BESIDE, logits_among, save_named, threads
+from tests.gpu_worker.models import recurrent_models
+from tests.gpu_worker.models.families import composed_cases, dense_cases, latent_cases, mixture_cases
+from tests.gpu_worker.models.families.random_models import save_case
+from tests.gpu_worker.models.paged_run import PagedRun
 from tests.gpu_worker.models.pairs import CPU
 
+FAMILIES = {
+    **dense_cases.CASES,
+    **dense_cases.MORE_CASES,
+    **mixture_cases.CASES,
+    **mixture_cases.MORE_CASES,
+    **composed_cases.CASES,
+    **latent_cases.CASES,
+    **latent_cases.MORE_CASES,
+}
+NAMES = (*FAMILIES, *recurrent_models.CASES)
+NUMBERS_BESIDE = (1, 2, 6, 15, 32)
 # Latent attention, a block without gates, per-layer inputs, and the gate of a shared expert beside gated delta nets.
 ONCE_DIFFERENT = ("deepseek-v3", "phi", "gemma4-e", "qwen3_next")
+
+
+def save_named(name: str, directory: Path) -> None:
+    """Save the random model of this name."""
+    if name in recurrent_models.CASES:
+        recurrent_models.save_case(name, directory)
+    else:
+        save_case(FAMILIES[name], directory)
+
+
+def logits_among(model: CausalLM, num_beside: int, chunks: tuple[int, ...] = (13, 1, 1, 2, 1)) -> torch.Tensor:
+    """Return the logits of one sequence that is computed in these chunks, beside others of other tokens."""
+    generator = torch.Generator().manual_seed(5)
+    sequences = [torch.randint(3, 97, (sum(chunks),), generator=generator) for _ in range(num_beside + 1)]
+    run = PagedRun(model, sequences)
+    return torch.cat([run.step(dict.fromkeys(range(num_beside + 1), count))[0] for count in chunks])
+
+
+@contextlib.contextmanager
+def threads(count: int) -> Iterator[None]:
+    """Compute on this number of threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("name", ONCE_DIFFERENT)

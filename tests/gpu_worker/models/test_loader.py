@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -55,6 +56,10 @@ def write_index(directory: Path, weight_map: object) -> None:
     """Turn a checkpoint of a single file into one of a single shard."""
     (directory / "model.safetensors").rename(directory / SHARD)
     (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+
+
+def wrong_shape(shape: tuple[int, ...]) -> str:
+    return re.escape(f"{QUERY_0!r} has shape {list(shape)}; config.json calls for [64, 64]")
 
 
 def take_all(checkpoint: Checkpoint, shapes: dict[str, torch.Size]) -> None:
@@ -205,21 +210,34 @@ def test_bound_at_the_trained_length_turns_short_texts_as_transformers_does_and_
     assert is_same is (word != "LongRoPE")
 
 
-def test_missing_tensor_is_named(directory: Path) -> None:
-    change_tensors(directory, lambda t: t.pop(QUERY_0))
-    with pytest.raises(CheckpointError, match=f"no tensor '{QUERY_0}'"):
-        load(directory)
+@pytest.mark.parametrize(
+    ("name", "tensor", "problem"),
+    [
+        (QUERY_0, None, f"no tensor '{QUERY_0}'"),
+        ("lm_head.weight", None, r"no tensor 'lm_head\.weight'"),
+        (
+            "model.layers.3.mlp.up_proj.weight",
+            torch.zeros(2, 2),
+            r"'model\.layers\.3\.mlp\.up_proj\.weight', which config\.json has no",
+        ),
+        ("model.layers.0.self_attn.q_proj.bias", torch.zeros(64), r"q_proj\.bias"),
+        *((QUERY_0, torch.zeros(shape), wrong_shape(shape)) for shape in [(64, 63), (63, 64), (64,), (1, 64, 64)]),
+        (
+            QUERY_0,
+            torch.zeros(64, 64, dtype=torch.int8),
+            r"stored as torch\.int8; supported: float32, float16, bfloat16",
+        ),
+    ],
+)
+def test_tensor_that_is_missing_or_has_no_place_in_the_model_is_named(
+    directory: Path, name: str, tensor: torch.Tensor | None, problem: str
+) -> None:
+    def change(tensors: dict[str, torch.Tensor]) -> None:
+        tensors.pop(name, None)
+        tensors.update({} if tensor is None else {name: tensor})
 
-
-def test_untied_model_without_head_is_refused(directory: Path) -> None:
-    change_tensors(directory, lambda t: t.pop("lm_head.weight"))
-    with pytest.raises(CheckpointError, match=r"no tensor 'lm_head\.weight'"):
-        load(directory)
-
-
-def test_unexpected_tensor_is_named(directory: Path) -> None:
-    change_tensors(directory, lambda t: t.update({"model.layers.3.mlp.up_proj.weight": torch.zeros(2, 2)}))
-    with pytest.raises(CheckpointError, match=r"'model\.layers\.3\.mlp\.up_proj\.weight', which config\.json has no"):
+    change_tensors(directory, change)
+    with pytest.raises(CheckpointError, match=problem):
         load(directory)
 
 
@@ -231,26 +249,6 @@ def test_two_tensors_of_one_place_in_the_model_are_named(tmp_path: Path) -> None
     with pytest.raises(CheckpointError) as raised:
         load(tmp_path)
     assert all(repr(name) in str(raised.value) for name in (other, QUERY_0))
-
-
-def test_bias_that_the_config_denies_is_refused(directory: Path) -> None:
-    change_tensors(directory, lambda t: t.update({"model.layers.0.self_attn.q_proj.bias": torch.zeros(64)}))
-    with pytest.raises(CheckpointError, match=r"q_proj\.bias"):
-        load(directory)
-
-
-@pytest.mark.parametrize("shape", [(64, 63), (63, 64), (64,), (1, 64, 64)])
-def test_wrong_shape_is_named(directory: Path, shape: tuple[int, ...]) -> None:
-    change_tensors(directory, lambda t: t.update({QUERY_0: torch.zeros(shape)}))
-    with pytest.raises(CheckpointError) as raised:
-        load(directory)
-    assert f"{QUERY_0!r} has shape {list(shape)}; config.json calls for [64, 64]" in str(raised.value)
-
-
-def test_integer_tensor_is_refused(directory: Path) -> None:
-    change_tensors(directory, lambda t: t.update({QUERY_0: torch.zeros(64, 64, dtype=torch.int8)}))
-    with pytest.raises(CheckpointError, match=r"stored as torch\.int8; supported: float32, float16, bfloat16"):
-        load(directory)
 
 
 @pytest.mark.parametrize("size", [0, 7, 100, 5000, -1])
@@ -345,16 +343,18 @@ def test_index_that_points_elsewhere_is_refused(directory: Path, name: str) -> N
         load(directory)
 
 
-def test_index_that_names_an_absent_file_is_refused(directory: Path) -> None:
-    write_index(directory, {QUERY_0: "model-00002-of-00002.safetensors"})
-    with pytest.raises(CheckpointError, match=r"model-00002-of-00002\.safetensors: is missing"):
-        load(directory)
-
-
-def test_index_that_names_a_tensor_its_file_lacks_is_refused(directory: Path) -> None:
-    names = dict.fromkeys([*load_file(directory / "model.safetensors"), "phantom.weight"], SHARD)
-    write_index(directory, names)
-    with pytest.raises(CheckpointError, match=r"does not hold tensor 'phantom\.weight'"):
+@pytest.mark.parametrize(
+    ("name", "file", "problem"),
+    [
+        (QUERY_0, "model-00002-of-00002.safetensors", r"model-00002-of-00002\.safetensors: is missing"),
+        ("phantom.weight", SHARD, r"does not hold tensor 'phantom\.weight'"),
+    ],
+)
+def test_index_that_names_an_absent_file_or_tensor_is_refused(
+    directory: Path, name: str, file: str, problem: str
+) -> None:
+    write_index(directory, {**dict.fromkeys(load_file(directory / "model.safetensors"), SHARD), name: file})
+    with pytest.raises(CheckpointError, match=problem):
         load(directory)
 
 
