@@ -1,4 +1,7 @@
-"""Which gateways still send heartbeats: a dead one needs no answers, a frozen one sends its requests again.
+"""Which requests nobody waits for: those of gateways that are silent, and those that were cancelled.
+
+A dead gateway needs no answers, and a frozen one sends its requests again. A cancellation is remembered, because it may
+arrive before its request, which is still in the queue.
 
 Who is silent is decided by the periodic review alone, which knows whether this worker was paused. A message that is
 handled between two reviews may be the first thing that the worker reads after a pause of its own: heartbeats that came
@@ -6,6 +9,8 @@ meanwhile lie unread behind it.
 """
 
 from __future__ import annotations
+
+from collections import OrderedDict
 
 # With a heartbeat and a review each second, the work of a dead gateway stops within five.
 SILENCE_S = 3.5
@@ -16,6 +21,9 @@ _FORGET_S = 600.0
 MAX_GATEWAYS = 4096
 _SUBJECT_PREFIX = "hr.gateway."
 _REPLY_PREFIX = "hr.tok."
+
+MAX_REMEMBERED = 10_000
+MEMORY_S = 120.0
 
 
 class GatewayWatch:
@@ -56,3 +64,27 @@ class GatewayWatch:
     def is_given_up(self, reply: str) -> bool:
         """Say whether it has been silent for so long that nobody can be waiting behind it."""
         return self._silences.get(reply.removeprefix(_REPLY_PREFIX), 0.0) > GIVE_UP_S
+
+
+class Cancellations:
+    """Bounded in number and time: the oldest are forgotten first."""
+
+    def __init__(self) -> None:
+        """Begin without any."""
+        self._by_id: OrderedDict[str, tuple[int | None, float]] = OrderedDict()
+
+    def add(self, request_id: str, epoch: int | None, now: float) -> None:
+        """Remember that attempts up to `epoch`, or all, are cancelled. `now` is monotonic seconds."""
+        known = self._by_id.pop(request_id, None)
+        if known is not None and (known[0] is None or epoch is None):
+            epoch = None
+        elif known is not None and known[0] is not None and epoch is not None:
+            epoch = max(epoch, known[0])
+        self._by_id[request_id] = (epoch, now)
+        while len(self._by_id) > MAX_REMEMBERED or next(iter(self._by_id.values()))[1] < now - MEMORY_S:
+            self._by_id.popitem(last=False)
+
+    def covers(self, request_id: str, epoch: int, now: float) -> bool:
+        """Say whether this attempt of a request is cancelled."""
+        known = self._by_id.get(request_id)
+        return known is not None and known[1] >= now - MEMORY_S and (known[0] is None or epoch <= known[0])

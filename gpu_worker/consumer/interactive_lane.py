@@ -17,8 +17,7 @@ from collections.abc import Callable
 import msgspec
 
 from gpu_worker.consumer.answer import announcement, claim, ending
-from gpu_worker.consumer.cancellations import Cancellations
-from gpu_worker.consumer.gateway_watch import GatewayWatch
+from gpu_worker.consumer.gateway_watch import Cancellations, GatewayWatch
 from gpu_worker.consumer.held_request import HeldRequest, HeldRequests, log_fields
 from gpu_worker.consumer.intake import Intake
 from gpu_worker.consumer.outbox import Outbox, Undelivered

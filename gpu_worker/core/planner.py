@@ -1,6 +1,6 @@
 """What the next step computes: who grows, and how the token budget is shared out.
 
-Who starts is the admission's decision, and who verifies drafts the draft planner's. The rules of all three:
+Who starts is the admission's decision, and who verifies drafts that of `DraftPlanner`. The rules of all three:
 
 - Interactive sequences go first: their decodes, one token each, then their prompts, in order of priority and arrival.
   So a long prompt never delays a running stream by more than the token budget allows.
@@ -29,14 +29,13 @@ from msgspec import Struct
 from gpu_worker.core.admission import Admission
 from gpu_worker.core.batch_allowance import BatchAllowance
 from gpu_worker.core.batch_throttle import BatchThrottle
-from gpu_worker.core.draft_planner import DraftPlanner
 from gpu_worker.core.live_sequences import LiveSequences
 from gpu_worker.core.plan import NOTHING
 from gpu_worker.core.plan_writer import PlanWriter
 from gpu_worker.core.scheduler_config import SchedulerConfig
 from gpu_worker.core.sequence import Sequence, SequenceStatus
 from gpu_worker.core.sequence_blocks import SequenceBlocks
-from gpu_worker.core.speculation import DraftPolicy
+from gpu_worker.core.speculation import DraftPlanner, DraftPolicy
 from gpu_worker.core.step import ScheduledSequence, ScheduledStep
 from shared.messages import Lane
 

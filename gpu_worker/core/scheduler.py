@@ -13,13 +13,14 @@ is one that may draft: drafts follow known tokens. While the policy backs off, s
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterable
+from itertools import count
 
 from gpu_worker.core.batch_throttle import BatchThrottle
 from gpu_worker.core.constraint import SharedConstraints
-from gpu_worker.core.deadlines import Deadlines
 from gpu_worker.core.isolation import control_share, restarted_shares
-from gpu_worker.core.landing import Landing
+from gpu_worker.core.landing import Landing, finish_reason, set_limits
 from gpu_worker.core.live_sequences import LiveSequences
 from gpu_worker.core.planner import Planner
 from gpu_worker.core.scheduler_config import SchedulerConfig, SchedulerStats
@@ -28,10 +29,36 @@ from gpu_worker.core.sequence_blocks import SequenceBlocks
 from gpu_worker.core.speculation import Speculation
 from gpu_worker.core.step import ScheduledSequence, ScheduledStep, SequenceEvent, StepResult
 from gpu_worker.core.step_time import StepTimeModel
-from gpu_worker.core.stopping import finish_reason, set_limits
 from shared.errors import BadRequestError, PromptTooLongError
 
 __all__ = ["DuplicateSequenceError", "Scheduler", "SchedulerConfig", "SchedulerStats"]
+
+_SWEEP_MINIMUM = 64
+
+
+class Deadlines:
+    """A heap of deadlines. Sequences that finish earlier stay in it until swept out or due."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, Sequence]] = []
+        self._tie_breaker = count()
+
+    def watch(self, sequence: Sequence, num_live: int) -> None:
+        """Watch a sequence that has a deadline; `num_live` unfinished sequences exist, this one included."""
+        assert sequence.deadline is not None
+        heapq.heappush(self._heap, (sequence.deadline, next(self._tie_breaker), sequence))
+        if len(self._heap) > 2 * num_live + _SWEEP_MINIMUM:
+            self._heap = [entry for entry in self._heap if entry[2].status is not SequenceStatus.FINISHED]
+            heapq.heapify(self._heap)
+
+    def pop_expired(self, now: float) -> list[Sequence]:
+        """Remove and return the unfinished sequences whose deadline is not after `now`."""
+        expired = []
+        while self._heap and self._heap[0][0] <= now:
+            sequence = heapq.heappop(self._heap)[2]
+            if sequence.status is not SequenceStatus.FINISHED:
+                expired.append(sequence)
+        return expired
 
 
 class DuplicateSequenceError(ValueError):

@@ -1,4 +1,4 @@
-"""The files of a proposer's weights: what they are, and how they are opened."""
+"""The files of a proposer's weights: what they are, how they are opened, and what drafts are computed in."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ from pathlib import Path
 
 import torch
 
+from gpu_worker.execution.runner_config import RunnerConfig, choose_draft_dtype, choose_dtype
 from gpu_worker.models.checkpoint import Checkpoint
+from gpu_worker.models.config import ModelConfig
 from gpu_worker.models.errors import CheckpointError
 from gpu_worker.models.json_file import JsonFile
+from gpu_worker.models.registry import read_model_config
 from gpu_worker.models.shard_files import INDEX_FILE, SINGLE_FILE
 from gpu_worker.quantization.gguf.model_file import find_gguf
 
@@ -78,3 +81,14 @@ def weights_num_bytes(directory: Path, dtype: torch.dtype, single_file: str = SI
     """
     with open_draft_weights(directory, dtype, torch.device("cpu"), single_file) as checkpoint:
         return checkpoint.num_bytes_loaded("")
+
+
+def draft_dtype(config: RunnerConfig) -> torch.dtype:
+    """Return what the drafts of the model that runs by `config` are computed in."""
+    device = torch.device(config.device)
+    return choose_draft_dtype(choose_dtype(config.dtype, read_model_config(config.model).dtype, device), device)
+
+
+def rows_num_bytes(config: RunnerConfig, model: ModelConfig) -> int:
+    """Return what the rows of another runner take: penalty counts, and the logits of its graphs, which are as large."""
+    return 2 * 4 * config.max_num_seqs * model.vocab_size

@@ -1,16 +1,328 @@
-"""The proposers that a worker can be set to. A new one is a folder with a `recipe.py`, and a line here."""
+"""The proposers that a worker can be set to, and how each is recognised, checked, counted and built.
+
+A new one is a folder, and its recipe here. Recipes are read with the settings: what needs torch is imported where it is
+used.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from gpu_worker.speculative.draft_model.recipe import DraftModelRecipe
-from gpu_worker.speculative.eagle.recipe import EagleRecipe
-from gpu_worker.speculative.medusa.recipe import MedusaRecipe
-from gpu_worker.speculative.mtp.recipe import MtpRecipe
-from gpu_worker.speculative.ngram.recipe import NgramRecipe
-from gpu_worker.speculative.recipe import Recipe
-from gpu_worker.speculative.self_speculation.recipe import SelfSpeculationRecipe
+from gpu_worker.speculative.recipe import DRAFT_MODEL, Needs, Recipe, Settings
+from shared.config import variable_name
+from shared.errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch
+
+    from gpu_worker.execution.drafts.proposer import Proposer
+    from gpu_worker.execution.runner import TorchModelRunner
+    from gpu_worker.execution.runner_config import RunnerConfig
+    from gpu_worker.models.config import ModelConfig
+    from gpu_worker.speculative.draft_files import DraftFiles
+
+
+_LAYERS = "self_speculation_layers"
+_WITHOUT_HEAD = "set it to ngram, or to off"
+_MEDUSA_FIELDS = {"medusa_num_heads", "medusa_num_layers"}
+
+
+class NgramRecipe(Recipe):
+    """Indexes as many tokens as the KV cache holds."""
+
+    name = "ngram"
+    help = "looks them up in the request's own text"
+    drafts_predictions = True
+
+    def needs(self, settings: Settings, config: RunnerConfig) -> Needs:
+        """Return the memory of the indexes, which lie in the memory of the host."""
+        from gpu_worker.speculative.ngram.index import BYTES_PER_TOKEN
+
+        return Needs(block_bytes=config.block_size * BYTES_PER_TOKEN if config.device == "cpu" else 0)
+
+    def build(self, settings: Settings, config: RunnerConfig, runner: TorchModelRunner) -> Proposer:
+        """Make the proposer."""
+        from gpu_worker.speculative.ngram.proposer import NgramProposer
+
+        return NgramProposer(runner.num_blocks * runner.block_size)
+
+
+class SelfSpeculationRecipe(Recipe):
+    """Runs the first layers on the model's own weights and KV cache."""
+
+    name = "self"
+    help = "has the model's first layers make them"
+    options = (_LAYERS,)
+
+    def needs(self, settings: Settings, config: RunnerConfig) -> Needs:
+        """Return the memory of a second runner's rows."""
+        from gpu_worker.models.registry import read_model_config
+        from gpu_worker.speculative.draft_files import rows_num_bytes
+
+        model = read_model_config(config.model)
+        if model.has_states:
+            raise ConfigError(
+                variable_name("speculative"),
+                f"is {self.name}, but the model's recurrent layers ({model.architecture}) would remember the drafts of "
+                "its first layers; set it to ngram, or to off",
+            )
+        return Needs(num_bytes=rows_num_bytes(config, model))
+
+    def build(self, settings: Settings, config: RunnerConfig, runner: TorchModelRunner) -> Proposer:
+        """Make a runner of the first layers, and the proposer."""
+        from gpu_worker.speculative.self_speculation.proposer import SelfSpeculationProposer
+
+        num_layers = _num_early_layers(settings.self_speculation_layers, runner.model_config.num_layers)
+        return SelfSpeculationProposer(runner.early_exit(num_layers))
+
+
+def _num_early_layers(requested: int | None, most: int) -> int:
+    if requested is None:
+        return max(1, round(most / 4))
+    if requested > most:
+        problem = f"is {requested}, but the model has {most} layers; about a quarter of them is usual"
+        raise ConfigError(variable_name(_LAYERS), problem)
+    return requested
+
+
+class MtpRecipe(Recipe):
+    """Loads the head from the model's own files, with a KV cache of as many blocks as the model's."""
+
+    name = "mtp"
+    help = "has the head make them that the checkpoint holds for this (MTP, NextN)"
+
+    def needs(self, settings: Settings, config: RunnerConfig) -> Needs:
+        """Return the sizes of the head and of its entries beside each block.
+
+        Raises:
+            ConfigError: The checkpoint has no head.
+        """
+        import torch
+
+        from gpu_worker.execution.memory.kv_cache import bytes_per_block
+        from gpu_worker.models.registry import read_model_config
+        from gpu_worker.speculative.draft_files import draft_dtype
+        from gpu_worker.speculative.mtp.head import head_config, open_head
+
+        model, dtype = read_model_config(config.model), draft_dtype(config)
+        _check_head_counted(model)
+        head = model.draft_head
+        assert head is not None
+        with open_head(config.model, model, dtype, torch.device("cpu")) as weights:
+            name = f"{head.prefix}.{head.hidden_norm}.weight"
+            if not weights.has(name):
+                counted = f", although {head.field} counts {head.count}" if head.count else ""
+                problem = f"{config.model} has no tensor {name!r}{counted}; tools that save a model often leave it out"
+                raise _head_error(f"{problem}. Serve the original checkpoint")
+            num_bytes = weights.num_bytes_loaded("")
+        return Needs(num_bytes, bytes_per_block(config.block_size, head_config(model), dtype))
+
+    def build(self, settings: Settings, config: RunnerConfig, runner: TorchModelRunner) -> Proposer:
+        """Load the head, and allocate its cache."""
+        from gpu_worker.execution.runner_config import choose_draft_dtype
+        from gpu_worker.speculative.hidden_vectors.proposer import propose_by
+        from gpu_worker.speculative.mtp.head import load_head
+
+        model = runner.model
+        head = load_head(config.model, model, choose_draft_dtype(model.dtype, model.device))
+        return propose_by(head, config, runner)
+
+
+def _check_head_counted(model: ModelConfig) -> None:
+    """Refuse a model that says, or whose family says, that it has no head."""
+    from gpu_worker.models.draft_head import MTP_FIELD, NEXTN_FIELD
+
+    head = model.draft_head
+    if head is None:
+        fields = f"neither {NEXTN_FIELD} nor {MTP_FIELD} means anything there"
+        raise _head_error(f"such a head is not read from this checkpoint ({model.architecture}): {fields}")
+    if head.count == 0:
+        raise _head_error(f"{head.field} in config.json counts no such head")
+
+
+def _head_error(problem: str) -> ConfigError:
+    return ConfigError(variable_name("speculative"), f"is {MtpRecipe.name}, but {problem}; {_WITHOUT_HEAD}")
+
+
+class MedusaRecipe(Recipe):
+    """Loads the heads beside the model."""
+
+    name = "medusa"
+    help = "has heads make them that were trained for the model"
+    weights = "Medusa heads, which were trained for the model"
+
+    def recognizes(self, files: DraftFiles) -> bool:
+        """Look at the file's name and the configuration."""
+        from gpu_worker.speculative.medusa.proposer import WEIGHTS_FILE
+
+        config = files.config
+        return config is not None and (
+            (files.directory / WEIGHTS_FILE).exists()
+            or bool(config.names() & _MEDUSA_FIELDS)
+            or config.text("model_type", "") == "medusa"
+            or "MedusaModel" in config.texts("architectures")
+        )
+
+    def needs(self, settings: Settings, config: RunnerConfig) -> Needs:
+        """Return the size of the heads."""
+        from gpu_worker.speculative.draft_files import draft_dtype, weights_num_bytes
+        from gpu_worker.speculative.medusa.proposer import WEIGHTS_FILE
+
+        assert settings.draft_model is not None
+        return Needs(num_bytes=weights_num_bytes(settings.draft_model, draft_dtype(config), WEIGHTS_FILE))
+
+    def build(self, settings: Settings, config: RunnerConfig, runner: TorchModelRunner) -> Proposer:
+        """Load the heads."""
+        from gpu_worker.execution.runner_config import choose_draft_dtype
+        from gpu_worker.speculative.medusa.proposer import MedusaProposer, load_medusa_heads
+
+        assert settings.draft_model is not None
+        model = runner.model
+        dtype = choose_draft_dtype(model.dtype, model.device)
+        return MedusaProposer(load_medusa_heads(settings.draft_model, model, dtype))
+
+
+class EagleRecipe(Recipe):
+    """Loads the layer beside the model, with a KV cache of as many blocks as the model's."""
+
+    name = "eagle"
+    help = "has a layer make them that was trained for the model"
+    weights = "an EAGLE layer, which was trained for the model"
+
+    def recognizes(self, files: DraftFiles) -> bool:
+        """Look at the configuration, and for the projection that only such a layer has."""
+        from gpu_worker.speculative.eagle.config import is_third
+
+        return files.config is not None and (is_third(files.config) or files.has_tensor("fc.weight"))
+
+    def needs(self, settings: Settings, config: RunnerConfig) -> Needs:
+        """Return the sizes of the layer and of its entries beside each block, and what it reads of the model."""
+        from gpu_worker.execution.memory.kv_cache import bytes_per_block
+        from gpu_worker.models.json_file import JsonFile
+        from gpu_worker.models.registry import read_model_config
+        from gpu_worker.speculative.draft_files import draft_dtype, weights_num_bytes
+        from gpu_worker.speculative.eagle.config import read_eagle_config
+
+        assert settings.draft_model is not None
+        file = JsonFile.read(settings.draft_model / "config.json")
+        eagle, dtype = read_eagle_config(file, read_model_config(config.model)), draft_dtype(config)
+        return Needs(
+            weights_num_bytes(settings.draft_model, dtype),
+            bytes_per_block(config.block_size, eagle.layer, dtype),
+            eagle.tapped_layers,
+        )
+
+    def build(self, settings: Settings, config: RunnerConfig, runner: TorchModelRunner) -> Proposer:
+        """Load the layer, and allocate its cache."""
+        from gpu_worker.execution.runner_config import choose_draft_dtype
+        from gpu_worker.speculative.eagle.layer import load_eagle_layer
+        from gpu_worker.speculative.hidden_vectors.proposer import propose_by
+
+        assert settings.draft_model is not None
+        model = runner.model
+        layer = load_eagle_layer(settings.draft_model, model, choose_draft_dtype(model.dtype, model.device))
+        return propose_by(layer, config, runner)
+
+
+class DraftModelRecipe(Recipe):
+    """Runs the smaller model as the model itself is run, with a KV cache of as many blocks.
+
+    So a sequence that fits one cache fits the other. Its steps need no memory of their own: they run between the
+    model's, whose largest step is larger.
+    """
+
+    name = "draft"
+    help = "has a smaller model make them, of the same tokenizer"
+    weights = "a smaller model"
+
+    def recognizes(self, files: DraftFiles) -> bool:
+        """Say yes: whatever is nothing else."""
+        return True
+
+    def check(self, settings: Settings, has_vocabulary_of: Callable[[Path], bool]) -> None:
+        """Compare the vocabularies."""
+        directory = settings.draft_model
+        assert directory is not None
+        if not has_vocabulary_of(directory):
+            raise ConfigError(
+                variable_name(DRAFT_MODEL),
+                f"{directory} has another vocabulary than the model; both must turn text into the same token ids. "
+                "Take a smaller model of the same family",
+            )
+
+    def needs(self, settings: Settings, config: RunnerConfig) -> Needs:
+        """Return the sizes of its weights and rows, and of its share of each block."""
+        from gpu_worker.execution.memory.kv_cache import bytes_per_block
+        from gpu_worker.execution.runner_config import choose_kv_cache_dtype
+        from gpu_worker.models.registry import read_model_config
+        from gpu_worker.models.weights_size import weights_bytes
+        from gpu_worker.speculative.draft_files import rows_num_bytes
+
+        assert settings.draft_model is not None
+        draft = read_model_config(settings.draft_model)
+        if draft.has_states:
+            raise ConfigError(
+                variable_name(DRAFT_MODEL),
+                f"{settings.draft_model} has recurrent layers ({draft.architecture}), which cannot take drafts back; "
+                "give a smaller model with attention alone, or set HEADRACE_SPECULATIVE to ngram",
+            )
+        dtype, device = _draft_model_dtype(draft, config)
+        weights = weights_bytes(
+            settings.draft_model, dtype, device, is_tied=draft.tie_word_embeddings, names=draft.block.names
+        )
+        kv_cache_dtype = choose_kv_cache_dtype(config.kv_cache_dtype, dtype, device)
+        rows = rows_num_bytes(config, draft)
+        return Needs(weights + rows, bytes_per_block(config.block_size, draft, kv_cache_dtype))
+
+    def build(self, settings: Settings, config: RunnerConfig, runner: TorchModelRunner) -> Proposer:
+        """Build its runner."""
+        from gpu_worker.execution.build import build_runner
+        from gpu_worker.models.registry import read_model_config
+        from gpu_worker.speculative.draft_model.proposer import DraftModelProposer
+
+        directory = settings.draft_model
+        assert directory is not None
+        draft = read_model_config(directory)
+        max_model_len = min(draft.max_model_len, config.max_model_len or draft.max_model_len)
+        dtype, _ = _draft_model_dtype(draft, config)
+        draft_config = dataclasses.replace(
+            config,
+            model=directory,
+            dtype=str(dtype).removeprefix("torch."),
+            max_model_len=max_model_len,
+            # The model's cache has left room for as many.
+            num_blocks=runner.num_blocks,
+            keeps_all_tokens=True,
+            # Of several ranks the first one makes the drafts, with all of the smaller model.
+            tensor_parallel_size=1,
+            enable_expert_parallel=False,
+        )
+        try:
+            draft_runner = build_runner(draft_config)
+        except ConfigError as error:
+            problem = f"{directory} cannot run beside the model: {error}"
+            raise ConfigError(variable_name(DRAFT_MODEL), problem) from error
+        return DraftModelProposer(
+            draft_runner,
+            vocab_size=draft.vocab_size,
+            max_model_len=max_model_len,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+        )
+
+
+def _draft_model_dtype(draft: ModelConfig, config: RunnerConfig) -> tuple[torch.dtype, torch.device]:
+    """Return what the smaller model computes in: on a CPU what is fast there, whatever the model takes."""
+    import torch
+
+    from gpu_worker.execution.runner_config import choose_dtype
+    from gpu_worker.speculative.draft_files import draft_dtype
+
+    device = torch.device(config.device)
+    return draft_dtype(config) if device.type == "cpu" else choose_dtype(config.dtype, draft.dtype, device), device
+
 
 RECIPES: tuple[Recipe, ...] = (
     NgramRecipe(),

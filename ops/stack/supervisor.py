@@ -20,10 +20,9 @@ from ops.stack.liveness import Watch
 from ops.stack.plan import Plan
 from ops.stack.process_tree import children_of
 from ops.stack.roll_call import RollCall
-from ops.stack.start_progress import StartProgress, read_progress
 from ops.stack.state import READY_FILE, ReadyFile, StateDirectory, write_ready_file
 from ops.stack.storage_watch import StorageWatch
-from ops.stack.wait_notice import told_while
+from ops.stack.wait_notice import StartProgress, read_progress, told_while
 from shared.errors import DependencyError
 
 _POLL_S = 0.05

@@ -1,10 +1,12 @@
-"""A word for who waits: what a command waits for, once that takes longer than a moment."""
+"""What a command waits for, told once that takes longer than a moment, and how far the start of a worker is."""
 
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from shared.audit import servers_in
@@ -12,6 +14,12 @@ from shared.audit import servers_in
 QUIET_S = 2.0
 EVERY_S = 5.0
 T = TypeVar("T")
+
+_LINE = re.compile(
+    r' INFO gpu_worker\.start\.progress_bar (?P<title>.+?) done=(?P<done>"[^"]*"|\S+) of=(?P<of>"[^"]*"|\S+) '
+    r"percent=(?P<percent>\d+)"
+)
+_BAR_WIDTH = 30
 
 
 @contextmanager
@@ -51,3 +59,32 @@ async def told_while(
         return working.result()
     finally:
         working.cancel()
+
+
+@dataclass(frozen=True, slots=True)
+class StartProgress:
+    """One stage of a worker's start, and how far it is: `done` and `total` as people read them, and in percent."""
+
+    title: str
+    done: str
+    total: str
+    percent: int
+
+    @property
+    def text(self) -> str:
+        """Say it in words."""
+        return f"{self.title} ({self.done} of {self.total})"
+
+    @property
+    def bar(self) -> str:
+        """Draw it."""
+        filled = _BAR_WIDTH * self.percent // 100
+        return f"{self.title}  [{'#' * filled}{'.' * (_BAR_WIDTH - filled)}] {self.done} of {self.total}"
+
+
+def read_progress(line: bytes) -> StartProgress | None:
+    """Return the progress that a line of a worker's log tells of, or None where it tells of none."""
+    found = _LINE.search(line.decode(errors="replace"))
+    if found is None:
+        return None
+    return StartProgress(found["title"], found["done"].strip('"'), found["of"].strip('"'), int(found["percent"]))

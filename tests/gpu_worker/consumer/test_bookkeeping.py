@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_worker.consumer import cancellations as cancellations_module
-from gpu_worker.consumer.cancellations import Cancellations
-from gpu_worker.consumer.gateway_watch import GIVE_UP_S, MAX_GATEWAYS, SILENCE_S, GatewayWatch
+from gpu_worker.consumer import gateway_watch
+from gpu_worker.consumer.gateway_watch import GIVE_UP_S, MAX_GATEWAYS, SILENCE_S, Cancellations, GatewayWatch
 from gpu_worker.consumer.held_request import HeldRequest, HeldRequests
 from gpu_worker.consumer.pull_capacity import PullCapacity
 from gpu_worker.consumer.queued_message import QueuedMessage
@@ -160,12 +159,12 @@ def test_cancellation_covers_its_epoch_and_older_ones() -> None:
 
 
 def test_cancellations_are_forgotten_by_number_and_by_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cancellations_module, "MAX_REMEMBERED", 3)
+    monkeypatch.setattr(gateway_watch, "MAX_REMEMBERED", 3)
     cancellations = Cancellations()
     for index in range(5):
         cancellations.add(str(index), None, float(index))
     assert [cancellations.covers(str(index), 0, 5.0) for index in range(5)] == [False, False, True, True, True]
-    assert not cancellations.covers("4", 0, 4.0 + cancellations_module.MEMORY_S + 1)
+    assert not cancellations.covers("4", 0, 4.0 + gateway_watch.MEMORY_S + 1)
 
 
 def test_only_gateways_that_were_heard_can_die() -> None:

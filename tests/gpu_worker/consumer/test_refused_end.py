@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from gpu_worker.consumer.refused_end import refused_end
+from gpu_worker.consumer.answer import refused_end
 from gpu_worker.core.model_runner import InvalidLogitsError
 from gpu_worker.core.step import SequenceEvent
 from shared.grammar import GRAMMAR_PARAM, Grammar

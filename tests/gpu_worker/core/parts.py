@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from gpu_worker.core.admission import Admission
+from gpu_worker.core.landing import set_limits
 from gpu_worker.core.live_sequences import LiveSequences
 from gpu_worker.core.scheduler_config import SchedulerConfig
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.sequence_blocks import SequenceBlocks
 from gpu_worker.core.step import ScheduledSequence, ScheduledStep
-from gpu_worker.core.stopping import set_limits
 from tests.gpu_worker.core.sequences import make_sequence
 
 BLOCK = 4

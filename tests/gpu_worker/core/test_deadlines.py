@@ -1,4 +1,4 @@
-from gpu_worker.core.deadlines import Deadlines
+from gpu_worker.core.scheduler import Deadlines
 from gpu_worker.core.sequence import SequenceStatus
 from tests.gpu_worker.core.sequences import make_sequence
 

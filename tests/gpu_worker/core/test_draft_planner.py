@@ -5,8 +5,8 @@ from typing import Any, cast
 
 import pytest
 
-from gpu_worker.core.draft_planner import MAX_FORCED_TOKENS, DraftPlanner
 from gpu_worker.core.sequence import Sequence
+from gpu_worker.core.speculation import MAX_FORCED_TOKENS, DraftPlanner
 from gpu_worker.core.step import ScheduledSequence
 from tests.gpu_worker.core.parts import BLOCK, Parts
 

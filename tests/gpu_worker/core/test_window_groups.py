@@ -2,7 +2,7 @@ import pytest
 
 from gpu_worker.core.scheduler_config import SchedulerConfig, WindowConfig
 from gpu_worker.core.sequence import Sequence
-from gpu_worker.core.window_groups import WindowGroups
+from gpu_worker.core.window_blocks import WindowGroups
 from tests.gpu_worker.core.sequences import make_sequence
 
 BLOCK = 4

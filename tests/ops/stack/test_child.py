@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ops.stack.child import Child, ChildSpec, Exit
-from ops.stack.child_log import ChildLog
+from ops.stack.child import Child, ChildLog, ChildSpec, Exit
 from ops.stack.console import Console
 from tests.servers import is_alive
 from tests.waiting import until, wait_for
@@ -185,7 +184,7 @@ async def test_log_goes_on_when_its_folder_is_there_again(tmp_path: Path) -> Non
 
 
 def test_full_log_moves_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ops.stack.child_log.MAX_LOG_BYTES", 100)
+    monkeypatch.setattr("ops.stack.child.MAX_LOG_BYTES", 100)
     watched = Watched(tmp_path, "for _ in range(5): print('y' * 59, flush=True); import time; time.sleep(0.05)")
 
     async def run() -> None:

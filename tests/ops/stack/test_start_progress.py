@@ -4,7 +4,7 @@ import logging
 from gpu_worker.execution.start_up import Stage
 from gpu_worker.start.progress_bar import ProgressBar
 from ops.stack.console import Console
-from ops.stack.start_progress import StartProgress, read_progress
+from ops.stack.wait_notice import StartProgress, read_progress
 from shared.telemetry import LineFormatter
 from tests.gpu_worker.start.test_progress_bar import Terminal
 
