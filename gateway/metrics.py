@@ -81,7 +81,7 @@ class GatewayMetrics:
         key_reload_failures: Changes of the key file that could not be read; `is_keys_file_unread` until one can.
         prediction_error_s: Actual minus predicted time to first token.
         retry_after_error_s: How much longer than told clients waited for a place; 0 for promises that were kept.
-        by_model: What is measured of each model's requests.
+        by_model: Measurements of each model's requests.
         usage: What tenants have had, which NATS adds up.
     """
 

@@ -1,6 +1,6 @@
 """What all keys have in common, and no key may take for itself: places for requests, bytes of bodies.
 
-Dynamic thresholds: a key may hold at most a fixed multiple of what is free. One busy key alone gets nearly everything,
+Dynamic thresholds: a key may hold at most a fixed multiple of the free part. One busy key alone gets nearly everything,
 but something is always left for the others, and what several busy keys may hold shrinks as they come.
 
 Source: A. K. Choudhury and E. L. Hahne, "Dynamic queue length thresholds for shared-memory packet switches", 1998.
@@ -29,7 +29,7 @@ class Shares:
     __slots__ = ("_held", "_multiple", "total", "used")
 
     def __init__(self, total: int, multiple: int) -> None:
-        """Let a key hold at most `multiple` times what is free: `multiple / (multiple + 1)` of `total`, if alone."""
+        """Let a key hold at most `multiple` times the free part: `multiple / (multiple + 1)` of `total`, if alone."""
         self.total = total
         self.used = 0
         self._multiple = multiple

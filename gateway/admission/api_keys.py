@@ -94,7 +94,7 @@ def bound_limits(record: Struct) -> None:
 
 
 def hash_key(key: str) -> str:
-    """Return what is stored of a key."""
+    """Return the stored form of a key."""
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()
 
 

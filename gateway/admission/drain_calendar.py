@@ -3,7 +3,7 @@
 All amounts are seconds of the whole fleet: a request costs the time in which the fleet does as much work as it brings.
 The excess is by how much the present queue is longer than it may be for a request to be admitted; negative when there
 is room. Work drains at one second a second. Only the share `FILL` of it is promised: predictions are not exact, and
-what is left goes to new requests.
+the rest goes to new requests.
 
 Owns the bookings; `gateway/admission/reservations.py` says whose they are.
 """
@@ -14,7 +14,7 @@ import math
 from typing import TypeVar
 
 HORIZON_S = 60
-# Tenants that hold more than half of what is booked may fill less, so that others find room in every second.
+# Tenants that hold more than half of the bookings may fill less, so that others find room in every second.
 FILL = 0.95
 FILL_OF_DOMINANT = 0.85
 # While less than this is booked in all, no tenant counts as dominant.

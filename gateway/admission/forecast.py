@@ -6,7 +6,7 @@ per second, and each leaves the blocks of a mean running sequence. An unknown ra
 always hold.
 
 Rates are measured by workers while they do one thing at a time, and are too high or too low when they do several. What
-requests waited, compared with what was predicted for them, corrects all predictions.
+requests waited, compared with their predictions, corrects all predictions.
 """
 
 from __future__ import annotations

@@ -121,7 +121,7 @@ class AnswerPlaces:
             return ApiError(503, message, code="too_many_streams", retry_after_s=wait_s)
         wait_s = self._keys[key_id].retry_after_s(self._clock())
         num = self._shares.held(key_id)
-        message = f"This gateway answers {num} requests of this key, and keeps what is free for others."
+        message = f"This gateway answers {num} requests of this key, and keeps the free places for others."
         return ApiError(429, f"{message} {_advice(wait_s)}", code="too_many_streams", retry_after_s=wait_s)
 
 

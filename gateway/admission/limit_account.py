@@ -41,7 +41,7 @@ class Limits:
         requests: A minute.
         tokens: A minute.
         concurrency: Sequences at once.
-        are_reads: `tokens` are reads of what is stored.
+        are_reads: `tokens` are reads of stored responses.
         owner: Whose limits they are.
     """
 

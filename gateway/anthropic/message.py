@@ -85,7 +85,7 @@ def stop_fields(finish: Finish, num_calls: int, max_tokens: int | None) -> dict[
 
 
 class MessageChoice(ReadChoice):
-    """The only sink of a message: puts what is read into blocks."""
+    """The only sink of a message: puts its text into blocks."""
 
     def __init__(self, answer: Answer, reading: OutputReading | None, blocks: BlockEvents | BlockList) -> None:
         super().__init__(answer, 0, reading or PLAIN_READING)

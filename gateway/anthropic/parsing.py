@@ -1,4 +1,4 @@
-"""From the bodies of Anthropic's API to what is to be generated, or counted."""
+"""From the bodies of Anthropic's API to generations, or to prompts to count."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _count_reader = BodyReader(ANTHROPIC_NAMES, Anthropic.COUNT_TOKENS, CountTokensB
 
 
 def parse_messages(body: bytes, rules: BodyRules = STRICT) -> Generation:
-    """Turn the body of a message into what is to be generated; `rules` as in `BodyReader.read`.
+    """Turn the body of a message into a generation; `rules` as in `BodyReader.read`.
 
     Raises:
         ApiError: 400; `param` names the field at fault.

@@ -35,7 +35,7 @@ class ChoiceDetails:
     """The details that one choice reports. Token ids are those since they were last reported."""
 
     def __init__(self, wanted: Details, kind: Kind) -> None:
-        """Report what is wanted, in an endpoint's format."""
+        """Report the wanted details, in an endpoint's format."""
         self._wanted = wanted
         self._kind = kind
         self._token_ids: list[int] = []
@@ -61,7 +61,7 @@ class ChoiceDetails:
         answer: ChatCompletion | ChatCompletionChunk | Completion,
         choice: ChatChoice | ChatChunkChoice | CompletionChoice,
     ) -> None:
-        """Write what is new into an answer and its choice; chat tells of the prompt beside the choices."""
+        """Write new details into an answer and its choice; chat tells of the prompt beside the choices."""
         if self._wanted.token_ids:
             choice.token_ids, self._token_ids = self._token_ids, []
         holder: Any = answer if self._kind == "chat" else choice

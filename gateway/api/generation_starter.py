@@ -105,7 +105,7 @@ class GenerationStarter:
             prediction, window = await self._dispatch(generation, caller, sinks)
             return Membership(window.cancel, partial(_delivered_of_flights, window.flights, generation.n), prediction)
         key = cache_key(caller.tenant, generation, load.revisions)
-        # The deadline is part of what is shared.
+        # The deadline is shared too.
         flight_key = key.digest + struct.pack("d", generation.timeout_s or 0.0)
         shared = self._single_flight.find(flight_key)
         expected = None

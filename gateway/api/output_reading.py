@@ -196,7 +196,7 @@ def refused_schema(use: ToolUse, tool_name: str, reason: str, path: str = "") ->
     Args:
         use: The tools that the client offers.
         tool_name: Whose schema it is.
-        reason: What is wrong.
+        reason: The fault.
         path: Where in the schema, as `.properties.name`.
     """
     names = [tool.name for tool in use.tools]

@@ -132,7 +132,7 @@ def cache_key(tenant: str, generation: Generation, revisions: tuple[str, ...]) -
 
     Args:
         tenant: Whose answer.
-        generation: What is asked for.
+        generation: The request.
         revisions: Fingerprints of the model's files, since a name may serve other weights tomorrow.
     """
     sampling = generation.sampling
@@ -181,7 +181,7 @@ class PromptCache:
         return None if stored is None else _cached(stored)
 
     def told(self, key: CacheKey) -> Sequences | None:
-        """Return what is remembered as the content and the end of each sequence, which are decoded once."""
+        """Return the remembered answer as the content and the end of each sequence, which are decoded once."""
         told = self._memory.told(key.digest, self._clock())
         if told is None and (sequences := self.remembered(key)) is not None:
             told = [content_and_end(deltas) for deltas in sequences]

@@ -35,7 +35,7 @@ class _Progress:
     """The fields of a flight that must be given, and those that every token reads or writes.
 
     The slots of a base class lie together: of many streams none is in the processor's cache when its token comes, and
-    so what is read of it is half as long.
+    so the part to read is half as long.
     """
 
     request: Request
@@ -144,7 +144,7 @@ class Flight(_Progress):
             return self.request
         request = self.request
         sampling = request.sampling
-        # What is told of the prompt comes with the first token.
+        # The details of the prompt come with the first token.
         has_prompt_output = self.has_prompt_output or bool(self.emitted)
         if has_prompt_output:
             sampling = msgspec.structs.replace(sampling, prompt_logprobs=None)
@@ -259,7 +259,7 @@ class FlightTable:
         self._unshown.get(model, {}).pop(worker, None)
 
     def forget_worker(self, worker: str) -> None:
-        """Drop what is counted for a worker that is dead."""
+        """Drop the counts of a dead worker."""
         for counts in self._unshown.values():
             counts.pop(worker, None)
 

@@ -131,7 +131,7 @@ class SilenceLimits:
 
 
 class NatsWatch:
-    """Owns what is known of the silence of one connection."""
+    """Knows about the silence of one connection."""
 
     def __init__(self, nats: DirectClient, limits: SilenceLimits | None = None) -> None:
         """Watch a connection; nothing is noticed unless `review` is called several times in `ping_after_s`."""

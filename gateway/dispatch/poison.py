@@ -1,4 +1,4 @@
-"""Requests that kill workers: which one is to blame, when suspects run, which are refused, and what is written down.
+"""Requests that kill workers: which one is to blame, when suspects run, which are refused, and their dead letters.
 
 A request that kills its worker also loses the worker's other requests, and would kill the next worker too. So requests
 become suspects: those that had produced no token when their worker died, and those that lost two workers within
@@ -97,7 +97,7 @@ class KnownPoison:
             self._losses.popitem(last=False)
 
     def forget(self, flight: Flight) -> None:
-        """Forget what is known of requests like one that has been answered."""
+        """Forget deaths of requests like one that has been answered."""
         if self._losses:
             self._losses.pop(kind_of(flight.request), None)
 

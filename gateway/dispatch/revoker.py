@@ -1,7 +1,7 @@
 """Taking requests back: cancellations to the workers, and deletion of unclaimed messages.
 
 Cancellations made in the same loop iteration leave as one message per model and epoch; deletions run a few at a time.
-Both are best effort: the epoch is the fence, and a worker drops what is past its deadline.
+Both are best effort: the epoch is the fence, and a worker drops requests past their deadline.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Revoker:
                     _logger.warning("%d requests could not be cancelled: %r", len(ids), error)
 
     async def close(self) -> None:
-        """Wait for what is on its way."""
+        """Wait for messages on their way."""
         await self._tasks.wait()
 
     async def _delete(self, stream_seq: int) -> None:

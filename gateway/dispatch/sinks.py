@@ -16,7 +16,7 @@ class Sink(Protocol):
     """Receiver of one sequence."""
 
     def deliver(self, delta: Delta) -> None:
-        """Take what is new. The last delta's `finish.reason` is `stop` or `length`."""
+        """Take a piece. The last delta's `finish.reason` is `stop` or `length`."""
 
     def fail(self, error: ApiError) -> None:
         """Learn that the sequence ended otherwise; nothing follows."""

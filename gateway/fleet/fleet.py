@@ -237,7 +237,7 @@ class Fleet:
             self._loads.pop(model, None)
 
     def _note_traits(self) -> None:
-        """Add up what was changed. All at once: a login that may send heartbeats can make up workers."""
+        """Add up changes. All at once: a login that may send heartbeats can make up workers."""
         if not self._changed_models:
             return
         heard: dict[str, list[Heartbeat]] = {}

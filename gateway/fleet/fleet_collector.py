@@ -69,7 +69,7 @@ _OWN_SAMPLES = len(worker_rows.WORKER_ROWS) + len(STEP_TOKENS_BOUNDS) + len(STEP
 
 
 class FleetSource(Protocol):
-    """What is shown of the fleet."""
+    """The metrics of the fleet."""
 
     @property
     def is_eldest(self) -> bool:

@@ -1,4 +1,4 @@
-"""Takes in the heartbeats of workers and of other gateways, and drops what is none.
+"""Takes in the heartbeats of workers and of other gateways, and drops other messages.
 
 NATS may let each process publish on its own subject only, so the subject is the identity: a heartbeat that names
 another process is dropped, because it would keep a dead worker alive or hide a live one.

@@ -37,7 +37,7 @@ class Connection(asyncio.BufferedProtocol):
     """One connection.
 
     Attributes:
-        paused_since: Loop time since when the client has not read what was sent to it, or None.
+        paused_since: Loop time since when the client has not read its answer, or None.
         is_limited: Whether it is one too many: it gets one answer, and no other than health.
     """
 

@@ -128,7 +128,7 @@ class AsgiCall:
             await self._wait_writable()
 
     def _leaving(self) -> asyncio.Event:
-        """Return what is set when the client leaves."""
+        """Return the event that is set when the client leaves."""
         if self._left is None:
             self._left = asyncio.Event()
             self._exchange.on_disconnect = self._left.set

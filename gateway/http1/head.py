@@ -27,7 +27,7 @@ MAX_HEADERS = 100
 MAX_TARGET_BYTES = 8 << 10
 REQUEST_ID = b"x-request-id"
 
-# What is safe in headers, log lines and URLs alike.
+# Characters that are safe in headers, log lines and URLs alike.
 _VALID_ID = re.compile(rb"[A-Za-z0-9._:@+=/-]{1,128}")
 
 HeaderList = list[tuple[bytes, bytes]]

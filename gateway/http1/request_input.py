@@ -1,8 +1,8 @@
-"""What one connection has received and nobody has taken: the bytes of heads, bodies and pipelined requests.
+"""The bytes that one connection has received and not passed on: heads, bodies and pipelined requests.
 
 Holds `MAX_HEAD_BYTES` at most; the connection stops reading while it is full. Finds the end of a head without looking
 at a byte twice, however slowly the head drips in. A client that keeps its connection mostly sends one head again and
-again: the last one is remembered with what was read of it, unless it is long.
+again: the last one is remembered in its parsed form, unless it is long.
 """
 
 from __future__ import annotations

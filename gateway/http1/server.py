@@ -4,7 +4,7 @@ Connections are accepted while there are places for them; the others wait in the
 accepts whatever waits, and closes what there is no file descriptor for: a burst beyond the limit of connections would
 lose its connections without an answer.
 
-A drain stops accepting, lets requests finish, tells and cuts those that take too long, and then closes what is left.
+A drain stops accepting, lets requests finish, tells and cuts those that take too long, and then closes the rest.
 """
 
 from __future__ import annotations

@@ -133,7 +133,7 @@ class _WholeInfill(Answer):
         self.sinks = [self]
 
     def deliver(self, delta: Delta) -> None:
-        """Keep what is new."""
+        """Keep new text."""
         self._texts.append(delta.text)
         if delta.token_ids:
             self.note_output()
@@ -152,7 +152,7 @@ class _StreamedInfill(EventAnswer):
         self.sinks = [self]
 
     def deliver(self, delta: Delta) -> None:
-        """Send what is new; the first output at once."""
+        """Send new text; the first output at once."""
         if self.done.done() or not (delta.text or delta.finish):
             return
         is_first = self.first_token_at is None

@@ -1,4 +1,4 @@
-"""From the bodies of embeddings, reranking and scores to what is to be computed. Pure functions."""
+"""From the bodies of embeddings, reranking and scores to their sequences. Pure functions."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class RerankRequest(Generation, frozen=True):
 
 
 def parse_embeddings(body: bytes, rules: BodyRules = STRICT) -> EmbeddingsRequest:
-    """Turn the body of embeddings into what is to be computed; `rules` as in `BodyReader.read`.
+    """Turn the body of embeddings into sequences to compute; `rules` as in `BodyReader.read`.
 
     Raises:
         ApiError: 400; `param` names the field at fault.
@@ -67,7 +67,7 @@ def parse_embeddings(body: bytes, rules: BodyRules = STRICT) -> EmbeddingsReques
 
 
 def parse_rerank(body: bytes, rules: BodyRules = STRICT) -> RerankRequest:
-    """Turn the body of reranking into what is to be computed; `rules` as in `BodyReader.read`.
+    """Turn the body of reranking into sequences to compute; `rules` as in `BodyReader.read`.
 
     Raises:
         ApiError: 400; `param` names the field at fault.
@@ -121,7 +121,7 @@ def _input_type(body: EmbeddingsBody) -> str | None:
 
 
 def parse_score(body: bytes, rules: BodyRules = STRICT) -> Generation:
-    """Turn the body of scores into what is to be computed; `rules` as in `BodyReader.read`.
+    """Turn the body of scores into sequences to compute; `rules` as in `BodyReader.read`.
 
     Raises:
         ApiError: 400; `param` names the field at fault.

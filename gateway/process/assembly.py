@@ -149,7 +149,7 @@ def _keys(config: GatewayConfig, metrics: GatewayMetrics) -> KeyStore:
 def _responses(
     stack: contextlib.AsyncExitStack, services: RouteServices, nats: DirectClient, dispatcher: Dispatcher
 ) -> ResponseStore:
-    """Return the store of responses, which writes down what is left to write when the gateway stops."""
+    """Return the store of responses, which writes the rest down when the gateway stops."""
     log, jobs = ResponseLog(nats, services.bodies), JobQueue(nats, dispatcher.clock, dispatcher.fleet)
     stack.push_async_callback(log.close)
     stack.push_async_callback(jobs.kept.shares.close)
@@ -264,7 +264,7 @@ _requests = logging.getLogger("gateway.requests")
 
 @contextlib.asynccontextmanager
 async def observing(config: GatewayConfig, slot: int) -> AsyncIterator[RequestObserver]:
-    """Tell of requests until the block ends, and send what is left then.
+    """Tell of requests until the block ends, and send the rest then.
 
     Raises:
         ConfigError: Traces are wanted and cannot be made.

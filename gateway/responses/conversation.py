@@ -73,7 +73,7 @@ def compacting(body: ResponseBody) -> ResponseBody:
 
 
 def remaining(items: Sequence[ItemBody]) -> list[tuple[int, ItemBody]]:
-    """Return what is left of a conversation after its last compaction, each item with its place in the whole."""
+    """Return the rest of a conversation after its last compaction, each item with its place in the whole."""
     last = max((index for index, item in enumerate(items) if item.type == COMPACTION), default=0)
     return [(index, item) for index, item in enumerate(items) if index >= last or _is_input_message(item)]
 

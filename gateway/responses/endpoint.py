@@ -110,7 +110,7 @@ class ResponsesEndpoint(Endpoint):
         )
 
     def to_generation(self, request: ResponseBody, conversation: Conversation) -> ResponseGeneration:
-        """Return what is to be generated.
+        """Return the generation.
 
         Raises:
             ApiError: 400; it is not complete, or something is not served here.

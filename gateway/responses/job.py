@@ -140,7 +140,7 @@ class JobReader:
         return True
 
     def finish(self, *, is_complete: bool) -> None:
-        """Read what is left when the text has ended."""
+        """Read the rest when the text has ended."""
         if self._reader is not None:
             self._take(self._reader.finish())
         self._flush()

@@ -72,7 +72,7 @@ def parse_body(data: bytes, rules: BodyRules = STRICT) -> ResponseBody:
 def to_generation(
     body: ResponseBody, history: Sequence[ItemBody], items: Sequence[ItemBody], ancestors: tuple[str, ...]
 ) -> ResponseGeneration:
-    """Return what is to be generated.
+    """Return the generation.
 
     Args:
         body: The request.

@@ -35,7 +35,7 @@ from shared.messages import BatchResult
 
 # Streams of one tenant that follow jobs in one process: each asks NATS several times a second.
 MAX_FOLLOWERS = 256
-# Requests of one tenant that read what is stored, in one process; the others wait.
+# Requests of one tenant that read stored responses, in one process; the others wait.
 CONCURRENT_READERS = 4
 
 
@@ -55,7 +55,7 @@ class ResponseStore:
     """Reads, writes and deletes responses of a tenant.
 
     Attributes:
-        bodies: Reads what is large in a thread.
+        bodies: Reads large texts in a thread.
         followers: The streams that follow a job, or will as soon as it is queued.
         seals: What encrypts reasoning and summaries; None where the operator has given no secret for it.
     """

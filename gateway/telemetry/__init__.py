@@ -1,1 +1,1 @@
-"""What operators are told: rows of metrics, and what is measured of models, workers and streams."""
+"""Metrics for operators: their rows, and measurements of models, workers and streams."""

@@ -54,7 +54,7 @@ class MetricRow:
 
 
 def add(family: Metric, labels: Sequence[str], value: Value) -> None:
-    """Add what was counted to a metric; the keys of a `Counter` are the values of its last label."""
+    """Add counts to a metric; the keys of a `Counter` are the values of its last label."""
     if isinstance(value, Histogram):
         assert isinstance(family, HistogramMetricFamily)
         family.add_metric(labels, value.buckets(), value.total)

@@ -1,4 +1,4 @@
-"""Checks of texts and names in a body, and the 400s that say what is wrong with a parameter.
+"""Checks of texts and names in a body, and the 400s that name the fault of a parameter.
 
 Chat, Responses and Anthropic's Messages describe tools, choices and schemas each in a form of its own; a 400 names the
 right place to clients that mix them up.

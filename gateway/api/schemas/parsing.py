@@ -1,4 +1,4 @@
-"""From the bodies of chat completions, text completions and the tokenizer's endpoints to what is to be computed."""
+"""From the bodies of chat completions, text completions and the tokenizer's endpoints to requests."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _detokenize_reader = BodyReader(OPENAI_NAMES, OpenAi.DETOKENIZE, DetokenizeBody)
 
 
 def parse_chat(body: bytes, rules: BodyRules = STRICT) -> Generation:
-    """Turn a chat completion body into what is to be generated; `rules` as in `BodyReader.read`.
+    """Turn a chat completion body into a generation; `rules` as in `BodyReader.read`.
 
     Raises:
         ApiError: 400; `param` names the field at fault.
@@ -73,7 +73,7 @@ def parse_chat(body: bytes, rules: BodyRules = STRICT) -> Generation:
 
 
 def parse_completion(body: bytes, rules: BodyRules = STRICT) -> Generation:
-    """Turn a text completion body into what is to be generated; `rules` as in `BodyReader.read`.
+    """Turn a text completion body into a generation; `rules` as in `BodyReader.read`.
 
     Raises:
         ApiError: 400; `param` names the field at fault.
