@@ -88,7 +88,12 @@ def check_fits(config: RunnerConfig) -> int | None:
     if plan.device.type == "cuda":
         return None
     _check_host(plan)
-    return _host_num_blocks(plan, free_host_bytes() - plan.weights_bytes) * config.block_size
+    return _host_num_blocks(plan, _free_bytes(plan) - plan.weights_bytes) * config.block_size
+
+
+def _free_bytes(plan: BuildPlan) -> int:
+    """Return a rank's part of the host's memory that nobody uses."""
+    return free_host_bytes() // plan.config.tensor_parallel_size
 
 
 def _load(plan: BuildPlan, start_up: StartUp, ranks: Ranks) -> CausalLM:
@@ -139,10 +144,11 @@ def _make_runner(
 
 
 def _check_host(plan: BuildPlan) -> None:
-    check_host_weights_fit(plan.weights_bytes, plan.matrix_dtype_name, free_host_bytes())
-    check_host_states_fit(plan.state_bytes, plan.config.max_num_seqs, free_host_bytes() - plan.weights_bytes)
+    free_bytes = _free_bytes(plan)
+    check_host_weights_fit(plan.weights_bytes, plan.matrix_dtype_name, free_bytes)
+    check_host_states_fit(plan.state_bytes, plan.config.max_num_seqs, free_bytes - plan.weights_bytes)
     if plan.fixed is not None:
-        check_host_cache_fits(*plan.fixed, plan.demand, free_host_bytes() - plan.weights_bytes)
+        check_host_cache_fits(*plan.fixed, plan.demand, free_bytes - plan.weights_bytes)
 
 
 def _host_num_blocks(plan: BuildPlan, free_bytes: int) -> int:
@@ -166,9 +172,11 @@ def _build_host_runner(
     torch.set_num_threads(num_threads)
     logger.info("CPU operations use %d of %d cores (HEADRACE_NUM_THREADS)", num_threads, num_usable_cores())
     ask_for_huge_pages()
-    _check_host(plan)
+    if ranks.size == 1:
+        # Of several, who comes late would count what the others have taken: that was checked before they were started.
+        _check_host(plan)
     model = _load(plan, start_up, ranks)
-    num_blocks = _agreed(_host_num_blocks(plan, free_host_bytes() // ranks.size), ranks)
+    num_blocks = _agreed(_host_num_blocks(plan, _free_bytes(plan)), ranks)
     cache = _allocate(plan, num_blocks)
     logger.info(
         "KV cache: %d blocks of %d, %s", num_blocks, demand.block_size, shown_bytes(demand.num_bytes(num_blocks))

@@ -35,7 +35,7 @@ class BuildPlan:
         shares: How the cache's memory is divided among groups of layers.
         demand: What the cache takes for a block, and at least.
         fixed: The setting that fixes the size of the cache and the blocks that it means; None sizes it by memory.
-        weights_bytes: Memory of the weights.
+        weights_bytes: Memory of a rank's part of the weights, about so where there are several.
     """
 
     config: RunnerConfig
@@ -106,6 +106,7 @@ def make_plan(config: RunnerConfig) -> BuildPlan:
     weights = weights_bytes(
         config.model, dtype, device, is_tied=model_config.tie_word_embeddings, names=model_config.block.names
     )
+    weights //= config.tensor_parallel_size
     fixed = fixed_num_blocks(config, demand)
     return BuildPlan(config, model_config, dtype, kv_cache_dtype, device, shares, demand, fixed, weights)
 

@@ -136,8 +136,7 @@ class Worker:
     def _follow_group(self) -> None:
         """Fail when a rank is lost, also while the engine has nothing to compute."""
         if self._group is not None:
-            loop, has_failed = asyncio.get_running_loop(), self.has_failed
-            self._group.on_lost = lambda: loop.call_soon_threadsafe(has_failed.set)
+            self._group.on_lost = partial(_leave, asyncio.get_running_loop(), self.has_failed)
 
     def _heartbeat_source(
         self, identity: Identity, sizes: SchedulerConfig, model: ServedModel, held: HeldRequests
@@ -206,3 +205,11 @@ class Worker:
             await asyncio.to_thread(self._group.close)
         self._encoder.close()
         await self._constraints.close()
+
+
+def _leave(loop: asyncio.AbstractEventLoop, has_failed: asyncio.Event) -> None:
+    """Fail, on another thread than the loop's; a step that waits for a lost rank must not keep the worker."""
+    from gpu_worker.execution.ranks.group import LEAVING_S, exit_within
+
+    exit_within(LEAVING_S)
+    loop.call_soon_threadsafe(has_failed.set)

@@ -4,9 +4,15 @@
 
 #include "../abi.h"
 #include "../simd.h"
-#include "../team.h"
+
+#if defined(__linux__)
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 #include <algorithm>
+#include <climits>
 #include <cstring>
 #include <ctime>
 
@@ -14,8 +20,26 @@ namespace headrace {
 namespace {
 
 constexpr int kLine = 64 / sizeof(int64_t);
-constexpr int kPatience = 20 * kSpins;  // Behind these a waiting process sleeps: somebody is late, or gone.
-constexpr int64_t kPieces = 512;        // Floats that are summed at a time.
+constexpr int kSpins = 4000;      // Some 50 µs, behind which a waiting process sleeps.
+constexpr int64_t kPieces = 512;  // Floats that are summed at a time.
+
+// Sleeps until the number is another, or for ten milliseconds, behind which the end of the group is looked for. Giving
+// the core away instead, again and again, would put a process behind all others of a busy machine for seconds.
+inline void sleep_while(int64_t* number, int64_t value) {
+  const timespec most{0, 10000000};
+#if defined(__linux__)
+  syscall(SYS_futex, number, FUTEX_WAIT, static_cast<int32_t>(value), &most, nullptr, 0);
+#else
+  const timespec pause{0, 50000};
+  nanosleep(&pause, nullptr);
+#endif
+}
+
+inline void wake(int64_t* number) {
+#if defined(__linux__)
+  syscall(SYS_futex, number, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+#endif
+}
 
 struct Exchange {
   const int64_t* ended;  // Not zero: nobody waits any more.
@@ -28,18 +52,32 @@ struct Exchange {
 
   int64_t* counter(int32_t of) const { return counters + of * kLine; }
 
+  // How many processes sleep until a counter changes: beside it.
+  int64_t* sleepers(int32_t of) const { return counter(of) + 1; }
+
   // Waits until all have put down as many things; says whether they have.
   bool wait(int64_t turn) const {
     for (int32_t other = 0; other < size; ++other)
-      for (int spins = 0; __atomic_load_n(counter(other), __ATOMIC_ACQUIRE) < turn;) {
-        if (__atomic_load_n(ended, __ATOMIC_RELAXED)) return false;
-        relax(spins);
-        if (spins > kPatience) {
-          const timespec pause{0, 50000};
-          nanosleep(&pause, nullptr);
-        }
-      }
+      if (other != rank && !wait_for(other, turn)) return false;
     return true;
+  }
+
+  bool wait_for(int32_t other, int64_t turn) const {
+    for (int spins = 0; spins < kSpins; ++spins) {
+      if (__atomic_load_n(counter(other), __ATOMIC_ACQUIRE) >= turn) return true;
+#if defined(__x86_64__)
+      __builtin_ia32_pause();
+#endif
+    }
+    __atomic_fetch_add(sleepers(other), 1, __ATOMIC_SEQ_CST);
+    bool has_ended = false;
+    // Who counts up looks for sleepers behind that, and who sleeps looks at the counter behind saying so.
+    for (int64_t seen; (seen = __atomic_load_n(counter(other), __ATOMIC_SEQ_CST)) < turn;) {
+      if ((has_ended = __atomic_load_n(ended, __ATOMIC_RELAXED) != 0)) break;
+      sleep_while(counter(other), seen);
+    }
+    __atomic_fetch_sub(sleepers(other), 1, __ATOMIC_SEQ_CST);
+    return !has_ended;
   }
 
   // Puts bytes down, as many rows of as many, and returns the turn; 0 when the group has ended.
@@ -48,7 +86,8 @@ struct Exchange {
     if (!wait(turn - 1)) return 0;
     char* target = slot(turn, rank);
     for (int64_t row = 0; row < num_rows; ++row) std::memcpy(target + row * row_bytes, data + row * stride, row_bytes);
-    __atomic_store_n(counter(rank), turn, __ATOMIC_RELEASE);
+    __atomic_store_n(counter(rank), turn, __ATOMIC_SEQ_CST);
+    if (__atomic_load_n(sleepers(rank), __ATOMIC_SEQ_CST) > 0) wake(counter(rank));
     return wait(turn) ? turn : 0;
   }
 };

@@ -37,6 +37,8 @@ _STARVED_FACTOR = 10.0
 _LOADING_FREEZE_S = 60.0
 _MEETING_S = 120.0
 _GOODBYE_S = 5.0
+LEAVING_S = 5.0
+"""Time that a worker has to leave when a rank was lost. Whoever waits for a GPU may never be told."""
 _MEMBER = "gpu_worker.execution.ranks.member"
 
 _log = logging.getLogger(__name__)
@@ -242,6 +244,13 @@ class RankGroup:
         for member in self._members.values():
             if member.poll() is None:
                 member.kill()
+
+
+def exit_within(seconds: float) -> None:
+    """End this process with status 1 if it has not ended by itself by then."""
+    timer = threading.Timer(seconds, os._exit, (1,))
+    timer.daemon = True
+    timer.start()
 
 
 def _wants_to_run(pid: int) -> bool:

@@ -128,4 +128,7 @@ def _tick(board: Board, rank: int, parent: int) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    status = main()
+    logging.shutdown()
+    # Taking an interpreter with torch apart takes seconds on a busy machine; there is nothing to save.
+    os._exit(status)

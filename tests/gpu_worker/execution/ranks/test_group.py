@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +21,9 @@ from gpu_worker.execution.build import build_runner
 from gpu_worker.execution.drafts.proposer import Proposer
 from gpu_worker.execution.ranks import group as group_module
 from gpu_worker.execution.ranks.group import RankGroup
+from gpu_worker.execution.ranks.runner import build_group_runner
 from gpu_worker.execution.runner_config import RunnerConfig
+from gpu_worker.execution.start_up import StartUp
 from gpu_worker.speculative.draft_model.proposer import DraftModelProposer
 from gpu_worker.speculative.ngram.proposer import NgramProposer
 from shared.errors import ConfigError
@@ -178,10 +183,58 @@ def test_rank_that_freezes_while_nothing_runs_is_missed(tmp_path: Path) -> None:
     assert_gone(group)
 
 
+def run_python(script: str, *arguments: str) -> subprocess.Popen[str]:
+    """Run a script whose arguments are in `sys.argv`."""
+    return subprocess.Popen([sys.executable, "-c", script, *arguments], stdout=subprocess.PIPE, text=True)
+
+
+@pytest.mark.slow
+def test_ranks_end_with_rank_0_also_when_that_is_killed_in_a_step(tmp_path: Path) -> None:
+    save_tiny_model(tmp_path)
+    script = """
+import sys
+from pathlib import Path
+from tests.gpu_worker.execution.ranks.group_run import started
+from tests.gpu_worker.execution.ranks.test_group import begin
+with started(Path(sys.argv[1]), 2) as (run, group):
+    steps = begin(run)
+    next(steps)
+    print(group._members[1].pid, flush=True)
+    for _ in steps:
+        pass
+"""
+    with run_python(script, str(tmp_path)) as process:
+        assert process.stdout is not None
+        rank = int(process.stdout.readline())
+        process.kill()
+    since = time.monotonic()
+    while Path(f"/proc/{rank}/cmdline").exists() and b"ranks.member" in Path(f"/proc/{rank}/cmdline").read_bytes():
+        time.sleep(0.02)
+        assert time.monotonic() - since < 2
+
+
+@pytest.mark.slow
+def test_process_that_does_not_leave_in_time_is_ended() -> None:
+    script = "import time\nfrom gpu_worker.execution.ranks.group import exit_within\nexit_within(0.1)\ntime.sleep(600)"
+    with run_python(script) as process:
+        assert process.wait(60) == 1
+
+
+@pytest.mark.slow
+def test_rank_that_cannot_load_is_told_in_a_sentence(tmp_path: Path) -> None:
+    save_tiny_model(tmp_path)
+    few = replace(config(tmp_path), num_blocks=None, kv_cache_bytes=1 << 50)
+    group = RankGroup(few)
+    with pytest.raises(ConfigError):
+        build_group_runner(few, group, StartUp())
+    assert_gone(group)
+
+
 def config(directory: Path) -> RunnerConfig:
     return RunnerConfig(directory, block_size=4, num_blocks=60, num_threads=1, tensor_parallel_size=2)
 
 
+@pytest.mark.slow
 def test_rank_of_another_torch_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save_tiny_model(tmp_path)
     own = group_module.identity
