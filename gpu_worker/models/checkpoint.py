@@ -175,7 +175,7 @@ class Checkpoint:
         return name in self._shards
 
     def stored_module(self, name: str) -> str:
-        """Return what the checkpoint calls a module, which configurations mean; the same where it has none of it."""
+        """Return the checkpoint's name of a module, which configurations mean; the same where it has none of it."""
         return self._stored_modules.get(name, name)
 
     def are_same(self, name: str, other: str) -> bool:

@@ -356,7 +356,7 @@ def _head_dim(file: JsonFile, num_heads: int, default: int | None) -> int:
 
 
 def read_dtype(file: JsonFile) -> torch.dtype:
-    """Read what the checkpoint's weights are stored in; where no field says it, its files do."""
+    """Read the type that the checkpoint's weights are stored in; where no field says it, its files do."""
     field = "dtype" if "dtype" in file.names() else "torch_dtype"
     if field not in file.names():
         return stored_dtype(file.path.parent) or torch.float32

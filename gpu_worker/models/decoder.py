@@ -227,7 +227,7 @@ def take_positions(config: ModelConfig, checkpoint: WeightSource) -> torch.Tenso
 
 
 def is_fused(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> bool:
-    """Say whether the layers will be computed in one call, with one block table for all of them."""
+    """Return True if the layers will be computed in one call, with one block table for all of them."""
     return config.encoder is None and _fusing_library(config, dtype, device) is not None
 
 
@@ -236,7 +236,7 @@ def _fusing_library(config: ModelConfig, dtype: torch.dtype, device: torch.devic
 
 
 def is_fusable(config: ModelConfig) -> bool:
-    """Say whether the fused kernels of a CPU compute such a decoder: layers that are alike, but for their windows."""
+    """Return True if the fused kernels of a CPU compute such a decoder: its layers differ in nothing but windows."""
     if not config.block.is_fusable or not all(can_pack(layer) for layer in config.layers):
         return False
     kinds = {

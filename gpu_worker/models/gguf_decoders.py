@@ -33,7 +33,7 @@ from gpu_worker.quantization.gguf.model_facts import ARCHITECTURES
 
 _LATENT = "deepseek2"
 _MIXTRAL = "MixtralForCausalLM"
-# Where the file may name a window: of so many layers the last one has none. 1 is a window in all layers.
+# Where the file may name a window: of each group of this size the last layer has none. 1 is a window in all layers.
 _WINDOW_PERIODS: Mapping[str, int] = MappingProxyType(
     {"llama": 1, "gpt-oss": 2, "gemma2": 2, "gemma3": 6, "phi3": 1, "olmo2": 4, "exaone4": 4, "cohere2": 4}
     | {"exaone-moe": 4, "mellum": 4, "phimoe": 1}
@@ -275,7 +275,7 @@ def _read_rotary_dim(gguf: ModelFields, head_dim: int) -> int:
     """Read how many dimensions of a head turn.
 
     Raises:
-        GGUFError: The family does not have so many.
+        GGUFError: The family has fewer.
     """
     field = "rope.dimension_count"
     rotary_dim = gguf.integer(field, head_dim)

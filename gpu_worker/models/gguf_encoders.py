@@ -19,7 +19,7 @@ from gpu_worker.models.layer_types import FULL, SLIDING
 from gpu_worker.quantization.gguf.model_facts import ModelFacts
 from gpu_worker.quantization.gguf.special_tokens import token_id
 
-# Of ModernBERT, one layer of so many has no window, the first one among them.
+# Of ModernBERT: the first layer of each group of this size has no window.
 _FULL_PERIOD = 3
 # By the kind of the vocabulary: the architecture has one name.
 _FAMILIES: Mapping[str, str] = MappingProxyType({"bert": "BertModel", "t5": "XLMRobertaModel", "gpt2": "RobertaModel"})

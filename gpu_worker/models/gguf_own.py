@@ -24,7 +24,7 @@ _LEARNED = ("alpha_p", "alpha_n", "beta", "eps")
 
 
 def _qwen_fields(gguf: ModelFields) -> Fields:
-    """Read Qwen's hybrids: every so many layers one attends."""
+    """Read Qwen's hybrids: one layer of each group attends."""
     num_heads, value_dim = gguf.state_heads()
     experts = gguf.integer("expert_count", 0, minimum=0)
     return {

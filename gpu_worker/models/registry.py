@@ -80,7 +80,7 @@ def read_model_config(directory: Path) -> ModelConfig:
 
 
 def _refuse_around_text(file: JsonFile) -> None:
-    """Refuse a model that also sees or hears and is not known, and say whether its text part alone would be served."""
+    """Refuse a model that also sees or hears and is not known, with a hint if its text part would be served."""
     text = file.nested("text_config") or file.nested("llm_config") or file.nested("language_config")
     if text is None or not file.texts("architectures"):
         return

@@ -102,7 +102,7 @@ def read_rotary_dim(file: JsonFile, head_dim: int, default: float = 1.0, layer_t
 
 
 def check_rope(file: JsonFile, rope: RopeParameters, rotary_dim: int) -> None:
-    """Refuse a rotation that cannot turn so many dimensions.
+    """Refuse a rotation that cannot turn this number of dimensions.
 
     Raises:
         CheckpointError: LongRoPE has not one factor for each pair of them, or dynamic scaling has one pair alone.
@@ -148,7 +148,7 @@ def _trained_len(file: JsonFile) -> int:
 
 
 def has_ropes_by_type(file: JsonFile) -> bool:
-    """Say whether `rope_parameters` differ between types of layers."""
+    """Return True if `rope_parameters` differ between types of layers."""
     fields = file.nested("rope_parameters")
     return fields is not None and bool(fields.names() & _LAYER_TYPES)
 

@@ -111,7 +111,7 @@ def with_names(shards: dict[str, TensorFile], names: Mapping[str, str]) -> dict[
     """Call tensors by other names, in the files too.
 
     Raises:
-        CheckpointError: Two tensors have the same name then: which of them is meant nobody knows.
+        CheckpointError: Two tensors have the same name then: no file tells which of them is meant.
     """
     first: dict[str, str] = {}
     for stored, own in names.items():
@@ -124,7 +124,7 @@ def with_names(shards: dict[str, TensorFile], names: Mapping[str, str]) -> dict[
 
 
 def stored_modules(names: Mapping[str, str]) -> dict[str, str]:
-    """Return what the checkpoint calls the modules that have a matrix, by their own names.
+    """Return the checkpoint's names of modules that have a matrix, by their own names.
 
     Args:
         names: Of tensors, as of `own_names()`.

@@ -26,7 +26,7 @@ def read_small_file(path: Path, max_bytes: int = MAX_BYTES) -> bytes:
 
 
 def is_inside(path: Path, directory: Path) -> bool:
-    """Say whether a file really lies in a model's directory, or where the hub's library keeps what that links to."""
+    """Return True if a file really lies in a model's directory, or where the hub's library keeps what that links to."""
     root = directory.resolve()
     roots = [root, root.parent.parent / "blobs"] if root.parent.name == "snapshots" else [root]
     return any(path.resolve().is_relative_to(each) for each in roots)

@@ -62,7 +62,7 @@ class TensorFile:
 
     Attributes:
         path: Of the file.
-        fd: To read it with; nobody moves its position.
+        fd: To read it with; its position is never moved.
         tensors: By name.
     """
 
@@ -148,7 +148,7 @@ _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def stored_dtype(directory: Path) -> torch.dtype | None:
-    """Return what most bytes of the first file's weights are, quantized ones apart; None where no file can be read."""
+    """Return the type of most bytes of the first file's plain weights; None where no file can be read."""
     path = min(directory.glob("model*.safetensors"), default=None)
     if path is None:
         return None

@@ -28,7 +28,7 @@ class GrammarCache:
         self._num_bytes: dict[str, int] = {}
 
     def get(self, tenant: str, grammar: Grammar) -> CompiledGrammar | None:
-        """Return what a tenant's grammar was compiled to, if it is still kept."""
+        """Return a tenant's compiled grammar, if it is still kept."""
         with self._lock:
             own = self._grammars.get(tenant)
             compiled = None if own is None else own.get(grammar)
@@ -37,7 +37,7 @@ class GrammarCache:
             return compiled
 
     def add(self, tenant: str, grammar: Grammar, compiled: CompiledGrammar) -> None:
-        """Keep what a tenant's grammar was compiled to, and drop others where there is too much."""
+        """Keep a tenant's compiled grammar, and drop others where there is too much."""
         with self._lock:
             own = self._grammars.setdefault(tenant, OrderedDict())
             if grammar in own:

@@ -88,11 +88,11 @@ class ChatTemplate:
             self.needs = replace(self.needs, part_roles=frozenset(filter(self._shows_parts, _PART_ROLES)))
 
     def _shows(self, content: object) -> bool:
-        """Say whether a message with this content leaves the probe in the prompt."""
+        """Return True if a message with this content leaves the probe in the prompt."""
         return _PROBE in self._rendered([{"role": "user", "content": content}])
 
     def _shows_parts(self, role: str) -> bool:
-        """Say whether a list of texts as the content of this role's messages leaves the texts alone in the prompt."""
+        """Return True if a list of texts in this role's messages leaves the texts alone in the prompt."""
         content = text_parts(_PROBE, _OTHER_PROBE)
         conversation = {
             "assistant": [_user(), {"role": role, "content": content}, _user()],
@@ -114,7 +114,7 @@ class ChatTemplate:
             return ""
 
     def has_text(self, text: str) -> bool:
-        """Say whether the template's own code names this text, as it names a role that it knows."""
+        """Return True if the template's own code names this text, as it names a role that it knows."""
         return text in self._texts
 
     def render(
@@ -181,7 +181,7 @@ def load_chat_template(directory: ModelDirectory, name: str = "default") -> Chat
     elif source is None:
         source = read_json(directory.path / "chat_template.json").get("chat_template")
     if isinstance(source, list):
-        # Of what is no named template there is none.
+        # Entries of other types are no named templates.
         entries = [entry for entry in source if isinstance(entry, dict)]
         source = next((entry.get("template") for entry in reversed(entries) if entry.get("name") == name), None)
     elif name != "default":

@@ -119,7 +119,7 @@ class LibraryDetokenizer:
         return text
 
     def flush(self) -> str:
-        """Return what decoding everything gives beyond the pieces so far."""
+        """Return the text of decoding everything beyond the pieces so far."""
         with library_errors():
             text: str = self._tokenizer.decode(self._token_ids, skip_special_tokens=self._skip_special_tokens)
         return text[self._num_characters :]

@@ -1,7 +1,7 @@
 """A bounded queue in front of a few threads, shared fairly: owners take turns, piece by piece.
 
 So an owner with a thousand texts delays itself only. The event loop hands each idle thread one piece; until then, a
-piece that nobody waits for any more is dropped. A full lane refuses with a time to come back. How much may wait is
+piece whose owner has gone is dropped. A full lane refuses with a time to come back. How much may wait is
 bounded in bytes, and in seconds by the measured rate.
 """
 

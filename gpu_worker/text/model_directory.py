@@ -135,7 +135,7 @@ def _read_folder(path: Path) -> ModelDirectory:
 
 
 def _text_part(path: Path, config: dict[str, Any]) -> dict[str, Any]:
-    """Return what is said of the text part of a model that also sees or hears, or else of the whole.
+    """Return the fields of the text part of a model that also sees or hears, or else of the whole.
 
     Raises:
         ConfigError: It is not an object.
@@ -243,7 +243,7 @@ def _token_ids(path: Path, name: str, places: Iterable[dict[str, Any]]) -> list[
 
 
 def read_sampling_defaults(generation_config: Mapping[str, Any]) -> SamplingDefaults | None:
-    """Return what the content of a `generation_config.json` advises; None for nothing.
+    """Return the sampling that the content of a `generation_config.json` advises; None for nothing.
 
     A value that no request could have is left out with a warning: the model can be served without it.
     """

@@ -68,7 +68,7 @@ class EmbeddingForm:
     prompts: dict[str, str] = field(default_factory=dict)
 
     def prompt_for(self, input_type: str) -> str:
-        """Return what comes before a text that is for this; nothing where the model does not tell texts apart.
+        """Return the words before a text of this use; none where the model does not tell texts apart.
 
         Raises:
             BadRequestError: It tells them apart, by other names.
@@ -157,7 +157,7 @@ class ModelTasks:
 
 
 def read_model_tasks(directory: ModelDirectory, tokenizer: ModelTokenizer) -> ModelTasks:
-    """Read what a model can do.
+    """Read the tasks that a model can do.
 
     Raises:
         ConfigError: A file is not usable.
@@ -238,7 +238,7 @@ def _dense_modules(modules: SentenceModules, size: int) -> tuple[DenseModule, ..
 
 
 def _listed(config: dict[str, Any], name: str) -> list[Any]:
-    """Return a field that is a list; what is none has nothing in it."""
+    """Return a field that is a list; an empty one where it is of another type."""
     value = config.get(name)
     return value if isinstance(value, list) else []
 

@@ -50,7 +50,7 @@ class StopStrings:
         return text[:cut]
 
     def flush(self) -> str:
-        """Return what was held back: the text has ended, and no stop string with it."""
+        """Return the text held back: the output has ended, and no stop string with it."""
         held, self._held = self._held, ""
         return held
 

@@ -2,7 +2,7 @@
 
 A text that cannot fit into the model's context is refused by its length, before it is encoded. Short prompts are
 encoded at once. Long ones wait in a lane of their own, in turns by tenant. Calls of `/tokenize` have another lane, with
-one thread that yields to everything else: nobody's prompt ever waits for them.
+one thread that yields to everything else: no prompt ever waits for them.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class PromptEncoder:
         self.calls = FairLane("tokenize", 1, MAX_WAITING_CALL_BYTES, MAX_CALL_WAIT_S, yields=True)
 
     def is_short(self, prompt: PromptText) -> bool:
-        """Say whether `encode_now` will not stall the loop."""
+        """Return True if `encode_now` will not stall the loop."""
         if isinstance(prompt, Conversation):
             has_own_template = prompt.options.template is not None
             if has_own_template or len(prompt.messages) > INLINE_MESSAGES:
@@ -110,7 +110,7 @@ class PromptEncoder:
         Args:
             prompt: Of any length.
             tenant: Tenants take turns.
-            is_wanted: Asked when it is its turn; a prompt that nobody wants any more is not encoded.
+            is_wanted: Asked when it is its turn; a prompt that is not wanted any more is not encoded.
             add_special_tokens: For a text, those that the tokenizer itself adds.
             is_truncated: Only its end will be used: it may be longer than what fits.
 

@@ -1,6 +1,6 @@
 """Texts of clients that spell a special token, as ordinary text in a prompt that only the template may structure.
 
-A mark that nobody can guess is put into each spelled special token before the template is rendered. The rendered text
+A random mark is put into each spelled special token before the template is rendered. The rendered text
 is cut at the marks and its parts are encoded apart, so that no special token comes of them: `PartEncoder`.
 """
 
@@ -53,7 +53,7 @@ class PartEncoder:
 
 
 def new_mark() -> str:
-    """Return digits that nobody can guess."""
+    """Return random digits, which no client can guess."""
     return str(secrets.randbits(96)).zfill(29)
 
 
@@ -72,7 +72,7 @@ class SpelledTokens:
         self.longest = max(map(len, self._names), default=0)
 
     def shield(self) -> Shield:
-        """Return what protects one prompt."""
+        """Return the shield of one prompt."""
         return Shield(self, new_mark())
 
 

@@ -2,7 +2,7 @@
 
 Jinja's sandbox keeps templates from files and from the attributes of Python objects. It does not keep them from
 computing for hours. Here every iteration of a loop, every call and every joined text counts as steps, and a rendering
-has so many seconds of its thread. Memory is bounded only in so far as it takes steps to fill: a model's directory is
+has few seconds of its thread. Memory is bounded only in so far as it takes steps to fill: a model's directory is
 trusted not to waste it, and so is a client whose own template the operator allows.
 """
 
@@ -36,7 +36,7 @@ _WIDTH = re.compile(r"\d{5}")
 
 
 class _Budget:
-    """What a rendering may still take. The clock is looked at every so many steps."""
+    """What a rendering may still take. The clock is looked at once in a number of steps."""
 
     __slots__ = ("deadline", "steps")
 

@@ -126,7 +126,7 @@ def _text(raw: bytes) -> str | None:
 
 
 def _byte_fallback_strips_space(steps: list[dict[str, Any]]) -> bool | None:
-    """Say whether the decoder drops one leading space, or None when it is not of the sentencepiece kind."""
+    """Return True if the decoder drops one leading space; None when it is not of the sentencepiece kind."""
     base = [
         {"type": "Replace", "pattern": {"String": _SPACE_MARK}, "content": " "},
         {"type": "ByteFallback"},

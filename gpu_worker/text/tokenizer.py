@@ -99,7 +99,7 @@ class ModelTokenizer:
         self._parts = PartEncoder(lambda text, limit: self._encode(text, False, limit), self._special)
 
     def has_vocabulary_of(self, other: ModelTokenizer) -> bool:
-        """Say whether token ids mean the same in both."""
+        """Return True if token ids mean the same in both."""
         mine: dict[str, int] = self._tokenizer.get_vocab(with_added_tokens=True)
         return mine == other._tokenizer.get_vocab(with_added_tokens=True)
 
@@ -158,7 +158,7 @@ class ModelTokenizer:
         return self._cutter.shortened(token_ids, max_tokens)
 
     def without_last_tokens(self, text: str, num_tokens: int) -> str:
-        """Return a text without so many tokens at its end."""
+        """Return a text without its last `num_tokens` tokens."""
         with library_errors():
             return self._cutter.without_last_tokens(text, num_tokens)
 
@@ -168,11 +168,11 @@ class ModelTokenizer:
 
     @property
     def has_chat_template(self) -> bool:
-        """Say whether conversations can be encoded."""
+        """Return True if conversations can be encoded."""
         return self._template is not None
 
     def has_chat_roles(self, *roles: str) -> bool:
-        """Say whether the chat template names all of these roles."""
+        """Return True if the chat template names all of these roles."""
         return self._template is not None and all(map(self._template.has_text, roles))
 
     def encode_chat(
@@ -232,7 +232,7 @@ class ModelTokenizer:
         return OutputText(detokenizer, sampling)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Return what a token adds to the text, as bytes; none for a special token."""
+        """Return the bytes that a token adds to the text; none for a special token."""
         if self._table is not None:
             return self._table.raw[token_id]
         with library_errors():
@@ -266,7 +266,7 @@ class ModelTokenizer:
         return GrammarTokenizer(self.grammar_source())
 
     def grammar_source(self) -> TokenizerSource:
-        """Return what a tokenizer for grammars is made of; its JSON has megabytes."""
+        """Return the source of a tokenizer for grammars; its JSON has megabytes."""
         num_tokens = 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values())
         return TokenizerSource(self._tokenizer.to_str(), num_tokens, self.vocab_size, frozenset(self._eos_token_ids))
 

@@ -40,7 +40,7 @@ class TextCutter:
         return ids
 
     def without_last_tokens(self, text: str, num_tokens: int) -> str:
-        """Return a text without so many tokens at its end."""
+        """Return a text without its last `num_tokens` tokens."""
         offsets = self._tokenizer.encode(text, add_special_tokens=False).offsets
         return text[: offsets[-num_tokens][0]] if num_tokens < len(offsets) else ""
 

@@ -59,7 +59,7 @@ MAX_CODEC_BYTES = 6_000
 
 
 def is_training_file(path: Path, library: Path) -> bool:
-    """Say whether a file of a folder that is not skipped belongs to the training corpus."""
+    """Return True if a file of a folder that is not skipped belongs to the training corpus."""
     relative = path.relative_to(library)
     name = relative.as_posix()
     if name in HELD_OUT_MODULES or name in SKIPPED_FILES or name.startswith("_sysconfigdata"):

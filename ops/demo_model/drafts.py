@@ -42,7 +42,7 @@ _OWN_SHARE = 0.48
 
 
 def material_plan(folder: Path, seed: int, num_tokens: int) -> MaterialPlan:
-    """Write the texts into a folder, and plan to learn from so many of their tokens."""
+    """Write the texts into a folder, and plan to learn from `num_tokens` of their tokens."""
     documents = list(training_documents())
     rng = random.Random(seed)
     chats = list(chat_documents(documents, rng))

@@ -57,7 +57,7 @@ def evaluate(model: Llama, tokenizer: Tokenizer, documents: list[str], max_windo
         model: the network.
         tokenizer: its tokenizer.
         documents: texts; each begins after an end-of-text token and must be closed by one.
-        max_windows: stop after so many windows; the byte count then covers only these.
+        max_windows: stop after this number of windows; the byte count then covers only these.
     """
     windows = [window for ids in encode_documents(tokenizer, documents) for window in _cut([END_OF_TEXT_ID, *ids])]
     nats, num_tokens, num_bytes = 0.0, 0, 0

@@ -23,7 +23,7 @@ from ops.quantize.layer_inputs import InputMoments, LayerInputs
 
 _NUM_EXPONENTS = 20
 _MAX_SEARCH_ROWS = 2048
-"""A matrix with more rows is judged by so many of them, evenly spread: one number is searched for, from 20."""
+"""A matrix with more rows is judged by this number of them, evenly spread: one number is searched for, from 20."""
 
 _CLIPS = tuple(1.0 - step / 20 for step in range(1, 11))
 

@@ -89,7 +89,7 @@ class QuantizedFolder:
         self._write(self.layer(index), tensors)
 
     def write_rest(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Write what is outside the layers."""
+        """Write the tensors outside the layers."""
         self._write(self.layer(self._num_layers), tensors)
 
     def finish(

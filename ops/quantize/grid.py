@@ -54,7 +54,7 @@ class QuantizedMatrix:
         return self.grid.level(self.values)
 
     def split(self, rows: Sequence[int]) -> list[QuantizedMatrix]:
-        """Return the matrices of so many rows each that this one is made of."""
+        """Return the matrices that this one is made of; each has its number of `rows`."""
         parts = zip(
             *(tensor.split_with_sizes(rows) for tensor in (self.grid.scales, self.grid.zeros, self.values)), strict=True
         )

@@ -111,7 +111,7 @@ def _as_stored(job: QuantizeJob) -> Checkpoint:
 
 
 def _description(job: QuantizeJob) -> dict[str, str]:
-    """Return what tells one job from another: its settings, however their paths were written."""
+    """Return the settings that tell one job from another, however their paths were written."""
     settings = {name: value.resolve() if isinstance(value, Path) else value for name, value in asdict(job).items()}
     return {name: str(value) for name, value in settings.items()}
 
@@ -195,7 +195,7 @@ class _Keeper:
         return tensors
 
     def rest(self, job: QuantizeJob, checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
-        """Return what is outside the layers."""
+        """Return the tensors outside the layers."""
         tensors = read_all(self._stored, self.names.outside_layers(has_head=job.lm_head))
         if job.lm_head:
             config = self._config

@@ -222,6 +222,6 @@ class LayerPass:
 
 
 def _copied(cache: LayerCache, device: torch.device) -> LayerCache:
-    """Return what a cache holds, which the next window will be written over."""
+    """Return the entries of a cache, which the next window will overwrite."""
     assert cache.scales is None
     return LayerCache(cache.keys.to(device, copy=True), cache.values.to(device, copy=True))

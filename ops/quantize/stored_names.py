@@ -30,7 +30,7 @@ class StoredNames:
         self._roots = dict(_roots(own, name) for own, name in self._stored.items())
 
     def module(self, own: str) -> str:
-        """Return what a module is called in the checkpoint, also one that it does not have, such as an expert's."""
+        """Return the checkpoint's name of a module, also of one that it does not have, such as an expert's."""
         if f"{own}{_WEIGHT}" in self._stored:
             return self._stored[f"{own}{_WEIGHT}"].removesuffix(_WEIGHT)
         parts = own.split(".")
@@ -71,7 +71,7 @@ class StoredNames:
 
 
 def _expert_names(config: ModelConfig, index: int) -> list[str]:
-    """Return what names of experts' matrices begin with, within the layer."""
+    """Return the beginning of the names of experts' matrices, within the layer."""
     shape = config.layer(index).mixture
     if shape is None:
         return []

@@ -85,5 +85,5 @@ def _attend(q: Tensor, keys: list[Tensor], values: list[Tensor]) -> Tensor:
 
 
 def _later(x: Tensor, distance: int) -> Tensor:
-    """Move each entry so many places back, where the entry that sees it is."""
+    """Move each entry back by `distance` places, where the entry that sees it is."""
     return F.pad(x, (0, 0, distance, 0))[:, :, : x.shape[2]] if distance else x

@@ -55,7 +55,7 @@ def _check_name(path: Path) -> None:
 
 
 def check_room(num_weights: int, path: Path) -> None:
-    """Refuse a folder whose disk is too full for so many weights.
+    """Refuse a folder whose disk is too full for this number of weights.
 
     Raises:
         ConfigError: Says how much is free and how much is needed.

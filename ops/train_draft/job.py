@@ -112,7 +112,7 @@ class TrainingDivergedError(HeadraceError):
     """Weights of a draft grew beyond what sixteen bits hold, or are no numbers."""
 
     def __init__(self, loss: float) -> None:
-        """Say what the loss came to."""
+        """Describe the loss."""
         problem = f"the training diverged (loss {loss:.3g}); no draft was written"
         super().__init__(f"{problem}. Try another HEADRACE_SEED, or check that the target itself writes text")
         self.loss = loss

@@ -189,7 +189,7 @@ def _compute(plan: MaterialPlan, config: ModelConfig, sets: tuple[Rows, ...], pr
 
 
 def _dtype(config: ModelConfig) -> torch.dtype:
-    """Return what the target computes in."""
+    """Return the type that the target computes in."""
     return choose_dtype("auto", config.dtype, torch.device("cpu"))
 
 

@@ -86,7 +86,7 @@ def write_rows(
 
 
 def _failure(error: Exception) -> Exception:
-    """Return what the user is told: an error that was raised on purpose is about the target."""
+    """Return the user's message: an error that was raised on purpose is about the target."""
     if isinstance(error, HeadraceError):
         return ConfigError("HEADRACE_TARGET", f"the target cannot write text: {error}")
     return RuntimeError("the engine failed")

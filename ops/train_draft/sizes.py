@@ -72,7 +72,7 @@ def check_sizes(kind: str, model: Path, shape: DraftShape, folder: Path) -> None
 
 
 def _outline(kind: str, target: ModelConfig, shape: DraftShape) -> torch.nn.Module:
-    """Return what would be trained, as shapes that take no memory."""
+    """Return the student that would be trained, with tensors that take no memory."""
     with torch.device("meta"):
         if kind == "model":
             return Llama(small_shape(target, shape.hidden_size, shape.num_layers))

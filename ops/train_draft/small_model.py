@@ -62,7 +62,7 @@ class SmallModelStudent:
         return torch.stack([chosen.roll(-step, 1) for step in range(count)], -1)
 
     def config(self) -> dict[str, Any]:
-        """Return what makes other software build the network; it ends where the target does."""
+        """Return the fields by which other software builds the network; it ends where the target does."""
         ends = sorted(self._target.eos_token_ids)
         special = {"bos_token_id": self._target.bos_token_id, "eos_token_id": ends or None, "pad_token_id": None}
         return self.module.shape.to_config() | special

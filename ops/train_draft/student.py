@@ -19,7 +19,7 @@ class Student(Protocol):
         ...
 
     def loss(self, batch: Batch) -> torch.Tensor:
-        """Return what training makes small."""
+        """Return the loss that training makes small."""
         ...
 
     def draft_tokens(self, batch: Batch, count: int) -> torch.Tensor:

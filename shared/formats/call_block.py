@@ -49,7 +49,7 @@ class CallBlock:
         return opening
 
     def _read_call(self, form: CallForm, tools: CallableTools) -> Reading[bool]:
-        """Read one call; say whether there was one, however incomplete."""
+        """Read one call; return True if there was one, however incomplete."""
         call = CallReading(self._source, tools, _strong_closes(form), self._events)
         yield from self._source.skip_space()
         for part in form.parts:
@@ -63,7 +63,7 @@ class CallBlock:
         return call.has_started
 
     def _drop_rest(self) -> None:
-        """Forget what is unread when the text has ended inside a block: it is the beginning of a marker."""
+        """Forget the unread rest of a text that has ended inside a block: it is the beginning of a marker."""
         if self._source.has_ended:
             self._source.take(len(self._source.text))
 
@@ -89,7 +89,7 @@ class CallBlock:
             source.recorded()
 
     def _read_close(self, form: CallForm) -> Reading[bool]:
-        """Read the close of a block, and brackets too many before it; say whether it was there."""
+        """Read the close of a block, and brackets too many before it; return True if it was there."""
         if not form.closes:
             return False
         if (yield from self._source.accept(*form.closes)):

@@ -38,7 +38,7 @@ class CallableTools:
         self.longest_name = longest if is_exclusive else max(longest, MAX_NAME_CHARACTERS)
 
     def is_offered(self, tool: Tool) -> bool:
-        """Say whether a tool is one of those that were offered."""
+        """Return True if a tool is one of those that were offered."""
         return tool.name in self._tools
 
     def named(self, name: str) -> Tool | None:
@@ -49,7 +49,7 @@ class CallableTools:
         return Tool(name) if _NAME.fullmatch(name) else None
 
     def may_go_on(self, text: str) -> bool:
-        """Say whether more text may change which tool a text begins with."""
+        """Return True if more text may change which tool a text begins with."""
         if any(name.startswith(text) for name in self._tools):
             return True
         return not self._is_exclusive and len(text) <= MAX_NAME_CHARACTERS and bool(_RUN.fullmatch(text))
@@ -69,7 +69,7 @@ class CallableTools:
 
 
 def _continues(character: str) -> bool:
-    """Say whether a character behind a name would be a part of it."""
+    """Return True if a character behind a name would be a part of it."""
     return character.isalnum() or (character != "" and character in "_-.")
 
 

@@ -53,7 +53,7 @@ class ChatFormat:
         return self.reasoning is not None
 
     def is_spoken_by(self, template: str) -> bool:
-        """Say whether a chat template speaks this format."""
+        """Return True if a chat template speaks this format."""
         return any(all(mark in template for mark in marks) for marks in self.marks)
 
     def starts_in_reasoning(self, prompt: str, continued: str = "") -> bool:
@@ -96,7 +96,7 @@ class ChatFormat:
         content: Grammar | None = None,
         reasoning: bool = True,
     ) -> Grammar | None:
-        """Return what the answer must look like; None where nothing is constrained.
+        """Return the grammar of the answer; None where nothing is constrained.
 
         Args:
             tools: Those that may be called.

@@ -15,7 +15,7 @@ class Part(Protocol):
     """A part of a call, as a model writes it. It keeps nothing of a call."""
 
     def read(self, call: CallReading) -> Reading[bool]:
-        """Read the part, which comes next in the call's source; say whether it was there and complete."""
+        """Read the part, which comes next in the call's source; return True if it was there and complete."""
 
     def lark(self, lark: LarkText, tool: Tool) -> str:
         """Return the part of a call of `tool` as an expression of Lark."""

@@ -45,10 +45,10 @@ class OutputReader(Protocol):
     """Reads the text of one answer. However the text is cut into pieces, the events say the same."""
 
     def feed(self, text: str) -> list[OutputEvent]:
-        """Return what became certain with this text."""
+        """Return the events that became certain with this text."""
 
     def finish(self) -> list[OutputEvent]:
-        """Return what is left when the text ends, even in the middle of a call."""
+        """Return the last events when the text ends, even in the middle of a call."""
 
 
 class PlainReader:

@@ -44,7 +44,7 @@ def parsed(text: str) -> Any:
 
 
 def read_value(source: TextSource, sink: Sink, closes: Markers) -> Reading[bool]:
-    """Read a JSON value and hand it on; say whether it was complete."""
+    """Read a JSON value and hand it on; return True if it was complete."""
     first = yield from source.peek()
     if first == '"':
         sink(source.take(source.at + 1))

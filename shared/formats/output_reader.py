@@ -50,7 +50,7 @@ class FormatReader:
         self._steps = self._read()
 
     def feed(self, text: str) -> list[OutputEvent]:
-        """Return what became certain with this text. The first branch runs for nearly every token."""
+        """Return the events that became certain with this text. The first branch runs for nearly every token."""
         stops = self._stops
         if stops is not None and text and not text[-1].isspace() and stops.isdisjoint(text) and self._source.is_empty():
             return [ReasoningText(text) if self._in_reasoning else ContentText(text)]
@@ -60,7 +60,7 @@ class FormatReader:
         return self._events.take()
 
     def finish(self) -> list[OutputEvent]:
-        """Return what is left when the text ends, even in the middle of a call."""
+        """Return the last events when the text ends, even in the middle of a call."""
         self._source.has_ended = True
         next(self._steps, None)
         return self._events.take()

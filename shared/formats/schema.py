@@ -27,7 +27,7 @@ class ArgumentsSchema:
     """
 
     def __init__(self, parameters: str | None) -> None:
-        """Decode `parameters`; what is no schema of an object says nothing."""
+        """Decode `parameters`; anything but the schema of an object is an empty schema."""
         try:
             schema = parsed(parameters) if parameters else {}
         except ValueError:

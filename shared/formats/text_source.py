@@ -34,7 +34,7 @@ class Markers:
         return match.group() if match else ""
 
     def may_begin(self, text: str, start: int) -> bool:
-        """Say whether all that is left of `text` is the beginning of one of the texts, or nothing."""
+        """Return True if all that is left of `text` is the beginning of one of the texts, or nothing."""
         length = len(text) - start
         return not length or (length <= self._longest and text[start:] in self._beginnings)
 
@@ -49,7 +49,7 @@ class Markers:
 
 @lru_cache(maxsize=256)
 def markers(*texts: str) -> Markers:
-    """Return what looks for these texts."""
+    """Return the finder of these texts, the same one for the same texts."""
     return Markers(texts)
 
 
@@ -85,12 +85,12 @@ class TextSource:
         self._record = []
 
     def recorded(self) -> str:
-        """Return what was read since `mark`, and record no more."""
+        """Return the text read since `mark`, and record no more."""
         record, self._record = self._record, None
         return "".join(record or ())
 
     def rewind(self) -> None:
-        """Make what was read since `mark` unread, and record anew."""
+        """Make the text read since `mark` unread, and record anew."""
         self.text = self.recorded() + self.text[self.at :]
         self.at = 0
         self.mark()
@@ -104,7 +104,7 @@ class TextSource:
         return taken
 
     def is_empty(self) -> bool:
-        """Say whether everything that has arrived is read."""
+        """Return True if everything that has arrived is read."""
         return self.at == len(self.text)
 
     def peek(self) -> Reading[str]:

@@ -30,7 +30,7 @@ def read_cohere(file: JsonFile, architecture: str) -> ModelConfig:
 
 
 def cohere_traits(file: JsonFile, architecture: str) -> FamilyTraits:
-    """Return what Cohere's first and second generation have in common."""
+    """Return the traits that Cohere's first and second generation share."""
     return FamilyTraits(
         architecture,
         attention=biased(file, AttentionShape(interleaved=True)),

@@ -21,7 +21,7 @@ def read_ernie4_5(file: JsonFile, architecture: str) -> ModelConfig:
 
 
 def ernie_traits(file: JsonFile, architecture: str, head_dim: int | None = None) -> FamilyTraits:
-    """Return what ERNIE's models have in common."""
+    """Return the traits that ERNIE's models share."""
     return FamilyTraits(
         architecture,
         head_dim=head_dim,

@@ -38,7 +38,7 @@ def read_gemma2(file: JsonFile, architecture: str) -> ModelConfig:
 
 
 def gemma2_traits(file: JsonFile, architecture: str, names: TensorNames) -> FamilyTraits:
-    """Return what Gemma 2 and VaultGemma have in common.
+    """Return the traits that Gemma 2 and VaultGemma share.
 
     Raises:
         CheckpointError: Tokens attend to later ones.

@@ -21,7 +21,7 @@ def read_glm(file: JsonFile, architecture: str) -> ModelConfig:
 
 
 def glm_traits(file: JsonFile, architecture: str, names: TensorNames) -> FamilyTraits:
-    """Return what the dense models have in common."""
+    """Return the traits that the dense models share."""
     return FamilyTraits(
         architecture,
         head_dim=128,

@@ -25,7 +25,7 @@ def read_granite(file: JsonFile, architecture: str) -> ModelConfig:
 
 
 def granite_traits(file: JsonFile, architecture: str) -> FamilyTraits:
-    """Return what all Granite models have in common."""
+    """Return the traits that all Granite models share."""
     return FamilyTraits(
         architecture,
         attention=biased(file, AttentionShape(scale=file.number("attention_multiplier", 1.0))),

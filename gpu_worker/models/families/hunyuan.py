@@ -35,7 +35,7 @@ def read_hunyuan_v1_dense(file: JsonFile, architecture: str) -> ModelConfig:
 
 
 def hunyuan_traits(file: JsonFile, architecture: str) -> FamilyTraits:
-    """Return what Hunyuan's first models have in common."""
+    """Return the traits that Hunyuan's first models share."""
     rope = _read_rope(file)
     return FamilyTraits(
         architecture,

@@ -43,7 +43,7 @@ def read_lfm2(file: JsonFile, architecture: str) -> ModelConfig:
 
 
 def lfm2_traits(file: JsonFile, architecture: str) -> FamilyTraits:
-    """Return what LFM2's models have in common."""
+    """Return the traits that LFM2's models share."""
     return FamilyTraits(
         architecture,
         attention=AttentionShape(head_norm=HeadNorm.HEADS),

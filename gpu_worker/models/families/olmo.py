@@ -30,7 +30,7 @@ def read_olmo2(file: JsonFile, architecture: str) -> ModelConfig:
 
 
 def olmo_traits(file: JsonFile, architecture: str) -> FamilyTraits:
-    """Return what OLMo 2 and 3 have in common."""
+    """Return the traits that OLMo 2 and 3 share."""
     attention = biased(file, AttentionShape(head_norm=HeadNorm.WHOLE))
     eps = ("rms_norm_eps", 1e-5)
     return FamilyTraits(architecture, attention=attention, block=BlockTraits(names=NAMES), norm_eps=eps)

@@ -71,7 +71,7 @@ class Skipped:
         return False
 
     def lark(self, lark: LarkText, tool: Tool) -> str:
-        """Return what the models write."""
+        """Return the text that the models write."""
         return lark.literal(self.usual + self.end)
 
 

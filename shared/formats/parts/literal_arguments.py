@@ -173,7 +173,7 @@ class _LiteralReading:
                 return "".join(parts).strip(), found
 
     def _read_quoted(self, tell: Callable[[str], None]) -> Reading[bool | None]:
-        """Read a string and say whether it was complete; None if none comes next."""
+        """Read a string; return True if it was complete, None if none comes next."""
         source = self.call.source
         raw = self.syntax.raw_quote
         quote = yield from source.accept(*_IN_QUOTES, raw)

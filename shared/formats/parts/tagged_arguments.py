@@ -137,7 +137,7 @@ class TaggedArguments:
         return is_whole
 
     def _read_text(self, call: CallReading, tell: Callable[[str], None]) -> Reading[bool]:
-        """Read text up to and with the close of a value; say whether the close was there."""
+        """Read text up to and with the close of a value; return True if the close was there."""
         closes = markers(self.value_close, self.value_close.strip())
         while True:
             text, found = yield from call.source.until(closes)
@@ -148,7 +148,7 @@ class TaggedArguments:
                 return bool(found)
 
     def _values(self, lark: LarkText, schema: ArgumentsSchema, key: str) -> list[str]:
-        """Return what may stand behind a key, from the opening of the value to the separator."""
+        """Return the texts that may stand behind a key, from the opening of the value to the separator."""
         string = next(each for each in self.value_open if each.kind != "json")
         other = next(each for each in self.value_open if each.kind != "string")
         types = schema.types(key)
