@@ -40,11 +40,11 @@ from shared.server_clock import ServerClock
 
 PROGRESS_INTERVAL_S = 5.0
 MAX_BACKGROUND = 8
-"""So many batch requests of a tenant are computed as interactive ones are: publishers of jobs ask no gateway, which
-would count these against the limits of a key."""
+"""Background jobs of one tenant that run as interactive requests do. Jobs pass no gateway, which would apply the limits
+of a key."""
 
 _SAVED_TOKENS = 64
-"""What a running request has is recorded when so many tokens have come since the last record."""
+"""New tokens after which the progress of a running request is recorded again."""
 
 _ERRORS: tuple[type[Exception], ...] = (APIError, *SEND_ERRORS)
 
@@ -122,12 +122,12 @@ class BatchLane:
             self._end(held, "expired")
         else:
             held.is_looked_up = False
-            # A delivery that comes meanwhile is no failure, so that of now counts.
+            # A redelivery during the look-up is no failed attempt, so the count of this delivery is used.
             work = self._resume(held, message.num_delivered) if message.num_delivered > 1 else self._continue(held, 1)
             self._tasks.spawn(work, f"begin {held.key}")
 
     def _take_again(self, held: HeldRequest, message: QueuedMessage) -> None:
-        """Answer this delivery instead: the worker was late to say that it is in progress, which is no failure."""
+        """Answer the new delivery: the worker was late to report progress, which is no failed attempt."""
         held.message = message
         if held.is_looked_up:
             self._tasks.spawn(self._save(held), f"progress of {held.key}")
@@ -147,25 +147,25 @@ class BatchLane:
             if held.is_looked_up:
                 self._end(held, "cancelled", num_output=held.num_output_tokens)
             else:
-                held.outcome = "cancelled"  # and ends as soon as it is known what it has
+                held.outcome = "cancelled"  # it ends when its record has been read
 
     def make_way(self) -> None:
-        """Give back what has produced nothing yet: suspects begin where nothing else can be to blame."""
+        """Give back requests without output: a suspect begins only when nothing else could be to blame."""
         for held in self._held:
             is_waiting = held.is_parked or not held.is_looked_up
             if held.request.lane == "batch" and held.is_without_output and not is_waiting:
                 self.give_back(held)
 
     def give_back_suspects(self) -> None:
-        """Give back what waits for its trial: this worker drains."""
+        """Give back the requests that wait for a trial, because this worker drains."""
         for held in self._held:
             if held.is_parked:
                 self.give_back(held)
 
     async def announce(self, held: HeldRequest) -> bool:
-        """Record that a trial begins, so that the next worker knows of what this one has died.
+        """Record that a trial begins, so that the next worker knows which request killed this one.
 
-        Who cannot be recorded waits, or it could kill one worker after the other.
+        If that cannot be recorded the trial is put off: otherwise the request could kill one worker after the other.
         """
         is_recorded = await self._progress.save(held)
         if not is_recorded and self._held.is_current(held):
@@ -194,18 +194,18 @@ class BatchLane:
         self._end(held, "failed", error=error)
 
     def give_back(self, held: HeldRequest) -> None:
-        """Let another worker do it, from where it is."""
+        """Hand a request to another worker, which continues it."""
         held.outcome = "handoff"
         self._remove(held)
         if held.is_looked_up:
             self._tasks.spawn(self._hand_over(held), f"hand over {held.key}")
 
     async def save_progress(self) -> None:
-        """Record what running requests have, where that has become much more."""
+        """Record the progress of running requests that have many new tokens."""
         await self._save_where(lambda held: held.num_output_tokens >= held.num_recorded_tokens + _SAVED_TOKENS)
 
     async def save_followed(self) -> None:
-        """Record what requests have that clients follow, where that has become more."""
+        """Record the progress of requests that clients follow, where there is any."""
         self.trials.review()
         await self._save_where(lambda held: is_due(held, time.monotonic()))
 
@@ -216,13 +216,13 @@ class BatchLane:
                 await self._save(held)
 
     def advance(self, held: HeldRequest, delta: Delta) -> None:
-        """Collect what a step did to a request, and store the result when it is the last."""
+        """Add a delta to a request's answer; store the result if it is the last one."""
         held.parts.append(delta.text)
         if delta.logprobs:
             held.total_logprob += sum(entry.logprob for entry in delta.logprobs)
         held.num_output_tokens = delta.seq + len(delta.token_ids)
         is_cleared = held.num_failed and self.trials.note_output(held, len(delta.token_ids))
-        # The first text that somebody waits for, and what should not be lost once more, do not wait for the next round.
+        # The first text of a followed request, and requests that lost a worker before, do not wait for the next round.
         is_first = bool(delta.text) and not held.recorded_at and self._progress.has_room(held.request.tenant)
         if is_cleared or ((held.was_lost or is_first) and is_due(held, time.monotonic())):
             self._tasks.spawn(self._save(held), f"progress of {held.key}")

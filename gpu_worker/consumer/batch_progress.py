@@ -1,12 +1,12 @@
-"""What a batch request has so far, kept where its next worker finds it.
+"""Progress records of batch requests, from which the next worker continues.
 
-Written from time to time while it runs, several times a second where somebody follows it, and when it is given back;
-read when a request is delivered again. A worker continues after the tokens that are recorded, and deliveries up to the
-recorded one are no failed attempts: a drain is none, and progress clears the count. The delivery of a suspect counts
-once its trial has begun. A record is for one message and one revision of the model; any other is ignored.
+A record is written from time to time while the request runs, several times a second if a client follows it, and when it
+is given back; it is read when the request is delivered again. A worker continues after the recorded tokens. Deliveries
+up to the recorded one are no failed attempts: a drain is none, and progress resets the count. The delivery of a suspect
+counts once its trial has begun. A record belongs to one message and one revision of the model; others are ignored.
 
-A request that lost a worker is recorded more often: what kills at a late token would otherwise be continued from far
-before that, again and again.
+A request that lost a worker is recorded more often: if a late token kills workers, each attempt would otherwise start
+again from far before it.
 
 A tenant's periodic records are bounded in bytes a second, so that the records of one tenant do not push out those of
 others while they are needed. Records that decide about attempts are always written.
@@ -42,7 +42,7 @@ TENANT_BYTES_PER_S = 2 << 20
 _BURST_S = 4.0
 
 _LOST_TOKENS = 32
-"""Of who has lost a worker, what it has is recorded when so many tokens have come since the last record."""
+"""New tokens after which the progress of a request that has lost a worker is recorded again."""
 
 _NUM_READS = 5
 _READ_INTERVAL_S = 1.0
@@ -111,8 +111,7 @@ class ProgressRecords:
     async def find(self, held: HeldRequest, is_wanted: Callable[[], bool]) -> BatchProgress:
         """Return the record of a request, trying again while NATS does not answer and `is_wanted`.
 
-        Nobody is given up for want of a record, which may have made room for others: without one, deliveries before the
-        last count as no failures.
+        Without a record, which may have been evicted, no request is given up: only the last delivery counts as failed.
         """
         request, message = held.request, held.message
         for _ in range(_NUM_READS):
@@ -125,7 +124,7 @@ class ProgressRecords:
         return _unknown(message)
 
     async def load(self, tenant: str, request_id: str, message: QueuedMessage) -> BatchProgress | None:
-        """Return the record of a request, an empty one when there is none that can be used; None: NATS does not say."""
+        """Return the progress record; empty if absent or unreadable, None if NATS does not answer."""
         try:
             found = await self._js.get_last_msg(PROGRESS_STREAM, progress_subject(tenant, request_id))
             record = self._decode(found.data or b"")
@@ -145,5 +144,5 @@ class ProgressRecords:
 
 
 def _unknown(message: QueuedMessage) -> BatchProgress:
-    """Return what counts as the record of a request without one: its last delivery has failed, others are unknown."""
+    """Return the record to assume where there is none: the last delivery failed, the others did not."""
     return msgspec.structs.replace(NO_PROGRESS, num_delivered=max(0, message.num_delivered - 2))

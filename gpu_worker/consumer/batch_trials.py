@@ -1,9 +1,9 @@
-"""Trials of batch requests whose workers have died: which of them is to blame shows when each begins apart.
+"""Trials of batch requests whose workers have died: each begins alone, which shows the one that is to blame.
 
-A worker that dies of one request takes its neighbours with it, and all of them are delivered again. What has lost a
-worker since it has last shown progress is a suspect: it waits here until everything else in the batch lane has
-produced something, and begins while no other suspect does. So a request that kills workers dies of its own trials, and
-its neighbours do not share them often enough to be given up. Those with the fewest losses are tried first.
+When a request kills its worker, all requests of that worker are delivered again. A request that has lost a worker since
+its last progress is a suspect. It waits here until everything else in the batch lane has produced output, and begins
+while no other suspect does. So a request that kills workers fails its own trials, and its neighbours rarely share these
+often enough to be given up. Suspects with the fewest losses are tried first.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from collections.abc import Callable
 from gpu_worker.consumer.held_request import HeldRequest, HeldRequests
 
 HARMLESS_TOKENS = 32
-"""Who has produced so many is no suspect any more. Faults on a GPU are often reported some steps after their cause."""
+"""Tokens after which a request is no longer a suspect. GPUs often report faults some steps after their cause."""
 
 SETTLE_S = 0.5
-"""What was lost together comes back together: the first trial waits until nothing has come for so long."""
+"""Requests that were lost together come back together: the first trial waits until none has come for this long."""
 
-PATIENCE_S = 5.0
-"""For so long a trial waits for what has begun before it. Beside people some of that would take minutes to begin."""
+MAX_WAIT_S = 5.0
+"""How long a trial waits for requests that began before it. Beside people some of them would need minutes to begin."""
 
 
 class BatchTrials:
@@ -50,7 +50,7 @@ class BatchTrials:
 
     @property
     def is_active(self) -> bool:
-        """Whether there may be suspects here: what begins now could be taken for one of them, or they for it."""
+        """Whether there may be suspects here: a request that begins now could be mistaken for one of them."""
         return bool(self._waiting) or self._tried is not None or self.num_coming > 0
 
     def add(self, held: HeldRequest) -> None:
@@ -84,7 +84,7 @@ class BatchTrials:
             held.is_parked = False
         elif held is self._tried:
             self._tried = None
-            # Not in this call: many that are refused at once would be as many calls deep.
+            # Not in this call: if many are refused at once, the calls would nest as deeply.
             asyncio.get_running_loop().call_soon(self.review)
 
     def review(self) -> None:
@@ -95,7 +95,7 @@ class BatchTrials:
         if now < self._settled_at or self._held.has_suspect:
             return
         if any(held.request.lane == "batch" and not held.is_parked and held.is_without_output for held in self._held):
-            if now >= self._settled_at + PATIENCE_S:
+            if now >= self._settled_at + MAX_WAIT_S:
                 self._make_way()
             return
         # Of equals the first that came.

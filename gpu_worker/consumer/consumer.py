@@ -161,7 +161,7 @@ class Consumer:
             self._tasks.has_failed.set()
 
     async def send_heartbeat(self) -> None:
-        """Publish the worker's state, unless NATS is away: nobody needs an old one when it is back."""
+        """Publish the worker's state, unless NATS is away: a heartbeat that is sent later would be stale."""
         if not self._nats.is_connected:
             return
         await self._nats.publish(*self._heartbeat())
@@ -246,7 +246,7 @@ class Consumer:
         return min(room, MAX_BACKGROUND - self._held.num_background_of(tenant))
 
     def _may_take_jobs(self) -> bool:
-        # A batch request that kills its worker must not be taken for the suspect beside it.
+        # If a batch request killed the worker, the suspect beside it would be blamed.
         return not (self._held.has_suspect or self._batch.is_blocked or self._batch.trials.is_active)
 
     def _discount_shared_blocks(self, held: HeldRequest) -> None:

@@ -1,8 +1,8 @@
-"""Which gateways have subscribed again after NATS was away: frames to the others would be lost.
+"""Finds the gateways that have subscribed again after NATS was away: frames to the others would be lost.
 
-NATS delivers a message to those who are subscribed at that moment. After a restart all processes connect again within a
-fraction of a second, in any order. So each gateway that is to get frames first gets an empty one, as a request: NATS
-itself answers it with "no responders" when there is no subscriber.
+NATS delivers a message only to current subscribers. After a restart all processes reconnect within a fraction of a
+second, in any order. So each gateway is first sent an empty frame as a request, which NATS itself answers with "no
+responders" while there is no subscriber.
 """
 
 from __future__ import annotations
@@ -91,9 +91,9 @@ class FrameSubscribers:
             else:
                 if search is not self._search:
                     return
-                is_anyone_found = len(search.absent) < len(search.missing)
+                has_found = len(search.absent) < len(search.missing)
                 search.missing = set(search.absent)
-                if is_anyone_found:
+                if has_found:
                     yield
             if search.missing:
                 await asyncio.sleep(_RETRY_S)

@@ -111,14 +111,15 @@ class InteractiveLane:
                 self.drop(held)
 
     def drop(self, held: HeldRequest) -> None:
-        """Stop working on a request that nobody waits for."""
+        """Stop working on a request that was cancelled or replaced."""
         self._remove(held)
         self.outbox.answer(held.message)
 
     async def tell_of_waiting(self) -> None:
-        """Let gateways know of what is well here and has had no output since the last call: it waits for its turn.
+        """Announce requests that had no output since the last call, so that their gateways do not move them.
 
-        A sequence that was preempted waits until others have ended. Nothing is told while the engine makes no steps.
+        They wait for their turn; a preempted sequence waits until others have ended. While the engine makes no steps,
+        nothing is announced.
         """
         step = self._engine.stats.step
         is_moving, self._step_before = step != self._step_before, step
@@ -243,7 +244,7 @@ class InteractiveLane:
     def _may_begin(self, request: Request) -> bool:
         """Whether a request may begin now; if not, the queue delivers it again, here or elsewhere."""
         if not request.probation:
-            # A stream with progress has to go on, and is not as dangerous as what has never run.
+            # A stream with progress has to go on, and is less dangerous than a request that has never run.
             return bool(request.emitted) or not self._held.has_suspect
         if self._held.suspect is not None:
             return False
@@ -252,12 +253,12 @@ class InteractiveLane:
         self._make_way()
         if is_alone:
             return True
-        # Without this a stream of new requests would keep it away for ever.
+        # Otherwise a steady flow of new requests would delay it for ever.
         self._held.reserved_until = time.monotonic() + RESERVED_S
         return False
 
     def _is_useless(self, request: Request, reply: str, message: QueuedMessage) -> bool:
-        """Say whether nobody waits for this attempt; its message is answered then, and an expired one is ended."""
+        """Say whether an attempt is cancelled, expired, or of a silent gateway; if so, answer its message."""
         if self._cancellations.covers(request.id, request.epoch, time.monotonic()):
             self.outbox.answer(message)
             return True

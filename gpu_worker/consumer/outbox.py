@@ -51,7 +51,7 @@ class _Parcel:
 
 
 class Undelivered(Protocol):
-    """Whom an outbox tells of deltas that it did not send."""
+    """Is told which deltas an outbox did not send."""
 
     def report_unsent(self, deltas: list[Delta]) -> None:
         """These could not be sent; their requests must not be acknowledged."""

@@ -48,8 +48,8 @@ class QueuedMessage:
 
 
 def queued_message(message: Msg) -> QueuedMessage | None:
-    """Return a NATS message as a queue's message, or None when it is not one (anybody may write to an inbox)."""
-    # As in nats-py's `Msg.metadata`, which also makes a date and four objects that nobody needs here.
+    """Return a NATS message as a queue's message; None if it is not one, since any client may write to an inbox."""
+    # As `Msg.metadata` of nats-py does, without its date and its four objects.
     tokens = message.reply.split(".")
     if tokens[:2] != _ACK_PREFIX or len(tokens) < _NUM_TOKENS:
         return None

@@ -86,14 +86,14 @@ def test_suspect_waits_for_what_has_begun_beside_it_and_for_the_other_lane(lane:
     assert lane.begun == ["suspect"]
 
 
-def test_suspect_waits_no_longer_than_its_patience_for_what_has_begun_beside_it(
+def test_suspect_waits_no_longer_than_the_longest_wait_for_what_has_begun_beside_it(
     lane: Lane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     new = lane.hold("new")
     lane.hold("suspect", 1)
     lane.trials.review()
     assert lane.held.get("new") is new
-    monkeypatch.setattr(batch_trials, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(batch_trials, "MAX_WAIT_S", 0.0)
     lane.trials.review()
     lane.trials.review()
     assert lane.begun == ["suspect"]

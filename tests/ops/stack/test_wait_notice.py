@@ -1,10 +1,19 @@
 """Waiting is reported again and again."""
 
+from __future__ import annotations
+
 import asyncio
+import io
+import logging
 
 import pytest
 
-from ops.stack.wait_notice import told_while
+from gpu_worker.execution.start_up import Stage
+from gpu_worker.start.progress_bar import ProgressBar
+from ops.stack.console import Console
+from ops.stack.wait_notice import StartProgress, read_progress, told_while
+from shared.telemetry import LineFormatter
+from tests.gpu_worker.start.test_progress_bar import Terminal
 
 
 def test_long_work_is_told_of_again_and_again_and_with_what_it_waits_for_then() -> None:
@@ -46,3 +55,50 @@ def test_error_of_the_work_is_raised() -> None:
 
     with pytest.raises(ValueError, match="it broke"):
         asyncio.run(told_while(fail(), lambda: "it", [].append))
+
+
+class _Lines(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[bytes] = []
+        self.setFormatter(LineFormatter({"role": "worker"}))
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(self.format(record).encode())
+
+
+def test_what_a_worker_logs_of_its_start_is_understood() -> None:
+    handler, seconds = _Lines(), iter(range(0, 100, 3))
+    logger = logging.getLogger("gpu_worker.start.progress_bar")
+    logger.addHandler(handler)
+    level, logger.level = logger.level, logging.INFO
+    try:
+        bar = ProgressBar(io.StringIO(), lambda: float(next(seconds)))
+        bar(Stage.COMPILE, 3, 9)
+        for gigabytes in (1, 2):
+            bar(Stage.LOAD, gigabytes * 10**9, 4 * 10**9)
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+    compiling, loading = map(read_progress, handler.lines)
+    assert compiling == StartProgress("compiling kernels, once, ~30 s", "3", "9", 33)
+    assert loading == StartProgress("loading weights", "2.00 GB", "4.00 GB", 50)
+
+
+def test_other_lines_tell_of_no_progress() -> None:
+    assert read_progress(b"2026-01-01T00:00:00Z INFO gpu_worker.start.worker serving model=x percent=3") is None
+
+
+def test_bar_is_drawn_over_itself_on_a_terminal_and_not_in_a_file() -> None:
+    terminal, file = Terminal(), io.StringIO()
+    for stream in (terminal, file):
+        console = Console(stream)
+        for done in (3, 6):
+            is_drawn = console.draw("worker-0", StartProgress("loading", str(done), "9", 100 * done // 9).bar)
+            assert is_drawn == stream.isatty()
+        console.say("worker-0", "done")
+    assert file.getvalue() == "  worker-0  done\n"
+    first, second, last = terminal.getvalue().split("\r\x1b[K")
+    assert first == f"  worker-0  loading  [{'#' * 9}{'.' * 21}] 3 of 9"
+    assert second.endswith("6 of 9")
+    assert last == "  worker-0  done\n"
