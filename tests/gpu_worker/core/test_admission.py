@@ -132,6 +132,17 @@ def test_tenant_that_uses_more_gives_way_until_both_use_the_same() -> None:
     assert {sequence.status for sequence in greedy} == {SequenceStatus.RUNNING}
 
 
+def test_tenant_that_would_use_less_afterwards_does_not_give_way() -> None:
+    parts = Parts(num_blocks=64, max_num_seqs=3)
+    greedy = [parts.run(4, tenant="greedy") for _ in range(2)]
+    parts.run(4, tenant="polite", arrival=1e6)
+    waiting = parts.wait(4, tenant="polite", arrival=1e6)
+    parts.admission.admit_interactive(0.0)
+    assert waiting.status is SequenceStatus.WAITING
+    assert {sequence.status for sequence in greedy} == {SequenceStatus.RUNNING}
+    assert parts.admission.num_preemptions == 0
+
+
 def test_tenant_with_many_gives_way_and_not_one_with_few() -> None:
     parts = Parts(num_blocks=64, max_num_seqs=4)
     greedy = [parts.run(4, tenant="greedy") for _ in range(3)]
