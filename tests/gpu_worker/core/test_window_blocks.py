@@ -173,3 +173,17 @@ def test_blocks_of_drafts_that_were_wrong_go_back_in_every_group() -> None:
     harness.land()
     assert len(table.blocks) == len(sequence.block_table) == 2
     harness.scheduler.check_integrity()
+
+
+def test_nothing_is_given_where_a_window_has_no_block_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    harness, sequence = harness_of(), make_sequence(4, max_tokens=20)
+    harness.add(sequence)
+    harness.step()
+    blocks, held = harness.scheduler._blocks, list(sequence.block_table)
+    sequence.num_computed_tokens += 2 * BLOCK
+    with monkeypatch.context() as patched:
+        patched.setattr(type(blocks.windows), "can_grow", lambda self, sequences: False)
+        assert not blocks.try_grow([sequence])
+    assert sequence.block_table == held
+    assert blocks.try_grow([sequence])
+    assert len(sequence.block_table) > len(held)
