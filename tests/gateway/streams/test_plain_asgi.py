@@ -154,3 +154,5 @@ async def test_end_of_a_cut_stream_waits_for_its_reader_for_a_moment_alone(monke
         exchange.start(200, [])
         exchange.finish_and_close(b"cut")
     assert not server.is_complete
+    # Nothing goes on for a client that does not read.
+    assert asyncio.all_tasks() == {asyncio.current_task()}
