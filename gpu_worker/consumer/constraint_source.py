@@ -13,8 +13,7 @@ from collections.abc import Callable
 import msgspec
 
 from gpu_worker.core.constraint import OutputConstraint
-from gpu_worker.structured_output.compiled_grammar import CompiledGrammar, compile_grammar
-from gpu_worker.structured_output.grammar_cache import GrammarCache
+from gpu_worker.structured_output.compiled_grammar import CompiledGrammar, GrammarCache, compile_grammar
 from gpu_worker.structured_output.grammar_tokenizer import GrammarTokenizer, UnsupportedTokenizerError
 from gpu_worker.text.fair_lane import FairLane
 from gpu_worker.text.tokenizer import ModelTokenizer

@@ -11,28 +11,33 @@ import torch
 from gpu_worker.layers.attention_context import AttentionContext
 from gpu_worker.layers.division import Division, divided_weights
 from gpu_worker.layers.embedding import Embedding, NormedEmbedding
+from gpu_worker.layers.encoder import Encoder, EncoderEmbeddings, EncoderLayer, EncoderLayerWeights
 from gpu_worker.layers.expert_loads import ExpertLoads
 from gpu_worker.layers.fused_decoder import FusedDecoder, fusing_library
 from gpu_worker.layers.gated_mlp import GatedShape
 from gpu_worker.layers.layer import LayerWeights
 from gpu_worker.layers.layer_inputs import take_layer_inputs
 from gpu_worker.layers.layer_packing import can_pack
-from gpu_worker.layers.layer_source import LayerSource, QuantizedLayers, WeightSource
+from gpu_worker.layers.layer_source import LayerSource, Projections, QuantizedLayers, WeightSource
 from gpu_worker.layers.layer_state import LayerState
 from gpu_worker.layers.layered_decoder import DecoderForm, LayeredDecoder
 from gpu_worker.layers.linear import LayerParts, Projection
-from gpu_worker.layers.norms import make_norm
+from gpu_worker.layers.norms import LayerNorm, make_norm
 from gpu_worker.layers.ranks import ALONE, Ranks
 from gpu_worker.layers.rotations import Rotations
 from gpu_worker.layers.vocabulary import LMHead
 from gpu_worker.models.class_heads import take_class_head
-from gpu_worker.models.config import ModelConfig
-from gpu_worker.models.encoder_source import UNUSED, WORDS, take_encoder
+from gpu_worker.models.config import EncoderTraits, ModelConfig
 from kernels.cpu_library import CpuLibrary
 from kernels.decoder_stack import StackShape
 from kernels.linear import LinearFactory
 from kernels.linear.forms import DenseWeight, WeightForm
 from kernels.state_rows import StateRows
+
+# The names of an encoder's tensors are those that BERT gave them.
+_ENCODER_WORDS = "embeddings.word_embeddings.weight"
+# Of other uses of the checkpoint, or numbers that are computed here.
+_ENCODER_UNUSED = r"pooler\..*|cls\..*|lm_head\..*|embeddings\.(position_ids|token_type_ids)"
 
 
 class CausalLM:
@@ -72,7 +77,7 @@ class CausalLM:
         self.device = device
         self.linears = linears
         self._ranks = ranks
-        words = "model.embed_tokens.weight" if config.encoder is None else WORDS
+        words = "model.embed_tokens.weight" if config.encoder is None else _ENCODER_WORDS
         vocabulary = checkpoint.take(words, config.vocab_size, config.hidden_size)
         division = None if ranks.size == 1 else Division.of(ranks)
         if division is not None:
@@ -95,7 +100,7 @@ class CausalLM:
         self._head = self._lm_head(head.weight, dtype)
         self._classes = take_class_head(config, checkpoint, linears)
         if config.encoder is not None:
-            checkpoint.discard(UNUSED)
+            checkpoint.discard(_ENCODER_UNUSED)
 
     def forward(self, token_ids: torch.Tensor, positions: torch.Tensor, context: AttentionContext) -> torch.Tensor:
         """Compute a step: write the tokens' keys and values into the cache, return their hidden vectors.
@@ -179,7 +184,7 @@ def _decoder(
 ) -> DecoderForm:
     """Choose the form of the layers: fused into one call where that can be had, else operation by operation."""
     if config.encoder is not None:
-        return take_encoder(config, config.encoder, source.checkpoint, embedding, linears)
+        return _take_encoder(config, config.encoder, source.checkpoint, embedding, linears)
     # One after another, so that only one layer has both its plain and its packed weights.
     layers = (_take_layer(config, source, index, ranks) for index in range(config.num_layers))
     final_norm = source.norm("model.norm") if config.block.has_final_norm else None
@@ -256,3 +261,36 @@ def stack_shape(config: ModelConfig) -> StackShape:
         config.head_dim,
         config.rms_norm_eps,
     )
+
+
+def _take_encoder(
+    config: ModelConfig, traits: EncoderTraits, source: WeightSource, words: torch.Tensor, linears: LinearFactory
+) -> Encoder:
+    """Take an encoder's embeddings and layers; `words` are the tensor of `_ENCODER_WORDS`."""
+    size, projections = config.hidden_size, Projections(source)
+
+    def norm(name: str) -> LayerNorm:
+        return LayerNorm(source.take(f"{name}.weight", size), source.take(f"{name}.bias", size), config.rms_norm_eps)
+
+    def layer(index: int) -> EncoderLayer:
+        name = f"encoder.layer.{index}"
+        attention = [f"{name}.attention.self.{part}" for part in ("query", "key", "value")]
+        weights = EncoderLayerWeights(
+            qkv=projections.take(attention, [size] * 3, size, has_bias=True),
+            output=projections.take([f"{name}.attention.output.dense"], [size], size, has_bias=True),
+            attention_norm=norm(f"{name}.attention.output.LayerNorm"),
+            inner=projections.take([f"{name}.intermediate.dense"], [config.intermediate_size], size, has_bias=True),
+            outer=projections.take([f"{name}.output.dense"], [size], config.intermediate_size, has_bias=True),
+            norm=norm(f"{name}.output.LayerNorm"),
+        )
+        return EncoderLayer(weights, config.num_heads, traits.activation, linears)
+
+    embeddings = EncoderEmbeddings(
+        words,
+        source.take("embeddings.position_embeddings.weight", traits.num_positions, size),
+        source.take("embeddings.token_type_embeddings.weight", traits.num_segments, size),
+        norm("embeddings.LayerNorm"),
+        traits.first_position,
+        traits.separator,
+    )
+    return Encoder(embeddings, (layer(index) for index in range(config.num_layers)))

@@ -29,10 +29,10 @@ from kernels.activation import Activation
 
 _OPENING = """# Models
 
-A checkpoint is served when one of its `architectures` is in the first column of the second table. The same layers
-without a head, or with one that scores classes, are served under the names that end in `Model` and
-`ForSequenceClassification`. What a checkpoint asks for beyond its family's row is refused at load, with the field and
-what is supported.
+A checkpoint is supported if one of its `architectures` is in the first column of the second table. Variants of these
+families without a head, or with a classification head, are supported under names that end in `Model` and
+`ForSequenceClassification`. If a checkpoint needs more than its family's row offers, loading refuses it and names the
+field and the supported values.
 
 - **Layers**: what the family adds to the plain decoder (RMS normalisation before each block, rotated grouped-query
   attention, a gated block with SiLU), in the form that its default options give it.

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from gpu_worker.structured_output import compiled_grammar, grammar_constraint
-from gpu_worker.structured_output.compiled_grammar import compile_grammar
-from gpu_worker.structured_output.grammar_cache import GrammarCache
+from gpu_worker.structured_output.compiled_grammar import GrammarCache, compile_grammar
 from gpu_worker.structured_output.grammar_constraint import GrammarConstraint
 from shared.grammar import GRAMMAR_PARAM, Grammar, GrammarError
 from shared.sampling import Sampling
