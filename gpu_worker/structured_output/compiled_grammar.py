@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 
 _NUM_WALKS = 3
 _MAX_WALK_TOKENS = 64
-_MAX_CACHE_BYTES = 256 << 20
+MAX_CACHE_BYTES = 256 << 20
 MAX_TENANT_GRAMMARS = 128
-MAX_WARM_UP_S = 0.02
+_MAX_WARM_UP_S = 0.02
 _CLOSING = '"}],'
 """What ends a part of a JSON document. Without a preference for it a walk would stay in the first string."""
 
