@@ -12,6 +12,7 @@ from kernels.dependent_launch import dependent_launch
 from kernels.gpu_config import Gpu, GpuGeneration
 from kernels.paged_attention.triton_chunk import chunk_attention_kernel, reduce_chunk_splits_kernel
 from kernels.paged_attention.triton_config import (
+    LATENT_CHUNK,
     MAX_CHUNK_SPLITS,
     ChunkConfig,
     SplitConfig,
@@ -167,6 +168,9 @@ def _chunk_config(batch: PagedAttentionBatch, padded_head_dim: int, chunk_size: 
     That is where eight bits are converted, and before Hopper where chunks are masked.
     """
     config = chunk_config(gpu.generation, padded_head_dim, batch.query.dtype)
+    is_wide = batch.is_latent and batch.block_v == _MAX_BLOCK_D and batch.kv_scales is None
+    if is_wide and gpu.generation.is_datacenter and batch.query.dtype is not torch.float32:
+        return LATENT_CHUNK
     if chunk_size is not None and not gpu.generation.is_datacenter:
         config = replace(config, block_m=max(config.block_m // 2, _MIN_ROWS))
     is_datacenter, is_large = gpu.generation.is_datacenter, padded_head_dim >= 256

@@ -68,6 +68,9 @@ _CHUNK = {
     generation: {size: ChunkConfig(**entry) for size, entry in entries.items()}
     for generation, entries in by_generation(CHUNK_ATTENTION).items()
 }
+# Latent rows from Hopper on, which are read once for keys and values: that leaves room for the 64 rows that its matrix
+# instructions take. No more tokens than these, since the sums of 512 numbers fill the registers.
+LATENT_CHUNK = ChunkConfig(64, 16, 8, 3, programs_per_multiprocessor=1)
 # fp32 has no tensor cores at full precision: it serves exactness, and small tiles keep it in registers.
 _FP32_SPLIT = SplitConfig(16, 4, 1)
 _FP32_CHUNK = ChunkConfig(16, 16, 4, 1)

@@ -132,6 +132,8 @@ def test_variants_of_attention_fit_the_gpu_and_copy_ahead_of_use(tmp_path: Path)
         if not kernel.kernel.startswith("reduce") and "8bit" not in kernel.launch:
             assert kernel.count(COPY_16) >= 12, str(kernel)
             assert kernel.matrix_instructions, str(kernel)
+        if kernel.kernel == "chunk_attention_kernel" and "latent" in kernel.launch and "8bit" not in kernel.launch:
+            assert kernel.matrix_instructions == instructions_of(kernel.capability), str(kernel)
 
 
 @pytest.mark.slow
