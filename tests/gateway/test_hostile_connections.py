@@ -213,7 +213,7 @@ async def test_full_house_of_streams_still_answers_health(gateway: GatewayProces
             assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == expected_text(2)
 
 
-async def test_upgrade_to_h2c_with_a_body_is_served_as_http_1(gateway: GatewayProcess) -> None:
+async def test_upgrade_to_h2c_with_a_body_is_served_as_http_1(gateway: GatewayProcess, worker: WireWorker) -> None:
     async with connected(gateway) as client:
         for _ in range(2):
             client.post(
