@@ -25,11 +25,10 @@ from gpu_worker.consumer.batch_queues import BatchQueues
 from gpu_worker.consumer.frame_subscribers import FrameSubscribers
 from gpu_worker.consumer.gpu_monitor import INTERVAL_S as GPU_INTERVAL_S
 from gpu_worker.consumer.gpu_monitor import GpuMonitor
-from gpu_worker.consumer.heartbeat import INTERVAL_S, HeartbeatSource
+from gpu_worker.consumer.heartbeat import INTERVAL_S, HeartbeatSource, MetricsSource
 from gpu_worker.consumer.held_request import HeldRequest, log_fields
 from gpu_worker.consumer.interactive_lane import WAITING_INTERVAL_S, InteractiveLane
 from gpu_worker.consumer.interactive_queues import InteractiveQueues
-from gpu_worker.consumer.metrics_source import MetricsSource
 from gpu_worker.consumer.pull_capacity import PullCapacity
 from gpu_worker.consumer.queued_message import IN_PROGRESS, send_ack
 from gpu_worker.engine.engine_thread import EngineThread, StepOutcome

@@ -35,8 +35,7 @@ from gpu_worker.execution.runner import TorchModelRunner
 from gpu_worker.execution.runner_config import RunnerConfig
 from gpu_worker.layers.attention_context import AttentionContext
 from gpu_worker.speculative.hidden_vectors.entry_rows import EntryRows, PendingEntries
-from gpu_worker.speculative.hidden_vectors.form import Candidates, EntryStep
-from gpu_worker.speculative.hidden_vectors.layer import DraftLayer
+from gpu_worker.speculative.hidden_vectors.form import Candidates, DraftLayer, EntryStep
 from gpu_worker.speculative.likeliest_tree import BranchingChain
 
 MAX_CANDIDATES = 8

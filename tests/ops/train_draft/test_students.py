@@ -13,7 +13,7 @@ from gpu_worker.models.loader import load_model
 from gpu_worker.models.registry import read_model_config
 from gpu_worker.speculative.eagle.config import read_eagle_config
 from gpu_worker.speculative.eagle.layer import load_eagle_layer
-from gpu_worker.speculative.hidden_vectors.layer import DraftLayer
+from gpu_worker.speculative.hidden_vectors.form import DraftLayer
 from gpu_worker.speculative.medusa.proposer import load_medusa_heads
 from kernels.layer_cache import LayerCache, allocate_layer_cache
 from ops.train_draft.eagle import EagleStudent, check_rotary_settings

@@ -6,7 +6,7 @@ import threading
 from types import SimpleNamespace
 from typing import Any
 
-from gpu_worker.consumer.metrics_source import REFRESH_S, MetricsSource
+from gpu_worker.consumer.heartbeat import REFRESH_S, MetricsSource
 from gpu_worker.layers.expert_loads import ExpertLoad
 from shared.messages import Heartbeat
 from shared.sampling import Sampling

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from shared.grammar import GrammarError
-from shared.grammar.endless import refuse_endless
+from shared.grammar.check import refuse_endless
 
 ENDLESS: dict[str, Any] = {"$ref": "#/$defs/endless"}
 DEFS: dict[str, Any] = {"$defs": {"endless": ENDLESS, "finite": {"type": "integer"}}}
