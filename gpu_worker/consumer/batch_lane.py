@@ -179,16 +179,6 @@ class BatchLane:
         """Store that a request can never run, and which field is to blame."""
         self._end(held, "failed", error=str(error), param=error.param or "prompt", code=error.code)
 
-    @property
-    def num_dead_letters(self) -> int:
-        """Requests put into quarantine."""
-        return self.results.num_dead_letters
-
-    @property
-    def is_blocked(self) -> bool:
-        """Say whether results cannot be written at present, so that nothing more should be begun."""
-        return self.results.is_blocked
-
     def fail(self, held: HeldRequest, error: str) -> None:
         """Store that a request has failed."""
         self._end(held, "failed", error=error)

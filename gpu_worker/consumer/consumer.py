@@ -102,7 +102,7 @@ class Consumer:
         self._batch_queue = BatchQueues(
             nats, source.model, limits, self._batch_capacity, self._background_capacity, batch.take, tasks, self._kept
         )
-        self._metrics = MetricsSource(engine, self._interactive_queues, self._batch_queue, batch, gpu, experts)
+        self._metrics = MetricsSource(engine, self._interactive_queues, self._batch_queue, batch.results, gpu, experts)
 
     async def start(self) -> None:
         """Wait for the interactive queue, subscribe, and begin to pull.
@@ -246,7 +246,7 @@ class Consumer:
 
     def _may_take_jobs(self) -> bool:
         # If a batch request killed the worker, the suspect beside it would be blamed.
-        return not (self._held.has_suspect or self._batch.is_blocked or self._batch.trials.is_active)
+        return not (self._held.has_suspect or self._batch.results.is_blocked or self._batch.trials.is_active)
 
     def _discount_shared_blocks(self, held: HeldRequest) -> None:
         """Count only the blocks that a request does not share, now that its prefix hits are known."""

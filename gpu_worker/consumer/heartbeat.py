@@ -8,11 +8,11 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from gpu_worker.consumer.batch_lane import BatchLane
 from gpu_worker.consumer.batch_queues import BatchQueues
 from gpu_worker.consumer.gpu_monitor import GpuMonitor
 from gpu_worker.consumer.held_request import HeldRequests
 from gpu_worker.consumer.interactive_queues import InteractiveQueues
+from gpu_worker.consumer.result_store import ResultStore
 from gpu_worker.engine.engine_thread import EngineThread
 from shared.histogram import Histogram
 from shared.messages import FEATURES, Heartbeat
@@ -109,7 +109,7 @@ class MetricsSource:
         engine: EngineThread,
         interactive: InteractiveQueues,
         batch: BatchQueues,
-        lane: BatchLane,
+        results: ResultStore,
         gpu: GpuMonitor,
         experts: ExpertLoads | None = None,
     ) -> None:
@@ -117,7 +117,7 @@ class MetricsSource:
         self._engine = engine
         self._interactive = interactive
         self._batch = batch
-        self._lane = lane
+        self._results = results
         self._gpu = gpu
         self._experts = experts
         self._expert_load = None if experts is None else experts.read()
@@ -155,7 +155,7 @@ class MetricsSource:
             batch_oldest_s=batch.oldest_s,
             redelivered_interactive=self._interactive.num_redelivered,
             redelivered_batch=batch.num_redelivered,
-            dead_letters=self._lane.num_dead_letters,
+            dead_letters=self._results.num_dead_letters,
             cpu_seconds=cpu_seconds(),
             resident_bytes=resident_bytes(),
             gpus=self._gpu.readings,

@@ -94,7 +94,7 @@ async def test_full_disk_holds_the_batch_lane_up_and_nothing_is_lost_or_done_aga
     worker = await make_worker()
     lane = worker.worker.consumer._batch
     jobs = await _publish_jobs(gateway)
-    await wait_until(lambda: lane.is_blocked)
+    await wait_until(lambda: lane.results.is_blocked)
     stored = await _num_stored(gateway)
     # Longer than the queue waits for an acknowledgement: nothing is delivered again, and nothing new is begun.
     idle = await worker.wait_for_heartbeat(lambda heartbeat: heartbeat.running == heartbeat.waiting == 0)
@@ -112,7 +112,7 @@ async def test_full_disk_holds_the_batch_lane_up_and_nothing_is_lost_or_done_aga
     results = [msgspec.json.decode(reply, type=BatchResult) for reply in replies]
     assert {result.id for result in results} == {job.id for job in jobs}
     assert {(result.finish, result.completion_tokens, result.attempt) for result in results} == {("length", 16, 1)}
-    assert not lane.is_blocked
+    assert not lane.results.is_blocked
 
     async def is_empty() -> bool:
         return bool((await gateway.js.stream_info(batch_stream("acme"))).state.messages == 0)
@@ -125,7 +125,7 @@ async def test_worker_that_stops_before_its_results_are_stored_leaves_them_to_th
 ) -> None:
     worker = await make_worker()
     await _publish_jobs(gateway)
-    await wait_until(lambda: worker.worker.consumer._batch.is_blocked)
+    await wait_until(lambda: worker.worker.consumer._batch.results.is_blocked)
     async with asyncio.timeout(10):
         await worker.drain(0.0)
         await worker.worker.consumer.close()
