@@ -86,7 +86,7 @@ class AdaptiveDepth:
         self._accepted, self._expected = [0.5] * max_depth, [0.5] * max_depth
         self._costs: defaultdict[int, StepCosts] = defaultdict(partial(StepCosts, max_depth))
         self._num_sequences = self._num_backing_off = self._num_exploring = self._num_explorations = 0
-        self._explored = self._num_accepted = 0
+        self._explored = self._num_accepted = self._size = 0
         # Tokens by units of cost at the depth that is exploited.
         self._exploited_speed = 0.0
         self._is_changing = self._is_exploration = self._is_asking = False
@@ -175,9 +175,13 @@ class AdaptiveDepth:
                 costs.until_exploration = self._num_run_steps
 
     def _switch_to(self, num_sequences: int) -> None:
-        if num_sequences.bit_length() != self._num_sequences.bit_length():
-            self._num_exploring, self._run = 0, None
-            self._costs[num_sequences.bit_length()].resume()
+        size = num_sequences.bit_length()
+        if size != self._num_sequences.bit_length():
+            self._num_exploring = 0
+        # Between two requests nothing decodes, which is no other size.
+        if size and size != self._size:
+            self._size, self._run = size, None
+            self._costs[size].resume()
         self._num_sequences, self._num_backing_off = num_sequences, 0
 
     def _account(self, costs: StepCosts, depth: int, num_tokens: int, num_sequences: int, duration_s: float) -> None:

@@ -49,7 +49,9 @@ class StepCosts:
     @property
     def plain_s(self) -> float:
         """What a step without drafts takes at present, which is known."""
-        return self.seconds(0)
+        cost = self._costs[0]
+        assert cost is not None, "it is known"
+        return self._pace_s * cost
 
     @property
     def exploration_s(self) -> float:
