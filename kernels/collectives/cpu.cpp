@@ -4,6 +4,7 @@
 
 #include "../abi.h"
 #include "../simd.h"
+#include "../team.h"
 
 #if defined(__linux__)
 #include <linux/futex.h>
@@ -20,11 +21,16 @@ namespace headrace {
 namespace {
 
 constexpr int kLine = 64 / sizeof(int64_t);
-constexpr int kSpins = 4000;      // Some 50 µs, behind which a waiting process sleeps.
-constexpr int64_t kPieces = 512;  // Floats that are summed at a time.
+constexpr int64_t kPatience = 5000000;  // Nanoseconds, behind which a waiting process sleeps.
+constexpr int64_t kPieces = 512;        // Floats that are summed at a time.
 
-// Sleeps until the number is another, or for ten milliseconds, behind which the end of the group is looked for. Giving
-// the core away instead, again and again, would put a process behind all others of a busy machine for seconds.
+inline int64_t nanoseconds() {
+  timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return now.tv_sec * 1000000000 + now.tv_nsec;
+}
+
+// Sleeps until the number is another, or for ten milliseconds, behind which the end of the group is looked for.
 inline void sleep_while(int64_t* number, int64_t value) {
   const timespec most{0, 10000000};
 #if defined(__linux__)
@@ -63,12 +69,16 @@ struct Exchange {
   }
 
   bool wait_for(int32_t other, int64_t turn) const {
-    for (int spins = 0; spins < kSpins; ++spins) {
-      if (__atomic_load_n(counter(other), __ATOMIC_ACQUIRE) >= turn) return true;
-#if defined(__x86_64__)
-      __builtin_ia32_pause();
-#endif
+    // Within a step who waits offers its core but does not leave it: to be woken takes longer than others are late.
+    int64_t since = 0;
+    for (int spins = 0; __atomic_load_n(counter(other), __ATOMIC_ACQUIRE) < turn;) {
+      relax(spins);
+      if (spins < kSpins) continue;
+      const int64_t now = nanoseconds();
+      if (since == 0) since = now;
+      if (now - since > kPatience) break;
     }
+    if (__atomic_load_n(counter(other), __ATOMIC_ACQUIRE) >= turn) return true;
     __atomic_fetch_add(sleepers(other), 1, __ATOMIC_SEQ_CST);
     bool has_ended = false;
     // Who counts up looks for sleepers behind that, and who sleeps looks at the counter behind saying so.

@@ -24,7 +24,9 @@ from tests.gpu_worker.models.recurrent_models import CASES as RECURRENT
 from tests.gpu_worker.models.recurrent_models import save_case as save_recurrent
 from tests.gpu_worker.models.variants import VARIANTS, oracle_logits, random_tokens, save_variant
 from tests.gpu_worker.quantization.checkpoints import Pack, but_head, make_checkpoint
-from tests.gpu_worker.quantization.packers import awq, fp8, fp8_blocks, gptq, in_order, shuffled
+from tests.gpu_worker.quantization.gguf.gguf_models import VARIANTS as GGUF
+from tests.gpu_worker.quantization.gguf.gguf_models import write_model
+from tests.gpu_worker.quantization.packers import awq, fp8, fp8_blocks, gptq, in_order, int8, shuffled
 
 CPU = torch.device("cpu")
 TOKENS = random_tokens(30).clamp(max=90)
@@ -38,6 +40,7 @@ MODELS: dict[str, Callable[[Path], object]] = {
     **{f"variant-{name}": lambda path, name=name: save_variant(name, path) for name in VARIANTS},
     **{f"family-{name}": lambda path, case=case: save_case(case, path) for name, case in FAMILIES.items()},
     **{f"recurrent-{name}": lambda path, name=name: save_recurrent(name, path) for name in RECURRENT},
+    **{f"gguf-{name}": lambda path, name=name: write_model(path / "model.gguf", name) for name in GGUF},
 }
 
 
@@ -129,6 +132,19 @@ def _act_order(name: str, weight: torch.Tensor) -> object:
     return None if name == "lm_head" else gptq(weight, 4, shuffled(columns, 32, columns), symmetric=False)
 
 
+INT8: dict[str, object] = {
+    "quant_method": "compressed-tensors",
+    "format": "int-quantized",
+    "config_groups": {
+        "group_0": {
+            "targets": ["Linear"],
+            "weights": {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel", "dynamic": False},
+            "input_activations": None,
+        }
+    },
+    "ignore": ["lm_head"],
+    "quantization_status": "compressed",
+}
 FORMS: dict[str, tuple[dict[str, object], Pack, dict[str, object]]] = {
     "gptq": ({"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": True}, _gptq(4, 32), {}),
     "gptq-one-group": ({"quant_method": "gptq", "bits": 8, "group_size": -1, "sym": True}, _gptq(8, -1), {}),
@@ -147,6 +163,7 @@ FORMS: dict[str, tuple[dict[str, object], Pack, dict[str, object]]] = {
         but_head(lambda weight: awq(weight, 16)),
         {},
     ),
+    "int8": (INT8, but_head(int8), {}),
     "fp8-rows": (
         {"quant_method": "fp8"},
         but_head(lambda weight: fp8(weight, weight.abs().amax(1, keepdim=True) / 448)),
