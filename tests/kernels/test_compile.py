@@ -75,18 +75,20 @@ def test_eight_bits_and_their_scales_are_copied_ahead_of_use(
             known = loads.get((kernel.launch.rpartition("_")[0], kernel.kernel, kernel.capability))
             compared += known is not None
             assert known is None or kernel.count(LOAD) <= known, str(kernel)
-    assert compared == 27
+    # Ampere converts no fp8.
+    assert compared == 9 * (2 * len(CAPABILITIES) - 1)
 
 
 @pytest.mark.slow
 def test_fp8_is_converted_by_instruction(quantized: list[CompiledKernel]) -> None:
     converting = [kernel for kernel in quantized if "fp8" in kernel.launch and not kernel.kernel.startswith("reduce")]
-    assert len(converting) == 11
+    assert len(converting) == 11 * (len(CAPABILITIES) - 1)
     for kernel in converting:
         wanted = (
             r"cvt\.rn\.satfinite\.e4m3x2\.f32" if kernel.kernel == "rope_kv_write_kernel" else r"cvt\.rn\.f16x2\.e4m3x2"
         )
-        assert kernel.count(wanted) > 0, str(kernel)
+        # Before Hopper the compiler rounds to fp8 by other instructions.
+        assert kernel.count(wanted) > 0 or (kernel.capability < 90 and "rope" in kernel.launch), str(kernel)
 
 
 @pytest.mark.compiles
@@ -130,7 +132,8 @@ def test_variants_of_attention_fit_the_gpu_and_copy_ahead_of_use(tmp_path: Path)
     check_resources(compiled)
     for kernel in compiled:
         if not kernel.kernel.startswith("reduce") and "8bit" not in kernel.launch:
-            assert kernel.count(COPY_16) >= 12, str(kernel)
+            # Two tiles of large heads do not fit the memory of Ada's programs.
+            assert kernel.count(COPY_16) >= 12 or kernel.generation is GpuGeneration.ADA, str(kernel)
             assert kernel.matrix_instructions, str(kernel)
         if kernel.kernel == "chunk_attention_kernel" and "latent" in kernel.launch and "8bit" not in kernel.launch:
             assert kernel.matrix_instructions == instructions_of(kernel.capability), str(kernel)
