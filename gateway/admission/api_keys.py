@@ -37,9 +37,18 @@ class KeyNotFoundError(HeadraceError):
 
     def __init__(self, named: str, ids: tuple[str, ...] = ()) -> None:
         several = f"{len(ids)} keys are called {named!r}; name one by its id: {', '.join(ids)}"
-        super().__init__(several if ids else f"there is no key {named!r}; `headrace keys list` shows them")
+        missing = f"there is no key {named!r}" if named else "name a key by its id or name"
+        super().__init__(several if ids else f"{missing}; `headrace keys list` shows them")
         self.named = named
         self.ids = ids
+
+
+class KeyNameTakenError(HeadraceError):
+    """A key is to have a name that means another key already."""
+
+    def __init__(self, name: str, other: KeyRecord) -> None:
+        super().__init__(f"the name {name!r} means {other.id} of tenant {other.tenant} already; choose another")
+        self.name = name
 
 
 class ReplacedKeyError(HeadraceError):
@@ -118,12 +127,17 @@ def create_key(path: Path, *, tenant: str, **fields: Any) -> tuple[KeyRecord, st
     Raises:
         ConfigError: The file cannot be read or is not a key file.
         InvalidNameError: The tenant cannot be used as a name.
+        KeyNameTakenError: A key that is not revoked has this name, or any key has it as its id.
     """
     encode_name(tenant)
     given = {name: value for name, value in fields.items() if value is not None}
     record, key = _with_new_key(KeyRecord(id="-", sha256="0" * 64, tenant=tenant, **given))
     with exclusive(path):
-        write_records(path, [*list_keys(path), record])
+        records = list_keys(path)
+        for other in records:
+            if record.name and (other.id == record.name or (other.name == record.name and other.revoked is None)):
+                raise KeyNameTakenError(record.name, other)
+        write_records(path, [*records, record])
     return record, key
 
 
@@ -182,8 +196,7 @@ def revoke_key(path: Path, named: str) -> list[KeyRecord]:
     """
     with exclusive(path):
         records = list_keys(path)
-        index = next((place for place, record in enumerate(records) if record.id == named), None)
-        index = _find(records, named) if index is None else index
+        index = _find(records, named, with_revoked=True)
         now = time.time()
         found = [index, *(place for place in _replaced(records, index) if records[place].is_valid(now))]
         for place in found:
@@ -225,11 +238,13 @@ def _replaced(records: list[KeyRecord], index: int) -> list[int]:
     return found[1:]
 
 
-def _find(records: list[KeyRecord], named: str) -> int:
-    """Return the place of the one key that is not revoked and has this id, or else this name."""
-    valid = [(index, record) for index, record in enumerate(records) if record.revoked is None]
-    found = [index for index, record in valid if record.id == named]
-    found = found or [index for index, record in valid if record.name == named]
+def _find(records: list[KeyRecord], named: str, *, with_revoked: bool = False) -> int:
+    """Return the place of the one key that has this id, or else this name; a revoked one only if asked, and last."""
+    valid = [index for index, record in enumerate(records) if record.revoked is None]
+    revoked = [index for index in range(len(records)) if index not in valid] if with_revoked else []
+    found = [index for index in (*valid, *revoked) if records[index].id == named]
+    for places in (valid, revoked):
+        found = found or [index for index in places if named and records[index].name == named]
     if len(found) != 1:
         raise KeyNotFoundError(named, tuple(records[index].id for index in found))
     return found[0]

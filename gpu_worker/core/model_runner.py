@@ -15,14 +15,16 @@ class BrokenRunnerError(HeadraceError):
 
     Attributes:
         cause: What it raised for the last step.
+        is_logged: Whether whoever raises this has logged the cause.
     """
 
-    def __init__(self, cause: Exception) -> None:
+    def __init__(self, cause: Exception, *, is_logged: bool = False) -> None:
         """Say what it raised."""
         super().__init__(
             f"the model runner fails whatever it computes; the last time by {type(cause).__name__}: {cause}"
         )
         self.cause = cause
+        self.is_logged = is_logged
 
 
 class InvalidLogitsError(HeadraceError):

@@ -18,6 +18,7 @@ from queue import Empty, SimpleQueue
 
 from msgspec import Struct
 
+from gpu_worker.core.model_runner import BrokenRunnerError
 from gpu_worker.core.scheduler import DuplicateSequenceError
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.step import SequenceEvent
@@ -134,7 +135,8 @@ class EngineThread:
                 self._report_of(self._engine.land)
         except Exception as error:
             self._is_closed = True
-            _log.exception("the engine broke down")
+            if not (isinstance(error, BrokenRunnerError) and error.is_logged):
+                _log.exception("the engine broke down")
             self._engine.give_up()
             self._report([], error)
         else:

@@ -17,8 +17,14 @@ from shared.errors import DependencyError, HeadraceError
 if TYPE_CHECKING:
     from ops.cli.batch_queue import QueuedJob
 
+_INSTEAD = {
+    "Did you mean 'cancel'?": "stop delete remove rm del drop abort kill",
+    "Jobs are published by `headrace publish`.": "create add new submit run publish start",
+    "Jobs are not listed; `headrace publish --wait` with the same file prints their results.": "list ls show status get",
+}
 
-@click.group("batch", cls=SettingsGroup, params=options(QueueAccess))
+
+@click.group("batch", cls=SettingsGroup, params=options(QueueAccess), instead=_INSTEAD)
 @click.pass_context
 def command(ctx: click.Context, /, **values: Any) -> None:
     """Cancel batch jobs.

@@ -22,9 +22,10 @@ if TYPE_CHECKING:
     from ops.cli.dead_letter_box import DeadLetterBox, Selection, StoredLetter
 
 _ERROR_WIDTH = 60
+_INSTEAD = {"Did you mean 'drop'?": "delete remove rm del purge clear", "Did you mean 'list'?": "ls"}
 
 
-@click.group("dead", cls=SettingsGroup, params=options(QueueAccess))
+@click.group("dead", cls=SettingsGroup, params=options(QueueAccess), instead=_INSTEAD)
 @click.pass_context
 def command(ctx: click.Context, /, **values: Any) -> None:
     """List, show, retry and drop requests in quarantine.
@@ -64,8 +65,7 @@ def list_(config: QueueAccess, /, is_json: bool, **filters: Any) -> None:
             click.echo(json.dumps(_summary(stored)))
         return
     if not found:
-        of_these = " that these filters select" if any(filters.values()) else ""
-        click.echo(f"no request is in quarantine{of_these}", err=True)
+        _tell_none(_selection(filters))
         return
     heads = ["ID", "TENANT", "MODEL", "LANE", "REASON", "ATTEMPTS", "QUARANTINED", "ERROR"]
     click.echo("\n".join(aligned([heads, *map(_row, found)])))
@@ -78,7 +78,11 @@ def show(config: QueueAccess, /, ids: tuple[str, ...], is_all: bool, **filters: 
     """Print requests in quarantine whole, prompts included: one JSON object a line."""
     import msgspec
 
-    for stored in asyncio.run(_found(config, _selection(filters, ids, is_all))):
+    selection = _selection(filters, ids, is_all)
+    found = asyncio.run(_found(config, selection))
+    if not found:
+        _tell_none(selection)
+    for stored in found:
         click.echo(json.dumps({"seq": stored.seq} | msgspec.to_builtins(stored.letter)))
 
 
@@ -163,8 +167,15 @@ async def _each(
                     await action(box, stored)
             except NotRetriedError as error:
                 refused.append(str(error))
+    if not found:
+        _tell_none(selection)
     if refused:
         raise NotRetriedError("; ".join(refused))
+
+
+def _tell_none(selection: Selection) -> None:
+    of_these = " that these filters select" if selection.model or selection.lane or selection.tenant else ""
+    click.echo(f"no request is in quarantine{of_these}", err=True)
 
 
 def _check_missing(selection: Selection, found: list[StoredLetter]) -> None:

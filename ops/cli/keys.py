@@ -26,6 +26,15 @@ if TYPE_CHECKING:
     from gateway.admission.api_keys import KeyRecord
 
 
+_INSTEAD = {
+    "Did you mean 'create'?": "add new make generate issue",
+    "Did you mean 'update'?": "edit change set rename modify",
+    "Did you mean 'revoke'?": "delete remove rm del drop disable",
+    "Did you mean 'list'?": "ls show get info",
+    "Did you mean 'rotate'?": "renew replace regenerate",
+}
+
+
 @dataclass(frozen=True, slots=True)
 class KeysConfig:
     """Where the keys are, and where is written who changed them."""
@@ -45,7 +54,7 @@ class KeysConfig:
         return self.audit_file or self.file.parent / AUDIT_FILE_NAME
 
 
-@click.group("keys", cls=SettingsGroup, params=options(KeysConfig))
+@click.group("keys", cls=SettingsGroup, params=options(KeysConfig), instead=_INSTEAD)
 @click.pass_context
 def command(ctx: click.Context, /, **values: Any) -> None:
     """Make, change, rotate and revoke keys, and limit tenants.
@@ -73,8 +82,9 @@ class _Moment(click.ParamType):  # type: ignore[type-arg]  # generic from click 
             return math.inf
         try:
             if text[-1:] in _UNIT_S:
-                return time.time() + _positive(float(text[:-1])) * _UNIT_S[text[-1]]
-            moment = datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp()
+                moment = time.time() + _bounded(float(text[:-1])) * _UNIT_S[text[-1]]
+            else:
+                moment = datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp()
         except ValueError:
             self.fail(f"{text!r} is no time: write 30d, 12h, 90m, a day such as 2027-01-31, or never", param, ctx)
         if moment <= time.time():
@@ -85,8 +95,8 @@ class _Moment(click.ParamType):  # type: ignore[type-arg]  # generic from click 
 _UNIT_S = {"m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
-def _positive(number: float) -> float:
-    if not 0 < number < 1e5:
+def _bounded(number: float) -> float:
+    if not 0 <= number < 1e5:
         raise ValueError
     return number
 
@@ -224,13 +234,15 @@ def rotate(config: KeysConfig, /, key: str, overlap: float) -> None:
 @click.pass_obj
 def limit(config: KeysConfig, /, tenant: str, **limits: Any) -> None:
     """Limit all keys of a tenant together, in place of the limits it had; without options it has none."""
-    from gateway.admission.api_keys import limit_tenant, tenants_file
+    from gateway.admission.api_keys import limit_tenant, list_keys, tenants_file
 
     _check_tenant(tenant, "TENANT")
     with audited(config.audit_log, "keys.limit", keys_file=config.file, tenant=tenant, **limits):
         limit_tenant(config.file, tenant, limits)
     told = ", ".join(f"{value} {name.replace('_', ' ')}" for name, value in limits.items() if value is not None)
     click.echo(f"tenant {tenant}: {told or 'no limits'}, kept in {tenants_file(config.file)}")
+    if all(record.tenant != tenant for record in list_keys(config.file)):
+        click.echo(f"note: no key in {config.file} is of tenant {tenant}", err=True)
 
 
 def _check_tenant(tenant: str, hint: str) -> None:
@@ -285,10 +297,13 @@ def revoke(config: KeysConfig, key: str) -> None:
     """Revoke a key, named by its id or name, and those that it replaced. Gateways refuse them within seconds."""
     from gateway.admission.api_keys import revoke_key
 
+    began = time.time()
     with audited(config.audit_log, "keys.revoke", keys_file=config.file, key=key) as what:
         record, *replaced = revoke_key(config.file, key)
         what |= {"key": record.id, "tenant": record.tenant, "replaced": [old.id for old in replaced]}
-    click.echo(f"{record.id} of tenant {record.tenant} is revoked")
+    is_old = record.revoked is not None and record.revoked < began
+    told = f"{key} is revoked already ({record.id})" if is_old else f"{record.id} of tenant {record.tenant} is revoked"
+    click.echo(told)
     for old in replaced:
         click.echo(f"{old.id} ({old.name}), which it replaced and which still opened, is revoked too")
 

@@ -202,6 +202,25 @@ def _rule_of_arguments(command: click.Command) -> str | None:
 class SettingsGroup(click.Group):
     """A group of commands that share settings, with the same kind of errors."""
 
+    def __init__(self, *args: Any, instead: Mapping[str, str] | None = None, **attributes: Any) -> None:
+        """Take what `click.Group` takes.
+
+        Args:
+            args: Of `click.Group`.
+            instead: By advice, the names of commands that there are not and of which it is given.
+            attributes: Of `click.Group`.
+        """
+        super().__init__(*args, **attributes)
+        self._instead = {name: advice for advice, names in (instead or {}).items() for name in names.split()}
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command; for one that there is not the right one is told."""
+        if (advice := self._instead.get(args[0].lower())) is not None:
+            raise click.UsageError(f"No such command {args[0]!r}. {advice}", ctx)
+        return super().resolve_command(ctx, args)
+
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command that was asked for."""
         try:
@@ -211,6 +230,11 @@ class SettingsGroup(click.Group):
             if any(error.option_name in option.opts for option in self.params):
                 place = f"It belongs before the command: {ctx.command_path} {error.option_name} ..."
                 raise click.UsageError(f"{error.message} {place}", error.ctx) from None
+            raise
+        except click.UsageError as error:
+            extra = re.fullmatch(r"Got unexpected extra arguments? \((\S+).*\)", error.message)
+            if extra and error.ctx and any("--name" in option.opts for option in error.ctx.command.params):
+                raise click.UsageError(f"{error.message}. Did you mean '--name {extra[1]}'?", error.ctx) from None
             raise
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,6 +43,8 @@ def run(config: UsageConfig) -> int:
         for (tenant, model, lane), totals in rows:
             print(json.dumps({"tenant": tenant, "model": model, "lane": lane} | totals))
         return 0
+    if config.tenant is not None and not rows:
+        print(f"headrace: there is no usage of a tenant {config.tenant!r}", file=sys.stderr)
     table = [_HEADS, *((*names, *(str(totals[measure]) for measure in _MEASURES)) for names, totals in rows)]
     print("\n".join(aligned(table)))
     return 0

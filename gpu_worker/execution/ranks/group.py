@@ -130,7 +130,7 @@ class RankGroup:
             BrokenRunnerError: It has.
         """
         if self._lost is not None:
-            raise BrokenRunnerError(RankLostError(self._lost))
+            raise BrokenRunnerError(RankLostError(self._lost), is_logged=True)
 
     def tell(self, plan: StepPlan, drafts: list[Draft] | None) -> None:
         """Send a step to all other ranks; one that is gone is found by the watch."""

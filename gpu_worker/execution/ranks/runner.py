@@ -83,10 +83,10 @@ class _GroupStep:
 def _ended(group: RankGroup, error: Exception) -> BrokenRunnerError:
     """End the group, unless that is why the step failed, and say what it was."""
     if (problem := group.cause()) is not None:
-        return BrokenRunnerError(RankLostError(problem))
+        return BrokenRunnerError(RankLostError(problem), is_logged=True)
     _log.error("rank 0 failed within a step", exc_info=error)
     group.end(f"rank 0 failed within a step: {type(error).__name__}: {error}")
-    return BrokenRunnerError(error)
+    return BrokenRunnerError(error, is_logged=True)
 
 
 def build_group_runner(

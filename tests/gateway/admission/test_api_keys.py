@@ -14,6 +14,7 @@ import pytest
 
 from gateway.admission.api_keys import (
     MAX_LIMIT,
+    KeyNameTakenError,
     KeyNotFoundError,
     ReplacedKeyError,
     create_key,
@@ -147,8 +148,9 @@ def test_key_that_an_earlier_version_replaced_is_revoked_with_the_one_in_its_pla
     create_key(path, tenant="a", name="laptop")
     rotate_key(path, "laptop", 60.0)
     old, new = list_keys(path)
-    neighbour, later = (create_key(path, tenant=tenant, name=old.name, expires=ends)[0] for tenant in "ba")
-    neighbour = msgspec.structs.replace(neighbour, created=old.created)
+    neighbour, later = (create_key(path, tenant=tenant, expires=ends)[0] for tenant in "ba")
+    neighbour = msgspec.structs.replace(neighbour, name=old.name, created=old.created)
+    later = msgspec.structs.replace(later, name=old.name)
     path.write_bytes(msgspec.json.encode([neighbour, old, msgspec.structs.replace(new, replaces=None), later]))
     assert [record.id for record in revoke_key(path, "laptop")] == [new.id, old.id]
     # Those of another tenant, and made later, are other keys.
@@ -166,7 +168,10 @@ def test_limit_larger_than_can_be_counted_is_the_largest_that_can(path: Path, li
 
 
 def test_name_of_several_keys_names_none_of_them(path: Path) -> None:
-    ids = [create_key(path, tenant="a", name="same")[0].id for _ in range(2)]
+    # As an earlier version, and a hand, may have written them.
+    records = [msgspec.structs.replace(create_key(path, tenant="a")[0], name="same") for _ in range(2)]
+    path.write_bytes(msgspec.json.encode(records))
+    ids = [record.id for record in records]
     for change in (lambda: revoke_key(path, "same"), lambda: rotate_key(path, "same", 1.0)):
         with pytest.raises(KeyNotFoundError, match=f"2 keys are called 'same'; name one by its id: {', '.join(ids)}"):
             change()
@@ -174,6 +179,30 @@ def test_name_of_several_keys_names_none_of_them(path: Path) -> None:
     assert update_key(path, "same", {"name": "one"}).id == ids[1]
     with pytest.raises(KeyNotFoundError):
         update_key(path, ids[0], {"name": "revoked"})
+
+
+def test_empty_name_means_no_key(path: Path) -> None:
+    create_key(path, tenant="a")
+    kept = list_keys(path)
+    for change in (lambda: revoke_key(path, ""), lambda: rotate_key(path, "", 1.0), lambda: update_key(path, "", {})):
+        with pytest.raises(KeyNotFoundError, match="name a key by its id or name"):
+            change()
+    assert list_keys(path) == kept
+
+
+def test_name_that_means_a_key_already_is_refused_until_it_is_revoked(path: Path) -> None:
+    first, _ = create_key(path, tenant="a", name="ci")
+    for name in ("ci", first.id):
+        with pytest.raises(KeyNameTakenError, match=f"means {first.id} of tenant a already"):
+            create_key(path, tenant="b", name=name)
+    revoke_key(path, "ci")
+    with pytest.raises(KeyNameTakenError):
+        create_key(path, tenant="b", name=first.id)
+    second, _ = create_key(path, tenant="b", name="ci")
+    # The name is that of the key that is not revoked.
+    assert [record.id for record in revoke_key(path, "ci")] == [second.id]
+    # Unnamed keys have no name that could be taken.
+    assert len({create_key(path, tenant="b")[0].id for _ in range(2)}) == 2
 
 
 def test_unknown_key_and_bad_tenant_are_refused(path: Path) -> None:

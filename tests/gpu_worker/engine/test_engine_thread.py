@@ -190,6 +190,22 @@ def test_runner_that_computes_nothing_any_more_ends_the_engine_without_events(st
     assert running.thread.stats.is_fatal
 
 
+@pytest.mark.parametrize("is_logged", [False, True])
+def test_end_of_the_engine_is_one_error_in_the_log(
+    start: Start, caplog: pytest.LogCaptureFixture, *, is_logged: bool
+) -> None:
+    class EndedRunner:
+        max_steps_in_flight = 1
+
+        def submit(self, plan: StepPlan) -> PendingStep:
+            raise BrokenRunnerError(RuntimeError("rank 1 is gone"), is_logged=is_logged)
+
+    running = start(EndedRunner())
+    running.thread.add(make_sequence(5))
+    assert running.outcome().stats.is_fatal
+    assert [record.message for record in caplog.records] == ([] if is_logged else ["the engine broke down"])
+
+
 def test_error_in_the_engine_itself_ends_it_and_leaves_everything_to_others(start: Start) -> None:
     class LyingRunner:
         max_steps_in_flight = 1

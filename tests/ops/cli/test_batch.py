@@ -257,6 +257,11 @@ def test_job_of_another_tenant_with_the_same_id_goes_on(cli_system: System, stat
     assert (result["tenant"], result["finish"], result["completion_tokens"]) == (tenant, "length", 1500)
 
 
+def test_command_that_there_is_not_is_told_what_does_the_same() -> None:
+    done = headrace("batch", "list")
+    assert (done.returncode, "`headrace publish --wait` with the same file prints" in done.stderr) == (2, True)
+
+
 @pytest.mark.parametrize("arguments", [[], ["some-id", "--all"]])
 def test_ids_or_all_are_needed(state_dir: Path, arguments: list[str]) -> None:
     code, ids, told = cancel(state_dir, *arguments)

@@ -120,6 +120,11 @@ def test_drop_deletes_what_is_named_and_nothing_else(server: NatsServer) -> None
     assert _listed(server) == [("one", "acme", "interactive"), ("two", "b", "batch")]
     assert _dead(server, "drop", "--all").returncode == 0
     assert _listed(server) == []
+    for command in ("drop", "retry", "show"):
+        done = _dead(server, command, "--all")
+        assert (done.returncode, done.stdout, done.stderr) == (0, "", "no request is in quarantine\n")
+    done = _dead(server, "drop", "--all", "--tenant", "b")
+    assert (done.returncode, done.stderr) == (0, "no request is in quarantine that these filters select\n")
 
 
 def test_letter_that_is_gone_meanwhile_is_dropped(server: NatsServer) -> None:

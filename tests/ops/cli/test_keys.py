@@ -92,10 +92,34 @@ def test_what_makes_a_useless_key_is_refused(tmp_path: Path) -> None:
         (["create", "--expires", "2020-01-01"], "'2020-01-01' is past"),
         (["update", "a", "--allow-model", ""], "a model's name is empty"),
         (["rotate", "a", "--overlap", "never"], "the old key ends some time"),
+        (["rotate", "a", "--overlap", "0m"], "`headrace keys revoke` ends a key now"),
+        (["create", "--name", "a"], "the name 'a' means key_"),
+        (["revoke", ""], "name a key by its id or name"),
+        (["create", "a1"], "Did you mean '--name a1'?"),
+        (["add"], "Did you mean 'create'?"),
     ):
         done = headrace(*keys, *command)
         assert (done.returncode, message in done.stderr) == (2, True), done.stderr
     assert file.read_text() == before
+
+
+def test_key_that_is_revoked_already_is_told_by_its_name(tmp_path: Path) -> None:
+    keys = ["keys", "--keys-file", str(tmp_path / "keys.json")]
+    headrace(*keys, "create", "--name", "b1")
+    headrace(*keys, "revoke", "b1")
+    (record,) = json.loads((tmp_path / "keys.json").read_text())
+    done = headrace(*keys, "revoke", "b1")
+    assert (done.returncode, done.stdout) == (0, f"b1 is revoked already ({record['id']})\n")
+    assert json.loads((tmp_path / "keys.json").read_text()) == [record]
+
+
+def test_limits_of_a_tenant_without_a_key_are_kept_with_a_note(tmp_path: Path) -> None:
+    file = tmp_path / "keys.json"
+    keys = ["keys", "--keys-file", str(file)]
+    headrace(*keys, "create", "--tenant", "acme")
+    done = headrace(*keys, "limit", "acmee", "--max-concurrent", "3")
+    assert (done.returncode, done.stderr) == (0, f"note: no key in {file} is of tenant acmee\n")
+    assert headrace(*keys, "limit", "acme", "--max-concurrent", "3").stderr == ""
 
 
 def test_help_says_bounds_and_kinds_as_other_commands_do() -> None:

@@ -40,6 +40,11 @@ def ask(system: System) -> tuple[int, int]:
     return told.prompt_tokens, told.completion_tokens
 
 
+def test_tenant_without_usage_is_told(state_dir: Path) -> None:
+    done = headrace("usage", "--tenant", "nosuch", "--state-dir", str(state_dir))
+    assert (done.returncode, done.stderr) == (0, "headrace: there is no usage of a tenant 'nosuch'\n")
+
+
 def test_usage_has_both_lanes_and_outlives_a_gateway_that_is_killed(tmp_path: Path) -> None:
     with running_system(tmp_path, "--simulate", "5") as system:
         state = ["--state-dir", str(tmp_path / "state")]

@@ -99,8 +99,9 @@ def assert_ends_with_a_rank(run: Run, group: RankGroup, number: signal.Signals) 
         next(steps)
     os.kill(group._members[1].pid, number)
     hurt = time.monotonic()
-    with pytest.raises(BrokenRunnerError, match="rank 1"):
+    with pytest.raises(BrokenRunnerError, match="rank 1") as ended:
         deque(steps)
+    assert ended.value.is_logged
     assert time.monotonic() - hurt < 1.5
     assert group.lost is not None
     assert len(lost) == 1
