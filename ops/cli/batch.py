@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _INSTEAD = {
     "Did you mean 'cancel'?": "stop delete remove rm del drop abort kill",
     "Jobs are published by `headrace publish`.": "create add new submit run publish start",
-    "Jobs are not listed; `headrace publish --wait` with the same file prints their results.": "list ls show status get",
+    "Jobs are not listed; `headrace publish --wait` with their file prints the results.": "list ls show status get",
 }
 
 

@@ -197,7 +197,7 @@ def test_end_of_the_engine_is_one_error_in_the_log(
     class EndedRunner:
         max_steps_in_flight = 1
 
-        def submit(self, plan: StepPlan) -> PendingStep:
+        def submit(self, plan: StepPlan) -> Any:
             raise BrokenRunnerError(RuntimeError("rank 1 is gone"), is_logged=is_logged)
 
     running = start(EndedRunner())

@@ -259,7 +259,7 @@ def test_job_of_another_tenant_with_the_same_id_goes_on(cli_system: System, stat
 
 def test_command_that_there_is_not_is_told_what_does_the_same() -> None:
     done = headrace("batch", "list")
-    assert (done.returncode, "`headrace publish --wait` with the same file prints" in done.stderr) == (2, True)
+    assert (done.returncode, "`headrace publish --wait` with their file prints" in done.stderr) == (2, True)
 
 
 @pytest.mark.parametrize("arguments", [[], ["some-id", "--all"]])
