@@ -1,3 +1,5 @@
+"""Ranks of one host meet on loopback."""
+
 from __future__ import annotations
 
 import os
@@ -5,7 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from gpu_worker.execution.ranks.process_group import ProcessGroupRanks
+
+from gpu_worker.execution.ranks.meeting import ProcessGroupRanks
 
 
 def test_ranks_listen_on_loopback_alone_unless_the_operator_says_otherwise(
