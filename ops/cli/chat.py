@@ -17,6 +17,7 @@ from ops.cli.options import as_given, settings_command
 from ops.cli.running_system import Endpoint, ServerRefusedError, find_endpoint
 from ops.stack.config import DEFAULT_STATE_DIR
 from shared.config import setting
+from shared.errors import ConfigError
 
 # The number of served models that an error names.
 _MAX_NAMES = 8
@@ -29,7 +30,7 @@ class ChatConfig:
     url: str | None = setting(None, "Where the system runs; found through the state directory if not given.")
     api_key: str | None = setting(None, "API key; found through the state directory if not given.", secret=True)
     state_dir: Path = setting(DEFAULT_STATE_DIR, "State directory of a running `headrace up`.")
-    model_name: str | None = setting(None, "Name of the model; the first one served if not given.", alias="--model")
+    model_name: str | None = setting(None, "Name of the model; the one that is served if not given.", alias="--model")
     max_tokens: int = setting(256, "Tokens to generate at most.", minimum=1)
     temperature: float = setting(0.7, "0 always takes the most likely token.", minimum=0, maximum=2)
     system_prompt: str | None = setting(None, "Instructions that come before the conversation.")
@@ -50,7 +51,7 @@ def run(config: ChatConfig, prompt: str | None) -> int:
 
 
 def _talk(config: ChatConfig, endpoint: Endpoint, prompt: str | None) -> int:
-    model = config.model_name or _first_model(endpoint)
+    model = config.model_name or _only_model(endpoint)
     parameters = {"model": model, "max_tokens": config.max_tokens, "temperature": config.temperature}
     if prompt is not None:
         for chunk in endpoint.stream("/v1/completions", {**parameters, "prompt": prompt}):
@@ -61,11 +62,19 @@ def _talk(config: ChatConfig, endpoint: Endpoint, prompt: str | None) -> int:
     return 0
 
 
-def _first_model(endpoint: Endpoint) -> str:
+def _only_model(endpoint: Endpoint) -> str:
     models = endpoint.models()
     if not models:
         raise ServerRefusedError(0, f"{endpoint.url} serves no model yet: no worker has joined")
+    if len(models) > 1:
+        problem = f"not set, and {len(models)} models are served: {_shown(models)}; name one"
+        raise ConfigError("HEADRACE_MODEL_NAME", problem)
     return models[0]
+
+
+def _shown(names: list[str]) -> str:
+    more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
+    return f"{', '.join(name[:64] for name in names[:_MAX_NAMES])}{more}"
 
 
 def _remedy(endpoint: Endpoint, error: ServerRefusedError) -> str:
@@ -80,8 +89,7 @@ def _remedy(endpoint: Endpoint, error: ServerRefusedError) -> str:
         return ""
     if not names:
         return " No worker has joined yet, so there is none."
-    more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
-    return f" Here that is {', '.join(name[:64] for name in names[:_MAX_NAMES])}{more}; name it as HEADRACE_MODEL_NAME."
+    return f" Here that is {_shown(names)}; name it as HEADRACE_MODEL_NAME."
 
 
 def _converse(endpoint: Endpoint, parameters: dict[str, Any], system_prompt: str | None) -> None:

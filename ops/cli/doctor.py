@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, cast
 
 from ops.cli.options import as_given, settings_command
 from ops.stack.config import DEFAULT_STATE_DIR
-from ops.stack.state import read_ready_file
+from ops.stack.state import has_died, read_ready_file
 from shared.config import setting
 from shared.errors import ConfigError
 from shared.nats_files import NatsFiles
@@ -63,6 +63,11 @@ def _findings(config: DoctorConfig) -> Iterator[Finding]:
     except ConfigError as error:
         running = None
         yield problem("state", str(error))
+    if running is not None and has_died(config.state_dir, running):
+        running = None
+        yield problem(
+            "state", f"the `headrace up` of {config.state_dir} was killed, with all its parts", "start it anew"
+        )
     yield from key_findings(config.keys_file, config.state_dir)
     nats_url = config.nats_url or (running.admin_nats_url if running else None)
     yield from process_findings(config.state_dir, running if config.nats_url is None else None, nats_url)

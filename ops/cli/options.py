@@ -300,8 +300,9 @@ def _named_as_given(ctx: click.Context) -> Iterator[None]:
 
 
 def _as_given(ctx: click.Context, text: str) -> str:
+    # The last name of an option is its short one: --model of --model-name.
     flags = {
-        variable: option.opts[0]
+        variable: option.opts[-1]
         for option in ctx.command.params
         if (variable := variable_of(option)) is not None
         and (ctx.params.get(option.name or "") not in (None, ()) or variable not in os.environ)

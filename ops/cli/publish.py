@@ -6,6 +6,7 @@ import asyncio
 import json
 import sys
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING, Any
 
@@ -39,15 +40,15 @@ def run(config: PublishConfig, prompt: str | None) -> int:
         raise wrong_file(config.file, "", "no requests: one JSON object a line is expected")
     url, running = find_nats(config.nats_url, config.state_dir, config.tenant)
     served = _served_models(config, url, running)
-    model = config.model_name or next(iter(served or []), None)
+    model = config.model_name or (served[0] if served and len(served) == 1 else None)
     try:
         requests, lines = read_jobs(config, model, found)
     except ConfigError as error:
-        if served == [] and error.variable == "HEADRACE_MODEL_NAME":
-            raise ConfigError(
-                error.variable, f"{error.problem}, and no worker is heard whose model it could be"
-            ) from None
-        raise
+        if served is None or error.variable != "HEADRACE_MODEL_NAME":
+            raise
+        others = f"{len(served)} models are served: {_shown(served)}; name one"
+        told = others if served else "no worker is heard whose model it could be"
+        raise ConfigError(error.variable, f"{error.problem}, and {told}") from None
     if served is not None:
         _check_served(config, {request.model for request in requests}, served)
     try:
@@ -70,6 +71,10 @@ def _served_models(config: PublishConfig, url: str, running: ReadyFile | None) -
         return None
 
 
+def _shown(names: list[str]) -> str:
+    return ", ".join(names[:_MAX_NAMES]) + (", ..." if len(names) > _MAX_NAMES else "")
+
+
 def _check_served(config: PublishConfig, models: set[str], served: list[str]) -> None:
     """Refuse models that are not served if the system serves others; while it serves none, jobs may wait.
 
@@ -77,7 +82,7 @@ def _check_served(config: PublishConfig, models: set[str], served: list[str]) ->
         ConfigError: One of them is not served.
     """
     unserved = sorted(models.difference(served))
-    names = ", ".join(served[:_MAX_NAMES]) + (", ..." if len(served) > _MAX_NAMES else "")
+    names = _shown(served)
     if unserved and served and not config.queue_unserved:
         problem = f"no worker serves {unserved[0][:64]!r}; served: {names}; with --queue-unserved its jobs wait for one"
         raise ConfigError("HEADRACE_MODEL_NAME", problem)
@@ -104,27 +109,34 @@ async def _publish(config: PublishConfig, url: str, requests: list[Request], lin
         num_lines = len(requests) - len(lines) + len({line.custom_id for line in lines.values()})
         # A reader of the results as they come sees the progress.
         progress = _Progress(num_lines, (lambda text: None) if sys.stdout.isatty() else _tell)
+        failures: Counter[str] = Counter()
         async for result in _answers(client.results(requests, config.timeout_s), lines):
             print(json.dumps(result), flush=True)
-            progress.note(has_failed=_has_failed(result))
-        return 1 if progress.num_failed else 0
+            failure = _failure(result)
+            failures.update([] if failure is None else [failure])
+            progress.note(has_failed=failure is not None)
+        if not failures:
+            return 0
+        counts = ", ".join(f"{number} {failure}" for failure, number in failures.most_common())
+        _tell(f"{failures.total()} of {num_lines} results are not answers ({counts})")
+        return 1
 
 
-def _has_failed(result: dict[str, Any]) -> bool:
-    if "custom_id" in result:
-        return result["response"] is None or result["response"]["status_code"] != 200
-    return result.get("finish") in ("failed", "expired", "cancelled")
+def _failure(result: dict[str, Any]) -> str | None:
+    """Return how a request ended that has no answer: failed, expired or cancelled."""
+    if "custom_id" not in result:
+        finish = str(result.get("finish"))
+        return finish if finish in ("failed", "expired", "cancelled") else None
+    if result["response"] is None:
+        return str(result["error"]["code"]).removeprefix("batch_")
+    return None if result["response"]["status_code"] == 200 else "failed"
 
 
 class _Progress:
-    """Tells every few seconds how many results have come, and at the end if it told that before.
-
-    Attributes:
-        num_failed: Of those that have come.
-    """
+    """Tells every few seconds how many results have come, and at the end if it told that before."""
 
     def __init__(self, num_all: int, tell: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
-        self.num_failed = 0
+        self._num_failed = 0
         self._num_all, self._num = num_all, 0
         self._tell, self._clock = tell, clock
         self._began = self._told_at = clock()
@@ -132,13 +144,13 @@ class _Progress:
     def note(self, *, has_failed: bool) -> None:
         """Count a result."""
         self._num += 1
-        self.num_failed += has_failed
+        self._num_failed += has_failed
         now = self._clock()
         is_last_of_many = self._num == self._num_all and self._told_at > self._began
         if now - self._told_at < _PROGRESS_EVERY_S and not is_last_of_many:
             return
         self._told_at = now
-        failed = f", {self.num_failed} of them failed" if self.num_failed else ""
+        failed = f", {self._num_failed} of them failed" if self._num_failed else ""
         left_s = (now - self._began) / self._num * (self._num_all - self._num)
         left = f"; about {left_s:.0f} s to go" if self._num < self._num_all else f" in {now - self._began:.0f} s"
         self._tell(f"{self._num} of {self._num_all} results{failed}{left}")

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from ops.stack.state import ReadyFile, read_ready_file
+from ops.stack.state import ReadyFile, has_died, read_ready_file
 from ops.stack.tenant_accounts import tenant_login
-from shared.errors import ConfigError, HeadraceError
+from shared.errors import ConfigError, DependencyError, HeadraceError
 from shared.http_url import is_http_url
 from shared.nats_url import with_login
 
@@ -115,6 +115,7 @@ def find_endpoint(url: str | None, api_key: str | None, state_dir: Path) -> Endp
 
     Raises:
         ConfigError: No URL is given and nothing runs on the state directory.
+        DependencyError: What ran there was killed.
     """
     running = read_ready_file(state_dir)
     if url is not None and not is_http_url(url):
@@ -125,6 +126,7 @@ def find_endpoint(url: str | None, api_key: str | None, state_dir: Path) -> Endp
         )
     if running is None or (url is not None and url != running.url):
         return Endpoint(url or "", api_key)
+    _check_runs(state_dir, running)
     return Endpoint(running.url, api_key or running.api_key)
 
 
@@ -138,6 +140,7 @@ def find_nats(url: str | None, state_dir: Path, tenant: str | None = None) -> tu
 
     Raises:
         ConfigError: No URL is given and nothing runs on the state directory.
+        DependencyError: What ran there was killed.
     """
     if url is not None:
         return url, None
@@ -146,8 +149,14 @@ def find_nats(url: str | None, state_dir: Path, tenant: str | None = None) -> tu
         raise ConfigError(
             "HEADRACE_NATS_URL", f"not set, and no `headrace up` runs on {state_dir}; {_WHAT_TO_GIVE} --nats-url"
         )
+    _check_runs(state_dir, running)
     login = None if tenant is None else tenant_login(state_dir, tenant)
     return running.nats_url if login is None else with_login(running.nats_url, *login), running
+
+
+def _check_runs(state_dir: Path, running: ReadyFile) -> None:
+    if has_died(state_dir, running):
+        raise DependencyError(f"no `headrace up` runs on {state_dir}; start it")
 
 
 def find_admin_nats(url: str | None, state_dir: Path) -> str:
@@ -155,6 +164,7 @@ def find_admin_nats(url: str | None, state_dir: Path) -> str:
 
     Raises:
         ConfigError: No URL is given and nothing runs on the state directory.
+        DependencyError: What ran there was killed.
     """
     found, running = find_nats(url, state_dir)
     return found if running is None else running.admin_nats_url

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import itertools
 import json
 import os
 import pwd
@@ -132,6 +133,30 @@ def holder_of(state_dir: Path) -> int | None:
         return int((state_dir / LOCK_FILE).read_text())
     except (OSError, ValueError):
         return None
+
+
+def has_died(state_dir: Path, ready: ReadyFile) -> bool:
+    """Whether the `headrace up` that wrote a ready file was killed, with all its parts.
+
+    A lock that is held says that it runs, in another container perhaps, where its process id means something else.
+    """
+    holder = holder_of(state_dir)
+    if holder is None or any(map(_is_there, [holder, *itertools.chain.from_iterable(ready.pids.values())])):
+        return False
+    try:
+        with (state_dir / LOCK_FILE).open() as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def _is_there(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except OSError as error:
+        return not isinstance(error, ProcessLookupError)
+    return True
 
 
 def _reason(error: OSError) -> str:

@@ -9,6 +9,12 @@ import sys
 import threading
 from pathlib import Path
 
+import pytest
+
+from ops.cli import chat
+from ops.cli.chat import ChatConfig
+from ops.cli.running_system import Endpoint
+from shared.errors import ConfigError
 from tests.integration.system import System
 from tests.ops.cli.command import headrace
 
@@ -63,9 +69,15 @@ def test_model_that_is_not_served_is_answered_with_those_that_are(state_dir: Pat
     done = headrace("chat", "x", "--model", "nobody", "--state-dir", str(state_dir))
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert "the server answers 404: The model `nobody` does not exist or you do not have access" in done.stderr
-    assert done.stderr.endswith("Here that is headrace-demo; name it as --model-name.\n")
+    assert done.stderr.endswith("Here that is headrace-demo; name it as --model.\n")
     talked = headrace("chat", "--model", "nobody", "--state-dir", str(state_dir), given="hello\n")
-    assert "Here that is headrace-demo; name it as --model-name." in talked.stderr
+    assert "Here that is headrace-demo; name it as --model." in talked.stderr
+
+
+def test_several_served_models_are_named_and_none_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Endpoint, "models", lambda endpoint: ["one", "two"])
+    with pytest.raises(ConfigError, match="HEADRACE_MODEL_NAME: not set, and 2 models are served: one, two; name one"):
+        chat.run(ChatConfig(url="http://127.0.0.1:1"), "x")
 
 
 def test_answer_that_breaks_off_is_not_taken_for_a_whole_one() -> None:

@@ -16,6 +16,7 @@ from ops.doctor.finding import Finding, Level, page, problem, unseen, verdict, w
 from ops.doctor.servers import NatsLogin, clock_finding, cluster_finding, gateway_findings, nats_findings, redis_finding
 from ops.doctor.settings import place_of, setting_findings, shown_value
 from ops.stack.config import DEMO_MODEL
+from ops.stack.state import ReadyFile, write_ready_file
 from tests.integration.system import System
 from tests.ops.cli.command import headrace
 from tests.ops.nats.secured import PASSWORDS, secured_server
@@ -198,6 +199,21 @@ def test_wrong_directory_is_no_clean_bill_of_health(tmp_path: Path) -> None:
         )
     assert "-> give --state-dir of one that runs, or --nats-url\n" in done.stdout
     assert done.stdout.splitlines()[-1].endswith("Not found, so not looked at: nats, redis, gateway.")
+
+
+def test_system_that_was_killed_is_one_cause_and_told_at_once(tmp_path: Path) -> None:
+    gone, nowhere = 2**22 + 1, "nats://127.0.0.1:1"
+    pids = {"nats": [gone], "gateway": [gone + 1]}
+    url = "http://127.0.0.1:1"
+    write_ready_file(tmp_path / "ready.json", ReadyFile(url, "k", nowhere, nowhere, None, url, "o", pids))
+    (tmp_path / "lock").write_text(str(gone))
+    done = headrace("doctor", "--state-dir", str(tmp_path))
+    assert (done.returncode, re.findall(r"^(?:FAIL|WARN) +(\w+)", done.stdout, re.MULTILINE)) == (1, ["state"])
+    assert f"the `headrace up` of {tmp_path} was killed, with all its parts" in done.stdout
+    for command in (["usage"], ["chat", "x"], ["publish", "x"], ["dead", "list"]):
+        place = ["--state-dir", str(tmp_path)]
+        done = headrace(command[0], *place, *command[1:]) if command[0] == "dead" else headrace(*command, *place)
+        assert (done.returncode, done.stderr) == (2, f"headrace: no `headrace up` runs on {tmp_path}; start it\n")
 
 
 def test_gateway_that_is_named_is_looked_at_without_nats(tmp_path: Path) -> None:

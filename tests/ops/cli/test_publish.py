@@ -5,7 +5,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
@@ -180,6 +180,36 @@ def test_request_without_a_model_where_no_worker_is_heard_says_so(monkeypatch: p
     monkeypatch.setattr(publish, "_served_models", lambda config, url, running: [])
     with pytest.raises(ConfigError, match="names no model, and no worker is heard whose model it could be"):
         publish.run(PublishConfig(nats_url="nats://127.0.0.1:1"), "x")
+
+
+def test_request_without_a_model_where_several_are_served_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(publish, "_served_models", lambda config, url, running: ["one", "two"])
+    with pytest.raises(ConfigError, match="names no model, and 2 models are served: one, two; name one"):
+        publish.run(PublishConfig(nats_url="nats://127.0.0.1:1"), "x")
+
+
+@pytest.mark.parametrize("is_openai", [False, True])
+async def test_results_that_are_not_answers_are_counted_at_the_end(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *, is_openai: bool
+) -> None:
+    ends = ["length", "cancelled", "cancelled", "expired"]
+    native = [{"id": str(place), "finish": finish} for place, finish in enumerate(ends)]
+    cut = [{"custom_id": "a", "response": None, "error": {"code": f"batch_{finish}"}} for finish in ends[1:]]
+    results = [{"custom_id": "b", "response": {"status_code": 200}}, *cut] if is_openai else native
+
+    async def answers(*_: object) -> AsyncIterator[dict[str, object]]:
+        for result in results:
+            yield result
+
+    async def itself(client: BatchClient, *_: object) -> BatchClient:
+        return client
+
+    monkeypatch.setattr(publish, "_answers", answers)
+    monkeypatch.setattr(BatchClient, "__aenter__", itself)
+    monkeypatch.setattr(BatchClient, "__aexit__", itself)
+    requests = [Request(id=str(place), model="m", lane="batch", text="x") for place in range(4)]
+    assert await publish._publish(PublishConfig(wait=True), "nats://127.0.0.1:1", requests, {}) == 1
+    assert capsys.readouterr().err == "headrace: 3 of 4 results are not answers (2 cancelled, 1 expired)\n"
 
 
 def test_ready_file_that_is_damaged_or_of_another_version_is_one_line(tmp_path: Path) -> None:

@@ -3,11 +3,12 @@ import stat
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from ops.stack.state import ReadyFile, StateDirectory, holder_of, read_ready_file, write_ready_file
+from ops.stack.state import ReadyFile, StateDirectory, has_died, holder_of, read_ready_file, write_ready_file
 from shared.errors import ConfigError
 
 READINESS = ReadyFile(
@@ -34,6 +35,22 @@ def test_second_user_of_a_state_directory_is_refused_until_the_first_closes(tmp_
         StateDirectory(tmp_path)
     first.close()
     StateDirectory(tmp_path).close()
+
+
+def test_system_has_died_when_neither_its_lock_nor_a_process_is_left(tmp_path: Path) -> None:
+    gone = 2**22 + 1
+    ready = replace(READINESS, pids={"nats": [gone]})
+    assert not has_died(tmp_path, ready)
+    (tmp_path / "lock").write_text(str(os.getpid()))
+    assert not has_died(tmp_path, ready)
+    (tmp_path / "lock").write_text(str(gone))
+    assert has_died(tmp_path, ready)
+    # Parts that were left behind can still be talked to.
+    assert not has_died(tmp_path, replace(ready, pids={"nats": [os.getpid()]}))
+    state = StateDirectory(tmp_path)
+    (tmp_path / "lock").write_text(str(gone))
+    assert not has_died(tmp_path, ready)
+    state.close()
 
 
 def test_unusable_state_directory_is_refused_by_name(tmp_path: Path) -> None:
