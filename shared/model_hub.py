@@ -88,11 +88,23 @@ def existing_model(model: Path, variable: str, forms: str = FORMS) -> Path:
             model can be named.
     """
     path = local_model(model, variable)
-    is_gguf = (path.is_file() and path.suffix == ".gguf") or any(path.glob("*.gguf"))
-    if not is_gguf and not (path / "config.json").is_file():
-        problem = "has no config.json and is no .gguf file" if path.exists() else "does not exist"
-        raise ConfigError(variable, f"{path} {problem}; name {forms}{model_meant(path)}")
+    check_is_model(path, variable, forms)
     return path
+
+
+def check_is_model(path: Path, variable: str, forms: str = FORMS) -> None:
+    """Check that a folder or file is there and looks like a model.
+
+    Raises:
+        ConfigError: It does not; names `variable` and the `forms` in which a model can be named.
+    """
+    is_gguf = (path.is_file() and path.suffix == ".gguf") or any(path.glob("*.gguf"))
+    if is_gguf or (path / "config.json").is_file():
+        return
+    if (path / "adapter_config.json").is_file():
+        raise ConfigError(variable, f"{path} holds an adapter alone; merge it into its model's weights first")
+    problem = "has no config.json and is no .gguf file" if path.exists() else "does not exist"
+    raise ConfigError(variable, f"{path} {problem}; name {forms}{model_meant(path)}")
 
 
 def model_meant(path: Path) -> str:

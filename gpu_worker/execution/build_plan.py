@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from dataclasses import dataclass
 
@@ -14,12 +15,16 @@ from gpu_worker.execution.memory.state_pool import slot_bytes, state_pool_bytes
 from gpu_worker.execution.memory.state_sizes import num_sure_slots
 from gpu_worker.execution.runner_config import RunnerConfig, choose_dtype, choose_kv_cache_dtype
 from gpu_worker.layers.division import Division, IndivisibleError, divided_layer
+from gpu_worker.layers.layer import LayerTraits
 from gpu_worker.models.config import ModelConfig
 from gpu_worker.models.decoder import is_fused
 from gpu_worker.models.registry import read_model_config
 from gpu_worker.models.weights_size import weights_bytes
 from kernels.linear.dense import keeps_half
 from shared.errors import ConfigError
+
+# Of the setting `tensor_parallel_size`.
+_MAX_RANKS = 62
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,19 +122,33 @@ def _of_one_rank(model: ModelConfig, config: RunnerConfig) -> ModelConfig:
     Raises:
         ConfigError: It cannot be divided so.
     """
-    size = config.tensor_parallel_size
+    size, layers = config.tensor_parallel_size, model.layers
     if size == 1:
         return model
     problem = "models that attend in both directions are not divided" if model.is_bidirectional else None
     if config.tapped_layers:
         problem = "proposers of drafts that read the model's hidden vectors do not go with several ranks"
     try:
-        layers = tuple(divided_layer(layer, Division(0, size, config.enable_expert_parallel)) for layer in model.layers)
+        layers = _divided(model, config, size)
     except IndivisibleError as error:
-        problem = str(error)
+        problem = problem or f"{error}; {_numbers_of_ranks(model, config)}"
     if problem is not None:
         raise ConfigError("HEADRACE_TENSOR_PARALLEL_SIZE", f"is {size}: {problem}")
     return dataclasses.replace(model, layers=layers)
+
+
+def _divided(model: ModelConfig, config: RunnerConfig, size: int) -> tuple[LayerTraits, ...]:
+    return tuple(divided_layer(layer, Division(0, size, config.enable_expert_parallel)) for layer in model.layers)
+
+
+def _numbers_of_ranks(model: ModelConfig, config: RunnerConfig) -> str:
+    """Say among how many ranks a model can be divided."""
+    found = []
+    for size in range(2, _MAX_RANKS + 1):
+        with contextlib.suppress(IndivisibleError):
+            _divided(model, config, size)
+            found.append(str(size))
+    return f"numbers that work: {', '.join(found)}" if found else "no other number works"
 
 
 def _dtype_name(dtype: torch.dtype) -> str:

@@ -22,7 +22,7 @@ from gpu_worker.text.gguf_tokenizer import tokenizer_config, tokenizer_json
 from shared.bounds import MAX_TOKEN_ID
 from shared.errors import ConfigError, HeadraceError
 from shared.messages import UNDECODABLE
-from shared.model_hub import model_meant
+from shared.model_hub import check_is_model
 from shared.sampling import SamplingDefaults
 
 _log = logging.getLogger(__name__)
@@ -100,16 +100,7 @@ def _with_known_ids(read: ModelDirectory) -> ModelDirectory:
 
 
 def _read_folder(path: Path) -> ModelDirectory:
-    if not path.is_dir():
-        problem = f"{path} is no directory of a model in Hugging Face's format, no .gguf file, and no id at the hub"
-        raise ConfigError("HEADRACE_MODEL", problem + model_meant(path))
-    if not (path / "config.json").is_file():
-        if (path / "adapter_config.json").is_file():
-            raise ConfigError(
-                "HEADRACE_MODEL", f"{path} holds an adapter alone; merge it into its model's weights first"
-            )
-        if question := model_meant(path):
-            raise ConfigError("HEADRACE_MODEL", f"{path / 'config.json'} is missing{question}")
+    check_is_model(path, "HEADRACE_MODEL")
     config = read_json(path / "config.json", required=True)
     text_config = _text_part(path, config)
     generation = read_json(path / "generation_config.json")

@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 
 from gpu_worker.execution import build
 from gpu_worker.execution.build import build_runner
+from gpu_worker.execution.build_plan import make_plan
 from gpu_worker.execution.memory.budget import RESERVE_BYTES
 from gpu_worker.execution.runner_config import RunnerConfig
 from gpu_worker.execution.start_up import Stage, StartUp
@@ -186,3 +187,9 @@ def test_running_out_of_memory_at_the_end_suggests_a_smaller_share(
     monkeypatch.setattr(build, "allocate_groups", exhaust_at_last)
     with pytest.raises(ConfigError, match=r"To make it fit, lower HEADRACE_GPU_MEMORY_UTILIZATION to 0\.95$"):
         build_runner(config(model, gpu_memory_utilization=1.0), memory=FakeMemory(RESERVE_BYTES + MB))
+
+
+def test_number_of_ranks_that_does_not_divide_a_model_is_told_with_those_that_do(model: Path) -> None:
+    told = "HEADRACE_TENSOR_PARALLEL_SIZE: is 3: .* cannot be divided among 3 ranks; numbers that work: 2$"
+    with pytest.raises(ConfigError, match=told):
+        make_plan(config(model, tensor_parallel_size=3, device="cpu"))

@@ -251,7 +251,7 @@ def test_worker_that_could_serve_passes_its_check_and_does_not_join(nats_url: st
 @pytest.mark.parametrize(
     ("options", "topic", "words"),
     [
-        (["--model", "/nowhere"], "model", "--model: /nowhere is no directory of a model"),
+        (["--model", "/nowhere"], "model", "--model: /nowhere does not exist; name a folder"),
         pytest.param(
             *(["--model", str(DEMO_MODEL), "--device", "cuda"], "device", "cuda is asked for"), marks=pytest.mark.slow
         ),

@@ -33,7 +33,7 @@ def test_other_paths_are_no_gguf_files(tmp_path: Path, name: str) -> None:
     (tmp_path / "model.safetensors").touch()
     assert find_gguf(tmp_path / name) is None
     with pytest.raises(
-        ConfigError, match=r"no directory of a model in Hugging Face's format, no \.gguf file, and no id at the hub"
+        ConfigError, match=r"name a folder in Hugging Face's format, a \.gguf file, or an id at the hub"
     ):
         read_model_directory(tmp_path / name)
 
