@@ -160,11 +160,13 @@ def test_four_ranks_give_the_tokens_of_one(tmp_path: Path) -> None:
     check(tmp_path, 4)
 
 
-def test_rank_that_freezes_in_a_step_ends_the_group(tmp_path: Path) -> None:
+def test_rank_that_freezes_in_a_step_ends_the_group(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     save_tiny_model(tmp_path)
     with started(tmp_path, 2) as (run, group):
         assert group is not None
         assert_ends_with_a_rank(run, group, signal.SIGSTOP)
+    errors = [record.message for record in caplog.records if record.levelname == "ERROR"]
+    assert [error.startswith("the group of ranks has ended: rank 1 (process ") for error in errors] == [True]
     assert_gone(group)
 
 
