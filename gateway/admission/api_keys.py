@@ -1,6 +1,6 @@
 """The API key file: a JSON list of records, each with a key's SHA-256 in place of the key; beside it `tenants.json`.
 
-`tenants.json` lists the limits of all keys of a tenant together; a tenant without a record has none of its own. Both
+`tenants.json` sets limits that all keys of a tenant share; a tenant that it does not list has no such limits. Both
 are written by `headrace keys` and read by the gateways. A key itself is shown once, when it is made, and never stored.
 """
 

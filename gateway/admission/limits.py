@@ -162,7 +162,7 @@ class RateLimiter:
         return lease
 
     async def admit_read(self, principal: Principal) -> Lease:
-        """Count one read of stored responses against its key's limit; its size is told when the lease is released.
+        """Count one read of stored responses against its key's limit; releasing the lease adds its size.
 
         Raises:
             ApiError: 429 with the time after which it would be admitted.

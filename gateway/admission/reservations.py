@@ -254,7 +254,7 @@ class ReservationBook:
         return line.before(math.inf if reservation is None else reservation.since)
 
     def _promise(self, reservation: Reservation, wait_s: int, now: float) -> RetryAdvice:
-        """Book a reservation, and return what its client is told."""
+        """Book a reservation, and return the wait that its client is promised."""
         reservation.promised_wait_s = wait_s
         self._book(reservation, now + wait_s)
         self._expect(reservation, now + wait_s)

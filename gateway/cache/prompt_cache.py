@@ -52,7 +52,7 @@ class AnswerMemory:
         return None if entry is None else entry.value
 
     def told(self, digest: bytes, now: float) -> Sequences | None:
-        """Return an answer as it is told, if `keep_told` has kept that."""
+        """Return an answer in the form that was sent, if `keep_told` has stored it."""
         entry = self._current(digest, now)
         return None if entry is None else entry.told
 

@@ -208,7 +208,7 @@ class Quarantine:
         self._on_take = on_take
 
     def take(self, flight: Flight, reason: DeadReason, why: str) -> ApiError:
-        """Write a flight down, and return what its client is told."""
+        """Record a request in quarantine, and return the error for its client."""
         message = f"{why} The request is in quarantine under the id {flight.id}."
         attempts = tuple(
             DeadAttempt(loss.death.worker, loss.epoch, loss.death.time, loss.death.why) for loss in flight.losses

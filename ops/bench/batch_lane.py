@@ -142,6 +142,7 @@ class Backlog:
         self._num_done = 0
         self._last_done = 0.0
         self._is_full = asyncio.Event()
+        self._is_kept = False
         self.num_tokens = 0
 
     @classmethod
@@ -162,12 +163,14 @@ class Backlog:
         """Keep the queue full until the block ends; then drop what waits, and wait for what runs."""
         self._num_published = self._num_done = 0
         self._is_full.clear()
+        self._is_kept = True
         keeping = asyncio.create_task(self._keep())
         try:
             await self._is_full.wait()
             yield
         finally:
-            keeping.cancel()
+            # A cancellation that meets the answer of a publication is lost (`asyncio.wait_for` of Python 3.11).
+            self._is_kept = False
             await asyncio.gather(keeping, return_exceptions=True)
             await self._admin.jetstream().purge_stream(batch_stream(_TENANT))
             self._last_done = time.monotonic()
@@ -183,8 +186,8 @@ class Backlog:
     async def _keep(self) -> None:
         js, subject = self._batch.jetstream(), request_subject(self._model, "batch", _TENANT)
         sampling = {"max_tokens": _JOB_TOKENS, "temperature": 0.0, "ignore_eos": True}
-        while True:
-            while self._num_published - self._num_done < _NUM_JOBS:
+        while self._is_kept:
+            while self._is_kept and self._num_published - self._num_done < _NUM_JOBS:
                 number = time.time_ns()
                 job = {"id": f"job-{number}", "model": self._model, "lane": "batch", "sampling": sampling}
                 await js.publish(subject, json.dumps(job | {"text": f"{number} {_JOB_PROMPT}"}).encode())

@@ -210,7 +210,7 @@ _IGNORED: Mapping[tuple[Kind, ...], Mapping[str, Mapping[str, object]]] = {
             "reasoning_effort": "low",
         },
     },
-    (OpenAi.CHAT_REASONING,): {"Reasoning is told whole.": {"summary": "auto"}},
+    (OpenAi.CHAT_REASONING,): {"Reasoning is returned in full.": {"summary": "auto"}},
     (OpenAi.STREAM_OPTIONS,): {"Streams are never padded.": {"include_obfuscation": False}},
     _STRUCTURED: {"There is one implementation.": {"disable_fallback": True}},
     _MESSAGE: {

@@ -19,6 +19,7 @@ TEXT_MARKER = b'"text":"'
 # In the event that tells why an answer ended, which is no token.
 _NO_TEXT = TEXT_MARKER + b'"'
 _END = b"\r\n0\r\n\r\n"
+_OK = b"HTTP/1.1 200 "
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +96,10 @@ class Stream(asyncio.Protocol):
         """Note when data came, and whether an answer has ended."""
         answer = self.answers[-1]
         answer.pieces.append((time.monotonic(), data))
+        if len(answer.pieces) == 1 and not data.startswith(_OK):
+            # A refusal has a length, and no last chunk that one could wait for.
+            self._transport.close()
+            return
         self._tail = (self._tail + data)[-16:]
         if self._tail.endswith(_END):
             answer.is_whole = True

@@ -113,7 +113,7 @@ async def test_second_signal_exits_at_once(nats_url: str, gateway: TestGateway) 
     ("settings", "message"),
     [
         ({}, "HEADRACE_MODEL: is required"),
-        pytest.param({"model": "/nowhere"}, "HEADRACE_MODEL: /nowhere is no", marks=pytest.mark.slow),
+        pytest.param({"model": "/nowhere"}, "HEADRACE_MODEL: /nowhere does not exist; name", marks=pytest.mark.slow),
         pytest.param(
             {"model": str(DEMO_MODEL), "max_num_seqs": "0"},
             "HEADRACE_MAX_NUM_SEQS: 0 is too small",
