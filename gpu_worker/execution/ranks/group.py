@@ -79,11 +79,12 @@ class RankGroup:
         self._freeze_s = _LOADING_FREEZE_S
         self._lock = threading.Lock()
         self._members: dict[int, subprocess.Popen[bytes]] = {}
+        self._watcher = threading.Thread(target=self._watch, name="ranks", daemon=True)
         try:
             for rank in range(1, self.size):
                 self._members[rank] = self._start(rank, log_level, log_format)
             self._meet()
-            threading.Thread(target=self._watch, name="ranks", daemon=True).start()
+            self._watcher.start()
             for member in self._members.values():
                 _send(member, True)
             with self.building():
@@ -172,6 +173,9 @@ class RankGroup:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 member.wait(max(0.0, deadline - time.monotonic()))
         self._kill()
+        if self._watcher.is_alive() and self._watcher is not threading.current_thread():
+            # It may be reading what a rank that just ended has said.
+            self._watcher.join()
         for member in self._members.values():
             member.wait()
             assert member.stdout is not None

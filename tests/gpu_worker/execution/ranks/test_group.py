@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -223,6 +224,27 @@ def test_process_that_does_not_leave_in_time_is_ended() -> None:
     script = "import time\nfrom gpu_worker.execution.ranks.group import exit_within\nexit_within(0.1)\ntime.sleep(600)"
     with run_python(script) as process:
         assert process.wait(60) == 1
+
+
+@pytest.mark.slow
+def test_closing_lets_the_watch_finish_with_a_rank_that_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_tiny_model(tmp_path)
+    group = RankGroup(config(tmp_path))
+    member, ticks, looking = group._members[1], group._board.ticks, threading.Event()
+
+    def slow_ticks(rank: int) -> int:
+        looking.set()
+        member.wait(30)
+        time.sleep(0.3)
+        return ticks(rank)
+
+    monkeypatch.setattr(group._board, "ticks", slow_ticks)
+    assert looking.wait(5)
+    group.close()
+    # An error of the watch would fail this test: it looks at the rank once more, which has ended meanwhile.
+    group._watcher.join(5)
+    assert not group._watcher.is_alive()
+    assert_gone(group)
 
 
 @pytest.mark.slow
