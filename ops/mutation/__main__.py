@@ -1,9 +1,10 @@
 """`make mutants`: a sample of mutants of each room, run against the tests near them; a survivor lacks an assertion.
 
-A mutant meets the tests of its file, then those that import it, then those of its folder, then mypy, since `make lint`
-has to pass too. Works on copies of the tree, one for each job. The sample is drawn by `--seed`: the same seed, code and
-`--sample` try the same mutants, and `--skip` goes on where an earlier run ended. Mutants without effect are listed with
-the reason in `equivalent.toml`. `--serious` tries the mutants of `serious.toml` instead.
+A mutant meets mypy, since `make lint` has to pass too, then the tests of its file, those that import it and those of
+its folder. One that crashes wherever its line runs says nothing about the tests, and is not counted. Works on copies of
+the tree, one for each job. The sample is drawn by `--seed`: the same seed, code and `--sample` try the same mutants, and
+`--skip` goes on where an earlier run ended. Mutants without effect are listed with the reason in `equivalent.toml`.
+`--serious` tries the mutants of `serious.toml` instead.
 """
 
 from __future__ import annotations
@@ -23,21 +24,29 @@ from pathlib import Path
 
 from ops.bench.record import append_record
 from ops.mutation.covering import CoveringTests
-from ops.mutation.judge import Judge
+from ops.mutation.judge import Judge, Kind
 from ops.mutation.mutant import Group, Mutant, equivalent_mutants, serious_mutants
 from ops.mutation.sample import ROOT, draw, rooms
+from ops.mutation.semantic import is_crash
 
 GOAL = 0.9
 
 
 class Verdict(enum.StrEnum):
-    """What became of a mutant: noticed by a failure, by a time-out or by mypy, or not at all."""
+    """What became of a mutant: noticed by a failure, by a time-out or by mypy, not at all, or not counted."""
 
     TESTS = "tests"
     TIME = "time"
     TYPES = "types"
     SURVIVED = "survived"
+    CRASHED = "crashed"
     EQUIVALENT = "equivalent"
+
+
+# Left out of the rate.
+_NOT_COUNTED = (Verdict.CRASHED, Verdict.EQUIVALENT)
+
+_VERDICTS = {Kind.FAILED: Verdict.TESTS, Kind.LATE: Verdict.TIME, Kind.CRASHED: Verdict.CRASHED}
 
 
 class Run:
@@ -84,13 +93,15 @@ class Run:
     def _verdict(self, judge: Judge, covering: CoveringTests, copy: Path, mutant: Mutant) -> tuple[Verdict, str | None]:
         if (mutant.path, mutant.before, mutant.after) in self._equivalent:
             return Verdict.EQUIVALENT, None
+        if error := _type_error(copy, mutant):
+            return (Verdict.CRASHED if is_crash(mutant.operator, error) else Verdict.TYPES), error
         until = time.monotonic() + self._seconds_each
         for tests in covering.of(mutant.path, mutant.before):
             if (left := until - time.monotonic()) > 0:
                 failed = judge.failure(mutant.path, mutant.source, tests, left)
                 if failed is not None:
-                    return (Verdict.TIME if failed.is_of_time else Verdict.TESTS), failed.test
-        return (Verdict.SURVIVED if _types_pass(copy, mutant) else Verdict.TYPES), None
+                    return _VERDICTS[failed.kind], failed.test
+        return Verdict.SURVIVED, None
 
     def _take(self) -> tuple[str, Group, Mutant] | None:
         with self._lock:
@@ -130,7 +141,7 @@ def _report(run: Run, is_recorded: bool) -> int:
     print(f"\n{'room':30}{'group':>10}" + "".join(f"{verdict:>11}" for verdict in Verdict) + f"{'noticed':>9}")
     is_reached = True
     for (room, group), counts in run.counts.items():
-        num_tested = counts.total() - counts[Verdict.EQUIVALENT]
+        num_tested = counts.total() - sum(counts[verdict] for verdict in _NOT_COUNTED)
         share = 1 - counts[Verdict.SURVIVED] / num_tested if num_tested else None
         is_reached = is_reached and (share is None or share >= GOAL)
         shown = "-" if share is None else f"{share:.0%}"
@@ -143,14 +154,15 @@ def _report(run: Run, is_recorded: bool) -> int:
     return 0 if is_reached else 1
 
 
-def _types_pass(copy: Path, mutant: Mutant) -> bool:
+def _type_error(copy: Path, mutant: Mutant) -> str | None:
+    """Return mypy's first complaint about a mutant."""
     target = copy / mutant.path
     original = target.read_text()
     target.write_text(mutant.source)
     command = [sys.executable, "-m", "mypy", "--no-error-summary", mutant.path]
-    status = subprocess.run(command, cwd=copy, check=False, capture_output=True).returncode
+    checked = subprocess.run(command, cwd=copy, check=False, capture_output=True, text=True)
     target.write_text(original)
-    return status != 1
+    return checked.stdout.split("\n", 1)[0] if checked.returncode == 1 else None
 
 
 def _files_of_tree() -> Iterator[str]:

@@ -2,12 +2,13 @@
 
 Runs pytest in children of a process that has imported everything but the project, since importing takes longer than
 most tests. `python -m ops.mutation.judge` is that process: it reads a JSON list per line, seconds and pytest's
-arguments, and answers with the first test that failed and whether it failed because something took too long.
+arguments, and answers with the first test that failed and how.
 """
 
 from __future__ import annotations
 
 import contextlib
+import enum
 import importlib
 import json
 import os
@@ -29,7 +30,13 @@ _RETRY_S = 130.0
 _MAX_RETRIES = 4
 _POLL_S = 0.01
 _NO_TESTS = 5
-_OF_TIME = re.compile(r"[\w.]*Timeout\w*\b|Failed: Timeout \(>")
+_LATE = re.compile(r"[\w.]*Timeout\w*\b|Failed: Timeout \(>")
+# A call with other arguments than it takes, a tuple of another length, a name that is not there: any test that runs the
+# line fails, whatever it asserts.
+_CRASHED = re.compile(
+    r"TypeError: .*(missing \d+ required|required (positional )?argument|takes .*arguments?\b|expected .*arguments?\b)"
+    r"|ValueError: (not enough|too many) values to unpack|NameError:|UnboundLocalError:|ImportError:"
+)
 _PRELOADED = (
     "hypothesis.stateful",
     "nats.aio.client",
@@ -49,17 +56,25 @@ _PRELOADED = (
 )
 
 
+class Kind(enum.StrEnum):
+    """How a test failed: something was wrong, took too long, or could not run at all."""
+
+    FAILED = "failed"
+    LATE = "late"
+    CRASHED = "crashed"
+
+
 @dataclass(frozen=True, slots=True)
 class Failure:
     """A failed test.
 
     Attributes:
         test: Its name; that of its file if the file cannot be collected.
-        is_of_time: Whether it failed because something took too long.
+        kind: How it failed.
     """
 
     test: str
-    is_of_time: bool
+    kind: Kind
 
 
 class Judge:
@@ -107,7 +122,7 @@ class Judge:
                     return None
                 left_out.add(failed.test)
                 if (again := self._run_alone(failed.test)) is not None:
-                    if failed.test in self._sound and not again.is_of_time:
+                    if failed.test in self._sound and again.kind is not Kind.LATE:
                         return again
                     target.write_text(original)
                     if self._run_alone(failed.test) is None:
@@ -129,7 +144,7 @@ class Judge:
         self._process.stdin.write(json.dumps([seconds, *_PYTEST, *arguments]) + "\n")
         self._process.stdin.flush()
         failed = json.loads(self._process.stdout.readline())
-        return None if failed is None else Failure(failed[0] or arguments[0], failed[1])
+        return None if failed is None else Failure(failed[0] or arguments[0], Kind(failed[1]))
 
     def close(self) -> None:
         """End the process."""
@@ -140,26 +155,33 @@ class Judge:
         self._process.stdout.close()
 
 
-def first_failure(status: int | None, notes: Iterable[str]) -> tuple[str | None, bool] | None:
+def first_failure(status: int | None, notes: Iterable[str]) -> tuple[str | None, Kind] | None:
     """Read pytest's exit status and the plugin's notes.
 
     Args:
         status: Negative if a signal ended pytest; None if its time was over.
-        notes: One line per event: `started`, `ended`, `failed` or `late`, and a test.
+        notes: One line per event: `started`, `ended` or a kind of failure, and a test.
 
     Returns:
-        The test that failed, or that was running when the process died or its time was over, and whether it took too
-        long; None if none failed. The test is None if pytest itself failed.
+        The test that failed, or that was running when the process died or its time was over, and how it failed; None if
+        none failed. The test is None if pytest itself failed.
     """
     running: str | None = None
     for line in notes:
         what, name = line.split(" ", 1)
-        if what in ("failed", "late"):
-            return name, what == "late"
+        if what in tuple(Kind):
+            return name, Kind(what)
         running = name if what == "started" else None
     if status in (0, _NO_TESTS) or (status is None and running is None):
         return None
-    return running, status is None
+    return running, Kind.LATE if status is None else Kind.FAILED
+
+
+def kind_of(message: str) -> Kind:
+    """Tell how a test failed by the message of its exception, which begins with the exception's name."""
+    if _LATE.match(message):
+        return Kind.LATE
+    return Kind.CRASHED if _CRASHED.match(message) else Kind.FAILED
 
 
 class _Notes:
@@ -177,8 +199,7 @@ class _Notes:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.failed:
             crash = getattr(report.longrepr, "reprcrash", None)
-            is_of_time = crash is not None and _OF_TIME.match(crash.message) is not None
-            self._write("late" if is_of_time else "failed", report.nodeid)
+            self._write(kind_of(crash.message if crash is not None else ""), report.nodeid)
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
-from ops.mutation.judge import Failure, Judge, first_failure, kill_with_descendants
+from ops.mutation.judge import Failure, Judge, Kind, first_failure, kill_with_descendants, kind_of
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -41,19 +42,47 @@ SOURCE = "def value():\n    return 1\n"
         (0, ["started a", "ended a"], None),
         # All tests were left out: none failed.
         (5, [], None),
-        (1, ["started a", "ended a", "started b c", "failed b c"], ("b c", False)),
-        (1, ["started a", "late a"], ("a", True)),
-        (2, ["failed test_a.py"], ("test_a.py", False)),
-        (-11, ["started a", "ended a", "started b"], ("b", False)),
-        (None, ["started a", "ended a", "started b"], ("b", True)),
+        (1, ["started a", "ended a", "started b c", "failed b c"], ("b c", Kind.FAILED)),
+        (1, ["started a", "late a"], ("a", Kind.LATE)),
+        (1, ["started a", "crashed a"], ("a", Kind.CRASHED)),
+        (2, ["failed test_a.py"], ("test_a.py", Kind.FAILED)),
+        (-11, ["started a", "ended a", "started b"], ("b", Kind.FAILED)),
+        (None, ["started a", "ended a", "started b"], ("b", Kind.LATE)),
         (None, [], None),
-        (4, [], (None, False)),
+        (4, [], (None, Kind.FAILED)),
     ],
 )
 def test_first_failure_is_read_from_what_a_run_wrote(
-    status: int | None, notes: list[str], failed: tuple[str | None, bool] | None
+    status: int | None, notes: list[str], failed: tuple[str | None, Kind] | None
 ) -> None:
     assert first_failure(status, notes) == failed
+
+
+def _take(one: int) -> int:
+    return one
+
+
+@pytest.mark.parametrize(
+    ("action", "kind"),
+    [
+        (lambda: _take(), Kind.CRASHED),  # type: ignore[call-arg]
+        (lambda: _take(1, 2), Kind.CRASHED),  # type: ignore[call-arg]
+        (lambda: len(), Kind.CRASHED),  # type: ignore[call-arg]
+        (lambda: isinstance(1), Kind.CRASHED),  # type: ignore[call-arg]
+        (lambda: dict.fromkeys(), Kind.CRASHED),  # type: ignore[call-overload]
+        (lambda: int.from_bytes(), Kind.CRASHED),  # type: ignore[call-arg]
+        (lambda: [a for a, _ in [(1,)]], Kind.CRASHED),  # type: ignore[misc]
+        (lambda: [a for a, _ in [(1, 2, 3)]], Kind.CRASHED),  # type: ignore[misc]
+        (lambda: no_such_name, Kind.CRASHED),  # type: ignore[name-defined] # noqa: F821
+        (lambda: 1 + "1", Kind.FAILED),  # type: ignore[operator]
+        (lambda: "".index("missing"), Kind.FAILED),
+        (lambda: asyncio.run(asyncio.wait_for(asyncio.sleep(1), 0)), Kind.LATE),
+    ],
+)
+def test_crash_is_what_every_test_of_the_line_would_see(action: Callable[[], object], kind: Kind) -> None:
+    with pytest.raises(Exception) as caught:  # noqa: PT011
+        action()
+    assert kind_of(caught.exconly()) == kind
 
 
 def test_run_that_takes_too_long_leaves_no_process_in_a_session_of_its_own() -> None:
@@ -85,15 +114,16 @@ def judge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Judge]:
 @pytest.mark.parametrize(
     ("mutated", "test", "failure"),
     [
-        ("def value(): return 2\n", "test_value", Failure("test_sample.py::test_value", is_of_time=False)),
-        ("def value(): return 3\n", "test_late", Failure("test_sample.py::test_late", is_of_time=True)),
-        ("raise ValueError\n", "test_value", Failure("test_sample.py", is_of_time=False)),
+        ("def value(): return 2\n", "test_value", Failure("test_sample.py::test_value", Kind.FAILED)),
+        ("def value(): return 3\n", "test_late", Failure("test_sample.py::test_late", Kind.LATE)),
+        ("def value(more): return 1\n", "test_value", Failure("test_sample.py::test_value", Kind.CRASHED)),
+        ("raise ValueError\n", "test_value", Failure("test_sample.py", Kind.FAILED)),
         ("def value(): return 4\n", "test_value", None),
         # Fails once because the machine is busy, and is the only test.
         ("def value(): return 2\n", "test_busy", None),
         ("def value(): return 2\n", "test_broken", None),
     ],
-    ids=["a failure", "a time-out", "no import", "a survivor", "a busy machine", "a test that fails anyway"],
+    ids=["a failure", "a time-out", "a crash", "no import", "a survivor", "a busy machine", "a test that fails anyway"],
 )
 def test_mutant_is_noticed_by_what_fails_again_and_only_with_it(
     judge: Judge, mutated: str, test: str, failure: Failure | None

@@ -9,6 +9,7 @@ import pytest
 from ops.mutation import sample
 from ops.mutation.mutant import Group
 from ops.mutation.sample import PACKAGES, ROOT, draw, rooms
+from ops.mutation.semantic import is_crash
 
 SOURCE = '''
 class Account:
@@ -67,6 +68,23 @@ def test_semantic_operators_make_plausible_mistakes(tmp_path: Path, monkeypatch:
     }
     of_prose = {name for name, before, _ in changes if before.startswith(("_log.info", "limit"))}
     assert of_prose <= {"exchange"}
+
+
+@pytest.mark.parametrize(
+    ("operator", "error", "is_counted"),
+    [
+        ("argument", 'Missing positional argument "one"  [call-arg]', False),
+        ("argument", 'All overload variants of "pow" require at least two arguments  [call-overload]', False),
+        ("element", 'Incompatible return value type (got "tuple[int]")  [return-value]', False),
+        # A default of another type is a mistake that could pass.
+        ("argument", 'Incompatible return value type (got "None")  [return-value]', True),
+        ("return", "Missing return statement  [return]", True),
+    ],
+)
+def test_mutant_that_mypy_refuses_for_its_arguments_or_length_is_not_counted(
+    operator: str, error: str, is_counted: bool
+) -> None:
+    assert is_crash(operator, f"sample.py:1: error: {error}") != is_counted
 
 
 def test_easy_operators_change_constants_and_operators(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
