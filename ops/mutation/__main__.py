@@ -2,8 +2,8 @@
 
 A mutant meets mypy, since `make lint` has to pass too, then the tests of its file, those that import it and those of
 its folder. One that crashes wherever its line runs says nothing about the tests, and is not counted. Works on copies of
-the tree, one for each job. The sample is drawn by `--seed`: the same seed, code and `--sample` try the same mutants, and
-`--skip` goes on where an earlier run ended. Mutants without effect are listed with the reason in `equivalent.toml`.
+the tree, one for each job. The sample is drawn by `--seed`: the same seed, code and `--sample` try the same mutants,
+and `--skip` goes on where an earlier run ended. Mutants without effect are listed with the reason in `equivalent.toml`.
 `--serious` tries the mutants of `serious.toml` instead.
 """
 
