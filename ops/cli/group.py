@@ -29,7 +29,6 @@ _COMMANDS = (
     "worker-login",
     "quantize",
     "perplexity",
-    "train-draft",
     "bench",
 )
 

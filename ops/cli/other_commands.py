@@ -27,7 +27,7 @@ _ROWS: tuple[tuple[str, str], ...] = (
     ("Publish a file of requests with `headrace publish --file FILE --wait`.", "run-batch"),
     ("Continue a text with `headrace chat TEXT`.", "complete completion generate ask prompt"),
     ("Did you mean `headrace perplexity`?", "eval evaluate"),
-    ("Did you mean `headrace train-draft`? Models themselves are not trained here.", "train finetune"),
+    ("Models and drafts are not trained here.", "train finetune train-draft"),
     (_SETTINGS, "config configure init settings"),
     ("Update with `git pull` in the clone, then `make up`.", "update upgrade install"),
     ("The queue needs no router: start more of `headrace worker`.", "router"),

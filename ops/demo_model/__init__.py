@@ -1,5 +1,4 @@
-"""The demo model: a six-million-parameter Llama trained here on CPython's own standard library.
+"""The demo model, a Llama of seven million parameters, its drafts, and the text that it was trained on.
 
-It exists so that `headrace up` answers with recognisable Python on a laptop with no GPU and no download. `train` makes
-everything in `model/` again from nothing but a CPython installation; the serving code never imports this package.
+With it `headrace up` answers with recognisable Python on a laptop without GPU or download; its card is `model/README.md`.
 """

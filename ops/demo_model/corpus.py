@@ -11,7 +11,6 @@ import argparse
 import os
 import sys
 import sysconfig
-from collections.abc import Iterator
 from pathlib import Path
 
 HELD_OUT_MODULES = (
@@ -79,17 +78,6 @@ def training_files(library: Path | None = None) -> list[Path]:
         subfolders[:] = [name for name in subfolders if name not in SKIPPED_FOLDERS and not name.startswith("config-")]
         found += [Path(folder) / name for name in names if name.endswith(".py")]
     return sorted(path for path in found if is_training_file(path, root))
-
-
-def training_documents(library: Path | None = None) -> Iterator[str]:
-    """Yield the text of each training file that is not empty and is UTF-8."""
-    for path in training_files(library):
-        try:
-            text = path.read_text(encoding="utf-8")
-        except UnicodeDecodeError:
-            continue
-        if text.strip():
-            yield text
 
 
 def main() -> None:

@@ -121,11 +121,6 @@ MISTAKES: list[tuple[tuple[str, ...], str]] = [
     (("bench", "engine", "--model", "nowhere"), "--model: nowhere does not exist; name a folder"),
     (("perplexity", "--model", MODEL, "--text", "{files}/none"), "--text: {files}/none cannot be read"),
     (("perplexity", "--model", "{files}/bloom", "--text", "{files}/text.txt"), "unsupported architecture"),
-    (
-        ("train-draft", "--kind", "eagle", "--target", MODEL, "--minutes", "1", "--out", "{files}/d"),
-        "--text: is required",
-    ),
-    (("train-draft", "--kind", "eagle"), "--target: is required; see headrace train-draft --help"),
     (("bench", "engine"), "--model: is required"),
     (
         ("bench", "engine", "--model", MODEL, "--json", "{files}/none/results"),

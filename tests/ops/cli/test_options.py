@@ -98,7 +98,7 @@ def test_help_of_every_command_names_variables_in_one_form() -> None:
     shown = {each.name: " ".join(each.get_help(click.Context(each)).split()) for each in [*groups.values(), *inner]}
     assert [name for name, text in shown.items() if "env var" in text] == []
     assert "if not. [HEADRACE_CHECK]" in shown["worker"]
-    assert "Required. [HEADRACE_TEXT]" in shown["train-draft"]
+    assert "Required. [HEADRACE_TEXT]" in shown["perplexity"]
     assert "[HEADRACE_TENANT; default default]" in shown["create"]
     assert "[HEADRACE_MAX_CONCURRENT; at least 1]" in shown["create"]
 

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import itertools
 import json
 from collections.abc import Iterator
 from dataclasses import replace
@@ -20,11 +19,11 @@ from gpu_worker.models.registry import read_model_config
 from gpu_worker.text.model_directory import read_model_directory
 from gpu_worker.text.tokenizer import ModelTokenizer
 from ops.cli.quantize import command
-from ops.demo_model.corpus import held_out_documents, training_documents
-from ops.demo_model.export import MODEL_FOLDER
+from ops.demo_model.corpus import held_out_documents, training_files
 from ops.quantize.job import Advance, quantize
 from ops.quantize.job_settings import QuantizeJob
 from ops.quantize.layer_pass import check_stream_fits
+from ops.stack.config import DEMO_MODEL
 from shared.errors import ConfigError
 from tests.ops.cli.command import headrace
 from tests.ops.quantize.layer_models import CPU, TOKENS, job_for, logits_of, save_model, tensors_of
@@ -225,14 +224,14 @@ def take(advances: Iterator[object], count: int) -> None:
 @pytest.mark.slow
 def test_methods_cost_quality_in_the_order_of_their_effort(tmp_path: Path) -> None:
     """On a model that was trained: random ones have no directions that matter more than others."""
-    (tmp_path / "text").write_text("".join(itertools.islice(training_documents(), 0, 100, 4))[:200_000])
-    held_out = ModelTokenizer(read_model_directory(MODEL_FOLDER)).encode_text(held_out_documents()[0])[:500]
-    oracle = AutoModelForCausalLM.from_pretrained(MODEL_FOLDER, dtype=torch.float32)
+    (tmp_path / "text").write_text("".join(path.read_text() for path in training_files()[:100:4])[:200_000])
+    held_out = ModelTokenizer(read_model_directory(DEMO_MODEL)).encode_text(held_out_documents()[0])[:500]
+    oracle = AutoModelForCausalLM.from_pretrained(DEMO_MODEL, dtype=torch.float32)
     with torch.inference_mode():
         expected = oracle(torch.tensor([held_out])).logits[0].log_softmax(-1)
     lost, agreement = {}, {}
     for method in METHODS:
-        job = job_for(MODEL_FOLDER, tmp_path / method, method)
+        job = job_for(DEMO_MODEL, tmp_path / method, method)
         list(quantize(replace(job, group_size=64, calibration=tmp_path / "text", samples=8, window=128)))
         actual = logits_of(tmp_path / method, torch.tensor(held_out)).log_softmax(-1)
         lost[method] = float((expected.exp() * (expected - actual)).sum(-1).mean())
@@ -335,7 +334,7 @@ def test_device_that_is_not_there_is_named_before_anything_is_written(tmp_path: 
         "--method",
         "int8",
         "--model",
-        str(MODEL_FOLDER),
+        str(DEMO_MODEL),
         "--out",
         str(tmp_path / "out"),
         "--device",
