@@ -26,7 +26,7 @@ from gpu_worker.layers.mixture import MixtureShape, MixtureWeights, SharedExpert
 from gpu_worker.layers.plain_mlp import PlainShape, PlainWeights
 from gpu_worker.layers.ranks import Ranks
 from gpu_worker.layers.short_conv import ShortConvShape, ShortConvWeights
-from kernels.linear.forms import select_columns, select_rows
+from gpu_worker.layers.stored_matrix import columns_of, rows_of, whole
 from kernels.moe import ExpertWeights
 
 
@@ -98,38 +98,39 @@ class Division:
         count = -(-vocab_size // self.size)
         return torch.arange(self.rank * count, (self.rank + 1) * count).clamp_(max=vocab_size - 1)
 
-    def projection(self, whole: Projection, counts: Sequence[int] | None = None) -> Projection:
+    def projection(self, layer: Projection, counts: Sequence[int] | None = None) -> Projection:
         """Return a rank's part of a linear layer, as it declares.
 
         Args:
-            whole: The layer.
+            layer: The whole one.
             counts: Of heads, as for `features`.
         """
-        shape = whole.shape
+        shape = layer.shape
         if shape is None or shape.partition is Partition.REPLICATED:
-            return whole
+            return replace(layer, weight=whole(layer.weight))
         if shape.partition is Partition.COLUMN:
             rows = self.features(shape.divided_parts, counts)
-            bias = None if whole.bias is None else whole.bias[rows.to(whole.bias.device)]
-            return replace(whole, weight=select_rows(whole.weight, rows), bias=bias)
-        weight, inputs = select_columns(whole.weight, self.columns(shape.columns))
-        return replace(whole, weight=weight, bias=whole.bias if self.rank == 0 else None, inputs=inputs)
+            bias = None if layer.bias is None else layer.bias[rows.to(layer.bias.device)]
+            return replace(layer, weight=rows_of(layer.weight, rows), bias=bias)
+        weight, inputs = columns_of(layer.weight, self.columns(shape.columns))
+        return replace(layer, weight=weight, bias=layer.bias if self.rank == 0 else None, inputs=inputs)
 
     def columns(self, num_columns: int) -> range:
         """Return which columns a rank has of a matrix that is divided by rows."""
         count = self.count(num_columns, "features")
         return range(self.rank * count, (self.rank + 1) * count)
 
-    def _some(self, whole: ExpertWeights) -> ExpertWeights:
-        count = self.count(whole.num_experts, "experts")
+    def _some(self, experts: ExpertWeights) -> ExpertWeights:
+        count = self.count(experts.num_experts, "experts")
         own = slice(self.rank * count, (self.rank + 1) * count)
-        return ExpertWeights(whole.forms[own], None if whole.bias is None else whole.bias[own])
+        forms = tuple(whole(form) for form in experts.forms[own])
+        return ExpertWeights(forms, None if experts.bias is None else experts.bias[own])
 
     def vocabulary(self, head: Projection) -> Projection:
         """Return a rank's part of the projection to the scores of the vocabulary."""
         rows = self.tokens(head.weight.shape[0])
         bias = None if head.bias is None else head.bias[rows.to(head.bias.device)]
-        return replace(head, weight=select_rows(head.weight, rows), bias=bias)
+        return replace(head, weight=rows_of(head.weight, rows), bias=bias)
 
     def experts(self, gate_up: ExpertWeights, down: ExpertWeights, count: int) -> tuple[ExpertWeights, ExpertWeights]:
         """Return a rank's experts, or features of each, whose first projection consists of `count` matrices."""
@@ -137,10 +138,10 @@ class Division:
             return self._some(gate_up), self._some(down)
         inner = down.shape[2]
         rows, columns = self.features((inner,) * count), self.columns(inner)
-        firsts = tuple(select_rows(form, rows) for form in gate_up.forms)
+        firsts = tuple(rows_of(form, rows) for form in gate_up.forms)
         lasts = []
         for form in down.forms:
-            taken, inputs = select_columns(form, columns)
+            taken, inputs = columns_of(form, columns)
             if inputs is not None:
                 raise IndivisibleError("experts whose input features are in another order cannot be divided")
             lasts.append(taken)

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 
 from gpu_worker.layers.layer_source import Projections
 from gpu_worker.layers.linear import Projection
+from gpu_worker.layers.stored_matrix import MatrixSource, PartSource, StoredMatrix, StoredPiece
 from gpu_worker.quantization.quantization_method import StackMethod
-from kernels.linear.forms import DenseWeight, WeightForm, concatenate, reorder_rows
+from kernels.linear.forms import DenseWeight, WeightForm
 from kernels.moe import ExpertWeights
 
 # By one of these a linear layer is recognised, whichever way its matrix is stored.
@@ -122,7 +124,7 @@ class _OwnTensors:
 
     def take(self, parts: Sequence[str], rows: int, columns: int) -> ExpertWeights:
         """Take some matrices of every expert, `[rows, columns]` each, one above the other."""
-        if self._projections.quantized is None and not self._has_bias:
+        if self._projections.quantized is None and not (self._has_bias or self._projections.is_divided):
             return self._dense(parts, rows, columns)
         taken = [
             self._projections.take(
@@ -150,6 +152,7 @@ class _ExpertStacks:
     def __init__(self, projections: Projections, is_transposed: bool | None, sizes: ExpertSizes) -> None:
         self._source = projections.source
         self._quantized = projections.quantized
+        self._is_divided = projections.is_divided
         self._stored_transposed = is_transposed
         self._sizes = sizes
 
@@ -174,28 +177,36 @@ class _ExpertStacks:
         if bias is not None and is_interleaved:
             bias = torch.cat((bias[:, 0::2], bias[:, 1::2]), dim=1)
         is_transposed = [self._is_transposed(name, rows, columns) for name in names]
-        is_whole = len(names) == 1 and not (is_interleaved or is_transposed[0])
+        is_whole = len(names) == 1 and not (is_interleaved or is_transposed[0] or self._is_divided)
         if is_whole and self._method(names[0]) is None:
             whole = self._source.take(self._tensor(names[0]), self._sizes.num_experts, rows, columns)
             return ExpertWeights.dense(whole, bias)
         forms = []
         for expert in range(self._sizes.num_experts):
             taken = zip(names, is_transposed, strict=True)
-            form = concatenate([self._item(name, expert, rows, columns, turned) for name, turned in taken])
-            forms.append(_apart(form) if is_interleaved else form)
+            pieces = [self._item(name, expert, rows, columns, turned) for name, turned in taken]
+            order = torch.arange(sum(piece.shape[0] for piece in pieces)).view(-1, 2).T.flatten()
+            matrix = StoredMatrix(tuple(pieces), order if is_interleaved else None)
+            forms.append(cast("WeightForm", matrix) if self._is_divided else matrix.whole())
         return ExpertWeights(tuple(forms), bias)
 
-    def _item(self, name: str, expert: int, rows: int, columns: int, is_transposed: bool) -> WeightForm:
-        """Take one expert's matrix of a stack."""
-        method = self._method(name)
-        count = self._sizes.num_experts
-        if method is not None:
-            assert self._quantized is not None
-            return method.take_item(self._quantized.source, name, expert, (count, rows, columns))
-        tensor = self._tensor(name)
-        if is_transposed:
-            return DenseWeight(self._source.take_item(tensor, expert, count, columns, rows).T.contiguous())
-        return DenseWeight(self._source.take_item(tensor, expert, count, rows, columns))
+    def _item(self, name: str, expert: int, rows: int, columns: int, is_transposed: bool) -> StoredPiece:
+        """Return one expert's matrix of a stack."""
+        method, count, tensor = self._method(name), self._sizes.num_experts, self._tensor(name)
+
+        def read(shown: MatrixSource, shape: tuple[int, int]) -> WeightForm:
+            if method is not None:
+                return method.take_item(shown, name, expert, (count, *shape))
+            if is_transposed:
+                return DenseWeight(shown.take_item(tensor, expert, count, *shape[::-1]).T.contiguous())
+            return DenseWeight(shown.take_item(tensor, expert, count, *shape))
+
+        source = cast("PartSource", self._source)
+        is_quantized = method is not None
+        stored = name if is_quantized else tensor
+        return StoredPiece(
+            source, stored, (rows, columns), read, expert, is_transposed and not is_quantized, is_quantized
+        )
 
     def _is_transposed(self, name: str, rows: int, columns: int) -> bool:
         """Whether matrices of a stack are `[columns, rows]`: so those are whose shape does not tell."""
@@ -216,8 +227,3 @@ class _ExpertStacks:
         if self._quantized is None or not isinstance(method := self._quantized.method, StackMethod):
             return None
         return method if method.has_stack(self._quantized.source, name) else None
-
-
-def _apart(form: WeightForm) -> WeightForm:
-    """Return a matrix with its even rows above its odd ones."""
-    return reorder_rows(form, torch.arange(form.shape[0]).view(-1, 2).T.flatten())

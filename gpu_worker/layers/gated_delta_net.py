@@ -13,6 +13,7 @@ from gpu_worker.layers.cache_layout import LayerMemory, matrix_memory
 from gpu_worker.layers.layer_source import LayerSource
 from gpu_worker.layers.layer_state import LayerState
 from gpu_worker.layers.linear import LayerParts, Linear, LinearShape, Partition, Projection
+from gpu_worker.layers.stored_matrix import whole
 from kernels.activation import Activation, activate
 from kernels.causal_conv import causal_conv
 from kernels.gated_delta import DeltaSizes, DeltaWeights, gated_delta
@@ -113,7 +114,7 @@ class GatedDeltaShape:
             heads, turns = self._value_order(1), self._value_order(sizes.value_dim)
             rate, step_bias = (tensor[heads.to(tensor.device)] for tensor in (rate, step_bias))
             conv = conv[_behind(sizes.num_features - self._num_values, turns).to(conv.device)]
-            output = replace(output, weight=reorder_columns(output.weight, turns))
+            output = replace(output, weight=reorder_columns(whole(output.weight), turns))
         return GatedDeltaWeights(
             shape=self,
             inputs=linears["inputs"],

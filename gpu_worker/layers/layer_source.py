@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Protocol, cast
 
 import torch
 
 from gpu_worker.layers.block_traits import BlockTraits
 from gpu_worker.layers.linear import LinearShape, Projection
 from gpu_worker.layers.norms import NormWeights
+from gpu_worker.layers.stored_matrix import MatrixSource, PartSource, StoredMatrix, StoredPiece
 from gpu_worker.quantization.quantization_method import QuantizationMethod
 from gpu_worker.quantization.tensor_source import TensorSource
 from kernels.linear.forms import DenseWeight, WeightForm, concatenate, reorder_rows, scale_rows
@@ -87,10 +88,17 @@ class QuantizedLayers:
 
 @dataclass(frozen=True, slots=True)
 class Projections:
-    """Where a model's linear layers come from; `quantized` is None where all are dense."""
+    """Where a model's linear layers come from.
+
+    Attributes:
+        source: Holds dense ones, and biases.
+        quantized: None where all are dense.
+        is_divided: Only parts of matrices are needed: they are read when it is known which.
+    """
 
     source: WeightSource
     quantized: QuantizedLayers | None = None
+    is_divided: bool = False
 
     def take(
         self,
@@ -115,13 +123,14 @@ class Projections:
                 multiplied by; nothing is by one.
             is_transposed: Dense matrices are stored `[in_features, out_features]`.
         """
-        weight = self._weight(names, rows, columns, is_transposed)
+        weight = None if self.is_divided else self._weight(names, rows, columns, is_transposed)
         # Behind the weights: only now is it certain that the checkpoint has so many features.
         factors = feature_factors(scales)
-        if factors is not None:
-            weight = scale_rows(weight, factors)
-        if order is not None:
-            weight = reorder_rows(weight, order)
+        if weight is None:
+            weight = self._stored(names, rows, columns, is_transposed, order, factors)
+        else:
+            weight = weight if factors is None else scale_rows(weight, factors)
+            weight = weight if order is None else reorder_rows(weight, order)
         if has_bias:
             bias = self.source.take_rows([f"{name}.bias" for name in names], [(n,) for n in rows])
             if factors is not None:
@@ -139,6 +148,34 @@ class Projections:
             return DenseWeight(torch.cat(parts).contiguous())
         shapes = [(count, columns) for count in rows]
         return DenseWeight(self.source.take_rows([f"{name}.weight" for name in names], shapes))
+
+    def _stored(
+        self,
+        names: Sequence[str],
+        rows: Sequence[int],
+        columns: int,
+        is_transposed: bool,
+        order: torch.Tensor | None,
+        factors: torch.Tensor | None,
+    ) -> WeightForm:
+        """Leave matrices where they are; whoever divides them, or makes layers of them, reads them."""
+        source, quantized = self.source, self.quantized
+        assert isinstance(source, PartSource)
+
+        def piece(name: str, count: int) -> StoredPiece:
+            def read(shown: MatrixSource, shape: tuple[int, int]) -> WeightForm:
+                if quantized is not None:
+                    return quantized.method.take(shown, name, *shape)
+                if is_transposed:
+                    return DenseWeight(shown.take(f"{name}.weight", *shape[::-1]).T.contiguous())
+                return DenseWeight(shown.take(f"{name}.weight", *shape))
+
+            is_turned = is_transposed and quantized is None
+            is_quantized = quantized is not None
+            return StoredPiece(source, name, (count, columns), read, None, is_turned, is_quantized)
+
+        pieces = tuple(piece(name, count) for name, count in zip(names, rows, strict=True))
+        return cast("WeightForm", StoredMatrix(pieces, order, factors))
 
 
 def feature_factors(scales: Sequence[tuple[int, float]]) -> torch.Tensor | None:

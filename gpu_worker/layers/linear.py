@@ -15,6 +15,7 @@ import torch
 from gpu_worker.layers.attention_context import AttentionContext
 from gpu_worker.layers.ranks import ALONE, Ranks, SummedExperts, VectorNorm
 from gpu_worker.layers.rotations import Rotations
+from gpu_worker.layers.stored_matrix import whole
 from kernels.activation.experts import ExpertActivation
 from kernels.linear import Linear as Product
 from kernels.linear import LinearFactory
@@ -167,4 +168,4 @@ class LayerParts:
 
     def product(self, projection: Projection) -> Product:
         """Make the product of a matrix that belongs to no block."""
-        return self.linears.make(projection.weight, projection.bias)
+        return self.linears.make(whole(projection.weight), projection.bias)

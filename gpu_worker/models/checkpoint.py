@@ -229,6 +229,28 @@ class Checkpoint:
         self._read_item(name, index, item)
         return item
 
+    def take_part(self, name: str, item: int | None, box: Sequence[range], *, is_raw: bool) -> torch.Tensor:
+        """Copy some entries of one tensor, or of one of those that are stacked along its first dimension.
+
+        Args:
+            name: Of the tensor.
+            item: Number of the one in the stack; None where there is none.
+            box: Which entries, of the first dimensions; of others all.
+            is_raw: As it is stored, whatever its type; else converted, as `take()` does.
+
+        Raises:
+            CheckpointError: It is missing, or of another type.
+        """
+        stored = self._stored(name) if item is None else self._item(name, item)
+        dtype = self._raw_dtype(name) if is_raw else self._dtype_of([stored])
+        if not is_raw and stored.dtype not in _FLOATS:
+            raise self.error(name, f"is stored as {stored.dtype}; supported: float32, float16, bfloat16")
+        shape = (*map(len, box), *stored.shape[len(box) :])
+        part = torch.empty(shape, dtype=dtype, device=self._device)
+        self._reader.read_box(self._shards[name], stored, box, part)
+        self._mark(name)
+        return part
+
     def error(self, name: str, problem: str) -> CheckpointError:
         """Make the error that names a tensor as it is stored, and the file that holds it, or else the directory."""
         path = self._shards[name].path if name in self._shards else self._directory

@@ -141,9 +141,11 @@ class ModelConfig:
         """What one layer consists of."""
         return self.layers[index]
 
-    def layer_source(self, checkpoint: WeightSource, quantized: QuantizedLayers | None = None) -> LayerSource:
+    def layer_source(
+        self, checkpoint: WeightSource, quantized: QuantizedLayers | None = None, *, is_divided: bool = False
+    ) -> LayerSource:
         """Return where the weights of layers come from; without `quantized`, linear layers are dense."""
-        projections = Projections(checkpoint, quantized)
+        projections = Projections(checkpoint, quantized, is_divided)
         return LayerSource(checkpoint, projections, self.block, self.hidden_size, self.rms_norm_eps)
 
     def take_layer(self, source: LayerSource, index: int) -> LayerWeights:

@@ -78,12 +78,10 @@ class CausalLM:
         self.linears = linears
         self._ranks = ranks
         words = "model.embed_tokens.weight" if config.encoder is None else _ENCODER_WORDS
-        vocabulary = checkpoint.take(words, config.vocab_size, config.hidden_size)
         division = None if ranks.size == 1 else Division.of(ranks)
-        if division is not None:
-            vocabulary = vocabulary[division.tokens(config.vocab_size).to(vocabulary.device)]
+        vocabulary = _take_words(config, checkpoint, words, division)
         self.embedding = vocabulary
-        source = config.layer_source(checkpoint, quantized)
+        source = config.layer_source(checkpoint, quantized, is_divided=division is not None)
         self._rotations = Rotations(config.ropes, config.max_model_len, vocabulary.device, is_lazy=True)
         self._decoder = _decoder(config, source, vocabulary, dtype, linears, self._rotations, ranks)
         has_bias = config.block.has_head_bias
@@ -204,6 +202,17 @@ def _decoder(
     table = take_positions(config, source.checkpoint)
     learned = None if table is None else Embedding(table, dtype)
     return LayeredDecoder(embed, layers, final_norm, parts, config.tapped_layers, inputs, learned)
+
+
+def _take_words(config: ModelConfig, checkpoint: WeightSource, name: str, division: Division | None) -> torch.Tensor:
+    """Take the embeddings of all tokens, or of those that a rank has."""
+    if division is None:
+        return checkpoint.take(name, config.vocab_size, config.hidden_size)
+    dense = Projections(checkpoint, is_divided=True)
+    words = dense.take([name.removesuffix(".weight")], [config.vocab_size], config.hidden_size)
+    taken = division.vocabulary(words).weight
+    assert isinstance(taken, DenseWeight)
+    return taken.weight
 
 
 def _take_layer(config: ModelConfig, source: LayerSource, index: int, ranks: Ranks) -> LayerWeights:

@@ -72,6 +72,9 @@ def load_model(
         linears = linears or LinearFactory(free_host_bytes)
         model = CausalLM(config, checkpoint, dtype, device, linears, quantized, ranks)
         checkpoint.discard(_STORED_FREQUENCIES)
+        if ranks.has_whole_experts:
+            # Those of other ranks.
+            checkpoint.discard(r"model\.layers\.\d+\..*\bexperts\..*")
         for pattern in config.block.names.unused:
             # Those of other formats were left out when the files were opened.
             checkpoint.discard(pattern)

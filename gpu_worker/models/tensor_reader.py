@@ -7,9 +7,10 @@ shrinks meanwhile is an error and not the end of the process.
 
 from __future__ import annotations
 
+import math
 import os
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -20,6 +21,10 @@ from gpu_worker.models.tensor_file import StoredTensor, TensorFile
 
 PIECE_BYTES = 16 << 20
 NUM_BUFFERS = 4
+
+# Of rows of which stretches are read: those that a thread reads at a time, and the least worth reading by itself.
+_ROWS = 256
+_LEAST_RUN_BYTES = 512
 
 # The kernel is told to fetch so much of a file beyond what is read, in windows of this size.
 _WINDOW_BYTES = 64 << 20
@@ -65,6 +70,43 @@ class TensorReader:
             self._read_directly(file, stored, flat.view(torch.uint8))
         else:
             self._read_staged(file, stored, flat)
+
+    def read_box(self, file: TensorFile, stored: StoredTensor, box: Sequence[range], out: torch.Tensor) -> None:
+        """Read some entries of a tensor, of its first dimensions, as `read` does; of the others all.
+
+        Only the first dimension of more than one entry and the one behind it may be cut.
+
+        Raises:
+            CheckpointError: The file ends early, or cannot be read.
+        """
+        assert isinstance(stored.dtype, torch.dtype)
+        shape = stored.shape or (1,)
+        box = [*box, *map(range, shape[len(box) :])]
+        cut = max((axis for axis, entries in enumerate(box) if len(entries) < shape[axis]), default=0)
+        entry_bytes = math.prod(shape[cut + 1 :]) * stored.dtype.itemsize
+        run_bytes, row_bytes = len(box[cut]) * entry_bytes, shape[cut] * entry_bytes
+        if all(shape[axis] == 1 for axis in range(cut)):
+            first = stored.offset + box[cut].start * entry_bytes
+            self.read(file, StoredTensor(stored.dtype, tuple(out.shape), first, run_bytes), out)
+            return
+        assert cut == 1, "only the first two dimensions are cut"
+        skipped = box[1].start * entry_bytes
+        if run_bytes < _LEAST_RUN_BYTES:
+            # So little takes longer to be asked for than to be read with what is beside it.
+            rows = torch.empty(len(box[0]), row_bytes, dtype=torch.uint8)
+            first = stored.offset + box[0].start * row_bytes
+            self.read(file, StoredTensor(torch.uint8, tuple(rows.shape), first, rows.numel()), rows)
+            rows = rows[:, skipped : skipped + run_bytes].contiguous()
+        else:
+            rows = torch.empty(len(box[0]), run_bytes, dtype=torch.uint8)
+            first = stored.offset + box[0].start * row_bytes + skipped
+            reads = [
+                self._pool.submit(_read_rows, file, first + start * row_bytes, row_bytes, rows[start : start + _ROWS])
+                for start in range(0, len(rows), _ROWS)
+            ]
+            for read in reads:
+                read.result()
+        out.copy_(rows.view(stored.dtype).view(out.shape))
 
     def _read_directly(self, file: TensorFile, stored: StoredTensor, target: torch.Tensor) -> None:
         reads = [
@@ -137,6 +179,12 @@ class TensorReader:
 
 def _bytes_of(tensor: torch.Tensor) -> memoryview:
     return memoryview(tensor.numpy())  # type: ignore[arg-type]  # numpy does not say that arrays are buffers
+
+
+def _read_rows(file: TensorFile, offset: int, row_bytes: int, target: torch.Tensor) -> None:
+    """Read a stretch of each of several rows."""
+    for number, row in enumerate(target):
+        _read_exactly(file, offset + number * row_bytes, _bytes_of(row))
 
 
 def _read_exactly(file: TensorFile, offset: int, target: memoryview) -> None:

@@ -204,6 +204,41 @@ class GGUFCheckpoint:
         self._mark_item(name, index)
         return raw if info.type.bits is not None else raw.view(_DTYPES[info.type]).view(info.shape[1:])
 
+    def take_part(self, name: str, item: int | None, box: Sequence[range], *, is_raw: bool) -> torch.Tensor:
+        """Copy some rows and columns of a matrix, or of one of those that are stacked along its first dimension.
+
+        Args:
+            name: Of the tensor.
+            item: Number of the one in the stack; None where there is none.
+            box: Which rows and columns, in numbers; columns begin and end with blocks.
+            is_raw: As it is stored, quantized ones as the bytes of their rows; else dequantized.
+
+        Raises:
+            GGUFError: It is missing, or has a scale that is not a finite number.
+        """
+        info = self._info(name)
+        rows = range(info.num_bytes // info.row_bytes) if item is None else self._item_rows(info, item)
+        own, columns = box[0], (*box, range(info.shape[-1]))[1]
+        heads, order = self._heads(name, len(rows)), None
+        if heads is not None:
+            order = _in_order(torch.arange(len(rows)), heads)[own.start : own.stop]
+            own = range(int(order.min()), int(order.max()) + 1)
+        own = range(rows.start + own.start, rows.start + own.stop)
+        kind = info.type
+        of_a_row = range(
+            columns.start // kind.block_size * kind.block_bytes, -(-columns.stop // kind.block_size) * kind.block_bytes
+        )
+        raw = torch.from_numpy(self._file.part(info, own, of_a_row)).to(self._device)
+        if order is not None:
+            raw = raw[(order - order.min()).to(raw.device)]
+        self._mark(name)
+        if is_raw:
+            return raw if kind.bits is not None else raw.view(_DTYPES[kind])
+        try:
+            return _dense(raw, kind).to(self._dtype_of([info]))
+        except NonFiniteScaleError:
+            raise self.error(name, "has a scale that is not a finite number; copy the file again") from None
+
     def error(self, name: str, problem: str) -> GGUFError:
         """Make the error that names a tensor and the file that holds it."""
         return GGUFError(self._file.path, f"tensor {self._tensors[name].name!r}", problem)

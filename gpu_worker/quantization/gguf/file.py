@@ -100,17 +100,36 @@ class GGUFFile:
         Raises:
             GGUFError: The file ends early, or cannot be read.
         """
-        assert 0 <= first <= first + count <= info.num_bytes // info.row_bytes
-        stored = np.empty((count, info.row_bytes), np.uint8)
-        try:
-            self._file.seek(info.offset + first * info.row_bytes)
-            num_read = self._file.readinto(stored.data)  # type: ignore[attr-defined]
-        except OSError as error:
-            raise GGUFError(self.path, f"tensor {info.name!r}", f"cannot be read ({error.strerror})") from None
-        if num_read < stored.nbytes:
-            problem = "was cut off while it was read; load again when the file is complete"
-            raise GGUFError(self.path, f"tensor {info.name!r}", problem)
+        return self.part(info, range(first, first + count), range(info.row_bytes))
+
+    def part(self, info: TensorInfo, rows: range, columns: range) -> npt.NDArray[np.uint8]:
+        """Read some bytes of some rows, as they are stored.
+
+        Shapes:
+            result: `[len(rows), len(columns)]`
+
+        Raises:
+            GGUFError: As for `rows()`.
+        """
+        assert 0 <= rows.start <= rows.stop <= info.num_bytes // info.row_bytes
+        stored = np.empty((len(rows), len(columns)), np.uint8)
+        first = info.offset + rows.start * info.row_bytes + columns.start
+        runs = [stored.reshape(-1)] if len(columns) == info.row_bytes else stored
+        for number, run in enumerate(runs):
+            self._read_exactly(info, first + number * info.row_bytes, run.data)
         return stored
+
+    def _read_exactly(self, info: TensorInfo, offset: int, target: memoryview) -> None:
+        while target:
+            try:
+                # Not through the file's buffer, which would read more than is asked for.
+                count = os.preadv(self._file.fileno(), [target], offset)
+            except OSError as error:
+                raise GGUFError(self.path, f"tensor {info.name!r}", f"cannot be read ({error.strerror})") from None
+            if count == 0:
+                problem = "was cut off while it was read; load again when the file is complete"
+                raise GGUFError(self.path, f"tensor {info.name!r}", problem)
+            target, offset = target[count:], offset + count
 
     def _read_tensors(self, reader: ByteReader, count: int) -> dict[str, TensorInfo]:
         alignment = self.metadata.integer("general.alignment", 32, minimum=8, maximum=_MAX_ALIGNMENT)

@@ -46,7 +46,12 @@ def pack(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     directory = tmp_path_factory.mktemp("gpt-oss")
-    oracle = save_case(CASE, directory)
+    return directory, save_packed(directory)
+
+
+def save_packed(directory: Path, case: Case = CASE) -> Any:
+    """Save a random model with packed experts, and return the oracle."""
+    oracle = save_case(case, directory)
     tensors = load_file(directory / "model.safetensors")
     for name, module in oracle.named_modules():
         if not name.endswith(EXPERTS):
@@ -59,7 +64,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     config = json.loads((directory / "config.json").read_text())
     config["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.mlp.router"]}
     (directory / "config.json").write_text(json.dumps(config))
-    return directory, oracle
+    return oracle
 
 
 def test_logits_equal_transformers(made: tuple[Path, Any]) -> None:
