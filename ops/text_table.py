@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
+
+_MAX_CELL = 60
 
 
 def aligned(rows: Iterable[Sequence[str]]) -> list[str]:
@@ -10,3 +13,9 @@ def aligned(rows: Iterable[Sequence[str]]) -> list[str]:
     rows = list(rows)
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+
+
+def printable_cell(text: str) -> str:
+    """Shorten a text, and escape what could move a terminal's cursor."""
+    short = text if len(text) <= _MAX_CELL else text[: _MAX_CELL - 1] + "…"
+    return short if short.isprintable() else json.dumps(short)[1:-1]

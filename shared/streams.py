@@ -43,7 +43,6 @@ DEAD_STREAM = "HR_DEAD"
 PROGRESS_STREAM = "HR_PROGRESS"
 RESPONSES_STREAM = "HR_RESPONSES"
 USAGE_STREAM = "HR_USAGE"
-USAGE_DUPLICATE_WINDOW_S = 600.0
 ENDS_STREAM = "HR_ENDS"
 
 _STREAM_EXISTS = 10058
@@ -163,8 +162,9 @@ def _account_configs(limits: StreamLimits) -> list[StreamConfig]:
             USAGE_STREAM,
             ["hr.usage.*.*.*.*"],
             max_bytes=limits.usage_max_bytes,
-            duplicate_window=USAGE_DUPLICATE_WINDOW_S,
+            duplicate_window=600.0,
             allow_msg_counter=True,
+            allow_atomic=True,
         ),
         # The gateways, which write it, bound what each tenant keeps (`gateway.responses.log`).
         _record_config(
@@ -275,6 +275,7 @@ async def reshape_streams(js: JetStreamContext, limits: StreamLimits, tenants: I
                 subjects=config.subjects,
                 allow_direct=config.allow_direct or found.allow_direct,
                 republish=config.republish,
+                allow_atomic=config.allow_atomic or found.allow_atomic,
                 # That of a tenant is a limit, which its operator set.
                 duplicate_window=found.duplicate_window
                 if config.name.startswith("HR_BATCH_")

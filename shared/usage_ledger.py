@@ -3,6 +3,10 @@
 The stream `HR_USAGE` is one of counters: a message names a change, NATS adds it to the total of its subject. So totals
 outlive every process. Gateways count answers over HTTP, workers jobs of the batch lane. A process that is killed loses
 what it has counted in the last `FLUSH_S`.
+
+The changes of one model are published together with a change of the sender's own counter, its receipt, and NATS takes
+all of them or none. So a process that got no acknowledgement asks its receipt whether they were taken, however long
+the outage was and however many others count the same.
 """
 
 from __future__ import annotations
@@ -14,8 +18,9 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Literal, get_args
 
 from nats.js import JetStreamContext
 from nats.js.errors import APIError, NoStreamResponseError, NotFoundError
@@ -24,27 +29,59 @@ from shared.errors import InvalidNameError
 from shared.log_limit import LogLimit
 from shared.messages import Lane
 from shared.nats_connection import SEND_ERRORS
-from shared.streams import USAGE_DUPLICATE_WINDOW_S, USAGE_STREAM
+from shared.streams import USAGE_STREAM
 from shared.subjects import decode_name, usage_subject
 
 FLUSH_S = 5.0
-_NAME = "Nats-Msg-Id"
 # After NATS refused a change: the stream may be missing.
 _PAUSE_S = 30.0
+# Of one publication; NATS takes a thousand messages.
+_MAX_CHANGES = 500
+# `headrace setup` deletes receipts that have not changed for so long; a process begins a new one much earlier.
+_RECEIPT_KEPT_S = 30 * 86400.0
+_RECEIPT_USED_S = 86400.0
 Measure = Literal["requests", "prompt_tokens", "cached_tokens", "completion_tokens"]
+_RECEIPTS = "receipts"
 
 _REFUSALS: tuple[type[Exception], ...] = (APIError, NoStreamResponseError)
+_NO_MORE = 10037
+_TAKEN_BEFORE = 10201
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class _Change:
-    """What was counted of a subject, under a name by which NATS drops it if it has taken it before."""
+class _Account:
+    """What was counted of one model.
 
-    count: int
-    name: str
-    sent_at: float | None = None
+    Attributes:
+        receipt: Subject of a counter that this process alone changes, by 1 with each publication.
+        counted: By subject, what has not been sent.
+        sending: By subject, what was sent and is not known to be taken.
+        is_doubtful: Whether NATS may have taken `sending`.
+        num_taken: How many publications NATS has taken.
+        taken_at: Monotonic seconds of the last one.
+    """
+
+    receipt: str
+    counted: Counter[str] = field(default_factory=Counter)
+    sending: dict[str, int] = field(default_factory=dict)
+    is_doubtful: bool = False
+    num_taken: int = 0
+    taken_at: float = field(default_factory=time.monotonic)
+
+    def prepare(self) -> None:
+        """Choose what is sent next; what is being sent stays so until NATS has taken it."""
+        if not self.sending:
+            self.sending = dict(list(self.counted.items())[:_MAX_CHANGES])
+            for subject in self.sending:
+                del self.counted[subject]
+
+    def settle(self) -> None:
+        """Note that NATS has taken what was sent."""
+        self.sending, self.is_doubtful = {}, False
+        self.num_taken += 1
+        self.taken_at = time.monotonic()
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +101,7 @@ class UsageLedger:
     def __init__(self, lane: Lane) -> None:
         """Count answers of a lane; nothing is sent before `flush`."""
         self._lane: Lane = lane
-        self._counted: Counter[str] = Counter()
-        self._sending: dict[str, _Change] = {}
+        self._accounts: dict[str, _Account] = {}
         self._paused_until = 0.0
         self._is_flushing = asyncio.Lock()
         self._log_limit = LogLimit(_log)
@@ -78,15 +114,24 @@ class UsageLedger:
             "cached_tokens": cached_tokens,
             "completion_tokens": completion_tokens,
         }
+        counted = self._account(model).counted
         for measure, count in counts.items():
             if count:
-                self._counted[usage_subject(tenant, model, self._lane, measure)] += count
+                counted[usage_subject(tenant, model, self._lane, measure)] += count
+
+    def _account(self, model: str) -> _Account:
+        account = self._accounts.get(model)
+        if account is None or self._is_outlived(account):
+            receipt = usage_subject(secrets.token_hex(8), model, self._lane, _RECEIPTS)
+            account = self._accounts[model] = _Account(receipt)
+        return account
+
+    def _is_outlived(self, account: _Account) -> bool:
+        is_idle = not account.sending and not account.counted
+        return is_idle and time.monotonic() - account.taken_at > _RECEIPT_USED_S
 
     async def flush(self, js: JetStreamContext, *, is_last: bool = False) -> None:
         """Send what has been counted; what NATS does not take is sent again, and counts once.
-
-        NATS drops a change that it had taken for ten minutes. After a longer outage a gateway looks whether it is the
-        last one of its subject; a worker may not read the stream, and what it sends again counts again.
 
         Args:
             js: Where to send.
@@ -95,46 +140,25 @@ class UsageLedger:
         if time.monotonic() < self._paused_until and not is_last:
             return
         async with self._is_flushing:
-            while self._sending or self._counted:
-                if not self._sending:
-                    # The name lets NATS drop a change that it had taken, and whose acknowledgement was lost.
-                    self._sending = {
-                        subject: _Change(count, secrets.token_hex(8)) for subject, count in self._counted.items()
-                    }
-                    self._counted.clear()
-                try:
-                    await self._send(js)
-                except _REFUSALS as error:
-                    self._paused_until = time.monotonic() + _PAUSE_S
-                    told = "usage of tenants is not kept (%r): run `headrace setup`, and check NATS's permissions"
-                    self._log_limit.warning("usage", told, error)
-                    return
-                except SEND_ERRORS as error:
-                    # NATS does not answer a change that it does not permit either.
-                    told = "usage of tenants is not kept yet (%r), it is sent again; or NATS's permissions are missing"
-                    self._log_limit.warning("unanswered", told, error)
-                    return
+            try:
+                for account in list(self._accounts.values()):
+                    await self._send(js, account)
+            except _REFUSALS as error:
+                self._paused_until = time.monotonic() + _PAUSE_S
+                told = "usage of tenants is not kept (%r): run `headrace setup`, and check NATS's permissions"
+                self._log_limit.warning("usage", told, error)
+            except SEND_ERRORS as error:
+                # NATS does not answer a change that it does not permit either.
+                told = "usage of tenants is not kept yet (%r), it is sent again; or NATS's permissions are missing"
+                self._log_limit.warning("unanswered", told, error)
 
-    async def _send(self, js: JetStreamContext) -> None:
-        for subject, change in list(self._sending.items()):
-            if not await self._was_taken(js, subject, change):
-                change.sent_at = change.sent_at or time.monotonic()
-                headers = {"Nats-Incr": f"+{change.count}", _NAME: change.name}
-                await js.publish(subject, b"", headers=headers)
-            del self._sending[subject]
-
-    async def _was_taken(self, js: JetStreamContext, subject: str, change: _Change) -> bool:
-        """Look whether NATS took a change that it does not recognise any more."""
-        if self._lane != "interactive" or change.sent_at is None:
-            return False
-        # The window begins when NATS takes it, and some of it passes until it is sent again.
-        if time.monotonic() - change.sent_at < USAGE_DUPLICATE_WINDOW_S / 2:
-            return False
-        try:
-            last = await js.get_last_msg(USAGE_STREAM, subject)
-        except NotFoundError:
-            return False
-        return (last.headers or {}).get(_NAME) == change.name
+    async def _send(self, js: JetStreamContext, account: _Account) -> None:
+        while account.sending or account.counted:
+            account.prepare()
+            if not (account.is_doubtful and await _was_taken(js, account)):
+                account.is_doubtful = True
+                await _publish(js, account)
+            account.settle()
 
     async def flush_forever(self, js: JetStreamContext) -> None:
         """Send every few seconds."""
@@ -143,28 +167,80 @@ class UsageLedger:
             await self.flush(js)
 
 
+async def _was_taken(js: JetStreamContext, account: _Account) -> bool:
+    """Ask NATS for the receipt's total, by a change of nothing: reading the stream would take a permission."""
+    receipt = await js.publish(account.receipt, b"", headers={"Nats-Incr": "+0"})
+    return int(receipt.val or 0) > account.num_taken
+
+
+async def _publish(js: JetStreamContext, account: _Account) -> None:
+    """Publish changes and their receipt so that NATS takes all or none.
+
+    Raises:
+        nats.errors.Error: NATS refuses or does not answer.
+    """
+    publication = {"Nats-Batch-Id": secrets.token_hex(16)}
+    for number, (subject, count) in enumerate(account.sending.items(), start=1):
+        change = {"Nats-Incr": f"+{count}", "Nats-Batch-Sequence": str(number)}
+        await js._nc.publish(subject, b"", headers=publication | change)
+    receipt = {
+        "Nats-Incr": "+1",
+        "Nats-Batch-Sequence": str(len(account.sending) + 1),
+        "Nats-Batch-Commit": "1",
+        # An earlier attempt may still be on its way when the receipt is asked for.
+        "Nats-Msg-Id": f"{account.receipt}-{account.num_taken}",
+    }
+    try:
+        await js.publish(account.receipt, b"", headers=publication | receipt)
+    except APIError as error:
+        if error.err_code != _TAKEN_BEFORE:
+            raise
+
+
 async def read_usage(js: JetStreamContext, most: int | None = None) -> AsyncIterator[UsageTotal]:
-    """Yield the totals, of very many those that changed least recently.
+    """Yield the totals, of very many those that changed least recently, as many of each measure.
 
     Raises:
         nats.errors.Error: NATS does not answer, or there is no such stream.
     """
-    seq, num_read = 0, 0
-    while most is None or num_read < most:
+    measures: tuple[str, ...] = get_args(Measure)
+    for measure in measures:
+        num_read = 0
+        async for _, subject, data, _ in _counters(js, measure):
+            if most is not None and num_read >= most // len(measures):
+                break
+            num_read += 1
+            tenant, model, lane, _ = subject.split(".")[2:]
+            try:
+                total = int(json.loads(data)["val"])
+                yield UsageTotal(decode_name(tenant), decode_name(model), lane, measure, total)
+            except (ValueError, KeyError, TypeError, InvalidNameError):
+                continue  # of another version
+
+
+async def delete_old_receipts(js: JetStreamContext, now: datetime | None = None) -> None:
+    """Delete the receipts of processes that have ended long ago.
+
+    Raises:
+        nats.errors.Error: NATS does not answer, or we may not.
+    """
+    now = now or datetime.now(UTC)
+    async for seq, _, _, changed in _counters(js, _RECEIPTS):
+        if (now - changed).total_seconds() > _RECEIPT_KEPT_S:
+            await js.delete_msg(USAGE_STREAM, seq)
+
+
+async def _counters(js: JetStreamContext, measure: str) -> AsyncIterator[tuple[int, str, bytes, datetime]]:
+    """Yield number, subject, content and time of a measure's counters, those that changed least recently first."""
+    seq, subject = 0, f"hr.usage.*.*.*.{measure}"
+    while True:
         try:
-            message = await js.get_msg(USAGE_STREAM, seq=seq + 1, subject="hr.usage.>", next=True)
+            message = await js.get_msg(USAGE_STREAM, seq=seq + 1, subject=subject, next=True)
         except NotFoundError as error:
             if error.err_code == _NO_MORE:
                 return
             raise
         assert message.seq is not None
-        seq, num_read = message.seq, num_read + 1
-        tenant, model, lane, measure = (message.subject or "").split(".")[2:]
-        try:
-            total = int(json.loads(message.data or b"")["val"])
-            yield UsageTotal(decode_name(tenant), decode_name(model), lane, measure, total)
-        except (ValueError, KeyError, TypeError, InvalidNameError):
-            continue  # of another version
-
-
-_NO_MORE = 10037
+        assert message.time is not None
+        seq = message.seq
+        yield seq, message.subject or "", message.data or b"", message.time

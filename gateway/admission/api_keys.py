@@ -43,6 +43,14 @@ class KeyNotFoundError(HeadraceError):
         self.ids = ids
 
 
+class RevokedKeyError(HeadraceError):
+    """A key is to be changed or rotated that is revoked."""
+
+    def __init__(self, record: KeyRecord) -> None:
+        super().__init__(f"{record.revocation()}; `headrace keys create` makes a new key")
+        self.record = record
+
+
 class KeyNameTakenError(HeadraceError):
     """A key is to have a name that means another key already."""
 
@@ -93,6 +101,13 @@ class KeyRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     def is_valid(self, now: float) -> bool:
         """Whether the key opens anything at `now`, in Unix seconds."""
         return self.revoked is None and (self.expires is None or self.expires > now)
+
+    def revocation(self) -> str:
+        """Say in words which key this is, and when it was revoked."""
+        assert self.revoked is not None
+        called = f" ({self.name})" if self.name else ""
+        when = time.strftime("%Y-%m-%d at %H:%M UTC", time.gmtime(self.revoked))
+        return f"{self.id}{called} of tenant {self.tenant} was revoked on {when}"
 
 
 def bound_limits(record: Struct) -> None:
@@ -146,7 +161,8 @@ def update_key(path: Path, named: str, changes: Mapping[str, Any]) -> KeyRecord:
 
     Raises:
         ConfigError: The file cannot be read or is not a key file.
-        KeyNotFoundError: No key that is not revoked is meant, or several are.
+        KeyNotFoundError: There is no such key, or several are called so.
+        RevokedKeyError: It is revoked.
     """
     with exclusive(path):
         records = list_keys(path)
@@ -163,7 +179,8 @@ def rotate_key(path: Path, named: str, overlap_s: float) -> tuple[KeyRecord, str
 
     Raises:
         ConfigError: The file cannot be read or is not a key file.
-        KeyNotFoundError: No key that is not revoked is meant, or several are.
+        KeyNotFoundError: There is no such key, or several are called so.
+        RevokedKeyError: It is revoked.
         ReplacedKeyError: Another key that is not revoked is in its place.
     """
     with exclusive(path):
@@ -241,10 +258,12 @@ def _replaced(records: list[KeyRecord], index: int) -> list[int]:
 def _find(records: list[KeyRecord], named: str, *, with_revoked: bool = False) -> int:
     """Return the place of the one key that has this id, or else this name; a revoked one only if asked, and last."""
     valid = [index for index, record in enumerate(records) if record.revoked is None]
-    revoked = [index for index in range(len(records)) if index not in valid] if with_revoked else []
+    revoked = [index for index in range(len(records)) if index not in valid]
     found = [index for index in (*valid, *revoked) if records[index].id == named]
     for places in (valid, revoked):
         found = found or [index for index in places if named and records[index].name == named]
+    if found and not with_revoked and found[0] in revoked:
+        raise RevokedKeyError(max((records[index] for index in found), key=lambda record: record.revoked or 0.0))
     if len(found) != 1:
         raise KeyNotFoundError(named, tuple(records[index].id for index in found))
     return found[0]

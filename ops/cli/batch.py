@@ -1,4 +1,4 @@
-"""`headrace batch`: cancel jobs of the batch lane that have not ended."""
+"""`headrace batch`: list and cancel jobs of the batch lane that have not ended."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ops.cli.admin import QueueAccess, admin_client
+from ops.cli.batch_list import list_jobs
 from ops.cli.options import SettingsGroup, options, resolve_settings
 from ops.cli.running_system import find_admin_nats
 from shared.audit import audited, nats_login
@@ -20,18 +21,21 @@ if TYPE_CHECKING:
 _INSTEAD = {
     "Did you mean 'cancel'?": "stop delete remove rm del drop abort kill",
     "Jobs are published by `headrace publish`.": "create add new submit run publish start",
-    "Jobs are not listed; `headrace publish --wait` with their file prints the results.": "list ls show status get",
+    "Did you mean 'list'?": "ls show status get",
 }
 
 
 @click.group("batch", cls=SettingsGroup, params=options(QueueAccess), instead=_INSTEAD)
 @click.pass_context
 def command(ctx: click.Context, /, **values: Any) -> None:
-    """Cancel batch jobs.
+    """List and cancel batch jobs.
 
     Needs an administrator's credentials. `headrace publish` publishes jobs.
     """
     ctx.obj = resolve_settings(QueueAccess, values)
+
+
+command.add_command(list_jobs)
 
 
 @command.command()

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import msgspec
 from nats.aio.client import Client
 from nats.errors import Error as NatsError
+from nats.js.api import StreamState
 from nats.js.errors import APIError, NotFoundError
 
 from gpu_worker.consumer.batch_result import send_result
@@ -51,11 +52,18 @@ class RefusedCancelError(HeadraceError):
 
 @dataclass(frozen=True, slots=True)
 class QueuedJob:
-    """A job, its number in the tenant's stream, where it lies until it has ended, and in which of its queues."""
+    """A job of a tenant's stream, where it lies until it has ended.
+
+    Attributes:
+        seq: Its number in the stream.
+        queue: In which queue of the stream it is.
+        queued: When NATS stored it, Unix seconds by NATS's clock.
+    """
 
     seq: int
     request: Request
     queue: Queue
+    queued: float
 
     @property
     def consumer(self) -> str:
@@ -84,15 +92,8 @@ class BatchQueue:
         Raises:
             DependencyError: The tenant has no queue, or NATS does not answer.
         """
-        # Both queues of the stream: a background response is a job, too.
-        subject = f"hr.req.{'*' if model is None else encode_name(model)}.*.{encode_name(self._tenant)}"
-        try:
-            last = (await self._js.stream_info(self._stream)).state.last_seq
-        except NotFoundError:
-            raise DependencyError(f"tenant {self._tenant!r} has no batch queue") from None
-        except (APIError, NatsError) as error:
-            raise self._unreadable(error) from error
-        seq = 0
+        last = (await self._state(None)).last_seq
+        seq, subject = 0, self._subjects(model)
         while seq < last:
             try:
                 message = await self._js.get_msg(self._stream, seq=seq + 1, subject=subject, next=True)
@@ -103,12 +104,34 @@ class BatchQueue:
                     f"the queue of tenant {self._tenant!r} cannot be read: {_reason(error)}"
                 ) from error
             assert message.seq is not None
+            assert message.time is not None
             seq = message.seq
             with contextlib.suppress(UnreadableRequestError, InvalidNameError):
                 request = read_request(message.data or b"")
                 _, _, encoded, queue, _ = (message.subject or "").split(".")
                 named = msgspec.structs.replace(request, model=decode_name(encoded), tenant=self._tenant)
-                yield QueuedJob(seq, named, "background" if queue == "background" else "batch")
+                named_queue: Queue = "background" if queue == "background" else "batch"
+                yield QueuedJob(seq, named, named_queue, message.time.timestamp())
+
+    async def count(self, model: str | None) -> int:
+        """Return how many jobs have not ended.
+
+        Raises:
+            DependencyError: The tenant has no queue, or NATS does not answer.
+        """
+        return sum(((await self._state(self._subjects(model))).subjects or {}).values())
+
+    def _subjects(self, model: str | None) -> str:
+        # Both queues of the stream: a background response is a job, too.
+        return f"hr.req.{'*' if model is None else encode_name(model)}.*.{encode_name(self._tenant)}"
+
+    async def _state(self, subjects: str | None) -> StreamState:
+        try:
+            return (await self._js.stream_info(self._stream, subjects_filter=subjects)).state
+        except NotFoundError:
+            raise DependencyError(f"tenant {self._tenant!r} has no batch queue") from None
+        except (APIError, NatsError) as error:
+            raise self._unreadable(error) from error
 
     async def parted(self, jobs: Sequence[QueuedJob]) -> tuple[list[QueuedJob], list[QueuedJob]]:
         """Return those of the jobs that no worker has taken yet, and the others; some of these may be given back.
@@ -116,19 +139,28 @@ class BatchQueue:
         Raises:
             DependencyError: NATS does not answer.
         """
-        last: dict[str, int] = {}
+        last = await self.last_taken({job.consumer for job in jobs})
+        waiting: list[QueuedJob] = []
+        taken: list[QueuedJob] = []
+        for job in jobs:
+            (taken if job.seq <= last[job.consumer] else waiting).append(job)
+        return waiting, taken
+
+    async def last_taken(self, consumers: Iterable[str]) -> dict[str, int]:
+        """Return by consumer the number of the last job that a worker has taken through it, 0 if there is none.
+
+        Raises:
+            DependencyError: NATS does not answer.
+        """
+        last = dict.fromkeys(consumers, 0)
         try:
-            for name in {job.consumer for job in jobs}:
+            for name in last:
                 with contextlib.suppress(NotFoundError):
                     delivered = (await self._js.consumer_info(self._stream, name)).delivered
                     last[name] = 0 if delivered is None else delivered.stream_seq
         except (APIError, NatsError) as error:
             raise self._unreadable(error) from error
-        waiting: list[QueuedJob] = []
-        taken: list[QueuedJob] = []
-        for job in jobs:
-            (taken if job.seq <= last.get(job.consumer, 0) else waiting).append(job)
-        return waiting, taken
+        return last
 
     async def ask_workers(self, jobs: Sequence[QueuedJob]) -> None:
         """Have workers end the jobs that they hold, with all they have, and give them some time for it.

@@ -14,14 +14,13 @@ import click
 from ops.cli.admin import QueueAccess, admin_client
 from ops.cli.options import SettingsGroup, options, resolve_settings
 from ops.cli.running_system import find_admin_nats
-from ops.text_table import aligned
+from ops.text_table import aligned, printable_cell
 from shared.audit import audited, nats_login
 from shared.errors import HeadraceError
 
 if TYPE_CHECKING:
     from ops.cli.dead_letter_box import DeadLetterBox, Selection, StoredLetter
 
-_ERROR_WIDTH = 60
 _INSTEAD = {"Did you mean 'drop'?": "delete remove rm del purge clear", "Did you mean 'list'?": "ls"}
 
 
@@ -205,11 +204,5 @@ def _summary(stored: StoredLetter) -> dict[str, Any]:
 def _row(stored: StoredLetter) -> list[str]:
     letter, request = stored.letter, stored.letter.request
     moment = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(letter.quarantined))
-    names = [_printable(text) for text in (request.id, request.tenant, request.model)]
-    return [*names, request.lane, letter.reason, str(len(letter.attempts)), moment, _printable(letter.error)]
-
-
-def _printable(text: str) -> str:
-    """Shorten, and escape what could move a terminal's cursor."""
-    short = text if len(text) <= _ERROR_WIDTH else text[: _ERROR_WIDTH - 1] + "…"
-    return short if short.isprintable() else json.dumps(short)[1:-1]
+    names = [printable_cell(text) for text in (request.id, request.tenant, request.model)]
+    return [*names, request.lane, letter.reason, str(len(letter.attempts)), moment, printable_cell(letter.error)]

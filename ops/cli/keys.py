@@ -302,8 +302,7 @@ def revoke(config: KeysConfig, key: str) -> None:
         record, *replaced = revoke_key(config.file, key)
         what |= {"key": record.id, "tenant": record.tenant, "replaced": [old.id for old in replaced]}
     is_old = record.revoked is not None and record.revoked < began
-    told = f"{key} is revoked already ({record.id})" if is_old else f"{record.id} of tenant {record.tenant} is revoked"
-    click.echo(told)
+    click.echo(record.revocation() if is_old else f"{record.id} of tenant {record.tenant} is revoked")
     for old in replaced:
         click.echo(f"{old.id} ({old.name}), which it replaced and which still opened, is revoked too")
 

@@ -86,7 +86,8 @@ def read_openai_line(fields: dict[str, Any], tenant: str, model: str | None) -> 
         raise BadRequestError("custom_id has to be a text, and body an object")
     if fields.get("method", "POST") != "POST" or not isinstance(url, str) or url not in _PARSERS:
         raise BadRequestError(f"method has to be POST, and url one of {', '.join(_PARSERS)}")
-    body = {"model": model, **body} if model else body
+    if model and body.get("model") is None:
+        body = {**body, "model": model}
     try:
         generation = _PARSERS[url](json.dumps(body).encode())
     except ApiError as error:

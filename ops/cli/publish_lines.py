@@ -125,7 +125,7 @@ def _line_jobs(
     if isinstance(fields, BadRequestError):
         raise fields
     if is_openai_line(fields):
-        line = _openai_line(config, model, fields)
+        line = _openai_line(config, model, place, fields)
         return line, line.requests
     return None, [_request(config, model, place, fields)]
 
@@ -140,9 +140,12 @@ def _refusal(file: Path | None, problems: Sequence[tuple[str, str]], num_lines: 
     return wrong_file(file, "", "\n".join([head, *told, *more]))
 
 
-def _openai_line(config: PublishConfig, model: str | None, fields: dict[str, Any]) -> BatchLine:
+def _openai_line(config: PublishConfig, model: str | None, place: str, fields: dict[str, Any]) -> BatchLine:
     from ops.cli.openai_batch import read_openai_line
 
+    body = fields.get("body")
+    if model is None and isinstance(body, dict) and body.get("model") is None:
+        raise _no_model(place)
     line = read_openai_line(fields, config.tenant, model)
     _check_names(line.requests[0])
     return line
@@ -170,7 +173,7 @@ def _request(config: PublishConfig, model: str | None, place: str, fields: dict[
         raise BadRequestError(str(error)) from error
     except msgspec.ValidationError as error:
         if "model" not in defaults | fields:
-            raise ConfigError("HEADRACE_MODEL_NAME", f"not set, and {place} names no model") from error
+            raise _no_model(place) from error
         raise BadRequestError(field_problem(error).sentence("the request")) from error
     if [request.text, request.messages, request.token_ids].count(None) != 2:
         raise BadRequestError("give one of text, messages and token_ids")
@@ -180,6 +183,10 @@ def _request(config: PublishConfig, model: str | None, place: str, fields: dict[
     except UnicodeEncodeError as error:
         raise BadRequestError(f"a text is not valid Unicode: {error.reason}") from error
     return request
+
+
+def _no_model(place: str) -> ConfigError:
+    return ConfigError("HEADRACE_MODEL_NAME", f"not set, and {place} names no model")
 
 
 def _check_names(request: Request) -> None:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from unittest.mock import AsyncMock
 
 import nats
 import pytest
 from nats.js import JetStreamContext
-from nats.js.errors import NoStreamResponseError
+from nats.js.errors import APIError, NoStreamResponseError
 
-from shared.streams import USAGE_STREAM, StreamLimits, ensure_streams
-from shared.usage_ledger import UsageLedger, read_usage
+from shared.messages import Lane
+from shared.streams import USAGE_STREAM, StreamLimits, ensure_streams, reshape_streams, stream_configs
+from shared.usage_ledger import UsageLedger, delete_old_receipts, read_usage
 from tests.servers import NatsServer
 
 TOKENS = {"prompt_tokens": 5, "cached_tokens": 0, "completion_tokens": 3}
@@ -46,54 +50,151 @@ async def test_counts_of_all_processes_and_lanes_are_added_up(js: JetStreamConte
     }
 
 
-async def test_change_whose_acknowledgement_was_lost_counts_once(
-    js: JetStreamContext, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("shared.usage_ledger._PAUSE_S", 0.0)
-    ledger, publish, num_lost = UsageLedger("batch"), js.publish, 0
+async def flush_unacknowledged(js: JetStreamContext, ledger: UsageLedger, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Send what was counted so that NATS takes it, and its acknowledgement is lost."""
+    publish = js.publish
 
-    async def losing(*arguments: object, **options: object) -> object:
-        nonlocal num_lost
-        taken = await publish(*arguments, **options)
-        if num_lost < 2:
-            num_lost += 1
-            raise nats.errors.TimeoutError
-        return taken
-
-    monkeypatch.setattr(js, "publish", losing)
-    ledger.add("t", "m", **TOKENS)
-    for _ in range(3):
-        await ledger.flush(js)
-        # What is counted meanwhile waits for the next turn.
-        ledger.add("t", "m", **TOKENS)
-    await ledger.flush(js)
-    assert num_lost == 2
-    assert (await totals(js))["t", "m", "batch", "requests"] == 4
-
-
-async def test_change_that_was_taken_before_a_long_outage_counts_once(
-    js: JetStreamContext, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """NATS recognises a change that is sent again for as long as its window."""
-    config = (await js.stream_info(USAGE_STREAM)).config
-    await js.update_stream(config.evolve(duplicate_window=0.1))
-    monkeypatch.setattr("shared.usage_ledger.USAGE_DUPLICATE_WINDOW_S", 0.1)
-    ledger, publish = UsageLedger("interactive"), js.publish
-
-    async def losing(*arguments: object, **options: object) -> object:
+    async def losing(*arguments: Any, **options: Any) -> object:
         await publish(*arguments, **options)
         raise nats.errors.TimeoutError
 
-    ledger.add("t", "m", **TOKENS)
     with monkeypatch.context() as lost:
         lost.setattr(js, "publish", losing)
         await ledger.flush(js)
+
+
+@pytest.mark.parametrize("lane", ["interactive", "batch"])
+async def test_change_whose_acknowledgement_was_lost_counts_once(
+    js: JetStreamContext, monkeypatch: pytest.MonkeyPatch, lane: Lane
+) -> None:
+    ledger = UsageLedger(lane)
+    for _ in range(3):
+        ledger.add("t", "m", **TOKENS)
+        # Of the second and third, the answer of the receipt is what is lost.
+        await flush_unacknowledged(js, ledger, monkeypatch)
+    for _ in range(2):
+        await ledger.flush(js)
+    assert (await totals(js))["t", "m", lane, "requests"] == 3
+    assert (await totals(js))["t", "m", lane, "completion_tokens"] == 9
+
+
+@pytest.mark.parametrize("lane", ["interactive", "batch"])
+@pytest.mark.parametrize("is_taken", [True, False])
+async def test_change_around_an_outage_counts_once_whatever_others_count_and_however_long_it_is(
+    js: JetStreamContext, monkeypatch: pytest.MonkeyPatch, lane: Lane, *, is_taken: bool
+) -> None:
+    """NATS recognises a message that is sent again for as long as its window, and then only by its receipt."""
+    config = (await js.stream_info(USAGE_STREAM)).config
+    await js.update_stream(config.evolve(duplicate_window=0.1))
+    ledger, other = UsageLedger(lane), UsageLedger(lane)
+    ledger.add("t", "m", **TOKENS)
+    if is_taken:
+        await flush_unacknowledged(js, ledger, monkeypatch)
+    else:
+        with monkeypatch.context() as away:
+            away.setattr(js, "publish", AsyncMock(side_effect=nats.errors.TimeoutError))
+            await ledger.flush(js)
     # Longer than the window, of which NATS looks now and then what has left it.
     await asyncio.sleep(0.5)
+    other.add("t", "m", **TOKENS)
+    await other.flush(js)
     ledger.add("t", "m", **TOKENS)
     await ledger.flush(js)
     counts = {measure: total for (*_, measure), total in (await totals(js)).items()}
-    assert counts == {"requests": 2, "prompt_tokens": 10, "completion_tokens": 6}
+    assert counts == {"requests": 3, "prompt_tokens": 15, "completion_tokens": 9}
+
+
+async def test_attempt_that_arrives_after_its_repetition_counts_once(
+    js: JetStreamContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger, kept = UsageLedger("batch"), []
+
+    async def delayed(*arguments: Any, **options: Any) -> None:
+        kept.append((arguments, options))
+        raise nats.errors.TimeoutError
+
+    ledger.add("t", "m", **TOKENS)
+    with monkeypatch.context() as slow:
+        slow.setattr(js, "publish", delayed)
+        await ledger.flush(js)
+    await ledger.flush(js)
+    [(arguments, options)] = kept
+    with pytest.raises(APIError, match="duplicate"):
+        await js.publish(*arguments, **options)
+    assert (await totals(js))["t", "m", "batch", "requests"] == 1
+
+
+async def test_nothing_of_a_publication_counts_that_is_cut_off(
+    js: JetStreamContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that lacks a message is refused whole, and sent again."""
+    monkeypatch.setattr("shared.usage_ledger._PAUSE_S", 0.0)
+    ledger, publish = UsageLedger("batch"), js._nc.publish
+
+    async def cut(subject: str, *arguments: Any, **options: Any) -> None:
+        if not subject.endswith(".prompt_tokens"):
+            await publish(subject, *arguments, **options)
+
+    ledger.add("t", "m", **TOKENS)
+    with monkeypatch.context() as slow:
+        slow.setattr(js._nc, "publish", cut)
+        await ledger.flush(js)
+    assert await totals(js) == {}
+    await ledger.flush(js)
+    assert {measure: total for (*_, measure), total in (await totals(js)).items()} == {
+        "requests": 1,
+        "prompt_tokens": 5,
+        "completion_tokens": 3,
+    }
+
+
+async def test_more_changes_than_one_publication_holds_are_all_counted(
+    js: JetStreamContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shared.usage_ledger._MAX_CHANGES", 4)
+    ledger = UsageLedger("interactive")
+    for tenant in range(5):
+        ledger.add(f"t{tenant}", "m", **TOKENS)
+        ledger.add(f"t{tenant}", "n", **TOKENS)
+    await ledger.flush(js)
+    assert sorted((await totals(js)).values()) == [1] * 10 + [3] * 10 + [5] * 10
+
+
+async def test_receipts_are_no_usage_and_old_ones_are_deleted(
+    js: JetStreamContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger, now = UsageLedger("batch"), datetime.now(UTC)
+    ledger.add("t", "m", **TOKENS)
+    await ledger.flush(js)
+    assert {measure for (*_, measure) in await totals(js)} == {"requests", "prompt_tokens", "completion_tokens"}
+    for days, num_messages in ((29, 4), (31, 3)):
+        await delete_old_receipts(js, now + timedelta(days=days))
+        assert (await js.stream_info(USAGE_STREAM)).state.messages == num_messages
+    # A process that has been idle for so long begins a new receipt.
+    monkeypatch.setattr("shared.usage_ledger._RECEIPT_USED_S", 0.0)
+    ledger.add("t", "m", **TOKENS)
+    await flush_unacknowledged(js, ledger, monkeypatch)
+    await ledger.flush(js)
+    assert (await totals(js))["t", "m", "batch", "requests"] == 2
+
+
+async def test_stream_of_the_version_before_keeps_counts_waiting_until_setup(
+    start_nats: Callable[..., NatsServer], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("shared.usage_ledger._PAUSE_S", 0.0)
+    client = await nats.connect(start_nats().url)
+    js = client.jetstream()
+    [config] = [config for config in stream_configs(StreamLimits()) if config.name == USAGE_STREAM]
+    await js.add_stream(config.evolve(allow_atomic=None))
+    await ensure_streams(js, StreamLimits())
+    ledger = UsageLedger("batch")
+    ledger.add("t", "m", **TOKENS)
+    await ledger.flush(js)
+    assert "run `headrace setup`" in caplog.text
+    await reshape_streams(js, StreamLimits())
+    await ledger.flush(js)
+    assert (await totals(js))["t", "m", "batch", "completion_tokens"] == 3
+    await client.close()
 
 
 async def test_without_the_stream_nothing_is_lost_but_told(

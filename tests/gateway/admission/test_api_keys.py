@@ -17,6 +17,7 @@ from gateway.admission.api_keys import (
     KeyNameTakenError,
     KeyNotFoundError,
     ReplacedKeyError,
+    RevokedKeyError,
     create_key,
     hash_key,
     list_keys,
@@ -177,8 +178,21 @@ def test_name_of_several_keys_names_none_of_them(path: Path) -> None:
             change()
     revoke_key(path, ids[0])
     assert update_key(path, "same", {"name": "one"}).id == ids[1]
-    with pytest.raises(KeyNotFoundError):
+    with pytest.raises(RevokedKeyError):
         update_key(path, ids[0], {"name": "revoked"})
+
+
+def test_revoked_key_is_named_with_the_time_of_its_latest_end(path: Path) -> None:
+    times = (1_700_000_000.0, 1_700_086_400.0)
+    made = [msgspec.structs.replace(create_key(path, tenant="a")[0], name="ci", revoked=time) for time in times]
+    path.write_bytes(msgspec.json.encode(made))
+    told = rf"{made[1].id} \(ci\) of tenant a was revoked on 2023-11-15 at 22:13 UTC"
+    for change in (lambda: rotate_key(path, "ci", 1.0), lambda: update_key(path, "ci", {"name": "x"})):
+        with pytest.raises(RevokedKeyError, match=told):
+            change()
+    # A key that is not revoked is meant before one that is.
+    valid, _ = create_key(path, tenant="a", name="ci")
+    assert update_key(path, "ci", {"max_concurrent": 2}).id == valid.id
 
 
 def test_empty_name_means_no_key(path: Path) -> None:

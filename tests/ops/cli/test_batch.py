@@ -16,6 +16,7 @@ import pytest
 from click.testing import CliRunner
 from nats.js.errors import APIError
 
+from ops.cli import batch_list
 from ops.cli.batch import command
 from ops.cli.batch_queue import BatchQueue
 from shared.batch_streams import batch_stream
@@ -257,9 +258,60 @@ def test_job_of_another_tenant_with_the_same_id_goes_on(cli_system: System, stat
     assert (result["tenant"], result["finish"], result["completion_tokens"]) == (tenant, "length", 1500)
 
 
+def listed(state_dir: Path, *arguments: str) -> tuple[list[dict[str, Any]], str]:
+    done = headrace("batch", "--state-dir", str(state_dir), "list", "--json", *arguments)
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()], done.stderr
+
+
+def test_jobs_that_wait_and_run_are_listed_oldest_first(cli_system: System, state_dir: Path) -> None:
+    model, running, *waiting = (f"m{secrets.token_hex(4)}" for _ in range(4))
+    assert listed(state_dir, "--model", model) == ([], "")
+    none = headrace("batch", "--state-dir", str(state_dir), "list", "--model", model)
+    assert (none.returncode, none.stdout) == (0, "")
+    assert none.stderr == f"no job of tenant 'default' waits or runs for {model!r}\n"
+    wait_for_running(cli_system, 0)
+    long = {"max_tokens": 1900, "ignore_eos": True}
+    publish(
+        state_dir,
+        {"id": running, "text": "x", "sampling": long},
+        *({"id": name, "text": "x", "model": model} for name in waiting),
+    )
+    wait_for_running(cli_system, 1)
+    rows, told = listed(state_dir)
+    assert told == ""
+    # Jobs of other tests may wait, too.
+    shown = {row["id"]: (row["model"], row["queue"], row["state"]) for row in rows}
+    assert shown[running] == (cli_system.model, "batch", "taken")
+    assert {shown[name] for name in waiting} == {(model, "batch", "waiting")}
+    ages = [row["age_s"] for row in rows]
+    assert ages == sorted(ages, reverse=True)
+    assert [0 <= row["age_s"] < 120 and abs(time.time() - row["queued"]) < 120 for row in rows if row["id"] in shown]
+    assert [row["id"] for row in listed(state_dir, "--model", model)[0]] == waiting
+    rows, told = listed(state_dir, "--model", model, "--limit", "1")
+    assert ([row["id"] for row in rows], told) == (waiting[:1], "the oldest 1 of 2 jobs; --limit shows more\n")
+    table = headrace("batch", "--state-dir", str(state_dir), "list", "--model", model).stdout.splitlines()
+    assert [line.split()[:4] for line in table] == [
+        ["ID", "MODEL", "QUEUE", "STATE"],
+        *([name, model, "batch", "waiting"] for name in waiting),
+    ]
+    assert sorted(cancel(state_dir, running, *waiting)[1]) == sorted([running, *waiting])
+
+
+def test_jobs_of_a_tenant_without_a_queue_cannot_be_listed(cli_system: System, state_dir: Path) -> None:
+    done = headrace("batch", "--state-dir", str(state_dir), "list", "--tenant", "nobody")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "tenant 'nobody' has no batch queue" in done.stderr
+
+
+def test_ages_are_short() -> None:
+    ages = (0.2, 119.0, 120.0, 7199.0, 7200.0, 3 * 86400.0)
+    assert [batch_list._age(age) for age in ages] == ["0 s", "119 s", "2 min", "120 min", "2 h", "3 d"]
+
+
 def test_command_that_there_is_not_is_told_what_does_the_same() -> None:
-    done = headrace("batch", "list")
-    assert (done.returncode, "`headrace publish --wait` with their file prints" in done.stderr) == (2, True)
+    done = headrace("batch", "ls")
+    assert (done.returncode, "Did you mean 'list'?" in done.stderr) == (2, True)
 
 
 @pytest.mark.parametrize("arguments", [[], ["some-id", "--all"]])

@@ -2,6 +2,7 @@ import hashlib
 import json
 import re
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -103,13 +104,19 @@ def test_what_makes_a_useless_key_is_refused(tmp_path: Path) -> None:
     assert file.read_text() == before
 
 
-def test_key_that_is_revoked_already_is_told_by_its_name(tmp_path: Path) -> None:
+def test_key_that_is_revoked_already_is_told_with_the_time(tmp_path: Path) -> None:
     keys = ["keys", "--keys-file", str(tmp_path / "keys.json")]
     headrace(*keys, "create", "--name", "b1")
     headrace(*keys, "revoke", "b1")
     (record,) = json.loads((tmp_path / "keys.json").read_text())
+    when = datetime.fromtimestamp(record["revoked"], UTC).strftime("%Y-%m-%d at %H:%M UTC")
     done = headrace(*keys, "revoke", "b1")
-    assert (done.returncode, done.stdout) == (0, f"b1 is revoked already ({record['id']})\n")
+    assert (done.returncode, done.stdout) == (0, f"{record['id']} (b1) of tenant default was revoked on {when}\n")
+    for change in (["rotate", "b1"], ["update", record["id"], "--max-concurrent", "2"]):
+        done = headrace(*keys, *change)
+        assert (done.returncode, done.stdout) == (2, "")
+        told = f"{record['id']} (b1) of tenant default was revoked on {when}; `headrace keys create` makes a new key"
+        assert told in done.stderr
     assert json.loads((tmp_path / "keys.json").read_text()) == [record]
 
 

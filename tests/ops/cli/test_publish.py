@@ -182,10 +182,17 @@ def test_request_without_a_model_where_no_worker_is_heard_says_so(monkeypatch: p
         publish.run(PublishConfig(nats_url="nats://127.0.0.1:1"), "x")
 
 
-def test_request_without_a_model_where_several_are_served_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_request_without_a_model_where_several_are_served_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(publish, "_served_models", lambda config, url, running: ["one", "two"])
-    with pytest.raises(ConfigError, match="names no model, and 2 models are served: one, two; name one"):
-        publish.run(PublishConfig(nats_url="nats://127.0.0.1:1"), "x")
+    file = tmp_path / "lines.jsonl"
+    chat = {"messages": [{"role": "user", "content": "x"}]}
+    openai = {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions"}
+    for line in ({"text": "x"}, openai | {"body": chat}, openai | {"body": chat | {"model": None}}):
+        file.write_text(json.dumps(line))
+        with pytest.raises(ConfigError, match="line 1 names no model, and 2 models are served: one, two; name one"):
+            publish.run(PublishConfig(nats_url="nats://127.0.0.1:1", file=file), None)
 
 
 @pytest.mark.parametrize("is_openai", [False, True])
