@@ -246,23 +246,6 @@ class TorchModelRunner:
         self._graphs = graphs
         logger.info("captured %d graphs in %.1f s", len(shapes), time.monotonic() - started)
 
-    def early_exit(self, num_layers: int) -> TorchModelRunner:
-        """Return a runner of the model's first layers, on the first caches of this one's; its decodes are captured."""
-        cache = self._cache.first(num_layers)
-        short, max_num_seqs = self._model.early_exit(num_layers), self._rows.spare
-        runner = TorchModelRunner(
-            short,
-            cache,
-            max_num_seqs,
-            self.max_model_len,
-            max_num_batched_tokens=max_num_seqs,
-            is_asynchronous=self.is_asynchronous,
-            captured=CapturedSteps.OFF if self._captured is CapturedSteps.OFF else CapturedSteps.DECODE,
-        )
-        if self.is_asynchronous:
-            runner.capture_graphs()
-        return runner
-
     def _submit(self, plan: StepPlan) -> SubmittedStep:
         """Assemble the step, launch the model, and sample."""
         upload = Upload(self._device)

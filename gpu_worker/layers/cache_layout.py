@@ -175,10 +175,6 @@ class CacheLayout:
         """Return the layout for sequences of at most so many tokens: windows that hold all of these keep all tokens."""
         return CacheLayout(tuple(_whole(memory, max_model_len) for memory in self.layers))
 
-    def first(self, num_layers: int) -> CacheLayout:
-        """Return the layout of the first layers."""
-        return CacheLayout(self.layers[:num_layers])
-
 
 def _whole(memory: LayerMemory, min_window: int) -> LayerMemory:
     """Return what keeps all tokens where this keeps the last ones, `min_window` or more."""

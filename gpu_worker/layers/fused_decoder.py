@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable, Sequence
 
 import torch
@@ -56,12 +55,6 @@ class FusedDecoder:
     def expert_loads(self) -> ExpertLoads | None:
         """Return what reads how tokens fall on experts; None where there are no mixtures."""
         return ExpertLoads(self._tokens_per_expert) if self._tokens_per_expert else None
-
-    def first(self, num_layers: int) -> FusedDecoder:
-        """Do what `DecoderForm` promises."""
-        short = copy.copy(self)
-        short._stack = self._stack.first(num_layers)
-        return short
 
 
 def stack_step(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
@@ -30,10 +29,6 @@ class DecoderForm(Protocol):
             result: `[num_tokens, hidden_size]`, normalised; behind it, as further columns, the streams before the
                 layers that are tapped
         """
-        ...
-
-    def first(self, num_layers: int) -> DecoderForm:
-        """Return the decoder without the layers behind the first ones, and without taps; weights are shared."""
         ...
 
 
@@ -147,10 +142,3 @@ class LayeredDecoder:
         """Return what reads how tokens fall on experts; None where there are no mixtures."""
         counters = [counter for layer in self._layers if (counter := layer.tokens_per_expert) is not None]
         return ExpertLoads(counters) if counters else None
-
-    def first(self, num_layers: int) -> LayeredDecoder:
-        """Do what `DecoderForm` promises."""
-        short = copy.copy(self)
-        short._layers = self._layers[:num_layers]
-        short._tapped_layers = ()
-        return short

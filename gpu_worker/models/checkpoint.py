@@ -16,7 +16,6 @@ import torch
 
 from gpu_worker.models.errors import CheckpointError
 from gpu_worker.models.shard_files import (
-    SINGLE_FILE,
     Renaming,
     check_distinct,
     open_shards,
@@ -51,7 +50,6 @@ class Checkpoint:
         device: torch.device,
         progress: Progress | None = None,
         *,
-        single_file: str = SINGLE_FILE,
         keeps_half: KeepsHalf | None = None,
         adds_root: bool = False,
         renamed: Renaming = (),
@@ -64,7 +62,6 @@ class Checkpoint:
             dtype: What tensors are converted to.
             device: Where they are put.
             progress: Called after each tensor with the bytes that were taken and that there are, in the files.
-            single_file: Name of the single file.
             keeps_half: Says which matrices are not converted; None converts all.
             renamed: Patterns in names, and what they are replaced by, before anything else.
             unused: Patterns of whole names, then: such tensors are left out, and counted.
@@ -82,7 +79,7 @@ class Checkpoint:
         self._taken: set[str] = set()
         self._num_bytes_taken = 0
         try:
-            shards = open_shards(directory, single_file, self._files)
+            shards = open_shards(directory, self._files)
             self._name_tensors(shards, own_names(shards, renamed, adds_root=adds_root), unused)
         except BaseException:
             self._files.close()

@@ -159,10 +159,6 @@ class ModelConfig:
         assert isinstance(mixer, AttentionShape), f"layer {layer} has no attention"
         return mixer
 
-    def first(self, num_layers: int) -> ModelConfig:
-        """Return the model that ends after its first layers."""
-        return replace(self, num_layers=num_layers, layers=self.layers[:num_layers], tapped_layers=())
-
 
 @dataclass(frozen=True, slots=True)
 class FamilyTraits:

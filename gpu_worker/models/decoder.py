@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 from collections.abc import Sequence
 
@@ -123,16 +122,6 @@ class CausalLM:
         """
         assert isinstance(self._decoder, LayeredDecoder), "a model with states is computed layer by layer"
         self._decoder.replay_drafts(places, states, rows)
-
-    def early_exit(self, num_layers: int) -> CausalLM:
-        """Return the model that ends after its first layers, with the same normalisation and head; weights are shared.
-
-        Either may be called by the thread that calls the other.
-        """
-        short = copy.copy(self)
-        short.config = self.config.first(num_layers)
-        short._decoder = self._decoder.first(num_layers)
-        return short
 
     def expert_loads(self) -> ExpertLoads | None:
         """Return what reads how tokens fall on experts; None where there are no mixtures."""

@@ -32,18 +32,17 @@ _ENCODER_ROOT = re.compile(r"^(bert|roberta)\.")
 Renaming = Sequence[tuple[str, str]]
 
 
-def open_shards(directory: Path, single_file: str, opened: ExitStack) -> dict[str, TensorFile]:
+def open_shards(directory: Path, opened: ExitStack) -> dict[str, TensorFile]:
     """Open a single file, or an index and its shards, and map tensor names to the files that hold them.
 
     Args:
         directory: Where they are.
-        single_file: Name of the single file.
         opened: Closes the files.
 
     Raises:
         CheckpointError: A file is missing, damaged, or outside the directory.
     """
-    path = directory / single_file
+    path = directory / SINGLE_FILE
     if path.exists() or not (directory / INDEX_FILE).exists():
         file = _open(path, opened)
         return dict.fromkeys(file.tensors, file)

@@ -39,7 +39,7 @@ field and the supported values.
 - **On CPUs**: *fused* layers are computed in one call a step by compiled kernels; the others one operation after
   another, by compiled kernels where there is one. On GPUs all are launched operation by operation, decodes as graphs.
 - **Weights**: the forms of the first table.
-- **Drafts**: *all* is n-grams, a draft model, the model's own first layers, Medusa, EAGLE 1 to 3; `mtp` is the head
+- **Drafts**: *all* is n-grams, a draft model, EAGLE 1 to 3; `mtp` is the head
   that checkpoints of the family hold for this themselves (MTP, NextN), where tools have not left it out.
 - Checkpoints that also see or hear are in the last table; they have what their text part's family has.
 
@@ -144,7 +144,7 @@ def _weights(config: ModelConfig) -> str:
 def _drafts(config: ModelConfig) -> str:
     if config.is_bidirectional:
         return "none"
-    kinds = "chains; not `self`" if config.has_states else "all"
+    kinds = "chains" if config.has_states else "all"
     return kinds if config.draft_head is None else f"{kinds}; `mtp`"
 
 

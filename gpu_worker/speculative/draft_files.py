@@ -50,22 +50,17 @@ class DraftFiles:
             return weights.has(name)
 
 
-def open_draft_weights(
-    directory: Path, dtype: torch.dtype, device: torch.device, single_file: str = SINGLE_FILE
-) -> Checkpoint:
+def open_draft_weights(directory: Path, dtype: torch.dtype, device: torch.device) -> Checkpoint:
     """Open the weights; use the result as a context manager.
 
     Args:
-        directory: Holds `single_file`, or `model.safetensors`, or an index and its shards.
+        directory: Holds `model.safetensors`, or an index and its shards.
         dtype: What tensors are converted to.
         device: Where they are put.
-        single_file: Another name that a proposer's authors give to the file.
 
     Raises:
         CheckpointError: A file is missing or damaged, or there are pickled weights only.
     """
-    if (directory / single_file).exists():
-        return Checkpoint(directory, dtype, device, single_file=single_file)
     if not any((directory / name).exists() for name in (SINGLE_FILE, INDEX_FILE)):
         for pickle in sorted(path for pattern in _PICKLES for path in directory.glob(pattern)):
             problem = f"is pickled, which runs code when it is read; convert its tensors to {SINGLE_FILE}"
@@ -73,13 +68,13 @@ def open_draft_weights(
     return Checkpoint(directory, dtype, device)
 
 
-def weights_num_bytes(directory: Path, dtype: torch.dtype, single_file: str = SINGLE_FILE) -> int:
+def weights_num_bytes(directory: Path, dtype: torch.dtype) -> int:
     """Return what all tensors take once they are loaded.
 
     Raises:
         CheckpointError: A file is missing or damaged, or there are pickled weights only.
     """
-    with open_draft_weights(directory, dtype, torch.device("cpu"), single_file) as checkpoint:
+    with open_draft_weights(directory, dtype, torch.device("cpu")) as checkpoint:
         return checkpoint.num_bytes_loaded("")
 
 

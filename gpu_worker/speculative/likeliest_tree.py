@@ -5,33 +5,10 @@ The likeliest chain is numbered first: where it is accepted, nothing has to be m
 
 from __future__ import annotations
 
-import heapq
 import math
 from collections.abc import Sequence as Values
 
 from gpu_worker.core.draft import ROOT, Draft
-
-
-def likeliest_tree(token_ids: Values[Values[int]], log_probabilities: Values[Values[float]], count: int) -> Draft:
-    """Return the likeliest tree where what is likely at a depth does not depend on the tokens before it.
-
-    Args:
-        token_ids: By depth, candidates, likely ones first.
-        log_probabilities: Natural logs, of the same shape as `token_ids`.
-        count: Draft tokens at most.
-    """
-    taken: list[tuple[int, int, int]] = []
-    # Less the joint log probability, parent, depth, and rank there.
-    frontier = [(-log_probabilities[0][0], ROOT, 0, 0)]
-    while frontier and len(taken) < count:
-        cost, parent, depth, rank = heapq.heappop(frontier)
-        scores = log_probabilities[depth]
-        if rank + 1 < len(scores):
-            heapq.heappush(frontier, (cost + scores[rank] - scores[rank + 1], parent, depth, rank + 1))
-        if depth + 1 < len(token_ids):
-            heapq.heappush(frontier, (cost - log_probabilities[depth + 1][0], len(taken), depth + 1, 0))
-        taken.append((parent, depth, rank))
-    return _numbered([token_ids[depth][rank] for _, depth, rank in taken], [parent for parent, _, _ in taken])
 
 
 class BranchingChain:

@@ -29,11 +29,6 @@ class Settings(Protocol):
         """Directory of the proposer's weights."""
         ...
 
-    @property
-    def self_speculation_layers(self) -> int | None:
-        """First layers of the model that propose; None is the proposer's choice."""
-        ...
-
 
 @dataclass(frozen=True, slots=True)
 class Needs:
@@ -57,14 +52,12 @@ class Recipe(ABC):
         name: Its value of the setting `speculative`.
         help: What it does, as a part of that setting's description that begins with the name.
         weights: What the directory in `draft_model` holds; None where it has no weights of its own.
-        options: Settings that are for this proposer alone.
         drafts_predictions: Drafts are taken from predictions of the output that clients send.
     """
 
     name: ClassVar[str]
     help: ClassVar[str]
     weights: ClassVar[str | None] = None
-    options: ClassVar[tuple[str, ...]] = ()
     drafts_predictions: ClassVar[bool] = False
 
     def recognizes(self, files: DraftFiles) -> bool:

@@ -25,9 +25,7 @@ if TYPE_CHECKING:
     from gpu_worker.speculative.draft_files import DraftFiles
 
 
-_LAYERS = "self_speculation_layers"
 _WITHOUT_HEAD = "set it to ngram, or to off"
-_MEDUSA_FIELDS = {"medusa_num_heads", "medusa_num_layers"}
 
 
 class NgramRecipe(Recipe):
@@ -48,44 +46,6 @@ class NgramRecipe(Recipe):
         from gpu_worker.speculative.ngram.proposer import NgramProposer
 
         return NgramProposer(runner.num_blocks * runner.block_size)
-
-
-class SelfSpeculationRecipe(Recipe):
-    """Runs the first layers on the model's own weights and KV cache."""
-
-    name = "self"
-    help = "has the model's first layers make them"
-    options = (_LAYERS,)
-
-    def needs(self, settings: Settings, config: RunnerConfig) -> Needs:
-        """Return the memory of a second runner's rows."""
-        from gpu_worker.models.registry import read_model_config
-        from gpu_worker.speculative.draft_files import rows_num_bytes
-
-        model = read_model_config(config.model)
-        if model.has_states:
-            raise ConfigError(
-                variable_name("speculative"),
-                f"is {self.name}, but the model's recurrent layers ({model.architecture}) would remember the drafts of "
-                "its first layers; set it to ngram, or to off",
-            )
-        return Needs(num_bytes=rows_num_bytes(config, model))
-
-    def build(self, settings: Settings, config: RunnerConfig, runner: TorchModelRunner) -> Proposer:
-        """Make a runner of the first layers, and the proposer."""
-        from gpu_worker.speculative.self_speculation.proposer import SelfSpeculationProposer
-
-        num_layers = _num_early_layers(settings.self_speculation_layers, runner.model_config.num_layers)
-        return SelfSpeculationProposer(runner.early_exit(num_layers))
-
-
-def _num_early_layers(requested: int | None, most: int) -> int:
-    if requested is None:
-        return max(1, round(most / 4))
-    if requested > most:
-        problem = f"is {requested}, but the model has {most} layers; about a quarter of them is usual"
-        raise ConfigError(variable_name(_LAYERS), problem)
-    return requested
 
 
 class MtpRecipe(Recipe):
@@ -145,44 +105,6 @@ def _check_head_counted(model: ModelConfig) -> None:
 
 def _head_error(problem: str) -> ConfigError:
     return ConfigError(variable_name("speculative"), f"is {MtpRecipe.name}, but {problem}; {_WITHOUT_HEAD}")
-
-
-class MedusaRecipe(Recipe):
-    """Loads the heads beside the model."""
-
-    name = "medusa"
-    help = "has heads make them that were trained for the model"
-    weights = "Medusa heads, which were trained for the model"
-
-    def recognizes(self, files: DraftFiles) -> bool:
-        """Look at the file's name and the configuration."""
-        from gpu_worker.speculative.medusa.proposer import WEIGHTS_FILE
-
-        config = files.config
-        return config is not None and (
-            (files.directory / WEIGHTS_FILE).exists()
-            or bool(config.names() & _MEDUSA_FIELDS)
-            or config.text("model_type", "") == "medusa"
-            or "MedusaModel" in config.texts("architectures")
-        )
-
-    def needs(self, settings: Settings, config: RunnerConfig) -> Needs:
-        """Return the size of the heads."""
-        from gpu_worker.speculative.draft_files import draft_dtype, weights_num_bytes
-        from gpu_worker.speculative.medusa.proposer import WEIGHTS_FILE
-
-        assert settings.draft_model is not None
-        return Needs(num_bytes=weights_num_bytes(settings.draft_model, draft_dtype(config), WEIGHTS_FILE))
-
-    def build(self, settings: Settings, config: RunnerConfig, runner: TorchModelRunner) -> Proposer:
-        """Load the heads."""
-        from gpu_worker.execution.runner_config import choose_draft_dtype
-        from gpu_worker.speculative.medusa.proposer import MedusaProposer, load_medusa_heads
-
-        assert settings.draft_model is not None
-        model = runner.model
-        dtype = choose_draft_dtype(model.dtype, model.device)
-        return MedusaProposer(load_medusa_heads(settings.draft_model, model, dtype))
 
 
 class EagleRecipe(Recipe):
@@ -326,9 +248,7 @@ def _draft_model_dtype(draft: ModelConfig, config: RunnerConfig) -> tuple[torch.
 
 RECIPES: tuple[Recipe, ...] = (
     NgramRecipe(),
-    SelfSpeculationRecipe(),
     MtpRecipe(),
-    MedusaRecipe(),
     EagleRecipe(),
     # Any model can be one: asked last what a directory holds.
     DraftModelRecipe(),

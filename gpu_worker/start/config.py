@@ -129,9 +129,6 @@ class WorkerConfig(NatsFiles):
     draft_model: Path | None = setting(
         None, f"Directory of what makes drafts, for the proposers that have weights. {describe_weights()}."
     )
-    self_speculation_layers: int | None = setting(
-        None, "First layers of the model that draft with --speculative self; about a quarter if not given.", minimum=1
-    )
     num_speculative_tokens: int = setting(
         5,
         "Draft tokens that a sequence verifies in a step at most; fewer while too few are accepted.",

@@ -34,11 +34,8 @@ def check_speculation(config: WorkerConfig, tokenizer: ModelTokenizer) -> None:
     recipe = find_recipe(config.speculative)
     if config.simulate is not None and recipe is not None:
         raise ConfigError(_SPECULATIVE, f"is {recipe.name}, but a simulated engine has no model")
-    for other in RECIPES:
-        if other is not recipe:
-            _check_unset(config, other.options, [other.name])
     if recipe is None or recipe.weights is None:
-        _check_unset(config, (DRAFT_MODEL,), [other.name for other in RECIPES if other.weights])
+        _check_no_weights(config)
     else:
         _check_weights(recipe, recipe.weights, config.draft_model)
     if recipe is not None:
@@ -86,12 +83,11 @@ def build_proposer(config: WorkerConfig, runner_config: RunnerConfig, runner: To
         raise _about_weights(error, recipe) from error
 
 
-def _check_unset(config: WorkerConfig, options: tuple[str, ...], needed: list[str]) -> None:
-    """Refuse options that are set although none of the `needed` proposers is chosen."""
-    for option in options:
-        if getattr(config, option) is not None:
-            problem = f"is set, but {_SPECULATIVE} is {config.speculative}; set it to {_either(needed)}"
-            raise ConfigError(variable_name(option), problem)
+def _check_no_weights(config: WorkerConfig) -> None:
+    """Refuse a directory of weights, which only some proposers have."""
+    if config.draft_model is not None:
+        needed = _either([recipe.name for recipe in RECIPES if recipe.weights])
+        raise ConfigError(_DRAFT_MODEL, f"is set, but {_SPECULATIVE} is {config.speculative}; set it to {needed}")
 
 
 def _check_weights(recipe: Recipe, weights: str, directory: Path | None) -> None:

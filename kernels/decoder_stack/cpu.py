@@ -226,11 +226,6 @@ class CpuDecoderStack:
             self._scratch = torch.empty(num_bytes, dtype=torch.uint8)
         return self._scratch.data_ptr()
 
-    def first(self, num_layers: int) -> CpuDecoderStack:
-        """Return the stack without the layers behind the first ones, and without taps; weights are shared."""
-        shape, inputs, layers, final_norm, cos_sin = self._parts
-        return CpuDecoderStack(self.library, shape, inputs, layers[:num_layers], final_norm, cos_sin)
-
     def _place_caches(self, step: StackStep) -> None:
         """Tell the kernel where the caches are, when they are others than before."""
         if self._caches is step.caches:

@@ -61,7 +61,7 @@ class Workers:
             "num_blocks": 300,
             "speculative": kind,
         }
-        if kind in ("draft", "eagle", "medusa"):
+        if kind in ("draft", "eagle"):
             settings["draft_model"] = DEMO_MODEL.parent / kind
         environ = {name: value for name, value in os.environ.items() if not name.startswith("HEADRACE_")}
         environ |= {f"HEADRACE_{name.upper()}": str(value) for name, value in settings.items()}

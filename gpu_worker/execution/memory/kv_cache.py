@@ -65,10 +65,6 @@ class KVCache:
             WindowConfig(group.window, cache.num_blocks) for group, cache in groups if group.window is not None
         )
 
-    def first(self, num_layers: int) -> KVCache:
-        """Return the caches of the first layers, in the same groups; the memory is shared."""
-        return KVCache(self.layers[:num_layers], self.groups, self.layout, self.block_size, self.device)
-
 
 def allocate_kv_cache(
     num_blocks: int, block_size: int, model: ModelConfig, dtype: torch.dtype, device: torch.device

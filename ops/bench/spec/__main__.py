@@ -52,7 +52,7 @@ _LEAST_PROMPTS = 8
 _LESSONS = 16
 """Batches that the adaptive depth learns from before it is measured: its first trials are no worker's everyday."""
 
-_PROPOSERS = ["ngram", "self", "draft", "medusa", "eagle"]
+_PROPOSERS = ["ngram", "draft", "eagle"]
 Prompts = list[list[int]]
 
 
@@ -165,7 +165,7 @@ def _runner_config(model: Path, options: argparse.Namespace) -> RunnerConfig:
 def _parser() -> argparse.ArgumentParser:
     parser = bench_parser("spec", __doc__)
     add_model(parser, "default: the demo model", model=DEMO_MODEL)
-    proposers = "what drafts; what draft, medusa and eagle draft by lies beside the model, in folders of these names"
+    proposers = "what drafts; what draft and eagle draft by lies beside the model, in folders of these names"
     add_list(parser, "--proposer", str, _PROPOSERS, proposers, _PROPOSERS)
     add_list(parser, "--batch", int, [1, 4, 16, 32], "sequences at once: 1,4,16,32")
     add_list(parser, "--acceptance", float, [0.6, 0.8, 0.95], "of the known drafts of a --shape")
@@ -195,13 +195,13 @@ def _ways(model: Path, runner: TorchModelRunner, options: argparse.Namespace) ->
             yield f"known {share}", Way(ScriptedProposer(share, vocab_size), prompts, is_scripted=True)
         return
     for name in options.proposer:
-        trained = name in ("draft", "medusa", "eagle")
+        trained = name in ("draft", "eagle")
         config = WorkerConfig(model=model, speculative=name, draft_model=model.parent / name if trained else None)
         proposer = build_proposer(config, _runner_config(model, options), runner)
         prompts = partial(beginning_prompts, model)
         if name == "ngram":
             prompts = partial(copied_prompts, runner, model, options.new)
-        yield name, Way(proposer, prompts, is_tree=name in ("medusa", "eagle"))
+        yield name, Way(proposer, prompts, is_tree=name == "eagle")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

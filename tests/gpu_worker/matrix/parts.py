@@ -38,8 +38,6 @@ from tests.gpu_worker.speculative.draft_files import (
     eagle3_tensors,
     eagle_config,
     eagle_tensors,
-    medusa_config,
-    medusa_tensors,
     save_draft,
 )
 
@@ -97,7 +95,6 @@ def save_models(directory: Path, save: Callable[[Path], Any] = save_tiny_model) 
             parameter += 0.02 * torch.randn_like(parameter)
         model.save_pretrained(directory / "draft")
     torch.manual_seed(1)
-    save_draft(directory / "medusa", medusa_config(3, 1), medusa_tensors(3, 1, SIZE, VOCAB, set()))
     save_draft(directory / "eagle", eagle_config(SIZE, VOCAB), eagle_tensors(SIZE))
     layer = eagle3_tensors(SIZE, VOCAB, VOCAB // 2, num_tapped=2)
     layer["lm_head.weight"][layer["d2t"] + torch.arange(VOCAB // 2) < NUM_SHARP_TOKENS] *= 3
@@ -186,7 +183,7 @@ def _proposer(models: Models, cell: EngineCell, runner: Runner, answers: Answers
             draft_runner, vocab_size=VOCAB, max_model_len=MAX_LEN, max_num_batched_tokens=TOKEN_BUDGETS[cell.budget]
         )
     kind = "eagle" if cell.proposer == "eagle3" else cell.proposer
-    directory = models.directory / cell.proposer if kind in ("medusa", "eagle") else None
+    directory = models.directory / cell.proposer if kind == "eagle" else None
     settings = RunnerConfig(
         models.directory / "target",
         block_size=BLOCK,

@@ -39,12 +39,12 @@ MODELS: dict[str, Callable[[Path], Any]] = {
     "deepseek-v2-lite": partial(save_case, LATENT["deepseek-v2-lite"]),
     **{name: partial(save_recurrent, name, eos_token_id=None) for name in HEADLESS},
 }
-# Others are refused at the start: drafts of heads that a checkpoint lacks, and layers that draft but keep a state.
+# Others are refused at the start: drafts of heads that a checkpoint lacks.
 PAIRS = [
     (model, proposer)
     for model in MODELS
-    for proposer in ("ngram", "draft", "mtp", "self")
-    if (proposer != "mtp" or model in FAMILIES) and (proposer != "self" or model not in RECURRENT)
+    for proposer in ("ngram", "draft", "mtp")
+    if proposer != "mtp" or model in FAMILIES
 ]
 NUM_SLOTS = 12
 DEPTH = 4

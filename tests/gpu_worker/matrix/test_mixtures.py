@@ -72,7 +72,7 @@ def test_drafts_eight_bit_caches_and_resumptions_change_no_answer(oracle: Oracle
 
 
 @pytest.mark.parametrize("runner", ENGINE_FACTORS["runner"])
-@pytest.mark.parametrize("proposer", ["none", "ngram", "self"])
+@pytest.mark.parametrize("proposer", ["none", "ngram"])
 def test_failing_steps_change_no_answer(oracle: Oracle, proposer: str, runner: str) -> None:
     cell = EngineCell(proposer, runner, "auto", "ample", "small", "fixed")
     everybody = [PRIMER, *OTHERS, POISON, LAST]

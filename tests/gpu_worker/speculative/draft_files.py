@@ -1,4 +1,4 @@
-"""Writes random Medusa heads and EAGLE layers in the public layouts, and computes them plainly."""
+"""Writes random EAGLE layers in the public layouts, and computes them plainly."""
 
 from __future__ import annotations
 
@@ -16,36 +16,6 @@ def save_draft(directory: Path, config: dict[str, object], tensors: Tensors, fil
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "config.json").write_text(json.dumps(config))
     save_file(tensors, directory / file)
-
-
-def medusa_config(num_heads: int, num_blocks: int) -> dict[str, object]:
-    return {"medusa_num_heads": num_heads, "medusa_num_layers": num_blocks, "base_model_name_or_path": "somewhere"}
-
-
-def medusa_tensors(num_heads: int, num_blocks: int, size: int, vocab_size: int, own: set[int]) -> Tensors:
-    """Make heads; those in `own` have a vocabulary matrix."""
-    tensors: Tensors = {}
-    for head in range(num_heads):
-        for block in range(num_blocks):
-            tensors[f"{head}.{block}.linear.weight"] = torch.randn(size, size) / size**0.5
-            tensors[f"{head}.{block}.linear.bias"] = torch.randn(size) * 0.3
-        if head in own:
-            tensors[f"{head}.{num_blocks}.weight"] = torch.randn(vocab_size, size) / size**0.5
-    return tensors
-
-
-def medusa_logits(tensors: Tensors, num_blocks: int, head: int, hidden: torch.Tensor) -> torch.Tensor | None:
-    """Score by one head as the paper writes it; None leaves the vocabulary matrix to the model's own."""
-    x = medusa_features(tensors, num_blocks, head, hidden)
-    own = tensors.get(f"{head}.{num_blocks}.weight")
-    return None if own is None else x @ own.T
-
-
-def medusa_features(tensors: Tensors, num_blocks: int, head: int, hidden: torch.Tensor) -> torch.Tensor:
-    for block in range(num_blocks):
-        weight, bias = (tensors[f"{head}.{block}.linear.{part}"] for part in ("weight", "bias"))
-        hidden = hidden + F.silu(hidden @ weight.T + bias)
-    return hidden
 
 
 EAGLE_SIZES = {

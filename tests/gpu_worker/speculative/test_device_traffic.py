@@ -19,7 +19,6 @@ from gpu_worker.speculative.eagle import layer as eagle_layer
 from gpu_worker.speculative.eagle.layer import load_eagle_layer
 from gpu_worker.speculative.hidden_vectors.entry_rows import EntryRows
 from gpu_worker.speculative.hidden_vectors.proposer import HiddenVectorProposer
-from gpu_worker.speculative.medusa.proposer import MedusaProposer, load_medusa_heads
 from ops.bench.spec.fixed_depth import FixedDepth
 from shared.sampling import Sampling
 from tests.gpu_worker.models.pairs import Pair
@@ -28,8 +27,6 @@ from tests.gpu_worker.speculative.device_traffic import Traffic, recorded_traffi
 from tests.gpu_worker.speculative.draft_files import (
     eagle_config,
     eagle_tensors,
-    medusa_config,
-    medusa_tensors,
     save_draft,
 )
 
@@ -74,14 +71,8 @@ def eagle(pair_of: Callable[[str], Pair], tmp_path: Path, monkeypatch: pytest.Mo
     return HiddenVectorProposer(layer, EntryRows(cache, NUM_SEQS, 8 * BLOCK, layer.device), max_num_batched_tokens=500)
 
 
-@pytest.fixture
-def medusa(pair_of: Callable[[str], Pair], tmp_path: Path) -> MedusaProposer:
-    save_draft(tmp_path, medusa_config(3, 1), medusa_tensors(3, 1, SIZE, VOCAB, set()))
-    return MedusaProposer(load_medusa_heads(tmp_path, pair_of("llama").model))
-
-
 @torch.inference_mode()
-def traffic_of(proposer: HiddenVectorProposer | MedusaProposer, depth: int, monkeypatch: pytest.MonkeyPatch) -> Traffic:
+def traffic_of(proposer: HiddenVectorProposer, depth: int, monkeypatch: pytest.MonkeyPatch) -> Traffic:
     batch = Batch()
     proposer.observe(batch.step())
     proposer.propose(batch.requests(depth))
@@ -99,34 +90,23 @@ def test_eagle_drafts_with_one_upload_and_one_wait_whatever_the_depth(
     assert traffic_of(eagle, depth, monkeypatch) == Traffic([], [], 1, 1)
 
 
-@pytest.mark.parametrize("depth", [1, 3])
-def test_medusa_drafts_with_no_upload_and_one_wait(
-    medusa: MedusaProposer, depth: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert traffic_of(medusa, depth, monkeypatch) == Traffic([], [], 0, 1)
-
-
 @torch.inference_mode()
-def test_what_is_observed_waits_for_nothing(
-    eagle: HiddenVectorProposer, medusa: MedusaProposer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for proposer in (eagle, medusa):
-        batch = Batch()
-        computed = [batch.step() for _ in range(3)]
-        with recorded_traffic(monkeypatch) as traffic:
-            for step in computed:
-                proposer.observe(step)
-        assert traffic == Traffic()
+def test_what_is_observed_waits_for_nothing(eagle: HiddenVectorProposer, monkeypatch: pytest.MonkeyPatch) -> None:
+    batch = Batch()
+    computed = [batch.step() for _ in range(3)]
+    with recorded_traffic(monkeypatch) as traffic:
+        for step in computed:
+            eagle.observe(step)
+    assert traffic == Traffic()
 
 
-@pytest.mark.parametrize("kind", ["eagle", "medusa"])
 def test_steps_that_verify_drafts_wait_for_their_tokens_and_their_drafts_only(
-    kind: str, request: pytest.FixtureRequest, pair_of: Callable[[str], Pair], monkeypatch: pytest.MonkeyPatch
+    eagle: HiddenVectorProposer, pair_of: Callable[[str], Pair], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = pair_of("llama").model
     cache = allocate_kv_cache(8 * NUM_SEQS, BLOCK, model.config, model.dtype, model.device)
     runner = TorchModelRunner(model, cache, NUM_SEQS, 8 * BLOCK, 64, 3, is_asynchronous=True)
-    runner.verify_drafts_of(request.getfixturevalue(kind))
+    runner.verify_drafts_of(eagle)
     sizes = SchedulerConfig(
         block_size=BLOCK, num_blocks=8 * NUM_SEQS, max_num_seqs=NUM_SEQS, max_num_batched_tokens=64, max_model_len=32
     )

@@ -18,8 +18,6 @@ from gpu_worker.start.proposer_setup import with_room_for_proposer
 from tests.gpu_worker.speculative.draft_files import (
     eagle_config,
     eagle_tensors,
-    medusa_config,
-    medusa_tensors,
     save_draft,
 )
 
@@ -55,12 +53,7 @@ def test_draft_model_takes_its_weights_and_a_cache_of_as_many_tokens() -> None:
     assert config.proposer_block_bytes == bytes_per_block(16, model, torch.float32)
 
 
-def test_medusa_heads_take_their_weights_and_an_eagle_layer_entries_beside_each_block(tmp_path: Path) -> None:
-    heads = medusa_tensors(3, 1, 256, 4096, set())
-    save_draft(tmp_path / "medusa", medusa_config(3, 1), heads)
-    config = room(speculative="medusa", draft_model=tmp_path / "medusa")
-    assert config.proposer_bytes == sum(4 * tensor.numel() for tensor in heads.values())
-    assert config.proposer_block_bytes == 0
+def test_eagle_layer_takes_its_weights_and_entries_beside_each_block(tmp_path: Path) -> None:
     layer = eagle_tensors(256)
     save_draft(tmp_path / "eagle", eagle_config(256, 4096), layer)
     config = room(speculative="eagle", draft_model=tmp_path / "eagle")

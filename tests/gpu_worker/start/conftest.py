@@ -10,8 +10,6 @@ from tests.gpu_worker.speculative.draft_files import (
     eagle3_tensors,
     eagle_config,
     eagle_tensors,
-    medusa_config,
-    medusa_tensors,
     save_draft,
 )
 
@@ -21,7 +19,6 @@ def drafts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with drafters for the demo model, by the names of their proposers."""
     directory = tmp_path_factory.mktemp("drafts")
     torch.manual_seed(1)
-    save_draft(directory / "medusa", medusa_config(3, 1), medusa_tensors(3, 1, 256, 4096, set()))
     save_draft(directory / "eagle", eagle_config(256, 4096), eagle_tensors(256))
     save_draft(directory / "eagle3", eagle3_config(256, 4096, 500), eagle3_tensors(256, 4096, 500))
     return directory

@@ -230,7 +230,7 @@ CASES: dict[str, dict[str, Any]] = {
     "int8-cache": {"kv_cache_dtype": "int8"},
     "int4": {},
     "int8": {},
-    **{kind: {"speculative": kind} for kind in ("ngram", "self", "draft", "medusa", "eagle")},
+    **{kind: {"speculative": kind} for kind in ("ngram", "draft", "eagle")},
     "eagle3": {"speculative": "eagle"},
     **{kind: {} for kind in ("mixture", "hybrid", "latent")},
     "hybrid-eager": {"cuda_graphs": "off"},
@@ -256,7 +256,7 @@ def make_case(case: str, directory: Path) -> Path:
 
 def start(case: str, drafts: Path, model: Path) -> Engine:
     settings = dict(CASES[case])
-    if settings.get("speculative") in ("draft", "medusa", "eagle"):
+    if settings.get("speculative") in ("draft", "eagle"):
         settings["draft_model"] = DEMO_MODEL if case == "draft" else drafts / case
     directory = read_model_directory(model)
     config = WorkerConfig(

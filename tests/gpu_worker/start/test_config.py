@@ -59,7 +59,7 @@ def test_value_out_of_bounds_names_the_variable_and_what_is_allowed(name: str, v
         ("--cuda-graphs off|decode|all", "HEADRACE_CUDA_GRAPHS; default all"),
         ("--num-blocks N", "HEADRACE_NUM_BLOCKS; at least 1"),
         ("--kv-cache-bytes N", "HEADRACE_KV_CACHE_BYTES; at least 1"),
-        ("--speculative off|ngram|self|mtp|medusa|eagle|draft", "HEADRACE_SPECULATIVE; default off"),
+        ("--speculative off|ngram|mtp|eagle|draft", "HEADRACE_SPECULATIVE; default off"),
         ("--num-speculative-tokens N", "HEADRACE_NUM_SPECULATIVE_TOKENS; default 5; 1 to 63"),
     ],
 )
@@ -83,7 +83,7 @@ def test_help_tells_option_variable_default_and_bounds(flag: str, facts: str) ->
         ({"speculative": "draft"}, "HEADRACE_DRAFT_MODEL: is needed with HEADRACE_SPECULATIVE=draft"),
         (
             {"draft_model": DEMO_MODEL},
-            "HEADRACE_DRAFT_MODEL: is set, but HEADRACE_SPECULATIVE is off; set it to medusa, eagle or draft",
+            "HEADRACE_DRAFT_MODEL: is set, but HEADRACE_SPECULATIVE is off; set it to eagle or draft",
         ),
         (
             {"speculative": "draft", "draft_model": Path("no/such/model")},

@@ -37,7 +37,7 @@ FURTHER = {
 }
 # A mixture has its activation in its products.
 WITHOUT = {"mixture": {"silu_mul_kernel"}}
-CASES = ["off", "eager", "int8-cache", "int4", "int8", "ngram", "self", "draft", "medusa", "eagle", "eagle3"]
+CASES = ["off", "eager", "int8-cache", "int4", "int8", "ngram", "draft", "eagle", "eagle3"]
 CASES += ["mixture", "hybrid", "hybrid-eager", "latent"]
 
 

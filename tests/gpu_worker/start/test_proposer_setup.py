@@ -20,8 +20,6 @@ from shared.sampling import Sampling
 from tests.gpu_worker.speculative.draft_files import (
     eagle_config,
     eagle_tensors,
-    medusa_config,
-    medusa_tensors,
     save_draft,
 )
 
@@ -31,10 +29,9 @@ SIZE, VOCAB = 256, 4096
 
 @pytest.fixture(scope="module")
 def drafts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Random Medusa heads and a random EAGLE layer for the demo model."""
+    """Random EAGLE layers, one of them for the demo model."""
     directory = tmp_path_factory.mktemp("drafts")
     torch.manual_seed(1)
-    save_draft(directory / "medusa", medusa_config(3, 1), medusa_tensors(3, 1, SIZE, VOCAB, set()))
     save_draft(directory / "eagle", eagle_config(SIZE, VOCAB), eagle_tensors(SIZE))
     save_draft(directory / "eagle-of-another", eagle_config(64, VOCAB), eagle_tensors(64))
     return directory
@@ -60,24 +57,13 @@ def plain() -> list[int]:
     return generate()[0]
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"speculative": "self"},
-        {"speculative": "self", "self_speculation_layers": 8},
-        {"speculative": "medusa", "draft_model": "medusa"},
-        {"speculative": "eagle", "draft_model": "eagle"},
-    ],
-    ids=["self", "all layers", "medusa", "eagle"],
-)
+@pytest.mark.parametrize("kind", ["draft", "eagle"])
 def test_answers_stay_the_same_whatever_drafts(
-    plain: list[int], drafts: Path, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    plain: list[int], drafts: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The policy would soon find that random weights do not draft well.
     monkeypatch.setattr("gpu_worker.start.engine_setup.AdaptiveDepth", lambda depth, **_: FixedDepth(depth))
-    if "draft_model" in settings:
-        settings = settings | {"draft_model": drafts / settings["draft_model"]}
-    tokens, num_drafted = generate(**settings)
+    tokens, num_drafted = generate(speculative=kind, draft_model=DEMO_MODEL if kind == "draft" else drafts / kind)
     assert tokens == plain
     assert num_drafted > 0
 
@@ -85,13 +71,11 @@ def test_answers_stay_the_same_whatever_drafts(
 @pytest.mark.parametrize(
     ("speculative", "name", "problem"),
     [
-        ("eagle", "medusa", r"medusa holds Medusa heads.* but HEADRACE_SPECULATIVE is eagle; set that to medusa"),
-        ("medusa", "eagle", r"eagle holds an EAGLE layer.* but HEADRACE_SPECULATIVE is medusa; set that to eagle"),
-        ("draft", "eagle", r"but HEADRACE_SPECULATIVE is draft; set that to eagle"),
+        ("draft", "eagle", r"eagle holds an EAGLE layer.* but HEADRACE_SPECULATIVE is draft; set that to eagle"),
         ("eagle", "eagle-of-another", r"config\.json: field 'hidden_size' is 64, but must be 256; take weights"),
         ("eagle", "nowhere", r"nowhere is no directory of a model; give that of an EAGLE layer"),
-        ("ngram", "eagle", r"is set, but HEADRACE_SPECULATIVE is ngram; set it to medusa, eagle or draft"),
-        ("medusa", None, r"is needed with HEADRACE_SPECULATIVE=medusa: the directory of Medusa heads"),
+        ("ngram", "eagle", r"is set, but HEADRACE_SPECULATIVE is ngram; set it to eagle or draft"),
+        ("eagle", None, r"is needed with HEADRACE_SPECULATIVE=eagle: the directory of an EAGLE layer"),
     ],
 )
 def test_draft_model_that_does_not_fit_is_refused(
@@ -114,10 +98,3 @@ def test_damaged_weights_are_refused(drafts: Path, tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(whole[:-8])
     with pytest.raises(ConfigError, match=r"HEADRACE_DRAFT_MODEL: .*is not a whole safetensors file"):
         generate(speculative="eagle", draft_model=tmp_path)
-
-
-def test_layers_of_self_speculation_are_checked() -> None:
-    with pytest.raises(ConfigError, match="HEADRACE_SELF_SPECULATION_LAYERS: is 9, but the model has 8 layers"):
-        generate(speculative="self", self_speculation_layers=9)
-    with pytest.raises(ConfigError, match="HEADRACE_SELF_SPECULATION_LAYERS: is set, but HEADRACE_SPECULATIVE is off"):
-        generate(self_speculation_layers=2)

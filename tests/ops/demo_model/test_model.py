@@ -38,7 +38,7 @@ def continued(oracle: tuple[Any, Any], text: str, max_tokens: int) -> str:
     return continuation
 
 
-@pytest.mark.parametrize(("folder", "max_bytes"), [("model", 24e6), ("draft", 4e6), ("medusa", 4e6), ("eagle", 4e6)])
+@pytest.mark.parametrize(("folder", "max_bytes"), [("model", 24e6), ("draft", 4e6), ("eagle", 4e6)])
 def test_weights_are_small_and_finite_float16(folder: str, max_bytes: float) -> None:
     path: Path = DEMO_MODEL.parent / folder / "model.safetensors"
 
@@ -72,8 +72,7 @@ def test_chat_request_is_answered_by_one_valid_function_that_ends(oracle: tuple[
 def test_card_states_the_figures_of_the_training_records() -> None:
     card = (DEMO_MODEL / "README.md").read_text()
     model, *drafts = (
-        json.loads((DEMO_MODEL.parent / folder / "training.json").read_text())
-        for folder in ("model", "draft", "medusa", "eagle")
+        json.loads((DEMO_MODEL.parent / folder / "training.json").read_text()) for folder in ("model", "draft", "eagle")
     )
 
     assert model["is_final"] is True

@@ -18,7 +18,6 @@ from gpu_worker.execution.runner import TorchModelRunner
 from gpu_worker.models.decoder import CausalLM
 from gpu_worker.speculative.draft_model.proposer import DraftModelProposer
 from gpu_worker.speculative.ngram.proposer import NgramProposer
-from gpu_worker.speculative.self_speculation.proposer import SelfSpeculationProposer
 from ops.bench.spec.fixed_depth import FixedDepth
 from shared.sampling import Sampling
 from tests.gpu_worker.execution.device_runs import make_device_runner
@@ -240,19 +239,6 @@ def test_draft_model_runs_on_a_device_runner_of_its_own(model: CausalLM, plain: 
     )
     assert outcome.tokens == plain.tokens
     # Those with penalties are guessed without them.
-    assert outcome.speculation is not None
-    assert num_accepted(outcome) > 0.5 * outcome.speculation.num_draft_tokens > 50
-
-
-def test_first_layers_of_the_model_propose_on_a_device_runner_of_their_own(model: CausalLM, plain: Outcome) -> None:
-    """All layers here: what they guess is right."""
-    runner = make_device_runner(model, is_graphed=True, max_num_seqs=7, max_draft_tokens=DEPTH)
-    short = model.early_exit(model.config.num_layers)
-    guesser = TorchModelRunner(short, runner.cache, 7, runner.max_model_len, 64)
-    guesser.capture_graphs()
-    runner.verify_drafts_of(SelfSpeculationProposer(guesser))
-    outcome = run(runner, sequences(), policy=FixedDepth(3), token_budget=90, max_num_seqs=7, num_blocks=60)
-    assert outcome.tokens == plain.tokens
     assert outcome.speculation is not None
     assert num_accepted(outcome) > 0.5 * outcome.speculation.num_draft_tokens > 50
 

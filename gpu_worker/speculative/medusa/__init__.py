@@ -1,1 +1,0 @@
-"""Medusa: each head predicts one token more, from the model's last hidden vector."""

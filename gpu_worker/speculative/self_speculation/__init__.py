@@ -1,1 +1,0 @@
-"""Self-speculation: the first layers of the model propose drafts."""
