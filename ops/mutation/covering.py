@@ -14,6 +14,8 @@ _ELSEWHERE = {
     "gateway/errors.py": ["tests/gateway/test_errors.py"],
     "gpu_worker/engine": ["tests/gpu_worker/execution"],
     "gpu_worker/execution": ["tests/gpu_worker/engine"],
+    "gpu_worker/text/gguf_encoder": ["tests/gpu_worker/quantization/gguf/test_encoder_files.py"],
+    "gpu_worker/text/template_sandbox.py": ["tests/security/test_chat_templates.py"],
 }
 # A mutant of a file that many import would meet the whole suite.
 _MAX_IMPORTING_FILES = 12

@@ -78,25 +78,26 @@ def test_template_reads_no_files(statement: str) -> None:
         "{% set n = namespace(s='x') %}{% for i in range(60) %}{% set n.s = n.s ~ n.s %}{% endfor %}{{ n.s }}",
         "{% set n = namespace(s='x') %}{% for i in range(60) %}{% set n.s = n.s + n.s %}{% endfor %}{{ n.s }}",
         "{% set n = namespace(s=[1]) %}{% for i in range(60) %}{% set n.s = n.s + n.s %}{% endfor %}{{ n.s }}",
-        "{{ 'x' * 1000000000 }}",
-        "{{ 1000000000 * [1] }}",
+        "{{ 'x' * 1000000000000000 }}",
+        "{{ 1000000000000000 * [1] }}",
         "{{ 9 ** 9 ** 9 }}",
-        "{{ '%1000000000d' % 1 }}",
-        "{{ '%1000000000d'|format(1) }}",
-        "{{ 'x'|center(1000000000) }}",
-        "{{ 'x'.center(1000000000) }}",
-        "{{ 'x'.zfill(1000000000) }}",
-        "{{ 'a\nb'|indent(1000000000) }}",
-        "{{ '{:1000000000}'.format('x') }}",
-        "{{ '{:{}}'.format('x', 1000000000) }}",
-        "{{ '{:{}}'.format('x', '1000000000') }}",
+        "{{ '%1000000000000000d' % 1 }}",
+        "{{ '%1000000000000000d'|format(1) }}",
+        "{{ 'x'|center(1000000000000000) }}",
+        "{{ 'x'.center(1000000000000000) }}",
+        "{{ 'x'.zfill(1000000000000000) }}",
+        "{{ 'a\nb'|indent(1000000000000000) }}",
+        "{{ '{:1000000000000000}'.format('x') }}",
+        "{{ '{:{}}'.format('x', 1000000000000000) }}",
+        "{{ '{:{}}'.format('x', '1000000000000000') }}",
         "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
         "{% for i in range(99999) %}{{ 'x' * 10000 }}{% endfor %}",
     ],
 )
 def test_template_that_computes_for_ever_or_without_bound_ends(source: str) -> None:
+    """Texts of a petabyte: one that is made before it is refused runs out of memory, and is refused for no reason."""
     started = time.process_time()
-    with pytest.raises(BadRequestError, match="chat template refuses"):
+    with pytest.raises(BadRequestError, match=r"refuses these messages: (it takes|its|a text|the|maximum rec)"):
         render(source)
     assert time.process_time() - started < 10
 

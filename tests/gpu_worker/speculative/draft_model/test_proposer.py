@@ -30,6 +30,7 @@ class DraftOracle:
         self.most_tokens = 0
 
     def submit(self, plan: StepPlan) -> CompletedStep:
+        assert all(plan.lengths), "a sequence takes part in a step with nothing to compute"
         self.num_steps += 1
         self.most_tokens = max(self.most_tokens, plan.num_tokens)
         numbered = msgspec.structs.replace(plan, step=self.num_steps)
@@ -94,6 +95,14 @@ def test_long_prompt_is_caught_up_with_in_chunks_and_delays_no_other() -> None:
     for expected in ((), (), right(long, 2)):
         assert drafts_of(proposer, requests) == [right(short, 2), expected]
     assert runner.most_tokens <= 16
+
+
+def test_sequence_for_which_a_step_has_no_room_left_waits_for_the_next() -> None:
+    proposer, _ = make_proposer(max_num_batched_tokens=16)
+    first, second = make_sequence(16), make_sequence(5, first=9)
+    requests = [DraftRequest(first, 2), DraftRequest(second, 2)]
+    assert drafts_of(proposer, requests) == [right(first, 2), ()]
+    assert drafts_of(proposer, requests) == [right(first, 2), right(second, 2)]
 
 
 def test_sequences_without_blocks_get_no_draft_until_others_left() -> None:

@@ -1,0 +1,113 @@
+"""Each setting reaches the part of the engine that it is for: none is dropped on the way, none taken for another."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gpu_worker.core.draft import MAX_DRAFT_TOKENS
+from gpu_worker.execution.runner_config import RunnerConfig
+from gpu_worker.speculative.registry import find_recipe
+from gpu_worker.start import engine_setup
+from gpu_worker.start.config import WorkerConfig
+from gpu_worker.start.engine_setup import build_engine
+from gpu_worker.start.proposer_setup import with_room_for_proposer
+from gpu_worker.text.model_directory import read_model_directory
+from gpu_worker.text.tokenizer import ModelTokenizer
+from shared.errors import ConfigError
+
+DEMO_MODEL = Path("ops/demo_model/model")
+# No two are equal, and none is a default.
+SETTINGS: dict[str, Any] = {
+    "device": "cpu",
+    "dtype": "float32",
+    "kv_cache_dtype": "int8",
+    "block_size": 32,
+    "num_blocks": 41,
+    "kv_cache_bytes": 1 << 20,
+    "gpu_memory_utilization": 0.7,
+    "max_num_seqs": 9,
+    "max_num_batched_tokens": 77,
+    "max_model_len": 101,
+    "num_threads": 3,
+    "state_checkpoint_ratio": 0.3,
+    "cuda_graphs": "decode",
+    "tensor_parallel_size": 2,
+    "enable_expert_parallel": True,
+}
+
+
+def test_every_setting_of_the_runner_is_the_workers() -> None:
+    config = WorkerConfig(model=DEMO_MODEL, **SETTINGS)
+    runner_config, _ = engine_setup._runner_config(config, read_model_directory(DEMO_MODEL))
+    shared = {field.name for field in dataclasses.fields(RunnerConfig)} & set(WorkerConfig.__annotations__)
+    assert shared == {"model", *SETTINGS}
+    assert {name: getattr(runner_config, name) for name in SETTINGS} == SETTINGS
+
+
+def test_states_get_no_memory_for_checkpoints_without_a_prefix_cache() -> None:
+    config = WorkerConfig(model=DEMO_MODEL, enable_prefix_caching=False)
+    assert engine_setup._runner_config(config, read_model_directory(DEMO_MODEL))[0].state_checkpoint_ratio == 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "sizes"),
+    [
+        (
+            {**SETTINGS, "enable_prefix_caching": False, "batch_slowdown": 0.2},
+            {
+                "block_size": 32,
+                "num_blocks": 41,
+                "max_num_seqs": 9,
+                "max_num_batched_tokens": 77,
+                "max_model_len": 101,
+                "enable_prefix_caching": False,
+                "batch_slowdown": 0.2,
+            },
+        ),
+        # Nothing is loaded here: a longer length than the model's is cut to that.
+        ({"max_model_len": 10**6}, {"num_blocks": engine_setup.SIMULATED_NUM_BLOCKS, "max_model_len": 2048}),
+    ],
+)
+def test_sizes_of_a_simulated_engine_are_the_workers(settings: dict[str, Any], sizes: dict[str, Any]) -> None:
+    config = WorkerConfig(model=DEMO_MODEL, **{**settings, "simulate": 0.01, "tensor_parallel_size": 1})
+    directory = read_model_directory(DEMO_MODEL)
+    scheduler = build_engine(config, directory, ModelTokenizer(directory)).scheduler
+    assert {name: getattr(scheduler, name) for name in sizes} == sizes
+
+
+def test_every_sequence_gets_a_token_in_a_step_however_many_there_are() -> None:
+    directory = read_model_directory(DEMO_MODEL)
+    for num_seqs, num_tokens in ((9, engine_setup.CPU_BATCHED_TOKENS), (5000, 5000)):
+        config = WorkerConfig(model=DEMO_MODEL, device="cpu", max_num_seqs=num_seqs)
+        runner_config, sizes = engine_setup._runner_config(config, directory)
+        assert runner_config.max_num_batched_tokens == sizes.max_num_batched_tokens == num_tokens
+
+
+@pytest.mark.parametrize("wanted", [3, MAX_DRAFT_TOKENS])
+def test_runner_has_room_for_as_many_drafts_as_are_asked_for(wanted: int) -> None:
+    config = WorkerConfig(model=DEMO_MODEL, speculative="ngram", num_speculative_tokens=wanted, max_num_seqs=9)
+    assert with_room_for_proposer(config, RunnerConfig(DEMO_MODEL)).max_draft_tokens == wanted
+    recipe = find_recipe("ngram")
+    assert recipe is not None
+    policy = engine_setup._policy(config, recipe)
+    assert policy._max_depth == wanted
+
+
+def test_without_speculation_the_runner_has_no_room_for_drafts() -> None:
+    runner_config = RunnerConfig(DEMO_MODEL)
+    assert with_room_for_proposer(WorkerConfig(model=DEMO_MODEL), runner_config) is runner_config
+
+
+def test_cuda_without_a_device_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ConfigError, match="HEADRACE_DEVICE: is cuda, but PyTorch finds no CUDA device"):
+        engine_setup._device(WorkerConfig(model=DEMO_MODEL, device="cuda"))
+    assert engine_setup._device(WorkerConfig(model=DEMO_MODEL, device="auto")) == "cpu"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert engine_setup._device(WorkerConfig(model=DEMO_MODEL, device="auto")) == "cuda"
+    assert engine_setup._device(WorkerConfig(model=DEMO_MODEL, device="cpu")) == "cpu"
