@@ -10,8 +10,8 @@ from ops.mutation.mutant import Edit, SourceFile
 _JUMPS = (ast.Return, ast.Raise, ast.Continue, ast.Break)
 # Calls that bound another value: the mutant leaves out the bound.
 _BOUNDING = {"min": range(2), "max": range(2), "wait_for": range(1), "shield": range(1)}
-# What mypy says of a call without an argument that it needs or that binds a name, and of a field that another class has.
-# A tuple of another length is refused in many ways.
+# What mypy says of a call without an argument that it needs or that binds a name, and of another class's field. A tuple
+# of another length is refused in many ways.
 _CRASHES = {
     "argument": ("[call-arg]", "[call-overload]", "[name-defined]"),
     "element": ("]",),
