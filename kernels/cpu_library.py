@@ -51,6 +51,9 @@ _SIGNATURES: Mapping[str, tuple[type | None, list[type]]] = MappingProxyType(
         "draft_chain": (_INT32, [*[_POINTER] * 7, _INT32]),
         "draft_chain_scratch": (_INT64, [*[_POINTER] * 2, *[_INT64] * 2]),
         "sample_tokens": (None, [*[_POINTER] * 9, _INT64, *[_INT32] * 4]),
+        "part_highest": (None, [*[_POINTER] * 3, _INT64, *[_INT32] * 3]),
+        "part_masses": (None, [*[_POINTER] * 5, _INT64, *[_INT32] * 3]),
+        "part_draw": (None, [*[_POINTER] * 6, _INT64, *[_INT32] * 3]),
         "penalise": (None, [*[_POINTER] * 8, _INT64, *[_INT32] * 3]),
         "count_tokens": (None, [*[_POINTER] * 4, *[_INT32] * 2]),
         "score_tokens": (None, [*[_POINTER] * 5, _INT64, *[_INT32] * 4]),
@@ -59,7 +62,7 @@ _SIGNATURES: Mapping[str, tuple[type | None, list[type]]] = MappingProxyType(
         "gated_delta": (None, [*[_POINTER] * 7, *[_INT64] * 2, *[_INT32] * 6]),
         "ssd": (None, [*[_POINTER] * 8, *[_INT64] * 2, *[_INT32] * 4, *[_FLOAT] * 2, *[_INT32] * 2]),
         "exchange_sum": (_INT32, [*[_POINTER] * 4, *[_INT64] * 2, *[_INT32] * 3]),
-        "exchange_gather": (_INT32, [*[_POINTER] * 5, *[_INT64] * 3, *[_INT32] * 3]),
+        "exchange_gather": (_INT32, [*[_POINTER] * 5, *[_INT64] * 3, *[_INT32] * 2]),
     }
 )
 
@@ -86,6 +89,9 @@ class CpuLibrary:
     draft_chain: Callable[..., int]
     draft_chain_scratch: Callable[..., int]
     sample_tokens: Callable[..., None]
+    part_highest: Callable[..., None]
+    part_masses: Callable[..., None]
+    part_draw: Callable[..., None]
     penalise: Callable[..., None]
     count_tokens: Callable[..., None]
     score_tokens: Callable[..., None]

@@ -10,6 +10,7 @@ import torch
 from gpu_worker.core.batch_sequences import Share
 from gpu_worker.core.pooling import PoolingPlan, Readout
 from gpu_worker.execution.batch.transfers import Int32s
+from gpu_worker.layers.divided_vocabulary import Vocabulary
 from gpu_worker.models.decoder import CausalLM
 
 # Of the numbers around it, float64 has the multiples of 2^-34.
@@ -63,7 +64,9 @@ class PooledRows:
     values: torch.Tensor
 
 
-def pool(model: CausalLM, hidden: torch.Tensor, chunks: Values[PooledChunk]) -> list[PooledRows]:
+def pool(
+    model: CausalLM, vocabulary: Vocabulary, hidden: torch.Tensor, chunks: Values[PooledChunk]
+) -> list[PooledRows]:
     """Compute what chunks contribute, without waiting for the device.
 
     Shapes:
@@ -78,7 +81,7 @@ def pool(model: CausalLM, hidden: torch.Tensor, chunks: Values[PooledChunk]) -> 
     pooled = []
     for readout, group in groups.items():
         rows = torch.cat([_pooled_row(hidden, chunk) for chunk in group])
-        pooled.append(PooledRows([chunk.place for chunk in group], _read(model, rows, readout).double()))
+        pooled.append(PooledRows([chunk.place for chunk in group], _read(model, vocabulary, rows, readout).double()))
     return pooled
 
 
@@ -103,12 +106,10 @@ def _on_grid(rows: torch.Tensor) -> torch.Tensor:
     return rows.double().add_(_GRID).sub_(_GRID)
 
 
-def _read(model: CausalLM, rows: torch.Tensor, readout: Readout) -> torch.Tensor:
+def _read(model: CausalLM, vocabulary: Vocabulary, rows: torch.Tensor, readout: Readout) -> torch.Tensor:
     if readout == "hidden":
         return rows
     rows = rows.float()
     if readout == "classes":
         return model.classify(rows)
-    logits = model.logits(rows)
-    # A list as an index would be copied to the device, which waits for it.
-    return torch.stack([logits[:, token_id] for token_id in readout], dim=1)
+    return vocabulary.columns(model.logits(rows), readout)

@@ -71,8 +71,11 @@ class StepHead:
 
     def outputs(self, step: AssembledStep, staged: StagedHead, computed: ComputedRows) -> StepOutputs:
         """Compute what the step gives from what was launched; the upload was sent. Logits are overwritten."""
-        hidden = computed.hidden
-        scores = [(chunk, score_chunk(self._model, hidden, chunk, targets.tensor)) for chunk, targets in staged.chunks]
+        hidden, vocabulary = computed.hidden, self._sampler.vocabulary
+        scores = [
+            (chunk, score_chunk(self._model, vocabulary, hidden, chunk, targets.tensor))
+            for chunk, targets in staged.chunks
+        ]
         drawn = []
         for tile in staged.tiles:
             logits = computed.logits
@@ -80,7 +83,7 @@ class StepHead:
                 rows = hidden if tile.tokens is None else hidden.index_select(0, tile.tokens.tensor)
                 logits = self._model.logits(rows)
             drawn.append(self._draw(step, logits, tile.sampling))
-        pooled = pool(self._model, hidden, staged.pooled)
+        pooled = pool(self._model, vocabulary, hidden, staged.pooled)
         return StepOutputs(step.samples, drawn, scores, step.sampling_drafts, pooled)
 
     def _stage_tile(self, sampled: SampledRows, step: AssembledStep, upload: Upload) -> _Tile:

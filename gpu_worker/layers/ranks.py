@@ -36,10 +36,6 @@ class Ranks(Protocol):
         """Return `[num_rows, size * num_columns]`, the columns of all ranks in their order, on each."""
         ...
 
-    def gather_first(self, x: torch.Tensor) -> torch.Tensor | None:
-        """Do the same on rank 0 alone; the others get nothing."""
-        ...
-
     def share(self, x: torch.Tensor) -> torch.Tensor:
         """Overwrite `x` by what it is on rank 0, and return it."""
         ...
@@ -55,10 +51,6 @@ class Alone:
         return x
 
     gather = share = sum
-
-    def gather_first(self, x: torch.Tensor) -> torch.Tensor | None:
-        """Return it as it is."""
-        return x
 
 
 ALONE: Ranks = Alone()

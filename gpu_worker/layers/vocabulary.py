@@ -45,14 +45,13 @@ class LMHead:
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return float32 logits `[num_rows, vocab_size]` for `hidden: [num_rows, hidden_size]`.
 
-        Where the vocabulary is divided, rank 0 has them; on the others all are zero.
+        Where the vocabulary is divided, those are a rank's, as many on each: minus infinity behind the last token.
         """
         logits = self._projection.to_float32(hidden if hidden.dtype is self._dtype else hidden.to(self._dtype))
         if self._ranks.size > 1:
-            gathered = self._ranks.gather_first(logits)
-            if gathered is None:
-                return logits.new_zeros(1, 1).expand(len(logits), self._vocab_size)
-            logits = gathered[:, : self._vocab_size].contiguous()
+            own = self._vocab_size - self._ranks.rank * logits.shape[1]
+            if own < logits.shape[1]:
+                logits[:, max(0, own) :] = -torch.inf
         if self._scale != 1:
             logits.mul_(self._scale)
         if self._soft_cap is not None:

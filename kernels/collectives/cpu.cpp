@@ -135,10 +135,10 @@ bool sum(const Exchange& exchange, T* data, int64_t count) {
 
 // Puts the columns of all side by side: those of `width` bytes, from `first` on, of `num_rows` rows.
 bool gather_piece(const Exchange& exchange, const char* data, char* result, int64_t num_rows, int64_t row_bytes,
-                  int64_t first, int64_t width, bool reads) {
+                  int64_t first, int64_t width) {
   const int64_t turn = exchange.put(data + first, num_rows, width, row_bytes);
   if (turn == 0) return false;
-  for (int32_t other = 0; reads && other < exchange.size; ++other)
+  for (int32_t other = 0; other < exchange.size; ++other)
     for (int64_t row = 0; row < num_rows; ++row)
       std::memcpy(result + (row * exchange.size + other) * row_bytes + first,
                   exchange.slot(turn, other) + row * width, width);
@@ -158,10 +158,10 @@ EXPORTED int32_t headrace_exchange_sum(const int64_t* ended, int64_t* counters, 
   return is_done ? 0 : 1;
 }
 
-// Puts rows of all processes side by side: `[num_rows, size * row_bytes]` bytes; who does not read gets nothing.
+// Puts rows of all processes side by side: `[num_rows, size * row_bytes]` bytes.
 EXPORTED int32_t headrace_exchange_gather(const int64_t* ended, int64_t* counters, void* slots, const void* data,
                                           void* result, int64_t capacity, int64_t num_rows, int64_t row_bytes,
-                                          int32_t rank, int32_t size, int32_t reads) {
+                                          int32_t rank, int32_t size) {
   using namespace headrace;
   const Exchange exchange{ended, counters, static_cast<char*>(slots), capacity, rank, size};
   const char* source = static_cast<const char*>(data);
@@ -172,7 +172,7 @@ EXPORTED int32_t headrace_exchange_gather(const int64_t* ended, int64_t* counter
     for (int64_t first = 0; first < row_bytes; first += capacity) {
       const int64_t width = std::min(capacity, row_bytes - first);
       if (!gather_piece(exchange, source + row * row_bytes, target + row * size * row_bytes, rows, row_bytes, first,
-                        width, reads))
+                        width))
         return 1;
     }
   }

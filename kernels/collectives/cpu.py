@@ -55,19 +55,19 @@ class Exchange:
         )
         return data.to(x.dtype)
 
-    def gather(self, x: torch.Tensor, *, reads: bool = True) -> torch.Tensor | None:
-        """Return `[num_rows, size * num_columns]`, the columns in the order of ranks; None who does not read.
+    def gather(self, x: torch.Tensor) -> torch.Tensor:
+        """Return `[num_rows, size * num_columns]`, the columns in the order of ranks.
 
         Raises:
             ExchangeEndedError: They do nothing together any more.
         """
         x = x.contiguous()
         num_rows, row_bytes = x.shape[0], x.shape[1] * x.itemsize
-        result = x.new_empty(num_rows, self._size * x.shape[1]) if reads else None
-        target = 0 if result is None else result.data_ptr()
+        result = x.new_empty(num_rows, self._size * x.shape[1])
+        target = result.data_ptr()
         self._check(
             self._library.exchange_gather(
-                *self._memory, x.data_ptr(), target, _SLOT_BYTES, num_rows, row_bytes, self._rank, self._size, reads
+                *self._memory, x.data_ptr(), target, _SLOT_BYTES, num_rows, row_bytes, self._rank, self._size
             )
         )
         return result

@@ -2,6 +2,7 @@
 
 from kernels.sampling.dispatch import apply_penalties, count_tokens, sample_tokens, score_tokens
 from kernels.sampling.parameters import INVALID_TOKEN, PenaltyTable, SamplingParameters, TokenScores
+from kernels.sampling.parts import part_draw, part_highest, part_masses, uniforms
 
 __all__ = [
     "INVALID_TOKEN",
@@ -10,6 +11,10 @@ __all__ = [
     "TokenScores",
     "apply_penalties",
     "count_tokens",
+    "part_draw",
+    "part_highest",
+    "part_masses",
     "sample_tokens",
     "score_tokens",
+    "uniforms",
 ]

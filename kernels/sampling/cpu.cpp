@@ -143,6 +143,50 @@ EXPORTED void headrace_score_tokens(const float* logits, const int64_t* token_id
   });
 }
 
+// Of some columns of each row: the highest logit and its column.
+EXPORTED void headrace_part_highest(const float* logits, float* highest, int64_t* columns, int64_t row_stride,
+                                    int32_t num_rows, int32_t size, int32_t num_threads) {
+  using namespace headrace;
+  each_row(num_rows, size, int64_t{num_rows} * size, num_threads, [&](int64_t i, const RowScratch& own) {
+    const float* values = logits + i * row_stride;
+    highest[i] = own.is_there() ? find_maxima(values, size, own.maxima) : NAN;
+    columns[i] = highest[i] == highest[i] ? first_highest(Row{values, size, highest[i], 1.0f, own.maxima}) : 0;
+  });
+}
+
+// What some columns of each row weigh, where `highest` is that of the whole row and finite.
+EXPORTED void headrace_part_masses(const float* logits, const float* scales, const float* highest, const float* least,
+                                   double* masses, int64_t row_stride, int32_t num_rows, int32_t size,
+                                   int32_t num_threads) {
+  using namespace headrace;
+  each_row(num_rows, size, int64_t{kDrawnCost} * num_rows * size, num_threads, [&](int64_t i, const RowScratch& own) {
+    const float* values = logits + i * row_stride;
+    masses[i] = NAN;
+    if (!own.is_there() || !is_finite(highest[i])) return;
+    find_maxima(values, size, own.maxima);
+    masses[i] = find_masses(Row{values, size, highest[i], scales[i], own.maxima}, least[i], own.masses);
+  });
+}
+
+// The column at which the weights of some columns of each row sum up to more than a target.
+EXPORTED void headrace_part_draw(const float* logits, const float* scales, const float* highest, const float* least,
+                                 const double* targets, int64_t* columns, int64_t row_stride, int32_t num_rows,
+                                 int32_t size, int32_t num_threads) {
+  using namespace headrace;
+  each_row(num_rows, size, int64_t{kDrawnCost} * num_rows * size, num_threads, [&](int64_t i, const RowScratch& own) {
+    const float* values = logits + i * row_stride;
+    columns[i] = 0;
+    if (!own.is_there() || !is_finite(highest[i])) return;
+    find_maxima(values, size, own.maxima);
+    const Row row{values, size, highest[i], scales[i], own.maxima};
+    find_masses(row, least[i], own.masses);
+    columns[i] = token_at(row, least[i], targets[i], own.masses);
+  });
+}
+
+EXPORT_SIGNATURE(part_highest)
+EXPORT_SIGNATURE(part_masses)
+EXPORT_SIGNATURE(part_draw)
 EXPORT_SIGNATURE(sample_tokens)
 EXPORT_SIGNATURE(penalise)
 EXPORT_SIGNATURE(count_tokens)

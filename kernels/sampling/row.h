@@ -84,9 +84,8 @@ inline double find_masses(const Row& row, float least, double* masses) {
   return total;
 }
 
-// The first token at which the weights of those from `least` on sum up to more than this share of all.
-inline int draw_token(const Row& row, float least, double share, double* masses) {
-  const double target = share * find_masses(row, least, masses);
+// The first token at which the weights of those from `least` on, whose tiles weigh `masses`, sum up to more than `target`.
+inline int token_at(const Row& row, float least, double target, const double* masses) {
   least = std::max(least, kNoWeight);
   double sum = 0.0;
   int tile = 0, last = 0;
@@ -108,6 +107,12 @@ inline int draw_token(const Row& row, float least, double share, double* masses)
     offset = place;
   }
   return tile * kTile + offset;
+}
+
+// The first token at which the weights of those from `least` on sum up to more than this share of all.
+inline int draw_token(const Row& row, float least, double share, double* masses) {
+  const double target = share * find_masses(row, least, masses);
+  return token_at(row, least, target, masses);
 }
 
 }  // namespace headrace

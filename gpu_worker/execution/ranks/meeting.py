@@ -70,13 +70,7 @@ class SharedMemoryRanks:
 
     def gather(self, x: torch.Tensor) -> torch.Tensor:
         """Do what `Ranks` promises."""
-        result = self._exchange.gather(x)
-        assert result is not None
-        return result
-
-    def gather_first(self, x: torch.Tensor) -> torch.Tensor | None:
-        """Do what `Ranks` promises."""
-        return self._exchange.gather(x, reads=self.rank == 0)
+        return self._exchange.gather(x)
 
     def share(self, x: torch.Tensor) -> torch.Tensor:
         """Do what `Ranks` promises."""
@@ -125,15 +119,6 @@ class ProcessGroupRanks:
         """Do what `Ranks` promises."""
         parts = [torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(self.size)]
         dist.all_gather(parts, x.contiguous())
-        return torch.cat(parts, dim=1)
-
-    def gather_first(self, x: torch.Tensor) -> torch.Tensor | None:
-        """Do what `Ranks` promises."""
-        if self.rank > 0:
-            dist.gather(x.contiguous(), dst=0)
-            return None
-        parts = [torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(self.size)]
-        dist.gather(x.contiguous(), parts, dst=0)
         return torch.cat(parts, dim=1)
 
     def share(self, x: torch.Tensor) -> torch.Tensor:

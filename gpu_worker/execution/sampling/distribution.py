@@ -16,7 +16,8 @@ from gpu_worker.core.batch_sequences import BatchSequence
 from gpu_worker.execution.batch.assembled_step import SampledRows
 from gpu_worker.execution.batch.rows import RowTable
 from gpu_worker.execution.batch.transfers import StagedArray, Upload
-from kernels.sampling import SamplingParameters, sample_tokens
+from gpu_worker.layers.divided_vocabulary import Vocabulary
+from kernels.sampling import SamplingParameters
 from shared.sampling import Sampling
 
 # Below this, differences of logits overflow when divided by it; the most likely token takes all.
@@ -68,14 +69,14 @@ class StagedDraw(Struct, frozen=True, gc=False):
     positions: StagedArray
     may_truncate: bool
 
-    def draw(self, logits: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+    def draw(self, logits: torch.Tensor, slots: torch.Tensor, vocabulary: Vocabulary) -> torch.Tensor:
         """Draw one token a row, `INVALID_TOKEN` where the logits are no distribution.
 
         Shapes:
-            logits: `[num_rows, vocab_size]` float32
+            logits: `[num_rows, vocab_size]` float32, of a vocabulary that may be divided
             slots, result: `[num_rows]` int64
         """
-        return sample_tokens(logits, slots, self.positions.tensor, self.parameters, may_truncate=self.may_truncate)
+        return vocabulary.draw(logits, slots, self.positions.tensor, self.parameters, may_truncate=self.may_truncate)
 
 
 def _is_greedy(sampling: Sampling) -> bool:

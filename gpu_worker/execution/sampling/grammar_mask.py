@@ -13,6 +13,7 @@ from gpu_worker.core.batch_sequences import BatchSequence
 from gpu_worker.core.constraint import OutputConstraint
 from gpu_worker.execution.batch.assembled_step import SampledRows
 from gpu_worker.execution.batch.transfers import Int32s, Int64s, StagedArray, Upload
+from gpu_worker.layers.divided_vocabulary import Vocabulary
 from kernels.logits_bitmask import forbid_tokens
 from shared.sampling import Sampling
 
@@ -20,13 +21,14 @@ from shared.sampling import Sampling
 class GrammarMask:
     """Keeps the constraint of each row whose output follows a grammar, and the memory of a step's masks."""
 
-    def __init__(self, num_rows: int, vocab_size: int, device: torch.device) -> None:
-        """Know nothing of any row."""
+    def __init__(self, num_rows: int, vocab_size: int, device: torch.device, vocabulary: Vocabulary) -> None:
+        """Know nothing of any row; of several ranks the first one fills masks for all."""
+        self._vocabulary = vocabulary
         self._num_words = -(-vocab_size // 32)
         self._device = device
-        self._constraints: dict[int, OutputConstraint] = {}
+        self._constraints: dict[int, OutputConstraint | None] = {}
         # Those of the last step, and its places: the sampler hands the same on as long as no row changes.
-        self._asking: list[OutputConstraint] = []
+        self._asking: list[OutputConstraint | None] = []
         self._places: Int64s | None = None
         self._words: Int32s = np.zeros((num_rows, self._num_words), dtype=np.int32)
         self._masks = HostMasks(self._words)
@@ -37,7 +39,8 @@ class GrammarMask:
 
     def assign(self, row: int, sequence: BatchSequence, upload: Upload) -> None:
         """See `Feature`."""
-        assert sequence.constraint is not None, "a sequence with a grammar has no constraint"
+        is_known = sequence.constraint is not None or not self._vocabulary.is_first
+        assert is_known, "a sequence with a grammar has no constraint"
         self._constraints[row] = sequence.constraint
         self._places = None
 
@@ -49,7 +52,7 @@ class GrammarMask:
         constraints = self._asking
         paths = None if sampled.paths is None else [sampled.paths[place] for place in places.tolist()]
         masks = self._masks_of(len(constraints))
-        return StagedGrammarMask(upload.add(places), constraints, paths, masks, self._device)
+        return StagedGrammarMask(upload.add(places), constraints, paths, masks, self._device, self._vocabulary)
 
     def _masks_of(self, count: int) -> HostMasks:
         """Return the memory of `count` masks; steps usually need as many as the one before."""
@@ -84,31 +87,34 @@ class StagedGrammarMask(Struct, frozen=True, gc=False):
 
     Attributes:
         places: Rows of logits with a mask.
-        constraints: The constraint of each.
+        constraints: The constraint of each; None where another rank has it.
         paths: The drafts that each takes for granted; None where there are no drafts.
         masks: Where they are filled.
         device: Where the logits are.
+        vocabulary: Of the logits.
     """
 
     places: StagedArray
-    constraints: list[OutputConstraint]
+    constraints: list[OutputConstraint | None]
     paths: list[tuple[int, ...]] | None
     masks: HostMasks
     device: torch.device
+    vocabulary: Vocabulary
 
     def adjust(self, logits: torch.Tensor, slots: torch.Tensor) -> None:
         """See `StagedFeature`."""
         masks, paths = self.masks, self.paths or [()] * len(self.constraints)
         for constraint, drafts, address in zip(self.constraints, paths, masks.addresses, strict=True):
-            constraint.fill_mask(drafts, address)
+            if constraint is not None:
+                constraint.fill_mask(drafts, address)
         if self.device.type == "cpu":
-            forbid_tokens(logits, self.places.tensor, masks.tensor)
+            forbid_tokens(logits, self.places.tensor, self.vocabulary.share(masks.tensor))
             return
         # Sending copies, so that the next step may write while the device reads.
         upload = Upload(self.device)
         staged = upload.add(masks.words)
         upload.send()
-        forbid_tokens(logits, self.places.tensor, staged.tensor)
+        forbid_tokens(logits, self.places.tensor, self.vocabulary.share(staged.tensor))
 
     def take_drawn(self, slots: torch.Tensor, token_ids: torch.Tensor) -> None:
         """Ignore it: the scheduler tells the constraint what was drawn."""

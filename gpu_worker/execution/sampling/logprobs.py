@@ -12,7 +12,8 @@ from gpu_worker.core.batch_sequences import BatchSequence
 from gpu_worker.core.step import LogprobEntry
 from gpu_worker.execution.batch.assembled_step import SampledRows
 from gpu_worker.execution.batch.transfers import Int64s, StagedArray, Upload
-from kernels.sampling import TokenScores, score_tokens
+from gpu_worker.layers.divided_vocabulary import Vocabulary
+from kernels.sampling import TokenScores
 
 
 def entries(scores: TokenScores, token_ids: Values[int], num_top: Values[int]) -> list[LogprobEntry]:
@@ -33,8 +34,9 @@ def entries(scores: TokenScores, token_ids: Values[int], num_top: Values[int]) -
 class LogprobRows:
     """Keeps what each row of the batch reports: how many likely tokens, or which ones."""
 
-    def __init__(self, num_rows: int, vocab_size: int) -> None:
+    def __init__(self, num_rows: int, vocab_size: int, vocabulary: Vocabulary) -> None:
         """Report nothing yet."""
+        self._vocabulary = vocabulary
         self._vocab_size = vocab_size
         self._num_top = np.zeros(num_rows, dtype=np.int64)
         self._listed: dict[int, Int64s] = {}
@@ -55,7 +57,7 @@ class LogprobRows:
         listed = None
         if self._listed and any(row in self._listed for row in rows.tolist()):
             listed = self._stage_listed(rows.tolist(), upload)
-        return StagedLogprobs(places.tolist(), num_top, upload.add(places), listed)
+        return StagedLogprobs(places.tolist(), num_top, upload.add(places), listed, self._vocabulary)
 
     def _stage_listed(self, rows: list[int], upload: Upload) -> StagedList:
         lists = {place: self._listed[row] for place, row in enumerate(rows) if row in self._listed}
@@ -80,7 +82,9 @@ class StagedList:
     _places: StagedArray
     _token_ids: StagedArray
 
-    def put(self, scores: TokenScores, kept: torch.Tensor, token_ids: torch.Tensor) -> TokenScores:
+    def put(
+        self, scores: TokenScores, kept: torch.Tensor, token_ids: torch.Tensor, vocabulary: Vocabulary
+    ) -> TokenScores:
         """Put what is listed in the place of the most likely tokens, the most likely first.
 
         Shapes:
@@ -90,8 +94,8 @@ class StagedList:
         places, listed = self._places.tensor, self._token_ids.tensor
         logits = kept.index_select(0, places)
         chosen = token_ids.index_select(0, places)[:, None]
-        log_sums = logits.gather(1, chosen) - scores.chosen.index_select(0, places)[:, None]
-        values = logits.gather(1, listed.clamp(min=0)) - log_sums
+        log_sums = vocabulary.values(logits, chosen) - scores.chosen.index_select(0, places)[:, None]
+        values = vocabulary.values(logits, listed.clamp(min=0)) - log_sums
         # What only fills the lines up comes last, behind tokens that cannot be.
         order = values.masked_fill(listed < 0, -torch.inf).argsort(dim=1, descending=True, stable=True)
         width = max(scores.top_ids.shape[1], listed.shape[1])
@@ -118,6 +122,7 @@ class StagedLogprobs:
     num_top: list[int]
     _index: StagedArray
     _listed: StagedList | None
+    _vocabulary: Vocabulary
 
     def num_reported(self) -> list[int]:
         """Return how many tokens each row reports."""
@@ -132,5 +137,5 @@ class StagedLogprobs:
     def score(self, kept: torch.Tensor, token_ids: torch.Tensor) -> TokenScores:
         """Score what was drawn for all rows of logits; the scores of invalid tokens mean nothing."""
         chosen = token_ids.index_select(0, self._index.tensor).clamp_(min=0)
-        scores = score_tokens(kept, chosen, max(self.num_top))
-        return scores if self._listed is None else self._listed.put(scores, kept, chosen)
+        scores = self._vocabulary.score(kept, chosen, max(self.num_top))
+        return scores if self._listed is None else self._listed.put(scores, kept, chosen, self._vocabulary)

@@ -14,14 +14,16 @@ import torch
 from gpu_worker.core.batch_sequences import BatchSequence
 from gpu_worker.execution.batch.assembled_step import SampledRows
 from gpu_worker.execution.batch.transfers import Int64s, StagedArray, Upload
+from gpu_worker.layers.divided_vocabulary import Vocabulary
 from shared.sampling import Sampling
 
 
 class MinTokens:
     """Keeps, for each row that asks, the tokens that end its sequence, and how long that is forbidden."""
 
-    def __init__(self, num_rows: int, vocab_size: int) -> None:
+    def __init__(self, num_rows: int, vocab_size: int, vocabulary: Vocabulary) -> None:
         """Know nothing of any row."""
+        self._vocabulary = vocabulary
         self._vocab_size = vocab_size
         self._num_tokens = np.zeros(num_rows, dtype=np.int64)
         self._end_ids: dict[int, Int64s] = {}
@@ -40,12 +42,13 @@ class MinTokens:
         """See `Feature`. Behind drafts, the place in the output decides too."""
         places = places[sampled.positions[places] < self._num_tokens[sampled.rows[places]]]
         if not len(places):
-            return StagedMinTokens(None)
+            return StagedMinTokens(None, self._vocabulary)
         end_ids = [self._end_ids[row] for row in sampled.rows[places].tolist()]
         counts = [len(ids) for ids in end_ids]
         indices = np.concatenate(end_ids) + np.repeat(places * self._vocab_size, counts)
         owners = np.repeat(np.arange(len(places), dtype=np.int64), counts)
-        return StagedMinTokens(ForbiddenEnds(upload.add(places), upload.add(indices), upload.add(owners)))
+        ends = ForbiddenEnds(upload.add(places), upload.add(indices), upload.add(owners))
+        return StagedMinTokens(ends, self._vocabulary)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +71,7 @@ class StagedMinTokens:
     """What is forbidden in a step; None where every output is long enough."""
 
     ends: ForbiddenEnds | None
+    vocabulary: Vocabulary
 
     def adjust(self, logits: torch.Tensor, slots: torch.Tensor) -> None:
         """See `StagedFeature`."""
@@ -76,7 +80,7 @@ class StagedMinTokens:
         flat, indices = logits.view(-1), self.ends.indices.tensor
         before = flat.index_select(0, indices)
         flat.index_fill_(0, indices, -math.inf)
-        has_nothing_else = logits.index_select(0, self.ends.places.tensor).amax(1) == -math.inf
+        has_nothing_else = self.vocabulary.highest(logits.index_select(0, self.ends.places.tensor)) == -math.inf
         is_kept = has_nothing_else.index_select(0, self.ends.owners.tensor)
         flat.index_copy_(0, indices, before.masked_fill(~is_kept, -math.inf))
 

@@ -12,8 +12,9 @@ from gpu_worker.core.batch_sequences import Share
 from gpu_worker.core.step import LogprobEntry
 from gpu_worker.execution.batch.transfers import Int32s
 from gpu_worker.execution.sampling.logprobs import entries
+from gpu_worker.layers.divided_vocabulary import Vocabulary
 from gpu_worker.models.decoder import CausalLM
-from kernels.sampling import TokenScores, score_tokens
+from kernels.sampling import TokenScores
 
 # Rows of logits at a time: bounds their memory for large vocabularies.
 _ROWS = 128
@@ -50,7 +51,9 @@ def prompt_chunks(shares: Values[Share], query_starts: Int32s) -> list[PromptChu
     return chunks
 
 
-def score_chunk(model: CausalLM, hidden: torch.Tensor, chunk: PromptChunk, targets: torch.Tensor) -> list[TokenScores]:
+def score_chunk(
+    model: CausalLM, vocabulary: Vocabulary, hidden: torch.Tensor, chunk: PromptChunk, targets: torch.Tensor
+) -> list[TokenScores]:
     """Compute them, without waiting for the device.
 
     Shapes:
@@ -61,7 +64,7 @@ def score_chunk(model: CausalLM, hidden: torch.Tensor, chunk: PromptChunk, targe
     scores = []
     for first in range(0, len(targets), _ROWS):
         part = slice(first, first + _ROWS)
-        scores.append(score_tokens(model.logits(hidden[part]), targets[part], chunk.num_top))
+        scores.append(vocabulary.score(model.logits(hidden[part]), targets[part], chunk.num_top))
     return scores
 
 

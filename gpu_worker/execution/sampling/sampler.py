@@ -25,6 +25,7 @@ from gpu_worker.execution.sampling.grammar_mask import GrammarMask
 from gpu_worker.execution.sampling.logprobs import LogprobRows, StagedLogprobs
 from gpu_worker.execution.sampling.min_tokens import MinTokens
 from gpu_worker.execution.sampling.penalties import Penalties
+from gpu_worker.layers.divided_vocabulary import Vocabulary
 from gpu_worker.layers.ranks import ALONE, Ranks
 from kernels.sampling import TokenScores
 from shared.sampling import Sampling
@@ -32,7 +33,7 @@ from shared.sampling import Sampling
 _TRUNCATION, _LOGPROBS, _NUM_BITS = 1, 2, 2
 
 
-def _features(num_rows: int, vocab_size: int, device: torch.device) -> list[Feature]:
+def _features(num_rows: int, vocab_size: int, device: torch.device, vocabulary: Vocabulary) -> list[Feature]:
     """Make all features that change logits, in the order in which they do: what forbids tokens comes last.
 
     `MinTokens` is the very last: it looks for what the others have left.
@@ -42,8 +43,8 @@ def _features(num_rows: int, vocab_size: int, device: torch.device) -> list[Feat
         Penalties(num_rows, vocab_size, device),
         AllowedTokens(num_rows, vocab_size, device),
         BadWords(vocab_size),
-        GrammarMask(num_rows, vocab_size, device),
-        MinTokens(num_rows, vocab_size),
+        GrammarMask(num_rows, vocab_size, device, vocabulary),
+        MinTokens(num_rows, vocab_size, vocabulary),
     ]
 
 
@@ -95,14 +96,18 @@ class _SamplingRequests(Struct, frozen=True, gc=False):
 
 
 class Sampler:
-    """Owns what is kept of sampling for each row of the batch."""
+    """Owns what is kept of sampling for each row of the batch.
+
+    Attributes:
+        vocabulary: The tokens that logits are of.
+    """
 
     def __init__(self, num_rows: int, vocab_size: int, device: torch.device, ranks: Ranks = ALONE) -> None:
-        """Allocate the tables of `num_rows` rows; of several ranks the first one draws for all."""
-        self._ranks = ranks
+        """Allocate the tables of `num_rows` rows; all of several ranks draw the same."""
+        self.vocabulary = Vocabulary(ranks, vocab_size)
         self._distributions = Distributions(num_rows, vocab_size, device)
-        self._features = _features(num_rows, vocab_size, device)
-        self._logprobs = LogprobRows(num_rows, vocab_size)
+        self._features = _features(num_rows, vocab_size, device, self.vocabulary)
+        self._logprobs = LogprobRows(num_rows, vocab_size, self.vocabulary)
         # What each row asks for: the bits below, and above them one for each feature.
         self._asks = np.zeros(num_rows, dtype=np.int64)
         self._is_any_asking = False
@@ -110,7 +115,7 @@ class Sampler:
 
     def assign(self, newcomers: Values[BatchSequence], upload: Upload) -> None:
         """Keep what sequences ask for that were given a row."""
-        if not newcomers or self._ranks.rank > 0:
+        if not newcomers:
             return
         rows = [sequence.row for sequence in newcomers]
         self._distributions.assign(rows, newcomers, upload)
@@ -166,15 +171,15 @@ class Sampler:
             staged: From `stage`, its upload sent.
 
         Shapes:
-            logits: `[num_rows, vocab_size]` float32, contiguous
+            logits: `[num_rows, vocab_size]` float32, contiguous, of a vocabulary that may be divided
         """
-        if self._ranks.rank > 0:
-            return DrawnTokens(self._ranks.share(torch.empty(len(logits), dtype=torch.int64, device=logits.device)))
         slots, logprobs = staged.slots.tensor, staged.logprobs
         kept = None if logprobs is None else logprobs.keep(logits)
+        if staged.features:
+            logits = self.vocabulary.widened(logits)
         for feature in staged.features:
             feature.adjust(logits, slots)
-        token_ids = self._ranks.share(staged.draw.draw(logits, slots))
+        token_ids = staged.draw.draw(logits, slots, self.vocabulary)
         for feature in staged.features:
             feature.take_drawn(slots, token_ids)
         if logprobs is None or kept is None:

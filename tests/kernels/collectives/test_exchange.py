@@ -78,20 +78,6 @@ def test_columns_stand_side_by_side(columns: int, dtype: torch.dtype) -> None:
         assert torch.equal(found, torch.cat(parts, dim=1))
 
 
-def test_who_does_not_read_gets_nothing_and_does_not_run_ahead() -> None:
-    meeting = Meeting(2)
-    rows = torch.arange(8.0).view(8, 1)
-
-    def work(rank: int, exchange: Exchange) -> torch.Tensor | None:
-        found = [exchange.gather(row.view(1, 1) + 100 * rank, reads=rank == 0) for row in rows]
-        return torch.cat([each for each in found if each is not None]) if rank == 0 else found[0]
-
-    first, second = meeting.together(work)
-    assert second is None
-    assert first is not None
-    assert torch.equal(first, torch.cat((rows, rows + 100), dim=1))
-
-
 def test_who_waits_is_told_of_the_end() -> None:
     meeting = Meeting(2)
     with ThreadPoolExecutor(1) as pool:

@@ -33,10 +33,6 @@ class ThreadRanks:
     def gather(self, x: torch.Tensor) -> torch.Tensor:
         return self._met(x, lambda tensors: torch.cat(tensors, dim=1))
 
-    def gather_first(self, x: torch.Tensor) -> torch.Tensor | None:
-        gathered = self.gather(x)
-        return gathered if self.rank == 0 else None
-
     def share(self, x: torch.Tensor) -> torch.Tensor:
         return x.copy_(self._met(x, lambda tensors: tensors[0].clone()))
 

@@ -1,0 +1,202 @@
+"""Draws and scores tokens of which each rank has the logits of some: what ranks exchange does not grow with them.
+
+A row is drawn as one process draws it: the highest logit of all ranks, the weight of each rank's tokens, and one
+uniform number say which rank has the token, and how far into its own. Every rank finds the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from gpu_worker.layers.ranks import Ranks
+from kernels.sampling import (
+    INVALID_TOKEN,
+    SamplingParameters,
+    TokenScores,
+    part_draw,
+    part_highest,
+    part_masses,
+    sample_tokens,
+    score_tokens,
+    uniforms,
+)
+
+_MAX_LISTED = 512
+"""Logits of a row that a rank tells where `top_k` or `top_p` cut it off; if these are too few, the row is gathered."""
+
+
+class Vocabulary:
+    """All tokens, or those of a rank among others.
+
+    Attributes:
+        is_divided: Logits are those of a rank's tokens: `[num_rows, ceil(vocab_size / num_ranks)]`.
+    """
+
+    def __init__(self, ranks: Ranks, vocab_size: int) -> None:
+        """Divide the tokens as `Division.tokens` does."""
+        self._ranks = ranks
+        self._size = vocab_size
+        self.is_divided = ranks.size > 1
+        self._count = -(-vocab_size // ranks.size)
+        self._first = ranks.rank * self._count
+
+    def widened(self, logits: torch.Tensor) -> torch.Tensor:
+        """Return `[num_rows, vocab_size]`: minus infinity for the tokens of others."""
+        if not self.is_divided:
+            return logits
+        wide = logits.new_full((len(logits), self._size), -torch.inf)
+        own = max(0, min(self._count, self._size - self._first))
+        wide[:, self._first : self._first + own] = logits[:, :own]
+        return wide
+
+    def _own(self, logits: torch.Tensor) -> torch.Tensor:
+        """Return a rank's columns of what was widened."""
+        if logits.shape[1] == self._count:
+            return logits
+        own = logits[:, self._first : self._first + self._count]
+        return own if own.shape[1] else logits.new_full((len(logits), 1), -torch.inf)
+
+    def highest(self, logits: torch.Tensor) -> torch.Tensor:
+        """Return the highest logit of each row, `[num_rows]`, of all ranks."""
+        return self._told(logits.amax(1)).amax(0)
+
+    def draw(
+        self,
+        logits: torch.Tensor,
+        slots: torch.Tensor,
+        positions: torch.Tensor,
+        parameters: SamplingParameters,
+        *,
+        may_truncate: bool,
+    ) -> torch.Tensor:
+        """Do what `sample_tokens` does, with a rank's logits, widened or not."""
+        if not self.is_divided:
+            return sample_tokens(logits, slots, positions, parameters, may_truncate=may_truncate)
+        own = self._own(logits)
+        highest, columns = part_highest(own)
+        told = self._told(torch.stack((highest.double(), (columns + self._first).double()), 1))
+        highests = told[..., 0]
+        highest = highests.amax(0)
+        # The first rank that has it has the first token.
+        likeliest = told[..., 1].gather(0, (highests == highest).int().argmax(0, keepdim=True))[0].long()
+        scales = parameters.inverse_temperature[slots]
+        is_valid = highest.isfinite() & scales.isfinite()
+        is_greedy = scales == 0
+        if own.is_cpu and bool(is_greedy.all()):
+            return likeliest.masked_fill_(~is_valid, INVALID_TOKEN)
+        scales = scales.masked_fill(is_greedy, 1.0)
+        highest = highest.float()
+        least = torch.full_like(highest, -torch.inf)
+        is_cut_off: torch.Tensor | None = None
+        if may_truncate:
+            least, is_cut_off = self._least(own, scales, highest, slots, parameters)
+        masses = self._told(part_masses(own, scales, highest, least))
+        behind = masses.cumsum(0)
+        target = uniforms(parameters.seed[slots], positions) * behind[-1]
+        # Where sums were rounded otherwise, the last token with any weight is meant.
+        has_any = (masses > 0).int()
+        last = self._ranks.size - 1 - has_any.flip(0).argmax(0)
+        owner = (behind <= target).sum(0).minimum(last)
+        before = (behind - masses)[self._ranks.rank]
+        drawn = part_draw(own, scales, highest, least, (target - before).contiguous()) + self._first
+        drawn = self._told(drawn).gather(0, owner[None])[0].clamp_(max=self._size - 1)
+        is_valid = is_valid & (behind[-1].isfinite() | is_greedy)
+        token_ids = torch.where(is_greedy, likeliest, drawn).masked_fill_(~is_valid, INVALID_TOKEN)
+        if is_cut_off is not None and bool((is_cut_off & ~is_greedy).any()):
+            rows = (is_cut_off & ~is_greedy).nonzero()[:, 0]
+            whole = self._ranks.gather(self._padded(own).index_select(0, rows))[:, : self._size].contiguous()
+            token_ids[rows] = sample_tokens(whole, slots[rows], positions[rows], parameters)
+        return token_ids
+
+    def _least(
+        self,
+        own: torch.Tensor,
+        scales: torch.Tensor,
+        highest: torch.Tensor,
+        slots: torch.Tensor,
+        parameters: SamplingParameters,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the smallest scaled logit that each row keeps, and which rows hide it below what ranks list.
+
+        Of the highest logits of each rank, merged, those above the lowest that any rank lists are all there are.
+        """
+        log_min_p = parameters.log_min_p[slots].nan_to_num(nan=-torch.inf, neginf=-torch.inf).clamp(max=0.0)
+        top_k, top_p = parameters.top_k[slots].long(), parameters.top_p[slots].double()
+        scaled = (self._padded(own) - highest[:, None]) * scales[:, None]
+        listed = scaled.topk(min(_MAX_LISTED, self._count)).values
+        every = self._told(listed)
+        lowest = every[..., -1].amax(0) if self._count > _MAX_LISTED else torch.full_like(highest, -torch.inf)
+        merged = every.transpose(0, 1).flatten(1).sort(dim=1, descending=True).values
+        has_top_k = (top_k > 0) & (top_k < self._size)
+        kth = merged.gather(1, top_k.clamp(1, merged.shape[1])[:, None] - 1)[:, 0]
+        is_all_listed = self._count <= _MAX_LISTED
+        is_hidden = has_top_k & ((kth <= lowest) & (not is_all_listed) | (top_k > merged.shape[1]))
+        least = log_min_p.maximum(torch.where(has_top_k, kth, -torch.inf))
+        weights = merged.double().exp().masked_fill_(merged < least[:, None], 0.0)
+        cumulative = weights.cumsum(1)
+        total = torch.where(
+            has_top_k, cumulative[:, -1], self._told(part_masses(own, scales, highest, log_min_p)).sum(0)
+        )
+        is_enough = cumulative >= (top_p * total)[:, None]
+        nucleus = merged.gather(1, is_enough.int().argmax(1, keepdim=True))[:, 0]
+        has_top_p = top_p < 1
+        is_hidden |= has_top_p & (~is_enough.any(1) | (nucleus < lowest))
+        return least.maximum(torch.where(has_top_p, nucleus, -torch.inf)), is_hidden
+
+    def score(self, logits: torch.Tensor, token_ids: torch.Tensor, num_top: int) -> TokenScores:
+        """Do what `score_tokens` does, with a rank's logits as the model computed them."""
+        if not self.is_divided:
+            return score_tokens(logits, token_ids, num_top)
+        highest = self.highest(logits)
+        ones = torch.ones_like(highest)
+        totals = self._told(part_masses(logits, ones, highest, -torch.inf * ones)).sum(0)
+        log_total = totals.float().log()
+        chosen = self.values(logits, token_ids[:, None])[:, 0] - highest - log_total
+        num_listed, num_top = min(num_top, self._count), min(num_top, self._size)
+        # In the order of ids among equals, as in that of ranks.
+        ids = score_tokens(logits, torch.zeros_like(token_ids), num_listed).top_ids
+        values = self._told(logits.gather(1, ids)).transpose(0, 1).flatten(1)
+        every = self._told(ids + self._first).transpose(0, 1).flatten(1)
+        order = values.argsort(dim=1, descending=True, stable=True)[:, :num_top]
+        top_values = values.gather(1, order) - highest[:, None] - log_total[:, None]
+        return TokenScores(chosen, every.gather(1, order).clamp_(max=self._size - 1), top_values)
+
+    def values(self, logits: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
+        """Return logits of some tokens of each row, both of that shape: `[num_rows, num_tokens]`."""
+        if not self.is_divided:
+            return logits.gather(1, token_ids)
+        columns = token_ids - self._first
+        is_own = (columns >= 0) & (columns < self._count)
+        own = logits.gather(1, columns.clamp(0, self._count - 1)).masked_fill_(~is_own, -torch.inf)
+        return self._told(own).amax(0)
+
+    def columns(self, logits: torch.Tensor, token_ids: Sequence[int]) -> torch.Tensor:
+        """Return the logits of the same tokens of all rows, `[num_rows, num_tokens]`; nothing waits for the device."""
+        if not self.is_divided:
+            return torch.stack([logits[:, token_id] for token_id in token_ids], dim=1)
+        other, places = logits.new_full((len(logits),), -torch.inf), [each - self._first for each in token_ids]
+        own = [logits[:, place] if 0 <= place < self._count else other for place in places]
+        return self._told(torch.stack(own, dim=1)).amax(0)
+
+    def share(self, numbers: torch.Tensor) -> torch.Tensor:
+        """Overwrite numbers by those of rank 0, and return them."""
+        return self._ranks.share(numbers) if self.is_divided else numbers
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this rank knows what the others are told: grammars."""
+        return self._ranks.rank == 0
+
+    def _padded(self, own: torch.Tensor) -> torch.Tensor:
+        """Return as many columns as each rank has."""
+        missing = self._count - own.shape[1]
+        return torch.nn.functional.pad(own, (0, missing), value=-torch.inf) if missing else own
+
+    def _told(self, own: torch.Tensor) -> torch.Tensor:
+        """Return `[num_ranks, *own.shape]`, what each rank has put there."""
+        if not self.is_divided:
+            return own[None]
+        gathered = self._ranks.gather(own.reshape(1, -1))
+        return gathered.view(self._ranks.size, *own.shape)
