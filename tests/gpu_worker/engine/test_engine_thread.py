@@ -1,6 +1,7 @@
 import queue
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -236,6 +237,22 @@ def test_stop_returns_what_did_not_finish_and_makes_no_event_for_it(start: Start
     assert running.thread.stats.free_blocks == 64
     with pytest.raises(EngineStoppedError):
         running.thread.add(make_sequence(5))
+
+
+def test_sequence_that_a_draining_thread_refuses_is_not_run(start: Start) -> None:
+    runner = GatedRunner()
+    running = start(runner)
+    running.thread.add(active := make_sequence(5, max_tokens=2))
+    assert runner.entered.acquire(timeout=10)
+    with ThreadPoolExecutor(1) as pool:
+        stopping = pool.submit(running.thread.stop, 10)
+        wait_for(lambda: running.thread._is_closed, 10)
+        with pytest.raises(EngineStoppedError):
+            running.thread.add(make_sequence(5, max_tokens=2))
+        runner.gate.release(1000)
+        assert stopping.result(10) == []
+    events = [event for _ in range(running.outcomes.qsize()) for event in running.outcome().events]
+    assert [event.sequence for event in events] == [active, active]
 
 
 def test_draining_stop_finishes_the_work(start: Start) -> None:
